@@ -1,0 +1,20 @@
+"""lintx: autoregressive pixel models with linear attention, sampled in constant memory."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .checkpoint import load_model as load_model
+    from .sampling.decode import sample_images as sample_images
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "load_model", "sample_images"]
+
+_HOMES = {"load_model": "checkpoint", "sample_images": "sampling.decode"}
+
+
+def __getattr__(name: str) -> Any:
+    """The Python interface, imported when first asked for, so that `import linformer_cli` needs no torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

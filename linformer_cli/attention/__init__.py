@@ -1,0 +1,30 @@
+"""The catalogue: every attention by name. A new mechanism is one file, one line here, its test and its docs page."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from linformer_cli.config import OptionValue, parse_config
+from linformer_cli.errors import unknown_name
+
+from .base import Attention, AttentionOptions, AttentionShape
+from .linear import LinearAttention
+from .softmax import SoftmaxAttention
+
+CATALOGUE: dict[str, type[Attention]] = {mechanism.name: mechanism for mechanism in (SoftmaxAttention, LinearAttention)}
+
+
+def find_attention(name: str) -> type[Attention]:
+    """The mechanism called `name`; raises `UsageError` with a suggestion for an unknown name."""
+    if name not in CATALOGUE:
+        raise unknown_name("attention", name, CATALOGUE)
+    return CATALOGUE[name]
+
+
+def parse_options(name: str, options: Mapping[str, Any]) -> AttentionOptions:
+    """The validated options of mechanism `name`, defaults filled in; raises `UsageError` for what it does not know."""
+    return parse_config(find_attention(name).options_type, options, f"attention options of '{name}'")
+
+
+def build_attention(name: str, options: Mapping[str, OptionValue], shape: AttentionShape) -> Attention:
+    """Mechanism `name` with `options`, for the sizes in `shape`."""
+    return find_attention(name)(parse_options(name, options), shape)

@@ -1,0 +1,136 @@
+"""Feature maps phi of linear attention: x [B, H, T, K] (or [B, H, K]) to phi(x) [..., C], every product >= 0.
+
+The kernel of a map is phi(q) . phi(k). No map adds an epsilon anywhere: a zero denominator is handled where the
+division is.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class FeatureMap(nn.Module, ABC):
+    """One feature map; `width` is C."""
+
+    def __init__(self, heads: int, key_width: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.key_width = key_width
+
+    @property
+    def width(self) -> int:
+        return self.key_width
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Tensor:
+        """phi(x) for x of at least float32."""
+
+
+class _EluPlusOne(torch.autograd.Function):
+    """exp(min(x, 0)) + max(x, 0): x + 1 above zero and exp(x) below.
+
+    The same function as elu(x) + 1, but elu rounds exp(x) - 1 to -1 for x < -17 in float32, so that the sum becomes
+    exactly 0. Its slope is min(phi, 1), which spares the backward pass everything but the output.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = x.clamp(max=0).exp_().add_(x.clamp(min=0))
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        slope: Tensor = y.clamp(max=1)
+        return grad_outputs[0] * slope
+
+
+class Elu(FeatureMap):
+    """elu(x) + 1, the map of Katharopoulos 2020, equation 7; C = K."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = _EluPlusOne.apply(x)
+        return y
+
+
+class Relu(FeatureMap):
+    """max(x, 0); C = K. All features of a query can be 0; its output is 0 then."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.relu()
+
+
+class Poly2(FeatureMap):
+    """The kernel (q . k)^2 by the K (K + 1) / 2 distinct products of two coordinates.
+
+    Off-diagonal products stand for two equal terms each and weigh sqrt(2). Costs T C V, so it pays where T is well
+    above K^2 (Katharopoulos 2020, section 3.2.1).
+    """
+
+    pairs: Tensor
+
+    def __init__(self, heads: int, key_width: int) -> None:
+        super().__init__(heads, key_width)
+        self.register_buffer("pairs", torch.triu_indices(key_width, key_width), persistent=False)
+
+    @property
+    def width(self) -> int:
+        return self.key_width * (self.key_width + 1) // 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = self.pairs
+        # Made here and not kept: a floating-point buffer would be rounded when the model is cast to bfloat16.
+        weights = torch.where(first == second, 1.0, torch.tensor(2.0, dtype=x.dtype, device=x.device).sqrt())
+        return x[..., first] * x[..., second] * weights
+
+
+class Taylor2(Poly2):
+    """The kernel 1 + x.y + (x.y)^2 / 2 of x = q K^(-1/4), y = k K^(-1/4): exp(q.k / sqrt(K)) to second order.
+
+    Never below 1/2, so the denominator never vanishes; C = 1 + K + K (K + 1) / 2.
+    """
+
+    @property
+    def width(self) -> int:
+        return 1 + self.key_width + super().width
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * self.key_width**-0.25
+        return torch.cat([torch.ones_like(x[..., :1]), x, super().forward(x) * math.sqrt(0.5)], dim=-1)
+
+
+class Learned(FeatureMap):
+    """relu(W x + b) with W [H, C, K], b [H, C] per head, shared by queries and keys (Kasai 2021, arXiv 2103.13076).
+
+    b starts at a small positive value so that few features are dead at the start.
+    """
+
+    def __init__(self, heads: int, key_width: int, width: int | None = None) -> None:
+        super().__init__(heads, key_width)
+        self._width = width or key_width
+        self.weight = nn.Parameter(torch.empty(heads, self._width, key_width))
+        self.bias = nn.Parameter(torch.full((heads, self._width), 0.1))
+        nn.init.normal_(self.weight, std=key_width**-0.5)
+
+    @property
+    def width(self) -> int:
+        return self._width
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+        if x.dim() == 3:
+            return (torch.einsum("bhk,hck->bhc", x, weight) + bias).relu()
+        return (x @ weight.transpose(-1, -2) + bias.unsqueeze(1)).relu()
+
+
+FEATURE_MAPS: dict[str, type[FeatureMap]] = {
+    "elu": Elu,
+    "relu": Relu,
+    "poly2": Poly2,
+    "taylor2": Taylor2,
+    "learned": Learned,
+}

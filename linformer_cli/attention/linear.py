@@ -1,0 +1,97 @@
+"""Linear attention (Katharopoulos 2020, 'Transformers are RNNs', arXiv 2006.16236): a kernel with a fixed map."""
+
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+from torch.nn import functional
+
+from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .causal_sums import causal_sums, divide_by_weight
+from .feature_maps import FEATURE_MAPS, FeatureMap, Learned
+
+
+class LinearOptions(AttentionOptions):
+    """Options of linear attention."""
+
+    feature_map: Annotated[
+        Literal["elu", "relu", "poly2", "taylor2", "learned"], Field(description="phi, the map of queries and keys")
+    ] = "elu"
+    features: Annotated[
+        int | None, Field(gt=0, description="C of the learned map (default: the width of a key); for 'learned' only")
+    ] = None
+    chunk: Annotated[int, Field(gt=0, description="positions taken pairwise at once in the parallel form")] = 64
+
+    @model_validator(mode="after")
+    def _features_belong_to_the_learned_map(self) -> Self:
+        if self.features is not None and self.feature_map != "learned":
+            raise ValueError(f"'features' is for feature_map 'learned'; the width of '{self.feature_map}' is fixed")
+        return self
+
+
+class LinearState(NamedTuple):
+    """s [B, H, C, V], the sum of phi(k_j) v_j^T, and z [B, H, C], the sum of phi(k_j)."""
+
+    s: Tensor
+    z: Tensor
+
+
+class LinearAttention(Attention):
+    """y_t = phi(q_t) s_t / (phi(q_t) . z_t), with s_t = s_{t-1} + phi(k_t) v_t^T and z_t = z_{t-1} + phi(k_t).
+
+    Equations 18 to 20 of the source. Differs from its code in that no epsilon is added to the denominator (it would
+    bias `poly2`, and the step form with it): where the denominator is exactly 0, y_t is 0. All sums are float32 or
+    float64, also under autocast.
+    """
+
+    name = "linear"
+    source = "Katharopoulos 2020, arXiv 2006.16236"
+    family = "kernel"
+    method = "fixed feature map, running sums"
+    memory = Memory.CONSTANT
+    options_type = LinearOptions
+    options: LinearOptions
+
+    def __init__(self, options: LinearOptions, shape: AttentionShape) -> None:
+        super().__init__(options, shape)
+        self.feature_map: FeatureMap
+        if options.feature_map == "learned":
+            self.feature_map = Learned(shape.heads, shape.key_width, options.features)
+        else:
+            self.feature_map = FEATURE_MAPS[options.feature_map](shape.heads, shape.key_width)
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
+    ) -> tuple[Tensor, LinearState]:
+        dtype = accumulator_dtype(q.dtype)
+        with torch.autocast(q.device.type, enabled=False):
+            phi_q, phi_k = self.feature_map(q.to(dtype)), self.feature_map(k.to(dtype))
+            # A column of ones beside the values brings z along with s.
+            values = functional.pad(v.to(dtype), (0, 1), value=1.0)
+            carried = None if state is None else torch.cat([state.s, state.z.unsqueeze(-1)], dim=-1)
+            sums, total = causal_sums(phi_q, phi_k, values, carried, self.options.chunk)
+            y = divide_by_weight(sums[..., :-1], sums[..., -1])
+        return y.to(v.dtype), LinearState(total[..., :-1], total[..., -1])
+
+    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> LinearState:
+        heads, width = self.shape.heads, self.feature_map.width
+        dtype = accumulator_dtype(dtype)
+        s = torch.zeros(batch, heads, width, self.shape.value_width, device=device, dtype=dtype)
+        return LinearState(s, torch.zeros(batch, heads, width, device=device, dtype=dtype))
+
+    @torch.no_grad()
+    def step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LinearState, extra_t: Tensor | None = None
+    ) -> tuple[Tensor, LinearState]:
+        s, z = state
+        phi_q, phi_k = self.feature_map(q_t.to(s.dtype)), self.feature_map(k_t.to(s.dtype))
+        s.addcmul_(phi_k.unsqueeze(-1), v_t.to(s.dtype).unsqueeze(-2))
+        z.add_(phi_k)
+        numerator = (phi_q.unsqueeze(-2) @ s).squeeze(-2)
+        y = divide_by_weight(numerator, (phi_q * z).sum(dim=-1))
+        return y.to(v_t.dtype), state
+
+    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
+        per_head = self.feature_map.width * (self.shape.value_width + 1)
+        return batch * self.shape.heads * per_head * accumulator_dtype(dtype).itemsize

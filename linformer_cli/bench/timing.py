@@ -1,0 +1,44 @@
+"""Timing that can be trusted: warm-up, synchronisation, interleaved repeats, median and quartiles."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from linformer_cli.runtime import synchronize
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one piece of work over several repeats; every raw sample is kept."""
+
+    samples: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.samples)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """The first and the third; both the only sample where there is one."""
+        if len(self.samples) < 2:
+            return self.samples[0], self.samples[0]
+        first, _, third = statistics.quantiles(self.samples, n=4, method="inclusive")
+        return first, third
+
+
+def measure_interleaved(works: Sequence[Callable[[], object]], repeats: int, device: str) -> list[Timing]:
+    """Time every work `repeats` times in turn (A B C A B C), so that a busy moment of the machine hits all alike.
+
+    Each work runs once before, uncounted, in the same turn.
+    """
+    samples: list[list[float]] = [[] for _ in works]
+    for repeat in range(repeats + 1):
+        for index, work in enumerate(works):
+            synchronize(device)
+            began = time.perf_counter()
+            work()
+            synchronize(device)
+            if repeat:
+                samples[index].append(time.perf_counter() - began)
+    return [Timing(tuple(times)) for times in samples]

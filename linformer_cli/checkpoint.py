@@ -1,0 +1,292 @@
+"""Checkpoints: a folder of `model.safetensors`, `config.json` and a model card, written whole or not at all.
+
+`config.json` is the only copy of the configuration and holds the SHA-256 of the weights, and of the training state
+where there is one. No pickle is ever opened. See docs/formats.md.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from . import __version__
+from .config import Config, ModelConfig, TrainConfig, describe_validation_error
+from .errors import CheckpointError, UsageError, unknown_name
+from .model.pixel_model import PixelModel
+
+FORMAT = 1
+DEFAULT_CHECKPOINT = "mnist-small"
+WEIGHTS, CONFIG, TRAINING, CARD = "model.safetensors", "config.json", "training.safetensors", "README.md"
+
+
+class DataSummary(Config):
+    """The images a model was trained on. `border_mean` (0 .. 255) tells a dark background from a light one."""
+
+    name: str
+    train_images: int
+    border_mean: float
+
+
+class TrainingSummary(Config):
+    """How far training had come, and what was measured on the validation images then."""
+
+    step: int
+    images_seen: int
+    elapsed_seconds: float
+    validation_bits_per_dim: float | None = None
+    validation_standard_error: float | None = None
+    validation_images: int | None = None
+    preset: str | None = None
+    settings: TrainConfig
+
+
+class CheckpointInfo(Config):
+    """`config.json`."""
+
+    format: int = FORMAT
+    lintx_version: str = __version__
+    model: ModelConfig
+    data: DataSummary
+    training: TrainingSummary
+    weights_sha256: str = ""
+    training_sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint folder whose configuration has been read."""
+
+    path: Path
+    info: CheckpointInfo
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the weights: what names a model in pictures and reports."""
+        return self.info.weights_sha256
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """What exact resumption needs besides the weights: named tensors, and plain JSON values."""
+
+    tensors: dict[str, Tensor]
+    values: dict[str, Any]
+
+
+def shipped_checkpoints() -> dict[str, Path]:
+    """The models that come with lintx, by name: beside the package's code, or in the repository it is edited in."""
+    package = Path(__file__).resolve().parent
+    folders = (package / "checkpoints", package.parent / "checkpoints")
+    found = next((folder for folder in folders if folder.is_dir()), None)
+    return {path.parent.name: path.parent for path in sorted(found.glob(f"*/{CONFIG}"))} if found else {}
+
+
+def find_checkpoint(name: str | Path | None = None) -> Path:
+    """The folder of a run, of a checkpoint, or of a shipped name; an existing path wins over a name.
+
+    None is the shipped default. A run stands for its best checkpoint, or its last where there is no best yet.
+    Raises `CheckpointError` for a path that is none of these, `UsageError` for a name that nothing has.
+    """
+    name = DEFAULT_CHECKPOINT if name is None else name
+    path = Path(name)
+    if path.is_dir():
+        for folder in (path, path / "best", path / "last"):
+            if (found := _settled(folder)) is not None:
+                return found
+        raise CheckpointError(f"'{path}' holds no checkpoint: neither {CONFIG} nor best/ or last/ in it")
+    if path.is_file():
+        if path.name in (WEIGHTS, CONFIG):
+            return path.parent
+        raise CheckpointError(
+            f"'{path}' is a file; a lintx checkpoint is a folder with {WEIGHTS} and {CONFIG}, and pickled files "
+            "(.pt, .pth, .ckpt) are never opened, since opening one can run any code"
+        )
+    if (found := _settled(path)) is not None:
+        return found
+    shipped = shipped_checkpoints()
+    if str(name) in shipped:
+        return shipped[str(name)]
+    if os.sep in str(name) or path.suffix:
+        raise CheckpointError(f"no checkpoint at '{name}'; shipped ones: {', '.join(shipped) or 'none'}")
+    raise unknown_name("checkpoint", str(name), shipped)
+
+
+def read_checkpoint(name: str | Path | None = None) -> Checkpoint:
+    """Find a checkpoint and read its configuration, not its weights."""
+    path = find_checkpoint(name)
+    file = path / CONFIG
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"no {CONFIG} in '{path}': not a lintx checkpoint") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"'{file}' is damaged: {error}") from None
+    found = document.get("format") if isinstance(document, dict) else None
+    if isinstance(found, int) and found > FORMAT:
+        raise CheckpointError(f"'{path}' was written by a newer lintx (format {found}, this one reads {FORMAT})")
+    try:
+        return Checkpoint(path, CheckpointInfo.model_validate(document))
+    except ValidationError as error:
+        fault = describe_validation_error(CheckpointInfo, error, CONFIG)
+        raise CheckpointError(f"'{file}' is damaged: {fault}") from None
+
+
+def load_model(name: str | Path | None = None, device: str = "cpu", dtype: torch.dtype = torch.float32) -> PixelModel:
+    """The model of a run, a checkpoint folder or a shipped name (None: the default), ready to sample and evaluate."""
+    return load_weights(read_checkpoint(name), device, dtype)
+
+
+def load_weights(checkpoint: Checkpoint, device: str = "cpu", dtype: torch.dtype = torch.float32) -> PixelModel:
+    """Build the model of `checkpoint` and fill in its weights, after comparing their digest."""
+    file = checkpoint.path / WEIGHTS
+    tensors = _load_tensors(file, checkpoint.info.weights_sha256)
+    try:
+        model = PixelModel(checkpoint.info.model)
+    except UsageError as error:
+        raise CheckpointError(f"'{checkpoint.path / CONFIG}' cannot be built: {error}") from None
+    expected = model.state_dict()
+    for fault, names in (
+        ("lacks", expected.keys() - tensors.keys()),
+        ("has unknown", tensors.keys() - expected.keys()),
+    ):
+        if names:
+            raise CheckpointError(f"'{file}' {fault} {len(names)} tensors for its config, {sorted(names)[0]} first")
+    for key, tensor in tensors.items():
+        if tensor.shape != expected[key].shape:
+            shapes = f"{list(tensor.shape)}, its config wants {list(expected[key].shape)}"
+            raise CheckpointError(f"'{file}': {key} has shape {shapes}")
+    model.load_state_dict(tensors)
+    return model.to(device=device, dtype=dtype).eval()
+
+
+def load_training_state(checkpoint: Checkpoint) -> TrainingState:
+    """The training state beside the weights; raises `CheckpointError` where there is none or it is damaged."""
+    digest = checkpoint.info.training_sha256
+    if digest is None:
+        raise CheckpointError(f"'{checkpoint.path}' has no training state, so it cannot be resumed; resume from last/")
+    file = checkpoint.path / TRAINING
+    tensors = _load_tensors(file, digest)
+    with safe_open(file, "pt") as opened:
+        return TrainingState(tensors, json.loads(opened.metadata()["values"]))
+
+
+def save_checkpoint(
+    folder: Path,
+    model: PixelModel,
+    info: CheckpointInfo,
+    training_state: TrainingState | None = None,
+    weights_dtype: torch.dtype | None = None,
+) -> CheckpointInfo:
+    """Write a checkpoint folder in place of an older one; a crash at any moment leaves the old or the new one whole.
+
+    All is written and flushed under a temporary name beside `folder`, which is then swapped in by renaming. Raises
+    `CheckpointError` when the disk is full or the place not writable; the older checkpoint is untouched then.
+    `weights_dtype` rounds floating-point weights, for shipping.
+    """
+    writing = folder.with_name(f".{folder.name}.writing")
+    try:
+        shutil.rmtree(writing, ignore_errors=True)
+        writing.mkdir(parents=True)
+        tensors = {key: tensor.detach().to("cpu", weights_dtype) for key, tensor in model.state_dict().items()}
+        digest = _save_tensors(writing / WEIGHTS, tensors)
+        training_digest = None
+        if training_state is not None:
+            values = {"values": json.dumps(training_state.values)}
+            training_digest = _save_tensors(writing / TRAINING, training_state.tensors, values)
+        info = info.model_copy(update={"weights_sha256": digest, "training_sha256": training_digest})
+        _write_text(writing / CONFIG, info.model_dump_json(indent=2) + "\n")
+        _write_text(writing / CARD, render_card(folder.name, info, model.parameter_count()))
+        _flush_folder(writing)
+        _swap(writing, folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(writing, ignore_errors=True)
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise CheckpointError(f"cannot save '{folder}': {reason}; what was saved before is untouched") from None
+    return info
+
+
+def render_card(name: str, info: CheckpointInfo, parameters: int) -> str:
+    """The model card of a checkpoint, in Markdown."""
+    model, training = info.model, info.training
+    image = f"{model.image.height} x {model.image.width} x {model.image.channels}"
+    lines = [
+        f"# {name}",
+        "",
+        f"A lintx pixel model: {model.attention} attention, {model.layers} layers of width {model.width}, "
+        f"{parameters:,} parameters, images of {image}.",
+        "",
+        f"- Trained on {info.data.name}: {training.images_seen:,} images in {training.step:,} steps, "
+        f"{training.elapsed_seconds:,.0f} seconds.",
+    ]
+    if training.validation_bits_per_dim is not None:
+        lines.append(
+            f"- Validation: {training.validation_bits_per_dim:.4f} +- {training.validation_standard_error:.4f} "
+            f"bits/dim over {training.validation_images} images, every value counted."
+        )
+    return "\n".join([*lines, f"- Written by lintx {info.lintx_version}.", ""])
+
+
+def _settled(folder: Path) -> Path | None:
+    """`folder` if it holds a checkpoint, or what a swap that was cut off between its two renames left of it."""
+    aside = folder.with_name(f".{folder.name}.replaced")
+    return next((path for path in (folder, aside) if (path / CONFIG).is_file()), None)
+
+
+def _swap(writing: Path, folder: Path) -> None:
+    """Put `writing` in the place of `folder`. Between the two renames `_settled` still finds the older one."""
+    aside = folder.with_name(f".{folder.name}.replaced")
+    if folder.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+        os.rename(folder, aside)
+    os.rename(writing, folder)
+    _flush_folder(folder.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _save_tensors(file: Path, tensors: dict[str, Tensor], values: dict[str, str] | None = None) -> str:
+    save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, file, metadata=values)
+    with open(file, "rb+") as opened:
+        os.fsync(opened.fileno())
+    return _digest(file)
+
+
+def _load_tensors(file: Path, digest: str) -> dict[str, Tensor]:
+    if not file.is_file():
+        raise CheckpointError(f"no {file.name} in '{file.parent}'")
+    try:
+        if _digest(file) != digest:
+            raise CheckpointError(f"'{file}' is damaged or was exchanged: its SHA-256 is not the one in {CONFIG}")
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"'{file}' cannot be read: {error}") from None
+
+
+def _write_text(file: Path, text: str) -> None:
+    with open(file, "w", encoding="utf-8") as opened:
+        opened.write(text)
+        opened.flush()
+        os.fsync(opened.fileno())
+
+
+def _flush_folder(folder: Path) -> None:
+    if os.name == "nt":  # a folder cannot be opened for flushing there
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _digest(file: Path) -> str:
+    with open(file, "rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -1,0 +1,78 @@
+"""The `lintx` command: one file per command, loaded here; errors become one line and an exit code here."""
+
+import os
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+from typer.exceptions import TyperException
+
+from linformer_cli import __version__
+from linformer_cli.errors import LintxError
+
+from . import attentions, bench, check, complete, env, evaluate, export, info, sample, train
+
+app = typer.Typer(
+    name="lintx",
+    help="Train pixel models with linear attention, and sample and complete images in constant memory.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"lintx {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command("train")(train.train)
+app.command("sample")(sample.sample)
+app.command("complete")(complete.complete)
+app.command("eval")(evaluate.evaluate)
+app.command("check")(check.check)
+app.add_typer(bench.app, name="bench")
+app.command("attentions")(attentions.attentions)
+app.command("info")(info.info)
+app.command("export")(export.export)
+app.command("env")(env.env)
+
+
+def main() -> NoReturn:
+    """Run the command line; every foreseen failure is one line on stderr and its exit code."""
+    try:
+        code = app(standalone_mode=False)
+    except LintxError as error:
+        _fail(str(error), error.exit_code)
+    except TyperException as error:
+        # Typer raises its own help page as an exception where no command was given.
+        if type(error).__name__ == "NoArgsIsHelpError":
+            typer.echo(error.format_message())
+            sys.exit(2)
+        context = getattr(error, "ctx", None)
+        hint = f" (see '{context.command_path} --help')" if context is not None else ""
+        _fail(f"{error.format_message()}{hint}", error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("stopped", 130)
+    except BrokenPipeError:
+        # Whoever read our output has gone; Python must not complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    line = " ".join(message.split())
+    typer.echo(f"Error: {line}", err=True)
+    sys.exit(code)

@@ -1,0 +1,138 @@
+"""`lintx bench`: images per second, measured so that the figure can be trusted."""
+
+from typing import Annotated, Any
+
+import typer
+
+from linformer_cli.errors import UsageError
+from linformer_cli.report.tables import Column
+
+from . import options
+from .output import print_json, print_records, talk
+from .session import open_session
+
+app = typer.Typer(
+    help="Measure images per second against softmax. Alone: the quick answer in under a minute.",
+    rich_markup_mode="markdown",
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Batches = Annotated[str, typer.Option("--batch", help="Batch sizes, separated by commas.", metavar="LIST")]
+Repeats = Annotated[int, typer.Option("--repeats", min=1, help="Repeats after one warm-up; the median counts.")]
+Rerun = Annotated[
+    bool, typer.Option("--rerun/--no-rerun", help="Also softmax without a cache, extrapolated from a few positions.")
+]
+Style = Annotated[options.TableFormat, typer.Option("--format", help="How to print.")]
+
+_COLUMNS = (
+    Column("attention", "attention"),
+    Column("engine", "engine"),
+    Column("batch", "batch"),
+    Column("images_per_second", "images/s", format=".4g"),
+    Column("low", "quartile 1", format=".4g"),
+    Column("high", "quartile 3", format=".4g"),
+    Column("extrapolated", "images/s extrapolated", format=".3g"),
+    Column("state_bytes_per_image", "state bytes an image", format=","),
+    Column("precision", "precision"),
+)
+
+
+@app.callback()
+def bench(
+    context: typer.Context,
+    checkpoint: options.OnlyCheckpointOption = None,
+    batch: Batches = "1,64",
+    repeats: Repeats = 3,
+    rerun: Rerun = True,
+    device: options.Device = "auto",
+    precision: options.SamplingPrecision = options.PrecisionName.AUTO,
+    style: Style = options.TableFormat.TABLE,
+    json: options.Json = False,
+) -> None:
+    """Time whole images drawn step by step: this model, and softmax of the same size with and without a cache.
+
+    One warm-up, then interleaved repeats; the median and quartiles of images per second, the bytes of state, and the
+    environment. Softmax re-run at every value is timed at four positions and stands under `extrapolated`. Nothing is
+    timed whose parallel and step form disagree. The softmax twin has random weights, on which time does not depend.
+
+    Examples:
+
+    - `lintx bench`
+    - `lintx bench --checkpoint runs/first --batch 1,64 --json`
+    - `lintx bench --batch 256 --format md --no-rerun`
+    """
+    if context.invoked_subcommand is not None:
+        given = [name for name in context.params if _was_given(context, name)]
+        if given:
+            raise UsageError(
+                f"options come behind the subcommand: lintx bench {context.invoked_subcommand} --{given[0]} ..."
+            )
+        return
+    run_sample_bench(checkpoint, batch, repeats, rerun, device, precision, style, json)
+
+
+@app.command("sample")
+def sample(
+    checkpoint: options.OnlyCheckpointOption = None,
+    batch: Batches = "1,64",
+    repeats: Repeats = 3,
+    rerun: Rerun = True,
+    device: options.Device = "auto",
+    precision: options.SamplingPrecision = options.PrecisionName.AUTO,
+    style: Style = options.TableFormat.TABLE,
+    json: options.Json = False,
+) -> None:
+    """Images per second of sampling; the same as a bare `lintx bench`.
+
+    Examples:
+
+    - `lintx bench sample --batch 256`
+    """
+    run_sample_bench(checkpoint, batch, repeats, rerun, device, precision, style, json)
+
+
+def run_sample_bench(
+    checkpoint: str | None,
+    batch: str,
+    repeats: int,
+    rerun: bool,
+    device: str,
+    precision: options.PrecisionName,
+    style: options.TableFormat,
+    json: bool,
+) -> None:
+    batches = _parse_batches(batch)
+    session = open_session(checkpoint, device, precision.value)
+
+    from linformer_cli.bench.run import run_sampling_bench
+
+    report = run_sampling_bench(session.model, batches, repeats, session.precision, rerun)
+    if json:
+        print_json({"checkpoint": str(session.checkpoint.path), **vars(report)})
+        return
+    print_records([_flatten(row) for row in report.rows], _COLUMNS, style.value)
+    machine = report.environment
+    talk(f"{machine['processor']}, {machine['threads']} threads, torch {machine['versions']['torch']}")
+
+
+def _was_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _parse_batches(text: str) -> list[int]:
+    try:
+        batches = [int(part) for part in text.split(",")]
+    except ValueError:
+        batches = []
+    if not batches or min(batches) < 1:
+        raise UsageError(f"--batch takes whole numbers separated by commas, such as 1,64, found '{text}'")
+    return batches
+
+
+def _flatten(row: dict[str, Any]) -> dict[str, Any]:
+    """A record without nested parts, for a table; what was extrapolated keeps its own column."""
+    low, high = row.get("images_per_second_quartiles", (None, None))
+    extrapolated = row.get("extrapolated", {}).get("images_per_second")
+    return {**row, "low": low, "high": high, "extrapolated": extrapolated}

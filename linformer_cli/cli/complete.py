@@ -1,0 +1,138 @@
+"""`lintx complete`: finish the user's own pictures."""
+
+import math
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from linformer_cli.errors import DataError
+
+from . import options
+from .output import print_json, talk
+from .session import Session, open_session
+
+if TYPE_CHECKING:
+    from linformer_cli.data.pictures import Picture
+    from linformer_cli.sampling.choose import Filters
+    from linformer_cli.sampling.complete import Completion
+
+
+class FitName(StrEnum):
+    CROP = "crop"
+    PAD = "pad"
+    STRETCH = "stretch"
+
+
+def complete(
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Pictures of any size and format.")],
+    checkpoint: options.OnlyCheckpointOption = None,
+    keep: Annotated[
+        str,
+        typer.Option(
+            "--keep",
+            help="What is given: top:0.5 (fraction), top:50%, top:14rows (or top:14), top:392px.",
+            metavar="PART",
+        ),
+    ] = "top:0.5",
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="Completions of each picture.")] = 3,
+    out: Annotated[Path, typer.Option("-o", "--out", help="One PNG for all pictures.")] = Path("completed.png"),
+    fit: Annotated[FitName, typer.Option("--fit", help="How another format becomes the model's.")] = FitName.CROP,
+    invert: Annotated[bool, typer.Option("--invert", help="Swap dark and light first.")] = False,
+    scale: Annotated[
+        int | None, typer.Option("--scale", min=1, help="Enlarges the pixels.", show_default=False)
+    ] = None,
+    temperature: options.Temperature = 1.0,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    precision: options.SamplingPrecision = options.PrecisionName.AUTO,
+    json: options.Json = False,
+) -> None:
+    """Keep the top of a picture and let the model draw the rest, several times.
+
+    The result shows a row per picture: given | completions | original. The bits/dim of the kept part, of each
+    completion and of the original's rest tell how likely the model finds them. Pictures are turned as their EXIF
+    says, transparency is flattened, and they are resized to the model's size. The given part is read in parallel.
+
+    Examples:
+
+    - `lintx complete digit.png --keep top:0.5 -n 3 -o completed.png`
+    - `lintx complete scans/*.jpg --invert --fit pad --keep top:10rows`
+    """
+    session = open_session(checkpoint, device, precision.value)
+
+    from linformer_cli.report.grids import encode_png, stack_rows, write_file
+    from linformer_cli.sampling.choose import Filters
+    from linformer_cli.sampling.complete import parse_keep
+
+    filters = Filters(temperature, top_k, top_p)
+    known = parse_keep(keep, session.model.config.image)
+    settings = {**session.record, "seed": seed, "batch": count, "keep": keep, "invert": invert, **vars(filters)}
+    rows, results, failures = [], [], []
+    for path in images:
+        try:
+            picture, completion = _complete_one(session, path, known, count, seed, filters, fit, invert)
+        except DataError as error:
+            talk(f"Error: {error}")
+            failures.append({"image": path, "error": str(error)})
+            continue
+        rows.append(_render(session, picture, completion, scale))
+        results.append(_describe(picture, completion))
+    if rows:
+        pictures = [result["image"] for result in results]
+        write_file(out, encode_png(stack_rows(rows), {**settings, "images": pictures}))
+        talk(f"wrote {out}")
+    if json:
+        print_json({**settings, "images": len(results), "rows": results, "failures": failures, "out": out})
+    if failures:
+        raise DataError(f"{len(failures)} of {len(images)} pictures could not be read; the others were completed")
+
+
+def _complete_one(
+    session: Session, path: Path, known: int, count: int, seed: int, filters: "Filters", fit: FitName, invert: bool
+) -> "tuple[Picture, Completion]":
+    from linformer_cli.data.pictures import border_brightness, load_picture
+    from linformer_cli.data.sequence import images_to_values
+    from linformer_cli.sampling.complete import complete_values
+
+    shape = session.model.config.image
+    picture = load_picture(path, shape, fit.value, invert)
+    for note in picture.notes:
+        talk(f"{path}: {note}")
+    if shape.channels == 1 and abs(border_brightness(picture.image) - session.checkpoint.info.data.border_mean) > 128:
+        ours, theirs = ("light", "dark") if border_brightness(picture.image) > 127 else ("dark", "light")
+        remedy = "leave out --invert" if invert else "try --invert"
+        talk(f"hint: {path} has a {ours} background, the model learned a {theirs} one; {remedy}")
+    values = images_to_values(picture.image[None], shape.levels)[0]
+    return picture, complete_values(session.model, values, known, count, seed, filters)
+
+
+def _render(session: Session, picture: "Picture", completion: "Completion", scale: int | None) -> Any:
+    from linformer_cli.data.sequence import values_to_images
+    from linformer_cli.report.grids import render_completion
+
+    completed = values_to_images(completion.values, session.model.config.image)
+    return render_completion(picture.image, completion.known, completed, picture.image, scale)
+
+
+def _describe(picture: "Picture", completion: "Completion") -> dict[str, Any]:
+    """One picture's record; a part without values has no bits/dim."""
+    kept = None if math.isnan(completion.kept_bits_per_dim) else completion.kept_bits_per_dim
+    completed = completion.completed_bits_per_dim
+    mean = sum(completed) / len(completed)
+    shown = "none" if kept is None else f"{kept:.3f}"
+    talk(
+        f"{picture.path}: bits/dim kept {shown}, completions {mean:.3f} on average, "
+        f"original's rest {completion.original_rest_bits_per_dim:.3f}"
+    )
+    return {
+        "image": picture.path,
+        "known_values": completion.known,
+        "kept_bits_per_dim": kept,
+        "completed_bits_per_dim": completed,
+        "original_rest_bits_per_dim": completion.original_rest_bits_per_dim,
+        "notes": picture.notes,
+    }

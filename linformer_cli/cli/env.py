@@ -1,0 +1,29 @@
+"""`lintx env`: what figures depend on."""
+
+from . import options
+from .output import print_facts, print_json
+
+
+def env(json: options.Json = False) -> None:
+    """Show versions, processor, threads and GPUs, and which device and precision `auto` means here.
+
+    Examples:
+
+    - `lintx env --json`
+    """
+    from linformer_cli.checkpoint import shipped_checkpoints
+    from linformer_cli.runtime import choose_device, choose_precision, describe_environment
+
+    device = choose_device("auto")
+    facts = describe_environment()
+    facts["auto_device"] = f"{device.value} ({device.reason})"
+    for purpose in ("training", "sampling"):
+        choice = choose_precision("auto", device.value, purpose)
+        facts[f"auto_precision_{purpose}"] = f"{choice.value} ({choice.reason})"
+    facts["shipped_checkpoints"] = {name: str(path) for name, path in shipped_checkpoints().items()}
+    if json:
+        print_json(facts)
+        return
+    versions = facts.pop("versions")
+    shipped = facts.pop("shipped_checkpoints")
+    print_facts({**versions, **facts, **{f"checkpoint {name}": path for name, path in shipped.items()}})

@@ -1,0 +1,92 @@
+"""`lintx eval`: bits/dim over a split."""
+
+import dataclasses
+import time
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from linformer_cli.errors import UsageError
+
+from . import options
+from .output import print_facts, print_json, talk
+from .session import open_session
+
+
+class SplitName(StrEnum):
+    TRAIN = "train"
+    VALIDATION = "validation"
+    TEST = "test"
+
+
+def evaluate(
+    checkpoint: options.CheckpointArgument = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data", help="Default: the data that the model was trained on.", show_default=False, metavar="NAME"
+        ),
+    ] = None,
+    split: Annotated[SplitName, typer.Option("--split", help="Choose settings on validation, not on test.")] = (
+        SplitName.VALIDATION
+    ),
+    data_dir: options.DataDir = None,
+    image_size: options.ImageSize = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Only the first images of the split.", show_default=False)
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Images at once.")] = 64,
+    device: options.Device = "auto",
+    precision: options.SamplingPrecision = options.PrecisionName.AUTO,
+    checkpoint_option: options.CheckpointOption = None,
+    json: options.Json = False,
+) -> None:
+    """Count the bits that the model needs per value, with the standard error over images.
+
+    Every value counts, the first one too: nats are summed over all values of all images and divided once by ln 2 and
+    by their number. The second figure leaves out the first value of each image, as the code of Katharopoulos 2020
+    does; use it beside that paper's figures only.
+
+    Examples:
+
+    - `lintx eval runs/first --data mnist --split test --json`
+    - `lintx eval --limit 500`
+    """
+    session = open_session(options.one_checkpoint(checkpoint, checkpoint_option), device, precision.value)
+
+    from linformer_cli.data.images import load_images
+    from linformer_cli.evaluation.bits import measure_bits
+
+    name = data or session.checkpoint.info.data.name
+    images = load_images(name, split.value, data_dir, image_size)
+    wanted = session.model.config.image
+    if images.images.shape[1:] != (wanted.height, wanted.width, wanted.channels):
+        found = " x ".join(map(str, images.images.shape[1:]))
+        raise UsageError(
+            f"the model draws images of {wanted.height} x {wanted.width} x {wanted.channels}, '{name}' has {found}"
+        )
+    chosen = images.images[:limit]
+    talk(f"{len(chosen):,} of {len(images):,} {split.value} images of {name}")
+    began = time.perf_counter()
+    bits = measure_bits(session.model, chosen, batch)
+    result = {
+        **session.record,
+        "engine": "parallel",
+        "data": name,
+        "split": split.value,
+        "images_in_split": len(images),
+        **dataclasses.asdict(bits),
+        "seconds": time.perf_counter() - began,
+    }
+    if json:
+        print_json(result)
+        return
+    without = f"{bits.bits_per_dim_without_first_value:.4f} +- {bits.standard_error_without_first_value:.4f}"
+    print_facts(
+        {
+            "bits/dim": f"{bits.bits_per_dim:.4f} +- {bits.standard_error:.4f}  (every value)",
+            "without first value": f"{without}  (as in the paper's code)",
+            "images": f"{bits.images:,} of {name} {split.value}",
+        }
+    )

@@ -1,0 +1,42 @@
+"""`lintx export`: a checkpoint without its training state, small enough to share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from linformer_cli.errors import UsageError
+
+from . import options
+from .output import print_json, talk
+
+
+def export(
+    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A run, a checkpoint folder or a name.")],
+    out: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder to write; must not exist.")],
+    dtype: Annotated[
+        options.PrecisionName, typer.Option("--dtype", help="Round the weights: bf16 halves the file.")
+    ] = options.PrecisionName.FP32,
+    json: options.Json = False,
+) -> None:
+    """Copy a model out of its run: weights, configuration and model card, ready to ship.
+
+    Measure what rounding costs with `lintx eval` on the result.
+
+    Examples:
+
+    - `lintx export runs/first digits --dtype bf16`
+    """
+    from linformer_cli.checkpoint import WEIGHTS, load_weights, read_checkpoint, save_checkpoint
+    from linformer_cli.runtime import torch_dtype
+
+    if dtype is options.PrecisionName.AUTO:
+        raise UsageError("--dtype takes fp32 or bf16")
+    if out.exists():
+        raise UsageError(f"'{out}' exists already; name another folder")
+    found = read_checkpoint(checkpoint)
+    details = save_checkpoint(out, load_weights(found), found.info, weights_dtype=torch_dtype(dtype.value))
+    size = (out / WEIGHTS).stat().st_size
+    talk(f"wrote {out}: {size:,} bytes of weights")
+    if json:
+        print_json({"checkpoint": out, "weights_bytes": size, "weights_sha256": details.weights_sha256})

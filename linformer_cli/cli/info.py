@@ -1,0 +1,47 @@
+"""`lintx info`: what a checkpoint is."""
+
+from . import options
+from .output import print_facts, print_json
+
+
+def info(
+    checkpoint: options.CheckpointArgument = None,
+    checkpoint_option: options.CheckpointOption = None,
+    json: options.Json = False,
+) -> None:
+    """Show a checkpoint's model, data, training and sizes. Without a checkpoint: the shipped default.
+
+    Examples:
+
+    - `lintx info runs/first`
+    - `lintx info mnist-small --json`
+    """
+    from linformer_cli.checkpoint import load_weights, read_checkpoint
+    from linformer_cli.report.terminal import format_bytes, format_duration
+
+    found = read_checkpoint(options.one_checkpoint(checkpoint, checkpoint_option))
+    model = load_weights(found)
+    details, training = found.info, found.info.training
+    sizes = {"parameters": model.parameter_count(), "state_bytes": model.state_bytes(1)}
+    if json:
+        print_json({"checkpoint": found.path, **details.model_dump(), **sizes})
+        return
+    network, image = details.model, details.model.image
+    facts = {
+        "checkpoint": found.path,
+        "attention": f"{network.attention} {network.attention_options or ''}".strip(),
+        "network": f"{network.layers} layers, {network.heads} heads of {network.head_width}, width {network.width}, "
+        f"feed-forward {network.feed_forward}, {network.norm}-norm, {network.context} context, {network.head} head",
+        "images": f"{image.height} x {image.width} x {image.channels}, {image.levels} levels, T = {image.positions}",
+        "parameters": f"{sizes['parameters']:,}",
+        "state": f"{format_bytes(sizes['state_bytes'])} an image after {image.positions} positions",
+        "trained on": f"{details.data.name}, {training.images_seen:,} images in {training.step:,} steps, "
+        f"{format_duration(training.elapsed_seconds)}",
+        "weights": f"sha256 {found.digest}",
+    }
+    if training.validation_bits_per_dim is not None:
+        facts["validation"] = (
+            f"{training.validation_bits_per_dim:.4f} +- {training.validation_standard_error:.4f} bits/dim, "
+            f"{training.validation_images} images"
+        )
+    print_facts(facts)

@@ -1,0 +1,116 @@
+"""Options that several commands share, and texts turned into values."""
+
+import re
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from linformer_cli.errors import UsageError
+
+
+class PrecisionName(StrEnum):
+    AUTO = "auto"
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+
+class TableFormat(StrEnum):
+    TABLE = "table"
+    MD = "md"
+    CSV = "csv"
+
+
+CheckpointArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[CHECKPOINT]",
+        help="A run, a checkpoint folder or a shipped name; an existing path wins. Default: the shipped model.",
+        show_default=False,
+    ),
+]
+CheckpointOption = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint", "-c", help="The same as the argument CHECKPOINT.", show_default=False, metavar="CHECKPOINT"
+    ),
+]
+OnlyCheckpointOption = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint",
+        "-c",
+        help="A run, a checkpoint folder or a shipped name; an existing path wins. Default: the shipped model.",
+        show_default=False,
+    ),
+]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of all random numbers.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:INDEX or mps.", metavar="DEVICE")]
+SamplingPrecision = Annotated[
+    PrecisionName,
+    typer.Option(
+        "--precision",
+        help="Of weights and activations; sums are float32 always. auto samples in fp32: an image is then the same at "
+        "any --batch, but for at most 1 in 100 through rounding. bf16 promises that for one batch size only.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else there.")]
+DataName = Annotated[
+    str,
+    typer.Option("--data", help="mnist, fashion-mnist, cifar10, array:DIR or glyphs.", metavar="NAME"),
+]
+DataDir = Annotated[
+    str | None,
+    typer.Option(
+        "--data-dir",
+        help="Where data sets lie or are downloaded to. Default: $LINTX_DATA, else the user's cache.",
+        show_default=False,
+        metavar="DIR",
+    ),
+]
+ImageSize = Annotated[
+    int | None, typer.Option("--image-size", min=4, help="Pixels a side, for glyphs.", show_default=False)
+]
+Temperature = Annotated[
+    float, typer.Option("--temperature", help="Divides the log probabilities; 1 leaves them. The first filter.")
+]
+TopK = Annotated[
+    int | None, typer.Option("--top-k", help="Keep the K likeliest values. The second filter.", show_default=False)
+]
+TopP = Annotated[
+    float | None,
+    typer.Option("--top-p", help="Keep the likeliest values up to mass P. The third filter.", show_default=False),
+]
+
+_UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "min": 60.0, "s": 1.0, "": 1.0}
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of `90`, `90s`, `10m`, `1.5h` or `1h30m`; raises `UsageError` for anything else, and for nothing."""
+    parts = re.findall(r"(\d+(?:\.\d+)?)\s*(d|h|min|m|s|)\s*", text.strip().lower())
+    if not parts or "".join(re.split(r"\s+", text.strip().lower())) != "".join(n + u for n, u in parts):
+        raise UsageError(f"'{text}' is not a time; write 90s, 10m or 1h30m")
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    if seconds <= 0:
+        raise UsageError(f"a time must be above 0, found '{text}'")
+    return seconds
+
+
+def parse_pairs(pairs: list[str] | None, option: str) -> dict[str, str]:
+    """`["key=value", ...]` as a dictionary; raises `UsageError` for a text without `=` or a key given twice."""
+    values: dict[str, str] = {}
+    for pair in pairs or []:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise UsageError(f"{option} takes KEY=VALUE, found '{pair}'")
+        if key in values:
+            raise UsageError(f"{option} {key} is given twice")
+        values[key] = value
+    return values
+
+
+def one_checkpoint(argument: str | None, option: str | None) -> str | None:
+    """The checkpoint, named once: as argument or as option."""
+    if argument is not None and option is not None and argument != option:
+        raise UsageError(f"two checkpoints are named, '{argument}' and --checkpoint '{option}'; name one")
+    return argument if argument is not None else option

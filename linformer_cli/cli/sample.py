@@ -1,0 +1,103 @@
+"""`lintx sample`: draw images from a model."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from linformer_cli.errors import UsageError
+
+from . import options
+from .output import print_json, show_preview, talk
+from .session import open_session
+
+
+def sample(
+    checkpoint: options.CheckpointArgument = None,
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="How many images.")] = 16,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="How many at once.")] = 64,
+    out: Annotated[
+        str, typer.Option("-o", "--out", help="The grid as PNG; - writes it to stdout.", metavar="FILE")
+    ] = "samples.png",
+    files: Annotated[
+        Path | None,
+        typer.Option("--files", help="Also every image as a numbered PNG in this folder.", show_default=False),
+    ] = None,
+    columns: Annotated[int | None, typer.Option("--columns", min=1, help="Of the grid.", show_default=False)] = None,
+    scale: Annotated[
+        int | None, typer.Option("--scale", min=1, help="Enlarges the grid's pixels.", show_default=False)
+    ] = None,
+    temperature: options.Temperature = 1.0,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    precision: options.SamplingPrecision = options.PrecisionName.AUTO,
+    preview: Annotated[bool, typer.Option(help="Show some images in the terminal.")] = True,
+    checkpoint_option: options.CheckpointOption = None,
+    json: options.Json = False,
+) -> None:
+    """Draw images by stepping the model, in memory that does not grow with the image (linear attention).
+
+    Filters act in this order: temperature, top-k, top-p; by default none does, and images are drawn from exactly the
+    distribution that bits/dim are counted with. They act on the probabilities of the 256 values, also where the model
+    is a mixture of logistics. Image number i depends on --seed and i, not on --batch.
+
+    Examples:
+
+    - `lintx sample -n 64 -o grid.png`
+    - `lintx sample runs/first -n 16 --temperature 0.9 --files digits/`
+    - `lintx sample -n 4 -o - | display`
+    """
+    if out == "-" and json:
+        raise UsageError("-o - and --json both want stdout; give -o a file")
+    session = open_session(options.one_checkpoint(checkpoint, checkpoint_option), device, precision.value)
+
+    import numpy as np
+
+    from linformer_cli.data.sequence import values_to_images
+    from linformer_cli.report.grids import encode_png, render_grid, write_file
+    from linformer_cli.report.terminal import format_bytes, format_duration
+    from linformer_cli.sampling.choose import Filters
+    from linformer_cli.sampling.decode import iter_samples
+
+    filters = Filters(temperature, top_k, top_p)
+    settings = {**session.record, "seed": seed, "batch": batch, **vars(filters)}
+    began = time.perf_counter()
+    batches, state_bytes = [], 0
+    for part in iter_samples(session.model, count, batch, seed, filters):
+        batches.append(values_to_images(part.values, session.model.config.image))
+        state_bytes = max(state_bytes, part.state_bytes)
+        if files is not None:
+            # Written as they come: whoever stops a long job keeps what is done.
+            for index, image in enumerate(batches[-1], start=batch * (len(batches) - 1)):
+                png = encode_png(render_grid(image[None], scale=1), {**settings, "index": index})
+                write_file(files / f"{index:05d}.png", png)
+    seconds = time.perf_counter() - began
+    everything = np.concatenate(batches)
+    png = encode_png(render_grid(everything, columns, scale), {**settings, "count": count})
+    if out == "-":
+        sys.stdout.buffer.write(png)
+        sys.stdout.buffer.flush()
+    else:
+        write_file(out, png)
+    if preview:
+        show_preview(everything)
+    rate = count / seconds
+    talk(f"{count} images in {format_duration(seconds)}: {rate:.3g} images/s, state {format_bytes(state_bytes)}")
+    if out != "-":
+        talk(f"wrote {out}" + (f" and {count} files in {files}" if files else ""))
+    if json:
+        print_json(
+            {
+                **settings,
+                "images": count,
+                "images_per_second": rate,
+                "seconds": seconds,
+                "state_bytes": state_bytes,
+                "out": out,
+                "files": files,
+            }
+        )

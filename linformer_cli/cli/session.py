@@ -1,0 +1,47 @@
+"""A model ready for use by a command: found, placed on a device, in a precision, and what was chosen."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .output import talk
+
+if TYPE_CHECKING:
+    from linformer_cli.checkpoint import Checkpoint
+    from linformer_cli.model.pixel_model import PixelModel
+    from linformer_cli.runtime import Precision
+
+
+@dataclass(frozen=True)
+class Session:
+    """`record` holds what every result of this model names: checkpoint, attention, precision, device."""
+
+    checkpoint: "Checkpoint"
+    model: "PixelModel"
+    device: str
+    precision: str
+
+    @property
+    def record(self) -> dict[str, object]:
+        return {
+            "checkpoint": str(self.checkpoint.path),
+            "checkpoint_sha256": self.checkpoint.digest,
+            "attention": self.model.config.attention,
+            "engine": "step",
+            "precision": self.precision,
+            "device": self.device,
+        }
+
+
+def open_session(name: str | None, device: str, precision: "Precision", quiet: bool = False) -> Session:
+    """Load the checkpoint `name` (None: the shipped default); says what was chosen on stderr."""
+    from linformer_cli.checkpoint import load_weights, read_checkpoint
+    from linformer_cli.runtime import choose_device, choose_precision, torch_dtype
+
+    checkpoint = read_checkpoint(name)
+    place = choose_device(device)
+    kind = choose_precision(precision, place.value, "sampling")
+    model = load_weights(checkpoint, place.value, torch_dtype(kind.value))
+    if not quiet:
+        talk(f"{checkpoint.path.name}: {model.config.attention} attention, {model.parameter_count():,} parameters")
+        talk(f"device {place.value} ({place.reason}), precision {kind.value} ({kind.reason})")
+    return Session(checkpoint, model, place.value, kind.value)

@@ -1,0 +1,159 @@
+"""Configurations: frozen, typed, and closed to keys they do not know. Nothing here needs torch.
+
+A run is described by three tables, the same in `config.toml` and in memory: `[model]`, `[data]` and `[train]`.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from .errors import UsageError, unknown_name
+
+OptionValue = bool | int | float | str
+Positive = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Config(BaseModel):
+    """Base of every configuration: immutable, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+ConfigType = TypeVar("ConfigType", bound=Config)
+
+
+class ImageShape(Config):
+    """Size of the images a model draws. `levels` is the number of values a channel can take."""
+
+    height: Positive
+    width: Positive
+    channels: Literal[1, 3] = 1
+    levels: Annotated[int, Field(ge=2, le=256)] = 256
+
+    @property
+    def positions(self) -> int:
+        """T, the number of values of one image."""
+        return self.height * self.width * self.channels
+
+    @property
+    def values_per_row(self) -> int:
+        return self.width * self.channels
+
+
+class NetworkConfig(Config):
+    """The network without the images: what a preset fixes.
+
+    `context` says which known values a position sees directly: `previous` is the value before it, as in
+    Katharopoulos 2020; `neighbours` also the pixels to the left, above and two rows above. `embedding` is `grid`
+    (learned row, column and channel tables, added) or `paper` (a value embedding of half the width beside a
+    sinusoidal position of the other half).
+    """
+
+    attention: str = "linear"
+    attention_options: dict[str, OptionValue] = {}
+    layers: Positive = 4
+    heads: Positive = 4
+    width: Positive = 128
+    head_width: Positive = 32
+    feed_forward: Positive = 512
+    activation: Literal["gelu", "relu"] = "gelu"
+    norm: Literal["pre", "post"] = "pre"
+    dropout: Fraction = 0.0
+    context: Literal["previous", "neighbours"] = "neighbours"
+    embedding: Literal["grid", "paper"] = "grid"
+    head: Literal["categorical", "mixture"] = "categorical"
+    mixtures: Positive = 10
+
+    @model_validator(mode="after")
+    def _paper_embedding_needs_an_even_half(self) -> Self:
+        if self.embedding == "paper" and self.width % 4:
+            raise ValueError(f"embedding 'paper' needs a width divisible by 4, found {self.width}")
+        return self
+
+
+class ModelConfig(NetworkConfig):
+    """A whole model: the network and the images it draws. Enough to rebuild it."""
+
+    image: ImageShape
+
+
+class DataConfig(Config):
+    """Where images come from. `image_size` is for the sets that can be made at any size."""
+
+    name: str = "mnist"
+    data_dir: str | None = None
+    image_size: Positive | None = None
+
+
+class TrainConfig(Config):
+    """How a model is trained. Exactly one of `steps`, `epochs` and `max_time` (seconds) sets the length."""
+
+    steps: Positive | None = None
+    epochs: Annotated[float, Field(gt=0)] | None = None
+    max_time: Annotated[float, Field(gt=0)] | None = None
+    batch: Positive = 16
+    accumulation: Positive = 1
+    optimizer: Literal["adamw", "radam"] = "adamw"
+    learning_rate: Annotated[float, Field(gt=0)] = 2e-3
+    final_learning_rate_fraction: Annotated[float, Field(ge=0, le=1)] = 0.02
+    schedule: Literal["cosine", "constant"] = "cosine"
+    warmup_steps: Annotated[int, Field(ge=0)] = 100
+    weight_decay: Annotated[float, Field(ge=0)] = 0.05
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.98
+    clip: Annotated[float, Field(gt=0)] | None = 1.0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    device: str = "auto"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    log_every: Positive = 20
+    evaluate_every: Positive = 500
+    evaluate_images: Positive = 512
+    sample_every: Annotated[int, Field(ge=0)] = 500
+    sample_images: Positive = 16
+    save_every: Positive = 200
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        given = [name for name in ("steps", "epochs", "max_time") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"exactly one of steps, epochs and max_time sets the length, found {given or 'none'}")
+        return self
+
+
+class RunConfig(Config):
+    """Everything that a training run was told; `config.toml` in its folder."""
+
+    preset: str | None = None
+    model: ModelConfig
+    data: DataConfig = DataConfig()
+    train: TrainConfig
+
+
+def parse_config(kind: type[ConfigType], values: Mapping[str, Any], where: str) -> ConfigType:
+    """Build `kind` from plain values; every fault becomes one `UsageError` that names `where` and the key."""
+    try:
+        return kind.model_validate(dict(values))
+    except ValidationError as error:
+        raise describe_validation_error(kind, error, where) from None
+
+
+def describe_validation_error(kind: type[BaseModel], error: ValidationError, where: str) -> UsageError:
+    """The first fault of a pydantic error as one line, with a suggestion where a key is unknown."""
+    first = error.errors()[0]
+    path = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        *parents, name = [str(part) for part in first["loc"]]
+        return unknown_name(f"key in {'.'.join([where, *parents])}", name, _fields_at(kind, parents))
+    message = first["msg"].removeprefix("Value error, ")
+    return UsageError(f"{where}: {path + ': ' if path else ''}{message}, found {first['input']!r}" if path else message)
+
+
+def _fields_at(kind: type[BaseModel], parents: list[str]) -> list[str]:
+    for parent in parents:
+        annotation = kind.model_fields[parent].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        kind = annotation
+    return list(kind.model_fields)

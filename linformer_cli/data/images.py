@@ -1,0 +1,182 @@
+"""Data sets of images by name, and the one rule that cuts them into training, validation and test images."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from linformer_cli.config import ImageShape
+from linformer_cli.errors import DataError, UsageError, unknown_name
+
+from .glyphs import COUNTS, DEFAULT_SIZE, draw_glyphs
+from .pictures import border_brightness
+from .torchvision_sets import load_torchvision_set
+
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+DATA_SETS = {
+    "mnist": "handwritten digits, 60,000 + 10,000, 28x28 grey; downloaded once",
+    "fashion-mnist": "pieces of clothing, 60,000 + 10,000, 28x28 grey; downloaded once",
+    "cifar10": "photographs of ten things, 50,000 + 10,000, 32x32 colour; downloaded once",
+    "array:DIR": "your own: DIR/{train,test}-images.npy, uint8 [N, H, W] or [N, H, W, 3]; {train,test}-labels.npy",
+    "glyphs": "drawn letters and digits, 8,000 + 1,000, any --image-size (28x28 grey); no download",
+}
+
+_BORDER_IMAGES = 1000
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """The images of one split of a data set.
+
+    images: uint8 [N, H, W, C], N >= 1, C is 1 or 3; perhaps a read-only view of a file
+    labels: int64 [N], or None where the set has none
+    """
+
+    name: str
+    split: Split
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64] | None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def shape(self) -> ImageShape:
+        """Size of each image, with all 256 levels."""
+        _, height, width, channels = self.images.shape
+        return ImageShape(height=height, width=width, channels=1 if channels == 1 else 3)
+
+    def border_mean(self) -> float:
+        """Mean brightness, 0 to 255, of the outermost ring of pixels of the first 1,000 images.
+
+        Near 0 the pictures are light on dark, near 255 dark on light.
+        """
+        return float(np.mean([border_brightness(image) for image in self.images[:_BORDER_IMAGES]]))
+
+
+def load_images(name: str, split: Split, data_dir: str | Path | None = None, image_size: int | None = None) -> ImageSet:
+    """The images of one split of the data set `name`, one of `DATA_SETS`.
+
+    The training images of the set are cut in two: the last 5,000 of them, or the last tenth (at least one) where there
+    are fewer than 50,000, are `validation`, the others `train`; `test` is the set's own. `data_dir` (else the
+    environment variable LINTX_DATA, else lintx/data in the user's cache) is where torchvision's sets lie, or are
+    downloaded to if absent. `image_size` in pixels a side is for `glyphs` alone. Raises `UsageError` for a name, split
+    or size that does not exist, `DataError` where images are missing, damaged or of the wrong form.
+    """
+    if split not in SPLITS:
+        raise unknown_name("split", split, SPLITS)
+    kind, colon, folder = name.partition(":")
+    is_array = kind == "array" and bool(colon)
+    if not is_array and name not in DATA_SETS:
+        raise unknown_name("data set", name, DATA_SETS)
+    if image_size is not None and name != "glyphs":
+        raise UsageError(
+            f"--image-size {image_size} does not fit --data {name}: only glyphs are drawn at any size; drop it"
+        )
+    if name == "glyphs":
+        side = DEFAULT_SIZE if image_size is None else image_size
+        drawn: Literal["train", "test"] = "test" if split == "test" else "train"
+        part = _part(name, split, COUNTS[drawn])
+        images, labels = draw_glyphs(drawn, side, part.start, part.stop)
+        return ImageSet(name, split, images, labels)
+    if is_array:
+        return _cut(name, split, *_load_arrays(folder, "test" if split == "test" else "train"))
+    root, origin = _find_data_dir(data_dir)
+    return _cut(name, split, *load_torchvision_set(name, split != "test", root, origin))
+
+
+def _part(name: str, split: Split, count: int) -> slice:
+    """Which of the `count` images of the set's own training or test part belong to `split`."""
+    if split == "test":
+        return slice(0, count)
+    if count < 2:
+        raise DataError(f"{name} has {count} training image; at least 2 are needed, one of them for validation")
+    held_out = 5_000 if count >= 50_000 else max(1, count // 10)
+    return slice(0, count - held_out) if split == "train" else slice(count - held_out, count)
+
+
+def _cut(name: str, split: Split, images: NDArray[np.uint8], labels: NDArray[np.int64] | None) -> ImageSet:
+    part = _part(name, split, len(images))
+    return ImageSet(name, split, images[part], None if labels is None else labels[part])
+
+
+def _find_data_dir(data_dir: str | Path | None) -> tuple[Path, str]:
+    """The folder of torchvision's sets, which exists, and where its name came from.
+
+    Only the default is made if absent: a folder that was named and does not exist is more likely misspelt.
+    """
+    named, origin = (data_dir, "--data-dir") if data_dir is not None else (os.environ.get("LINTX_DATA"), "LINTX_DATA")
+    try:
+        if named:
+            root = Path(named).expanduser()
+            if not root.is_dir():
+                found = "is not a folder" if root.exists() else "does not exist"
+                raise DataError(f"the data folder {root} ({origin}) {found}; create it or name another with --data-dir")
+            return root, origin
+        cache = os.environ.get("XDG_CACHE_HOME", "")
+        root = (Path(cache) if os.path.isabs(cache) else Path("~/.cache").expanduser()) / "lintx" / "data"
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"cannot use the data folder {error.filename} ({error.strerror}); name another with --data-dir"
+        ) from error
+    except RuntimeError as error:  # what pathlib raises for a home that it cannot find
+        raise DataError(f"cannot find the data folder ({error}); name it with --data-dir") from error
+    return root, "the default"
+
+
+def _load_arrays(folder: str, part: Literal["train", "test"]) -> tuple[NDArray[np.uint8], NDArray[np.int64] | None]:
+    """Images [N, H, W, C], mapped into memory and not read, and labels [N] if there are any."""
+    if not folder:
+        raise UsageError("--data array: needs a folder, as in array:DIR, with DIR/train-images.npy in it; found none")
+    images_path = Path(os.path.expanduser(folder)) / f"{part}-images.npy"
+    labels_path = images_path.with_name(f"{part}-labels.npy")
+    images = _open_array(images_path)
+    if images.dtype != np.uint8:
+        raise DataError(f"{images_path}: pixels must be uint8 (0 to 255), found {images.dtype}; convert and save again")
+    if images.ndim == 3:
+        images = images[..., None]
+    if images.ndim != 4 or images.shape[-1] not in (1, 3):
+        raise DataError(
+            f"{images_path}: images must be [N, H, W], [N, H, W, 1] or [N, H, W, 3], found {list(images.shape)}; "
+            "reshape and save again"
+        )
+    if images.size == 0:
+        raise DataError(
+            f"{images_path}: there are no images in it, found shape {list(images.shape)}; save at least one"
+        )
+    if not labels_path.exists():
+        return images, None
+    labels = _open_array(labels_path)
+    if labels.ndim != 1 or len(labels) != len(images) or not np.issubdtype(labels.dtype, np.integer):
+        raise DataError(
+            f"{labels_path}: labels must be {len(images)} integers, one per image, found {labels.dtype} "
+            f"{list(labels.shape)}; mend or remove the file"
+        )
+    return images, labels.astype(np.int64)
+
+
+def _open_array(path: Path) -> NDArray[Any]:
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{path} does not exist; save the images there with numpy.save, or name another folder"
+        ) from error
+    except OSError as error:
+        raise DataError(f"cannot read {path} ({error.strerror or error}); check the file and its rights") from error
+    # numpy's reader raises ValueError, EOFError, SyntaxError or UnicodeError, as the damage happens to fall.
+    except Exception as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise DataError(
+            f"{path} is not a whole .npy file of numbers ({reason}); save it again with numpy.save"
+        ) from error
+    if not isinstance(array, np.ndarray):  # an .npz archive under the name of an .npy file
+        array.close()
+        raise DataError(f"{path} is an archive of several arrays; save the images alone, with numpy.save")
+    return array

@@ -1,0 +1,96 @@
+"""A user's own picture files, brought to the size and the channels of a model."""
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from linformer_cli.config import ImageShape
+from linformer_cli.errors import DataError
+
+Fit = Literal["crop", "pad", "stretch"]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture as a model takes it: uint8 [H, W, C]. `notes` tell what was done that its owner may not expect."""
+
+    path: Path
+    image: NDArray[np.uint8]
+    notes: tuple[str, ...]
+
+
+def load_picture(path: str | Path, shape: ImageShape, fit: Fit = "crop", invert: bool = False) -> Picture:
+    """Read any file that Pillow reads: turned as its EXIF says, alpha flattened, resized, made grey or RGB.
+
+    `fit` is how another format becomes that of `shape`: `crop` cuts off what is too much around the middle, `pad` adds
+    the colour of the border, `stretch` distorts. Transparent parts become black behind a light drawing and white
+    behind a dark one. Raises `DataError`, one line, for what is missing, broken or too large to open safely.
+    """
+    path = Path(path)
+    try:
+        with warnings.catch_warnings():
+            # Pillow only warns of a bomb up to twice its limit; a picture for a small model needs no such size.
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            warnings.filterwarnings("ignore", category=UserWarning)
+            with Image.open(path) as opened:
+                frames = getattr(opened, "n_frames", 1)
+                picture = _flatten(ImageOps.exif_transpose(opened))
+    except FileNotFoundError:
+        raise DataError(f"no picture at '{path}'") from None
+    except IsADirectoryError:
+        raise DataError(f"'{path}' is a folder, not a picture") from None
+    except UnidentifiedImageError:
+        raise DataError(f"'{path}' is not a picture that Pillow can read") from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise DataError(f"'{path}' has more pixels than is safe to open ({Image.MAX_IMAGE_PIXELS:,})") from None
+    except (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError, OverflowError) as error:
+        raise DataError(f"'{path}' cannot be read: {str(error) or type(error).__name__}") from None
+    notes = [f"has {frames} frames; the first is taken"] if frames > 1 else []
+    if picture.size != (shape.width, shape.height):
+        notes.append(f"{picture.width} x {picture.height} pixels made {shape.width} x {shape.height} ({fit})")
+    picture = _resize(picture.convert("L" if shape.channels == 1 else "RGB"), shape, fit)
+    image = np.asarray(picture).reshape(shape.height, shape.width, shape.channels)
+    return Picture(path, 255 - image if invert else image.copy(), tuple(notes))
+
+
+def border_brightness(image: NDArray[np.uint8]) -> float:
+    """Mean value, 0 to 255, of the outermost ring of pixels of uint8 [H, W, C]."""
+    inside = np.zeros(image.shape[:2], dtype=bool)
+    inside[1:-1, 1:-1] = True
+    return float(image[~inside].mean())
+
+
+def _flatten(picture: Image.Image) -> Image.Image:
+    """A copy without transparency and with 8 bits a channel: mode L or RGB."""
+    if picture.mode.startswith("I") or picture.mode == "F":
+        # Pillow's own conversion clips at 255; these modes hold 16 bits and more.
+        values = np.asarray(picture, dtype=np.float64)
+        top = 255.0 if values.max(initial=0) <= 255 else max(65535.0, float(values.max()))
+        return Image.fromarray((values.clip(0) / top * 255).round().astype(np.uint8))
+    if not picture.has_transparency_data:
+        return picture.convert("L" if picture.mode in ("1", "L") else "RGB")
+    coloured = picture.convert("RGBA")
+    values = np.asarray(coloured, dtype=np.float64)
+    opacity = values[..., 3:]
+    mean = float((values[..., :3] * opacity).sum() / max(opacity.sum() * 3, 1.0))
+    ground = Image.new("RGBA", coloured.size, (0, 0, 0, 255) if mean > 127 else (255, 255, 255, 255))
+    return Image.alpha_composite(ground, coloured).convert("RGB")
+
+
+def _resize(picture: Image.Image, shape: ImageShape, fit: Fit) -> Image.Image:
+    size = (shape.width, shape.height)
+    if picture.size == size:
+        return picture
+    if fit == "stretch":
+        return picture.resize(size, Image.Resampling.LANCZOS)
+    if fit == "crop":
+        return ImageOps.fit(picture, size, Image.Resampling.LANCZOS)
+    array = np.asarray(picture)
+    border = np.concatenate([array[0], array[-1], array[:, 0], array[:, -1]]).mean(axis=0).round().astype(int)
+    colour = int(border) if border.ndim == 0 else tuple(border.tolist())
+    return ImageOps.pad(picture, size, Image.Resampling.LANCZOS, color=colour)

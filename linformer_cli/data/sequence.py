@@ -1,0 +1,40 @@
+"""Images as sequences of values and back: raster order, the channels of a pixel one after the other."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from linformer_cli.config import ImageShape
+
+
+def images_to_values(images: NDArray[np.uint8], levels: int = 256) -> torch.Tensor:
+    """uint8 images [N, H, W, C] as int64 values [N, T] in [0, levels), with T = H * W * C.
+
+    Position t is row t // (W * C), column t // C % W, channel t % C. With fewer than 256 levels the 256 brightnesses
+    are cut into `levels` runs of equal length (give or take one). Raises `ValueError` for other dtypes and ranks.
+    """
+    if images.dtype != np.uint8 or images.ndim != 4:
+        raise ValueError(f"images must be uint8 [N, H, W, C], found {images.dtype} {list(images.shape)}")
+    # The copy that the conversion makes is wanted: the images may be a read-only view of a file.
+    values: NDArray[Any] = np.array(images, dtype=np.int64).reshape(images.shape[0], -1)
+    if levels != 256:
+        values = values * levels // 256
+    return torch.from_numpy(values)
+
+
+def values_to_images(values: torch.Tensor, shape: ImageShape) -> NDArray[np.uint8]:
+    """Integer values [N, T] in [0, shape.levels) as uint8 images [N, H, W, C]; the inverse of `images_to_values`.
+
+    With fewer than 256 levels the levels are spread evenly over the brightnesses: 0 is black and the highest is 255.
+    Rounding up, not to nearest, keeps each inside its own run, so that the way there and back changes no level.
+    Raises `ValueError` where T is not that of `shape`, or a value is out of range.
+    """
+    if values.ndim != 2 or values.shape[1] != shape.positions:
+        raise ValueError(f"values must be [N, {shape.positions}], found {list(values.shape)}")
+    array: NDArray[Any] = values.detach().cpu().numpy().astype(np.int64)
+    if array.size and (array.min() < 0 or array.max() >= shape.levels):
+        raise ValueError(f"values must be in [0, {shape.levels}), found {array.min()} to {array.max()}")
+    brightness = -(-array * 255 // (shape.levels - 1))
+    return brightness.astype(np.uint8).reshape(-1, shape.height, shape.width, shape.channels)

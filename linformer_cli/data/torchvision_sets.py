@@ -1,0 +1,192 @@
+"""MNIST, Fashion-MNIST and CIFAR-10, read and downloaded by torchvision.
+
+The only module that imports torchvision, and only inside a function: the import takes seconds.
+"""
+
+import contextlib
+import importlib.metadata
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from linformer_cli.errors import DataError
+
+CLASS_NAMES = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST", "cifar10": "CIFAR10"}
+
+# Where a set's packed files lie; whoever has only these needs no network.
+_ARCHIVES = {"mnist": "MNIST/raw/*.gz", "fashion-mnist": "FashionMNIST/raw/*.gz", "cifar10": "cifar-10-python.tar.gz"}
+
+# One attempt to connect or to read may take this long. torchvision itself sets no limit, so behind a firewall that
+# drops packets it would wait for minutes, several times over.
+NETWORK_TIMEOUT_SECONDS = 10.0
+
+# Operators whose shape functions torchvision registers without asking whether its own library could be loaded.
+_UNGUARDED_OPERATORS = ("nms", "qnms")
+
+# A torch.library.Library takes its operators with it when it is collected, so this one lives as long as the process.
+_operator_libraries: list[Any] = []
+
+
+def load_torchvision_set(
+    name: str, train: bool, root: Path, origin: str
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """The training or the test images [N, H, W, C] and labels [N] of the set `name`, a key of `CLASS_NAMES`.
+
+    Takes what lies in `root`, in torchvision's own layout, and downloads into it only what is absent. `origin` says in
+    an error where `root` came from. Raises `DataError` where torchvision does not load, where files are damaged and
+    where the download fails.
+    """
+    build = getattr(import_torchvision_datasets(), CLASS_NAMES[name])
+    try:
+        with _quiet():
+            data = build(root=str(root), train=train, download=False)
+    # torchvision checks files with assertions, views and unpickling: a damaged one may raise anything.
+    except Exception as error:
+        if not (isinstance(error, RuntimeError) and "not found" in str(error)):
+            raise DataError(
+                f"the {name} files in {root} ({origin}) are damaged ({_one_line(error)}); delete them and run again"
+            ) from error
+        data = _download(name, build, train, root, origin)
+    return _as_arrays(name, data, root)
+
+
+def _as_arrays(name: str, data: Any, root: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    images = np.asarray(data.data)
+    labels = np.asarray(data.targets).astype(np.int64)
+    if images.ndim == 3:
+        images = images[..., None]
+    if images.ndim != 4 or images.dtype != np.uint8 or images.size == 0 or labels.shape != images.shape[:1]:
+        raise DataError(
+            f"the {name} files in {root} are damaged (images {list(images.shape)} of {images.dtype}, labels "
+            f"{list(labels.shape)}); delete them and run again"
+        )
+    return images, labels
+
+
+def _download(name: str, build: Any, train: bool, root: Path, origin: str) -> Any:
+    """Download the set beside its place, then move it in file by file: a broken-off download leaves nothing behind.
+
+    Packed files that lie in `root` already are unpacked and not downloaded.
+    """
+    try:
+        with tempfile.TemporaryDirectory(dir=root, prefix=".download-") as staging_name, _quiet(), _network_timeout():
+            staging = Path(staging_name)
+            for archive in root.glob(_ARCHIVES[name]):
+                copy = staging / archive.relative_to(root)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(archive, copy)
+            data = build(root=staging_name, train=train, download=True)
+            for source in sorted(staging.rglob("*")):
+                if source.is_file() and source.suffix != ".gz":  # archives are of no use once they are unpacked
+                    target = root / source.relative_to(staging)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    os.replace(source, target)
+    # urllib, http.client, tarfile and torchvision itself each have errors of their own; all of them end here.
+    except Exception as error:
+        raise DataError(
+            f"no complete {name} in {root} ({origin}), and downloading it failed ({_one_line(error)}); "
+            "name a folder that holds it with --data-dir, or take --data glyphs, which needs no download"
+        ) from error
+    return data
+
+
+def import_torchvision_datasets() -> Any:
+    """The module `torchvision.datasets`, also where torchvision was built for another torch than the one installed.
+
+    The registry's torchvision is built for CUDA; beside a CPU-only torch its library does not load, and its import
+    then fails while it describes operators that the library would have brought. Reading images needs none of them, so
+    they are declared, without code behind them, and the import is tried once more. Raises `DataError` where torchvision
+    is missing or does not load even so.
+    """
+    with _quiet():
+        try:
+            return _import()
+        except ModuleNotFoundError as error:
+            if error.name != "torchvision":
+                raise _mismatch(error) from error
+            raise DataError(
+                "this data set is read by torchvision, which is not installed; pip install torchvision, "
+                "or take --data array:DIR or --data glyphs"
+            ) from error
+        except RuntimeError as error:
+            if "operator torchvision::nms does not exist" not in str(error):
+                raise _mismatch(error) from error
+        # A damaged binary package may fail in any way while it is imported.
+        except Exception as error:
+            raise _mismatch(error) from error
+        try:
+            _declare_missing_operators()
+            _forget_half_imported_modules()
+            return _import()
+        except Exception as error:
+            raise _mismatch(error) from error
+
+
+def _import() -> Any:
+    import torchvision.datasets  # type: ignore[import-untyped, unused-ignore]
+
+    return torchvision.datasets
+
+
+def _declare_missing_operators() -> None:
+    import torch
+
+    make_library: Any = torch.library.Library  # untyped in torch
+    library = make_library("torchvision", "FRAGMENT")
+    _operator_libraries.append(library)
+    for operator in _UNGUARDED_OPERATORS:
+        library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+def _forget_half_imported_modules() -> None:
+    for module in [module for module in sys.modules if module.partition(".")[0] == "torchvision"]:
+        del sys.modules[module]
+
+
+def _mismatch(error: Exception) -> DataError:
+    """torch and torchvision do not fit together; names both versions and what the installed torchvision asks for."""
+    torch_version = importlib.metadata.version("torch")
+    torchvision_version = importlib.metadata.version("torchvision")
+    requirements = importlib.metadata.requires("torchvision") or []
+    wanted = next((line for line in requirements if line.startswith("torch")), "torch")
+    wanted = "".join(character for character in wanted.partition(";")[0] if character not in "() ")
+    return DataError(
+        f"torchvision {torchvision_version} does not load beside torch {torch_version} ({_one_line(error)}); install "
+        f"torchvision=={torchvision_version} and {wanted}, both from the same index, "
+        "or take --data array:DIR or --data glyphs"
+    )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What torchvision prints goes to stderr, for stdout belongs to results; its warnings say nothing of use here."""
+    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextlib.contextmanager
+def _network_timeout() -> Iterator[None]:
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(NETWORK_TIMEOUT_SECONDS)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+def _one_line(error: Exception) -> str:
+    """The last line of an error's text, which is where torchvision puts the cause, or its type where it has no text."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return lines[-1].removeprefix("<urlopen error ").removesuffix(">")[:200]

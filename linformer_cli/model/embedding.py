@@ -1,0 +1,123 @@
+"""What a position sees directly: where it is, and the known values around it.
+
+Tokens are the values of an image in raster order, channels innermost, behind one start token: token 0 is the start
+and token i holds value i - 1. At token i the model predicts value i, so a position may look at values 0 .. i - 1.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linformer_cli.config import ImageShape, ModelConfig
+
+# (rows up, columns to the left) of the pixels that `neighbours` shows, besides the pixel itself.
+_NEIGHBOURS = ((0, 1), (0, 2), (1, 1), (1, 0), (1, -1), (2, 0))
+
+
+class EmbeddingState(NamedTuple):
+    """The last values, recent int16 [B, reach] (newest last), and how many tokens were seen, a 0-d int64 tensor."""
+
+    recent: Tensor
+    position: Tensor
+
+
+def context_sources(context: str, image: ImageShape) -> Tensor:
+    """For each position the places of the known values it sees: int64 [T, slots], -1 where there is none.
+
+    `previous` has one slot, the value before. `neighbours` has one for every channel of six pixels (left, two left,
+    above left, above, above right, two above) and for the channels of the pixel itself that come before this one; a
+    pixel outside the image is missing. Every place is smaller than its position.
+    """
+    positions = torch.arange(image.positions)
+    if context == "previous":
+        return (positions - 1).unsqueeze(1)
+    channel = positions % image.channels
+    column = positions // image.channels % image.width
+    row = positions // image.values_per_row
+    slots = [torch.where(channel > other, positions - channel + other, -1) for other in range(image.channels - 1)]
+    for up, left in _NEIGHBOURS:
+        there_row, there_column = row - up, column - left
+        inside = (there_row >= 0) & (there_column >= 0) & (there_column < image.width)
+        pixel = (there_row * image.width + there_column) * image.channels
+        slots += [torch.where(inside, pixel + other, -1) for other in range(image.channels)]
+    return torch.stack(slots, dim=1)
+
+
+class PixelEmbedding(nn.Module):
+    """Tokens int64 [B, T] to vectors [B, T, width], continuing from a state of bounded size.
+
+    The state holds the last `reach` values, about two image rows for `neighbours`, whatever the length. A slot with
+    no value has an embedding of its own, which also stands for the start token.
+    """
+
+    sources: Tensor
+    sinusoids: Tensor
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        image = config.image
+        self.levels = image.levels
+        sources = context_sources(config.context, image)
+        self.register_buffer("sources", sources, persistent=False)
+        distances = torch.arange(image.positions).unsqueeze(1) - sources
+        self.reach = int(distances[sources >= 0].max()) if image.positions > 1 else 1
+        paper = config.embedding == "paper"
+        value_width = config.width // 2 if paper else config.width
+        slots = sources.shape[1]
+        # One table for all slots, looked up and added up in one pass.
+        self.values = nn.Parameter(torch.empty(slots * (image.levels + 1), value_width))
+        nn.init.normal_(self.values, std=slots**-0.5)
+        if paper:
+            self.register_buffer("sinusoids", sinusoidal_table(image.positions, config.width // 2), persistent=False)
+        else:
+            self.register_parameter("sinusoids", None)
+            self.row = nn.Embedding(image.height, config.width)
+            self.column = nn.Embedding(image.width, config.width)
+            self.channel = nn.Embedding(image.channels, config.width)
+            for table in (self.row, self.column, self.channel):
+                nn.init.normal_(table.weight, std=0.5)
+        self.image = image
+
+    def init_state(self, batch: int, device: torch.device) -> EmbeddingState:
+        recent = torch.zeros(batch, self.reach, dtype=torch.int16, device=device)
+        return EmbeddingState(recent, torch.zeros((), dtype=torch.int64, device=device))
+
+    def forward(self, tokens: Tensor, state: EmbeddingState) -> tuple[Tensor, EmbeddingState]:
+        """Vectors [B, T, width] for tokens int64 [B, T] behind those in `state`, and the state after them."""
+        batch, length = tokens.shape
+        start = int(state.position)
+        known = torch.cat([state.recent, tokens.to(torch.int16)], dim=1)
+        # Column c of `known` is token start - reach + c, which holds value start - reach + c - 1.
+        sources = self.sources[start : start + length]
+        columns = (sources - (start - self.reach) + 1).clamp(min=0)
+        values = known[:, columns.flatten()].unflatten(1, sources.shape).long()
+        values = torch.where(sources < 0, self.levels, values)
+        table_starts = torch.arange(sources.shape[1], device=tokens.device) * (self.levels + 1)
+        x = functional.embedding_bag((values + table_starts).flatten(0, 1), self.values, mode="sum").unflatten(
+            0, (batch, length)
+        )
+        state = EmbeddingState(known[:, length:], state.position + length)
+        if self.sinusoids is not None:
+            position = self.sinusoids[start : start + length].to(x.dtype).expand(batch, -1, -1)
+            return torch.cat([x, position], dim=-1), state
+        return x + self._grid(start, length, tokens.device), state
+
+    def _grid(self, start: int, length: int, device: torch.device) -> Tensor:
+        places = torch.arange(start, start + length, device=device)
+        pixels = places // self.image.channels
+        place: Tensor = (
+            self.row(pixels // self.image.width)
+            + self.column(pixels % self.image.width)
+            + self.channel(places % self.image.channels)
+        )
+        return place
+
+
+def sinusoidal_table(positions: int, width: int) -> Tensor:
+    """Sines and cosines [positions, width] of geometrically spaced wavelengths (Vaswani 2017, section 3.5)."""
+    frequencies = torch.exp(torch.arange(0, width, 2) * (-math.log(10_000.0) / width))
+    angles = torch.arange(positions).unsqueeze(1) * frequencies
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)

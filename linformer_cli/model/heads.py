@@ -1,0 +1,129 @@
+"""Output heads: what the last vector says about the next value. One distribution, for likelihood and for sampling.
+
+`parameters` are what a head's projection gives, [..., P]; `levels` is how many values there are.
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linformer_cli.config import ModelConfig
+
+
+class Head(nn.Module, ABC):
+    """A distribution over values 0 .. levels - 1 for every position."""
+
+    def __init__(self, width: int, parameters: int, levels: int) -> None:
+        super().__init__()
+        self.projection = nn.Linear(width, parameters)
+        self.levels = levels
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Parameters [..., P] from vectors [..., width]."""
+        parameters: Tensor = self.projection(x)
+        return parameters
+
+    @abstractmethod
+    def log_likelihood(self, parameters: Tensor, values: Tensor) -> Tensor:
+        """Log probability in nats [...] of values int64 [...] under parameters [..., P]; float32 or better."""
+
+    @abstractmethod
+    def log_probabilities(self, parameters: Tensor) -> Tensor:
+        """Log probabilities in nats [..., levels] of all values; float32 or better."""
+
+    @abstractmethod
+    def draw(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
+        """Values int64 [B] drawn from exactly this distribution by parameters [B, P] and uniforms [B] in [0, 1)."""
+
+
+class CategoricalHead(Head):
+    """One logit for every value."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config.width, config.image.levels, config.image.levels)
+
+    def log_likelihood(self, parameters: Tensor, values: Tensor) -> Tensor:
+        nats = functional.cross_entropy(_wide(parameters).flatten(0, -2), values.flatten(), reduction="none")
+        return -nats.view(values.shape)
+
+    def log_probabilities(self, parameters: Tensor) -> Tensor:
+        return _wide(parameters).log_softmax(dim=-1)
+
+    def draw(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
+        return invert_cumulative(_wide(parameters).softmax(dim=-1), uniforms)[0]
+
+
+class MixtureHead(Head):
+    """A mixture of K logistic distributions, cut into `levels` bins (Salimans 2017, PixelCNN++, arXiv 1701.05517).
+
+    Values lie evenly on [-1, 1]; the first bin reaches to minus and the last to plus infinity. P holds K mixture
+    logits, K means and K log scales. A bin's mass is exact where the source approximates a narrow one by the density:
+    with bin edges a < b in units of the scale, sigmoid(b) - sigmoid(a) = sigmoid(b) sigmoid(-a) (1 - exp(a - b)),
+    which cancels nowhere, so that the probabilities of all values add up to 1.
+    """
+
+    smallest_log_scale = -7.0
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config.width, 3 * config.mixtures, config.image.levels)
+        self.mixtures = config.mixtures
+
+    def log_likelihood(self, parameters: Tensor, values: Tensor) -> Tensor:
+        return self._log_mass(parameters, values)
+
+    def log_probabilities(self, parameters: Tensor) -> Tensor:
+        values = torch.arange(self.levels, device=parameters.device)
+        return self._log_mass(parameters.unsqueeze(-2), values.expand(*parameters.shape[:-1], self.levels))
+
+    def _log_mass(self, parameters: Tensor, values: Tensor) -> Tensor:
+        logits, means, log_scales = _wide(parameters).split(self.mixtures, dim=-1)
+        inverse_scales = torch.exp(-log_scales.clamp(min=self.smallest_log_scale))
+        values = values.unsqueeze(-1)
+        bin_width = 2 / (self.levels - 1)
+        centre = values * bin_width - 1
+        lower = (centre - bin_width / 2 - means) * inverse_scales
+        upper = (centre + bin_width / 2 - means) * inverse_scales
+        below = functional.logsigmoid(upper).masked_fill(values == self.levels - 1, 0)
+        above = functional.logsigmoid(-lower).masked_fill(values == 0, 0)
+        inner = torch.log(-torch.expm1(-bin_width * inverse_scales))
+        inner = inner.masked_fill((values == 0) | (values == self.levels - 1), 0)
+        return torch.logsumexp(logits.log_softmax(dim=-1) + below + above + inner, dim=-1)
+
+    def draw(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
+        """A component, then its logistic by inversion, then the bin: no table of all values is needed.
+
+        One uniform number serves both draws, since its place within the chosen component's share is uniform again.
+        """
+        logits, means, log_scales = _wide(parameters).split(self.mixtures, dim=-1)
+        component, place = invert_cumulative(logits.softmax(dim=-1), uniforms)
+        mean, log_scale = (x.gather(-1, component.unsqueeze(-1)).squeeze(-1) for x in (means, log_scales))
+        x = mean + log_scale.clamp(min=self.smallest_log_scale).exp() * place.logit(eps=1e-7).to(mean.dtype)
+        values: Tensor = ((x + 1) * ((self.levels - 1) / 2)).round()
+        return values.clamp(0, self.levels - 1).long()
+
+
+def build_head(config: ModelConfig) -> Head:
+    """The head that `config.head` names."""
+    return CategoricalHead(config) if config.head == "categorical" else MixtureHead(config)
+
+
+def invert_cumulative(probabilities: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw from probabilities [B, levels] by inversion with uniforms [B] in [0, 1).
+
+    Returns the values int64 [B], and where in [0, 1) of its value's own share each uniform number fell. A value of
+    probability 0 is never drawn.
+    """
+    cumulative = probabilities.cumsum(dim=-1)
+    # The total is 1 up to rounding; scaling the number by it gives no value more than its share.
+    targets = uniforms.to(cumulative).unsqueeze(-1) * cumulative[..., -1:]
+    values = (cumulative <= targets).sum(dim=-1, keepdim=True).clamp(max=cumulative.shape[-1] - 1)
+    share = probabilities.gather(-1, values)
+    place = (targets - (cumulative.gather(-1, values) - share)) / share
+    return values.squeeze(-1), place.clamp(0, 1).squeeze(-1)
+
+
+def _wide(parameters: Tensor) -> Tensor:
+    """At least float32: a likelihood summed over a thousand values is not counted in bfloat16."""
+    return parameters if parameters.dtype == torch.float64 else parameters.float()

@@ -1,0 +1,126 @@
+"""The whole model: images as sequences of values, one prediction a position, in parallel or step by step."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from linformer_cli.config import ModelConfig
+
+from .blocks import Block
+from .embedding import EmbeddingState, PixelEmbedding
+from .heads import build_head
+
+
+class PixelState(NamedTuple):
+    """What stepping carries: the last values and the position, and one state per layer."""
+
+    embedding: EmbeddingState
+    layers: tuple[Any, ...]
+
+
+class PixelModel(nn.Module):
+    """p(x) = product over t of p(x_t | x_0 .. x_{t-1}) for the T values of an image.
+
+    The same three calls as an attention has. Tokens are values behind a start token (`shift_values`): token i holds
+    value i - 1 and the output at token i is the distribution of value i, as parameters of `head`. Equality of `attend`
+    and `step` holds for every checkpoint; `lintx check` measures it.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = PixelEmbedding(config)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
+        self.norm = nn.LayerNorm(config.width)
+        self.head = build_head(config)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        """Linear layers N(0, 1 / inputs); those that end a residual branch are divided by sqrt(2 layers) more.
+
+        So the sum of all branches starts at the scale of one, whatever the depth. The head starts near zero: an
+        untrained model is close to uniform.
+        """
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=module.in_features**-0.5)
+                nn.init.zeros_(module.bias)
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            for last in (block.attention.output, block.feed_forward.output):
+                last.weight.data.mul_((2 * self.config.layers) ** -0.5)
+        self.head.projection.weight.data.mul_(0.1)
+
+    @property
+    def device(self) -> torch.device:
+        return self.head.projection.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.head.projection.weight.dtype
+
+    def start_tokens(self, batch: int) -> Tensor:
+        """The start token of every image, int64 [B]: the first thing to step with."""
+        return torch.zeros(batch, dtype=torch.int64, device=self.device)
+
+    def shift_values(self, values: Tensor) -> Tensor:
+        """Tokens [B, T] for values int64 [B, T]: the start token, then all values but the last.
+
+        The start token's number is never looked up: position 0 sees only missing values.
+        """
+        return torch.cat([torch.zeros_like(values[:, :1]), values[:, :-1]], dim=1)
+
+    def attend(self, tokens: Tensor, state: PixelState | None = None) -> tuple[Tensor, PixelState]:
+        """Head parameters [B, T, P] at tokens int64 [B, T] behind those in `state`, and the state after them.
+
+        `state` None is the start of an image, and the first token is the start token then. Differentiable; `state` is
+        left as it was.
+        """
+        embedding = self.embedding.init_state(len(tokens), tokens.device) if state is None else state.embedding
+        x, embedding = self.embedding(tokens, embedding)
+        layers = []
+        for index, block in enumerate(self.blocks):
+            assert isinstance(block, Block)
+            x, layer = block.attend(x, None if state is None else state.layers[index])
+            layers.append(layer)
+        return self.head(self.norm(x)), PixelState(embedding, tuple(layers))
+
+    def init_state(self, batch: int, capacity: int | None = None) -> PixelState:
+        """The state before the first token, for `batch` images; `capacity` (default T) bounds a growing one."""
+        capacity = capacity or self.config.image.positions
+        layers = tuple(
+            block.attention.inner.init_state(batch, capacity, self.device, self.dtype)  # type: ignore[union-attr, operator]
+            for block in self.blocks
+        )
+        return PixelState(self.embedding.init_state(batch, self.device), layers)
+
+    @torch.no_grad()
+    def step(self, tokens_t: Tensor, state: PixelState) -> tuple[Tensor, PixelState]:
+        """Head parameters [B, P] at one more token int64 [B]; may update `state` in place: keep what it returns."""
+        x, embedding = self.embedding(tokens_t.unsqueeze(1), state.embedding)
+        x = x.squeeze(1)
+        layers = []
+        for block, layer in zip(self.blocks, state.layers, strict=True):
+            assert isinstance(block, Block)
+            x, layer = block.step(x, layer)
+            layers.append(layer)
+        return self.head(self.norm(x)), PixelState(embedding, tuple(layers))
+
+    def nats(self, values: Tensor) -> Tensor:
+        """Negative log likelihood in nats of every value, [B, T], for values int64 [B, T]."""
+        parameters, _ = self.attend(self.shift_values(values))
+        return -self.head.log_likelihood(parameters, values)
+
+    def state_bytes(self, batch: int, positions: int | None = None) -> int:
+        """Bytes that stepping carries for `batch` images after `positions` (default T) positions."""
+        positions = positions or self.config.image.positions
+        layers = sum(
+            block.attention.inner.state_bytes(batch, positions, self.dtype)  # type: ignore[union-attr, operator]
+            for block in self.blocks
+        )
+        recent = batch * self.embedding.reach * torch.int16.itemsize
+        return int(layers) + recent + torch.int64.itemsize
+
+    def parameter_count(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters())

@@ -1,0 +1,36 @@
+"""Named networks. A preset says what the network is; image size and channels come from the data."""
+
+from .config import NetworkConfig
+from .errors import unknown_name
+
+_PAPER = NetworkConfig(
+    layers=8,
+    heads=8,
+    width=256,
+    head_width=32,
+    feed_forward=1024,
+    activation="relu",
+    norm="post",
+    dropout=0.1,
+    context="previous",
+    embedding="paper",
+    head="mixture",
+    mixtures=10,
+)
+
+PRESETS: dict[str, NetworkConfig] = {
+    # The two models of Katharopoulos 2020 (arXiv 2006.16236), section 4.2, as its released code builds them.
+    "mnist-paper": _PAPER,
+    "cifar10-paper": _PAPER.model_copy(update={"layers": 16}),
+    # Trains well on two CPU cores: about 1.2 million parameters.
+    "mnist-small": NetworkConfig(),
+    # For tests and for trying things out: seconds, not minutes.
+    "tiny": NetworkConfig(layers=2, heads=2, width=32, head_width=16, feed_forward=64),
+}
+
+
+def find_preset(name: str) -> NetworkConfig:
+    """The network called `name`; raises `UsageError` with a suggestion for an unknown name."""
+    if name not in PRESETS:
+        raise unknown_name("preset", name, PRESETS)
+    return PRESETS[name]

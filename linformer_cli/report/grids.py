@@ -1,0 +1,267 @@
+"""Pictures of samples and completions, the PNG that says where it came from, and the safe way to a file.
+
+Images are uint8 arrays [N, H, W, C]: N images of H rows and W columns with C = 1 (grey) or 3 (RGB) channels.
+"""
+
+import errno
+import io
+import json
+import math
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont, PngImagePlugin, UnidentifiedImageError
+
+from linformer_cli.errors import DataError, LintxError, UsageError
+
+from .tables import to_json
+
+Value = TypeVar("Value", bound=np.generic)
+
+METADATA_KEYWORD = "lintx"
+BACKGROUND = 64  # a dark grey that neither black nor white images melt into
+CAPTION_COLOUR = 224
+CAPTION_FONT_PIXELS = 14
+CAPTION_HEIGHT = 20
+CAPTION_MARGIN = 4  # pixels that keep the captions of small images apart
+HIDDEN_TONES = (112, 144)  # two mid-tones that no one takes for a part of the image
+HIDDEN_CELL = 4  # pixels of the finished picture, so that the checker looks the same at every scale
+LONG_SIDE = 600  # pixels that a default scale aims at
+LARGEST_DEFAULT_SCALE = 8
+
+_ADVICE = {
+    errno.EACCES: "choose a folder that you may write to",
+    errno.EPERM: "choose a folder that you may write to",
+    errno.EROFS: "choose a folder that you may write to",
+    errno.ENOSPC: "free some space or choose another disk",
+    errno.EDQUOT: "free some space or choose another disk",
+    errno.EISDIR: "give the name of a file",
+    errno.ENOTDIR: "a part of the path is a file, not a folder",
+    errno.EEXIST: "a part of the path is a file, not a folder",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+
+
+def render_grid(
+    images: NDArray[np.uint8], columns: int | None = None, scale: int | None = None, gap: int = 2
+) -> Image.Image:
+    """All `images` [N, H, W, C] in raster order on one picture.
+
+    `columns` defaults to a nearly square picture, `scale` (each pixel becomes scale x scale, never blurred) to one
+    that makes the long side about 600 pixels, 8 at most. `gap` is the dark grey between images, in pixels of the
+    finished picture; there is none around them, so that one image at scale 1 is exactly itself.
+
+    Raises `DataError` where `images` is not such an array, `UsageError` where a number makes no sense.
+    """
+    require_images(images)
+    count, height, width, _ = images.shape
+    columns = _near_square(count, height, width) if columns is None else min(_at_least("columns", columns, 1), count)
+    rows = math.ceil(count / columns)
+    scale = _choose_scale(scale, max(columns * width, rows * height))
+    _at_least("gap", gap, 0)
+    across, down = width * scale + gap, height * scale + gap
+    mode = "L" if images.shape[3] == 1 else "RGB"
+    grid = Image.new(mode, (columns * across - gap, rows * down - gap), _grey(mode, BACKGROUND))
+    for index, image in enumerate(images):
+        row, column = divmod(index, columns)
+        grid.paste(_enlarge(image, scale), (column * across, row * down))
+    return grid
+
+
+def render_completion(
+    given: NDArray[np.uint8],
+    known: int,
+    completions: NDArray[np.uint8],
+    original: NDArray[np.uint8],
+    scale: int | None = None,
+    gap: int = 2,
+) -> Image.Image:
+    """One row, captioned: what the model was given, what it made of it, and what it was.
+
+    `given` and `original` are [H, W, C], `completions` [N, H, W, C]. `known` counts the values that the model saw, in
+    raster order with the channels innermost; the rest of `given` is drawn as a checker, value by value, so that a
+    pixel of which only red is known shows its red. `scale` and `gap` are those of `render_grid`.
+
+    Raises `DataError` where the arrays do not fit together, `UsageError` where a number makes no sense.
+    """
+    require_images(completions)
+    count, height, width, _ = completions.shape
+    for name, image in (("given", given), ("original", original)):
+        if image.dtype != np.uint8 or image.shape != completions.shape[1:]:
+            wanted = f"uint8 {list(completions.shape[1:])} like the completions"
+            raise DataError(f"the {name} image must be {wanted}, found {image.dtype} {list(image.shape)}")
+    if not 0 <= known <= given.size:
+        raise UsageError(f"the known part of an image has 0 to {given.size} values, found {known}")
+    scale = _choose_scale(scale, max((count + 2) * width, height))
+    _at_least("gap", gap, 0)
+
+    hidden = (np.arange(given.size) >= known).reshape(given.shape)
+    checker = _checker(height * scale, width * scale)[:, :, None]
+    shown = np.where(_repeat_pixels(hidden, scale), checker, _repeat_pixels(given, scale))
+
+    pictures = [_to_picture(shown), *(_enlarge(image, scale) for image in completions), _enlarge(original, scale)]
+    captions = ["given", *(str(number) for number in range(1, count + 1)), "original"]
+    return _captioned_row(pictures, captions, gap)
+
+
+def stack_rows(rows: Sequence[Image.Image], gap: int = 8) -> Image.Image:
+    """Pictures below each other, left-aligned, with `gap` pixels of dark grey between them; RGB as soon as one is.
+
+    Raises `DataError` where there are none.
+    """
+    if not rows:
+        raise DataError("there are no pictures to stack")
+    mode = "L" if all(row.mode == "L" for row in rows) else "RGB"
+    height = sum(row.height for row in rows) + gap * (len(rows) - 1)
+    stack = Image.new(mode, (max(row.width for row in rows), height), _grey(mode, BACKGROUND))
+    top = 0
+    for row in rows:
+        stack.paste(row.convert(mode), (0, top))
+        top += row.height + gap
+    return stack
+
+
+def encode_png(image: Image.Image, metadata: Mapping[str, object]) -> bytes:
+    """`image` as PNG with `metadata` in one text chunk named `lintx`, as compact JSON with sorted keys.
+
+    `metadata` may hold whatever `to_json` takes. Nothing else goes in, no time and no version: the same image and
+    metadata give the same bytes.
+    """
+    information = PngImagePlugin.PngInfo()
+    information.add_text(METADATA_KEYWORD, to_json(dict(metadata), compact=True))
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG", pnginfo=information)
+    return buffer.getvalue()
+
+
+def read_png_metadata(source: bytes | str | os.PathLike[str]) -> dict[str, object]:
+    """The metadata that `encode_png` put into a PNG, from its bytes or its path.
+
+    Raises `DataError` where the file cannot be read, is no PNG, or carries no `lintx` metadata.
+    """
+    name = "the image" if isinstance(source, bytes) else os.fspath(source)
+    try:
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=["PNG"]) as image:
+            # The property reads to the end of the file: other programs put text behind the pixels.
+            text = image.text.get(METADATA_KEYWORD) if isinstance(image, PngImagePlugin.PngImageFile) else None
+    except UnidentifiedImageError:
+        raise DataError(f"{name} is not a PNG image") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise DataError(f"cannot read {name}: {reason.lower()}") from None
+    try:
+        metadata = json.loads(text) if text is not None else None
+    except json.JSONDecodeError:
+        metadata = None
+    if not isinstance(metadata, dict):
+        raise DataError(f"{name} carries no {METADATA_KEYWORD} metadata; only images that lintx wrote do")
+    return metadata
+
+
+def write_file(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write `data` to `path` whole or not at all, making the folder where it is missing.
+
+    The bytes go to a temporary file in the same folder, which then takes the name: a full disk or Ctrl-C leaves the
+    old file or none, never half a new one. A link keeps pointing where it did. A pipe or a device such as
+    /dev/stdout cannot be replaced and is written to directly.
+
+    Raises `LintxError` with the path and the reason where the system refuses.
+    """
+    try:
+        if Path(path).exists() and not Path(path).is_file():
+            Path(path).write_bytes(data)  # for a folder, the error says so
+        else:
+            _write_then_rename(Path(os.path.realpath(path)), data)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        advice = _ADVICE.get(error.errno or 0)
+        raise LintxError(f"cannot write {os.fspath(path)}: {reason}{f'; {advice}' if advice else ''}") from None
+
+
+def require_images(images: NDArray[np.uint8]) -> None:
+    """Raise `DataError` unless `images` is a uint8 array [N, H, W, C] of at least one image with 1 or 3 channels."""
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3):
+        wanted = "uint8 [count, height, width, 1 or 3 channels]"
+        raise DataError(f"images to draw must be {wanted}, found {images.dtype} {list(images.shape)}")
+    if images.size == 0:
+        raise DataError(f"there are no images to draw: found an array of {list(images.shape)}")
+
+
+def _write_then_rename(target: Path, data: bytes) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Its own short name, not one derived from the target's, which may already be as long as the system allows.
+    temporary = target.parent / f".lintx-{secrets.token_hex(6)}.tmp"
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())  # some file systems report a full disk only here
+        os.replace(temporary, target)
+    except BaseException:  # Ctrl-C as well
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _near_square(count: int, height: int, width: int) -> int:
+    """Columns for the picture nearest to a square, or one more where that leaves fewer cells empty (8: 4 x 2)."""
+    nearest = min(count, max(1, math.ceil(math.sqrt(count * height / width))))
+    return min((nearest, min(count, nearest + 1)), key=lambda columns: -count % columns)
+
+
+def _choose_scale(scale: int | None, long_side: int) -> int:
+    if scale is not None:
+        return _at_least("scale", scale, 1)
+    return max(1, min(LARGEST_DEFAULT_SCALE, round(LONG_SIDE / long_side)))
+
+
+def _at_least(name: str, number: int, least: int) -> int:
+    if number < least:
+        raise UsageError(f"{name} must be at least {least}, found {number}")
+    return number
+
+
+def _enlarge(image: NDArray[np.uint8], scale: int) -> Image.Image:
+    return _to_picture(_repeat_pixels(image, scale))
+
+
+def _repeat_pixels(image: NDArray[Value], scale: int) -> NDArray[Value]:
+    """[H, W, C] as [H * scale, W * scale, C], each pixel a square."""
+    return image.repeat(scale, axis=0).repeat(scale, axis=1)
+
+
+def _to_picture(image: NDArray[np.uint8]) -> Image.Image:
+    """[H, W, C] as a Pillow image, grey for C = 1."""
+    return Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
+
+
+def _checker(height: int, width: int) -> NDArray[np.uint8]:
+    """A checkerboard [height, width] of the two tones for what is hidden."""
+    cells = np.arange(height)[:, None] // HIDDEN_CELL + np.arange(width)[None, :] // HIDDEN_CELL
+    dark, light = (np.uint8(tone) for tone in HIDDEN_TONES)
+    return np.where(cells % 2 == 0, dark, light)
+
+
+def _captioned_row(pictures: Sequence[Image.Image], captions: Sequence[str], gap: int) -> Image.Image:
+    """Pictures of one size beside each other, each in the middle of a column wide enough for its caption."""
+    font = ImageFont.load_default(CAPTION_FONT_PIXELS)
+    width, height = pictures[0].size
+    widths = [max(width, math.ceil(font.getlength(caption)) + CAPTION_MARGIN) for caption in captions]
+    mode = pictures[0].mode
+    row = Image.new(mode, (sum(widths) + gap * (len(widths) - 1), CAPTION_HEIGHT + height), _grey(mode, BACKGROUND))
+    draw = ImageDraw.Draw(row)
+    left = 0
+    for picture, caption, column_width in zip(pictures, captions, widths, strict=True):
+        middle = (left + column_width // 2, CAPTION_HEIGHT // 2)
+        draw.text(middle, caption, fill=_grey(mode, CAPTION_COLOUR), font=font, anchor="mm")
+        row.paste(picture, (left + (column_width - width) // 2, CAPTION_HEIGHT))
+        left += column_width + gap
+    return row
+
+
+def _grey(mode: str, tone: int) -> int | tuple[int, int, int]:
+    return tone if mode == "L" else (tone, tone, tone)

@@ -1,0 +1,168 @@
+"""The machine: device, precision, memory, signals. Everything here is called; nothing runs at import."""
+
+import contextlib
+import os
+import platform
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, Literal
+
+from . import __version__
+from .errors import Interrupted, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+Precision = Literal["auto", "fp32", "bf16"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen and why, for the user to read."""
+
+    value: str
+    reason: str
+
+
+def choose_device(wanted: str) -> Choice:
+    """A device for `auto`, `cpu`, `cuda`, `cuda:i` or `mps`; raises `UsageError` for one that is not there."""
+    import torch
+
+    kind, _, index = wanted.partition(":")
+    cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    metal = torch.backends.mps.is_available()
+    if wanted == "auto":
+        if cards:
+            return Choice("cuda", f"a CUDA device is there ({torch.cuda.get_device_name(0)})")
+        return Choice("mps", "Apple's GPU is there") if metal else Choice("cpu", "no GPU was found")
+    if kind not in ("cpu", "cuda", "mps") or (index and not (kind == "cuda" and index.isdigit())):
+        raise UsageError(f"unknown device '{wanted}'; known: auto, cpu, cuda, cuda:INDEX, mps")
+    if kind == "cuda" and not cards:
+        raise UsageError("device 'cuda' asked for, but torch finds no CUDA device here; use --device cpu")
+    if index and int(index) >= cards:
+        raise UsageError(f"device '{wanted}' asked for, but there are only {cards} CUDA devices")
+    if kind == "mps" and not metal:
+        raise UsageError("device 'mps' asked for, but torch finds no Apple GPU here; use --device cpu")
+    return Choice(wanted, "asked for")
+
+
+def choose_precision(wanted: Precision, device: str, purpose: Literal["training", "sampling"]) -> Choice:
+    """fp32 or bf16. `auto` trains in bf16 where the hardware multiplies it, and samples in fp32."""
+    import torch
+
+    if wanted != "auto":
+        return Choice(wanted, "asked for")
+    if purpose == "sampling":
+        return Choice("fp32", "the same images at nearly every batch size; bf16 has to be asked for")
+    if device == "cpu":
+        # A private name, and the only one that tells: without these instructions bf16 products are slower than fp32.
+        supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+        if supported is not None and supported():
+            return Choice("bf16", "this processor multiplies bf16")
+        return Choice("fp32", "this processor has no fast bf16")
+    if device.startswith("cuda") and torch.cuda.is_bf16_supported():
+        return Choice("bf16", "this GPU multiplies bf16")
+    return Choice("fp32", "no fast bf16 is known for this device")
+
+
+def torch_dtype(precision: str) -> "torch.dtype":
+    """The torch type of `fp32`, `bf16` or `fp64`."""
+    import torch
+
+    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}[precision]
+
+
+def measure_peak_memory(device: str = "cpu") -> int:
+    """Bytes: peak resident memory of this process, or peak allocated memory of a CUDA device."""
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # Windows has no resource module
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def synchronize(device: str) -> None:
+    """Wait until the device has done all work, so that a clock read next tells the truth."""
+    import torch
+
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+    elif device == "mps":
+        torch.mps.synchronize()
+
+
+def describe_environment() -> dict[str, Any]:
+    """What a figure depends on: versions, processor, threads, GPUs. Plain values, ready for JSON."""
+    import torch
+
+    packages = ("numpy", "pillow", "pydantic", "rich", "safetensors", "torch", "torchvision", "typer")
+    return {
+        "versions": {
+            "lintx": __version__,
+            "python": platform.python_version(),
+            **{name: _version(name) for name in packages},
+        },
+        "platform": platform.platform(),
+        "processor": _processor_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "cpu_bf16": choose_precision("auto", "cpu", "training").value == "bf16",
+        "cuda": torch.version.cuda,
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "mps": torch.backends.mps.is_available(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _processor_name() -> str:
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
+        for line in lines:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+@dataclass
+class StopRequest:
+    """Set by the first Ctrl-C or SIGTERM; long work looks at it between steps."""
+
+    signal_number: int | None = field(default=None)
+
+    def raise_if_set(self, message: str) -> None:
+        if self.signal_number is not None:
+            raise Interrupted(message, self.signal_number)
+
+
+@contextlib.contextmanager
+def catch_signals() -> Iterator[StopRequest]:
+    """Inside, the first SIGINT or SIGTERM only sets the request; a second one ends the process at once."""
+    request = StopRequest()
+    previous: dict[int, Any] = {}
+
+    def handle(number: int, _frame: object) -> None:
+        if request.signal_number is not None:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        request.signal_number = number
+
+    for caught in (signal.SIGINT, signal.SIGTERM):
+        previous[caught] = signal.signal(caught, handle)
+    try:
+        yield request
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,91 @@
+"""From a distribution to a value: random streams, filters, and the choice itself. Pure functions of their inputs."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from linformer_cli.errors import UsageError
+from linformer_cli.model.heads import Head, invert_cumulative
+
+_BLOCK = 64
+
+
+@dataclass(frozen=True)
+class Filters:
+    """What is taken from a distribution before drawing, in this order: temperature, top-k, top-p.
+
+    Log probabilities are divided by `temperature`; then all but the `top_k` likeliest values are dropped; then all
+    but the fewest likeliest values that together reach the mass `top_p`; what is left is scaled to 1. The filters act
+    on the probabilities of the values, so they mean the same for every head: a logistic mixture is first turned into
+    its table of probabilities. The default changes nothing.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < float("inf"):
+            raise UsageError(
+                f"--temperature must be above 0, found {self.temperature}; for the likeliest use --top-k 1"
+            )
+        if self.top_k is not None and self.top_k < 1:
+            raise UsageError(f"--top-k must be at least 1, found {self.top_k}")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise UsageError(f"--top-p must be above 0 and at most 1, found {self.top_p}")
+
+    @property
+    def active(self) -> bool:
+        return self != Filters()
+
+
+class UniformStreams:
+    """One stream of random numbers for every image, fixed by (seed, image index) alone.
+
+    So an image does not depend on the batch it is drawn in. Numbers come in blocks, so that memory stays constant.
+    """
+
+    def __init__(self, seed: int, indices: range) -> None:
+        self._generators = [np.random.Philox(key=np.array([seed, index], dtype=np.uint64)) for index in indices]
+        self._block: NDArray[np.float64] = np.empty((len(indices), 0))
+        self._used = 0
+
+    def take(self) -> Tensor:
+        """The next uniform number in [0, 1) of every stream: float64 [B] on the CPU."""
+        if self._used == self._block.shape[1]:
+            # The raw words are numpy's promise for ever, its distributions are not; 53 bits fill a float64.
+            words = np.stack([generator.random_raw(_BLOCK) for generator in self._generators])
+            self._block, self._used = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53, 0
+        self._used += 1
+        return torch.from_numpy(self._block[:, self._used - 1].copy())
+
+
+def filter_log_probabilities(log_probabilities: Tensor, filters: Filters) -> Tensor:
+    """Log probabilities [..., levels] after `filters`, scaled to a total of 1; dropped values are -inf.
+
+    Among equally likely values at the border of top-k or top-p the smaller value is kept.
+    """
+    filtered = (log_probabilities / filters.temperature).log_softmax(dim=-1)
+    if filters.top_k is None and filters.top_p is None:
+        return filtered
+    ordered, order = filtered.sort(dim=-1, descending=True, stable=True)
+    keep = torch.ones_like(ordered, dtype=torch.bool)
+    if filters.top_k is not None:
+        keep[..., filters.top_k :] = False
+    if filters.top_p is not None:
+        mass = ordered.masked_fill(~keep, -torch.inf).softmax(dim=-1)
+        keep &= mass.cumsum(dim=-1) - mass < filters.top_p
+    kept = torch.zeros_like(keep).scatter(-1, order, keep)
+    return filtered.masked_fill(~kept, -torch.inf).log_softmax(dim=-1)
+
+
+def choose_values(head: Head, parameters: Tensor, uniforms: Tensor, filters: Filters) -> Tensor:
+    """The next values int64 [B] from head parameters [B, P] and uniforms [B] in [0, 1)."""
+    uniforms = uniforms.to(parameters.device)
+    if not filters.active:
+        return head.draw(parameters, uniforms)
+    filtered = filter_log_probabilities(head.log_probabilities(parameters), filters)
+    return invert_cumulative(filtered.exp(), uniforms)[0]

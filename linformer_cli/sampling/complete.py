@@ -1,0 +1,89 @@
+"""Completing a picture: the known values in one parallel pass, the rest value by value."""
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from linformer_cli.attention.base import fork_state
+from linformer_cli.config import ImageShape
+from linformer_cli.errors import UsageError
+from linformer_cli.model.pixel_model import PixelModel
+
+from .choose import Filters, UniformStreams
+from .decode import iter_values
+
+
+@dataclass(frozen=True)
+class Completion:
+    """Completions of one picture whose first `known` values were given.
+
+    values: int64 [n, T], the known ones included. The others are bits/dim of a part, NaN for an empty one: of the
+    given part, of what each completion added, and of what the original had there.
+    """
+
+    known: int
+    values: Tensor
+    kept_bits_per_dim: float
+    completed_bits_per_dim: list[float]
+    original_rest_bits_per_dim: float
+
+
+def parse_keep(text: str, shape: ImageShape) -> int:
+    """How many values `--keep` keeps of an image: `top:0.5` (fraction), `top:14rows`, `top:392px`, `top:50%`.
+
+    A bare whole number means rows. Raises `UsageError` for anything else, and where nothing is left to complete.
+    """
+    side, _, amount = text.strip().lower().partition(":")
+    if side in ("left", "right", "bottom"):
+        raise UsageError(f"--keep {text}: a model that draws row by row from the top can only keep the top")
+    wanted = f"--keep takes top:0.5 (a fraction), top:14rows or top:392px, found '{text}'"
+    units = (("rows", shape.values_per_row), ("row", shape.values_per_row), ("px", shape.channels), ("%", None))
+    unit, scale = next(((unit, scale) for unit, scale in units if amount.endswith(unit)), ("", None))
+    try:
+        number = float(amount.removesuffix(unit)) if side == "top" else math.nan
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise UsageError(wanted)
+    if scale is not None or ("." not in amount and not unit):
+        kept = int(number) * (scale or shape.values_per_row)
+    else:
+        fraction = number / 100 if unit == "%" else number
+        if fraction > 1:
+            raise UsageError(wanted)
+        kept = round(fraction * shape.height * shape.width) * shape.channels
+    if kept >= shape.positions:
+        raise UsageError(f"--keep {text} keeps the whole image of {shape.height} rows: nothing is left to complete")
+    return kept
+
+
+@torch.no_grad()
+def complete_values(
+    model: PixelModel, original: Tensor, known: int, count: int, seed: int = 0, filters: Filters | None = None
+) -> Completion:
+    """`count` completions of `original` int64 [T] from its first `known` values.
+
+    The known values are read once, in parallel, whatever `count` is; the state is then forked. Completion i depends
+    on (seed, i) alone, as in sampling.
+    """
+    positions = model.config.image.positions
+    tokens = torch.cat([model.start_tokens(1), original[:known].to(model.device)]).unsqueeze(0)
+    parameters, state = model.attend(tokens, model.init_state(1, positions))
+    drawn = iter_values(
+        model,
+        parameters[:, -1].expand(count, -1),
+        fork_state(state, count),
+        UniformStreams(seed, range(count)),
+        filters or Filters(),
+    )
+    rest = torch.stack(list(itertools.islice(drawn, positions - known)), dim=1)
+    completed = torch.cat([original[:known].expand(count, -1), rest.cpu()], dim=1)
+    # All bits in one parallel pass: the known part is the same in every row.
+    everything = torch.cat([original.unsqueeze(0), completed]).to(model.device)
+    nats = model.nats(everything).cpu().double() / math.log(2)
+    means = nats[:, known:].mean(dim=1).tolist()
+    kept = float(nats[0, :known].mean()) if known else math.nan
+    return Completion(known, completed, kept, means[1:], means[0])

@@ -1,0 +1,264 @@
+"""The training loop: evaluate, sample, save, stop?, train. It reads top to bottom and resumes exactly."""
+
+import dataclasses
+import math
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from linformer_cli.checkpoint import (
+    CheckpointInfo,
+    DataSummary,
+    TrainingState,
+    TrainingSummary,
+    load_training_state,
+    load_weights,
+    read_checkpoint,
+    save_checkpoint,
+)
+from linformer_cli.config import RunConfig
+from linformer_cli.data.batches import Batches
+from linformer_cli.data.images import ImageSet
+from linformer_cli.data.sequence import images_to_values
+from linformer_cli.errors import TrainingError
+from linformer_cli.evaluation.bits import Bits, measure_bits
+from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.report.grids import encode_png, render_grid, write_file
+from linformer_cli.runtime import StopRequest, measure_peak_memory, synchronize
+from linformer_cli.sampling.decode import sample_images
+
+from .optimizer import build_optimizer, load_optimizer_tensors, optimizer_tensors
+from .run_folder import RunFolder
+from .schedule import learning_rate_at, measure_progress
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Everything about a run that is not a tensor; saved with it. `interval_*` add up what was not logged yet."""
+
+    step: int = 0
+    images_seen: int = 0
+    elapsed_seconds: float = 0.0
+    best_bits_per_dim: float | None = None
+    validation_bits_per_dim: float | None = None
+    validation_standard_error: float | None = None
+    evaluated_at: int = 0
+    sampled_at: int = 0
+    interval_nats: float = 0.0
+    interval_steps: int = 0
+
+
+class Reporter(Protocol):
+    """Who is told what happens; the command line's is a progress line."""
+
+    def on_step(self, row: dict[str, Any], finished_share: float) -> None: ...
+    def on_evaluate(self, progress: Progress, bits: Bits, is_best: bool) -> None: ...
+    def on_sample(self, path: Path) -> None: ...
+    def on_save(self, path: Path, progress: Progress) -> None: ...
+
+
+def build_model(config: RunConfig) -> PixelModel:
+    """The untrained model of a run: its weights depend on the seed alone."""
+    torch.manual_seed(config.train.seed)
+    return PixelModel(config.model)
+
+
+class Trainer:
+    """A run under way: model, optimizer, place in the data, and progress."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        train: ImageSet,
+        validation: ImageSet,
+        device: str,
+        precision: str,
+    ) -> None:
+        self.config, self.folder, self.device = config, folder, device
+        self.train_set, self.validation = train, validation
+        self.autocast = precision == "bf16"
+        self.batches = Batches(len(train), config.train.seed)
+        self.model = build_model(config).to(device).train()
+        self.optimizer = build_optimizer(self.model, config.train)
+        self.progress = Progress()
+
+    def resume(self) -> None:
+        """Go back to where `last/` was saved: weights, optimizer, place in the data, random state, metrics."""
+        checkpoint = read_checkpoint(self.folder.last)
+        state = load_training_state(checkpoint)
+        self.model = load_weights(checkpoint, self.device).train()
+        self.optimizer = build_optimizer(self.model, self.config.train)
+        load_optimizer_tensors(self.optimizer, state.tensors)
+        torch.set_rng_state(state.tensors["random.cpu"])
+        if "random.cuda" in state.tensors and self.device.startswith("cuda"):
+            torch.cuda.set_rng_state(state.tensors["random.cuda"], self.device)
+        self.progress = Progress(**state.values)
+        self.folder.cut_metrics(self.progress.step)
+
+    def run(self, reporter: Reporter, stop: StopRequest) -> Progress:
+        """Train to the end of the schedule. Raises `Interrupted` after saving, when `stop` is set."""
+        settings = self.config.train
+        saved_at = self.progress.step
+        started = time.monotonic() - self.progress.elapsed_seconds
+        interval_began = time.monotonic()
+        while True:
+            step = self.progress.step
+            self.progress = replace(self.progress, elapsed_seconds=time.monotonic() - started)
+            share = measure_progress(settings, step, self.progress.elapsed_seconds, len(self.train_set))
+            finished, stopped = share >= 1, stop.signal_number is not None
+
+            if not stopped and step != self.progress.evaluated_at and (finished or step % settings.evaluate_every == 0):
+                self._evaluate(reporter)
+            if not stopped and self._sample_is_due(finished):
+                self._sample(reporter)
+            if step != saved_at and (finished or stopped or step % settings.save_every == 0):
+                self._save(self.folder.last, with_state=True)
+                saved_at = step
+                reporter.on_save(self.folder.last, self.progress)
+            if stopped:
+                stop.raise_if_set(
+                    f"stopped at step {step}, saved; continue with: lintx train --resume '{self.folder.path}'"
+                )
+            if finished:
+                return self.progress
+
+            rate = learning_rate_at(settings, step, share)
+            nats, gradient_norm = self._train_step(rate)
+            self.progress = replace(
+                self.progress,
+                step=step + 1,
+                images_seen=self.progress.images_seen + settings.batch * settings.accumulation,
+                interval_nats=self.progress.interval_nats + nats,
+                interval_steps=self.progress.interval_steps + 1,
+            )
+            if (step + 1) % settings.log_every == 0:
+                synchronize(self.device)
+                now = time.monotonic()
+                self.progress = replace(self.progress, elapsed_seconds=now - started)
+                self._log(reporter, rate, gradient_norm, now - interval_began, share)
+                interval_began = now
+
+    def _sample_is_due(self, finished: bool) -> bool:
+        every, step = self.config.train.sample_every, self.progress.step
+        return every > 0 and step != self.progress.sampled_at and (finished or step % every == 0)
+
+    def time_one_step(self) -> float:
+        """Seconds of one training step, after a first one to warm up. Changes the weights: for a dry run."""
+        self._train_step(self.config.train.learning_rate)
+        synchronize(self.device)
+        began = time.perf_counter()
+        self._train_step(self.config.train.learning_rate)
+        synchronize(self.device)
+        return time.perf_counter() - began
+
+    def _train_step(self, rate: float) -> tuple[float, float]:
+        """One optimizer step; returns the mean nats of a value and the norm of the gradient before clipping."""
+        settings = self.config.train
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.zero_grad(set_to_none=True)
+        total = 0.0
+        for part in range(settings.accumulation):
+            nats = self._mean_nats(self.progress.images_seen + part * settings.batch) / settings.accumulation
+            nats.backward()
+            total += float(nats.detach())
+        limit = math.inf if settings.clip is None else settings.clip
+        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit))
+        if not (math.isfinite(total) and math.isfinite(norm)):
+            raise TrainingError(
+                f"the loss or its gradient is not a finite number at step {self.progress.step} (loss {total}, gradient "
+                f"norm {norm}); the last good checkpoint stays in '{self.folder.last}'; try a lower --learning-rate"
+            )
+        self.optimizer.step()
+        return total, norm
+
+    def _mean_nats(self, start: int) -> Tensor:
+        indices = self.batches.batch(start, self.config.train.batch)
+        values = images_to_values(self.train_set.images[indices], self.config.model.image.levels).to(self.device)
+        with torch.autocast(self.device.partition(":")[0], torch.bfloat16, enabled=self.autocast):
+            return self.model.nats(values).mean()
+
+    def _log(self, reporter: Reporter, rate: float, norm: float, seconds: float, share: float) -> None:
+        settings, progress = self.config.train, self.progress
+        images = progress.interval_steps * settings.batch * settings.accumulation
+        row = {
+            "step": progress.step,
+            "images": progress.images_seen,
+            "learning_rate": rate,
+            "train_bits_per_dim": progress.interval_nats / progress.interval_steps / math.log(2),
+            "gradient_norm": norm,
+            "elapsed_seconds": round(progress.elapsed_seconds, 3),
+            "images_per_second": round(images / seconds, 3),
+            "peak_memory_bytes": measure_peak_memory(self.device),
+        }
+        self.folder.append_metrics(row)
+        self.progress = replace(progress, interval_nats=0.0, interval_steps=0)
+        reporter.on_step(row, share)
+
+    def _evaluate(self, reporter: Reporter) -> None:
+        """Bits/dim on the first validation images; a new best is saved at once."""
+        bits = measure_bits(self.model, self.validation.images[: self.config.train.evaluate_images])
+        best = self.progress.best_bits_per_dim
+        is_best = best is None or bits.bits_per_dim < best
+        self.progress = replace(
+            self.progress,
+            validation_bits_per_dim=bits.bits_per_dim,
+            validation_standard_error=bits.standard_error,
+            best_bits_per_dim=bits.bits_per_dim if is_best else best,
+            evaluated_at=self.progress.step,
+        )
+        self.folder.append_metrics(
+            {
+                "step": self.progress.step,
+                "images": self.progress.images_seen,
+                "validation_bits_per_dim": bits.bits_per_dim,
+                "validation_standard_error": bits.standard_error,
+                "elapsed_seconds": round(self.progress.elapsed_seconds, 3),
+            }
+        )
+        if is_best:
+            self._save(self.folder.best, with_state=False)
+        reporter.on_evaluate(self.progress, bits, is_best)
+
+    def _sample(self, reporter: Reporter) -> None:
+        """A grid of samples, always of the same random streams, so that grids can be compared over time."""
+        self.model.eval()
+        count = self.config.train.sample_images
+        grid = render_grid(sample_images(self.model, count, seed=self.config.train.seed))
+        self.model.train()
+        self.progress = replace(self.progress, sampled_at=self.progress.step)
+        path = self.folder.samples / f"step-{self.progress.step:07d}.png"
+        write_file(path, encode_png(grid, {"step": self.progress.step, "images_seen": self.progress.images_seen}))
+        reporter.on_sample(path)
+
+    def _save(self, folder: Path, with_state: bool) -> None:
+        state = None
+        if with_state:
+            tensors = optimizer_tensors(self.optimizer) | {"random.cpu": torch.get_rng_state()}
+            if self.device.startswith("cuda"):
+                tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
+            state = TrainingState(tensors, dataclasses.asdict(self.progress))
+        save_checkpoint(folder, self.model, self._describe(), state)
+
+    def _describe(self) -> CheckpointInfo:
+        progress, data = self.progress, self.train_set
+        measured = progress.validation_bits_per_dim is not None
+        return CheckpointInfo(
+            model=self.config.model,
+            data=DataSummary(name=data.name, train_images=len(data), border_mean=round(data.border_mean(), 2)),
+            training=TrainingSummary(
+                step=progress.step,
+                images_seen=progress.images_seen,
+                elapsed_seconds=round(progress.elapsed_seconds, 3),
+                validation_bits_per_dim=progress.validation_bits_per_dim,
+                validation_standard_error=progress.validation_standard_error,
+                validation_images=self.config.train.evaluate_images if measured else None,
+                preset=self.config.preset,
+                settings=self.config.train,
+            ),
+        )

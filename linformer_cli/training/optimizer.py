@@ -1,0 +1,43 @@
+"""The optimizer: weight decay on matrices only, and its state as named tensors."""
+
+import torch
+from torch import Tensor, nn
+
+from linformer_cli.config import TrainConfig
+
+
+def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+    """AdamW or RAdam with decoupled weight decay.
+
+    Only the matrices of linear layers decay: pulling biases, norms and embedding tables towards zero has no use.
+    """
+    matrices = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
+    parameters = list(model.parameters())
+    groups = [
+        {"params": [p for p in parameters if id(p) in matrices], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if id(p) not in matrices], "weight_decay": 0.0},
+    ]
+    betas = (config.beta1, config.beta2)
+    if config.optimizer == "radam":
+        return torch.optim.RAdam(groups, lr=config.learning_rate, betas=betas, decoupled_weight_decay=True)
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, fused=True)
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's moments as `optimizer.<parameter>.<name>`, for a file of tensors."""
+    return {
+        f"optimizer.{index}.{name}": value.detach().cpu()
+        for index, moments in optimizer.state_dict()["state"].items()
+        for name, value in moments.items()
+    }
+
+
+def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Give back what `optimizer_tensors` took; the groups' settings stay those of `optimizer`."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        kind, _, rest = key.partition(".")
+        if kind == "optimizer":
+            index, _, name = rest.partition(".")
+            state.setdefault(int(index), {})[name] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

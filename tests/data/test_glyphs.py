@@ -1,0 +1,83 @@
+"""The drawn set: the same image whatever is drawn with it, whole characters, light on dark, quick."""
+
+import time
+
+import numpy as np
+import pytest
+
+from linformer_cli.data.glyphs import CHARACTERS, COUNTS, draw_glyphs
+from linformer_cli.errors import UsageError
+
+
+def test_shapes_and_types() -> None:
+    images, labels = draw_glyphs("train", 28, 0, 5)
+    assert images.shape == (5, 28, 28, 1)
+    assert images.dtype == np.uint8
+    assert labels.shape == (5,)
+    assert labels.dtype == np.int64
+
+
+def test_an_image_depends_on_its_place_alone() -> None:
+    images, labels = draw_glyphs("train", 20, 0, 40)
+    some, some_labels = draw_glyphs("train", 20, 30, 35)
+    np.testing.assert_array_equal(some, images[30:35])
+    np.testing.assert_array_equal(some_labels, labels[30:35])
+
+
+def test_splits_differ() -> None:
+    train, train_labels = draw_glyphs("train", 28, 0, 50)
+    test, test_labels = draw_glyphs("test", 28, 0, 50)
+    assert not np.array_equal(train_labels, test_labels)
+    assert not any(np.array_equal(image, other) for image in train for other in test)
+
+
+def test_labels_do_not_change_with_the_size() -> None:
+    np.testing.assert_array_equal(draw_glyphs("test", 8, 0, 99)[1], draw_glyphs("test", 40, 0, 99)[1])
+
+
+def test_every_character_comes_about_equally_often() -> None:
+    _, labels = draw_glyphs("test", 8)
+    counts = np.bincount(labels, minlength=len(CHARACTERS))
+    assert len(counts) == len(CHARACTERS) == 62
+    assert counts.min() >= 4
+    assert counts.max() <= 35
+
+
+@pytest.mark.parametrize("size", [28, 45, 61])
+def test_characters_are_whole_and_light_on_dark(size: int) -> None:
+    images, _ = draw_glyphs("train", size, 0, 400)
+    frame = np.concatenate([images[:, [0, -1]].reshape(400, -1), images[:, :, [0, -1]].reshape(400, -1)], axis=1)
+    assert frame.max() < 90
+    assert np.median(images) == 0
+    assert images.reshape(400, -1).max(axis=1).min() > 90
+    assert images.max() == 255
+
+
+def test_images_of_one_character_vary() -> None:
+    images, labels = draw_glyphs("train", 28, 0, 600)
+    same = images[labels == CHARACTERS.index("A")]
+    assert len(same) >= 3
+    assert len({image.tobytes() for image in same}) == len(same)
+
+
+def test_the_mean_picture_of_a_character_looks_like_it() -> None:
+    """'L' is heavy below, 'T' above, 'I' narrow: the label belongs to the drawing, and it stands upright."""
+    images, labels = draw_glyphs("train", 28, 0, 3000)
+    mean = {character: images[labels == CHARACTERS.index(character), :, :, 0].mean(axis=0) for character in "LTIO"}
+    assert mean["L"][14:].sum() > 1.2 * mean["L"][:14].sum()
+    assert mean["T"][:14].sum() > 1.2 * mean["T"][14:].sum()
+    assert (mean["I"].sum(axis=0) > 0).sum() < (mean["O"].sum(axis=0) > 0).sum()
+    assert mean["I"][12:16, 12:16].mean() > mean["O"][12:16, 12:16].mean()
+
+
+@pytest.mark.parametrize("size", [0, 7, 513])
+def test_impossible_sizes_are_refused(size: int) -> None:
+    with pytest.raises(UsageError, match=f"found {size}"):
+        draw_glyphs("train", size)
+
+
+def test_drawing_them_all_is_quick() -> None:
+    start = time.process_time()  # of this process alone, so that a busy machine does not fail it
+    images, _ = draw_glyphs("train", 28)
+    assert len(images) == COUNTS["train"] == 8000
+    assert time.process_time() - start < 6  # about 1.5 seconds where this was written

@@ -1,0 +1,320 @@
+"""Data sets by name: the split rule, the data folder, arrays of one's own; every fault one line."""
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from linformer_cli.data import images as images_module
+from linformer_cli.data.glyphs import draw_glyphs
+from linformer_cli.data.images import DATA_SETS, ImageSet, Split, load_images
+from linformer_cli.errors import DataError, LintxError, UsageError
+
+REAL_DATA = os.environ.get("LINTX_DATA")
+
+
+@pytest.fixture(autouse=True)
+def no_folders_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("LINTX_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def check_one_line(error: pytest.ExceptionInfo[LintxError], *parts: str) -> None:
+    message = str(error.value)
+    assert "\n" not in message
+    assert len(message) < 500
+    for part in parts:
+        assert part in message
+
+
+def save_arrays(folder: Path, count: int = 20, part: str = "train", **arrays: Any) -> str:
+    folder.mkdir(exist_ok=True)
+    pixels = np.random.default_rng(0).integers(0, 256, (count, 4, 5), dtype=np.uint8)
+    np.save(folder / f"{part}-images.npy", arrays.get("images", pixels))
+    if "labels" in arrays:
+        np.save(folder / f"{part}-labels.npy", arrays["labels"])
+    return f"array:{folder}"
+
+
+# Names and splits
+
+
+def test_unknown_names_are_refused_with_the_nearest() -> None:
+    with pytest.raises(UsageError) as error:
+        load_images("mnits", "train")
+    check_one_line(error, "unknown data set 'mnits'", "'mnist'")
+    with pytest.raises(UsageError) as error:
+        load_images("array", "train")
+    check_one_line(error, "'array:DIR'")
+    with pytest.raises(UsageError) as error:
+        load_images("mnist:train", "train")
+    check_one_line(error, "unknown data set")
+    with pytest.raises(UsageError) as error:
+        load_images("glyphs", "valid")  # type: ignore[arg-type]
+    check_one_line(error, "unknown split 'valid'", "'validation'")
+
+
+def test_every_set_is_described_in_a_line() -> None:
+    assert set(DATA_SETS) == {"mnist", "fashion-mnist", "cifar10", "array:DIR", "glyphs"}
+    assert all(text and "\n" not in text for text in DATA_SETS.values())
+
+
+@pytest.mark.parametrize(
+    ("count", "train"), [(2, 1), (9, 8), (20, 18), (49_999, 45_000), (50_000, 45_000), (60_000, 55_000)]
+)
+def test_train_and_validation_are_apart_and_together_all(count: int, train: int, tmp_path: Path) -> None:
+    labels = np.arange(count)
+    pixels = np.zeros((count, 1, 1), np.uint8)
+    name = save_arrays(tmp_path, images=pixels, labels=labels)
+    first, second = load_images(name, "train"), load_images(name, "validation")
+    assert len(first) == train
+    assert first.labels is not None
+    assert second.labels is not None
+    np.testing.assert_array_equal(np.concatenate([first.labels, second.labels]), labels)
+
+
+def test_the_test_split_is_never_cut_and_comes_from_the_test_files(tmp_path: Path) -> None:
+    save_arrays(tmp_path, part="train")
+    pixels = np.full((7, 4, 5), 9, np.uint8)
+    name = save_arrays(tmp_path, part="test", images=pixels)
+    found = load_images(name, "test")
+    assert len(found) == 7
+    assert found.images.min() == 9
+    assert load_images(name, "train").images.max() > 9
+
+
+def test_one_training_image_is_too_few(tmp_path: Path) -> None:
+    name = save_arrays(tmp_path, count=1)
+    with pytest.raises(DataError) as error:
+        load_images(name, "train")
+    check_one_line(error, "1 training image", "2")
+
+
+# Glyphs
+
+
+def test_glyphs_by_name_and_size() -> None:
+    drawn, labels = draw_glyphs("train", 12, 7190, 8000)
+    validation = load_images("glyphs", "validation", image_size=12)
+    assert len(validation) == 800
+    assert validation.shape.model_dump() == {"height": 12, "width": 12, "channels": 1, "levels": 256}
+    np.testing.assert_array_equal(validation.images, drawn[10:])
+    np.testing.assert_array_equal(validation.labels, labels[10:])
+    test = load_images("glyphs", "test")
+    assert test.images.shape == (1000, 28, 28, 1)
+    np.testing.assert_array_equal(test.images[:5], draw_glyphs("test", 28, 0, 5)[0])
+
+
+@pytest.mark.parametrize("name", ["mnist", "array:somewhere"])
+def test_other_sets_have_the_size_they_have(name: str) -> None:
+    with pytest.raises(UsageError) as error:
+        load_images(name, "train", image_size=14)
+    check_one_line(error, "--image-size 14", "glyphs")
+
+
+# Arrays
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels"), [((20, 4, 5), 1), ((20, 4, 5, 1), 1), ((20, 4, 5, 3), 3), ((20, 4, 3), 1)]
+)
+def test_arrays_of_grey_and_colour(shape: tuple[int, ...], channels: int, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    found = load_images(save_arrays(tmp_path, images=pixels), "train")
+    assert found.shape.channels == channels
+    assert found.shape.positions == pixels[0].size
+    assert found.labels is None
+    np.testing.assert_array_equal(found.images, pixels[:18].reshape(18, *shape[1:3], channels))
+
+
+def test_arrays_are_mapped_and_labels_become_int64(tmp_path: Path) -> None:
+    found = load_images(save_arrays(tmp_path, labels=np.arange(20, dtype=np.uint8)), "train")
+    assert isinstance(found.images, np.memmap)
+    assert not found.images.flags.writeable
+    assert found.labels is not None
+    assert found.labels.dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("pixels", "part"),
+    [
+        (np.zeros((20, 4, 5), np.float32), "float32"),
+        (np.zeros((20, 4, 5), np.int64), "int64"),
+        (np.zeros((20, 4), np.uint8), "[20, 4]"),
+        (np.zeros((20, 4, 5, 2), np.uint8), "[20, 4, 5, 2]"),
+        (np.zeros((20, 4, 5, 3, 1), np.uint8), "[20, 4, 5, 3, 1]"),
+        (np.zeros((0, 4, 5), np.uint8), "no images"),
+        (np.zeros((20, 0, 5), np.uint8), "no images"),
+        (np.array([{}, None], dtype=object), "not a whole .npy file"),
+    ],
+)
+def test_arrays_of_another_form_are_refused(pixels: np.ndarray, part: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as error:
+        load_images(save_arrays(tmp_path, images=pixels), "train")
+    check_one_line(error, "train-images.npy", part)
+
+
+@pytest.mark.parametrize(
+    "labels", [np.arange(19), np.zeros(20), np.zeros((20, 1), np.int64), np.array([None] * 20, dtype=object)]
+)
+def test_labels_of_another_form_are_refused(labels: np.ndarray, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as error:
+        load_images(save_arrays(tmp_path, labels=labels), "train")
+    check_one_line(error, "train-labels.npy")
+
+
+def damage(path: Path, how: str) -> None:
+    content = path.read_bytes()
+    if how == "archive":
+        with path.open("wb") as sink:
+            np.savez(sink, a=np.zeros(3))
+    elif how == "folder":
+        path.unlink()
+        path.mkdir()
+    else:
+        path.write_bytes(
+            {
+                "empty": b"",
+                "text": b"hello\n",
+                "pickle": pickle.dumps([1]),
+                "header": content[:40],
+                "pixels": content[:-100],
+            }[how]
+        )
+
+
+@pytest.mark.parametrize("how", ["empty", "text", "pickle", "header", "pixels", "archive", "folder"])
+def test_damaged_arrays_are_refused(how: str, tmp_path: Path) -> None:
+    name = save_arrays(tmp_path)
+    damage(tmp_path / "train-images.npy", how)
+    with pytest.raises(DataError) as error:
+        load_images(name, "train")
+    expected = {"archive": "is an archive", "folder": "cannot read"}.get(how, "is not a whole .npy file")
+    check_one_line(error, "train-images.npy", expected)
+
+
+def test_missing_arrays_are_refused(tmp_path: Path) -> None:
+    name = save_arrays(tmp_path)
+    with pytest.raises(DataError) as error:
+        load_images(name, "test")
+    check_one_line(error, "test-images.npy does not exist")
+    with pytest.raises(DataError) as error:
+        load_images(f"array:{tmp_path}/nowhere", "train")
+    check_one_line(error, "does not exist")
+    with pytest.raises(UsageError) as error:
+        load_images("array:", "train")
+    check_one_line(error, "array:DIR")
+
+
+# The data folder
+
+
+@pytest.fixture
+def asked_root(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, str]]:
+    """Where torchvision's sets are looked for, without torchvision."""
+    roots: list[tuple[Path, str]] = []
+
+    def load(name: str, train: bool, root: Path, origin: str) -> tuple[np.ndarray, np.ndarray]:
+        roots.append((root, origin))
+        return np.zeros((50 if train else 10, 2, 2, 1), np.uint8), np.zeros(50 if train else 10, np.int64)
+
+    monkeypatch.setattr(images_module, "load_torchvision_set", load)
+    return roots
+
+
+def test_the_argument_goes_before_the_environment_and_that_before_the_cache(
+    asked_root: list[tuple[Path, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_images("mnist", "train")
+    (tmp_path / "environment").mkdir()
+    monkeypatch.setenv("LINTX_DATA", str(tmp_path / "environment"))
+    load_images("mnist", "validation")
+    (tmp_path / "argument").mkdir()
+    load_images("mnist", "test", data_dir=str(tmp_path / "argument"))
+    monkeypatch.setenv("LINTX_DATA", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    load_images("mnist", "train")
+    assert asked_root == [
+        (tmp_path / "cache" / "lintx" / "data", "the default"),
+        (tmp_path / "environment", "LINTX_DATA"),
+        (tmp_path / "argument", "--data-dir"),
+        (tmp_path / "home" / ".cache" / "lintx" / "data", "the default"),
+    ]
+    assert all(root.is_dir() for root, _ in asked_root)
+
+
+@pytest.mark.parametrize(("split", "count"), [("train", 45), ("validation", 5), ("test", 10)])
+def test_the_split_rule_holds_for_torchvision_sets(
+    split: Split, count: int, asked_root: list[tuple[Path, str]]
+) -> None:
+    assert len(load_images("cifar10", split)) == count
+
+
+def test_a_data_folder_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError) as error:
+        load_images("mnist", "train", data_dir=tmp_path / "nowhere")
+    check_one_line(error, "nowhere", "(--data-dir) does not exist")
+    assert not (tmp_path / "nowhere").exists()
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LINTX_DATA", str(tmp_path / "file"))
+    with pytest.raises(DataError) as error:
+        load_images("mnist", "train")
+    check_one_line(error, "(LINTX_DATA) is not a folder", "--data-dir")
+
+
+def test_a_cache_that_cannot_be_made_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(DataError) as error:
+        load_images("mnist", "train")
+    check_one_line(error, "file", "--data-dir")
+
+
+def test_a_home_that_cannot_be_found_is_refused() -> None:
+    with pytest.raises(DataError) as error:
+        load_images("mnist", "train", data_dir="~nobody-of-that-name/data")
+    check_one_line(error, "--data-dir")
+
+
+# ImageSet
+
+
+def test_border_mean_is_that_of_the_outermost_ring() -> None:
+    pixels = np.zeros((1001, 5, 4, 3), np.uint8)
+    pixels[:, 1:-1, 1:-1] = 255
+    assert ImageSet("x", "train", pixels, None).border_mean() == 0
+    pixels[:, 0] = 140  # 4 of the 14 pixels of the ring
+    pixels[1000] = 255  # beyond the first 1,000
+    assert ImageSet("x", "train", pixels, None).border_mean() == pytest.approx(40)
+    assert ImageSet("x", "train", np.full((1, 1, 2, 1), 7, np.uint8), None).border_mean() == 7
+    assert load_images("glyphs", "test").border_mean() < 5
+
+
+@pytest.mark.skipif(REAL_DATA is None, reason="LINTX_DATA does not say where real data lie")
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
+def test_real_grey_sets(name: str) -> None:
+    sizes = {"train": 55_000, "validation": 5_000, "test": 10_000}
+    found = {split: load_images(name, split, data_dir=REAL_DATA) for split in images_module.SPLITS}
+    for split, images in found.items():
+        assert images.images.shape == (sizes[split], 28, 28, 1)
+        assert images.labels is not None
+        assert set(images.labels) == set(range(10))
+        assert images.border_mean() < 20
+    first_labels = {"mnist": [5, 0, 4, 1, 9], "fashion-mnist": [9, 0, 0, 3, 0]}
+    assert found["train"].labels is not None
+    assert found["train"].labels[:5].tolist() == first_labels[name]
+
+
+@pytest.mark.skipif(
+    not (REAL_DATA and Path(REAL_DATA, "cifar10", "train-images.npy").exists()),
+    reason="LINTX_DATA holds no cifar10/train-images.npy",
+)
+def test_real_colour_arrays() -> None:
+    validation = load_images(f"array:{REAL_DATA}/cifar10", "validation")
+    assert validation.images.shape == (5_000, 32, 32, 3)
+    assert validation.labels is not None
+    assert set(validation.labels) == set(range(10))

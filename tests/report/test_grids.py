@@ -1,0 +1,343 @@
+import errno
+import io
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, PngImagePlugin
+
+from linformer_cli.errors import DataError, LintxError, UsageError
+from linformer_cli.report.grids import (
+    BACKGROUND,
+    CAPTION_HEIGHT,
+    HIDDEN_CELL,
+    HIDDEN_TONES,
+    encode_png,
+    read_png_metadata,
+    render_completion,
+    render_grid,
+    stack_rows,
+    write_file,
+)
+
+
+def random_images(*shape):
+    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+
+
+def flat_images(*tones):
+    return np.array(tones, dtype=np.uint8)[:, None, None, None]
+
+
+# render_grid
+
+
+def test_grid_puts_images_in_raster_order_with_a_gap_between_them_only():
+    grid = render_grid(flat_images(1, 2, 3), columns=2, scale=2, gap=1)
+    g = BACKGROUND
+    expected = [
+        [1, 1, g, 2, 2],
+        [1, 1, g, 2, 2],
+        [g, g, g, g, g],
+        [3, 3, g, g, g],
+        [3, 3, g, g, g],
+    ]
+    np.testing.assert_array_equal(np.asarray(grid), expected)
+
+
+@pytest.mark.parametrize("channels, mode", [(1, "L"), (3, "RGB")])
+def test_one_image_at_scale_1_is_itself(channels, mode):
+    images = random_images(1, 5, 7, channels)
+    grid = render_grid(images, scale=1)
+    assert grid.mode == mode
+    np.testing.assert_array_equal(np.asarray(grid).reshape(5, 7, channels), images[0])
+
+
+def test_grid_enlarges_without_blurring():
+    images = random_images(1, 3, 4, 3)
+    np.testing.assert_array_equal(np.asarray(render_grid(images, scale=3)), images[0].repeat(3, 0).repeat(3, 1))
+
+
+@pytest.mark.parametrize(
+    "count, height, width, columns",
+    [(1, 8, 8, 1), (2, 8, 8, 2), (3, 8, 8, 3), (5, 8, 8, 3), (8, 8, 8, 4), (16, 8, 8, 4), (4, 32, 8, 4), (4, 8, 32, 1)],
+)
+def test_grid_is_nearly_square(count, height, width, columns):
+    grid = render_grid(np.zeros((count, height, width, 1), np.uint8), scale=1, gap=0)
+    assert grid.size == (columns * width, -(-count // columns) * height)
+
+
+@pytest.mark.parametrize(
+    "count, side, long_side", [(16, 28, 4 * 28 * 5), (64, 32, 8 * 32 * 2), (1, 8, 8 * 8), (4, 512, 1024)]
+)
+def test_default_scale_makes_a_comfortable_size(count, side, long_side):
+    assert max(render_grid(np.zeros((count, side, side, 1), np.uint8), gap=0).size) == long_side
+
+
+def test_more_columns_than_images_leave_no_empty_ones():
+    assert render_grid(flat_images(1, 2), columns=9, scale=1, gap=0).size == (2, 1)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"columns": 0}, "columns must be at least 1, found 0"),
+        ({"scale": -1}, "scale must be at least 1, found -1"),
+        ({"gap": -2}, "gap must be at least 0, found -2"),
+    ],
+)
+def test_grid_refuses_impossible_numbers(options, message):
+    with pytest.raises(UsageError, match=f"^{message}$"):
+        render_grid(flat_images(1), **options)
+
+
+@pytest.mark.parametrize(
+    "images, found",
+    [
+        (np.zeros((2, 3, 3, 1), np.float32), r"found float32 \[2, 3, 3, 1\]"),
+        (np.zeros((2, 3, 3), np.uint8), r"found uint8 \[2, 3, 3\]"),
+        (np.zeros((2, 3, 3, 2), np.uint8), r"found uint8 \[2, 3, 3, 2\]"),
+        (np.zeros((0, 3, 3, 1), np.uint8), r"found an array of \[0, 3, 3, 1\]"),
+    ],
+)
+def test_grid_refuses_what_are_no_images(images, found):
+    with pytest.raises(DataError, match=found):
+        render_grid(images)
+
+
+# render_completion and stack_rows
+
+
+def completion_cells(picture, count, width, gap=2):
+    """The images of a row, as arrays, where every column is as wide as its image."""
+    array = np.asarray(picture)[CAPTION_HEIGHT:]
+    return [array[:, column * (width + gap) :][:, :width] for column in range(count)]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_completion_shows_all_images_and_hides_exactly_the_unknown_values(channels):
+    scale, side = 16, 4
+    given, original, *completions = random_images(4, side, side, channels)
+    known = 2 * side * channels + channels + 1  # with three channels the last known value is the red of a pixel
+    picture = render_completion(given, known, np.stack(completions), original, scale=scale)
+    assert picture.size == (4 * side * scale + 3 * 2, side * scale + CAPTION_HEIGHT)
+    shown, *others = completion_cells(picture, 4, side * scale)
+
+    for cell, image in zip(others, [*completions, original], strict=True):
+        np.testing.assert_array_equal(cell.reshape(64, 64, channels), image.repeat(scale, 0).repeat(scale, 1))
+    values = shown.reshape(side, scale, side, scale, channels).transpose(0, 2, 4, 1, 3)  # [H, W, C, scale, scale]
+    values = values.reshape(-1, scale, scale)
+    for index in range(given.size):
+        if index < known:
+            assert (values[index] == given.flat[index]).all(), index
+        else:
+            assert set(values[index].flat) == set(HIDDEN_TONES), index
+
+
+def test_hidden_part_is_a_checker_of_fixed_cells():
+    given = np.zeros((8, 64, 1), np.uint8)
+    shown = completion_cells(render_completion(given, 0, given[None], given, scale=1), 1, 64)[0]
+    rows, columns = np.indices(shown.shape) // HIDDEN_CELL
+    np.testing.assert_array_equal(shown, np.array(HIDDEN_TONES)[(rows + columns) % 2])
+
+
+def test_everything_known_hides_nothing():
+    given = random_images(4, 64, 3)
+    shown = completion_cells(render_completion(given, given.size, given[None], given, scale=1), 1, 64)[0]
+    np.testing.assert_array_equal(shown, given)
+
+
+def test_every_column_has_a_caption_and_small_images_leave_it_room():
+    given = np.zeros((4, 4, 1), np.uint8)
+    picture = render_completion(given, 0, np.stack([given, given]), given, scale=1, gap=6)
+    inked = (np.asarray(picture)[:CAPTION_HEIGHT] > BACKGROUND).any(axis=0)
+    blank_runs = [len(run) for run in "".join("x" if ink else " " for ink in inked).split("x") if run]
+    # Between letters there is a pixel or two; the gap and the margins part the four captions.
+    assert sum(length >= 6 for length in blank_runs[1:-1]) == 3
+    assert not inked[[0, -1]].any()
+
+
+@pytest.mark.parametrize("known", [-1, 17])
+def test_completion_refuses_an_impossible_known_part(known):
+    given = np.zeros((4, 4, 1), np.uint8)
+    with pytest.raises(UsageError, match=f"has 0 to 16 values, found {known}$"):
+        render_completion(given, known, given[None], given)
+
+
+def test_completion_refuses_images_that_do_not_fit_together():
+    given = np.zeros((4, 4, 1), np.uint8)
+    with pytest.raises(DataError, match=r"original image must be uint8 \[4, 4, 1\].*found uint8 \[4, 5, 1\]"):
+        render_completion(given, 0, given[None], np.zeros((4, 5, 1), np.uint8))
+    with pytest.raises(DataError, match=r"given image must be uint8.*found float64 \[4, 4, 1\]"):
+        render_completion(np.zeros((4, 4, 1)), 0, given[None], given)
+
+
+def test_stacked_rows_are_left_aligned_and_become_rgb_together():
+    grey, colour = Image.new("L", (2, 1), 9), Image.new("RGB", (1, 1), (1, 2, 3))
+    stack = stack_rows([grey, colour], gap=1)
+    b = [BACKGROUND] * 3
+    np.testing.assert_array_equal(np.asarray(stack), [[[9] * 3, [9] * 3], [b, b], [[1, 2, 3], b]])
+    assert stack_rows([grey, grey]).mode == "L"
+    with pytest.raises(DataError, match="no pictures"):
+        stack_rows([])
+
+
+# encode_png and read_png_metadata
+
+
+def test_metadata_comes_back_from_bytes_and_from_a_file(tmp_path):
+    metadata = {"seed": 7, "prompt": "ä|\n", "folder": Path("runs/a"), "temperature": np.float32(0.5)}
+    data = encode_png(Image.new("L", (2, 2)), metadata)
+    expected = {"seed": 7, "prompt": "ä|\n", "folder": str(Path("runs/a")), "temperature": 0.5}
+    assert read_png_metadata(data) == expected
+    write_file(tmp_path / "a.png", data)
+    assert read_png_metadata(tmp_path / "a.png") == expected
+
+
+def test_png_is_the_image_with_one_compact_sorted_chunk():
+    image = Image.fromarray(random_images(3, 4, 3))
+    data = encode_png(image, {"b": [1, 2], "a": None})
+    with Image.open(io.BytesIO(data)) as decoded:
+        assert isinstance(decoded, PngImagePlugin.PngImageFile)
+        assert decoded.text == {"lintx": '{"a":null,"b":[1,2]}'}
+        np.testing.assert_array_equal(np.asarray(decoded), np.asarray(image))
+    assert data == encode_png(image, {"a": None, "b": [1, 2]})
+
+
+def test_metadata_behind_the_pixels_is_found():
+    data = encode_png(Image.new("L", (2, 2)), {"seed": 3})
+    start = data.index(b"tEXt") - 4
+    end = start + 12 + int.from_bytes(data[start : start + 4], "big")
+    last = data.index(b"IEND") - 4
+    moved = data[:start] + data[end:last] + data[start:end] + data[last:]
+    assert moved != data
+    assert read_png_metadata(moved) == {"seed": 3}
+
+
+def png_with_text(text):
+    information = PngImagePlugin.PngInfo()
+    information.add_text("lintx", text)
+    buffer = io.BytesIO()
+    Image.new("L", (2, 2)).save(buffer, format="PNG", pnginfo=information)
+    return buffer.getvalue()
+
+
+def plain_image(format):
+    buffer = io.BytesIO()
+    Image.new("L", (2, 2)).save(buffer, format=format)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "data, message",
+    [
+        (b"", "the image is not a PNG image"),
+        (plain_image("GIF"), "the image is not a PNG image"),
+        (plain_image("PNG"), "the image carries no lintx metadata"),
+        (png_with_text("not json"), "the image carries no lintx metadata"),
+        (png_with_text("[1]"), "the image carries no lintx metadata"),
+        (encode_png(Image.new("L", (64, 64)), {})[:-30], "cannot read the image: "),
+    ],
+    ids=["empty", "gif", "plain", "no-json", "no-object", "cut"],
+)
+def test_foreign_and_damaged_images_are_one_line(data, message):
+    with pytest.raises(DataError, match=message) as caught:
+        read_png_metadata(data)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_image_names_its_path(tmp_path):
+    with pytest.raises(DataError, match=r"^cannot read .*none\.png: no such file or directory$"):
+        read_png_metadata(tmp_path / "none.png")
+
+
+# write_file
+
+
+def test_write_makes_folders_and_replaces_what_was_there(tmp_path):
+    path = tmp_path / "new" / "folder" / "a.bin"
+    write_file(path, b"first, and longer")
+    write_file(str(path), b"second")
+    assert path.read_bytes() == b"second"
+    assert [entry.name for entry in path.parent.iterdir()] == ["a.bin"]
+
+
+def test_written_file_has_ordinary_permissions(tmp_path):
+    (tmp_path / "ordinary").write_bytes(b"")
+    write_file(tmp_path / "ours", b"")
+    assert stat.S_IMODE((tmp_path / "ours").stat().st_mode) == stat.S_IMODE((tmp_path / "ordinary").stat().st_mode)
+
+
+def test_longest_possible_name_is_written(tmp_path):
+    path = tmp_path / ("a" * 255)
+    write_file(path, b"data")
+    assert path.read_bytes() == b"data"
+
+
+@pytest.mark.parametrize(
+    "fault, expected, message",
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), LintxError, "no space left on device; free some space"),
+        (KeyboardInterrupt(), KeyboardInterrupt, None),
+    ],
+    ids=["full", "ctrl-c"],
+)
+@pytest.mark.parametrize("before", [None, b"old"])
+def test_interrupted_write_leaves_no_half_file(tmp_path, monkeypatch, fault, expected, message, before):
+    path = tmp_path / "a.bin"
+    if before is not None:
+        path.write_bytes(before)
+
+    def fail(_):
+        assert any(entry.read_bytes() == b"new" for entry in tmp_path.iterdir())
+        raise fault
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(expected, match=message):
+        write_file(path, b"new")
+    assert [entry.read_bytes() for entry in tmp_path.iterdir()] == ([] if before is None else [before])
+
+
+def test_refusals_name_the_path_and_the_reason(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(LintxError) as caught:
+        write_file(tmp_path, b"data")
+    assert str(caught.value) == f"cannot write {tmp_path}: is a directory; give the name of a file"
+    for path in (tmp_path / "file" / "a", tmp_path / "file" / "b" / "a"):
+        with pytest.raises(LintxError) as caught:
+            write_file(path, b"data")
+        assert str(caught.value).startswith(f"cannot write {path}: ")
+        assert str(caught.value).endswith("; a part of the path is a file, not a folder")
+
+
+def test_permission_denied_is_explained(tmp_path, monkeypatch):
+    def deny(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "replace", deny)  # root may write anywhere, so a read-only folder would prove nothing
+    with pytest.raises(LintxError, match=r"permission denied; choose a folder that you may write to$"):
+        write_file(tmp_path / "a", b"data")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_keeps_pointing_where_it_did(tmp_path):
+    (tmp_path / "real").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(Path("real") / "a")
+    write_file(link, b"data")
+    assert link.is_symlink()
+    assert (tmp_path / "real" / "a").read_bytes() == b"data"
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_file(path, b"data")
+        assert os.read(reader, 10) == b"data"
+    finally:
+        os.close(reader)
+    assert path.is_fifo()

@@ -1,0 +1,163 @@
+import csv
+import enum
+import io
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from linformer_cli.config import DataConfig
+from linformer_cli.errors import LintxError
+from linformer_cli.report.tables import Column, render_records, to_json
+from linformer_cli.report.terminal import format_bytes
+
+COLUMNS = (
+    Column("attention", "attention"),
+    Column("images_per_second", "speed", unit="images/s", format=".2f"),
+    Column("state_bytes", "state", format=format_bytes),
+    Column("agrees", "agrees"),
+)
+RECORDS = (
+    {"attention": "linear", "images_per_second": 123.456, "state_bytes": 270336, "agrees": True},
+    {"attention": "a|b [red]", "images_per_second": np.float32(0.5), "agrees": np.bool(False)},
+    {"attention": "softmax", "images_per_second": None, "state_bytes": np.int64(512), "notes": "no column"},
+)
+
+
+def printed(renderable, width=60):
+    output = io.StringIO()
+    console = Console(file=output, width=width, color_system=None, force_terminal=False, _environ={})
+    console.print(renderable)
+    return [line.rstrip() for line in output.getvalue().splitlines()]
+
+
+def test_table_for_people():
+    assert printed(render_records(RECORDS, COLUMNS, "table")) == [
+        "attention   speed (images/s)     state   agrees",
+        "───────────────────────────────────────────────",
+        "linear                123.46   264 KiB   yes",
+        "a|b [red]               0.50             no",
+        "softmax                          512 B",
+    ]
+
+
+def test_narrow_table_loses_no_letter():
+    lines = printed(render_records(RECORDS, COLUMNS, "table"), width=44)
+    column = "".join(line[:6].strip() for line in lines)
+    assert "softmax" in column, lines
+    assert not any("…" in line for line in lines)
+
+
+def test_markdown():
+    assert render_records(RECORDS, COLUMNS, "md") == (
+        "| attention  | speed (images/s) |   state | agrees |\n"
+        "| ---------- | ---------------: | ------: | ------ |\n"
+        "| linear     |           123.46 | 264 KiB | yes    |\n"
+        "| a\\|b [red] |             0.50 |         | no     |\n"
+        "| softmax    |                  |   512 B |        |\n"
+    )
+
+
+def test_markdown_cells_stay_in_their_line():
+    rendered = render_records([{"k": "a\\|b\nc"}], [Column("k", "|")], "md")
+    assert rendered == "| \\|       |\n| -------- |\n| a\\\\\\|b c |\n"
+
+
+def test_csv_has_keys_and_every_digit():
+    assert render_records(RECORDS, COLUMNS, "csv") == (
+        "attention,images_per_second,state_bytes,agrees\n"
+        "linear,123.456,270336,true\n"
+        "a|b [red],0.5,,false\n"
+        "softmax,,512,\n"
+    )
+
+
+def test_csv_reads_back_what_is_awkward():
+    record = {"text": 'a,"b"\nc', "list": [1, 2], "third": 1 / 3, "nan": math.nan, "path": Path("a")}
+    columns = [Column(key, key, format=".1f") for key in record]
+    rows = list(csv.reader(io.StringIO(render_records([record], columns, "csv"))))
+    assert rows == [list(record), ['a,"b"\nc', "[1,2]", repr(1 / 3), "nan", "a"]]
+
+
+def test_json_holds_whole_records():
+    rendered = render_records(RECORDS, COLUMNS, "json")
+    assert rendered.endswith("]\n")
+    assert json.loads(rendered) == [dict(record) for record in RECORDS]
+
+
+@pytest.mark.parametrize(
+    "style, expected",
+    [("md", "| K (s) |\n| ----- |\n"), ("csv", "k\n"), ("json", "[]\n")],
+)
+def test_no_records_leave_the_heading(style, expected):
+    assert render_records([], [Column("k", "K", unit="s")], style) == expected
+
+
+def test_numbers_without_a_format_and_words_in_a_column_of_numbers():
+    columns = [Column("k", "kkkk", format=".1f"), Column("n", "n")]
+    assert render_records([{"k": 1, "n": np.int64(3)}, {"k": "n/a", "n": 4}], columns, "md") == (
+        "| kkkk |   n |\n| ---- | --: |\n| 1.0  |   3 |\n| n/a  |   4 |\n"
+    )
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Point(NamedTuple):
+    x: int
+    y: float
+
+
+@dataclass(frozen=True)
+class Result:
+    bits_per_dim: float
+    data: DataConfig
+    path: Path
+    points: tuple[Point, ...]
+
+
+def test_json_of_everything_the_project_returns():
+    value = {
+        "result": Result(np.float64(0.5), DataConfig(name="glyphs"), Path("runs/a"), (Point(1, 2.5),)),
+        Colour.RED: Colour.RED,
+        3: [np.int64(4), np.float32(0.25), np.bool(True), None, False],
+        "array": np.arange(4).reshape(2, 2),
+        "text": "é",
+    }
+    rendered = to_json(value)
+    assert json.loads(rendered) == {
+        "result": {
+            "bits_per_dim": 0.5,
+            "data": DataConfig(name="glyphs").model_dump(),
+            "path": str(Path("runs/a")),
+            "points": [[1, 2.5]],
+        },
+        "red": "red",
+        "3": [4, 0.25, True, None, False],
+        "array": [[0, 1], [2, 3]],
+        "text": "é",
+    }
+    assert rendered.isascii()
+
+
+def test_json_layouts():
+    assert to_json({"b": 1, "a": [True]}) == '{\n  "b": 1,\n  "a": [\n    true\n  ]\n}'
+    assert to_json({"b": 1, "a": [True]}, compact=True) == '{"a":[true],"b":1}'
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, np.float32("nan"), np.array(math.inf)])
+def test_json_refuses_what_is_no_number_and_says_where(value):
+    with pytest.raises(LintxError, match=r"^JSON cannot hold (nan|-?inf), found at epochs\.1\.loss$"):
+        to_json({"epochs": [{"loss": 1.0}, {"loss": value}]})
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, Result, 1j, b"bytes"])
+def test_json_refuses_other_types(value):
+    with pytest.raises(TypeError, match=r"has no JSON form, found at key$"):
+        to_json({"key": value})
