@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from . import __version__
@@ -203,8 +203,8 @@ def save_checkpoint(
             values = {"values": json.dumps(training_state.values)}
             training_digest = _save_tensors(writing / TRAINING, training_state.tensors, values)
         info = info.model_copy(update={"weights_sha256": digest, "training_sha256": training_digest})
-        _write_text(writing / CONFIG, info.model_dump_json(indent=2) + "\n")
-        _write_text(writing / CARD, render_card(folder.name, info, model.parameter_count()))
+        _write(writing / CONFIG, (info.model_dump_json(indent=2) + "\n").encode())
+        _write(writing / CARD, render_card(folder.name, info, model.parameter_count()).encode())
         _flush_folder(writing)
         _swap(writing, folder)
     except (OSError, SafetensorError) as error:
@@ -253,10 +253,9 @@ def _swap(writing: Path, folder: Path) -> None:
 
 
 def _save_tensors(file: Path, tensors: dict[str, Tensor], values: dict[str, str] | None = None) -> str:
-    save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, file, metadata=values)
-    with open(file, "rb+") as opened:
-        os.fsync(opened.fileno())
-    return _digest(file)
+    data = save({key: tensor.contiguous() for key, tensor in tensors.items()}, metadata=values)
+    _write(file, data)
+    return hashlib.sha256(data).hexdigest()
 
 
 def _load_tensors(file: Path, digest: str) -> dict[str, Tensor]:
@@ -270,9 +269,9 @@ def _load_tensors(file: Path, digest: str) -> dict[str, Tensor]:
         raise CheckpointError(f"'{file}' cannot be read: {error}") from None
 
 
-def _write_text(file: Path, text: str) -> None:
-    with open(file, "w", encoding="utf-8") as opened:
-        opened.write(text)
+def _write(file: Path, data: bytes) -> None:
+    with open(file, "wb") as opened:
+        opened.write(data)
         opened.flush()
         os.fsync(opened.fileno())
 

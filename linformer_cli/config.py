@@ -145,9 +145,12 @@ def describe_validation_error(kind: type[BaseModel], error: ValidationError, whe
     path = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         *parents, name = [str(part) for part in first["loc"]]
-        return unknown_name(f"key in {'.'.join([where, *parents])}", name, _fields_at(kind, parents))
+        fault = unknown_name("key", name, _fields_at(kind, parents))
+        return UsageError(f"{'.'.join([where, *parents])}: {fault}")
     message = first["msg"].removeprefix("Value error, ")
-    return UsageError(f"{where}: {path + ': ' if path else ''}{message}, found {first['input']!r}" if path else message)
+    # A table that does not fit together says so itself; only a single value is worth showing again.
+    found = "" if isinstance(first["input"], dict) else f", found {first['input']!r}"
+    return UsageError(f"{where}: {f'{path}: ' if path else ''}{message}{found}")
 
 
 def _fields_at(kind: type[BaseModel], parents: list[str]) -> list[str]:

@@ -15,17 +15,26 @@ from linformer_cli.sampling.decode import iter_values
 # parts: their mean stands for the mean over all positions, exactly for a cost that is linear in the position.
 SHARES = (0.125, 0.375, 0.625, 0.875)
 
+WARM_UP_STEPS = 32
+
 
 @dataclass(frozen=True)
 class Case:
-    """One row of a benchmark: `work` draws `steps` of the T values of `batch` images; the rest is extrapolated."""
+    """One row of a benchmark: `work(steps)` draws so many of the T values of `batch` images.
+
+    `steps` says how many are timed; where they are fewer than T, the rest is extrapolated.
+    """
 
     attention: str
     engine: str
     batch: int
-    work: Callable[[], object]
+    work: Callable[[int], object]
     steps: int
     state_bytes: int
+
+    def warm_up(self) -> None:
+        """A few steps: enough for buffers, caches and clocks, where a whole image would double the time."""
+        self.work(min(self.steps, WARM_UP_STEPS))
 
     def is_whole(self, positions: int) -> bool:
         return self.steps == positions
@@ -36,10 +45,10 @@ def build_step_case(model: PixelModel, batch: int) -> Case:
     positions = model.config.image.positions
 
     @torch.no_grad()
-    def work() -> None:
+    def work(steps: int) -> None:
         parameters, state = model.step(model.start_tokens(batch), model.init_state(batch))
         drawn = iter_values(model, parameters, state, UniformStreams(0, range(batch)), Filters())
-        for values in itertools.islice(drawn, positions):
+        for values in itertools.islice(drawn, steps):
             del values
 
     engine = "step" if model.config.attention != "softmax" else "cached"
@@ -58,8 +67,8 @@ def build_rerun_case(model: PixelModel, batch: int) -> Case:
     streams = UniformStreams(0, range(batch))
 
     @torch.no_grad()
-    def work() -> None:
-        for prefix in prefixes:
+    def work(steps: int) -> None:
+        for prefix in prefixes[:steps]:
             parameters, _ = model.attend(prefix)
             model.head.draw(parameters[:, -1], streams.take().to(model.device))
 

@@ -1,5 +1,6 @@
 """The quick answer: images per second of a model's own attention beside softmax with and without a cache."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from linformer_cli.evaluation.agreement import measure_agreement
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.runtime import describe_environment, measure_peak_memory
 
-from .cases import Case, build_rerun_case, build_step_case
+from .cases import WARM_UP_STEPS, Case, build_rerun_case, build_step_case
 from .timing import Timing, measure_interleaved
 
 # How much of the sequence is compared before anything is timed.
@@ -47,14 +48,15 @@ def run_sampling_bench(
         cases = [build_step_case(candidate, batch) for candidate in models]
         if rerun:
             cases.append(build_rerun_case(models[-1], batch))
-        timings = measure_interleaved([case.work for case in cases], repeats, device)
+        works = [functools.partial(case.work, case.steps) for case in cases]
+        timings = measure_interleaved(works, [case.warm_up for case in cases], repeats, device)
         positions = model.config.image.positions
         rows += [
             _describe(case, timing, positions, precision, device) for case, timing in zip(cases, timings, strict=True)
         ]
     settings = {
         "repeats": repeats,
-        "warm_up": 1,
+        "warm_up_steps": WARM_UP_STEPS,
         "interleaved": True,
         "image": model.config.image.model_dump(),
         "layers": model.config.layers,

@@ -27,18 +27,21 @@ class Timing:
         return first, third
 
 
-def measure_interleaved(works: Sequence[Callable[[], object]], repeats: int, device: str) -> list[Timing]:
+def measure_interleaved(
+    works: Sequence[Callable[[], object]], warm_ups: Sequence[Callable[[], object]], repeats: int, device: str
+) -> list[Timing]:
     """Time every work `repeats` times in turn (A B C A B C), so that a busy moment of the machine hits all alike.
 
-    Each work runs once before, uncounted, in the same turn.
+    Every warm-up runs once before, uncounted.
     """
+    for warm_up in warm_ups:
+        warm_up()
     samples: list[list[float]] = [[] for _ in works]
-    for repeat in range(repeats + 1):
+    for _ in range(repeats):
         for index, work in enumerate(works):
             synchronize(device)
             began = time.perf_counter()
             work()
             synchronize(device)
-            if repeat:
-                samples[index].append(time.perf_counter() - began)
+            samples[index].append(time.perf_counter() - began)
     return [Timing(tuple(times)) for times in samples]

@@ -17,9 +17,10 @@ def attentions(
     style: Annotated[options.TableFormat, typer.Option("--format", help="How to print.")] = options.TableFormat.TABLE,
     json: options.Json = False,
 ) -> None:
-    """List every attention: where it comes from, how it approximates, what its state does, and its options.
+    """List every attention.
 
-    State bytes are those of one layer and one image in float32.
+    Where it comes from, how it approximates, what its state does as images grow, and its options. State bytes are those
+    of one layer and one image in float32.
 
     Examples:
 

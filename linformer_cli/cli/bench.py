@@ -6,13 +6,13 @@ import typer
 
 from linformer_cli.errors import UsageError
 from linformer_cli.report.tables import Column
+from linformer_cli.report.terminal import format_bytes
 
 from . import options
 from .output import print_json, print_records, talk
 from .session import open_session
 
 app = typer.Typer(
-    help="Measure images per second against softmax. Alone: the quick answer in under a minute.",
     rich_markup_mode="markdown",
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -25,16 +25,23 @@ Rerun = Annotated[
 ]
 Style = Annotated[options.TableFormat, typer.Option("--format", help="How to print.")]
 
-_COLUMNS = (
-    Column("attention", "attention"),
-    Column("engine", "engine"),
-    Column("batch", "batch"),
+_SHARED_COLUMNS = (Column("attention", "attention"), Column("engine", "engine"), Column("batch", "batch"))
+_TABLE_COLUMNS = (
+    *_SHARED_COLUMNS,
     Column("images_per_second", "images/s", format=".4g"),
-    Column("low", "quartile 1", format=".4g"),
-    Column("high", "quartile 3", format=".4g"),
-    Column("extrapolated", "images/s extrapolated", format=".3g"),
-    Column("state_bytes_per_image", "state bytes an image", format=","),
+    Column("quartiles", "quartiles"),
+    Column("extrapolated", "extrapolated", format=".3g"),
+    Column("state_bytes_per_image", "state/image", format=format_bytes),
+)
+_FILE_COLUMNS = (
+    *_SHARED_COLUMNS,
     Column("precision", "precision"),
+    Column("device", "device"),
+    Column("images_per_second", "images/s", format=".4g"),
+    Column("images_per_second_quartile_1", "quartile 1", format=".4g"),
+    Column("images_per_second_quartile_3", "quartile 3", format=".4g"),
+    Column("images_per_second_extrapolated", "extrapolated images/s", format=".3g"),
+    Column("state_bytes_per_image", "state bytes an image", format=","),
 )
 
 
@@ -50,11 +57,12 @@ def bench(
     style: Style = options.TableFormat.TABLE,
     json: options.Json = False,
 ) -> None:
-    """Time whole images drawn step by step: this model, and softmax of the same size with and without a cache.
+    """Measure images/s against softmax.
 
-    One warm-up, then interleaved repeats; the median and quartiles of images per second, the bytes of state, and the
-    environment. Softmax re-run at every value is timed at four positions and stands under `extrapolated`. Nothing is
-    timed whose parallel and step form disagree. The softmax twin has random weights, on which time does not depend.
+    Whole images are drawn step by step by this model, and by softmax of the same size with a cache. One warm-up, then
+    interleaved repeats; the median and quartiles of images per second, the bytes of state, and the environment. Softmax
+    re-run at every value is timed at four positions and stands under `extrapolated`. Nothing is timed whose parallel
+    and step form disagree. The softmax twin has random weights, on which time does not depend.
 
     Examples:
 
@@ -111,7 +119,8 @@ def run_sample_bench(
     if json:
         print_json({"checkpoint": str(session.checkpoint.path), **vars(report)})
         return
-    print_records([_flatten(row) for row in report.rows], _COLUMNS, style.value)
+    columns = _TABLE_COLUMNS if style is options.TableFormat.TABLE else _FILE_COLUMNS
+    print_records([_flatten(row) for row in report.rows], columns, style.value)
     machine = report.environment
     talk(f"{machine['processor']}, {machine['threads']} threads, torch {machine['versions']['torch']}")
 
@@ -135,4 +144,11 @@ def _flatten(row: dict[str, Any]) -> dict[str, Any]:
     """A record without nested parts, for a table; what was extrapolated keeps its own column."""
     low, high = row.get("images_per_second_quartiles", (None, None))
     extrapolated = row.get("extrapolated", {}).get("images_per_second")
-    return {**row, "low": low, "high": high, "extrapolated": extrapolated}
+    return {
+        **row,
+        "quartiles": None if low is None else f"{low:.3g}-{high:.3g}",
+        "images_per_second_quartile_1": low,
+        "images_per_second_quartile_3": high,
+        "extrapolated": extrapolated,
+        "images_per_second_extrapolated": extrapolated,
+    }

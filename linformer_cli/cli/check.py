@@ -22,10 +22,11 @@ def check(
     checkpoint_option: options.CheckpointOption = None,
     json: options.Json = False,
 ) -> None:
-    """Prove on real weights, over the full length, that parallel and step form agree and that nothing looks ahead.
+    """Prove that both executions agree.
 
-    Steps through images that the model draws itself, in float64 and float32, and compares with the parallel pass, with
-    the parallel pass in blocks, and with later values changed. Ends with exit code 1 where anything disagrees.
+    On real weights, over the full length: parallel and step form are equal, and nothing looks ahead. Steps through
+    images that the model draws itself, in float64 and float32, and compares with the parallel pass, with the parallel
+    pass in blocks, and with later values changed. Ends with exit code 1 where anything disagrees.
 
     Examples:
 

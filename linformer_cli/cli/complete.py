@@ -51,11 +51,12 @@ def complete(
     precision: options.SamplingPrecision = options.PrecisionName.AUTO,
     json: options.Json = False,
 ) -> None:
-    """Keep the top of a picture and let the model draw the rest, several times.
+    """Complete your own pictures.
 
-    The result shows a row per picture: given | completions | original. The bits/dim of the kept part, of each
-    completion and of the original's rest tell how likely the model finds them. Pictures are turned as their EXIF
-    says, transparency is flattened, and they are resized to the model's size. The given part is read in parallel.
+    The top of each picture is kept and the model draws the rest, several times. The result shows a row per picture:
+    given | completions | original. The bits/dim of the kept part, of each completion and of the original's rest tell
+    how likely the model finds them. Pictures are turned as their EXIF says, transparency is flattened, and they are
+    resized to the model's size. The given part is read in parallel.
 
     Examples:
 
@@ -76,6 +77,8 @@ def complete(
         try:
             picture, completion = _complete_one(session, path, known, count, seed, filters, fit, invert)
         except DataError as error:
+            if len(images) == 1:
+                raise
             talk(f"Error: {error}")
             failures.append({"image": path, "error": str(error)})
             continue

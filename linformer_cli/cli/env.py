@@ -5,7 +5,9 @@ from .output import print_facts, print_json
 
 
 def env(json: options.Json = False) -> None:
-    """Show versions, processor, threads and GPUs, and which device and precision `auto` means here.
+    """Show what figures depend on here.
+
+    Versions, processor, threads and GPUs, and which device and precision `auto` means.
 
     Examples:
 

@@ -42,11 +42,12 @@ def evaluate(
     checkpoint_option: options.CheckpointOption = None,
     json: options.Json = False,
 ) -> None:
-    """Count the bits that the model needs per value, with the standard error over images.
+    """Measure bits/dim over a split.
 
-    Every value counts, the first one too: nats are summed over all values of all images and divided once by ln 2 and
-    by their number. The second figure leaves out the first value of each image, as the code of Katharopoulos 2020
-    does; use it beside that paper's figures only.
+    That is how many bits the model needs per value, with the standard error over images. Every value counts, the first
+    one too: nats are summed over all values of all images and divided once by ln 2 and by their number. The second
+    figure leaves out the first value of each image, as the code of Katharopoulos 2020 does; use it beside that paper's
+    figures only.
 
     Examples:
 

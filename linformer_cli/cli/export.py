@@ -19,9 +19,10 @@ def export(
     ] = options.PrecisionName.FP32,
     json: options.Json = False,
 ) -> None:
-    """Copy a model out of its run: weights, configuration and model card, ready to ship.
+    """Copy a model out of its run.
 
-    Measure what rounding costs with `lintx eval` on the result.
+    Weights, configuration and model card, without the training state: ready to share. Measure what rounding costs with
+    `lintx eval` on the result.
 
     Examples:
 

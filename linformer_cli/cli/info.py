@@ -9,7 +9,9 @@ def info(
     checkpoint_option: options.CheckpointOption = None,
     json: options.Json = False,
 ) -> None:
-    """Show a checkpoint's model, data, training and sizes. Without a checkpoint: the shipped default.
+    """Show what a checkpoint is.
+
+    Its model, data, training and sizes. Without a checkpoint: the shipped default.
 
     Examples:
 

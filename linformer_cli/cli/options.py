@@ -24,7 +24,7 @@ class TableFormat(StrEnum):
 CheckpointArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="[CHECKPOINT]",
+        metavar="CHECKPOINT",
         help="A run, a checkpoint folder or a shipped name; an existing path wins. Default: the shipped model.",
         show_default=False,
     ),

@@ -39,11 +39,12 @@ def sample(
     checkpoint_option: options.CheckpointOption = None,
     json: options.Json = False,
 ) -> None:
-    """Draw images by stepping the model, in memory that does not grow with the image (linear attention).
+    """Draw images from a model.
 
-    Filters act in this order: temperature, top-k, top-p; by default none does, and images are drawn from exactly the
-    distribution that bits/dim are counted with. They act on the probabilities of the 256 values, also where the model
-    is a mixture of logistics. Image number i depends on --seed and i, not on --batch.
+    The model is stepped value by value; with linear attention its memory does not grow with the image. Filters act in
+    this order: temperature, top-k, top-p; by default none does, and images are drawn from exactly the distribution that
+    bits/dim are counted with. They act on the probabilities of the 256 values, also where the model is a mixture of
+    logistics. Image number i depends on --seed and i, not on --batch.
 
     Examples:
 

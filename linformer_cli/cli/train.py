@@ -39,7 +39,7 @@ def _option(*names: str, panel: str, help: str, **more: Any) -> Any:
 
 
 def train(
-    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="The run to go on with, for --resume.")] = None,
+    run: Annotated[str | None, typer.Argument(metavar="RUN", help="The run to go on with, for --resume.")] = None,
     data: Annotated[
         str | None,
         _option(
@@ -127,7 +127,9 @@ def train(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Train a model. Bare, it means `--data mnist --preset mnist-small` into a new folder in runs/.
+    """Train a model, or go on with a run.
+
+    Bare, it means `--data mnist --preset mnist-small` into a new folder in runs/.
 
     A run's folder holds config.toml (everything resolved), metrics.csv, samples/, last/ (for --resume) and best/ (by
     validation). Flags win over --config, that over the preset, that over defaults. The first Ctrl-C or SIGTERM

@@ -1,0 +1,92 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMANDS = ["train", "sample", "complete", "eval", "check", "bench", "attentions", "info", "export", "env"]
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("arguments", [[], ["train"], ["sample"], ["complete"], ["eval"], ["bench"]])
+def test_help_needs_no_torch(arguments):
+    script = (
+        "import sys; from linformer_cli.cli.app import main\n"
+        f"sys.argv = ['lintx', *{arguments!r}, '--help']\n"
+        "try: main()\n"
+        "except SystemExit as ended: assert not ended.code\n"
+        "slow = [name for name in ('torch', 'torchvision') if name in sys.modules]\n"
+        "assert not slow, slow"
+    )
+    finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    assert "Usage" in finished.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_help_page_has_examples(lintx, command):
+    outcome = lintx(command, "--help")
+    assert outcome.code == 0
+    assert f"lintx {command}" in outcome.stdout
+    assert "Examples" in outcome.stdout
+
+
+@pytest.mark.parametrize("command", ["sample", "complete", "eval", "check", "bench", "info", "train"])
+def test_every_command_on_a_model_takes_checkpoint(lintx, command):
+    assert "--checkpoint" in lintx(command, "--help").stdout
+
+
+def test_python_dash_m_is_the_same_command():
+    arguments = [sys.executable, "-m", "linformer_cli", "--version"]
+    finished = subprocess.run(arguments, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert finished.stdout.startswith("lintx ")
+
+
+def test_the_reference_is_up_to_date(tmp_path):
+    """Regenerate as CONTRIBUTING.md says when a help page changes."""
+    made = tmp_path / "cli.md"
+    arguments = ["typer", "linformer_cli.cli.app", "utils", "docs", "--name", "lintx", "--output", str(made)]
+    subprocess.run([sys.executable, "-m", *arguments], capture_output=True, check=True, cwd=ROOT)
+    assert made.read_text(encoding="utf-8") == (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["smaple"], 2, "Did you mean 'sample'?"),
+        (["sample", "--tempratur", "1"], 2, "No such option: --tempratur"),
+        (["sample", "nosuch"], 2, "unknown checkpoint 'nosuch'"),
+        (["sample", "no/such"], 1, "no checkpoint at 'no/such'"),
+        (["sample", "-n", "0"], 2, "-n"),
+        (["sample", "--temperature", "0"], 2, "--temperature must be above 0"),
+        (["sample", "--device", "tpu"], 2, "unknown device 'tpu'"),
+        (["sample", "one", "--checkpoint", "two"], 2, "two checkpoints are named"),
+        (["sample", "-o", "-", "--json"], 2, "both want stdout"),
+        (["complete"], 2, "Missing argument"),
+        (["complete", "x.png", "--keep", "left:0.5"], 2, "only keep the top"),
+        (["complete", "nosuch.png"], 1, "no picture at 'nosuch.png'"),
+        (["bench", "--repeats", "2", "sample"], 2, "lintx bench sample --repeats"),
+        (["bench", "--batch", "1,x"], 2, "whole numbers separated by commas"),
+        (["train", "--preset", "mnist-smal"], 2, "did you mean 'mnist-small'?"),
+        (["train", "--data", "glyphs", "--attention", "linaer"], 2, "did you mean 'linear'?"),
+        (["train", "--data", "glyphs", "--attention-option", "chnk=3"], 2, "did you mean 'chunk'?"),
+        (["train", "--data", "glyphs", "--attention-option", "chunk"], 2, "KEY=VALUE"),
+        (["train", "--data", "glyphs", "--attention-option", "features=8"], 2, "is for feature_map 'learned'"),
+        (["train", "--data", "glyphs", "--steps", "1", "--epochs", "1"], 2, "exactly one of steps, epochs"),
+        (["train", "--data", "mnsit"], 2, "did you mean 'mnist'?"),
+        (["train", "--max-time", "soon"], 2, "'soon' is not a time"),
+        (["train", "--config", "nosuch.toml"], 2, "no configuration at 'nosuch.toml'"),
+        (["train", "somewhere"], 2, "--resume somewhere"),
+        (["train", "--resume", "nosuch"], 1, "not a run folder"),
+        (["eval", "--data", "array:nosuch"], 1, "nosuch"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_mistake_is_one_line_and_an_exit_code(lintx, tmp_path, monkeypatch, arguments, code, message):
+    monkeypatch.chdir(tmp_path)
+    outcome = lintx(*arguments)
+    errors = [line for line in outcome.stderr.splitlines() if line.startswith("Error: ")]
+    assert outcome.code == code, outcome.stderr
+    assert len(errors) == 1 and message in errors[0]
+    assert "Traceback" not in outcome.stderr and outcome.stdout == ""
+    assert list(tmp_path.iterdir()) == []

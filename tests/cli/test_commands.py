@@ -1,0 +1,256 @@
+"""Every command on a small model of its own, from the command line to the file or the JSON document."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from linformer_cli.checkpoint import load_model, read_checkpoint, save_checkpoint
+from linformer_cli.report.grids import read_png_metadata
+from linformer_cli.training.run_folder import METRICS
+
+
+def test_training_leaves_the_documented_folder(run_folder):
+    names = {path.name for path in run_folder.iterdir()}
+    assert names == {"config.toml", "metrics.csv", "samples", "last", "best"}
+    with open(run_folder / "metrics.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == METRICS
+    assert float(rows[-1]["validation_bits_per_dim"]) == pytest.approx(8, abs=0.3)
+    assert (run_folder / "samples" / "step-0000006.png").is_file()
+
+
+def test_a_run_is_never_overwritten(lintx, run_folder):
+    before = (run_folder / "metrics.csv").read_bytes()
+    outcome = lintx("train", "--data", "glyphs", "--preset", "tiny", "--steps", "1", "--out", run_folder)
+    assert outcome.code == 2 and "exists already" in outcome.stderr
+    assert (run_folder / "metrics.csv").read_bytes() == before
+
+
+def test_dry_run_writes_nothing(lintx, tmp_path):
+    arguments = [
+        "train",
+        "--data",
+        "glyphs",
+        "--image-size",
+        10,
+        "--preset",
+        "tiny",
+        "--out",
+        tmp_path / "run",
+        "--dry-run",
+    ]
+    document = lintx(*arguments, "--json").document
+    assert document["config"]["model"]["attention_options"]["feature_map"] == "elu"
+    assert document["parameters"] > 0 and document["seconds_per_step"] > 0
+    assert "[model.image]" in lintx(*arguments).stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_resume_goes_on_and_refuses_other_settings(lintx, tmp_path):
+    run = tmp_path / "run"
+    base = [
+        "train",
+        "--data",
+        "glyphs",
+        "--image-size",
+        10,
+        "--preset",
+        "tiny",
+        "--batch",
+        4,
+        "--steps",
+        2,
+        "--out",
+        run,
+    ]
+    assert lintx(*base).code == 0
+    outcome = lintx("train", "--resume", run, "--batch", 8)
+    assert outcome.code == 2 and "drop --batch" in outcome.stderr
+    document = lintx("train", "--resume", run, "--steps", 4, "--json").document
+    assert document["steps"] == 4 and document["images"] == 16
+
+
+def test_sample_writes_a_grid_with_its_settings(lintx, run_folder, tmp_path):
+    out, files = tmp_path / "grid.png", tmp_path / "files"
+    outcome = lintx("sample", run_folder, "-n", 5, "--batch", 2, "-o", out, "--files", files, "--seed", 7, "--json")
+    document = outcome.document
+    assert document["images"] == 5 and document["images_per_second"] > 0 and document["state_bytes"] > 0
+    assert {"attention", "engine", "precision", "device", "batch", "checkpoint"} <= document.keys()
+    metadata = read_png_metadata(out)
+    assert metadata["seed"] == 7 and metadata["checkpoint_sha256"] == read_checkpoint(run_folder).digest
+    assert [path.name for path in sorted(files.iterdir())] == [f"{index:05d}.png" for index in range(5)]
+    # Image 3 is the same whatever the batch.
+    other = tmp_path / "other"
+    lintx("sample", run_folder, "-n", 4, "--batch", 4, "-o", out, "--files", other, "--seed", 7)
+    assert np.array_equal(Image.open(files / "00003.png"), Image.open(other / "00003.png"))
+
+
+def test_sample_to_stdout_is_a_png_and_nothing_else(run_folder):
+    arguments = [sys.executable, "-m", "linformer_cli", "sample", str(run_folder), "-n", "1", "-o", "-"]
+    finished = subprocess.run(arguments, capture_output=True, check=True)
+    assert finished.stdout.startswith(b"\x89PNG") and finished.stdout.endswith(b"IEND\xaeB`\x82")
+
+
+def test_sample_does_not_import_torchvision(run_folder, tmp_path):
+    script = (
+        "import sys; from linformer_cli.cli.app import main\n"
+        f"sys.argv = ['lintx', 'sample', {str(run_folder)!r}, '-n', '1', '-o', {str(tmp_path / 'x.png')!r}]\n"
+        "try: main()\n"
+        "except SystemExit as ended: assert not ended.code\n"
+        "assert 'torchvision' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+
+
+def test_complete_keeps_the_top_of_each_picture(lintx, run_folder, tmp_path):
+    good, broken, out = tmp_path / "good.png", tmp_path / "broken.png", tmp_path / "out.png"
+    Image.fromarray(np.linspace(0, 255, 600).astype(np.uint8).reshape(20, 30)).save(good)
+    broken.write_text("not a picture")
+    outcome = lintx("complete", good, broken, "-c", run_folder, "--keep", "top:3rows", "-n", 2, "-o", out, "--json")
+    assert outcome.code == 1 and "1 of 2 pictures" in outcome.stderr
+    document = outcome.document
+    (row,) = document["rows"]
+    assert row["known_values"] == 30 and len(row["completed_bits_per_dim"]) == 2
+    assert row["kept_bits_per_dim"] > 0 and row["original_rest_bits_per_dim"] > 0
+    assert document["failures"][0]["image"] == str(broken)
+    assert read_png_metadata(out)["keep"] == "top:3rows"
+
+
+def test_complete_hints_at_invert(lintx, run_folder, tmp_path):
+    paper = tmp_path / "paper.png"
+    Image.new("L", (10, 10), 255).save(paper)
+    arguments = ["complete", paper, "-c", run_folder, "-n", 1, "-o", tmp_path / "out.png"]
+    assert "try --invert" in lintx(*arguments).stderr
+    assert "hint:" not in lintx(*arguments, "--invert").stderr
+
+
+def test_eval_has_both_conventions(lintx, run_folder):
+    arguments = ["eval", run_folder, "--image-size", 10, "--split", "test", "--limit", 6, "--json"]
+    document = lintx(*arguments).document
+    assert document["bits_per_dim"] == pytest.approx(8, abs=0.3)
+    assert document["bits_per_dim_without_first_value"] != document["bits_per_dim"]
+    assert document["images"] == 6 and document["images_in_split"] == 1000
+    refused = lintx("eval", run_folder, "--data", "glyphs")
+    assert refused.code == 2 and "the model draws images of 10 x 10 x 1" in refused.stderr
+
+
+def test_check_passes_and_fails(lintx, run_folder, monkeypatch):
+    document = lintx("check", run_folder, "--json").document
+    assert document["passed"] and all(row["passed"] for row in document["rows"])
+
+    from linformer_cli.attention.linear import LinearAttention
+
+    honest = LinearAttention.step
+
+    def damaged(self, q_t, k_t, v_t, state, extra_t=None):
+        y_t, state = honest(self, q_t, k_t, v_t, state, extra_t)
+        return y_t * 1.01, state
+
+    monkeypatch.setattr(LinearAttention, "step", damaged)
+    outcome = lintx("check", run_folder, "--json")
+    assert outcome.code == 1 and "disagree" in outcome.stderr
+    assert outcome.document["passed"] is False
+    refused = lintx("bench", "-c", run_folder, "--batch", "1", "--repeats", 1)
+    assert refused.code == 1 and "is not timed" in refused.stderr
+
+
+def test_bench_extrapolates_in_one_place_only(lintx, run_folder):
+    document = lintx("bench", "--checkpoint", run_folder, "--batch", "1,2", "--repeats", 2, "--json").document
+    engines = [(row["attention"], row["engine"], row["batch"]) for row in document["rows"]]
+    assert engines == [
+        (*kind, batch) for batch in (1, 2) for kind in (("linear", "step"), ("softmax", "cached"), ("softmax", "rerun"))
+    ]
+    for row in document["rows"]:
+        assert ("extrapolated" in row) == (row["engine"] == "rerun")
+        assert ("images_per_second" in row) == (row["engine"] != "rerun")
+    assert document["environment"]["versions"]["torch"]
+    markdown = lintx("bench", "sample", "-c", run_folder, "--batch", "1", "--repeats", 1, "--format", "md").stdout
+    assert markdown.startswith("| attention")
+
+
+def test_attentions_info_and_env(lintx, run_folder):
+    rows = lintx("attentions", "--json").document["rows"]
+    assert {"softmax", "linear"} <= {row["attention"] for row in rows}
+    document = lintx("info", run_folder, "--json").document
+    assert document["model"]["image"] == {"height": 10, "width": 10, "channels": 1, "levels": 256}
+    assert "glyphs" in lintx("info", run_folder).stdout
+    assert lintx("env", "--json").document["threads"] >= 1
+
+
+def test_export_rounds_and_can_be_loaded(lintx, run_folder, tmp_path):
+    out = tmp_path / "small"
+    size = lintx("export", run_folder, out, "--dtype", "bf16", "--json").document["weights_bytes"]
+    assert size < (run_folder / "best" / "model.safetensors").stat().st_size * 0.6
+    assert not (out / "training.safetensors").exists()
+    assert load_model(out).parameter_count() == load_model(run_folder).parameter_count()
+    assert lintx("export", run_folder, out).code == 2
+
+
+def test_a_pickled_file_is_refused(lintx, tmp_path):
+    pickled = tmp_path / "model.pt"
+    pickled.write_bytes(b"\x80\x04anything")
+    outcome = lintx("info", pickled)
+    assert outcome.code == 1 and "never opened" in outcome.stderr
+
+
+def test_nothing_is_said_on_stdout_beside_json(lintx, run_folder, tmp_path):
+    outcome = lintx("sample", run_folder, "-n", 1, "-o", tmp_path / "x.png", "--json")
+    assert json.loads(outcome.stdout) and "wrote" in outcome.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number, code):
+    run = tmp_path / "run"
+    options = [
+        "--data",
+        "glyphs",
+        "--image-size",
+        "10",
+        "--preset",
+        "tiny",
+        "--batch",
+        "4",
+        "--steps",
+        "100000",
+        "--sample-every",
+        "0",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "linformer_cli", "train", *options, "--out", str(run)], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        _wait_until(lambda: (run / "metrics.csv").is_file() and len((run / "metrics.csv").read_text().splitlines()) > 1)
+        os.kill(process.pid, number)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == code
+    assert f"lintx train --resume '{run}'" in errors and "Traceback" not in errors
+    saved = read_checkpoint(run / "last").info
+    assert saved.training.step > 0 and saved.training_sha256 is not None
+
+
+def test_a_checkpoint_without_its_digest_is_refused(lintx, run_folder, tmp_path):
+    found = read_checkpoint(run_folder)
+    save_checkpoint(tmp_path / "copy", load_model(run_folder), found.info)
+    weights = tmp_path / "copy" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    outcome = lintx("sample", tmp_path / "copy", "-n", 1, "-o", tmp_path / "x.png")
+    assert outcome.code == 1 and "SHA-256" in outcome.stderr and not (tmp_path / "x.png").exists()
+
+
+def _wait_until(condition, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.05)

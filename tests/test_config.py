@@ -1,0 +1,172 @@
+"""Configurations: closed to unknown keys at every level, frozen, and one line for every fault."""
+
+import math
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from linformer_cli.config import (
+    Config,
+    DataConfig,
+    ImageShape,
+    ModelConfig,
+    NetworkConfig,
+    RunConfig,
+    TrainConfig,
+    parse_config,
+)
+from linformer_cli.errors import UsageError
+
+IMAGE = {"height": 8, "width": 8}
+RUN: dict[str, Any] = {"model": {"image": IMAGE}, "data": {"name": "glyphs"}, "train": {"steps": 5}}
+
+
+def changed(path: str, value: object) -> dict[str, Any]:
+    """RUN with `value` under a dotted `path`."""
+
+    def put(table: dict[str, Any], keys: list[str]) -> dict[str, Any]:
+        inner = value if len(keys) == 1 else put(table.get(keys[0], {}), keys[1:])
+        return {**table, keys[0]: inner}
+
+    return put(RUN, path.split("."))
+
+
+# Unknown keys
+
+
+@pytest.mark.parametrize(
+    ("path", "table", "nearest"),
+    [
+        ("modell", "run", "model"),
+        ("model.layer", "run.model", "layers"),
+        ("model.image.hight", "run.model.image", "height"),
+        ("data.image_sizes", "run.data", "image_size"),
+        ("train.learning_rat", "run.train", "learning_rate"),
+    ],
+)
+def test_an_unknown_key_is_refused_at_every_level_with_the_nearest(raises_one_line, path, table, nearest) -> None:
+    key = path.rpartition(".")[2]
+    with raises_one_line(UsageError, f"'{key}'", table, f"did you mean '{nearest}'?"):
+        parse_config(RunConfig, changed(path, 1), "run")
+
+
+def test_an_unknown_key_with_nothing_near_lists_the_known_ones(raises_one_line) -> None:
+    with raises_one_line(UsageError, "'zzz'", "known: data_dir, image_size, name"):
+        parse_config(DataConfig, {"zzz": 1}, "data")
+
+
+def test_a_misspelt_required_key_is_named_rather_than_the_key_it_was_meant_to_be(raises_one_line) -> None:
+    with raises_one_line(UsageError, "'heigth'", "did you mean 'height'?"):
+        parse_config(ImageShape, {"heigth": 8, "width": 8}, "image")
+
+
+@pytest.mark.parametrize("kind", [ImageShape, NetworkConfig, ModelConfig, DataConfig, TrainConfig, RunConfig])
+def test_every_configuration_refuses_keys_it_does_not_know(kind: type[Config]) -> None:
+    with pytest.raises(ValidationError) as error:
+        kind.model_validate({"no_such_key": 1})
+    assert any(fault["type"] == "extra_forbidden" for fault in error.value.errors())
+
+
+# Values
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "shown"),
+    [
+        ("model.layers", 0, "0"),
+        ("model.layers", "many", "'many'"),
+        ("model.dropout", 1.0, "1.0"),
+        ("model.activation", "swish", "'swish'"),
+        ("model.image.channels", 2, "2"),
+        ("model.image.levels", 1, "1"),
+        ("model.image.levels", 257, "257"),
+        ("train.steps", -3, "-3"),
+        ("train.learning_rate", math.inf, "inf"),
+        ("train.weight_decay", math.nan, "nan"),
+        ("train.seed", 2**63, str(2**63)),
+        ("train.final_learning_rate_fraction", 1.5, "1.5"),
+    ],
+)
+def test_a_value_out_of_its_range_is_refused_with_its_key_and_what_was_found(
+    raises_one_line, path, value, shown
+) -> None:
+    with raises_one_line(UsageError, f"run: {path}: ", f"found {shown}"):
+        parse_config(RunConfig, changed(path, value), "run")
+
+
+def test_a_missing_key_is_named_and_the_rest_is_not_printed(raises_one_line) -> None:
+    with raises_one_line(UsageError, "model: image: ", "required") as error:
+        parse_config(ModelConfig, {"layers": 2}, "model")
+    assert "layers" not in str(error.value)
+
+
+def test_the_paper_embedding_needs_an_even_half(raises_one_line) -> None:
+    with raises_one_line(UsageError, "model: ", "divisible by 4", "found 34"):
+        parse_config(NetworkConfig, {"embedding": "paper", "width": 34}, "model")
+    assert NetworkConfig(embedding="paper", width=36).width == 36
+    assert NetworkConfig(embedding="grid", width=34).width == 34
+
+
+@pytest.mark.parametrize("given", [{"steps": 5}, {"epochs": 0.5}, {"max_time": 60.0}])
+def test_one_length_is_enough(given: dict[str, float]) -> None:
+    assert TrainConfig(**given).model_dump(exclude_none=True).items() >= given.items()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"steps": 5, "epochs": 1.0},
+        {"epochs": 1.0, "max_time": 60.0},
+        {"steps": 5, "max_time": 60.0},
+        {"steps": 5, "epochs": 1.0, "max_time": 60.0},
+    ],
+)
+def test_exactly_one_length_must_be_given(raises_one_line, given: dict[str, float]) -> None:
+    found = ", ".join(f"'{key}'" for key in given) or "none"
+    with raises_one_line(UsageError, "train", "exactly one of steps, epochs and max_time", found):
+        parse_config(TrainConfig, given, "train")
+
+
+def test_an_image_counts_its_values() -> None:
+    shape = ImageShape(height=3, width=5, channels=3)
+    assert (shape.positions, shape.values_per_row, shape.levels) == (45, 15, 256)
+
+
+# Frozen
+
+
+def test_nothing_can_be_changed_afterwards() -> None:
+    config = parse_config(RunConfig, RUN, "run")
+    for part, name in (
+        (config, "preset"),
+        (config.model, "layers"),
+        (config.model.image, "width"),
+        (config.data, "name"),
+        (config.train, "steps"),
+    ):
+        with pytest.raises(ValidationError, match="frozen"):
+            setattr(part, name, 1)
+
+
+def test_parsing_leaves_the_given_values_alone() -> None:
+    options = {"chunk": 16}
+    values = changed("model.attention_options", options)
+    config = parse_config(RunConfig, values, "run")
+    options["chunk"] = 1
+    assert config.model.attention_options == {"chunk": 16}
+    assert values["model"]["image"] == IMAGE
+
+
+def test_two_configurations_do_not_share_their_defaults() -> None:
+    NetworkConfig().attention_options["chunk"] = 1
+    assert NetworkConfig().attention_options == {}
+
+
+def test_a_configuration_survives_its_own_plain_values() -> None:
+    config = parse_config(RunConfig, changed("model.attention_options", {"a": True, "b": 1, "c": 0.5, "d": "x"}), "run")
+    again = parse_config(RunConfig, config.model_dump(exclude_none=True), "run")
+    assert again == config
+    kinds = [type(value) for value in again.model.attention_options.values()]
+    assert kinds == [bool, int, float, str]

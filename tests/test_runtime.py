@@ -1,0 +1,175 @@
+"""The machine as the package sees it: devices, precision, signals; nothing at import."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from linformer_cli.errors import Interrupted, UsageError
+from linformer_cli.runtime import (
+    StopRequest,
+    catch_signals,
+    choose_device,
+    choose_precision,
+    describe_environment,
+    measure_peak_memory,
+    torch_dtype,
+)
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, cards: int = 0, metal: bool = False) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cards > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: cards)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index=0: "Pretended")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: metal)
+
+
+# Devices
+
+
+@pytest.mark.parametrize(("cards", "metal", "chosen"), [(0, False, "cpu"), (0, True, "mps"), (2, True, "cuda")])
+def test_auto_takes_the_fastest_there_is(monkeypatch, cards, metal, chosen) -> None:
+    pretend(monkeypatch, cards, metal)
+    choice = choose_device("auto")
+    assert choice.value == chosen
+    assert choice.reason
+
+
+def test_a_device_that_is_there_is_taken_as_asked_for(monkeypatch) -> None:
+    pretend(monkeypatch, cards=2, metal=True)
+    for wanted in ("cpu", "cuda", "cuda:0", "cuda:1", "mps"):
+        assert choose_device(wanted).value == wanted
+
+
+@pytest.mark.parametrize("wanted", ["gpu", "", "CUDA", "cpu:0", "cpu:", "cuda:", "cuda:x", "cuda:-1", "mps:0"])
+def test_an_unknown_device_is_refused_with_the_known_ones(monkeypatch, raises_one_line, wanted) -> None:
+    pretend(monkeypatch, cards=2, metal=True)
+    with raises_one_line(UsageError, f"unknown device '{wanted}'", "auto, cpu, cuda, cuda:INDEX, mps"):
+        choose_device(wanted)
+
+
+def test_a_device_that_is_not_there_is_refused_with_what_to_do(monkeypatch, raises_one_line) -> None:
+    pretend(monkeypatch)
+    for wanted in ("cuda", "cuda:0"):
+        with raises_one_line(UsageError, "no CUDA device", "--device cpu"):
+            choose_device(wanted)
+    with raises_one_line(UsageError, "no Apple GPU", "--device cpu"):
+        choose_device("mps")
+    pretend(monkeypatch, cards=2)
+    with raises_one_line(UsageError, "'cuda:2'", "only 2 CUDA devices"):
+        choose_device("cuda:2")
+
+
+# Precision
+
+
+def test_a_precision_that_was_asked_for_is_taken() -> None:
+    for wanted in ("fp32", "bf16"):
+        for purpose in ("training", "sampling"):
+            assert choose_precision(wanted, "cpu", purpose).value == wanted
+
+
+def test_auto_samples_in_fp32_everywhere() -> None:
+    for device in ("cpu", "cuda", "mps"):
+        assert choose_precision("auto", device, "sampling").value == "fp32"
+
+
+@pytest.mark.parametrize(("supported", "chosen"), [(True, "bf16"), (False, "fp32")])
+def test_auto_trains_in_bf16_where_the_hardware_multiplies_it(monkeypatch, supported, chosen) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: supported)
+    assert choose_precision("auto", "cpu", "training").value == chosen
+    assert choose_precision("auto", "cuda:1", "training").value == chosen
+    assert choose_precision("auto", "mps", "training").value == "fp32"
+
+
+def test_precisions_have_torch_types() -> None:
+    found = [torch_dtype(name) for name in ("fp32", "bf16", "fp64")]
+    assert found == [torch.float32, torch.bfloat16, torch.float64]
+
+
+# The environment
+
+
+def test_the_environment_is_plain_values(monkeypatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    environment = json.loads(json.dumps(describe_environment()))
+    assert environment["threads"] == 3
+    assert environment["versions"]["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
+    assert environment["versions"]["python"] == sys.version.split()[0]
+    assert {"processor", "cores", "cpu_bf16", "gpus", "mps", "platform"} <= set(environment)
+
+
+def test_peak_memory_is_counted_in_bytes() -> None:
+    ballast = torch.ones(8_000_000)  # 32 MB that are really touched
+    peak = measure_peak_memory("cpu")
+    assert ballast.numel() * 4 < peak < 2**40
+
+
+# Signals
+
+
+def test_an_unset_request_stops_nothing() -> None:
+    StopRequest().raise_if_set("never")
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_set_request_ends_the_command_as_shells_expect(number, exit_code) -> None:
+    with pytest.raises(Interrupted, match=r"^saved at step 3\Z") as error:
+        StopRequest(int(number)).raise_if_set("saved at step 3")
+    assert error.value.exit_code == exit_code
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_only_sets_the_request(number) -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with catch_signals() as request:
+        assert request.signal_number is None
+        signal.raise_signal(number)
+        assert request.signal_number == number
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_the_handlers_are_restored_after_an_error_too() -> None:
+    def mine(number: int, frame: object) -> None:
+        raise AssertionError("not while signals are caught")
+
+    before = signal.signal(signal.SIGTERM, mine)
+    try:
+        with pytest.raises(KeyError), catch_signals() as request:
+            signal.raise_signal(signal.SIGTERM)
+            assert request.signal_number == signal.SIGTERM
+            raise KeyError
+        assert signal.getsignal(signal.SIGTERM) is mine
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_second_signal_ends_the_process_at_once() -> None:
+    script = """
+import signal
+from linformer_cli.runtime import catch_signals
+with catch_signals() as request:
+    signal.raise_signal(signal.SIGINT)
+    print("first", request.signal_number, flush=True)
+    signal.raise_signal(signal.SIGTERM)
+    print("not reached", flush=True)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert ended.stdout == "first 2\n"
+    assert ended.returncode == -signal.SIGTERM
+    assert ended.stderr == ""
+
+
+# Imports
+
+
+def test_configurations_need_no_torch() -> None:
+    modules = ("config", "presets", "errors", "runtime")
+    script = "; ".join(
+        ["import sys", *(f"import linformer_cli.{name}" for name in modules), "sys.exit('torch' in sys.modules)"]
+    )
+    assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
