@@ -8,7 +8,7 @@ import typer
 from typer.exceptions import TyperException
 
 from linformer_cli import __version__
-from linformer_cli.errors import LintxError
+from linformer_cli.errors import Interrupted, LintxError
 
 from . import attentions, bench, check, complete, env, evaluate, export, info, sample, train
 
@@ -53,8 +53,10 @@ def main() -> NoReturn:
     """Run the command line; every foreseen failure is one line on stderr and its exit code."""
     try:
         code = app(standalone_mode=False)
+    except Interrupted as stopped:
+        _end(str(stopped), stopped.exit_code)
     except LintxError as error:
-        _fail(str(error), error.exit_code)
+        _end(f"Error: {error}", error.exit_code)
     except TyperException as error:
         # Typer raises its own help page as an exception where no command was given.
         if type(error).__name__ == "NoArgsIsHelpError":
@@ -62,9 +64,9 @@ def main() -> NoReturn:
             sys.exit(2)
         context = getattr(error, "ctx", None)
         hint = f" (see '{context.command_path} --help')" if context is not None else ""
-        _fail(f"{error.format_message()}{hint}", error.exit_code)
+        _end(f"Error: {error.format_message()}{hint}", error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        _fail("stopped", 130)
+        _end("Stopped", 130)
     except BrokenPipeError:
         # Whoever read our output has gone; Python must not complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -72,7 +74,7 @@ def main() -> NoReturn:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _fail(message: str, code: int) -> NoReturn:
-    line = " ".join(message.split())
-    typer.echo(f"Error: {line}", err=True)
+def _end(message: str, code: int) -> NoReturn:
+    """One line on stderr, whatever line ends the message had."""
+    typer.echo(" ".join(message.split()), err=True)
     sys.exit(code)

@@ -14,6 +14,9 @@ def attentions(
     positions: Annotated[int, typer.Option("--positions", min=1, help="T that state bytes are for.")] = 784,
     heads: Annotated[int, typer.Option("--heads", min=1, help="Heads that state bytes are for.")] = 8,
     head_width: Annotated[int, typer.Option("--head-width", min=1, help="Width of a head they are for.")] = 32,
+    checkpoint: Annotated[
+        str | None, typer.Option("--checkpoint", "-c", help="Take these sizes from a model.", show_default=False)
+    ] = None,
     style: Annotated[options.TableFormat, typer.Option("--format", help="How to print.")] = options.TableFormat.TABLE,
     json: options.Json = False,
 ) -> None:
@@ -31,7 +34,11 @@ def attentions(
 
     from linformer_cli.attention import CATALOGUE, build_attention
     from linformer_cli.attention.base import AttentionShape
+    from linformer_cli.checkpoint import read_checkpoint
 
+    if checkpoint is not None:
+        model = read_checkpoint(checkpoint).info.model
+        positions, heads, head_width = model.image.positions, model.heads, model.head_width
     shape = AttentionShape(heads, head_width, head_width, positions, row=max(1, round(positions**0.5)))
     rows: list[dict[str, Any]] = []
     for name, mechanism in CATALOGUE.items():

@@ -45,6 +45,7 @@ _FILE_COLUMNS = (
 )
 
 
+@app.command("sample")
 @app.callback()
 def bench(
     context: typer.Context,
@@ -68,7 +69,7 @@ def bench(
 
     - `lintx bench`
     - `lintx bench --checkpoint runs/first --batch 1,64 --json`
-    - `lintx bench --batch 256 --format md --no-rerun`
+    - `lintx bench sample --batch 256 --format md --no-rerun` (the same)
     """
     if context.invoked_subcommand is not None:
         given = [name for name in context.params if _was_given(context, name)]
@@ -77,39 +78,6 @@ def bench(
                 f"options come behind the subcommand: lintx bench {context.invoked_subcommand} --{given[0]} ..."
             )
         return
-    run_sample_bench(checkpoint, batch, repeats, rerun, device, precision, style, json)
-
-
-@app.command("sample")
-def sample(
-    checkpoint: options.OnlyCheckpointOption = None,
-    batch: Batches = "1,64",
-    repeats: Repeats = 3,
-    rerun: Rerun = True,
-    device: options.Device = "auto",
-    precision: options.SamplingPrecision = options.PrecisionName.AUTO,
-    style: Style = options.TableFormat.TABLE,
-    json: options.Json = False,
-) -> None:
-    """Images per second of sampling; the same as a bare `lintx bench`.
-
-    Examples:
-
-    - `lintx bench sample --batch 256`
-    """
-    run_sample_bench(checkpoint, batch, repeats, rerun, device, precision, style, json)
-
-
-def run_sample_bench(
-    checkpoint: str | None,
-    batch: str,
-    repeats: int,
-    rerun: bool,
-    device: str,
-    precision: options.PrecisionName,
-    style: options.TableFormat,
-    json: bool,
-) -> None:
     batches = _parse_batches(batch)
     session = open_session(checkpoint, device, precision.value)
 

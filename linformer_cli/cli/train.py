@@ -14,7 +14,8 @@ from .output import print_facts, print_json, talk
 from .progress import TrainingDisplay
 
 if TYPE_CHECKING:
-    from linformer_cli.config import DataConfig, ImageShape, RunConfig
+    from linformer_cli.config import DataConfig, RunConfig
+    from linformer_cli.data.images import ImageSet
     from linformer_cli.training.loop import Trainer
     from linformer_cli.training.run_folder import RunFolder
 
@@ -177,19 +178,21 @@ def train(
         folder = RunFolder(Path(run) if run is not None else _newest_run())
         changed = {**given_model, **_given(data=data, image_size=image_size, preset=preset, out=out, config=config)}
         settings = _extend(folder.read_config(), given_train, changed, data_dir)
+        images = _load_images(settings.data)
     else:
         merged = merge_settings(config, preset, given_model, given_data, given_train)
         folder = RunFolder(out if out is not None else _new_run(merged.preset))
-        settings = merged.build(_image_shape(merged.data_config))
+        images = _load_images(merged.data_config)
+        settings = merged.build(images[0].shape)
+    trainer = _build_trainer(settings, folder, *images)
     if dry_run:
-        _dry_run(_build_trainer(settings, folder), json)
+        _dry_run(trainer, json)
         return
-    if not resume:
-        folder.create(settings)
-    trainer = _build_trainer(settings, folder)
     if resume:
         trainer.resume()
         folder.write_config(settings)
+    else:
+        folder.create(settings)
     talk(f"training in {folder.path} from step {trainer.progress.step}")
     _run(trainer, folder, json)
 
@@ -199,10 +202,14 @@ def _given(**values: Any) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _image_shape(data: "DataConfig") -> "ImageShape":
+def _load_images(data: "DataConfig") -> "tuple[ImageSet, ImageSet]":
+    """The training and the validation images."""
     from linformer_cli.data.images import load_images
 
-    return load_images(data.name, "train", data.data_dir, data.image_size).shape
+    train = load_images(data.name, "train", data.data_dir, data.image_size)
+    validation = load_images(data.name, "validation", data.data_dir, data.image_size)
+    talk(f"{data.name}: {len(train):,} training and {len(validation):,} validation images")
+    return train, validation
 
 
 def _extend(config: "RunConfig", train: dict[str, Any], changed: dict[str, Any], data_dir: str | None) -> "RunConfig":
@@ -221,20 +228,14 @@ def _extend(config: "RunConfig", train: dict[str, Any], changed: dict[str, Any],
     return config.model_copy(update={"data": data, "train": parse_config(TrainConfig, {**settings, **train}, "train")})
 
 
-def _build_trainer(settings: "RunConfig", folder: "RunFolder") -> "Trainer":
-    from linformer_cli.data.images import load_images
+def _build_trainer(settings: "RunConfig", folder: "RunFolder", train: "ImageSet", validation: "ImageSet") -> "Trainer":
     from linformer_cli.runtime import choose_device, choose_precision
     from linformer_cli.training.loop import Trainer
 
     device = choose_device(settings.train.device)
     precision = choose_precision(settings.train.precision, device.value, "training")
-    source = settings.data
-    images, validation = (
-        load_images(source.name, split, source.data_dir, source.image_size) for split in ("train", "validation")
-    )
-    talk(f"{source.name}: {len(images):,} training and {len(validation):,} validation images")
     talk(f"device {device.value} ({device.reason}), precision {precision.value} ({precision.reason})")
-    return Trainer(settings, folder, images, validation, device.value, precision.value)
+    return Trainer(settings, folder, train, validation, device.value, precision.value)
 
 
 def _run(trainer: "Trainer", folder: "RunFolder", json: bool) -> None:

@@ -1,6 +1,5 @@
 """Completing a picture: the known values in one parallel pass, the rest value by value."""
 
-import itertools
 import math
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ from linformer_cli.errors import UsageError
 from linformer_cli.model.pixel_model import PixelModel
 
 from .choose import Filters, UniformStreams
-from .decode import iter_values
+from .decode import collect_values, iter_values
 
 
 @dataclass(frozen=True)
@@ -79,8 +78,8 @@ def complete_values(
         UniformStreams(seed, range(count)),
         filters or Filters(),
     )
-    rest = torch.stack(list(itertools.islice(drawn, positions - known)), dim=1)
-    completed = torch.cat([original[:known].expand(count, -1), rest.cpu()], dim=1)
+    rest = collect_values(drawn, count, positions - known).long()
+    completed = torch.cat([original[:known].expand(count, -1), rest], dim=1)
     # All bits in one parallel pass: the known part is the same in every row.
     everything = torch.cat([original.unsqueeze(0), completed]).to(model.device)
     nats = model.nats(everything).cpu().double() / math.log(2)

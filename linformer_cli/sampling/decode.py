@@ -20,7 +20,7 @@ from .choose import Filters, UniformStreams, choose_values
 
 @dataclass(frozen=True)
 class SampledBatch:
-    """Some finished images: values int64 [B, T] on the CPU, the seconds they took, the bytes of their state."""
+    """Some finished images: values uint8 [B, T] on the CPU, the seconds they took, the bytes of their state."""
 
     values: Tensor
     seconds: float
@@ -36,6 +36,18 @@ def iter_values(
         values = choose_values(model.head, parameters, streams.take(), filters)
         yield values
         parameters, state = model.step(values, state)
+
+
+def collect_values(drawn: Iterator[Tensor], batch: int, positions: int) -> Tensor:
+    """The next `positions` values of `drawn` as uint8 [B, positions] on the CPU.
+
+    Each is written into its place at once. Keeping a small tensor per step instead pins the heap around the large ones
+    of every step, and memory would grow with the image after all.
+    """
+    values = torch.empty(positions, batch, dtype=torch.uint8)
+    for position, column in enumerate(itertools.islice(drawn, positions)):
+        values[position] = column
+    return values.T.contiguous()
 
 
 @torch.no_grad()
@@ -54,7 +66,7 @@ def sample_values(
     if not bool(torch.isfinite(parameters).all()):
         raise LintxError("the model's first prediction is not a finite number: its weights are damaged")
     drawn = iter_values(model, parameters, state, UniformStreams(seed, indices), filters or Filters())
-    values = torch.stack(list(itertools.islice(drawn, positions)), dim=1).cpu()
+    values = collect_values(drawn, batch, positions)
     return SampledBatch(values, time.perf_counter() - began, state_bytes)
 
 

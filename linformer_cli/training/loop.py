@@ -122,7 +122,7 @@ class Trainer:
                 reporter.on_save(self.folder.last, self.progress)
             if stopped:
                 stop.raise_if_set(
-                    f"stopped at step {step}, saved; continue with: lintx train --resume '{self.folder.path}'"
+                    f"Stopped at step {step}, saved; continue with: lintx train --resume '{self.folder.path}'"
                 )
             if finished:
                 return self.progress

@@ -9,7 +9,7 @@ from typing import Any
 from linformer_cli.attention import parse_options
 from linformer_cli.config import DataConfig, ImageShape, ModelConfig, NetworkConfig, RunConfig, parse_config
 from linformer_cli.errors import UsageError, unknown_name
-from linformer_cli.presets import find_preset
+from linformer_cli.presets import RECIPES, find_preset
 
 DEFAULT_PRESET = "mnist-small"
 DEFAULT_EPOCHS = 3.0
@@ -59,7 +59,7 @@ def merge_settings(
     from_file["model"].pop("image", None)
     merged_model = _merge_model(network, from_file["model"], model)
     lengths = [key for layer in (train, from_file["train"]) for key in LENGTHS if key in layer]
-    merged_train = {**from_file["train"], **train}
+    merged_train = {**RECIPES.get(name, {}), **from_file["train"], **train}
     if any(key in train for key in LENGTHS):
         for key in LENGTHS:
             if key not in train:

@@ -99,10 +99,19 @@ def test_sample_to_stdout_is_a_png_and_nothing_else(run_folder):
     assert finished.stdout.startswith(b"\x89PNG") and finished.stdout.endswith(b"IEND\xaeB`\x82")
 
 
-def test_sample_does_not_import_torchvision(run_folder, tmp_path):
+@pytest.mark.parametrize("command", ["sample", "complete", "check", "bench"])
+def test_torchvision_is_for_data_sets_only(run_folder, tmp_path, command):
+    picture = tmp_path / "picture.png"
+    Image.new("L", (10, 10)).save(picture)
+    arguments = {
+        "sample": ["-n", "1", "-o", str(tmp_path / "x.png")],
+        "complete": [str(picture), "-n", "1", "-o", str(tmp_path / "x.png")],
+        "check": ["--positions", "10"],
+        "bench": ["--batch", "1", "--repeats", "1"],
+    }[command]
     script = (
         "import sys; from linformer_cli.cli.app import main\n"
-        f"sys.argv = ['lintx', 'sample', {str(run_folder)!r}, '-n', '1', '-o', {str(tmp_path / 'x.png')!r}]\n"
+        f"sys.argv = ['lintx', {command!r}, *{arguments!r}, '--checkpoint', {str(run_folder)!r}]\n"
         "try: main()\n"
         "except SystemExit as ended: assert not ended.code\n"
         "assert 'torchvision' not in sys.modules"
