@@ -192,11 +192,12 @@ def save_checkpoint(
     `CheckpointError` when the disk is full or the place not writable; the older checkpoint is untouched then.
     `weights_dtype` rounds floating-point weights, for shipping.
     """
+    folder = Path(os.path.abspath(folder))  # `.` has no name to put something beside
     writing = folder.with_name(f".{folder.name}.writing")
     try:
         shutil.rmtree(writing, ignore_errors=True)
         writing.mkdir(parents=True)
-        tensors = {key: tensor.detach().to("cpu", weights_dtype) for key, tensor in model.state_dict().items()}
+        tensors = {key: _rounded(tensor, weights_dtype) for key, tensor in model.state_dict().items()}
         digest = _save_tensors(writing / WEIGHTS, tensors)
         training_digest = None
         if training_state is not None:
@@ -237,6 +238,7 @@ def render_card(name: str, info: CheckpointInfo, parameters: int) -> str:
 
 def _settled(folder: Path) -> Path | None:
     """`folder` if it holds a checkpoint, or what a swap that was cut off between its two renames left of it."""
+    folder = Path(os.path.abspath(folder))
     aside = folder.with_name(f".{folder.name}.replaced")
     return next((path for path in (folder, aside) if (path / CONFIG).is_file()), None)
 
@@ -250,6 +252,11 @@ def _swap(writing: Path, folder: Path) -> None:
     os.rename(writing, folder)
     _flush_folder(folder.parent)
     shutil.rmtree(aside, ignore_errors=True)
+
+
+def _rounded(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """On the CPU, in `dtype` if it is a floating-point tensor: counters and indices must stay what they are."""
+    return tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None)
 
 
 def _save_tensors(file: Path, tensors: dict[str, Tensor], values: dict[str, str] | None = None) -> str:

@@ -80,15 +80,19 @@ class ModelConfig(NetworkConfig):
 
 
 class DataConfig(Config):
-    """Where images come from. `image_size` is for the sets that can be made at any size."""
+    """Where images come from. `image_size` and `channels` are for sets that can be had so."""
 
     name: str = "mnist"
     data_dir: str | None = None
     image_size: Positive | None = None
+    channels: Literal[1, 3] | None = None
 
 
 class TrainConfig(Config):
-    """How a model is trained. Exactly one of `steps`, `epochs` and `max_time` (seconds) sets the length."""
+    """How a model is trained. Exactly one of `steps`, `epochs` and `max_time` (seconds) sets the length.
+
+    `clip` bounds the norm of the gradient; 0 leaves it. None is only ever a default, since TOML cannot say it.
+    """
 
     steps: Positive | None = None
     epochs: Annotated[float, Field(gt=0)] | None = None
@@ -103,7 +107,7 @@ class TrainConfig(Config):
     weight_decay: Annotated[float, Field(ge=0)] = 0.05
     beta1: Fraction = 0.9
     beta2: Fraction = 0.98
-    clip: Annotated[float, Field(gt=0)] | None = 1.0
+    clip: Annotated[float, Field(ge=0)] = 1.0
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     device: str = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -141,7 +145,9 @@ def parse_config(kind: type[ConfigType], values: Mapping[str, Any], where: str) 
 
 def describe_validation_error(kind: type[BaseModel], error: ValidationError, where: str) -> UsageError:
     """The first fault of a pydantic error as one line, with a suggestion where a key is unknown."""
-    first = error.errors()[0]
+    faults = error.errors()
+    # A misspelt key is also a missing one; the first says more.
+    first = next((fault for fault in faults if fault["type"] == "extra_forbidden"), faults[0])
     path = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         *parents, name = [str(part) for part in first["loc"]]

@@ -31,14 +31,14 @@ def choose_device(wanted: str) -> Choice:
     """A device for `auto`, `cpu`, `cuda`, `cuda:i` or `mps`; raises `UsageError` for one that is not there."""
     import torch
 
-    kind, _, index = wanted.partition(":")
+    kind, colon, index = wanted.partition(":")
     cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
     metal = torch.backends.mps.is_available()
     if wanted == "auto":
         if cards:
             return Choice("cuda", f"a CUDA device is there ({torch.cuda.get_device_name(0)})")
         return Choice("mps", "Apple's GPU is there") if metal else Choice("cpu", "no GPU was found")
-    if kind not in ("cpu", "cuda", "mps") or (index and not (kind == "cuda" and index.isdigit())):
+    if kind not in ("cpu", "cuda", "mps") or (colon and not (kind == "cuda" and index.isdigit())):
         raise UsageError(f"unknown device '{wanted}'; known: auto, cpu, cuda, cuda:INDEX, mps")
     if kind == "cuda" and not cards:
         raise UsageError("device 'cuda' asked for, but torch finds no CUDA device here; use --device cpu")

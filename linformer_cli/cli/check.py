@@ -60,9 +60,8 @@ def check(
             Column("passed", "passed"),
         )
         print_records(rows, columns, "table")
-    failed = [row.name for row in agreement.rows if not row.passed]
-    if agreement.state_bytes != agreement.predicted_state_bytes:
-        failed.append(f"state bytes {agreement.state_bytes} against {agreement.predicted_state_bytes} predicted")
-    if failed:
-        raise DisagreementError(f"the executions of '{session.checkpoint.path}' disagree: {'; '.join(failed)}")
+    if not agreement.passed:
+        raise DisagreementError(
+            f"the executions of '{session.checkpoint.path}' disagree: {agreement.describe_failure()}"
+        )
     talk(f"passed: {agreement.images} images of {agreement.positions} positions, {agreement.state_bytes:,} state bytes")

@@ -32,7 +32,6 @@ def evaluate(
         SplitName.VALIDATION
     ),
     data_dir: options.DataDir = None,
-    image_size: options.ImageSize = None,
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, help="Only the first images of the split.", show_default=False)
     ] = None,
@@ -56,12 +55,14 @@ def evaluate(
     """
     session = open_session(options.one_checkpoint(checkpoint, checkpoint_option), device, precision.value)
 
-    from linformer_cli.data.images import load_images
+    from linformer_cli.data.images import load_images, takes_size
     from linformer_cli.evaluation.bits import measure_bits
 
     name = data or session.checkpoint.info.data.name
-    images = load_images(name, split.value, data_dir, image_size)
     wanted = session.model.config.image
+    side = wanted.height if takes_size(name) else None
+    channels = wanted.channels if name.startswith("folder:") else None
+    images = load_images(name, split.value, data_dir, side, channels)
     if images.images.shape[1:] != (wanted.height, wanted.width, wanted.channels):
         found = " x ".join(map(str, images.images.shape[1:]))
         raise UsageError(

@@ -55,10 +55,6 @@ SamplingPrecision = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else there.")]
-DataName = Annotated[
-    str,
-    typer.Option("--data", help="mnist, fashion-mnist, cifar10, array:DIR or glyphs.", metavar="NAME"),
-]
 DataDir = Annotated[
     str | None,
     typer.Option(
@@ -69,7 +65,12 @@ DataDir = Annotated[
     ),
 ]
 ImageSize = Annotated[
-    int | None, typer.Option("--image-size", min=4, help="Pixels a side, for glyphs.", show_default=False)
+    int | None,
+    typer.Option("--image-size", min=4, help="Pixels a side, for glyphs and folder:PATH.", show_default=False),
+]
+Channels = Annotated[
+    int | None,
+    typer.Option("--channels", help="1 (grey) or 3 (RGB), for folder:PATH; default as it is.", show_default=False),
 ]
 Temperature = Annotated[
     float, typer.Option("--temperature", help="Divides the log probabilities; 1 leaves them. The first filter.")

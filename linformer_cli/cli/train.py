@@ -44,11 +44,15 @@ def train(
     data: Annotated[
         str | None,
         _option(
-            "--data", panel=_RUN, help="mnist (default), fashion-mnist, cifar10, array:DIR or glyphs.", metavar="NAME"
+            "--data",
+            panel=_RUN,
+            help="mnist (default), fashion-mnist, cifar10, array:DIR, folder:PATH or glyphs.",
+            metavar="NAME",
         ),
     ] = None,
     data_dir: options.DataDir = None,
     image_size: options.ImageSize = None,
+    channels: options.Channels = None,
     out: Annotated[
         Path | None,
         _option("--out", panel=_RUN, help="The run's folder; default a new one in runs/.", metavar="FOLDER"),
@@ -105,7 +109,9 @@ def train(
     weight_decay: Annotated[
         float | None, _option("--weight-decay", panel=_TRAINING, help="On matrices only; default 0.05.")
     ] = None,
-    clip: Annotated[float | None, _option("--clip", panel=_TRAINING, help="Gradient norm; default 1.")] = None,
+    clip: Annotated[
+        float | None, _option("--clip", panel=_TRAINING, help="Largest gradient norm; 0 for none; default 1.")
+    ] = None,
     seed: Annotated[int | None, _option("--seed", panel=_TRAINING, help="Of weights and order; default 0.")] = None,
     device: Annotated[
         str | None, _option("--device", panel=_TRAINING, help="auto, cpu, cuda, cuda:INDEX or mps.")
@@ -165,7 +171,7 @@ def train(
     given_model = _given(attention=attention, context=context_name, head=head, layers=layers, heads=heads, width=width)
     if attention_option:
         given_model["attention_options"] = options.parse_pairs(attention_option, "--attention-option")
-    given_data = _given(name=data, data_dir=data_dir, image_size=image_size)
+    given_data = _given(name=data, data_dir=data_dir, image_size=image_size, channels=channels)
     if checkpoint is not None:
         run, resume = options.one_checkpoint(run, checkpoint), True
     if run is not None and not resume:
@@ -176,7 +182,10 @@ def train(
 
     if resume:
         folder = RunFolder(Path(run) if run is not None else _newest_run())
-        changed = {**given_model, **_given(data=data, image_size=image_size, preset=preset, out=out, config=config)}
+        changed = {
+            **given_model,
+            **_given(data=data, image_size=image_size, channels=channels, preset=preset, out=out, config=config),
+        }
         settings = _extend(folder.read_config(), given_train, changed, data_dir)
         images = _load_images(settings.data)
     else:
@@ -206,8 +215,10 @@ def _load_images(data: "DataConfig") -> "tuple[ImageSet, ImageSet]":
     """The training and the validation images."""
     from linformer_cli.data.images import load_images
 
-    train = load_images(data.name, "train", data.data_dir, data.image_size)
-    validation = load_images(data.name, "validation", data.data_dir, data.image_size)
+    train = load_images(data.name, "train", data.data_dir, data.image_size, data.channels)
+    validation = load_images(data.name, "validation", data.data_dir, data.image_size, data.channels)
+    for note in train.notes:
+        talk(f"{data.name}: {note}")
     talk(f"{data.name}: {len(train):,} training and {len(validation):,} validation images")
     return train, validation
 

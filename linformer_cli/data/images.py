@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from linformer_cli.config import ImageShape
 from linformer_cli.errors import DataError, UsageError, unknown_name
 
+from .folders import load_folder
 from .glyphs import COUNTS, DEFAULT_SIZE, draw_glyphs
 from .pictures import border_brightness
 from .torchvision_sets import load_torchvision_set
@@ -23,6 +24,7 @@ DATA_SETS = {
     "fashion-mnist": "pieces of clothing, 60,000 + 10,000, 28x28 grey; downloaded once",
     "cifar10": "photographs of ten things, 50,000 + 10,000, 32x32 colour; downloaded once",
     "array:DIR": "your own: DIR/{train,test}-images.npy, uint8 [N, H, W] or [N, H, W, 3]; {train,test}-labels.npy",
+    "folder:PATH": "your own pictures, in any depth, cropped to --image-size (32); class folders give labels",
     "glyphs": "drawn letters and digits, 8,000 + 1,000, any --image-size (28x28 grey); no download",
 }
 
@@ -35,12 +37,14 @@ class ImageSet:
 
     images: uint8 [N, H, W, C], N >= 1, C is 1 or 3; perhaps a read-only view of a file
     labels: int64 [N], or None where the set has none
+    notes: what its owner may not expect, a line each: files that were skipped
     """
 
     name: str
     split: Split
     images: NDArray[np.uint8]
     labels: NDArray[np.int64] | None
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.images)
@@ -59,32 +63,52 @@ class ImageSet:
         return float(np.mean([border_brightness(image) for image in self.images[:_BORDER_IMAGES]]))
 
 
-def load_images(name: str, split: Split, data_dir: str | Path | None = None, image_size: int | None = None) -> ImageSet:
+def takes_size(name: str) -> bool:
+    """Whether the images of a data set can be had at any size."""
+    return name == "glyphs" or name.startswith("folder:")
+
+
+def load_images(
+    name: str,
+    split: Split,
+    data_dir: str | Path | None = None,
+    image_size: int | None = None,
+    channels: int | None = None,
+) -> ImageSet:
     """The images of one split of the data set `name`, one of `DATA_SETS`.
 
     The training images of the set are cut in two: the last 5,000 of them, or the last tenth (at least one) where there
     are fewer than 50,000, are `validation`, the others `train`; `test` is the set's own. `data_dir` (else the
     environment variable LINTX_DATA, else lintx/data in the user's cache) is where torchvision's sets lie, or are
-    downloaded to if absent. `image_size` in pixels a side is for `glyphs` alone. Raises `UsageError` for a name, split
+    downloaded to if absent. `image_size` in pixels a side is for `glyphs` and `folder:PATH`, `channels` (1 grey, 3
+    RGB) for the latter. Raises `UsageError` for a name, split
     or size that does not exist, `DataError` where images are missing, damaged or of the wrong form.
     """
     if split not in SPLITS:
         raise unknown_name("split", split, SPLITS)
     kind, colon, folder = name.partition(":")
-    is_array = kind == "array" and bool(colon)
-    if not is_array and name not in DATA_SETS:
+    own = kind in ("array", "folder") and bool(colon)
+    if not own and name not in DATA_SETS:
         raise unknown_name("data set", name, DATA_SETS)
-    if image_size is not None and name != "glyphs":
+    if own and not folder:
+        raise UsageError(f"--data {name} needs a folder, as in {kind}:DIR; found none")
+    if image_size is not None and not takes_size(name):
         raise UsageError(
-            f"--image-size {image_size} does not fit --data {name}: only glyphs are drawn at any size; drop it"
+            f"--image-size {image_size} does not fit --data {name}: only glyphs and folder:PATH have a choice; drop it"
         )
+    if channels is not None and not (own and kind == "folder"):
+        raise UsageError(f"--channels {channels} does not fit --data {name}: it is for folder:PATH; drop it")
     if name == "glyphs":
         side = DEFAULT_SIZE if image_size is None else image_size
         drawn: Literal["train", "test"] = "test" if split == "test" else "train"
         part = _part(name, split, COUNTS[drawn])
         images, labels = draw_glyphs(drawn, side, part.start, part.stop)
         return ImageSet(name, split, images, labels)
-    if is_array:
+    if kind == "folder":
+        found = load_folder(Path(os.path.expanduser(folder)), split, image_size, channels, _find_cache() / "folders")
+        notes = (f"{len(found.skipped)} files skipped, the first: {found.skipped[0]}",) if found.skipped else ()
+        return ImageSet(name, split, found.images, found.labels, notes)
+    if kind == "array":
         return _cut(name, split, *_load_arrays(folder, "test" if split == "test" else "train"))
     root, origin = _find_data_dir(data_dir)
     return _cut(name, split, *load_torchvision_set(name, split != "test", root, origin))
@@ -113,27 +137,32 @@ def _find_data_dir(data_dir: str | Path | None) -> tuple[Path, str]:
     named, origin = (data_dir, "--data-dir") if data_dir is not None else (os.environ.get("LINTX_DATA"), "LINTX_DATA")
     try:
         if named:
-            root = Path(named).expanduser()
+            root = Path(os.path.expanduser(named))
             if not root.is_dir():
                 found = "is not a folder" if root.exists() else "does not exist"
                 raise DataError(f"the data folder {root} ({origin}) {found}; create it or name another with --data-dir")
             return root, origin
-        cache = os.environ.get("XDG_CACHE_HOME", "")
-        root = (Path(cache) if os.path.isabs(cache) else Path("~/.cache").expanduser()) / "lintx" / "data"
+        root = _find_cache() / "data"
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(
             f"cannot use the data folder {error.filename} ({error.strerror}); name another with --data-dir"
         ) from error
-    except RuntimeError as error:  # what pathlib raises for a home that it cannot find
-        raise DataError(f"cannot find the data folder ({error}); name it with --data-dir") from error
     return root, "the default"
+
+
+def _find_cache() -> Path:
+    """lintx in the user's cache; not made yet."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(cache):  # the XDG rules: a relative path does not count
+        cache = os.path.expanduser("~/.cache")
+    if cache.startswith("~"):
+        raise DataError("cannot find your home folder; set XDG_CACHE_HOME, or name the data with --data-dir")
+    return Path(cache) / "lintx"
 
 
 def _load_arrays(folder: str, part: Literal["train", "test"]) -> tuple[NDArray[np.uint8], NDArray[np.int64] | None]:
     """Images [N, H, W, C], mapped into memory and not read, and labels [N] if there are any."""
-    if not folder:
-        raise UsageError("--data array: needs a folder, as in array:DIR, with DIR/train-images.npy in it; found none")
     images_path = Path(os.path.expanduser(folder)) / f"{part}-images.npy"
     labels_path = images_path.with_name(f"{part}-labels.npy")
     images = _open_array(images_path)

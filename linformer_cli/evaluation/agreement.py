@@ -46,6 +46,15 @@ class Agreement:
     def passed(self) -> bool:
         return all(row.passed for row in self.rows) and self.state_bytes == self.predicted_state_bytes
 
+    def describe_failure(self) -> str:
+        """What did not pass, in one line."""
+        failed = [
+            f"{row.name} differs by {row.error:.2g}, allowed {row.tolerance:.0e}" for row in self.rows if not row.passed
+        ]
+        if self.state_bytes != self.predicted_state_bytes:
+            failed.append(f"the state holds {self.state_bytes} bytes, predicted {self.predicted_state_bytes}")
+        return "; ".join(failed)
+
 
 @torch.no_grad()
 def measure_agreement(model: PixelModel, images: int = 2, positions: int | None = None, seed: int = 0) -> Agreement:
@@ -100,8 +109,9 @@ def _follow(model: PixelModel, tokens: Tensor) -> tuple[Tensor, object]:
 def _split_error(model: PixelModel, tokens: Tensor, whole: Tensor, generator: torch.Generator) -> float:
     """`attend` over blocks of random lengths, the state carried, against `attend` over all at once."""
     state, outputs, start = None, [], 0
+    longest = max(1, min(129, tokens.shape[1] // 2))  # so that there are at least two blocks
     while start < tokens.shape[1]:
-        length = int(torch.randint(1, 130, (), generator=generator))
+        length = int(torch.randint(1, longest + 1, (), generator=generator))
         part, state = model.attend(tokens[:, start : start + length], state)
         outputs.append(part)
         start += length

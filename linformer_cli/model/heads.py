@@ -78,28 +78,30 @@ class MixtureHead(Head):
         return self._log_mass(parameters.unsqueeze(-2), values.expand(*parameters.shape[:-1], self.levels))
 
     def _log_mass(self, parameters: Tensor, values: Tensor) -> Tensor:
-        logits, means, log_scales = _wide(parameters).split(self.mixtures, dim=-1)
+        # In float64: the edges of narrow bins, far from their mean, cancel too much in float32.
+        logits, means, log_scales = _precise(parameters).split(self.mixtures, dim=-1)
         inverse_scales = torch.exp(-log_scales.clamp(min=self.smallest_log_scale))
         values = values.unsqueeze(-1)
         bin_width = 2 / (self.levels - 1)
-        centre = values * bin_width - 1
+        centre = values.to(means.dtype) * bin_width - 1
         lower = (centre - bin_width / 2 - means) * inverse_scales
         upper = (centre + bin_width / 2 - means) * inverse_scales
-        below = functional.logsigmoid(upper).masked_fill(values == self.levels - 1, 0)
-        above = functional.logsigmoid(-lower).masked_fill(values == 0, 0)
-        inner = torch.log(-torch.expm1(-bin_width * inverse_scales))
-        inner = inner.masked_fill((values == 0) | (values == self.levels - 1), 0)
-        return torch.logsumexp(logits.log_softmax(dim=-1) + below + above + inner, dim=-1)
+        first, last = values == 0, values == self.levels - 1
+        below = functional.logsigmoid(upper).masked_fill(last, 0)
+        above = functional.logsigmoid(-lower).masked_fill(first, 0)
+        inner = torch.log(-torch.expm1(-bin_width * inverse_scales)).masked_fill(first | last, 0)
+        mass = torch.logsumexp(logits.log_softmax(dim=-1) + below + above + inner, dim=-1)
+        return mass.to(_wide(parameters).dtype)
 
     def draw(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
         """A component, then its logistic by inversion, then the bin: no table of all values is needed.
 
         One uniform number serves both draws, since its place within the chosen component's share is uniform again.
         """
-        logits, means, log_scales = _wide(parameters).split(self.mixtures, dim=-1)
+        logits, means, log_scales = _precise(parameters).split(self.mixtures, dim=-1)
         component, place = invert_cumulative(logits.softmax(dim=-1), uniforms)
         mean, log_scale = (x.gather(-1, component.unsqueeze(-1)).squeeze(-1) for x in (means, log_scales))
-        x = mean + log_scale.clamp(min=self.smallest_log_scale).exp() * place.logit(eps=1e-7).to(mean.dtype)
+        x = mean + log_scale.clamp(min=self.smallest_log_scale).exp() * place.logit(eps=1e-12)
         values: Tensor = ((x + 1) * ((self.levels - 1) / 2)).round()
         return values.clamp(0, self.levels - 1).long()
 
@@ -115,13 +117,23 @@ def invert_cumulative(probabilities: Tensor, uniforms: Tensor) -> tuple[Tensor, 
     Returns the values int64 [B], and where in [0, 1) of its value's own share each uniform number fell. A value of
     probability 0 is never drawn.
     """
+    probabilities = _precise(probabilities)
     cumulative = probabilities.cumsum(dim=-1)
-    # The total is 1 up to rounding; scaling the number by it gives no value more than its share.
-    targets = uniforms.to(cumulative).unsqueeze(-1) * cumulative[..., -1:]
-    values = (cumulative <= targets).sum(dim=-1, keepdim=True).clamp(max=cumulative.shape[-1] - 1)
+    total = cumulative[..., -1:]
+    # The total is 1 up to rounding; scaling the number by it gives no value more than its share, and staying below it
+    # never falls behind the last value that has any.
+    targets = torch.minimum(
+        uniforms.to(cumulative).unsqueeze(-1) * total, torch.nextafter(total, torch.zeros_like(total))
+    )
+    values = (cumulative <= targets).sum(dim=-1, keepdim=True)
     share = probabilities.gather(-1, values)
     place = (targets - (cumulative.gather(-1, values) - share)) / share
     return values.squeeze(-1), place.clamp(0, 1).squeeze(-1)
+
+
+def _precise(x: Tensor) -> Tensor:
+    """float64 where the device has it."""
+    return x.float() if x.device.type == "mps" else x.double()
 
 
 def _wide(parameters: Tensor) -> Tensor:

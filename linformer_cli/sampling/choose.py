@@ -68,7 +68,11 @@ def filter_log_probabilities(log_probabilities: Tensor, filters: Filters) -> Ten
 
     Among equally likely values at the border of top-k or top-p the smaller value is kept.
     """
-    filtered = (log_probabilities / filters.temperature).log_softmax(dim=-1)
+    if log_probabilities.device.type != "mps":  # which has no float64, without which a tiny temperature or top-p is 0
+        log_probabilities = log_probabilities.double()
+    # From the largest, so that the likeliest value stays at 0 however small the temperature is.
+    likeliest = log_probabilities.max(dim=-1, keepdim=True).values
+    filtered = ((log_probabilities - likeliest) / filters.temperature).log_softmax(dim=-1)
     if filters.top_k is None and filters.top_p is None:
         return filtered
     ordered, order = filtered.sort(dim=-1, descending=True, stable=True)

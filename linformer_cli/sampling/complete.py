@@ -45,9 +45,10 @@ def parse_keep(text: str, shape: ImageShape) -> int:
         number = float(amount.removesuffix(unit)) if side == "top" else math.nan
     except ValueError:
         number = math.nan
-    if not 0 <= number < math.inf:
+    counted = scale is not None or ("." not in amount and not unit)
+    if not 0 <= number < math.inf or (counted and number != int(number)):
         raise UsageError(wanted)
-    if scale is not None or ("." not in amount and not unit):
+    if counted:
         kept = int(number) * (scale or shape.values_per_row)
     else:
         fraction = number / 100 if unit == "%" else number

@@ -17,6 +17,8 @@ from linformer_cli.model.pixel_model import PixelModel, PixelState
 
 from .choose import Filters, UniformStreams, choose_values
 
+_CHECK_EVERY = 64
+
 
 @dataclass(frozen=True)
 class SampledBatch:
@@ -31,8 +33,14 @@ class SampledBatch:
 def iter_values(
     model: PixelModel, parameters: Tensor, state: PixelState, streams: UniformStreams, filters: Filters
 ) -> Iterator[Tensor]:
-    """Draw values int64 [B] from `parameters` [B, P], step, draw the next, without end; `state` is consumed."""
-    while True:
+    """Draw values int64 [B] from `parameters` [B, P], step, draw the next, without end; `state` is consumed.
+
+    Raises `LintxError` when the model gives no numbers.
+    """
+    for step in itertools.count():
+        # Now and then, since it makes a GPU wait; a state that is no number stays so.
+        if step % _CHECK_EVERY == 0 and not bool(torch.isfinite(parameters).all()):
+            raise LintxError("the model's prediction is not a finite number: its weights are damaged")
         values = choose_values(model.head, parameters, streams.take(), filters)
         yield values
         parameters, state = model.step(values, state)
@@ -63,8 +71,6 @@ def sample_values(
     state = model.init_state(batch)
     state_bytes = measure_state_bytes(state)
     parameters, state = model.step(model.start_tokens(batch), state)
-    if not bool(torch.isfinite(parameters).all()):
-        raise LintxError("the model's first prediction is not a finite number: its weights are damaged")
     drawn = iter_values(model, parameters, state, UniformStreams(seed, indices), filters or Filters())
     values = collect_values(drawn, batch, positions)
     return SampledBatch(values, time.perf_counter() - began, state_bytes)

@@ -51,6 +51,11 @@ class Progress:
     interval_nats: float = 0.0
     interval_steps: int = 0
 
+    @property
+    def marks(self) -> tuple[int, int, int]:
+        """What tells one moment of a run from another."""
+        return self.step, self.evaluated_at, self.sampled_at
+
 
 class Reporter(Protocol):
     """Who is told what happens; the command line's is a progress line."""
@@ -86,6 +91,8 @@ class Trainer:
         self.model = build_model(config).to(device).train()
         self.optimizer = build_optimizer(self.model, config.train)
         self.progress = Progress()
+        # What last/ holds; a new run has none, and saves before its first step.
+        self._saved: tuple[int, int, int] | None = None
 
     def resume(self) -> None:
         """Go back to where `last/` was saved: weights, optimizer, place in the data, random state, metrics."""
@@ -98,14 +105,14 @@ class Trainer:
         if "random.cuda" in state.tensors and self.device.startswith("cuda"):
             torch.cuda.set_rng_state(state.tensors["random.cuda"], self.device)
         self.progress = Progress(**state.values)
-        self.folder.cut_metrics(self.progress.step)
+        self._saved = self.progress.marks
+        self.folder.cut_metrics(self.progress.step, validated=self.progress.evaluated_at == self.progress.step)
 
     def run(self, reporter: Reporter, stop: StopRequest) -> Progress:
         """Train to the end of the schedule. Raises `Interrupted` after saving, when `stop` is set."""
         settings = self.config.train
-        saved_at = self.progress.step
         started = time.monotonic() - self.progress.elapsed_seconds
-        interval_began = time.monotonic()
+        timed_steps, timed_seconds = 0, 0.0
         while True:
             step = self.progress.step
             self.progress = replace(self.progress, elapsed_seconds=time.monotonic() - started)
@@ -116,9 +123,9 @@ class Trainer:
                 self._evaluate(reporter)
             if not stopped and self._sample_is_due(finished):
                 self._sample(reporter)
-            if step != saved_at and (finished or stopped or step % settings.save_every == 0):
+            if self.progress.marks != self._saved and (finished or stopped or step % settings.save_every == 0):
                 self._save(self.folder.last, with_state=True)
-                saved_at = step
+                self._saved = self.progress.marks
                 reporter.on_save(self.folder.last, self.progress)
             if stopped:
                 stop.raise_if_set(
@@ -127,8 +134,11 @@ class Trainer:
             if finished:
                 return self.progress
 
+            began = time.monotonic()
             rate = learning_rate_at(settings, step, share)
             nats, gradient_norm = self._train_step(rate)
+            # Training alone: validation, samples and saving would make the speed jump.
+            timed_steps, timed_seconds = timed_steps + 1, timed_seconds + time.monotonic() - began
             self.progress = replace(
                 self.progress,
                 step=step + 1,
@@ -137,11 +147,9 @@ class Trainer:
                 interval_steps=self.progress.interval_steps + 1,
             )
             if (step + 1) % settings.log_every == 0:
-                synchronize(self.device)
-                now = time.monotonic()
-                self.progress = replace(self.progress, elapsed_seconds=now - started)
-                self._log(reporter, rate, gradient_norm, now - interval_began, share)
-                interval_began = now
+                self.progress = replace(self.progress, elapsed_seconds=time.monotonic() - started)
+                self._log(reporter, rate, gradient_norm, timed_steps / timed_seconds, share)
+                timed_steps, timed_seconds = 0, 0.0
 
     def _sample_is_due(self, finished: bool) -> bool:
         every, step = self.config.train.sample_every, self.progress.step
@@ -167,8 +175,7 @@ class Trainer:
             nats = self._mean_nats(self.progress.images_seen + part * settings.batch) / settings.accumulation
             nats.backward()
             total += float(nats.detach())
-        limit = math.inf if settings.clip is None else settings.clip
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit))
+        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip or math.inf))
         if not (math.isfinite(total) and math.isfinite(norm)):
             raise TrainingError(
                 f"the loss or its gradient is not a finite number at step {self.progress.step} (loss {total}, gradient "
@@ -183,9 +190,8 @@ class Trainer:
         with torch.autocast(self.device.partition(":")[0], torch.bfloat16, enabled=self.autocast):
             return self.model.nats(values).mean()
 
-    def _log(self, reporter: Reporter, rate: float, norm: float, seconds: float, share: float) -> None:
+    def _log(self, reporter: Reporter, rate: float, norm: float, steps_per_second: float, share: float) -> None:
         settings, progress = self.config.train, self.progress
-        images = progress.interval_steps * settings.batch * settings.accumulation
         row = {
             "step": progress.step,
             "images": progress.images_seen,
@@ -193,7 +199,7 @@ class Trainer:
             "train_bits_per_dim": progress.interval_nats / progress.interval_steps / math.log(2),
             "gradient_norm": norm,
             "elapsed_seconds": round(progress.elapsed_seconds, 3),
-            "images_per_second": round(images / seconds, 3),
+            "images_per_second": round(steps_per_second * settings.batch * settings.accumulation, 3),
             "peak_memory_bytes": measure_peak_memory(self.device),
         }
         self.folder.append_metrics(row)
@@ -203,6 +209,11 @@ class Trainer:
     def _evaluate(self, reporter: Reporter) -> None:
         """Bits/dim on the first validation images; a new best is saved at once."""
         bits = measure_bits(self.model, self.validation.images[: self.config.train.evaluate_images])
+        if not math.isfinite(bits.bits_per_dim):
+            raise TrainingError(
+                f"the validation bits/dim are not a finite number at step {self.progress.step}; the last good "
+                f"checkpoint stays in '{self.folder.last}'; try a lower --learning-rate"
+            )
         best = self.progress.best_bits_per_dim
         is_best = best is None or bits.bits_per_dim < best
         self.progress = replace(
@@ -257,7 +268,7 @@ class Trainer:
                 elapsed_seconds=round(progress.elapsed_seconds, 3),
                 validation_bits_per_dim=progress.validation_bits_per_dim,
                 validation_standard_error=progress.validation_standard_error,
-                validation_images=self.config.train.evaluate_images if measured else None,
+                validation_images=min(self.config.train.evaluate_images, len(self.validation)) if measured else None,
                 preset=self.config.preset,
                 settings=self.config.train,
             ),

@@ -1,8 +1,10 @@
 """The folder of a training run: config.toml, metrics.csv, sample grids, and the checkpoints last/ and best/."""
 
+import contextlib
 import csv
+import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,18 +46,16 @@ class RunFolder:
             raise UsageError(
                 f"'{self.path}' exists already; continue it with --resume '{self.path}', or name another with --out"
             )
-        try:
+        with _one_line(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            self.write_config(config)
-            with open(self.metrics_file, "w", newline="", encoding="utf-8") as file:
-                csv.writer(file).writerow(METRICS)
-        except OSError as error:
-            raise LintxError(f"cannot make the run folder '{self.path}': {error.strerror or error}") from None
+        self.write_config(config)
+        self._write_metrics([])
 
     def write_config(self, config: RunConfig) -> None:
         """`config.toml`: everything that was decided, defaults included. What is None is left out."""
         document = config.model_dump(exclude_none=True)
-        self.config_file.write_text(tomli_w.dumps(document), encoding="utf-8")
+        with _one_line(self.config_file):
+            self.config_file.write_text(tomli_w.dumps(document), encoding="utf-8")
 
     def read_config(self) -> RunConfig:
         try:
@@ -68,17 +68,37 @@ class RunFolder:
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """Add one row; a value that was not measured is an empty cell."""
-        try:
-            with open(self.metrics_file, "a", newline="", encoding="utf-8") as file:
-                csv.DictWriter(file, METRICS).writerow(row)
-        except OSError as error:
-            raise LintxError(f"cannot write '{self.metrics_file}': {error.strerror or error}") from None
+        with _one_line(self.metrics_file), open(self.metrics_file, "a", newline="", encoding="utf-8") as file:
+            csv.DictWriter(file, METRICS).writerow(row)
 
-    def cut_metrics(self, step: int) -> None:
-        """Drop the rows after `step`, which a resumed run writes again."""
-        with open(self.metrics_file, newline="", encoding="utf-8") as file:
-            rows = [row for row in csv.DictReader(file) if row["step"] and int(row["step"]) <= step]
-        with open(self.metrics_file, "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, METRICS)
-            writer.writeheader()
-            writer.writerows(rows)
+    def cut_metrics(self, step: int, validated: bool = True) -> None:
+        """Drop the rows after `step`, which a resumed run writes again; `validated` keeps the validation of `step`."""
+        with _one_line(self.metrics_file), open(self.metrics_file, newline="", encoding="utf-8") as file:
+            rows = [row for row in csv.DictReader(file) if _is_kept(row, step, validated)]
+        self._write_metrics(rows)
+
+    def _write_metrics(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        # Beside and renamed: these rows are the only record of a run, and a disk can be full.
+        writing = self.metrics_file.with_suffix(".csv.writing")
+        with _one_line(self.metrics_file):
+            with open(writing, "w", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, METRICS)
+                writer.writeheader()
+                writer.writerows(rows)
+            os.replace(writing, self.metrics_file)
+
+
+def _is_kept(row: Mapping[str, str], step: int, validated: bool) -> bool:
+    """Whether a row of metrics.csv was written before a checkpoint of `step`; a row cut short by a crash was not."""
+    if not (row["step"] or "").isdigit() or row["peak_memory_bytes"] is None:
+        return False
+    return int(row["step"]) < step or (int(row["step"]) == step and (validated or not row["validation_bits_per_dim"]))
+
+
+@contextlib.contextmanager
+def _one_line(path: Path) -> Iterator[None]:
+    """Turn what the system refuses into one line that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise LintxError(f"cannot read or write '{path}': {error.strerror or error}") from None

@@ -73,10 +73,13 @@ def _merge_model(*layers: Mapping[str, Any]) -> dict[str, Any]:
     """Later layers win. Attention options belong to their mechanism and go when it is replaced."""
     merged: dict[str, Any] = {}
     for layer in layers:
+        given = layer.get("attention_options", {})
+        if not isinstance(given, Mapping):
+            raise UsageError(f"model: attention_options must be a table, found {given!r}")
         options = dict(merged.get("attention_options", {}))
         if "attention" in layer and layer["attention"] != merged.get("attention"):
             options = {}
-        merged = {**merged, **layer, "attention_options": {**options, **layer.get("attention_options", {})}}
+        merged = {**merged, **layer, "attention_options": {**options, **given}}
     return merged
 
 

@@ -141,13 +141,14 @@ def test_complete_hints_at_invert(lintx, run_folder, tmp_path):
     assert "hint:" not in lintx(*arguments, "--invert").stderr
 
 
-def test_eval_has_both_conventions(lintx, run_folder):
-    arguments = ["eval", run_folder, "--image-size", 10, "--split", "test", "--limit", 6, "--json"]
+def test_eval_has_both_conventions(lintx, run_folder, tmp_path):
+    arguments = ["eval", run_folder, "--split", "test", "--limit", 6, "--json"]
     document = lintx(*arguments).document
     assert document["bits_per_dim"] == pytest.approx(8, abs=0.3)
     assert document["bits_per_dim_without_first_value"] != document["bits_per_dim"]
     assert document["images"] == 6 and document["images_in_split"] == 1000
-    refused = lintx("eval", run_folder, "--data", "glyphs")
+    np.save(tmp_path / "test-images.npy", np.zeros((2, 8, 8), np.uint8))
+    refused = lintx("eval", run_folder, "--data", f"array:{tmp_path}", "--split", "test")
     assert refused.code == 2 and "the model draws images of 10 x 10 x 1" in refused.stderr
 
 

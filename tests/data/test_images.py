@@ -58,7 +58,7 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
 
 
 def test_every_set_is_described_in_a_line() -> None:
-    assert set(DATA_SETS) == {"mnist", "fashion-mnist", "cifar10", "array:DIR", "glyphs"}
+    assert set(DATA_SETS) == {"mnist", "fashion-mnist", "cifar10", "array:DIR", "folder:PATH", "glyphs"}
     assert all(text and "\n" not in text for text in DATA_SETS.values())
 
 

@@ -1,0 +1,61 @@
+"""Chunked causal sums against the plain double sum, at every awkward length, and the division that follows them."""
+
+import pytest
+import torch
+from tolerances import FLOAT64, assert_agree
+from torch import Tensor
+
+from linformer_cli.attention.causal_sums import causal_sums, divide_by_weight
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def plain_sums(phi_q: Tensor, phi_k: Tensor, v: Tensor, carried: Tensor) -> tuple[Tensor, Tensor]:
+    outputs, total = [], carried
+    for t in range(v.shape[2]):
+        total = total + phi_k[:, :, t, :, None] * v[:, :, t, None, :]
+        outputs.append((phi_q[:, :, t, :, None] * total).sum(dim=2))
+    return torch.stack(outputs, dim=2), total
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 16, 64, 1000])
+@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 50])
+@pytest.mark.parametrize("carry", [False, True])
+def test_chunks_change_nothing(length: int, chunk: int, carry: bool) -> None:
+    phi_q, phi_k, v = draw(2, 3, length, 7), draw(2, 3, length, 7, seed=1), draw(2, 3, length, 4, seed=2)
+    carried = draw(2, 3, 7, 4, seed=3) if carry else torch.zeros(2, 3, 7, 4, dtype=torch.float64)
+    y, total = causal_sums(phi_q, phi_k, v, carried if carry else None, chunk)
+    expected_y, expected_total = plain_sums(phi_q, phi_k, v, carried)
+    assert_agree(y, expected_y, FLOAT64)
+    assert_agree(total, expected_total, FLOAT64)
+
+
+@pytest.mark.parametrize(("length", "chunk"), [(5, 8), (8, 4), (11, 4)])
+def test_gradients_reach_everything_that_went_in(length: int, chunk: int) -> None:
+    inputs = [draw(1, 2, length, 3), draw(1, 2, length, 3, seed=1), draw(1, 2, length, 2, seed=2), draw(1, 2, 3, 2)]
+    leaves = [part.requires_grad_() for part in inputs]
+    assert torch.autograd.gradcheck(lambda *parts: causal_sums(*parts, chunk), leaves)
+
+
+def test_carried_sums_are_left_as_they_were() -> None:
+    carried = draw(1, 1, 3, 2)
+    before = carried.clone()
+    causal_sums(draw(1, 1, 9, 3), draw(1, 1, 9, 3), draw(1, 1, 9, 2), carried, 4)
+    assert torch.equal(carried, before)
+
+
+def test_division_by_no_weight_at_all_gives_exactly_zero() -> None:
+    numerator = draw(2, 3, 4).requires_grad_()
+    weight = torch.tensor([[2.0, 0.0, -0.5], [0.0, 1e-300, 1.0]], dtype=torch.float64, requires_grad=True)
+    y = divide_by_weight(numerator, weight)
+    nothing = weight == 0
+    assert torch.equal(y[nothing], torch.zeros(2, 4, dtype=torch.float64))
+    assert torch.equal(y[~nothing], (numerator / weight.unsqueeze(-1))[~nothing])
+    # 1e-300 is a weight like any other, however large its gradient; the zeros are not, and pass none on.
+    y[:, :2].sum().backward()
+    assert numerator.grad is not None and weight.grad is not None
+    assert not numerator.grad[nothing].any()
+    assert not weight.grad[nothing].any()
+    assert bool(torch.isfinite(numerator.grad).all())

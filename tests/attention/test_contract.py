@@ -1,0 +1,583 @@
+"""The contract that every mechanism of the catalogue meets. A new mechanism is one line in `CASES`."""
+
+import functools
+import importlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, NamedTuple, get_args, get_origin
+
+import pytest
+import torch
+from attention import oracles
+from tolerances import BFLOAT16, CAUSALITY, FLOAT32_DRIFT, FLOAT64, assert_agree
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from linformer_cli.attention import CATALOGUE, build_attention
+from linformer_cli.attention.base import (
+    Attention,
+    AttentionShape,
+    Memory,
+    fork_state,
+    measure_state_bytes,
+    state_tensors,
+)
+
+Tensors = Mapping[str, Tensor]
+CPU = torch.device("cpu")
+LENGTH = 130
+
+
+class Inputs(NamedTuple):
+    """q, k [B, H, T, K], v [B, H, T, V] and, for a mechanism that asks for it, extra [B, H, T, E]."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    extra: Tensor | None = None
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Inputs":
+        return Inputs(*(None if part is None else change(part) for part in self))
+
+    def block(self, start: int, stop: int | None = None) -> "Inputs":
+        return self.map(lambda part: part[:, :, start:stop])
+
+    def leaves(self) -> list[Tensor]:
+        return [part for part in self if part is not None]
+
+
+class Case(NamedTuple):
+    """A mechanism with options so small that 130 positions cross at least three of its boundaries.
+
+    `oracle` gets the inputs and all parameters and buffers by name. `condition` [B, H, T] says how far a denominator
+    cancels, for the mechanisms where it can.
+    """
+
+    attention: str
+    options: dict[str, Any]
+    oracle: Callable[[Inputs, Tensors], Tensor]
+    condition: Callable[[Inputs], Tensor] | None = None
+
+
+def linear_case(feature_map: str, kernel: oracles.Kernel, cancels: bool = False) -> Case:
+    return Case(
+        "linear",
+        {"feature_map": feature_map, "chunk": 16},
+        lambda x, _: oracles.linear(x.q, x.k, x.v, kernel),
+        (lambda x: oracles.linear_condition(x.q, x.k, kernel)) if cancels else None,
+    )
+
+
+def learned_linear(x: Inputs, tensors: Tensors) -> Tensor:
+    kernel = oracles.learned_kernel(tensors["feature_map.weight"], tensors["feature_map.bias"])
+    return oracles.linear(x.q, x.k, x.v, kernel)
+
+
+CASES = {
+    "softmax": Case("softmax", {}, lambda x, _: oracles.softmax(x.q, x.k, x.v)),
+    "linear-elu": linear_case("elu", oracles.elu_kernel),
+    "linear-relu": linear_case("relu", oracles.relu_kernel),
+    "linear-poly2": linear_case("poly2", oracles.poly2_kernel, cancels=True),
+    "linear-taylor2": linear_case("taylor2", oracles.taylor2_kernel, cancels=True),
+    "linear-learned": Case("linear", {"feature_map": "learned", "features": 7, "chunk": 16}, learned_linear),
+}
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+every_mechanism = pytest.mark.parametrize("key", CATALOGUE)
+
+
+def build(case: Case, dtype: torch.dtype = torch.float64, key_width: int = 6, value_width: int = 5) -> Attention:
+    shape = AttentionShape(heads=2, key_width=key_width, value_width=value_width, positions=784, row=28)
+    torch.manual_seed(20)
+    return build_attention(case.attention, case.options, shape).to(dtype).eval()
+
+
+def draw(
+    mechanism: Attention, length: int = LENGTH, batch: int = 2, seed: int = 0, dtype: Any = torch.float64
+) -> Inputs:
+    """Random inputs, drawn in float64 so that every type starts from the same numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    shape, extra = mechanism.shape, mechanism.extra_per_head
+    widths = (shape.key_width, shape.key_width, shape.value_width, extra)
+    parts = [
+        torch.randn(batch, shape.heads, length, width, generator=generator, dtype=torch.float64).to(dtype)
+        for width in widths
+    ]
+    return share(mechanism, Inputs(*parts[:3], parts[3] if extra else None))
+
+
+def share(mechanism: Attention, inputs: Inputs) -> Inputs:
+    return inputs._replace(q=inputs.k) if mechanism.shared_query_key else inputs
+
+
+def init(mechanism: Attention, inputs: Inputs, capacity: int | None = None) -> Any:
+    return mechanism.init_state(len(inputs.v), capacity or inputs.v.shape[2], CPU, inputs.v.dtype)
+
+
+def attend(mechanism: Attention, inputs: Inputs, state: Any = None) -> tuple[Tensor, Any]:
+    return mechanism.attend(*inputs[:3], state, inputs.extra)
+
+
+def attend_blocks(mechanism: Attention, inputs: Inputs, cuts: list[int], state: Any = None) -> tuple[Tensor, Any]:
+    outputs = []
+    for start, stop in itertools.pairwise([0, *cuts, inputs.v.shape[2]]):
+        y, state = attend(mechanism, inputs.block(start, stop), state)
+        outputs.append(y)
+    return torch.cat(outputs, dim=2), state
+
+
+def step_through(mechanism: Attention, inputs: Inputs, state: Any = None) -> tuple[Tensor, Any]:
+    state = init(mechanism, inputs) if state is None else state
+    outputs = []
+    for place in range(inputs.v.shape[2]):
+        q_t, k_t, v_t, extra_t = (None if part is None else part[:, :, place] for part in inputs)
+        y_t, state = mechanism.step(q_t, k_t, v_t, state, extra_t)
+        outputs.append(y_t)
+    return torch.stack(outputs, dim=2), state
+
+
+def random_cuts(length: int, seed: int) -> list[int]:
+    """Some places between 0 and `length`, in order, in at most seven blocks."""
+    generator = torch.Generator().manual_seed(seed)
+    count = min(int(torch.randint(1, 7, (), generator=generator)), length - 1)
+    return sorted((1 + torch.randperm(length - 1, generator=generator)[:count]).tolist())
+
+
+def gradients(mechanism: Attention, inputs: Inputs, run: Callable[[Inputs], Tensor]) -> dict[str, Tensor]:
+    """Gradients of a random weighting of the outputs with respect to the inputs and all parameters, by name."""
+    leaves = share(mechanism, inputs.map(lambda part: part.detach().clone().requires_grad_()))
+    y = run(leaves)
+    weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(y.dtype)
+    wanted = {name: part for name, part in leaves._asdict().items() if part is not None}
+    if mechanism.shared_query_key:
+        del wanted["q"]
+    wanted |= dict(mechanism.named_parameters())
+    found = torch.autograd.grad((y * weights).sum(), list(wanted.values()), materialize_grads=True)
+    return dict(zip(wanted, found, strict=True))
+
+
+def assert_gradients_agree(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert_agree(found[name], gradient, FLOAT64)
+
+
+def condition_of(case: Case, inputs: Inputs) -> Tensor | None:
+    return case.condition(inputs) if case.condition else None
+
+
+# 0. Nothing of the catalogue goes without a case.
+
+
+def test_every_mechanism_has_a_case() -> None:
+    assert {case.attention for case in CASES.values()} == set(CATALOGUE)
+
+
+def option_choices(annotation: Any) -> Iterator[Any]:
+    if annotation is bool:
+        yield from (False, True)
+    elif get_origin(annotation) is Literal:
+        yield from get_args(annotation)
+    elif isinstance(annotation, UnionType):
+        for part in get_args(annotation):
+            yield from option_choices(part)
+
+
+@every_mechanism
+def test_every_choice_of_an_option_has_a_case(key: str) -> None:
+    options_type = CATALOGUE[key].options_type
+    used = [options_type(**case.options) for case in CASES.values() if case.attention == key]
+    for name, field in options_type.model_fields.items():
+        missing = set(option_choices(field.annotation)) - {getattr(options, name) for options in used}
+        assert not missing, f"no case of '{key}' sets {name} to {missing}"
+
+
+# 1. Split invariance.
+
+
+@every_case
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, LENGTH])
+def test_blocks_and_steps_give_what_the_whole_gives(case: Case, length: int) -> None:
+    mechanism = build(case)
+    inputs = draw(mechanism, length, seed=length)
+    with torch.no_grad():
+        whole, _ = attend(mechanism, inputs)
+        assert whole.shape == inputs.v.shape
+        empty, _ = attend(mechanism, inputs, init(mechanism, inputs))
+        assert_agree(empty, whole, FLOAT64)
+        stepped, _ = step_through(mechanism, inputs)
+        assert_agree(stepped, whole, FLOAT64)
+        for seed in range(4 if length > 1 else 0):
+            cuts = random_cuts(length, seed)
+            blocks, _ = attend_blocks(mechanism, inputs, cuts)
+            assert_agree(blocks, whole, FLOAT64)
+            blocks, _ = attend_blocks(mechanism, inputs, cuts, init(mechanism, inputs))
+            assert_agree(blocks, whole, FLOAT64)
+
+
+@every_case
+@pytest.mark.parametrize("seed", range(3))
+def test_blocks_and_steps_may_take_turns(case: Case, seed: int) -> None:
+    mechanism = build(case)
+    inputs = draw(mechanism, seed=seed)
+    outputs, state = [], init(mechanism, inputs) if seed else None
+    with torch.no_grad():
+        for turn, (start, stop) in enumerate(itertools.pairwise([0, *random_cuts(LENGTH, seed), LENGTH])):
+            run = step_through if turn % 2 else attend
+            y, state = run(mechanism, inputs.block(start, stop), state)
+            outputs.append(y)
+        assert_agree(torch.cat(outputs, dim=2), attend(mechanism, inputs)[0], FLOAT64)
+
+
+@every_case
+@pytest.mark.parametrize("length", [2, 65, LENGTH])
+def test_gradients_pass_a_split_unchanged(case: Case, length: int) -> None:
+    mechanism = build(case)
+    inputs = draw(mechanism, length, seed=length)
+    whole = gradients(mechanism, inputs, lambda x: attend(mechanism, x)[0])
+    for seed, state in itertools.product(range(3), (None, init(mechanism, inputs))):
+        run = functools.partial(attend_blocks, mechanism, cuts=random_cuts(length, seed), state=state)
+        assert_gradients_agree(gradients(mechanism, inputs, lambda x, run=run: run(inputs=x)[0]), whole)
+
+
+@every_case
+def test_an_earlier_block_learns_from_later_outputs(case: Case) -> None:
+    """The state alone carries the gradient: of outputs behind a split, with respect to values before it."""
+    mechanism = build(case)
+    inputs = draw(mechanism)
+
+    found = gradients(mechanism, inputs, lambda x: attend_blocks(mechanism, x, [70])[0][:, :, 70:])
+    expected = gradients(mechanism, inputs, lambda x: attend(mechanism, x)[0][:, :, 70:])
+    assert expected["v"][:, :, :70].abs().max() > 1e-6
+    assert_gradients_agree(found, expected)
+
+
+@every_case
+def test_float32_does_not_drift(case: Case) -> None:
+    mechanism = build(case, torch.float32)
+    inputs = draw(mechanism, 784, dtype=torch.float32)
+    with torch.no_grad():
+        stepped, _ = step_through(mechanism, inputs)
+        parallel, _ = attend(mechanism, inputs)
+        exact = inputs.map(Tensor.double)
+        expected, _ = attend(mechanism.double(), exact)
+    condition = condition_of(case, exact)
+    for found in (stepped, parallel):
+        assert found.dtype == torch.float32
+        assert_agree(found[:, :, 16:], expected[:, :, 16:], FLOAT32_DRIFT)
+        early = None if condition is None else condition[:, :, :16]
+        assert_agree(found[:, :, :16], expected[:, :, :16], FLOAT32_DRIFT, early)
+
+
+# 2. Causality.
+
+
+@every_case
+@pytest.mark.parametrize("factor", [-1.0, 30.0])
+@pytest.mark.parametrize("place", [1, 15, 16, 17, 64, 129])
+def test_a_later_position_changes_no_earlier_output(case: Case, place: int, factor: float) -> None:
+    mechanism = build(case)
+    inputs = draw(mechanism)
+    before, _ = attend(mechanism, inputs)
+    for stop in (place + 1, LENGTH):
+        changed = share(mechanism, inputs.map(Tensor.clone))
+        for part in changed.leaves():
+            part[:, :, place:stop] *= factor
+        after, _ = attend(mechanism, changed)
+        assert_agree(after[:, :, :place], before[:, :, :place], CAUSALITY)
+        assert (after[:, :, place] - before[:, :, place]).abs().max() > 1e-3, "the change was not seen at all"
+
+
+@every_case
+def test_no_gradient_reaches_a_later_position(case: Case) -> None:
+    mechanism = build(case)
+    for place in (1, 16, 50, 129):
+        found = gradients(mechanism, draw(mechanism), lambda x, place=place: attend(mechanism, x)[0][:, :, :place])
+        for name in found.keys() & set(Inputs._fields):
+            assert not found[name][:, :, place:].any()
+        assert found["v"][:, :, place - 1].any()
+
+
+# 3. Oracle.
+
+
+def run_oracle(case: Case, mechanism: Attention, inputs: Inputs) -> Tensor:
+    return case.oracle(inputs, dict(mechanism.named_parameters()) | dict(mechanism.named_buffers()))
+
+
+@every_case
+@pytest.mark.parametrize("length", [1, 17, LENGTH])
+def test_outputs_and_gradients_are_those_of_the_definition(case: Case, length: int) -> None:
+    mechanism = build(case)
+    inputs = draw(mechanism, length, seed=3)
+    assert_agree(attend(mechanism, inputs)[0], run_oracle(case, mechanism, inputs), FLOAT64)
+    found = gradients(mechanism, inputs, lambda x: attend(mechanism, x)[0])
+    expected = gradients(mechanism, inputs, lambda x: run_oracle(case, mechanism, x))
+    assert_gradients_agree(found, expected)
+
+
+class CountOperations(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@every_case
+def test_attend_is_no_loop_of_steps(case: Case) -> None:
+    mechanism = build(case)
+    counts = []
+    for run, length in ((attend, 256), (attend, 512), (step_through, 256)):
+        with CountOperations() as operations, torch.no_grad():
+            run(mechanism, draw(mechanism, length))
+        counts.append(operations.count)
+    shorter, longer, steps = counts
+    assert longer - shorter < steps / 2, f"256 more positions: {longer - shorter} operations, in steps {steps}"
+
+
+# 4. Memory.
+
+
+def make_state(mechanism: Attention, inputs: Inputs, way: str) -> Any:
+    with torch.no_grad():
+        if way == "step":
+            return step_through(mechanism, inputs)[1]
+        return attend(mechanism, inputs, None if way == "attend" else init(mechanism, inputs))[1]
+
+
+every_way = pytest.mark.parametrize("way", ["step", "attend", "attend from an empty state"])
+
+
+@every_case
+@every_way
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_state_holds_the_bytes_that_it_claims(case: Case, way: str, dtype: torch.dtype) -> None:
+    mechanism = build(case, dtype)
+    for batch, length in ((2, LENGTH), (3, 33), (1, 1)):
+        state = make_state(mechanism, draw(mechanism, length, batch, dtype=dtype), way)
+        claimed = mechanism.state_bytes(batch, length, dtype)
+        assert claimed > 0
+        assert measure_state_bytes(state) == claimed
+
+
+@every_case
+@every_way
+def test_a_state_keeps_no_more_memory_alive_than_it_claims(case: Case, way: str) -> None:
+    """A tensor that shows a part of a larger one keeps all of that one."""
+    mechanism = build(case)
+    state = make_state(mechanism, draw(mechanism), way)
+    held = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in state_tensors(state)}
+    assert sum(held.values()) == mechanism.state_bytes(2, LENGTH, torch.float64)
+
+
+@every_case
+def test_a_state_grows_only_where_it_may(case: Case) -> None:
+    mechanism = build(case)
+    sizes = []
+    for length in (1, LENGTH, 2 * LENGTH, 4 * LENGTH):
+        inputs = draw(mechanism, length)
+        with torch.no_grad():
+            parallel = measure_state_bytes(attend(mechanism, inputs)[1])
+        sizes.append(parallel)
+        assert parallel == mechanism.state_bytes(2, length, torch.float64)
+        assert parallel == measure_state_bytes(init(mechanism, inputs))
+    if mechanism.memory is Memory.CONSTANT:
+        assert len(set(sizes)) == 1
+    elif mechanism.memory is Memory.BOUNDED:
+        assert len(set(sizes[1:])) == 1
+    else:
+        assert sizes == sorted(set(sizes)), "a growing state that does not grow"
+
+
+# 5. Independence.
+
+
+@every_case
+def test_images_of_a_batch_do_not_see_each_other(case: Case) -> None:
+    mechanism = build(case)
+    inputs = draw(mechanism, batch=3)
+    changed = draw(mechanism, batch=3, seed=9).map(lambda part: 30 * part)
+    for part, original in zip(changed.leaves(), inputs.leaves(), strict=True):
+        part[1] = original[1]
+    changed = share(mechanism, changed)
+    alone = share(mechanism, inputs.map(lambda part: part[1:2]))
+    for run in (attend, step_through):
+        with torch.no_grad():
+            expected = run(mechanism, inputs)[0][1:2]
+            assert_agree(run(mechanism, changed)[0][1:2], expected, CAUSALITY)
+            assert_agree(run(mechanism, alone)[0], expected, FLOAT64)
+
+
+@every_case
+@pytest.mark.parametrize("copies", [1, 3])
+@pytest.mark.parametrize("forked_after", ["step", "attend"])
+def test_forked_states_go_their_own_ways(case: Case, copies: int, forked_after: str) -> None:
+    mechanism = build(case)
+    inputs, others = draw(mechanism), draw(mechanism, LENGTH - 50, 2 * copies, seed=5)
+    prefix, rest = inputs.block(0, 50), inputs.block(50)
+    with torch.no_grad():
+        begin = step_through if forked_after == "step" else attend
+        _, state = begin(mechanism, prefix, init(mechanism, prefix, LENGTH))
+        forked = fork_state(state, copies)
+        assert measure_state_bytes(forked) >= measure_state_bytes(state)
+        shared = {tensor.data_ptr() for tensor in state_tensors(state)}
+        assert not shared & {tensor.data_ptr() for tensor in state_tensors(forked)}
+        ours, theirs = [], []
+        for place in range(LENGTH - 50):  # in turns, so that writing over each other would show
+            y, state = step_through(mechanism, rest.block(place, place + 1), state)
+            ours.append(y)
+            y, forked = step_through(mechanism, others.block(place, place + 1), forked)
+            theirs.append(y)
+        assert_agree(torch.cat(ours, dim=2), attend(mechanism, inputs)[0][:, :, 50:], FLOAT64)
+        # Image i becomes the images i * copies and on.
+        repeated = prefix.map(lambda part: part[[image // copies for image in range(2 * copies)]])
+        branches = share(mechanism, Inputs(*map(join, repeated, others)))
+        assert_agree(torch.cat(theirs, dim=2), attend(mechanism, branches)[0][:, :, 50:], FLOAT64)
+
+
+def join(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    return None if first is None or second is None else torch.cat([first, second], dim=2)
+
+
+@every_case
+@pytest.mark.parametrize("prefix", ["nothing", "attend", "step"])
+def test_attend_leaves_its_state_and_inputs_as_they_were(case: Case, prefix: str) -> None:
+    mechanism = build(case)
+    inputs = draw(mechanism)
+    kept_inputs = [part.clone() for part in inputs.leaves()]
+    given = init(mechanism, inputs)
+    with torch.no_grad():
+        if prefix != "nothing":
+            begin = attend if prefix == "attend" else step_through
+            _, given = begin(mechanism, inputs.block(0, 40), given)
+        kept = [tensor.clone() for tensor in state_tensors(given)]
+        first, state = attend(mechanism, inputs.block(40, 60), given)
+        # Steps may write in place, so what attend returned must not be what it was given.
+        step_through(mechanism, inputs.block(60, 80), state)
+        for tensor, before in zip(state_tensors(given), kept, strict=True):
+            assert torch.equal(tensor, before)
+        again, _ = attend(mechanism, inputs.block(40, 60), given)
+        assert torch.equal(again, first)
+        _, state = attend(mechanism, inputs)
+        step_through(mechanism, inputs.block(0, 3), state)
+    for part, before in zip(inputs.leaves(), kept_inputs, strict=True):
+        assert torch.equal(part, before)
+
+
+@every_case
+def test_a_step_has_no_gradient(case: Case) -> None:
+    mechanism = build(case)
+    inputs = draw(mechanism, 3).map(lambda part: part.requires_grad_())
+    y, state = step_through(mechanism, inputs)
+    assert not y.requires_grad
+    assert not any(tensor.requires_grad for tensor in state_tensors(state))
+
+
+# 6. Hard inputs.
+
+
+def scale_half_of_the_keys(x: Inputs) -> Inputs:
+    half = x.k.shape[2] // 2
+    return x._replace(k=torch.cat([10 * x.k[:, :, :half], x.k[:, :, half:]], dim=2))
+
+
+HARD = {
+    "keys x10": lambda x: x._replace(k=10 * x.k),
+    "keys x30": lambda x: x._replace(k=30 * x.k),
+    "queries and keys x30": lambda x: x._replace(q=30 * x.q, k=30 * x.k),
+    "first half of the keys x10": scale_half_of_the_keys,
+    "all negative": lambda x: x.map(lambda part: -part.abs()),
+}
+every_hardness = pytest.mark.parametrize("harden", HARD.values(), ids=HARD)
+
+
+@every_case
+@every_hardness
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_hard_inputs_give_finite_outputs_and_gradients(
+    case: Case, harden: Callable[[Inputs], Inputs], dtype: torch.dtype
+) -> None:
+    mechanism = build(case, dtype)
+    inputs = share(mechanism, harden(draw(mechanism, dtype=dtype)))
+    for run in (lambda x: attend(mechanism, x)[0], lambda x: attend_blocks(mechanism, x, [64, 100])[0]):
+        assert bool(torch.isfinite(run(inputs)).all())
+        for gradient in gradients(mechanism, inputs, run).values():
+            assert bool(torch.isfinite(gradient).all())
+    assert bool(torch.isfinite(step_through(mechanism, inputs)[0]).all())
+
+
+@every_case
+@every_hardness
+def test_hard_inputs_are_still_split_invariant(case: Case, harden: Callable[[Inputs], Inputs]) -> None:
+    mechanism = build(case)
+    inputs = share(mechanism, harden(draw(mechanism)))
+    condition = condition_of(case, inputs)
+    with torch.no_grad():
+        whole, _ = attend(mechanism, inputs)
+        assert_agree(whole, run_oracle(case, mechanism, inputs), FLOAT64, condition)
+        assert_agree(step_through(mechanism, inputs)[0], whole, FLOAT64, condition)
+        for seed in range(3):
+            blocks, _ = attend_blocks(mechanism, inputs, random_cuts(LENGTH, seed))
+            assert_agree(blocks, whole, FLOAT64, condition)
+
+
+@every_case
+def test_bfloat16_is_as_good_as_its_inputs(case: Case) -> None:
+    mechanism = build(case, torch.bfloat16)
+    inputs = draw(mechanism, dtype=torch.bfloat16)
+    with torch.no_grad():
+        parallel, _ = attend(mechanism, inputs)
+        blocks, _ = attend_blocks(mechanism, inputs, [20, 64])
+        stepped, _ = step_through(mechanism, inputs)
+        expected, _ = attend(mechanism.float(), inputs.map(Tensor.float))
+    for found in (parallel, blocks, stepped):
+        assert found.dtype == torch.bfloat16
+        assert_agree(found, expected, BFLOAT16)
+    mechanism.bfloat16()
+    for gradient in gradients(mechanism, inputs, lambda x: attend(mechanism, x)[0]).values():
+        assert bool(torch.isfinite(gradient).all())
+
+
+# 7. Names and widths.
+
+
+@every_mechanism
+def test_one_name_serves_key_file_class_test_and_page(key: str) -> None:
+    mechanism = CATALOGUE[key]
+    title = "".join(word.capitalize() for word in key.split("_"))
+    assert mechanism.name == key
+    assert mechanism.__module__ == f"linformer_cli.attention.{key}"
+    assert mechanism.__name__ == f"{title}Attention"
+    assert mechanism.options_type.__name__ == f"{title}Options"
+    assert mechanism.options_type.__module__ == mechanism.__module__
+    state_type = getattr(importlib.import_module(mechanism.__module__), f"{title}State")
+    case = next(case for case in CASES.values() if case.attention == key)
+    assert isinstance(build(case).init_state(1, 1, CPU, torch.float32), state_type)
+    root = Path(__file__).parents[2]
+    assert (root / "tests" / "attention" / f"test_{key}.py").is_file()
+    assert (root / "docs" / "attention" / f"{key}.md").is_file()
+
+
+@every_mechanism
+def test_a_mechanism_says_what_it_is(key: str) -> None:
+    mechanism = CATALOGUE[key]
+    assert mechanism.__doc__ and mechanism.__doc__ != Attention.__doc__
+    for text in (mechanism.source, mechanism.family, mechanism.method):
+        assert text
+    assert isinstance(mechanism.memory, Memory)
+
+
+@every_case
+@pytest.mark.parametrize(("key_width", "value_width"), [(3, 8), (8, 3), (4, 1)])
+def test_keys_and_values_may_differ_in_width(case: Case, key_width: int, value_width: int) -> None:
+    mechanism = build(case, key_width=key_width, value_width=value_width)
+    inputs = draw(mechanism, 40, seed=7)
+    condition = condition_of(case, inputs)
+    with torch.no_grad():
+        y, state = attend(mechanism, inputs)
+        assert y.shape == (2, 2, 40, value_width)
+        assert_agree(y, run_oracle(case, mechanism, inputs), FLOAT64, condition)
+        assert_agree(step_through(mechanism, inputs)[0], y, FLOAT64, condition)
+    assert measure_state_bytes(state) == mechanism.state_bytes(2, 40, torch.float64)

@@ -1,0 +1,115 @@
+"""Feature maps: their width, their kernel phi(x) . phi(y), and where they are delicate."""
+
+import math
+
+import pytest
+import torch
+from attention import oracles
+from tolerances import FLOAT64, assert_agree
+from torch import Tensor
+
+from linformer_cli.attention.feature_maps import FEATURE_MAPS, FeatureMap, Learned
+
+KERNELS = {
+    "elu": oracles.elu_kernel,
+    "relu": oracles.relu_kernel,
+    "poly2": oracles.poly2_kernel,
+    "taylor2": oracles.taylor2_kernel,
+}
+WIDTHS = {"elu": 6, "relu": 6, "poly2": 21, "taylor2": 28, "learned": 6}
+
+
+def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def build_map(name: str) -> FeatureMap:
+    torch.manual_seed(4)
+    return FEATURE_MAPS[name](3, 6).double()
+
+
+def test_every_map_is_tested_here() -> None:
+    assert set(FEATURE_MAPS) == set(WIDTHS) == {*KERNELS, "learned"}
+
+
+@pytest.mark.parametrize("name", FEATURE_MAPS)
+def test_width_is_what_the_map_gives(name: str) -> None:
+    feature_map = build_map(name)
+    assert feature_map(draw(2, 3, 5, 6)).shape == (2, 3, 5, WIDTHS[name])
+    assert feature_map.width == WIDTHS[name]
+
+
+@pytest.mark.parametrize("name", FEATURE_MAPS)
+def test_one_position_is_mapped_like_many(name: str) -> None:
+    feature_map, x = build_map(name), draw(2, 3, 5, 6)
+    for t in range(5):
+        assert_agree(feature_map(x[:, :, t]), feature_map(x)[:, :, t], FLOAT64)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_products_of_features_are_the_kernel(name: str) -> None:
+    feature_map, q, k = build_map(name), draw(2, 3, 5, 6), draw(2, 3, 5, 6, seed=1)
+    assert_agree(feature_map(q) @ feature_map(k).transpose(-1, -2), KERNELS[name](q, k), FLOAT64)
+
+
+@pytest.mark.parametrize("name", FEATURE_MAPS)
+def test_gradients(name: str) -> None:
+    assert torch.autograd.gradcheck(build_map(name), draw(1, 3, 2, 6).requires_grad_())
+
+
+def test_elu_stays_above_zero_where_elu_plus_one_does_not() -> None:
+    x = torch.tensor([-50.0, -20.0, -17.0, -1.0, 0.0, 1e-3, 2.0, 80.0])
+    phi = FEATURE_MAPS["elu"](1, 8)(x)
+    assert bool((phi > 0).all())
+    expected = torch.tensor([math.exp(value) if value < 0 else value + 1 for value in x.tolist()], dtype=torch.float64)
+    assert phi.dtype == torch.float32
+    torch.testing.assert_close(phi.double(), expected, rtol=2e-7, atol=0)
+
+
+def test_elu_keeps_its_slope_far_below_zero() -> None:
+    x = torch.tensor([-50.0, -20.0, -1.0, 3.0], requires_grad=True)
+    FEATURE_MAPS["elu"](1, 4)(x).sum().backward()
+    assert x.grad is not None
+    expected = torch.tensor([math.exp(-50), math.exp(-20), math.exp(-1), 1.0], dtype=torch.float64)
+    torch.testing.assert_close(x.grad.double(), expected, rtol=2e-7, atol=0)
+
+
+def test_elu_leaves_its_input_as_it_was() -> None:
+    x = draw(2, 3, 6)
+    before = x.clone()
+    FEATURE_MAPS["elu"](3, 6)(x)
+    assert torch.equal(x, before)
+
+
+def test_taylor2_never_weighs_less_than_one_half() -> None:
+    feature_map = FEATURE_MAPS["taylor2"](1, 6)
+    q = draw(1, 1, 1000, 6)
+    # Keys along -q sweep the kernel through its minimum at x . y = -1.
+    k = -q * torch.linspace(0, 3, 1000, dtype=torch.float64)[:, None]
+    weights = (feature_map(q) * feature_map(k)).sum(dim=-1)
+    assert bool((weights >= 0.5 - 1e-12).all())
+    assert weights.min() < 0.501
+
+
+def test_poly2_keeps_its_precision_in_a_model_cast_to_bfloat16() -> None:
+    x = draw(1, 3, 5, 6)
+    assert torch.equal(build_map("poly2").bfloat16()(x), build_map("poly2")(x))
+
+
+def test_learned_map_is_a_layer_per_head() -> None:
+    torch.manual_seed(4)
+    feature_map, x = Learned(3, 6, 11).double(), draw(2, 3, 5, 6)
+    phi = feature_map(x)
+    assert phi.shape == (2, 3, 5, 11)
+    assert feature_map.width == 11
+    torch.nn.init.normal_(feature_map.bias)
+    for head in range(3):
+        expected = torch.nn.functional.linear(x[:, head], feature_map.weight[head], feature_map.bias[head]).relu()
+        assert_agree(feature_map(x)[:, head], expected, FLOAT64)
+
+
+def test_learned_map_starts_with_features_alive() -> None:
+    torch.manual_seed(4)
+    alive = Learned(3, 6, 200)(draw(4, 3, 50, 6, dtype=torch.float32)) > 0
+    assert 0.4 < alive.double().mean() < 0.7
+    assert bool(alive.flatten(0, 0).any(dim=2).any(dim=0).all())

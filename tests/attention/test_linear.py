@@ -1,0 +1,170 @@
+"""What is particular to linear attention; what it shares with all others is in test_contract.py."""
+
+from typing import Any
+
+import pytest
+import torch
+from tolerances import BFLOAT16, FLOAT64, assert_agree
+from torch import Tensor
+
+from linformer_cli.attention import build_attention, parse_options
+from linformer_cli.attention.base import Attention, AttentionShape, state_tensors
+from linformer_cli.attention.feature_maps import FEATURE_MAPS
+from linformer_cli.attention.linear import LinearAttention, LinearOptions, LinearState
+from linformer_cli.errors import UsageError
+
+CPU = torch.device("cpu")
+
+
+def build(dtype: torch.dtype = torch.float64, **options: Any) -> Attention:
+    torch.manual_seed(2)
+    shape = AttentionShape(heads=2, key_width=6, value_width=5, positions=784, row=28)
+    return build_attention("linear", options, shape).to(dtype)
+
+
+def draw(length: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(2, 2, length, width, generator=generator, dtype=torch.float64).to(dtype) for width in (6, 6, 5)]
+
+
+def test_no_weight_at_all_gives_exactly_zero_and_finite_gradients() -> None:
+    """The relu map with negative keys up to position 20: nothing to look at, then something."""
+    attention = build(feature_map="relu", chunk=16)
+    q, k, v = draw(40)
+    k = torch.cat([-k[:, :, :20].abs(), k[:, :, 20:].abs() + 0.1], dim=2)
+    q = q.abs() + 0.1
+    leaves = [part.requires_grad_() for part in (q, k, v)]
+    y, _ = attention.attend(*leaves)
+    assert torch.equal(y[:, :, :20], torch.zeros(2, 2, 20, 5, dtype=torch.float64))
+    assert bool((y[:, :, 20:] != 0).all())
+    for gradient in torch.autograd.grad(y.sum(), leaves):
+        assert bool(torch.isfinite(gradient).all())
+        assert gradient.any()
+    state = attention.init_state(2, 40, CPU, torch.float64)
+    for t in range(20):
+        y_t, state = attention.step(q[:, :, t], k[:, :, t], v[:, :, t], state)
+        assert torch.equal(y_t, torch.zeros(2, 2, 5, dtype=torch.float64))
+
+
+def test_a_tiny_weight_is_no_zero() -> None:
+    """No epsilon stands beside the denominator: one key, however unlikely, gets everything."""
+    attention = build(torch.float32, feature_map="elu")
+    q, k, v = draw(1, torch.float32)
+    y, _ = attention.attend(torch.full_like(q, -20.0), torch.full_like(k, -20.0), v)
+    torch.testing.assert_close(y, v)
+    y_t, _ = attention.step(
+        *(part[:, :, 0] for part in (torch.full_like(q, -20.0), torch.full_like(k, -20.0), v)),
+        attention.init_state(2, 1, CPU, torch.float32),
+    )
+    torch.testing.assert_close(y_t, v[:, :, 0])
+
+
+def test_a_constant_value_comes_back() -> None:
+    for name in FEATURE_MAPS:
+        q, k, v = draw(50)
+        y, _ = build(feature_map=name).attend(q.abs(), k.abs(), torch.full_like(v, 3.0))
+        seen = y != 0  # the relu of the learned map may leave nothing to look at
+        assert seen.double().mean() > 0.95
+        assert_agree(y[seen], torch.full_like(y[seen], 3.0), FLOAT64)
+
+
+def test_the_default_map_is_elu() -> None:
+    assert LinearOptions().feature_map == "elu"
+    inputs = draw(20)
+    assert torch.equal(build().attend(*inputs)[0], build(feature_map="elu").attend(*inputs)[0])
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 40, 41, 1000])
+def test_the_chunk_changes_nothing(chunk: int) -> None:
+    inputs = draw(40)
+    expected, expected_state = build(chunk=16).attend(*inputs)
+    y, state = build(chunk=chunk).attend(*inputs)
+    assert_agree(y, expected, FLOAT64)
+    for found, other in zip(state, expected_state, strict=True):
+        assert_agree(found, other, FLOAT64)
+
+
+def test_the_state_is_the_two_sums() -> None:
+    attention = build(feature_map="relu", chunk=16)
+    q, k, v = draw(40)
+    _, state = attention.attend(q, k, v)
+    assert isinstance(state, LinearState)
+    phi_k = k.clamp(min=0)
+    assert_agree(state.s, torch.einsum("bhtc,bhtv->bhcv", phi_k, v), FLOAT64)
+    assert_agree(state.z, phi_k.sum(dim=2), FLOAT64)
+
+
+@pytest.mark.parametrize("feature_map", FEATURE_MAPS)
+def test_autocast_leaves_the_sums_in_float32(feature_map: str) -> None:
+    attention = build(torch.float32, feature_map=feature_map, chunk=16)
+    inputs = draw(130, torch.float32)
+    expected, expected_state = attention.attend(*inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, state = attention.attend(*inputs)
+        half, half_state = attention.attend(*(part.bfloat16() for part in inputs))
+    assert torch.equal(y, expected)
+    for found, other, rounded in zip(state, expected_state, half_state, strict=True):
+        assert found.dtype == rounded.dtype == torch.float32
+        assert torch.equal(found, other)
+    exact, _ = attention.attend(*(part.bfloat16().float() for part in inputs))
+    assert half.dtype == torch.bfloat16
+    assert_agree(half, exact, BFLOAT16)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_steps_keep_sums_in_float32_or_better(dtype: torch.dtype) -> None:
+    attention = build(dtype)
+    state = attention.init_state(2, 3, CPU, dtype)
+    for t in range(3):
+        q_t, k_t, v_t = (part[:, :, t] for part in draw(3, dtype))
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.float32):
+            y_t, state = attention.step(q_t, k_t, v_t, state)
+        assert y_t.dtype == dtype
+        assert {tensor.dtype for tensor in state_tensors(state)} == {
+            max(dtype, torch.float32, key=lambda x: x.itemsize)
+        }
+
+
+@pytest.mark.parametrize("carry", [False, True])
+def test_what_training_keeps_grows_linearly(carry: bool) -> None:
+    """All that autograd saves for the backward pass: four times the positions, about four times the bytes."""
+    attention = build(torch.float32)
+    saved = []
+    for length in (512, 2048):
+        inputs = [part.requires_grad_() for part in draw(length, torch.float32)]
+        state = attention.attend(*inputs)[1] if carry else None
+        storages: dict[int, int] = {}
+
+        def pack(tensor: Tensor, storages: dict[int, int] = storages) -> Tensor:
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            y, _ = attention.attend(*inputs, state)
+        y.sum().backward()
+        saved.append(sum(storages.values()))
+    assert saved[1] < 4.5 * saved[0], saved
+    # A state for every position would be K V = 30 numbers per position more than this.
+    assert saved[1] < 2048 * 2 * 2 * 4 * 400
+
+
+def test_an_unknown_option_is_refused_with_a_suggestion() -> None:
+    with pytest.raises(UsageError, match=r"'linear': unknown key 'chunks'; did you mean 'chunk'"):
+        parse_options("linear", {"chunks": 16})
+    with pytest.raises(UsageError, match=r"feature_map.*'elu'.*found 'elo'"):
+        parse_options("linear", {"feature_map": "elo"})
+    with pytest.raises(UsageError, match=r"chunk.*greater than 0.*found 0"):
+        parse_options("linear", {"chunk": 0})
+
+
+@pytest.mark.parametrize("feature_map", ["elu", "relu", "poly2", "taylor2"])
+def test_features_are_refused_where_the_width_is_fixed(feature_map: str) -> None:
+    with pytest.raises(UsageError, match=f"'features' is for feature_map 'learned'.*'{feature_map}' is fixed"):
+        parse_options("linear", {"feature_map": feature_map, "features": 8})
+
+
+def test_features_set_the_width_of_the_learned_map() -> None:
+    attention = build(feature_map="learned", features=9)
+    assert isinstance(attention, LinearAttention)
+    assert attention.init_state(3, 1, CPU, torch.float64).s.shape == (3, 2, 9, 5)
+    assert build(feature_map="learned").init_state(3, 1, CPU, torch.float64).s.shape == (3, 2, 6, 5)

@@ -1,0 +1,109 @@
+"""What is particular to softmax attention: its cache. What it shares with all others is in test_contract.py."""
+
+import pytest
+import torch
+from attention import oracles
+from tolerances import FLOAT64, assert_agree
+from torch import Tensor
+
+from linformer_cli.attention import build_attention, find_attention, parse_options
+from linformer_cli.attention.base import Attention, AttentionShape, measure_state_bytes
+from linformer_cli.attention.caches import KeyValueCache
+from linformer_cli.errors import UsageError
+
+CPU = torch.device("cpu")
+
+
+def build() -> Attention:
+    return build_attention(
+        "softmax", {}, AttentionShape(heads=2, key_width=6, value_width=5, positions=784, row=28)
+    ).double()
+
+
+def draw(length: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 2, length, width, generator=generator, dtype=torch.float64) for width in (6, 6, 5))
+    return q, k, v
+
+
+def step_through(
+    attention: Attention, inputs: tuple[Tensor, Tensor, Tensor], state: KeyValueCache, start: int = 0
+) -> tuple[Tensor, KeyValueCache]:
+    outputs = []
+    for t in range(start, inputs[0].shape[2]):
+        y_t, state = attention.step(*(part[:, :, t] for part in inputs), state)
+        outputs.append(y_t)
+    return torch.stack(outputs, dim=2), state
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 10])
+def test_a_full_cache_grows_and_forgets_nothing(capacity: int) -> None:
+    attention, inputs = build(), draw(25)
+    y, state = step_through(attention, inputs, attention.init_state(2, capacity, CPU, torch.float64))
+    assert_agree(y, oracles.softmax(*inputs), FLOAT64)
+    assert int(state.position) == 25
+    assert 25 <= state.keys.shape[2] < 50, "grown by doubling, and no further than needed"
+    assert torch.equal(state.keys[:, :, :25], inputs[1])
+    assert torch.equal(state.values[:, :, :25], inputs[2])
+
+
+def test_a_cache_that_grew_out_of_attend_grows_on_by_steps() -> None:
+    attention, inputs = build(), draw(25)
+    _, state = attention.attend(*(part[:, :, :7] for part in inputs))
+    y, _ = step_through(attention, inputs, state, start=7)
+    assert_agree(y, oracles.softmax(*inputs)[:, :, 7:], FLOAT64)
+
+
+def test_steps_within_the_capacity_allocate_nothing_new() -> None:
+    attention, inputs = build(), draw(25)
+    state = attention.init_state(2, 25, CPU, torch.float64)
+    place, size = state.keys.data_ptr(), measure_state_bytes(state)
+    _, state = step_through(attention, inputs, state)
+    assert state.keys.data_ptr() == place
+    assert measure_state_bytes(state) == size == attention.state_bytes(2, 25, torch.float64)
+
+
+@pytest.mark.parametrize("capacity", [3, 12, 25, 60])
+def test_attend_from_an_empty_cache_of_any_capacity(capacity: int) -> None:
+    attention, inputs = build(), draw(25)
+    expected = oracles.softmax(*inputs)
+    empty = attention.init_state(2, capacity, CPU, torch.float64)
+    y, state = attention.attend(*(part[:, :, :12] for part in inputs), empty)
+    assert_agree(y, expected[:, :, :12], FLOAT64)
+    assert state.keys.shape[2] == max(capacity, 12), "the room that was asked for stays"
+    y, state = attention.attend(*(part[:, :, 12:20] for part in inputs), state)
+    assert_agree(y, expected[:, :, 12:20], FLOAT64)
+    y, state = step_through(attention, inputs, state, start=20)
+    assert_agree(y, expected[:, :, 20:], FLOAT64)
+    assert int(state.position) == 25
+
+
+def test_what_lies_behind_the_valid_positions_is_never_seen() -> None:
+    attention, inputs = build(), draw(25)
+    state = attention.init_state(2, 40, CPU, torch.float64)
+    state.keys.fill_(torch.nan)
+    state.values.fill_(torch.nan)
+    y, state = attention.attend(*(part[:, :, :12] for part in inputs), state)
+    rest, _ = step_through(attention, inputs, state, start=12)
+    assert_agree(torch.cat([y, rest], dim=2), oracles.softmax(*inputs), FLOAT64)
+
+
+def test_autocast_keeps_the_type_of_the_values() -> None:
+    attention = build().float()
+    q, k, v = (part.float() for part in draw(25))
+    with torch.autocast("cpu", torch.bfloat16):
+        half, _ = attention.attend(q.bfloat16(), k.bfloat16(), v.bfloat16())
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.float(), oracles.softmax(q, k, v), rtol=0, atol=0.05)
+
+
+def test_there_are_no_options() -> None:
+    with pytest.raises(UsageError, match=r"'softmax': unknown key 'chunk'"):
+        parse_options("softmax", {"chunk": 16})
+
+
+def test_an_unknown_attention_is_refused_with_a_suggestion() -> None:
+    with pytest.raises(UsageError, match="unknown attention 'softmx'; did you mean 'softmax'"):
+        find_attention("softmx")
+    with pytest.raises(UsageError, match=r"known: .*softmax"):
+        find_attention("xyz")

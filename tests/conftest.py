@@ -1,0 +1,109 @@
+"""What several test files share: tiny models, a checkpoint folder of one, and the check of an error's one line."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from linformer_cli.checkpoint import (
+    CheckpointInfo,
+    DataSummary,
+    TrainingState,
+    TrainingSummary,
+    save_checkpoint,
+)
+from linformer_cli.config import ImageShape, ModelConfig, TrainConfig
+from linformer_cli.errors import LintxError
+from linformer_cli.model.pixel_model import PixelModel
+
+BuildModel = Callable[..., PixelModel]
+
+
+@pytest.fixture(scope="session")
+def tiny_model_config() -> ModelConfig:
+    """A model that trains in seconds: 64 positions, which cross three borders of its chunks of 16."""
+    return ModelConfig(
+        attention_options={"chunk": 16},
+        layers=2,
+        heads=2,
+        width=16,
+        head_width=8,
+        feed_forward=32,
+        mixtures=3,
+        image=ImageShape(height=8, width=8, levels=16),
+    )
+
+
+@pytest.fixture(scope="session")
+def build_tiny_model(tiny_model_config: ModelConfig) -> BuildModel:
+    """`build_tiny_model(seed, dtype, **changes to the config)`: weights by the seed, predictions far from even."""
+
+    def build(seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> PixelModel:
+        if changes.get("attention", "linear") != "linear":
+            changes.setdefault("attention_options", {})
+        config = ModelConfig.model_validate({**tiny_model_config.model_dump(), **changes})
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = PixelModel(config)
+            # An untrained head is nearly even, which would hide most mistakes.
+            model.head.projection.weight.data.mul_(10)
+            torch.nn.init.normal_(model.head.projection.bias, std=0.5)
+        return model.to(dtype).eval()
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def tiny_info(tiny_model_config: ModelConfig) -> CheckpointInfo:
+    """What a checkpoint says about a tiny model, as a run of 3 of its 7 steps would."""
+    return CheckpointInfo(
+        model=tiny_model_config,
+        data=DataSummary(name="glyphs", train_images=90, border_mean=0.5),
+        training=TrainingSummary(step=3, images_seen=48, elapsed_seconds=1.5, settings=TrainConfig(steps=7)),
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_training_state() -> TrainingState:
+    """A training state with a tensor of every type that one holds, and a number that decimal places would round."""
+    generator = torch.Generator().manual_seed(1)
+    tensors = {
+        "optimizer.0.exp_avg": torch.randn(5, 3, generator=generator),
+        "optimizer.0.step": torch.tensor(3.0),
+        "random.cpu": torch.randint(0, 256, (64,), generator=generator, dtype=torch.uint8),
+    }
+    return TrainingState(tensors, {"step": 3, "interval_nats": 0.1 + 0.2, "best_bits_per_dim": None})
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(
+    tmp_path_factory: pytest.TempPathFactory,
+    build_tiny_model: BuildModel,
+    tiny_info: CheckpointInfo,
+    tiny_training_state: TrainingState,
+) -> Path:
+    """A checkpoint folder with training state, of `build_tiny_model()`. Read it, or copy it: tests share it."""
+    folder = tmp_path_factory.mktemp("checkpoints") / "tiny"
+    save_checkpoint(folder, build_tiny_model(), tiny_info, tiny_training_state)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def raises_one_line() -> Callable[..., AbstractContextManager[pytest.ExceptionInfo[Any]]]:
+    """Like `pytest.raises`, for errors that users read: one line of bearable length that holds all `parts`."""
+
+    @contextlib.contextmanager
+    def raises(kind: type[LintxError], *parts: str) -> Iterator[pytest.ExceptionInfo[Any]]:
+        with pytest.raises(kind) as caught:
+            yield caught
+        message = str(caught.value)
+        assert "\n" not in message
+        assert 0 < len(message) < 500
+        for part in parts:
+            assert part in message
+
+    return raises

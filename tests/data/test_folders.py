@@ -1,0 +1,128 @@
+"""Folders of pictures, made by the tests."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from linformer_cli.data.folders import load_folder
+from linformer_cli.data.images import load_images
+from linformer_cli.errors import DataError, UsageError
+
+SPLITS = ("train", "validation", "test")
+
+
+def write_pictures(folder: Path, count: int, seed: int = 0, colour: bool = True) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    generator = np.random.default_rng(seed)
+    for index in range(count):
+        pixels = generator.integers(0, 256, (12, 9, 3), dtype=np.uint8)
+        if not colour:
+            pixels[:] = pixels[..., :1]
+        Image.fromarray(pixels).save(folder / f"{index:03d}.png")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def test_splits_are_apart_and_together_everything(tmp_path: Path, cache: Path) -> None:
+    write_pictures(tmp_path / "pictures" / "deep" / "deeper", 30)
+    parts = {split: load_folder(tmp_path / "pictures", split, 8, None, cache).images for split in SPLITS}
+    assert {split: len(images) for split, images in parts.items()} == {"train": 24, "validation": 3, "test": 3}
+    whole = np.concatenate(list(parts.values())).reshape(30, -1)
+    assert whole.shape[1] == 8 * 8 * 3 and len(np.unique(whole, axis=0)) == 30
+
+
+def test_own_splits_and_class_folders(tmp_path: Path, cache: Path) -> None:
+    for name, count in (("train/cat", 9), ("train/dog", 11), ("test/cat", 2), ("test/dog", 3)):
+        write_pictures(tmp_path / "pictures" / name, count, seed=count)
+    test = load_folder(tmp_path / "pictures", "test", 8, None, cache)
+    assert test.labels is not None and test.labels.tolist() == [0, 0, 1, 1, 1]
+    train = load_folder(tmp_path / "pictures", "train", 8, None, cache)
+    validation = load_folder(tmp_path / "pictures", "validation", 8, None, cache)
+    assert len(train.images) + len(validation.images) == 20 and len(validation.images) == 2
+
+
+def test_pictures_without_class_folders_have_no_labels(tmp_path: Path, cache: Path) -> None:
+    write_pictures(tmp_path / "one", 5)
+    assert load_folder(tmp_path, "train", 8, None, cache).labels is None
+    write_pictures(tmp_path / "two", 5, seed=1)
+    assert load_folder(tmp_path, "train", 8, None, cache).labels is not None
+
+
+def test_grey_is_noticed_and_can_be_asked_for(tmp_path: Path, cache: Path) -> None:
+    write_pictures(tmp_path / "grey", 4, colour=False)
+    write_pictures(tmp_path / "coloured", 4)
+    channels = [load_folder(tmp_path / name, "train", 8, None, cache).images.shape[3] for name in ("grey", "coloured")]
+    assert channels == [1, 3]
+    assert load_folder(tmp_path / "coloured", "train", 8, 1, cache).images.shape[3] == 1
+
+
+def test_broken_files_are_named_and_change_no_split(tmp_path: Path, cache: Path) -> None:
+    write_pictures(tmp_path / "pictures", 20)
+    before = load_folder(tmp_path / "pictures", "train", 8, None, cache)
+    names_seen = len(before.images)
+    broken = tmp_path / "pictures" / "000.png"
+    broken.write_text("no picture")
+    after = load_folder(tmp_path / "pictures", "train", 8, None, cache)
+    assert len(after.skipped) == 1 and "000.png" in after.skipped[0]
+    rows = {image.tobytes() for image in before.images}
+    assert len(after.images) >= names_seen - 1 and all(image.tobytes() in rows for image in after.images)
+
+
+def test_decoded_once_until_the_folder_changes(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from linformer_cli.data import folders
+
+    decoded: list[Path] = []
+    honest = folders.load_picture
+
+    def counting(path, shape):
+        decoded.append(path)
+        return honest(path, shape)
+
+    monkeypatch.setattr(folders, "load_picture", counting)
+    write_pictures(tmp_path / "pictures", 10)
+    for split in SPLITS:
+        images = load_folder(tmp_path / "pictures", split, 8, 3, cache).images
+        assert isinstance(images, np.memmap) and not images.flags.writeable
+    assert len(decoded) == 10
+    os.utime(tmp_path / "pictures" / "003.png", (1, 1))
+    load_folder(tmp_path / "pictures", "train", 8, 3, cache)
+    assert len(decoded) == 20
+    assert [path.name for path in cache.iterdir()] == [next(cache.iterdir()).name]  # nothing half-made is left
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_too_few_pictures(tmp_path: Path, cache: Path, count: int) -> None:
+    write_pictures(tmp_path / "pictures", count)
+    with pytest.raises(DataError, match=f"holds {count} pictures; at least 3"):
+        load_folder(tmp_path / "pictures", "train", 8, None, cache)
+
+
+def test_only_broken_pictures(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "pictures").mkdir()
+    for index in range(4):
+        (tmp_path / "pictures" / f"{index}.jpg").write_bytes(b"")
+    with pytest.raises(DataError, match="no readable picture, 4 broken ones"):
+        load_folder(tmp_path / "pictures", "train", 8, 3, cache)
+    assert list(cache.iterdir()) == []
+
+
+def test_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_pictures(tmp_path / "pictures", 6)
+    (tmp_path / "pictures" / "broken.png").write_text("no picture")
+    (tmp_path / "pictures" / "notes.txt").write_text("not meant")
+    found = load_images(f"folder:{tmp_path / 'pictures'}", "train", image_size=16, channels=3)
+    assert found.images.shape[1:] == (16, 16, 3)
+    assert len(found.notes) == 1 and "1 files skipped" in found.notes[0] and "broken.png" in found.notes[0]
+    with pytest.raises(DataError, match="does not exist"):
+        load_images(f"folder:{tmp_path / 'nowhere'}", "train")
+    with pytest.raises(UsageError, match="needs a folder"):
+        load_images("folder:", "train")
+    with pytest.raises(UsageError, match="--channels 3"):
+        load_images("glyphs", "train", channels=3)

@@ -1,0 +1,244 @@
+"""The proof that both executions agree: it passes what is right, and each of its rows fails what it is there for."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from linformer_cli.attention.linear import LinearAttention
+from linformer_cli.attention.softmax import SoftmaxAttention
+from linformer_cli.config import ImageShape
+from linformer_cli.evaluation.agreement import (
+    CAUSALITY_TOLERANCE,
+    FLOAT32_TOLERANCE,
+    FLOAT64_TOLERANCE,
+    Agreement,
+    AgreementRow,
+    measure_agreement,
+)
+from linformer_cli.model.pixel_model import PixelModel
+
+STEP64, SPLIT64, CAUSAL64, STEP32 = ROWS = (
+    "parallel against step, float64",
+    "split invariance, float64",
+    "causality, float64",
+    "parallel against step, float32",
+)
+
+
+def failed(agreement: Agreement) -> set[str]:
+    assert tuple(row.name for row in agreement.rows) == ROWS
+    return {row.name for row in agreement.rows if not row.passed}
+
+
+def damage(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[..., Any]) -> None:
+    """Replace a method of linear attention by `change(the right method, self, *arguments)`."""
+    right = getattr(LinearAttention, name)
+    monkeypatch.setattr(LinearAttention, name, lambda self, *rest, **named: change(right, self, *rest, **named))
+
+
+# What is right
+
+
+@pytest.mark.parametrize("head", ["categorical", "mixture"])
+@pytest.mark.parametrize("attention", ["linear", "softmax"])
+def test_a_good_model_passes(build_tiny_model, attention, head) -> None:
+    model = build_tiny_model(attention=attention, head=head)
+    agreement = measure_agreement(model, images=3)
+    assert failed(agreement) == set()
+    assert agreement.passed
+    assert (agreement.positions, agreement.images) == (64, 3)
+    assert agreement.state_bytes == agreement.predicted_state_bytes > 0
+    # Rounding, and not merely equal to itself.
+    errors = {row.name: row.error for row in agreement.rows}
+    assert 0 < errors[STEP64] < 1e-12
+    assert 0 < errors[STEP32] < 1e-4
+
+
+def test_the_tolerances_are_those_of_the_design() -> None:
+    assert (FLOAT64_TOLERANCE, FLOAT32_TOLERANCE, CAUSALITY_TOLERANCE) == (1e-9, 1e-3, 1e-12)
+
+
+@pytest.mark.parametrize(("wanted", "positions"), [(None, 64), (20, 20), (64, 64), (1000, 64), (1, 1), (2, 2)])
+def test_part_of_the_length_can_be_compared(build_tiny_model, wanted, positions) -> None:
+    agreement = measure_agreement(build_tiny_model(), positions=wanted)
+    assert agreement.positions == positions
+    assert agreement.passed
+
+
+@pytest.mark.parametrize("positions", [2, 3, 20, 64])
+def test_the_split_is_a_split(build_tiny_model, monkeypatch, positions) -> None:
+    blocks: list[int] = []
+    attend = PixelModel.attend
+
+    def watched(self: PixelModel, tokens: torch.Tensor, state: Any = None) -> Any:
+        if state is not None or tokens.shape[1] < positions:
+            blocks.append(tokens.shape[1])
+        return attend(self, tokens, state)
+
+    monkeypatch.setattr(PixelModel, "attend", watched)
+    for seed in range(5):
+        blocks.clear()
+        measure_agreement(build_tiny_model(), positions=positions, seed=seed)
+        assert len(blocks) >= 2
+        assert sum(blocks) == positions
+
+
+def test_the_model_is_left_as_it_was(build_tiny_model) -> None:
+    model = build_tiny_model(dropout=0.5).train()
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    assert measure_agreement(model).passed  # dropout is off in the copy
+    assert model.training
+    assert model.dtype == torch.float32
+    assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
+
+
+def test_the_seed_changes_the_images_that_are_compared(build_tiny_model) -> None:
+    model = build_tiny_model()
+    errors = [tuple(row.error for row in measure_agreement(model, seed=seed).rows) for seed in (0, 0, 1)]
+    assert errors[0] == errors[1] != errors[2]
+
+
+# What is wrong
+
+
+@pytest.mark.parametrize("size", [1.001, -1.0])
+def test_a_wrong_step_fails(build_tiny_model, monkeypatch, size) -> None:
+    def step(right: Any, self: Any, q_t: torch.Tensor, k_t: torch.Tensor, v_t: torch.Tensor, *rest: Any) -> Any:
+        return right(self, q_t, k_t, v_t * size, *rest)
+
+    model = build_tiny_model()
+    damage(monkeypatch, "step", step)
+    agreement = measure_agreement(model)
+    assert {STEP64} <= failed(agreement) <= {STEP64, STEP32}
+    assert not agreement.passed
+    if size < 0:
+        assert STEP32 in failed(agreement)
+
+
+def test_a_step_that_is_only_a_little_wrong_fails_in_float64(build_tiny_model, monkeypatch) -> None:
+    def step(right: Any, self: Any, q_t: torch.Tensor, *rest: Any) -> Any:
+        return right(self, q_t * (1 + 1e-6), *rest)
+
+    model = build_tiny_model()
+    damage(monkeypatch, "step", step)
+    assert failed(measure_agreement(model)) == {STEP64}
+
+
+def test_a_step_that_loses_its_state_late_fails(build_tiny_model, monkeypatch) -> None:
+    count = 0
+
+    def step(
+        right: Any, self: Any, q_t: torch.Tensor, k_t: torch.Tensor, v_t: torch.Tensor, state: Any, *_: Any
+    ) -> Any:
+        nonlocal count
+        count += 1
+        if count % 128 > 120:  # two layers, 64 positions
+            state = type(state)(*(torch.zeros_like(part) for part in state))
+        return right(self, q_t, k_t, v_t, state)
+
+    model = build_tiny_model()
+    damage(monkeypatch, "step", step)
+    assert failed(measure_agreement(model)) >= {STEP64, STEP32}
+
+
+def test_a_step_that_is_wrong_in_float32_alone_fails_there(build_tiny_model, monkeypatch) -> None:
+    def step(right: Any, self: Any, q_t: torch.Tensor, k_t: torch.Tensor, v_t: torch.Tensor, *rest: Any) -> Any:
+        return right(self, q_t, k_t, v_t * (1.5 if v_t.dtype == torch.float32 else 1.0), *rest)
+
+    model = build_tiny_model()
+    damage(monkeypatch, "step", step)
+    assert failed(measure_agreement(model)) == {STEP32}
+
+
+def test_an_attend_that_forgets_what_it_carried_fails_the_split(build_tiny_model, monkeypatch) -> None:
+    def attend(right: Any, self: Any, q: Any, k: Any, v: Any, state: Any = None, extra: Any = None) -> Any:
+        return right(self, q, k, v, None, extra)
+
+    model = build_tiny_model()
+    damage(monkeypatch, "attend", attend)
+    assert failed(measure_agreement(model)) == {SPLIT64}
+
+
+def test_an_attend_that_looks_ahead_fails_causality(build_tiny_model, monkeypatch) -> None:
+    def attend(right: Any, self: Any, q: Any, k: Any, v: Any, state: Any = None, extra: Any = None) -> Any:
+        y, state = right(self, q, k, v, state, extra)
+        # What training would be without the triangular mask, in small.
+        return y + 1e-6 * v.mean(dim=2, keepdim=True), state
+
+    model = build_tiny_model()
+    damage(monkeypatch, "attend", attend)
+    assert CAUSAL64 in failed(measure_agreement(model))
+
+
+def test_an_attend_and_step_that_look_one_value_ahead_together_cannot_hide(build_tiny_model, monkeypatch) -> None:
+    def scaled_dot_product(q: Any, k: Any, v: Any, **_options: Any) -> Any:
+        return torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]), dim=-1) @ v
+
+    model = build_tiny_model(attention="softmax")
+    monkeypatch.setattr("linformer_cli.attention.softmax.functional.scaled_dot_product_attention", scaled_dot_product)
+    agreement = measure_agreement(model)
+    assert failed(agreement) >= {STEP64, CAUSAL64}
+
+
+@pytest.mark.parametrize("form", ["step", "attend"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_no_number_fails(build_tiny_model, monkeypatch, form, value) -> None:
+    def spoilt(right: Any, self: Any, *rest: Any, **named: Any) -> Any:
+        y, state = right(self, *rest, **named)
+        y = y.clone()
+        y[0, 0, ..., 0] = value
+        return y, state
+
+    model = build_tiny_model()
+    damage(monkeypatch, form, spoilt)
+    agreement = measure_agreement(model)
+    assert {STEP64, STEP32} <= failed(agreement)
+    assert math.isinf(agreement.rows[0].error)
+
+
+def test_weights_that_are_no_numbers_fail_everywhere(build_tiny_model) -> None:
+    model = build_tiny_model()
+    model.norm.weight.data[0] = math.nan
+    assert failed(measure_agreement(model)) == set(ROWS)
+
+
+def test_a_state_of_other_bytes_than_promised_fails(build_tiny_model, monkeypatch) -> None:
+    def state_bytes(right: Any, self: Any, *rest: Any) -> int:
+        return right(self, *rest) + 1
+
+    model = build_tiny_model()
+    damage(monkeypatch, "state_bytes", state_bytes)
+    agreement = measure_agreement(model)
+    assert failed(agreement) == set()
+    assert agreement.predicted_state_bytes == agreement.state_bytes + 2  # one a layer
+    assert not agreement.passed
+
+
+def test_a_row_passes_up_to_its_tolerance() -> None:
+    assert AgreementRow("row", 1e-9, 1e-9).passed
+    assert not AgreementRow("row", 1.01e-9, 1e-9).passed
+    assert not AgreementRow("row", math.nan, 1e-9).passed
+    assert not AgreementRow("row", math.inf, 1e-9).passed
+
+
+def test_errors_are_relative_to_the_largest_output(build_tiny_model, monkeypatch) -> None:
+    def step(right: Any, self: Any, q_t: torch.Tensor, *rest: Any) -> Any:
+        return right(self, q_t * (1 + 1e-6), *rest)
+
+    damage(monkeypatch, "step", step)
+    model = build_tiny_model()
+    small = measure_agreement(model).rows[0].error
+    model.head.projection.weight.data.mul_(2)
+    model.head.projection.bias.data.mul_(2)
+    # Twice the output and twice the difference: the same error, on images of another distribution.
+    assert measure_agreement(model).rows[0].error == pytest.approx(small, rel=0.9)
+
+
+def test_softmax_states_are_measured_at_their_full_length(build_tiny_model) -> None:
+    model = build_tiny_model(attention="softmax", image=ImageShape(height=4, width=5, levels=16))
+    agreement = measure_agreement(model, images=2)
+    shape = SoftmaxAttention.state_bytes(model.blocks[0].attention.inner, 2, 20, torch.float64)  # type: ignore[union-attr]
+    assert agreement.state_bytes >= 2 * shape

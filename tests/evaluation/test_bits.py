@@ -1,0 +1,129 @@
+"""bits/dim: summed over everything, divided once, the same at every batch size."""
+
+import math
+import statistics
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from linformer_cli.config import ImageShape
+from linformer_cli.evaluation.bits import measure_bits
+
+
+def pictures(count: int, shape: tuple[int, ...] = (8, 8, 1)) -> np.ndarray:
+    return np.random.default_rng(2).integers(0, 256, (count, *shape), dtype=np.uint8)
+
+
+class Table(torch.nn.Module):
+    """A model whose nats of an image are looked up: image i, marked by its first value, has row i."""
+
+    def __init__(self, nats: torch.Tensor) -> None:
+        super().__init__()
+        self.table = nats
+        self.config = SimpleNamespace(image=ImageShape(height=1, width=nats.shape[1]))
+        self.device = torch.device("cpu")
+        self.batches: list[int] = []
+
+    def nats(self, values: torch.Tensor) -> torch.Tensor:
+        assert not self.training
+        self.batches.append(len(values))
+        return self.table[values[:, 0]]
+
+    def images(self) -> np.ndarray:
+        images = np.zeros((len(self.table), 1, self.table.shape[1], 1), dtype=np.uint8)
+        images[:, 0, 0, 0] = range(len(self.table))
+        return images
+
+
+def test_a_sum_by_hand() -> None:
+    # Two images of two values, in units of ln 2: 1 + 3 and 2 + 0 bits.
+    model = Table(torch.tensor([[1.0, 3.0], [2.0, 0.0]], dtype=torch.float64) * math.log(2))
+    bits = measure_bits(model, model.images())  # type: ignore[arg-type]
+    assert bits.bits_per_dim == pytest.approx(6 / 4, rel=1e-12)
+    # Per image 2 and 1 bits/dim: deviation 1/sqrt(2), over two images 1/2.
+    assert bits.standard_error == pytest.approx(0.5, rel=1e-12)
+    # Without the first value 3 and 0 bits.
+    assert bits.bits_per_dim_without_first_value == pytest.approx(1.5, rel=1e-12)
+    assert bits.standard_error_without_first_value == pytest.approx(1.5, rel=1e-12)
+    assert (bits.images, bits.values_per_image) == (2, 2)
+
+
+@pytest.mark.parametrize("head", ["categorical", "mixture"])
+def test_a_real_model_by_hand(build_tiny_model, head) -> None:
+    model = build_tiny_model(dtype=torch.float64, head=head)
+    images = pictures(5)
+    bits = measure_bits(model, images, batch=2)
+    values = torch.from_numpy(images.reshape(5, 64) // 16).long()
+    logs = model.head.log_probabilities(model.attend(model.shift_values(values))[0]).detach()
+    found = [[-float(logs[i, t, values[i, t]]) / math.log(2) for t in range(64)] for i in range(5)]
+    whole = [math.fsum(row) / 64 for row in found]
+    rest = [math.fsum(row[1:]) / 63 for row in found]
+    assert bits.bits_per_dim == pytest.approx(statistics.fmean(whole), rel=1e-12)
+    assert bits.standard_error == pytest.approx(statistics.stdev(whole) / math.sqrt(5), rel=1e-9)
+    assert bits.bits_per_dim_without_first_value == pytest.approx(statistics.fmean(rest), rel=1e-12)
+    assert bits.standard_error_without_first_value == pytest.approx(statistics.stdev(rest) / math.sqrt(5), rel=1e-9)
+
+
+def test_the_batch_size_changes_nothing_but_the_batches() -> None:
+    nats = torch.rand(100, 37, generator=torch.Generator().manual_seed(0)) * 5
+    model = Table(nats)
+    found = []
+    for batch, batches in ((1, [1] * 100), (7, [7] * 14 + [2]), (32, [32, 32, 32, 4]), (100, [100]), (1000, [100])):
+        model.batches.clear()
+        found.append(measure_bits(model, model.images(), batch))  # type: ignore[arg-type]
+        assert model.batches == batches
+    assert len(set(found)) == 1
+
+
+def test_the_batch_size_does_not_matter_to_a_real_model(build_tiny_model) -> None:
+    model, images = build_tiny_model(), pictures(7)
+    alone, together, cut = (measure_bits(model, images, batch) for batch in (1, 7, 3))
+    for other in (together, cut):
+        assert other.bits_per_dim == pytest.approx(alone.bits_per_dim, rel=1e-6)
+        assert other.standard_error == pytest.approx(alone.standard_error, rel=1e-4)
+
+
+def test_nats_in_float32_are_added_up_in_float64() -> None:
+    nats = torch.rand(40, 5_000, generator=torch.Generator().manual_seed(0)) * 7
+    nats[:, 0] = 1e6  # beside which the others lose their last digits
+    model = Table(nats)
+    bits = measure_bits(model, model.images())  # type: ignore[arg-type]
+    exact = math.fsum(nats.double().flatten().tolist()) / math.log(2) / nats.numel()
+    rest = math.fsum(nats[:, 1:].double().flatten().tolist()) / math.log(2) / (40 * 4_999)
+    assert bits.bits_per_dim == pytest.approx(exact, rel=1e-13)
+    assert bits.bits_per_dim_without_first_value == pytest.approx(rest, rel=1e-9)
+
+
+def test_one_image_has_no_error_and_one_value_no_rest() -> None:
+    model = Table(torch.full((1, 3), math.log(2)))
+    bits = measure_bits(model, model.images())  # type: ignore[arg-type]
+    assert (bits.bits_per_dim, bits.standard_error) == (pytest.approx(1), 0)
+    model = Table(torch.full((2, 1), math.log(2)))
+    bits = measure_bits(model, model.images())  # type: ignore[arg-type]
+    assert (bits.bits_per_dim, bits.bits_per_dim_without_first_value) == (pytest.approx(1), 0)
+
+
+def test_an_even_distribution_costs_the_logarithm_of_the_levels(build_tiny_model) -> None:
+    model = build_tiny_model()
+    model.head.projection.weight.data.zero_()
+    model.head.projection.bias.data.zero_()
+    bits = measure_bits(model, pictures(3))
+    assert bits.bits_per_dim == pytest.approx(4, rel=1e-6)
+    assert bits.standard_error == pytest.approx(0, abs=1e-6)
+
+
+def test_no_dropout_while_measuring_and_the_mode_is_given_back(build_tiny_model) -> None:
+    model, images = build_tiny_model(dropout=0.5), pictures(4)
+    expected = measure_bits(model, images)
+    assert not model.training
+    assert measure_bits(model.train(), images) == expected
+    assert model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_colour_counts_every_channel(build_tiny_model) -> None:
+    model = build_tiny_model(image=ImageShape(height=2, width=3, channels=3, levels=16))
+    bits = measure_bits(model, pictures(4, (2, 3, 3)))
+    assert bits.values_per_image == 18

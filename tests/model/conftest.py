@@ -1,0 +1,46 @@
+"""Small models whose every weight matters."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from linformer_cli.config import ImageShape, ModelConfig
+from linformer_cli.model.pixel_model import PixelModel
+
+BuildConfig = Callable[..., ModelConfig]
+BuildModel = Callable[..., PixelModel]
+
+
+@pytest.fixture(scope="session")
+def build_config() -> BuildConfig:
+    """`build_config(attention="linear", size=(height, width, channels), levels=256, **changes to the network)`."""
+
+    def build(
+        attention: str = "linear", size: tuple[int, int, Any] = (4, 5, 1), levels: int = 256, **changes: Any
+    ) -> ModelConfig:
+        network = {"layers": 2, "heads": 2, "width": 16, "head_width": 6, "feed_forward": 24, "mixtures": 3}
+        options = {"chunk": 7} if attention == "linear" else {}
+        image = ImageShape(height=size[0], width=size[1], channels=size[2], levels=levels)
+        return ModelConfig(
+            **{**network, "attention": attention, "attention_options": options, "image": image, **changes}
+        )
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def build_model(build_config: BuildConfig) -> BuildModel:
+    """`build_model(dtype, seed, **as build_config)`: no weight is zero or one, and predictions are far from even."""
+
+    def build(dtype: torch.dtype = torch.float64, seed: int = 0, **changes: Any) -> PixelModel:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = PixelModel(build_config(**changes))
+            model.head.projection.weight.data.mul_(10)
+            for parameter in model.parameters():
+                parameter.data.add_(0.1 * torch.randn_like(parameter))
+        return model.to(dtype).eval()
+
+    return build

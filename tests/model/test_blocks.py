@@ -1,0 +1,156 @@
+"""The layers around an attention, against torch's own transformer layers and a stub that shows what it is given."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tolerances import FLOAT64, assert_agree
+from torch import Tensor, nn
+
+from linformer_cli.attention import CATALOGUE
+from linformer_cli.attention.softmax import SoftmaxAttention
+from linformer_cli.config import ModelConfig
+from linformer_cli.model.blocks import AttentionLayer, Block, FeedForward
+
+BuildConfig = Callable[..., ModelConfig]
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def build_block(config: ModelConfig) -> Block:
+    torch.manual_seed(1)
+    block = Block(config, 0).double().eval()
+    for parameter in block.parameters():
+        parameter.data.add_(0.1 * torch.randn_like(parameter))
+    return block
+
+
+def future_mask(length: int) -> Tensor:
+    return torch.ones(length, length, dtype=torch.bool).triu(1)
+
+
+def test_projections_around_softmax_are_multi_head_attention(build_config: BuildConfig) -> None:
+    torch.manual_seed(1)
+    layer = AttentionLayer(build_config("softmax", heads=4, width=24, head_width=6), 0).double()
+    reference = nn.MultiheadAttention(24, 4, batch_first=True).double()
+    reference.in_proj_weight.data, reference.in_proj_bias.data = layer.input.weight.data, layer.input.bias.data
+    reference.out_proj.load_state_dict(layer.output.state_dict())
+    x = draw(2, 15, 24)
+    y, _ = layer.attend(x, None)
+    expected, _ = reference(x, x, x, attn_mask=future_mask(15), need_weights=False)
+    assert_agree(y, expected, FLOAT64)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
+def test_a_block_is_a_transformer_layer(build_config: BuildConfig, norm: str, activation: str) -> None:
+    block = build_block(
+        build_config("softmax", heads=4, width=24, head_width=6, feed_forward=40, norm=norm, activation=activation)
+    )
+    reference = nn.TransformerEncoderLayer(
+        24, 4, 40, dropout=0.0, activation=activation, batch_first=True, norm_first=norm == "pre"
+    ).double()
+    attention = block.attention
+    reference.self_attn.in_proj_weight.data = attention.input.weight.data
+    reference.self_attn.in_proj_bias.data = attention.input.bias.data
+    reference.self_attn.out_proj.load_state_dict(attention.output.state_dict())
+    reference.linear1.load_state_dict(block.feed_forward.input.state_dict())
+    reference.linear2.load_state_dict(block.feed_forward.output.state_dict())
+    reference.norm1.load_state_dict(block.attention_norm.state_dict())
+    reference.norm2.load_state_dict(block.feed_forward_norm.state_dict())
+    x = draw(2, 15, 24)
+    assert_agree(block.attend(x, None)[0], reference(x, src_mask=future_mask(15)), FLOAT64)
+
+
+@pytest.mark.parametrize("attention", ["softmax", "linear"])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_steps_and_blocks_of_a_layer_agree(build_config: BuildConfig, attention: str, norm: str) -> None:
+    block = build_block(build_config(attention, norm=norm))
+    x = draw(3, 20, 16)
+    whole, _ = block.attend(x, None)
+    first, state = block.attend(x[:, :9], None)
+    second, _ = block.attend(x[:, 9:], state)
+    assert_agree(torch.cat([first, second], dim=1), whole, FLOAT64)
+    state, outputs = block.attention.inner.init_state(3, 20, x.device, x.dtype), []
+    for x_t in x.unbind(dim=1):
+        y_t, state = block.step(x_t, state)
+        assert not y_t.requires_grad
+        outputs.append(y_t)
+    assert_agree(torch.stack(outputs, dim=1), whole, FLOAT64)
+
+
+class ShowAttention(SoftmaxAttention):
+    """Keeps what it was given, and gives its extra scalars back as values."""
+
+    shared_query_key = True
+    extra_per_head = 2
+    given: list[Any]
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None) -> Any:
+        self.given = [q, k, v, extra]
+        assert extra is not None
+        return v * extra.sum(dim=-1, keepdim=True), state
+
+    def step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any, extra_t: Tensor | None = None) -> Any:
+        self.given = [q_t, k_t, v_t, extra_t]
+        assert extra_t is not None
+        return v_t * extra_t.sum(dim=-1, keepdim=True), state
+
+
+def test_extra_scalars_and_shared_keys_are_projected_as_declared(
+    build_config: BuildConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CATALOGUE, "softmax", ShowAttention)
+    torch.manual_seed(1)
+    layer = AttentionLayer(build_config("softmax", heads=3, width=16, head_width=6), 5).double()
+    inner = layer.inner
+    assert isinstance(inner, ShowAttention)
+    assert inner.shape.layer == 5
+    assert (inner.shape.positions, inner.shape.row) == (20, 5)
+    assert layer.input.out_features == 3 * (6 + 6 + 2)
+    x = draw(2, 7, 16)
+    y, _ = layer.attend(x, None)
+    q, k, v, extra = inner.given
+    assert torch.equal(q, k)
+    assert k.shape == v.shape == (2, 3, 7, 6)
+    assert extra.shape == (2, 3, 7, 2)
+    # Head 1 of the keys, the values and the extra scalars, straight from the rows of the projection.
+    for found, rows in ((k, slice(6, 12)), (v, slice(18 + 6, 18 + 12)), (extra, slice(36 + 2, 36 + 4))):
+        expected = x @ layer.input.weight[rows].T + layer.input.bias[rows]
+        assert_agree(found[:, 1], expected, FLOAT64)
+    y_t, _ = layer.step(x[:, 3], None)
+    assert [part.shape for part in inner.given] == [(2, 3, 6), (2, 3, 6), (2, 3, 6), (2, 3, 2)]
+    assert_agree(y_t, y[:, 3], FLOAT64)
+
+
+def test_separate_keys_and_no_extra_where_nothing_is_declared(build_config: BuildConfig) -> None:
+    layer = AttentionLayer(build_config("softmax", heads=3, width=16, head_width=6), 0)
+    assert layer.input.out_features == 3 * 3 * 6
+    assert layer.output.in_features == 3 * 6
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_dropout_acts_on_both_branches_in_training_alone(build_config: BuildConfig, norm: str) -> None:
+    x = draw(2, 15, 16)
+    block = build_block(build_config(norm=norm, dropout=0.5))
+    plain = build_block(build_config(norm=norm))
+    assert torch.equal(block.attend(x, None)[0], plain.attend(x, None)[0])
+    block.train()
+    for silent in (block.attention.output, block.feed_forward.output):
+        # With one branch silenced, only the dropout of the other is left to make two passes differ.
+        kept = {name: value.clone() for name, value in silent.state_dict().items()}
+        nn.init.zeros_(silent.weight)
+        nn.init.zeros_(silent.bias)
+        torch.manual_seed(5)
+        first, second = block.attend(x, None)[0], block.attend(x, None)[0]
+        assert (first - second).abs().max() > 1e-3
+        silent.load_state_dict(kept)
+
+
+def test_feed_forward_works_on_each_position_alone(build_config: BuildConfig) -> None:
+    torch.manual_seed(1)
+    feed_forward, x = FeedForward(build_config()).double(), draw(2, 15, 16)
+    assert_agree(feed_forward(x)[:, 4], feed_forward(x[:, 4]), FLOAT64)

@@ -1,0 +1,198 @@
+"""What a position sees: the geometry of the neighbours against a plain computation, and the state of bounded size."""
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from linformer_cli.config import ImageShape, ModelConfig
+from linformer_cli.model.embedding import PixelEmbedding, context_sources, sinusoidal_table
+
+Context = Literal["previous", "neighbours"]
+CPU = torch.device("cpu")
+IMAGES = [(4, 5, 3), (4, 5, 1), (3, 1, 3), (3, 1, 1), (1, 4, 3), (3, 2, 1), (1, 1, 3), (1, 1, 1)]
+
+
+def visible_places(context: Context, image: ImageShape, place: int) -> list[int]:
+    """The places whose values the position `place` sees, by row, column and channel, one at a time."""
+    if context == "previous":
+        return [place - 1] if place else []
+    row, rest = divmod(place, image.width * image.channels)
+    column, channel = divmod(rest, image.channels)
+    places = []
+    for other_row in range(image.height):
+        for other_column in range(image.width):
+            for other_channel in range(image.channels):
+                up, left = row - other_row, column - other_column
+                own = up == 0 and left == 0 and other_channel < channel
+                beside = up == 0 and left in (1, 2)
+                above = up == 1 and left in (-1, 0, 1)
+                if own or beside or above or (up == 2 and left == 0):
+                    places.append((other_row * image.width + other_column) * image.channels + other_channel)
+    return places
+
+
+def build(context: Context, size: tuple[int, int, int], embedding: str = "grid", **changes: Any) -> PixelEmbedding:
+    height, width, channels = size
+    image = ImageShape.model_validate({"height": height, "width": width, "channels": channels})
+    config = ModelConfig.model_validate({"width": 16, "context": context, "embedding": embedding, "image": image})
+    torch.manual_seed(3)
+    return PixelEmbedding(config.model_copy(update=changes)).double()
+
+
+def draw_tokens(embedding: PixelEmbedding, batch: int = 2) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(embedding.levels, (batch, embedding.image.positions), generator=generator)
+
+
+def embed(embedding: PixelEmbedding, tokens: Tensor) -> Tensor:
+    with torch.no_grad():
+        return embedding(tokens, embedding.init_state(len(tokens), CPU))[0]
+
+
+@pytest.mark.parametrize("context", ["previous", "neighbours"])
+@pytest.mark.parametrize("size", IMAGES)
+def test_sources_are_the_visible_places(context: Context, size: tuple[int, int, int]) -> None:
+    image = ImageShape.model_validate(dict(zip(("height", "width", "channels"), size, strict=True)))
+    sources = context_sources(context, image)
+    assert len(sources) == image.positions
+    for place, row in enumerate(sources.tolist()):
+        assert sorted(source for source in row if source >= 0) == visible_places(context, image, place)
+
+
+@pytest.mark.parametrize("size", IMAGES)
+def test_a_slot_always_means_the_same_direction(size: tuple[int, int, int]) -> None:
+    """By (rows up, columns left, channel): left, two left, above left, above, above right, two above."""
+    image = ImageShape.model_validate(dict(zip(("height", "width", "channels"), size, strict=True)))
+    directions = [(0, 0, channel) for channel in range(image.channels - 1)]
+    for up, left in ((0, 1), (0, 2), (1, 1), (1, 0), (1, -1), (2, 0)):
+        directions += [(up, left, channel) for channel in range(image.channels)]
+    sources = context_sources("neighbours", image)
+    assert sources.shape == (image.positions, len(directions))
+    for place, row in enumerate(sources.tolist()):
+        for (up, left, channel), source in zip(directions, row, strict=True):
+            if source >= 0:
+                pixel, own = source // image.channels, place // image.channels
+                assert (own // image.width - pixel // image.width, own % image.width - pixel % image.width) == (
+                    up,
+                    left,
+                )
+                assert source % image.channels == channel
+
+
+@pytest.mark.parametrize("context", ["previous", "neighbours"])
+@pytest.mark.parametrize("grid_or_paper", ["grid", "paper"])
+@pytest.mark.parametrize("size", [(4, 5, 3), (4, 5, 1)])
+def test_a_vector_changes_with_what_it_sees_and_with_nothing_else(
+    context: Context, grid_or_paper: str, size: tuple[int, int, int]
+) -> None:
+    embedding = build(context, size, grid_or_paper)
+    tokens = draw_tokens(embedding, 1)
+    positions = embedding.image.positions
+    # Row i of the batch has value i changed. Values stand one token later, and the last is never a token.
+    changed = tokens.repeat(positions - 1, 1)
+    for place in range(positions - 1):
+        changed[place, place + 1] = (changed[place, place + 1] + 100) % 256
+    moved = (embed(embedding, changed) - embed(embedding, tokens)).abs().amax(dim=-1)
+    for place in range(positions):
+        seen = visible_places(context, embedding.image, place)
+        assert [source for source in range(positions - 1) if moved[source, place] > 1e-3] == seen
+        assert [source for source in range(positions - 1) if moved[source, place] > 0] == seen
+        assert all(source < place for source in seen)
+
+
+@pytest.mark.parametrize("context", ["previous", "neighbours"])
+def test_the_number_of_the_start_token_is_never_looked_up(context: Context) -> None:
+    embedding = build(context, (3, 4, 3))
+    tokens = draw_tokens(embedding)
+    other = tokens.clone()
+    other[:, 0] = 255 - other[:, 0]
+    assert torch.equal(embed(embedding, other), embed(embedding, tokens))
+
+
+@pytest.mark.parametrize("context", ["previous", "neighbours"])
+@pytest.mark.parametrize("size", [(3, 4, 3), (4, 3, 1), (1, 1, 1)])
+def test_grid_vectors_are_sums_of_table_rows(context: Context, size: tuple[int, int, int]) -> None:
+    """One row for each slot, its own one for a missing value, and one each for row, column and channel."""
+    embedding = build(context, size)
+    image, tokens = embedding.image, draw_tokens(embedding)
+    vectors = embed(embedding, tokens)
+    tables = embedding.values.detach().unflatten(0, (-1, 257))
+    for place, row in enumerate(context_sources(context, image).tolist()):
+        pixel, channel = divmod(place, image.channels)
+        expected = torch.stack([embedding.row.weight[pixel // image.width]] * 2).detach()
+        expected = expected + embedding.column.weight[pixel % image.width] + embedding.channel.weight[channel]
+        for slot, source in enumerate(row):
+            looked_up = tokens[:, source + 1] if source >= 0 else torch.tensor([256, 256])
+            expected = expected + tables[slot, looked_up]
+        torch.testing.assert_close(vectors[:, place], expected.detach(), rtol=0, atol=1e-12)
+
+
+def test_paper_vectors_are_a_value_and_a_place_side_by_side() -> None:
+    embedding = build("previous", (3, 4, 3), "paper")
+    tokens = draw_tokens(embedding)
+    vectors = embed(embedding, tokens)
+    table = embedding.values.detach()
+    assert table.shape == (257, 8)
+    assert torch.equal(vectors[:, 0, :8], table[[256, 256]])
+    assert torch.equal(vectors[:, 1:, :8], table[tokens[:, 1:]])
+    assert torch.equal(vectors[0, :, 8:], vectors[1, :, 8:])
+    for place in range(36):
+        for pair in range(4):
+            angle = place / 10_000 ** (2 * pair / 8)
+            assert vectors[0, place, 8 + 2 * pair].item() == pytest.approx(math.sin(angle), abs=1e-5)
+            assert vectors[0, place, 9 + 2 * pair].item() == pytest.approx(math.cos(angle), abs=1e-5)
+    assert not any(parameter is embedding.sinusoids for parameter in embedding.parameters())
+
+
+def test_sinusoids_are_precise_far_into_the_image() -> None:
+    table = sinusoidal_table(3072, 128).double()
+    places = torch.arange(3072, dtype=torch.float64).unsqueeze(1)
+    angles = places * 10_000.0 ** (-torch.arange(0, 128, 2, dtype=torch.float64) / 128)
+    expected = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
+    torch.testing.assert_close(table, expected, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("context", ["previous", "neighbours"])
+@pytest.mark.parametrize("grid_or_paper", ["grid", "paper"])
+@pytest.mark.parametrize("size", [(5, 4, 3), (6, 5, 1), (3, 1, 1), (1, 1, 1)])
+@pytest.mark.parametrize("block", [1, 2, 17])
+def test_blocks_give_exactly_what_the_whole_gives(
+    context: Context, grid_or_paper: str, size: tuple[int, int, int], block: int
+) -> None:
+    embedding = build(context, size, grid_or_paper)
+    tokens = draw_tokens(embedding)
+    state, parts = embedding.init_state(2, CPU), []
+    with torch.no_grad():
+        for part in tokens.split(block, dim=1):
+            before = state.recent.clone(), state.position.clone()
+            x, following = embedding(part, state)
+            assert torch.equal(state.recent, before[0]) and torch.equal(state.position, before[1])
+            parts.append(x)
+            state = following
+    assert torch.equal(torch.cat(parts, dim=1), embed(embedding, tokens))
+    assert int(state.position) == embedding.image.positions
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_state_is_two_rows_whatever_the_height(channels: int) -> None:
+    reaches = set()
+    for height in (3, 8, 40):
+        state = build("neighbours", (height, 6, channels)).init_state(2, CPU)
+        assert state.recent.dtype == torch.int16
+        reaches.add(state.recent.shape[1])
+    # Two rows up, and at most the channels of one pixel more.
+    assert reaches == {2 * 6 * channels + channels - 1}
+    assert build("previous", (40, 6, channels)).init_state(2, CPU).recent.shape == (2, 1)
+
+
+def test_gradients_reach_every_table_row_that_was_used(build_config: Callable[..., ModelConfig]) -> None:
+    torch.manual_seed(0)
+    embedding = PixelEmbedding(build_config(size=(4, 5, 3), levels=8)).double()
+    tokens = draw_tokens(embedding, 50)
+    embedding(tokens, embedding.init_state(50, CPU))[0].sum().backward()
+    for name, parameter in embedding.named_parameters():
+        assert parameter.grad is not None and bool((parameter.grad.abs().sum(dim=1) > 0).all()), name

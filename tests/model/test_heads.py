@@ -1,0 +1,215 @@
+"""Heads: one distribution for likelihood and drawing, that adds up to one, whatever the network says."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from tolerances import FLOAT64, PROBABILITY_TOTAL, assert_agree
+from torch import Tensor
+
+from linformer_cli.config import ModelConfig
+from linformer_cli.model.heads import CategoricalHead, Head, MixtureHead, build_head, invert_cumulative
+
+BuildConfig = Callable[..., ModelConfig]
+every_head = pytest.mark.parametrize("kind", ["categorical", "mixture"])
+every_type = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+
+
+def build(build_config: BuildConfig, kind: str, levels: int = 256, mixtures: int = 3) -> Head:
+    torch.manual_seed(0)
+    return build_head(build_config(head=kind, levels=levels, mixtures=mixtures))
+
+
+def draw_parameters(head: Head, count: int, seed: int = 0) -> Tensor:
+    """Logits and means of the size 1, log scales around -3."""
+    generator = torch.Generator().manual_seed(seed)
+    parameters = torch.randn(count, head.projection.out_features, generator=generator, dtype=torch.float64)
+    if isinstance(head, MixtureHead):
+        parameters[:, : head.mixtures] *= 3
+        parameters[:, 2 * head.mixtures :] -= 3
+    return parameters
+
+
+def extreme_parameters(head: Head) -> Tensor:
+    """Certainty, indifference, means far outside and on the border, scales much narrower and wider than the range."""
+    if isinstance(head, CategoricalHead):
+        rows = torch.zeros(6, head.levels, dtype=torch.float64)
+        rows[1, 3], rows[2, -1], rows[3, 0], rows[4, :2], rows[5] = 1e4, 1e4, -1e4, 1e3, 1e4
+        return rows
+    assert isinstance(head, MixtureHead)
+    means = (-1e3, -1.5, -1.0, -0.3, 0.0, 1 / 255, 0.9999, 1.0, 1.5, 1e3)
+    log_scales = (-20.0, -7.0, -6.0, -5.0, -3.0, 0.0, 3.0, 10.0, 30.0)
+    rows = []
+    for mean in means:
+        for log_scale in log_scales:
+            for logit in (0.0, 50.0, -1e4):
+                # The first component is the extreme one, with little, much or no weight.
+                rows.append([logit, 0, 1] + [mean, 0.2, -0.2] + [log_scale, -3, -2])
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+@every_head
+@every_type
+def test_probabilities_of_all_values_add_up_to_one(build_config: BuildConfig, kind: str, dtype: torch.dtype) -> None:
+    head = build(build_config, kind)
+    for parameters in (draw_parameters(head, 200), extreme_parameters(head)):
+        log_probabilities = head.log_probabilities(parameters.to(dtype))
+        assert log_probabilities.dtype == dtype
+        assert log_probabilities.shape == (len(parameters), 256)
+        assert not log_probabilities.isnan().any()
+        totals = log_probabilities.double().exp().sum(dim=-1)
+        torch.testing.assert_close(totals, torch.ones_like(totals), rtol=0, atol=PROBABILITY_TOTAL)
+
+
+@pytest.mark.parametrize("mean", [-1.0, -0.3, 0.2, 0.9999, 1.0])
+def test_narrow_logistics_keep_their_mass_in_float64(build_config: BuildConfig, mean: float) -> None:
+    head = build(build_config, "mixture", mixtures=1)
+    for log_scale in (-7.0, -6.0, -5.0, -4.0):
+        parameters = torch.tensor([0.0, mean, log_scale], dtype=torch.float64)
+        assert head.log_probabilities(parameters).exp().sum().item() == pytest.approx(1, abs=FLOAT64)
+
+
+@every_head
+def test_bfloat16_parameters_are_counted_in_float32(build_config: BuildConfig, kind: str) -> None:
+    head = build(build_config, kind)
+    parameters = draw_parameters(head, 50).bfloat16()
+    values = torch.arange(50)
+    assert torch.equal(head.log_probabilities(parameters), head.log_probabilities(parameters.float()))
+    assert head.log_likelihood(parameters, values).dtype == torch.float32
+    assert torch.equal(head.log_likelihood(parameters, values), head.log_likelihood(parameters.float(), values))
+
+
+@every_head
+def test_likelihood_is_the_table_looked_up(build_config: BuildConfig, kind: str) -> None:
+    head = build(build_config, kind)
+    values = torch.arange(256).repeat(3, 1)
+    parameters = draw_parameters(head, 3).unsqueeze(1).expand(3, 256, -1)
+    found = head.log_likelihood(parameters, values)
+    assert found.shape == (3, 256)
+    expected = head.log_probabilities(parameters).gather(-1, values.unsqueeze(-1)).squeeze(-1)
+    assert_agree(found, expected, FLOAT64)
+
+
+@pytest.mark.parametrize("levels", [2, 3, 16, 256])
+def test_a_mixture_is_logistics_cut_into_bins(build_config: BuildConfig, levels: int) -> None:
+    head = build(build_config, "mixture", levels)
+    parameters = draw_parameters(head, 20)
+    logits, means, log_scales = parameters.split(3, dim=-1)
+    # Values lie evenly on [-1, 1]; a bin reaches half way to the next, the first and the last to infinity.
+    centres = torch.linspace(-1, 1, levels, dtype=torch.float64)
+    borders = torch.cat([torch.tensor([-math.inf]), (centres[1:] + centres[:-1]) / 2, torch.tensor([math.inf])])
+    below = ((borders[None, :, None] - means[:, None]) / log_scales.exp()[:, None]).sigmoid()
+    expected = ((below[:, 1:] - below[:, :-1]) * logits.softmax(dim=-1)[:, None]).sum(dim=-1)
+    torch.testing.assert_close(head.log_probabilities(parameters).exp(), expected, rtol=0, atol=FLOAT64)
+
+
+def test_logistics_narrower_than_the_smallest_scale_are_widened_to_it(build_config: BuildConfig) -> None:
+    head = build(build_config, "mixture", mixtures=1)
+    narrow, smallest = (torch.tensor([0.0, 0.1, scale], dtype=torch.float64) for scale in (-12.0, -7.0))
+    assert torch.equal(head.log_probabilities(narrow), head.log_probabilities(smallest))
+    # And the draws with them: with a scale of exp(-12) the same value would come every time.
+    uniforms = torch.linspace(0.001, 0.999, 999, dtype=torch.float64)
+    between = torch.tensor([[0.0, -1 + 100.49 * 2 / 255, -12.0]], dtype=torch.float64)
+    assert set(head.draw(between.expand(999, -1), uniforms).tolist()) >= {100, 101}
+
+
+@every_head
+@every_type
+def test_no_gradient_is_lost_at_the_extremes(build_config: BuildConfig, kind: str, dtype: torch.dtype) -> None:
+    head = build(build_config, kind)
+    parameters = extreme_parameters(head).to(dtype).unsqueeze(1).expand(-1, 4, -1).clone().requires_grad_()
+    values = torch.tensor([0, 1, 128, 255]).expand(parameters.shape[:2])
+    nats = head.log_likelihood(parameters, values)
+    assert bool(torch.isfinite(nats).all())
+    assert bool((nats <= 0).all())
+    nats.sum().backward()
+    assert parameters.grad is not None
+    assert bool(torch.isfinite(parameters.grad).all())
+
+
+def chi_square_excess(counts: Tensor, expected: Tensor) -> float:
+    """How many standard deviations chi-square lies above its mean; bins expected below 5 are merged with the next."""
+    merged: list[tuple[float, float]] = []
+    count_sum = expected_sum = 0.0
+    for count, share in zip(counts.tolist(), expected.tolist(), strict=True):
+        count_sum, expected_sum = count_sum + count, expected_sum + share
+        if expected_sum >= 5:
+            merged.append((count_sum, expected_sum))
+            count_sum = expected_sum = 0.0
+    last_count, last_expected = merged.pop()
+    merged.append((last_count + count_sum, last_expected + expected_sum))
+    freedom = len(merged) - 1
+    assert freedom >= 2, "too few bins to tell anything"
+    statistic = sum((count - share) ** 2 / share for count, share in merged)
+    return (statistic - freedom) / math.sqrt(2 * freedom)
+
+
+@every_head
+@pytest.mark.parametrize(("levels", "row"), [(256, 0), (256, 1), (256, 2), (16, 3), (5, 4)])
+def test_draws_follow_the_probabilities(build_config: BuildConfig, kind: str, levels: int, row: int) -> None:
+    head = build(build_config, kind, levels)
+    parameters = draw_parameters(head, 5)[row : row + 1].float()
+    count = 100_000
+    uniforms = torch.rand(count, generator=torch.Generator().manual_seed(row), dtype=torch.float64)
+    values = torch.cat([head.draw(parameters.expand(len(part), -1), part) for part in uniforms.split(10_000)])
+    assert values.dtype == torch.int64
+    counts = torch.bincount(values, minlength=levels).double()
+    assert len(counts) == levels
+    expected = count * head.log_probabilities(parameters.double())[0].exp()
+    assert chi_square_excess(counts, expected) < 5
+
+
+@every_head
+def test_draws_at_the_extremes_are_values(build_config: BuildConfig, kind: str) -> None:
+    head = build(build_config, kind)
+    for dtype in (torch.float32, torch.float64):
+        parameters = extreme_parameters(head).to(dtype)
+        for uniform in (0.0, 1e-12, 0.5, 1 - 2**-53):
+            values = head.draw(parameters, torch.full((len(parameters),), uniform, dtype=torch.float64))
+            assert values.dtype == torch.int64
+            assert bool(((values >= 0) & (values < 256)).all())
+
+
+@every_head
+def test_each_image_of_a_batch_is_drawn_by_its_own_number(build_config: BuildConfig, kind: str) -> None:
+    head = build(build_config, kind)
+    parameters = draw_parameters(head, 40)
+    uniforms = torch.rand(40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    together = head.draw(parameters, uniforms)
+    alone = [head.draw(parameters[index : index + 1], uniforms[index : index + 1]) for index in range(40)]
+    assert torch.equal(together, torch.cat(alone))
+    assert len(together.unique()) > 5
+
+
+@every_type
+def test_a_value_of_probability_zero_is_never_drawn(dtype: torch.dtype) -> None:
+    """Not even by a number that float32 rounds to 1: top-k and top-p leave many such values."""
+    probabilities = torch.tensor([[0, 0.25, 0, 0.25, 0.5, 0, 0]], dtype=dtype)
+    uniforms = torch.tensor([0.0, 0.1, 0.25, 0.3, 0.5, 0.75, 1 - 2**-24, 1 - 2**-30, 1 - 2**-53], dtype=torch.float64)
+    values, places = invert_cumulative(probabilities.expand(9, -1), uniforms)
+    assert values.tolist() == [1, 1, 3, 3, 4, 4, 4, 4, 4]
+    assert bool(((places >= 0) & (places <= 1)).all())
+
+
+def test_the_place_within_a_share_is_uniform_again() -> None:
+    probabilities = torch.tensor([[0.2, 0.0, 0.3, 0.5]], dtype=torch.float64)
+    uniforms = torch.tensor([0.0, 0.05, 0.15, 0.2, 0.35, 0.5, 0.75], dtype=torch.float64)
+    values, places = invert_cumulative(probabilities.expand(7, -1), uniforms)
+    assert values.tolist() == [0, 0, 0, 2, 2, 3, 3]
+    expected = torch.tensor([0, 0.25, 0.75, 0, 0.5, 0, 0.5], dtype=torch.float64)
+    torch.testing.assert_close(places, expected, rtol=0, atol=1e-12)
+
+
+def test_probabilities_that_miss_one_by_rounding_lose_nothing() -> None:
+    probabilities = torch.tensor([[0.1, 0.2, 0.3]], dtype=torch.float64)
+    uniforms = torch.tensor([0.0, 0.4999 / 3, 0.501 / 3, 0.499, 0.501, 0.9999], dtype=torch.float64)
+    assert invert_cumulative(probabilities.expand(6, -1), uniforms)[0].tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_the_named_head_is_built(build_config: BuildConfig) -> None:
+    categorical, mixture = build(build_config, "categorical", 16), build(build_config, "mixture", 16, mixtures=7)
+    assert isinstance(categorical, CategoricalHead) and isinstance(mixture, MixtureHead)
+    assert categorical.projection.out_features == 16
+    assert mixture.projection.out_features == 21
+    assert mixture(torch.zeros(2, 5, 16)).shape == (2, 5, 21)

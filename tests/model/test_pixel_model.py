@@ -1,0 +1,277 @@
+"""The whole model: two executions, one distribution over images, and the sizes that the paper states."""
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tolerances import CAUSALITY, FLOAT32_DRIFT, FLOAT64, PROBABILITY_TOTAL, assert_agree
+from torch import Tensor
+
+from linformer_cli.attention.base import measure_state_bytes, state_tensors
+from linformer_cli.config import ImageShape, ModelConfig
+from linformer_cli.model.pixel_model import PixelModel, PixelState
+from linformer_cli.presets import PRESETS
+
+BuildConfig = Callable[..., ModelConfig]
+BuildModel = Callable[..., PixelModel]
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "-".join(map(str, [attention, size[2], context, embedding, norm, head])): {
+        "size": size,
+        "attention": attention,
+        "context": context,
+        "embedding": embedding,
+        "norm": norm,
+        "head": head,
+    }
+    for attention, size, context, embedding, norm, head in itertools.product(
+        ("softmax", "linear"),
+        ((5, 4, 1), (3, 3, 3)),
+        ("previous", "neighbours"),
+        ("grid", "paper"),
+        ("pre", "post"),
+        ("categorical", "mixture"),
+    )
+}
+every_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+# One for every attention, image and context: for what does not touch the rest.
+some_variants = pytest.mark.parametrize(
+    "variant", [value for name, value in VARIANTS.items() if name.endswith("grid-pre-categorical")]
+)
+
+
+def draw_values(model: PixelModel, batch: int = 2) -> Tensor:
+    image = model.config.image
+    return torch.randint(image.levels, (batch, image.positions), generator=torch.Generator().manual_seed(0))
+
+
+def step_through(model: PixelModel, tokens: Tensor, state: PixelState | None = None) -> tuple[Tensor, PixelState]:
+    state = model.init_state(len(tokens)) if state is None else state
+    outputs = []
+    for token in tokens.unbind(dim=1):
+        parameters, state = model.step(token, state)
+        outputs.append(parameters)
+    return torch.stack(outputs, dim=1), state
+
+
+@every_variant
+def test_steps_and_blocks_give_what_the_whole_gives(build_model: BuildModel, variant: dict[str, Any]) -> None:
+    model = build_model(**variant)
+    tokens = model.shift_values(draw_values(model))
+    with torch.no_grad():
+        whole, _ = model.attend(tokens)
+        assert whole.abs().max() > 0.5, "outputs too small to tell errors from nothing"
+        assert_agree(step_through(model, tokens)[0], whole, FLOAT64)
+        for seed, empty in itertools.product(range(3), (True, False)):
+            generator = torch.Generator().manual_seed(seed)
+            outputs, state, start = [], model.init_state(2) if empty else None, 0
+            while start < tokens.shape[1]:
+                length = int(torch.randint(1, 12, (), generator=generator))
+                y, state = model.attend(tokens[:, start : start + length], state)
+                outputs.append(y)
+                start += length
+            assert_agree(torch.cat(outputs, dim=1), whole, FLOAT64)
+
+
+@some_variants
+def test_steps_go_on_from_a_parallel_pass_and_back(build_model: BuildModel, variant: dict[str, Any]) -> None:
+    model = build_model(**variant)
+    tokens = model.shift_values(draw_values(model))
+    with torch.no_grad():
+        first, state = model.attend(tokens[:, :8], model.init_state(2))
+        kept = [tensor.clone() for tensor in state_tensors(state)]
+        third, _ = model.attend(tokens[:, 8:13], state)
+        assert all(map(torch.equal, kept, state_tensors(state))), "attend changed the state that it was given"
+        second, state = step_through(model, tokens[:, 8:13], state)
+        last, _ = model.attend(tokens[:, 13:], state)
+        assert_agree(third, second, FLOAT64)
+        assert_agree(torch.cat([first, second, last], dim=1), model.attend(tokens)[0], FLOAT64)
+
+
+@some_variants
+def test_gradients_pass_a_split_unchanged(build_model: BuildModel, variant: dict[str, Any]) -> None:
+    model = build_model(**variant)
+    tokens = model.shift_values(draw_values(model))
+
+    def find_gradients(parameters: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(parameters.tanh().sum(), list(model.parameters()))
+
+    expected = find_gradients(model.attend(tokens)[0])
+    first, state = model.attend(tokens[:, :9])
+    found = find_gradients(torch.cat([first, model.attend(tokens[:, 9:], state)[0]], dim=1))
+    for one, other in zip(found, expected, strict=True):
+        assert_agree(one, other, FLOAT64)
+
+
+@every_variant
+def test_no_prediction_depends_on_its_own_or_a_later_value(build_model: BuildModel, variant: dict[str, Any]) -> None:
+    model = build_model(**variant)
+    values = draw_values(model, 1)
+    positions = values.shape[1]
+    # Image i of the batch differs from the first one in every value from i on, image i + positions in value i alone.
+    changed = values.repeat(2 * positions, 1)
+    for place in range(positions):
+        changed[place, place:] = 255 - changed[place, place:]
+        changed[place + positions, place] = 255 - changed[place + positions, place]
+    with torch.no_grad():
+        before, _ = model.attend(model.shift_values(values))
+        after, _ = model.attend(model.shift_values(changed))
+    for place in range(positions):
+        for row in (place, place + positions):
+            assert_agree(after[row : row + 1, : place + 1], before[:, : place + 1], CAUSALITY)
+            # `previous` shows a value at once; the neighbours show one at the right border almost a row later.
+            seen = place + 1 if variant["context"] == "previous" else place + model.config.image.values_per_row
+            if seen < positions:
+                assert (after[row] - before[0])[place + 1 : seen + 1].abs().max() > 1e-6
+
+
+def test_images_of_a_batch_do_not_see_each_other(build_model: BuildModel) -> None:
+    for attention in ("softmax", "linear"):
+        model = build_model(attention=attention, size=(4, 5, 3))
+        tokens = model.shift_values(draw_values(model, 3))
+        others = tokens.clone()
+        others[[0, 2]] = 255 - others[[0, 2]]
+        with torch.no_grad():
+            for run in (
+                lambda tokens, model=model: model.attend(tokens)[0],
+                lambda t, model=model: step_through(model, t)[0],
+            ):
+                assert_agree(run(others)[1], run(tokens)[1], CAUSALITY)
+                assert_agree(run(tokens[1:2])[0], run(tokens)[1], FLOAT64)
+
+
+@pytest.mark.parametrize("attention", ["softmax", "linear"])
+@pytest.mark.parametrize("embedding", ["grid", "paper"])
+def test_float32_does_not_drift_over_a_whole_digit(build_model: BuildModel, attention: str, embedding: str) -> None:
+    options = {"chunk": 64} if attention == "linear" else {}
+    changes = {"attention": attention, "attention_options": options, "embedding": embedding, "size": (28, 28, 1)}
+    single, double = build_model(torch.float32, **changes), build_model(torch.float64, **changes)
+    tokens = single.shift_values(draw_values(single, 1))
+    with torch.no_grad():
+        expected, _ = double.attend(tokens)
+        assert expected.abs().max() > 1
+        for found in (single.attend(tokens)[0], step_through(single, tokens)[0]):
+            assert found.dtype == torch.float32
+            assert_agree(found, expected, FLOAT32_DRIFT)
+
+
+# The distribution.
+
+
+@pytest.mark.parametrize("attention", ["softmax", "linear"])
+@pytest.mark.parametrize("head", ["categorical", "mixture"])
+@pytest.mark.parametrize("embedding", ["grid", "paper"])
+def test_the_probabilities_of_all_images_add_up_to_one(
+    build_model: BuildModel, attention: str, head: str, embedding: str
+) -> None:
+    for dtype in (torch.float32, torch.float64):
+        model = build_model(dtype, attention=attention, head=head, embedding=embedding, size=(1, 3, 1), levels=4)
+        images = torch.cartesian_prod(*[torch.arange(4)] * 3)
+        with torch.no_grad():
+            probabilities = (-model.nats(images).sum(dim=1)).double().exp()
+        assert len(probabilities) == 64
+        assert probabilities.std() > 0.002, "an even distribution would show little"
+        assert probabilities.sum().item() == pytest.approx(1, abs=PROBABILITY_TOTAL)
+
+
+@pytest.mark.parametrize("attention", ["softmax", "linear"])
+def test_stepping_gives_the_probability_of_an_image_too(build_model: BuildModel, attention: str) -> None:
+    model = build_model(attention=attention, head="mixture", size=(4, 5, 3))
+    values = draw_values(model)
+    with torch.no_grad():
+        parameters, _ = step_through(model, model.shift_values(values))
+        assert_agree(-model.head.log_likelihood(parameters, values), model.nats(values), FLOAT64)
+
+
+def test_tokens_are_values_behind_a_start_token(build_model: BuildModel) -> None:
+    model = build_model()
+    values = draw_values(model, 3)
+    tokens = model.shift_values(values)
+    assert tokens.shape == values.shape
+    assert torch.equal(tokens[:, 1:], values[:, :-1])
+    assert torch.equal(tokens[:, 0], model.start_tokens(3))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("preset", ["tiny", "mnist-small"])
+def test_an_untrained_model_needs_eight_bits_a_value(preset: str, channels: int) -> None:
+    torch.manual_seed(0)
+    image = ImageShape.model_validate({"height": 12, "width": 12, "channels": channels})
+    model = PixelModel(ModelConfig(**PRESETS[preset].model_dump(), image=image))
+    with torch.no_grad():
+        bits_per_dim = model.nats(draw_values(model, 4)).double().mean().item() / math.log(2)
+    assert bits_per_dim == pytest.approx(8.0, abs=0.1)
+
+
+@pytest.mark.parametrize("attention", ["softmax", "linear"])
+def test_eight_images_can_be_learned_by_heart(attention: str) -> None:
+    """Eight strokes at random places, of random brightness: 0.05 bits/dim would be enough to tell them apart."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.zeros(8, 8, 8, dtype=torch.int64)
+    for image in images:
+        top, left, brightness = torch.randint(0, 4, (3,), generator=generator).tolist()
+        image[top : top + 4, left + 2] = 160 + 20 * brightness
+        image[top + 2, left : left + 4] = 255 - 20 * brightness
+    values = images.flatten(1)
+    torch.manual_seed(0)
+    network = PRESETS["tiny"].model_copy(update={"attention": attention})
+    model = PixelModel(ModelConfig(**network.model_dump(), image=ImageShape(height=8, width=8)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(150):
+        optimizer.zero_grad()
+        bits_per_dim = model.nats(values).mean() / math.log(2)
+        bits_per_dim.backward()
+        optimizer.step()
+    assert bits_per_dim.item() < 0.2
+
+
+# Sizes.
+
+
+@pytest.mark.parametrize(
+    ("preset", "size", "parameters"),
+    [("mnist-paper", (28, 28, 1), 6_359_198), ("cifar10-paper", (32, 32, 3), 12_677_278)],
+)
+def test_the_paper_models_have_the_paper_s_size(preset: str, size: tuple[int, int, int], parameters: int) -> None:
+    """6.36 and 12.68 million; the start token's row of the value table is all that the released code does not have."""
+    image = ImageShape.model_validate(dict(zip(("height", "width", "channels"), size, strict=True)))
+    model = PixelModel(ModelConfig(**PRESETS[preset].model_dump(), image=image))
+    assert model.parameter_count() == parameters
+    start_row = model.embedding.values.shape[1]
+    assert start_row == 128
+    width, blocks = 256, 8 if preset == "mnist-paper" else 16
+    block = 4 * (width * width + width) + 2 * 4 * width * width + 4 * width + width + 2 * 2 * width
+    published = 256 * start_row + blocks * block + 2 * width + (width + 1) * 30
+    assert parameters == published + start_row
+
+
+@some_variants
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_state_holds_the_bytes_that_it_claims(
+    build_model: BuildModel, variant: dict[str, Any], dtype: torch.dtype
+) -> None:
+    model = build_model(dtype, **variant)
+    for batch in (1, 3):
+        tokens = model.shift_values(draw_values(model, batch))
+        with torch.no_grad():
+            _, stepped = step_through(model, tokens)
+            _, attended = model.attend(tokens)
+        for state in (model.init_state(batch), stepped, attended):
+            assert measure_state_bytes(state) == model.state_bytes(batch)
+        _, state = step_through(model, tokens[:, :7], model.init_state(batch, capacity=7))
+        assert measure_state_bytes(state) == model.state_bytes(batch, 7)
+
+
+def test_the_state_of_a_linear_model_does_not_grow_with_the_image(build_model: BuildModel) -> None:
+    for context in ("previous", "neighbours"):
+        sizes = {"softmax": [], "linear": []}
+        for attention, height in itertools.product(sizes, (4, 8, 16)):
+            model = build_model(torch.float32, attention=attention, context=context, size=(height, 5, 1))
+            _, state = step_through(model, model.shift_values(draw_values(model)))
+            sizes[attention].append(measure_state_bytes(state))
+        assert len(set(sizes["linear"])) == 1
+        smallest, middle, largest = sizes["softmax"]
+        assert largest - middle == 2 * (middle - smallest) > 0

@@ -1,0 +1,248 @@
+"""From a distribution to a value: filters in their order, ties, extremes; random streams that never change."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from linformer_cli.errors import UsageError
+from linformer_cli.sampling.choose import Filters, UniformStreams, choose_values, filter_log_probabilities
+
+
+def filtered(probabilities: list[float], dtype: torch.dtype = torch.float64, **filters: float) -> list[float]:
+    logs = torch.tensor(probabilities, dtype=dtype).log()
+    return filter_log_probabilities(logs, Filters(**filters)).exp().tolist()  # type: ignore[arg-type]
+
+
+# Filters
+
+
+def test_no_filter_changes_nothing() -> None:
+    assert not Filters().active
+    assert filtered([0.5, 0.25, 0.25]) == pytest.approx([0.5, 0.25, 0.25], rel=1e-14)
+
+
+@pytest.mark.parametrize("filters", [{"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.5}])
+def test_every_filter_counts_as_one(filters: dict[str, float]) -> None:
+    assert Filters(**filters).active  # type: ignore[arg-type]
+
+
+def test_temperature_divides_the_log_probabilities() -> None:
+    # p^(1/T), scaled to 1.
+    assert filtered([0.5, 0.25, 0.25], temperature=0.5) == pytest.approx([4 / 6, 1 / 6, 1 / 6], rel=1e-12)
+    assert filtered([0.64, 0.32, 0.04], temperature=2.0) == pytest.approx(
+        [0.8 / (1 + 0.32**0.5), 0.32**0.5 / (1 + 0.32**0.5), 0.2 / (1 + 0.32**0.5)], rel=1e-12
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("temperature", [1e-4, 1e-30, 1e-39, 1e-46, 1e-300])
+def test_a_temperature_near_zero_takes_the_likeliest(temperature: float, dtype: torch.dtype) -> None:
+    assert filtered([0.2, 0.5, 0.3], dtype, temperature=temperature) == [0, 1, 0]
+
+
+def test_a_high_temperature_makes_all_alike() -> None:
+    assert filtered([0.9, 0.1, 0.0], temperature=1e30) == pytest.approx([0.5, 0.5, 0], rel=1e-12)
+
+
+def test_top_k_keeps_the_likeliest_and_scales_them() -> None:
+    assert filtered([0.1, 0.4, 0.3, 0.2], top_k=2) == pytest.approx([0, 4 / 7, 3 / 7, 0], rel=1e-12)
+    assert filtered([0.1, 0.4, 0.3, 0.2], top_k=1) == [0, 1, 0, 0]
+    for top_k in (4, 5, 10**9):
+        assert filtered([0.1, 0.4, 0.3, 0.2], top_k=top_k) == pytest.approx([0.1, 0.4, 0.3, 0.2], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("top_p", "kept"), [(0.25, 1), (0.5, 1), (0.5001, 2), (0.75, 2), (0.7501, 3), (0.875, 3), (0.876, 4), (1.0, 4)]
+)
+def test_top_p_keeps_the_fewest_that_reach_the_mass(top_p: float, kept: int) -> None:
+    # Eighths, so that no sum rounds.
+    probabilities = [0.125, 0.5, 0.125, 0.25]
+    order = [1, 3, 0, 2]
+    mass = sum(probabilities[value] for value in order[:kept])
+    expected = [p / mass if value in order[:kept] else 0 for value, p in enumerate(probabilities)]
+    assert filtered(probabilities, top_p=top_p) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("top_p", [1e-3, 1e-30, 1e-46, 1e-300])
+def test_a_tiny_top_p_still_keeps_the_likeliest(top_p: float, dtype: torch.dtype) -> None:
+    assert filtered([0.2, 0.5, 0.3], dtype, top_p=top_p) == [0, 1, 0]
+
+
+def test_of_equals_the_smaller_values_are_kept() -> None:
+    assert filtered([0.1, 0.3, 0.3, 0.3], top_k=2) == pytest.approx([0, 0.5, 0.5, 0], rel=1e-12)
+    assert filtered([0.25, 0.25, 0.25, 0.25], top_p=0.5) == pytest.approx([0.5, 0.5, 0, 0], rel=1e-12)
+    even = torch.full((300,), -math.log(300), dtype=torch.float64)
+    kept = filter_log_probabilities(even, Filters(top_k=7)).isfinite().nonzero().flatten()
+    assert kept.tolist() == list(range(7))
+
+
+def test_temperature_comes_before_top_p() -> None:
+    # At T = 1/2 the first value has 16/22 of the mass: alone it reaches 0.7. Before, it has 0.4.
+    assert filtered([0.4, 0.2, 0.2, 0.1, 0.1], temperature=0.5, top_p=0.5) == [1, 0, 0, 0, 0]
+    assert filtered([0.4, 0.2, 0.2, 0.1, 0.1], top_p=0.5) == pytest.approx([2 / 3, 1 / 3, 0, 0, 0], rel=1e-12)
+
+
+def test_top_k_comes_before_top_p() -> None:
+    # Of what top-k leaves, the first has 4/6 of the mass and reaches 0.6 alone; of all it has 0.4.
+    assert filtered([0.4, 0.2, 0.2, 0.2], top_k=2, top_p=0.6) == [1, 0, 0, 0]
+    assert filtered([0.4, 0.2, 0.2, 0.2], top_p=0.6) == pytest.approx([2 / 3, 1 / 3, 0, 0], rel=1e-12)
+    assert filtered([0.4, 0.2, 0.2, 0.2], top_k=2, top_p=0.7) == pytest.approx([2 / 3, 1 / 3, 0, 0], rel=1e-12)
+
+
+def test_values_of_probability_zero_stay_so() -> None:
+    for filters in ({"temperature": 2.0}, {"top_k": 3}, {"top_p": 1.0}):
+        assert filtered([0.5, 0.0, 0.5, 0.0], **filters) == pytest.approx([0.5, 0, 0.5, 0], rel=1e-12)
+
+
+def test_rows_are_filtered_each_for_itself() -> None:
+    logs = torch.randn(4, 3, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64).log_softmax(dim=-1)
+    filters = Filters(temperature=0.7, top_k=6, top_p=0.8)
+    together = filter_log_probabilities(logs, filters)
+    for i in range(4):
+        for j in range(3):
+            assert torch.equal(filter_log_probabilities(logs[i, j], filters), together[i, j])
+    torch.testing.assert_close(together.exp().sum(dim=-1), torch.ones(4, 3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("filters", "parts"),
+    [
+        ({"temperature": 0.0}, ("--temperature", "above 0", "found 0.0", "--top-k 1")),
+        ({"temperature": -1.0}, ("--temperature", "found -1.0")),
+        ({"temperature": math.nan}, ("--temperature", "found nan")),
+        ({"temperature": math.inf}, ("--temperature", "found inf")),
+        ({"top_k": 0}, ("--top-k", "at least 1", "found 0")),
+        ({"top_k": -3}, ("--top-k", "found -3")),
+        ({"top_p": 0.0}, ("--top-p", "above 0", "found 0.0")),
+        ({"top_p": 1.01}, ("--top-p", "at most 1", "found 1.01")),
+        ({"top_p": math.nan}, ("--top-p", "found nan")),
+    ],
+)
+def test_filters_that_make_no_sense_are_refused(raises_one_line, filters, parts) -> None:
+    with raises_one_line(UsageError, *parts):
+        Filters(**filters)
+
+
+# Choosing
+
+
+@pytest.fixture(params=["categorical", "mixture"])
+def head(request, build_tiny_model):
+    return build_tiny_model(head=request.param).head
+
+
+def parameters_of(head, count: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(count, head.projection.in_features, generator=generator)
+    return head(x).to(dtype).detach()
+
+
+def test_without_filters_the_head_draws(head) -> None:
+    parameters = parameters_of(head, 50)
+    uniforms = torch.rand(50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    chosen = choose_values(head, parameters, uniforms, Filters())
+    assert torch.equal(chosen, head.draw(parameters, uniforms))
+    assert chosen.dtype == torch.int64
+    assert len(set(chosen.tolist())) > 3
+
+
+def test_top_k_one_takes_the_likeliest_whatever_the_number(head) -> None:
+    parameters = parameters_of(head, 50)
+    likeliest = head.log_probabilities(parameters).argmax(dim=-1)
+    for uniform in (0.0, 0.3, 1 - 2.0**-53):
+        uniforms = torch.full((50,), uniform, dtype=torch.float64)
+        assert torch.equal(choose_values(head, parameters, uniforms, Filters(top_k=1)), likeliest)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_dropped_value_is_never_drawn(head, dtype: torch.dtype) -> None:
+    parameters = parameters_of(head, 200, dtype)
+    filters = Filters(top_k=4)
+    kept = filter_log_probabilities(head.log_probabilities(parameters), filters).isfinite()
+    # The largest number below 1 is 1 in float32: what lies behind the last kept value must not be reached.
+    for uniform in (0.0, 2.0**-53, 0.5, 1 - 2.0**-24, 1 - 2.0**-30, 1 - 2.0**-53):
+        chosen = choose_values(head, parameters, torch.full((200,), uniform, dtype=torch.float64), filters)
+        assert kept.gather(1, chosen.unsqueeze(1)).all()
+
+
+def test_filtered_values_are_drawn_by_their_probabilities(head) -> None:
+    # Numbers spread evenly over [0, 1) must fall into the values' shares exactly.
+    (parameters,) = parameters_of(head, 1)
+    filters = Filters(temperature=0.8, top_k=8, top_p=0.95)
+    count = 10_000
+    uniforms = (torch.arange(count, dtype=torch.float64) + 0.5) / count
+    chosen = choose_values(head, parameters.expand(count, -1), uniforms, filters)
+    shares = torch.bincount(chosen, minlength=16) / count
+    expected = filter_log_probabilities(head.log_probabilities(parameters), filters).exp()
+    assert (shares - expected).abs().max() <= 1 / count
+
+
+# Random streams
+
+
+def test_the_first_numbers_are_pinned() -> None:
+    # What --seed means is part of the promise to users: these never change.
+    streams = UniformStreams(0, range(3))
+    found = torch.stack([streams.take(), streams.take()])
+    assert found.tolist() == [
+        [0.011546754286331562, 0.8133540609793564, 0.8144335776159864],
+        [0.24154919656271812, 0.7513314251083365, 0.4396808049627232],
+    ]
+    (later,) = UniformStreams(12345, range(678, 679)).take().tolist()
+    assert later == 0.3558951948059388
+
+
+def test_a_stream_is_philox_with_the_seed_and_the_index_as_key() -> None:
+    streams = UniformStreams(7, range(5, 6))
+    words = np.random.Philox(key=np.array([7, 5], dtype=np.uint64)).random_raw(200)
+    for word in words.tolist():
+        assert float(streams.take()) == (word >> 11) / 2**53
+
+
+def test_a_stream_depends_on_seed_and_index_alone(monkeypatch) -> None:
+    whole = [UniformStreams(3, range(10)).take() for _ in range(1)]
+    streams = {
+        "alone": UniformStreams(3, range(4, 5)),
+        "beside others": UniformStreams(3, range(2, 9)),
+        "all": UniformStreams(3, range(10)),
+    }
+    series = {name: torch.stack([stream.take() for _ in range(150)], dim=1) for name, stream in streams.items()}
+    assert torch.equal(series["alone"][0], series["beside others"][2])
+    assert torch.equal(series["alone"][0], series["all"][4])
+    assert torch.equal(whole[0], series["all"][:, 0])
+    for block in (1, 7, 1000):
+        monkeypatch.setattr("linformer_cli.sampling.choose._BLOCK", block)
+        stream = UniformStreams(3, range(10))
+        assert torch.equal(torch.stack([stream.take() for _ in range(150)], dim=1), series["all"])
+
+
+def test_streams_differ_by_seed_and_by_index() -> None:
+    rows = [UniformStreams(seed, range(4)).take() for seed in (0, 1, 2, 2**63 - 1)]
+    numbers = torch.cat(rows).tolist()
+    assert len(set(numbers)) == 16
+
+
+def test_numbers_are_even_and_below_one() -> None:
+    streams = UniformStreams(0, range(500))
+    numbers = torch.stack([streams.take() for _ in range(130)])
+    assert numbers.dtype == torch.float64
+    assert numbers.min() >= 0
+    assert numbers.max() < 1
+    counts = torch.histc(numbers, 20, 0, 1)
+    expected = numbers.numel() / 20
+    # 19 degrees of freedom: one in ten thousand seeds lies above 50.
+    assert ((counts - expected) ** 2 / expected).sum() < 50
+    neighbours = torch.corrcoef(torch.stack([numbers[:-1].flatten(), numbers[1:].flatten()]))[0, 1]
+    assert abs(neighbours) < 0.02
+
+
+def test_what_was_taken_stays_as_it_was() -> None:
+    streams = UniformStreams(0, range(2))
+    first = streams.take()
+    kept = first.clone()
+    for _ in range(100):
+        streams.take().zero_()
+    assert torch.equal(first, kept)

@@ -1,0 +1,209 @@
+"""Completing: what is kept is kept, read in one pass as stepping would, and counted in bits."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from linformer_cli.config import ImageShape
+from linformer_cli.errors import LintxError, UsageError
+from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.sampling.choose import Filters, UniformStreams
+from linformer_cli.sampling.complete import complete_values, parse_keep
+from linformer_cli.sampling.decode import iter_values, sample_values
+
+GREY = ImageShape(height=28, width=28)
+COLOUR = ImageShape(height=32, width=20, channels=3)
+
+
+# parse_keep
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "known"),
+    [
+        ("top:0.5", GREY, 392),
+        ("top:50%", GREY, 392),
+        ("top:12.5%", GREY, 98),
+        ("top:14rows", GREY, 392),
+        ("top:1row", GREY, 28),
+        ("top:14", GREY, 392),
+        ("top:1", GREY, 28),
+        ("top:392px", GREY, 392),
+        ("top:1px", GREY, 1),
+        (" TOP:14Rows ", GREY, 392),
+        ("top:0", GREY, 0),
+        ("top:0.0", GREY, 0),
+        ("top:0%", GREY, 0),
+        ("top:783px", GREY, 783),
+        ("top:27rows", GREY, 756),
+        ("top:0.3", ImageShape(height=1, width=7), 2),
+        # Channels belong to their pixel: a kept pixel is kept whole.
+        ("top:0.5", COLOUR, 960),
+        ("top:16rows", COLOUR, 960),
+        ("top:5px", COLOUR, 15),
+        ("top:0.003", COLOUR, 6),
+    ],
+)
+def test_what_is_kept_is_counted_in_values(text: str, shape: ImageShape, known: int) -> None:
+    assert parse_keep(text, shape) == known
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "top",
+        "top:",
+        ":0.5",
+        "0.5",
+        "half",
+        "14rows",
+        "middle:0.5",
+        "top:half",
+        "top:rows",
+        "top:%",
+        "top:14lines",
+        "top:1.5",
+        "top:101%",
+        "top:-1",
+        "top:-0.5",
+        "top:nan",
+        "top:inf",
+        "top:1e400px",
+        "top:0.5:0.5",
+        "top:1.5rows",
+        "top:0.5px",
+    ],
+)
+def test_anything_else_is_refused_with_what_would_do(raises_one_line, text: str) -> None:
+    with raises_one_line(UsageError, "--keep", "top:0.5", "top:14rows", f"found '{text}'"):
+        parse_keep(text, GREY)
+
+
+@pytest.mark.parametrize("side", ["left", "right", "bottom"])
+def test_only_the_top_can_be_kept(raises_one_line, side: str) -> None:
+    with raises_one_line(UsageError, f"--keep {side}:0.5", "row by row", "top"):
+        parse_keep(f"{side}:0.5", GREY)
+
+
+@pytest.mark.parametrize("text", ["top:1.0", "top:100%", "top:28rows", "top:28", "top:784px", "top:9999rows"])
+def test_something_must_be_left_to_complete(raises_one_line, text: str) -> None:
+    with raises_one_line(UsageError, f"--keep {text}", "nothing is left"):
+        parse_keep(text, GREY)
+
+
+# complete_values
+
+
+@pytest.fixture(params=["linear", "softmax"])
+def model(request, build_tiny_model) -> PixelModel:
+    return build_tiny_model(dtype=torch.float64, attention=request.param)
+
+
+@pytest.fixture
+def original() -> torch.Tensor:
+    return torch.randint(0, 16, (64,), generator=torch.Generator().manual_seed(9))
+
+
+@pytest.mark.parametrize("known", [1, 24, 63])
+def test_the_known_part_is_untouched_and_the_rest_is_drawn(model, original, known) -> None:
+    before = original.clone()
+    completion = complete_values(model, original, known, 4, seed=2)
+    assert completion.known == known
+    assert completion.values.shape == (4, 64)
+    assert completion.values.dtype == torch.int64
+    assert (completion.values[:, :known] == original[:known]).all()
+    assert torch.equal(original, before)
+    assert completion.values.min() >= 0
+    assert completion.values.max() < 16
+    if known < 60:
+        assert len(torch.unique(completion.values, dim=0)) == 4
+
+
+@torch.no_grad()
+def complete_by_steps(model: PixelModel, original: torch.Tensor, known: int, count: int, seed: int) -> torch.Tensor:
+    """The same completions without the parallel form: every image steps through the known values."""
+    parameters, state = model.step(model.start_tokens(count), model.init_state(count))
+    for value in original[:known]:
+        parameters, state = model.step(value.expand(count), state)
+    drawn = iter_values(model, parameters, state, UniformStreams(seed, range(count)), Filters())
+    return torch.stack(list(itertools.islice(drawn, 64 - known)), dim=1)
+
+
+@pytest.mark.parametrize("known", [0, 1, 24, 63])
+def test_reading_the_known_values_at_once_equals_stepping_through_them(model, original, known) -> None:
+    completion = complete_values(model, original, known, 5, seed=2)
+    assert torch.equal(completion.values[:, known:], complete_by_steps(model, original, known, 5, seed=2))
+
+
+def test_the_known_values_are_read_once_whatever_the_count(build_tiny_model, original, monkeypatch) -> None:
+    model = build_tiny_model()
+    shapes = []
+    attend = PixelModel.attend
+
+    def watched(self: PixelModel, tokens: torch.Tensor, state: object = None) -> object:
+        shapes.append(tuple(tokens.shape))
+        return attend(self, tokens, state)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(PixelModel, "attend", watched)
+    complete_values(model, original, 24, 5)
+    assert shapes[0] == (1, 25)
+
+
+def test_with_nothing_known_it_is_sampling(model, original) -> None:
+    completion = complete_values(model, original, 0, 5, seed=3)
+    assert torch.equal(completion.values, sample_values(model, range(5), seed=3).values.long())
+    assert math.isnan(completion.kept_bits_per_dim)
+    assert len(completion.completed_bits_per_dim) == 5
+
+
+def test_completion_number_i_depends_on_the_seed_and_i_alone(model, original) -> None:
+    many, few, other = (
+        complete_values(model, original, 24, count, seed=seed).values for count, seed in ((6, 2), (2, 2), (6, 3))
+    )
+    assert torch.equal(many[:2], few)
+    assert not torch.equal(many, other)
+
+
+def test_the_rest_does_not_depend_on_what_the_original_had_there(model, original) -> None:
+    changed = original.clone()
+    changed[24:] = 15 - changed[24:]
+    ours, theirs = (complete_values(model, image, 24, 3, seed=2) for image in (original, changed))
+    assert torch.equal(ours.values, theirs.values)
+    assert ours.kept_bits_per_dim == pytest.approx(theirs.kept_bits_per_dim, rel=1e-12)
+    assert ours.original_rest_bits_per_dim != theirs.original_rest_bits_per_dim
+    changed = original.clone()
+    changed[23] = (changed[23] + 8) % 16
+    assert not torch.equal(complete_values(model, changed, 24, 3, seed=2).values[:, 24:], ours.values[:, 24:])
+
+
+def test_bits_are_those_of_the_parts_by_hand(model, original) -> None:
+    known, count = 24, 3
+    completion = complete_values(model, original, known, count, seed=2)
+
+    def bits(values: torch.Tensor, start: int, stop: int) -> float:
+        logs = model.head.log_probabilities(model.attend(model.shift_values(values.unsqueeze(0)))[0]).detach()[0]
+        nats = [-float(logs[position, values[position]]) for position in range(start, stop)]
+        return math.fsum(nats) / math.log(2) / len(nats)
+
+    assert completion.kept_bits_per_dim == pytest.approx(bits(original, 0, known), rel=1e-12)
+    assert completion.original_rest_bits_per_dim == pytest.approx(bits(original, known, 64), rel=1e-12)
+    expected = [bits(values, known, 64) for values in completion.values]
+    assert completion.completed_bits_per_dim == pytest.approx(expected, rel=1e-12)
+    assert len(set(completion.completed_bits_per_dim)) == count
+
+
+def test_filters_reach_the_completions(model, original) -> None:
+    greedy = complete_values(model, original, 24, 3, seed=2, filters=Filters(top_k=1)).values
+    assert len(torch.unique(greedy, dim=0)) == 1
+    logs = model.head.log_probabilities(model.attend(model.shift_values(greedy[:1]))[0])[0].detach()
+    assert torch.equal(logs.argmax(dim=-1)[24:], greedy[0, 24:])
+
+
+def test_a_model_that_gives_no_numbers_is_refused(build_tiny_model, original, raises_one_line) -> None:
+    model = build_tiny_model()
+    model.head.projection.bias.data[3] = math.nan
+    with raises_one_line(LintxError, "not a finite number", "damaged"):
+        complete_values(model, original, 24, 2)

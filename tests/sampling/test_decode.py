@@ -1,0 +1,172 @@
+"""The engine: images that depend on the seed and their number alone, drawn from what the likelihood says."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from linformer_cli.config import ImageShape
+from linformer_cli.data.sequence import values_to_images
+from linformer_cli.errors import LintxError
+from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.sampling.choose import Filters, UniformStreams
+from linformer_cli.sampling.decode import iter_samples, iter_values, sample_images, sample_values
+
+KINDS = [(attention, head) for attention in ("linear", "softmax") for head in ("categorical", "mixture")]
+
+
+@pytest.fixture(params=KINDS, ids="-".join)
+def model(request, build_tiny_model) -> PixelModel:
+    attention, head = request.param
+    return build_tiny_model(dtype=torch.float64, attention=attention, head=head)
+
+
+def collect(model: PixelModel, count: int, batch: int, **options: object) -> torch.Tensor:
+    return torch.cat([part.values for part in iter_samples(model, count, batch, **options)])  # type: ignore[arg-type]
+
+
+# The same images
+
+
+def test_images_do_not_depend_on_the_batch(model) -> None:
+    alone, threes, together = (collect(model, 8, batch, seed=5) for batch in (1, 3, 8))
+    assert alone.shape == (8, 64)
+    assert torch.equal(alone, together)
+    assert torch.equal(threes, together)
+    assert len(torch.unique(together, dim=0)) == 8
+
+
+def test_images_do_not_depend_on_the_batch_with_filters_either(model) -> None:
+    filters = Filters(temperature=0.9, top_k=10, top_p=0.95)
+    alone, together = (collect(model, 4, batch, seed=5, filters=filters) for batch in (1, 4))
+    assert torch.equal(alone, together)
+    assert not torch.equal(together, collect(model, 4, 4, seed=5))
+
+
+def test_image_number_i_is_always_the_same(model) -> None:
+    together = sample_values(model, range(6), seed=5).values
+    assert torch.equal(sample_values(model, range(4, 6), seed=5).values, together[4:])
+    assert torch.equal(collect(model, 3, 2, seed=5), together[:3])
+
+
+def test_images_differ_by_seed(model) -> None:
+    ours, theirs = (sample_values(model, range(4), seed=seed).values for seed in (0, 1))
+    assert torch.equal(ours, sample_values(model, range(4)).values)
+    assert all(not torch.equal(a, b) for a, b in itertools.product(ours, theirs))
+
+
+def test_sampling_neither_uses_nor_changes_the_global_random_state(model) -> None:
+    torch.manual_seed(1)
+    before, state = sample_values(model, range(2)).values, torch.get_rng_state()
+    torch.manual_seed(2)
+    assert torch.equal(sample_values(model, range(2)).values, before)
+    torch.manual_seed(1)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# What is drawn
+
+
+def chi_square(counts: torch.Tensor, probabilities: torch.Tensor) -> float:
+    expected = probabilities * counts.sum()
+    assert expected.min() > 5, "too few for a chi-square"
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+@pytest.mark.parametrize(("attention", "head"), KINDS)
+def test_the_first_value_is_drawn_from_the_models_probabilities(build_tiny_model, attention, head) -> None:
+    model = build_tiny_model(attention=attention, head=head, image=ImageShape(height=1, width=2, levels=16))
+    count = 20_000
+    values = sample_values(model, range(count), seed=1).values[:, 0]
+    counts = torch.bincount(values, minlength=16)
+    first = model.head.log_probabilities(model.attend(torch.zeros(1, 1, dtype=torch.int64))[0][0, 0]).exp().detach()
+    # 15 degrees of freedom: one seed in ten thousand lies above 44.3. A little less contrast is far outside.
+    assert chi_square(counts, first) < 44.3
+    assert chi_square(counts, (first.log() * 0.9).softmax(dim=0)) > 100
+    assert chi_square(counts, first.roll(1)) > 100
+
+
+@pytest.mark.parametrize(("attention", "head"), KINDS)
+def test_whole_images_are_drawn_as_their_nats_say(build_tiny_model, attention, head) -> None:
+    model = build_tiny_model(attention=attention, head=head, image=ImageShape(height=1, width=2, levels=4))
+    all_images = torch.cartesian_prod(torch.arange(4), torch.arange(4))
+    probabilities = torch.exp(-model.nats(all_images).detach().double().sum(dim=1))
+    assert float(probabilities.sum()) == pytest.approx(1, abs=1e-5)
+    values = sample_values(model, range(20_000), seed=2).values.long()
+    counts = torch.bincount(values[:, 0] * 4 + values[:, 1], minlength=16)
+    assert chi_square(counts, probabilities) < 44.3
+    independent = probabilities.view(4, 4).sum(1, keepdim=True) * probabilities.view(4, 4).sum(0, keepdim=True)
+    assert chi_square(counts, independent.flatten()) > 100
+
+
+def test_filters_change_what_is_drawn_as_they_say(build_tiny_model) -> None:
+    model = build_tiny_model(image=ImageShape(height=1, width=2, levels=16))
+    first = model.head.log_probabilities(model.attend(torch.zeros(1, 1, dtype=torch.int64))[0][0, 0]).exp().detach()
+    kept = first.argsort(descending=True)[:3]
+    values = sample_values(model, range(5_000), filters=Filters(top_k=3)).values[:, 0].long()
+    counts = torch.bincount(values, minlength=16)[kept]
+    assert int(counts.sum()) == 5_000
+    # Two degrees of freedom: one seed in ten thousand lies above 18.4.
+    assert chi_square(counts, first[kept] / first[kept].sum()) < 18.4
+
+
+def test_each_value_is_drawn_from_what_the_parallel_form_says_about_it(model) -> None:
+    # The engine's own numbers, followed by hand along the finished images.
+    values = sample_values(model, range(3), seed=4).values.long()
+    parameters = model.attend(model.shift_values(values))[0].detach()
+    streams = UniformStreams(4, range(3))
+    for position in range(values.shape[1]):
+        assert torch.equal(model.head.draw(parameters[:, position], streams.take()), values[:, position])
+
+
+# The engine
+
+
+def test_values_come_without_end_and_each_takes_one_step(build_tiny_model, monkeypatch) -> None:
+    model = build_tiny_model()
+    steps = []
+    take_step = PixelModel.step
+
+    def counted(self: PixelModel, tokens_t: torch.Tensor, state: object) -> object:
+        steps.append(tokens_t.tolist())
+        return take_step(self, tokens_t, state)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(PixelModel, "step", counted)
+    values = sample_values(model, range(2)).values
+    # The start token, and every value but the last: there is nothing to learn from it.
+    assert steps == [[0, 0], *values[:, :-1].T.tolist()]
+    parameters, state = take_step(model, model.start_tokens(2), model.init_state(2))
+    drawn = iter_values(model, parameters, state, UniformStreams(0, range(2)), Filters())
+    assert torch.equal(torch.stack(list(itertools.islice(drawn, 64)), dim=1), values.long())
+
+
+def test_a_batch_tells_the_bytes_of_its_state(build_tiny_model) -> None:
+    for attention in ("linear", "softmax"):
+        model = build_tiny_model(attention=attention)
+        for batch in (1, 3):
+            assert sample_values(model, range(batch)).state_bytes == model.state_bytes(batch)
+
+
+def test_images_are_finished_pictures(build_tiny_model) -> None:
+    shape = ImageShape(height=2, width=3, channels=3, levels=5)
+    model = build_tiny_model(image=shape)
+    images = sample_images(model, 5, batch=2, seed=3)
+    assert (images.shape, images.dtype) == ((5, 2, 3, 3), np.uint8)
+    assert np.array_equal(images, values_to_images(sample_values(model, range(5), seed=3).values, shape))
+    assert set(np.unique(images)) <= {0, 64, 128, 192, 255}
+
+
+def test_the_largest_value_survives(build_tiny_model) -> None:
+    model = build_tiny_model(image=ImageShape(height=2, width=2, levels=256))
+    model.head.projection.bias.data[255] = 50.0
+    assert (sample_values(model, range(2)).values.long() == 255).all()
+    assert (sample_images(model, 2) == 255).all()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_model_that_gives_no_numbers_is_refused(build_tiny_model, raises_one_line, value) -> None:
+    model = build_tiny_model()
+    model.head.projection.bias.data[3] = value
+    with raises_one_line(LintxError, "not a finite number", "damaged"):
+        sample_images(model, 2)

@@ -1,0 +1,35 @@
+"""How close is equal: every tolerance of the attention and model tests, and the one comparison that applies them."""
+
+import torch
+from torch import Tensor
+
+# Two ways to compute the same thing in float64: split or whole, parallel or step, ours or the definition.
+FLOAT64 = 1e-9
+# Either execution in float32 against float64, after 784 positions.
+FLOAT32_DRIFT = 1e-4
+# How far a later value may change an earlier output in float64: another blocking of the same sums is all there is.
+CAUSALITY = 1e-12
+# Inputs in bfloat16 against float32 on the same rounded inputs.
+BFLOAT16 = 1e-2
+# Where a denominator nearly cancels, rounding errors grow with its condition: this many of them are allowed.
+ROUNDINGS = 32
+# The probabilities of all values of a position add up to 1, in float32 as in float64.
+PROBABILITY_TOTAL = 1e-6
+
+
+def assert_agree(
+    found: Tensor, expected: Tensor, tolerance: float, condition: Tensor | None = None, dtype: torch.dtype | None = None
+) -> None:
+    """`found` is `expected` up to `tolerance` times max(1, largest expected); all of both is finite.
+
+    `condition` [B, H, T], at least 1, loosens single positions to `ROUNDINGS` times its rounding error in `dtype`
+    (default: that of `found`), where that is more than `tolerance`.
+    """
+    assert bool(torch.isfinite(found).all()), "not everything found is finite"
+    assert bool(torch.isfinite(expected).all()), "not everything expected is finite"
+    precision = torch.finfo(dtype or found.dtype).eps
+    found, expected = found.double(), expected.double()
+    scale = expected.abs().max().clamp(min=1)
+    if condition is not None:
+        scale = scale * (condition.double().unsqueeze(-1) * (ROUNDINGS * precision / tolerance)).clamp(min=1)
+    torch.testing.assert_close(found / scale, expected / scale, rtol=0, atol=tolerance)

@@ -1,0 +1,608 @@
+"""The training loop: resumed it is what it would have been, stopped it is saved, broken it says where."""
+
+import csv
+import dataclasses
+import math
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from linformer_cli.checkpoint import WEIGHTS, load_model, load_training_state, read_checkpoint
+from linformer_cli.config import DataConfig, ModelConfig, RunConfig, TrainConfig
+from linformer_cli.data.glyphs import draw_glyphs
+from linformer_cli.data.images import ImageSet
+from linformer_cli.errors import Interrupted, TrainingError
+from linformer_cli.evaluation.bits import Bits, measure_bits
+from linformer_cli.report.grids import read_png_metadata, render_grid
+from linformer_cli.runtime import StopRequest
+from linformer_cli.sampling.decode import sample_images
+from linformer_cli.training import loop as loop_module
+from linformer_cli.training.loop import Progress, Trainer, build_model
+from linformer_cli.training.run_folder import METRICS, TIMING_METRICS, RunFolder
+
+TRAINING_IMAGES, VALIDATION_IMAGES = 30, 6
+# Nothing falls together by chance, and 14 steps of 4 or 8 images go through the 30 more than once.
+STEPS, LOG_EVERY, EVALUATE_EVERY, SAVE_EVERY = 14, 4, 5, 3
+
+
+def glyphs(split: str) -> ImageSet:
+    start, stop = (0, TRAINING_IMAGES) if split == "train" else (100, 100 + VALIDATION_IMAGES)
+    return ImageSet("glyphs", split, *draw_glyphs("train", 8, start, stop))  # type: ignore[arg-type]
+
+
+TRAIN, VALIDATION = glyphs("train"), glyphs("validation")
+
+
+class Watcher:
+    """Keeps what it is told as (event, step), and does at one of these what a test wants: stop, break, look."""
+
+    def __init__(self, stop: StopRequest | None = None, signal_number: int = signal.SIGINT) -> None:
+        self.events: list[tuple[str, int]] = []
+        self.rows: list[dict[str, Any]] = []
+        self.actions: dict[tuple[str, int], Callable[[], object]] = {}
+        self.stop = stop or StopRequest()
+        self.signal_number = int(signal_number)
+
+    def at(self, event: str, step: int, action: Callable[[], object] | None = None) -> "Watcher":
+        self.actions[event, step] = action or (lambda: setattr(self.stop, "signal_number", self.signal_number))
+        return self
+
+    def told(self, event: str, step: int) -> None:
+        self.events.append((event, step))
+        self.actions.get((event, step), lambda: None)()
+
+    def on_step(self, row: dict[str, Any], finished_share: float) -> None:
+        assert 0 <= finished_share <= 1
+        self.rows.append(row)
+        self.told("log", row["step"])
+
+    def on_evaluate(self, progress: Progress, bits: Bits, is_best: bool) -> None:
+        assert progress.validation_bits_per_dim == bits.bits_per_dim
+        self.told("best" if is_best else "evaluate", progress.step)
+
+    def on_sample(self, path: Path) -> None:
+        assert path.is_file()
+        self.told("sample", int(path.stem.removeprefix("step-")))
+
+    def on_save(self, path: Path, progress: Progress) -> None:
+        assert read_checkpoint(path).info.training.step == progress.step
+        self.told("save", progress.step)
+
+    def steps(self, event: str) -> list[int]:
+        # A run may save what it begins with, too.
+        return [step for name, step in self.events if name == event and step > 0]
+
+
+@pytest.fixture(scope="module")
+def configure(tiny_model_config: ModelConfig) -> Callable[..., RunConfig]:
+    def build(**train: Any) -> RunConfig:
+        model = tiny_model_config.model_copy(update={"dropout": train.pop("dropout", 0.1), "layers": 1})
+        settings = {
+            "steps": STEPS,
+            "batch": 4,
+            "learning_rate": 1e-2,
+            "warmup_steps": 2,
+            "log_every": LOG_EVERY,
+            "evaluate_every": EVALUATE_EVERY,
+            "save_every": SAVE_EVERY,
+            "sample_every": EVALUATE_EVERY,
+            "sample_images": 2,
+            **train,
+        }
+        if "max_time" in train or "epochs" in train:
+            del settings["steps"]
+        return RunConfig(model=model, data=DataConfig(name="glyphs"), train=TrainConfig(**settings))
+
+    return build
+
+
+def begin(config: RunConfig, path: Path, precision: str = "fp32") -> Trainer:
+    folder = RunFolder(path)
+    if not folder.config_file.exists():
+        folder.create(config)
+    return Trainer(config, folder, TRAIN, VALIDATION, "cpu", precision)
+
+
+def train(trainer: Trainer, watcher: Watcher | None = None) -> Watcher:
+    watcher = watcher or Watcher()
+    trainer.run(watcher, watcher.stop)
+    return watcher
+
+
+def read_metrics(folder: RunFolder) -> list[dict[str, str]]:
+    """All rows, without what depends on the machine's speed."""
+    with open(folder.metrics_file, newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    return [{key: row[key] for key in METRICS if key not in TIMING_METRICS} for row in rows]
+
+
+def all_equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def record_order(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The images of every batch, by step, to be filled as it trains."""
+    order: list[list[int]] = []
+    draw = trainer.batches.batch
+
+    def batch(start: int, size: int) -> Any:
+        indices = draw(start, size)
+        order.append(indices.tolist())
+        return indices
+
+    monkeypatch.setattr(trainer.batches, "batch", batch)
+    return order
+
+
+# Exact resumption
+
+SETTINGS = [
+    pytest.param({"optimizer": optimizer, "accumulation": accumulation}, precision, id=f"{optimizer}-{precision}")
+    for optimizer, accumulation, precision in (
+        ("adamw", 1, "fp32"),
+        ("radam", 2, "fp32"),
+        ("adamw", 2, "bf16"),
+        ("radam", 1, "bf16"),
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(configure, tmp_path_factory) -> Callable[..., tuple[RunFolder, list[list[int]]]]:
+    """The run that never stopped, once for all tests of the same settings, and the order of its images."""
+    kept: dict[str, tuple[RunFolder, list[list[int]]]] = {}
+
+    def run(settings: dict[str, Any], precision: str) -> tuple[RunFolder, list[list[int]]]:
+        key = f"{settings} {precision}"
+        if key not in kept:
+            trainer = begin(configure(**settings), tmp_path_factory.mktemp("runs") / "whole", precision)
+            with pytest.MonkeyPatch.context() as monkeypatch:
+                order = record_order(trainer, monkeypatch)
+                train(trainer)
+            kept[key] = trainer.folder, order
+        return kept[key]
+
+    return run
+
+
+def check_same(resumed: RunFolder, whole: RunFolder) -> None:
+    for name in ("last", "best"):
+        ours, theirs = (load_file(folder.path / name / WEIGHTS) for folder in (resumed, whole))
+        assert all_equal(ours, theirs), name
+    ours, theirs = (load_training_state(read_checkpoint(folder.last)) for folder in (resumed, whole))
+    assert all_equal(ours.tensors, theirs.tensors)
+    assert any(key.startswith("optimizer.") for key in ours.tensors)
+    for state in (ours, theirs):
+        state.values.pop("elapsed_seconds")
+    assert ours.values == theirs.values
+    assert read_metrics(resumed) == read_metrics(whole)
+    summaries = [read_checkpoint(folder.best).info.training for folder in (resumed, whole)]
+    assert len({summary.model_copy(update={"elapsed_seconds": 0.0}).model_dump_json() for summary in summaries}) == 1
+    grids = [sorted(path.name for path in folder.samples.iterdir()) for folder in (resumed, whole)]
+    assert grids[0] == grids[1]
+    for name in grids[0]:
+        assert (resumed.samples / name).read_bytes() == (whole.samples / name).read_bytes()
+
+
+@pytest.mark.parametrize(("settings", "precision"), SETTINGS)
+@pytest.mark.parametrize(
+    ("event", "step", "stopped_at"),
+    [
+        # Seen after the next step: neither logged nor evaluated nor saved there otherwise, half an interval is open.
+        ("save", 6, 7),
+        # Due for evaluation and a grid, which the resumed run makes up for before it goes on.
+        ("save", 9, 10),
+        # Seen at once, where a row of metrics was just written.
+        ("log", 8, 8),
+    ],
+)
+def test_a_stopped_and_resumed_run_is_the_uninterrupted_one_bit_for_bit(
+    configure, uninterrupted, tmp_path, monkeypatch, settings, precision, event, step, stopped_at
+) -> None:
+    whole, order = uninterrupted(settings, precision)
+    config = configure(**settings)
+    first = begin(config, tmp_path / "run", precision)
+    seen = record_order(first, monkeypatch)
+    with pytest.raises(Interrupted, match=f"topped at step {stopped_at}"):
+        train(first, Watcher().at(event, step))
+    assert read_checkpoint(first.folder.last).info.training.step == stopped_at
+    torch.manual_seed(12345)  # another process has another random state
+    second = begin(config, tmp_path / "run", precision)
+    seen_later = record_order(second, monkeypatch)
+    second.resume()
+    assert second.progress.step == stopped_at
+    train(second)
+    assert seen + seen_later == order
+    check_same(second.folder, whole)
+
+
+@pytest.mark.parametrize(("settings", "precision"), SETTINGS[:2])
+@pytest.mark.parametrize(("event", "step", "saved_at"), [("log", 8, 6), ("sample", 10, 9), ("log", 12, 9)])
+def test_a_killed_run_is_resumed_from_its_last_save_bit_for_bit(
+    configure, uninterrupted, tmp_path, settings, precision, event, step, saved_at
+) -> None:
+    def kill() -> None:
+        raise KeyboardInterrupt
+
+    whole, _ = uninterrupted(settings, precision)
+    config = configure(**settings)
+    first = begin(config, tmp_path / "run", precision)
+    with pytest.raises(KeyboardInterrupt):
+        train(first, Watcher().at(event, step, kill))
+    assert int(read_metrics(first.folder)[-1]["step"]) > saved_at
+    second = begin(config, tmp_path / "run", precision)
+    second.resume()
+    assert second.progress.step == saved_at
+    train(second)
+    check_same(second.folder, whole)
+
+
+def test_a_run_can_be_stopped_at_every_step(configure, uninterrupted, tmp_path) -> None:
+    settings, precision = SETTINGS[0].values
+    whole, _ = uninterrupted(settings, precision)
+    config = configure(**settings)
+    for step in range(1, STEPS + 1):
+        trainer = begin(config, tmp_path / "run", precision)
+        if step > 1:
+            trainer.resume()
+        stop = StopRequest()
+        take_step = trainer._train_step
+
+        def train_step(rate: float, stop=stop, take_step=take_step) -> tuple[float, float]:
+            stop.signal_number = int(signal.SIGTERM)
+            return take_step(rate)
+
+        trainer._train_step = train_step  # type: ignore[method-assign]
+        with pytest.raises(Interrupted, match=rf"topped at step {step}\b"):
+            train(trainer, Watcher(stop))
+    last = begin(config, tmp_path / "run", precision)
+    last.resume()
+    train(last)
+    check_same(last.folder, whole)
+
+
+def test_what_a_resumed_run_makes_up_for_is_not_counted_twice(configure, uninterrupted, tmp_path) -> None:
+    # Stopped where an evaluation was due, made up for it, and killed before the next save.
+    def kill() -> None:
+        raise KeyboardInterrupt
+
+    settings, precision = SETTINGS[0].values
+    whole, _ = uninterrupted(settings, precision)
+    config = configure(**settings)
+    for watcher, ends in ((Watcher().at("save", 9), Interrupted), (Watcher().at("log", 12, kill), KeyboardInterrupt)):
+        trainer = begin(config, tmp_path / "run", precision)
+        if ends is KeyboardInterrupt:
+            trainer.resume()
+            assert trainer.progress.step == 10
+        with pytest.raises(ends):
+            train(trainer, watcher)
+    last = begin(config, tmp_path / "run", precision)
+    last.resume()
+    assert last.progress.step == 10
+    train(last)
+    check_same(last.folder, whole)
+
+
+def test_dropout_and_the_seed_matter(configure, uninterrupted, tmp_path) -> None:
+    # Or the comparisons above could not notice a random state that was not kept.
+    settings, precision = SETTINGS[0].values
+    whole, _ = uninterrupted(settings, precision)
+    weights = load_file(whole.last / WEIGHTS)
+    for number, changes in enumerate(({"dropout": 0.0}, {"seed": 1}, {"learning_rate": 9e-3})):
+        trainer = begin(configure(**settings, **changes), tmp_path / str(number), precision)
+        train(trainer)
+        assert not all_equal(load_file(trainer.folder.last / WEIGHTS), weights)
+
+
+def test_bf16_is_really_used(configure, uninterrupted) -> None:
+    ours, theirs = (uninterrupted({"optimizer": "adamw", "accumulation": 2}, name)[0] for name in ("bf16", "fp32"))
+    weights = [load_file(folder.last / WEIGHTS) for folder in (ours, theirs)]
+    assert not all_equal(*weights)
+    assert {tensor.dtype for tensor in weights[0].values()} == {torch.float32}
+
+
+def test_the_untrained_weights_depend_on_the_seed_alone(configure) -> None:
+    torch.manual_seed(5)
+    ours = build_model(configure(seed=3)).state_dict()
+    torch.manual_seed(6)
+    assert all_equal(ours, build_model(configure(seed=3, batch=2)).state_dict())
+    assert not all_equal(ours, build_model(configure(seed=4)).state_dict())
+
+
+# What happens when
+
+
+def test_everything_happens_when_it_is_due(configure, tmp_path) -> None:
+    watcher = train(begin(configure(), tmp_path / "run"))
+    assert watcher.steps("log") == [4, 8, 12]
+    assert sorted(watcher.steps("best") + watcher.steps("evaluate")) == [5, 10, 14]
+    assert watcher.steps("sample") == [5, 10, 14]
+    assert watcher.steps("save") == [3, 6, 9, 12, 14]
+    at_the_end = [name for name, step in watcher.events if step == STEPS]
+    assert at_the_end[1:] == ["sample", "save"]
+
+
+def test_a_finished_run_evaluates_samples_and_saves_once(configure, tmp_path) -> None:
+    config = configure(steps=4, log_every=4, evaluate_every=4, sample_every=4, save_every=4)
+    trainer = begin(config, tmp_path / "run")
+    watcher = train(trainer)
+    assert [name.replace("evaluate", "best") for name, step in watcher.events if step] == [
+        "log",
+        "best",
+        "sample",
+        "save",
+    ]
+    assert trainer.progress.step == read_checkpoint(trainer.folder.last).info.training.step == 4
+    again = begin(config, tmp_path / "run")
+    again.resume()
+    assert train(again).events == []
+    assert read_metrics(again.folder) == read_metrics(trainer.folder)
+
+
+def test_sampling_can_be_turned_off(configure, tmp_path) -> None:
+    trainer = begin(configure(steps=2, sample_every=0), tmp_path / "run")
+    assert train(trainer).steps("sample") == []
+    assert not trainer.folder.samples.exists()
+
+
+def test_a_run_of_epochs_sees_its_images(configure, tmp_path) -> None:
+    trainer = begin(configure(epochs=0.5, sample_every=0), tmp_path / "run")
+    train(trainer)
+    assert trainer.progress.step == 4  # half of 30 images, 4 at once
+    assert trainer.progress.images_seen == 16
+
+
+def test_training_learns(configure, tmp_path) -> None:
+    trainer = begin(
+        configure(steps=60, dropout=0.0, sample_every=0, evaluate_every=60, save_every=60), tmp_path / "run"
+    )
+    before = measure_bits(trainer.model, VALIDATION.images).bits_per_dim
+    watcher = train(trainer)
+    assert before > 3
+    assert trainer.progress.validation_bits_per_dim < before - 0.5
+    assert watcher.rows[-1]["train_bits_per_dim"] < watcher.rows[0]["train_bits_per_dim"]
+
+
+def test_a_grid_holds_the_samples_of_the_seed(configure, tmp_path) -> None:
+    trainer = begin(configure(steps=1, seed=3), tmp_path / "run")
+    train(trainer)
+    path = trainer.folder.samples / "step-0000001.png"
+    assert read_png_metadata(path) == {"step": 1, "images_seen": 4}
+    expected = render_grid(sample_images(load_model(trainer.folder.last), 2, seed=3))
+    with Image.open(path) as grid:
+        assert grid.tobytes() == expected.tobytes()
+
+
+def test_logged_rows_are_means_over_the_interval(configure, tmp_path, monkeypatch) -> None:
+    trainer = begin(configure(sample_every=0, accumulation=2), tmp_path / "run")
+    losses: list[float] = []
+    mean_nats = trainer._mean_nats
+
+    def recorded(start: int) -> torch.Tensor:
+        nats = mean_nats(start)
+        losses.append(float(nats.detach()))
+        return nats
+
+    monkeypatch.setattr(trainer, "_mean_nats", recorded)
+    watcher = train(trainer)
+    assert len(losses) == 2 * STEPS
+    for number, row in enumerate(watcher.rows):
+        interval = losses[8 * number : 8 * number + 8]
+        assert row["train_bits_per_dim"] == pytest.approx(sum(interval) / 8 / math.log(2), rel=1e-6)
+        assert row["images"] == row["step"] * 8
+        assert row["gradient_norm"] > 0
+
+
+def test_accumulated_batches_are_one_large_batch(configure, tmp_path) -> None:
+    weights = []
+    for batch, accumulation in ((8, 1), (4, 2), (2, 4)):
+        config = configure(
+            batch=batch, accumulation=accumulation, dropout=0.0, steps=3, sample_every=0, learning_rate=1e-3
+        )
+        trainer = begin(config, tmp_path / str(batch))
+        train(trainer)
+        weights.append(load_file(trainer.folder.last / WEIGHTS))
+    start = build_model(config).state_dict()
+    assert not all_equal(weights[0], start)
+    for other in weights[1:]:
+        for key, tensor in weights[0].items():
+            torch.testing.assert_close(other[key], tensor, rtol=0, atol=2e-4)
+
+
+# Stopping
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stop_saves_and_tells_how_to_go_on(configure, tmp_path, raises_one_line, number, exit_code) -> None:
+    trainer = begin(configure(), tmp_path / "run")
+    path = str(tmp_path / "run")
+    with raises_one_line(Interrupted, "topped at step 7", "saved", f"lintx train --resume '{path}'") as error:
+        train(trainer, Watcher(signal_number=number).at("save", 6))
+    assert error.value.exit_code == exit_code
+    assert all_equal(load_model(trainer.folder.last).state_dict(), trainer.model.state_dict())
+
+
+def test_what_a_stop_before_the_first_step_calls_saved_is_saved(configure, tmp_path) -> None:
+    config = configure()
+    trainer = begin(config, tmp_path / "run")
+    with pytest.raises(Interrupted, match=r"topped at step 0, saved"):
+        train(trainer, Watcher(StopRequest(int(signal.SIGINT))))
+    again = begin(config, tmp_path / "run")
+    again.resume()
+    assert again.progress.step == 0
+
+
+# Numbers that are none
+
+
+def poison(trainer: Trainer) -> Callable[[], None]:
+    def action() -> None:
+        with torch.no_grad():
+            trainer.model.head.projection.bias[0] = math.nan
+
+    return action
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_loss_that_is_no_number_names_the_step_and_leaves_the_last_checkpoint(
+    configure, tmp_path, raises_one_line, precision
+) -> None:
+    trainer = begin(configure(), tmp_path / "run", precision)
+    watcher = Watcher()
+    watcher.at("log", 4, poison(trainer))
+    with raises_one_line(TrainingError, "not a finite number at step 4", str(trainer.folder.last), "--learning-rate"):
+        train(trainer, watcher)
+    again = begin(configure(), tmp_path / "run", precision)
+    again.resume()
+    assert again.progress.step == 3
+    assert all(bool(torch.isfinite(parameter).all()) for parameter in again.model.parameters())
+    train(again)
+    assert again.progress.step == STEPS
+
+
+def test_a_gradient_that_is_no_number_is_noticed_before_the_weights_are_changed(
+    configure, tmp_path, monkeypatch
+) -> None:
+    trainer = begin(configure(), tmp_path / "run")
+    mean_nats = trainer._mean_nats
+
+    def broken(start: int) -> torch.Tensor:
+        nats = mean_nats(start)
+        if trainer.progress.step == 2:
+            nats.register_hook(lambda gradient: gradient * math.inf)
+        return nats
+
+    monkeypatch.setattr(trainer, "_mean_nats", broken)
+    with pytest.raises(TrainingError, match="step 2"):
+        train(trainer)
+    assert all(bool(torch.isfinite(parameter).all()) for parameter in trainer.model.parameters())
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_an_evaluation_that_is_no_number_is_one_line_and_nothing_best(
+    configure, tmp_path, raises_one_line, finished
+) -> None:
+    # Diverged since the last step, so that the evaluation is the first to meet it.
+    trainer = begin(configure(steps=4 if finished else STEPS, evaluate_every=4), tmp_path / "run")
+    watcher = Watcher()
+    watcher.at("log", 4, poison(trainer))
+    with raises_one_line(TrainingError, "not a finite number", "step 4"):
+        train(trainer, watcher)
+    assert not trainer.folder.best.exists()
+    assert read_checkpoint(trainer.folder.last).info.training.step == 3
+
+
+# The best
+
+
+def test_the_best_checkpoint_is_that_of_the_best_evaluation(configure, tmp_path, monkeypatch) -> None:
+    found = iter([5.0, 4.0, 4.0, 4.5])
+    seen: list[int] = []
+
+    def measured(_model: object, images: Any) -> Bits:
+        seen.append(len(images))
+        bits = next(found)
+        return Bits(bits, 0.25, bits, 0.25, len(images), 64)
+
+    monkeypatch.setattr(loop_module, "measure_bits", measured)
+    trainer = begin(configure(steps=8, evaluate_every=2, evaluate_images=5), tmp_path / "run")
+    watcher = train(trainer)
+    assert [event for event in watcher.events if event[0] in ("best", "evaluate")] == [
+        ("best", 2),
+        ("best", 4),
+        ("evaluate", 6),
+        ("evaluate", 8),
+    ]
+    best, last = (read_checkpoint(folder).info.training for folder in (trainer.folder.best, trainer.folder.last))
+    assert (best.step, best.validation_bits_per_dim, best.validation_standard_error) == (4, 4.0, 0.25)
+    assert (last.step, last.validation_bits_per_dim) == (8, 4.5)
+    assert trainer.progress.best_bits_per_dim == 4.0
+    assert seen == [5] * 4
+    rows = [row for row in read_metrics(trainer.folder) if row["validation_bits_per_dim"]]
+    assert [row["validation_bits_per_dim"] for row in rows] == ["5.0", "4.0", "4.0", "4.5"]
+
+
+def test_an_evaluation_counts_the_images_that_there_were(configure, tmp_path) -> None:
+    trainer = begin(configure(steps=2, evaluate_images=512, sample_every=0), tmp_path / "run")
+    train(trainer)
+    assert read_checkpoint(trainer.folder.last).info.training.validation_images == VALIDATION_IMAGES
+
+
+def test_what_is_evaluated_is_what_is_saved(configure, tmp_path) -> None:
+    trainer = begin(configure(), tmp_path / "run")
+    train(trainer)
+    for folder in (trainer.folder.best, trainer.folder.last):
+        bits = measure_bits(load_model(folder), VALIDATION.images)
+        assert bits.bits_per_dim == read_checkpoint(folder).info.training.validation_bits_per_dim
+
+
+# Time
+
+
+class Clock:
+    """A clock that goes on by one second whenever it is read."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+    def monotonic(self) -> float:
+        self.now += 1
+        return self.now
+
+    perf_counter = monotonic
+
+
+def test_time_goes_on_counting_after_a_resume_but_not_in_between(configure, tmp_path, monkeypatch) -> None:
+    config = configure(max_time=40, schedule="constant", sample_every=0)
+    monkeypatch.setattr(loop_module, "time", clock := Clock(1000.0))
+    first = begin(config, tmp_path / "run")
+    with pytest.raises(Interrupted):
+        train(first, Watcher().at("save", 9))
+    spent = first.progress.elapsed_seconds
+    assert 10 <= spent <= clock.now - 1000
+    clock.now += 5000  # a night
+    second = begin(config, tmp_path / "run")
+    second.resume()
+    assert second.progress.elapsed_seconds == spent
+    resumed_at = clock.now
+    train(second)
+    assert 40 <= second.progress.elapsed_seconds < 44
+    assert 40 - spent <= clock.now - resumed_at <= 46 - spent
+    with open(second.folder.metrics_file, newline="", encoding="utf-8") as file:
+        elapsed = [float(row["elapsed_seconds"]) for row in csv.DictReader(file)]
+    assert sorted(elapsed) == elapsed
+
+
+def test_the_speed_counts_only_the_images_of_its_own_time(configure, tmp_path, monkeypatch) -> None:
+    config = configure(sample_every=0, evaluate_every=100)
+    monkeypatch.setattr(loop_module, "time", Clock(0.0))
+    whole = train(begin(config, tmp_path / "whole"))
+    fastest = max(row["images_per_second"] for row in whole.rows)
+    first = begin(config, tmp_path / "run")
+    with pytest.raises(Interrupted):
+        train(first, Watcher().at("save", 6))
+    second = begin(config, tmp_path / "run")
+    second.resume()
+    # The first row after the resume closes an interval of which three of four steps were trained before.
+    row = train(second).rows[0]
+    assert row["step"] == 8
+    assert row["images_per_second"] <= fastest
+
+
+def test_a_dry_run_times_a_step(configure, tmp_path, monkeypatch) -> None:
+    trainer = begin(configure(), tmp_path / "run")
+    readings = iter([10.0, 12.5])
+    monkeypatch.setattr(loop_module, "time", SimpleNamespace(perf_counter=lambda: next(readings)))
+    assert trainer.time_one_step() == 2.5
+
+
+def test_progress_is_plain_values() -> None:
+    progress = Progress(step=3, best_bits_per_dim=1.5)
+    assert Progress(**dataclasses.asdict(progress)) == progress

@@ -1,0 +1,100 @@
+"""The optimizer: what decays, and a state that can be given back."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from linformer_cli.config import TrainConfig
+from linformer_cli.training.optimizer import build_optimizer, load_optimizer_tensors, optimizer_tensors
+
+
+def configure(name: str, **changes: object) -> TrainConfig:
+    return TrainConfig.model_validate({"steps": 1, "optimizer": name, **changes})
+
+
+def take_steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(count):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", ["adamw", "radam"])
+@pytest.mark.parametrize(
+    "changes", [{}, {"attention_options": {"feature_map": "learned"}}, {"embedding": "paper", "head": "mixture"}]
+)
+def test_only_the_matrices_of_linear_layers_decay(build_tiny_model, name, changes) -> None:
+    model = build_tiny_model(**changes)
+    optimizer = build_optimizer(model, configure(name, weight_decay=0.3))
+    decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert len(decays) == len(list(model.parameters()))
+    linear = {f"{path}.weight" for path, module in model.named_modules() if isinstance(module, nn.Linear)}
+    assert {path for path, p in model.named_parameters() if decays[id(p)] == 0.3} == linear
+    assert {decays[id(p)] for path, p in model.named_parameters() if path not in linear} == {0.0}
+    assert "head.projection.weight" in linear
+    assert not any("embedding" in path or "norm" in path for path in linear)
+
+
+@pytest.mark.parametrize("name", ["adamw", "radam"])
+def test_the_decay_is_decoupled_from_the_gradient(build_tiny_model, name) -> None:
+    # With no gradient at all, a step only shrinks the matrices, by exactly learning rate times decay.
+    model = build_tiny_model()
+    before = copy.deepcopy(model.state_dict())
+    optimizer = build_optimizer(model, configure(name, weight_decay=0.5, learning_rate=0.1))
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for path, parameter in model.named_parameters():
+        shrinks = path.endswith(("input.weight", "output.weight", "projection.weight"))
+        torch.testing.assert_close(parameter.data, before[path] * (0.95 if shrinks else 1.0), rtol=1e-6, atol=0)
+
+
+def test_the_settings_reach_the_optimizer(build_tiny_model) -> None:
+    for name, kind in (("adamw", torch.optim.AdamW), ("radam", torch.optim.RAdam)):
+        optimizer = build_optimizer(build_tiny_model(), configure(name, learning_rate=0.25, beta1=0.5, beta2=0.75))
+        assert type(optimizer) is kind
+        for group in optimizer.param_groups:
+            assert (group["lr"], group["betas"]) == (0.25, (0.5, 0.75))
+
+
+@pytest.mark.parametrize("name", ["adamw", "radam"])
+def test_the_state_can_be_taken_and_given_back_bit_for_bit(build_tiny_model, name) -> None:
+    model, config = build_tiny_model(), configure(name, weight_decay=0.1)
+    optimizer = build_optimizer(model, config)
+    take_steps(model, optimizer, 7, seed=0)  # RAdam changes its formula after five
+    tensors = {key: value.clone() for key, value in optimizer_tensors(optimizer).items()}
+    other = build_tiny_model(seed=1)
+    other.load_state_dict(model.state_dict())
+    resumed = build_optimizer(other, config)
+    load_optimizer_tensors(resumed, {**tensors, "random.cpu": torch.get_rng_state()})
+    again = optimizer_tensors(resumed)
+    assert again.keys() == tensors.keys()
+    assert all(key.startswith("optimizer.") for key in tensors)
+    assert all(torch.equal(again[key], tensors[key]) for key in tensors)
+    for trained, its_optimizer in ((model, optimizer), (other, resumed)):
+        take_steps(trained, its_optimizer, 3, seed=1)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_a_fresh_optimizer_would_not_do(build_tiny_model) -> None:
+    # Or the test above could pass without giving anything back.
+    model, config = build_tiny_model(), configure("adamw")
+    optimizer = build_optimizer(model, config)
+    take_steps(model, optimizer, 7, seed=0)
+    other = build_tiny_model()
+    other.load_state_dict(model.state_dict())
+    for trained, its_optimizer in ((model, optimizer), (other, build_optimizer(other, config))):
+        take_steps(trained, its_optimizer, 3, seed=1)
+    assert not torch.equal(model.head.projection.weight, other.head.projection.weight)
+
+
+def test_giving_back_keeps_the_settings_of_the_new_optimizer(build_tiny_model) -> None:
+    model = build_tiny_model()
+    optimizer = build_optimizer(model, configure("adamw", learning_rate=0.1))
+    take_steps(model, optimizer, 1, seed=0)
+    resumed = build_optimizer(model, configure("adamw", learning_rate=0.2, weight_decay=0.7))
+    load_optimizer_tensors(resumed, optimizer_tensors(optimizer))
+    assert [(group["lr"], group["weight_decay"]) for group in resumed.param_groups] == [(0.2, 0.7), (0.2, 0.0)]

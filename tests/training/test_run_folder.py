@@ -1,0 +1,175 @@
+"""The folder of a run: never overwritten, read back exactly, metrics that can be cut."""
+
+import csv
+import errno
+import os
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from linformer_cli.config import Config, DataConfig, ModelConfig, RunConfig, TrainConfig, parse_config
+from linformer_cli.errors import CheckpointError, LintxError, UsageError
+from linformer_cli.training import run_folder as run_folder_module
+from linformer_cli.training.run_folder import METRICS, TIMING_METRICS, RunFolder
+
+PLAIN: dict[str, Any] = {"model": {"image": {"height": 8, "width": 8}}, "train": {"steps": 5}}
+
+
+def configure(**tables: Any) -> RunConfig:
+    return parse_config(RunConfig, {**PLAIN, **tables}, "run")
+
+
+def read_metrics(folder: RunFolder) -> list[dict[str, str]]:
+    with open(folder.metrics_file, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def full_disk(*_arguments: object, **_options: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+# Made once
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_new_run_has_its_configuration_and_empty_metrics(tmp_path: Path, exists: bool) -> None:
+    folder = RunFolder(tmp_path / "deep" / "run")
+    if exists:
+        folder.path.mkdir(parents=True)
+    folder.create(configure())
+    assert {path.name for path in folder.path.iterdir()} == {"config.toml", "metrics.csv"}
+    assert folder.metrics_file.read_text().strip() == ",".join(METRICS)
+    assert folder.read_config() == configure()
+
+
+def test_a_run_is_never_overwritten(tmp_path: Path, raises_one_line) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create(configure())
+    folder.append_metrics({"step": 3})
+    before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
+    with raises_one_line(UsageError, str(folder.path), "exists already", f"--resume '{folder.path}'", "--out"):
+        folder.create(configure(train={"steps": 9}))
+    assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
+
+
+def test_nor_is_anything_else_that_lies_there(tmp_path: Path, raises_one_line) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / ".hidden").write_text("mine")
+    for name in ("file", "folder"):
+        with raises_one_line(UsageError, "exists already"):
+            RunFolder(tmp_path / name).create(configure())
+    assert (tmp_path / "file").read_text() == "mine"
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == [".hidden"]
+
+
+def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path, raises_one_line) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with raises_one_line(LintxError, "cannot make the run folder", "Not a directory"):
+        RunFolder(tmp_path / "file" / "run").create(configure())
+
+
+# config.toml
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {},
+        {"preset": "tiny", "data": {"name": "array:/tmp/a \"b\" \\ 'c'\n", "data_dir": "ü", "image_size": 9}},
+        {"train": {"epochs": 0.1, "learning_rate": 1e-300, "seed": 2**63 - 1}},
+        {"train": {"max_time": 1 / 3, "device": "cuda:1"}},
+        {"model": {**PLAIN["model"], "attention_options": {"a": True, "b": 3, "c": 3.0, "d": "3"}}},
+    ],
+)
+def test_a_configuration_comes_back_as_it_was(tmp_path: Path, tables: dict[str, Any]) -> None:
+    folder, config = RunFolder(tmp_path / "run"), configure(**tables)
+    folder.create(config)
+    assert folder.read_config().model_dump_json() == config.model_dump_json()
+
+
+@pytest.mark.parametrize("kind", [RunConfig, ModelConfig, DataConfig, TrainConfig])
+def test_what_may_be_none_is_none_by_default(kind: type[Config]) -> None:
+    # TOML has no None: what is None is left out of config.toml and read back as its default.
+    optional = {name for name, field in kind.model_fields.items() if type(None) in get_args(field.annotation)}
+    assert {name for name in optional if kind.model_fields[name].default is not None} == set()
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, raises_one_line) -> None:
+    with raises_one_line(CheckpointError, str(tmp_path), "not a run folder", "config.toml"):
+        RunFolder(tmp_path).read_config()
+
+
+@pytest.mark.parametrize("text", ["[model", "\x00", "train = 3\ntrain = 4"])
+def test_a_configuration_that_is_not_toml_is_refused(tmp_path: Path, raises_one_line, text: str) -> None:
+    (tmp_path / "config.toml").write_text(text)
+    with raises_one_line(CheckpointError, "config.toml", "cannot be read"):
+        RunFolder(tmp_path).read_config()
+
+
+def test_a_configuration_with_an_unknown_key_is_refused(tmp_path: Path, raises_one_line) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create(configure())
+    text = folder.config_file.read_text().replace("warmup_steps", "warmup_step")
+    folder.config_file.write_text(text)
+    with raises_one_line(UsageError, str(folder.config_file), "train", "did you mean 'warmup_steps'?"):
+        folder.read_config()
+
+
+# metrics.csv
+
+
+def test_metrics_are_rows_with_empty_cells_for_what_was_not_measured(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create(configure())
+    folder.append_metrics({"step": 3, "train_bits_per_dim": 0.1 + 0.2})
+    folder.append_metrics({"step": 3, "validation_bits_per_dim": 1e-9})
+    first, second = read_metrics(folder)
+    assert list(first) == list(METRICS)
+    assert float(first["train_bits_per_dim"]) == 0.1 + 0.2
+    assert first["validation_bits_per_dim"] == second["train_bits_per_dim"] == ""
+    assert float(second["validation_bits_per_dim"]) == 1e-9
+
+
+def test_timing_metrics_are_metrics() -> None:
+    assert set(TIMING_METRICS) < set(METRICS)
+    assert "step" not in TIMING_METRICS
+
+
+@pytest.mark.parametrize(("step", "kept"), [(0, 0), (1, 0), (2, 1), (4, 3), (5, 3), (10, 4), (11, 4)])
+def test_cutting_drops_the_rows_after_a_step_and_changes_no_other(tmp_path: Path, step: int, kept: int) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create(configure())
+    rows = [{"step": 2, "gradient_norm": 1 / 3}, {"step": 4}, {"step": 4, "validation_bits_per_dim": 2.5}, {"step": 10}]
+    for row in rows:
+        folder.append_metrics(row)
+    before = read_metrics(folder)
+    folder.cut_metrics(step)
+    assert read_metrics(folder) == before[:kept]
+    folder.append_metrics({"step": 12})
+    assert [row["step"] for row in read_metrics(folder)] == [row["step"] for row in before[:kept]] + ["12"]
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch, raises_one_line) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create(configure())
+    monkeypatch.setattr(run_folder_module, "open", full_disk, raising=False)
+    monkeypatch.setattr(Path, "write_text", full_disk)
+    monkeypatch.setattr(Path, "open", full_disk)
+    for fails in (
+        lambda: RunFolder(tmp_path / "other").create(configure()),
+        lambda: folder.append_metrics({"step": 1}),
+        lambda: folder.cut_metrics(1),
+        lambda: folder.write_config(configure()),
+    ):
+        with raises_one_line(LintxError, str(tmp_path), "No space left on device"):
+            fails()
+
+
+def test_metrics_that_are_gone_are_one_line_too(tmp_path: Path, raises_one_line) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create(configure())
+    folder.metrics_file.unlink()
+    with raises_one_line(LintxError, "metrics.csv"):
+        folder.cut_metrics(1)

@@ -1,0 +1,50 @@
+"""How far a run has come, and the learning rate there."""
+
+import math
+
+import pytest
+
+from linformer_cli.config import TrainConfig
+from linformer_cli.training.schedule import learning_rate_at, measure_progress
+
+
+def test_steps_count_steps() -> None:
+    config = TrainConfig(steps=8)
+    assert [measure_progress(config, step, 1e9, 10) for step in (0, 2, 8)] == [0, 0.25, 1]
+
+
+def test_epochs_count_the_images_of_all_accumulated_batches() -> None:
+    config = TrainConfig(epochs=2.5, batch=4, accumulation=2)
+    # 2.5 epochs of 80 images are 200 images, 8 a step.
+    assert [measure_progress(config, step, 1e9, 80) for step in (0, 5, 25)] == [0, 0.2, 1]
+    assert measure_progress(config, 24, 0, 80) < 1
+
+
+def test_time_counts_seconds_alone() -> None:
+    config = TrainConfig(max_time=60)
+    assert [measure_progress(config, 10**9, seconds, 1) for seconds in (0, 15, 60)] == [0, 0.25, 1]
+
+
+def test_progress_never_passes_the_end() -> None:
+    for config in (TrainConfig(steps=1), TrainConfig(epochs=0.001), TrainConfig(max_time=0.5)):
+        assert measure_progress(config, 10**6, 10.0**6, 10) == 1
+
+
+def test_a_cosine_falls_from_the_rate_to_its_floor() -> None:
+    config = TrainConfig(steps=1, learning_rate=0.5, final_learning_rate_fraction=0.1, warmup_steps=0)
+    rates = [learning_rate_at(config, 0, progress) for progress in (0, 0.25, 0.5, 1)]
+    expected = [0.5, 0.05 + 0.45 * (1 + math.cos(math.pi / 4)) / 2, 0.05 + 0.45 / 2, 0.05]
+    assert rates == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_constant_schedule_is_constant() -> None:
+    config = TrainConfig(steps=1, learning_rate=0.5, schedule="constant", warmup_steps=0)
+    assert [learning_rate_at(config, step, step / 9) for step in range(10)] == [0.5] * 10
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_the_warm_up_is_linear_begins_above_zero_and_ends(schedule) -> None:
+    config = TrainConfig(steps=1, learning_rate=0.5, schedule=schedule, warmup_steps=4)
+    whole = config.model_copy(update={"warmup_steps": 0})
+    shares = [learning_rate_at(config, step, 0.3) / learning_rate_at(whole, step, 0.3) for step in range(7)]
+    assert shares == pytest.approx([0.2, 0.4, 0.6, 0.8, 1, 1, 1], rel=1e-12)

@@ -1,0 +1,190 @@
+"""Flag over file over preset over default, and one line for what does not fit."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from linformer_cli.config import ImageShape, RunConfig, TrainConfig
+from linformer_cli.errors import UsageError
+from linformer_cli.presets import PRESETS
+from linformer_cli.training.run_folder import RunFolder
+from linformer_cli.training.settings import DEFAULT_EPOCHS, DEFAULT_PRESET, merge_settings
+
+IMAGE = ImageShape(height=8, width=8)
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    def write_file(text: str) -> Path:
+        (tmp_path / "mine.toml").write_text(text)
+        return tmp_path / "mine.toml"
+
+    return write_file
+
+
+def build(file: Path | None = None, preset: str | None = None, **flags: dict[str, Any]) -> RunConfig:
+    tables = {table: flags.get(table, {}) for table in ("model", "data", "train")}
+    return merge_settings(file, preset, **tables).build(IMAGE)
+
+
+# Layers
+
+
+def test_nothing_given_is_the_default_preset_and_length() -> None:
+    config = build()
+    assert config.preset == DEFAULT_PRESET
+    assert config.model.layers == PRESETS[DEFAULT_PRESET].layers
+    assert config.train == TrainConfig(epochs=DEFAULT_EPOCHS)
+    assert config.model.image == IMAGE
+
+
+def test_a_flag_wins_over_the_file_over_the_preset_over_the_default(write) -> None:
+    assert PRESETS["tiny"].layers == 2
+    file = write(
+        'preset = "tiny"\n[model]\nlayers = 5\nheads = 3\n[train]\nbatch = 7\nseed = 1\n[data]\nname = "glyphs"'
+    )
+    assert build(preset="tiny").model.layers == 2
+    config = build(file)
+    assert (config.preset, config.model.layers, config.model.heads, config.model.width) == ("tiny", 5, 3, 32)
+    assert (config.train.batch, config.train.seed, config.train.warmup_steps) == (7, 1, 100)
+    assert (config.data.name, config.data.image_size) == ("glyphs", None)
+    config = build(file, model={"layers": 6}, train={"batch": 8}, data={"image_size": 9})
+    assert (config.model.layers, config.model.heads, config.train.batch, config.train.seed) == (6, 3, 8, 1)
+    assert (config.data.name, config.data.image_size) == ("glyphs", 9)
+
+
+def test_a_preset_flag_wins_over_the_preset_in_the_file(write) -> None:
+    config = build(write('preset = "tiny"\n[model]\nheads = 3'), "mnist-paper")
+    assert (config.preset, config.model.layers, config.model.heads) == ("mnist-paper", 8, 3)
+
+
+def test_a_preset_may_bring_what_it_is_trained_with(write) -> None:
+    config = build(preset="mnist-paper", train={"steps": 5})
+    assert config.train.optimizer == "radam"
+    assert config.train.learning_rate == 1e-4
+    file = write('preset = "mnist-paper"\n[train]\nlearning_rate = 0.5')
+    assert build(file, train={"optimizer": "adamw"}).train.learning_rate == 0.5
+    assert build(file, train={"optimizer": "adamw"}).train.optimizer == "adamw"
+    assert build(file, "tiny").train.optimizer == "adamw"
+
+
+def test_the_data_set_is_known_before_the_images(write) -> None:
+    file = write('[data]\nname = "glyphs"\nimage_size = 9')
+    settings = merge_settings(file, None, {}, {"data_dir": "/somewhere"}, {})
+    data = settings.data_config
+    assert (data.name, data.image_size, data.data_dir) == ("glyphs", 9, "/somewhere")
+
+
+# Lengths
+
+
+def test_length_flags_replace_the_lengths_of_the_file(write) -> None:
+    file = write("[train]\nepochs = 2.5\nbatch = 7")
+    assert build(file).train.epochs == 2.5
+    for name, value in (("steps", 9), ("max_time", 60.0), ("epochs", 1.0)):
+        train = build(file, train={name: value}).train
+        given = {key: getattr(train, key) for key in ("steps", "epochs", "max_time") if getattr(train, key) is not None}
+        assert given == {name: value}
+        assert train.batch == 7
+
+
+def test_two_lengths_in_one_place_are_refused(write, raises_one_line) -> None:
+    with raises_one_line(UsageError, "exactly one of steps, epochs and max_time"):
+        build(train={"steps": 3, "epochs": 1.0})
+    file = write("[train]\nsteps = 3\nmax_time = 9")
+    with raises_one_line(UsageError, "exactly one of steps, epochs and max_time"):
+        build(file)
+    assert build(file, train={"steps": 4}).train.steps == 4
+
+
+# Attention options
+
+
+def test_options_belong_to_their_mechanism_and_go_with_it(write) -> None:
+    file = write('[model]\nattention = "linear"\nattention_options = {feature_map = "relu", chunk = 32}')
+    assert build(file).model.attention_options == {"feature_map": "relu", "chunk": 32}
+    assert build(file, model={"attention": "softmax"}).model.attention_options == {}
+    kept = build(file, model={"attention": "linear", "attention_options": {"chunk": 8}})
+    assert kept.model.attention_options == {"feature_map": "relu", "chunk": 8}
+    file = write('[model]\nattention = "softmax"')
+    changed = build(file, model={"attention": "linear", "attention_options": {"chunk": 8}})
+    assert changed.model.attention_options == {"feature_map": "elu", "chunk": 8}
+
+
+def test_options_are_checked_and_their_defaults_filled_in(raises_one_line) -> None:
+    assert build().model.attention_options == {"feature_map": "elu", "chunk": 64}
+    # From the command line, values come as text.
+    assert build(model={"attention_options": {"chunk": "8"}}).model.attention_options["chunk"] == 8
+    with raises_one_line(UsageError, "'linear'", "'chunks'", "did you mean 'chunk'?"):
+        build(model={"attention_options": {"chunks": 8}})
+    with raises_one_line(UsageError, "unknown attention 'sofmax'", "did you mean 'softmax'?"):
+        build(model={"attention": "sofmax"})
+    with raises_one_line(UsageError, "'softmax'", "'chunk'"):
+        build(model={"attention": "softmax", "attention_options": {"chunk": 8}})
+
+
+# A run's own configuration
+
+
+def test_the_configuration_of_a_run_can_be_given_again(write, tmp_path: Path) -> None:
+    first = build(write('preset = "tiny"\n[model]\nlayers = 3'), train={"steps": 5}, data={"name": "glyphs"})
+    RunFolder(tmp_path / "run").create(first)
+    file = tmp_path / "run" / "config.toml"
+    assert build(file) == first
+    larger = ImageShape(height=14, width=12, channels=3)
+    again = merge_settings(file, None, {}, {}, {"epochs": 1.0}).build(larger)
+    assert again.model.image == larger
+    assert again.model.layers == 3
+    assert (again.train.steps, again.train.epochs) == (None, 1.0)
+
+
+# Faults
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("[modle]\nlayers = 3", ("mine.toml", "'modle'", "did you mean 'model'?")),
+        ("presets = 'tiny'", ("mine.toml", "'presets'", "did you mean 'preset'?")),
+        ("[model]\nlayer = 3", ("model", "'layer'", "did you mean 'layers'?")),
+        ("[train]\nlearning_rates = 3", ("train", "did you mean 'learning_rate'?")),
+        ("[data]\nnames = 'mnist'", ("data", "did you mean 'name'?")),
+        ("preset = 'tyni'", ("unknown preset 'tyni'", "did you mean 'tiny'?")),
+        ("preset = 3", ("mine.toml", "preset must be a name")),
+        ("model = 3", ("mine.toml", "[model] must be a table")),
+        ("[[train]]\nsteps = 3", ("mine.toml", "[train] must be a table")),
+        ("[model]\nattention_options = 'elu'", ("attention_options", "'elu'")),
+        ("[model]\nlayers = 'three'", ("model.layers", "'three'")),
+        ("[model\nlayers = 3", ("mine.toml", "TOML", "line 1")),
+    ],
+)
+def test_a_fault_in_the_file_is_one_line(write, raises_one_line, text, parts) -> None:
+    file = write(text)
+    with raises_one_line(UsageError, *(part for part in parts if part != "model.layers")) as error:
+        build(file)
+    assert "layers" in str(error.value) or "model.layers" not in parts
+
+
+def test_a_file_that_is_not_there_or_not_a_file_is_one_line(tmp_path: Path, raises_one_line) -> None:
+    with raises_one_line(UsageError, "no configuration at", "missing.toml"):
+        build(tmp_path / "missing.toml")
+    with raises_one_line(UsageError, str(tmp_path), "not a readable TOML file"):
+        build(tmp_path)
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    with raises_one_line(UsageError, "binary.toml", "not a readable TOML file"):
+        build(tmp_path / "binary.toml")
+
+
+def test_unknown_flags_of_a_library_user_are_refused_too(raises_one_line) -> None:
+    for table, key in (("model", "layer"), ("train", "step"), ("data", "nam")):
+        with raises_one_line(UsageError, table, f"'{key}'", "did you mean"):
+            build(**{table: {key: 1}})
+
+
+def test_merging_leaves_presets_and_flags_alone(write) -> None:
+    before = PRESETS["tiny"].model_dump()
+    flags: dict[str, Any] = {"attention_options": {"chunk": 8}}
+    build(write('[model]\nattention_options = {feature_map = "relu"}'), "tiny", model=flags)
+    assert flags == {"attention_options": {"chunk": 8}}
+    assert PRESETS["tiny"].model_dump() == before
