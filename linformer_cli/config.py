@@ -91,7 +91,9 @@ class DataConfig(Config):
 class TrainConfig(Config):
     """How a model is trained. Exactly one of `steps`, `epochs` and `max_time` (seconds) sets the length.
 
-    `clip` bounds the norm of the gradient; 0 leaves it. None is only ever a default, since TOML cannot say it.
+    `clip` bounds the norm of the gradient; 0 leaves it. `ema` is the decay of an exponential moving average of the
+    weights, which is then what is evaluated, sampled from and saved as the model; 0 keeps none. `keep_last` is how many
+    of the newest saves stay: `last/`, and older ones in `kept/`. None is only ever a default, since TOML cannot say it.
     """
 
     steps: Positive | None = None
@@ -108,6 +110,7 @@ class TrainConfig(Config):
     beta1: Fraction = 0.9
     beta2: Fraction = 0.98
     clip: Annotated[float, Field(ge=0)] = 1.0
+    ema: Fraction = 0.0
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     device: str = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -117,6 +120,7 @@ class TrainConfig(Config):
     sample_every: Annotated[int, Field(ge=0)] = 500
     sample_images: Positive = 16
     save_every: Positive = 200
+    keep_last: Positive = 1
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:

@@ -72,7 +72,9 @@ def test_a_precision_that_was_asked_for_is_taken() -> None:
             assert choose_precision(wanted, "cpu", purpose).value == wanted
 
 
-def test_auto_samples_in_fp32_everywhere() -> None:
+def test_auto_samples_in_fp32_everywhere(monkeypatch) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
     for device in ("cpu", "cuda", "mps"):
         assert choose_precision("auto", device, "sampling").value == "fp32"
 

@@ -112,6 +112,9 @@ def train(
     clip: Annotated[
         float | None, _option("--clip", panel=_TRAINING, help="Largest gradient norm; 0 for none; default 1.")
     ] = None,
+    ema: Annotated[
+        float | None, _option("--ema", panel=_TRAINING, help="Decay of averaged weights, such as 0.999; default none.")
+    ] = None,
     seed: Annotated[int | None, _option("--seed", panel=_TRAINING, help="Of weights and order; default 0.")] = None,
     device: Annotated[
         str | None, _option("--device", panel=_TRAINING, help="auto, cpu, cuda, cuda:INDEX or mps.")
@@ -128,6 +131,9 @@ def train(
     ] = None,
     save_every: Annotated[
         int | None, _option("--save-every", panel=_TRAINING, help="Steps between saves; default 200.")
+    ] = None,
+    keep_last: Annotated[
+        int | None, _option("--keep-last", panel=_TRAINING, help="How many of the newest saves stay; default 1.")
     ] = None,
     checkpoint: Annotated[
         str | None, _option("--checkpoint", "-c", panel=_RUN, help="The same as --resume RUN.", metavar="RUN")
@@ -161,12 +167,14 @@ def train(
         warmup_steps=warmup_steps,
         weight_decay=weight_decay,
         clip=clip,
+        ema=ema,
         seed=seed,
         device=device,
         precision=precision and precision.value,
         evaluate_every=evaluate_every,
         sample_every=sample_every,
         save_every=save_every,
+        keep_last=keep_last,
     )
     given_model = _given(attention=attention, context=context_name, head=head, layers=layers, heads=heads, width=width)
     if attention_option:
@@ -197,13 +205,14 @@ def train(
     if dry_run:
         _dry_run(trainer, json)
         return
-    if resume:
-        trainer.resume()
-        folder.write_config(settings)
-    else:
+    if not resume:
         folder.create(settings)
-    talk(f"training in {folder.path} from step {trainer.progress.step}")
-    _run(trainer, folder, json)
+    with folder.lock():
+        if resume:
+            trainer.resume()
+            folder.write_config(settings)
+        talk(f"training in {folder.path} from step {trainer.progress.step}")
+        _run(trainer, folder, json)
 
 
 def _given(**values: Any) -> dict[str, Any]:

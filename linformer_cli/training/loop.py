@@ -5,7 +5,7 @@ import math
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from linformer_cli.report.grids import encode_png, render_grid, write_file
 from linformer_cli.runtime import StopRequest, measure_peak_memory, synchronize
 from linformer_cli.sampling.decode import sample_images
 
-from .optimizer import build_optimizer, load_optimizer_tensors, optimizer_tensors
+from .optimizer import build_average, build_optimizer, load_optimizer_tensors, optimizer_tensors, strip_prefix
 from .run_folder import RunFolder
 from .schedule import learning_rate_at, measure_progress
 
@@ -90,6 +90,7 @@ class Trainer:
         self.batches = Batches(len(train), config.train.seed)
         self.model = build_model(config).to(device).train()
         self.optimizer = build_optimizer(self.model, config.train)
+        self.average = build_average(self.model, config.train)
         self.progress = Progress()
         # What last/ holds; a new run has none, and saves before its first step.
         self._saved: tuple[int, int, int] | None = None
@@ -99,6 +100,11 @@ class Trainer:
         checkpoint = read_checkpoint(self.folder.last)
         state = load_training_state(checkpoint)
         self.model = load_weights(checkpoint, self.device).train()
+        self.average = build_average(self.model, self.config.train)
+        if self.average is not None:
+            # The checkpoint's weights are the average; those in training lie beside the optimizer's state.
+            self.average.n_averaged.fill_(state.values.pop("averaged_steps"))
+            self.model.load_state_dict(strip_prefix(state.tensors, "training."))
         self.optimizer = build_optimizer(self.model, self.config.train)
         load_optimizer_tensors(self.optimizer, state.tensors)
         torch.set_rng_state(state.tensors["random.cpu"])
@@ -126,6 +132,7 @@ class Trainer:
             if self.progress.marks != self._saved and (finished or stopped or step % settings.save_every == 0):
                 self._save(self.folder.last, with_state=True)
                 self._saved = self.progress.marks
+                self.folder.keep(step, settings.keep_last)
                 reporter.on_save(self.folder.last, self.progress)
             if stopped:
                 stop.raise_if_set(
@@ -155,6 +162,13 @@ class Trainer:
         every, step = self.config.train.sample_every, self.progress.step
         return every > 0 and step != self.progress.sampled_at and (finished or step % every == 0)
 
+    @property
+    def evaluated_model(self) -> PixelModel:
+        """What is evaluated, sampled from and saved: the average of the weights, where there is one."""
+        if self.average is None:
+            return self.model
+        return cast(PixelModel, self.average.module)
+
     def time_one_step(self) -> float:
         """Seconds of one training step, after a first one to warm up. Changes the weights: for a dry run."""
         self._train_step(self.config.train.learning_rate)
@@ -182,6 +196,8 @@ class Trainer:
                 f"norm {norm}); the last good checkpoint stays in '{self.folder.last}'; try a lower --learning-rate"
             )
         self.optimizer.step()
+        if self.average is not None:
+            self.average.update_parameters(self.model)
         return total, norm
 
     def _mean_nats(self, start: int) -> Tensor:
@@ -208,7 +224,7 @@ class Trainer:
 
     def _evaluate(self, reporter: Reporter) -> None:
         """Bits/dim on the first validation images; a new best is saved at once."""
-        bits = measure_bits(self.model, self.validation.images[: self.config.train.evaluate_images])
+        bits = measure_bits(self.evaluated_model, self.validation.images[: self.config.train.evaluate_images])
         if not math.isfinite(bits.bits_per_dim):
             raise TrainingError(
                 f"the validation bits/dim are not a finite number at step {self.progress.step}; the last good "
@@ -238,10 +254,10 @@ class Trainer:
 
     def _sample(self, reporter: Reporter) -> None:
         """A grid of samples, always of the same random streams, so that grids can be compared over time."""
-        self.model.eval()
-        count = self.config.train.sample_images
-        grid = render_grid(sample_images(self.model, count, seed=self.config.train.seed))
-        self.model.train()
+        model, count = self.evaluated_model, self.config.train.sample_images
+        model.eval()
+        grid = render_grid(sample_images(model, count, seed=self.config.train.seed))
+        model.train()
         self.progress = replace(self.progress, sampled_at=self.progress.step)
         path = self.folder.samples / f"step-{self.progress.step:07d}.png"
         write_file(path, encode_png(grid, {"step": self.progress.step, "images_seen": self.progress.images_seen}))
@@ -253,8 +269,12 @@ class Trainer:
             tensors = optimizer_tensors(self.optimizer) | {"random.cpu": torch.get_rng_state()}
             if self.device.startswith("cuda"):
                 tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
-            state = TrainingState(tensors, dataclasses.asdict(self.progress))
-        save_checkpoint(folder, self.model, self._describe(), state)
+            values = dataclasses.asdict(self.progress)
+            if self.average is not None:
+                tensors |= {f"training.{key}": tensor.cpu() for key, tensor in self.model.state_dict().items()}
+                values["averaged_steps"] = int(self.average.n_averaged)
+            state = TrainingState(tensors, values)
+        save_checkpoint(folder, self.evaluated_model, self._describe(), state)
 
     def _describe(self) -> CheckpointInfo:
         progress, data = self.progress, self.train_set

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from linformer_cli.config import TrainConfig
 
@@ -35,9 +36,17 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """Give back what `optimizer_tensors` took; the groups' settings stay those of `optimizer`."""
     state: dict[int, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        kind, _, rest = key.partition(".")
-        if kind == "optimizer":
-            index, _, name = rest.partition(".")
-            state.setdefault(int(index), {})[name] = value
+    for key, value in strip_prefix(tensors, "optimizer.").items():
+        index, _, name = key.partition(".")
+        state.setdefault(int(index), {})[name] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def build_average(model: nn.Module, config: TrainConfig) -> AveragedModel | None:
+    """The exponential moving average of the weights of `model` with decay `config.ema`; None for a decay of 0."""
+    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.ema)) if config.ema else None
+
+
+def strip_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose name begins with `prefix`, by the rest of it."""
+    return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}

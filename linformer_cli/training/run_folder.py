@@ -3,12 +3,14 @@
 import contextlib
 import csv
 import os
+import shutil
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tomli_w
+from filelock import FileLock, Timeout
 
 from linformer_cli.config import RunConfig, parse_config
 from linformer_cli.errors import CheckpointError, LintxError, UsageError
@@ -39,6 +41,34 @@ class RunFolder:
         self.last = path / "last"
         self.best = path / "best"
         self.samples = path / "samples"
+        self.kept = path / "kept"
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Refuse a second process on this run. The system lifts the lock when a process ends, however it ends."""
+        lock = FileLock(self.path / ".lock", blocking=False)
+        with _one_line(self.path):
+            try:
+                lock.acquire()
+            except Timeout:
+                raise LintxError(
+                    f"another process is training in '{self.path}'; stop it or start another run"
+                ) from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def keep(self, step: int, keep_last: int) -> None:
+        """Add what `last/` holds to `kept/`, as links that take no space, and leave the `keep_last` newest there."""
+        if keep_last == 1:
+            return
+        folder = self.kept / f"step-{step:07d}"
+        with _one_line(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(self.last, folder, copy_function=_link_or_copy)
+            for old in sorted(self.kept.glob("step-*"))[:-keep_last]:
+                shutil.rmtree(old)
 
     def create(self, config: RunConfig) -> None:
         """Make the folder; raises `UsageError` where there is one with something in it already."""
@@ -93,6 +123,14 @@ def _is_kept(row: Mapping[str, str], step: int, validated: bool) -> bool:
     if not (row["step"] or "").isdigit() or row["peak_memory_bytes"] is None:
         return False
     return int(row["step"]) < step or (int(row["step"]) == step and (validated or not row["validation_bits_per_dim"]))
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    """A checkpoint's files are never changed, only replaced, so two names may share one file."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 @contextlib.contextmanager

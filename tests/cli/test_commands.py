@@ -19,7 +19,7 @@ from linformer_cli.training.run_folder import METRICS
 
 def test_training_leaves_the_documented_folder(run_folder):
     names = {path.name for path in run_folder.iterdir()}
-    assert names == {"config.toml", "metrics.csv", "samples", "last", "best"}
+    assert names == {"config.toml", "metrics.csv", "samples", "last", "best", ".lock"}
     with open(run_folder / "metrics.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == METRICS

@@ -152,6 +152,7 @@ SETTINGS = [
         ("radam", 1, "bf16"),
     )
 ]
+SETTINGS.append(pytest.param({"ema": 0.9, "keep_last": 2}, "fp32", id="averaged"))
 
 
 @pytest.fixture(scope="module")
@@ -606,3 +607,28 @@ def test_a_dry_run_times_a_step(configure, tmp_path, monkeypatch) -> None:
 def test_progress_is_plain_values() -> None:
     progress = Progress(step=3, best_bits_per_dim=1.5)
     assert Progress(**dataclasses.asdict(progress)) == progress
+
+
+# The average
+
+
+def test_what_is_saved_and_evaluated_is_the_average(configure, tmp_path) -> None:
+    """By hand: the average starts at the weights after the first step and then moves by 1 - decay at each."""
+    trainer = begin(configure(ema=0.75, steps=3, sample_every=0), tmp_path / "run")
+    take_step = trainer._train_step
+    expected: dict[str, torch.Tensor] = {}
+
+    def train_step(rate: float) -> tuple[float, float]:
+        taken = take_step(rate)
+        for key, weight in trainer.model.state_dict().items():
+            expected[key] = expected[key] * 0.75 + weight * 0.25 if key in expected else weight.clone()
+        return taken
+
+    trainer._train_step = train_step  # type: ignore[method-assign]
+    train(trainer)
+    for folder in (trainer.folder.last, trainer.folder.best):
+        saved = load_model(folder).state_dict()
+        for key, weight in expected.items():
+            torch.testing.assert_close(saved[key], weight, rtol=0, atol=1e-6)
+    weights = trainer.model.state_dict()
+    assert any(not torch.equal(weights[key], expected[key]) for key in weights)

@@ -3,6 +3,9 @@
 import csv
 import errno
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, get_args
 
@@ -66,7 +69,7 @@ def test_nor_is_anything_else_that_lies_there(tmp_path: Path, raises_one_line) -
 
 def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path, raises_one_line) -> None:
     (tmp_path / "file").write_text("in the way")
-    with raises_one_line(LintxError, "cannot make the run folder", "Not a directory"):
+    with raises_one_line(LintxError, "cannot read or write", "Not a directory"):
         RunFolder(tmp_path / "file" / "run").create(configure())
 
 
@@ -173,3 +176,34 @@ def test_metrics_that_are_gone_are_one_line_too(tmp_path: Path, raises_one_line)
     folder.metrics_file.unlink()
     with raises_one_line(LintxError, "metrics.csv"):
         folder.cut_metrics(1)
+
+
+def test_a_second_process_is_refused(tmp_path: Path, raises_one_line) -> None:
+    RunFolder(tmp_path / "run").create(configure())
+    holder = (
+        "import sys, pathlib; from linformer_cli.training.run_folder import RunFolder\n"
+        "with RunFolder(pathlib.Path(sys.argv[1])).lock(): print('held', flush=True); sys.stdin.read()"
+    )
+    arguments = [sys.executable, "-c", holder, str(tmp_path / "run")]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        with raises_one_line(LintxError, "another process", str(tmp_path / "run")), RunFolder(tmp_path / "run").lock():
+            pass
+        process.kill()
+    # However it ended, its lock is gone.
+    with RunFolder(tmp_path / "run").lock():
+        pass
+
+
+def test_the_newest_saves_are_kept(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    for step in (5, 10, 15, 20):
+        shutil.rmtree(folder.last, ignore_errors=True)
+        folder.last.mkdir(parents=True)
+        (folder.last / "config.json").write_text(str(step))
+        folder.keep(step, 3)
+    kept = sorted(folder.kept.iterdir())
+    assert [path.name for path in kept] == ["step-0000010", "step-0000015", "step-0000020"]
+    assert [(path / "config.json").read_text() for path in kept] == ["10", "15", "20"]
+    folder.keep(25, 1)
+    assert len(list(folder.kept.iterdir())) == 3

@@ -52,6 +52,7 @@ def test_a_flag_wins_over_the_file_over_the_preset_over_the_default(write) -> No
     config = build(file, model={"layers": 6}, train={"batch": 8}, data={"image_size": 9})
     assert (config.model.layers, config.model.heads, config.train.batch, config.train.seed) == (6, 3, 8, 1)
     assert (config.data.name, config.data.image_size) == ("glyphs", 9)
+    assert build(file, data={"name": "mnist"}).data.name == "mnist"
 
 
 def test_a_preset_flag_wins_over_the_preset_in_the_file(write) -> None:
