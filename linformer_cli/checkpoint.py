@@ -150,10 +150,11 @@ def load_weights(checkpoint: Checkpoint, device: str = "cpu", dtype: torch.dtype
     file = checkpoint.path / WEIGHTS
     tensors = _load_tensors(file, checkpoint.info.weights_sha256)
     try:
-        model = PixelModel(checkpoint.info.model)
+        # Shapes first, without memory: a damaged configuration may ask for any amount of it.
+        with torch.device("meta"):
+            expected = PixelModel(checkpoint.info.model).state_dict()
     except UsageError as error:
         raise CheckpointError(f"'{checkpoint.path / CONFIG}' cannot be built: {error}") from None
-    expected = model.state_dict()
     for fault, names in (
         ("lacks", expected.keys() - tensors.keys()),
         ("has unknown", tensors.keys() - expected.keys()),
@@ -164,6 +165,7 @@ def load_weights(checkpoint: Checkpoint, device: str = "cpu", dtype: torch.dtype
         if tensor.shape != expected[key].shape:
             shapes = f"{list(tensor.shape)}, its config wants {list(expected[key].shape)}"
             raise CheckpointError(f"'{file}': {key} has shape {shapes}")
+    model = PixelModel(checkpoint.info.model)
     model.load_state_dict(tensors)
     return model.to(device=device, dtype=dtype).eval()
 
@@ -238,8 +240,8 @@ def render_card(name: str, info: CheckpointInfo, parameters: int) -> str:
 
 def _settled(folder: Path) -> Path | None:
     """`folder` if it holds a checkpoint, or what a swap that was cut off between its two renames left of it."""
-    folder = Path(os.path.abspath(folder))
-    aside = folder.with_name(f".{folder.name}.replaced")
+    whole = Path(os.path.abspath(folder))
+    aside = whole.with_name(f".{whole.name}.replaced")
     return next((path for path in (folder, aside) if (path / CONFIG).is_file()), None)
 
 
@@ -268,6 +270,8 @@ def _save_tensors(file: Path, tensors: dict[str, Tensor], values: dict[str, str]
 def _load_tensors(file: Path, digest: str) -> dict[str, Tensor]:
     if not file.is_file():
         raise CheckpointError(f"no {file.name} in '{file.parent}'")
+    if file.resolve().parent != file.parent.resolve():
+        raise CheckpointError(f"'{file}' is a link out of its folder; copy the file itself there")
     try:
         if _digest(file) != digest:
             raise CheckpointError(f"'{file}' is damaged or was exchanged: its SHA-256 is not the one in {CONFIG}")

@@ -12,6 +12,10 @@ from .errors import UsageError, unknown_name
 
 OptionValue = bool | int | float | str
 Positive = Annotated[int, Field(gt=0)]
+# Far above what anyone trains, and low enough that a damaged file cannot ask for all memory.
+Size = Annotated[int, Field(gt=0, le=65_536)]
+Side = Annotated[int, Field(gt=0, le=1_024)]
+Layers = Annotated[int, Field(gt=0, le=1_024)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -27,8 +31,8 @@ ConfigType = TypeVar("ConfigType", bound=Config)
 class ImageShape(Config):
     """Size of the images a model draws. `levels` is the number of values a channel can take."""
 
-    height: Positive
-    width: Positive
+    height: Side
+    width: Side
     channels: Literal[1, 3] = 1
     levels: Annotated[int, Field(ge=2, le=256)] = 256
 
@@ -53,18 +57,18 @@ class NetworkConfig(Config):
 
     attention: str = "linear"
     attention_options: dict[str, OptionValue] = {}
-    layers: Positive = 4
-    heads: Positive = 4
-    width: Positive = 128
-    head_width: Positive = 32
-    feed_forward: Positive = 512
+    layers: Layers = 4
+    heads: Size = 4
+    width: Size = 128
+    head_width: Size = 32
+    feed_forward: Size = 512
     activation: Literal["gelu", "relu"] = "gelu"
     norm: Literal["pre", "post"] = "pre"
     dropout: Fraction = 0.0
     context: Literal["previous", "neighbours"] = "neighbours"
     embedding: Literal["grid", "paper"] = "grid"
     head: Literal["categorical", "mixture"] = "categorical"
-    mixtures: Positive = 10
+    mixtures: Size = 10
 
     @model_validator(mode="after")
     def _paper_embedding_needs_an_even_half(self) -> Self:
@@ -84,7 +88,7 @@ class DataConfig(Config):
 
     name: str = "mnist"
     data_dir: str | None = None
-    image_size: Positive | None = None
+    image_size: Side | None = None
     channels: Literal[1, 3] | None = None
 
 

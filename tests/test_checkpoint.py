@@ -34,6 +34,7 @@ from linformer_cli.checkpoint import (
 )
 from linformer_cli.errors import CheckpointError, UsageError
 from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.runtime import measure_peak_memory
 
 
 @pytest.fixture
@@ -551,3 +552,26 @@ def test_weights_are_loaded_from_where_the_checkpoint_was_read(tmp_path, mine, b
     assert equal_weights(load_weights(read), build_tiny_model())
     with pytest.raises(CheckpointError, match="SHA-256"):
         load_weights(moved)
+
+
+def test_a_link_out_of_the_folder_is_refused(tiny_checkpoint, tmp_path, raises_one_line) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny_checkpoint, copy)
+    (copy / WEIGHTS).rename(tmp_path / "elsewhere.safetensors")
+    (copy / WEIGHTS).symlink_to(tmp_path / "elsewhere.safetensors")
+    with raises_one_line(CheckpointError, WEIGHTS, "link out of its folder"):
+        load_model(copy)
+
+
+@pytest.mark.parametrize("key", ["width", "feed_forward", "layers", "heads", "head_width", "mixtures"])
+def test_a_damaged_size_takes_no_memory(tiny_checkpoint, tmp_path, raises_one_line, key) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny_checkpoint, copy)
+    for value, message in ((1024, WEIGHTS), (10**9, CONFIG)):
+        document = json.loads((tiny_checkpoint / CONFIG).read_text())
+        document["model"] |= {"head": "mixture", key: value}
+        (copy / CONFIG).write_text(json.dumps(document))
+        before = measure_peak_memory()
+        with raises_one_line(CheckpointError, message):
+            load_model(copy)
+        assert measure_peak_memory() - before < 200 * 2**20

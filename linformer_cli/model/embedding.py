@@ -31,7 +31,7 @@ def context_sources(context: str, image: ImageShape) -> Tensor:
     above left, above, above right, two above) and for the channels of the pixel itself that come before this one; a
     pixel outside the image is missing. Every place is smaller than its position.
     """
-    positions = torch.arange(image.positions)
+    positions = torch.arange(image.positions, device="cpu")  # counted now, also for a model without memory
     if context == "previous":
         return (positions - 1).unsqueeze(1)
     channel = positions % image.channels
@@ -62,7 +62,7 @@ class PixelEmbedding(nn.Module):
         self.levels = image.levels
         sources = context_sources(config.context, image)
         self.register_buffer("sources", sources, persistent=False)
-        distances = torch.arange(image.positions).unsqueeze(1) - sources
+        distances = torch.arange(image.positions, device="cpu").unsqueeze(1) - sources
         self.reach = int(distances[sources >= 0].max()) if image.positions > 1 else 1
         paper = config.embedding == "paper"
         value_width = config.width // 2 if paper else config.width
