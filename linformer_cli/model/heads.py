@@ -64,7 +64,8 @@ class MixtureHead(Head):
     which cancels nowhere, so that the probabilities of all values add up to 1.
     """
 
-    smallest_log_scale = -7.0
+    # Narrower than a bin, and so wide that it is flat: beyond these nothing changes but the rounding.
+    log_scale_bounds = (-7.0, 40.0)
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config.width, 3 * config.mixtures, config.image.levels)
@@ -80,7 +81,7 @@ class MixtureHead(Head):
     def _log_mass(self, parameters: Tensor, values: Tensor) -> Tensor:
         # In float64: the edges of narrow bins, far from their mean, cancel too much in float32.
         logits, means, log_scales = _precise(parameters).split(self.mixtures, dim=-1)
-        inverse_scales = torch.exp(-log_scales.clamp(min=self.smallest_log_scale))
+        inverse_scales = torch.exp(-log_scales.clamp(*self.log_scale_bounds))
         values = values.unsqueeze(-1)
         bin_width = 2 / (self.levels - 1)
         centre = values.to(means.dtype) * bin_width - 1
@@ -101,7 +102,7 @@ class MixtureHead(Head):
         logits, means, log_scales = _precise(parameters).split(self.mixtures, dim=-1)
         component, place = invert_cumulative(logits.softmax(dim=-1), uniforms)
         mean, log_scale = (x.gather(-1, component.unsqueeze(-1)).squeeze(-1) for x in (means, log_scales))
-        x = mean + log_scale.clamp(min=self.smallest_log_scale).exp() * place.logit(eps=1e-12)
+        x = mean + log_scale.clamp(*self.log_scale_bounds).exp() * place.logit(eps=1e-12)
         values: Tensor = ((x + 1) * ((self.levels - 1) / 2)).round()
         return values.clamp(0, self.levels - 1).long()
 
