@@ -1,6 +1,6 @@
 """The whole model: images as sequences of values, one prediction a position, in parallel or step by step."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -46,11 +46,15 @@ class PixelModel(nn.Module):
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=module.in_features**-0.5)
                 nn.init.zeros_(module.bias)
-        for block in self.blocks:
-            assert isinstance(block, Block)
+        for block in self._typed_blocks:
             for last in (block.attention.output, block.feed_forward.output):
                 last.weight.data.mul_((2 * self.config.layers) ** -0.5)
         self.head.projection.weight.data.mul_(0.1)
+
+    @property
+    def _typed_blocks(self) -> list[Block]:
+        # A ModuleList does not say what it holds.
+        return cast(list[Block], list(self.blocks))
 
     @property
     def device(self) -> torch.device:
@@ -80,8 +84,7 @@ class PixelModel(nn.Module):
         embedding = self.embedding.init_state(len(tokens), tokens.device) if state is None else state.embedding
         x, embedding = self.embedding(tokens, embedding)
         layers = []
-        for index, block in enumerate(self.blocks):
-            assert isinstance(block, Block)
+        for index, block in enumerate(self._typed_blocks):
             x, layer = block.attend(x, None if state is None else state.layers[index])
             layers.append(layer)
         return self.head(self.norm(x)), PixelState(embedding, tuple(layers))
@@ -90,8 +93,7 @@ class PixelModel(nn.Module):
         """The state before the first token, for `batch` images; `capacity` (default T) bounds a growing one."""
         capacity = capacity or self.config.image.positions
         layers = tuple(
-            block.attention.inner.init_state(batch, capacity, self.device, self.dtype)  # type: ignore[union-attr, operator]
-            for block in self.blocks
+            block.attention.inner.init_state(batch, capacity, self.device, self.dtype) for block in self._typed_blocks
         )
         return PixelState(self.embedding.init_state(batch, self.device), layers)
 
@@ -101,8 +103,7 @@ class PixelModel(nn.Module):
         x, embedding = self.embedding(tokens_t.unsqueeze(1), state.embedding)
         x = x.squeeze(1)
         layers = []
-        for block, layer in zip(self.blocks, state.layers, strict=True):
-            assert isinstance(block, Block)
+        for block, layer in zip(self._typed_blocks, state.layers, strict=True):
             x, layer = block.step(x, layer)
             layers.append(layer)
         return self.head(self.norm(x)), PixelState(embedding, tuple(layers))
@@ -115,10 +116,7 @@ class PixelModel(nn.Module):
     def state_bytes(self, batch: int, positions: int | None = None) -> int:
         """Bytes that stepping carries for `batch` images after `positions` (default T) positions."""
         positions = positions or self.config.image.positions
-        layers = sum(
-            block.attention.inner.state_bytes(batch, positions, self.dtype)  # type: ignore[union-attr, operator]
-            for block in self.blocks
-        )
+        layers = sum(block.attention.inner.state_bytes(batch, positions, self.dtype) for block in self._typed_blocks)
         recent = batch * self.embedding.reach * torch.int16.itemsize
         return int(layers) + recent + torch.int64.itemsize
 
