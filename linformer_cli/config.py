@@ -14,8 +14,8 @@ OptionValue = bool | int | float | str
 Positive = Annotated[int, Field(gt=0)]
 # Far above what anyone trains, and low enough that a damaged file cannot ask for all memory.
 Size = Annotated[int, Field(gt=0, le=65_536)]
-Side = Annotated[int, Field(gt=0, le=1_024)]
 Layers = Annotated[int, Field(gt=0, le=1_024)]
+LARGEST_IMAGE = 2**20
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -31,10 +31,16 @@ ConfigType = TypeVar("ConfigType", bound=Config)
 class ImageShape(Config):
     """Size of the images a model draws. `levels` is the number of values a channel can take."""
 
-    height: Side
-    width: Side
+    height: Size
+    width: Size
     channels: Literal[1, 3] = 1
     levels: Annotated[int, Field(ge=2, le=256)] = 256
+
+    @model_validator(mode="after")
+    def _not_too_large(self) -> Self:
+        if self.positions > LARGEST_IMAGE:
+            raise ValueError(f"an image can have {LARGEST_IMAGE:,} values, {self.positions:,} were asked for")
+        return self
 
     @property
     def positions(self) -> int:
@@ -88,7 +94,7 @@ class DataConfig(Config):
 
     name: str = "mnist"
     data_dir: str | None = None
-    image_size: Side | None = None
+    image_size: Size | None = None
     channels: Literal[1, 3] | None = None
 
 

@@ -48,8 +48,10 @@ def load_picture(path: str | Path, shape: ImageShape, fit: Fit = "crop", invert:
         raise DataError(f"'{path}' is not a picture that Pillow can read") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise DataError(f"'{path}' has more pixels than is safe to open ({Image.MAX_IMAGE_PIXELS:,})") from None
-    except (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError, OverflowError) as error:
-        raise DataError(f"'{path}' cannot be read: {str(error) or type(error).__name__}") from None
+    except Exception as error:
+        # Pillow's decoders raise whatever the damage makes them: OSError, SyntaxError, struct.error, IndexError ...
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise DataError(f"'{path}' cannot be read: {reason}") from None
     notes = [f"has {frames} frames; the first is taken"] if frames > 1 else []
     if picture.size != (shape.width, shape.height):
         notes.append(f"{picture.width} x {picture.height} pixels made {shape.width} x {shape.height} ({fit})")
