@@ -66,11 +66,13 @@ def main() -> NoReturn:
         hint = f" (see '{context.command_path} --help')" if context is not None else ""
         _end(f"Error: {error.format_message()}{hint}", error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        _end("Stopped", 130)
+        code = 130
     except BrokenPipeError:
         # Whoever read our output has gone; Python must not complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    if code == 130:  # Typer, too, turns a Ctrl-C into this number
+        _end("Stopped", 130)
     sys.exit(code if isinstance(code, int) else 0)
 
 

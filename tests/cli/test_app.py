@@ -90,3 +90,13 @@ def test_a_mistake_is_one_line_and_an_exit_code(lintx, tmp_path, monkeypatch, ar
     assert len(errors) == 1 and message in errors[0]
     assert "Traceback" not in outcome.stderr and outcome.stdout == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_is_one_word_and_130(lintx, monkeypatch, tmp_path):
+    def interrupted(*_arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("linformer_cli.cli.sample.open_session", interrupted)
+    outcome = lintx("sample", "-o", tmp_path / "x.png")
+    assert (outcome.code, outcome.stdout, outcome.stderr) == (130, "", "Stopped\n")
+    assert list(tmp_path.iterdir()) == []
