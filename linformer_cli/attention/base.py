@@ -65,6 +65,8 @@ class Attention(nn.Module, ABC):
     shared_query_key: ClassVar[bool] = False
     # E, the number of extra scalars per head and position that the layer projects for this mechanism.
     extra_per_head: int = 0
+    # Where the bias of that projection starts: 5, say, for a gate that should be nearly open at first.
+    extra_bias: float = 0.0
 
     def __init__(self, options: AttentionOptions, shape: AttentionShape) -> None:
         super().__init__()

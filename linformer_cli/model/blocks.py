@@ -31,6 +31,12 @@ class AttentionLayer(nn.Module):
         self.input = nn.Linear(config.width, shape.heads * sum(self.widths))
         self.output = nn.Linear(shape.heads * shape.value_width, config.width)
 
+    @torch.no_grad()
+    def start_extra_bias(self) -> None:
+        """The extra scalars start around the value that the mechanism asks for."""
+        if self.inner.extra_per_head:
+            self.input.bias[-self.heads * self.inner.extra_per_head :] = self.inner.extra_bias
+
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """x [..., width] to q, k, v and extra, each [..., H, its own width]."""
         parts = self.input(x).split([self.heads * width for width in self.widths], dim=-1)

@@ -47,6 +47,7 @@ class PixelModel(nn.Module):
                 nn.init.normal_(module.weight, std=module.in_features**-0.5)
                 nn.init.zeros_(module.bias)
         for block in self._typed_blocks:
+            block.attention.start_extra_bias()
             for last in (block.attention.output, block.feed_forward.output):
                 last.weight.data.mul_((2 * self.config.layers) ** -0.5)
         self.head.projection.weight.data.mul_(0.1)

@@ -1,16 +1,16 @@
-"""The contract that every mechanism of the catalogue meets. A new mechanism is one line in `CASES`."""
+"""The contract that every mechanism of the catalogue meets. A new mechanism is one file in `cases/`."""
 
 import functools
 import importlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import torch
-from attention import oracles
+from attention.inputs import Case, Inputs
 from tolerances import BFLOAT16, CAUSALITY, FLOAT32_DRIFT, FLOAT64, assert_agree
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,70 +25,20 @@ from linformer_cli.attention.base import (
     state_tensors,
 )
 
-Tensors = Mapping[str, Tensor]
 CPU = torch.device("cpu")
 LENGTH = 130
 
 
-class Inputs(NamedTuple):
-    """q, k [B, H, T, K], v [B, H, T, V] and, for a mechanism that asks for it, extra [B, H, T, E]."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    extra: Tensor | None = None
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> "Inputs":
-        return Inputs(*(None if part is None else change(part) for part in self))
-
-    def block(self, start: int, stop: int | None = None) -> "Inputs":
-        return self.map(lambda part: part[:, :, start:stop])
-
-    def leaves(self) -> list[Tensor]:
-        return [part for part in self if part is not None]
-
-
-class Case(NamedTuple):
-    """A mechanism with options so small that 130 positions cross at least three of its boundaries.
-
-    `oracle` gets the inputs and all parameters and buffers by name. `condition` [B, H, T] says how far a denominator
-    cancels, for the mechanisms where it can.
-    """
-
-    attention: str
-    options: dict[str, Any]
-    oracle: Callable[[Inputs, Tensors], Tensor]
-    condition: Callable[[Inputs], Tensor] | None = None
-
-
-def linear_case(feature_map: str, kernel: oracles.Kernel, cancels: bool = False) -> Case:
-    return Case(
-        "linear",
-        {"feature_map": feature_map, "chunk": 16},
-        lambda x, _: oracles.linear(x.q, x.k, x.v, kernel),
-        (lambda x: oracles.linear_condition(x.q, x.k, kernel)) if cancels else None,
-    )
-
-
-def learned_linear(x: Inputs, tensors: Tensors) -> Tensor:
-    kernel = oracles.learned_kernel(tensors["feature_map.weight"], tensors["feature_map.bias"])
-    return oracles.linear(x.q, x.k, x.v, kernel)
-
-
-CASES = {
-    "softmax": Case("softmax", {}, lambda x, _: oracles.softmax(x.q, x.k, x.v)),
-    "linear-elu": linear_case("elu", oracles.elu_kernel),
-    "linear-relu": linear_case("relu", oracles.relu_kernel),
-    "linear-poly2": linear_case("poly2", oracles.poly2_kernel, cancels=True),
-    "linear-taylor2": linear_case("taylor2", oracles.taylor2_kernel, cancels=True),
-    "linear-learned": Case("linear", {"feature_map": "learned", "features": 7, "chunk": 16}, learned_linear),
+# One file of cases for each mechanism, under its name.
+CASES: dict[str, Case] = {
+    key: case for name in CATALOGUE for key, case in importlib.import_module(f"attention.cases.{name}").CASES.items()
 }
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 every_mechanism = pytest.mark.parametrize("key", CATALOGUE)
 
 
 def build(case: Case, dtype: torch.dtype = torch.float64, key_width: int = 6, value_width: int = 5) -> Attention:
-    shape = AttentionShape(heads=2, key_width=key_width, value_width=value_width, positions=784, row=28)
+    shape = AttentionShape(heads=case.heads, key_width=key_width, value_width=value_width, positions=784, row=28)
     torch.manual_seed(20)
     return build_attention(case.attention, case.options, shape).to(dtype).eval()
 
@@ -170,8 +120,11 @@ def condition_of(case: Case, inputs: Inputs) -> Tensor | None:
 # 0. Nothing of the catalogue goes without a case.
 
 
-def test_every_mechanism_has_a_case() -> None:
-    assert {case.attention for case in CASES.values()} == set(CATALOGUE)
+@every_mechanism
+def test_every_mechanism_has_cases_of_its_own(key: str) -> None:
+    cases = importlib.import_module(f"attention.cases.{key}").CASES
+    assert cases and {case.attention for case in cases.values()} == {key}
+    assert all(CASES[name] is case for name, case in cases.items()), "two cases of one name"
 
 
 def option_choices(annotation: Any) -> Iterator[Any]:
@@ -577,7 +530,7 @@ def test_keys_and_values_may_differ_in_width(case: Case, key_width: int, value_w
     condition = condition_of(case, inputs)
     with torch.no_grad():
         y, state = attend(mechanism, inputs)
-        assert y.shape == (2, 2, 40, value_width)
+        assert y.shape == (2, case.heads, 40, value_width)
         assert_agree(y, run_oracle(case, mechanism, inputs), FLOAT64, condition)
         assert_agree(step_through(mechanism, inputs)[0], y, FLOAT64, condition)
     assert measure_state_bytes(state) == mechanism.state_bytes(2, 40, torch.float64)

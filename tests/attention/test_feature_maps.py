@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from attention import oracles
+from attention.cases import linear as oracles
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 

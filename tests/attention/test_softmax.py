@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attention import oracles
+from attention.cases.softmax import softmax
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
@@ -40,7 +40,7 @@ def step_through(
 def test_a_full_cache_grows_and_forgets_nothing(capacity: int) -> None:
     attention, inputs = build(), draw(25)
     y, state = step_through(attention, inputs, attention.init_state(2, capacity, CPU, torch.float64))
-    assert_agree(y, oracles.softmax(*inputs), FLOAT64)
+    assert_agree(y, softmax(*inputs), FLOAT64)
     assert int(state.position) == 25
     assert 25 <= state.keys.shape[2] < 50, "grown by doubling, and no further than needed"
     assert torch.equal(state.keys[:, :, :25], inputs[1])
@@ -51,7 +51,7 @@ def test_a_cache_that_grew_out_of_attend_grows_on_by_steps() -> None:
     attention, inputs = build(), draw(25)
     _, state = attention.attend(*(part[:, :, :7] for part in inputs))
     y, _ = step_through(attention, inputs, state, start=7)
-    assert_agree(y, oracles.softmax(*inputs)[:, :, 7:], FLOAT64)
+    assert_agree(y, softmax(*inputs)[:, :, 7:], FLOAT64)
 
 
 def test_steps_within_the_capacity_allocate_nothing_new() -> None:
@@ -66,7 +66,7 @@ def test_steps_within_the_capacity_allocate_nothing_new() -> None:
 @pytest.mark.parametrize("capacity", [3, 12, 25, 60])
 def test_attend_from_an_empty_cache_of_any_capacity(capacity: int) -> None:
     attention, inputs = build(), draw(25)
-    expected = oracles.softmax(*inputs)
+    expected = softmax(*inputs)
     empty = attention.init_state(2, capacity, CPU, torch.float64)
     y, state = attention.attend(*(part[:, :, :12] for part in inputs), empty)
     assert_agree(y, expected[:, :, :12], FLOAT64)
@@ -85,7 +85,7 @@ def test_what_lies_behind_the_valid_positions_is_never_seen() -> None:
     state.values.fill_(torch.nan)
     y, state = attention.attend(*(part[:, :, :12] for part in inputs), state)
     rest, _ = step_through(attention, inputs, state, start=12)
-    assert_agree(torch.cat([y, rest], dim=2), oracles.softmax(*inputs), FLOAT64)
+    assert_agree(torch.cat([y, rest], dim=2), softmax(*inputs), FLOAT64)
 
 
 def test_autocast_keeps_the_type_of_the_values() -> None:
@@ -94,7 +94,7 @@ def test_autocast_keeps_the_type_of_the_values() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         half, _ = attention.attend(q.bfloat16(), k.bfloat16(), v.bfloat16())
     assert half.dtype == torch.bfloat16
-    torch.testing.assert_close(half.float(), oracles.softmax(q, k, v), rtol=0, atol=0.05)
+    torch.testing.assert_close(half.float(), softmax(q, k, v), rtol=0, atol=0.05)
 
 
 def test_there_are_no_options() -> None:

@@ -1,21 +1,16 @@
-"""What every mechanism computes, written down as plainly as possible: T x T weights and nothing from the package.
+"""Linear attention by its definition: T x T weights and nothing from the package.
 
-q and k are [B, H, T, K], v is [B, H, T, V]; a kernel gives [B, H, T, T], its row the query's position.
+A kernel gives [B, H, T, T], its row the query's position.
 """
 
 import math
 from collections.abc import Callable
 
 import torch
+from attention.inputs import Case, Inputs, Tensors
 from torch import Tensor
 
 Kernel = Callable[[Tensor, Tensor], Tensor]
-
-
-def softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
-    future = torch.ones_like(scores).triu(1) == 1
-    return scores.masked_fill(future, -math.inf).softmax(-1) @ v
 
 
 def linear(q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
@@ -59,3 +54,26 @@ def learned_kernel(weight: Tensor, bias: Tensor) -> Kernel:
         return relu_kernel(q, k)
 
     return kernel
+
+
+def linear_case(feature_map: str, kernel: Kernel, cancels: bool = False) -> Case:
+    return Case(
+        "linear",
+        {"feature_map": feature_map, "chunk": 16},
+        lambda x, _: linear(x.q, x.k, x.v, kernel),
+        (lambda x: linear_condition(x.q, x.k, kernel)) if cancels else None,
+    )
+
+
+def learned_linear(x: Inputs, tensors: Tensors) -> Tensor:
+    kernel = learned_kernel(tensors["feature_map.weight"], tensors["feature_map.bias"])
+    return linear(x.q, x.k, x.v, kernel)
+
+
+CASES = {
+    "linear-elu": linear_case("elu", elu_kernel),
+    "linear-relu": linear_case("relu", relu_kernel),
+    "linear-poly2": linear_case("poly2", poly2_kernel, cancels=True),
+    "linear-taylor2": linear_case("taylor2", taylor2_kernel, cancels=True),
+    "linear-learned": Case("linear", {"feature_map": "learned", "features": 7, "chunk": 16}, learned_linear),
+}

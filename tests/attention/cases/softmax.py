@@ -1,0 +1,16 @@
+"""Softmax attention by its definition: T x T weights and nothing from the package."""
+
+import math
+
+import torch
+from attention.inputs import Case
+from torch import Tensor
+
+
+def softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    future = torch.ones_like(scores).triu(1) == 1
+    return scores.masked_fill(future, -math.inf).softmax(-1) @ v
+
+
+CASES = {"softmax": Case("softmax", {}, lambda x, _: softmax(x.q, x.k, x.v))}
