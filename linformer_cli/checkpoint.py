@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,8 @@ class CheckpointInfo(Config):
     training: TrainingSummary
     weights_sha256: str = ""
     training_sha256: str | None = None
+    # Of this document without this line: whoever changes something on purpose leaves the line out.
+    config_sha256: str | None = None
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,14 @@ def find_checkpoint(name: str | Path | None = None) -> Path:
     Raises `CheckpointError` for a path that is none of these, `UsageError` for a name that nothing has.
     """
     name = DEFAULT_CHECKPOINT if name is None else name
-    path = Path(name)
+    try:
+        return _find(name, Path(name))
+    except (OSError, ValueError) as error:  # a name that the system takes for no path at all: too long, say
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise CheckpointError(f"no checkpoint at '{str(name)[:200]}': {reason}") from None
+
+
+def _find(name: str | Path, path: Path) -> Path:
     if path.is_dir():
         for folder in (path, path / "best", path / "last"):
             if (found := _settled(folder)) is not None:
@@ -120,6 +130,11 @@ def find_checkpoint(name: str | Path | None = None) -> Path:
     raise unknown_name("checkpoint", str(name), shipped)
 
 
+def holds_checkpoint(folder: Path) -> bool:
+    """Whether `folder` holds a checkpoint, be it one whose replacement was cut off."""
+    return _settled(folder) is not None
+
+
 def read_checkpoint(name: str | Path | None = None) -> Checkpoint:
     """Find a checkpoint and read its configuration, not its weights."""
     path = find_checkpoint(name)
@@ -133,6 +148,11 @@ def read_checkpoint(name: str | Path | None = None) -> Checkpoint:
     found = document.get("format") if isinstance(document, dict) else None
     if isinstance(found, int) and found > FORMAT:
         raise CheckpointError(f"'{path}' was written by a newer lintx (format {found}, this one reads {FORMAT})")
+    signed = document.get("config_sha256") if isinstance(document, dict) else None
+    if signed is not None and signed != _document_digest(document):
+        raise CheckpointError(
+            f"'{file}' is damaged or was changed: its SHA-256 is not its config_sha256; leave that line out to use it"
+        )
     try:
         return Checkpoint(path, CheckpointInfo.model_validate(document))
     except ValidationError as error:
@@ -178,7 +198,14 @@ def load_training_state(checkpoint: Checkpoint) -> TrainingState:
     file = checkpoint.path / TRAINING
     tensors = _load_tensors(file, digest)
     with safe_open(file, "pt") as opened:
-        return TrainingState(tensors, json.loads(opened.metadata()["values"]))
+        written = (opened.metadata() or {}).get("values", "")
+    try:
+        values = json.loads(written)
+    except ValueError:
+        values = None
+    if not isinstance(values, dict):
+        raise CheckpointError(f"'{file}' does not say where its run was: it is no training state of lintx")
+    return TrainingState(tensors, values)
 
 
 def save_checkpoint(
@@ -206,6 +233,7 @@ def save_checkpoint(
             values = {"values": json.dumps(training_state.values)}
             training_digest = _save_tensors(writing / TRAINING, training_state.tensors, values)
         info = info.model_copy(update={"weights_sha256": digest, "training_sha256": training_digest})
+        info = info.model_copy(update={"config_sha256": _document_digest(json.loads(info.model_dump_json()))})
         _write(writing / CONFIG, (info.model_dump_json(indent=2) + "\n").encode())
         _write(writing / CARD, render_card(folder.name, info, model.parameter_count()).encode())
         _flush_folder(writing)
@@ -241,7 +269,7 @@ def render_card(name: str, info: CheckpointInfo, parameters: int) -> str:
 def _settled(folder: Path) -> Path | None:
     """`folder` if it holds a checkpoint, or what a swap that was cut off between its two renames left of it."""
     whole = Path(os.path.abspath(folder))
-    aside = whole.with_name(f".{whole.name}.replaced")
+    aside = whole.parent / f".{whole.name}.replaced"
     return next((path for path in (folder, aside) if (path / CONFIG).is_file()), None)
 
 
@@ -295,6 +323,12 @@ def _flush_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _document_digest(document: Mapping[str, Any]) -> str:
+    """The SHA-256 of a `config.json` without its own digest, whatever the order of its keys and its spaces."""
+    content = {key: value for key, value in document.items() if key != "config_sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _digest(file: Path) -> str:

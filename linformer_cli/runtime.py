@@ -89,6 +89,18 @@ def measure_peak_memory(device: str = "cpu") -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` says that memory ran out: Python's, a GPU's, or that of torch on the CPU."""
+    import torch
+
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    # torch's allocator for the CPU has no exception of its own.
+    return isinstance(error, RuntimeError) and (
+        "can't allocate memory" in str(error) or "not enough memory" in str(error)
+    )
+
+
 def synchronize(device: str) -> None:
     """Wait until the device has done all work, so that a clock read next tells the truth."""
     import torch
@@ -142,7 +154,7 @@ class StopRequest:
 
     signal_number: int | None = field(default=None)
 
-    def raise_if_set(self, message: str) -> None:
+    def raise_if_set(self, message: str = "Stopped") -> None:
         if self.signal_number is not None:
             raise Interrupted(message, self.signal_number)
 

@@ -1,6 +1,7 @@
 """The `lintx` command: one file per command, loaded here; errors become one line and an exit code here."""
 
 import os
+import signal
 import sys
 from typing import Annotated, NoReturn
 
@@ -9,8 +10,10 @@ from typer.exceptions import TyperException
 
 from linformer_cli import __version__
 from linformer_cli.errors import Interrupted, LintxError
+from linformer_cli.runtime import is_out_of_memory
 
 from . import attentions, bench, check, complete, env, evaluate, export, info, sample, train
+from .output import complain
 
 app = typer.Typer(
     name="lintx",
@@ -51,6 +54,7 @@ app.command("env")(env.env)
 
 def main() -> NoReturn:
     """Run the command line; every foreseen failure is one line on stderr and its exit code."""
+    terminated = _raise_on_sigterm()
     try:
         code = app(standalone_mode=False)
     except Interrupted as stopped:
@@ -71,12 +75,30 @@ def main() -> NoReturn:
         # Whoever read our output has gone; Python must not complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except OSError as error:  # what the system refuses is no fault of ours, and says itself what it is
+        where = f": '{str(error.filename)[:200]}'" if error.filename is not None else ""
+        _end(f"Error: {error.strerror or error}{where}", 1)
+    except Exception as error:
+        if not ("torch" in sys.modules and is_out_of_memory(error)):
+            raise
+        _end("Error: there is not enough memory; try a smaller --batch", 1)
     if code == 130:  # Typer, too, turns a Ctrl-C into this number
-        _end("Stopped", 130)
+        _end("Stopped", 128 + signal.SIGTERM if terminated else 130)
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def _raise_on_sigterm() -> list[int]:
+    """Let SIGTERM unwind like Ctrl-C, so that nothing half-written stays; what is returned fills when one came."""
+    received: list[int] = []
+
+    def handle(number: int, _frame: object) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, handle)
+    return received
+
+
 def _end(message: str, code: int) -> NoReturn:
-    """One line on stderr, whatever line ends the message had."""
-    typer.echo(" ".join(message.split()), err=True)
+    complain(message)
     sys.exit(code)

@@ -20,6 +20,7 @@ def check(
     ] = None,
     seed: options.Seed = 0,
     checkpoint_option: options.CheckpointOption = None,
+    quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
     """Prove that both executions agree.

@@ -10,7 +10,7 @@ import typer
 from linformer_cli.errors import DataError
 
 from . import options
-from .output import print_json, talk
+from .output import complain, print_json, say_halved, talk
 from .session import Session, open_session
 
 if TYPE_CHECKING:
@@ -43,12 +43,19 @@ def complete(
     scale: Annotated[
         int | None, typer.Option("--scale", min=1, help="Enlarges the pixels.", show_default=False)
     ] = None,
+    gif: Annotated[
+        Path | None,
+        typer.Option(
+            "--gif", help="Also an animation of the pictures being drawn.", show_default=False, metavar="FILE"
+        ),
+    ] = None,
     temperature: options.Temperature = 1.0,
     top_k: options.TopK = None,
     top_p: options.TopP = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     precision: options.SamplingPrecision = options.PrecisionName.AUTO,
+    quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
     """Complete your own pictures.
@@ -65,6 +72,7 @@ def complete(
     """
     session = open_session(checkpoint, device, precision.value)
 
+    from linformer_cli.report.animation import encode_gif, frame_rows
     from linformer_cli.report.grids import encode_png, stack_rows, write_file
     from linformer_cli.sampling.choose import Filters
     from linformer_cli.sampling.complete import parse_keep
@@ -72,24 +80,32 @@ def complete(
     filters = Filters(temperature, top_k, top_p)
     known = parse_keep(keep, session.model.config.image)
     settings = {**session.record, "seed": seed, "batch": count, "keep": keep, "invert": invert, **vars(filters)}
-    rows, results, failures = [], [], []
+    done: list[tuple[Picture, Completion]] = []
+    results, failures = [], []
     for path in images:
         try:
             picture, completion = _complete_one(session, path, known, count, seed, filters, fit, invert)
         except DataError as error:
             if len(images) == 1:
                 raise
-            talk(f"Error: {error}")
+            complain(f"Error: {error}")
             failures.append({"image": path, "error": str(error)})
             continue
-        rows.append(_render(session, picture, completion, scale))
+        done.append((picture, completion))
         results.append(_describe(picture, completion))
-    if rows:
-        pictures = [result["image"] for result in results]
-        write_file(out, encode_png(stack_rows(rows), {**settings, "images": pictures}))
+    if done:
+        record = {**settings, "images": [result["image"] for result in results]}
+        height = session.model.config.image.height
+        write_file(out, encode_png(stack_rows([_render(session, *pair, scale) for pair in done]), record))
         talk(f"wrote {out}")
+        if gif is not None:
+            shown = frame_rows(height, known // session.model.config.image.values_per_row)
+            frames = [stack_rows([_render(session, *pair, scale, rows) for pair in done]) for rows in shown]
+            write_file(gif, encode_gif(frames, record))
+            talk(f"wrote {gif}")
     if json:
-        print_json({**settings, "images": len(results), "rows": results, "failures": failures, "out": out})
+        result = {"images": len(results), "rows": results, "failures": failures, "out": out, "gif": gif}
+        print_json({**settings, **result})
     if failures:
         raise DataError(f"{len(failures)} of {len(images)} pictures could not be read; the others were completed")
 
@@ -110,14 +126,20 @@ def _complete_one(
         remedy = "leave out --invert" if invert else "try --invert"
         talk(f"hint: {path} has a {ours} background, the model learned a {theirs} one; {remedy}")
     values = images_to_values(picture.image[None], shape.levels)[0]
-    return picture, complete_values(session.model, values, known, count, seed, filters)
+    return picture, complete_values(session.model, values, known, count, seed, filters, say_halved)
 
 
-def _render(session: Session, picture: "Picture", completion: "Completion", scale: int | None) -> Any:
+def _render(
+    session: Session, picture: "Picture", completion: "Completion", scale: int | None, shown_rows: int | None = None
+) -> Any:
+    """The row of one picture; of the completions only the first `shown_rows` rows, where that is given."""
     from linformer_cli.data.sequence import values_to_images
+    from linformer_cli.report.animation import hide_rows
     from linformer_cli.report.grids import render_completion
 
     completed = values_to_images(completion.values, session.model.config.image)
+    if shown_rows is not None:
+        completed = hide_rows(completed, shown_rows)
     return render_completion(picture.image, completion.known, completed, picture.image, scale)
 
 

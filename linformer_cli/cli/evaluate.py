@@ -39,6 +39,7 @@ def evaluate(
     device: options.Device = "auto",
     precision: options.SamplingPrecision = options.PrecisionName.AUTO,
     checkpoint_option: options.CheckpointOption = None,
+    quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
     """Measure bits/dim over a split.

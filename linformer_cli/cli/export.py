@@ -17,6 +17,7 @@ def export(
     dtype: Annotated[
         options.PrecisionName, typer.Option("--dtype", help="Round the weights: bf16 halves the file.")
     ] = options.PrecisionName.FP32,
+    quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
     """Copy a model out of its run.

@@ -8,6 +8,8 @@ import typer
 
 from linformer_cli.errors import UsageError
 
+from .output import set_quiet
+
 
 class PrecisionName(StrEnum):
     AUTO = "auto"
@@ -19,6 +21,11 @@ class TableFormat(StrEnum):
     TABLE = "table"
     MD = "md"
     CSV = "csv"
+
+
+def _hush(quiet: bool) -> bool:
+    set_quiet(quiet)
+    return quiet
 
 
 CheckpointArgument = Annotated[
@@ -53,6 +60,9 @@ SamplingPrecision = Annotated[
         help="Of weights and activations; sums are float32 always. auto samples in fp32: an image is then the same at "
         "any --batch, but for at most 1 in 100 through rounding. bf16 promises that for one batch size only.",
     ),
+]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Say nothing on stderr but errors and warnings.", callback=_hush)
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else there.")]
 DataDir = Annotated[

@@ -13,9 +13,38 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+_quiet = False
+
+
+def set_quiet(quiet: bool) -> None:
+    """Whether `talk` and all progress are left out; every command sets it anew."""
+    global _quiet
+    _quiet = quiet
+
+
+def is_quiet() -> bool:
+    return _quiet
+
+
 def talk(message: str) -> None:
-    """A line for the user on stderr."""
-    print(message, file=sys.stderr, flush=True)
+    """A line for the user on stderr, unless --quiet."""
+    if not _quiet:
+        complain(message)
+
+
+def complain(message: str) -> None:
+    """A line on stderr about something that went wrong, also with --quiet."""
+    print(one_line(message), file=sys.stderr, flush=True)
+
+
+def one_line(message: str) -> str:
+    """`message` without line ends and without what a file's name or content could do to a terminal."""
+    return " ".join("".join(sign if sign.isprintable() else " " for sign in message).split())
+
+
+def say_halved(batch: int) -> None:
+    """For `on_halve` of the sampling functions."""
+    complain(f"out of memory; going on with {batch} at once, the images stay the same")
 
 
 def print_json(value: object) -> None:
@@ -43,6 +72,6 @@ def show_preview(images: "NDArray[np.uint8]") -> None:
     from linformer_cli.report.terminal import render_preview
 
     console = Console(stderr=True)
-    if console.is_terminal:
+    if console.is_terminal and not _quiet:
         colour = console.color_system is not None and not console.no_color
         console.print(render_preview(images, console.width, colour=colour))

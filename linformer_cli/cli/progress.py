@@ -10,9 +10,11 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from linformer_cli.report.terminal import format_bytes, format_duration
 
+from .output import is_quiet
+
 if TYPE_CHECKING:
     from linformer_cli.evaluation.bits import Bits
-    from linformer_cli.training.loop import Progress as RunProgress
+    from linformer_cli.training.progress import Progress as RunProgress
 
 _PLAIN_INTERVAL_SECONDS = 10.0
 
@@ -29,7 +31,7 @@ class TrainingDisplay:
         self._next_plain = 0.0
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
+        if self._console.is_terminal and not is_quiet():
             columns = (BarColumn(bar_width=20), TextColumn("{task.percentage:.0f}%"), TextColumn("{task.description}"))
             self._live = Progress(*columns, console=self._console)
             self._bar = self._live.add_task("starting", total=1.0)
@@ -49,7 +51,7 @@ class TrainingDisplay:
         )
         if self._live is not None:
             self._live.update(self._bar, completed=finished_share, description=line)
-        elif time.monotonic() >= self._next_plain:
+        elif time.monotonic() >= self._next_plain and not is_quiet():
             self._next_plain = time.monotonic() + _PLAIN_INTERVAL_SECONDS
             self._say(f"{finished_share:4.0%}  {line}")
 
@@ -66,6 +68,9 @@ class TrainingDisplay:
     def on_save(self, path: Path, progress: "RunProgress") -> None:
         """Saving is not news; the progress line goes on."""
 
+    def on_spike(self, message: str) -> None:
+        self._print(f"warning: {message}")
+
     def _remaining(self, share: float) -> str:
         """The time left, from the speed since this process began (a resumed run starts in the middle)."""
         if self._first_share is None:
@@ -76,4 +81,8 @@ class TrainingDisplay:
         return format_duration((time.monotonic() - self._began) / done * (1 - share))
 
     def _say(self, line: str) -> None:
+        if not is_quiet():
+            self._print(line)
+
+    def _print(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)

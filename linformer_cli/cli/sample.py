@@ -10,7 +10,7 @@ import typer
 from linformer_cli.errors import UsageError
 
 from . import options
-from .output import print_json, show_preview, talk
+from .output import complain, print_json, say_halved, show_preview, talk
 from .session import open_session
 
 
@@ -35,8 +35,13 @@ def sample(
     seed: options.Seed = 0,
     device: options.Device = "auto",
     precision: options.SamplingPrecision = options.PrecisionName.AUTO,
+    gif: Annotated[
+        Path | None,
+        typer.Option("--gif", help="Also an animation of the grid being drawn.", show_default=False, metavar="FILE"),
+    ] = None,
     preview: Annotated[bool, typer.Option(help="Show some images in the terminal.")] = True,
     checkpoint_option: options.CheckpointOption = None,
+    quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
     """Draw images from a model.
@@ -51,14 +56,17 @@ def sample(
     - `lintx sample -n 64 -o grid.png`
     - `lintx sample runs/first -n 16 --temperature 0.9 --files digits/`
     - `lintx sample -n 4 -o - | display`
+    - `lintx sample -n 16 --gif drawing.gif`
     """
     if out == "-" and json:
         raise UsageError("-o - and --json both want stdout; give -o a file")
     session = open_session(options.one_checkpoint(checkpoint, checkpoint_option), device, precision.value)
 
     import numpy as np
+    from numpy.typing import NDArray
 
     from linformer_cli.data.sequence import values_to_images
+    from linformer_cli.report.animation import encode_gif, frame_rows, hide_rows
     from linformer_cli.report.grids import encode_png, render_grid, write_file
     from linformer_cli.report.terminal import format_bytes, format_duration
     from linformer_cli.sampling.choose import Filters
@@ -67,38 +75,56 @@ def sample(
     filters = Filters(temperature, top_k, top_p)
     settings = {**session.record, "seed": seed, "batch": batch, **vars(filters)}
     began = time.perf_counter()
-    batches, state_bytes = [], 0
-    for part in iter_samples(session.model, count, batch, seed, filters):
-        batches.append(values_to_images(part.values, session.model.config.image))
-        state_bytes = max(state_bytes, part.state_bytes)
-        if files is not None:
-            # Written as they come: whoever stops a long job keeps what is done.
-            for index, image in enumerate(batches[-1], start=batch * (len(batches) - 1)):
-                png = encode_png(render_grid(image[None], scale=1), {**settings, "index": index})
-                write_file(files / f"{index:05d}.png", png)
+    batches: list[NDArray[np.uint8]] = []
+    drawn, state_bytes, stopped = 0, 0, False
+    try:
+        for part in iter_samples(session.model, count, batch, seed, filters, say_halved):
+            images = values_to_images(part.values, session.model.config.image)
+            if files is not None:
+                # Written as they come: whoever stops a long job keeps what is done.
+                for index, image in enumerate(images, start=drawn):
+                    png = encode_png(render_grid(image[None], scale=1), {**settings, "index": index})
+                    write_file(files / f"{index:05d}.png", png)
+            batches.append(images)
+            drawn += len(images)
+            state_bytes = max(state_bytes, part.state_bytes)
+    except KeyboardInterrupt:
+        if not drawn:
+            raise
+        stopped = True
     seconds = time.perf_counter() - began
     everything = np.concatenate(batches)
-    png = encode_png(render_grid(everything, columns, scale), {**settings, "count": count})
+    png = encode_png(render_grid(everything, columns, scale), {**settings, "count": drawn})
     if out == "-":
         sys.stdout.buffer.write(png)
         sys.stdout.buffer.flush()
     else:
         write_file(out, png)
+    if gif is not None:
+        shown = frame_rows(everything.shape[1])
+        frames = [render_grid(hide_rows(everything, rows), columns, scale) for rows in shown]
+        write_file(gif, encode_gif(frames, {**settings, "count": drawn}))
     if preview:
         show_preview(everything)
-    rate = count / seconds
-    talk(f"{count} images in {format_duration(seconds)}: {rate:.3g} images/s, state {format_bytes(state_bytes)}")
+    rate = drawn / seconds
+    talk(f"{drawn} images in {format_duration(seconds)}: {rate:.3g} images/s, state {format_bytes(state_bytes)}")
     if out != "-":
-        talk(f"wrote {out}" + (f" and {count} files in {files}" if files else ""))
+        talk(f"wrote {out}" + (f" and {drawn} files in {files}" if files else ""))
+    if gif is not None:
+        talk(f"wrote {gif}")
+    if stopped:
+        complain(f"stopped after {drawn} of {count} images, which are kept")
+        raise KeyboardInterrupt
     if json:
         print_json(
             {
                 **settings,
-                "images": count,
+                "images": drawn,
                 "images_per_second": rate,
                 "seconds": seconds,
                 "state_bytes": state_bytes,
                 "out": out,
+                "gif": gif,
                 "files": files,
             }
         )

@@ -138,6 +138,7 @@ def train(
     checkpoint: Annotated[
         str | None, _option("--checkpoint", "-c", panel=_RUN, help="The same as --resume RUN.", metavar="RUN")
     ] = None,
+    quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
     """Train a model, or go on with a run.
@@ -264,7 +265,7 @@ def _run(trainer: "Trainer", folder: "RunFolder", json: bool) -> None:
     with catch_signals() as stop, TrainingDisplay() as display:
         progress = trainer.run(display, stop)
     talk(f"finished step {progress.step}: validation {progress.validation_bits_per_dim:.4f} bits/dim; try")
-    talk(f"  lintx sample {folder.path} -n 16 -o samples.png")
+    talk(f"lintx sample {folder.path} -n 16 -o samples.png")
     if json:
         result = {
             "run": folder.path,

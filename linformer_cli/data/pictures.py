@@ -1,5 +1,6 @@
 """A user's own picture files, brought to the size and the channels of a model."""
 
+import stat
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,8 @@ def load_picture(path: str | Path, shape: ImageShape, fit: Fit = "crop", invert:
     """
     path = Path(path)
     try:
+        if stat.S_ISFIFO(path.stat().st_mode):
+            raise DataError(f"'{path}' is a pipe, not a file: a picture is read forwards and backwards")
         with warnings.catch_warnings():
             # Pillow only warns of a bomb up to twice its limit; a picture for a small model needs no such size.
             warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -40,6 +43,8 @@ def load_picture(path: str | Path, shape: ImageShape, fit: Fit = "crop", invert:
             with Image.open(path) as opened:
                 frames = getattr(opened, "n_frames", 1)
                 picture = _flatten(ImageOps.exif_transpose(opened))
+    except DataError:
+        raise
     except FileNotFoundError:
         raise DataError(f"no picture at '{path}'") from None
     except IsADirectoryError:

@@ -1,6 +1,7 @@
 """bits/dim: how many bits per value a model needs for images it has not seen."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,17 +29,26 @@ class Bits:
 
 
 @torch.no_grad()
-def measure_bits(model: PixelModel, images: NDArray[np.uint8], batch: int = 32) -> Bits:
-    """Sum the nats of every value of uint8 images [N, H, W, C]; divide once by ln 2 and by the number of values."""
+def measure_bits(
+    model: PixelModel, images: NDArray[np.uint8], batch: int = 32, before_batch: Callable[[], None] | None = None
+) -> Bits:
+    """Sum the nats of every value of uint8 images [N, H, W, C]; divide once by ln 2 and by the number of values.
+
+    `before_batch` is called before every batch, and may raise to give up.
+    """
     training = model.training
     model.eval()
     per_image, first = [], []
-    for start in range(0, len(images), batch):
-        values = images_to_values(images[start : start + batch], model.config.image.levels).to(model.device)
-        nats = model.nats(values).cpu().double()
-        per_image.append(nats.sum(dim=1))
-        first.append(nats[:, 0])
-    model.train(training)
+    try:
+        for start in range(0, len(images), batch):
+            if before_batch is not None:
+                before_batch()
+            values = images_to_values(images[start : start + batch], model.config.image.levels).to(model.device)
+            nats = model.nats(values).cpu().double()
+            per_image.append(nats.sum(dim=1))
+            first.append(nats[:, 0])
+    finally:
+        model.train(training)
     positions = model.config.image.positions
     whole = torch.cat(per_image)
     bits, error = _mean_and_error(whole, positions)

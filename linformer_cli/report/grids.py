@@ -34,6 +34,8 @@ HIDDEN_CELL = 4  # pixels of the finished picture, so that the checker looks the
 LONG_SIDE = 600  # pixels that a default scale aims at
 LARGEST_DEFAULT_SCALE = 8
 
+TEMPORARY_FILES = ".lintx-*.tmp"  # what `write_file` may leave behind when the process is killed
+
 _ADVICE = {
     errno.EACCES: "choose a folder that you may write to",
     errno.EPERM: "choose a folder that you may write to",
@@ -195,7 +197,7 @@ def require_images(images: NDArray[np.uint8]) -> None:
 def _write_then_rename(target: Path, data: bytes) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     # Its own short name, not one derived from the target's, which may already be as long as the system allows.
-    temporary = target.parent / f".lintx-{secrets.token_hex(6)}.tmp"
+    temporary = target.parent / TEMPORARY_FILES.replace("*", secrets.token_hex(6))
     try:
         with open(temporary, "xb") as file:
             file.write(data)

@@ -1,6 +1,7 @@
 """Completing a picture: the known values in one parallel pass, the rest value by value."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,7 @@ from linformer_cli.errors import UsageError
 from linformer_cli.model.pixel_model import PixelModel
 
 from .choose import Filters, UniformStreams
-from .decode import collect_values, iter_values
+from .decode import collect_values, draw_in_batches, iter_values
 
 
 @dataclass(frozen=True)
@@ -62,28 +63,38 @@ def parse_keep(text: str, shape: ImageShape) -> int:
 
 @torch.no_grad()
 def complete_values(
-    model: PixelModel, original: Tensor, known: int, count: int, seed: int = 0, filters: Filters | None = None
+    model: PixelModel,
+    original: Tensor,
+    known: int,
+    count: int,
+    seed: int = 0,
+    filters: Filters | None = None,
+    on_halve: Callable[[int], None] | None = None,
 ) -> Completion:
     """`count` completions of `original` int64 [T] from its first `known` values.
 
     The known values are read once, in parallel, whatever `count` is; the state is then forked. Completion i depends
-    on (seed, i) alone, as in sampling.
+    on (seed, i) alone, as in sampling. Where memory does not suffice for all at once, `draw_in_batches` halves.
     """
     positions = model.config.image.positions
     tokens = torch.cat([model.start_tokens(1), original[:known].to(model.device)]).unsqueeze(0)
     parameters, state = model.attend(tokens, model.init_state(1, positions))
-    drawn = iter_values(
-        model,
-        parameters[:, -1].expand(count, -1),
-        fork_state(state, count),
-        UniformStreams(seed, range(count)),
-        filters or Filters(),
-    )
-    rest = collect_values(drawn, count, positions - known).long()
-    completed = torch.cat([original[:known].expand(count, -1), rest], dim=1)
-    # All bits in one parallel pass: the known part is the same in every row.
-    everything = torch.cat([original.unsqueeze(0), completed]).to(model.device)
-    nats = model.nats(everything).cpu().double() / math.log(2)
-    means = nats[:, known:].mean(dim=1).tolist()
-    kept = float(nats[0, :known].mean()) if known else math.nan
-    return Completion(known, completed, kept, means[1:], means[0])
+
+    def draw(indices: range) -> tuple[Tensor, Tensor]:
+        """Completions number `indices` [n, T], and the bits of their values."""
+        streams, copies = UniformStreams(seed, indices), len(indices)
+        first = parameters[:, -1].expand(copies, -1)
+        drawn = iter_values(model, first, fork_state(state, copies), streams, filters or Filters())
+        rest = collect_values(drawn, copies, positions - known).long()
+        completed = torch.cat([original[:known].expand(copies, -1), rest], dim=1)
+        return completed, _bits(model, completed)
+
+    completed, bits = map(torch.cat, zip(*draw_in_batches(count, count, draw, on_halve), strict=True))
+    original_bits = _bits(model, original.unsqueeze(0))[0]
+    kept = float(original_bits[:known].mean()) if known else math.nan
+    return Completion(known, completed, kept, bits[:, known:].mean(dim=1).tolist(), float(original_bits[known:].mean()))
+
+
+def _bits(model: PixelModel, values: Tensor) -> Tensor:
+    """Bits of every value, float64 [B, T] on the CPU, for values int64 [B, T]."""
+    return model.nats(values.to(model.device)).cpu().double() / math.log(2)

@@ -2,8 +2,9 @@
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -14,10 +15,13 @@ from linformer_cli.attention.base import measure_state_bytes
 from linformer_cli.data.sequence import values_to_images
 from linformer_cli.errors import LintxError
 from linformer_cli.model.pixel_model import PixelModel, PixelState
+from linformer_cli.runtime import is_out_of_memory
 
 from .choose import Filters, UniformStreams, choose_values
 
 _CHECK_EVERY = 64
+
+Drawn = TypeVar("Drawn")
 
 
 @dataclass(frozen=True)
@@ -31,13 +35,21 @@ class SampledBatch:
 
 @torch.no_grad()
 def iter_values(
-    model: PixelModel, parameters: Tensor, state: PixelState, streams: UniformStreams, filters: Filters
+    model: PixelModel,
+    parameters: Tensor,
+    state: PixelState,
+    streams: UniformStreams,
+    filters: Filters,
+    before_step: Callable[[], None] | None = None,
 ) -> Iterator[Tensor]:
     """Draw values int64 [B] from `parameters` [B, P], step, draw the next, without end; `state` is consumed.
 
-    Raises `LintxError` when the model gives no numbers.
+    `before_step` is called before every step, and may raise to give up. Raises `LintxError` when the model gives no
+    numbers.
     """
     for step in itertools.count():
+        if before_step is not None:
+            before_step()
         # Now and then, since it makes a GPU wait; a state that is no number stays so.
         if step % _CHECK_EVERY == 0 and not bool(torch.isfinite(parameters).all()):
             raise LintxError("the model's prediction is not a finite number: its weights are damaged")
@@ -64,16 +76,55 @@ def sample_values(
     indices: range,
     seed: int = 0,
     filters: Filters | None = None,
+    before_step: Callable[[], None] | None = None,
 ) -> SampledBatch:
-    """Whole images number `indices` of `seed`, as one batch. Raises `LintxError` when the model gives no numbers."""
+    """Whole images number `indices` of `seed`, as one batch; `before_step` as in `iter_values`.
+
+    Raises `LintxError` when the model gives no numbers.
+    """
     began = time.perf_counter()
     batch, positions = len(indices), model.config.image.positions
     state = model.init_state(batch)
     state_bytes = measure_state_bytes(state)
     parameters, state = model.step(model.start_tokens(batch), state)
-    drawn = iter_values(model, parameters, state, UniformStreams(seed, indices), filters or Filters())
+    streams = UniformStreams(seed, indices)
+    drawn = iter_values(model, parameters, state, streams, filters or Filters(), before_step)
     values = collect_values(drawn, batch, positions)
     return SampledBatch(values, time.perf_counter() - began, state_bytes)
+
+
+def draw_in_batches(
+    count: int, batch: int, draw: Callable[[range], Drawn], on_halve: Callable[[int], None] | None = None
+) -> Iterator[Drawn]:
+    """`draw(indices)` for all of range(count), `batch` indices at a time.
+
+    Where memory runs out the batch is halved for good, `on_halve` is told the new one, and the same indices are drawn
+    again. Raises `LintxError` when there is no memory for a single one.
+    """
+    start = 0
+    while start < count:
+        indices = range(start, min(start + batch, count))
+        if (drawn := _draw_if_memory_allows(draw, indices)) is not None:
+            yield drawn
+            start = indices.stop
+            continue
+        if len(indices) == 1:
+            raise LintxError("there is not enough memory to draw even one image at a time")
+        batch = len(indices) // 2
+        if on_halve is not None:
+            on_halve(batch)
+
+
+def _draw_if_memory_allows(draw: Callable[[range], Drawn], indices: range) -> Drawn | None:
+    try:
+        return draw(indices)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+    # Here, and not in the handler, where the error still holds all that the attempt had allocated.
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return None
 
 
 def iter_samples(
@@ -82,15 +133,26 @@ def iter_samples(
     batch: int = 64,
     seed: int = 0,
     filters: Filters | None = None,
+    on_halve: Callable[[int], None] | None = None,
+    before_step: Callable[[], None] | None = None,
 ) -> Iterator[SampledBatch]:
-    """`count` images in batches. Image i depends on (seed, i) alone, up to rounding, not on `batch`."""
-    for start in range(0, count, batch):
-        yield sample_values(model, range(start, min(start + batch, count)), seed, filters)
+    """`count` images in batches. Image i depends on (seed, i) alone, up to rounding, not on `batch`.
+
+    `on_halve` as in `draw_in_batches`, `before_step` as in `iter_values`.
+    """
+    return draw_in_batches(
+        count, batch, lambda indices: sample_values(model, indices, seed, filters, before_step), on_halve
+    )
 
 
 def sample_images(
-    model: PixelModel, count: int, batch: int = 64, seed: int = 0, filters: Filters | None = None
+    model: PixelModel,
+    count: int,
+    batch: int = 64,
+    seed: int = 0,
+    filters: Filters | None = None,
+    before_step: Callable[[], None] | None = None,
 ) -> NDArray[np.uint8]:
     """`count` images, uint8 [count, H, W, C]."""
-    values = torch.cat([part.values for part in iter_samples(model, count, batch, seed, filters)])
-    return values_to_images(values, model.config.image)
+    parts = iter_samples(model, count, batch, seed, filters, before_step=before_step)
+    return values_to_images(torch.cat([part.values for part in parts]), model.config.image)

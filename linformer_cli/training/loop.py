@@ -3,14 +3,15 @@
 import dataclasses
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from linformer_cli.checkpoint import (
+    Checkpoint,
     CheckpointInfo,
     DataSummary,
     TrainingState,
@@ -24,46 +25,17 @@ from linformer_cli.config import RunConfig
 from linformer_cli.data.batches import Batches
 from linformer_cli.data.images import ImageSet
 from linformer_cli.data.sequence import images_to_values
-from linformer_cli.errors import TrainingError
-from linformer_cli.evaluation.bits import Bits, measure_bits
+from linformer_cli.errors import CheckpointError, Interrupted, TrainingError
+from linformer_cli.evaluation.bits import measure_bits
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.report.grids import encode_png, render_grid, write_file
 from linformer_cli.runtime import StopRequest, measure_peak_memory, synchronize
 from linformer_cli.sampling.decode import sample_images
 
 from .optimizer import build_average, build_optimizer, load_optimizer_tensors, optimizer_tensors, strip_prefix
+from .progress import Progress, Reporter
 from .run_folder import RunFolder
 from .schedule import learning_rate_at, measure_progress
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Everything about a run that is not a tensor; saved with it. `interval_*` add up what was not logged yet."""
-
-    step: int = 0
-    images_seen: int = 0
-    elapsed_seconds: float = 0.0
-    best_bits_per_dim: float | None = None
-    validation_bits_per_dim: float | None = None
-    validation_standard_error: float | None = None
-    evaluated_at: int = 0
-    sampled_at: int = 0
-    interval_nats: float = 0.0
-    interval_steps: int = 0
-
-    @property
-    def marks(self) -> tuple[int, int, int]:
-        """What tells one moment of a run from another."""
-        return self.step, self.evaluated_at, self.sampled_at
-
-
-class Reporter(Protocol):
-    """Who is told what happens; the command line's is a progress line."""
-
-    def on_step(self, row: dict[str, Any], finished_share: float) -> None: ...
-    def on_evaluate(self, progress: Progress, bits: Bits, is_best: bool) -> None: ...
-    def on_sample(self, path: Path) -> None: ...
-    def on_save(self, path: Path, progress: Progress) -> None: ...
 
 
 def build_model(config: RunConfig) -> PixelModel:
@@ -96,9 +68,26 @@ class Trainer:
         self._saved: tuple[int, int, int] | None = None
 
     def resume(self) -> None:
-        """Go back to where `last/` was saved: weights, optimizer, place in the data, random state, metrics."""
+        """Go back to where `last/` was saved: weights, optimizer, place in the data, random state, metrics.
+
+        A run that was killed before its first save begins anew.
+        """
+        if self.folder.is_untouched:
+            self.folder.cut_metrics(-1)
+            return
         checkpoint = read_checkpoint(self.folder.last)
         state = load_training_state(checkpoint)
+        try:
+            self._restore(checkpoint, state)
+        except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
+            reason = " ".join(f"{type(error).__name__} {error}".split())[:200]
+            raise CheckpointError(
+                f"the training state in '{checkpoint.path}' does not belong to its weights or to this lintx: {reason}"
+            ) from None
+        self._saved = self.progress.marks
+        self.folder.cut_metrics(self.progress.step, validated=self.progress.evaluated_at == self.progress.step)
+
+    def _restore(self, checkpoint: Checkpoint, state: TrainingState) -> None:
         self.model = load_weights(checkpoint, self.device).train()
         self.average = build_average(self.model, self.config.train)
         if self.average is not None:
@@ -110,9 +99,7 @@ class Trainer:
         torch.set_rng_state(state.tensors["random.cpu"])
         if "random.cuda" in state.tensors and self.device.startswith("cuda"):
             torch.cuda.set_rng_state(state.tensors["random.cuda"], self.device)
-        self.progress = Progress(**state.values)
-        self._saved = self.progress.marks
-        self.folder.cut_metrics(self.progress.step, validated=self.progress.evaluated_at == self.progress.step)
+        self.progress = Progress.from_values(state.values)
 
     def run(self, reporter: Reporter, stop: StopRequest) -> Progress:
         """Train to the end of the schedule. Raises `Interrupted` after saving, when `stop` is set."""
@@ -123,12 +110,16 @@ class Trainer:
             step = self.progress.step
             self.progress = replace(self.progress, elapsed_seconds=time.monotonic() - started)
             share = measure_progress(settings, step, self.progress.elapsed_seconds, len(self.train_set))
-            finished, stopped = share >= 1, stop.signal_number is not None
-
-            if not stopped and step != self.progress.evaluated_at and (finished or step % settings.evaluate_every == 0):
-                self._evaluate(reporter)
-            if not stopped and self._sample_is_due(finished):
-                self._sample(reporter)
+            finished = share >= 1
+            try:
+                stop.raise_if_set()
+                if step != self.progress.evaluated_at and (finished or step % settings.evaluate_every == 0):
+                    self._evaluate(reporter, stop)
+                if self._sample_is_due(finished):
+                    self._sample(reporter, stop)
+            except Interrupted:
+                pass  # an evaluation or a grid that was given up is made anew after --resume
+            stopped = stop.signal_number is not None
             if self.progress.marks != self._saved and (finished or stopped or step % settings.save_every == 0):
                 self._save(self.folder.last, with_state=True)
                 self._saved = self.progress.marks
@@ -146,6 +137,7 @@ class Trainer:
             nats, gradient_norm = self._train_step(rate)
             # Training alone: validation, samples and saving would make the speed jump.
             timed_steps, timed_seconds = timed_steps + 1, timed_seconds + time.monotonic() - began
+            self._watch_loss(nats, reporter)
             self.progress = replace(
                 self.progress,
                 step=step + 1,
@@ -193,12 +185,32 @@ class Trainer:
         if not (math.isfinite(total) and math.isfinite(norm)):
             raise TrainingError(
                 f"the loss or its gradient is not a finite number at step {self.progress.step} (loss {total}, gradient "
-                f"norm {norm}); the last good checkpoint stays in '{self.folder.last}'; try a lower --learning-rate"
+                f"norm {norm}), {self._describe_batch()}; the last good checkpoint stays in '{self.folder.last}'; "
+                "try a lower --learning-rate"
             )
         self.optimizer.step()
         if self.average is not None:
             self.average.update_parameters(self.model)
         return total, norm
+
+    def _watch_loss(self, nats: float, reporter: Reporter) -> None:
+        """When the loss has jumped: say so, and keep the last save where the next one does not reach it."""
+        trend = self.progress.loss
+        self.progress = replace(self.progress, loss=trend.follow(nats))
+        if self.progress.loss.high and not trend.high:
+            kept = self.folder.keep_before_spike(self.progress.step)
+            reporter.on_spike(
+                f"the loss jumped from {trend.mean / math.log(2):.3f} to {nats / math.log(2):.3f} bits/dim at step "
+                f"{self.progress.step}, {self._describe_batch()}; what was saved before it stays in '{kept}'"
+            )
+
+    def _describe_batch(self) -> str:
+        """Which images this step is trained on, as the user can find them."""
+        settings, start = self.config.train, self.progress.images_seen
+        size = settings.batch * settings.accumulation
+        epoch, place = divmod(start, len(self.train_set))
+        first = ", ".join(str(index) for index in self.batches.batch(start, min(size, 3)))
+        return f"batch {place // size + 1} of epoch {epoch + 1} (training images {first}{', ...' if size > 3 else ''})"
 
     def _mean_nats(self, start: int) -> Tensor:
         indices = self.batches.batch(start, self.config.train.batch)
@@ -222,9 +234,10 @@ class Trainer:
         self.progress = replace(progress, interval_nats=0.0, interval_steps=0)
         reporter.on_step(row, share)
 
-    def _evaluate(self, reporter: Reporter) -> None:
-        """Bits/dim on the first validation images; a new best is saved at once."""
-        bits = measure_bits(self.evaluated_model, self.validation.images[: self.config.train.evaluate_images])
+    def _evaluate(self, reporter: Reporter, stop: StopRequest) -> None:
+        """Bits/dim on the first validation images; a new best is saved at once. Raises `Interrupted` on a stop."""
+        images = self.validation.images[: self.config.train.evaluate_images]
+        bits = measure_bits(self.evaluated_model, images, before_batch=stop.raise_if_set)
         if not math.isfinite(bits.bits_per_dim):
             raise TrainingError(
                 f"the validation bits/dim are not a finite number at step {self.progress.step}; the last good "
@@ -252,12 +265,18 @@ class Trainer:
             self._save(self.folder.best, with_state=False)
         reporter.on_evaluate(self.progress, bits, is_best)
 
-    def _sample(self, reporter: Reporter) -> None:
-        """A grid of samples, always of the same random streams, so that grids can be compared over time."""
+    def _sample(self, reporter: Reporter, stop: StopRequest) -> None:
+        """A grid of samples, always of the same random streams, so that grids can be compared over time.
+
+        Raises `Interrupted` on a stop.
+        """
         model, count = self.evaluated_model, self.config.train.sample_images
         model.eval()
-        grid = render_grid(sample_images(model, count, seed=self.config.train.seed))
-        model.train()
+        try:
+            images = sample_images(model, count, seed=self.config.train.seed, before_step=stop.raise_if_set)
+        finally:
+            model.train()
+        grid = render_grid(images)
         self.progress = replace(self.progress, sampled_at=self.progress.step)
         path = self.folder.samples / f"step-{self.progress.step:07d}.png"
         write_file(path, encode_png(grid, {"step": self.progress.step, "images_seen": self.progress.images_seen}))

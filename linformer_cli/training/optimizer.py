@@ -1,5 +1,7 @@
 """The optimizer: weight decay on matrices only, and its state as named tensors."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -34,12 +36,24 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Give back what `optimizer_tensors` took; the groups' settings stay those of `optimizer`."""
+    """Give back what `optimizer_tensors` took; the groups' settings stay those of `optimizer`.
+
+    Raises `ValueError` for moments that do not belong to its parameters, which torch would only notice in a step.
+    """
+    shapes = {str(index): value.shape for index, value in enumerate(_parameters(optimizer))}
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in strip_prefix(tensors, "optimizer.").items():
         index, _, name = key.partition(".")
+        if index not in shapes or (value.dim() and value.shape != shapes[index]):
+            raise ValueError(f"optimizer.{key} of shape {list(value.shape)} belongs to no parameter")
         state.setdefault(int(index), {})[name] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    """In the order of the numbers that `state_dict` gives them."""
+    for group in optimizer.param_groups:
+        yield from group["params"]
 
 
 def build_average(model: nn.Module, config: TrainConfig) -> AveragedModel | None:

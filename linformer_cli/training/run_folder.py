@@ -2,6 +2,8 @@
 
 import contextlib
 import csv
+import fnmatch
+import io
 import os
 import shutil
 import tomllib
@@ -12,8 +14,10 @@ from typing import Any
 import tomli_w
 from filelock import FileLock, Timeout
 
+from linformer_cli.checkpoint import holds_checkpoint
 from linformer_cli.config import RunConfig, parse_config
 from linformer_cli.errors import CheckpointError, LintxError, UsageError
+from linformer_cli.report.grids import TEMPORARY_FILES, write_file
 
 METRICS = (
     "step",
@@ -29,6 +33,8 @@ METRICS = (
 )
 # What depends on the machine's speed, not on the training: left out when two runs are compared.
 TIMING_METRICS = ("elapsed_seconds", "images_per_second", "peak_memory_bytes")
+
+_KEPT_SPIKES = 3
 
 
 class RunFolder:
@@ -60,19 +66,37 @@ class RunFolder:
             lock.release()
 
     def keep(self, step: int, keep_last: int) -> None:
-        """Add what `last/` holds to `kept/`, as links that take no space, and leave the `keep_last` newest there."""
-        if keep_last == 1:
-            return
-        folder = self.kept / f"step-{step:07d}"
+        """Add what `last/` holds to `kept/`, and leave the `keep_last` newest there."""
+        if keep_last > 1:
+            self._keep_as("step", step, keep_last)
+
+    def keep_before_spike(self, step: int) -> Path:
+        """Keep what `last/` holds, saved before the loss rose at `step`, where later saves do not reach it."""
+        return self._keep_as("before-spike", step, _KEPT_SPIKES)
+
+    def _keep_as(self, kind: str, step: int, newest: int) -> Path:
+        """`last/` again as `kept/KIND-STEP`, as links that take no space; older than the `newest` of a kind go."""
+        folder = self.kept / f"{kind}-{step:07d}"
+        writing = self.kept / f".{folder.name}.writing"
         with _one_line(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-            shutil.copytree(self.last, folder, copy_function=_link_or_copy)
-            for old in sorted(self.kept.glob("step-*"))[:-keep_last]:
+            for leftover in (writing, folder):
+                shutil.rmtree(leftover, ignore_errors=True)
+            shutil.copytree(self.last, writing, copy_function=_link_or_copy)
+            os.rename(writing, folder)
+            for old in sorted(self.kept.glob(f"{kind}-*"))[:-newest]:
                 shutil.rmtree(old)
+        return folder
+
+    @property
+    def is_untouched(self) -> bool:
+        """Nothing was saved yet and no step was logged: a run that was killed before its first save."""
+        if holds_checkpoint(self.last):
+            return False
+        return all(row["step"] == "0" for row in self._read_metrics())
 
     def create(self, config: RunConfig) -> None:
         """Make the folder; raises `UsageError` where there is one with something in it already."""
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        if self.path.exists() and (not self.path.is_dir() or any(map(_is_something, self.path.iterdir()))):
             raise UsageError(
                 f"'{self.path}' exists already; continue it with --resume '{self.path}', or name another with --out"
             )
@@ -83,9 +107,7 @@ class RunFolder:
 
     def write_config(self, config: RunConfig) -> None:
         """`config.toml`: everything that was decided, defaults included. What is None is left out."""
-        document = config.model_dump(exclude_none=True)
-        with _one_line(self.config_file):
-            self.config_file.write_text(tomli_w.dumps(document), encoding="utf-8")
+        write_file(self.config_file, tomli_w.dumps(config.model_dump(exclude_none=True)).encode())
 
     def read_config(self) -> RunConfig:
         try:
@@ -103,19 +125,20 @@ class RunFolder:
 
     def cut_metrics(self, step: int, validated: bool = True) -> None:
         """Drop the rows after `step`, which a resumed run writes again; `validated` keeps the validation of `step`."""
+        self._write_metrics([row for row in self._read_metrics() if _is_kept(row, step, validated)])
+
+    def _read_metrics(self) -> list[dict[str, str]]:
+        if not self.metrics_file.exists():  # killed between config.toml and this file
+            return []
         with _one_line(self.metrics_file), open(self.metrics_file, newline="", encoding="utf-8") as file:
-            rows = [row for row in csv.DictReader(file) if _is_kept(row, step, validated)]
-        self._write_metrics(rows)
+            return list(csv.DictReader(file))
 
     def _write_metrics(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        # Beside and renamed: these rows are the only record of a run, and a disk can be full.
-        writing = self.metrics_file.with_suffix(".csv.writing")
-        with _one_line(self.metrics_file):
-            with open(writing, "w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, METRICS)
-                writer.writeheader()
-                writer.writerows(rows)
-            os.replace(writing, self.metrics_file)
+        table = io.StringIO(newline="")
+        writer = csv.DictWriter(table, METRICS)
+        writer.writeheader()
+        writer.writerows(rows)
+        write_file(self.metrics_file, table.getvalue().encode())
 
 
 def _is_kept(row: Mapping[str, str], step: int, validated: bool) -> bool:
@@ -123,6 +146,11 @@ def _is_kept(row: Mapping[str, str], step: int, validated: bool) -> bool:
     if not (row["step"] or "").isdigit() or row["peak_memory_bytes"] is None:
         return False
     return int(row["step"]) < step or (int(row["step"]) == step and (validated or not row["validation_bits_per_dim"]))
+
+
+def _is_something(path: Path) -> bool:
+    """Not merely the temporary file of a write that was killed."""
+    return not fnmatch.fnmatch(path.name, TEMPORARY_FILES)
 
 
 def _link_or_copy(source: str, target: str) -> None:

@@ -8,6 +8,8 @@ from attention.cases import linear as oracles
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
+from linformer_cli.attention import build_attention
+from linformer_cli.attention.base import AttentionShape
 from linformer_cli.attention.feature_maps import FEATURE_MAPS, FeatureMap, Learned
 
 KERNELS = {
@@ -113,3 +115,26 @@ def test_learned_map_starts_with_features_alive() -> None:
     alive = Learned(3, 6, 200)(draw(4, 3, 50, 6, dtype=torch.float32)) > 0
     assert 0.4 < alive.double().mean() < 0.7
     assert bool(alive.flatten(0, 0).any(dim=2).any(dim=0).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("key", FEATURE_MAPS)
+@pytest.mark.parametrize(
+    ("queries", "keys"), [(1.0, 1e4), (1e4, 1.0), (1e4, 1e4), (-1e4, 1e4), (0.0, 0.0), (1e-30, 1e-30)]
+)
+def test_sums_that_grow_or_vanish_stay_finite(key: str, queries: float, keys: float, dtype: torch.dtype) -> None:
+    """Keys of 1e4, weights that are all 0, weights that underflow: outputs and gradients are numbers, in both forms."""
+    torch.manual_seed(3)
+    attention = build_attention("linear", {"feature_map": key}, AttentionShape(2, 8, 5, 784, 28)).to(dtype)
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(2, 2, 100, width, generator=generator, dtype=dtype) for width in (8, 8, 5))
+    leaves = [(queries * q).requires_grad_(), (keys * k.abs()).requires_grad_(), v.requires_grad_()]
+    y, _ = attention.attend(*leaves)
+    assert bool(torch.isfinite(y).all())
+    assert bool((y.detach().abs() < 1e3 * v.detach().abs().max()).all())
+    for gradient in torch.autograd.grad(y.sum(), leaves):
+        assert bool(torch.isfinite(gradient).all())
+    state = attention.init_state(2, 100, torch.device("cpu"), dtype)
+    for t in range(100):
+        y_t, state = attention.step(*(part[:, :, t] for part in leaves), state)
+        assert bool(torch.isfinite(y_t).all())

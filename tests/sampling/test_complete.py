@@ -207,3 +207,23 @@ def test_a_model_that_gives_no_numbers_is_refused(build_tiny_model, original, ra
     model.head.projection.bias.data[3] = math.nan
     with raises_one_line(LintxError, "not a finite number", "damaged"):
         complete_values(model, original, 24, 2)
+
+
+@pytest.mark.parametrize("known", [0, 40])
+def test_completions_are_halved_too_where_memory_runs_out(build_tiny_model, monkeypatch, known) -> None:
+    model = build_tiny_model(dtype=torch.float64)
+    original = sample_values(model, range(1), seed=9).values[0].long()
+    expected = complete_values(model, original, known, 5, seed=2)
+    step, halved = model.step, []
+
+    def limited(tokens: torch.Tensor, state: object) -> object:
+        if len(tokens) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return step(tokens, state)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(model, "step", limited)
+    found = complete_values(model, original, known, 5, seed=2, on_halve=halved.append)
+    assert halved == [2]
+    assert torch.equal(found.values, expected.values)
+    assert found.completed_bits_per_dim == pytest.approx(expected.completed_bits_per_dim, abs=1e-12)
+    assert found.original_rest_bits_per_dim == pytest.approx(expected.original_rest_bits_per_dim, abs=1e-12)

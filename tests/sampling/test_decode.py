@@ -1,6 +1,7 @@
 """The engine: images that depend on the seed and their number alone, drawn from what the likelihood says."""
 
 import itertools
+import weakref
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from linformer_cli.data.sequence import values_to_images
 from linformer_cli.errors import LintxError
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.choose import Filters, UniformStreams
-from linformer_cli.sampling.decode import iter_samples, iter_values, sample_images, sample_values
+from linformer_cli.sampling.decode import draw_in_batches, iter_samples, iter_values, sample_images, sample_values
 
 KINDS = [(attention, head) for attention in ("linear", "softmax") for head in ("categorical", "mixture")]
 
@@ -170,3 +171,70 @@ def test_a_model_that_gives_no_numbers_is_refused(build_tiny_model, raises_one_l
     model.head.projection.bias.data[3] = value
     with raises_one_line(LintxError, "not a finite number", "damaged"):
         sample_images(model, 2)
+
+
+# Memory that runs out
+
+
+def refuse_above(monkeypatch: pytest.MonkeyPatch, model: PixelModel, limit: int, error: Exception) -> list[int]:
+    """Let stepping more than `limit` images at once fail as memory does; the batches that were tried."""
+    tried, step = [], model.step
+
+    def limited(tokens: torch.Tensor, state: object) -> object:
+        if not tried or tried[-1] != len(tokens):
+            tried.append(len(tokens))
+        if len(tokens) > limit:
+            raise error
+        return step(tokens, state)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(model, "step", limited)
+    return tried
+
+
+NO_MEMORY = {
+    "torch": torch.OutOfMemoryError("CUDA out of memory"),
+    "cpu": RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory: you tried"),
+    "windows": RuntimeError("[enforce fail at alloc_cpu.cpp:80] DefaultCPUAllocator: not enough memory: you tried"),
+    "python": MemoryError(),
+}
+
+
+@pytest.mark.parametrize("error", NO_MEMORY.values(), ids=NO_MEMORY)
+def test_where_memory_runs_out_the_batch_is_halved_and_the_images_stay_the_same(model, monkeypatch, error) -> None:
+    expected = collect(model, 11, 11, seed=4)
+    tried = refuse_above(monkeypatch, model, 3, error)
+    halved: list[int] = []
+    parts = list(iter_samples(model, 11, 10, 4, on_halve=halved.append))
+    assert halved == [5, 2]
+    assert [len(part.values) for part in parts] == [2, 2, 2, 2, 2, 1]
+    assert torch.equal(torch.cat([part.values for part in parts]), expected)
+    assert tried[:3] == [10, 5, 2]
+
+
+def test_not_even_one_image_fits(model, monkeypatch, raises_one_line) -> None:
+    refuse_above(monkeypatch, model, 0, torch.OutOfMemoryError("CUDA out of memory"))
+    with raises_one_line(LintxError, "not enough memory", "one image"):
+        collect(model, 4, 4)
+
+
+def test_another_error_is_no_reason_to_halve(model, monkeypatch) -> None:
+    tried = refuse_above(monkeypatch, model, 0, RuntimeError("shapes do not fit"))
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        collect(model, 4, 4)
+    assert tried == [4]
+
+
+def test_the_memory_of_a_failed_attempt_is_free_before_the_next(model, monkeypatch) -> None:
+    """Inside the handler of the error its traceback still holds every tensor of the attempt."""
+    alive: list[weakref.ref[torch.Tensor]] = []
+
+    def attempt(indices: range) -> torch.Tensor:
+        assert all(reference() is None for reference in alive)
+        large = torch.zeros(len(indices), 1000)
+        alive.append(weakref.ref(large))
+        if len(indices) > 1:
+            raise MemoryError
+        return large.sum(dim=1)
+
+    assert len(list(draw_in_batches(4, 4, attempt))) == 4
+    assert len(alive) == 6

@@ -2,7 +2,9 @@
 
 import csv
 import dataclasses
+import json
 import math
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -14,17 +16,25 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from linformer_cli.checkpoint import WEIGHTS, load_model, load_training_state, read_checkpoint
+from linformer_cli.checkpoint import (
+    WEIGHTS,
+    TrainingState,
+    load_model,
+    load_training_state,
+    read_checkpoint,
+    save_checkpoint,
+)
 from linformer_cli.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from linformer_cli.data.glyphs import draw_glyphs
 from linformer_cli.data.images import ImageSet
-from linformer_cli.errors import Interrupted, TrainingError
+from linformer_cli.errors import CheckpointError, Interrupted, TrainingError
 from linformer_cli.evaluation.bits import Bits, measure_bits
 from linformer_cli.report.grids import read_png_metadata, render_grid
 from linformer_cli.runtime import StopRequest
 from linformer_cli.sampling.decode import sample_images
 from linformer_cli.training import loop as loop_module
-from linformer_cli.training.loop import Progress, Trainer, build_model
+from linformer_cli.training.loop import Trainer, build_model
+from linformer_cli.training.progress import LossTrend, Progress
 from linformer_cli.training.run_folder import METRICS, TIMING_METRICS, RunFolder
 
 TRAINING_IMAGES, VALIDATION_IMAGES = 30, 6
@@ -46,6 +56,7 @@ class Watcher:
     def __init__(self, stop: StopRequest | None = None, signal_number: int = signal.SIGINT) -> None:
         self.events: list[tuple[str, int]] = []
         self.rows: list[dict[str, Any]] = []
+        self.spikes: list[str] = []
         self.actions: dict[tuple[str, int], Callable[[], object]] = {}
         self.stop = stop or StopRequest()
         self.signal_number = int(signal_number)
@@ -70,6 +81,9 @@ class Watcher:
     def on_sample(self, path: Path) -> None:
         assert path.is_file()
         self.told("sample", int(path.stem.removeprefix("step-")))
+
+    def on_spike(self, message: str) -> None:
+        self.spikes.append(message)
 
     def on_save(self, path: Path, progress: Progress) -> None:
         assert read_checkpoint(path).info.training.step == progress.step
@@ -430,6 +444,81 @@ def test_a_stop_saves_and_tells_how_to_go_on(configure, tmp_path, raises_one_lin
     assert all_equal(load_model(trainer.folder.last).state_dict(), trainer.model.state_dict())
 
 
+@pytest.mark.parametrize("work", ["evaluation", "grid"])
+def test_a_stop_does_not_wait_for_an_evaluation_or_a_grid(
+    configure, uninterrupted, tmp_path, monkeypatch, work
+) -> None:
+    """It is given up, the run saved, and after --resume it is made anew: nothing differs in the end."""
+    whole, _ = uninterrupted({}, "fp32")
+    trainer, watcher = begin(configure(), tmp_path / "run"), Watcher()
+    calls: list[int] = []
+
+    def stop_inside(owner: object, name: str) -> None:
+        original = getattr(owner, name)
+
+        def call(*arguments: Any) -> Any:
+            if trainer.progress.step == EVALUATE_EVERY:
+                calls.append(1)
+                watcher.stop.signal_number = int(signal.SIGTERM)
+            return original(*arguments)
+
+        monkeypatch.setattr(owner, name, call)
+
+    stop_inside(trainer.model, "nats" if work == "evaluation" else "init_state")
+    if work == "evaluation":  # training uses the same method; only validation is to be stopped inside
+        monkeypatch.setattr(loop_module, "measure_bits", lambda *a, **k: measure_bits(*a, batch=2, **k))
+    with pytest.raises(Interrupted, match=f"topped at step {EVALUATE_EVERY}, saved"):
+        train(trainer, watcher)
+    assert len(calls) == 1, "it went on after the stop"
+    assert ("best" if work == "evaluation" else "sample", EVALUATE_EVERY) not in watcher.events
+    assert trainer.model.training
+    again = begin(configure(), tmp_path / "run")
+    again.resume()
+    train(again)
+    check_same(again.folder, whole)
+
+
+def test_a_run_that_was_killed_before_its_first_save_begins_anew(configure, uninterrupted, tmp_path) -> None:
+    whole, _ = uninterrupted({}, "fp32")
+    trainer = begin(configure(), tmp_path / "run")
+    trainer.folder.append_metrics({"step": 0, "images": 0, "validation_bits_per_dim": 4.0})
+    trainer.resume()
+    assert trainer.progress == Progress()
+    train(trainer)
+    check_same(trainer.folder, whole)
+
+
+def test_a_run_that_has_lost_its_saves_does_not_begin_anew(configure, tmp_path, raises_one_line) -> None:
+    trainer = begin(configure(), tmp_path / "run")
+    train(trainer)
+    shutil.rmtree(trainer.folder.last)
+    with raises_one_line(CheckpointError, str(trainer.folder.last)):
+        begin(configure(), tmp_path / "run").resume()
+    assert len(read_metrics(trainer.folder)) > 3
+
+
+def test_a_training_state_of_another_model_is_one_line(configure, tmp_path, raises_one_line) -> None:
+    trainer = begin(configure(), tmp_path / "run")
+    train(trainer)
+    checkpoint = read_checkpoint(trainer.folder.last)
+    state = load_training_state(checkpoint)
+    for change in (
+        lambda tensors, values: tensors.pop("random.cpu"),
+        lambda tensors, values: tensors.update({"random.cpu": tensors["random.cpu"][:7]}),
+        lambda tensors, values: tensors.update({"optimizer.0.exp_avg": torch.zeros(3)}),
+        lambda tensors, values: tensors.update({"optimizer.900.exp_avg": torch.zeros(3)}),
+        lambda tensors, values: tensors.update({"optimizer.x.exp_avg": torch.zeros(3)}),
+        lambda tensors, values: values.update(steps=3),
+        lambda tensors, values: values.update(loss={"level": 1}),
+    ):
+        tensors, values = dict(state.tensors), dict(state.values)
+        change(tensors, values)
+        save_checkpoint(trainer.folder.last, trainer.model, checkpoint.info, TrainingState(tensors, values))
+        again = begin(configure(), tmp_path / "run")
+        with raises_one_line(CheckpointError, "training state", str(trainer.folder.last)):
+            again.resume()
+
+
 def test_what_a_stop_before_the_first_step_calls_saved_is_saved(configure, tmp_path) -> None:
     config = configure()
     trainer = begin(config, tmp_path / "run")
@@ -500,6 +589,55 @@ def test_an_evaluation_that_is_no_number_is_one_line_and_nothing_best(
     assert read_checkpoint(trainer.folder.last).info.training.step == 3
 
 
+def test_the_step_that_fails_names_its_images(configure, tmp_path) -> None:
+    trainer = begin(configure(), tmp_path / "run")
+    watcher = Watcher()
+    watcher.at("log", 8, poison(trainer))
+    with pytest.raises(TrainingError) as error:
+        train(trainer, watcher)
+    # 8 steps of 4 images lie behind, of 30: the ninth batch is the first of the second epoch, from its third image on.
+    images = ", ".join(map(str, trainer.batches.batch(32, 3)))
+    assert f"at step 8 (loss nan, gradient norm nan), batch 1 of epoch 2 (training images {images}, ...)" in str(
+        error.value
+    )
+
+
+def test_a_loss_that_jumps_is_said_once_and_the_save_before_it_kept(configure, tmp_path, monkeypatch) -> None:
+    trainer = begin(configure(steps=70, evaluate_every=100, sample_every=0, save_every=5), tmp_path / "run")
+    train_step, losses = trainer._train_step, []
+
+    def jumping(rate: float) -> tuple[float, float]:
+        nats, norm = train_step(rate)
+        losses.append(9 * nats if 63 <= trainer.progress.step < 67 else nats)
+        return losses[-1], norm
+
+    monkeypatch.setattr(trainer, "_train_step", jumping)
+    watcher = train(trainer)
+    (message,) = watcher.spikes
+    kept = trainer.folder.kept / "before-spike-0000063"
+    images = ", ".join(map(str, trainer.batches.batch(63 * 4, 3)))
+    assert f"at step 63, batch 4 of epoch 9 (training images {images}, ...)" in message
+    assert f"to {losses[63] / math.log(2):.3f} bits/dim" in message
+    assert str(kept) in message
+    assert read_checkpoint(kept).info.training.step == 60
+    assert load_training_state(read_checkpoint(kept)).values["step"] == 60
+
+
+def test_a_trend_knows_noise_from_a_jump() -> None:
+    trend = LossTrend()
+    noise = torch.Generator().manual_seed(0)
+    for step in range(400):  # falls, with a noise of a tenth
+        trend = trend.follow((0.5 + 3 * 0.97**step) * (1 + 0.1 * float(torch.randn((), generator=noise))))
+        assert not trend.high, step
+    assert trend.mean == pytest.approx(0.5, abs=0.05)
+    assert trend.follow(1.2).high
+    lasting = trend
+    for _ in range(200):
+        lasting = lasting.follow(1.2)
+    assert not lasting.high, "a new level that lasts is normal in the end"
+    assert not LossTrend().follow(9.0).high, "the first loss is nothing to compare with"
+
+
 # The best
 
 
@@ -507,7 +645,7 @@ def test_the_best_checkpoint_is_that_of_the_best_evaluation(configure, tmp_path,
     found = iter([5.0, 4.0, 4.0, 4.5])
     seen: list[int] = []
 
-    def measured(_model: object, images: Any) -> Bits:
+    def measured(_model: object, images: Any, before_batch: object) -> Bits:
         seen.append(len(images))
         bits = next(found)
         return Bits(bits, 0.25, bits, 0.25, len(images), 64)
@@ -605,8 +743,15 @@ def test_a_dry_run_times_a_step(configure, tmp_path, monkeypatch) -> None:
 
 
 def test_progress_is_plain_values() -> None:
-    progress = Progress(step=3, best_bits_per_dim=1.5)
-    assert Progress(**dataclasses.asdict(progress)) == progress
+    progress = Progress(step=3, best_bits_per_dim=1.5, loss=LossTrend(4, 0.1 + 0.2, 0.5, True))
+    values = json.loads(json.dumps(dataclasses.asdict(progress)))
+    assert Progress.from_values(values) == progress
+
+
+def test_progress_that_was_saved_before_the_loss_had_a_trend_is_read() -> None:
+    values = dataclasses.asdict(Progress(step=3))
+    del values["loss"]
+    assert Progress.from_values(values) == Progress(step=3)
 
 
 # The average

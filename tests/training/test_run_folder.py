@@ -13,6 +13,7 @@ import pytest
 
 from linformer_cli.config import Config, DataConfig, ModelConfig, RunConfig, TrainConfig, parse_config
 from linformer_cli.errors import CheckpointError, LintxError, UsageError
+from linformer_cli.report import grids as grids_module
 from linformer_cli.training import run_folder as run_folder_module
 from linformer_cli.training.run_folder import METRICS, TIMING_METRICS, RunFolder
 
@@ -158,24 +159,43 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch, raises_one_line) -
     folder = RunFolder(tmp_path / "run")
     folder.create(configure())
     monkeypatch.setattr(run_folder_module, "open", full_disk, raising=False)
-    monkeypatch.setattr(Path, "write_text", full_disk)
-    monkeypatch.setattr(Path, "open", full_disk)
+    monkeypatch.setattr(grids_module, "open", full_disk, raising=False)
     for fails in (
         lambda: RunFolder(tmp_path / "other").create(configure()),
         lambda: folder.append_metrics({"step": 1}),
         lambda: folder.cut_metrics(1),
         lambda: folder.write_config(configure()),
     ):
-        with raises_one_line(LintxError, str(tmp_path), "No space left on device"):
+        with raises_one_line(LintxError, str(tmp_path), "o space left on device"):
             fails()
 
 
-def test_metrics_that_are_gone_are_one_line_too(tmp_path: Path, raises_one_line) -> None:
+def test_a_run_whose_metrics_are_gone_begins_new_ones(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.create(configure())
     folder.metrics_file.unlink()
-    with raises_one_line(LintxError, "metrics.csv"):
-        folder.cut_metrics(1)
+    folder.cut_metrics(1)
+    assert folder.metrics_file.read_text().strip() == ",".join(METRICS)
+
+
+def test_what_a_killed_write_left_does_not_make_a_folder_taken(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    (folder.path / ".lintx-0123456789ab.tmp").write_text("half a conf")
+    folder.create(configure())
+    assert folder.read_config() == configure()
+
+
+def test_what_was_saved_before_a_spike_stays(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    for step in (5, 10, 15, 20):
+        shutil.rmtree(folder.last, ignore_errors=True)
+        folder.last.mkdir(parents=True)
+        (folder.last / "config.json").write_text(str(step))
+        folder.keep(step, keep_last=2)
+        assert (folder.keep_before_spike(step) / "config.json").read_text() == str(step)
+    kept = sorted(path.name for path in folder.kept.iterdir())
+    assert kept == [*(f"before-spike-{step:07d}" for step in (10, 15, 20)), "step-0000015", "step-0000020"]
 
 
 def test_a_second_process_is_refused(tmp_path: Path, raises_one_line) -> None:

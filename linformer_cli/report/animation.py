@@ -1,0 +1,44 @@
+"""A picture being drawn, as an animated GIF: row after row, as the model drew it."""
+
+import io
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from .grids import BACKGROUND
+from .tables import to_json
+
+MOST_FRAMES = 64
+FRAME_MILLISECONDS = 60
+LAST_MILLISECONDS = 2000  # long enough to look at what came out
+
+
+def frame_rows(height: int, first: int = 0) -> list[int]:
+    """How many rows each frame shows: from `first` to all `height`, a row more each time, or several in tall images."""
+    count = min(height - first, MOST_FRAMES)
+    return [first + round(index * (height - first) / max(count, 1)) for index in range(count)] + [height]
+
+
+def hide_rows(images: NDArray[np.uint8], shown: int) -> NDArray[np.uint8]:
+    """A copy of images [N, H, W, C] of which only the first `shown` rows are drawn yet."""
+    hidden = images.copy()
+    hidden[:, shown:] = BACKGROUND
+    return hidden
+
+
+def encode_gif(frames: Sequence[Image.Image], metadata: Mapping[str, object]) -> bytes:
+    """`frames`, all of one size, as a GIF that repeats for ever, with `metadata` as its comment."""
+    durations = [FRAME_MILLISECONDS] * (len(frames) - 1) + [LAST_MILLISECONDS]
+    buffer = io.BytesIO()
+    frames[0].save(
+        buffer,
+        format="GIF",
+        save_all=True,
+        append_images=list(frames[1:]),
+        duration=durations,
+        loop=0,
+        comment=to_json(dict(metadata), compact=True).encode(),
+    )
+    return buffer.getvalue()

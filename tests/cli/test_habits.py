@@ -1,0 +1,121 @@
+"""What people are used to from other commands: quiet, pipes, signals, narrow terminals, another machine."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from linformer_cli.checkpoint import TrainingState, load_training_state, read_checkpoint, save_checkpoint
+from linformer_cli.checkpoint import load_model as load
+
+
+def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "linformer_cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=300)
+
+
+@pytest.mark.parametrize("flag", ["--quiet", "-q"])
+def test_quiet_says_nothing_but_errors(lintx, run_folder, tmp_path, flag) -> None:
+    outcome = lintx("sample", run_folder, "-n", 1, "-o", tmp_path / "x.png", flag)
+    assert (outcome.code, outcome.stdout, outcome.stderr) == (0, "", "")
+    assert (tmp_path / "x.png").exists()
+    options = ["--data", "glyphs", "--image-size", "10", "--preset", "tiny", "--batch", "4", "--steps", "2"]
+    outcome = lintx("train", *options, "--out", tmp_path / "run", flag)
+    assert (outcome.code, outcome.stdout, outcome.stderr) == (0, "", "")
+    outcome = lintx("complete", tmp_path / "missing.png", tmp_path / "x.png", "-c", run_folder, "-n", 1, flag,
+                    "-o", tmp_path / "c.png")  # fmt: skip
+    assert outcome.code == 1
+    assert [line[:7] for line in outcome.stderr.splitlines()] == ["Error: ", "Error: "]
+    # And the next command of the same process talks again.
+    assert "wrote" in lintx("sample", run_folder, "-n", 1, "-o", tmp_path / "x.png").stderr
+
+
+def test_a_gif_shows_the_drawing(lintx, run_folder, tmp_path) -> None:
+    lintx("sample", run_folder, "-n", 3, "-o", tmp_path / "x.png", "--gif", tmp_path / "x.gif", "--seed", 8)
+    with Image.open(tmp_path / "x.gif") as gif, Image.open(tmp_path / "x.png") as grid:
+        assert gif.n_frames == 11
+        assert json.loads(gif.info["comment"])["seed"] == 8
+        gif.seek(10)
+        assert gif.convert("L").tobytes() == grid.tobytes()
+    shutil.copy(tmp_path / "x.png", tmp_path / "mine.png")
+    lintx("complete", tmp_path / "mine.png", "-c", run_folder, "--keep", "top:4rows", "-n", 2, "-o", tmp_path / "c.png",
+          "--gif", tmp_path / "c.gif")  # fmt: skip
+    with Image.open(tmp_path / "c.gif") as gif, Image.open(tmp_path / "c.png") as grid:
+        assert gif.n_frames == 7
+        gif.seek(6)
+        assert gif.convert("L").tobytes() == grid.tobytes()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_whoever_stops_sampling_keeps_what_is_done(run_folder, tmp_path, number, code) -> None:
+    arguments = ["sample", str(run_folder), "-n", "100000", "--batch", "2", "-o", str(tmp_path / "grid.png")]
+    arguments += ["--files", str(tmp_path / "files")]
+    with subprocess.Popen(
+        [sys.executable, "-m", "linformer_cli", *arguments], stderr=subprocess.PIPE, text=True
+    ) as process:
+        deadline = time.monotonic() + 120
+        while len(list(tmp_path.glob("files/*.png"))) < 4:
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "Traceback" not in errors
+    kept = int(re.search(r"stopped after (\d+) of 100000 images, which are kept", errors)[1])  # type: ignore[index]
+    assert 4 <= kept <= len(list(tmp_path.glob("files/*.png")))
+    assert errors.splitlines()[-1] == "Stopped"
+    with Image.open(tmp_path / "grid.png") as grid:
+        assert json.loads(grid.text["lintx"])["count"] == kept  # type: ignore[attr-defined]
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_tables_fit_the_terminal_and_colours_can_be_turned_off(columns) -> None:
+    plain = run("attentions", COLUMNS=str(columns), NO_COLOR="1")
+    assert plain.returncode == 0
+    assert max(map(len, plain.stdout.splitlines())) <= columns
+    assert "\x1b[" not in plain.stdout
+    assert "linear" in plain.stdout
+    page = run("sample", "--help", COLUMNS=str(columns), NO_COLOR="1")
+    assert max(map(len, page.stdout.splitlines())) <= columns
+    assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", page.stdout), "a colour in spite of NO_COLOR"
+
+
+@pytest.mark.parametrize(
+    "command", [["attentions"], ["attentions", "--json"], ["info", "--json"], ["sample", "--help"]]
+)
+def test_output_may_go_into_head(command) -> None:
+    lintx = f"{sys.executable} -m linformer_cli {' '.join(command)}"
+    ended = subprocess.run(
+        ["bash", "-c", f"{lintx} | head -n 1; exit ${{PIPESTATUS[0]}}"], capture_output=True, text=True, timeout=120
+    )
+    assert len(ended.stdout.splitlines()) == 1
+    assert ended.returncode in (0, 1, 141)  # 1 is what typer ends with on a closed pipe
+    assert ended.stderr == ""
+
+
+def test_a_run_may_go_on_on_another_device(lintx, run_folder, tmp_path) -> None:
+    """Trained on a GPU that is not here: the random state of the GPU is left aside, all else goes on."""
+    folder = Path(shutil.copytree(run_folder, tmp_path / "run"))
+    config = folder / "config.toml"
+    config.write_text(config.read_text().replace('device = "auto"', 'device = "cuda"'))
+    checkpoint = read_checkpoint(folder / "last")
+    state = load_training_state(checkpoint)
+    tensors = {**state.tensors, "random.cuda": torch.zeros(16, dtype=torch.uint8)}
+    save_checkpoint(folder / "last", load(folder / "last"), checkpoint.info, TrainingState(tensors, state.values))
+    if not torch.cuda.is_available():
+        outcome = lintx("train", "--resume", folder, "--steps", 8)
+        assert outcome.code == 2 and "use --device cpu" in outcome.stderr
+    outcome = lintx("train", "--resume", folder, "--steps", 8, "--device", "cpu")
+    assert outcome.code == 0
+    assert read_checkpoint(folder / "last").info.training.step == 8
+    assert 'device = "cpu"' in config.read_text()

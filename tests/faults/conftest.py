@@ -1,0 +1,36 @@
+"""Faults: killed, damaged, full, foreign. `LINTX_FULL=1 python -m pytest tests/faults -rP` runs the full counts."""
+
+import os
+
+import numpy as np
+import pytest
+
+SETTINGS = """
+[train]
+batch = 4
+learning_rate = 1e-2
+log_every = 3
+evaluate_every = 20
+evaluate_images = 8
+sample_every = 60
+sample_images = 2
+precision = "fp32"
+"""
+
+
+@pytest.fixture(scope="session")
+def full() -> bool:
+    """Whether to run the full counts, for the figures of docs/reliability.md, instead of those for every day."""
+    return bool(os.environ.get("LINTX_FULL"))
+
+
+@pytest.fixture(scope="session")
+def small_run_options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Options of `lintx train` for a run that starts at once and takes milliseconds a step: 40 images of 6 x 6."""
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "settings.toml").write_text(SETTINGS)
+    images = np.random.default_rng(0).integers(0, 256, (40, 6, 6, 1), dtype=np.uint8)
+    (folder / "images").mkdir()
+    for split in ("train", "validation", "test"):
+        np.save(folder / "images" / f"{split}-images.npy", images)
+    return ["--data", f"array:{folder / 'images'}", "--preset", "tiny", "--config", str(folder / "settings.toml")]

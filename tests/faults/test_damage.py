@@ -1,0 +1,209 @@
+"""Damaged and foreign checkpoints: one line, exit 1, nothing overwritten, no memory blown up."""
+
+import hashlib
+import json
+import os
+import pickle
+import random
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cli.conftest import Outcome, run_main
+
+from linformer_cli.checkpoint import CONFIG, TRAINING, WEIGHTS, load_model, read_checkpoint, save_checkpoint
+from linformer_cli.runtime import measure_peak_memory
+
+TENTHS, FLIPS = 10, 50
+FILES = (WEIGHTS, CONFIG, TRAINING)
+Change = Callable[[bytes], bytes]
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory: pytest.TempPathFactory, small_run_options: list[str]) -> Path:
+    """A run of four steps, to be copied and damaged."""
+    folder = tmp_path_factory.mktemp("damage") / "run"
+    assert run_main(("train", *small_run_options, "--steps", "4", "--out", folder), _Nothing()).code == 0
+    return folder
+
+
+class _Nothing:
+    """Stands for pytest's capture where a fixture of a module cannot have it."""
+
+    def readouterr(self) -> Any:
+        return type("Captured", (), {"out": "", "err": ""})
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+def use(run: Path, file: str, capsys: pytest.CaptureFixture[str]) -> Outcome:
+    """The command that needs `file`: sampling the weights and the config, resuming the training state."""
+    if file == TRAINING:
+        return run_main(("train", "--resume", run, "--steps", "6"), capsys)
+    return run_main(("sample", run / "last", "-n", "1", "-o", run.parent / "out.png"), capsys)
+
+
+def assert_refused(run: Path, file: str, capsys: pytest.CaptureFixture[str], *parts: str) -> None:
+    before = snapshot(run)
+    outcome = use(run, file, capsys)
+    assert outcome.code == 1, outcome
+    (line,) = (line for line in outcome.stderr.splitlines() if line.startswith("Error: "))
+    assert outcome.stderr.endswith(line + "\n")
+    assert len(line) < 500
+    assert "Traceback" not in outcome.stderr
+    for part in parts:
+        assert part in line
+    assert outcome.stdout == ""
+    assert not (run.parent / "out.png").exists()
+    assert snapshot(run) == before
+
+
+@pytest.fixture
+def copy(finished_run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished_run, tmp_path / "run"))
+
+
+def test_the_run_is_fine_before_it_is_damaged(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for file in FILES:
+        outcome = use(copy, file, capsys)
+        assert outcome.code == 0, outcome
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("tenth", range(TENTHS))
+def test_a_file_cut_off_at_every_tenth_is_refused(copy: Path, capsys, file: str, tenth: int) -> None:
+    path = copy / "last" / file
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) * tenth // TENTHS])
+    assert_refused(copy, file, capsys, file)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_one_bit_is_enough_to_be_refused(copy: Path, capsys, file: str) -> None:
+    path = copy / "last" / file
+    data, places = path.read_bytes(), random.Random(7)
+    for _ in range(FLIPS):
+        bit = places.randrange(8 * len(data))
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        if file == CONFIG and same_document(damaged, data):
+            continue
+        assert_refused(copy, file, capsys)
+
+
+def same_document(damaged: bytes, whole: bytes) -> bool:
+    """A flipped bit in the last digit of a float may not change the number at all."""
+    try:
+        return bool(json.loads(damaged) == json.loads(whole))
+    except ValueError:
+        return False
+
+
+def sign(folder: Path, **digests_of: str) -> None:
+    """Make the digests those of the damaged files, so that what lies behind that door is tried as well."""
+    document = json.loads((folder / CONFIG).read_text())
+    document |= {key: hashlib.sha256((folder / file).read_bytes()).hexdigest() for key, file in digests_of.items()}
+    del document["config_sha256"]
+    (folder / CONFIG).write_text(json.dumps(document))
+
+
+DIGESTS = {WEIGHTS: "weights_sha256", TRAINING: "training_sha256"}
+FOREIGN: dict[str, Change] = {
+    "a header of 10 GB": lambda data: struct.pack("<Q", 10 * 2**30) + data[8:],
+    "a header longer than the file": lambda data: struct.pack("<Q", len(data)) + data[8:],
+    "a pickle": lambda data: pickle.dumps({"weights": [1.0]}),
+    "a torch file": lambda data: b"PK\x03\x04" + data,
+    "half of it": lambda data: data[: len(data) // 2],
+    "nothing": lambda data: b"",
+    "text": lambda data: b"these are no weights\n" * 40,
+}
+
+
+@pytest.mark.parametrize("file", DIGESTS)
+@pytest.mark.parametrize("change", FOREIGN.values(), ids=FOREIGN)
+def test_a_foreign_file_with_the_right_digest_is_refused(copy: Path, capsys, file: str, change: Change) -> None:
+    path = copy / "last" / file
+    path.write_bytes(change(path.read_bytes()))
+    sign(copy / "last", **{DIGESTS[file]: file})
+    before = measure_peak_memory()
+    assert_refused(copy, file, capsys, file)
+    assert measure_peak_memory() - before < 64 * 2**20
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("file", DIGESTS)
+@pytest.mark.parametrize("changes", [{"width": 48}, {"layers": 3}, {"attention": "softmax"}, {"head": "mixture"}])
+def test_the_file_of_another_model_is_refused(
+    copy: Path, tmp_path: Path, small_run_options: list[str], capsys, changes: dict[str, Any], file: str, signed: bool
+) -> None:
+    flags = [f"--{key}={value}" for key, value in changes.items()]
+    other = tmp_path / "other"
+    assert run_main(("train", *small_run_options, *flags, "--steps", "1", "--out", other), capsys).code == 0
+    shutil.copy(other / "last" / file, copy / "last" / file)
+    if signed:
+        sign(copy / "last", **{DIGESTS[file]: file})
+    if signed and changes == {"attention": "softmax"}:
+        # The same tensors by name and shape: nothing but the digest can tell.
+        assert use(copy, file, capsys).code == 0
+    else:
+        assert_refused(copy, file, capsys)
+
+
+def test_a_newer_format_is_refused(copy: Path, capsys) -> None:
+    path = copy / "last" / CONFIG
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2, "something": "new"}))
+    for file in FILES:
+        assert_refused(copy, file, capsys, "newer lintx", "format 2")
+
+
+@pytest.mark.parametrize("file", DIGESTS)
+def test_a_link_out_of_the_folder_is_refused(copy: Path, tmp_path: Path, capsys, file: str) -> None:
+    outside = tmp_path / "outside.safetensors"
+    os.rename(copy / "last" / file, outside)
+    (copy / "last" / file).symlink_to(outside)
+    assert_refused(copy, file, capsys, "link out of its folder")
+
+
+@pytest.mark.parametrize("change", [{"width": 60_000}, {"layers": 1_024}, {"heads": 60_000}, {"feed_forward": 65_536}])
+def test_a_config_that_asks_for_terabytes_takes_no_memory(copy: Path, capsys, change: dict[str, int]) -> None:
+    path = copy / "last" / CONFIG
+    document = json.loads(path.read_text())
+    document["model"] |= change
+    del document["config_sha256"]
+    path.write_text(json.dumps(document))
+    before = measure_peak_memory()
+    assert_refused(copy, WEIGHTS, capsys)
+    assert measure_peak_memory() - before < 256 * 2**20
+
+
+@pytest.mark.parametrize("name", ["model.pt", "weights.pth", "last.ckpt", "model.bin", "model.pkl"])
+def test_a_pickle_is_never_opened(tmp_path: Path, capsys, name: str) -> None:
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(tmp_path / "executed"),)
+
+    (tmp_path / name).write_bytes(pickle.dumps(Bomb()))
+    outcome = run_main(("sample", tmp_path / name, "-o", tmp_path / "out.png"), capsys)
+    assert outcome.code == 1 and "never opened" in outcome.stderr
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_model_that_gives_no_numbers_is_refused(copy: Path, tmp_path: Path, capsys) -> None:
+    model = load_model(copy / "last")
+    with torch.no_grad():
+        model.head.projection.bias[0] = torch.nan
+    save_checkpoint(tmp_path / "nan", model, read_checkpoint(copy / "last").info)
+    outcome = run_main(("sample", tmp_path / "nan", "-n", "1", "-o", tmp_path / "out.png"), capsys)
+    assert outcome.code == 1 and "not a finite number" in outcome.stderr
+    assert not (tmp_path / "out.png").exists()

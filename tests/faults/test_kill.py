@@ -1,0 +1,128 @@
+"""A training that is killed again and again, saving included, ends with the weights of one that never was."""
+
+import multiprocessing
+import os
+import random
+import sys
+import time
+from contextlib import redirect_stderr, redirect_stdout
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from linformer_cli.checkpoint import TRAINING, WEIGHTS, load_training_state, load_weights, read_checkpoint
+from linformer_cli.cli.app import main
+from linformer_cli.training.run_folder import RunFolder
+
+EVERYTHING_TO_LOSE = ["--save-every", "1", "--ema", "0.9", "--keep-last", "2"]
+
+
+def run_main(arguments: list[str]) -> None:
+    """In a process of its own: the whole command, with nothing to say."""
+    sys.argv = ["lintx", *arguments]
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        main()
+
+
+@pytest.fixture(scope="module")
+def context() -> ForkServerContext:
+    """Processes that start with torch imported, so that most of their life is training."""
+    found = multiprocessing.get_context("forkserver")
+    found.set_forkserver_preload(["linformer_cli.training.loop", "linformer_cli.cli.app"])
+    return found
+
+
+def start(context: ForkServerContext, options: list[str], run: Path, steps: int = 80) -> BaseProcess:
+    if (run / "config.toml").exists():
+        arguments = ["train", "--resume", str(run)]
+    else:
+        arguments = ["train", *options, *EVERYTHING_TO_LOSE, "--steps", str(steps), "--out", str(run)]
+    process = context.Process(target=run_main, args=(arguments,))
+    process.start()
+    return process
+
+
+def saved_at(run: Path) -> float | None:
+    """When `last/` was written; None where there is none."""
+    try:
+        return (run / "last" / "config.json").stat().st_mtime
+    except FileNotFoundError:
+        return None
+
+
+def wait_for_a_save(run: Path, before: float | None, process: BaseProcess) -> None:
+    """Until there is a save newer than the one of `before`."""
+    deadline = time.monotonic() + 120
+    while (now := saved_at(run)) is None or now == before:
+        assert time.monotonic() < deadline
+        if not process.is_alive():
+            return
+        time.sleep(0.002)
+
+
+def finish(context: ForkServerContext, options: list[str], run: Path) -> None:
+    process = start(context, options, run)
+    process.join()
+    assert process.exitcode == 0
+
+
+def test_a_run_killed_at_random_moments_reaches_the_same_weights(
+    context: ForkServerContext, small_run_options: list[str], tmp_path: Path, full: bool
+) -> None:
+    kills, steps = (30, 300) if full else (8, 80)
+    whole = tmp_path / "whole"
+    process, began = start(context, small_run_options, whole, steps), time.monotonic()
+    wait_for_a_save(whole, None, process)
+    startup = time.monotonic() - began
+    process.join()
+    training = time.monotonic() - began - startup
+    run, moments = tmp_path / "killed", random.Random(3)
+    killed, while_saving, before_the_first_save, reached = 0, 0, 0, []
+    while killed < kills:
+        before = saved_at(run)
+        process = start(context, small_run_options, run, steps)
+        if moments.random() < 0.2:
+            time.sleep(moments.uniform(0, startup))
+        else:
+            wait_for_a_save(run, before, process)
+            # All kills within one run: it is not done before the last of them.
+            time.sleep(moments.uniform(0, training / kills))
+        process.kill()
+        process.join()
+        if process.exitcode == 0:
+            break
+        killed += 1
+        while_saving += any(run.glob(".*.writing")) or any(run.glob(".*.replaced")) or any(run.glob(".lintx-*.tmp"))
+        if (run / "config.toml").exists() and not RunFolder(run).is_untouched:
+            checkpoint = read_checkpoint(run / "last")  # whole: its digests fit, and its shapes
+            load_weights(checkpoint)
+            reached.append(load_training_state(checkpoint).values["step"])
+        else:
+            before_the_first_save += 1
+    finish(context, small_run_options, run)
+    print(f"{killed} kills, {while_saving} of them while saving, {before_the_first_save} before the first save")
+    print(f"steps reached: {reached}")
+    assert reached == sorted(reached)
+    assert reached and reached[-1] > 0, "nothing was trained before a kill"
+    for name in (f"last/{WEIGHTS}", f"last/{TRAINING}", f"best/{WEIGHTS}"):
+        ours, theirs = load_file(run / name), load_file(whole / name)
+        assert ours.keys() == theirs.keys()
+        assert all(ours[key].equal(theirs[key]) for key in ours), name
+
+
+def test_a_process_that_was_killed_leaves_its_run_unlocked(
+    context: ForkServerContext, small_run_options: list[str], tmp_path: Path
+) -> None:
+    run = tmp_path / "locked"
+    process = start(context, small_run_options, run)
+    wait_for_a_save(run, None, process)
+    second = start(context, small_run_options, run)
+    second.join()
+    assert second.exitcode == 1, "a second process must be refused"
+    process.kill()
+    process.join()
+    finish(context, small_run_options, run)
+    assert read_checkpoint(run / "last").info.training.step == 80
