@@ -97,7 +97,10 @@ class _ReadRunningAverages(torch.autograd.Function):
         ctx: Any, gates: Tensor, scores: Tensor, v: Tensor, averages: Tensor, log_weights: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         logs, borders = _accumulate_logs(scores, log_weights)
-        weights = _pair_weights(gates, scores, logs)
+        weights = _diagonal_weights(gates, (scores - logs).exp_())
+        for size in _halves(scores.shape[3]):
+            keys, queries = _factors(scores, logs, size)
+            _off_diagonal(weights, size).copy_(queries.mul_(_split(gates, size)[1]) @ keys.transpose(-1, -2))
         y = weights @ v
         to_end = (scores - borders[:, :, 1:].unsqueeze(3)).exp_()
         sums = torch.cat([averages.unsqueeze(2), to_end.transpose(-1, -2) @ v], dim=2)
@@ -112,11 +115,13 @@ class _ReadRunningAverages(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
         gates, scores, v, logs, borders, sums = ctx.saved_tensors
         grad_y, grad_averages, grad_log_weights = grad_outputs
-        # h, by levels: products of pairs under the factors of the forward pass.
+        # h, by the products of values with gradients, under the factors of the forward pass.
         products = grad_y @ v.transpose(-1, -2)
-        h = (scores - logs).exp_().mul_(products.diagonal(dim1=-2, dim2=-1).unsqueeze(-1))
-        for size in _halves(scores.shape[3]):
-            keys, queries = _factors(scores, logs, size)
+        own_products = products.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+        own = (scores - logs).exp_()
+        h = own * own_products
+        levels = [(size, *_factors(scores, logs, size)) for size in _halves(scores.shape[3])]
+        for size, keys, queries in levels:
             _split(h, size)[1].addcmul_(queries, _off_diagonal(products, size) @ keys)
         from_start = (borders[:, :, :-1].unsqueeze(3) - logs).exp_()
         h.addcmul_(from_start, grad_y @ sums[:, :, :-1].transpose(-1, -2))
@@ -128,16 +133,17 @@ class _ReadRunningAverages(torch.autograd.Function):
         asked = _accumulate(asked.flip(2), -borders.flip(2)).flip(2)
         asked_v, asked_h = asked[..., :-1], asked[..., -1]
         to_end = (scores - borders[:, :, 1:].unsqueeze(3)).exp_()
-        grad_v = _pair_weights(gates, scores, logs).transpose(-1, -2) @ grad_y + to_end @ asked_v[:, :, 1:]
         grad_scores = (v @ asked_v[:, :, 1:].transpose(-1, -2)).sub_(asked_h[:, :, 1:].unsqueeze(3)).mul_(to_end)
-        own = products.diagonal(dim1=-2, dim2=-1).unsqueeze(-1) - h
-        grad_scores += own.mul_((scores - logs).exp_()).mul_(gates)
-        for size in _halves(scores.shape[3]):
-            keys, queries = _factors(scores, logs, size)
+        weights = _diagonal_weights(gates, own)
+        grad_scores.addcmul_(own.mul_(gates), own_products - h)
+        for size, keys, queries in levels:
             queries *= _split(gates, size)[1]
+            _off_diagonal(weights, size).copy_(queries @ keys.transpose(-1, -2))
             pairs = _off_diagonal(products, size).transpose(-1, -2) @ queries
             pairs -= (queries * _split(h, size)[1]).sum(-2, keepdim=True)
             _split(grad_scores, size)[0].addcmul_(keys, pairs)
+        grad_v = weights.transpose(-1, -2) @ grad_y
+        grad_v += to_end @ asked_v[:, :, 1:]
         before = asked[:, :, 0]
         grad_before = (sums[:, :, 0] * before[..., :-1]).sum(-1) - before[..., -1]
         return h, grad_scores, grad_v, before[..., :-1], grad_before
@@ -149,12 +155,8 @@ def _factors(scores: Tensor, logs: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return (_split(scores, size)[0] - middle).exp_(), (middle - _split(logs, size)[1]).exp_()
 
 
-def _pair_weights(gates: Tensor, scores: Tensor, logs: Tensor) -> Tensor:
-    """W [B, H, N, L, L] inside every chunk, 0 above the diagonal."""
-    weights = scores.new_zeros(*scores.shape[:4], scores.shape[3])
-    weights.diagonal(dim1=-2, dim2=-1).copy_((scores - logs).exp_().mul_(gates).sum(-1))
-    for size in _halves(scores.shape[3]):
-        keys, queries = _factors(scores, logs, size)
-        queries *= _split(gates, size)[1]
-        _off_diagonal(weights, size).copy_(queries @ keys.transpose(-1, -2))
+def _diagonal_weights(gates: Tensor, own: Tensor) -> Tensor:
+    """W [B, H, N, L, L] with W_tt alone, for `own` [B, H, N, L, m] = exp(e_ti - l_ti)."""
+    weights = own.new_zeros(*own.shape[:4], own.shape[3])
+    weights.diagonal(dim1=-2, dim2=-1).copy_((own * gates).sum(-1))
     return weights
