@@ -9,7 +9,7 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -97,6 +97,15 @@ class Attention(nn.Module, ABC):
         """Bytes of the state after `positions` positions, for inputs of `dtype`."""
 
 
+class Shared(NamedTuple):
+    """A tensor with axes of a state that is the same for all images, so that its first axis is not the batch.
+
+    It is written once, when the state is made: neither `attend` nor `step` changes it.
+    """
+
+    tensor: Tensor
+
+
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
     """The type that running sums are kept in: float64 for float64 inputs, float32 for everything smaller."""
     return torch.float64 if dtype == torch.float64 else torch.float32
@@ -119,8 +128,11 @@ def measure_state_bytes(state: Any) -> int:
 def fork_state(state: State, copies: int = 1) -> State:
     """An independent copy of `state`, each image repeated `copies` times (image i becomes i * copies and on).
 
-    The first axis of every state tensor is the batch; a tensor without axes belongs to all images.
+    The first axis of every state tensor is the batch; a tensor without axes belongs to all images, and so does one
+    that is `Shared`: it is copied, but not repeated.
     """
+    if isinstance(state, Shared):
+        return cast(State, Shared(state.tensor.clone()))
     if isinstance(state, Tensor):
         forked = state.repeat_interleave(copies, dim=0) if state.dim() and copies > 1 else state.clone()
         return cast(State, forked)

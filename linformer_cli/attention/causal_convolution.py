@@ -1,0 +1,83 @@
+"""A causal depthwise convolution of the values, one kernel for each head; its state is a ring of values."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+# Positions taken as one matrix product, at least; enough for its speed, few enough not to multiply with zeros.
+_BLOCK = 32
+
+
+class RecentValues(NamedTuple):
+    """The last kernel - 1 values [B, H, kernel - 1, V], zeros for those before the first, and where the oldest stands.
+
+    `values` is a ring: place `oldest` (a 0-d int64 tensor) holds the oldest, the places behind it the later ones,
+    and so around. A step overwrites the oldest.
+    """
+
+    values: Tensor
+    oldest: Tensor
+
+
+class CausalConvolution(nn.Module):
+    """y_t = sum over i < kernel of w_i v_{t - kernel + 1 + i}, w [H, kernel] shared by the columns of v; kernel >= 2.
+
+    The last weight is that of the position itself. Weights start uniform within kernel^(-1/2) of 0.
+    """
+
+    def __init__(self, heads: int, kernel: int) -> None:
+        super().__init__()
+        self.kernel = kernel
+        self.weight = nn.Parameter(torch.empty(heads, kernel).uniform_(-(kernel**-0.5), kernel**-0.5))
+
+    def attend(self, v: Tensor, recent: RecentValues | None, dtype: torch.dtype) -> tuple[Tensor, RecentValues]:
+        """y [B, H, T, V] in `dtype` for v [B, H, T, V] behind `recent` (None: nothing), and the values to carry on."""
+        ring, length = self.kernel - 1, v.shape[2]
+        if recent is None:
+            before = v.new_zeros(*v.shape[:2], ring, v.shape[3])
+        else:
+            order = (torch.arange(ring, device=v.device) + recent.oldest) % ring
+            before = recent.values.index_select(2, order)
+        values = torch.cat([before, v], dim=2)
+        # A copy: a view would keep all values alive for as long as the state.
+        kept = values[:, :, length:].to(before.dtype, copy=True)
+        # Blocks at least as long as the ring reach into the one before them and no further.
+        block = max(ring, _BLOCK)
+        blocks = functional.pad(values.to(dtype), (0, 0, block - ring, -length % block)).unflatten(2, (-1, block))
+        # Blocks, images and columns of v side by side, so that the matrix of a head is there once: [H, block, N B V].
+        columns = blocks.permute(1, 3, 2, 0, 4).flatten(2)
+        one = v.shape[0] * v.shape[3]
+        earlier, own = self._matrix(block, dtype).split(block, dim=-1)
+        y = torch.baddbmm(own @ columns[:, :, one:], earlier, columns[:, :, :-one])
+        y = y.unflatten(2, (-1, v.shape[0], v.shape[3])).permute(3, 0, 2, 1, 4).flatten(2, 3)
+        return y[:, :, :length], RecentValues(kept, torch.zeros((), dtype=torch.int64, device=v.device))
+
+    def _matrix(self, block: int, dtype: torch.dtype) -> Tensor:
+        """[H, block, 2 block]: what each position of a block takes of the block before it and of its own."""
+        places = torch.arange(block, device=self.weight.device)
+        index = torch.arange(2 * block, device=self.weight.device) - places.unsqueeze(1) - block + self.kernel - 1
+        outside = (index < 0) | (index >= self.kernel)
+        return self.weight.to(dtype)[:, index.clamp(0, self.kernel - 1)].masked_fill(outside, 0)
+
+    def init_recent(self, batch: int, value_width: int, device: torch.device, dtype: torch.dtype) -> RecentValues:
+        """The ring of the empty prefix."""
+        values = torch.zeros(batch, len(self.weight), self.kernel - 1, value_width, device=device, dtype=dtype)
+        return RecentValues(values, torch.zeros((), dtype=torch.int64, device=device))
+
+    @torch.no_grad()
+    def step(self, v_t: Tensor, recent: RecentValues, dtype: torch.dtype) -> Tensor:
+        """y_t [B, H, V] in `dtype`; writes v_t into the ring, in place."""
+        oldest, ring = int(recent.oldest), self.kernel - 1
+        weight = self.weight.to(dtype)
+        # The weights turn around the ring, not the values: weight i belongs to the place i behind the oldest.
+        turned = torch.cat([weight[:, ring - oldest : ring], weight[:, : ring - oldest]], dim=1).unsqueeze(1)
+        y_t = torch.addcmul((turned @ recent.values.to(dtype)).squeeze(2), weight[:, ring:], v_t.to(dtype))
+        recent.values.select(2, oldest).copy_(v_t)
+        recent.oldest.fill_((oldest + 1) % ring)
+        return y_t
+
+    def recent_bytes(self, batch: int, value_width: int, dtype: torch.dtype) -> int:
+        """Bytes of the ring for values of `dtype`, its place included."""
+        return batch * self.weight.shape[0] * (self.kernel - 1) * value_width * dtype.itemsize + torch.int64.itemsize

@@ -1,0 +1,167 @@
+"""Nystrom attention (Xiong 2021, 'Nystromformer', arXiv 2102.03902): low rank through landmarks, here learned ones."""
+
+from typing import Annotated, NamedTuple
+
+import torch
+from pydantic import Field, field_validator
+from torch import Tensor, nn
+
+from .base import Attention, AttentionOptions, AttentionShape, Memory, Shared, accumulator_dtype
+from .causal_convolution import CausalConvolution, RecentValues
+from .running_averages import NOTHING, read_running_averages
+
+
+class NystromOptions(AttentionOptions):
+    """Options of Nystrom attention."""
+
+    landmarks: Annotated[int, Field(gt=0, description="m, the number of learned landmarks of a head")] = 32
+    iterations: Annotated[int, Field(gt=0, description="Newton iterations towards the inverse of A")] = 6
+    kernel: Annotated[
+        int, Field(ge=0, description="positions that the causal convolution of the values reaches over; 0 for none")
+    ] = 33
+    chunk: Annotated[
+        int, Field(gt=0, description="positions taken pairwise at once in the parallel form, a power of two")
+    ] = 32
+
+    @field_validator("kernel")
+    @classmethod
+    def _a_convolution_reaches_back(cls, kernel: int) -> int:
+        if kernel == 1:
+            raise ValueError("a convolution over 1 position mixes nothing; give 2 or more, or 0 for none")
+        return kernel
+
+    @field_validator("chunk")
+    @classmethod
+    def _halves_of_halves(cls, chunk: int) -> int:
+        if chunk & (chunk - 1):
+            raise ValueError("give a power of two, such as 16 or 32")
+        return chunk
+
+
+class NystromState(NamedTuple):
+    """The averages b [B, H, m, V], the logs l [B, H, m] of their total weights, Z [H, m, m], and the latest values.
+
+    Z belongs to the parameters alone, so that all images share it. It is that of the parameters when the state was
+    made: `step` reads it, `attend` makes it anew. `recent` is None where there is no convolution.
+    """
+
+    averages: Tensor
+    log_weights: Tensor
+    inverse: Shared
+    recent: RecentValues | None
+
+
+class NystromAttention(Attention):
+    """y_t = f_t Z b_t + a causal depthwise convolution of v.
+
+    With learned landmarks q~, k~ [m, K] of each head, and scores scaled by K^(-1/2): f_t = softmax(q_t k~^T) over the
+    m landmarks; row i of b_t [m, V] is the average of v_j over j <= t weighted by exp(q~_i . k_j); Z comes from
+    `iterations` steps Z <- Z (13 I - A Z (15 I - A Z (7 I - A Z))) / 4 for A = softmax(q~ k~^T), starting at
+    A^T / (largest column sum of A x largest row sum). It is Z, not the inverse that it approaches, that defines y_t.
+    Differs from the source in that
+
+    - landmarks are learned parameters, at first N(0, 1) with q~ = k~. The source takes means of q and k over
+      stretches of the whole sequence, which lets the future in and has no step form;
+    - b_t is a running average, where in the source every landmark sees all keys;
+    - the convolution looks back only, over `kernel` positions that end with its own;
+    - Z starts at a scale for each head. The source's code by default takes one maximum over the whole batch, through
+      which one image would depend on the others.
+
+    Z and the averages are float32 or float64, also under autocast. Z is made once in each call of `attend`, with
+    gradients, and once in `init_state`.
+    """
+
+    name = "nystrom"
+    source = "Xiong 2021, arXiv 2102.03902"
+    family = "low-rank"
+    method = "learned landmarks, running averages, convolution of values"
+    memory = Memory.CONSTANT
+    options_type = NystromOptions
+    options: NystromOptions
+
+    def __init__(self, options: NystromOptions, shape: AttentionShape) -> None:
+        super().__init__(options, shape)
+        self.landmark_queries = nn.Parameter(torch.randn(shape.heads, options.landmarks, shape.key_width))
+        self.landmark_keys = nn.Parameter(self.landmark_queries.detach().clone())
+        self.convolution = CausalConvolution(shape.heads, options.kernel) if options.kernel else None
+        self.scale = shape.key_width**-0.5
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: NystromState | None = None, extra: Tensor | None = None
+    ) -> tuple[Tensor, NystromState]:
+        dtype = accumulator_dtype(q.dtype)
+        with torch.autocast(q.device.type, enabled=False):
+            queries, keys = self._scaled_landmarks(dtype)
+            inverse = self._inverse(dtype)
+            gates = (q.to(dtype) @ keys.transpose(-1, -2)).softmax(dim=-1) @ inverse
+            scores = k.to(dtype) @ queries.transpose(-1, -2)
+            if state is None:
+                averages, log_weights = self._nothing(len(q), q.device, dtype)
+            else:
+                averages, log_weights = state.averages, state.log_weights
+            y, averages, log_weights = read_running_averages(
+                gates, scores, v.to(dtype), averages, log_weights, self.options.chunk
+            )
+            recent = None
+            if self.convolution is not None:
+                local, recent = self.convolution.attend(v, None if state is None else state.recent, dtype)
+                y = y + local
+        return y.to(v.dtype), NystromState(averages, log_weights, Shared(inverse.detach()), recent)
+
+    def _scaled_landmarks(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return self.landmark_queries.to(dtype) * self.scale, self.landmark_keys.to(dtype) * self.scale
+
+    def _inverse(self, dtype: torch.dtype) -> Tensor:
+        """Z [H, m, m], nearly the inverse of A."""
+        keys = self.landmark_keys.to(dtype) * self.scale
+        a = (self.landmark_queries.to(dtype) @ keys.transpose(-1, -2)).softmax(dim=-1)
+        largest = a.sum(dim=-2).amax(dim=-1) * a.sum(dim=-1).amax(dim=-1)
+        z: Tensor = a.transpose(-1, -2) / largest[:, None, None]
+        one = torch.eye(a.shape[-1], device=a.device, dtype=dtype)
+        for _ in range(self.options.iterations):
+            az = a @ z
+            z = z @ (13 * one - az @ (15 * one - az @ (7 * one - az))) / 4
+        return z
+
+    def _nothing(self, batch: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Averages of nothing, and the logs of no weight."""
+        size = (batch, self.shape.heads, self.options.landmarks)
+        averages = torch.zeros(*size, self.shape.value_width, device=device, dtype=dtype)
+        return averages, torch.full(size, NOTHING, device=device, dtype=dtype)
+
+    @torch.no_grad()
+    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> NystromState:
+        accumulator = accumulator_dtype(dtype)
+        averages, log_weights = self._nothing(batch, device, accumulator)
+        with torch.autocast(device.type, enabled=False):
+            inverse = self._inverse(accumulator).to(device)
+        recent = None
+        if self.convolution is not None:
+            recent = self.convolution.init_recent(batch, self.shape.value_width, device, dtype)
+        return NystromState(averages, log_weights, Shared(inverse), recent)
+
+    @torch.no_grad()
+    def step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: NystromState, extra_t: Tensor | None = None
+    ) -> tuple[Tensor, NystromState]:
+        averages, log_weights, inverse, recent = state
+        dtype = averages.dtype
+        with torch.autocast(q_t.device.type, enabled=False):
+            # One product for each head, over all images: [H, B, K] with [H, K, m].
+            queries, keys = (landmarks.transpose(1, 2) for landmarks in self._scaled_landmarks(dtype))
+            gates = q_t.to(dtype).transpose(0, 1).bmm(keys).softmax(dim=-1).bmm(inverse.tensor)
+            scores = k_t.to(dtype).transpose(0, 1).bmm(queries).transpose(0, 1)
+            torch.logaddexp(log_weights, scores, out=log_weights)
+            share = (scores - log_weights).exp_().unsqueeze(-1)
+            averages.lerp_(v_t.to(dtype).unsqueeze(-2), share)
+            y_t = (gates.transpose(0, 1).unsqueeze(-2) @ averages).squeeze(-2)
+            if self.convolution is not None and recent is not None:
+                y_t += self.convolution.step(v_t, recent, dtype)
+        return y_t.to(v_t.dtype), state
+
+    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
+        landmarks, accumulator = self.options.landmarks, accumulator_dtype(dtype)
+        per_head = landmarks * (self.shape.value_width + 1)
+        numbers = self.shape.heads * (batch * per_head + landmarks * landmarks)
+        ring = 0 if self.convolution is None else self.convolution.recent_bytes(batch, self.shape.value_width, dtype)
+        return numbers * accumulator.itemsize + ring

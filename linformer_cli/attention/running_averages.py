@@ -1,0 +1,162 @@
+"""Reading running softmax averages, one for each of m fixed queries, in chunks.
+
+    l_ti = log sum over j <= t of exp(e_ji)                    the log of the total weight of average i
+    b_ti = sum over j <= t of exp(e_ji - l_ti) v_j             average i at position t
+    y_t  = sum over i of g_ti b_ti
+
+The b_ti are not written down: y_t = sum over j <= t of W_tj v_j with W_tj = sum over i of g_ti exp(e_ji - l_ti). This
+exponent is never positive, but neither exp(e_ji) nor exp(-l_ti) alone is safe in float32. A reference a between them
+is: l_i of any position from j to t is at least e_ji and at most l_ti, so that exp(e_ji - a) and exp(a - l_ti) are both
+at most 1, and what underflows weighs nothing. Across chunks, a is l at the border. Inside a chunk, a block of 2 s
+positions takes l in its middle, which serves all pairs of its second half with its first; with s = 1, 2, 4 and on, one
+product of matrices each, this covers the triangle. Nothing depends on a maximum that lies in the future.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+# The log of no weight at all: finite, so that differences are numbers, and far below every score.
+NOTHING = -1e30
+
+
+def read_running_averages(
+    gates: Tensor, scores: Tensor, v: Tensor, averages: Tensor, log_weights: Tensor, chunk: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y [B, H, T, V] for g, e [B, H, T, m] and v [B, H, T, V]; and b and l at the last of these positions.
+
+    `averages` [B, H, m, V] and `log_weights` [B, H, m] are b and l before the first position: 0 and `NOTHING` where
+    there is none. `chunk`, a power of two, is how many positions are taken pairwise. Differentiable, once, in all
+    tensors.
+    """
+    length = scores.shape[2]
+    chunk = min(chunk, 1 << (length - 1).bit_length())
+    padding = (0, 0, 0, -length % chunk)
+    chunked = [
+        functional.pad(x, padding, value=value).unflatten(2, (-1, chunk)) if padding[3] else x.unflatten(2, (-1, chunk))
+        for x, value in ((gates, 0.0), (scores, NOTHING), (v, 0.0))
+    ]
+    y, averages, log_weights = _ReadRunningAverages.apply(*chunked, averages, log_weights)
+    return y.flatten(2, 3)[:, :, :length], averages, log_weights
+
+
+def _halves(chunk: int) -> Iterator[int]:
+    size = 1
+    while size < chunk:
+        yield size
+        size *= 2
+
+
+def _split(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """First and second halves, [B, H, N, L / (2 size), size, ...], of the blocks of 2 `size` in [B, H, N, L, ...]."""
+    first, second = x.unflatten(3, (-1, 2, size)).unbind(4)
+    return first, second
+
+
+def _off_diagonal(x: Tensor, size: int) -> Tensor:
+    """A view of [B, H, N, L, L]: for each block of 2 `size`, its second half (rows) against its first, as `_split`."""
+    blocks = x.unflatten(4, (-1, 2, size)).unflatten(3, (-1, 2, size))[:, :, :, :, 1, :, :, 0, :]
+    pairs: Tensor = blocks.diagonal(dim1=3, dim2=5).movedim(-1, 3)
+    return pairs
+
+
+def _accumulate_logs(scores: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    """l [B, H, N, L, m], and l before every chunk and behind the last one [B, H, N + 1, m]."""
+    logs = scores.clone(memory_format=torch.contiguous_format)
+    for size in _halves(scores.shape[3]):
+        first, second = _split(logs, size)
+        torch.logaddexp(second, first[..., -1:, :], out=second)
+    borders = torch.cat([before.unsqueeze(2), logs[:, :, :, -1]], dim=2).logcumsumexp(dim=2)
+    torch.logaddexp(logs, borders[:, :, :-1].unsqueeze(3), out=logs)
+    # The same numbers, not merely close ones: a border is the reference of both its sides.
+    borders[:, :, 1:] = logs[:, :, :, -1]
+    return logs, borders
+
+
+def _accumulate(sums: Tensor, logs: Tensor) -> Tensor:
+    """Replace each of `sums` [B, H, N, m, V], relative to exp(logs [B, H, N, m]), by the sum of those up to it."""
+    decays = (logs[:, :, :-1] - logs[:, :, 1:]).exp_().unsqueeze(-1)
+    for place in range(1, sums.shape[2]):
+        sums[:, :, place].addcmul_(sums[:, :, place - 1], decays[:, :, place - 1])
+    return sums
+
+
+class _ReadRunningAverages(torch.autograd.Function):
+    """Chunked inputs [B, H, N, L, ...] in, y [B, H, N, L, V] and the last averages and log weights out.
+
+    With d_t the gradient of y_t, that of g_ti is h_ti = b_ti . d_t, and that of e_ji is the sum over t >= j of
+    g_ti exp(e_ji - l_ti) (v_j . d_t - h_ti): the sums of the forward pass, in reverse. Written by hand, since autograd
+    would keep every factor of every level.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, gates: Tensor, scores: Tensor, v: Tensor, averages: Tensor, log_weights: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        logs, borders = _accumulate_logs(scores, log_weights)
+        weights = _diagonal_weights(gates, (scores - logs).exp_())
+        for size in _halves(scores.shape[3]):
+            keys, queries = _factors(scores, logs, size)
+            _off_diagonal(weights, size).copy_(queries.mul_(_split(gates, size)[1]) @ keys.transpose(-1, -2))
+        y = weights @ v
+        to_end = (scores - borders[:, :, 1:].unsqueeze(3)).exp_()
+        sums = torch.cat([averages.unsqueeze(2), to_end.transpose(-1, -2) @ v], dim=2)
+        sums = _accumulate(sums, borders)
+        from_start = (borders[:, :, :-1].unsqueeze(3) - logs).exp_().mul_(gates)
+        y += from_start @ sums[:, :, :-1]
+        ctx.save_for_backward(gates, scores, v, logs, borders, sums)
+        # Copies: views would keep the sums of all chunks alive for as long as the state.
+        return y, sums[:, :, -1].clone(), borders[:, :, -1].clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
+        gates, scores, v, logs, borders, sums = ctx.saved_tensors
+        grad_y, grad_averages, grad_log_weights = grad_outputs
+        # h, by the products of values with gradients, under the factors of the forward pass.
+        products = grad_y @ v.transpose(-1, -2)
+        own_products = products.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+        own = (scores - logs).exp_()
+        h = own * own_products
+        levels = [(size, *_factors(scores, logs, size)) for size in _halves(scores.shape[3])]
+        for size, keys, queries in levels:
+            _split(h, size)[1].addcmul_(queries, _off_diagonal(products, size) @ keys)
+        from_start = (borders[:, :, :-1].unsqueeze(3) - logs).exp_()
+        h.addcmul_(from_start, grad_y @ sums[:, :, :-1].transpose(-1, -2))
+        # What every later chunk, and the state behind the last, asks of an average at a border; h beside d in one sum.
+        from_start *= gates
+        asked = torch.cat([from_start.transpose(-1, -2) @ grad_y, (from_start * h).sum(3).unsqueeze(-1)], dim=-1)
+        last = (sums[:, :, -1] * grad_averages).sum(-1) - grad_log_weights
+        asked = torch.cat([asked, torch.cat([grad_averages, last.unsqueeze(-1)], dim=-1).unsqueeze(2)], dim=2)
+        asked = _accumulate(asked.flip(2), -borders.flip(2)).flip(2)
+        asked_v, asked_h = asked[..., :-1], asked[..., -1]
+        to_end = (scores - borders[:, :, 1:].unsqueeze(3)).exp_()
+        grad_scores = (v @ asked_v[:, :, 1:].transpose(-1, -2)).sub_(asked_h[:, :, 1:].unsqueeze(3)).mul_(to_end)
+        weights = _diagonal_weights(gates, own)
+        grad_scores.addcmul_(own.mul_(gates), own_products - h)
+        for size, keys, queries in levels:
+            queries *= _split(gates, size)[1]
+            _off_diagonal(weights, size).copy_(queries @ keys.transpose(-1, -2))
+            pairs = _off_diagonal(products, size).transpose(-1, -2) @ queries
+            pairs -= (queries * _split(h, size)[1]).sum(-2, keepdim=True)
+            _split(grad_scores, size)[0].addcmul_(keys, pairs)
+        grad_v = weights.transpose(-1, -2) @ grad_y
+        grad_v += to_end @ asked_v[:, :, 1:]
+        before = asked[:, :, 0]
+        grad_before = (sums[:, :, 0] * before[..., :-1]).sum(-1) - before[..., -1]
+        return h, grad_scores, grad_v, before[..., :-1], grad_before
+
+
+def _factors(scores: Tensor, logs: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """exp(e - a) of every first half and exp(a - l) of every second, a being l in the middle of their block."""
+    middle = _split(logs, size)[0][..., -1:, :]
+    return (_split(scores, size)[0] - middle).exp_(), (middle - _split(logs, size)[1]).exp_()
+
+
+def _diagonal_weights(gates: Tensor, own: Tensor) -> Tensor:
+    """W [B, H, N, L, L] with W_tt alone, for `own` [B, H, N, L, m] = exp(e_ti - l_ti)."""
+    weights = own.new_zeros(*own.shape[:4], own.shape[3])
+    weights.diagonal(dim1=-2, dim2=-1).copy_((own * gates).sum(-1))
+    return weights

@@ -1,0 +1,64 @@
+"""The causal convolution of the values, against torch's own, and its ring."""
+
+import pytest
+import torch
+from tolerances import FLOAT64, assert_agree
+from torch import Tensor
+from torch.nn import functional
+
+from linformer_cli.attention.causal_convolution import CausalConvolution, RecentValues
+
+HEADS, WIDTH = 3, 2
+
+
+def build(kernel: int) -> CausalConvolution:
+    torch.manual_seed(0)
+    return CausalConvolution(HEADS, kernel).double()
+
+
+def draw(length: int) -> Tensor:
+    return torch.randn(2, HEADS, length, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def ordered(recent: RecentValues) -> Tensor:
+    """The values of the ring, the oldest first."""
+    return recent.values.roll(-int(recent.oldest), 2)
+
+
+@pytest.mark.parametrize("kernel", [2, 5, 33, 34, 70])
+@pytest.mark.parametrize("length", [1, 31, 32, 33, 100])
+def test_it_is_a_convolution_padded_on_the_left(kernel: int, length: int) -> None:
+    convolution, v = build(kernel), draw(length)
+    padded = functional.pad(v, (0, 0, kernel - 1, 0))
+    expected = functional.conv2d(padded, convolution.weight[:, None, :, None], groups=HEADS)
+    y, _ = convolution.attend(v, None, torch.float64)
+    assert_agree(y, expected, FLOAT64)
+    recent, outputs = convolution.init_recent(2, WIDTH, v.device, v.dtype), []
+    for t in range(length):
+        outputs.append(convolution.step(v[:, :, t], recent, torch.float64))
+    assert_agree(torch.stack(outputs, dim=2), expected, FLOAT64)
+
+
+def test_the_ring_holds_the_last_values_and_no_others() -> None:
+    convolution, v = build(4), draw(9)
+    padded = functional.pad(v, (0, 0, 3, 0))
+    stepped = convolution.init_recent(2, WIDTH, v.device, v.dtype)
+    for t in range(9):
+        convolution.step(v[:, :, t], stepped, torch.float64)
+        assert torch.equal(ordered(stepped), padded[:, :, t + 1 : t + 4])
+        _, carried = convolution.attend(v[:, :, : t + 1], None, torch.float64)
+        assert torch.equal(ordered(carried), padded[:, :, t + 1 : t + 4])
+    _, carried = convolution.attend(v[:, :, :2], stepped, torch.float64)
+    assert torch.equal(ordered(carried), torch.cat([v[:, :, 8:], v[:, :, :2]], dim=2))
+
+
+def test_values_stay_in_the_ring_as_they_came() -> None:
+    """In bfloat16 a ring is half as large, and sums are float32 all the same."""
+    convolution, v = build(4).float(), draw(9).bfloat16()
+    y, recent = convolution.attend(v, None, torch.float32)
+    assert (y.dtype, recent.values.dtype) == (torch.float32, torch.bfloat16)
+    expected, _ = convolution.attend(v.float(), None, torch.float32)
+    assert torch.equal(y, expected)
+    y_t = convolution.step(v[:, :, 0], recent, torch.float32)
+    assert (y_t.dtype, recent.values.dtype) == (torch.float32, torch.bfloat16)
+    assert recent.values.nbytes + recent.oldest.nbytes == convolution.recent_bytes(2, WIDTH, torch.bfloat16)

@@ -1,0 +1,178 @@
+"""What is particular to Nystrom attention; what it shares with all others is in test_contract.py."""
+
+from typing import Any
+
+import pytest
+import torch
+from tolerances import BFLOAT16, FLOAT64, assert_agree
+from torch import Tensor
+from torch.nn import functional
+
+from linformer_cli.attention import parse_options
+from linformer_cli.attention.base import AttentionShape, fork_state, measure_state_bytes, state_tensors
+from linformer_cli.attention.nystrom import NystromAttention, NystromOptions
+from linformer_cli.errors import UsageError
+
+CPU = torch.device("cpu")
+
+
+def build(dtype: torch.dtype = torch.float64, **options: Any) -> NystromAttention:
+    torch.manual_seed(2)
+    shape = AttentionShape(heads=2, key_width=6, value_width=5, positions=784, row=28)
+    small: dict[str, Any] = {"landmarks": 4, "kernel": 5, "chunk": 16}
+    return NystromAttention(NystromOptions(**small | options), shape).to(dtype)
+
+
+def draw(length: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(2, 2, length, width, generator=generator, dtype=torch.float64).to(dtype) for width in (6, 6, 5)]
+
+
+def test_a_query_that_is_a_landmark_gets_softmax_attention() -> None:
+    """f_t is a row of A then, f_t Z a unit vector where Z is the inverse, and b_t what that query sees in all keys."""
+    attention = build(kernel=0, iterations=12)
+    _, k, v = draw(40)
+    chosen = torch.randint(4, (2, 2, 40), generator=torch.Generator().manual_seed(1))
+    q = attention.landmark_queries.detach()[torch.arange(2)[:, None], chosen]
+    with torch.no_grad():
+        y, _ = attention.attend(q, k, v)
+    assert_agree(y, functional.scaled_dot_product_attention(q, k, v, is_causal=True), FLOAT64)
+
+
+def test_a_constant_value_comes_back() -> None:
+    q, k, v = draw(40)
+    with torch.no_grad():
+        y, _ = build(kernel=0, iterations=12).attend(q, k, torch.full_like(v, 3.0))
+    assert_agree(y, torch.full_like(v, 3.0), FLOAT64)
+
+
+def test_iterations_approach_the_inverse_and_stop_short_of_it() -> None:
+    errors = []
+    for iterations in (1, 2, 4, 6, 12):
+        attention = build(iterations=iterations, landmarks=16)
+        queries, keys = attention.landmark_queries.detach(), attention.landmark_keys.detach()
+        a = (queries @ keys.transpose(-1, -2) / 6**0.5).softmax(-1)
+        z = attention.init_state(1, 1, CPU, torch.float64).inverse.tensor
+        errors.append(float((a @ z - torch.eye(16, dtype=a.dtype)).abs().max()))
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] > 0.5
+    assert errors[-1] < 1e-6
+    assert errors[-2] > 1e-3, "six iterations are the definition here, not the exact inverse"
+
+
+def test_the_default_is_six_iterations_and_a_convolution() -> None:
+    options = NystromOptions()
+    assert (options.iterations, options.kernel, options.landmarks) == (6, 33, 32)
+    assert build(kernel=0).convolution is None
+
+
+def test_landmarks_start_normal_and_alike() -> None:
+    attention = build(landmarks=500)
+    assert torch.equal(attention.landmark_queries, attention.landmark_keys)
+    assert attention.landmark_queries.data_ptr() != attention.landmark_keys.data_ptr()
+    assert attention.landmark_queries.mean().abs() < 0.05
+    assert (attention.landmark_queries.std() - 1).abs() < 0.05
+
+
+def test_z_is_made_once_and_never_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = build()
+    calls = []
+    original = NystromAttention._inverse
+    monkeypatch.setattr(NystromAttention, "_inverse", lambda self, dtype: calls.append(1) or original(self, dtype))
+    q, k, v = draw(40)
+    state = attention.init_state(2, 40, CPU, torch.float64)
+    assert len(calls) == 1
+    z = state.inverse.tensor.clone()
+    for t in range(5):
+        _, state = attention.step(q[:, :, t], k[:, :, t], v[:, :, t], state)
+    assert len(calls) == 1
+    _, after = attention.attend(q, k, v, state)
+    assert len(calls) == 2
+    assert torch.equal(after.inverse.tensor, z)
+    assert not after.inverse.tensor.requires_grad
+
+
+def test_z_is_held_once_for_all_images() -> None:
+    attention = build()
+    assert attention.init_state(3, 1, CPU, torch.float64).inverse.tensor.shape == (2, 4, 4)
+    sizes = [attention.state_bytes(batch, 1, torch.float64) for batch in (1, 2, 3)]
+    one_image = 8 * (2 * 4 * (5 + 1) + 2 * 4 * 5)  # averages and logs, and a ring of 4 values
+    assert [size - sizes[0] for size in sizes] == [0, one_image, 2 * one_image]
+    assert sizes[0] == one_image + 8 * 2 * 4 * 4 + 8
+    state = attention.attend(*draw(40))[1]
+    for copies in (1, 3):
+        assert measure_state_bytes(fork_state(state, copies)) == attention.state_bytes(2 * copies, 40, torch.float64)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 32, 64, 1024])
+def test_the_chunk_changes_nothing(chunk: int) -> None:
+    inputs = draw(40)
+    expected, expected_state = build(chunk=16).attend(*inputs)
+    y, state = build(chunk=chunk).attend(*inputs)
+    assert_agree(y, expected, FLOAT64)
+    for found, other in zip(state_tensors(state), state_tensors(expected_state), strict=True):
+        torch.testing.assert_close(found, other, rtol=0, atol=FLOAT64)
+
+
+def test_the_state_is_the_averages_and_the_logs_of_their_weights() -> None:
+    attention = build()
+    q, k, v = draw(40)
+    _, state = attention.attend(q, k, v)
+    scores = attention.landmark_queries @ k.transpose(-1, -2) / 6**0.5
+    assert_agree(state.averages, scores.softmax(-1) @ v, FLOAT64)
+    assert_agree(state.log_weights, scores.logsumexp(-1), FLOAT64)
+
+
+def test_autocast_leaves_z_and_the_sums_in_float32() -> None:
+    attention = build(torch.float32)
+    inputs = draw(130, torch.float32)
+    expected, expected_state = attention.attend(*inputs)
+    empty = attention.init_state(2, 1, CPU, torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, state = attention.attend(*inputs)
+        half, half_state = attention.attend(*(part.bfloat16() for part in inputs))
+        assert torch.equal(attention.init_state(2, 1, CPU, torch.float32).inverse.tensor, empty.inverse.tensor)
+        y_t, stepped = attention.step(*(part[:, :, 0] for part in inputs), empty)
+    assert torch.equal(y, expected)
+    assert_agree(y_t, expected[:, :, 0], 1e-5)
+    assert {tensor.dtype for tensor in (stepped.averages, stepped.log_weights)} == {torch.float32}
+    for found, other in zip(state_tensors(state), state_tensors(expected_state), strict=True):
+        assert torch.equal(found, other)
+    for tensor in (half_state.averages, half_state.log_weights, half_state.inverse.tensor):
+        assert tensor.dtype == torch.float32
+    exact, _ = attention.attend(*(part.bfloat16().float() for part in inputs))
+    assert half.dtype == torch.bfloat16
+    assert_agree(half, exact, BFLOAT16)
+
+
+@pytest.mark.parametrize("carry", [False, True])
+def test_what_training_keeps_grows_linearly(carry: bool) -> None:
+    attention = build(torch.float32)
+    saved = []
+    for length in (512, 2048):
+        inputs = [part.requires_grad_() for part in draw(length, torch.float32)]
+        state = attention.attend(*inputs)[1] if carry else None
+        storages: dict[int, int] = {}
+
+        def pack(tensor: Tensor, storages: dict[int, int] = storages) -> Tensor:
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            y, _ = attention.attend(*inputs, state)
+        y.sum().backward()
+        saved.append(sum(storages.values()))
+    assert saved[1] < 4.1 * saved[0], saved
+    # m V = 20 averages for every position would be 20 numbers more than these.
+    assert saved[1] < 2048 * 2 * 2 * 4 * 60
+
+
+def test_an_unknown_or_senseless_option_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"'nystrom': unknown key 'landmark'; did you mean 'landmarks'"):
+        parse_options("nystrom", {"landmark": 16})
+    with pytest.raises(UsageError, match=r"landmarks.*greater than 0.*found 0"):
+        parse_options("nystrom", {"landmarks": 0})
+    with pytest.raises(UsageError, match=r"chunk.*power of two.*found 24"):
+        parse_options("nystrom", {"chunk": 24})
+    with pytest.raises(UsageError, match=r"kernel.*2 or more, or 0 for none.*found 1"):
+        parse_options("nystrom", {"kernel": 1})
