@@ -9,10 +9,12 @@ from linformer_cli.errors import unknown_name
 from .base import Attention, AttentionOptions, AttentionShape
 from .linear import LinearAttention
 from .linformer import LinformerAttention
+from .long_short import LongShortAttention
 from .softmax import SoftmaxAttention
 
 CATALOGUE: dict[str, type[Attention]] = {
-    mechanism.name: mechanism for mechanism in (SoftmaxAttention, LinearAttention, LinformerAttention)
+    mechanism.name: mechanism
+    for mechanism in (SoftmaxAttention, LinearAttention, LinformerAttention, LongShortAttention)
 }
 
 
