@@ -54,7 +54,9 @@ class JointNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B, ..., H, W] of at least float32."""
-        weight, bias = (part[:, : x.shape[-1]].to(x.dtype) for part in (self.weight, self.bias))
+        weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+        if x.shape[-1] < weight.shape[-1]:
+            weight, bias = weight[:, : x.shape[-1]], bias[:, : x.shape[-1]]
         return functional.layer_norm(x, x.shape[-2:], weight, bias)
 
 
@@ -205,7 +207,6 @@ class LongShortAttention(Attention):
         content = torch.cat([torch.ones_like(k_t[..., :1]), k_t, new_v], dim=-1)
         sums.mul_((largest - new_largest).exp_().unsqueeze(-1))
         sums.addcmul_((scores - new_largest).exp_().unsqueeze(-1), content.unsqueeze(-2))
-        largest.copy_(new_largest)
         if (place + 1) % self.options.chunk == 0:
             new_end = end + self.options.rank
             if new_end > keys.shape[2]:  # more positions than there is room for: twice the room
@@ -214,9 +215,9 @@ class LongShortAttention(Attention):
             means = (sums[..., 1:] / sums[..., :1]).transpose(1, 2)  # [B, rank, H, K + V]
             keys[:, :, end:new_end] = self.row_norm(means[..., : k_t.shape[-1]]).transpose(1, 2)
             values[:, :, end:new_end] = self.row_norm(means[..., k_t.shape[-1] :]).transpose(1, 2)
-            largest.fill_(-math.inf)
+            new_largest.fill_(-math.inf)
             sums.zero_()
-        return y.squeeze(2).to(v_t.dtype), LongShortState(keys, values, largest, sums, position.add_(1))
+        return y.squeeze(2).to(v_t.dtype), LongShortState(keys, values, new_largest, sums, position.add_(1))
 
     def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
         width = self.shape.key_width + self.shape.value_width
