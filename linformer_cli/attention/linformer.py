@@ -48,11 +48,11 @@ class LinformerAttention(Attention):
     """y_t = softmax(q_t [E k of earlier blocks; k_j of the own block, j <= t]^T / sqrt(K)) [F v of earlier ...; v_j].
 
     One softmax over both. E and F are learned, `rank` rows over `block` positions, for each head or shared as in
-    section 4 of the source. The source projects the whole sequence of a fixed length at once, which
-    mixes the future into every row and so is for encoders only. Here a block is projected by itself once it is
-    finished, with the same E and F at every place, and its rows are seen from the next block on; inside its own block
-    a query sees exact keys. So a sequence may have any length, and the rows grow with it, by rank / block a position,
-    where the source has a fixed number.
+    section 4 of the source. The source projects the whole sequence of a fixed length at once, which mixes the future
+    into every row and so is for encoders only. Here a block is projected by itself once it is finished, with the same
+    E and F at every place, and its rows are seen from the next block on; inside its own block a query sees exact keys.
+    So a sequence may have any length, and the rows grow with it, by rank / block a position, where the source has a
+    fixed number.
     """
 
     name = "linformer"
