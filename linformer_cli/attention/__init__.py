@@ -8,6 +8,8 @@ from linformer_cli.errors import unknown_name
 
 from .base import Attention, AttentionOptions, AttentionShape
 from .linear import LinearAttention
+from .linformer import LinformerAttention
+from .long_short import LongShortAttention
 from .nystrom import NystromAttention
 from .softmax import SoftmaxAttention
 
@@ -16,7 +18,9 @@ CATALOGUE: dict[str, type[Attention]] = {
     for mechanism in (
         SoftmaxAttention,
         LinearAttention,
+        LinformerAttention,
         NystromAttention,
+        LongShortAttention,
     )
 }
 

@@ -1,0 +1,166 @@
+"""Linformer (Wang 2020, arXiv 2006.04768): a learned low-rank projection of the sequence, made causal by blocks."""
+
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .near_and_rows import Pattern, attend_near_and_rows
+
+
+class LinformerOptions(AttentionOptions):
+    """Options of Linformer."""
+
+    block: Annotated[
+        int | None, Field(gt=0, description="positions that are projected together (default: one image row)")
+    ] = None
+    rank: Annotated[
+        int, Field(gt=0, description="rows that a block is projected to, no more than it has positions")
+    ] = 4
+    share: Annotated[
+        Literal["none", "heads", "heads_keys_values"],
+        Field(description="one projection for each head, for all heads, or for all heads and keys and values alike"),
+    ] = "none"
+
+    @model_validator(mode="after")
+    def _rank_fits_the_block(self) -> Self:
+        if self.block is not None and self.rank > self.block:
+            raise ValueError(f"'rank' is at most 'block', found rank {self.rank} for a block of {self.block}")
+        return self
+
+
+class LinformerState(NamedTuple):
+    """A stack: keys [B, H, capacity, K], values [B, H, capacity, V], and how many positions it holds (0-d int64).
+
+    First the `rank` projected rows of every finished block, then the exact keys and values of the block that is not
+    finished yet. Its last position replaces them by their rows. What lies above is free room.
+    """
+
+    keys: Tensor
+    values: Tensor
+    position: Tensor
+
+
+class LinformerAttention(Attention):
+    """y_t = softmax(q_t [E k of earlier blocks; k_j of the own block, j <= t]^T / sqrt(K)) [F v of earlier ...; v_j].
+
+    One softmax over both. E and F are learned, `rank` rows over `block` positions, for each head or shared as in
+    section 4 of the source. The source projects the whole sequence of a fixed length at once, which mixes the future
+    into every row and so is for encoders only. Here a block is projected by itself once it is finished, with the same
+    E and F at every place, and its rows are seen from the next block on; inside its own block a query sees exact keys.
+    So a sequence may have any length, and the rows grow with it, by rank / block a position, where the source has a
+    fixed number.
+    """
+
+    name = "linformer"
+    source = "Wang 2020, arXiv 2006.04768"
+    family = "low-rank"
+    method = "learned projection of finished blocks"
+    memory = Memory.GROWING
+    options_type = LinformerOptions
+    options: LinformerOptions
+
+    def __init__(self, options: LinformerOptions, shape: AttentionShape) -> None:
+        super().__init__(options, shape)
+        self.block = options.block or shape.row
+        self.rank = min(options.rank, self.block)
+        sizes = shape.heads if options.share == "none" else 1, self.rank, self.block
+        self.key_projection = nn.Parameter(torch.empty(sizes))
+        # One tensor has one name, or a checkpoint would hold it twice.
+        own = options.share != "heads_keys_values"
+        self.value_projection = nn.Parameter(torch.empty(sizes)) if own else None
+        # A projected key then has the size of a key, whatever the block.
+        for projection in self.parameters():
+            nn.init.normal_(projection, std=self.block**-0.5)
+
+    @property
+    def _projections(self) -> tuple[Tensor, Tensor]:
+        """E and F."""
+        return self.key_projection, self.key_projection if self.value_projection is None else self.value_projection
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
+    ) -> tuple[Tensor, LinformerState]:
+        dtype, length = accumulator_dtype(v.dtype), q.shape[2]
+        start = 0 if state is None else int(state.position)
+        finished, inside = divmod(start, self.block)
+        project_keys, project_values = self._projections
+        with torch.autocast(q.device.type, enabled=False):
+            cached_k, cached_v = (None, None) if state is None else (state.keys, state.values)
+            rows_k, near_k = self._project(k.to(dtype), cached_k, start, project_keys)
+            rows_v, near_v = self._project(v.to(dtype), cached_v, start, project_values)
+            # Blocks are counted from position 0: the carried part of one comes first, without its queries.
+            missing = -(inside + length) % self.block
+            y = attend_near_and_rows(
+                functional.pad(q.to(dtype) * self.shape.key_width**-0.5, (0, 0, inside, missing)),
+                (functional.pad(near_k, (0, 0, 0, missing)), functional.pad(near_v, (0, 0, 0, missing))),
+                (rows_k, rows_v),
+                Pattern(finished * self.block, self.block, self.rank, self.block, 0, 0, self.block),
+            )
+            y = y[:, :, inside : inside + length]
+        capacity = self._capacity(start + length)
+        if state is not None:
+            capacity = max(capacity, state.keys.shape[2])
+        rest = (inside + length) // self.block * self.block
+        stack_k = self._stack(rows_k, near_k[:, :, rest:], capacity, k.dtype if state is None else state.keys.dtype)
+        stack_v = self._stack(rows_v, near_v[:, :, rest:], capacity, v.dtype if state is None else state.values.dtype)
+        return y.to(v.dtype), LinformerState(stack_k, stack_v, torch.tensor(start + length, device=q.device))
+
+    def _project(self, x: Tensor, cached: Tensor | None, start: int, projection: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows of all blocks that x [B, H, T, W] behind `start` cached positions finishes or that were finished.
+
+        And the exact positions from the first unfinished block on, carried ones included.
+        """
+        finished, inside = divmod(start, self.block)
+        if cached is not None:
+            old, carried = (
+                cached[:, :, : finished * self.rank + inside].to(x.dtype).split([finished * self.rank, inside], dim=2)
+            )
+            x = torch.cat([carried, x], dim=2)
+        blocks = x.shape[2] // self.block
+        whole = x[:, :, : blocks * self.block].unflatten(2, (blocks, self.block))
+        rows = (projection.to(x.dtype).unsqueeze(1) @ whole).flatten(2, 3)
+        return (rows if cached is None else torch.cat([old, rows], dim=2)), x
+
+    def _stack(self, rows: Tensor, exact: Tensor, capacity: int, dtype: torch.dtype) -> Tensor:
+        stack = torch.cat([rows, exact], dim=2).to(dtype)
+        return functional.pad(stack, (0, 0, 0, capacity - stack.shape[2]))
+
+    def _capacity(self, positions: int) -> int:
+        """The greatest height of the stack on the way to `positions`: one block's exact positions on all rows."""
+        return max(positions - 1, 0) // self.block * self.rank + min(positions, self.block)
+
+    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> LinformerState:
+        keys, values = (
+            torch.zeros(batch, self.shape.heads, self._capacity(capacity), width, device=device, dtype=dtype)
+            for width in (self.shape.key_width, self.shape.value_width)
+        )
+        return LinformerState(keys, values, torch.zeros((), dtype=torch.int64, device=device))
+
+    @torch.no_grad()
+    def step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LinformerState, extra_t: Tensor | None = None
+    ) -> tuple[Tensor, LinformerState]:
+        keys, values, position = state
+        finished, inside = divmod(int(position), self.block)
+        rows = finished * self.rank
+        height = rows + inside + 1
+        if height > keys.shape[2]:  # more positions than there is room for: twice the room
+            room = (0, 0, 0, max(keys.shape[2], self.block))
+            keys, values = functional.pad(keys, room), functional.pad(values, room)
+        keys[:, :, height - 1] = k_t
+        values[:, :, height - 1] = v_t
+        query = q_t.unsqueeze(2).to(keys.dtype)
+        y = functional.scaled_dot_product_attention(query, keys[:, :, :height], values[:, :, :height])
+        if inside + 1 == self.block:
+            for stack, projection in zip((keys, values), self._projections, strict=True):
+                exact = stack[:, :, rows:height].to(accumulator_dtype(stack.dtype))
+                stack[:, :, rows : rows + self.rank] = projection.to(exact.dtype) @ exact
+        return y.squeeze(2).to(v_t.dtype), LinformerState(keys, values, position.add_(1))
+
+    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
+        width = self.shape.key_width + self.shape.value_width
+        return batch * self.shape.heads * self._capacity(positions) * width * dtype.itemsize + torch.int64.itemsize

@@ -1,0 +1,226 @@
+"""Transformer-LS (Zhu 2021, 'Long-Short Transformer', arXiv 2107.02192): a window and dynamically projected chunks."""
+
+import math
+from typing import Annotated, Any, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .near_and_rows import Pattern, attend_near_and_rows
+
+# Queries that share one piece of near keys: more of them copy less, and score more keys in vain.
+_QUERY_BLOCK = 32
+
+
+class LongShortOptions(AttentionOptions):
+    """Options of Transformer-LS."""
+
+    chunk: Annotated[int, Field(gt=0, description="positions that are compressed together")] = 16
+    rank: Annotated[int, Field(gt=0, description="rows that a chunk is compressed to")] = 1
+    window: Annotated[
+        int | None, Field(gt=0, description="latest positions seen exactly (default: two image rows)")
+    ] = None
+
+
+class LongShortState(NamedTuple):
+    """What is seen, what is being compressed, and how many positions there were.
+
+    keys [B, H, window + rows, K] and values [B, H, window + rows, V] hold the window first, as a ring filled from its
+    end towards its beginning (position t at window - 1 - t % window), then the rows of all finished chunks: so what a
+    query sees is one piece at any time. Both are normalised. The unfinished chunk is its largest score [B, H, rank] and
+    its sums [B, H, rank, 1 + K + V] of weights, weighted keys and weighted values, relative to that score.
+    """
+
+    keys: Tensor
+    values: Tensor
+    largest: Tensor
+    sums: Tensor
+    position: Tensor
+
+
+class JointNorm(nn.Module):
+    """LayerNorm of [..., H, W] over all heads together, with one scale and offset [H, W] for keys and values alike.
+
+    Where keys and values differ in width, the narrower ones use the first columns.
+    """
+
+    def __init__(self, heads: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(heads, width))
+        self.bias = nn.Parameter(torch.zeros(heads, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B, ..., H, W] of at least float32."""
+        weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+        if x.shape[-1] < weight.shape[-1]:
+            weight, bias = weight[:, : x.shape[-1]], bias[:, : x.shape[-1]]
+        return functional.layer_norm(x, x.shape[-2:], weight, bias)
+
+
+class LongShortAttention(Attention):
+    """y_t = softmax(q_t [rows of earlier chunks; k_j with t - window < j <= t]^T / sqrt(K)) [their values].
+
+    A chunk's rows are p^T k and p^T v, with p = softmax over its positions of `rank` scores, a learned linear function
+    of the layer's input (the source's dynamic projection; the scores arrive as `extra`). Two LayerNorms over all heads
+    jointly, one for the window and one for the rows, each for keys and values alike, bring both to one scale (its
+    DualLN). A row is seen from the chunk after its own on; what lies in window and rows counts twice, as in the
+    source. Differs from it in that every query sees exactly `window` positions, where the source lets blocks of
+    queries share a piece, so that how many a query sees depends on its place, and in that there are no relative
+    positions: the model's embedding tells positions apart.
+    """
+
+    name = "long_short"
+    source = "Zhu 2021, arXiv 2107.02192"
+    family = "local-global"
+    method = "window and dynamic projection of finished chunks"
+    memory = Memory.GROWING
+    options_type = LongShortOptions
+    options: LongShortOptions
+
+    def __init__(self, options: LongShortOptions, shape: AttentionShape) -> None:
+        super().__init__(options, shape)
+        self.window = options.window or 2 * shape.row
+        self.extra_per_head = options.rank
+        width = max(shape.key_width, shape.value_width)
+        self.window_norm = JointNorm(shape.heads, width)
+        self.row_norm = JointNorm(shape.heads, width)
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
+    ) -> tuple[Tensor, LongShortState]:
+        if extra is None:
+            raise ValueError("long_short needs its scores as extra [B, H, T, rank]")
+        dtype, length = accumulator_dtype(v.dtype), q.shape[2]
+        if state is None:
+            state = self.init_state(len(q), 0, q.device, v.dtype)
+        start = int(state.position)
+        stop = start + length
+        with torch.autocast(q.device.type, enabled=False):
+            means, largest, sums = self._compress(k.to(dtype), v.to(dtype), extra.to(dtype), state, start)
+            near_k, rows_k = self._extend(state.keys, k.to(dtype), means[..., : k.shape[-1]], start)
+            near_v, rows_v = self._extend(state.values, v.to(dtype), means[..., k.shape[-1] :], start)
+            before = self.window - 1
+            block = min(max(_QUERY_BLOCK, self.window // 2), length)
+            padding = (0, 0, 0, -length % block)
+            y = attend_near_and_rows(
+                functional.pad(q.to(dtype) * self.shape.key_width**-0.5, padding),
+                (functional.pad(near_k, padding), functional.pad(near_v, padding)),
+                (rows_k, rows_v),
+                Pattern(
+                    first=start,
+                    span=self.options.chunk,
+                    rank=self.options.rank,
+                    window=self.window,
+                    before=before,
+                    missing=max(before - start, 0),
+                    block=block,
+                ),
+            )[:, :, :length]
+        capacity = max(self._capacity(stop), state.keys.shape[2])
+        keys = self._pack(near_k, rows_k, stop, capacity).to(state.keys.dtype)
+        values = self._pack(near_v, rows_v, stop, capacity).to(state.values.dtype)
+        return y.to(v.dtype), LongShortState(keys, values, largest, sums, torch.tensor(stop, device=q.device))
+
+    def _compress(
+        self, k: Tensor, v: Tensor, extra: Tensor, state: LongShortState, start: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Means [B, H, chunks, rank, K + V] of the chunks that these positions finish, and the unfinished one.
+
+        The latter is `largest` and `sums` of the state.
+        """
+        chunk, (inside, length) = self.options.chunk, (start % self.options.chunk, k.shape[2])
+        finished = (inside + length) // chunk
+        missing = -(inside + length) % chunk
+        # Chunks are counted from position 0; a position that is not there has no weight.
+        padding = (0, 0, inside, missing)
+        scores = functional.pad(extra, padding, value=-math.inf).unflatten(2, (-1, chunk))
+        content = functional.pad(torch.cat([torch.ones_like(k[..., :1]), k, v], dim=-1), padding)
+        # A constant to the gradient: it divides numerator and denominator alike.
+        largest = scores.detach().amax(dim=3)
+        if inside:
+            largest[:, :, 0] = torch.maximum(largest[:, :, 0], state.largest)
+        weights = (scores - largest.unsqueeze(3)).exp()
+        sums = weights.transpose(-1, -2) @ content.unflatten(2, (-1, chunk))
+        if inside:
+            carried = state.sums * (state.largest - largest[:, :, 0]).exp().unsqueeze(-1)
+            sums = torch.cat([(sums[:, :, 0] + carried).unsqueeze(2), sums[:, :, 1:]], dim=2)
+        means = sums[:, :, :finished, :, 1:] / sums[:, :, :finished, :, :1]
+        if missing:
+            # Copies: a view would keep the sums of all chunks alive for as long as the state.
+            return means, largest[:, :, -1].clone(), sums[:, :, -1].clone()
+        return means, torch.full_like(state.largest, -math.inf), torch.zeros_like(state.sums)
+
+    def _extend(self, cached: Tensor, x: Tensor, means: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        """Keys or values behind `start` cached positions: near [B, H, window - 1 + T, W], all rows [B, H, R, W].
+
+        From x [B, H, T, W] and the means [B, H, chunks, rank, W]. `near` begins with zeros where nothing was before.
+        """
+        recent = torch.arange(max(start - self.window + 1, 0), start, device=x.device)
+        window = cached[:, :, self.window - 1 - recent % self.window].to(x.dtype)
+        window = functional.pad(window, (0, 0, max(self.window - 1 - start, 0), 0))
+        rows = cached[:, :, self.window : self._capacity(start)].to(x.dtype)
+        new_rows = self.row_norm(means.flatten(2, 3).transpose(1, 2)).transpose(1, 2)
+        near = torch.cat([window, self.window_norm(x.transpose(1, 2)).transpose(1, 2)], dim=2)
+        return near, torch.cat([rows, new_rows], dim=2)
+
+    def _pack(self, near: Tensor, rows: Tensor, stop: int, capacity: int) -> Tensor:
+        """The last positions before `stop` as a ring, then the rows, then room up to `capacity`."""
+        slot = torch.arange(self.window, device=near.device)
+        ring = near[:, :, -self.window :][:, :, (self.window - 1 - slot - stop) % self.window]
+        packed = torch.cat([ring, rows], dim=2)
+        return functional.pad(packed, (0, 0, 0, capacity - packed.shape[2]))
+
+    def _capacity(self, positions: int) -> int:
+        """The window, and the rows of all chunks that `positions` positions finish."""
+        return self.window + positions // self.options.chunk * self.options.rank
+
+    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> LongShortState:
+        heads, widths = self.shape.heads, (self.shape.key_width, self.shape.value_width)
+        keys, values = (
+            torch.zeros(batch, heads, self._capacity(capacity), width, device=device, dtype=dtype) for width in widths
+        )
+        largest = torch.full(
+            (batch, heads, self.options.rank), -math.inf, device=device, dtype=accumulator_dtype(dtype)
+        )
+        sums = largest.new_zeros(batch, heads, self.options.rank, 1 + sum(widths))
+        return LongShortState(keys, values, largest, sums, torch.zeros((), dtype=torch.int64, device=device))
+
+    @torch.no_grad()
+    def step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LongShortState, extra_t: Tensor | None = None
+    ) -> tuple[Tensor, LongShortState]:
+        if extra_t is None:
+            raise ValueError("long_short needs its scores as extra_t [B, H, rank]")
+        keys, values, largest, sums, position = state
+        place, k_t, new_v, scores = int(position), *(x.to(sums.dtype) for x in (k_t, v_t, extra_t))
+        slot, end = self.window - 1 - place % self.window, self._capacity(place)
+        keys[:, :, slot] = self.window_norm(k_t)
+        values[:, :, slot] = self.window_norm(new_v)
+        seen = slice(max(self.window - 1 - place, 0), end)
+        query = q_t.unsqueeze(2).to(keys.dtype)
+        y = functional.scaled_dot_product_attention(query, keys[:, :, seen], values[:, :, seen])
+
+        new_largest = torch.maximum(largest, scores)
+        content = torch.cat([torch.ones_like(k_t[..., :1]), k_t, new_v], dim=-1)
+        sums.mul_((largest - new_largest).exp_().unsqueeze(-1))
+        sums.addcmul_((scores - new_largest).exp_().unsqueeze(-1), content.unsqueeze(-2))
+        if (place + 1) % self.options.chunk == 0:
+            new_end = end + self.options.rank
+            if new_end > keys.shape[2]:  # more positions than there is room for: twice the room
+                room = (0, 0, 0, max(keys.shape[2], self.options.rank))
+                keys, values = functional.pad(keys, room), functional.pad(values, room)
+            means = (sums[..., 1:] / sums[..., :1]).transpose(1, 2)  # [B, rank, H, K + V]
+            keys[:, :, end:new_end] = self.row_norm(means[..., : k_t.shape[-1]]).transpose(1, 2)
+            values[:, :, end:new_end] = self.row_norm(means[..., k_t.shape[-1] :]).transpose(1, 2)
+            new_largest.fill_(-math.inf)
+            sums.zero_()
+        return y.squeeze(2).to(v_t.dtype), LongShortState(keys, values, new_largest, sums, position.add_(1))
+
+    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
+        width = self.shape.key_width + self.shape.value_width
+        seen = self._capacity(positions) * width * dtype.itemsize
+        unfinished = self.options.rank * (2 + width) * accumulator_dtype(dtype).itemsize
+        return batch * self.shape.heads * (seen + unfinished) + torch.int64.itemsize

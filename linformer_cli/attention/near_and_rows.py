@@ -1,0 +1,186 @@
+"""One softmax over the keys near a query and over rows that stand for what lies further back.
+
+    y_t = softmax over { near keys t - window < j <= t } and { the first floor(t / span) * rank rows }
+
+The part that mechanisms with compressed rows have in common. Queries are taken in blocks; near keys are scored block
+by block, rows all at once, in groups of so many blocks that the scores stay small. No score outlives its group: the
+backward pass computes them again from the logarithm of each query's total weight, so that memory is linear in T where
+autograd would keep T * (rows + window) numbers, twice.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+# Scores held at once: few enough to stay near the processor, many enough to hide what a call costs.
+_GROUP_SCORES = 2**20
+
+
+class Pattern(NamedTuple):
+    """Who sees what.
+
+    `first` is the position of the first query. Every `span` positions end in `rank` rows, which the next position is
+    the first to see. `before` near keys precede that of the first query, and the first `missing` of them do not exist.
+    A multiple of `block` queries is given; `block` of them share one piece of near keys.
+    """
+
+    first: int
+    span: int
+    rank: int
+    window: int
+    before: int
+    missing: int
+    block: int
+
+
+class _Group(NamedTuple):
+    """Queries `start` to `stop`; all of them see the first `low` rows, the last one sees `high`.
+
+    `near_hidden` [blocks or 1, block, before + block] and `rows_hidden` [stop - start, high - low] are True where a
+    query may not look.
+    """
+
+    start: int
+    stop: int
+    low: int
+    high: int
+    near_hidden: Tensor
+    rows_hidden: Tensor
+
+
+def _iter_groups(pattern: Pattern, q: Tensor, rows: int) -> Iterator[_Group]:
+    batch, length, _ = q.shape
+    block, before = pattern.block, pattern.before
+    query = torch.arange(block, device=q.device).unsqueeze(-1) + before
+    key = torch.arange(before + block, device=q.device)
+    out_of_window = ((key > query) | (key <= query - pattern.window)).unsqueeze(0)
+    blocks = max(1, _GROUP_SCORES // (batch * (rows + before + block) * block))
+    for start in range(0, length, blocks * block):
+        stop = min(start + blocks * block, length)
+        hidden = out_of_window
+        if start < pattern.missing:
+            begin = torch.arange(start, stop, block, device=q.device)
+            hidden = hidden | (begin.view(-1, 1, 1) + key < pattern.missing)
+        low, high = (min((pattern.first + place) // pattern.span * pattern.rank, rows) for place in (start, stop - 1))
+        position = torch.arange(pattern.first + start, pattern.first + stop, device=q.device)
+        seen = (position // pattern.span * pattern.rank).unsqueeze(-1)
+        yield _Group(start, stop, low, high, hidden, torch.arange(low, high, device=q.device) >= seen)
+
+
+class _NearAndRows(torch.autograd.Function):
+    """q [N, T, K], near_k [N, before + T, K], near_v [N, before + T, V], row_k [N, R, K], row_v [N, R, V]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, near_k: Tensor, near_v: Tensor, row_k: Tensor, row_v: Tensor, pattern: Pattern
+    ) -> Tensor:
+        y = near_v.new_empty(*q.shape[:2], near_v.shape[-1])
+        log_total = q.new_empty(*q.shape[:2], 1)
+        for group in _iter_groups(pattern, q, row_k.shape[1]):
+            part = slice(group.start, group.stop)
+            queries = _blocks(q[:, part], pattern.block)
+            near = queries @ _near(near_k, pattern, group).transpose(-1, -2)
+            _hide(near.view(len(q), -1, *near.shape[1:]), group.near_hidden)
+            largest = near.amax(dim=-1, keepdim=True).view(len(q), -1, 1)
+            if group.high:
+                far = q[:, part] @ row_k[:, : group.high].transpose(-1, -2)
+                _hide(far[..., group.low :], group.rows_hidden)
+                largest = torch.maximum(largest, far.amax(dim=-1, keepdim=True))
+            near.sub_(_blocks(largest, pattern.block)).exp_()
+            total = near.sum(dim=-1, keepdim=True).view(len(q), -1, 1)
+            sums = (near @ _near(near_v, pattern, group)).view(len(q), -1, y.shape[-1])
+            if group.high:
+                far.sub_(largest).exp_()
+                total += far.sum(dim=-1, keepdim=True)
+                sums += far @ row_v[:, : group.high]
+            torch.div(sums, total, out=y[:, part])
+            torch.add(largest, total.log_(), out=log_total[:, part])
+        ctx.save_for_backward(q, near_k, near_v, row_k, row_v, y, log_total)
+        ctx.pattern = pattern
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        q, near_k, near_v, row_k, row_v, y, log_total = ctx.saved_tensors
+        pattern, grad_y = ctx.pattern, grad_outputs[0].contiguous()
+        grad_q = torch.empty_like(q)
+        grads = [torch.zeros_like(x) for x in (near_k, near_v, row_k, row_v)]
+        grad_near_k, grad_near_v, grad_row_k, grad_row_v = grads
+        # With weights P and scores S, dS = P * (dP - sum of P dP) and the sum of P dP is y . dy.
+        offset = (y * grad_y).sum(dim=-1, keepdim=True).neg_()
+        with torch.autocast(q.device.type, enabled=False):
+            for group in _iter_groups(pattern, q, row_k.shape[1]):
+                part = slice(group.start, group.stop)
+                parts = q[:, part], grad_y[:, part], log_total[:, part].neg(), offset[:, part]
+                queries, outputs, minus_log_total, minus_sum = (_blocks(x, pattern.block) for x in parts)
+                keys, values = _near(near_k, pattern, group), _near(near_v, pattern, group)
+                weights = _add_product(minus_log_total, queries, keys)
+                _hide(weights.view(len(q), -1, *weights.shape[1:]), group.near_hidden)
+                weights.exp_()
+                _fold(grad_near_v, weights.transpose(-1, -2) @ outputs, pattern, group)
+                grad_scores = _add_product(minus_sum, outputs, values).mul_(weights)
+                _fold(grad_near_k, grad_scores.transpose(-1, -2) @ queries, pattern, group)
+                grad_queries = (grad_scores @ keys).view(len(q), -1, q.shape[-1])
+                if group.high:
+                    queries, outputs, minus_log_total, minus_sum = parts
+                    keys, values = row_k[:, : group.high], row_v[:, : group.high]
+                    weights = _add_product(minus_log_total, queries, keys)
+                    _hide(weights[..., group.low :], group.rows_hidden)
+                    weights.exp_()
+                    grad_row_v[:, : group.high] += weights.transpose(-1, -2) @ outputs
+                    grad_scores = _add_product(minus_sum, outputs, values).mul_(weights)
+                    grad_row_k[:, : group.high] += grad_scores.transpose(-1, -2) @ queries
+                    grad_queries += grad_scores @ keys
+                grad_q[:, part] = grad_queries
+        return grad_q, *grads, None
+
+
+def _blocks(x: Tensor, block: int) -> Tensor:
+    """x [N, T, W] as [N T / block, block, W]."""
+    return x.reshape(-1, block, x.shape[-1])
+
+
+def _near(x: Tensor, pattern: Pattern, group: _Group) -> Tensor:
+    """The near keys or values of every block of the group, [N blocks, before + block, W]."""
+    part = x[:, group.start : group.stop + pattern.before]
+    pieces = part.unfold(1, pattern.before + pattern.block, pattern.block).transpose(-1, -2)
+    return pieces.reshape(-1, *pieces.shape[2:])
+
+
+def _fold(total: Tensor, pieces: Tensor, pattern: Pattern, group: _Group) -> None:
+    """Add pieces [N blocks, before + block, W] to `total` where `_near` took them from: overlapping ones in turns."""
+    size = pattern.before + pattern.block
+    part = total[:, group.start : group.stop + pattern.before]
+    places = part.unfold(1, size, pattern.block).transpose(-1, -2)
+    pieces = pieces.view(len(total), -1, *pieces.shape[1:])
+    turns = -(-size // pattern.block)
+    for turn in range(min(turns, pieces.shape[1])):
+        places[:, turn::turns] += pieces[:, turn::turns]
+
+
+def _hide(scores: Tensor, hidden: Tensor) -> None:
+    scores.masked_fill_(hidden, -math.inf)
+
+
+def _add_product(offset: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """offset [N, T, 1] + left [N, T, W] right^T with right [N, S, W], in one call."""
+    scores: Tensor = torch.baddbmm(offset.expand(-1, -1, right.shape[1]), left, right.transpose(-1, -2))
+    return scores
+
+
+def attend_near_and_rows(
+    q: Tensor, near: tuple[Tensor, Tensor], rows: tuple[Tensor, Tensor], pattern: Pattern
+) -> Tensor:
+    """Outputs [B, H, T, V] of scaled queries [B, H, T, K], T a multiple of `pattern.block`.
+
+    `near` are keys and values [B, H, before + T, .], `rows` are those of all rows, [B, H, R, .]: a query that would see
+    more than R sees R.
+    """
+    y = _NearAndRows.apply(q.flatten(0, 1), *(x.flatten(0, 1) for x in (*near, *rows)), pattern)
+    outputs: Tensor = y.unflatten(0, q.shape[:2])
+    return outputs

@@ -1,0 +1,171 @@
+"""What is particular to Linformer; what it shares with all others is in test_contract.py."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from attention.cases.linformer import SHARES
+from tolerances import BFLOAT16, FLOAT64, assert_agree
+from torch import Tensor
+
+from linformer_cli.attention import build_attention, parse_options
+from linformer_cli.attention.base import Attention, AttentionShape, measure_state_bytes, state_tensors
+from linformer_cli.attention.linformer import LinformerAttention
+from linformer_cli.errors import UsageError
+
+CPU = torch.device("cpu")
+
+
+def build(dtype: torch.dtype = torch.float64, attention: str = "linformer", row: int = 28, **options: Any) -> Attention:
+    torch.manual_seed(2)
+    shape = AttentionShape(heads=2, key_width=6, value_width=5, positions=784, row=row)
+    return build_attention(attention, options, shape).to(dtype)
+
+
+def draw(length: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(2, 2, length, width, generator=generator, dtype=torch.float64).to(dtype) for width in (6, 6, 5)]
+
+
+def step_through(attention: Attention, inputs: list[Tensor], state: Any) -> tuple[Tensor, Any]:
+    outputs = []
+    for t in range(inputs[0].shape[2]):
+        y_t, state = attention.step(*(part[:, :, t] for part in inputs), state)
+        outputs.append(y_t)
+    return torch.stack(outputs, dim=2), state
+
+
+def test_one_block_that_is_never_finished_is_softmax() -> None:
+    inputs = draw(40)
+    expected, _ = build(attention="softmax").attend(*inputs)
+    assert_agree(build(block=40, rank=3).attend(*inputs)[0], expected, FLOAT64)
+
+
+@pytest.mark.parametrize("block", [1, 8])
+def test_projections_that_keep_everything_are_softmax(block: int) -> None:
+    attention = build(block=block, rank=block)
+    with torch.no_grad():
+        for projection in attention.parameters():
+            projection.copy_(torch.eye(block))
+    inputs = draw(40)
+    expected, _ = build(attention="softmax").attend(*inputs)
+    assert_agree(attention.attend(*inputs)[0], expected, FLOAT64)
+    assert_agree(step_through(attention, inputs, attention.init_state(2, 40, CPU, torch.float64))[0], expected, FLOAT64)
+
+
+@pytest.mark.parametrize("way", ["attend", "step"])
+def test_the_state_is_a_stack_of_rows_and_the_unfinished_block(way: str) -> None:
+    attention = build(block=8, rank=2)
+    assert isinstance(attention, LinformerAttention) and attention.value_projection is not None
+    q, k, v = draw(19)
+    if way == "attend":
+        _, state = attention.attend(q, k, v)
+    else:
+        _, state = step_through(attention, [q, k, v], attention.init_state(2, 19, CPU, torch.float64))
+    for stack, x, projection in (
+        (state.keys, k, attention.key_projection),
+        (state.values, v, attention.value_projection),
+    ):
+        rows = [projection @ x[:, :, start : start + 8] for start in (0, 8)]
+        assert_agree(stack[:, :, :7], torch.cat([*rows, x[:, :, 16:]], dim=2), FLOAT64)
+        assert stack.shape[2] == 2 * 2 + 8
+    assert int(state.position) == 19
+
+
+def test_a_state_steps_on_beyond_its_room() -> None:
+    """Of a capacity of no position, of too few, and where it grew out of attend from nothing."""
+    attention = build(block=8, rank=2)
+    inputs = draw(60)
+    expected, _ = attention.attend(*inputs)
+    for capacity in (0, 1, 8, 9, 20):
+        y, _ = step_through(attention, inputs, attention.init_state(2, capacity, CPU, torch.float64))
+        assert_agree(y, expected, FLOAT64)
+    for place in (7, 8, 9):
+        _, state = attention.attend(*(part[:, :, :place] for part in inputs))
+        y, _ = step_through(attention, [part[:, :, place:] for part in inputs], state)
+        assert_agree(y, expected[:, :, place:], FLOAT64)
+
+
+def test_bytes_are_exact_at_every_length_and_never_shrink() -> None:
+    attention = build(block=8, rank=8)
+    sizes = [attention.state_bytes(2, length, torch.float64) for length in range(1, 40)]
+    for length, size in enumerate(sizes, start=1):
+        inputs = draw(length)
+        empty = attention.init_state(2, length, CPU, torch.float64)
+        assert measure_state_bytes(empty) == size
+        assert measure_state_bytes(step_through(attention, inputs, empty)[1]) == size
+        assert measure_state_bytes(attention.attend(*inputs)[1]) == size
+    assert all(first <= second for first, second in itertools.pairwise(sizes))
+
+
+def test_the_default_block_is_a_row_and_its_rank_fits() -> None:
+    attention = build(row=12)
+    assert isinstance(attention, LinformerAttention)
+    assert attention.key_projection.shape == (2, 4, 12)
+    narrow = build(row=3)
+    assert isinstance(narrow, LinformerAttention)
+    assert narrow.key_projection.shape == (2, 3, 3)
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_shared_projections_are_one_tensor_of_one_name(share: str) -> None:
+    """A checkpoint holds every tensor once."""
+    expected = {"none": [(2, 3, 8)] * 2, "heads": [(1, 3, 8)] * 2, "heads_keys_values": [(1, 3, 8)]}
+    tensors = build(block=8, rank=3, share=share).state_dict()
+    assert [tuple(tensor.shape) for tensor in tensors.values()] == expected[share]
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_autocast_leaves_attention_in_float32(share: str) -> None:
+    attention = build(torch.float32, block=8, rank=2, share=share)
+    inputs = draw(40, torch.float32)
+    expected, expected_state = attention.attend(*inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, state = attention.attend(*inputs)
+        half, half_state = attention.attend(*(part.bfloat16() for part in inputs))
+    assert torch.equal(y, expected)
+    for found, other in zip(state, expected_state, strict=True):
+        assert torch.equal(found, other)
+    exact, _ = attention.attend(*(part.bfloat16().float() for part in inputs))
+    assert {tensor.dtype for tensor in state_tensors(half_state)} == {torch.bfloat16, torch.int64}
+    assert half.dtype == torch.bfloat16
+    assert_agree(half, exact, BFLOAT16)
+
+
+def test_a_step_under_autocast_keeps_the_type_of_its_state() -> None:
+    attention = build(torch.float32, block=8, rank=2)
+    inputs = [part.bfloat16() for part in draw(20, torch.float32)]
+    with torch.autocast("cpu", torch.bfloat16):
+        y, state = step_through(attention, inputs, attention.init_state(2, 20, CPU, torch.float32))
+    assert y.dtype == torch.bfloat16 and state.keys.dtype == torch.float32
+    assert_agree(y, attention.attend(*(part.float() for part in inputs))[0], BFLOAT16)
+
+
+def test_what_training_keeps_grows_linearly() -> None:
+    """All that autograd saves for the backward pass: four times the positions, about four times the bytes."""
+    attention = build(torch.float32, block=8, rank=2)
+    saved = []
+    for length in (512, 2048):
+        storages: dict[int, int] = {}
+
+        def pack(tensor: Tensor, storages: dict[int, int] = storages) -> Tensor:
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            y, _ = attention.attend(*(part.requires_grad_() for part in draw(length, torch.float32)))
+        y.sum().backward()
+        saved.append(sum(storages.values()))
+    assert saved[1] < 4.2 * saved[0], saved
+
+
+def test_an_option_that_cannot_be_is_refused_in_one_line() -> None:
+    with pytest.raises(UsageError, match=r"'linformer': unknown key 'ranks'; did you mean 'rank'"):
+        parse_options("linformer", {"ranks": 4})
+    with pytest.raises(UsageError, match=r"'linformer': 'rank' is at most 'block', found rank 9 for a block of 8"):
+        parse_options("linformer", {"rank": 9, "block": 8})
+    with pytest.raises(UsageError, match=r"block.*greater than 0.*found 0"):
+        parse_options("linformer", {"block": 0})
+    with pytest.raises(UsageError, match=r"share.*'heads'.*found 'head'"):
+        parse_options("linformer", {"share": "head"})

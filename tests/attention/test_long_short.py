@@ -1,0 +1,235 @@
+"""What is particular to Transformer-LS; what it shares with all others is in test_contract.py."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from attention.cases.long_short import joint_norm, long_short
+from attention.inputs import Inputs
+from tolerances import BFLOAT16, FLOAT64, assert_agree
+from torch import Tensor
+
+from linformer_cli.attention import build_attention, parse_options
+from linformer_cli.attention.base import AttentionShape, measure_state_bytes, state_tensors
+from linformer_cli.attention.long_short import LongShortAttention
+from linformer_cli.errors import UsageError
+
+CPU = torch.device("cpu")
+
+
+def build(dtype: torch.dtype = torch.float64, key_width: int = 6, **options: Any) -> LongShortAttention:
+    torch.manual_seed(2)
+    shape = AttentionShape(heads=2, key_width=key_width, value_width=5, positions=784, row=28)
+    attention = build_attention("long_short", options, shape).to(dtype)
+    assert isinstance(attention, LongShortAttention)
+    with torch.no_grad():  # not the ones and zeros that it starts with
+        for parameter in attention.parameters():
+            parameter += 0.3 * torch.randn(parameter.shape, dtype=torch.float64).to(dtype)
+    return attention
+
+
+def draw(length: int, rank: int = 1, dtype: torch.dtype = torch.float64) -> Inputs:
+    generator = torch.Generator().manual_seed(0)
+    parts = (torch.randn(2, 2, length, width, generator=generator, dtype=torch.float64) for width in (6, 6, 5, rank))
+    return Inputs(*parts).map(lambda part: part.to(dtype))
+
+
+def attend(attention: LongShortAttention, inputs: Inputs, state: Any = None) -> tuple[Tensor, Any]:
+    return attention.attend(*inputs[:3], state, inputs.extra)
+
+
+def step_through(attention: LongShortAttention, inputs: Inputs, state: Any = None) -> tuple[Tensor, Any]:
+    if state is None:
+        state = attention.init_state(2, inputs.v.shape[2], CPU, inputs.v.dtype)
+    outputs = []
+    for t in range(inputs.v.shape[2]):
+        q_t, k_t, v_t, extra_t = (None if part is None else part[:, :, t] for part in inputs)
+        assert q_t is not None and k_t is not None and v_t is not None
+        y_t, state = attention.step(q_t, k_t, v_t, state, extra_t)
+        outputs.append(y_t)
+    return torch.stack(outputs, dim=2), state
+
+
+both_ways = pytest.mark.parametrize("run", [attend, step_through])
+
+
+@both_ways
+@pytest.mark.parametrize("rank", [1, 3])
+def test_norms_that_are_no_longer_at_their_start(run: Any, rank: int) -> None:
+    """Where they start, with ones and zeros, the norm of the window could stand for that of the rows."""
+    attention = build(chunk=7, rank=rank, window=9)
+    inputs = draw(40, rank)
+    expected = long_short(inputs, dict(attention.named_parameters()), 7, 9)
+    assert_agree(run(attention, inputs)[0], expected, FLOAT64)
+
+
+@both_ways
+@pytest.mark.parametrize("window", [1, 2, 40, 41, 60])
+def test_a_window_of_one_position_and_one_that_is_never_full(run: Any, window: int) -> None:
+    attention = build(chunk=7, window=window)
+    inputs = draw(40)
+    expected = long_short(inputs, dict(attention.named_parameters()), 7, window)
+    assert_agree(run(attention, inputs)[0], expected, FLOAT64)
+
+
+@both_ways
+def test_what_lies_in_window_and_rows_counts_twice(run: Any) -> None:
+    """Chunks of one position and a window over everything: every key but the query's own is seen twice."""
+    attention = build(chunk=1, window=30)
+    attention.row_norm.load_state_dict(attention.window_norm.state_dict())
+    inputs = draw(30)
+    norm = attention.window_norm.weight, attention.window_norm.bias
+    k, v = joint_norm(inputs.k, *norm), joint_norm(inputs.v, *norm)
+    weights = (inputs.q @ k.transpose(-1, -2) / math.sqrt(6)).exp().tril()
+    weights = weights + weights.tril(-1)
+    expected = weights @ v / weights.sum(dim=-1, keepdim=True)
+    assert_agree(run(attention, inputs)[0], expected, FLOAT64)
+
+
+@both_ways
+def test_the_norms_run_over_all_heads_jointly(run: Any) -> None:
+    attention = build(chunk=7, window=9)
+    inputs = draw(20)
+    k = inputs.k.clone()
+    k[:, 1] *= 2
+    difference = run(attention, inputs._replace(k=k))[0] - run(attention, inputs)[0]
+    assert difference[:, 0, 1:].abs().amax(dim=(0, 2)).min() > 1e-3
+
+
+@both_ways
+def test_the_scores_of_a_chunk_may_be_shifted_and_may_be_huge(run: Any) -> None:
+    attention = build(chunk=7, rank=2, window=3)
+    inputs = draw(40, 2)
+    expected, _ = run(attention, inputs)
+    for shift in (-1000.0, 1000.0):
+        assert_agree(run(attention, inputs._replace(extra=inputs.extra + shift))[0], expected, FLOAT64)
+    # Rising and falling by far more than an exponential can hold.
+    for factor in (-1000.0, 1000.0):
+        extreme = inputs._replace(
+            extra=factor * torch.arange(80.0, dtype=torch.float64).view(1, 1, 40, 2).expand(2, 2, -1, -1)
+        )
+        expected_extreme = long_short(extreme, dict(attention.named_parameters()), 7, 3)
+        assert_agree(run(attention, extreme)[0], expected_extreme, FLOAT64)
+
+
+@both_ways
+def test_the_state_is_a_ring_rows_and_the_unfinished_chunk(run: Any) -> None:
+    attention = build(chunk=8, rank=2, window=5)
+    inputs = draw(19, 2)
+    assert inputs.extra is not None
+    _, state = run(attention, inputs)
+    window_norm = attention.window_norm.weight, attention.window_norm.bias
+    row_norm = attention.row_norm.weight, attention.row_norm.bias
+    for cached, x in ((state.keys, inputs.k), (state.values, inputs.v)):
+        normal = joint_norm(x, *window_norm)
+        for position in range(14, 19):
+            assert_agree(cached[:, :, 4 - position % 5], normal[:, :, position], FLOAT64)
+        for chunk in (0, 1):
+            own = slice(8 * chunk, 8 * chunk + 8)
+            rows = joint_norm(inputs.extra[:, :, own].softmax(dim=2).transpose(-1, -2) @ x[:, :, own], *row_norm)
+            assert_agree(cached[:, :, 5 + 2 * chunk : 7 + 2 * chunk], rows, FLOAT64)
+        assert cached.shape[2] == 5 + 4
+    scores = inputs.extra[:, :, 16:]
+    assert_agree(state.largest, scores.amax(dim=2), FLOAT64)
+    weights = (scores - state.largest.unsqueeze(2)).exp().transpose(-1, -2)
+    content = torch.cat([torch.ones_like(inputs.k[..., :1]), inputs.k, inputs.v], dim=-1)[:, :, 16:]
+    assert_agree(state.sums, weights @ content, FLOAT64)
+    assert int(state.position) == 19
+
+
+def test_a_state_steps_on_beyond_its_room() -> None:
+    attention = build(chunk=4, rank=3, window=2)
+    inputs = draw(60, 3)
+    expected, _ = attend(attention, inputs)
+    for capacity in (0, 3, 4, 20):
+        state = attention.init_state(2, capacity, CPU, torch.float64)
+        assert_agree(step_through(attention, inputs, state)[0], expected, FLOAT64)
+    for place in (3, 4, 5):
+        _, state = attend(attention, inputs.block(0, place))
+        assert_agree(step_through(attention, inputs.block(place), state)[0], expected[:, :, place:], FLOAT64)
+
+
+def test_bytes_are_exact_at_every_length() -> None:
+    attention = build(chunk=4, rank=3, window=5)
+    for length in range(1, 20):
+        inputs, size = draw(length, 3), attention.state_bytes(2, length, torch.float64)
+        empty = attention.init_state(2, length, CPU, torch.float64)
+        assert measure_state_bytes(empty) == size
+        assert measure_state_bytes(step_through(attention, inputs, empty)[1]) == size
+        assert measure_state_bytes(attend(attention, inputs)[1]) == size
+
+
+def test_the_defaults_are_two_rows_of_window_and_one_row_for_16() -> None:
+    attention = build()
+    assert (attention.window, attention.options.chunk, attention.options.rank) == (56, 16, 1)
+    assert attention.extra_per_head == 1
+    assert build(rank=3).extra_per_head == 3
+
+
+@pytest.mark.parametrize("key_width", [4, 5, 6])
+def test_one_norm_serves_keys_and_values(key_width: int) -> None:
+    shapes = {name: tuple(parameter.shape) for name, parameter in build(key_width=key_width).named_parameters()}
+    width = max(key_width, 5)
+    assert shapes == {
+        f"{norm}.{part}": (2, width) for norm in ("window_norm", "row_norm") for part in ("weight", "bias")
+    }
+
+
+def test_autocast_leaves_attention_in_float32() -> None:
+    attention = build(torch.float32, chunk=8, window=9)
+    inputs = draw(40, dtype=torch.float32)
+    expected, expected_state = attend(attention, inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, state = attend(attention, inputs)
+        half, half_state = attend(attention, inputs.map(Tensor.bfloat16))
+        stepped, stepped_state = step_through(attention, inputs)
+    assert torch.equal(y, expected)
+    for found, other in zip(state, expected_state, strict=True):
+        assert torch.equal(found, other)
+    assert stepped_state.keys.dtype == torch.float32
+    assert_agree(stepped, expected, BFLOAT16)
+    exact, _ = attend(attention, inputs.map(lambda part: part.bfloat16().float()))
+    assert half.dtype == torch.bfloat16
+    assert_agree(half, exact, BFLOAT16)
+    types = {name: tensor.dtype for name, tensor in zip(half_state._fields, state_tensors(half_state), strict=True)}
+    assert types.pop("position") == torch.int64
+    assert types.pop("largest") == types.pop("sums") == torch.float32
+    assert set(types.values()) == {torch.bfloat16}
+
+
+def test_what_training_keeps_grows_linearly() -> None:
+    """All that autograd saves for the backward pass: four times the positions, about four times the bytes."""
+    attention = build(torch.float32, window=9)
+    saved = []
+    for length in (512, 2048):
+        storages: dict[int, int] = {}
+
+        def pack(tensor: Tensor, storages: dict[int, int] = storages) -> Tensor:
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            inputs = draw(length, dtype=torch.float32).map(lambda part: part.requires_grad_())
+            y, _ = attend(attention, inputs)
+        y.sum().backward()
+        saved.append(sum(storages.values()))
+    assert saved[1] < 4.2 * saved[0], saved
+
+
+def test_scores_are_needed() -> None:
+    attention = build()
+    inputs = draw(3)
+    with pytest.raises(ValueError, match=r"extra \[B, H, T, rank\]"):
+        attention.attend(*inputs[:3])
+    state = attention.init_state(2, 3, CPU, torch.float64)
+    with pytest.raises(ValueError, match=r"extra_t \[B, H, rank\]"):
+        attention.step(inputs.q[:, :, 0], inputs.k[:, :, 0], inputs.v[:, :, 0], state)
+
+
+def test_an_option_that_cannot_be_is_refused_in_one_line() -> None:
+    with pytest.raises(UsageError, match=r"'long_short': unknown key 'windows'; did you mean 'window'"):
+        parse_options("long_short", {"windows": 4})
+    for name in ("chunk", "rank", "window"):
+        with pytest.raises(UsageError, match=rf"{name}.*greater than 0.*found 0"):
+            parse_options("long_short", {name: 0})
