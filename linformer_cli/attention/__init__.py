@@ -10,9 +10,10 @@ from .base import Attention, AttentionOptions, AttentionShape
 from .linear import LinearAttention
 from .lsh import LshAttention
 from .softmax import SoftmaxAttention
+from .sparse import SparseAttention
 
 CATALOGUE: dict[str, type[Attention]] = {
-    mechanism.name: mechanism for mechanism in (SoftmaxAttention, LinearAttention, LshAttention)
+    mechanism.name: mechanism for mechanism in (SoftmaxAttention, LinearAttention, LshAttention, SparseAttention)
 }
 
 
