@@ -1,13 +1,15 @@
 """Sparse attention by two fixed patterns, near and every l-th (Child 2019, arXiv 1904.10509)."""
 
+import functools
 import math
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from linformer_cli.errors import UsageError
 
@@ -138,77 +140,65 @@ class SparseAttention(Attention):
         """Outputs [N, rows, l, V] for the last rows, queries [N, rows, l, K], of all rows of keys and values."""
         stride, total = self.stride, keys.shape[1]
         first = total - queries.shape[1]
-        far_keys = far_values = None
-        if part.far and self.options.pattern == "strided":
-            far_keys, far_values = (x.transpose(1, 2).contiguous() for x in (keys, values))
-        elif part.far:
-            far_keys, far_values = (x[:, :, -self.summary :].contiguous() for x in (keys, values))
-        scores_of_row = stride * (stride + total * (self.summary if self.options.pattern == "fixed" else 1) * part.far)
-        rows = max(1, SCORES_AT_ONCE // scores_of_row)
+        strided = self.options.pattern == "strided"
+        far_of_row = part.far * (1 if strided else self.summary)
+        rows = max(1, SCORES_AT_ONCE // (stride * (stride + total * far_of_row)))
+        # Split into slabs here, since a slice taken in each slab has a gradient of the size of the whole.
+        near = [queries.split(rows, dim=1), *(x[:, first:].split(rows, dim=1) for x in (keys, values))]
+        if strided and bool(part.near[0, -1]):
+            near += [_rows_before(x, first).split(rows, dim=1) for x in (keys, values)]
+        far: list[Tensor] = []
+        if part.far:
+            far = [x.transpose(1, 2) if strided else x[:, :, -self.summary :] for x in (keys, values)]
+            far = [x.contiguous() for x in far]
         outputs = []
-        for start in range(first, total, rows):
-            stop = min(start + rows, total)
-            arguments = (part, start, queries[:, start - first : stop - first], keys, values, far_keys, far_values)
-            if rows < total - first and torch.is_grad_enabled():
-                y = checkpoint(self._attend_slab, *arguments, use_reentrant=False, preserve_rng_state=False)
-            else:
-                y = self._attend_slab(*arguments)
-            outputs.append(y)
+        for start, *slab in zip(range(first, total, rows), *near, strict=True):
+            run = functools.partial(self._attend_slab, part, start)
+            again = rows < total - first and torch.is_grad_enabled()
+            outputs.append(_Recomputed.apply(run, len(slab), *slab, *far) if again else run(slab, far))
         return torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0]
 
-    def _attend_slab(
-        self,
-        part: _Part,
-        start: int,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        far_keys: Tensor | None,
-        far_values: Tensor | None,
-    ) -> Tensor:
-        """Outputs [N, rows, l, V] of some rows, the first of them number `start`."""
-        count, stride = queries.shape[1], self.stride
-        stop = start + count
-        looks_back = bool(self.options.pattern == "strided" and part.near[0, -1]) and stride > 1
-        scores = queries @ keys[:, start:stop].transpose(-1, -2)
-        hidden = ~part.near
-        if looks_back:
-            earlier_keys, earlier_values = (_row_before(x, start, stop) for x in (keys, values))
-            own = torch.ones_like(hidden).tril()
-            scores = torch.where(own, scores, queries @ earlier_keys.transpose(-1, -2))
-            hidden = ~own.expand(count, stride, stride) & (torch.arange(start, stop, device=own.device) == 0).view(
-                -1, 1, 1
-            )
-        scores = scores.masked_fill(hidden, -math.inf)
-        if far_keys is not None and far_values is not None:
-            far_scores = self._far_scores(queries, far_keys, start)
-            scores = torch.cat([scores, far_scores], dim=-1)
-        weights = scores.softmax(dim=-1)
-        near = weights[..., :stride]
-        y = (near.tril() if looks_back else near) @ values[:, start:stop]
-        if looks_back:
-            y = y + near.triu(1) @ earlier_values
-        if far_values is not None:
-            far = weights[..., stride:]
-            if self.options.pattern == "strided":
-                y = y + (far.transpose(1, 2) @ far_values[:, :, :stop]).transpose(1, 2)
-            else:
-                y = y + (far.flatten(1, 2) @ far_values[:, :stop].flatten(1, 2)).unflatten(1, (count, stride))
-        return y
+    def _attend_slab(self, part: _Part, start: int, slab: Sequence[Tensor], far: Sequence[Tensor]) -> Tensor:
+        """Outputs [N, rows, l, V] of some rows, the first of them number `start`.
 
-    def _far_scores(self, queries: Tensor, far_keys: Tensor, start: int) -> Tensor:
-        """Scores [N, rows, l, keys] of rows from `start` on against their columns, or the summaries of blocks."""
-        count = queries.shape[1]
-        stop = start + count
-        row = torch.arange(stop, device=queries.device)
+        `slab` are queries, keys and values of these rows and, where a row sees the one before, keys and values of
+        each one's row before; `far` keys and values by column, or the summaries of all blocks.
+        """
+        queries, keys, values, *before = slab
+        row = torch.arange(start, start + queries.shape[1], device=queries.device).view(-1, 1, 1)
+        scores = queries @ keys.transpose(-1, -2)
+        hidden = ~part.near
+        if before:
+            own = part.near.tril()
+            scores = torch.where(own, scores, queries @ before[0].transpose(-1, -2))
+            hidden = hidden | (~own & (row == 0))  # nothing stands before row 0
+        scores = scores.masked_fill(hidden, -math.inf)
+        if far:
+            scores = torch.cat([scores, self._far_scores(queries, far[0], row)], dim=-1)
+        weights = scores.softmax(dim=-1)
+        near = weights[..., : self.stride]
+        y = (near.tril() if before else near) @ values
+        if before:
+            y = y + near.triu(1) @ before[1]
+        if not far:
+            return y
+        weights = weights[..., self.stride :]
+        stop = start + len(row)
+        if self.options.pattern == "strided":
+            return y + (weights.transpose(1, 2) @ far[1][:, :, :stop]).transpose(1, 2)
+        return y + (weights.flatten(1, 2) @ far[1][:, :stop].flatten(1, 2)).view_as(y)
+
+    def _far_scores(self, queries: Tensor, far_keys: Tensor, row: Tensor) -> Tensor:
+        """Scores [N, rows, l, keys] against the columns, or the summaries, of the rows before each row."""
+        stop = int(row[-1]) + 1
+        key_row = torch.arange(stop, device=row.device)
         if self.options.pattern == "strided":
             scores = (queries.transpose(1, 2) @ far_keys[:, :, :stop].transpose(-1, -2)).transpose(1, 2)
         else:
             scores = queries.flatten(1, 2) @ far_keys[:, :stop].flatten(1, 2).transpose(-1, -2)
-            scores = scores.unflatten(1, (count, self.stride))
-            row = row.repeat_interleave(self.summary)
-        later = row >= torch.arange(start, stop, device=row.device).view(-1, 1, 1)
-        return scores.masked_fill(later, -math.inf)
+            scores = scores.unflatten(1, queries.shape[1:3])
+            key_row = key_row.repeat_interleave(self.summary)
+        return scores.masked_fill(key_row >= row, -math.inf)
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> KeyValueCache:
         return init_cache(batch, self.shape.heads, capacity, self._widths, device, dtype)
@@ -252,6 +242,29 @@ class SparseAttention(Attention):
         return cache_bytes(batch, self.shape.heads, positions, self._widths, dtype)
 
 
-def _row_before(x: Tensor, start: int, stop: int) -> Tensor:
-    """Rows [N, stop - start, l, width]: for each row from `start` on the one before it, and zeros before row 0."""
-    return x[:, start - 1 : stop - 1] if start else functional.pad(x[:, : stop - 1], (0, 0, 0, 0, 1, 0))
+def _rows_before(x: Tensor, first: int) -> Tensor:
+    """Rows [N, rows, l, width]: for each row of x from `first` on the one before it, and zeros before row 0."""
+    return x[:, first - 1 : -1] if first else functional.pad(x[:, :-1], (0, 0, 0, 0, 1, 0))
+
+
+class _Recomputed(torch.autograd.Function):
+    """`run(slab, far)`, of which nothing but these tensors is kept; the backward pass runs it again.
+
+    What torch's checkpoint does, without its seconds of imports.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, run: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor], split: int, *x: Tensor
+    ) -> Tensor:
+        ctx.run, ctx.split = run, split
+        ctx.save_for_backward(*x)
+        return run(x[:split], x[split:])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        leaves = [x.detach().requires_grad_() for x in ctx.saved_tensors]
+        with torch.enable_grad(), torch.autocast(gradient.device.type, enabled=False):
+            y = ctx.run(leaves[: ctx.split], leaves[ctx.split :])
+        return None, None, *torch.autograd.grad(y, leaves, gradient)
