@@ -10,17 +10,21 @@ from .base import Attention, AttentionOptions, AttentionShape
 from .linear import LinearAttention
 from .linformer import LinformerAttention
 from .long_short import LongShortAttention
+from .lsh import LshAttention
 from .nystrom import NystromAttention
 from .softmax import SoftmaxAttention
+from .sparse import SparseAttention
 
 CATALOGUE: dict[str, type[Attention]] = {
     mechanism.name: mechanism
     for mechanism in (
         SoftmaxAttention,
         LinearAttention,
+        LshAttention,
         LinformerAttention,
         NystromAttention,
         LongShortAttention,
+        SparseAttention,
     )
 }
 

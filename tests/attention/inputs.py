@@ -30,7 +30,8 @@ class Case(NamedTuple):
     """A mechanism with options so small that 130 positions cross at least three of its boundaries.
 
     `oracle` gets the inputs and all parameters and buffers by name. `condition` [B, H, T] says how far a denominator
-    cancels, for the mechanisms where it can. `heads` is 2 wherever a mechanism has heads at all.
+    cancels, for the mechanisms where it can. `heads` is 2 wherever a mechanism has heads at all. `sees_itself` is
+    false where a position looks at others alone, if there are any, so that its own value need not show.
     """
 
     attention: str
@@ -38,3 +39,4 @@ class Case(NamedTuple):
     oracle: Callable[[Inputs, Tensors], Tensor]
     condition: Callable[[Inputs], Tensor] | None = None
     heads: int = 2
+    sees_itself: bool = True

@@ -234,10 +234,11 @@ def test_a_later_position_changes_no_earlier_output(case: Case, place: int, fact
     inputs = draw(mechanism)
     before, _ = attend(mechanism, inputs)
     for stop in (place + 1, LENGTH):
-        changed = share(mechanism, inputs.map(Tensor.clone))
+        changed = inputs.map(Tensor.clone)
         for part in changed.leaves():
             part[:, :, place:stop] *= factor
-        after, _ = attend(mechanism, changed)
+        # Shared only now: what is query and key in one would be changed twice, and by -1 not at all.
+        after, _ = attend(mechanism, share(mechanism, changed))
         assert_agree(after[:, :, :place], before[:, :, :place], CAUSALITY)
         assert (after[:, :, place] - before[:, :, place]).abs().max() > 1e-3, "the change was not seen at all"
 
@@ -249,7 +250,7 @@ def test_no_gradient_reaches_a_later_position(case: Case) -> None:
         found = gradients(mechanism, draw(mechanism), lambda x, place=place: attend(mechanism, x)[0][:, :, :place])
         for name in found.keys() & set(Inputs._fields):
             assert not found[name][:, :, place:].any()
-        assert found["v"][:, :, place - 1].any()
+        assert found["v"][:, :, place - 1 if case.sees_itself else 0 : place].any()
 
 
 # 3. Oracle.

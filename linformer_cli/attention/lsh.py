@@ -1,0 +1,277 @@
+"""Attention by locality-sensitive hashing (Kitaev 2020, 'Reformer', arXiv 2001.04451): only keys that hash alike."""
+
+import math
+from typing import Annotated, Any, NamedTuple
+
+import torch
+from pydantic import AfterValidator, Field
+from torch import Tensor
+from torch.nn import functional
+
+from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .caches import KeyValueCache, cache_bytes, extend_cache, init_cache, push_in_place
+
+# What a ring holds where nothing was written yet.
+EMPTY = -1
+
+
+def _even(buckets: int) -> int:
+    if buckets % 2:
+        raise ValueError("buckets come in pairs, one for each direction of a random vector; take an even number")
+    return buckets
+
+
+class LshOptions(AttentionOptions):
+    """Options of attention by hashing."""
+
+    rounds: Annotated[int, Field(gt=0, le=64, description="independent hashes; a key found by any of them counts")] = 4
+    buckets: Annotated[
+        int, Field(gt=1, le=4096, description="values of a hash, an even number"), AfterValidator(_even)
+    ] = 32
+    window: Annotated[
+        int, Field(gt=0, le=4096, description="the last so many earlier positions of its bucket that a query sees")
+    ] = 16
+
+
+class LshState(NamedTuple):
+    """The cache of queries (which are the keys) and values, and rings int32 [B, H, R, buckets, window].
+
+    A ring holds the last positions of its bucket, in any order, and `EMPTY` where there were fewer.
+    """
+
+    cache: KeyValueCache
+    rings: Tensor
+
+
+class _Layout(NamedTuple):
+    """Where everything stands once each round is sorted: all rounds R first, then images and heads N, then slots.
+
+    rows [R, N, slots] is the position in a slot; slots [R, N, T] the slot of a new position. The code of a position
+    grows by one with every slot and by `window` more from bucket to bucket, so that t sees an earlier j in a round
+    if and only if their codes differ by no more than `window`: key_codes [R, N, positions], query_codes [R, N, slots].
+    """
+
+    rows: Tensor
+    slots: Tensor
+    key_codes: Tensor
+    query_codes: Tensor
+
+
+class LshAttention(Attention):
+    """y_t = sum over j in P(t) of softmax_j(q_t . k_j / sqrt(K)) v_j, where k_j = q_j / |q_j|; v_t where P(t) is empty.
+
+    P(t) is the union of P_1(t) to P_R(t), each j once; P_r(t) are the last `window` positions before t with the hash
+    of t, h_r(j) = argmax([q_j R_r; -q_j R_r]), R_r random and fixed, computed in float64 from the R that is saved.
+
+    Section 3 of the source. It sorts the whole sequence and cuts the sorted one into chunks, so that the neighbours of
+    a position depend on what comes after it; here they are counted back from the position, inside its bucket, and
+    stepping sees the same ones. A key found in several rounds counts once, for which the source subtracts log N.
+    """
+
+    name = "lsh"
+    source = "Kitaev 2020, arXiv 2001.04451"
+    family = "hashing"
+    method = "the last keys of the same hash, several rounds"
+    memory = Memory.GROWING
+    options_type = LshOptions
+    options: LshOptions
+    shared_query_key = True
+    rotations: Tensor
+
+    def __init__(self, options: LshOptions, shape: AttentionShape) -> None:
+        super().__init__(options, shape)
+        rotations = torch.randn(shape.heads, shape.key_width, options.rounds, options.buckets // 2)
+        self.register_buffer("rotations", rotations)
+
+    @property
+    def _widths(self) -> tuple[int, int]:
+        return self.shape.key_width, self.shape.value_width
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
+    ) -> tuple[Tensor, LshState]:
+        cache = extend_cache(None if state is None else state.cache, q, v)
+        length = int(cache.position)
+        known = length - q.shape[2]
+        with torch.autocast(q.device.type, enabled=False):
+            layout, rings = self._arrange(q, state.rings if known else None, known)
+            dtype = accumulator_dtype(q.dtype)
+            queries, values = (part[:, :, :length].to(dtype).flatten(0, 1) for part in (cache.keys, cache.values))
+            y = self._mix(queries, values, layout, known).unflatten(0, q.shape[:2])
+        return y.to(v.dtype), LshState(cache, rings)
+
+    def _hash(self, q: Tensor) -> Tensor:
+        """Buckets int64 [B, H, T, R] of q [B, H, T, K]."""
+        # A rounding error must not decide, and float64 leaves next to none. Not every device has it.
+        wide = torch.float32 if q.device.type == "mps" else torch.float64
+        products = (q.to(wide) @ self.rotations.to(wide).flatten(2)).unflatten(-1, self.rotations.shape[2:])
+        most, most_at = products.max(dim=-1)
+        least, least_at = products.min(dim=-1)
+        return torch.where(most >= -least, most_at, least_at + self.options.buckets // 2)
+
+    @torch.no_grad()
+    def _arrange(self, q: Tensor, rings: Tensor | None, known: int) -> tuple[_Layout, Tensor]:
+        """The layout of the new positions behind `known` others, and the rings after them."""
+        window, buckets = self.options.window, self.options.buckets
+        bucket = self._hash(q).permute(3, 0, 1, 2).flatten(1, 2)
+        rounds, rows_of, new = bucket.shape
+        sorted_bucket, order = bucket.sort(dim=-1, stable=True)
+        counts = bucket.new_zeros(rounds, rows_of, buckets).scatter_add_(-1, bucket, torch.ones_like(bucket))
+        starts = counts.cumsum(dim=-1) - counts
+        gaps = (counts > 0).cumsum(dim=-1) - 1  # how many buckets that are not empty stand before this one
+        place = torch.arange(new, device=q.device)
+        gap = window * gaps.gather(-1, sorted_bucket)
+        positions = order + known
+
+        nowhere = known + new
+        if rings is None:
+            ring = bucket.new_full((rounds, rows_of, buckets, window), EMPTY)
+            used, at = new, place.expand_as(gap)
+        else:
+            ring = rings.permute(2, 0, 1, 3, 4).flatten(1, 2).long().sort(dim=-1).values
+            # The ring of every bucket that is not empty stands before its new positions.
+            used, at = new + min(buckets, new) * window, place + gap + window
+        codes = at + gap
+        size = -(-used // window) * window
+        rows = bucket.new_full((rounds, rows_of, size + window), nowhere).scatter_(-1, at, positions)
+        key_codes = bucket.new_full((rounds, rows_of, nowhere + 1), -window - 1).scatter_(-1, positions, codes)
+        query_codes = bucket.new_full((rounds, rows_of, size), -3 * window - 3).scatter_(-1, at, codes)
+        offsets = torch.arange(window, device=q.device)
+        if rings is not None:
+            # Rings without new positions go behind the last slot, which is cut off.
+            first = torch.where(counts > 0, starts + window * gaps, size).unsqueeze(-1)
+            ring_rows = torch.where(ring == EMPTY, nowhere, ring).flatten(2)
+            ring_at = (first + offsets).flatten(2)
+            rows.scatter_(-1, ring_at, ring_rows)
+            ring_codes = first + offsets + window * gaps.unsqueeze(-1)
+            ring_codes = torch.where((counts > 0).unsqueeze(-1), ring_codes, -window - 1).flatten(2)
+            key_codes.scatter_(-1, ring_rows, ring_codes)
+            key_codes[..., nowhere] = -window - 1
+        slots = torch.empty_like(order).scatter_(-1, order, at)
+
+        # The last `window` of each ring with its new positions behind it.
+        index = counts.unsqueeze(-1) + offsets
+        newer = positions.gather(-1, (starts.unsqueeze(-1) + index - window).clamp(0, new - 1).flatten(2))
+        kept = torch.where(index < window, ring.gather(-1, index.clamp(max=window - 1)), newer.view_as(index))
+        kept = kept.to(torch.int32).unflatten(1, q.shape[:2]).permute(1, 2, 0, 3, 4).contiguous()
+        # Half as wide numbers take half the time; the codes are compared far more often than they are made.
+        narrow = torch.int16 if size + (buckets + 4) * (window + 1) < 2**15 else torch.int32
+        return _Layout(rows[..., :size], slots, key_codes.to(narrow), query_codes.to(narrow)), kept
+
+    def _mix(self, queries: Tensor, values: Tensor, layout: _Layout, known: int) -> Tensor:
+        """Outputs [N, T, V] of the new positions, for queries [N, positions, K] and values [N, positions, V].
+
+        Chunks of `window` slots see themselves and the chunk before: exactly the `window` slots before each slot.
+        Slot i of a chunk sees those before i in its own chunk and those from i on in the one before, so one matrix
+        [window, window] a chunk holds all scores: below the diagonal the chunk itself, from it on the one before.
+        """
+        window = self.options.window
+        rounds, rows_of, size = layout.rows.shape
+        length, new = queries.shape[1], layout.slots.shape[-1]
+        keys = functional.normalize(queries, dim=-1) / math.sqrt(queries.shape[-1])
+        values_and_one = functional.pad(values, (0, 1), value=1.0)
+
+        base = torch.arange(rows_of, device=queries.device).unsqueeze(-1)
+        rows = (layout.rows.clamp(max=length - 1) + base * length).flatten()
+        # All chunks stand in one line; one more in front lets the first look back too.
+        shifted = functional.pad(rows, (window, 0))
+        chunk_queries = queries.flatten(0, 1).index_select(0, rows).unflatten(0, (-1, window))
+        chunk_keys = keys.flatten(0, 1).index_select(0, shifted).unflatten(0, (-1, window))
+        chunk_values = values_and_one.flatten(0, 1).index_select(0, shifted).unflatten(0, (-1, window))
+        below = torch.ones(window, window, dtype=torch.bool, device=queries.device).tril(-1)
+        hidden = self._hidden(layout, below)
+
+        own, before = (chunk_queries @ part.transpose(1, 2) for part in (chunk_keys[1:], chunk_keys[:-1]))
+        scores = torch.where(below, own, before).masked_fill(hidden, -math.inf)
+        slots = (
+            layout.slots + size * torch.arange(rounds * rows_of, device=rows.device).view(rounds, rows_of, 1)
+        ).flatten()
+        with torch.no_grad():
+            # One maximum for all rounds of a position makes it one softmax.
+            top = scores.amax(dim=-1).flatten().index_select(0, slots).view(rounds, rows_of, new).amax(dim=0)
+            top = top.masked_fill_(top == -math.inf, 0)
+            spread = top.new_zeros(rounds * rows_of * size)
+            spread.index_copy_(0, slots, top.expand(rounds, -1, -1).flatten())
+        weights = (scores - spread.view(-1, window, 1)).exp()
+        sums = weights.tril(-1) @ chunk_values[1:] + weights.triu() @ chunk_values[:-1]
+        sums = sums.flatten(0, 1).index_select(0, slots).view(rounds, rows_of, new, -1).sum(dim=0)
+        total = sums[..., -1:]
+        alone = total == 0
+        return torch.where(alone, values[:, known:], sums[..., :-1] / total.masked_fill(alone, 1))
+
+    @torch.no_grad()
+    def _hidden(self, layout: _Layout, below: Tensor) -> Tensor:
+        """Scores that do not count, bool [chunks, window, window]: unseen in their round, or seen in an earlier one."""
+        rounds, rows_of, size = layout.rows.shape
+        window = len(below)
+        seen = torch.zeros(rounds, rows_of * size // window, window, window, dtype=torch.bool, device=below.device)
+        for number in range(rounds):
+            # By the codes of round `number`, in the order of that round and of all later ones.
+            later = rounds - number
+            rows = layout.rows[number:]
+            keys = layout.key_codes[number].expand(later, -1, -1).gather(-1, rows)
+            queries = torch.where(layout.query_codes[number:] < 0, layout.query_codes[number:], keys)
+            keys = functional.pad(keys.flatten(), (window, 0)).unflatten(0, (-1, 1, window))
+            near = torch.where(below, keys[1:], keys[:-1])
+            near = near.sub_(queries.view(-1, window, 1)).abs_() <= window
+            near = near.view(later, -1, window, window)
+            torch.gt(near[0], seen[number], out=seen[number])
+            seen[number + 1 :] |= near[1:]
+        # The first chunk of a row has none before it; what stands there is another row.
+        seen.view(rounds * rows_of, -1, window, window)[:, 0].logical_and_(below)
+        return seen.logical_not_().flatten(0, 1)
+
+    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> LshState:
+        options = self.options
+        cache = init_cache(batch, self.shape.heads, capacity, self._widths, device, dtype)
+        shape = (batch, self.shape.heads, options.rounds, options.buckets, options.window)
+        return LshState(cache, torch.full(shape, EMPTY, dtype=torch.int32, device=device))
+
+    @torch.no_grad()
+    def step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LshState, extra_t: Tensor | None = None
+    ) -> tuple[Tensor, LshState]:
+        with torch.autocast(q_t.device.type, enabled=False):
+            return self._step(q_t, v_t, state)
+
+    def _step(self, q_t: Tensor, v_t: Tensor, state: LshState) -> tuple[Tensor, LshState]:
+        rounds, window = self.options.rounds, self.options.window
+        rows_of = q_t.shape[0] * q_t.shape[1]
+        bucket = self._hash(q_t.unsqueeze(2)).view(-1)
+        cell = bucket + torch.arange(0, len(bucket) * self.options.buckets, self.options.buckets, device=q_t.device)
+        rings = state.rings.view(-1, window)
+        ring = rings.index_select(0, cell)
+        seen = ring.view(rows_of, rounds * window)
+        if rounds > 1:
+            seen = seen.sort(dim=-1).values
+            again = seen[:, 1:] == seen[:, :-1]
+            seen[:, 1:].masked_fill_(again, EMPTY)
+        hidden = seen < 0
+
+        dtype = accumulator_dtype(q_t.dtype)
+        # First of all the cache, which may have to move; no ring knows of the new position yet.
+        cache, length = push_in_place(state.cache, q_t, v_t)
+        capacity = cache.keys.shape[2]
+        base = torch.arange(0, rows_of * capacity, capacity, device=q_t.device).unsqueeze(-1)
+        rows = (seen.clamp(min=0) + base).view(-1)
+        queries, values = (
+            part.view(-1, part.shape[-1]).index_select(0, rows).to(dtype).view(rows_of, rounds * window, -1)
+            for part in cache[:2]
+        )
+        norms = torch.linalg.vector_norm(queries, dim=-1).mul_(math.sqrt(q_t.shape[-1])).clamp_(min=1e-12)
+        q, v = q_t.flatten(0, 1).to(dtype), v_t.flatten(0, 1).to(dtype)
+        scores = torch.bmm(queries, q.unsqueeze(-1)).squeeze(-1).div_(norms)
+        # Far below any score, and yet a number: a row without any key gives some mean, which is not used.
+        weights = scores.masked_fill_(hidden, torch.finfo(dtype).min).softmax(dim=-1)
+        y = torch.bmm(weights.unsqueeze(1), values).squeeze(1)
+        y = torch.where(hidden.all(dim=-1, keepdim=True), v, y).view_as(v_t).to(v_t.dtype)
+
+        # The oldest position of the ring makes room; it is the smallest number.
+        oldest = ring.argmin(dim=-1, keepdim=True)
+        rings.view(-1)[cell * window + oldest.squeeze(-1)] = length - 1
+        return y, LshState(cache, state.rings)
+
+    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
+        options = self.options
+        rings = batch * self.shape.heads * options.rounds * options.buckets * options.window * torch.int32.itemsize
+        return cache_bytes(batch, self.shape.heads, positions, self._widths, dtype) + rings

@@ -1,0 +1,270 @@
+"""Sparse attention by two fixed patterns, near and every l-th (Child 2019, arXiv 1904.10509)."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from linformer_cli.errors import UsageError
+
+from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .caches import KeyValueCache, cache_bytes, extend_cache, init_cache, push_in_place
+
+SparseState = KeyValueCache
+
+# Scores of a head that are held at once in the parallel form; where there are more, they are computed again backward.
+SCORES_AT_ONCE = 2**18
+DEFAULT_SUMMARY = 4
+
+
+class SparseOptions(AttentionOptions):
+    """Options of sparse attention."""
+
+    pattern: Annotated[
+        Literal["strided", "fixed"],
+        Field(description="'strided': the last l positions and every l-th; 'fixed': the own block and block summaries"),
+    ] = "strided"
+    heads: Annotated[
+        Literal["merged", "split"],
+        Field(description="'merged': every head sees both parts; 'split': even heads the first, odd heads the second"),
+    ] = "merged"
+    stride: Annotated[
+        int | None, Field(gt=0, description="l, the stride and the length of a block (default: one image row)")
+    ] = None
+    summary: Annotated[
+        int | None,
+        Field(gt=0, description="c, the last positions of each block that all later ones see; for 'fixed' only"),
+    ] = None
+
+    @model_validator(mode="after")
+    def _summary_belongs_to_fixed_blocks(self) -> Self:
+        if self.summary is not None and self.pattern != "fixed":
+            raise ValueError("'summary' is for pattern 'fixed'; 'strided' has no blocks")
+        if self.summary is not None and self.stride is not None and self.summary > self.stride:
+            raise ValueError(f"'summary' is a part of a block of {self.stride}, found {self.summary}")
+        return self
+
+
+class _Part(NamedTuple):
+    """What some heads see: `near` bool [l, l] and, where `far`, the columns or summaries of earlier rows.
+
+    Row i of `near` is the query at place i of a row of l positions; up to the diagonal, its columns are the places of
+    its own row, and behind it those of the row before.
+    """
+
+    heads: slice
+    near: Tensor
+    far: bool
+
+
+class SparseAttention(Attention):
+    """y_t = sum over j in S(t) of softmax_j(q_t . k_j / sqrt(K)) v_j with S(t) a part of the positions j <= t.
+
+    `strided`: the first part is t - j < l, the second (t - j) mod l = 0. `fixed`: the first part is the own block of l
+    positions, the second all j with j mod l >= l - c. t itself is always seen. `merged` heads see the union, each
+    position once; of `split` heads the even ones see the first part, the odd ones the second.
+
+    Sections 4.2 and 4.3 of the source, which also lets heads take different places of a block as its summary, and
+    layers take the two parts by turns; these are left out. With l one image row, the second part of `strided` is the
+    column above. Work is O(T (l + T / l)), that is O(T sqrt T) for l near sqrt T; memory is O(T).
+    """
+
+    name = "sparse"
+    source = "Child 2019, arXiv 1904.10509"
+    family = "sparse"
+    method = "two fixed patterns, near and every l-th"
+    memory = Memory.GROWING
+    options_type = SparseOptions
+    options: SparseOptions
+
+    def __init__(self, options: SparseOptions, shape: AttentionShape) -> None:
+        super().__init__(options, shape)
+        self.stride = options.stride or shape.row
+        self.summary = options.summary or min(DEFAULT_SUMMARY, self.stride)
+        if self.summary > self.stride:
+            raise UsageError(f"'summary' is a part of a block of {self.stride} (one row), found {self.summary}")
+        if options.heads == "split" and shape.heads == 1:
+            raise UsageError("heads 'split' needs two heads or more, found 1; take 'merged'")
+
+    @property
+    def _widths(self) -> tuple[int, int]:
+        return self.shape.key_width, self.shape.value_width
+
+    def _parts(self, device: torch.device) -> list[_Part]:
+        strided = self.options.pattern == "strided"
+        full = torch.ones(self.stride, self.stride, dtype=torch.bool, device=device)
+        first = full if strided else full.tril()
+        if self.options.heads == "merged":
+            return [_Part(slice(None), first, True)]
+        second = torch.eye(self.stride, dtype=torch.bool, device=device)
+        if not strided:
+            second[:, -self.summary :] = True
+            second = second.tril()
+        return [_Part(slice(0, None, 2), first, False), _Part(slice(1, None, 2), second, True)]
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
+    ) -> tuple[Tensor, KeyValueCache]:
+        cache = extend_cache(state, k, v)
+        length, stride = int(cache.position), self.stride
+        before = (length - q.shape[2]) % stride  # places of the first row that are known already
+        after = -length % stride
+        dtype = accumulator_dtype(q.dtype)
+        with torch.autocast(q.device.type, enabled=False):
+            queries = functional.pad(q.to(dtype) / math.sqrt(q.shape[-1]), (0, 0, before, after))
+            keys, values = (
+                functional.pad(part[:, :, :length].to(dtype), (0, 0, 0, after)) for part in (cache.keys, cache.values)
+            )
+            queries, keys, values = (part.unflatten(2, (-1, stride)) for part in (queries, keys, values))
+            parts = self._parts(q.device)
+            outputs = [
+                self._attend_rows(part, *(tensor[:, part.heads].flatten(0, 1) for tensor in (queries, keys, values)))
+                for part in parts
+            ]
+        shape = (*q.shape[:2], -1, v.shape[-1])
+        if len(parts) == 1:
+            y = outputs[0].view(shape)
+        else:
+            y = outputs[0].new_empty(*q.shape[:2], queries.shape[2] * stride, v.shape[-1])
+            for part, output in zip(parts, outputs, strict=True):
+                y[:, part.heads] = output.view(len(q), -1, *y.shape[2:])
+        return y[:, :, before : before + q.shape[2]].to(v.dtype), cache
+
+    def _attend_rows(self, part: _Part, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Outputs [N, rows, l, V] for the last rows, queries [N, rows, l, K], of all rows of keys and values."""
+        stride, total = self.stride, keys.shape[1]
+        first = total - queries.shape[1]
+        strided = self.options.pattern == "strided"
+        far_of_row = part.far * (1 if strided else self.summary)
+        rows = max(1, SCORES_AT_ONCE // (stride * (stride + total * far_of_row)))
+        # Split into slabs here, since a slice taken in each slab has a gradient of the size of the whole.
+        near = [queries.split(rows, dim=1), *(x[:, first:].split(rows, dim=1) for x in (keys, values))]
+        if strided and bool(part.near[0, -1]):
+            near += [_rows_before(x, first).split(rows, dim=1) for x in (keys, values)]
+        far: list[Tensor] = []
+        if part.far:
+            far = [x.transpose(1, 2) if strided else x[:, :, -self.summary :] for x in (keys, values)]
+            far = [x.contiguous() for x in far]
+        outputs = []
+        for start, *slab in zip(range(first, total, rows), *near, strict=True):
+            run = functools.partial(self._attend_slab, part, start)
+            again = rows < total - first and torch.is_grad_enabled()
+            outputs.append(_Recomputed.apply(run, len(slab), *slab, *far) if again else run(slab, far))
+        return torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0]
+
+    def _attend_slab(self, part: _Part, start: int, slab: Sequence[Tensor], far: Sequence[Tensor]) -> Tensor:
+        """Outputs [N, rows, l, V] of some rows, the first of them number `start`.
+
+        `slab` are queries, keys and values of these rows and, where a row sees the one before, keys and values of
+        each one's row before; `far` keys and values by column, or the summaries of all blocks.
+        """
+        queries, keys, values, *before = slab
+        row = torch.arange(start, start + queries.shape[1], device=queries.device).view(-1, 1, 1)
+        scores = queries @ keys.transpose(-1, -2)
+        hidden = ~part.near
+        if before:
+            own = part.near.tril()
+            scores = torch.where(own, scores, queries @ before[0].transpose(-1, -2))
+            hidden = hidden | (~own & (row == 0))  # nothing stands before row 0
+        scores = scores.masked_fill(hidden, -math.inf)
+        if far:
+            scores = torch.cat([scores, self._far_scores(queries, far[0], row)], dim=-1)
+        weights = scores.softmax(dim=-1)
+        near = weights[..., : self.stride]
+        y = (near.tril() if before else near) @ values
+        if before:
+            y = y + near.triu(1) @ before[1]
+        if not far:
+            return y
+        weights = weights[..., self.stride :]
+        stop = start + len(row)
+        if self.options.pattern == "strided":
+            return y + (weights.transpose(1, 2) @ far[1][:, :, :stop]).transpose(1, 2)
+        return y + (weights.flatten(1, 2) @ far[1][:, :stop].flatten(1, 2)).view_as(y)
+
+    def _far_scores(self, queries: Tensor, far_keys: Tensor, row: Tensor) -> Tensor:
+        """Scores [N, rows, l, keys] against the columns, or the summaries, of the rows before each row."""
+        stop = int(row[-1]) + 1
+        key_row = torch.arange(stop, device=row.device)
+        if self.options.pattern == "strided":
+            scores = (queries.transpose(1, 2) @ far_keys[:, :, :stop].transpose(-1, -2)).transpose(1, 2)
+        else:
+            scores = queries.flatten(1, 2) @ far_keys[:, :stop].flatten(1, 2).transpose(-1, -2)
+            scores = scores.unflatten(1, queries.shape[1:3])
+            key_row = key_row.repeat_interleave(self.summary)
+        return scores.masked_fill(key_row >= row, -math.inf)
+
+    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> KeyValueCache:
+        return init_cache(batch, self.shape.heads, capacity, self._widths, device, dtype)
+
+    @torch.no_grad()
+    def step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, extra_t: Tensor | None = None
+    ) -> tuple[Tensor, KeyValueCache]:
+        cache, length = push_in_place(state, k_t, v_t)
+        q_t = q_t.to(cache.keys.dtype).unsqueeze(2)
+        if self.options.heads == "merged":
+            keys, values = (torch.cat(self._seen(part, length - 1, True, True), dim=2) for part in cache[:2])
+            y = functional.scaled_dot_product_attention(q_t, keys, values)
+            return y.squeeze(2).to(v_t.dtype), cache
+        y = torch.empty_like(v_t)
+        for parity in (0, 1):
+            keys, values = (
+                torch.cat(self._seen(part[:, parity::2], length - 1, not parity, bool(parity)), dim=2)
+                for part in cache[:2]
+            )
+            y[:, parity::2] = functional.scaled_dot_product_attention(q_t[:, parity::2], keys, values).squeeze(2)
+        return y, cache
+
+    def _seen(self, rows: Tensor, position: int, first: bool, second: bool) -> list[Tensor]:
+        """Views of the rows [B, H, positions, width] that `position` sees by the first and by the second part."""
+        stride = self.stride
+        if self.options.pattern == "strided":
+            start = max(0, position + 1 - stride) if first else position
+            seen = [rows[:, :, start : position + 1]]
+            if second:
+                seen.append(rows[:, :, position % stride : max(0, position + 1 - stride) : stride])
+            return seen
+        block = position - position % stride
+        summaries = rows[:, :, :block].unflatten(2, (block // stride, stride))[:, :, :, -self.summary :].flatten(2, 3)
+        if first:
+            return [rows[:, :, block : position + 1], *([summaries] if second else [])]
+        own = min(block + stride - self.summary, position)
+        return [rows[:, :, own : position + 1], summaries]
+
+    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
+        return cache_bytes(batch, self.shape.heads, positions, self._widths, dtype)
+
+
+def _rows_before(x: Tensor, first: int) -> Tensor:
+    """Rows [N, rows, l, width]: for each row of x from `first` on the one before it, and zeros before row 0."""
+    return x[:, first - 1 : -1] if first else functional.pad(x[:, :-1], (0, 0, 0, 0, 1, 0))
+
+
+class _Recomputed(torch.autograd.Function):
+    """`run(slab, far)`, of which nothing but these tensors is kept; the backward pass runs it again.
+
+    What torch's checkpoint does, without its seconds of imports.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, run: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor], split: int, *x: Tensor
+    ) -> Tensor:
+        ctx.run, ctx.split = run, split
+        ctx.save_for_backward(*x)
+        return run(x[:split], x[split:])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        leaves = [x.detach().requires_grad_() for x in ctx.saved_tensors]
+        with torch.enable_grad(), torch.autocast(gradient.device.type, enabled=False):
+            y = ctx.run(leaves[: ctx.split], leaves[ctx.split :])
+        return None, None, *torch.autograd.grad(y, leaves, gradient)

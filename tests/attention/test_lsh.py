@@ -1,0 +1,192 @@
+"""What is particular to attention by hashing; what it shares with all others is in test_contract.py."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from attention.cases.lsh import hashes, lsh, scores, seen_by_rounds
+from tolerances import FLOAT32_DRIFT, FLOAT64, assert_agree
+from torch import Tensor
+
+from linformer_cli.attention import build_attention, parse_options
+from linformer_cli.attention.base import AttentionShape
+from linformer_cli.attention.lsh import EMPTY, LshAttention, LshState
+from linformer_cli.errors import UsageError
+
+CPU = torch.device("cpu")
+LENGTH = 130
+
+
+def build(dtype: torch.dtype = torch.float64, **options: Any) -> LshAttention:
+    torch.manual_seed(2)
+    shape = AttentionShape(heads=2, key_width=6, value_width=5, positions=784, row=28)
+    attention = build_attention("lsh", options, shape).to(dtype)
+    assert isinstance(attention, LshAttention)
+    return attention
+
+
+def draw(length: int = LENGTH, dtype: torch.dtype = torch.float64, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    q, v = (torch.randn(2, 2, length, width, generator=generator, dtype=torch.float64).to(dtype) for width in (6, 5))
+    return q, v
+
+
+def step_through(attention: LshAttention, q: Tensor, v: Tensor, state: LshState) -> tuple[Tensor, LshState]:
+    outputs = []
+    for q_t, v_t in zip(q.unbind(2), v.unbind(2), strict=True):
+        y_t, state = attention.step(q_t, q_t, v_t, state)
+        outputs.append(y_t)
+    return torch.stack(outputs, dim=2), state
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 5])
+def test_joining_the_rounds_with_their_overlap_taken_off_is_one_softmax_over_the_union(rounds: int) -> None:
+    """The source's way: a softmax a round with logits less log N, joined by the rounds' logsumexp."""
+    attention, (q, v) = build(rounds=rounds, buckets=4, window=6), draw()
+    seen = seen_by_rounds(q, attention.rotations, 6)
+    times = seen.sum(dim=0)
+    if rounds > 1:
+        assert bool((times > 1).any()), "no key was found twice"
+    logits = (scores(q) - times.clamp(min=1).double().log()).masked_fill(~seen, -math.inf)
+    some = seen.any(dim=-1)
+    joined = logits.logsumexp(dim=-1).masked_fill(~some, -math.inf).softmax(dim=0).nan_to_num()
+    by_round = logits.masked_fill(~some.unsqueeze(-1), 0).softmax(dim=-1) @ v
+    expected = torch.where(some.any(dim=0).unsqueeze(-1), (joined.unsqueeze(-1) * by_round).sum(dim=0), v)
+    assert_agree(attention.attend(q, q, v)[0], expected, FLOAT64)
+
+
+def test_whoever_has_no_neighbour_gives_its_own_value() -> None:
+    attention, (q, v) = build(rounds=1, buckets=4, window=3), draw(12)
+    # In one direction all, but for one position in the opposite one.
+    q = q[:, :, :1].expand_as(q).clone()
+    q[:, :, 7] *= -1
+    q.requires_grad_()
+    y, _ = attention.attend(q, q, v)
+    assert torch.equal(y[:, :, [0, 7]], v[:, :, [0, 7]])
+    assert_agree(y[:, :, 1], v[:, :, 0], FLOAT64)
+    assert_agree(y[:, :, 8], v[:, :, 4:7].mean(dim=2), FLOAT64)
+    (gradient,) = torch.autograd.grad(y.square().sum(), q)
+    assert bool(torch.isfinite(gradient).all())
+    stepped, _ = step_through(attention, q.detach(), v, attention.init_state(2, 12, CPU, torch.float64))
+    assert_agree(stepped, y.detach(), FLOAT64)
+
+
+def test_a_query_of_zeros_is_no_division_by_zero() -> None:
+    attention, (q, v) = build(rounds=2, buckets=4, window=3), draw(20)
+    q[:, :, 3:9] = 0
+    q.requires_grad_()
+    y, _ = attention.attend(q, q, v)
+    (gradient,) = torch.autograd.grad(y.square().sum(), q)
+    assert bool(torch.isfinite(gradient).all())
+    stepped, _ = step_through(attention, q.detach(), v, attention.init_state(2, 20, CPU, torch.float64))
+    assert_agree(stepped, y.detach(), FLOAT64)
+
+
+@pytest.mark.parametrize("way", ["attend", "blocks", "step"])
+def test_a_ring_holds_the_last_positions_of_its_bucket(way: str) -> None:
+    attention, (q, v) = build(rounds=3, buckets=8, window=5), draw()
+    if way == "step":
+        _, state = step_through(attention, q, v, attention.init_state(2, LENGTH, CPU, torch.float64))
+    else:
+        state = None
+        for start, stop in ((0, LENGTH),) if way == "attend" else ((0, 1), (1, 40), (40, 43), (43, LENGTH)):
+            _, state = attention.attend(q[:, :, start:stop], q[:, :, start:stop], v[:, :, start:stop], state)
+    bucket = hashes(q, attention.rotations)
+    assert state.rings.shape == (2, 2, 3, 8, 5)
+    for image, head, number, index in torch.cartesian_prod(*map(torch.arange, state.rings.shape[:4])).tolist():
+        members = (bucket[number, image, head] == index).nonzero().flatten()[-5:]
+        ring = state.rings[image, head, number, index].sort().values
+        assert ring[5 - len(members) :].tolist() == members.tolist()
+        assert bool((ring[: 5 - len(members)] == EMPTY).all())
+
+
+@pytest.mark.parametrize("length", [7, 700])
+def test_many_buckets_and_few_positions_and_the_other_way_round(length: int) -> None:
+    """Codes are 16 bits wide where that is enough, and 32 where not; neither may change what is seen."""
+    for options in ({"rounds": 2, "buckets": 2, "window": 3}, {"rounds": 2, "buckets": 600, "window": 60}):
+        attention, (q, v) = build(**options), draw(length)
+        with torch.no_grad():
+            expected = lsh_of(attention, q, v)
+            assert_agree(attention.attend(q, q, v)[0], expected, FLOAT64)
+            cut = length // 3
+            first, state = attention.attend(q[:, :, :cut], q[:, :, :cut], v[:, :, :cut])
+            rest, _ = attention.attend(q[:, :, cut:], q[:, :, cut:], v[:, :, cut:], state)
+            assert_agree(torch.cat([first, rest], dim=2), expected, FLOAT64)
+
+
+def lsh_of(attention: LshAttention, q: Tensor, v: Tensor) -> Tensor:
+    from attention.inputs import Inputs
+
+    return lsh(Inputs(q, q, v), attention.rotations, attention.options.window)
+
+
+def test_the_rotations_are_saved_and_drawn_from_the_seed() -> None:
+    attention = build()
+    assert torch.equal(attention.state_dict()["rotations"], build().rotations)
+    torch.manual_seed(3)
+    other = build_attention("lsh", {}, attention.shape).double()
+    q, v = draw()
+    expected, _ = attention.attend(q, q, v)
+    assert (other.attend(q, q, v)[0] - expected).abs().max() > 0.1
+    other.load_state_dict(attention.state_dict())
+    assert torch.equal(other.attend(q, q, v)[0], expected)
+
+
+@pytest.mark.parametrize("cast", [torch.bfloat16, torch.float32])
+def test_after_a_cast_of_the_model_the_rounded_rotations_count_in_both_forms(cast: torch.dtype) -> None:
+    attention, (q, v) = build(rounds=4, buckets=16, window=8), draw()
+    drawn = attention.rotations.clone()
+    attention.to(cast)
+    assert torch.equal(attention.rotations.double(), drawn) == (cast is torch.float32)
+    attention.double()
+    y, _ = attention.attend(q, q, v)
+    assert_agree(y, lsh_of(attention, q, v), FLOAT64)
+    stepped, _ = step_through(attention, q, v, attention.init_state(2, LENGTH, CPU, torch.float64))
+    assert_agree(stepped, y, FLOAT64)
+
+
+def test_autocast_rounds_neither_hashes_nor_scores() -> None:
+    attention, (q, v) = build(torch.float32, rounds=2, buckets=8, window=8), draw(dtype=torch.float32)
+    expected, _ = attention.attend(q, q, v)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, _ = attention.attend(q, q, v)
+        half, _ = attention.attend(q.bfloat16(), q.bfloat16(), v.bfloat16())
+        stepped, _ = step_through(attention, q, v, attention.init_state(2, LENGTH, CPU, torch.float32))
+    assert torch.equal(y, expected)
+    assert half.dtype == torch.bfloat16
+    assert_agree(stepped, expected, FLOAT32_DRIFT)
+
+
+def test_a_step_costs_the_same_wherever_it_is() -> None:
+    """The largest tensor that a step makes does not grow with the number of positions known."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Largest(TorchDispatchMode):
+        bytes = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            # Views of the cache are no work.
+            if isinstance(result, Tensor) and not func.is_view and "view" not in func.name():
+                self.bytes = max(self.bytes, result.numel() * result.element_size())
+            return result
+
+    attention, largest = build(rounds=2, buckets=4, window=4), []
+    for known in (100, 1000):
+        q, v = draw(known + 1)
+        state = attention.init_state(2, known + 1, CPU, torch.float64)
+        _, state = attention.attend(q[:, :, :known], q[:, :, :known], v[:, :, :known], state)
+        with Largest() as watched:
+            attention.step(q[:, :, known], q[:, :, known], v[:, :, known], state)
+        largest.append(watched.bytes)
+    assert largest[0] == largest[1]
+
+
+def test_options_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"'lsh': unknown key 'round'; did you mean 'rounds'"):
+        parse_options("lsh", {"round": 1})
+    with pytest.raises(UsageError, match=r"buckets: buckets come in pairs.*take an even number, found 7"):
+        parse_options("lsh", {"buckets": 7})
+    with pytest.raises(UsageError, match=r"window.*greater than 0.*found 0"):
+        parse_options("lsh", {"window": 0})

@@ -1,0 +1,151 @@
+"""What is particular to sparse attention: its patterns and slabs. What it shares with others is in test_contract.py."""
+
+from typing import Any
+
+import pytest
+import torch
+from attention.cases.sparse import fixed_parts, sparse, strided_parts
+from attention.inputs import Inputs
+from tolerances import FLOAT64, assert_agree
+from torch import Tensor
+
+from linformer_cli.attention import build_attention, parse_options
+from linformer_cli.attention import sparse as module
+from linformer_cli.attention.base import AttentionShape
+from linformer_cli.attention.sparse import SparseAttention, SparseOptions
+from linformer_cli.errors import UsageError
+
+CPU = torch.device("cpu")
+LENGTH = 130
+
+
+def build(heads_of_layer: int = 2, row: int = 28, **options: Any) -> SparseAttention:
+    shape = AttentionShape(heads=heads_of_layer, key_width=6, value_width=5, positions=784, row=row)
+    attention = build_attention("sparse", options, shape).double()
+    assert isinstance(attention, SparseAttention)
+    return attention
+
+
+def draw(length: int = LENGTH, heads: int = 2) -> Inputs:
+    generator = torch.Generator().manual_seed(0)
+    return Inputs(
+        *(torch.randn(2, heads, length, width, generator=generator, dtype=torch.float64) for width in (6, 6, 5))
+    )
+
+
+def seen_positions(attention: SparseAttention, place: int, head: int, way: str) -> list[int]:
+    """Whose values reach the output at `place`: values are one-hot, so that the outputs are the weights."""
+    q, k = draw(place + 1, attention.shape.heads)[:2]
+    v = torch.eye(place + 1, dtype=torch.float64).expand(2, attention.shape.heads, -1, -1).contiguous()
+    if way == "attend":
+        weights = attention.attend(q, k, v)[0][0, head, place]
+    else:
+        _, state = attention.attend(q[:, :, :place], k[:, :, :place], v[:, :, :place])
+        weights = attention.step(q[:, :, place], k[:, :, place], v[:, :, place], state)[0][0, head]
+    return weights.nonzero().flatten().tolist()
+
+
+@pytest.mark.parametrize("way", ["attend", "step"])
+def test_the_patterns_of_an_image_of_rows_of_ten(way: str) -> None:
+    row, column = list(range(48, 58)), [7, 17, 27, 37, 47]
+    assert seen_positions(build(row=10), 57, 1, way) == sorted(row + column)
+    assert seen_positions(build(row=10, heads="split"), 57, 0, way) == row
+    assert seen_positions(build(row=10, heads="split"), 57, 1, way) == [*column, 57]
+    block, summaries = list(range(50, 56)), [place for place in range(50) if place % 10 >= 7]
+    fixed = {"row": 10, "pattern": "fixed", "summary": 3}
+    assert seen_positions(build(**fixed), 55, 0, way) == sorted(block + summaries)
+    assert seen_positions(build(**fixed, heads="split"), 55, 0, way) == block
+    assert seen_positions(build(**fixed, heads="split"), 55, 1, way) == [*summaries, 55]
+    assert seen_positions(build(**fixed, heads="split"), 58, 1, way) == [*summaries, 57, 58]
+
+
+@pytest.mark.parametrize("pattern", ["strided", "fixed"])
+@pytest.mark.parametrize("heads", ["merged", "split"])
+@pytest.mark.parametrize("scores", [1, 600, 1500])
+def test_slabs_that_are_computed_again_backward_change_nothing(
+    pattern: str, heads: str, scores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attention, inputs = build(row=12, pattern=pattern, heads=heads), draw()
+    parts = strided_parts(LENGTH, 12) if pattern == "strided" else fixed_parts(LENGTH, 12, 4)
+    called = 0
+    slab = SparseAttention._attend_slab
+
+    def count(*arguments: Any) -> Tensor:
+        nonlocal called
+        called += 1
+        return slab(*arguments)
+
+    monkeypatch.setattr(SparseAttention, "_attend_slab", count)
+    monkeypatch.setattr(module, "SCORES_AT_ONCE", scores)
+    found, expected = [], []
+    for split, into in ((False, found), (None, expected), (True, found)):
+        leaves = inputs.map(lambda part: part.clone().requires_grad_())
+        if split is None:
+            y = sparse(leaves, parts, heads)
+        elif split:
+            first, state = attention.attend(*leaves.block(0, 50)[:3])
+            y = torch.cat([first, attention.attend(*leaves.block(50)[:3], state)[0]], dim=2)
+        else:
+            y, _ = attention.attend(*leaves[:3])
+        into.append([y, *torch.autograd.grad(y.square().sum(), leaves.leaves())])
+    for tensors in found:
+        for one, other in zip(tensors, expected[0], strict=True):
+            assert_agree(one, other, FLOAT64)
+    assert called > 2 * (1 if heads == "merged" else 2) + 2, "there was but one slab"
+
+
+def test_what_training_keeps_grows_linearly() -> None:
+    """With rows of sqrt T: four times the positions, about four times the bytes that autograd saves."""
+    saved = []
+    for length in (4096, 16384):
+        attention = build(1, row=round(length**0.5))
+        inputs = [part[:1].requires_grad_() for part in draw(length, 1)[:3]]
+        storages: dict[int, int] = {}
+
+        def pack(tensor: Tensor, storages: dict[int, int] = storages) -> Tensor:
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            attention.attend(*inputs)
+        saved.append(sum(storages.values()))
+    assert saved[1] < 4.5 * saved[0], saved
+
+
+def test_the_stride_is_one_image_row_unless_it_is_given() -> None:
+    inputs = draw()
+    expected = sparse(inputs, strided_parts(LENGTH, 17), "merged")
+    assert_agree(build(row=17).attend(*inputs[:3])[0], expected, FLOAT64)
+    assert_agree(build(row=28, stride=17).attend(*inputs[:3])[0], expected, FLOAT64)
+    assert SparseOptions() == SparseOptions(pattern="strided", heads="merged")
+
+
+def test_a_row_shorter_than_the_default_summary_is_all_summary() -> None:
+    inputs = draw()
+    y, _ = build(row=3, pattern="fixed").attend(*inputs[:3])
+    assert_agree(y, sparse(inputs, fixed_parts(LENGTH, 3, 3), "merged"), FLOAT64)
+
+
+@pytest.mark.parametrize("pattern", ["strided", "fixed"])
+def test_the_work_of_a_step_grows_with_the_square_root(pattern: str) -> None:
+    """Counted in rows read: a step at position t of rows of sqrt T sees at most l + c T / l positions."""
+    for row in (10, 20, 40):
+        attention = build(row=row, pattern=pattern)
+        rows = torch.zeros(1, 2, row * row, 1)
+        seen = sum(part.shape[2] for part in attention._seen(rows, row * row - 1, True, True))
+        assert seen == row + (row - 1) * (1 if pattern == "strided" else 4)
+
+
+def test_options_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"'sparse': unknown key 'strides'; did you mean 'stride'"):
+        parse_options("sparse", {"strides": 16})
+    with pytest.raises(UsageError, match=r"pattern.*'strided'.*found 'striped'"):
+        parse_options("sparse", {"pattern": "striped"})
+    with pytest.raises(UsageError, match="'summary' is for pattern 'fixed'; 'strided' has no blocks"):
+        parse_options("sparse", {"summary": 3})
+    with pytest.raises(UsageError, match="'summary' is a part of a block of 8, found 9"):
+        parse_options("sparse", {"pattern": "fixed", "stride": 8, "summary": 9})
+    with pytest.raises(UsageError, match=r"'summary' is a part of a block of 28 \(one row\), found 29"):
+        build(pattern="fixed", summary=29)
+    with pytest.raises(UsageError, match="heads 'split' needs two heads or more, found 1; take 'merged'"):
+        build(1, heads="split")
