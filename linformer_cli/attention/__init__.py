@@ -7,10 +7,20 @@ from linformer_cli.config import OptionValue, parse_config
 from linformer_cli.errors import unknown_name
 
 from .base import Attention, AttentionOptions, AttentionShape
+from .flash import FlashAttention
+from .gau import GauAttention
 from .linear import LinearAttention
 from .softmax import SoftmaxAttention
 
-CATALOGUE: dict[str, type[Attention]] = {mechanism.name: mechanism for mechanism in (SoftmaxAttention, LinearAttention)}
+CATALOGUE: dict[str, type[Attention]] = {
+    mechanism.name: mechanism
+    for mechanism in (
+        SoftmaxAttention,
+        LinearAttention,
+        GauAttention,
+        FlashAttention,
+    )
+}
 
 
 def find_attention(name: str) -> type[Attention]:
@@ -28,3 +38,9 @@ def parse_options(name: str, options: Mapping[str, Any]) -> AttentionOptions:
 def build_attention(name: str, options: Mapping[str, OptionValue], shape: AttentionShape) -> Attention:
     """Mechanism `name` with `options`, for the sizes in `shape`."""
     return find_attention(name)(parse_options(name, options), shape)
+
+
+def build_for_model(name: str, options: Mapping[str, OptionValue], shape: AttentionShape, width: int) -> Attention:
+    """Mechanism `name` in the sizes it has in a model of `width` with the heads of `shape`: some choose their own."""
+    mechanism, parsed = find_attention(name), parse_options(name, options)
+    return mechanism(parsed, mechanism.fit_shape(parsed, shape, width))

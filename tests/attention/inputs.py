@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 Tensors = Mapping[str, Tensor]
 
@@ -30,7 +30,8 @@ class Case(NamedTuple):
     """A mechanism with options so small that 130 positions cross at least three of its boundaries.
 
     `oracle` gets the inputs and all parameters and buffers by name. `condition` [B, H, T] says how far a denominator
-    cancels, for the mechanisms where it can. `heads` is 2 wherever a mechanism has heads at all.
+    cancels, for the mechanisms where it can. `heads` is 2 wherever a mechanism has heads at all. `prepare` sets
+    parameters that start where a mistake would not show, at 0 say.
     """
 
     attention: str
@@ -38,3 +39,4 @@ class Case(NamedTuple):
     oracle: Callable[[Inputs, Tensors], Tensor]
     condition: Callable[[Inputs], Tensor] | None = None
     heads: int = 2
+    prepare: Callable[[nn.Module], None] | None = None
