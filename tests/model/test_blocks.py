@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from linformer_cli.attention import CATALOGUE
 from linformer_cli.attention.softmax import SoftmaxAttention
 from linformer_cli.config import ModelConfig
-from linformer_cli.model.blocks import AttentionLayer, Block, FeedForward
+from linformer_cli.model.blocks import AttentionLayer, FeedForward, TransformerBlock
 
 BuildConfig = Callable[..., ModelConfig]
 
@@ -20,9 +20,9 @@ def draw(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
-def build_block(config: ModelConfig) -> Block:
+def build_block(config: ModelConfig) -> TransformerBlock:
     torch.manual_seed(1)
-    block = Block(config, 0).double().eval()
+    block = TransformerBlock(config, 0).double().eval()
     for parameter in block.parameters():
         parameter.data.add_(0.1 * torch.randn_like(parameter))
     return block
