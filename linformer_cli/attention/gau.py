@@ -16,7 +16,7 @@ from .gated import GatedAttention, GatedOptions
 GauState = KeyValueCache
 
 # Rows taken at once in the parallel form: what lies above the diagonal is computed inside these blocks only.
-_ROWS = 128
+_ROWS = 200
 
 
 class GauOptions(GatedOptions):
