@@ -22,6 +22,7 @@ from torch import Tensor
 from . import __version__
 from .config import Config, ModelConfig, TrainConfig, describe_validation_error
 from .errors import CheckpointError, UsageError, unknown_name
+from .model.catalogue import describe_mixing
 from .model.pixel_model import PixelModel
 
 FORMAT = 1
@@ -252,7 +253,7 @@ def render_card(name: str, info: CheckpointInfo, parameters: int) -> str:
     lines = [
         f"# {name}",
         "",
-        f"A lintx pixel model: {model.attention} attention, {model.layers} layers of width {model.width}, "
+        f"A lintx pixel model: {describe_mixing(model.attention)}, {model.layers} layers of width {model.width}, "
         f"{parameters:,} parameters, images of {image}.",
         "",
         f"- Trained on {info.data.name}: {training.images_seen:,} images in {training.step:,} steps, "

@@ -7,6 +7,8 @@ from linformer_cli.config import OptionValue, parse_config
 from linformer_cli.errors import unknown_name
 
 from .base import Attention, AttentionOptions, AttentionShape
+from .flash import FlashAttention
+from .gau import GauAttention
 from .linear import LinearAttention
 from .linformer import LinformerAttention
 from .long_short import LongShortAttention
@@ -25,6 +27,8 @@ CATALOGUE: dict[str, type[Attention]] = {
         NystromAttention,
         LongShortAttention,
         SparseAttention,
+        GauAttention,
+        FlashAttention,
     )
 }
 
@@ -44,3 +48,9 @@ def parse_options(name: str, options: Mapping[str, Any]) -> AttentionOptions:
 def build_attention(name: str, options: Mapping[str, OptionValue], shape: AttentionShape) -> Attention:
     """Mechanism `name` with `options`, for the sizes in `shape`."""
     return find_attention(name)(parse_options(name, options), shape)
+
+
+def build_for_model(name: str, options: Mapping[str, OptionValue], shape: AttentionShape, width: int) -> Attention:
+    """Mechanism `name` in the sizes it has in a model of `width` with the heads of `shape`: some choose their own."""
+    mechanism, parsed = find_attention(name), parse_options(name, options)
+    return mechanism(parsed, mechanism.fit_shape(parsed, shape, width))

@@ -63,6 +63,8 @@ class Attention(nn.Module, ABC):
     options_type: ClassVar[type[AttentionOptions]]
     # The layer projects once and passes the same tensor as q and k.
     shared_query_key: ClassVar[bool] = False
+    # It replaces attention and feed-forward together: a gated block is built around it, not a transformer block.
+    gated: ClassVar[bool] = False
     # E, the number of extra scalars per head and position that the layer projects for this mechanism.
     extra_per_head: int = 0
     # Where the bias of that projection starts: 5, say, for a gate that should be nearly open at first.
@@ -72,6 +74,11 @@ class Attention(nn.Module, ABC):
         super().__init__()
         self.options = options
         self.shape = shape
+
+    @classmethod
+    def fit_shape(cls, options: Any, shape: AttentionShape, width: int) -> AttentionShape:
+        """The sizes it has in a model of `width` whose vectors are cut into the heads of `shape`."""
+        return shape
 
     @abstractmethod
     def attend(

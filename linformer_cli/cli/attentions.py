@@ -23,7 +23,8 @@ def attentions(
     """List every attention.
 
     Where it comes from, how it approximates, what its state does as images grow, and its options. State bytes are those
-    of one layer and one image in float32.
+    of one layer and one image in float32. Gated ones have one head of their own widths, in place of the heads given.
+    The last is no attention but a recurrent baseline, which --attention takes as well.
 
     Examples:
 
@@ -32,16 +33,33 @@ def attentions(
     """
     import torch
 
-    from linformer_cli.attention import CATALOGUE, build_attention
-    from linformer_cli.attention.base import AttentionShape
+    from linformer_cli.attention import CATALOGUE, build_for_model
+    from linformer_cli.attention.base import Attention, AttentionShape
     from linformer_cli.checkpoint import read_checkpoint
+    from linformer_cli.config import NetworkConfig, parse_config
+    from linformer_cli.model.catalogue import BASELINES
+    from linformer_cli.model.lstm import LstmBlock
 
     if checkpoint is not None:
         model = read_checkpoint(checkpoint).info.model
         positions, heads, head_width = model.image.positions, model.heads, model.head_width
+        network: NetworkConfig = model
+    else:
+        width = heads * head_width
+        sizes = {"heads": heads, "head_width": head_width, "width": width, "feed_forward": 4 * width}
+        network = parse_config(NetworkConfig, sizes, "sizes")
     shape = AttentionShape(heads, head_width, head_width, positions, row=max(1, round(positions**0.5)))
+    state_bytes = {
+        name: build_for_model(name, {}, shape, network.width).state_bytes(1, positions, torch.float32)
+        for name in CATALOGUE
+    }
+    for name, baseline in BASELINES.items():
+        with torch.device("meta"):  # its size alone is wanted, and its weights grow with the width
+            block = baseline(network, baseline.options_type())
+        state_bytes[name] = block.state_bytes(1, positions, torch.float32)
     rows: list[dict[str, Any]] = []
-    for name, mechanism in CATALOGUE.items():
+    everything: dict[str, type[Attention] | type[LstmBlock]] = {**CATALOGUE, **BASELINES}
+    for name, mechanism in everything.items():
         fields = mechanism.options_type.model_fields
         rows.append(
             {
@@ -50,7 +68,7 @@ def attentions(
                 "family": mechanism.family,
                 "method": mechanism.method,
                 "memory": mechanism.memory.value,
-                "state_bytes": build_attention(name, {}, shape).state_bytes(1, positions, torch.float32),
+                "state_bytes": state_bytes[name],
                 "options": {
                     key: {"default": field.default, "description": field.description} for key, field in fields.items()
                 },

@@ -35,6 +35,7 @@ class Session:
 def open_session(name: str | None, device: str, precision: "Precision", quiet: bool = False) -> Session:
     """Load the checkpoint `name` (None: the shipped default); says what was chosen on stderr."""
     from linformer_cli.checkpoint import load_weights, read_checkpoint
+    from linformer_cli.model.catalogue import describe_mixing
     from linformer_cli.runtime import choose_device, choose_precision, torch_dtype
 
     checkpoint = read_checkpoint(name)
@@ -42,6 +43,7 @@ def open_session(name: str | None, device: str, precision: "Precision", quiet: b
     kind = choose_precision(precision, place.value, "sampling")
     model = load_weights(checkpoint, place.value, torch_dtype(kind.value))
     if not quiet:
-        talk(f"{checkpoint.path.name}: {model.config.attention} attention, {model.parameter_count():,} parameters")
+        mixing = describe_mixing(model.config.attention)
+        talk(f"{checkpoint.path.name}: {mixing}, {model.parameter_count():,} parameters")
         talk(f"device {place.value} ({place.reason}), precision {kind.value} ({kind.reason})")
     return Session(checkpoint, model, place.value, kind.value)

@@ -1,14 +1,32 @@
-"""The layers between embedding and head: projections around an attention, and the residual blocks."""
+"""The layers between embedding and head: what every residual block is, and the block of a transformer.
 
+`gated.py` and `lstm.py` hold the other blocks, `catalogue.py` chooses.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linformer_cli.attention import build_attention
-from linformer_cli.attention.base import AttentionShape
-from linformer_cli.config import ModelConfig
+from linformer_cli.attention import build_for_model
+from linformer_cli.attention.base import Attention, AttentionShape
+from linformer_cli.config import ModelConfig, NetworkConfig
+
+
+def build_inner(config: ModelConfig, layer: int) -> Attention:
+    """The attention of layer number `layer`, in the sizes it has in this model."""
+    shape = AttentionShape(
+        heads=config.heads,
+        key_width=config.head_width,
+        value_width=config.head_width,
+        positions=config.image.positions,
+        row=config.image.values_per_row,
+        layer=layer,
+    )
+    return build_for_model(config.attention, config.attention_options, shape, config.width)
 
 
 class AttentionLayer(nn.Module):
@@ -16,15 +34,8 @@ class AttentionLayer(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        shape = AttentionShape(
-            heads=config.heads,
-            key_width=config.head_width,
-            value_width=config.head_width,
-            positions=config.image.positions,
-            row=config.image.values_per_row,
-            layer=layer,
-        )
-        self.inner = build_attention(config.attention, config.attention_options, shape)
+        self.inner = build_inner(config, layer)
+        shape = self.inner.shape
         self.heads = shape.heads
         keys = shape.key_width if self.inner.shared_query_key else 2 * shape.key_width
         self.widths = (keys - shape.key_width, shape.key_width, shape.value_width, self.inner.extra_per_head)
@@ -70,33 +81,94 @@ class FeedForward(nn.Module):
         return y
 
 
-class Block(nn.Module):
-    """Attention and feed-forward, each with a residual; LayerNorm before them (`pre`) or behind the sum (`post`)."""
+class Block(nn.Module, ABC):
+    """Mixes positions and changes vectors, in branches that are added to what comes in. The unit a model stacks.
+
+    The same calls as an attention has, on vectors of the model's width. LayerNorm stands before a branch (`pre`) or
+    behind the sum (`post`).
+    """
+
+    def __init__(self, config: NetworkConfig) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(config.dropout)
+        self.pre = config.norm == "pre"
+
+    @abstractmethod
+    def attend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Vectors [B, T, width] behind the positions in `state` (None: none), and the state after them."""
+
+    @abstractmethod
+    def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Vectors [B, width] of one position, no gradients; may update `state` in place."""
+
+    @abstractmethod
+    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> Any:
+        """The state of the empty prefix; `capacity` is how many positions a growing one should make room for."""
+
+    @abstractmethod
+    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
+        """Bytes of the state after `positions` positions, for vectors of `dtype`."""
+
+    @abstractmethod
+    def branch_ends(self) -> Sequence[nn.Linear]:
+        """The last layer of every residual branch, which starts the smaller the more branches are added up."""
+
+    def start_biases(self) -> None:
+        """Set the biases that do not start at 0."""
+
+    def add_branch(
+        self, x: Tensor, norm: nn.LayerNorm, branch: Callable[[Tensor], tuple[Tensor, Any]]
+    ) -> tuple[Tensor, Any]:
+        """x and what `branch` makes of it, added up; and the state that `branch` gives."""
+        y, state = branch(norm(x) if self.pre else x)
+        x = x + self.dropout(y)
+        return (x if self.pre else norm(x)), state
+
+
+class InnerBlock(Block):
+    """A block around an attention, whose state is its own."""
+
+    @property
+    @abstractmethod
+    def inner(self) -> Attention:
+        """The attention."""
+
+    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> Any:
+        return self.inner.init_state(batch, capacity, device, dtype)
+
+    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
+        return self.inner.state_bytes(batch, positions, dtype)
+
+
+class TransformerBlock(InnerBlock):
+    """Attention and feed-forward, each in a branch of its own."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
-        super().__init__()
+        super().__init__(config)
         self.attention = AttentionLayer(config, layer)
         self.feed_forward = FeedForward(config)
         self.attention_norm = nn.LayerNorm(config.width)
         self.feed_forward_norm = nn.LayerNorm(config.width)
-        self.dropout = nn.Dropout(config.dropout)
-        self.pre = config.norm == "pre"
+
+    @property
+    def inner(self) -> Attention:
+        return self.attention.inner
 
     def attend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Vectors [B, T, width] behind the positions in `state` (None: none)."""
-        return self._mix(x, state, self.attention.attend)
+        return self._mix(x, lambda x: self.attention.attend(x, state))
 
     @torch.no_grad()
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Vectors [B, width] of one position; may update `state` in place."""
-        return self._mix(x_t, state, self.attention.step)
+        return self._mix(x_t, lambda x_t: self.attention.step(x_t, state))
 
-    def _mix(self, x: Tensor, state: Any, attention: Any) -> tuple[Tensor, Any]:
+    def branch_ends(self) -> Sequence[nn.Linear]:
+        return self.attention.output, self.feed_forward.output
+
+    def start_biases(self) -> None:
+        self.attention.start_extra_bias()
+
+    def _mix(self, x: Tensor, attention: Callable[[Tensor], tuple[Tensor, Any]]) -> tuple[Tensor, Any]:
         # One formula for both executions: they differ in the attention alone.
-        if self.pre:
-            y, state = attention(self.attention_norm(x), state)
-            x = x + self.dropout(y)
-            return x + self.dropout(self.feed_forward(self.feed_forward_norm(x))), state
-        y, state = attention(x, state)
-        x = self.attention_norm(x + self.dropout(y))
-        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x))), state
+        x, state = self.add_branch(x, self.attention_norm, attention)
+        x, _ = self.add_branch(x, self.feed_forward_norm, lambda x: (self.feed_forward(x), None))
+        return x, state

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from linformer_cli.config import ModelConfig
 
 from .blocks import Block
+from .catalogue import build_block
 from .embedding import EmbeddingState, PixelEmbedding
 from .heads import build_head
 
@@ -31,13 +32,13 @@ class PixelModel(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = PixelEmbedding(config)
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
+        self.blocks = nn.ModuleList(build_block(config, layer) for layer in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
         self.head = build_head(config)
         self._initialise()
 
     def _initialise(self) -> None:
-        """Linear layers N(0, 1 / inputs); those that end a residual branch are divided by sqrt(2 layers) more.
+        """Linear layers N(0, 1 / inputs); those that end a residual branch are divided by sqrt(branches) more.
 
         So the sum of all branches starts at the scale of one, whatever the depth. The head starts near zero: an
         untrained model is close to uniform.
@@ -47,9 +48,10 @@ class PixelModel(nn.Module):
                 nn.init.normal_(module.weight, std=module.in_features**-0.5)
                 nn.init.zeros_(module.bias)
         for block in self._typed_blocks:
-            block.attention.start_extra_bias()
-            for last in (block.attention.output, block.feed_forward.output):
-                last.weight.data.mul_((2 * self.config.layers) ** -0.5)
+            block.start_biases()
+        ends = [last for block in self._typed_blocks for last in block.branch_ends()]
+        for last in ends:
+            last.weight.data.mul_(len(ends) ** -0.5)
         self.head.projection.weight.data.mul_(0.1)
 
     @property
@@ -93,9 +95,7 @@ class PixelModel(nn.Module):
     def init_state(self, batch: int, capacity: int | None = None) -> PixelState:
         """The state before the first token, for `batch` images; `capacity` (default T) bounds a growing one."""
         capacity = capacity or self.config.image.positions
-        layers = tuple(
-            block.attention.inner.init_state(batch, capacity, self.device, self.dtype) for block in self._typed_blocks
-        )
+        layers = tuple(block.init_state(batch, capacity, self.device, self.dtype) for block in self._typed_blocks)
         return PixelState(self.embedding.init_state(batch, self.device), layers)
 
     @torch.no_grad()
@@ -117,9 +117,9 @@ class PixelModel(nn.Module):
     def state_bytes(self, batch: int, positions: int | None = None) -> int:
         """Bytes that stepping carries for `batch` images after `positions` (default T) positions."""
         positions = positions or self.config.image.positions
-        layers = sum(block.attention.inner.state_bytes(batch, positions, self.dtype) for block in self._typed_blocks)
+        layers = sum(block.state_bytes(batch, positions, self.dtype) for block in self._typed_blocks)
         recent = batch * self.embedding.reach * torch.int16.itemsize
-        return int(layers) + recent + torch.int64.itemsize
+        return layers + recent + torch.int64.itemsize
 
     def parameter_count(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())

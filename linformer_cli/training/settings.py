@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from linformer_cli.attention import parse_options
 from linformer_cli.config import DataConfig, ImageShape, ModelConfig, NetworkConfig, RunConfig, parse_config
 from linformer_cli.errors import UsageError, unknown_name
+from linformer_cli.model.catalogue import parse_options
 from linformer_cli.presets import RECIPES, find_preset
 
 DEFAULT_PRESET = "mnist-small"

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 Tensors = Mapping[str, Tensor]
 
@@ -31,7 +31,8 @@ class Case(NamedTuple):
 
     `oracle` gets the inputs and all parameters and buffers by name. `condition` [B, H, T] says how far a denominator
     cancels, for the mechanisms where it can. `heads` is 2 wherever a mechanism has heads at all. `sees_itself` is
-    false where a position looks at others alone, if there are any, so that its own value need not show.
+    false where a position looks at others alone, if there are any, so that its own value need not show. `prepare` sets
+    parameters that start where a mistake would not show, at 0 say.
     """
 
     attention: str
@@ -40,3 +41,4 @@ class Case(NamedTuple):
     condition: Callable[[Inputs], Tensor] | None = None
     heads: int = 2
     sees_itself: bool = True
+    prepare: Callable[[nn.Module], None] | None = None

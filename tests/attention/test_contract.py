@@ -40,7 +40,10 @@ every_mechanism = pytest.mark.parametrize("key", CATALOGUE)
 def build(case: Case, dtype: torch.dtype = torch.float64, key_width: int = 6, value_width: int = 5) -> Attention:
     shape = AttentionShape(heads=case.heads, key_width=key_width, value_width=value_width, positions=784, row=28)
     torch.manual_seed(20)
-    return build_attention(case.attention, case.options, shape).to(dtype).eval()
+    mechanism = build_attention(case.attention, case.options, shape).double()
+    if case.prepare:
+        case.prepare(mechanism)
+    return mechanism.to(dtype).eval()
 
 
 def draw(

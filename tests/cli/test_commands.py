@@ -187,8 +187,15 @@ def test_bench_extrapolates_in_one_place_only(lintx, run_folder):
 
 
 def test_attentions_info_and_env(lintx, run_folder):
-    rows = lintx("attentions", "--json").document["rows"]
-    assert {"softmax", "linear"} <= {row["attention"] for row in rows}
+    rows = {row["attention"]: row for row in lintx("attentions", "--json").document["rows"]}
+    assert {"softmax", "linear", "gau", "flash"} <= rows.keys()
+    assert rows["gau"]["state_bytes"] == 784 * (128 + 2 * 256) * 4 + 8
+    assert list(rows)[-1] == "lstm" and rows["lstm"]["family"] == "recurrent baseline"
+    assert list(rows["lstm"]["options"]) == ["hidden"]
+    # A transformer block of 8 heads of 32 has 789,760 parameters; 788,220 with h and c of 311 come nearest.
+    assert rows["lstm"]["state_bytes"] == 2 * 311 * 4
+    of_model = lintx("attentions", "--checkpoint", run_folder, "--json").document["rows"]
+    assert next(row for row in of_model if row["attention"] == "gau")["state_bytes"] == 100 * (128 + 2 * 32) * 4 + 8
     document = lintx("info", run_folder, "--json").document
     assert document["model"]["image"] == {"height": 10, "width": 10, "channels": 1, "levels": 256}
     assert "glyphs" in lintx("info", run_folder).stdout

@@ -21,7 +21,9 @@ def build_config() -> BuildConfig:
         attention: str = "linear", size: tuple[int, int, Any] = (4, 5, 1), levels: int = 256, **changes: Any
     ) -> ModelConfig:
         network = {"layers": 2, "heads": 2, "width": 16, "head_width": 6, "feed_forward": 24, "mixtures": 3}
-        options = {"chunk": 7} if attention == "linear" else {}
+        options = {"linear": {"chunk": 7}, "flash": {"chunk": 7, "z_width": 6}, "gau": {"z_width": 6}}.get(
+            attention, {}
+        )
         image = ImageShape(height=size[0], width=size[1], channels=size[2], levels=levels)
         return ModelConfig(
             **{**network, "attention": attention, "attention_options": options, "image": image, **changes}

@@ -7,11 +7,17 @@ import pytest
 import torch
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor, nn
+from torch.nn import functional
 
 from linformer_cli.attention import CATALOGUE
+from linformer_cli.attention.base import measure_state_bytes, state_tensors
 from linformer_cli.attention.softmax import SoftmaxAttention
-from linformer_cli.config import ModelConfig
-from linformer_cli.model.blocks import AttentionLayer, Block, FeedForward
+from linformer_cli.config import ImageShape, ModelConfig
+from linformer_cli.model import catalogue
+from linformer_cli.model.blocks import AttentionLayer, Block, FeedForward, TransformerBlock
+from linformer_cli.model.gated import GatedBlock
+from linformer_cli.model.lstm import LstmBlock, LstmState
+from linformer_cli.presets import PRESETS
 
 BuildConfig = Callable[..., ModelConfig]
 
@@ -22,7 +28,7 @@ def draw(*shape: int) -> Tensor:
 
 def build_block(config: ModelConfig) -> Block:
     torch.manual_seed(1)
-    block = Block(config, 0).double().eval()
+    block = catalogue.build_block(config, 0).double().eval()
     for parameter in block.parameters():
         parameter.data.add_(0.1 * torch.randn_like(parameter))
     return block
@@ -53,6 +59,7 @@ def test_a_block_is_a_transformer_layer(build_config: BuildConfig, norm: str, ac
     reference = nn.TransformerEncoderLayer(
         24, 4, 40, dropout=0.0, activation=activation, batch_first=True, norm_first=norm == "pre"
     ).double()
+    assert isinstance(block, TransformerBlock)
     attention = block.attention
     reference.self_attn.in_proj_weight.data = attention.input.weight.data
     reference.self_attn.in_proj_bias.data = attention.input.bias.data
@@ -65,7 +72,7 @@ def test_a_block_is_a_transformer_layer(build_config: BuildConfig, norm: str, ac
     assert_agree(block.attend(x, None)[0], reference(x, src_mask=future_mask(15)), FLOAT64)
 
 
-@pytest.mark.parametrize("attention", ["softmax", "linear"])
+@pytest.mark.parametrize("attention", ["softmax", "linear", "gau", "flash", "lstm"])
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_steps_and_blocks_of_a_layer_agree(build_config: BuildConfig, attention: str, norm: str) -> None:
     block = build_block(build_config(attention, norm=norm))
@@ -74,12 +81,16 @@ def test_steps_and_blocks_of_a_layer_agree(build_config: BuildConfig, attention:
     first, state = block.attend(x[:, :9], None)
     second, _ = block.attend(x[:, 9:], state)
     assert_agree(torch.cat([first, second], dim=1), whole, FLOAT64)
-    state, outputs = block.attention.inner.init_state(3, 20, x.device, x.dtype), []
+    start = block.init_state(3, 20, x.device, x.dtype)
+    assert_agree(block.attend(x, start)[0], whole, FLOAT64)
+    state, outputs = start, []
     for x_t in x.unbind(dim=1):
         y_t, state = block.step(x_t, state)
         assert not y_t.requires_grad
         outputs.append(y_t)
     assert_agree(torch.stack(outputs, dim=1), whole, FLOAT64)
+    for held in (start, state, block.attend(x, None)[1], block.attend(x[:, 9:], block.attend(x[:, :9], start)[1])[1]):
+        assert measure_state_bytes(held) == block.state_bytes(3, 20, torch.float64)
 
 
 class ShowAttention(SoftmaxAttention):
@@ -139,6 +150,7 @@ def test_dropout_acts_on_both_branches_in_training_alone(build_config: BuildConf
     plain = build_block(build_config(norm=norm))
     assert torch.equal(block.attend(x, None)[0], plain.attend(x, None)[0])
     block.train()
+    assert isinstance(block, TransformerBlock)
     for silent in (block.attention.output, block.feed_forward.output):
         # With one branch silenced, only the dropout of the other is left to make two passes differ.
         kept = {name: value.clone() for name, value in silent.state_dict().items()}
@@ -154,3 +166,107 @@ def test_feed_forward_works_on_each_position_alone(build_config: BuildConfig) ->
     torch.manual_seed(1)
     feed_forward, x = FeedForward(build_config()).double(), draw(2, 15, 16)
     assert_agree(feed_forward(x)[:, 4], feed_forward(x[:, 4]), FLOAT64)
+
+
+# The gated block.
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_a_gated_block_is_its_formula(build_config: BuildConfig, norm: str) -> None:
+    block = build_block(build_config("gau", norm=norm))
+    assert isinstance(block, GatedBlock)
+    x = draw(2, 15, 16)
+    normed = block.norm(x) if norm == "pre" else x
+    u, v, z = functional.silu(normed @ block.input.weight.T + block.input.bias).split([32, 32, 6], dim=-1)
+    query, key = (z * part.scale + part.offset for part in (block.attention.query, block.attention.key))
+    distances = torch.arange(15).unsqueeze(1) - torch.arange(15)
+    scores = query @ key.transpose(1, 2) / 20 + block.attention.bias[distances.clamp(min=0)]
+    weights = scores.clamp(min=0).square().tril()
+    y = x + (u * (weights @ v)) @ block.output.weight.T + block.output.bias
+    assert_agree(block.attend(x, None)[0], y if norm == "pre" else block.norm(y), FLOAT64)
+
+
+@pytest.mark.parametrize("attention", ["gau", "flash"])
+def test_a_gated_block_needs_no_feed_forward(build_config: BuildConfig, attention: str) -> None:
+    """Half the parameters of a transformer block with four times the width in between, as in the source."""
+    network = {"width": 64, "heads": 4, "head_width": 16, "feed_forward": 256, "attention_options": {}}
+    gated, transformer = (build_block(build_config(name, **network)) for name in (attention, "softmax"))
+    outside = 3 * 64 * 128 + 64 * 128 + 2 * 128 + 128 + 64 + 2 * 64
+    inside = sum(parameter.numel() for parameter in gated.inner.parameters())
+    assert count_parameters(gated) == outside + inside
+    assert count_parameters(gated) < 0.75 * count_parameters(transformer)
+
+
+@pytest.mark.parametrize("attention", ["gau", "flash", "lstm"])
+def test_a_state_keeps_nothing_of_the_projections_alive(build_config: BuildConfig, attention: str) -> None:
+    block = build_block(build_config(attention))
+    for batch in (1, 3):
+        with torch.no_grad():
+            _, state = block.attend(draw(batch, 20, 16), None)
+        storages = {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in state_tensors(state)}
+        assert sum(storages.values()) == block.state_bytes(batch, 20, torch.float64)
+
+
+@pytest.mark.parametrize("attention", ["gau", "flash", "lstm"])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_dropout_acts_on_the_only_branch(build_config: BuildConfig, attention: str, norm: str) -> None:
+    block, x = build_block(build_config(attention, norm=norm, dropout=0.5)), draw(2, 15, 16)
+    plain = build_block(build_config(attention, norm=norm))
+    assert torch.equal(block.attend(x, None)[0], plain.attend(x, None)[0])
+    block.train()
+    assert (block.attend(x, None)[0] - block.attend(x, None)[0]).abs().max() > 1e-3
+
+
+# The recurrent baseline.
+
+
+def count_parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_an_lstm_block_is_torch_s_cell_between_norm_and_projection(build_config: BuildConfig, norm: str) -> None:
+    block = build_block(build_config("lstm", norm=norm))
+    assert isinstance(block, LstmBlock)
+    cell = nn.LSTMCell(16, block.hidden).double()
+    cell.load_state_dict({key.removesuffix("_l0"): value for key, value in block.lstm.state_dict().items()})
+    x, memory = draw(2, 15, 16), None
+    found, _ = block.attend(x, None)
+    for place in range(15):
+        x_t = x[:, place]
+        memory = cell(block.norm(x_t) if norm == "pre" else x_t, memory)
+        y_t = x_t + block.output(memory[0])
+        assert_agree(found[:, place], y_t if norm == "pre" else block.norm(y_t), FLOAT64)
+
+
+@pytest.mark.parametrize("preset", ["tiny", "mnist-small", "mnist-paper"])
+def test_an_lstm_block_has_as_many_parameters_as_a_transformer_block(preset: str) -> None:
+    image = ImageShape(height=28, width=28)
+    config = ModelConfig(**{**PRESETS[preset].model_dump(), "attention": "softmax"}, image=image)
+    wanted = count_parameters(catalogue.build_block(config, 0))
+    found = catalogue.build_block(config.model_copy(update={"attention": "lstm"}), 0)
+    assert isinstance(found, LstmBlock)
+    distance = abs(count_parameters(found) - wanted)
+    assert distance < 0.03 * wanted
+    for hidden in (found.hidden - 1, found.hidden + 1):
+        other = config.model_copy(update={"attention": "lstm", "attention_options": {"hidden": hidden}})
+        assert distance <= abs(count_parameters(catalogue.build_block(other, 0)) - wanted)
+
+
+def test_the_forget_gate_of_an_lstm_starts_open(build_config: BuildConfig) -> None:
+    block = catalogue.build_block(build_config("lstm", attention_options={"hidden": 9}), 0)
+    assert isinstance(block, LstmBlock)
+    _, _, first, second = block.lstm.all_weights[0]
+    assert (first + second).tolist() == [0.0] * 9 + [1.0] * 9 + [0.0] * 18
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_the_state_of_an_lstm_is_in_the_type_of_its_weights(build_config: BuildConfig, dtype: torch.dtype) -> None:
+    block, x = build_block(build_config("lstm")).to(dtype), draw(2, 15, 16).to(dtype)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.float32):
+        _, state = block.attend(x, None)
+        _, state = block.attend(x[:, :3].bfloat16() if dtype == torch.float32 else x[:, :3], state)
+        y_t, state = block.step(x[:, 0], state)
+    assert isinstance(state, LstmState)
+    assert {tensor.dtype for tensor in state} == {dtype}
+    assert bool(torch.isfinite(y_t).all())

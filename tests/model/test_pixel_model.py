@@ -12,6 +12,7 @@ from torch import Tensor
 
 from linformer_cli.attention.base import measure_state_bytes, state_tensors
 from linformer_cli.config import ImageShape, ModelConfig
+from linformer_cli.model.blocks import Block
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.presets import PRESETS
 
@@ -27,14 +28,25 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "norm": norm,
         "head": head,
     }
-    for attention, size, context, embedding, norm, head in itertools.product(
-        ("softmax", "linear"),
-        ((5, 4, 1), (3, 3, 3)),
-        ("previous", "neighbours"),
-        ("grid", "paper"),
-        ("pre", "post"),
-        ("categorical", "mixture"),
-    )
+    for attention, size, context, embedding, norm, head in [
+        *itertools.product(
+            ("softmax", "linear"),
+            ((5, 4, 1), (3, 3, 3)),
+            ("previous", "neighbours"),
+            ("grid", "paper"),
+            ("pre", "post"),
+            ("categorical", "mixture"),
+        ),
+        # Other blocks, which neither embedding nor head can tell apart from these.
+        *itertools.product(
+            ("gau", "flash", "lstm"),
+            ((5, 4, 1), (3, 3, 3)),
+            ("previous", "neighbours"),
+            ("grid",),
+            ("pre", "post"),
+            ("categorical",),
+        ),
+    ]
 }
 every_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 # One for every attention, image and context: for what does not touch the rest.
@@ -129,7 +141,7 @@ def test_no_prediction_depends_on_its_own_or_a_later_value(build_model: BuildMod
 
 
 def test_images_of_a_batch_do_not_see_each_other(build_model: BuildModel) -> None:
-    for attention in ("softmax", "linear"):
+    for attention in ("softmax", "linear", "gau", "flash", "lstm"):
         model = build_model(attention=attention, size=(4, 5, 3))
         tokens = model.shift_values(draw_values(model, 3))
         others = tokens.clone()
@@ -143,10 +155,10 @@ def test_images_of_a_batch_do_not_see_each_other(build_model: BuildModel) -> Non
                 assert_agree(run(tokens[1:2])[0], run(tokens)[1], FLOAT64)
 
 
-@pytest.mark.parametrize("attention", ["softmax", "linear"])
+@pytest.mark.parametrize("attention", ["softmax", "linear", "gau", "flash", "lstm"])
 @pytest.mark.parametrize("embedding", ["grid", "paper"])
 def test_float32_does_not_drift_over_a_whole_digit(build_model: BuildModel, attention: str, embedding: str) -> None:
-    options = {"chunk": 64} if attention == "linear" else {}
+    options = {"chunk": 64} if attention in ("linear", "flash") else {}
     changes = {"attention": attention, "attention_options": options, "embedding": embedding, "size": (28, 28, 1)}
     single, double = build_model(torch.float32, **changes), build_model(torch.float64, **changes)
     tokens = single.shift_values(draw_values(single, 1))
@@ -156,6 +168,35 @@ def test_float32_does_not_drift_over_a_whole_digit(build_model: BuildModel, atte
         for found in (single.attend(tokens)[0], step_through(single, tokens)[0]):
             assert found.dtype == torch.float32
             assert_agree(found, expected, FLOAT32_DRIFT)
+
+
+@pytest.mark.parametrize(
+    ("attention", "branches"), [("softmax", 2), ("linear", 2), ("gau", 1), ("flash", 1), ("lstm", 1)]
+)
+@pytest.mark.parametrize("layers", [1, 8])
+def test_the_ends_of_all_branches_add_up_to_the_scale_of_one(
+    build_config: BuildConfig, attention: str, branches: int, layers: int
+) -> None:
+    """N(0, 1 / inputs), divided by the square root of how many branches are added up in the whole model."""
+    torch.manual_seed(0)
+    model = PixelModel(build_config(attention, layers=layers, width=64, feed_forward=96))
+    for block in model.blocks:
+        assert isinstance(block, Block)
+        ends = block.branch_ends()
+        assert len(ends) == branches
+        for end in ends:
+            assert end.out_features == 64
+            expected = (end.in_features * branches * layers) ** -0.5
+            assert end.weight.std().item() == pytest.approx(expected, rel=0.1)
+            assert not end.bias.any()
+        others = [
+            linear
+            for linear in block.modules()
+            if isinstance(linear, torch.nn.Linear) and all(linear is not end for end in ends)
+        ]
+        for linear in others:
+            assert linear.weight.std().item() == pytest.approx(linear.in_features**-0.5, rel=0.1)
+            assert not linear.bias.any()
 
 
 # The distribution.
@@ -206,7 +247,7 @@ def test_an_untrained_model_needs_eight_bits_a_value(preset: str, channels: int)
     assert bits_per_dim == pytest.approx(8.0, abs=0.1)
 
 
-@pytest.mark.parametrize("attention", ["softmax", "linear"])
+@pytest.mark.parametrize("attention", ["softmax", "linear", "gau", "flash", "lstm"])
 def test_eight_images_can_be_learned_by_heart(attention: str) -> None:
     """Eight strokes at random places, of random brightness: 0.05 bits/dim would be enough to tell them apart."""
     generator = torch.Generator().manual_seed(0)
@@ -265,13 +306,15 @@ def test_a_state_holds_the_bytes_that_it_claims(
         assert measure_state_bytes(state) == model.state_bytes(batch, 7)
 
 
-def test_the_state_of_a_linear_model_does_not_grow_with_the_image(build_model: BuildModel) -> None:
+def test_a_constant_state_does_not_grow_with_the_image(build_model: BuildModel) -> None:
     for context in ("previous", "neighbours"):
-        sizes = {"softmax": [], "linear": []}
+        sizes = {"softmax": [], "gau": [], "linear": [], "flash": [], "lstm": []}
         for attention, height in itertools.product(sizes, (4, 8, 16)):
             model = build_model(torch.float32, attention=attention, context=context, size=(height, 5, 1))
             _, state = step_through(model, model.shift_values(draw_values(model)))
             sizes[attention].append(measure_state_bytes(state))
-        assert len(set(sizes["linear"])) == 1
-        smallest, middle, largest = sizes["softmax"]
-        assert largest - middle == 2 * (middle - smallest) > 0
+        for attention in ("linear", "flash", "lstm"):
+            assert len(set(sizes[attention])) == 1
+        for attention in ("softmax", "gau"):
+            smallest, middle, largest = sizes[attention]
+            assert largest - middle == 2 * (middle - smallest) > 0

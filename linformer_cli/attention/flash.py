@@ -1,0 +1,134 @@
+"""FLASH, mixed-chunk attention (Hua 2022, arXiv 2202.10447): squared relu inside chunks, linear attention across."""
+
+from typing import Annotated, Any, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional
+
+from .base import AttentionShape, Memory, accumulator_dtype
+from .gated import GatedAttention, GatedOptions
+
+
+class FlashOptions(GatedOptions):
+    """Options of mixed-chunk attention."""
+
+    chunk: Annotated[int, Field(gt=0, le=65_536, description="C, positions of a chunk, counted from the start")] = 256
+
+
+class FlashState(NamedTuple):
+    """What is known of the chunk at hand, and the sum over the finished ones.
+
+    z [B, 1, C, K] and v [B, 1, C, V], of which the first `position` mod C are valid; s [B, 1, K, V], the sum of
+    k_j v_j^T for the linear part; position, a 0-d int64 tensor.
+    """
+
+    z: Tensor
+    v: Tensor
+    s: Tensor
+    position: Tensor
+
+
+class FlashAttention(GatedAttention):
+    """y_t = sum over j <= t in the chunk of t of relu(q_t . k_j / C + b[t - j])^2 v_j
+           + sum over j in earlier chunks of (q'_t . k'_j / C) v_j
+
+    with q, k, q', k' four scaled and shifted copies of Z. Section 3.2 of the source. Chunks are cut at multiples of C
+    from the first position on; the last may be partial. With `scale = "width"`: relu(q_t . k_j / sqrt(K))^2 / C,
+    without b, and q'_t . k'_j / (C sqrt(K)). Nothing is normalised, so that outputs can be large.
+
+    Differs from the source in that its sum over earlier chunks is divided by C and not by a length, which a step
+    could not know, that b is one table by distance, and that sums are float32 or float64, also under autocast.
+    """
+
+    name = "flash"
+    source = "Hua 2022, arXiv 2202.10447"
+    method = "squared relu in chunks, linear across, one gated head"
+    memory = Memory.CONSTANT
+    options_type = FlashOptions
+    options: FlashOptions
+
+    def __init__(self, options: FlashOptions, shape: AttentionShape) -> None:
+        super().__init__(options, shape, span=options.chunk)
+        self.linear_query, self.linear_key = (self.build_scale_offset() for _ in range(2))
+        # In both scales the linear products are divided by C, and by sqrt(K) where the others are.
+        self.linear_scale = self.score_scale * self.weight_scale
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
+    ) -> tuple[Tensor, FlashState]:
+        dtype, chunk = accumulator_dtype(q.dtype), self.options.chunk
+        z, values = k.squeeze(1), v.squeeze(1)
+        if state is None:
+            known, position = 0, torch.zeros((), dtype=torch.int64, device=v.device)
+            carried = z.new_zeros(len(z), z.shape[2], values.shape[2], dtype=dtype)
+        else:
+            known, position, carried = int(state.position) % chunk, state.position, state.s.squeeze(1)
+            # From the start of the chunk at hand: its known part is read again.
+            z, values = (torch.cat([old[:, 0, :known], new], 1) for old, new in ((state.z, z), (state.v, values)))
+        with torch.autocast(q.device.type, enabled=False):
+            y, total = self._attend_chunks(z.to(dtype), values.to(dtype), carried, known)
+        # Copies: views would keep all positions alive for as long as the state.
+        rest = z.shape[1] % chunk
+        kept, room = z.shape[1] - rest, (0, 0, 0, chunk - rest)
+        z, values = (functional.pad(x[:, kept:], room).unsqueeze(1) for x in (z, values))
+        state = FlashState(z, values, total.unsqueeze(1).clone(), position + v.shape[2])
+        return y.unsqueeze(1).to(v.dtype), state
+
+    def _attend_chunks(self, z: Tensor, v: Tensor, carried: Tensor, known: int) -> tuple[Tensor, Tensor]:
+        """Outputs [B, T, V] behind the first `known` of z [B, known + T, K] and v, and the sum over finished chunks.
+
+        z and v begin with a chunk, and `carried` [B, K, V] is the sum over the chunks before it.
+        """
+        chunk, length = self.options.chunk, z.shape[1]
+        finished = length // chunk
+        edge, sums, outputs = finished * chunk, carried.unsqueeze(1), []
+        if finished:
+            whole_z, whole_v = (x[:, :edge].unflatten(1, (finished, chunk)).flatten(0, 1) for x in (z, v))
+            added = (self.linear_key(whole_z).transpose(1, 2) @ whole_v).unflatten(0, (-1, finished))
+            sums = torch.cat([sums, added], dim=1).cumsum(dim=1)
+            y = self._mix_chunk(whole_z, whole_v, sums[:, :-1].flatten(0, 1), 0)
+            outputs.append(y.unflatten(0, (-1, finished)).flatten(1, 2)[:, known:])
+        if edge < length:
+            outputs.append(self._mix_chunk(z[:, edge:], v[:, edge:], sums[:, -1], 0 if finished else known))
+        return torch.cat(outputs, dim=1), sums[:, -1]
+
+    def _mix_chunk(self, z: Tensor, v: Tensor, before: Tensor, first: int) -> Tensor:
+        """Outputs [N, R - first, V] of chunks z [N, R, K], v, with the sums `before` them, from place `first` on."""
+        rows = z[:, first:]
+        inside = self.mix(self.query(rows), self.key(z), v, first)
+        return torch.add(inside, self.linear_query(rows) @ before, alpha=self.linear_scale)
+
+    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> FlashState:
+        chunk, (keys, values) = self.options.chunk, (self.shape.key_width, self.shape.value_width)
+        z, v = (torch.zeros(batch, 1, chunk, width, device=device, dtype=dtype) for width in (keys, values))
+        s = torch.zeros(batch, 1, keys, values, device=device, dtype=accumulator_dtype(dtype))
+        return FlashState(z, v, s, torch.zeros((), dtype=torch.int64, device=device))
+
+    @torch.no_grad()
+    def step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: FlashState, extra_t: Tensor | None = None
+    ) -> tuple[Tensor, FlashState]:
+        z, v, s, position = state
+        place = int(position) % self.options.chunk
+        z[:, :, place], v[:, :, place] = k_t, v_t
+        z_t, s = k_t.to(s.dtype), s[:, 0]
+        keys, values = (part[:, 0, : place + 1].to(s.dtype) for part in (z, v))
+        with torch.autocast(k_t.device.type, enabled=False):
+            # The scale and offset of all keys, moved to the one query: q . (z * scale + offset).
+            q = self.query(z_t)
+            scale, offset = self.key.scale.to(s.dtype), self.key.offset.to(s.dtype)
+            start = self.start_scores(1, place + 1, place, keys)
+            start = torch.add(start, (q @ offset).unsqueeze(-1), alpha=self.score_scale)
+            scores = torch.baddbmm(start, q * scale, keys.transpose(1, 2), alpha=self.score_scale)
+            y_t = torch.bmm(self.activate(scores), values)
+            y_t = torch.baddbmm(y_t, self.linear_query(z_t), s, beta=self.weight_scale, alpha=self.linear_scale)
+            if place + 1 == self.options.chunk:
+                s.baddbmm_(self.linear_key(keys).transpose(1, 2), values)
+        return y_t.to(v_t.dtype), state._replace(position=position + 1)
+
+    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
+        keys, values = self.shape.key_width, self.shape.value_width
+        chunk = self.options.chunk * (keys + values) * dtype.itemsize
+        return batch * (chunk + keys * values * accumulator_dtype(dtype).itemsize) + torch.int64.itemsize

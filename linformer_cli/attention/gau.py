@@ -1,0 +1,104 @@
+"""The gated attention unit (Hua 2022, 'FLASH-Quad', arXiv 2202.10447): one head, squared relu, every earlier key."""
+
+import math
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from linformer_cli.errors import UsageError
+
+from .base import AttentionShape, Memory, accumulator_dtype
+from .caches import KeyValueCache, cache_bytes, extend_cache, init_cache, push_in_place
+from .gated import GatedAttention, GatedOptions
+
+GauState = KeyValueCache
+
+# Rows taken at once in the parallel form: what lies above the diagonal is computed inside these blocks only.
+_ROWS = 200
+
+
+class GauOptions(GatedOptions):
+    """Options of the gated attention unit."""
+
+    activation: Annotated[
+        Literal["relu2", "laplace"], Field(description="weights from scores: relu(x)^2, or a Laplace function near it")
+    ] = "relu2"
+
+
+class GauAttention(GatedAttention):
+    """y_t = sum over j <= t of relu(q_t . k_j / n + b[t - j])^2 v_j, q and k being scaled and shifted copies of Z.
+
+    Section 3.1 of the source. n is the number of positions of a whole image, a constant; b has an entry for every
+    distance in it, so that a longer sequence is refused. With `scale = "width"`: relu(q_t . k_j / sqrt(K))^2 / n,
+    without b. `laplace` (Ma 2022, arXiv 2209.10655) puts (1 + erf((x - mu) / (sigma sqrt 2))) / 2 for relu(x)^2, with
+    mu = sqrt(1/2) and sigma = sqrt(1 / (4 pi)).
+
+    Differs from the source in that b is one table by distance, with no structure of its own, and that sums are
+    float32 or float64, also under autocast.
+    """
+
+    name = "gau"
+    source = "Hua 2022, arXiv 2202.10447"
+    method = "squared relu, one gated head"
+    memory = Memory.GROWING
+    options_type = GauOptions
+    options: GauOptions
+
+    def __init__(self, options: GauOptions, shape: AttentionShape) -> None:
+        super().__init__(options, shape, span=shape.positions)
+
+    @property
+    def _widths(self) -> tuple[int, int]:
+        return self.shape.key_width, self.shape.value_width
+
+    def activate(self, scores: Tensor) -> Tensor:
+        if self.options.activation == "relu2":
+            return super().activate(scores)
+        # mu = sqrt(1/2) and sigma sqrt(2) = sqrt(1 / (2 pi)).
+        return 0.5 + 0.5 * torch.erf((scores - math.sqrt(0.5)) * math.sqrt(2 * math.pi))
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
+    ) -> tuple[Tensor, KeyValueCache]:
+        dtype, length = accumulator_dtype(q.dtype), q.shape[2]
+        with torch.autocast(q.device.type, enabled=False):
+            # Keys are multiplied as the cache will hold them, so that every way of cutting rounds alike.
+            cache = extend_cache(state, self.key(k.to(dtype)).to(k.dtype), v)
+            start = int(cache.position) - length
+            self._require_room(start + length)
+            queries = self.query(q.to(dtype)).squeeze(1)
+            keys, values = (part[:, 0, : start + length].to(dtype) for part in (cache.keys, cache.values))
+            blocks = []
+            for first in range(0, length, _ROWS):
+                rows = queries[:, first : first + _ROWS]
+                seen = start + first + rows.shape[1]
+                blocks.append(self.mix(rows, keys[:, :seen], values[:, :seen], start + first))
+            y = torch.cat(blocks, dim=1)
+        return y.unsqueeze(1).to(v.dtype), cache
+
+    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> KeyValueCache:
+        return init_cache(batch, 1, capacity, self._widths, device, dtype)
+
+    @torch.no_grad()
+    def step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, extra_t: Tensor | None = None
+    ) -> tuple[Tensor, KeyValueCache]:
+        dtype = accumulator_dtype(q_t.dtype)
+        with torch.autocast(q_t.device.type, enabled=False):
+            cache, length = push_in_place(state, self.key(k_t.to(dtype)), v_t)
+            self._require_room(length)
+            keys, values = (part[:, 0, :length].to(dtype) for part in (cache.keys, cache.values))
+            y_t = self.mix(self.query(q_t.to(dtype)), keys, values, length - 1)
+        return y_t.to(v_t.dtype), cache
+
+    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
+        return cache_bytes(batch, 1, positions, self._widths, dtype)
+
+    def _require_room(self, length: int) -> None:
+        if self.bias is not None and length > self.span:
+            raise UsageError(
+                f"'gau' has a bias for the distances within {self.span} positions and was given position {length}; "
+                "use it for images of the size it was built for, or take scale=width, which has no such table"
+            )

@@ -1,0 +1,59 @@
+"""The gated block of Hua 2022 (arXiv 2202.10447): one branch in place of attention and feed-forward."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linformer_cli.attention.base import Attention
+from linformer_cli.config import ModelConfig
+
+from .blocks import InnerBlock, build_inner
+
+
+class GatedBlock(InnerBlock):
+    """x + (U * (A V)) W_o, with U, V = SiLU(x W) of twice the model's width and Z = SiLU(x W_z), of which A is made.
+
+    Figure 2 and equation 4 of the source; the attention A is the one named in the configuration. `heads`,
+    `head_width`, `feed_forward` and `activation` mean nothing here. With `post` norm it is not the source's.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__(config)
+        self.attention = build_inner(config, layer)
+        shape = self.attention.shape
+        self.widths = (shape.value_width, shape.value_width, shape.key_width)
+        self.input = nn.Linear(config.width, sum(self.widths))
+        self.output = nn.Linear(shape.value_width, config.width)
+        self.norm = nn.LayerNorm(config.width)
+
+    @property
+    def inner(self) -> Attention:
+        return self.attention
+
+    def attend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        def branch(x: Tensor) -> tuple[Tensor, Any]:
+            gate, v, z = self._project(x)
+            y, new = self.attention.attend(z.unsqueeze(1), z.unsqueeze(1), v.unsqueeze(1), state)
+            return self.output(gate * y.squeeze(1)), new
+
+        return self.add_branch(x, self.norm, branch)
+
+    @torch.no_grad()
+    def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
+        def branch(x_t: Tensor) -> tuple[Tensor, Any]:
+            gate_t, v_t, z_t = self._project(x_t)
+            y_t, new = self.attention.step(z_t.unsqueeze(1), z_t.unsqueeze(1), v_t.unsqueeze(1), state)
+            return self.output(gate_t * y_t.squeeze(1)), new
+
+        return self.add_branch(x_t, self.norm, branch)
+
+    def branch_ends(self) -> Sequence[nn.Linear]:
+        return (self.output,)
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """U, V and Z, each in memory of its own: a part of a larger tensor would keep all of it in a state."""
+        u, v, z = (functional.silu(part) for part in self.input(x).split(self.widths, dim=-1))
+        return u, v, z

@@ -1,0 +1,105 @@
+"""A block without attention, for comparison: an LSTM, whose state is as small as states get."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from linformer_cli.attention.base import Memory
+from linformer_cli.config import Config, NetworkConfig
+
+from .blocks import Block
+
+
+class LstmOptions(Config):
+    """Options of the LSTM."""
+
+    hidden: Annotated[
+        int | None,
+        Field(gt=0, le=65_536, description="width of h and c (default: as many parameters as a transformer block)"),
+    ] = None
+
+
+class LstmState(NamedTuple):
+    """The output h and the cell c, each [B, hidden]."""
+
+    h: Tensor
+    c: Tensor
+
+
+class LstmBlock(Block):
+    """x + W_o LSTM(x): one layer of long short-term memory in the place of attention and feed-forward.
+
+    As in the source with forget gates, which start with a bias of 1; gates are those of `torch.nn.LSTM`. The block
+    has, as nearly as a whole `hidden` allows, the parameters of the transformer block of the same configuration. h and
+    c are in the type of the weights, and autocast is off inside: a cell is a running sum.
+    """
+
+    name = "lstm"
+    source = "Hochreiter 1997, Neural Computation 9(8)"
+    family = "recurrent baseline"
+    method = "no attention: one cell a block"
+    memory = Memory.CONSTANT
+    options_type = LstmOptions
+
+    def __init__(self, config: NetworkConfig, options: LstmOptions) -> None:
+        super().__init__(config)
+        self.hidden = options.hidden or choose_hidden(config)
+        self.lstm = nn.LSTM(config.width, self.hidden, batch_first=True)
+        self.output = nn.Linear(self.hidden, config.width)
+        self.norm = nn.LayerNorm(config.width)
+        # Inside as every linear layer of the model: N(0, 1 / inputs).
+        input_weight, hidden_weight, input_bias, hidden_bias = self.lstm.all_weights[0]
+        nn.init.normal_(input_weight, std=config.width**-0.5)
+        nn.init.normal_(hidden_weight, std=self.hidden**-0.5)
+        nn.init.zeros_(input_bias)
+        nn.init.zeros_(hidden_bias)
+        # The gates come in the order input, forget, cell, output.
+        nn.init.ones_(input_bias.data[self.hidden : 2 * self.hidden])
+
+    def attend(self, x: Tensor, state: Any) -> tuple[Tensor, LstmState]:
+        def branch(x: Tensor) -> tuple[Tensor, LstmState]:
+            start = None if state is None else (state.h.unsqueeze(0), state.c.unsqueeze(0))
+            with torch.autocast(x.device.type, enabled=False):
+                y, (h, c) = self.lstm(x.to(self.output.weight.dtype), start)
+            # Copies: torch may return parts of something larger.
+            return self.output(y), LstmState(h[0].clone(), c[0].clone())
+
+        return self.add_branch(x, self.norm, branch)
+
+    @torch.no_grad()
+    def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, LstmState]:
+        def branch(x_t: Tensor) -> tuple[Tensor, LstmState]:
+            with torch.autocast(x_t.device.type, enabled=False):
+                h, c = torch.lstm_cell(x_t.to(self.output.weight.dtype), (state.h, state.c), *self.lstm.all_weights[0])
+            return self.output(h), LstmState(h, c)
+
+        return self.add_branch(x_t, self.norm, branch)
+
+    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> LstmState:
+        h, c = (torch.zeros(batch, self.hidden, device=device, dtype=dtype) for _ in range(2))
+        return LstmState(h, c)
+
+    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
+        return 2 * batch * self.hidden * dtype.itemsize
+
+    def branch_ends(self) -> Sequence[nn.Linear]:
+        return (self.output,)
+
+
+def choose_hidden(config: NetworkConfig) -> int:
+    """The width of h with which an LSTM block comes nearest to a transformer block's parameters, attention's aside."""
+    width, heads_width, feed_forward = config.width, config.heads * config.head_width, config.feed_forward
+    attention = 3 * heads_width * (width + 1) + width * (heads_width + 1)
+    wanted = attention + feed_forward * (width + 1) + width * (feed_forward + 1) + 2 * 2 * width
+
+    def count(hidden: int) -> int:
+        # Four gates with two biases each, the projection back, one norm.
+        return 4 * hidden * (width + hidden + 2) + width * (hidden + 1) + 2 * width
+
+    # The root of count(hidden) = wanted, and the whole numbers around it.
+    linear = 5 * width + 8
+    root = int((-linear + (linear**2 + 16 * (wanted - 3 * width)) ** 0.5) / 8)
+    return min((max(1, root), root + 1), key=lambda hidden: abs(count(hidden) - wanted))

@@ -1,0 +1,42 @@
+"""Mixed-chunk attention by its definition: T x T weights and nothing from the package."""
+
+import math
+
+import torch
+from attention.cases.gau import bias_by_distance, fill_parameters, scaled, squared_relu
+from attention.inputs import Case, Inputs, Tensors
+from torch import Tensor
+
+CHUNK = 16
+
+
+def flash(x: Inputs, tensors: Tensors, by_length: bool) -> Tensor:
+    names = ("query", "key", "linear_query", "linear_key")
+    q, k, linear_q, linear_k = (scaled(x.k, tensors, name) for name in names)
+    products, linear_products = q @ k.transpose(-1, -2), linear_q @ linear_k.transpose(-1, -2)
+    chunk = torch.arange(x.v.shape[2]) // CHUNK
+    same, earlier = chunk.unsqueeze(1) == chunk, chunk.unsqueeze(1) > chunk
+    if by_length:
+        # A distance inside a chunk is smaller than a chunk; what the others get does not matter.
+        bias = torch.cat([tensors["bias"], torch.zeros(x.v.shape[2], dtype=x.v.dtype)])
+        inside = squared_relu(products / CHUNK + bias_by_distance(bias, x.v.shape[2]))
+        across = linear_products / CHUNK
+    else:
+        width = math.sqrt(q.shape[-1])
+        inside = squared_relu(products / width) / CHUNK
+        across = linear_products / (CHUNK * width)
+    return ((inside * same).tril() + across * earlier) @ x.v
+
+
+def flash_case(scale: str) -> Case:
+    by_length = scale == "length"
+    return Case(
+        "flash",
+        {"scale": scale, "chunk": CHUNK},
+        lambda x, tensors: flash(x, tensors, by_length),
+        heads=1,
+        prepare=fill_parameters(CHUNK if by_length else 6),
+    )
+
+
+CASES = {f"flash-{scale}": flash_case(scale) for scale in ("length", "width")}

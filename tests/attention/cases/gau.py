@@ -1,0 +1,79 @@
+"""The gated attention unit by its definition: T x T weights and nothing from the package."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from attention.inputs import Case, Inputs, Tensors
+from torch import Tensor, nn
+
+
+def scaled(x: Tensor, tensors: Tensors, name: str) -> Tensor:
+    return x * tensors[f"{name}.scale"] + tensors[f"{name}.offset"]
+
+
+def bias_by_distance(bias: Tensor, length: int) -> Tensor:
+    """b[t - j] at [t, j]; anything for j > t."""
+    distances = torch.arange(length).unsqueeze(1) - torch.arange(length)
+    return bias[distances.clamp(min=0)]
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    return x.clamp(min=0) ** 2
+
+
+def laplace(x: Tensor) -> Tensor:
+    mu, sigma = math.sqrt(1 / 2), math.sqrt(1 / (4 * math.pi))
+    return (1 + torch.erf((x - mu) / (sigma * math.sqrt(2)))) / 2
+
+
+def gau(x: Inputs, tensors: Tensors, by_length: bool, activation: str) -> Tensor:
+    positions = 784
+    q, k = scaled(x.k, tensors, "query"), scaled(x.k, tensors, "key")
+    activate = laplace if activation == "laplace" else squared_relu
+    products = q @ k.transpose(-1, -2)
+    if by_length:
+        weights = activate(products / positions + bias_by_distance(tensors["bias"], x.v.shape[2]))
+    else:
+        weights = activate(products / math.sqrt(q.shape[-1])) / positions
+    return weights.tril() @ x.v
+
+
+def fill_parameters(size: float) -> Callable[[nn.Module], None]:
+    """Scales, offsets and biases so large that each of them matters; products are made about `size` times larger.
+
+    Queries and keys have scales of one sign, so that most positions have a weight on themselves: relu leaves about
+    half of all others out.
+    """
+
+    def fill(mechanism: nn.Module) -> None:
+        generator = torch.Generator().manual_seed(4)
+        for name, parameter in mechanism.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            if name == "bias":
+                parameter.data = 0.3 * noise
+                parameter.data[0] = 0.4
+            elif name.endswith("scale"):
+                parameter.data = size**0.5 * (0.7 + 0.3 * noise.abs())
+            else:
+                parameter.data = 0.3 * size**0.5 * noise
+
+    return fill
+
+
+def gau_case(scale: str, activation: str) -> Case:
+    by_length = scale == "length"
+    return Case(
+        "gau",
+        {"scale": scale, "activation": activation},
+        lambda x, tensors: gau(x, tensors, by_length, activation),
+        heads=1,
+        prepare=fill_parameters(784 if by_length else 28),
+    )
+
+
+CASES = {
+    f"gau-{scale}-{activation}": gau_case(scale, activation)
+    for scale in ("length", "width")
+    for activation in ("relu2", "laplace")
+}

@@ -1,0 +1,112 @@
+"""What is particular to mixed-chunk attention; what it shares with `gau` is in test_gau.py."""
+
+from typing import Any
+
+import pytest
+import torch
+from attention.cases.gau import fill_parameters
+from tolerances import FLOAT64, assert_agree
+from torch import Tensor
+
+from linformer_cli.attention import build_attention, parse_options
+from linformer_cli.attention.base import AttentionShape, state_tensors
+from linformer_cli.attention.flash import FlashAttention, FlashOptions, FlashState
+from linformer_cli.errors import UsageError
+
+CPU = torch.device("cpu")
+
+
+def build(dtype: torch.dtype = torch.float64, **options: Any) -> FlashAttention:
+    mechanism = build_attention("flash", options, AttentionShape(1, 6, 5, positions=784, row=28)).double()
+    assert isinstance(mechanism, FlashAttention)
+    fill_parameters(options.get("chunk", 256))(mechanism)
+    mechanism.to(dtype)
+    return mechanism
+
+
+def draw(length: int, batch: int = 2, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    z, v = (
+        torch.randn(batch, 1, length, width, generator=generator, dtype=torch.float64).to(dtype) for width in (6, 5)
+    )
+    return z, z, v
+
+
+@pytest.mark.parametrize("scale", ["length", "width"])
+def test_one_chunk_is_a_gated_attention_unit(scale: str) -> None:
+    flash, inputs = build(chunk=50, scale=scale), draw(50)
+    gau = build_attention("gau", {"scale": scale}, AttentionShape(1, 6, 5, positions=50, row=5)).double()
+    ours = {key: tensor for key, tensor in flash.state_dict().items() if not key.startswith("linear_")}
+    gau.load_state_dict(ours)
+    assert_agree(flash.attend(*inputs)[0], gau.attend(*inputs)[0], FLOAT64)
+
+
+def test_chunks_are_cut_where_the_image_begins_not_where_the_call_does() -> None:
+    """The linear part alone sees what lies before a chunk, so without it the first of a chunk sees itself alone."""
+    mechanism, (z, _, v) = build(chunk=16), draw(40)
+    for part in mechanism.linear_query.parameters():
+        part.data.zero_()
+    _, state = mechanism.attend(*(part[:, :, :9] for part in (z, z, v)))
+    y, _ = mechanism.attend(*(part[:, :, 9:] for part in (z, z, v)), state)
+    for place in (16, 32):
+        alone, _ = mechanism.attend(*(part[:, :, place : place + 1] for part in (z, z, v)))
+        assert_agree(y[:, :, place - 9], alone[:, :, 0], FLOAT64)
+    second, _ = mechanism.attend(*(part[:, :, 16:18] for part in (z, z, v)))
+    assert_agree(y[:, :, 17 - 9], second[:, :, 1], FLOAT64)
+
+
+@pytest.mark.parametrize("length", [7, 16, 32, 37])
+def test_the_state_is_the_chunk_at_hand_and_one_sum(length: int) -> None:
+    mechanism, (z, _, v) = build(chunk=16), draw(length)
+    edge = length // 16 * 16
+    keys = z * mechanism.linear_key.scale + mechanism.linear_key.offset
+    expected = torch.einsum("bhtk,bhtv->bhkv", keys[:, :, :edge], v[:, :, :edge])
+    stepped = mechanism.init_state(2, length, CPU, torch.float64)
+    for t in range(length):
+        _, stepped = mechanism.step(z[:, :, t], z[:, :, t], v[:, :, t], stepped)
+    for state in (mechanism.attend(z, z, v)[1], stepped):
+        assert isinstance(state, FlashState)
+        assert int(state.position) == length
+        assert_agree(state.s, expected, FLOAT64)
+        assert torch.equal(state.z[:, :, : length - edge], z[:, :, edge:])
+        assert torch.equal(state.v[:, :, : length - edge], v[:, :, edge:])
+
+
+def test_the_state_of_a_single_image_keeps_nothing_else_alive() -> None:
+    """With a batch of 1, parts of larger tensors are contiguous, so that only a copy lets go of these."""
+    mechanism = build(chunk=16)
+    for length in (1, 16, 40):
+        _, state = mechanism.attend(*draw(length, batch=1))
+        held = sum(tensor.untyped_storage().nbytes() for tensor in state_tensors(state))
+        assert held == mechanism.state_bytes(1, length, torch.float64)
+
+
+def test_what_training_keeps_grows_linearly() -> None:
+    """All that autograd saves for the backward pass: four times the positions, about four times the bytes."""
+    mechanism, saved = build(torch.float32, chunk=32), []
+    for length in (512, 2048):
+        z, _, v = draw(length, dtype=torch.float32)
+        z.requires_grad_()
+        storages: dict[int, int] = {}
+
+        def pack(tensor: Tensor, storages: dict[int, int] = storages) -> Tensor:
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            mechanism.attend(z, z, v)[0].sum().backward()
+        saved.append(sum(storages.values()))
+    assert saved[1] < 4.5 * saved[0], saved
+
+
+def test_the_default_chunk_is_that_of_the_source() -> None:
+    assert FlashOptions().chunk == 256
+
+
+def test_an_unknown_option_is_refused_with_a_suggestion() -> None:
+    with pytest.raises(UsageError, match=r"'flash': unknown key 'chunks'; did you mean 'chunk'"):
+        parse_options("flash", {"chunks": 16})
+    with pytest.raises(UsageError, match=r"chunk.*greater than 0.*found 0"):
+        parse_options("flash", {"chunk": 0})
+    with pytest.raises(UsageError, match=r"'flash': unknown key 'activation'"):
+        parse_options("flash", {"activation": "laplace"})

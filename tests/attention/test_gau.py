@@ -1,0 +1,177 @@
+"""What is particular to the gated attention unit, and what it shares with flash; the rest is in test_contract.py."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from attention.cases.gau import fill_parameters
+from tolerances import BFLOAT16, FLOAT64, assert_agree
+from torch import Tensor
+
+from linformer_cli.attention import build_attention, build_for_model, parse_options
+from linformer_cli.attention import gau as gau_module
+from linformer_cli.attention.base import Attention, AttentionShape, state_tensors
+from linformer_cli.attention.gau import GauAttention
+from linformer_cli.errors import UsageError
+
+CPU = torch.device("cpu")
+GATED = ["gau", "flash"]
+
+
+def build(
+    name: str = "gau", positions: int = 784, dtype: torch.dtype = torch.float64, filled: bool = True, **options: Any
+) -> Attention:
+    torch.manual_seed(2)
+    shape = AttentionShape(heads=1, key_width=6, value_width=5, positions=positions, row=28)
+    mechanism = build_attention(name, options, shape).double()
+    if filled:
+        fill_parameters(positions)(mechanism)
+    return mechanism.to(dtype)
+
+
+def draw(length: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    z, v = (torch.randn(2, 1, length, width, generator=generator, dtype=torch.float64).to(dtype) for width in (6, 5))
+    return z, v
+
+
+def test_two_positions_by_hand() -> None:
+    mechanism = build_attention("gau", {}, AttentionShape(1, 1, 1, positions=4, row=2)).double()
+    assert isinstance(mechanism, GauAttention)
+    for parameter, value in (
+        (mechanism.query.scale, [2.0]),
+        (mechanism.query.offset, [1.0]),
+        (mechanism.key.scale, [4.0]),
+        (mechanism.key.offset, [0.0]),
+        (mechanism.bias, [0.5, -0.25, 9.0, 9.0]),
+    ):
+        assert parameter is not None
+        parameter.data = torch.tensor(value, dtype=torch.float64)
+    z, v = (torch.tensor(values, dtype=torch.float64).view(1, 1, 2, 1) for values in ([1.0, 0.5], [1.0, 10.0]))
+    # q = 3, 2 and k = 4, 2: scores 3 * 4 / 4 + 0.5 at (0, 0), 2 * 4 / 4 - 0.25 at (1, 0), 2 * 2 / 4 + 0.5 at (1, 1).
+    expected = torch.tensor([3.5**2, 1.75**2 + 10 * 1.5**2], dtype=torch.float64)
+    assert_agree(mechanism.attend(z, z, v)[0].flatten(), expected, FLOAT64)
+
+
+def test_laplace_is_a_half_at_its_middle_and_nothing_far_below() -> None:
+    mechanism = build(activation="laplace")
+    assert isinstance(mechanism, GauAttention)
+    scores = torch.tensor([math.sqrt(0.5), -10.0, -math.inf, 10.0], dtype=torch.float64)
+    assert_agree(mechanism.activate(scores), torch.tensor([0.5, 0.0, 0.0, 1.0], dtype=torch.float64), FLOAT64)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 16, 40, 1000])
+@pytest.mark.parametrize("scale", ["length", "width"])
+def test_the_rows_taken_at_once_change_nothing(monkeypatch: pytest.MonkeyPatch, rows: int, scale: str) -> None:
+    mechanism, (z, v) = build(scale=scale), draw(40)
+    leaves = [z.requires_grad_(), v.requires_grad_(), *mechanism.parameters()]
+
+    def run() -> tuple[Tensor, ...]:
+        y, _ = mechanism.attend(z, z, v)
+        return y, *torch.autograd.grad(y.square().sum(), leaves)
+
+    monkeypatch.setattr(gau_module, "_ROWS", 13)
+    expected = run()
+    monkeypatch.setattr(gau_module, "_ROWS", rows)
+    for found, other in zip(run(), expected, strict=True):
+        assert_agree(found, other, FLOAT64)
+
+
+def test_more_positions_than_the_bias_has_distances_are_refused_in_one_line(raises_one_line: Any) -> None:
+    mechanism, (z, v) = build(positions=10), draw(11)
+    parts = ("'gau'", "10 positions", "position 11", "scale=width")
+    with raises_one_line(UsageError, *parts):
+        mechanism.attend(z, z, v)
+    first = [part[:, :, :6] for part in (z, z, v)]
+    _, state = mechanism.attend(*first, mechanism.init_state(2, 20, CPU, torch.float64))
+    with raises_one_line(UsageError, *parts):
+        mechanism.attend(*(part[:, :, 6:] for part in (z, z, v)), state)
+    for t in range(6, 10):
+        _, state = mechanism.step(z[:, :, t], z[:, :, t], v[:, :, t], state)
+    with raises_one_line(UsageError, *parts):
+        mechanism.step(z[:, :, 10], z[:, :, 10], v[:, :, 10], state)
+
+
+def test_without_a_bias_there_is_no_last_position() -> None:
+    mechanism, (z, v) = build(positions=10, scale="width"), draw(12)
+    y, state = mechanism.attend(*(part[:, :, :11] for part in (z, z, v)))
+    y_t, _ = mechanism.step(z[:, :, 11], z[:, :, 11], v[:, :, 11], state)
+    assert_agree(torch.cat([y, y_t.unsqueeze(2)], dim=2), mechanism.attend(z, z, v)[0], FLOAT64)
+
+
+@pytest.mark.parametrize("name", GATED)
+@pytest.mark.parametrize(("scale", "centre"), [("length", 0.0), ("width", 1.0)])
+def test_scales_offsets_and_biases_start_as_the_page_says(name: str, scale: str, centre: float) -> None:
+    torch.manual_seed(0)
+    mechanism = build_attention(name, {"scale": scale}, AttentionShape(1, 128, 8, positions=784, row=28))
+    parameters = dict(mechanism.named_parameters())
+    assert len(parameters) == (4 if name == "gau" else 8) + (scale == "length")
+    for key, parameter in parameters.items():
+        if key.endswith("offset"):
+            assert not parameter.any()
+        else:
+            mean, deviation = (0.0, 0.1) if key == "bias" else (centre, 0.02)
+            assert parameter.mean().item() == pytest.approx(mean, abs=deviation / 3)
+            assert parameter.std().item() == pytest.approx(deviation, rel=0.2)
+    if scale == "length":
+        assert len(parameters["bias"]) == (784 if name == "gau" else 256)
+
+
+@pytest.mark.parametrize("name", GATED)
+@pytest.mark.parametrize("scale", ["length", "width"])
+def test_everything_learns_from_the_start(name: str, scale: str) -> None:
+    """Scales start near 0 and offsets at 0, which must not leave a parameter without a gradient."""
+    options = {"chunk": 16} if name == "flash" else {}
+    mechanism, (z, v) = build(name, positions=40, filled=False, scale=scale, **options), draw(40)
+    y, _ = mechanism.attend(z, z, v)
+    weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    (y * weights).sum().backward()
+    for key, parameter in mechanism.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().max() > 1e-8, key
+
+
+@pytest.mark.parametrize("name", GATED)
+@pytest.mark.parametrize("scale", ["length", "width"])
+def test_autocast_leaves_the_sums_in_float32(name: str, scale: str) -> None:
+    options = {"chunk": 16} if name == "flash" else {}
+    mechanism, inputs = build(name, dtype=torch.float32, scale=scale, **options), draw(130, torch.float32)
+    expected, expected_state = mechanism.attend(inputs[0], *inputs)
+    rounded = [part.bfloat16() for part in inputs]
+    with torch.autocast("cpu", torch.bfloat16):
+        y, state = mechanism.attend(inputs[0], *inputs)
+        half, half_state = mechanism.attend(rounded[0], *rounded)
+        half_t, _ = mechanism.step(*(part[:, :, 0] for part in (rounded[0], *rounded)), half_state)
+    assert torch.equal(y, expected)
+    for found, other in zip(state_tensors(state), state_tensors(expected_state), strict=True):
+        assert torch.equal(found, other)
+    exact, _ = mechanism.attend(rounded[0].float(), *(part.float() for part in rounded))
+    assert half.dtype == half_t.dtype == torch.bfloat16
+    assert_agree(half, exact, BFLOAT16)
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_in_a_model_there_is_one_head_of_its_own_widths(name: str) -> None:
+    shape = AttentionShape(heads=4, key_width=32, value_width=32, positions=784, row=28, layer=3)
+    fitted = build_for_model(name, {}, shape, width=96).shape
+    assert (fitted.heads, fitted.key_width, fitted.value_width) == (1, 128, 192)
+    assert (fitted.positions, fitted.row, fitted.layer) == (784, 28, 3)
+    assert build_for_model(name, {"z_width": 20}, shape, width=96).shape.key_width == 20
+    assert build_for_model("linear", {}, shape, width=96).shape == shape
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_more_than_one_head_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"'{name}' has one head, 2 were asked for"):
+        build_attention(name, {}, AttentionShape(2, 6, 5, positions=784, row=28))
+
+
+def test_an_unknown_option_is_refused_with_a_suggestion() -> None:
+    with pytest.raises(UsageError, match=r"'gau': unknown key 'activatoin'; did you mean 'activation'"):
+        parse_options("gau", {"activatoin": "relu2"})
+    with pytest.raises(UsageError, match=r"activation.*'relu2'.*found 'relu'"):
+        parse_options("gau", {"activation": "relu"})
+    with pytest.raises(UsageError, match=r"scale.*'length' or 'width'.*found 'n'"):
+        parse_options("gau", {"scale": "n"})
+    with pytest.raises(UsageError, match=r"z_width.*greater than 0.*found 0"):
+        parse_options("gau", {"z_width": 0})
