@@ -7,12 +7,14 @@ from linformer_cli.config import OptionValue, parse_config
 from linformer_cli.errors import unknown_name
 
 from .base import Attention, AttentionOptions, AttentionShape
+from .bigbird import BigbirdAttention
 from .linear import LinearAttention
 from .longformer import LongformerAttention
 from .softmax import SoftmaxAttention
 
 CATALOGUE: dict[str, type[Attention]] = {
-    mechanism.name: mechanism for mechanism in (SoftmaxAttention, LinearAttention, LongformerAttention)
+    mechanism.name: mechanism
+    for mechanism in (SoftmaxAttention, LinearAttention, LongformerAttention, BigbirdAttention)
 }
 
 
