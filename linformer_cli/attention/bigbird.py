@@ -153,7 +153,7 @@ class BigbirdAttention(Attention):
             return y.squeeze(2).to(v_t.dtype), cache
         rows, near = self._far_rows(block, cache.keys.shape[2], q_t.device), (block - _WINDOW + 1) * self.block
         wide = accumulator_dtype(q_t.dtype)
-        # What is far must be gathered, what is near is read where it lies: for many images, a copy costs more than calls.
+        # What is far must be gathered; what is near is read where it lies, since many images make copies dear.
         (far_keys, near_keys), (far_values, near_values) = (
             (
                 x.flatten(1, 2).index_select(1, rows.flatten()).unflatten(1, rows.shape).to(wide),
