@@ -7,11 +7,13 @@ from linformer_cli.config import OptionValue, parse_config
 from linformer_cli.errors import unknown_name
 
 from .base import Attention, AttentionOptions, AttentionShape
+from .bigbird import BigbirdAttention
 from .flash import FlashAttention
 from .gau import GauAttention
 from .linear import LinearAttention
 from .linformer import LinformerAttention
 from .long_short import LongShortAttention
+from .longformer import LongformerAttention
 from .lsh import LshAttention
 from .nystrom import NystromAttention
 from .softmax import SoftmaxAttention
@@ -25,6 +27,8 @@ CATALOGUE: dict[str, type[Attention]] = {
         LshAttention,
         LinformerAttention,
         NystromAttention,
+        LongformerAttention,
+        BigbirdAttention,
         LongShortAttention,
         SparseAttention,
         GauAttention,

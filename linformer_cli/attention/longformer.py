@@ -1,0 +1,249 @@
+"""Longformer attention (Beltagy 2020, arXiv 2004.05150): a sliding window, dilated per head, and a few global keys."""
+
+import math
+from typing import Annotated, Any, NamedTuple
+
+import torch
+from pydantic import Field, field_validator
+from torch import Tensor
+from torch.nn import functional
+
+from linformer_cli.config import LARGEST_IMAGE
+from linformer_cli.errors import UsageError
+
+from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+
+# Shorter blocks than this make more overhead than they spare products.
+_SHORTEST_BLOCK = 16
+
+
+class LongformerOptions(AttentionOptions):
+    """Options of Longformer attention."""
+
+    window: Annotated[int, Field(gt=0, description="positions that a query sees, itself included")] = 32
+    dilation: Annotated[
+        int | str | None,
+        Field(
+            description="distance between them: one for all heads, or a list such as 1,4 that the heads take in turn "
+            "(default: 1 for even heads, 4 for odd ones)"
+        ),
+    ] = None
+    globals: Annotated[
+        int, Field(ge=0, le=65_536, description="first positions of the image, seen by every later one")
+    ] = 1
+
+    @field_validator("dilation")
+    @classmethod
+    def _dilations_are_whole_numbers(cls, value: int | str | None) -> int | str | None:
+        if value is not None and not all(part.strip().isdecimal() and int(part) for part in str(value).split(",")):
+            raise ValueError("takes a number of 1 or more, or such numbers with commas between them, one for each head")
+        return value
+
+    def dilations(self, heads: int) -> tuple[int, ...]:
+        """The dilation of each head; raises `UsageError` for a list that does not come out even."""
+        if self.dilation is None:
+            listed = [1, 4][:heads]
+            return tuple(listed[head % len(listed)] for head in range(heads))
+        listed = [int(part) for part in str(self.dilation).split(",")]
+        if heads % len(listed):
+            raise UsageError(
+                f"dilation '{self.dilation}' lists {len(listed)} values for {heads} heads; list one for each head, "
+                "or a number of them that the heads can be divided by"
+            )
+        return tuple(listed) * (heads // len(listed))
+
+
+class LongformerState(NamedTuple):
+    """Keys [B, H, globals + ring, K] and values [B, H, globals + ring, V], and the 0-d int64 position.
+
+    The first `globals` rows hold positions 0 and on; behind them position j has row globals + j mod ring, so that the
+    last `ring` positions are there. `ring` is (window - 1) max(dilation) + 1.
+    """
+
+    keys: Tensor
+    values: Tensor
+    position: Tensor
+
+
+class _Rows(NamedTuple):
+    """Keys or values [B, H, *, W]: of the globals, of the last `ring` positions in order, and of those after them."""
+
+    known: Tensor
+    old: Tensor
+    new: Tensor
+
+    def of_heads(self, heads: list[int]) -> "_Rows":
+        return _Rows(*(part[:, heads] for part in self))
+
+    def to(self, dtype: torch.dtype) -> "_Rows":
+        return _Rows(*(part.to(dtype) for part in self))
+
+
+class LongformerAttention(Attention):
+    """y_t = sum over j in S(t) of softmax_j(q_t . k_j / sqrt(K)) v_j.
+
+    S(t) holds t, t - d, ..., t - (window - 1) d with d the dilation of the head, and every j < globals; all of them
+    from 0 to t, each once. Section 3.1 of the source, of which this is the causal half. Differs from it in that global
+    positions share the projections of all others, and that only their keys are global: a causal query at a global
+    position has nothing more to look at.
+    """
+
+    name = "longformer"
+    source = "Beltagy 2020, arXiv 2004.05150"
+    family = "local-global"
+    method = "sliding window, dilated per head, and global keys"
+    memory = Memory.BOUNDED
+    options_type = LongformerOptions
+    options: LongformerOptions
+
+    def __init__(self, options: LongformerOptions, shape: AttentionShape) -> None:
+        super().__init__(options, shape)
+        dilations = options.dilations(shape.heads)
+        self.ring = (options.window - 1) * max(dilations) + 1
+        if self.ring > LARGEST_IMAGE:
+            raise UsageError(
+                f"a window of {options.window:,} with dilation {max(dilations):,} reaches {self.ring - 1:,} positions "
+                f"back; an image has at most {LARGEST_IMAGE:,} values"
+            )
+        self.heads_of = {d: [head for head in range(shape.heads) if dilations[head] == d] for d in sorted({*dilations})}
+        # How far behind the query a step looks [H, window], and where each head's rows begin [H, 1].
+        offsets = torch.tensor(dilations).unsqueeze(1) * torch.arange(options.window)
+        first_rows = torch.arange(shape.heads).unsqueeze(1) * (options.globals + self.ring)
+        self.offsets: Tensor
+        self.first_rows: Tensor
+        self.global_rows: Tensor
+        self.register_buffer("offsets", offsets, persistent=False)
+        self.register_buffer("first_rows", first_rows + options.globals, persistent=False)
+        self.register_buffer("global_rows", first_rows + torch.arange(options.globals), persistent=False)
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
+    ) -> tuple[Tensor, LongformerState]:
+        dtype, length = v.dtype, q.shape[2]
+        if state is None:
+            state = self.init_state(len(q), length, q.device, k.dtype)
+        start = int(state.position)
+        q, k, v = (x.to(state.keys.dtype) for x in (q, k, v))
+        keys, values = self._unroll(state.keys, k, start), self._unroll(state.values, v, start)
+        after = LongformerState(self._roll(keys, start), self._roll(values, start), state.position + length)
+        if q.device.type == "cpu":
+            # Products of small blocks take longer in bfloat16 there, and say less.
+            wide = accumulator_dtype(q.dtype)
+            q, keys, values = q.to(wide), keys.to(wide), values.to(wide)
+        groups = []
+        for dilation, heads in self.heads_of.items():
+            # One dilation for all heads needs no copies.
+            parts = (q, keys, values)
+            if len(self.heads_of) > 1:
+                parts = (q[:, heads], keys.of_heads(heads), values.of_heads(heads))
+            groups.append(self._attend_windows(*parts, start, dilation))
+        y = groups[0]
+        if len(groups) > 1:
+            order = [head for heads in self.heads_of.values() for head in heads]
+            y = torch.cat(groups, dim=1)[:, [order.index(head) for head in range(len(order))]]
+        return y.to(dtype), after
+
+    def _unroll(self, rows: Tensor, new: Tensor, start: int) -> _Rows:
+        """The `rows` of a state at position `start` in order, beside those of the `new` positions."""
+        count = self.options.globals
+        known, old = rows.split([count, self.ring], dim=2)
+        if start < count:
+            known = torch.cat([known[:, :, :start], new[:, :, : count - start], known[:, :, start + new.shape[2] :]], 2)
+        return _Rows(known, old.roll(-start, dims=2), new)
+
+    def _roll(self, rows: _Rows, start: int) -> Tensor:
+        """The rows of the state after the new positions: the last `ring` of them, each in its place."""
+        known, old, new = rows
+        length = new.shape[2]
+        recent = new[:, :, -self.ring :] if length >= self.ring else torch.cat([old[:, :, length:], new], dim=2)
+        return torch.cat([known, recent.roll(start + length, dims=2)], dim=2)
+
+    def _attend_windows(self, q: Tensor, keys: _Rows, values: _Rows, start: int, dilation: int) -> Tensor:
+        """Outputs [B, H, T, V] of heads with one dilation, the first of them at position `start`.
+
+        The positions of one residue class mod dilation form a sliding window without dilation. They are cut into blocks
+        that see the globals, the last window - 1 positions of their class before the block, and themselves.
+        """
+        length, before = q.shape[2], self.options.window - 1
+        per_class = math.ceil(length / dilation)
+        blocks = max(1, per_class // max(before, _SHORTEST_BLOCK))
+        block = math.ceil(per_class / blocks)
+
+        def cut(x: Tensor) -> Tensor:
+            """[B, H, T, W] as [B H, dilation, blocks, block, W], filled up behind T."""
+            x = functional.pad(x, (0, 0, 0, blocks * block * dilation - length))
+            return x.reshape(-1, blocks, block, dilation, x.shape[-1]).permute(0, 3, 1, 2, 4)
+
+        def gather(rows: _Rows) -> Tensor:
+            """All that a block sees, [B H, dilation blocks, globals + window - 1 + block, W]."""
+            own, width = cut(rows.new), rows.new.shape[-1]
+            old = rows.old[:, :, self.ring - before * dilation :]
+            tails = old.reshape(len(own), 1, before, dilation, width).permute(0, 3, 1, 2, 4)
+            if blocks > 1:
+                tails = torch.cat([tails, own[:, :, :-1, block - before :]], dim=2)
+            known = rows.known.reshape(len(own), 1, 1, self.options.globals, width)
+            return torch.cat([known.expand(-1, dilation, blocks, -1, -1), tails, own], dim=3).flatten(1, 2)
+
+        mask = self._mask(start, dilation, blocks, block, q.device).flatten(0, 1).unsqueeze(0)
+        y = functional.scaled_dot_product_attention(cut(q).flatten(1, 2), gather(keys), gather(values), attn_mask=mask)
+        y = y.reshape(len(y), dilation, blocks, block, y.shape[-1]).permute(0, 2, 3, 1, 4)
+        return y.reshape(*q.shape[:2], -1, y.shape[-1])[:, :, :length]
+
+    def _mask(self, start: int, dilation: int, blocks: int, block: int, device: torch.device) -> Tensor:
+        """What each query of a block may see, [dilation, blocks, block, globals + window - 1 + block]."""
+        count, window = self.options.globals, self.options.window
+        place = torch.arange(block, device=device)
+        offset = torch.arange(1 - window, block, device=device)
+        inside = (offset <= place.unsqueeze(1)) & (offset > place.unsqueeze(1) - window)
+        residue = torch.arange(dilation, device=device).view(-1, 1, 1)
+        first = torch.arange(blocks, device=device).view(-1, 1) * block
+        # A global position is seen as a global one alone; before position 0 there is nothing.
+        local = start + residue + dilation * (first + offset) >= count
+        queries = start + residue + dilation * (first + place)
+        known = torch.arange(count, device=device) <= queries.unsqueeze(-1)
+        local = inside & local.unsqueeze(2)
+        return torch.cat([known, local], dim=-1)
+
+    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> LongformerState:
+        keys, values = (
+            torch.zeros(batch, self.shape.heads, self.options.globals + self.ring, width, device=device, dtype=dtype)
+            for width in (self.shape.key_width, self.shape.value_width)
+        )
+        return LongformerState(keys, values, torch.zeros((), dtype=torch.int64, device=device))
+
+    @torch.no_grad()
+    def step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LongformerState, extra_t: Tensor | None = None
+    ) -> tuple[Tensor, LongformerState]:
+        keys, values, counter = state
+        count, window, position = self.options.globals, self.options.window, int(counter)
+        row = count + position % self.ring
+        keys[:, :, row] = k_t
+        values[:, :, row] = v_t
+        if position < count:
+            keys[:, :, position] = k_t
+            values[:, :, position] = v_t
+        counter.add_(1)
+        # From here on the windows of all heads are full and behind the global positions.
+        full = position - self.ring + 1 >= count
+        if not full or self.ring > window:
+            local = (position - self.offsets).remainder_(self.ring).add_(self.first_rows)
+            rows = torch.cat([self.global_rows, local], dim=1).flatten()
+            keys, values = (
+                x.flatten(1, 2).index_select(1, rows).unflatten(1, (self.shape.heads, count + window))
+                for x in (keys, values)
+            )
+        # A full ring without dilation is the window itself, in an order that softmax does not mind.
+        mask = None if full else self._step_mask(position)
+        y = functional.scaled_dot_product_attention(q_t.to(keys.dtype).unsqueeze(2), keys, values, attn_mask=mask)
+        return y.squeeze(2).to(v_t.dtype), state
+
+    def _step_mask(self, position: int) -> Tensor:
+        """Which of the gathered rows are there and not seen already, [1, H, 1, globals + window]."""
+        count = self.options.globals
+        known = torch.arange(count, device=self.offsets.device).expand(self.shape.heads, count) <= position
+        return torch.cat([known, position - self.offsets >= count], dim=1).unsqueeze(1).unsqueeze(0)
+
+    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
+        rows = batch * self.shape.heads * (self.options.globals + self.ring)
+        return rows * (self.shape.key_width + self.shape.value_width) * dtype.itemsize + torch.int64.itemsize

@@ -1,0 +1,38 @@
+"""Longformer attention by its definition: which pairs see each other, one by one, and a T x T softmax over them."""
+
+import math
+
+import torch
+from attention.inputs import Case, Inputs, Tensors
+from torch import Tensor
+
+
+def longformer(q: Tensor, k: Tensor, v: Tensor, window: int, dilations: list[int], global_count: int) -> Tensor:
+    length = q.shape[2]
+    seen = torch.zeros(len(dilations), length, length, dtype=torch.bool)
+    for head, dilation in enumerate(dilations):
+        for t in range(length):
+            for j in [*range(global_count), *(t - place * dilation for place in range(window))]:
+                if 0 <= j <= t:
+                    seen[head, t, j] = True
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    return scores.masked_fill(~seen, -math.inf).softmax(-1) @ v
+
+
+def longformer_case(window: int, dilation: int | str | None, dilations: list[int], global_count: int = 0) -> Case:
+    def oracle(x: Inputs, _: Tensors) -> Tensor:
+        return longformer(x.q, x.k, x.v, window, dilations, global_count)
+
+    return Case("longformer", {"window": window, "dilation": dilation, "globals": global_count}, oracle)
+
+
+CASES = {
+    "longformer": longformer_case(9, 1, [1, 1]),
+    "longformer-globals-alone": longformer_case(1, 1, [1, 1], 4),
+    "longformer-globals": longformer_case(12, 1, [1, 1], 20),
+    "longformer-default-dilation": longformer_case(7, None, [1, 4], 1),
+    "longformer-dilated": longformer_case(6, 3, [3, 3], 2),
+    "longformer-two-dilations": longformer_case(5, "5,2", [5, 2], 3),
+    # Longer than the blocks of the parallel form, and than some of the blocks that are attended to.
+    "longformer-wide": longformer_case(40, "1,2", [1, 2], 1),
+}

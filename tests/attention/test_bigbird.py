@@ -1,0 +1,164 @@
+"""What is particular to BigBird attention; what it shares with all others is in test_contract.py."""
+
+from typing import Any
+
+import pytest
+import torch
+from attention.cases.bigbird import bigbird, drawn_blocks
+from tolerances import FLOAT64, assert_agree
+from torch import Tensor
+
+from linformer_cli.attention import build_attention, parse_options
+from linformer_cli.attention.base import Attention, AttentionShape
+from linformer_cli.attention.bigbird import BigbirdAttention, draw_blocks
+from linformer_cli.errors import UsageError
+
+CPU = torch.device("cpu")
+
+
+def build(
+    layer: int = 0, row: int = 28, dtype: torch.dtype = torch.float64, value_width: int = 4, **options: Any
+) -> Attention:
+    shape = AttentionShape(heads=2, key_width=4, value_width=value_width, positions=784, row=row, layer=layer)
+    return build_attention("bigbird", options, shape).to(dtype)
+
+
+def draw(length: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(2, 2, length, 4, generator=generator, dtype=torch.float64) for _ in range(3)]
+
+
+def test_the_positions_that_a_query_sees() -> None:
+    """Equal keys weigh all that is seen alike, and values that name their position tell which it is."""
+    attention = build(value_width=40, block=2, globals=1, random=2)
+    q, k, _ = draw(40)
+    k[:] = 1.0
+    y, _ = attention.attend(q, k, torch.eye(40, dtype=torch.float64).expand(2, 2, 40, 40))
+    for head in range(2):
+        blocks = [0, *drawn_blocks(0, 0, head, 14, 1, 2), 12, 13]
+        assert len(set(blocks)) == 5
+        expected = torch.zeros(40, dtype=torch.float64)
+        expected[[2 * block + place for block in blocks for place in range(2)] + [28]] = 1 / 11
+        assert_agree(y[0, head, 28], expected, FLOAT64)
+
+
+def test_the_draw_is_that_of_the_docs_page() -> None:
+    for seed, layer, first, count in ((0, 0, 1, 2), (2**63 - 1, 3, 0, 7), (5, 1, 4, 1)):
+        found = draw_blocks(seed, layer, heads=3, blocks=40, first=first, count=count)
+        assert found.shape == (3, 40, count)
+        for head in range(3):
+            for block in range(40):
+                expected = drawn_blocks(seed, layer, head, block, first, count)
+                assert found[head, block, : len(expected)].tolist() == expected
+
+
+def test_no_block_is_drawn_twice_and_each_as_often_as_another() -> None:
+    drawn = draw_blocks(0, 0, heads=4000, blocks=23, first=3, count=5)[:, 22]
+    assert all(len(set(row)) == 5 for row in drawn.tolist())
+    counts = torch.bincount(torch.from_numpy(drawn).flatten(), minlength=23)
+    assert counts[:3].sum() == 0 and counts[20:].sum() == 0
+    # 4000 heads draw 5 of 17: 1176 times each, with a standard deviation of 29.
+    assert ((counts[3:20] - 20000 / 17).abs() < 5 * 29).all()
+
+
+def test_few_earlier_blocks_are_all_drawn() -> None:
+    drawn = draw_blocks(0, 0, heads=5, blocks=8, first=2, count=3)[:, 7]
+    assert all(sorted(row) == [2, 3, 4] for row in drawn.tolist())
+
+
+def test_the_draw_does_not_depend_on_how_many_blocks_there_are() -> None:
+    few, many = (draw_blocks(7, 1, heads=2, blocks=blocks, first=1, count=3) for blocks in (20, 300))
+    assert (few == many[:, :20]).all()
+
+
+@pytest.mark.parametrize("changed", [{"seed": 1}, {"layer": 1}])
+def test_another_seed_or_layer_draws_other_blocks(changed: dict[str, int]) -> None:
+    first = draw_blocks(**{"seed": 0, "layer": 0} | changed, heads=2, blocks=60, first=1, count=2)
+    other = draw_blocks(seed=0, layer=0, heads=2, blocks=60, first=1, count=2)
+    assert (first == other)[:, 20:].mean() < 0.15
+    assert (other[0] != other[1]).any(), "two heads draw the same"
+    inputs = draw(100)
+    options = {"block": 4, "seed": changed.get("seed", 0)}
+    y, _ = build(layer=changed.get("layer", 0), **options).attend(*inputs)
+    expected = bigbird(*inputs, 4, 1, 2, changed.get("seed", 0), changed.get("layer", 0))
+    assert_agree(y, expected, FLOAT64)
+
+
+def test_more_positions_than_the_model_was_made_for() -> None:
+    attention = build(block=4, random=1)
+    inputs = draw(1000)
+    y, _ = attention.attend(*(part[:, :, :50] for part in inputs))
+    assert_agree(attention.attend(*inputs)[0][:, :, :50], y, FLOAT64)
+    assert_agree(attention.attend(*inputs)[0], bigbird(*inputs, 4, 1, 1), FLOAT64)
+
+
+def test_enough_of_any_kind_of_block_is_softmax() -> None:
+    inputs = draw(60)
+    shape = AttentionShape(heads=2, key_width=4, value_width=4, positions=784, row=28)
+    expected, _ = build_attention("softmax", {}, shape).attend(*inputs)
+    for options in ({"block": 20}, {"block": 4, "globals": 12}, {"block": 4, "random": 12}, {"block": 1, "random": 60}):
+        y, _ = build(**options).attend(*inputs)
+        assert_agree(y, expected, FLOAT64)
+
+
+def test_the_default_block_is_a_row_that_is_not_too_wide() -> None:
+    sizes = []
+    for row in (28, 96):
+        attention = build(row=row)
+        assert isinstance(attention, BigbirdAttention)
+        sizes.append(attention.block)
+    assert sizes == [28, 64]
+
+
+def test_a_step_looks_at_no_more_positions_late_than_early() -> None:
+    attention = build(block=4)
+    q, k, v = draw(400)
+    state = attention.attend(q, k, v, attention.init_state(2, 400, CPU, torch.float64))[1]
+    # Everything but the 6 blocks that a late query can see is made worthless; only they may be read.
+    for head in range(2):
+        seen = {0, 97, 98, 99, *drawn_blocks(0, 0, head, 99, 1, 2)}
+        unseen = [j for j in range(400) if j // 4 not in seen]
+        state.keys[:, head, unseen] = torch.nan
+        state.values[:, head, unseen] = torch.nan
+    state = state._replace(position=state.position - 1)
+    y_t, _ = attention.step(q[:, :, -1], k[:, :, -1], v[:, :, -1], state)
+    assert_agree(y_t, attention.attend(q, k, v)[0][:, :, -1], FLOAT64)
+
+
+def test_autocast_may_bring_smaller_inputs_than_the_state_holds() -> None:
+    attention = build(dtype=torch.float32, block=4)
+    inputs = [part.bfloat16() for part in draw(80)]
+    state = attention.init_state(2, 81, CPU, torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, state = attention.attend(*inputs, state)
+        y_t, state = attention.step(*(part[:, :, 0] for part in inputs), state)
+    assert y.dtype == y_t.dtype == torch.bfloat16
+    assert state.keys.dtype == state.values.dtype == torch.float32
+
+
+def test_what_training_keeps_grows_linearly() -> None:
+    attention = build(dtype=torch.float32)
+    saved = []
+    for length in (512, 2048):
+        inputs = [part.float().requires_grad_() for part in draw(length)]
+        storages: dict[int, int] = {}
+
+        def pack(tensor: Tensor, storages: dict[int, int] = storages) -> Tensor:
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            y, _ = attention.attend(*inputs)
+        y.sum().backward()
+        saved.append(sum(storages.values()))
+    assert saved[1] < 4.5 * saved[0], saved
+
+
+def test_a_wrong_option_is_refused_in_one_line() -> None:
+    with pytest.raises(UsageError, match=r"'bigbird': unknown key 'blocks'; did you mean 'block'"):
+        parse_options("bigbird", {"blocks": 2})
+    with pytest.raises(UsageError, match=r"block.*greater than 0.*found 0"):
+        parse_options("bigbird", {"block": 0})
+    for name in ("globals", "random", "seed"):
+        with pytest.raises(UsageError, match=rf"{name}.*greater than or equal to 0.*found -1"):
+            parse_options("bigbird", {name: -1})

@@ -1,0 +1,152 @@
+"""What is particular to Longformer attention; what it shares with all others is in test_contract.py."""
+
+from typing import Any
+
+import pytest
+import torch
+from attention.cases.longformer import longformer
+from tolerances import FLOAT64, assert_agree
+from torch import Tensor
+
+from linformer_cli.attention import build_attention, parse_options
+from linformer_cli.attention.base import Attention, AttentionShape
+from linformer_cli.attention.longformer import LongformerAttention, LongformerOptions
+from linformer_cli.errors import UsageError
+
+CPU = torch.device("cpu")
+
+
+def build(heads: int = 2, dtype: torch.dtype = torch.float64, value_width: int = 4, **options: Any) -> Attention:
+    shape = AttentionShape(heads=heads, key_width=4, value_width=value_width, positions=784, row=28)
+    return build_attention("longformer", options, shape).to(dtype)
+
+
+def draw(length: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(2, 2, length, 4, generator=generator, dtype=torch.float64) for _ in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("dilation", "global_count", "seen"),
+    [
+        ("1,4", 0, [[17, 18, 19], [11, 15, 19]]),
+        ("4,1", 2, [[0, 1, 11, 15, 19], [0, 1, 17, 18, 19]]),
+        (9, 3, [[0, 1, 2, 10, 19], [0, 1, 2, 10, 19]]),  # 19 - 2 * 9 is a global one, seen once
+    ],
+)
+def test_the_positions_that_a_query_sees(dilation: int | str, global_count: int, seen: list[list[int]]) -> None:
+    """Equal keys weigh all that is seen alike, and values that name their position tell which it is."""
+    attention = build(value_width=20, window=3, dilation=dilation, globals=global_count)
+    q, k, _ = draw(20)
+    k[:] = 1.0
+    v = torch.eye(20, dtype=torch.float64).expand(2, 2, 20, 20)
+    expected = torch.zeros(2, 20, dtype=torch.float64)
+    for head, positions in enumerate(seen):
+        expected[head, positions] = 1 / len(positions)
+    y, _ = attention.attend(q, k, v)
+    assert_agree(y[0, :, -1], expected, FLOAT64)
+
+
+def test_a_window_of_one_is_the_value_itself() -> None:
+    q, k, v = draw(50)
+    attention = build(window=1, dilation=1, globals=0)
+    state = attention.init_state(2, 50, CPU, torch.float64)
+    assert_agree(attention.attend(q, k, v)[0], v, FLOAT64)
+    for t in range(3):
+        y_t, state = attention.step(q[:, :, t], k[:, :, t], v[:, :, t], state)
+        assert_agree(y_t, v[:, :, t], FLOAT64)
+
+
+def test_a_window_over_everything_is_softmax() -> None:
+    inputs = draw(60)
+    shape = AttentionShape(heads=2, key_width=4, value_width=4, positions=784, row=28)
+    expected, _ = build_attention("softmax", {}, shape).attend(*inputs)
+    for global_count in (0, 5, 100):
+        y, _ = build(window=60, dilation=1, globals=global_count).attend(*inputs)
+        assert_agree(y, expected, FLOAT64)
+
+
+def test_a_window_wider_than_the_products_are_taken_at_once() -> None:
+    """A query of a wide window starts with hundreds of masked keys."""
+    inputs = draw(1500)
+    y, _ = build(window=700, dilation="1,2", globals=0).attend(*inputs)
+    assert_agree(y, longformer(*inputs, 700, [1, 2], 0), FLOAT64)
+
+
+def test_default_dilations_alternate() -> None:
+    options = LongformerOptions()
+    assert [options.dilations(heads) for heads in (1, 2, 5)] == [(1,), (1, 4), (1, 4, 1, 4, 1)]
+
+
+@pytest.mark.parametrize(("given", "expected"), [(3, (3, 3, 3, 3)), ("2", (2, 2, 2, 2)), ("1, 6", (1, 6, 1, 6))])
+def test_dilations_may_be_one_number_or_a_list(given: int | str, expected: tuple[int, ...]) -> None:
+    options = parse_options("longformer", {"dilation": given})
+    assert isinstance(options, LongformerOptions)
+    assert options.dilations(4) == expected
+
+
+def test_the_ring_reaches_as_far_as_the_widest_head() -> None:
+    attention = build(heads=4, window=7, dilation="1,2,2,5", globals=3)
+    assert isinstance(attention, LongformerAttention)
+    assert attention.ring == 31
+    assert attention.init_state(3, 1, CPU, torch.float64).keys.shape == (3, 4, 34, 4)
+
+
+def test_the_state_is_the_globals_and_the_last_positions() -> None:
+    attention = build(window=4, dilation=2, globals=3)
+    q, k, v = draw(25)
+    _, state = attention.attend(q, k, v)
+    assert torch.equal(state.keys[:, :, :3], k[:, :, :3])
+    assert torch.equal(state.values[:, :, 3:], v[:, :, [21, 22, 23, 24, 18, 19, 20]])  # ring 7: position 21 has row 0
+    assert int(state.position) == 25
+
+
+def test_autocast_may_bring_smaller_inputs_than_the_state_holds() -> None:
+    attention = build(dtype=torch.float32, window=5)
+    inputs = [part.bfloat16() for part in draw(40)]
+    state = attention.init_state(2, 40, CPU, torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, state = attention.attend(*inputs, state)
+        y_t, state = attention.step(*(part[:, :, 0] for part in inputs), state)
+    assert y.dtype == y_t.dtype == torch.bfloat16
+    assert state.keys.dtype == state.values.dtype == torch.float32
+
+
+def test_what_training_keeps_grows_linearly() -> None:
+    attention = build(dtype=torch.float32)
+    saved = []
+    for length in (512, 2048):
+        inputs = [part.float().requires_grad_() for part in draw(length)]
+        storages: dict[int, int] = {}
+
+        def pack(tensor: Tensor, storages: dict[int, int] = storages) -> Tensor:
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            y, _ = attention.attend(*inputs)
+        y.sum().backward()
+        saved.append(sum(storages.values()))
+    assert saved[1] < 4.5 * saved[0], saved
+
+
+def test_a_wrong_option_is_refused_in_one_line() -> None:
+    with pytest.raises(UsageError, match=r"'longformer': unknown key 'dilations'; did you mean 'dilation'"):
+        parse_options("longformer", {"dilations": 2})
+    for wrong in (0, -1, "1,x", "1,,2", "", "2,0", "1.5", "²"):
+        with pytest.raises(UsageError, match=r"dilation: takes a number of 1 or more.*found"):
+            parse_options("longformer", {"dilation": wrong})
+    with pytest.raises(UsageError, match=r"window.*greater than 0.*found 0"):
+        parse_options("longformer", {"window": 0})
+    with pytest.raises(UsageError, match=r"globals.*greater than or equal to 0.*found -1"):
+        parse_options("longformer", {"globals": -1})
+
+
+def test_a_list_that_does_not_fit_the_heads_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"dilation '1,2,3' lists 3 values for 4 heads"):
+        build(heads=4, dilation="1,2,3")
+
+
+def test_a_ring_longer_than_any_image_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"a window of 1,000 with dilation 2,000 reaches 1,998,000 positions back"):
+        build(window=1000, dilation=2000)
