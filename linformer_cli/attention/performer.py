@@ -64,7 +64,7 @@ class PerformerState(NamedTuple):
 class PerformerAttention(Attention):
     """y_t = sum over j <= t of A_tj v_j / sum of A_tj, A_tj = phi(x_t) . phi(y_j), x = q K^(-1/4), y = k K^(-1/4).
 
-    With w_i N(0, I), in the order of the source's equations 5 to 7 and its appendix:
+    With w_i N(0, I); the first two are Lemma 1 of the source:
 
         positive    phi_i(x) = exp(w_i . x - |x|^2 / 2)
         hyperbolic  exp(w_i . x - |x|^2 / 2) and exp(-w_i . x - |x|^2 / 2)
