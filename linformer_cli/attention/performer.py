@@ -123,6 +123,20 @@ class PerformerAttention(Attention):
     def _relu_features(self, x: Tensor) -> Tensor:
         return self._project(x).relu() + RELU_OFFSET
 
+    def kernel(self, q: Tensor, k: Tensor) -> Tensor:
+        """phi(x_t) . phi(y_j) [B, H, T, J] of q [B, H, T, K] and k [B, H, J, K], scaled to estimate exp(x_t . y_j).
+
+        To look at, for inputs of moderate size: every exponential is taken as it is. `relu` estimates something else.
+        """
+        if self.options.feature_map == "relu":
+            return self._relu_features(q) @ self._relu_features(k).transpose(-1, -2) / self.features
+        half_q, half_k = self._half_square(q).unsqueeze(-1), self._half_square(k).unsqueeze(-1)
+        if self.options.feature_map == "trig":
+            phi_q, phi_k = (sine_features(self._project(x)) * half.exp() for x, half in ((q, half_q), (k, half_k)))
+            return phi_q @ phi_k.transpose(-1, -2)
+        phi_q, phi_k = (self._log_query_features(q) - half_q).exp(), self._log_key_features(k).exp()
+        return phi_q @ phi_k.transpose(-1, -2) / self.features
+
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
     ) -> tuple[Tensor, PerformerState]:

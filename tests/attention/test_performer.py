@@ -229,6 +229,27 @@ def test_many_features_come_close_to_softmax(feature_map: str, orthogonal: bool)
     assert errors[0] > 10 * errors[1]
 
 
+def test_the_kernel_to_look_at_is_the_product_of_features() -> None:
+    q, k, _ = draw(7)
+    x, y = 6**-0.25 * q, 6**-0.25 * k[:, :, :3]
+    for feature_map in FEATURE_MAPS:
+        attention = build(feature_map=feature_map, features=8)
+        w = attention.directions
+        kernel = torch.zeros(2, 2, 7, 3, dtype=torch.float64)
+        for direction in w:
+            a, b = (part @ direction for part in (x, y))
+            sizes = (x.square().sum(-1).unsqueeze(3) + y.square().sum(-1).unsqueeze(2)) / 2
+            if feature_map == "relu":
+                kernel += (a.relu() + 1e-3).unsqueeze(3) * (b.relu() + 1e-3).unsqueeze(2) / len(w)
+            elif feature_map == "trig":
+                kernel += (a.unsqueeze(3) - b.unsqueeze(2)).cos() * sizes.exp() / len(w)
+            else:
+                both = a.unsqueeze(3) + b.unsqueeze(2)
+                grow = both.exp() if feature_map == "positive" else both.cosh()
+                kernel += grow * (-sizes).exp() / len(w)
+        assert_agree(attention.kernel(q, k[:, :, :3]), kernel, FLOAT64)
+
+
 def test_a_denominator_that_cancels_is_raised_to_a_tenth_of_the_weight() -> None:
     attention = build(feature_map="trig", features=2)  # one direction: the denominator is a cosine
     direction = attention.directions[0]
