@@ -1,11 +1,15 @@
 """What is particular to performer; what it shares with all others is in test_contract.py."""
 
 import math
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from tolerances import BFLOAT16, FLOAT64, assert_agree
+from attention.cases.performer import by_logarithms, hyperbolic, positive
+from attention.inputs import Inputs
+from tolerances import BFLOAT16, CAUSALITY, FLOAT64, assert_agree
 from torch import Tensor
 
 from linformer_cli.attention import build_attention, parse_options
@@ -14,6 +18,7 @@ from linformer_cli.attention.base import AttentionShape, state_tensors
 from linformer_cli.attention.performer import PerformerAttention, PerformerState
 from linformer_cli.errors import UsageError
 
+CPU = torch.device("cpu")
 FEATURE_MAPS = ["positive", "hyperbolic", "trig", "relu"]
 every_map = pytest.mark.parametrize("feature_map", FEATURE_MAPS)
 with_a_maximum = pytest.mark.parametrize("feature_map", ["positive", "hyperbolic"])
@@ -52,7 +57,7 @@ def test_the_default_width_is_about_k_ln_k(width: int, features: int) -> None:
     attention = build(width=width)
     assert attention.features == features
     assert 0 <= features - width * math.log(width) <= 8
-    assert attention.init_state(1, 1, torch.device("cpu"), torch.float32).s.shape == (1, 2, features, 6)
+    assert attention.init_state(1, 1, CPU, torch.float32).s.shape == (1, 2, features, 6)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +66,7 @@ def test_the_default_width_is_about_k_ln_k(width: int, features: int) -> None:
 def test_features_count_what_the_state_holds(feature_map: str, directions: int) -> None:
     attention = build(feature_map=feature_map, features=24)
     assert attention.directions.shape == (directions, 6)
-    assert attention.init_state(1, 1, torch.device("cpu"), torch.float32).s.shape == (1, 2, 24, 6)
+    assert attention.init_state(1, 1, CPU, torch.float32).s.shape == (1, 2, 24, 6)
 
 
 def test_the_default_is_positive_and_orthogonal() -> None:
@@ -198,15 +203,73 @@ def test_one_key_gets_all_the_weight_whatever_its_size_and_what_follows(
     torch.testing.assert_close(y[:, :, 0], v[:, :, 0])
 
 
-@with_a_maximum
-def test_pairs_and_sums_are_the_same_function(feature_map: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    attention = build(feature_map=feature_map, chunk=16)
+ORACLES = {"positive": by_logarithms(positive), "hyperbolic": by_logarithms(hyperbolic)}
+
+
+@pytest.fixture(params=["huge keys", "always"])
+def pairwise_inputs(
+    request: pytest.FixtureRequest, pairwise_rows: list[int], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[list[Tensor]]:
+    """Inputs that are worked out pair by pair in float64: keys of huge and uneven size, or all, ordinary ones too."""
     q, k, v = draw(77)
-    expected, _ = attention.attend(q, k, v)
-    monkeypatch.setattr(torch, "finfo", lambda _: type("Limits", (), {"tiny": 1e10, "eps": 1.0}))
-    _, state = attention.attend(*(part[:, :, :31] for part in (q, k, v)))
-    found, _ = attention.attend(*(part[:, :, 31:] for part in (q, k, v)), state)
-    assert_agree(found, expected[:, :, 31:], FLOAT64)
+    if request.param == "always":
+        monkeypatch.setattr(torch, "finfo", lambda _: SimpleNamespace(tiny=1e10, eps=1.0))
+    else:
+        k = 200 * k
+    yield [q, k, v]
+    assert sum(pairwise_rows) >= 4
+
+
+@with_a_maximum
+def test_pairs_give_what_the_definition_gives(feature_map: str, pairwise_inputs: list[Tensor]) -> None:
+    attention = build(feature_map=feature_map, chunk=16)
+    results = []
+    for run in (attention.attend, None):
+        leaves = [part.detach().requires_grad_() for part in pairwise_inputs]
+        if run is not None:
+            y, _ = run(*leaves)
+        else:
+            y = ORACLES[feature_map](Inputs(*leaves), dict(attention.named_buffers()))
+        weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
+        results.append((y, *torch.autograd.grad((y * weights).sum(), leaves)))
+    for found, expected in zip(*results, strict=True):
+        assert_agree(found, expected, FLOAT64)
+
+
+@with_a_maximum
+@pytest.mark.parametrize("cut", [1, 7, 8, 9, 31])
+def test_pairs_pass_a_split_unchanged(feature_map: str, cut: int, pairwise_inputs: list[Tensor]) -> None:
+    attention = build(feature_map=feature_map, chunk=16)
+    results = []
+    for cuts in ([77], [cut, 77 - cut]):
+        leaves = [part.detach().requires_grad_() for part in pairwise_inputs]
+        state, outputs = None, []
+        for block in zip(*(part.split(cuts, dim=2) for part in leaves), strict=True):
+            y, state = attention.attend(*block, state)
+            outputs.append(y)
+        y = torch.cat(outputs, dim=2)
+        weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
+        results.append((y, *torch.autograd.grad((y * weights).sum(), leaves)))
+    for found, expected in zip(*results, strict=True):
+        assert_agree(found, expected, FLOAT64)
+    state, outputs = attention.init_state(2, 77, CPU, torch.float64), []
+    for t in range(77):
+        y_t, state = attention.step(*(part[:, :, t] for part in pairwise_inputs), state)
+        outputs.append(y_t)
+    assert_agree(torch.stack(outputs, dim=2), results[0][0], FLOAT64)
+
+
+@with_a_maximum
+@pytest.mark.parametrize("place", [1, 7, 8, 9, 64, 76])
+def test_pairs_do_not_see_a_later_position(feature_map: str, place: int, pairwise_inputs: list[Tensor]) -> None:
+    attention = build(feature_map=feature_map, chunk=16)
+    before, _ = attention.attend(*pairwise_inputs)
+    for factor in (-1.0, 1e-3, 30.0):
+        changed = [torch.cat([part[:, :, :place], factor * part[:, :, place:]], dim=2) for part in pairwise_inputs]
+        after, _ = attention.attend(*changed)
+        assert_agree(after[:, :, :place], before[:, :, :place], CAUSALITY)
+        if factor == 1e-3:  # the smallest keys have the largest features
+            assert (after - before).abs().max() > 1e-3
 
 
 # The kernels
