@@ -16,6 +16,8 @@ from .long_short import LongShortAttention
 from .longformer import LongformerAttention
 from .lsh import LshAttention
 from .nystrom import NystromAttention
+from .performer import PerformerAttention
+from .rfa import RfaAttention
 from .softmax import SoftmaxAttention
 from .sparse import SparseAttention
 
@@ -24,6 +26,8 @@ CATALOGUE: dict[str, type[Attention]] = {
     for mechanism in (
         SoftmaxAttention,
         LinearAttention,
+        PerformerAttention,
+        RfaAttention,
         LshAttention,
         LinformerAttention,
         NystromAttention,

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from linformer_cli.attention.base import Attention
 from linformer_cli.config import ModelConfig
 
 from .blocks import Block
@@ -108,6 +109,12 @@ class PixelModel(nn.Module):
             x, layer = block.step(x, layer)
             layers.append(layer)
         return self.head(self.norm(x)), PixelState(embedding, tuple(layers))
+
+    def on_training_step(self, step: int, seed: int) -> None:
+        """Tell every attention that training step `step` of a run with `seed` begins."""
+        for module in self.modules():
+            if isinstance(module, Attention):
+                module.on_training_step(step, seed)
 
     def nats(self, values: Tensor) -> Tensor:
         """Negative log likelihood in nats of every value, [B, T], for values int64 [B, T]."""
