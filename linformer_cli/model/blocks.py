@@ -1,5 +1,6 @@
 """The layers between embedding and head: projections around an attention, and the residual blocks."""
 
+import itertools
 from typing import Any
 
 import torch
@@ -30,6 +31,14 @@ class AttentionLayer(nn.Module):
         self.widths = (keys - shape.key_width, shape.key_width, shape.value_width, self.inner.extra_per_head)
         self.input = nn.Linear(config.width, shape.heads * sum(self.widths))
         self.output = nn.Linear(shape.heads * shape.value_width, config.width)
+
+    @property
+    def input_rows(self) -> dict[str, slice]:
+        """Which rows of `input` give q, k, v and extra; `qk` where one projection gives both, and nothing absent."""
+        names = ("q", "qk" if self.inner.shared_query_key else "k", "v", "extra")
+        ends = list(itertools.accumulate(self.heads * width for width in self.widths))
+        rows = zip(names, [0, *ends], ends, strict=False)
+        return {name: slice(start, end) for name, start, end in rows if end > start}
 
     @torch.no_grad()
     def start_extra_bias(self) -> None:

@@ -34,6 +34,7 @@ from linformer_cli.sampling.decode import sample_images
 from .optimizer import build_average, build_optimizer, load_optimizer_tensors, optimizer_tensors, strip_prefix
 from .run_folder import RunFolder
 from .schedule import learning_rate_at, measure_progress
+from .takeover import Takeover, take_over
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Progress:
     best_bits_per_dim: float | None = None
     validation_bits_per_dim: float | None = None
     validation_standard_error: float | None = None
-    evaluated_at: int = 0
+    evaluated_at: int = 0  # an untrained model needs no validation
     sampled_at: int = 0
     interval_nats: float = 0.0
     interval_steps: int = 0
@@ -94,6 +95,13 @@ class Trainer:
         self.progress = Progress()
         # What last/ holds; a new run has none, and saves before its first step.
         self._saved: tuple[int, int, int] | None = None
+
+    def take_over(self, source: PixelModel) -> Takeover:
+        """Begin with every tensor of `source` that fits; what that gives is validated before the first step."""
+        moved = take_over(self.model, source)
+        self.average = build_average(self.model, self.config.train)
+        self.progress = replace(self.progress, evaluated_at=-1)
+        return moved
 
     def resume(self) -> None:
         """Go back to where `last/` was saved: weights, optimizer, place in the data, random state, metrics."""
@@ -290,6 +298,7 @@ class Trainer:
                 validation_standard_error=progress.validation_standard_error,
                 validation_images=min(self.config.train.evaluate_images, len(self.validation)) if measured else None,
                 preset=self.config.preset,
+                init_from=self.config.init_from,
                 settings=self.config.train,
             ),
         )

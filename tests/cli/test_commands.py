@@ -3,10 +3,12 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 
 import numpy as np
 import pytest
@@ -76,6 +78,39 @@ def test_resume_goes_on_and_refuses_other_settings(lintx, tmp_path):
     assert outcome.code == 2 and "drop --batch" in outcome.stderr
     document = lintx("train", "--resume", run, "--steps", 4, "--json").document
     assert document["steps"] == 4 and document["images"] == 16
+
+
+def test_weights_move_to_another_mechanism(lintx, run_folder, tmp_path):
+    source, run = tmp_path / "source", tmp_path / "moved"
+    shutil.copytree(run_folder, source)
+    arguments = ["train", "--init-from", source, "--attention", "softmax", "--steps", 2, "--batch", 4, "--out", run]
+    outcome = lintx(*arguments, "--json")
+    lines = outcome.stderr.splitlines()
+    assert f"taken over 32 tensors of {source / 'best'} (linear attention)" in lines
+    assert "new: none" in lines and "left: none" in lines
+    # What the move alone gives is measured before the first step.
+    with open(run / "metrics.csv", newline="", encoding="utf-8") as file:
+        first = next(csv.DictReader(file))
+    assert first["step"] == "0" and float(first["validation_bits_per_dim"]) == pytest.approx(8, abs=0.3)
+    assert outcome.document["init_from"]["step"] == 6 and outcome.document["attention"] == "softmax"
+    assert tomllib.loads((run / "config.toml").read_text())["init_from"]["attention"] == "linear"
+    assert "Began with weights of" in (run / "last" / "README.md").read_text()
+    shutil.rmtree(source)
+    outcome = lintx("train", "--resume", run, "--steps", 3, "--json")
+    assert outcome.document["steps"] == 3 and "taken over" not in outcome.stderr
+
+
+def test_a_move_that_cannot_be_leaves_no_folder(lintx, run_folder, tmp_path):
+    base = ["train", "--init-from", run_folder, "--steps", 1, "--out", tmp_path / "run"]
+    wider = ["--width", 20, "--heads", 3, "--head", "mixture", "--config", tmp_path / "network.toml"]
+    (tmp_path / "network.toml").write_text("[model]\nfeed_forward = 48\n")
+    outcome = lintx(*base, *wider)
+    assert outcome.code == 1 and "none of the 32 tensors" in outcome.stderr
+    np.save(tmp_path / "train-images.npy", np.zeros((4, 8, 8), np.uint8))
+    outcome = lintx(*base, "--data", f"array:{tmp_path}")
+    assert outcome.code == 2 and "draws images of 10 x 10 x 1" in outcome.stderr
+    assert not (tmp_path / "run").exists()
+    assert lintx("train", "--resume", run_folder, "--init-from", run_folder).code == 2
 
 
 def test_sample_writes_a_grid_with_its_settings(lintx, run_folder, tmp_path):
