@@ -2,11 +2,14 @@
 
 import re
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from linformer_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from linformer_cli.bench.variants import Variant
 
 
 class PrecisionName(StrEnum):
@@ -42,6 +45,15 @@ OnlyCheckpointOption = Annotated[
         "-c",
         help="A run, a checkpoint folder or a shipped name; an existing path wins. Default: the shipped model.",
         show_default=False,
+    ),
+]
+Variants = Annotated[
+    str | None,
+    typer.Option(
+        "--attention",
+        help="Mechanisms, separated by commas; default all. With options: linear:chunk=256, or NAME=linear:chunk=256.",
+        show_default=False,
+        metavar="LIST",
     ),
 ]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of all random numbers.")]
@@ -95,6 +107,24 @@ def parse_duration(text: str) -> float:
     if seconds <= 0:
         raise UsageError(f"a time must be above 0, found '{text}'")
     return seconds
+
+
+def parse_sizes(text: str, option: str, example: str) -> list[int]:
+    """The numbers of `1,64`; raises `UsageError` for anything else than whole numbers from 1 on."""
+    try:
+        sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < 1:
+        raise UsageError(f"{option} takes whole numbers separated by commas, such as {example}, found '{text}'")
+    return sizes
+
+
+def choose_variants(names: str | None) -> "list[Variant]":
+    """The mechanisms named by `--attention`, or all of the catalogue."""
+    from linformer_cli.bench.variants import list_variants, parse_variants
+
+    return list_variants() if names is None else parse_variants(names.split(","))
 
 
 def parse_pairs(pairs: list[str] | None, option: str) -> dict[str, str]:

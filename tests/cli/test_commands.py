@@ -134,7 +134,7 @@ def test_sample_to_stdout_is_a_png_and_nothing_else(run_folder):
     assert finished.stdout.startswith(b"\x89PNG") and finished.stdout.endswith(b"IEND\xaeB`\x82")
 
 
-@pytest.mark.parametrize("command", ["sample", "complete", "check", "bench"])
+@pytest.mark.parametrize("command", ["sample", "complete", "check", "bench sample"])
 def test_torchvision_is_for_data_sets_only(run_folder, tmp_path, command):
     picture = tmp_path / "picture.png"
     Image.new("L", (10, 10)).save(picture)
@@ -142,11 +142,11 @@ def test_torchvision_is_for_data_sets_only(run_folder, tmp_path, command):
         "sample": ["-n", "1", "-o", str(tmp_path / "x.png")],
         "complete": [str(picture), "-n", "1", "-o", str(tmp_path / "x.png")],
         "check": ["--positions", "10"],
-        "bench": ["--batch", "1", "--repeats", "1"],
+        "bench sample": ["--batch", "1", "--repeats", "1"],
     }[command]
     script = (
         "import sys; from linformer_cli.cli.app import main\n"
-        f"sys.argv = ['lintx', {command!r}, *{arguments!r}, '--checkpoint', {str(run_folder)!r}]\n"
+        f"sys.argv = ['lintx', *{command.split()!r}, *{arguments!r}, '--checkpoint', {str(run_folder)!r}]\n"
         "try: main()\n"
         "except SystemExit as ended: assert not ended.code\n"
         "assert 'torchvision' not in sys.modules"
@@ -203,12 +203,13 @@ def test_check_passes_and_fails(lintx, run_folder, monkeypatch):
     outcome = lintx("check", run_folder, "--json")
     assert outcome.code == 1 and "disagree" in outcome.stderr
     assert outcome.document["passed"] is False
-    refused = lintx("bench", "-c", run_folder, "--batch", "1", "--repeats", 1)
+    refused = lintx("bench", "sample", "-c", run_folder, "--batch", "1", "--repeats", 1)
     assert refused.code == 1 and "is not timed" in refused.stderr
 
 
 def test_bench_extrapolates_in_one_place_only(lintx, run_folder):
-    document = lintx("bench", "--checkpoint", run_folder, "--batch", "1,2", "--repeats", 2, "--json").document
+    base = ["bench", "sample", "--checkpoint", run_folder]
+    document = lintx(*base, "--batch", "1,2", "--repeats", 2, "--json").document
     engines = [(row["attention"], row["engine"], row["batch"]) for row in document["rows"]]
     assert engines == [
         (*kind, batch) for batch in (1, 2) for kind in (("linear", "step"), ("softmax", "cached"), ("softmax", "rerun"))
@@ -217,8 +218,56 @@ def test_bench_extrapolates_in_one_place_only(lintx, run_folder):
         assert ("extrapolated" in row) == (row["engine"] == "rerun")
         assert ("images_per_second" in row) == (row["engine"] != "rerun")
     assert document["environment"]["versions"]["torch"]
-    markdown = lintx("bench", "sample", "-c", run_folder, "--batch", "1", "--repeats", 1, "--format", "md").stdout
+    markdown = lintx(*base, "--batch", "1", "--repeats", 1, "--format", "md").stdout
     assert markdown.startswith("| attention")
+
+
+def test_bench_attention_gives_points_and_exponents(lintx):
+    base = ["bench", "attention", "--attention", "linear,fine=linear:chunk=16", "--positions", "64,32", "--repeats", 2]
+    outcome = lintx(*base, "--json")
+    document = outcome.document
+    assert [(row["name"], row["positions"]) for row in document["rows"]] == [
+        ("linear", 32),
+        ("linear", 64),
+        ("fine", 32),
+        ("fine", 64),
+    ]
+    for row in document["rows"]:
+        assert row["left_out"] is None and len(row["samples_seconds"]) == 2 and row["seconds"] > 0
+        assert row["peak_memory_bytes"] >= 0
+    assert document["rows"][2]["attention_options"]["chunk"] == 16
+    assert [row["name"] for row in document["exponents"]] == ["linear", "fine"]
+    assert document["environment"]["versions"]["torch"] and "resident" in document["settings"]["memory"]
+    assert "fine, T = 64: " in outcome.stderr
+
+
+@pytest.mark.parametrize("style", ["table", "md", "csv"])
+def test_bench_attention_says_why_a_row_is_empty(lintx, monkeypatch, style):
+    from linformer_cli.bench import scaling
+    from linformer_cli.bench.memory import PassFailed, PassMemory
+
+    def measure(setup, limit_seconds):
+        if setup.positions > 32:
+            raise PassFailed("needs more memory than there is")
+        return PassMemory(2**20, 0.01)
+
+    monkeypatch.setattr(scaling, "measure_pass_memory", measure)
+    monkeypatch.setenv("COLUMNS", "80")
+    base = ["bench", "attention", "--attention", "linear", "--positions", "32,64", "--repeats", 1, "--format", style]
+    outcome = lintx(*base)
+    assert outcome.code == 0, outcome.stderr
+    words = " ".join(outcome.stdout.replace("|", " ").split())
+    assert "linear" in words and "needs more" in words
+    assert max(map(len, outcome.stdout.splitlines())) <= 80 or style != "table"
+    if style == "csv":
+        rows = list(csv.DictReader(outcome.stdout.splitlines()))
+        assert [(row["positions"], row["peak_memory_bytes"], row["repeats"]) for row in rows] == [
+            ("32", str(2**20), "1"),
+            ("64", "", "0"),
+        ]
+        assert rows[0]["time_exponent_last_two"] == ""
+    else:
+        assert "1 MiB" in words and "exponents of" in words
 
 
 def test_attentions_info_and_env(lintx, run_folder):
