@@ -95,6 +95,7 @@ def test_the_reference_is_up_to_date(tmp_path):
         (["train", "somewhere"], 2, "--resume somewhere"),
         (["train", "--resume", "nosuch"], 1, "not a run folder"),
         (["eval", "--data", "array:nosuch"], 1, "nosuch"),
+        (["attentions", "linaer"], 2, "did you mean 'linear'?"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from linformer_cli.attention import CATALOGUE
+from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.checkpoint import load_model, read_checkpoint, save_checkpoint
 from linformer_cli.report.grids import read_png_metadata
 from linformer_cli.training.run_folder import METRICS
@@ -270,9 +272,56 @@ def test_bench_attention_says_why_a_row_is_empty(lintx, monkeypatch, style):
         assert "1 MiB" in words and "exponents of" in words
 
 
-def test_attentions_info_and_env(lintx, run_folder):
-    rows = lintx("attentions", "--json").document["rows"]
-    assert {"softmax", "linear"} <= {row["attention"] for row in rows}
+def test_attentions_lists_everything_about_each(lintx):
+    document = lintx("attentions", "--positions", 100, "--heads", 2, "--head-width", 16, "--json").document
+    rows = {row["attention"]: row for row in document["rows"]}
+    assert {"softmax", "linear"} <= rows.keys()
+    assert rows["linear"]["options"]["chunk"]["default"] == 64
+    assert (rows["linear"]["memory"], rows["softmax"]["memory"]) == ("constant", "growing")
+    # s and z of two heads; keys and values of 100 positions.
+    assert rows["linear"]["state_bytes"] == 2 * 16 * 17 * 4
+    assert 100 * 2 * 2 * 16 * 4 <= rows["softmax"]["state_bytes"] < 100 * 2 * 2 * 16 * 4 + 100
+    for style in ("md", "csv"):
+        text = lintx("attentions", "--format", style).stdout
+        assert "arXiv 2006.16236" in text and "feature_map=elu" in text
+        assert ("33,792" if style == "md" else "33792") in text
+
+
+@pytest.mark.parametrize("count", [2, 14])
+def test_attentions_fits_a_narrow_terminal(lintx, monkeypatch, count):
+    monkeypatch.setenv("COLUMNS", "80")
+    for number in range(count):
+        monkeypatch.setitem(CATALOGUE, f"linear{number}", LinearAttention)
+    outcome = lintx("attentions")
+    lines = outcome.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    # No word is cut: every name, and the end of every row's source, stands whole somewhere.
+    words = outcome.stdout.split()
+    for number in range(count):
+        assert words.count(f"linear{number}") == 2
+    assert words.count("2006.16236") == count + sum(name == "linear" for name in CATALOGUE)
+    assert "feature_map=elu," in words and "33,792" in words
+    assert "lintx attentions NAME" in outcome.stderr
+
+
+def test_attentions_shows_one(lintx, run_folder, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = lintx("attentions", "linear", "--checkpoint", run_folder).stdout
+    assert "y_t = phi(q_t) s_t" in text and "T = 100, 2 heads of 16" in text
+    assert "elu, relu, poly2, taylor2," in text and "positions taken pairwise" in text
+    document = lintx("attentions", "linear", "--json").document
+    assert document["attention"] == "linear" and "phi(k_t) v_t^T" in document["description"]
+    assert document["options"]["feature_map"] == {
+        "default": "elu",
+        "values": "elu, relu, poly2, taylor2, learned",
+        "description": "phi, the map of queries and keys",
+    }
+    assert document["options"]["features"]["values"] == "int"
+    assert "no options" in lintx("attentions", "softmax").stdout
+    assert lintx("attentions", "linear", "--format", "csv").stdout.splitlines()[1].startswith("feature_map,elu,")
+
+
+def test_info_and_env(lintx, run_folder):
     document = lintx("info", run_folder, "--json").document
     assert document["model"]["image"] == {"height": 10, "width": 10, "channels": 1, "levels": 256}
     assert "glyphs" in lintx("info", run_folder).stdout
