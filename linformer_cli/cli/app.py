@@ -10,7 +10,7 @@ from typer.exceptions import TyperException
 from linformer_cli import __version__
 from linformer_cli.errors import Interrupted, LintxError
 
-from . import attentions, bench, check, complete, env, evaluate, export, info, sample, train
+from . import attentions, bench, check, compare, complete, env, evaluate, export, info, sample, train
 
 app = typer.Typer(
     name="lintx",
@@ -43,6 +43,7 @@ app.command("complete")(complete.complete)
 app.command("eval")(evaluate.evaluate)
 app.command("check")(check.check)
 app.add_typer(bench.app, name="bench")
+app.command("compare")(compare.compare)
 app.command("attentions")(attentions.attentions)
 app.command("info")(info.info)
 app.command("export")(export.export)

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-COMMANDS = ["train", "sample", "complete", "eval", "check", "bench", "attentions", "info", "export", "env"]
+COMMANDS = ["train", "sample", "complete", "eval", "check", "bench", "compare", "attentions", "info", "export", "env"]
 BENCHES = ["bench sample", "bench attention"]
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["train"], ["sample"], ["complete"], ["eval"], ["bench"], ["bench", "attention"]]
+    "arguments", [[], ["train"], ["sample"], ["complete"], ["eval"], ["bench"], ["bench", "attention"], ["compare"]]
 )
 def test_help_needs_no_torch(arguments):
     script = (
@@ -95,6 +95,8 @@ def test_the_reference_is_up_to_date(tmp_path):
         (["train", "somewhere"], 2, "--resume somewhere"),
         (["train", "--resume", "nosuch"], 1, "not a run folder"),
         (["eval", "--data", "array:nosuch"], 1, "nosuch"),
+        (["compare", "--attention", "linaer"], 2, "did you mean 'linear'?"),
+        (["compare", "--data", "glyphs", "--preset", "tiyn"], 2, "did you mean 'tiny'?"),
         (["attentions", "linaer"], 2, "did you mean 'linear'?"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
