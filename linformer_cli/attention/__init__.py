@@ -8,9 +8,13 @@ from linformer_cli.errors import unknown_name
 
 from .base import Attention, AttentionOptions, AttentionShape
 from .linear import LinearAttention
+from .performer import PerformerAttention
+from .rfa import RfaAttention
 from .softmax import SoftmaxAttention
 
-CATALOGUE: dict[str, type[Attention]] = {mechanism.name: mechanism for mechanism in (SoftmaxAttention, LinearAttention)}
+CATALOGUE: dict[str, type[Attention]] = {
+    mechanism.name: mechanism for mechanism in (SoftmaxAttention, LinearAttention, PerformerAttention, RfaAttention)
+}
 
 
 def find_attention(name: str) -> type[Attention]:

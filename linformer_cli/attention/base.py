@@ -73,6 +73,12 @@ class Attention(nn.Module, ABC):
         self.options = options
         self.shape = shape
 
+    def on_training_step(self, step: int, seed: int) -> None:
+        """Called before training step `step` of a run with `seed`, never in evaluation: a chance to draw buffers anew.
+
+        What it does must depend on the two numbers and the layer alone, so that a resumed run is the unbroken one.
+        """
+
     @abstractmethod
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None

@@ -109,6 +109,11 @@ class PixelModel(nn.Module):
             layers.append(layer)
         return self.head(self.norm(x)), PixelState(embedding, tuple(layers))
 
+    def on_training_step(self, step: int, seed: int) -> None:
+        """Tell every attention that training step `step` of a run with `seed` begins."""
+        for block in self._typed_blocks:
+            block.attention.inner.on_training_step(step, seed)
+
     def nats(self, values: Tensor) -> Tensor:
         """Negative log likelihood in nats of every value, [B, T], for values int64 [B, T]."""
         parameters, _ = self.attend(self.shift_values(values))

@@ -191,6 +191,7 @@ class Trainer:
         settings = self.config.train
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+        self.model.on_training_step(self.progress.step, settings.seed)
         self.optimizer.zero_grad(set_to_none=True)
         total = 0.0
         for part in range(settings.accumulation):

@@ -83,7 +83,8 @@ class Watcher:
 @pytest.fixture(scope="module")
 def configure(tiny_model_config: ModelConfig) -> Callable[..., RunConfig]:
     def build(**train: Any) -> RunConfig:
-        model = tiny_model_config.model_copy(update={"dropout": train.pop("dropout", 0.1), "layers": 1})
+        changes = {"dropout": train.pop("dropout", 0.1), "layers": 1, **train.pop("model", {})}
+        model = tiny_model_config.model_copy(update=changes)
         settings = {
             "steps": STEPS,
             "batch": 4,
@@ -153,6 +154,9 @@ SETTINGS = [
     )
 ]
 SETTINGS.append(pytest.param({"ema": 0.9, "keep_last": 2}, "fp32", id="averaged"))
+# Two layers, so that each has draws of its own, and none falls on a save, a stop or the end.
+REDRAWN = {"attention": "performer", "attention_options": {"redraw_every": 4, "features": 8}, "layers": 2}
+SETTINGS.append(pytest.param({"ema": 0.9, "model": REDRAWN}, "fp32", id="redrawn"))
 
 
 @pytest.fixture(scope="module")
@@ -667,3 +671,48 @@ def test_a_run_stopped_before_that_validation_makes_up_for_it(configure, tmp_pat
 
 def test_an_untrained_model_is_not_validated(configure, tmp_path) -> None:
     assert ("best", 0) not in train(begin(configure(), tmp_path)).events
+
+
+# Random draws
+
+
+def directions(model: torch.nn.Module) -> list[torch.Tensor]:
+    found = [buffer.clone() for name, buffer in model.named_buffers() if name.endswith("directions")]
+    assert len(found) == 2
+    return found
+
+
+def test_random_draws_change_when_they_should_and_the_average_has_those_of_the_model(configure, tmp_path) -> None:
+    trainer = begin(configure(model=REDRAWN, ema=0.75, sample_every=5), tmp_path / "run")
+    take_step = trainer._train_step
+    changed: list[int] = []
+
+    def train_step(rate: float) -> tuple[float, float]:
+        before = directions(trainer.model)
+        taken = take_step(rate)
+        after = directions(trainer.model)
+        assert not torch.equal(*after), "two layers of the same draw"
+        if not torch.equal(before[0], after[0]):
+            changed.append(trainer.progress.step)
+        for ours, theirs in zip(after, directions(trainer.evaluated_model), strict=True):
+            assert torch.equal(ours, theirs)
+        return taken
+
+    trainer._train_step = train_step  # type: ignore[method-assign]
+    assert trainer.evaluated_model is not trainer.model
+    train(trainer)
+    assert changed == [0, 4, 8, 12]
+    # Evaluated, sampled from and saved since, and still the last draw.
+    for ours, theirs in zip(directions(trainer.model), directions(load_model(trainer.folder.last)), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_draw_depends_on_the_seed_and_the_step_alone(configure, tmp_path) -> None:
+    drawn = []
+    for name, changes in (("a", {}), ("b", {"learning_rate": 1e-3, "batch": 2}), ("c", {"seed": 1})):
+        trainer = begin(configure(model=REDRAWN, **changes), tmp_path / name)
+        train(trainer)
+        drawn.append(directions(trainer.model))
+    for ours, same, other in zip(*drawn, strict=True):
+        assert torch.equal(ours, same)
+        assert not torch.isclose(ours, other).any()

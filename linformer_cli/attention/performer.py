@@ -1,0 +1,295 @@
+"""Performer (Choromanski 2020, FAVOR+, arXiv 2009.14794): softmax attention estimated by random features."""
+
+import math
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+from torch.nn import functional
+
+from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .causal_sums import causal_sums, divide_by_weight
+from .decayed_sums import decayed_causal_sums, scan_with_decay
+from .random_features import divide_by_floored_weight, draw_directions, seeded_normal, sine_features
+
+RELU_OFFSET = 1e-3
+# Positions taken pairwise, feature by feature, where a product of features would vanish.
+PAIRWISE_CHUNK = 8
+
+
+class PerformerOptions(AttentionOptions):
+    """Options of performer attention."""
+
+    feature_map: Annotated[
+        Literal["positive", "hyperbolic", "trig", "relu"], Field(description="phi, the random map of queries and keys")
+    ] = "positive"
+    features: Annotated[
+        int | None, Field(gt=0, description="m, the width of phi (default: K ln K, rounded up to a multiple of 8)")
+    ] = None
+    orthogonal: Annotated[bool, Field(description="directions at right angles, K at a time, or drawn one by one")] = (
+        True
+    )
+    redraw_every: Annotated[
+        int, Field(ge=0, description="training steps between fresh directions; 0 keeps the first ones")
+    ] = 0
+    chunk: Annotated[int, Field(gt=0, description="positions taken pairwise at once in the parallel form")] = 64
+
+    @model_validator(mode="after")
+    def _two_features_a_direction(self) -> Self:
+        if self.features is not None and self.features % self.features_per_direction:
+            raise ValueError(
+                f"feature_map '{self.feature_map}' makes two features of a direction and needs an even number of "
+                f"'features', found {self.features}"
+            )
+        return self
+
+    @property
+    def features_per_direction(self) -> int:
+        return 2 if self.feature_map in ("hyperbolic", "trig") else 1
+
+
+class PerformerState(NamedTuple):
+    """s [B, H, m, V + 1], the sum of phi(k_j) [v_j, 1]^T: its last column is z, the sum of phi(k_j).
+
+    Both are in units of exp(c), c the running maximum of what is exponentiated: [B, H, m], one for each feature, of
+    positive features; [B, H] of trig ones, with n [B, H], the keys' total weight. `relu` has neither.
+    """
+
+    s: Tensor
+    c: Tensor | None = None
+    n: Tensor | None = None
+
+
+class PerformerAttention(Attention):
+    """y_t = sum over j <= t of A_tj v_j / sum of A_tj, A_tj = phi(x_t) . phi(y_j), x = q K^(-1/4), y = k K^(-1/4).
+
+    With w_i N(0, I); the first two are Lemma 1 of the source:
+
+        positive    phi_i(x) = exp(w_i . x - |x|^2 / 2)
+        hyperbolic  exp(w_i . x - |x|^2 / 2) and exp(-w_i . x - |x|^2 / 2)
+        trig        exp(|x|^2 / 2) [sin(w_i . x), cos(w_i . x)]
+        relu        max(w_i . x, 0) + 1e-3: another kernel, not softmax's
+
+    Differs from the source's code in that no epsilon stands beside an exponential and nothing is stabilised by the
+    maximum over the sequence, which would tell a position of the keys behind it. With b_ji the logarithm of feature i
+    of key j and c_i(t) its maximum over j <= t, the state is the sum of exp(b_ji - c_i(t)), rescaled when c_i rises,
+    and is read with weights softmax over i of a_ti + c_i(t): the denominator is at least 1. `trig` keeps one maximum,
+    of |y_j|^2 / 2, and bounds its denominator from below by a tenth of the keys' total weight.
+    """
+
+    name = "performer"
+    source = "Choromanski 2020, arXiv 2009.14794"
+    family = "kernel"
+    method = "random features of softmax, running sums"
+    memory = Memory.CONSTANT
+    options_type = PerformerOptions
+    options: PerformerOptions
+    directions: Tensor
+
+    def __init__(self, options: PerformerOptions, shape: AttentionShape) -> None:
+        super().__init__(options, shape)
+        width = shape.key_width
+        self.features = options.features or 8 * max(1, math.ceil(width * math.log(width) / 8))
+        count = self.features // options.features_per_direction
+        # w [directions, K], the same for all heads.
+        self.register_buffer("directions", draw_directions(count, width, options.orthogonal))
+
+    @torch.no_grad()
+    def on_training_step(self, step: int, seed: int) -> None:
+        if self.options.redraw_every and step % self.options.redraw_every == 0:
+            count, width = self.directions.shape
+            normal = seeded_normal(seed, self.shape.layer, step)
+            self.directions.copy_(draw_directions(count, width, self.options.orthogonal, normal))
+
+    def _project(self, x: Tensor) -> Tensor:
+        """w_i . x K^(-1/4) for x [..., K]: [..., directions]."""
+        projected: Tensor = x @ (self.directions.to(x.dtype) * self.shape.key_width**-0.25).transpose(0, 1)
+        return projected
+
+    def _half_square(self, x: Tensor) -> Tensor:
+        """|x K^(-1/4)|^2 / 2 for x [..., K]: [...]."""
+        squares: Tensor = x.square().sum(dim=-1)
+        return squares * (0.5 / math.sqrt(self.shape.key_width))
+
+    def _log_query_features(self, q: Tensor) -> Tensor:
+        """a, up to the query's own -|x|^2 / 2, which all its weights share."""
+        a = self._project(q)
+        return torch.cat([a, -a], dim=-1) if self.options.feature_map == "hyperbolic" else a
+
+    def _log_key_features(self, k: Tensor) -> Tensor:
+        return self._log_query_features(k) - self._half_square(k).unsqueeze(-1)
+
+    def _relu_features(self, x: Tensor) -> Tensor:
+        return self._project(x).relu() + RELU_OFFSET
+
+    def kernel(self, q: Tensor, k: Tensor) -> Tensor:
+        """phi(x_t) . phi(y_j) [B, H, T, J] of q [B, H, T, K] and k [B, H, J, K], scaled to estimate exp(x_t . y_j).
+
+        To look at, for inputs of moderate size: every exponential is taken as it is. `relu` estimates something else.
+        """
+        if self.options.feature_map == "relu":
+            return self._relu_features(q) @ self._relu_features(k).transpose(-1, -2) / self.features
+        half_q, half_k = self._half_square(q).unsqueeze(-1), self._half_square(k).unsqueeze(-1)
+        if self.options.feature_map == "trig":
+            phi_q, phi_k = (sine_features(self._project(x)) * half.exp() for x, half in ((q, half_q), (k, half_k)))
+            return phi_q @ phi_k.transpose(-1, -2)
+        phi_q, phi_k = (self._log_query_features(q) - half_q).exp(), self._log_key_features(k).exp()
+        return phi_q @ phi_k.transpose(-1, -2) / self.features
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
+    ) -> tuple[Tensor, PerformerState]:
+        dtype = accumulator_dtype(q.dtype)
+        with torch.autocast(q.device.type, enabled=False):
+            # A column of ones beside the values brings z along with s.
+            q, k, values = q.to(dtype), k.to(dtype), functional.pad(v.to(dtype), (0, 1), value=1.0)
+            if self.options.feature_map == "relu":
+                phi_q, phi_k = self._relu_features(q), self._relu_features(k)
+                sums, s = causal_sums(phi_q, phi_k, values, None if state is None else state.s, self.options.chunk)
+                y, state = divide_by_weight(sums[..., :-1], sums[..., -1]), PerformerState(s.clone())
+            elif self.options.feature_map == "trig":
+                y, state = self._attend_trigonometric(q, k, values, state)
+            else:
+                y, state = self._attend_exponential(q, k, values, state)
+        return y.to(v.dtype), state
+
+    def _attend_exponential(
+        self, q: Tensor, k: Tensor, values: Tensor, state: PerformerState | None
+    ) -> tuple[Tensor, PerformerState]:
+        """Units of the maximum behind the last position, for all positions: right wherever no product vanishes.
+
+        Every feature is at most 1 in these units, and those too small for the type add up to less than rounding does
+        where a denominator is above `least`. Images and heads where one is not, which takes keys that outweigh
+        earlier ones by many orders of magnitude, are worked out again in units that look at no later position.
+        """
+        a, b = self._log_query_features(q), self._log_key_features(k)
+        # Units drop out of y, so that nothing is lost by treating them as constants.
+        c = b.detach().amax(dim=2)
+        carried = None
+        if state is not None:
+            assert state.c is not None
+            c = torch.maximum(c, state.c)
+            carried = state.s * (state.c - c).exp().unsqueeze(-1)
+        units = c.unsqueeze(2)
+        phi_q, phi_k = (a + units).softmax(dim=-1), (b - units).exp()
+        sums, s = causal_sums(phi_q, phi_k, values, carried, self.options.chunk)
+        limits = torch.finfo(sums.dtype)
+        least = limits.tiny / limits.eps**2
+        weight = sums[..., -1]
+        vanished = weight < least
+        y = sums[..., :-1] / weight.masked_fill(vanished, 1).unsqueeze(-1)
+        if bool(vanished.any()):
+            rows = vanished.any(dim=-1).flatten().nonzero().squeeze(-1)
+            a, b, values = (x.flatten(0, 1)[rows] for x in (a, b, values))
+            before = None if state is None or state.c is None else [x.flatten(0, 1)[rows] for x in (state.s, state.c)]
+            y = y.flatten(0, 1).index_copy(0, rows, _attend_pairwise(a, b, values, before)).view_as(y)
+        return y, PerformerState(s.clone(), c)
+
+    def _attend_trigonometric(
+        self, q: Tensor, k: Tensor, values: Tensor, state: PerformerState | None
+    ) -> tuple[Tensor, PerformerState]:
+        exponent = self._half_square(k)
+        c = exponent.detach().cummax(dim=-1).values
+        before, sums_before, total_before = c[..., :1], None, None
+        if state is not None:
+            assert state.c is not None and state.n is not None
+            c = torch.maximum(c, state.c.unsqueeze(-1))
+            # Behind no position there is no maximum, and nothing to rescale.
+            before = torch.where(state.c.isinf().unsqueeze(-1), c[..., :1], state.c.unsqueeze(-1))
+            sums_before, total_before = state.s, state.n[..., None, None]
+        log_decay = torch.cat([before, c[..., :-1]], dim=-1) - c
+        weights = (exponent - c).exp().unsqueeze(-1)
+        phi_q, phi_k = sine_features(self._project(q)), sine_features(self._project(k))
+        chunk = self.options.chunk
+        sums, s = decayed_causal_sums(phi_q, phi_k, values * weights, log_decay, sums_before, chunk)
+        ones = torch.ones_like(weights)
+        totals, n = decayed_causal_sums(ones, ones, weights, log_decay, total_before, chunk)
+        y = divide_by_floored_weight(sums, totals.squeeze(-1))
+        return y, PerformerState(s, c[..., -1].clone(), n.flatten(1))
+
+    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> PerformerState:
+        heads, dtype = self.shape.heads, accumulator_dtype(dtype)
+        s = torch.zeros(batch, heads, self.features, self.shape.value_width + 1, device=device, dtype=dtype)
+        if self.options.feature_map == "relu":
+            return PerformerState(s)
+        if self.options.feature_map == "trig":
+            n = s.new_zeros(batch, heads)
+            return PerformerState(s, torch.full_like(n, -math.inf), n)
+        return PerformerState(s, s.new_full(s.shape[:-1], -math.inf))
+
+    @torch.no_grad()
+    def step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: PerformerState, extra_t: Tensor | None = None
+    ) -> tuple[Tensor, PerformerState]:
+        s, c, n = state
+        q_t, k_t = q_t.to(s.dtype), k_t.to(s.dtype)
+        values = functional.pad(v_t.to(s.dtype), (0, 1), value=1.0)
+        with torch.autocast(s.device.type, enabled=False):
+            if c is None:
+                phi_q, phi_k = self._relu_features(torch.stack([q_t, k_t]))
+                sums = _add_and_read(s, phi_q, phi_k, values)
+                y_t = divide_by_weight(sums[..., :-1], sums[..., -1])
+            elif n is not None:
+                exponent = self._half_square(k_t)
+                rescale = _raise_maximum(c, exponent)
+                weight = exponent.sub_(c).exp_()
+                s.mul_(rescale[..., None, None])
+                n.mul_(rescale).add_(weight)
+                phi_q, phi_k = sine_features(self._project(torch.stack([q_t, k_t])))
+                y_t = divide_by_floored_weight(_add_and_read(s, phi_q, phi_k.mul_(weight.unsqueeze(-1)), values), n)
+            else:
+                a, b = self._log_query_features(torch.stack([q_t, k_t]))
+                b -= self._half_square(k_t).unsqueeze(-1)
+                s.mul_(_raise_maximum(c, b).unsqueeze(-1))
+                sums = _add_and_read(s, a.add_(c).softmax(dim=-1), b.sub_(c).exp_(), values)
+                y_t = sums[..., :-1] / sums[..., -1:]
+        return y_t.to(v_t.dtype), state
+
+    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
+        maxima = {"relu": 0, "trig": 2}.get(self.options.feature_map, self.features)
+        per_head = self.features * (self.shape.value_width + 1) + maxima
+        return batch * self.shape.heads * per_head * accumulator_dtype(dtype).itemsize
+
+
+def _raise_maximum(c: Tensor, exponents: Tensor) -> Tensor:
+    """Raise the running maxima c in place; returns what sums in units of the old exp(c) are to be multiplied by."""
+    before = c.clone()
+    torch.maximum(c, exponents, out=c)
+    return before.sub_(c).exp_()
+
+
+def _add_and_read(s: Tensor, phi_q: Tensor, phi_k: Tensor, values: Tensor) -> Tensor:
+    """Add phi_k values^T to s [B, H, C, V] in place; returns phi_q s [B, H, V]."""
+    s.addcmul_(phi_k.unsqueeze(-1), values.unsqueeze(-2))
+    return (phi_q.unsqueeze(-2) @ s).squeeze(-2)
+
+
+def _attend_pairwise(a: Tensor, b: Tensor, values: Tensor, before: list[Tensor] | None) -> Tensor:
+    """y [R, T, V] from logarithms of features a, b [R, T, C] and values [R, T, V + 1], whatever their size.
+
+    `before` is s and c of the positions before these.
+
+    In short chunks: earlier ones through their sums, in units of the running maximum of each feature at the chunk's
+    start; inside a chunk log A_tj is the logarithm of the sum of exp(a_ti + b_ji), pair by pair.
+    """
+    length = a.shape[1]
+    chunks = -(-length // PAIRWISE_CHUNK)
+    fill = (0, 0, 0, chunks * PAIRWISE_CHUNK - length)
+    a, b, values = (functional.pad(x, fill).unflatten(1, (chunks, PAIRWISE_CHUNK)) for x in (a, b, values))
+
+    first = torch.full_like(b[:, 0, 0], -math.inf) if before is None else before[1]
+    maxima = torch.cat([first.unsqueeze(1), b.detach().amax(dim=2)], dim=1).cummax(dim=1).values
+    starts, ends = maxima[:, :-1], maxima[:, 1:]
+    parts = (b - ends.unsqueeze(2)).exp().transpose(-1, -2) @ values
+    carried = torch.zeros_like(parts[:, 0]) if before is None else before[0]
+    states = scan_with_decay(parts, (starts - ends).exp().unsqueeze(-1), carried)
+
+    later = torch.ones(PAIRWISE_CHUNK, PAIRWISE_CHUNK, dtype=torch.bool, device=a.device).triu(1)
+    pairs = (a.unsqueeze(3) + b.unsqueeze(2)).logsumexp(dim=-1).masked_fill(later, -math.inf)
+    earlier = a + starts.unsqueeze(2)
+    highest = torch.maximum(pairs.detach().amax(dim=-1, keepdim=True), earlier.detach().amax(dim=-1, keepdim=True))
+    sums = (earlier - highest).exp() @ states[:, :-1] + (pairs - highest).exp() @ values
+    # The filling has no denominator, so it goes before the division.
+    sums = sums.flatten(1, 2)[:, :length]
+    return sums[..., :-1] / sums[..., -1:]

@@ -1,0 +1,130 @@
+"""Random feature attention (Peng 2021, arXiv 2103.02143): sines and cosines of random directions, and a gate."""
+
+from typing import Annotated, Any, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .causal_sums import causal_sums
+from .decayed_sums import decayed_causal_sums
+from .random_features import divide_by_floored_weight, draw_directions, sine_features
+
+
+class RfaOptions(AttentionOptions):
+    """Options of random feature attention."""
+
+    gate: Annotated[bool, Field(description="older positions fade, by a gate learned from the input")] = True
+    frequencies: Annotated[
+        int | None, Field(gt=0, description="D, random directions, with a sine and a cosine of each (default: 2 K)")
+    ] = None
+    chunk: Annotated[int, Field(gt=0, description="positions taken pairwise at once in the parallel form")] = 64
+
+
+class RfaState(NamedTuple):
+    """s [B, H, 2 D, V + 1], the sum of phi(k_j) [v_j, 1]^T (its last column is z), and n [B, H], their total weight."""
+
+    s: Tensor
+    n: Tensor
+
+
+class RfaAttention(Attention):
+    """y_t = phi(q_t) s_t / max(phi(q_t) . z_t, 0.1 n_t), phi(x) = [sin(w_i . x), cos(w_i . x)] / sqrt(D), i = 1 .. D.
+
+    Queries and keys are scaled to length 1 first, and w_i = sigma * e_i with e_i N(0, I) fixed and sigma learned for
+    each head and dimension: phi(q) . phi(k) estimates exp(-|sigma * (q - k)|^2 / 2). Without the gate, s_t, z_t and
+    n_t add up phi(k_j) v_j^T, phi(k_j) and 1. With it, g_t is the sigmoid of the head's extra scalar, and
+
+        s_t = g_t s_{t-1} + (1 - g_t) phi(k_t) v_t^T,  z_t and n_t likewise
+
+    Section 3 of the source. Differs from it in the denominator, which is bounded from below by a tenth of
+    n_t, its largest possible value: the sines and cosines can cancel to nothing and to less than nothing.
+    """
+
+    name = "rfa"
+    source = "Peng 2021, arXiv 2103.02143"
+    family = "kernel"
+    method = "random Fourier features, gated running sums"
+    memory = Memory.CONSTANT
+    options_type = RfaOptions
+    # At 2 the gate forgets before there is anything to learn from; at 5 it starts with a memory of about 150 positions.
+    extra_bias = 5.0
+    options: RfaOptions
+    directions: Tensor
+
+    def __init__(self, options: RfaOptions, shape: AttentionShape) -> None:
+        super().__init__(options, shape)
+        self.frequencies = options.frequencies or 2 * shape.key_width
+        self.extra_per_head = 1 if options.gate else 0
+        self.sigma = nn.Parameter(torch.ones(shape.heads, shape.key_width))
+        # e [D, K], the same for all heads.
+        self.register_buffer("directions", draw_directions(self.frequencies, shape.key_width, orthogonal=False))
+
+    def _features(self, x: Tensor, sigma: Tensor) -> Tensor:
+        """phi of x [..., K] for sigma in a shape that goes with it: [..., 2 D]."""
+        scaled = functional.normalize(x, dim=-1) * sigma.to(x.dtype)
+        return sine_features(scaled @ self.directions.to(x.dtype).transpose(0, 1))
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
+    ) -> tuple[Tensor, RfaState]:
+        dtype = accumulator_dtype(q.dtype)
+        with torch.autocast(q.device.type, enabled=False):
+            sigma = self.sigma.unsqueeze(1)
+            phi_q, phi_k = self._features(q.to(dtype), sigma), self._features(k.to(dtype), sigma)
+            # A column of ones beside the values brings z along with s.
+            values = functional.pad(v.to(dtype), (0, 1), value=1.0)
+            s, n = (None, None) if state is None else state
+            if self.options.gate:
+                gate = _expect_gate(extra).to(dtype)
+                log_gate = functional.logsigmoid(gate)
+                values = values * (-gate).sigmoid().unsqueeze(-1)
+                sums, s = decayed_causal_sums(phi_q, phi_k, values, log_gate, s, self.options.chunk)
+                # The weights 1 - g that a gate g leaves: all of the product of gates that is not yet there.
+                log_kept = log_gate.cumsum(dim=-1)
+                weight = -log_kept.expm1()
+                if n is not None:
+                    weight = weight + n.unsqueeze(-1) * log_kept.exp()
+            else:
+                sums, s = causal_sums(phi_q, phi_k, values, s, self.options.chunk)
+                weight = torch.arange(1, v.shape[2] + 1, device=v.device, dtype=dtype).expand(v.shape[:3])
+                weight = weight if n is None else weight + n.unsqueeze(-1)
+            y = divide_by_floored_weight(sums, weight)
+        return y.to(v.dtype), RfaState(s.clone(), weight[..., -1].clone())
+
+    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> RfaState:
+        heads, dtype = self.shape.heads, accumulator_dtype(dtype)
+        s = torch.zeros(batch, heads, 2 * self.frequencies, self.shape.value_width + 1, device=device, dtype=dtype)
+        return RfaState(s, s.new_zeros(batch, heads))
+
+    @torch.no_grad()
+    def step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: RfaState, extra_t: Tensor | None = None
+    ) -> tuple[Tensor, RfaState]:
+        s, n = state
+        with torch.autocast(s.device.type, enabled=False):
+            phi_q, phi_k = self._features(torch.stack([q_t, k_t]).to(s.dtype), self.sigma)
+            values = functional.pad(v_t.to(s.dtype), (0, 1), value=1.0)
+            if self.options.gate:
+                gate = _expect_gate(extra_t).to(s.dtype)
+                kept, added = gate.sigmoid(), (-gate).sigmoid()
+                s.mul_(kept[..., None, None])
+                values *= added.unsqueeze(-1)
+                n.mul_(kept).add_(added)
+            else:
+                n.add_(1)
+            s.addcmul_(phi_k.unsqueeze(-1), values.unsqueeze(-2))
+            y_t = divide_by_floored_weight((phi_q.unsqueeze(-2) @ s).squeeze(-2), n)
+        return y_t.to(v_t.dtype), state
+
+    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
+        per_head = 2 * self.frequencies * (self.shape.value_width + 1) + 1
+        return batch * self.shape.heads * per_head * accumulator_dtype(dtype).itemsize
+
+
+def _expect_gate(extra: Tensor | None) -> Tensor:
+    if extra is None:
+        raise ValueError("rfa with a gate needs one extra scalar a head and position")
+    return extra.squeeze(-1)

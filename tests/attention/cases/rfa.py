@@ -1,0 +1,41 @@
+"""Random feature attention by its definition: T x T weights and nothing from the package."""
+
+import torch
+from attention.inputs import Case, Inputs, Tensors
+from torch import Tensor
+
+
+def kernel(x: Inputs, tensors: Tensors) -> Tensor:
+    """[B, H, T, T]: the mean over directions of cos(w . (q_t - k_j)) for w = sigma * e and q, k of length 1."""
+    w = tensors["sigma"].unsqueeze(1) * tensors["directions"]  # [H, D, K]
+    q, k = (torch.einsum("hdk,bhtk->bhtd", w, part / part.norm(dim=-1, keepdim=True)) for part in (x.q, x.k))
+    return (q.unsqueeze(3) - k.unsqueeze(2)).cos().mean(-1)
+
+
+def average(weights: Tensor, similar: Tensor, v: Tensor) -> Tensor:
+    """Values by weights [.., T, T] times similarity, over their sum, or a tenth of the weights alone if more."""
+    denominator = torch.maximum((weights * similar).sum(-1), 0.1 * weights.sum(-1))
+    return (weights * similar) @ v / denominator.unsqueeze(-1)
+
+
+def ungated(x: Inputs, tensors: Tensors) -> Tensor:
+    similar = kernel(x, tensors)
+    return average(torch.ones_like(similar).tril(), similar, x.v)
+
+
+def gated(x: Inputs, tensors: Tensors) -> Tensor:
+    """Position j weighs (1 - g_j) times the gates of all positions behind it, up to t."""
+    assert x.extra is not None
+    gate = x.extra[..., 0].sigmoid()
+    length = gate.shape[-1]
+    columns = []
+    for j in range(length):
+        fading = torch.cat([1 - gate[..., j : j + 1], gate[..., j + 1 :]], dim=-1).cumprod(dim=-1)
+        columns.append(torch.cat([torch.zeros_like(gate[..., :j]), fading], dim=-1))
+    return average(torch.stack(columns, dim=-1), kernel(x, tensors), x.v)
+
+
+CASES = {
+    "rfa-gated": Case("rfa", {"gate": True, "chunk": 16}, gated),
+    "rfa-ungated": Case("rfa", {"gate": False, "chunk": 16, "frequencies": 9}, ungated),
+}

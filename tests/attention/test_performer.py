@@ -1,0 +1,303 @@
+"""What is particular to performer; what it shares with all others is in test_contract.py."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from tolerances import BFLOAT16, FLOAT64, assert_agree
+from torch import Tensor
+
+from linformer_cli.attention import build_attention, parse_options
+from linformer_cli.attention import performer as performer_module
+from linformer_cli.attention.base import AttentionShape, state_tensors
+from linformer_cli.attention.performer import PerformerAttention, PerformerState
+from linformer_cli.errors import UsageError
+
+FEATURE_MAPS = ["positive", "hyperbolic", "trig", "relu"]
+every_map = pytest.mark.parametrize("feature_map", FEATURE_MAPS)
+with_a_maximum = pytest.mark.parametrize("feature_map", ["positive", "hyperbolic"])
+
+
+def build(dtype: torch.dtype = torch.float64, layer: int = 0, width: int = 6, **options: Any) -> PerformerAttention:
+    torch.manual_seed(2)
+    shape = AttentionShape(heads=2, key_width=width, value_width=5, positions=784, row=28, layer=layer)
+    attention = build_attention("performer", options, shape).to(dtype)
+    assert isinstance(attention, PerformerAttention)
+    return attention
+
+
+def draw(length: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(2, 2, length, width, generator=generator, dtype=torch.float64).to(dtype) for width in (6, 6, 5)]
+
+
+# Options
+
+
+def test_what_is_wrong_with_an_option_is_one_line() -> None:
+    with pytest.raises(UsageError, match=r"'performer': unknown key 'redraw'; did you mean 'redraw_every'"):
+        parse_options("performer", {"redraw": 16})
+    with pytest.raises(UsageError, match=r"feature_map.*'positive'.*found 'positiv'"):
+        parse_options("performer", {"feature_map": "positiv"})
+    with pytest.raises(UsageError, match=r"redraw_every.*greater than or equal to 0.*found -1"):
+        parse_options("performer", {"redraw_every": -1})
+    for feature_map in ("hyperbolic", "trig"):
+        with pytest.raises(UsageError, match=f"'{feature_map}' makes two features.*even number.*found 9"):
+            parse_options("performer", {"feature_map": feature_map, "features": 9})
+
+
+@pytest.mark.parametrize(("width", "features"), [(1, 8), (6, 16), (32, 112), (64, 272)])
+def test_the_default_width_is_about_k_ln_k(width: int, features: int) -> None:
+    attention = build(width=width)
+    assert attention.features == features
+    assert 0 <= features - width * math.log(width) <= 8
+    assert attention.init_state(1, 1, torch.device("cpu"), torch.float32).s.shape == (1, 2, features, 6)
+
+
+@pytest.mark.parametrize(
+    ("feature_map", "directions"), [("positive", 24), ("relu", 24), ("hyperbolic", 12), ("trig", 12)]
+)
+def test_features_count_what_the_state_holds(feature_map: str, directions: int) -> None:
+    attention = build(feature_map=feature_map, features=24)
+    assert attention.directions.shape == (directions, 6)
+    assert attention.init_state(1, 1, torch.device("cpu"), torch.float32).s.shape == (1, 2, 24, 6)
+
+
+def test_the_default_is_positive_and_orthogonal() -> None:
+    assert torch.equal(build().directions, build(feature_map="positive", orthogonal=True).directions)
+    assert not torch.equal(build().directions, build(orthogonal=False).directions)
+
+
+# Directions
+
+
+@every_map
+def test_the_directions_are_saved_and_change_in_no_forward(feature_map: str) -> None:
+    attention = build(feature_map=feature_map).train()
+    before = attention.state_dict()["directions"].clone()
+    attention.attend(*draw(40))
+    assert torch.equal(attention.directions, before)
+
+
+@pytest.mark.parametrize("orthogonal", [True, False])
+@every_map
+def test_directions_are_redrawn_when_it_is_their_time(feature_map: str, orthogonal: bool) -> None:
+    attention = build(feature_map=feature_map, orthogonal=orthogonal, redraw_every=3)
+    changed, last = [], attention.directions.clone()
+    random_state = torch.get_rng_state()
+    for step in range(8):
+        attention.on_training_step(step, seed=5)
+        if not torch.equal(last, attention.directions):
+            changed.append(step)
+        last = attention.directions.clone()
+    assert changed == [0, 3, 6]
+    assert torch.equal(torch.get_rng_state(), random_state)
+
+
+def test_directions_are_kept_where_nothing_else_is_said() -> None:
+    attention = build()
+    before = attention.directions.clone()
+    for step in range(4):
+        attention.on_training_step(step, seed=5)
+    assert torch.equal(attention.directions, before)
+
+
+def test_a_redraw_depends_on_seed_step_and_layer_alone() -> None:
+    def redrawn(seed: int = 5, step: int = 6, layer: int = 1, history: tuple[int, ...] = ()) -> Tensor:
+        attention = build(layer=layer, redraw_every=3)
+        for earlier in history:
+            attention.on_training_step(earlier, seed)
+        torch.manual_seed(len(history))
+        attention.on_training_step(step, seed)
+        return attention.directions
+
+    assert torch.equal(redrawn(), redrawn(history=(0, 3)))
+    for other in ({"seed": 6}, {"step": 9}, {"layer": 2}):
+        assert not torch.isclose(redrawn(), redrawn(**other)).any()
+
+
+def test_a_redraw_is_seen() -> None:
+    attention = build(redraw_every=1)
+    inputs = draw(20)
+    before, _ = attention.attend(*inputs)
+    attention.on_training_step(0, seed=0)
+    after, _ = attention.attend(*inputs)
+    assert (after - before).abs().max() > 1e-2
+
+
+# The running maximum
+
+
+@with_a_maximum
+def test_the_state_is_in_units_of_the_running_maximum(feature_map: str) -> None:
+    attention = build(feature_map=feature_map, chunk=16)
+    q, k, v = draw(40)
+    _, state = attention.attend(q, k, v)
+    assert isinstance(state, PerformerState) and state.c is not None
+    y = k * 6**-0.25
+    exponents = y @ attention.directions.T
+    if feature_map == "hyperbolic":
+        exponents = torch.cat([exponents, -exponents], dim=-1)
+    exponents = exponents - y.square().sum(-1, keepdim=True) / 2
+    assert_agree(state.c, exponents.amax(dim=2), FLOAT64)
+    phi = (exponents - state.c.unsqueeze(2)).exp()
+    assert_agree(state.s[..., :-1], torch.einsum("bhtc,bhtv->bhcv", phi, v), FLOAT64)
+    assert_agree(state.s[..., -1], phi.sum(dim=2), FLOAT64)
+
+
+@pytest.fixture
+def pairwise_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many images times heads each call works out pair by pair."""
+    rows: list[int] = []
+    attend_pairwise = performer_module._attend_pairwise
+
+    def count(a: Tensor, *rest: Any) -> Tensor:
+        rows.append(len(a))
+        return attend_pairwise(a, *rest)
+
+    monkeypatch.setattr(performer_module, "_attend_pairwise", count)
+    return rows
+
+
+@with_a_maximum
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_ordinary_inputs_are_never_worked_out_pair_by_pair(
+    feature_map: str, dtype: torch.dtype, pairwise_rows: list[int]
+) -> None:
+    attention = build(dtype, feature_map=feature_map)
+    q, k, v = draw(784, dtype)
+    attention.attend(2 * q, 2 * k, v)
+    assert pairwise_rows == []
+
+
+@with_a_maximum
+def test_only_the_heads_that_need_it_are_worked_out_pair_by_pair(feature_map: str, pairwise_rows: list[int]) -> None:
+    attention = build(feature_map=feature_map)
+    q, k, v = draw(60)
+    hard = k.clone()
+    hard[1, 0] *= 40
+    expected, _ = attention.attend(q, k, v)
+    found, _ = attention.attend(q, hard, v)
+    assert pairwise_rows == [1]
+    untouched = torch.tensor([[True, True], [False, True]])
+    assert torch.equal(found[untouched], expected[untouched])
+
+
+@with_a_maximum
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1.0, 8.0, 100.0])
+def test_one_key_gets_all_the_weight_whatever_its_size_and_what_follows(
+    feature_map: str, dtype: torch.dtype, size: float
+) -> None:
+    """The first output is the first value: no epsilon, and no later maximum, comes near its denominator."""
+    attention = build(dtype, feature_map=feature_map)
+    q, k, v = draw(50, dtype)
+    k[:, :, 0] *= size
+    y, _ = attention.attend(size * q, k, v)
+    torch.testing.assert_close(y[:, :, 0], v[:, :, 0])
+
+
+@with_a_maximum
+def test_pairs_and_sums_are_the_same_function(feature_map: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = build(feature_map=feature_map, chunk=16)
+    q, k, v = draw(77)
+    expected, _ = attention.attend(q, k, v)
+    monkeypatch.setattr(torch, "finfo", lambda _: type("Limits", (), {"tiny": 1e10, "eps": 1.0}))
+    _, state = attention.attend(*(part[:, :, :31] for part in (q, k, v)))
+    found, _ = attention.attend(*(part[:, :, 31:] for part in (q, k, v)), state)
+    assert_agree(found, expected[:, :, 31:], FLOAT64)
+
+
+# The kernels
+
+
+@pytest.mark.parametrize("orthogonal", [True, False])
+@pytest.mark.parametrize("feature_map", ["positive", "hyperbolic", "trig"])
+def test_many_features_come_close_to_softmax(feature_map: str, orthogonal: bool) -> None:
+    q, k, v = draw(30)
+    q, k = q / 2, k / 2
+    scores = q @ k.transpose(-1, -2) / math.sqrt(6)
+    future = torch.ones_like(scores).triu(1) == 1
+    expected = scores.masked_fill(future, -math.inf).softmax(-1) @ v
+    errors = []
+    for features in (48, 20_000):
+        attention = build(feature_map=feature_map, features=features, orthogonal=orthogonal)
+        y, _ = attention.attend(q, k, v)
+        errors.append(float((y - expected).square().mean()))
+    assert errors[1] < 1e-3
+    assert errors[0] > 10 * errors[1]
+
+
+def test_the_kernel_to_look_at_is_the_product_of_features() -> None:
+    q, k, _ = draw(7)
+    x, y = 6**-0.25 * q, 6**-0.25 * k[:, :, :3]
+    for feature_map in FEATURE_MAPS:
+        attention = build(feature_map=feature_map, features=8)
+        w = attention.directions
+        kernel = torch.zeros(2, 2, 7, 3, dtype=torch.float64)
+        for direction in w:
+            a, b = (part @ direction for part in (x, y))
+            sizes = (x.square().sum(-1).unsqueeze(3) + y.square().sum(-1).unsqueeze(2)) / 2
+            if feature_map == "relu":
+                kernel += (a.relu() + 1e-3).unsqueeze(3) * (b.relu() + 1e-3).unsqueeze(2) / len(w)
+            elif feature_map == "trig":
+                kernel += (a.unsqueeze(3) - b.unsqueeze(2)).cos() * sizes.exp() / len(w)
+            else:
+                both = a.unsqueeze(3) + b.unsqueeze(2)
+                grow = both.exp() if feature_map == "positive" else both.cosh()
+                kernel += grow * (-sizes).exp() / len(w)
+        assert_agree(attention.kernel(q, k[:, :, :3]), kernel, FLOAT64)
+
+
+def test_a_denominator_that_cancels_is_raised_to_a_tenth_of_the_weight() -> None:
+    attention = build(feature_map="trig", features=2)  # one direction: the denominator is a cosine
+    direction = attention.directions[0]
+    step = math.pi * direction / direction.square().sum() * 6**0.25  # half a turn
+    k = torch.zeros(1, 2, 3, 6, dtype=torch.float64)
+    q = step.expand(1, 2, 3, 6)
+    v = torch.ones(1, 2, 3, 5, dtype=torch.float64)
+    y, _ = attention.attend(q, k, v)
+    assert_agree(y, torch.full_like(v, -10.0), FLOAT64)
+
+
+@every_map
+def test_autocast_leaves_the_sums_in_float32(feature_map: str) -> None:
+    attention = build(torch.float32, feature_map=feature_map, chunk=16)
+    inputs = draw(130, torch.float32)
+    expected, expected_state = attention.attend(*inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, state = attention.attend(*inputs)
+        half, half_state = attention.attend(*(part.bfloat16() for part in inputs))
+        y_t, stepped = attention.step(*(part[:, :, 0] for part in inputs), attention.attend(*inputs)[1])
+    exact_t, _ = attention.step(*(part[:, :, 0] for part in inputs), attention.attend(*inputs)[1])
+    assert torch.equal(y, expected)
+    assert torch.equal(y_t, exact_t)
+    assert {tensor.dtype for kept in (state, half_state, stepped) for tensor in state_tensors(kept)} == {torch.float32}
+    for found, other in zip(state_tensors(state), state_tensors(expected_state), strict=True):
+        assert torch.equal(found, other)
+    exact, _ = attention.attend(*(part.bfloat16().float() for part in inputs))
+    assert half.dtype == torch.bfloat16
+    assert_agree(half, exact, BFLOAT16)
+
+
+@every_map
+@pytest.mark.parametrize("hard", [False, True])
+def test_what_training_keeps_grows_linearly(feature_map: str, hard: bool) -> None:
+    """All that autograd saves for the backward pass: four times the positions, about four times the bytes."""
+    attention = build(torch.float32, feature_map=feature_map)
+    saved = []
+    for length in (512, 2048):
+        q, k, v = draw(length, torch.float32)
+        inputs = [part.requires_grad_() for part in (q, 30 * k if hard else k, v)]
+        storages: dict[int, int] = {}
+
+        def pack(tensor: Tensor, storages: dict[int, int] = storages) -> Tensor:
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            y, _ = attention.attend(*inputs)
+        y.sum().backward()
+        saved.append(sum(storages.values()))
+    assert saved[1] < 4.5 * saved[0], saved

@@ -1,0 +1,71 @@
+"""Random directions: their distribution, their angles, and what fixes them."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from linformer_cli.attention.random_features import (
+    divide_by_floored_weight,
+    draw_directions,
+    seeded_normal,
+    sine_features,
+)
+
+
+def draw(count: int, width: int, orthogonal: bool, seed: int = 0) -> Tensor:
+    return draw_directions(count, width, orthogonal, seeded_normal(seed, 0, 0))
+
+
+@pytest.mark.parametrize("orthogonal", [True, False])
+def test_every_direction_is_normal(orthogonal: bool) -> None:
+    drawn = torch.stack([draw(20, 8, orthogonal, seed) for seed in range(2000)])
+    assert drawn.mean(0).abs().max() < 5 / math.sqrt(2000)
+    assert (drawn.square().mean(0) - 1).abs().max() < 5 * math.sqrt(2 / 2000)
+    # Lengths are those of normal vectors, not all alike: |w|^2 has mean K and variance 2 K.
+    squares = drawn.square().sum(-1)
+    assert abs(squares.mean() - 8) < 0.1
+    assert abs(squares.var() - 16) < 1
+
+
+def test_orthogonal_directions_come_in_blocks_at_right_angles() -> None:
+    drawn = torch.nn.functional.normalize(draw(20, 8, True), dim=-1)
+    products = drawn @ drawn.T
+    for start, stop in ((0, 8), (8, 16), (16, 20)):
+        block = products[start:stop, start:stop]
+        torch.testing.assert_close(block, torch.eye(stop - start, dtype=block.dtype), rtol=0, atol=1e-12)
+    assert products[:8, 8:16].abs().max() > 0.1
+
+
+def test_independent_directions_are_at_no_right_angles() -> None:
+    products = torch.nn.functional.normalize(draw(8, 8, False), dim=-1)
+    assert (products @ products.T - torch.eye(8)).abs().max() > 0.1
+
+
+def test_the_numbers_of_a_seed_are_always_the_same() -> None:
+    numbers = seeded_normal(3, 1, 200)(1, 2, 2)
+    expected = [[[0.3623335285760487, -0.001491672665347493], [0.1325460710072927, 0.5056575565830741]]]
+    torch.testing.assert_close(numbers, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0)
+
+
+def test_all_of_seed_layer_and_step_matter() -> None:
+    drawn = [seeded_normal(*key)(1, 2, 4) for key in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))]
+    for index, numbers in enumerate(drawn):
+        for other in drawn[:index]:
+            assert not torch.isclose(numbers, other).any()
+
+
+def test_sine_features_have_length_one_and_give_cosines() -> None:
+    phases = torch.linspace(-9, 9, 40, dtype=torch.float64).reshape(8, 5)
+    features = sine_features(phases)
+    products = features @ features.T
+    expected = (phases.unsqueeze(1) - phases).cos().mean(-1)
+    torch.testing.assert_close(products, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(products.diagonal(), torch.ones(8, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+def test_the_floor_is_a_tenth_of_the_total_and_has_no_sign() -> None:
+    sums = torch.tensor([[2.0, 4.0], [2.0, 0.1], [2.0, -4.0], [2.0, 0.0]])
+    found = divide_by_floored_weight(sums, torch.tensor([10.0, 10.0, 10.0, 0.0]))
+    torch.testing.assert_close(found, torch.tensor([[0.5], [2.0], [2.0], [0.0]]))

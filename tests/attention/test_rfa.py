@@ -1,0 +1,227 @@
+"""What is particular to random feature attention; what it shares with all others is in test_contract.py."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from tolerances import BFLOAT16, FLOAT64, assert_agree
+from torch import Tensor
+
+from linformer_cli.attention import build_attention, parse_options
+from linformer_cli.attention.base import AttentionShape, state_tensors
+from linformer_cli.attention.rfa import RfaAttention
+from linformer_cli.errors import UsageError
+from linformer_cli.model.blocks import AttentionLayer
+
+CPU = torch.device("cpu")
+with_and_without_gate = pytest.mark.parametrize("gate", [True, False])
+
+
+def build(dtype: torch.dtype = torch.float64, width: int = 6, **options: Any) -> RfaAttention:
+    torch.manual_seed(2)
+    shape = AttentionShape(heads=2, key_width=width, value_width=5, positions=784, row=28)
+    attention = build_attention("rfa", options, shape).to(dtype)
+    assert isinstance(attention, RfaAttention)
+    return attention
+
+
+def draw(length: int, gate: bool = True, dtype: torch.dtype = torch.float64) -> list[Any]:
+    """q, k, v, no state, and the gate's scalar."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, extra = (
+        torch.randn(2, 2, length, width, generator=generator, dtype=torch.float64).to(dtype) for width in (6, 6, 5, 1)
+    )
+    return [q, k, v, None, extra if gate else None]
+
+
+def test_what_is_wrong_with_an_option_is_one_line() -> None:
+    with pytest.raises(UsageError, match=r"'rfa': unknown key 'frequency'; did you mean 'frequencies'"):
+        parse_options("rfa", {"frequency": 16})
+    with pytest.raises(UsageError, match=r"frequencies.*greater than 0.*found 0"):
+        parse_options("rfa", {"frequencies": 0})
+    with pytest.raises(UsageError, match=r"gate.*valid boolean.*found 'perhaps'"):
+        parse_options("rfa", {"gate": "perhaps"})
+
+
+def test_the_defaults_are_a_gate_and_two_k_frequencies() -> None:
+    attention = build(width=8)
+    assert (attention.extra_per_head, attention.extra_bias, attention.frequencies) == (1, 5.0, 16)
+    assert attention.directions.shape == (16, 8)
+    assert attention.init_state(1, 1, CPU, torch.float32).s.shape == (1, 2, 32, 6)
+    assert build(gate=False).extra_per_head == 0
+    assert build(frequencies=7).init_state(1, 1, CPU, torch.float32).s.shape == (1, 2, 14, 6)
+
+
+@with_and_without_gate
+def test_the_layer_projects_a_gate_that_starts_nearly_open(gate: bool, build_tiny_model: Any) -> None:
+    model = build_tiny_model(attention="rfa", attention_options={"gate": gate})
+    layer = model.blocks[0].attention
+    assert isinstance(layer, AttentionLayer)
+    bias = layer.input.bias
+    assert (bias[-2:] == 5).all() == gate
+    assert not bias[:-2].any()
+
+
+def test_a_gate_without_its_scalar_is_refused() -> None:
+    attention = build()
+    q, k, v, *_ = draw(3)
+    with pytest.raises(ValueError, match="one extra scalar"):
+        attention.attend(q, k, v)
+    with pytest.raises(ValueError, match="one extra scalar"):
+        attention.step(q[:, :, 0], k[:, :, 0], v[:, :, 0], attention.init_state(2, 3, CPU, torch.float64))
+
+
+@with_and_without_gate
+def test_the_directions_are_kept_and_only_sigma_is_learned(gate: bool) -> None:
+    attention = build(gate=gate)
+    before = attention.directions.clone()
+    attention.on_training_step(0, seed=0)
+    y, _ = attention.attend(*draw(40, gate))
+    y.square().sum().backward()
+    assert torch.equal(attention.directions, before)
+    assert [name for name, _ in attention.named_parameters()] == ["sigma"]
+    assert attention.sigma.shape == (2, 6)
+    assert bool((attention.sigma == 1).all())
+    assert bool((attention.sigma.grad != 0).all())
+    assert set(attention.state_dict()) == {"sigma", "directions"}
+
+
+@with_and_without_gate
+def test_the_length_of_queries_and_keys_does_not_matter(gate: bool) -> None:
+    attention = build(gate=gate)
+    q, k, v, state, extra = draw(40, gate)
+    expected, _ = attention.attend(q, k, v, state, extra)
+    found, _ = attention.attend(1e-3 * q, 1e3 * k, v, state, extra)
+    assert_agree(found, expected, FLOAT64)
+
+
+@with_and_without_gate
+def test_a_query_or_key_of_zeros_is_harmless(gate: bool) -> None:
+    attention = build(gate=gate)
+    q, k, v, state, extra = draw(40, gate)
+    q[:, :, ::3], k[:, :, ::2] = 0, 0
+    leaves = [part.requires_grad_() for part in (q, k, v)]
+    y, _ = attention.attend(q, k, v, state, extra)
+    for tensor in (y, *torch.autograd.grad(y.sum(), leaves)):
+        assert bool(torch.isfinite(tensor).all())
+
+
+def test_without_a_gate_the_total_weight_counts_positions() -> None:
+    attention = build(gate=False)
+    q, k, v, *_ = draw(40)
+    _, state = attention.attend(q[:, :, :15], k[:, :, :15], v[:, :, :15])
+    assert bool((state.n == 15).all())
+    _, state = attention.attend(q[:, :, 15:39], k[:, :, 15:39], v[:, :, 15:39], state)
+    assert bool((state.n == 39).all())
+    _, state = attention.step(q[:, :, 39], k[:, :, 39], v[:, :, 39], state)
+    assert bool((state.n == 40).all())
+
+
+def test_with_a_gate_the_total_weight_follows_its_recurrence() -> None:
+    attention = build()
+    inputs = draw(40)
+    gate = inputs[4][..., 0].sigmoid()
+    total = torch.zeros(2, 2, dtype=torch.float64)
+    for t in range(40):
+        total = gate[:, :, t] * total + 1 - gate[:, :, t]
+    assert_agree(attention.attend(*inputs)[1].n, total, FLOAT64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("open_by", [15.0, 60.0, 2000.0])
+def test_a_gate_that_is_open_or_shut_is_harmless(dtype: torch.dtype, open_by: float) -> None:
+    attention = build(dtype)
+    q, k, v, state, extra = draw(40, dtype=dtype)
+    for shift in (open_by, -open_by):
+        leaves = [part.detach().requires_grad_() for part in (q, k, v, extra + shift)]
+        y, _ = attention.attend(*leaves[:3], state, leaves[3])
+        for tensor in (y, *torch.autograd.grad(y.sum(), leaves)):
+            assert bool(torch.isfinite(tensor).all())
+        carried, outputs = attention.init_state(2, 40, CPU, dtype), []
+        for t in range(40):
+            y_t, carried = attention.step(*(part.detach()[:, :, t] for part in leaves[:3]), carried, leaves[3][:, :, t])
+            outputs.append(y_t)
+        # The first sums behind an open gate are tiny, but no less exact for it.
+        torch.testing.assert_close(torch.stack(outputs, dim=2), y.detach(), rtol=1e-3, atol=1e-3)
+    # Shut: nothing is kept, and every position is alone.
+    for t in range(0, 40, 7):
+        single, _ = attention.attend(*(part[:, :, t : t + 1] for part in leaves[:3]), None, leaves[3][:, :, t : t + 1])
+        torch.testing.assert_close(y[:, :, t : t + 1], single, rtol=1e-4, atol=1e-4)
+
+
+def test_a_gate_half_open_forgets() -> None:
+    attention = build()
+    q, k, v, state, extra = draw(60)
+    changed = v.clone()
+    changed[:, :, :10] += 100
+    before, after = (attention.attend(q, k, part, state, torch.zeros_like(extra))[0] for part in (v, changed))
+    change = (after - before).abs().amax(dim=(0, 1, 3))
+    assert change[10] > 1
+    assert change[59] < 1e-8
+    before, after = (build(gate=False).attend(q, k, part)[0] for part in (v, changed))
+    assert (after - before)[:, :, 59].abs().max() > 1
+
+
+@with_and_without_gate
+def test_the_denominator_never_falls_below_a_tenth_of_the_weight(gate: bool) -> None:
+    """One direction and queries half a turn from the keys: similarity -1 everywhere."""
+    attention = build(gate=gate, frequencies=1)
+    with torch.no_grad():
+        direction = attention.directions[0]
+        attention.sigma.fill_(torch.pi / 2 / float(direction.norm()))
+    along = (direction / direction.norm()).expand(2, 2, 30, 6)
+    _, _, v, state, extra = draw(30, gate)
+    y, _ = attention.attend(along, -along, torch.ones_like(v), state, extra)
+    assert_agree(y, torch.full_like(y, -10.0), FLOAT64)
+
+
+@with_and_without_gate
+@pytest.mark.parametrize("chunk", [1, 7, 40, 41, 1000])
+def test_the_chunk_changes_nothing(gate: bool, chunk: int) -> None:
+    inputs = draw(40, gate)
+    expected, expected_state = build(gate=gate, chunk=16).attend(*inputs)
+    y, state = build(gate=gate, chunk=chunk).attend(*inputs)
+    assert_agree(y, expected, FLOAT64)
+    for found, other in zip(state, expected_state, strict=True):
+        assert_agree(found, other, FLOAT64)
+
+
+@with_and_without_gate
+def test_autocast_leaves_the_sums_in_float32(gate: bool) -> None:
+    attention = build(torch.float32, gate=gate, chunk=16)
+    inputs = draw(130, gate, torch.float32)
+    rounded = [None if part is None else part.bfloat16() for part in inputs]
+    expected, expected_state = attention.attend(*inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, state = attention.attend(*inputs)
+        half, half_state = attention.attend(*rounded)
+    assert torch.equal(y, expected)
+    for found, other in zip(state, expected_state, strict=True):
+        assert torch.equal(found, other)
+    assert {tensor.dtype for kept in (state, half_state) for tensor in state_tensors(kept)} == {torch.float32}
+    exact, _ = attention.attend(*(None if part is None else part.float() for part in rounded))
+    assert half.dtype == torch.bfloat16
+    assert_agree(half, exact, BFLOAT16)
+
+
+@with_and_without_gate
+def test_what_training_keeps_grows_linearly(gate: bool) -> None:
+    """All that autograd saves for the backward pass: four times the positions, about four times the bytes."""
+    attention = build(torch.float32, gate=gate)
+    saved = []
+    for length, carry in itertools.product((512, 2048), (False, True)):
+        q, k, v, _, extra = (None if part is None else part.requires_grad_() for part in draw(length, gate))
+        state = attention.attend(q, k, v, None, extra)[1] if carry else None
+        storages: dict[int, int] = {}
+
+        def pack(tensor: Tensor, storages: dict[int, int] = storages) -> Tensor:
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            y, _ = attention.attend(q, k, v, state, extra)
+        y.sum().backward()
+        saved.append(sum(storages.values()))
+    assert saved[2] < 4.5 * saved[0], saved
+    assert saved[3] < 4.5 * saved[1], saved

@@ -1,0 +1,131 @@
+"""How random features compare with softmax and with each other: what a user must be able to reproduce."""
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from linformer_cli.bench.approximation import Approximation, Spread, _spread, measure_approximation
+from linformer_cli.errors import UsageError
+
+KEY_WIDTH = 16
+FEATURES = (8, 32, 8 * KEY_WIDTH)
+SMALL_NORMS, MIDDLE_NORM, LARGE_NORMS = (0.125, 0.25), 0.5, (1.0, 2.0)
+NORMS = (*SMALL_NORMS, MIDDLE_NORM, *LARGE_NORMS)
+KINDS = ("positive", "hyperbolic", "trig")
+
+Find = Callable[[str, bool, int, float], Approximation]
+
+
+@pytest.fixture(scope="module")
+def measured() -> list[Approximation]:
+    return measure_approximation(FEATURES, NORMS, draws=40, positions=48, key_width=KEY_WIDTH, value_width=8)
+
+
+@pytest.fixture(scope="module")
+def find(measured: list[Approximation]) -> Find:
+    by_kind = {(entry.feature_map, entry.orthogonal, entry.features, entry.norm): entry for entry in measured}
+    return lambda *kind: by_kind[kind]
+
+
+def test_every_combination_is_there_in_its_order(measured: list[Approximation]) -> None:
+    kinds = [(entry.feature_map, entry.orthogonal, entry.features, entry.norm) for entry in measured]
+    assert kinds == list(itertools.product(KINDS, (True, False), FEATURES, NORMS))
+    for entry in measured:
+        assert entry.draws == 40
+        for spread in (entry.output, entry.bounded_output, entry.kernel, entry.small_kernel):
+            assert 0 < spread.first_quartile < spread.median < spread.third_quartile
+
+
+@pytest.mark.parametrize("orthogonal", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_error_falls_with_the_number_of_features_at_every_norm(kind: str, orthogonal: bool, find: Find) -> None:
+    for norm, (fewer, more) in itertools.product(NORMS, itertools.pairwise(FEATURES)):
+        errors = [find(kind, orthogonal, features, norm).bounded_output for features in (fewer, more)]
+        assert errors[1].mean < errors[0].mean
+        assert errors[1].median < errors[0].median
+    # Four times the features, about a quarter of the error or less, where no weight stands out.
+    assert find(kind, orthogonal, 128, 0.25).output.mean < 0.35 * find(kind, orthogonal, 32, 0.25).output.mean
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_orthogonal_is_below_independent_at_small_norms_and_not_above_it_elsewhere(kind: str, find: Find) -> None:
+    for features, norm in itertools.product(FEATURES, NORMS):
+        orthogonal, independent = (find(kind, choice, features, norm) for choice in (True, False))
+        if norm in (0.25, MIDDLE_NORM):
+            assert orthogonal.output.mean < 0.9 * independent.output.mean
+            assert orthogonal.kernel.mean < 0.9 * independent.kernel.mean
+        assert orthogonal.bounded_output.mean < 1.1 * independent.bounded_output.mean
+    if kind != "positive":  # whose constant features no angle between directions makes better
+        assert find(kind, True, 32, 0.125).output.mean < 0.2 * find(kind, False, 32, 0.125).output.mean
+
+
+def test_positive_beats_trig_by_orders_of_magnitude_at_norms_of_one_and_more(find: Find) -> None:
+    for orthogonal, features, norm in itertools.product((True, False), FEATURES, LARGE_NORMS):
+        positive, trig = (find(kind, orthogonal, features, norm) for kind in ("positive", "trig"))
+        assert trig.output.mean > 100 * positive.output.mean
+        assert trig.output.median > 30 * positive.output.median
+        # The bound under its denominator is what makes trig bearable.
+        assert trig.bounded_output.mean < 0.01 * trig.output.mean
+
+
+def test_positive_beats_trig_on_small_weights(find: Find) -> None:
+    for orthogonal, features, norm in itertools.product((True, False), FEATURES, (MIDDLE_NORM, *LARGE_NORMS)):
+        positive, trig = (find(kind, orthogonal, features, norm).small_kernel for kind in ("positive", "trig"))
+        assert positive.median < 0.7 * trig.median
+        if norm in LARGE_NORMS:
+            assert positive.mean < 0.1 * trig.mean
+
+
+def test_trig_is_better_at_small_norms(find: Find) -> None:
+    for features, norm in itertools.product(FEATURES, SMALL_NORMS):
+        positive, trig = (find(kind, True, features, norm) for kind in ("positive", "trig"))
+        assert trig.output.mean < 0.7 * positive.output.mean
+        assert trig.kernel.mean < 0.7 * positive.kernel.mean
+
+
+def test_the_mechanism_is_what_its_features_say(measured: list[Approximation]) -> None:
+    """Worked out by sums over positions and by a table of all pairs; only the bound under trig is not in both."""
+    for entry in measured:
+        if entry.feature_map != "trig" or (entry.norm in SMALL_NORMS and entry.features >= 32):
+            for side in ("mean", "median"):
+                bounded, plain = getattr(entry.bounded_output, side), getattr(entry.output, side)
+                assert bounded == pytest.approx(plain, rel=1e-9)
+
+
+# The function
+
+
+def measure(**changes: object) -> list[Approximation]:
+    return measure_approximation(**{"features": [8], "norms": [0.5], "draws": 3, "positions": 9, **changes})  # type: ignore[arg-type]
+
+
+def test_seed_and_inputs_are_all_that_matters() -> None:
+    torch.manual_seed(1)
+    first = measure()
+    state = torch.get_rng_state()
+    assert measure() == first
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not {entry.output for entry in measure(seed=1)} & {entry.output for entry in first}
+    # An entry does not depend on what else is measured.
+    assert set(first) <= set(measure(features=[16, 8], norms=[2.0, 0.5]))
+    assert measure(feature_maps=["trig"], orthogonal=[False])[0] in first
+
+
+def test_one_draw_has_no_spread() -> None:
+    spread = measure(draws=1)[0].output
+    assert spread.mean == spread.first_quartile == spread.median == spread.third_quartile > 0
+
+
+def test_a_spread_is_mean_and_quartiles() -> None:
+    assert _spread([9.0, 1.0, 2.0, 3.0, 5.0]) == Spread(4.0, 2.0, 3.0, 5.0)
+
+
+def test_what_cannot_be_measured_is_one_line() -> None:
+    with pytest.raises(UsageError, match="'relu' does not estimate softmax; those that do: positive, hyperbolic, trig"):
+        measure(feature_maps=["relu"])
+    with pytest.raises(UsageError, match="at least one draw, found 0"):
+        measure(draws=0)
+    with pytest.raises(UsageError, match="even number"):
+        measure(feature_maps=["trig"], features=[7])
