@@ -2,7 +2,7 @@
 
 import typer
 
-from . import bench_attention, bench_sample
+from . import bench_approximation, bench_attention, bench_sample
 
 app = typer.Typer(
     help="""Measure speed, memory and approximation.
@@ -13,6 +13,7 @@ app = typer.Typer(
 
     - `lintx bench sample --checkpoint runs/first --batch 1,64`
     - `lintx bench attention --positions 1024,4096`
+    - `lintx bench approximation --plot errors.svg`
     """,
     no_args_is_help=True,
     rich_markup_mode="markdown",
@@ -20,3 +21,4 @@ app = typer.Typer(
 )
 app.command("sample")(bench_sample.sample)
 app.command("attention")(bench_attention.attention)
+app.command("approximation")(bench_approximation.approximation)

@@ -120,6 +120,17 @@ def parse_sizes(text: str, option: str, example: str) -> list[int]:
     return sizes
 
 
+def parse_numbers(text: str, option: str, example: str) -> list[float]:
+    """The numbers of `0.5,1`; raises `UsageError` for anything else than finite numbers above 0."""
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(0 < number < float("inf") for number in numbers):
+        raise UsageError(f"{option} takes numbers above 0 separated by commas, such as {example}, found '{text}'")
+    return numbers
+
+
 def choose_variants(names: str | None) -> "list[Variant]":
     """The mechanisms named by `--attention`, or all of the catalogue."""
     from linformer_cli.bench.variants import list_variants, parse_variants

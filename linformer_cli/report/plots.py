@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from linformer_cli.errors import UsageError
 
@@ -17,7 +17,7 @@ PlotFormat = Literal["png", "svg"]
 
 _PANEL_INCHES = (3.4, 3.2)
 _COLUMNS = 3
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,

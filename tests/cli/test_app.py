@@ -5,12 +5,23 @@ from pathlib import Path
 import pytest
 
 COMMANDS = ["train", "sample", "complete", "eval", "check", "bench", "compare", "attentions", "info", "export", "env"]
-BENCHES = ["bench sample", "bench attention"]
+BENCHES = ["bench sample", "bench attention", "bench approximation"]
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["train"], ["sample"], ["complete"], ["eval"], ["bench"], ["bench", "attention"], ["compare"]]
+    "arguments",
+    [
+        [],
+        ["train"],
+        ["sample"],
+        ["complete"],
+        ["eval"],
+        ["bench"],
+        ["bench", "attention"],
+        ["bench", "approximation"],
+        ["compare"],
+    ],
 )
 def test_help_needs_no_torch(arguments):
     script = (
@@ -18,7 +29,7 @@ def test_help_needs_no_torch(arguments):
         f"sys.argv = ['lintx', *{arguments!r}, '--help']\n"
         "try: main()\n"
         "except SystemExit as ended: assert not ended.code\n"
-        "slow = [name for name in ('torch', 'torchvision') if name in sys.modules]\n"
+        "slow = [name for name in ('torch', 'torchvision', 'matplotlib') if name in sys.modules]\n"
         "assert not slow, slow"
     )
     finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
@@ -82,6 +93,10 @@ def test_the_reference_is_up_to_date(tmp_path):
         (["bench", "attention", "--attention", "linaer"], 2, "did you mean 'linear'?"),
         (["bench", "attention", "--attention", "linear:chnk=3"], 2, "did you mean 'chunk'?"),
         (["bench", "attention", "--attention", "linear,linear"], 2, "'linear' is given twice"),
+        (["bench", "approximation", "--norms", "1,-1"], 2, "--norms takes numbers above 0"),
+        (["bench", "approximation", "--features", "x"], 2, "--features takes whole numbers"),
+        (["bench", "approximation", "--plot", "x.pdf"], 2, "ends in .png or .svg"),
+        (["bench", "approximation", "--maps", "positve"], 2, "'positve' does not estimate softmax"),
         (["bench", "attention", "--limit", "soon"], 2, "'soon' is not a time"),
         (["train", "--preset", "mnist-smal"], 2, "did you mean 'mnist-small'?"),
         (["train", "--data", "glyphs", "--attention", "linaer"], 2, "did you mean 'linear'?"),

@@ -467,3 +467,49 @@ def test_compare_interrupted_keeps_what_it_has(lintx, tmp_path, monkeypatch):
     rows = compare(lintx, tmp_path, "--attention", "softmax,linear", "--json").document["rows"]
     assert [row["missing"] for row in rows] == [None, None]
     assert all(row["bits_per_dim"] is not None for row in rows)
+
+
+# Random features against softmax
+
+APPROXIMATION = ["bench", "approximation", "--features", "8,16", "--norms", "0.5,1", "--draws", 3, "--positions", 12]
+SMALL_WIDTH = ["--head-width", 4]
+
+
+def test_bench_approximation_gives_every_error_with_its_spread(lintx, tmp_path):
+    plot = tmp_path / "deep" / "errors.png"
+    document = lintx(*APPROXIMATION, *SMALL_WIDTH, "--plot", plot, "--json").document
+    assert len(document["rows"]) == 3 * 2 * 2 * 2
+    for row in document["rows"]:
+        for error in ("output", "bounded_output", "kernel", "small_kernel"):
+            spread = row[error]
+            assert 0 <= spread["first_quartile"] <= spread["median"] <= spread["third_quartile"]
+            assert spread["mean"] > 0
+        assert row["draws"] == 3
+    assert document["settings"]["positions"] == 12 and document["environment"]["versions"]["torch"]
+    with Image.open(plot) as picture:
+        assert picture.format == "PNG"
+    assert document["plot"] == str(plot)
+    assert lintx(*APPROXIMATION, *SMALL_WIDTH, "--json").document["rows"] == document["rows"]
+    assert lintx(*APPROXIMATION, *SMALL_WIDTH, "--seed", 1, "--json").document["rows"] != document["rows"]
+
+
+def test_bench_approximation_prints_what_is_compared_side_by_side(lintx, monkeypatch, tmp_path):
+    monkeypatch.setenv("COLUMNS", "80")
+    base = [*APPROXIMATION, *SMALL_WIDTH, "--maps", "positive,trig"]
+    table = lintx(*base).stdout
+    assert max(map(len, table.splitlines())) <= 80
+    rows = list(csv.DictReader(lintx(*base, "--format", "csv").stdout.splitlines()))
+    assert [(row["norm"], row["features"], row["feature_map"], row["directions"]) for row in rows[:4]] == [
+        ("0.5", "8", "positive", "orthogonal"),
+        ("0.5", "8", "positive", "independent"),
+        ("0.5", "8", "trig", "orthogonal"),
+        ("0.5", "8", "trig", "independent"),
+    ]
+    assert f"{float(rows[0]['output_mean']):.2e}" in table
+    plots = []
+    for error in ("output", "small-kernel"):
+        plot = tmp_path / f"{error}.svg"
+        assert lintx(*base, "--plot", plot, "--error", error).code == 0
+        plots.append(plot.read_text())
+    assert "mean squared error of the output" in plots[0] and "positive, independent" in plots[0]
+    assert "smallest quarter" in plots[1] and "norm 0.5 sqrt(K)" in plots[1]
