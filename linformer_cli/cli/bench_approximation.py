@@ -64,7 +64,8 @@ def approximation(
     head_width: Annotated[int, typer.Option("--head-width", min=2, help="K, the width of a head.")] = 32,
     seed: options.Seed = 0,
     plot: Annotated[
-        Path | None, typer.Option("--plot", help="Also curves, as FILE.png or FILE.svg.", show_default=False)
+        Path | None,
+        typer.Option("--plot", help="Also curves of medians and quartiles: .png or .svg.", show_default=False),
     ] = None,
     error: Annotated[ErrorName, typer.Option("--error", help="What table and plot show.")] = ErrorName.OUTPUT,
     style: Annotated[options.TableFormat, typer.Option("--format", help="How to print.")] = options.TableFormat.TABLE,
@@ -156,7 +157,7 @@ def _build_panels(found: "list[Approximation]", error: ErrorName) -> "list[Panel
                 Curve(
                     label,
                     x=[row.features for row in rows],
-                    y=[spread.mean for spread in spreads],
+                    y=[spread.median for spread in spreads],  # a mean of heavy tails lies above its own band
                     low=[spread.first_quartile for spread in spreads],
                     high=[spread.third_quartile for spread in spreads],
                     colour=maps.index(rows[0].feature_map),

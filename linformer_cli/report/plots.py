@@ -16,7 +16,7 @@ MARKERS = "osD^vPX"
 PlotFormat = Literal["png", "svg"]
 
 _PANEL_INCHES = (3.4, 3.2)
-_COLUMNS = 3
+_ONE_ROW = 3  # panels
 _STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -70,15 +70,18 @@ def render_plot(panels: Sequence[Panel], x_label: str, y_label: str, kind: PlotF
     import matplotlib
     from matplotlib.figure import Figure
 
-    columns = min(len(panels), _COLUMNS)
+    columns = len(panels) if len(panels) <= _ONE_ROW else math.ceil(math.sqrt(len(panels)))
     rows = math.ceil(len(panels) / columns)
     width, height = _PANEL_INCHES
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(width * columns, height * rows + 0.5), dpi=150, layout="constrained")
         frames = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flatten()
         handles = {}
-        for frame, panel in zip(frames, panels, strict=False):
-            frame.set(title=panel.title, xlabel=x_label, ylabel=y_label, xscale="log", yscale="log")
+        for index, (frame, panel) in enumerate(zip(frames, panels, strict=False)):
+            frame.set(title=panel.title, xlabel=x_label, xscale="log", yscale="log")
+            if index % columns == 0:
+                frame.set_ylabel(y_label)
+            frame.tick_params(labelbottom=True)  # the frame below may be an empty one
             for curve in panel.curves:
                 colour = PALETTE[curve.colour % len(PALETTE)]
                 marker = MARKERS[curve.colour % len(MARKERS)]
@@ -92,7 +95,7 @@ def render_plot(panels: Sequence[Panel], x_label: str, y_label: str, kind: PlotF
             frame.minorticks_off()
         for frame in frames[len(panels) :]:
             frame.set_axis_off()
-        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 4))
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=max(1, columns * 3 // 2))
         buffer = io.BytesIO()
         # No date and no version in the file.
         figure.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else {"Software": None})

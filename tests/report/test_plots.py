@@ -1,5 +1,6 @@
 """Plots: readable files, the same for the same curves, with labelled axes and colours that can be told apart."""
 
+import dataclasses
 import io
 import itertools
 import subprocess
@@ -32,6 +33,20 @@ def test_a_png_is_a_picture_with_all_curves() -> None:
     assert ImageColor.getrgb(PALETTE[2]) not in found
     # More panels take more room, and the last row may be short.
     assert Image.open(io.BytesIO(render_plot(panels(4), "x", "y", "png"))).height > 1.5 * picture.height
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+def test_nothing_is_cut_off(count) -> None:
+    long = [dataclasses.replace(panel, curves=_long_names(panel)) for panel in panels(count)]
+    picture = Image.open(io.BytesIO(render_plot(long, "features m", "mean squared error", "png"))).convert("L")
+    width, height = picture.size
+    for edge in ((0, 0, 2, height), (width - 2, 0, width, height), (0, 0, width, 2), (0, height - 2, width, height)):
+        assert picture.crop(edge).getextrema() == (255, 255)
+
+
+def _long_names(panel: Panel) -> list[Curve]:
+    names = [f"{name}, {kind}" for name in ("positive", "hyperbolic", "trig") for kind in ("orthogonal", "independent")]
+    return [dataclasses.replace(panel.curves[0], label=name) for name in names]
 
 
 def test_an_svg_is_one_and_has_both_axes_on_a_log_scale() -> None:
