@@ -80,6 +80,29 @@ def test_a_process_is_told_everything(monkeypatch) -> None:
     assert request["threads"] == torch.get_num_threads()
 
 
+def test_on_a_gpu_torch_counts(monkeypatch, raises_one_line) -> None:
+    """What torch would say; whether it is true, only a machine with a GPU can tell."""
+    order: list[str] = []
+    bytes_in_use = iter([1000])
+    monkeypatch.setattr(memory_module, "build_pass", lambda given: lambda: order.append("pass"))
+    monkeypatch.setattr(memory_module, "synchronize", lambda device: order.append("synchronize"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: order.append("synchronize"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: order.append("reset"))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: next(bytes_in_use))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 5000)
+    found = measure_pass_memory(setup(32, device="cuda:0"), 1)
+    assert found.peak_bytes == 4000 and found.seconds >= 0
+    assert order == ["synchronize", "reset", "pass", "synchronize"]
+
+    def full(*_arguments: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(memory_module, "build_pass", lambda given: full)
+    bytes_in_use = iter([1000])
+    with raises_one_line(PassFailed, "more memory than there is"):
+        measure_pass_memory(setup(32, device="cuda:0"), 1)
+
+
 def test_free_memory_is_known_here_or_not_at_all() -> None:
     free = measure_free_memory("cpu")
     assert free is None or free > 0
