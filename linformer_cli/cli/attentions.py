@@ -85,9 +85,10 @@ def _print_list(rows: list[dict[str, Any]], sizes: dict[str, int], style: option
         print_records(rows, (*_COLUMNS, _OPTIONS), style.value)
         return
     # In two tables: a terminal is too narrow for one.
-    print_records(rows, _COLUMNS, "table")
+    name, source, *others = _COLUMNS
+    print_records(rows, (name, *others), "table")
     print()
-    print_records([row for row in rows if row["options"]], (_COLUMNS[0], _OPTIONS), "table")
+    print_records(rows, (name, source, _OPTIONS), "table")
     talk("what they mean: lintx attentions NAME")
 
 
