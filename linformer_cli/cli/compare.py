@@ -25,8 +25,8 @@ _TABLE_COLUMNS = (
     Column("bits", "bits/dim"),
     Column("parameters", "parameters", format=format_count),
     Column("state_bytes_per_image", "state", format=format_bytes),
-    Column("training_images_per_second", "train img/s", format=".3g"),
-    Column("images_per_second", "draw img/s", format=".3g"),
+    Column("training_images_per_second", "train img/s", format=format_count),
+    Column("images_per_second", "draw img/s", format=format_count),
 )
 _MISSING = Column("missing", "missing")
 _CSV_COLUMNS = tuple(
