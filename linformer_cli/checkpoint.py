@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from . import __version__
-from .config import Config, ModelConfig, TrainConfig, describe_validation_error
+from .config import Config, InitFrom, ModelConfig, TrainConfig, describe_validation_error
 from .errors import CheckpointError, UsageError, unknown_name
 from .model.catalogue import describe_mixing
 from .model.pixel_model import PixelModel
@@ -48,6 +48,7 @@ class TrainingSummary(Config):
     validation_standard_error: float | None = None
     validation_images: int | None = None
     preset: str | None = None
+    init_from: InitFrom | None = None
     settings: TrainConfig
 
 
@@ -259,6 +260,11 @@ def render_card(name: str, info: CheckpointInfo, parameters: int) -> str:
         f"- Trained on {info.data.name}: {training.images_seen:,} images in {training.step:,} steps, "
         f"{training.elapsed_seconds:,.0f} seconds.",
     ]
+    if (start := training.init_from) is not None:
+        lines.append(
+            f"- Began with weights of {start.checkpoint} ({start.attention} attention, {start.step:,} steps, sha256 "
+            f"{start.weights_sha256})."
+        )
     if training.validation_bits_per_dim is not None:
         lines.append(
             f"- Validation: {training.validation_bits_per_dim:.4f} +- {training.validation_standard_error:.4f} "

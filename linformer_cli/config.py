@@ -140,10 +140,20 @@ class TrainConfig(Config):
         return self
 
 
+class InitFrom(Config):
+    """The checkpoint whose weights a run began with, its mechanism, and how many steps it had been trained for."""
+
+    checkpoint: str
+    weights_sha256: str
+    attention: str
+    step: int
+
+
 class RunConfig(Config):
     """Everything that a training run was told; `config.toml` in its folder."""
 
     preset: str | None = None
+    init_from: InitFrom | None = None
     model: ModelConfig
     data: DataConfig = DataConfig()
     train: TrainConfig

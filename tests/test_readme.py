@@ -34,9 +34,11 @@ def test_options_of_the_command_lines_exist():
     (block,) = re.findall(r"```\n(lintx .*?)```", README, flags=re.DOTALL)
     from typer.main import get_command
 
-    commands = get_command(app).commands
     lines = [shlex.split(line) for line in block.splitlines()]
-    assert len(lines) == 7
-    for _, name, *rest in lines:
-        known = {option for parameter in commands[name].params for option in parameter.opts}
-        assert {word for word in rest if word.startswith("-") and word != "-"} <= known, name
+    assert len(lines) == 8
+    for line in lines:
+        command, rest = get_command(app), line[1:]
+        while hasattr(command, "commands"):
+            command, rest = command.commands[rest[0]], rest[1:]
+        known = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in rest if word.startswith("-") and word != "-"} <= known, line

@@ -42,7 +42,7 @@ def run_sampling_bench(
     device = str(model.device)
     models = [model] if model.config.attention == "softmax" else [model, build_softmax_twin(model)]
     for candidate in models:
-        _require_agreement(candidate)
+        require_agreement(candidate)
     rows = []
     for batch in batches:
         cases = [build_step_case(candidate, batch) for candidate in models]
@@ -68,7 +68,8 @@ def run_sampling_bench(
     return BenchReport(rows, settings, describe_environment())
 
 
-def _require_agreement(model: PixelModel) -> None:
+def require_agreement(model: PixelModel) -> None:
+    """Raises `DisagreementError` where the two executions of the model's mechanism disagree: it is not timed then."""
     agreement = measure_agreement(model, positions=CHECKED_POSITIONS)
     if not agreement.passed:
         raise DisagreementError(

@@ -1,16 +1,42 @@
-"""`lintx attentions`: the catalogue of mechanisms."""
+"""`lintx attentions`: the catalogue of mechanisms, and one of them in detail."""
 
-from typing import Annotated, Any
+import inspect
+import types
+import typing
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from linformer_cli.report.tables import Column
 
 from . import options
-from .output import print_json, print_records
+from .output import print_facts, print_json, print_records, talk
+
+if TYPE_CHECKING:
+    from linformer_cli.attention.base import AttentionShape
+    from linformer_cli.config import NetworkConfig
+
+_COLUMNS = (
+    Column("attention", "attention"),
+    Column("source", "source"),
+    Column("family", "family"),
+    Column("method", "method"),
+    Column("memory", "state"),
+    Column("state_bytes", "state bytes", format=","),
+)
+_OPTIONS = Column("options", "options")
+_DETAIL_COLUMNS = (
+    Column("option", "option"),
+    Column("default", "default"),
+    Column("values", "values"),
+    Column("description", "description"),
+)
 
 
 def attentions(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Show this one in detail.", show_default=False)
+    ] = None,
     positions: Annotated[int, typer.Option("--positions", min=1, help="T that state bytes are for.")] = 784,
     heads: Annotated[int, typer.Option("--heads", min=1, help="Heads that state bytes are for.")] = 8,
     head_width: Annotated[int, typer.Option("--head-width", min=1, help="Width of a head they are for.")] = 32,
@@ -20,25 +46,23 @@ def attentions(
     style: Annotated[options.TableFormat, typer.Option("--format", help="How to print.")] = options.TableFormat.TABLE,
     json: options.Json = False,
 ) -> None:
-    """List every attention.
+    """List every attention, or show one.
 
     Where it comes from, how it approximates, what its state does as images grow, and its options. State bytes are those
-    of one layer and one image in float32. Gated ones have one head of their own widths, in place of the heads given.
-    The last is no attention but a recurrent baseline, which --attention takes as well.
+    of one layer and one image in float32, with default options. Gated ones have one head of their own widths, in place
+    of the heads given. The last is no attention but a recurrent baseline, which --attention takes as well. With NAME:
+    its definition, and every option with its values, default and meaning.
 
     Examples:
 
     - `lintx attentions`
+    - `lintx attentions linear`
     - `lintx attentions --positions 3072 --json`
     """
-    import torch
-
-    from linformer_cli.attention import CATALOGUE, build_for_model
-    from linformer_cli.attention.base import Attention, AttentionShape
+    from linformer_cli.attention.base import AttentionShape
     from linformer_cli.checkpoint import read_checkpoint
     from linformer_cli.config import NetworkConfig, parse_config
-    from linformer_cli.model.catalogue import BASELINES
-    from linformer_cli.model.lstm import LstmBlock
+    from linformer_cli.model.catalogue import MIXERS, find_mixer
 
     if checkpoint is not None:
         model = read_checkpoint(checkpoint).info.model
@@ -46,46 +70,96 @@ def attentions(
         network: NetworkConfig = model
     else:
         width = heads * head_width
-        sizes = {"heads": heads, "head_width": head_width, "width": width, "feed_forward": 4 * width}
-        network = parse_config(NetworkConfig, sizes, "sizes")
+        widths = {"heads": heads, "head_width": head_width, "width": width, "feed_forward": 4 * width}
+        network = parse_config(NetworkConfig, widths, "sizes")
     shape = AttentionShape(heads, head_width, head_width, positions, row=max(1, round(positions**0.5)))
-    state_bytes = {
-        name: build_for_model(name, {}, shape, network.width).state_bytes(1, positions, torch.float32)
-        for name in CATALOGUE
-    }
-    for name, baseline in BASELINES.items():
-        with torch.device("meta"):  # its size alone is wanted, and its weights grow with the width
-            block = baseline(network, baseline.options_type())
-        state_bytes[name] = block.state_bytes(1, positions, torch.float32)
-    rows: list[dict[str, Any]] = []
-    everything: dict[str, type[Attention] | type[LstmBlock]] = {**CATALOGUE, **BASELINES}
-    for name, mechanism in everything.items():
-        fields = mechanism.options_type.model_fields
-        rows.append(
-            {
-                "attention": name,
-                "source": mechanism.source,
-                "family": mechanism.family,
-                "method": mechanism.method,
-                "memory": mechanism.memory.value,
-                "state_bytes": state_bytes[name],
-                "options": {
-                    key: {"default": field.default, "description": field.description} for key, field in fields.items()
-                },
-            }
-        )
+    chosen = MIXERS if name is None else {name: find_mixer(name)}
+    rows = [_describe(key, network, shape) for key in chosen]
+    sizes = {"positions": positions, "heads": heads, "head_width": head_width}
+    if name is None:
+        _print_list(rows, sizes, style, json)
+    else:
+        description = inspect.cleandoc(chosen[name].__doc__ or "")
+        _print_one({**rows[0], "description": description}, sizes, style, json)
+
+
+def _print_list(rows: list[dict[str, Any]], sizes: dict[str, int], style: options.TableFormat, json: bool) -> None:
     if json:
-        print_json({"positions": positions, "heads": heads, "head_width": head_width, "rows": rows})
+        print_json({**sizes, "rows": rows})
         return
     for row in rows:
-        row["options"] = ", ".join(f"{key}={option['default']}" for key, option in row["options"].items())
-    columns = (
-        Column("attention", "attention"),
-        Column("source", "source"),
-        Column("family", "family"),
-        Column("method", "method"),
-        Column("memory", "state"),
-        Column("state_bytes", "state bytes", format=","),
-        Column("options", "options"),
-    )
-    print_records(rows, columns, style.value)
+        row["options"] = ", ".join(f"{key}={_show(option['default'])}" for key, option in row["options"].items())
+    if style.value != "table":
+        print_records(rows, (*_COLUMNS, _OPTIONS), style.value)
+        return
+    # In two tables: a terminal is too narrow for one.
+    name, source, *others = _COLUMNS
+    print_records(rows, (name, *others), "table")
+    print()
+    print_records(rows, (name, source, _OPTIONS), "table")
+    talk("what they mean: lintx attentions NAME")
+
+
+def _print_one(row: dict[str, Any], sizes: dict[str, int], style: options.TableFormat, json: bool) -> None:
+    if json:
+        print_json({**sizes, **row})
+        return
+    records = [
+        {
+            "option": key,
+            "values": option["values"],
+            "default": _show(option["default"]),
+            "description": option["description"],
+        }
+        for key, option in row["options"].items()
+    ]
+    if style.value != "table":
+        print_records(records, _DETAIL_COLUMNS, style.value)
+        return
+    facts = {column.title: row[column.key] for column in _COLUMNS}
+    at = f"T = {sizes['positions']:,}, {sizes['heads']} heads of {sizes['head_width']}"
+    facts["state bytes"] = f"{row['state_bytes']:,} (one layer, one image, float32, {at})"
+    print_facts(facts)
+    print(f"\n{row['description']}\n")
+    if records:
+        print_records(records, _DETAIL_COLUMNS, "table")
+    else:
+        print("no options")
+
+
+def _describe(name: str, network: "NetworkConfig", shape: "AttentionShape") -> dict[str, Any]:
+    from linformer_cli.model.catalogue import default_state_bytes, find_mixer
+
+    mechanism = find_mixer(name)
+    return {
+        "attention": name,
+        "source": mechanism.source,
+        "family": mechanism.family,
+        "method": mechanism.method,
+        "memory": mechanism.memory.value,
+        "state_bytes": default_state_bytes(name, network, shape),
+        "options": {
+            key: {
+                "default": field.default,
+                "values": _describe_values(field.annotation),
+                "description": field.description,
+            }
+            for key, field in mechanism.options_type.model_fields.items()
+        },
+    }
+
+
+def _describe_values(annotation: Any) -> str:
+    """What an option takes: `elu, relu` of a choice, `int` of a number; None is only ever a default."""
+    if typing.get_origin(annotation) is typing.Literal:
+        return ", ".join(map(str, typing.get_args(annotation)))
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        kinds = [kind for kind in typing.get_args(annotation) if kind is not type(None)]
+        return " or ".join(map(_describe_values, kinds))
+    if typing.get_origin(annotation) is Annotated:
+        return _describe_values(typing.get_args(annotation)[0])
+    return str(getattr(annotation, "__name__", annotation))
+
+
+def _show(default: Any) -> str:
+    return "auto" if default is None else str(default).lower() if isinstance(default, bool) else str(default)

@@ -1,122 +1,24 @@
-"""`lintx bench`: images per second, measured so that the figure can be trusted."""
-
-from typing import Annotated, Any
+"""`lintx bench`: the group of its benchmarks. It has no options of its own: they would swallow those of a command."""
 
 import typer
 
-from linformer_cli.errors import UsageError
-from linformer_cli.report.tables import Column
-from linformer_cli.report.terminal import format_bytes
-
-from . import options
-from .output import print_json, print_records, talk
-from .session import open_session
+from . import bench_approximation, bench_attention, bench_sample
 
 app = typer.Typer(
-    rich_markup_mode="markdown",
-    invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+    help="""Measure speed, memory and approximation.
 
-Batches = Annotated[str, typer.Option("--batch", help="Batch sizes, separated by commas.", metavar="LIST")]
-Repeats = Annotated[int, typer.Option("--repeats", min=1, help="Repeats after one warm-up; the median counts.")]
-Rerun = Annotated[
-    bool, typer.Option("--rerun/--no-rerun", help="Also softmax without a cache, extrapolated from a few positions.")
-]
-Style = Annotated[options.TableFormat, typer.Option("--format", help="How to print.")]
-
-_SHARED_COLUMNS = (Column("attention", "attention"), Column("engine", "engine"), Column("batch", "batch"))
-_TABLE_COLUMNS = (
-    *_SHARED_COLUMNS,
-    Column("images_per_second", "images/s", format=".4g"),
-    Column("quartiles", "quartiles"),
-    Column("extrapolated", "extrapolated", format=".3g"),
-    Column("state_bytes_per_image", "state/image", format=format_bytes),
-)
-_FILE_COLUMNS = (
-    *_SHARED_COLUMNS,
-    Column("precision", "precision"),
-    Column("device", "device"),
-    Column("images_per_second", "images/s", format=".4g"),
-    Column("images_per_second_quartile_1", "quartile 1", format=".4g"),
-    Column("images_per_second_quartile_3", "quartile 3", format=".4g"),
-    Column("images_per_second_extrapolated", "extrapolated images/s", format=".3g"),
-    Column("state_bytes_per_image", "state bytes an image", format=","),
-)
-
-
-@app.command("sample")
-@app.callback()
-def bench(
-    context: typer.Context,
-    checkpoint: options.OnlyCheckpointOption = None,
-    batch: Batches = "1,64",
-    repeats: Repeats = 3,
-    rerun: Rerun = True,
-    device: options.Device = "auto",
-    precision: options.SamplingPrecision = options.PrecisionName.AUTO,
-    style: Style = options.TableFormat.TABLE,
-    json: options.Json = False,
-) -> None:
-    """Measure images/s against softmax.
-
-    Whole images are drawn step by step by this model, and by softmax of the same size with a cache. One warm-up, then
-    interleaved repeats; the median and quartiles of images per second, the bytes of state, and the environment. Softmax
-    re-run at every value is timed at four positions and stands under `extrapolated`. Nothing is timed whose parallel
-    and step form disagree. The softmax twin has random weights, on which time does not depend.
+    Figures come with their spread and the environment, and nothing is timed whose two executions disagree.
 
     Examples:
 
-    - `lintx bench`
-    - `lintx bench --checkpoint runs/first --batch 1,64 --json`
-    - `lintx bench sample --batch 256 --format md --no-rerun` (the same)
-    """
-    if context.invoked_subcommand is not None:
-        given = [name for name in context.params if _was_given(context, name)]
-        if given:
-            raise UsageError(
-                f"options come behind the subcommand: lintx bench {context.invoked_subcommand} --{given[0]} ..."
-            )
-        return
-    batches = _parse_batches(batch)
-    session = open_session(checkpoint, device, precision.value)
-
-    from linformer_cli.bench.run import run_sampling_bench
-
-    report = run_sampling_bench(session.model, batches, repeats, session.precision, rerun)
-    if json:
-        print_json({"checkpoint": str(session.checkpoint.path), **vars(report)})
-        return
-    columns = _TABLE_COLUMNS if style is options.TableFormat.TABLE else _FILE_COLUMNS
-    print_records([_flatten(row) for row in report.rows], columns, style.value)
-    machine = report.environment
-    talk(f"{machine['processor']}, {machine['threads']} threads, torch {machine['versions']['torch']}")
-
-
-def _was_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
-def _parse_batches(text: str) -> list[int]:
-    try:
-        batches = [int(part) for part in text.split(",")]
-    except ValueError:
-        batches = []
-    if not batches or min(batches) < 1:
-        raise UsageError(f"--batch takes whole numbers separated by commas, such as 1,64, found '{text}'")
-    return batches
-
-
-def _flatten(row: dict[str, Any]) -> dict[str, Any]:
-    """A record without nested parts, for a table; what was extrapolated keeps its own column."""
-    low, high = row.get("images_per_second_quartiles", (None, None))
-    extrapolated = row.get("extrapolated", {}).get("images_per_second")
-    return {
-        **row,
-        "quartiles": None if low is None else f"{low:.3g}-{high:.3g}",
-        "images_per_second_quartile_1": low,
-        "images_per_second_quartile_3": high,
-        "extrapolated": extrapolated,
-        "images_per_second_extrapolated": extrapolated,
-    }
+    - `lintx bench sample --checkpoint runs/first --batch 1,64`
+    - `lintx bench attention --positions 1024,4096`
+    - `lintx bench approximation --plot errors.svg`
+    """,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("sample")(bench_sample.sample)
+app.command("attention")(bench_attention.attention)
+app.command("approximation")(bench_approximation.approximation)

@@ -56,14 +56,13 @@ def evaluate(
     """
     session = open_session(options.one_checkpoint(checkpoint, checkpoint_option), device, precision.value)
 
-    from linformer_cli.data.images import load_images, takes_size
+    from linformer_cli.data.images import fit_size, load_images
     from linformer_cli.evaluation.bits import measure_bits
 
     name = data or session.checkpoint.info.data.name
     wanted = session.model.config.image
-    side = wanted.height if takes_size(name) else None
-    channels = wanted.channels if name.startswith("folder:") else None
-    images = load_images(name, split.value, data_dir, side, channels)
+    sizes = fit_size(name, wanted)
+    images = load_images(name, split.value, data_dir, sizes.get("image_size"), sizes.get("channels"))
     if images.images.shape[1:] != (wanted.height, wanted.width, wanted.channels):
         found = " x ".join(map(str, images.images.shape[1:]))
         raise UsageError(

@@ -2,13 +2,16 @@
 
 import re
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from linformer_cli.errors import UsageError
 
 from .output import set_quiet
+
+if TYPE_CHECKING:
+    from linformer_cli.bench.variants import Variant
 
 
 class PrecisionName(StrEnum):
@@ -49,6 +52,15 @@ OnlyCheckpointOption = Annotated[
         "-c",
         help="A run, a checkpoint folder or a shipped name; an existing path wins. Default: the shipped model.",
         show_default=False,
+    ),
+]
+Variants = Annotated[
+    str | None,
+    typer.Option(
+        "--attention",
+        help="Mechanisms, separated by commas; default all. With options: linear:chunk=256, or NAME=linear:chunk=256.",
+        show_default=False,
+        metavar="LIST",
     ),
 ]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of all random numbers.")]
@@ -105,6 +117,35 @@ def parse_duration(text: str) -> float:
     if seconds <= 0:
         raise UsageError(f"a time must be above 0, found '{text}'")
     return seconds
+
+
+def parse_sizes(text: str, option: str, example: str) -> list[int]:
+    """The numbers of `1,64`; raises `UsageError` for anything else than whole numbers from 1 on."""
+    try:
+        sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < 1:
+        raise UsageError(f"{option} takes whole numbers separated by commas, such as {example}, found '{text}'")
+    return sizes
+
+
+def parse_numbers(text: str, option: str, example: str) -> list[float]:
+    """The numbers of `0.5,1`; raises `UsageError` for anything else than finite numbers above 0."""
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(0 < number < float("inf") for number in numbers):
+        raise UsageError(f"{option} takes numbers above 0 separated by commas, such as {example}, found '{text}'")
+    return numbers
+
+
+def choose_variants(names: str | None, baselines: bool = False) -> "list[Variant]":
+    """The mechanisms named by `--attention`, or all of the catalogue; also `baselines`, which only whole models have."""
+    from linformer_cli.bench.variants import list_variants, parse_variants
+
+    return list_variants(baselines) if names is None else parse_variants(names.split(","), baselines)
 
 
 def parse_pairs(pairs: list[str] | None, option: str) -> dict[str, str]:

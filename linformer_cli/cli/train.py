@@ -14,6 +14,7 @@ from .output import print_facts, print_json, talk
 from .progress import TrainingDisplay
 
 if TYPE_CHECKING:
+    from linformer_cli.checkpoint import Checkpoint
     from linformer_cli.config import DataConfig, RunConfig
     from linformer_cli.data.images import ImageSet
     from linformer_cli.training.loop import Trainer
@@ -60,6 +61,15 @@ def train(
     resume: Annotated[
         bool, _option("--resume", panel=_RUN, help="Go on with RUN, or with the newest in runs/, exactly as it was.")
     ] = False,
+    init_from: Annotated[
+        str | None,
+        _option(
+            "--init-from",
+            panel=_RUN,
+            help="Begin with the weights of a run, checkpoint or shipped model that fit; also its network and data.",
+            metavar="CHECKPOINT",
+        ),
+    ] = None,
     config: Annotated[
         Path | None,
         _option("--config", panel=_RUN, help="TOML with [model], [data], [train]; flags win.", metavar="FILE"),
@@ -155,6 +165,7 @@ def train(
     - `lintx train --data glyphs --preset tiny --steps 200`
     - `lintx train --attention softmax --dry-run`
     - `lintx train --resume runs/first --max-time 1h`
+    - `lintx train --init-from runs/first --attention softmax --out runs/moved`
     """
     given_train = _given(
         steps=steps,
@@ -187,22 +198,27 @@ def train(
         raise UsageError(f"unexpected '{run}'; to go on with that run: lintx train --resume {run}")
 
     from linformer_cli.training.run_folder import RunFolder
-    from linformer_cli.training.settings import merge_settings
+    from linformer_cli.training.settings import find_source, merge_settings
 
+    source = None
     if resume:
         folder = RunFolder(Path(run) if run is not None else _newest_run())
         changed = {
             **given_model,
             **_given(data=data, image_size=image_size, channels=channels, preset=preset, out=out, config=config),
+            **_given(init_from=init_from),
         }
         settings = _extend(folder.read_config(), given_train, changed, data_dir)
         images = _load_images(settings.data)
     else:
-        merged = merge_settings(config, preset, given_model, given_data, given_train)
+        source = find_source(init_from, config)
+        merged = merge_settings(config, preset, given_model, given_data, given_train, source)
         folder = RunFolder(out if out is not None else _new_run(merged.preset))
         images = _load_images(merged.data_config)
         settings = merged.build(images[0].shape)
     trainer = _build_trainer(settings, folder, *images)
+    if source is not None:
+        _take_over(trainer, source)
     if dry_run:
         _dry_run(trainer, json)
         return
@@ -259,6 +275,16 @@ def _build_trainer(settings: "RunConfig", folder: "RunFolder", train: "ImageSet"
     return Trainer(settings, folder, train, validation, device.value, precision.value)
 
 
+def _take_over(trainer: "Trainer", source: "Checkpoint") -> None:
+    from linformer_cli.checkpoint import load_weights
+    from linformer_cli.training.takeover import summarise_names
+
+    moved = trainer.take_over(load_weights(source))
+    talk(f"taken over {len(moved.taken)} tensors of {source.path} ({source.info.model.attention} attention)")
+    talk(f"new: {summarise_names(moved.new)}")
+    talk(f"left: {summarise_names(moved.left)}")
+
+
 def _run(trainer: "Trainer", folder: "RunFolder", json: bool) -> None:
     from linformer_cli.runtime import catch_signals
 
@@ -269,6 +295,7 @@ def _run(trainer: "Trainer", folder: "RunFolder", json: bool) -> None:
     if json:
         result = {
             "run": folder.path,
+            "init_from": trainer.config.init_from,
             "attention": trainer.config.model.attention,
             "engine": "parallel",
             "precision": "bf16" if trainer.autocast else "fp32",

@@ -68,6 +68,12 @@ def takes_size(name: str) -> bool:
     return name == "glyphs" or name.startswith("folder:")
 
 
+def fit_size(name: str, image: ImageShape) -> dict[str, int]:
+    """The `image_size` and `channels` that make data set `name` fit a model of `image`, as far as it has a choice."""
+    sizes = {"image_size": image.height} if takes_size(name) else {}
+    return {**sizes, "channels": image.channels} if name.startswith("folder:") else sizes
+
+
 def load_images(
     name: str,
     split: Split,

@@ -3,6 +3,7 @@
 `gated.py` and `lstm.py` hold the other blocks, `catalogue.py` chooses.
 """
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -41,6 +42,14 @@ class AttentionLayer(nn.Module):
         self.widths = (keys - shape.key_width, shape.key_width, shape.value_width, self.inner.extra_per_head)
         self.input = nn.Linear(config.width, shape.heads * sum(self.widths))
         self.output = nn.Linear(shape.heads * shape.value_width, config.width)
+
+    @property
+    def input_rows(self) -> dict[str, slice]:
+        """Which rows of `input` give q, k, v and extra; `qk` where one projection gives both, and nothing absent."""
+        names = ("q", "qk" if self.inner.shared_query_key else "k", "v", "extra")
+        ends = list(itertools.accumulate(self.heads * width for width in self.widths))
+        rows = zip(names, [0, *ends], ends, strict=False)
+        return {name: slice(start, end) for name, start, end in rows if end > start}
 
     @torch.no_grad()
     def start_extra_bias(self) -> None:

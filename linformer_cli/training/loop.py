@@ -36,6 +36,7 @@ from .optimizer import build_average, build_optimizer, load_optimizer_tensors, o
 from .progress import Progress, Reporter
 from .run_folder import RunFolder
 from .schedule import learning_rate_at, measure_progress
+from .takeover import Takeover, take_over
 
 
 def build_model(config: RunConfig) -> PixelModel:
@@ -66,6 +67,13 @@ class Trainer:
         self.progress = Progress()
         # What last/ holds; a new run has none, and saves before its first step.
         self._saved: tuple[int, int, int] | None = None
+
+    def take_over(self, source: PixelModel) -> Takeover:
+        """Begin with every tensor of `source` that fits; what that gives is validated before the first step."""
+        moved = take_over(self.model, source)
+        self.average = build_average(self.model, self.config.train)
+        self.progress = replace(self.progress, evaluated_at=-1)
+        return moved
 
     def resume(self) -> None:
         """Go back to where `last/` was saved: weights, optimizer, place in the data, random state, metrics.
@@ -310,6 +318,7 @@ class Trainer:
                 validation_standard_error=progress.validation_standard_error,
                 validation_images=min(self.config.train.evaluate_images, len(self.validation)) if measured else None,
                 preset=self.config.preset,
+                init_from=self.config.init_from,
                 settings=self.config.train,
             ),
         )

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from linformer_cli.config import DataConfig, ImageShape, ModelConfig, NetworkConfig, RunConfig, parse_config
-from linformer_cli.errors import UsageError, unknown_name
+from linformer_cli.checkpoint import Checkpoint, read_checkpoint
+from linformer_cli.config import DataConfig, ImageShape, InitFrom, ModelConfig, NetworkConfig, RunConfig, parse_config
+from linformer_cli.data.images import fit_size
+from linformer_cli.errors import CheckpointError, UsageError, unknown_name
 from linformer_cli.model.catalogue import parse_options
 from linformer_cli.presets import RECIPES, find_preset
 
@@ -15,16 +17,21 @@ DEFAULT_PRESET = "mnist-small"
 DEFAULT_EPOCHS = 3.0
 LENGTHS = ("steps", "epochs", "max_time")
 _TABLES = ("model", "data", "train")
+_INIT_FROM = "init_from"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The layers merged, before the images are known. `model`, `data` and `train` are plain values."""
+    """The layers merged, before the images are known. `model`, `data` and `train` are plain values.
+
+    `source` is the checkpoint whose weights the run begins with.
+    """
 
     preset: str
     model: dict[str, Any]
     data: dict[str, Any]
     train: dict[str, Any]
+    source: Checkpoint | None = None
 
     @property
     def data_config(self) -> DataConfig:
@@ -32,12 +39,49 @@ class Settings:
 
     def build(self, image: ImageShape) -> RunConfig:
         """The whole configuration for images of this shape, attention options filled in and checked."""
+        if self.source is not None and image != self.source.info.model.image:
+            raise UsageError(
+                f"'{self.source.path}' draws images of {_describe_shape(self.source.info.model.image)}, "
+                f"'{self.data_config.name}' has {_describe_shape(image)}; choose --data or --image-size to fit"
+            )
         network = parse_config(NetworkConfig, self.model, "model")
         options = parse_options(network.attention, network.attention_options).model_dump(exclude_none=True)
         values = {**network.model_dump(), "attention_options": options, "image": image.model_dump()}
         model = parse_config(ModelConfig, values, "model")
         tables = {"model": model.model_dump(), "data": self.data, "train": self.train}
-        return parse_config(RunConfig, {"preset": self.preset, **tables}, "run")
+        start = None if self.source is None else describe_source(self.source).model_dump()
+        return parse_config(RunConfig, {"preset": self.preset, "init_from": start, **tables}, "run")
+
+
+def describe_source(source: Checkpoint) -> InitFrom:
+    """What a run keeps about the checkpoint that it began with."""
+    info = source.info
+    return InitFrom(
+        checkpoint=str(source.path),
+        weights_sha256=info.weights_sha256,
+        attention=info.model.attention,
+        step=info.training.step,
+    )
+
+
+def find_source(name: str | None, file: Path | None) -> Checkpoint | None:
+    """The checkpoint to begin with: `name`, or else the one that `file`, a run's config.toml, says it began with.
+
+    Raises `CheckpointError` where the weights are not those that the file names.
+    """
+    if name is not None:
+        return read_checkpoint(name)
+    table = None if file is None else _read_file(file).get(_INIT_FROM)
+    if table is None:
+        return None
+    wanted = parse_config(InitFrom, table, _INIT_FROM)
+    source = read_checkpoint(wanted.checkpoint)
+    if source.digest != wanted.weights_sha256:
+        raise CheckpointError(
+            f"'{source.path}' has other weights than '{file}' began with; name them with --init-from, or remove "
+            f"[{_INIT_FROM}] from the file"
+        )
+    return source
 
 
 def merge_settings(
@@ -46,14 +90,24 @@ def merge_settings(
     model: Mapping[str, Any],
     data: Mapping[str, Any],
     train: Mapping[str, Any],
+    source: Checkpoint | None = None,
 ) -> Settings:
     """Merge what was given on the command line (`preset`, `model`, `data`, `train`: given keys only) over `file`.
 
+    With a `source` to begin with, its network and its data stand in for the defaults; a preset that was named wins.
     Raises `UsageError` for unknown keys and names, and for a file that is not TOML.
     """
     document = _read_file(file) if file is not None else {}
-    name = preset or document.get("preset") or DEFAULT_PRESET
-    network = find_preset(name).model_dump()
+    name = preset or document.get("preset")
+    data = {**document.get("data", {}), **data}
+    if source is None:
+        name = name or DEFAULT_PRESET
+        network = find_preset(name).model_dump()
+    else:
+        network = find_preset(name).model_dump() if name else source.info.model.model_dump(exclude={"image"})
+        name = name or source.info.training.preset or DEFAULT_PRESET
+        data = {"name": source.info.data.name, **data}
+        data = {**fit_size(str(data["name"]), source.info.model.image), **data}
     from_file = {table: dict(document.get(table, {})) for table in _TABLES}
     # A run's own config.toml can be given again; its image size comes from the data all the same.
     from_file["model"].pop("image", None)
@@ -66,7 +120,7 @@ def merge_settings(
                 merged_train.pop(key, None)
     if not lengths:
         merged_train["epochs"] = DEFAULT_EPOCHS
-    return Settings(name, merged_model, {**from_file["data"], **data}, merged_train)
+    return Settings(name, merged_model, data, merged_train, source)
 
 
 def _merge_model(*layers: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,11 +145,15 @@ def _read_file(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise UsageError(f"'{file}' is not a readable TOML file: {error}") from None
     for key in document:
-        if key not in ("preset", *_TABLES):
-            raise unknown_name(f"key in {file}", key, ("preset", *_TABLES))
-    for table in _TABLES:
+        if key not in ("preset", _INIT_FROM, *_TABLES):
+            raise unknown_name(f"key in {file}", key, ("preset", _INIT_FROM, *_TABLES))
+    for table in (_INIT_FROM, *_TABLES):
         if not isinstance(document.get(table, {}), dict):
             raise UsageError(f"'{file}': [{table}] must be a table")
     if not isinstance(document.get("preset", ""), str):
         raise UsageError(f"'{file}': preset must be a name")
     return document
+
+
+def _describe_shape(image: ImageShape) -> str:
+    return f"{image.height} x {image.width} x {image.channels} with {image.levels} levels"

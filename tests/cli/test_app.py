@@ -4,18 +4,32 @@ from pathlib import Path
 
 import pytest
 
-COMMANDS = ["train", "sample", "complete", "eval", "check", "bench", "attentions", "info", "export", "env"]
+COMMANDS = ["train", "sample", "complete", "eval", "check", "bench", "compare", "attentions", "info", "export", "env"]
+BENCHES = ["bench sample", "bench attention", "bench approximation"]
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("arguments", [[], ["train"], ["sample"], ["complete"], ["eval"], ["bench"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["train"],
+        ["sample"],
+        ["complete"],
+        ["eval"],
+        ["bench"],
+        ["bench", "attention"],
+        ["bench", "approximation"],
+        ["compare"],
+    ],
+)
 def test_help_needs_no_torch(arguments):
     script = (
         "import sys; from linformer_cli.cli.app import main\n"
         f"sys.argv = ['lintx', *{arguments!r}, '--help']\n"
         "try: main()\n"
         "except SystemExit as ended: assert not ended.code\n"
-        "slow = [name for name in ('torch', 'torchvision') if name in sys.modules]\n"
+        "slow = [name for name in ('torch', 'torchvision', 'matplotlib') if name in sys.modules]\n"
         "assert not slow, slow"
     )
     finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
@@ -23,17 +37,24 @@ def test_help_needs_no_torch(arguments):
     assert "Usage" in finished.stdout
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, *BENCHES])
 def test_every_help_page_has_examples(lintx, command):
-    outcome = lintx(command, "--help")
+    outcome = lintx(*command.split(), "--help")
     assert outcome.code == 0
     assert f"lintx {command}" in outcome.stdout
     assert "Examples" in outcome.stdout
 
 
-@pytest.mark.parametrize("command", ["sample", "complete", "eval", "check", "bench", "info", "train"])
+@pytest.mark.parametrize("command", ["sample", "complete", "eval", "check", "bench sample", "info", "train"])
 def test_every_command_on_a_model_takes_checkpoint(lintx, command):
-    assert "--checkpoint" in lintx(command, "--help").stdout
+    assert "--checkpoint" in lintx(*command.split(), "--help").stdout
+
+
+@pytest.mark.parametrize("arguments", [[], ["bench"]])
+def test_a_group_without_a_command_is_its_help_page(lintx, arguments):
+    outcome = lintx(*arguments)
+    assert outcome.code == 2 and outcome.stderr == ""
+    assert outcome.stdout.strip() == lintx(*arguments, "--help").stdout.strip()
 
 
 def test_python_dash_m_is_the_same_command():
@@ -65,8 +86,18 @@ def test_the_reference_is_up_to_date(tmp_path):
         (["complete"], 2, "Missing argument"),
         (["complete", "x.png", "--keep", "left:0.5"], 2, "only keep the top"),
         (["complete", "nosuch.png"], 1, "no picture at 'nosuch.png'"),
-        (["bench", "--repeats", "2", "sample"], 2, "lintx bench sample --repeats"),
-        (["bench", "--batch", "1,x"], 2, "whole numbers separated by commas"),
+        (["bench", "smaple"], 2, "Did you mean 'sample'?"),
+        (["bench", "--repeats", "2", "sample"], 2, "No such option: --repeats"),
+        (["bench", "sample", "--batch", "1,x"], 2, "--batch takes whole numbers separated by commas"),
+        (["bench", "attention", "--positions", "0"], 2, "--positions takes whole numbers separated by commas"),
+        (["bench", "attention", "--attention", "linaer"], 2, "did you mean 'linear'?"),
+        (["bench", "attention", "--attention", "linear:chnk=3"], 2, "did you mean 'chunk'?"),
+        (["bench", "attention", "--attention", "linear,linear"], 2, "'linear' is given twice"),
+        (["bench", "approximation", "--norms", "1,-1"], 2, "--norms takes numbers above 0"),
+        (["bench", "approximation", "--features", "x"], 2, "--features takes whole numbers"),
+        (["bench", "approximation", "--plot", "x.pdf"], 2, "ends in .png or .svg"),
+        (["bench", "approximation", "--maps", "positve"], 2, "'positve' does not estimate softmax"),
+        (["bench", "attention", "--limit", "soon"], 2, "'soon' is not a time"),
         (["train", "--preset", "mnist-smal"], 2, "did you mean 'mnist-small'?"),
         (["train", "--data", "glyphs", "--attention", "linaer"], 2, "did you mean 'linear'?"),
         (["train", "--data", "glyphs", "--attention-option", "chnk=3"], 2, "did you mean 'chunk'?"),
@@ -79,6 +110,9 @@ def test_the_reference_is_up_to_date(tmp_path):
         (["train", "somewhere"], 2, "--resume somewhere"),
         (["train", "--resume", "nosuch"], 1, "not a run folder"),
         (["eval", "--data", "array:nosuch"], 1, "nosuch"),
+        (["compare", "--attention", "linaer"], 2, "did you mean 'linear'?"),
+        (["compare", "--data", "glyphs", "--preset", "tiyn"], 2, "did you mean 'tiny'?"),
+        (["attentions", "linaer"], 2, "did you mean 'linear'?"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

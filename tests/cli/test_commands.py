@@ -3,15 +3,19 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from linformer_cli.attention import CATALOGUE
+from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.checkpoint import load_model, read_checkpoint, save_checkpoint
 from linformer_cli.report.grids import read_png_metadata
 from linformer_cli.training.run_folder import METRICS
@@ -78,6 +82,39 @@ def test_resume_goes_on_and_refuses_other_settings(lintx, tmp_path):
     assert document["steps"] == 4 and document["images"] == 16
 
 
+def test_weights_move_to_another_mechanism(lintx, run_folder, tmp_path):
+    source, run = tmp_path / "source", tmp_path / "moved"
+    shutil.copytree(run_folder, source)
+    arguments = ["train", "--init-from", source, "--attention", "softmax", "--steps", 2, "--batch", 4, "--out", run]
+    outcome = lintx(*arguments, "--json")
+    lines = outcome.stderr.splitlines()
+    assert f"taken over 32 tensors of {source / 'best'} (linear attention)" in lines
+    assert "new: none" in lines and "left: none" in lines
+    # What the move alone gives is measured before the first step.
+    with open(run / "metrics.csv", newline="", encoding="utf-8") as file:
+        first = next(csv.DictReader(file))
+    assert first["step"] == "0" and float(first["validation_bits_per_dim"]) == pytest.approx(8, abs=0.3)
+    assert outcome.document["init_from"]["step"] == 6 and outcome.document["attention"] == "softmax"
+    assert tomllib.loads((run / "config.toml").read_text())["init_from"]["attention"] == "linear"
+    assert "Began with weights of" in (run / "last" / "README.md").read_text()
+    shutil.rmtree(source)
+    outcome = lintx("train", "--resume", run, "--steps", 3, "--json")
+    assert outcome.document["steps"] == 3 and "taken over" not in outcome.stderr
+
+
+def test_a_move_that_cannot_be_leaves_no_folder(lintx, run_folder, tmp_path):
+    base = ["train", "--init-from", run_folder, "--steps", 1, "--out", tmp_path / "run"]
+    wider = ["--width", 20, "--heads", 3, "--head", "mixture", "--config", tmp_path / "network.toml"]
+    (tmp_path / "network.toml").write_text("[model]\nfeed_forward = 48\n")
+    outcome = lintx(*base, *wider)
+    assert outcome.code == 1 and "none of the 32 tensors" in outcome.stderr
+    np.save(tmp_path / "train-images.npy", np.zeros((4, 8, 8), np.uint8))
+    outcome = lintx(*base, "--data", f"array:{tmp_path}")
+    assert outcome.code == 2 and "draws images of 10 x 10 x 1" in outcome.stderr
+    assert not (tmp_path / "run").exists()
+    assert lintx("train", "--resume", run_folder, "--init-from", run_folder).code == 2
+
+
 def test_sample_writes_a_grid_with_its_settings(lintx, run_folder, tmp_path):
     out, files = tmp_path / "grid.png", tmp_path / "files"
     outcome = lintx("sample", run_folder, "-n", 5, "--batch", 2, "-o", out, "--files", files, "--seed", 7, "--json")
@@ -99,7 +136,7 @@ def test_sample_to_stdout_is_a_png_and_nothing_else(run_folder):
     assert finished.stdout.startswith(b"\x89PNG") and finished.stdout.endswith(b"IEND\xaeB`\x82")
 
 
-@pytest.mark.parametrize("command", ["sample", "complete", "check", "bench"])
+@pytest.mark.parametrize("command", ["sample", "complete", "check", "bench sample"])
 def test_torchvision_is_for_data_sets_only(run_folder, tmp_path, command):
     picture = tmp_path / "picture.png"
     Image.new("L", (10, 10)).save(picture)
@@ -107,11 +144,11 @@ def test_torchvision_is_for_data_sets_only(run_folder, tmp_path, command):
         "sample": ["-n", "1", "-o", str(tmp_path / "x.png")],
         "complete": [str(picture), "-n", "1", "-o", str(tmp_path / "x.png")],
         "check": ["--positions", "10"],
-        "bench": ["--batch", "1", "--repeats", "1"],
+        "bench sample": ["--batch", "1", "--repeats", "1"],
     }[command]
     script = (
         "import sys; from linformer_cli.cli.app import main\n"
-        f"sys.argv = ['lintx', {command!r}, *{arguments!r}, '--checkpoint', {str(run_folder)!r}]\n"
+        f"sys.argv = ['lintx', *{command.split()!r}, *{arguments!r}, '--checkpoint', {str(run_folder)!r}]\n"
         "try: main()\n"
         "except SystemExit as ended: assert not ended.code\n"
         "assert 'torchvision' not in sys.modules"
@@ -168,12 +205,13 @@ def test_check_passes_and_fails(lintx, run_folder, monkeypatch):
     outcome = lintx("check", run_folder, "--json")
     assert outcome.code == 1 and "disagree" in outcome.stderr
     assert outcome.document["passed"] is False
-    refused = lintx("bench", "-c", run_folder, "--batch", "1", "--repeats", 1)
+    refused = lintx("bench", "sample", "-c", run_folder, "--batch", "1", "--repeats", 1)
     assert refused.code == 1 and "is not timed" in refused.stderr
 
 
 def test_bench_extrapolates_in_one_place_only(lintx, run_folder):
-    document = lintx("bench", "--checkpoint", run_folder, "--batch", "1,2", "--repeats", 2, "--json").document
+    base = ["bench", "sample", "--checkpoint", run_folder]
+    document = lintx(*base, "--batch", "1,2", "--repeats", 2, "--json").document
     engines = [(row["attention"], row["engine"], row["batch"]) for row in document["rows"]]
     assert engines == [
         (*kind, batch) for batch in (1, 2) for kind in (("linear", "step"), ("softmax", "cached"), ("softmax", "rerun"))
@@ -182,11 +220,108 @@ def test_bench_extrapolates_in_one_place_only(lintx, run_folder):
         assert ("extrapolated" in row) == (row["engine"] == "rerun")
         assert ("images_per_second" in row) == (row["engine"] != "rerun")
     assert document["environment"]["versions"]["torch"]
-    markdown = lintx("bench", "sample", "-c", run_folder, "--batch", "1", "--repeats", 1, "--format", "md").stdout
+    markdown = lintx(*base, "--batch", "1", "--repeats", 1, "--format", "md").stdout
     assert markdown.startswith("| attention")
 
 
-def test_attentions_info_and_env(lintx, run_folder):
+def test_bench_attention_gives_points_and_exponents(lintx):
+    base = ["bench", "attention", "--attention", "linear,fine=linear:chunk=16", "--positions", "64,32", "--repeats", 2]
+    outcome = lintx(*base, "--json")
+    document = outcome.document
+    assert [(row["name"], row["positions"]) for row in document["rows"]] == [
+        ("linear", 32),
+        ("linear", 64),
+        ("fine", 32),
+        ("fine", 64),
+    ]
+    for row in document["rows"]:
+        assert row["left_out"] is None and len(row["samples_seconds"]) == 2 and row["seconds"] > 0
+        assert row["peak_memory_bytes"] >= 0
+    assert document["rows"][2]["attention_options"]["chunk"] == 16
+    assert [row["name"] for row in document["exponents"]] == ["linear", "fine"]
+    assert document["environment"]["versions"]["torch"] and "resident" in document["settings"]["memory"]
+    assert "fine, T = 64: " in outcome.stderr
+
+
+@pytest.mark.parametrize("style", ["table", "md", "csv"])
+def test_bench_attention_says_why_a_row_is_empty(lintx, monkeypatch, style):
+    from linformer_cli.bench import scaling
+    from linformer_cli.bench.memory import PassFailed, PassMemory
+
+    def measure(setup, limit_seconds):
+        if setup.positions > 32:
+            raise PassFailed("needs more memory than there is")
+        return PassMemory(2**20, 0.01)
+
+    monkeypatch.setattr(scaling, "measure_pass_memory", measure)
+    monkeypatch.setenv("COLUMNS", "80")
+    base = ["bench", "attention", "--attention", "linear", "--positions", "32,64", "--repeats", 1, "--format", style]
+    outcome = lintx(*base)
+    assert outcome.code == 0, outcome.stderr
+    words = " ".join(outcome.stdout.replace("|", " ").split())
+    assert "linear" in words and "needs more" in words
+    assert max(map(len, outcome.stdout.splitlines())) <= 80 or style != "table"
+    if style == "csv":
+        rows = list(csv.DictReader(outcome.stdout.splitlines()))
+        assert [(row["positions"], row["peak_memory_bytes"], row["repeats"]) for row in rows] == [
+            ("32", str(2**20), "1"),
+            ("64", "", "0"),
+        ]
+        assert rows[0]["time_exponent_last_two"] == ""
+    else:
+        assert "1 MiB" in words and "exponents of" in words
+
+
+def test_attentions_lists_everything_about_each(lintx):
+    document = lintx("attentions", "--positions", 100, "--heads", 2, "--head-width", 16, "--json").document
+    rows = {row["attention"]: row for row in document["rows"]}
+    assert {"softmax", "linear"} <= rows.keys()
+    assert rows["linear"]["options"]["chunk"]["default"] == 64
+    assert (rows["linear"]["memory"], rows["softmax"]["memory"]) == ("constant", "growing")
+    # s and z of two heads; keys and values of 100 positions.
+    assert rows["linear"]["state_bytes"] == 2 * 16 * 17 * 4
+    assert 100 * 2 * 2 * 16 * 4 <= rows["softmax"]["state_bytes"] < 100 * 2 * 2 * 16 * 4 + 100
+    for style in ("md", "csv"):
+        text = lintx("attentions", "--format", style).stdout
+        assert "arXiv 2006.16236" in text and "feature_map=elu" in text
+        assert ("33,792" if style == "md" else "33792") in text
+
+
+@pytest.mark.parametrize("count", [2, 14])
+def test_attentions_fits_a_narrow_terminal(lintx, monkeypatch, count):
+    monkeypatch.setenv("COLUMNS", "80")
+    for number in range(count):
+        monkeypatch.setitem(CATALOGUE, f"linear{number}", LinearAttention)
+    outcome = lintx("attentions")
+    lines = outcome.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    # No word is cut: every name, and the end of every row's source, stands whole somewhere.
+    words = outcome.stdout.split()
+    for number in range(count):
+        assert words.count(f"linear{number}") == 2
+    assert words.count("2006.16236") == count + sum(name == "linear" for name in CATALOGUE)
+    assert "feature_map=elu," in words and "33,792" in words
+    assert "lintx attentions NAME" in outcome.stderr
+
+
+def test_attentions_shows_one(lintx, run_folder, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = lintx("attentions", "linear", "--checkpoint", run_folder).stdout
+    assert "y_t = phi(q_t) s_t" in text and "T = 100, 2 heads of 16" in text
+    assert "elu, relu, poly2, taylor2," in text and "positions taken pairwise" in text
+    document = lintx("attentions", "linear", "--json").document
+    assert document["attention"] == "linear" and "phi(k_t) v_t^T" in document["description"]
+    assert document["options"]["feature_map"] == {
+        "default": "elu",
+        "values": "elu, relu, poly2, taylor2, learned",
+        "description": "phi, the map of queries and keys",
+    }
+    assert document["options"]["features"]["values"] == "int"
+    assert "no options" in lintx("attentions", "softmax").stdout
+    assert lintx("attentions", "linear", "--format", "csv").stdout.splitlines()[1].startswith("feature_map,elu,")
+
+
+def test_attentions_knows_gated_ones_and_the_baseline(lintx, run_folder):
     rows = {row["attention"]: row for row in lintx("attentions", "--json").document["rows"]}
     assert {"softmax", "linear", "gau", "flash"} <= rows.keys()
     assert rows["gau"]["state_bytes"] == 784 * (128 + 2 * 256) * 4 + 8
@@ -196,6 +331,9 @@ def test_attentions_info_and_env(lintx, run_folder):
     assert rows["lstm"]["state_bytes"] == 2 * 311 * 4
     of_model = lintx("attentions", "--checkpoint", run_folder, "--json").document["rows"]
     assert next(row for row in of_model if row["attention"] == "gau")["state_bytes"] == 100 * (128 + 2 * 32) * 4 + 8
+
+
+def test_info_and_env(lintx, run_folder):
     document = lintx("info", run_folder, "--json").document
     assert document["model"]["image"] == {"height": 10, "width": 10, "channels": 1, "levels": 256}
     assert "glyphs" in lintx("info", run_folder).stdout
@@ -271,3 +409,119 @@ def _wait_until(condition, seconds=120):
     while not condition():
         assert time.monotonic() < deadline, "nothing happened"
         time.sleep(0.05)
+
+
+# One table of all
+
+
+COMPARE = ["compare", "--data", "glyphs", "--image-size", 8, "--preset", "tiny", "--images", 32, "--evaluate-images", 8]
+
+
+def compare(lintx, runs, *arguments):
+    return lintx(*COMPARE, "--runs", runs, "--batch", 2, "--repeats", 2, *arguments)
+
+
+def test_compare_trains_each_once_and_goes_on(lintx, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    first = compare(lintx, tmp_path, "--attention", "softmax", "--json")
+    assert first.code == 0, first.stderr
+    outcome = compare(lintx, tmp_path, "--attention", "softmax,linear:chunk=16", "--json")
+    assert "softmax: training" not in outcome.stderr and "linear-16: training" in outcome.stderr
+    rows = outcome.document["rows"]
+    assert [row["name"] for row in rows] == ["softmax", "linear-16"]
+    assert rows[0] == first.document["rows"][0]
+    for row in rows:
+        assert row["images"] == 32 and row["missing"] is None and len(row["samples_seconds"]) == 2
+        assert row["bits_per_dim"] == pytest.approx(8, abs=0.3) and row["validation_images"] == 8
+        assert (tmp_path / f"{row['name']}.png").is_file()
+    # Of everything that is there, nothing is done again.
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
+    table = compare(lintx, tmp_path, "--attention", "softmax,linear:chunk=16", "--no-train")
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")} == before
+    assert max(map(len, table.stdout.splitlines())) <= 80 and "missing" not in table.stdout
+    assert "linear-16" in table.stdout and f"{rows[1]['bits_per_dim']:.3f} +- " in table.stdout
+    text = compare(lintx, tmp_path, "--attention", "softmax,linear", "--no-train", "--format", "csv").stdout
+    found = list(csv.DictReader(text.splitlines()))
+    assert [(row["name"], row["missing"]) for row in found] == [("softmax", ""), ("linear", "not begun")]
+    assert not (tmp_path / "linear").exists()
+
+
+def test_compare_goes_on_past_a_mechanism_that_fails(lintx, tmp_path, monkeypatch):
+    right = LinearAttention.step
+
+    def wrong(self, q_t, k_t, v_t, *rest):
+        return right(self, q_t, k_t, v_t * 1.01, *rest)
+
+    monkeypatch.setattr(LinearAttention, "step", wrong)
+    outcome = compare(lintx, tmp_path, "--attention", "linear,softmax", "--json")
+    assert outcome.code == 1 and "1 of 2 failed: linear" in outcome.stderr
+    broken, whole = outcome.document["rows"]
+    assert "is not timed" in broken["missing"] and broken["images_per_second"] is None
+    assert broken["bits_per_dim"] is not None
+    assert whole["missing"] is None and whole["images_per_second"] > 0
+
+
+def test_compare_interrupted_keeps_what_it_has(lintx, tmp_path, monkeypatch):
+    from linformer_cli.training.loop import Trainer
+
+    train_step = Trainer._train_step
+
+    def interrupted(self, rate):
+        if self.config.model.attention == "linear" and self.progress.step == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return train_step(self, rate)
+
+    monkeypatch.setattr(Trainer, "_train_step", interrupted)
+    outcome = compare(lintx, tmp_path, "--attention", "softmax,linear", "--format", "md")
+    assert outcome.code == 130 and "the same command goes on" in outcome.stderr
+    assert "sampling was not timed" in outcome.stdout and "step 2 of 2" in outcome.stdout  # but not validated
+    monkeypatch.setattr(Trainer, "_train_step", train_step)
+    rows = compare(lintx, tmp_path, "--attention", "softmax,linear", "--json").document["rows"]
+    assert [row["missing"] for row in rows] == [None, None]
+    assert all(row["bits_per_dim"] is not None for row in rows)
+
+
+# Random features against softmax
+
+APPROXIMATION = ["bench", "approximation", "--features", "8,16", "--norms", "0.5,1", "--draws", 3, "--positions", 12]
+SMALL_WIDTH = ["--head-width", 4]
+
+
+def test_bench_approximation_gives_every_error_with_its_spread(lintx, tmp_path):
+    plot = tmp_path / "deep" / "errors.png"
+    document = lintx(*APPROXIMATION, *SMALL_WIDTH, "--plot", plot, "--json").document
+    assert len(document["rows"]) == 3 * 2 * 2 * 2
+    for row in document["rows"]:
+        for error in ("output", "bounded_output", "kernel", "small_kernel"):
+            spread = row[error]
+            assert 0 <= spread["first_quartile"] <= spread["median"] <= spread["third_quartile"]
+            assert spread["mean"] > 0
+        assert row["draws"] == 3
+    assert document["settings"]["positions"] == 12 and document["environment"]["versions"]["torch"]
+    with Image.open(plot) as picture:
+        assert picture.format == "PNG"
+    assert document["plot"] == str(plot)
+    assert lintx(*APPROXIMATION, *SMALL_WIDTH, "--json").document["rows"] == document["rows"]
+    assert lintx(*APPROXIMATION, *SMALL_WIDTH, "--seed", 1, "--json").document["rows"] != document["rows"]
+
+
+def test_bench_approximation_prints_what_is_compared_side_by_side(lintx, monkeypatch, tmp_path):
+    monkeypatch.setenv("COLUMNS", "80")
+    base = [*APPROXIMATION, *SMALL_WIDTH, "--maps", "positive,trig"]
+    table = lintx(*base).stdout
+    assert max(map(len, table.splitlines())) <= 80
+    rows = list(csv.DictReader(lintx(*base, "--format", "csv").stdout.splitlines()))
+    assert [(row["norm"], row["features"], row["feature_map"], row["directions"]) for row in rows[:4]] == [
+        ("0.5", "8", "positive", "orthogonal"),
+        ("0.5", "8", "positive", "independent"),
+        ("0.5", "8", "trig", "orthogonal"),
+        ("0.5", "8", "trig", "independent"),
+    ]
+    assert f"{float(rows[0]['output_mean']):.2e}" in table
+    plots = []
+    for error in ("output", "small-kernel"):
+        plot = tmp_path / f"{error}.svg"
+        assert lintx(*base, "--plot", plot, "--error", error).code == 0
+        plots.append(plot.read_text())
+    assert "mean squared error of the output" in plots[0] and "positive, independent" in plots[0]
+    assert "smallest quarter" in plots[1] and "norm 0.5 sqrt(K)" in plots[1]

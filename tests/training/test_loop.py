@@ -783,6 +783,41 @@ def test_what_is_saved_and_evaluated_is_the_average(configure, tmp_path) -> None
     assert any(not torch.equal(weights[key], expected[key]) for key in weights)
 
 
+# Beginning with the weights of another model
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_what_was_taken_over_is_validated_before_the_first_step(configure, tmp_path, build_tiny_model, ema) -> None:
+    source = build_tiny_model(3, attention="softmax", layers=1)
+    trainer = begin(configure(ema=ema), tmp_path)
+    moved = trainer.take_over(source)
+    assert len(moved.taken) == len(source.state_dict())
+    watcher = train(trainer)
+    events = [event for event in watcher.events if event[1] == 0]
+    assert events == [("best", 0), ("save", 0)]
+    first = read_metrics(trainer.folder)[0]
+    expected = measure_bits(build_tiny_model(3, layers=1), VALIDATION.images).bits_per_dim
+    assert float(first["validation_bits_per_dim"]) == pytest.approx(expected, rel=1e-6)
+    assert first["images"] == "0"
+
+
+def test_a_run_stopped_before_that_validation_makes_up_for_it(configure, tmp_path, build_tiny_model) -> None:
+    config = configure()
+    trainer = begin(config, tmp_path)
+    trainer.take_over(build_tiny_model(3, attention="softmax", layers=1))
+    stopped = Watcher(StopRequest(int(signal.SIGINT)))
+    with pytest.raises(Interrupted):
+        train(trainer, stopped)
+    assert stopped.events == [("save", 0)]
+    resumed = begin(config, tmp_path)
+    resumed.resume()
+    assert train(resumed).events[0] == ("best", 0)
+
+
+def test_an_untrained_model_is_not_validated(configure, tmp_path) -> None:
+    assert ("best", 0) not in train(begin(configure(), tmp_path)).events
+
+
 # Random draws
 
 

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from linformer_cli.config import ImageShape, RunConfig, TrainConfig
-from linformer_cli.errors import UsageError
+from linformer_cli.checkpoint import read_checkpoint, save_checkpoint
+from linformer_cli.config import ImageShape, InitFrom, RunConfig, TrainConfig
+from linformer_cli.errors import CheckpointError, UsageError
 from linformer_cli.presets import PRESETS
 from linformer_cli.training.run_folder import RunFolder
-from linformer_cli.training.settings import DEFAULT_EPOCHS, DEFAULT_PRESET, merge_settings
+from linformer_cli.training.settings import DEFAULT_EPOCHS, DEFAULT_PRESET, find_source, merge_settings
 
 IMAGE = ImageShape(height=8, width=8)
 
@@ -189,3 +190,65 @@ def test_merging_leaves_presets_and_flags_alone(write) -> None:
     build(write('[model]\nattention_options = {feature_map = "relu"}'), "tiny", model=flags)
     assert flags == {"attention_options": {"chunk": 8}}
     assert PRESETS["tiny"].model_dump() == before
+
+
+# Beginning with a checkpoint
+
+
+@pytest.fixture
+def source(tmp_path: Path, build_tiny_model, tiny_info):
+    save_checkpoint(tmp_path / "source", build_tiny_model(), tiny_info)
+    return read_checkpoint(tmp_path / "source")
+
+
+def build_from(source, file: Path | None = None, preset: str | None = None, **flags: dict[str, Any]) -> RunConfig:
+    tables = {table: flags.get(table, {}) for table in ("model", "data", "train")}
+    return merge_settings(file, preset, **tables, source=source).build(source.info.model.image)
+
+
+def test_the_network_and_the_data_are_the_sources(source) -> None:
+    config = build_from(source)
+    assert config.model.model_dump(exclude={"attention_options"}) == source.info.model.model_dump(
+        exclude={"attention_options"}
+    )
+    assert config.model.attention_options["chunk"] == 16
+    assert (config.data.name, config.data.image_size) == ("glyphs", 8)
+    assert config.init_from == InitFrom(
+        checkpoint=str(source.path), weights_sha256=source.digest, attention="linear", step=3
+    )
+    assert merge_settings(None, None, {}, {}, {}).build(IMAGE).init_from is None
+
+
+def test_another_mechanism_has_its_own_options(source) -> None:
+    config = build_from(source, model={"attention": "softmax", "layers": 3})
+    assert (config.model.attention, config.model.attention_options, config.model.layers) == ("softmax", {}, 3)
+    assert config.model.width == source.info.model.width
+
+
+def test_a_named_preset_wins_over_the_source_and_the_file_over_both(source, write) -> None:
+    assert build_from(source, preset="tiny").model.feed_forward == PRESETS["tiny"].feed_forward
+    file = write('preset = "tiny"\n[model]\nheads = 3\n[data]\nname = "mnist"')
+    config = build_from(source, file)
+    assert (config.model.heads, config.model.feed_forward) == (3, PRESETS["tiny"].feed_forward)
+    assert (config.data.name, config.data.image_size) == ("mnist", None)
+
+
+def test_images_of_another_shape_are_refused(source, raises_one_line) -> None:
+    settings = merge_settings(None, None, {}, {"name": "mnist"}, {}, source)
+    with raises_one_line(UsageError, "8 x 8 x 1 with 16 levels", "28 x 28 x 1 with 256 levels", "--data"):
+        settings.build(ImageShape(height=28, width=28))
+
+
+def test_a_runs_own_file_names_its_source_again(source, tmp_path, raises_one_line) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create(build_from(source))
+    assert folder.read_config().init_from == build_from(source).init_from
+    found = find_source(None, folder.config_file)
+    assert found == source
+    assert build_from(found, folder.config_file) == build_from(source)
+    assert find_source(None, None) is None
+    text = folder.config_file.read_text()
+    folder.config_file.write_text(text.replace(source.digest, "0" * 64))
+    with raises_one_line(CheckpointError, "other weights", "--init-from"):
+        find_source(None, folder.config_file)
+    assert find_source(str(source.path), folder.config_file) == source

@@ -1,0 +1,148 @@
+"""The peak memory of one forward and backward pass.
+
+On a GPU torch counts it. On a CPU nothing counts all of it, so it is the growth of a fresh process's resident memory:
+this file is that process too, which also keeps a pass that needs more memory than there is from ending the caller.
+"""
+
+import contextlib
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from linformer_cli.errors import LintxError
+from linformer_cli.runtime import measure_peak_memory, synchronize
+
+from .passes import PassSetup, build_pass
+
+# Where torch's lazy parts are loaded and its buffers made, so that they are not counted.
+WARM_UP_POSITIONS = 256
+# What starting a process may take on a busy machine, beside the pass itself.
+STARTING_SECONDS = 120.0
+# The C library then gives every large block back to the system as soon as it is freed: what is resident is in use.
+_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+
+
+@dataclass(frozen=True)
+class PassMemory:
+    """Bytes at the peak of one pass, its inputs included and its parameters not; and the seconds it took, unwarmed."""
+
+    peak_bytes: int | None
+    seconds: float
+
+
+class PassFailed(LintxError):
+    """A pass could not be made; the message says why in a few words."""
+
+
+def measure_pass_memory(setup: PassSetup, limit_seconds: float) -> PassMemory:
+    """Measure one pass in the way its device has. Raises `PassFailed` where it does not fit, ends or takes too long."""
+    if setup.device == "cpu":
+        return _measure_in_a_process(setup, limit_seconds)
+    try:
+        return _measure_here(setup)
+    except torch.OutOfMemoryError:
+        raise PassFailed("needs more memory than there is") from None
+
+
+def measure_free_memory(device: str) -> int | None:
+    """Bytes that can still be had, of the device or of this machine (and of the container); None where unknown."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.mem_get_info(device)[0])
+    bounds = []
+    with contextlib.suppress(OSError, ValueError):
+        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        bounds.append(int(fields["MemAvailable"].split()[0]) * 1024)
+    with contextlib.suppress(OSError, ValueError):
+        group = Path("/sys/fs/cgroup")
+        used = int((group / "memory.current").read_text())
+        bounds.append(int((group / "memory.max").read_text()) - used)
+    return min(bounds) if bounds and device == "cpu" else None
+
+
+def _measure_here(setup: PassSetup) -> PassMemory:
+    """In this process, on a device."""
+    work = build_pass(setup)
+    counted = setup.device.startswith("cuda")
+    before = 0
+    if counted:
+        torch.cuda.synchronize(setup.device)
+        torch.cuda.reset_peak_memory_stats(setup.device)
+        before = torch.cuda.memory_allocated(setup.device)
+    began = time.perf_counter()
+    work()
+    synchronize(setup.device)
+    seconds = time.perf_counter() - began
+    return PassMemory(torch.cuda.max_memory_allocated(setup.device) - before if counted else None, seconds)
+
+
+def _measure_in_a_process(setup: PassSetup, limit_seconds: float) -> PassMemory:
+    package = Path(__file__).resolve().parents[2]
+    paths = os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])
+    try:
+        finished = subprocess.run(
+            [sys.executable, "-m", __name__],
+            input=json.dumps({"setup": asdict(setup), "threads": torch.get_num_threads()}),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=limit_seconds + STARTING_SECONDS,
+            env={**os.environ, **_ALLOCATOR, "PYTHONPATH": paths},
+        )
+    except subprocess.TimeoutExpired:
+        raise PassFailed(f"one pass took more than {limit_seconds:.3g} s") from None
+    if finished.returncode < 0:  # the signal that the system ends a process with, where memory is out
+        raise PassFailed("needs more memory than there is" if finished.returncode == -9 else "its process ended")
+    try:
+        return PassMemory(**json.loads(finished.stdout))
+    except ValueError:
+        last = (finished.stderr.strip().splitlines() or ["no output"])[-1]
+        if "allocate memory" in last or "MemoryError" in last:
+            raise PassFailed("needs more memory than there is") from None
+        raise PassFailed(f"failed: {last[:200]}") from None
+
+
+def measure_growth(setup: PassSetup) -> PassMemory:
+    """One pass on the CPU in this process, which should be fresh: how far resident memory rises above what it was."""
+    warm_up = PassSetup(**{**asdict(setup), "positions": min(setup.positions, WARM_UP_POSITIONS)})
+    build_pass(warm_up)()
+    work = build_pass(setup)
+    gc.collect()
+    before = _forget_peak()
+    began = time.perf_counter()
+    work()
+    seconds = time.perf_counter() - began
+    return PassMemory(max(0, _peak() - before), seconds)
+
+
+def _forget_peak() -> int:
+    """Bytes that the next peak rises from. Linux can forget the one before; elsewhere that one is all there is."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    return _peak()
+
+
+def _peak() -> int:
+    # Not getrusage: its maximum outlives the exec that began this process, and may be that of the one before.
+    with contextlib.suppress(OSError):
+        fields = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
+        return next((int(words[1]) * 1024 for words in fields if words[0] == "VmHWM:"), 0) or measure_peak_memory()
+    return measure_peak_memory()
+
+
+def main() -> None:
+    """The process: a setup as JSON on stdin, what was measured as JSON on stdout."""
+    request: dict[str, Any] = json.load(sys.stdin)
+    torch.set_num_threads(request["threads"])
+    sys.stdout.write(json.dumps(asdict(measure_growth(PassSetup(**request["setup"])))))
+
+
+if __name__ == "__main__":
+    main()

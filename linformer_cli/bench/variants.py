@@ -1,0 +1,58 @@
+"""Mechanisms with options, as they are named on a command line and in the rows of a table."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from linformer_cli.attention import CATALOGUE, find_attention
+from linformer_cli.errors import UsageError
+from linformer_cli.model.catalogue import MIXERS, find_mixer, parse_options
+
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A mechanism with all its options, under a name of its own: `lsh-4` for lsh with 4 rounds."""
+
+    label: str
+    attention: str
+    options: dict[str, Any]
+
+
+def list_variants(baselines: bool = False) -> list[Variant]:
+    """Every mechanism of the catalogue with its defaults, and the `baselines` that a model can have in its place."""
+    return [parse_variant(name, baselines) for name in (MIXERS if baselines else CATALOGUE)]
+
+
+def parse_variants(entries: Sequence[str], baselines: bool = False) -> list[Variant]:
+    """One variant for each entry; raises `UsageError` where two have the same name."""
+    variants = [parse_variant(entry.strip(), baselines) for entry in entries]
+    labels = [variant.label for variant in variants]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise UsageError(f"attention '{label}' is given twice; name one of them: NAME={label}")
+    return variants
+
+
+def parse_variant(entry: str, baselines: bool = False) -> Variant:
+    """`lsh`, `lsh:rounds=4`, `lsh:rounds=4:window=16` or, to choose the name, `wide=lsh:window=64`.
+
+    Without a name of its own it is called by the mechanism and the values given, `lsh-4-16`.
+    Raises `UsageError` for what the catalogue does not know, or is a baseline where `baselines` are not wanted.
+    """
+    head, *pairs = entry.split(":")
+    label, equals, attention = head.rpartition("=")
+    find_mixer(attention) if baselines else find_attention(attention)
+    given: dict[str, str] = {}
+    for pair in pairs:
+        key, sign, value = pair.partition("=")
+        if not sign or not key or key in given:
+            raise UsageError(f"attention '{entry}': options are written :KEY=VALUE, each once, found ':{pair}'")
+        given[key] = value
+    options = parse_options(attention, given).model_dump(exclude_none=True)
+    label = label if equals else "-".join([attention, *given.values()])
+    if not _LABEL.fullmatch(label):
+        raise UsageError(f"attention '{entry}': '{label}' cannot be a name; begin with NAME= of letters, digits, . _ -")
+    return Variant(label, attention, options)

@@ -1,0 +1,187 @@
+"""`lintx compare`: every mechanism trained alike, in one table."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from linformer_cli.errors import Interrupted, LintxError
+from linformer_cli.report.tables import Column
+from linformer_cli.report.terminal import format_bytes, format_count
+
+from . import options
+from .output import print_json, print_records, talk
+from .progress import TrainingDisplay
+
+if TYPE_CHECKING:
+    from linformer_cli.comparison import Entry
+    from linformer_cli.data.images import ImageSet
+    from linformer_cli.training.settings import Settings
+
+_TABLE_COLUMNS = (
+    Column("name", "attention"),
+    Column("bits", "bits/dim"),
+    Column("parameters", "parameters", format=format_count),
+    Column("state_bytes_per_image", "state", format=format_bytes),
+    Column("training_images_per_second", "train img/s", format=format_count),
+    Column("images_per_second", "draw img/s", format=format_count),
+)
+_MISSING = Column("missing", "missing")
+_CSV_COLUMNS = tuple(
+    Column(key, key)
+    for key in (
+        *("name", "attention", "attention_options", "images", "bits_per_dim", "standard_error", "validation_images"),
+        *("parameters", "state_bytes_per_image", "training_images_per_second", "batch", "device"),
+        *("images_per_second", "images_per_second_quartiles", "missing"),
+    )
+)
+
+
+def compare(
+    names: options.Variants = None,
+    runs: Annotated[
+        Path, typer.Option("--runs", help="The folder of the runs, one for each mechanism.", metavar="FOLDER")
+    ] = Path("runs/comparison"),
+    images: Annotated[int, typer.Option("--images", min=1, help="Training images that each sees.")] = 16_000,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", help="As for lintx train; default mnist.", metavar="NAME", show_default=False),
+    ] = None,
+    data_dir: options.DataDir = None,
+    image_size: options.ImageSize = None,
+    preset: Annotated[
+        str | None, typer.Option("--preset", help="The network; default mnist-small.", show_default=False)
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            help="TOML with [model], [data], [train] for all of them.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
+    evaluate_images: Annotated[
+        int, typer.Option("--evaluate-images", min=1, help="Validation images, the first of the split.")
+    ] = 2_000,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Images drawn at once when sampling is timed.")] = 64,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Batches drawn; the median counts.")] = 3,
+    train: Annotated[bool, typer.Option("--train/--no-train", help="Or only show what is there.")] = True,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of weights and order.")] = 0,
+    device: options.Device = "auto",
+    precision: Annotated[
+        options.PrecisionName, typer.Option("--precision", help="Of training; sampling is timed in fp32.")
+    ] = options.PrecisionName.AUTO,
+    style: Annotated[options.TableFormat, typer.Option("--format", help="How to print.")] = options.TableFormat.TABLE,
+    json: options.Json = False,
+) -> None:
+    """Train every attention alike and compare.
+
+    All have the same network but for the attention, the same images in the same order, and the same settings. Each is a
+    run in a folder of its own: whoever runs the command again goes on where it was, and what is finished is not done
+    again. Then a table: validation bits/dim at the end with the standard error, parameters, bytes of state, training
+    images/s (median of the log), and sampling images/s (median over interleaved batches). A grid of samples of each
+    lies beside its run. Ctrl-C saves first; the table then says what is missing.
+
+    Examples:
+
+    - `lintx compare --data mnist --images 16000 --runs runs/comparison`
+    - `lintx compare --attention softmax,linear,linear:feature_map=relu --images 4000`
+    - `lintx compare --runs runs/comparison --no-train --format md`
+    """
+    from linformer_cli.comparison import describe_entry, plan_entries
+    from linformer_cli.runtime import choose_device, choose_precision, describe_environment
+
+    def load(settings: "Settings") -> "tuple[ImageSet, ImageSet]":
+        from linformer_cli.data.images import load_images
+
+        source = settings.data_config
+        arguments = source.data_dir, source.image_size, source.channels
+        return load_images(source.name, "train", *arguments), load_images(source.name, "validation", *arguments)
+
+    place = choose_device(device)
+    kind = choose_precision(precision.value, place.value, "training")
+    talk(f"device {place.value} ({place.reason}), precision {kind.value} ({kind.reason})")
+    given_data = {"name": data, "data_dir": data_dir, "image_size": image_size}
+    entries, training, validation = plan_entries(
+        options.choose_variants(names, baselines=True),
+        runs,
+        images,
+        config,
+        preset,
+        {key: value for key, value in given_data.items() if value is not None},
+        {"evaluate_images": evaluate_images, "seed": seed, "device": device, "precision": kind.value},
+        load,
+    )
+    failures: dict[str, str] = {}
+    stopped = _work(entries, training, validation, place.value, kind.value, batch, repeats, failures) if train else None
+    rows = [describe_entry(entry, batch, place.value, failures.get(entry.variant.label)) for entry in entries]
+    if json:
+        first = entries[0].config
+        settings = {"images": images, "batch": batch, "repeats": repeats, "data": first.data, "train": first.train}
+        print_json({"rows": rows, "settings": settings, "environment": describe_environment()})
+    elif style.value == "csv":
+        print_records(rows, _CSV_COLUMNS, "csv")
+    else:
+        columns = (*_TABLE_COLUMNS, _MISSING) if any(row["missing"] for row in rows) else _TABLE_COLUMNS
+        print_records([{**row, "bits": _show_bits(row)} for row in rows], columns, style.value)
+    if stopped is not None:
+        raise stopped
+    if failures:
+        raise LintxError(f"{len(failures)} of {len(entries)} failed: {', '.join(failures)}; the table says why")
+
+
+def _work(
+    entries: "list[Entry]",
+    training: "ImageSet",
+    validation: "ImageSet",
+    device: str,
+    precision: str,
+    batch: int,
+    repeats: int,
+    failures: dict[str, str],
+) -> Interrupted | None:
+    """Everything that is still to be done, each mechanism's own failures aside; returns what a signal ended it with."""
+    from linformer_cli.comparison import draw_grid, time_sampling_once, train_entry
+    from linformer_cli.runtime import catch_signals
+
+    with catch_signals() as stop:
+        try:
+            for entry in entries:
+                if entry.finished is None:
+                    talk(f"{entry.variant.label}: training in {entry.folder.path}")
+                    with _noting(entry, failures), TrainingDisplay() as display:
+                        train_entry(entry, training, validation, device, precision, display, stop)
+            done = [entry for entry in entries if entry.finished is not None]
+            for entry in done:
+                stop.raise_if_set("Stopped")
+                if draw_grid(entry, device):
+                    talk(f"wrote {entry.grid_file}")
+            for _ in range(repeats):
+                for entry in done:
+                    stop.raise_if_set("Stopped")
+                    if entry.variant.label not in failures:
+                        with _noting(entry, failures):
+                            time_sampling_once(entry, batch, repeats, device)
+        except Interrupted as signal:
+            return Interrupted("Stopped; everything is saved, the same command goes on", signal.exit_code - 128)
+    return None
+
+
+@contextlib.contextmanager
+def _noting(entry: "Entry", failures: dict[str, str]) -> Iterator[None]:
+    """A mechanism that fails is no reason to leave out the others."""
+    try:
+        yield
+    except Interrupted:
+        raise
+    except LintxError as error:
+        failures[entry.variant.label] = str(error)
+        talk(f"{entry.variant.label}: {error}")
+
+
+def _show_bits(row: dict[str, Any]) -> str | None:
+    bits = row["bits_per_dim"]
+    return None if bits is None else f"{bits:.3f} +- {row['standard_error']:.3f}"

@@ -1,0 +1,119 @@
+"""Weights that move from one model into another: every tensor that fits by name and shape, projections by parts."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from linformer_cli.errors import CheckpointError
+from linformer_cli.model.blocks import AttentionLayer
+from linformer_cli.model.pixel_model import PixelModel
+
+Layout = dict[str, dict[str, slice]]
+
+
+@dataclass(frozen=True)
+class Takeover:
+    """What became of every tensor, by name; `name[part]` is one part of a projection that was taken apart.
+
+    `taken` and `new` are tensors of the model: those that have the source's values, and those that stay as they were.
+    `left` are tensors of the source that nothing in the model has the place for.
+    """
+
+    taken: tuple[str, ...]
+    new: tuple[str, ...]
+    left: tuple[str, ...]
+
+
+@torch.no_grad()
+def take_over(model: PixelModel, source: PixelModel) -> Takeover:
+    """Copy every tensor of `source` into `model` that fits there by name and shape.
+
+    Raises `CheckpointError` where none does; `model` is as it was then.
+    """
+    ours, theirs = split_projections(model, source)
+    taken, used = [], set()
+    for name, tensor in ours.items():
+        origin = _find_origin(name, tensor, theirs)
+        if origin is not None:
+            tensor.copy_(theirs[origin])
+            taken.append(name)
+            used.add(origin)
+    if not taken:
+        raise CheckpointError(
+            f"none of the {len(theirs)} tensors of the checkpoint fits the model by name and shape; leave out the "
+            "options that change its sizes"
+        )
+    new = tuple(name for name in ours if name not in taken)
+    return Takeover(tuple(taken), new, tuple(name for name in theirs if name not in used))
+
+
+def split_projections(model: PixelModel, source: PixelModel) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The tensors of both models by name, views of their own storage.
+
+    One Linear projects to queries, keys, values and what else a mechanism asks for. Where two mechanisms ask for
+    different things, that tensor is `name[q]`, `name[k]`, `name[v]`, `name[qk]` (one projection for queries and keys)
+    and `name[extra of MECHANISM]`: what the extra scalars are differs by mechanism, so they fit only the same one.
+    A tensor of which no part would fit stays whole.
+    """
+    ours, theirs = model.state_dict(), source.state_dict()
+    our_layout, their_layout = _layout(model), _layout(source)
+    for name in our_layout.keys() & their_layout.keys():
+        if our_layout[name] == their_layout[name]:
+            continue
+        mine, other = (
+            {f"{name}[{part}]": tensors[name][rows] for part, rows in layout[name].items()}
+            for tensors, layout in ((ours, our_layout), (theirs, their_layout))
+        )
+        if any(_find_origin(part, tensor, other) for part, tensor in mine.items()):
+            del ours[name], theirs[name]
+            ours, theirs = ours | mine, theirs | other
+    return dict(sorted(ours.items())), dict(sorted(theirs.items()))
+
+
+def _layout(model: PixelModel) -> Layout:
+    """The rows of every part of the input projections, by the name of the tensor."""
+    layout: Layout = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, AttentionLayer):
+            own = {"extra": f"extra of {model.config.attention}"}
+            parts = {own.get(part, part): rows for part, rows in layer.input_rows.items()}
+            layout |= {f"{name}.input.{kind}": parts for kind in ("weight", "bias")}
+    return layout
+
+
+def _find_origin(name: str, tensor: Tensor, theirs: Mapping[str, Tensor]) -> str | None:
+    """The tensor in `theirs` that fills `name`, if one has its shape.
+
+    A shared projection becomes both queries and keys. It is made of queries: a mechanism that shares them takes the
+    length of a key away, so less is lost than with the keys'.
+    """
+    names = [name]
+    for part, other in (("[q]", "[qk]"), ("[k]", "[qk]"), ("[qk]", "[q]")):
+        if name.endswith(part):
+            names.append(name.removesuffix(part) + other)
+    return next((key for key in names if key in theirs and theirs[key].shape == tensor.shape), None)
+
+
+def summarise_names(names: Iterable[str]) -> str:
+    """Names in one line: `blocks.0.x` and `blocks.1.x` are `blocks.0-1.x`."""
+    groups: dict[str, list[int]] = {}
+    for name in names:
+        block = re.match(r"blocks\.(\d+)\.", name)
+        pattern = f"blocks.*.{name[block.end() :]}" if block else name
+        groups.setdefault(pattern, []).extend([int(block[1])] if block else [])
+    shown = (pattern.replace("*", _ranges(numbers), 1) if numbers else pattern for pattern, numbers in groups.items())
+    return ", ".join(shown) or "none"
+
+
+def _ranges(numbers: list[int]) -> str:
+    """`0-3`, or `0-1,5` where some are missing."""
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)

@@ -1,0 +1,172 @@
+"""The peak memory of a pass: what a fresh process really grows by, and what becomes of one that does not end well."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from linformer_cli.attention import CATALOGUE
+from linformer_cli.attention.linear import LinearAttention
+from linformer_cli.bench import memory as memory_module
+from linformer_cli.bench.memory import PassFailed, measure_free_memory, measure_pass_memory
+from linformer_cli.bench.passes import PassSetup, build_checked_model, build_pass
+
+MIB = 2**20
+
+
+def setup(positions: int, **changes) -> PassSetup:
+    values = {"attention": "linear", "options": {"chunk": 16}, "heads": 2, "head_width": 8, "positions": positions}
+    return PassSetup(**{**values, **changes})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the growth of a process is only exact on Linux")
+def test_a_process_counts_what_a_pass_holds_at_once() -> None:
+    # Queries, keys, values and the gradient are 4 times 2 x 16 MiB; what the scores take is chunked and much smaller.
+    found = measure_pass_memory(setup(2**15, heads=8, head_width=16), 60)
+    inputs = 4 * 2**15 * 8 * 16 * 4
+    assert found.seconds > 0
+    assert inputs < found.peak_bytes < 20 * inputs
+    # No more for the memory that the caller has.
+    ballast = torch.ones(50 * MIB)
+    again = measure_pass_memory(setup(2**15, heads=8, head_width=16), 60)
+    assert again.peak_bytes == pytest.approx(found.peak_bytes, rel=0.1)
+    assert ballast[-1] == 1
+
+
+def finish(monkeypatch: pytest.MonkeyPatch, code: int, stdout: str = "", stderr: str = "") -> dict:
+    seen = {}
+
+    def run(arguments, **options):
+        seen.update(options, arguments=arguments)
+        return subprocess.CompletedProcess(arguments, code, stdout, stderr)
+
+    monkeypatch.setattr(memory_module.subprocess, "run", run)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("code", "stderr", "message"),
+    [
+        (-9, "", "needs more memory than there is"),
+        (-11, "", "its process ended"),
+        (1, "Traceback\nRuntimeError: DefaultCPUAllocator: can't allocate memory", "needs more memory than there is"),
+        (1, "Traceback\nValueError: odd heads", "failed: ValueError: odd heads"),
+        (1, "", "failed: no output"),
+    ],
+)
+def test_a_process_that_fails_says_why_in_a_few_words(monkeypatch, raises_one_line, code, stderr, message) -> None:
+    finish(monkeypatch, code, stderr=stderr)
+    with raises_one_line(PassFailed, message):
+        measure_pass_memory(setup(32), 1)
+
+
+def test_a_process_that_takes_too_long_is_ended(monkeypatch, raises_one_line) -> None:
+    def run(arguments, timeout, **_options):
+        assert timeout == 2.5 + memory_module.STARTING_SECONDS
+        raise subprocess.TimeoutExpired(arguments, timeout)
+
+    monkeypatch.setattr(memory_module.subprocess, "run", run)
+    with raises_one_line(PassFailed, "more than 2.5 s"):
+        measure_pass_memory(setup(32), 2.5)
+
+
+def test_a_process_is_told_everything(monkeypatch) -> None:
+    seen = finish(monkeypatch, 0, json.dumps({"peak_bytes": 5, "seconds": 0.5}))
+    assert measure_pass_memory(setup(32), 1) == memory_module.PassMemory(5, 0.5)
+    request = json.loads(seen["input"])
+    assert PassSetup(**request["setup"]) == setup(32)
+    assert request["threads"] == torch.get_num_threads()
+
+
+def test_on_a_gpu_torch_counts(monkeypatch, raises_one_line) -> None:
+    """What torch would say; whether it is true, only a machine with a GPU can tell."""
+    order: list[str] = []
+    bytes_in_use = iter([1000])
+    monkeypatch.setattr(memory_module, "build_pass", lambda given: lambda: order.append("pass"))
+    monkeypatch.setattr(memory_module, "synchronize", lambda device: order.append("synchronize"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: order.append("synchronize"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: order.append("reset"))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: next(bytes_in_use))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 5000)
+    found = measure_pass_memory(setup(32, device="cuda:0"), 1)
+    assert found.peak_bytes == 4000 and found.seconds >= 0
+    assert order == ["synchronize", "reset", "pass", "synchronize"]
+
+    def full(*_arguments: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(memory_module, "build_pass", lambda given: full)
+    bytes_in_use = iter([1000])
+    with raises_one_line(PassFailed, "more memory than there is"):
+        measure_pass_memory(setup(32, device="cuda:0"), 1)
+
+
+def test_free_memory_is_known_here_or_not_at_all() -> None:
+    free = measure_free_memory("cpu")
+    assert free is None or free > 0
+    assert measure_free_memory("mps") is None
+
+
+# One pass
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
+    """What `attend` of a mechanism with shared queries and extra scalars was called with."""
+    calls: list[tuple] = []
+
+    class Shared(LinearAttention):
+        name = "shared"
+        shared_query_key = True
+        extra_per_head = 3
+
+        def attend(self, q, k, v, state=None, extra=None):
+            calls.append((q, k, v, state, extra, self.training))
+            return super().attend(q, k, v * extra.sum(dim=-1, keepdim=True), state)
+
+    monkeypatch.setitem(CATALOGUE, "shared", Shared)
+    return calls
+
+
+def test_a_pass_gives_a_mechanism_what_it_asks_for(seen) -> None:
+    work = build_pass(setup(20, attention="shared"))
+    work()
+    ((q, k, v, state, extra, training),) = seen
+    assert q is k and q.shape == v.shape == (1, 2, 20, 8) and extra.shape == (1, 2, 20, 3)
+    assert state is None and training
+    assert all(part.grad is not None and part.grad.any() for part in (k, v, extra))
+
+
+def test_passes_are_alike_and_leave_the_random_state(seen) -> None:
+    before = torch.get_rng_state()
+    work = build_pass(setup(20, attention="shared"))
+    work()
+    work()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(seen[0][0], seen[1][0])
+
+
+def test_the_parameters_keep_no_gradient(monkeypatch) -> None:
+    built = []
+    build = memory_module.build_pass.__globals__["build_attention"]
+
+    def keep(*arguments):
+        built.append(build(*arguments))
+        return built[-1]
+
+    monkeypatch.setitem(memory_module.build_pass.__globals__, "build_attention", keep)
+    build_pass(setup(20, options={"feature_map": "learned"}))()
+    parameters = list(built[0].parameters())
+    assert parameters and all(parameter.grad is None for parameter in parameters)
+
+
+def test_the_compared_model_has_the_mechanism_and_its_sizes() -> None:
+    config = build_checked_model(setup(4096)).config
+    assert (config.attention, config.attention_options, config.heads, config.head_width) == (
+        "linear",
+        {"chunk": 16},
+        2,
+        8,
+    )

@@ -1,0 +1,150 @@
+"""Growth with T: exponents, what is left out and why, and that nothing is timed whose executions disagree."""
+
+import pytest
+
+from linformer_cli.attention.linear import LinearAttention
+from linformer_cli.bench import scaling as scaling_module
+from linformer_cli.bench.memory import PassFailed, PassMemory
+from linformer_cli.bench.scaling import extrapolate, fit_exponent, run_scaling_bench
+from linformer_cli.bench.timing import Timing
+from linformer_cli.bench.variants import parse_variants
+from linformer_cli.errors import DisagreementError, UsageError
+
+MIB = 2**20
+VARIANTS = parse_variants(["linear", "softmax"])
+# Seconds and bytes of one pass at T = 1000: linear grows linearly, softmax with the square.
+EXPONENTS = {"linear": 1, "softmax": 2}
+
+
+class Machine:
+    """A machine whose speed and memory are made up."""
+
+    def __init__(self) -> None:
+        self.free: int | None = 100 * MIB
+        self.seconds = 0.1
+        self.failing: dict[tuple[str, int], Exception] = {}
+        self.measured: list[tuple[str, int]] = []
+        self.timed: list[tuple[str, ...]] = []
+
+    def growth(self, setup) -> float:
+        return float((setup.positions / 1000) ** EXPONENTS[setup.attention])
+
+    def memory(self, setup, limit_seconds: float) -> PassMemory:
+        self.measured.append((setup.attention, setup.positions))
+        if (setup.attention, setup.positions) in self.failing:
+            raise self.failing[setup.attention, setup.positions]
+        return PassMemory(int(MIB * self.growth(setup)), self.seconds * self.growth(setup))
+
+    def time(self, works, warm_ups, repeats: int, device: str) -> list[Timing]:
+        assert works == warm_ups and device == "cpu"
+        self.timed.append(tuple(setup.attention for setup in works))
+        return [
+            Timing(tuple(self.seconds * self.growth(setup) * f for f in (0.9, 1, 1.2)[:repeats])) for setup in works
+        ]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = Machine()
+    monkeypatch.setattr(scaling_module, "measure_pass_memory", made.memory)
+    monkeypatch.setattr(scaling_module, "measure_free_memory", lambda device: made.free)
+    monkeypatch.setattr(scaling_module, "build_pass", lambda setup: setup)
+    monkeypatch.setattr(scaling_module, "measure_interleaved", made.time)
+    return made
+
+
+def left_out(report) -> dict[tuple[str, int], str | None]:
+    return {(row["name"], row["positions"]): row["left_out"] for row in report.rows}
+
+
+def test_exponents_are_those_of_the_growth(machine) -> None:
+    report = run_scaling_bench(VARIANTS, [1000, 2000, 4000], 3, 100)
+    for row in report.exponents:
+        expected = EXPONENTS[row["name"]]
+        for key in ("time_exponent_last_two", "memory_exponent_last_two", "time_exponent_all", "memory_exponent_all"):
+            assert row[key] == pytest.approx(expected, abs=1e-6), key
+
+
+def test_a_row_has_every_sample(machine) -> None:
+    told = []
+    report = run_scaling_bench(VARIANTS, [2000, 1000], 3, 100, heads=2, head_width=8, report=told.append)
+    assert [(row["name"], row["positions"]) for row in report.rows] == [
+        (name, length) for name in EXPONENTS for length in (1000, 2000)
+    ]
+    assert [(row["name"], row["positions"]) for row in told] == [
+        (name, length) for length in (1000, 2000) for name in EXPONENTS
+    ]
+    row = report.rows[-1]
+    assert row["samples_seconds"] == pytest.approx([0.36, 0.4, 0.48])
+    assert row["seconds"] == pytest.approx(0.4) and row["seconds_quartiles"] == pytest.approx([0.38, 0.44])
+    assert (row["peak_memory_bytes"], row["repeats"], row["heads"], row["head_width"]) == (4 * MIB, 3, 2, 8)
+    # Those of a length are timed in turn.
+    assert machine.timed == [("linear", "softmax")] * 2
+
+
+def test_what_would_take_too_long_is_not_tried(machine) -> None:
+    # 0.1 s at 1000, so 1.6 s at 4000 for softmax: 3 repeats and 2 more passes would take 8 s.
+    report = run_scaling_bench(VARIANTS, [1000, 2000, 4000, 8000], 3, 7.9)
+    reasons = left_out(report)
+    assert reasons["softmax", 2000] is None and reasons["linear", 8000] is None
+    assert reasons["softmax", 4000] == "would take about 8 s, the limit is 7.9 s"
+    assert reasons["softmax", 8000] == reasons["softmax", 4000]
+    assert ("softmax", 4000) not in machine.measured
+    row = report.rows[-1]
+    assert (row["seconds"], row["peak_memory_bytes"], row["samples_seconds"], row["repeats"]) == (None, None, [], 0)
+    exponents = {row["name"]: row for row in report.exponents}
+    assert exponents["softmax"]["time_exponent_last_two"] is None
+    assert exponents["softmax"]["time_exponent_all"] == pytest.approx(2)
+    assert exponents["linear"]["time_exponent_last_two"] == pytest.approx(1)
+
+
+def test_what_would_need_too_much_memory_is_not_tried(machine) -> None:
+    machine.free = 15 * MIB
+    reasons = left_out(run_scaling_bench(VARIANTS, [1000, 2000, 4000], 3, 100))
+    assert reasons["softmax", 4000] == "would need about 16 MiB, 15 MiB are free"
+    assert ("softmax", 4000) not in machine.measured
+    machine.free = None
+    assert set(left_out(run_scaling_bench(VARIANTS, [1000, 4000], 3, 100)).values()) == {None}
+
+
+def test_an_attempt_that_fails_is_said_and_not_repeated(machine) -> None:
+    machine.failing["linear", 2000] = PassFailed("needs more memory than there is")
+    machine.failing["softmax", 1000] = UsageError("one head only")
+    reasons = left_out(run_scaling_bench(VARIANTS, [1000, 2000, 4000], 3, 100))
+    assert reasons["linear", 1000] is None
+    assert reasons["linear", 2000] == reasons["linear", 4000] == "needs more memory than there is"
+    assert reasons["softmax", 1000] == reasons["softmax", 4000] == "one head only"
+    assert machine.measured == [("linear", 1000), ("softmax", 1000), ("linear", 2000)]
+
+
+def test_a_pass_that_is_too_slow_at_the_first_length_is_not_timed(machine) -> None:
+    report = run_scaling_bench(VARIANTS[:1], [1000], 3, 0.45)
+    assert report.rows[0]["left_out"] == "one pass took 0.1 s, too long for 3 repeats within 0.5 s"
+    assert machine.timed == [()]
+
+
+def test_nothing_is_timed_whose_executions_disagree(machine, monkeypatch, raises_one_line) -> None:
+    right = LinearAttention.step
+
+    def wrong(self, q_t, k_t, v_t, *rest):
+        return right(self, q_t, k_t, v_t * 1.01, *rest)
+
+    monkeypatch.setattr(LinearAttention, "step", wrong)
+    with raises_one_line(DisagreementError, "'linear' is not timed"):
+        run_scaling_bench(VARIANTS, [1000], 3, 100)
+    assert machine.measured == []
+
+
+def test_exponents_of_points() -> None:
+    assert fit_exponent([(10, 3.0), (100, 300.0)]) == pytest.approx(2)
+    assert fit_exponent([(1, 1.0), (2, 4.0), (4, 4.0)]) == pytest.approx(1)
+    assert fit_exponent([(10, 3.0)]) is None
+    assert fit_exponent([(10, 0.0), (20, 1.0)]) is None
+    assert fit_exponent([]) is None
+
+
+def test_extrapolation_follows_the_last_two_points() -> None:
+    assert extrapolate([], 10) is None
+    assert extrapolate([(10, 3.0)], 20) == pytest.approx(12)  # the worst is assumed
+    assert extrapolate([(1, 7.0), (10, 3.0), (20, 12.0)], 40) == pytest.approx(48)
+    assert extrapolate([(10, 3.0), (20, 2.0)], 40) == pytest.approx(4)  # never less than in proportion

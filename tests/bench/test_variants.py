@@ -1,0 +1,61 @@
+"""Mechanisms with options, by name: what a command line says and what a row is called."""
+
+import pytest
+
+from linformer_cli.attention import CATALOGUE
+from linformer_cli.bench.variants import list_variants, parse_variant, parse_variants
+from linformer_cli.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("entry", "label", "options"),
+    [
+        ("linear", "linear", {"feature_map": "elu", "chunk": 64}),
+        ("linear:chunk=16", "linear-16", {"feature_map": "elu", "chunk": 16}),
+        (
+            "linear:feature_map=learned:features=8",
+            "linear-learned-8",
+            {"feature_map": "learned", "features": 8, "chunk": 64},
+        ),
+        ("mine=linear:feature_map=relu", "mine", {"feature_map": "relu", "chunk": 64}),
+        ("exact=softmax", "exact", {}),
+    ],
+)
+def test_an_entry_is_a_mechanism_with_all_its_options(entry, label, options) -> None:
+    variant = parse_variant(entry)
+    assert (variant.label, variant.options) == (label, options)
+    assert variant.attention in CATALOGUE
+
+
+def test_all_of_the_catalogue_with_defaults() -> None:
+    assert [variant.label for variant in list_variants()] == list(CATALOGUE)
+    assert [variant.label for variant in list_variants(baselines=True)] == [*CATALOGUE, "lstm"]
+
+
+def test_a_baseline_is_only_named_where_whole_models_are_compared() -> None:
+    (variant,) = parse_variants(["small=lstm:hidden=7"], baselines=True)
+    assert (variant.label, variant.attention, variant.options) == ("small", "lstm", {"hidden": 7})
+    with pytest.raises(UsageError, match="unknown attention 'lstm'"):
+        parse_variants(["lstm"])
+
+
+@pytest.mark.parametrize(
+    ("entries", "part"),
+    [
+        (["linaer"], "did you mean 'linear'?"),
+        ([""], "unknown attention ''"),
+        (["linear:chnk=1"], "did you mean 'chunk'?"),
+        (["linear:chunk=0"], "chunk"),
+        (["linear:chunk"], ":KEY=VALUE"),
+        (["linear:chunk=1:chunk=2"], "each once"),
+        (["linear:=2"], ":KEY=VALUE"),
+        (["=linear"], "cannot be a name"),
+        (["../up=linear"], "cannot be a name"),
+        ([".=linear"], "cannot be a name"),
+        (["linear", "softmax", " linear"], "'linear' is given twice"),
+        (["a=linear", "a=softmax"], "'a' is given twice"),
+    ],
+)
+def test_what_is_no_mechanism_is_one_line(entries, part, raises_one_line) -> None:
+    with raises_one_line(UsageError, part):
+        parse_variants(entries)

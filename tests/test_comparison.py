@@ -1,0 +1,209 @@
+"""A comparison: the same for all, kept in files, done once; and rows that say what is missing."""
+
+import dataclasses
+import json
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from linformer_cli import comparison as comparison_module
+from linformer_cli.attention.linear import LinearAttention
+from linformer_cli.bench.variants import parse_variants
+from linformer_cli.comparison import (
+    Entry,
+    describe_entry,
+    draw_grid,
+    plan_entries,
+    read_sampling,
+    time_sampling_once,
+    train_entry,
+)
+from linformer_cli.data.glyphs import draw_glyphs
+from linformer_cli.data.images import ImageSet
+from linformer_cli.errors import DisagreementError, Interrupted, LintxError, UsageError
+from linformer_cli.report.grids import read_png_metadata
+from linformer_cli.runtime import StopRequest
+
+IMAGES, BATCH = 21, 4
+DATA = {"name": "glyphs", "image_size": 8}
+SETS = [
+    ImageSet("glyphs", split, *draw_glyphs("train", 8, start, start + 12))  # type: ignore[arg-type]
+    for split, start in (("train", 0), ("validation", 100))
+]
+
+
+class Silent:
+    def on_step(self, *_arguments: Any) -> None: ...
+    def on_evaluate(self, *_arguments: Any) -> None: ...
+    def on_sample(self, *_arguments: Any) -> None: ...
+    def on_save(self, *_arguments: Any) -> None: ...
+
+
+def plan(runs: Path, *entries: str, images: int = IMAGES, **train: Any) -> list[Entry]:
+    variants = parse_variants(entries or ["linear", "softmax", "fine=linear:chunk=16"])
+    settings = {"batch": BATCH, "log_every": 2, **train}
+    return plan_entries(variants, runs, images, None, "tiny", DATA, settings, lambda _settings: tuple(SETS))[0]
+
+
+def work(entry: Entry, stop: StopRequest | None = None) -> None:
+    train_entry(entry, *SETS, "cpu", "fp32", Silent(), stop or StopRequest())
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one finished run. Copy it: tests share it."""
+    runs = tmp_path_factory.mktemp("comparison")
+    work(plan(runs, "linear")[0])
+    return runs
+
+
+@pytest.fixture
+def finished(trained: Path, tmp_path: Path) -> Entry:
+    shutil.copytree(trained, tmp_path / "runs")
+    return plan(tmp_path / "runs", "linear")[0]
+
+
+# The plan
+
+
+def test_all_are_told_the_same_but_for_the_mechanism(tmp_path) -> None:
+    entries = plan(tmp_path)
+    assert [entry.folder.path.name for entry in entries] == ["linear", "softmax", "fine"]
+    for entry in entries:
+        assert entry.config.train == entries[0].config.train
+        assert entry.config.data == entries[0].config.data
+        same = {"attention", "attention_options"}
+        assert entry.config.model.model_dump(exclude=same) == entries[0].config.model.model_dump(exclude=same)
+    assert [entry.config.model.attention for entry in entries] == ["linear", "softmax", "linear"]
+    assert entries[2].config.model.attention_options["chunk"] == 16
+    # 21 images in batches of 4, validated at the end.
+    assert (entries[0].config.train.steps, entries[0].config.train.evaluate_every) == (6, 6)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_images_are_loaded_once(tmp_path) -> None:
+    loads = []
+    arguments = (parse_variants(["linear", "softmax"]), tmp_path, IMAGES, None, "tiny", DATA, {})
+    _, train, validation = plan_entries(*arguments, lambda settings: loads.append(settings) or tuple(SETS))
+    assert len(loads) == 1 and loads[0].data_config.name == "glyphs"
+    assert [train, validation] == SETS
+    with pytest.raises(UsageError, match="nothing to compare"):
+        plan_entries([], *arguments[1:], lambda settings: tuple(SETS))
+
+
+def test_a_run_that_was_told_something_else_is_refused(finished, raises_one_line) -> None:
+    runs = finished.folder.path.parent
+    plan(runs, "linear", device="cpu")
+    for changes, part in (
+        ({"images": 2 * IMAGES}, "train.steps = 6, now it would be 11"),
+        ({"seed": 3}, "train.seed = 0, now it would be 3"),
+    ):
+        with raises_one_line(UsageError, part, "--runs"):
+            plan(runs, "linear", **changes)
+    with raises_one_line(UsageError, "model.attention_options"):
+        plan(runs, "linear=linear:chunk=16")
+
+
+# Training
+
+
+def test_what_was_stopped_goes_on_and_what_is_finished_stays(tmp_path) -> None:
+    entry = plan(tmp_path, "linear")[0]
+    assert entry.saved is None and entry.finished is None
+    with pytest.raises(Interrupted):
+        work(entry, StopRequest(int(signal.SIGINT)))
+    assert entry.saved is not None and entry.finished is None
+    assert describe_entry(entry, 4, "cpu")["missing"] == "step 0 of 6"
+    work(entry)
+    assert entry.finished is not None and entry.finished.info.training.step == 6
+
+
+def test_a_run_that_never_saved_begins_again(tmp_path) -> None:
+    entry = plan(tmp_path, "linear")[0]
+    entry.folder.create(entry.config)
+    work(entry)
+    assert entry.finished is not None
+
+
+# Sampling
+
+
+def test_a_grid_is_drawn_once_for_the_same_weights(finished) -> None:
+    assert draw_grid(finished, "cpu")
+    digest = finished.finished.digest
+    assert read_png_metadata(finished.grid_file)["checkpoint_sha256"] == digest
+    assert finished.grid_file.parent == finished.folder.path.parent
+    assert not draw_grid(finished, "cpu")
+    finished.grid_file.write_bytes(b"something else")
+    assert draw_grid(finished, "cpu")
+
+
+def test_repeats_are_kept_until_there_are_enough(finished) -> None:
+    checkpoint = finished.finished
+    assert [time_sampling_once(finished, 3, 2, "cpu") for _ in range(3)] == [True, True, False]
+    samples = read_sampling(finished, checkpoint, 3, "cpu")
+    assert len(samples) == 2 and min(samples) > 0
+    assert time_sampling_once(finished, 3, 3, "cpu")
+    assert read_sampling(finished, checkpoint, 3, "cpu")[:2] == samples
+    # Another batch, device or model is another measurement.
+    assert read_sampling(finished, checkpoint, 4, "cpu") == read_sampling(finished, checkpoint, 3, "mps") == []
+    record = json.loads(finished.sampling_file.read_text())
+    finished.sampling_file.write_text(json.dumps({**record, "weights_sha256": "0"}))
+    assert read_sampling(finished, checkpoint, 3, "cpu") == []
+    finished.sampling_file.write_text("[1")
+    assert read_sampling(finished, checkpoint, 3, "cpu") == []
+
+
+def test_nothing_is_timed_whose_executions_disagree(finished, monkeypatch, raises_one_line) -> None:
+    right = LinearAttention.step
+    monkeypatch.setattr(LinearAttention, "step", lambda self, q, k, v, *rest: right(self, q, k, v * 1.01, *rest))
+    with raises_one_line(DisagreementError, "'linear' is not timed"):
+        time_sampling_once(finished, 3, 1, "cpu")
+    assert not finished.sampling_file.exists()
+
+
+def test_only_a_finished_run_is_sampled_from(tmp_path, raises_one_line) -> None:
+    for use in (lambda entry: draw_grid(entry, "cpu"), lambda entry: time_sampling_once(entry, 3, 1, "cpu")):
+        with raises_one_line(LintxError, "is not finished"):
+            use(plan(tmp_path, "linear")[0])
+
+
+# Rows
+
+
+def test_a_whole_row(finished, monkeypatch) -> None:
+    monkeypatch.setattr(comparison_module, "read_sampling", lambda *_arguments: [1.0, 2.0, 4.0])
+    draw_grid(finished, "cpu")
+    row = describe_entry(finished, 8, "cpu")
+    training = finished.finished.info.training
+    assert (row["bits_per_dim"], row["standard_error"]) == (
+        training.validation_bits_per_dim,
+        training.validation_standard_error,
+    )
+    assert (row["steps"], row["images"], row["validation_images"]) == (6, 24, 12)
+    assert row["bits_per_dim"] == pytest.approx(8, abs=0.3)
+    # s and z of 2 layers and 2 heads of 16, the last values, and the position.
+    assert row["state_bytes_per_image"] > 2 * 2 * 16 * 17 * 4
+    assert (row["images_per_second"], row["images_per_second_quartiles"]) == (4, pytest.approx([8 / 3, 16 / 3]))
+    assert row["missing"] is None and row["grid"] == finished.grid_file
+
+
+def test_the_training_speed_is_the_median_of_the_log(finished) -> None:
+    lines = finished.folder.metrics_file.read_text().splitlines()
+    speeds = [float(line.split(",")[-2]) for line in lines[1:] if line.split(",")[-2]]
+    assert len(speeds) == 3
+    assert describe_entry(finished, 8, "cpu")["training_images_per_second"] == sorted(speeds)[1]
+
+
+def test_a_row_says_what_is_missing(finished) -> None:
+    row = describe_entry(finished, 8, "cpu")
+    assert row["missing"] == "sampling was not timed" and row["images_per_second"] is None
+    assert row["parameters"] > 0
+    assert describe_entry(finished, 8, "cpu", "it broke")["missing"] == "it broke"
+    other = dataclasses.replace(finished, folder=plan(finished.folder.path.parent, "softmax")[0].folder)
+    row = describe_entry(other, 8, "cpu", "it broke")
+    assert row["missing"] == "not begun: it broke"
+    assert row["bits_per_dim"] is row["parameters"] is row["training_images_per_second"] is None

@@ -1,0 +1,140 @@
+"""Moving weights: what fits is copied, a projection by parts, and every other tensor is named."""
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import pytest
+import torch
+
+from linformer_cli.attention import CATALOGUE
+from linformer_cli.attention.linear import LinearAttention
+from linformer_cli.errors import CheckpointError
+from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.training.takeover import summarise_names, take_over
+
+INPUT = "blocks.0.attention.input.weight"
+ROWS = 16  # 2 heads of 8
+
+
+class SharedAttention(LinearAttention):
+    """Queries are keys, and there are two extra scalars."""
+
+    name: ClassVar[str] = "shared"
+    shared_query_key: ClassVar[bool] = True
+    extra_per_head = 2
+    extra_bias = 5.0
+
+
+class OtherExtraAttention(LinearAttention):
+    """Two extra scalars of another meaning."""
+
+    name: ClassVar[str] = "other"
+    extra_per_head = 2
+
+
+@pytest.fixture(autouse=True)
+def mechanisms(monkeypatch: pytest.MonkeyPatch) -> None:
+    for mechanism in (SharedAttention, OtherExtraAttention):
+        monkeypatch.setitem(CATALOGUE, mechanism.name, mechanism)
+
+
+@pytest.fixture
+def pair(build_tiny_model) -> Callable[..., tuple[PixelModel, PixelModel]]:
+    """A model and a source of other weights: `pair(source's mechanism, model's mechanism, **changes to the model)`."""
+
+    def build(source: str, model: str, **changes) -> tuple[PixelModel, PixelModel]:
+        return build_tiny_model(1, attention=model, **changes), build_tiny_model(2, attention=source)
+
+    return build
+
+
+def copy_of(model: PixelModel) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize(("source", "target"), [("softmax", "linear"), ("linear", "softmax"), ("linear", "linear")])
+def test_mechanisms_of_the_same_tensors_take_over_all(pair, source, target) -> None:
+    model, origin = pair(source, target)
+    moved = take_over(model, origin)
+    assert set(moved.taken) == set(origin.state_dict()) and moved.new == moved.left == ()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, origin.state_dict()[name]), name
+    # The values are copied: what trains on does not change what it came from.
+    before = copy_of(origin)
+    for parameter in model.parameters():
+        parameter.data.add_(1)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in origin.state_dict().items())
+
+
+def test_queries_become_the_shared_projection(pair) -> None:
+    model, origin = pair("linear", "shared")
+    before = copy_of(model)
+    moved = take_over(model, origin)
+    ours, theirs = model.state_dict(), origin.state_dict()
+    for kind in ("weight", "bias"):
+        name = f"blocks.1.attention.input.{kind}"
+        assert torch.equal(ours[name][:ROWS], theirs[name][:ROWS])
+        assert torch.equal(ours[name][ROWS : 2 * ROWS], theirs[name][2 * ROWS :])
+        assert torch.equal(ours[name][2 * ROWS :], before[name][2 * ROWS :])
+        assert {f"{name}[qk]", f"{name}[v]"} <= set(moved.taken)
+        assert f"{name}[extra of shared]" in moved.new and f"{name}[k]" in moved.left
+    assert (ours["blocks.0.attention.input.bias"][2 * ROWS :] == 5).all()
+    assert not {INPUT, f"{INPUT}[q]"} & {*moved.taken, *moved.new, *moved.left}
+
+
+def test_a_shared_projection_becomes_queries_and_keys(pair) -> None:
+    model, origin = pair("shared", "linear")
+    moved = take_over(model, origin)
+    ours, theirs = model.state_dict()[INPUT], origin.state_dict()[INPUT]
+    assert torch.equal(ours, torch.cat([theirs[:ROWS], theirs[:ROWS], theirs[ROWS : 2 * ROWS]]))
+    assert moved.new == ()
+    assert moved.left == tuple(
+        f"blocks.{block}.attention.input.{kind}[extra of shared]" for block in (0, 1) for kind in ("bias", "weight")
+    )
+
+
+def test_extra_scalars_are_taken_over_by_the_same_mechanism_only(pair) -> None:
+    model, origin = pair("other", "shared")
+    moved = take_over(model, origin)
+    assert f"{INPUT}[extra of shared]" in moved.new and f"{INPUT}[extra of other]" in moved.left
+    model, origin = pair("other", "other")
+    assert take_over(model, origin).new == ()
+    assert torch.equal(model.state_dict()[INPUT], origin.state_dict()[INPUT])
+
+
+def test_sizes_that_do_not_fit_are_named(pair) -> None:
+    model, origin = pair("linear", "linear", layers=3, feed_forward=24, head="mixture")
+    before = copy_of(model)
+    moved = take_over(model, origin)
+    assert {"embedding.values", "norm.weight", INPUT, "blocks.1.feed_forward.output.bias"} <= set(moved.taken)
+    assert {"blocks.2.attention.input.weight", "blocks.0.feed_forward.input.weight", "head.projection.bias"} <= set(
+        moved.new
+    )
+    assert "head.projection.weight" in moved.left and "blocks.2.norm.weight" not in moved.left
+    for name in moved.new:
+        assert torch.equal(model.state_dict()[name], before[name])
+    assert len(moved.taken) + len(moved.new) == len(before)
+    assert len(moved.taken) + len(moved.left) == len(origin.state_dict())
+
+
+def test_a_projection_of_which_no_part_fits_stays_whole(pair) -> None:
+    model, origin = pair("linear", "shared", width=24)
+    moved = take_over(model, origin)
+    assert INPUT in moved.new and INPUT in moved.left
+    # Its bias does not depend on the width.
+    assert "blocks.0.attention.input.bias[qk]" in moved.taken
+
+
+def test_nothing_that_fits_is_one_line(pair, raises_one_line) -> None:
+    changes = {"width": 24, "heads": 3, "feed_forward": 40, "head": "mixture"}
+    model, origin = pair("linear", "linear", **changes)
+    before = copy_of(model)
+    with raises_one_line(CheckpointError, "none of the", "tensors", "fits"):
+        take_over(model, origin)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_names_are_summed_up_by_block() -> None:
+    names = [f"blocks.{block}.a.b" for block in (0, 1, 2, 10, 11, 4)] + ["blocks.3.c", "norm.weight"]
+    assert summarise_names(names) == "blocks.0-2,4,10-11.a.b, blocks.3.c, norm.weight"
+    assert summarise_names([]) == "none"
