@@ -142,7 +142,7 @@ def parse_numbers(text: str, option: str, example: str) -> list[float]:
 
 
 def choose_variants(names: str | None, baselines: bool = False) -> "list[Variant]":
-    """The mechanisms named by `--attention`, or all of the catalogue; also `baselines`, which only whole models have."""
+    """The mechanisms named by `--attention`, or all of the catalogue; with `baselines`, those of whole models too."""
     from linformer_cli.bench.variants import list_variants, parse_variants
 
     return list_variants(baselines) if names is None else parse_variants(names.split(","), baselines)

@@ -81,6 +81,8 @@ class Trainer:
         A run that was killed before its first save begins anew.
         """
         if self.folder.is_untouched:
+            if self.config.init_from is not None:
+                raise CheckpointError(f"'{self.folder.path}' was killed before its first save; begin it again")
             self.folder.cut_metrics(-1)
             return
         checkpoint = read_checkpoint(self.folder.last)

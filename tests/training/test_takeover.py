@@ -9,6 +9,7 @@ import torch
 from linformer_cli.attention import CATALOGUE
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.errors import CheckpointError
+from linformer_cli.model.catalogue import MIXERS
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.training.takeover import summarise_names, take_over
 
@@ -36,6 +37,7 @@ class OtherExtraAttention(LinearAttention):
 def mechanisms(monkeypatch: pytest.MonkeyPatch) -> None:
     for mechanism in (SharedAttention, OtherExtraAttention):
         monkeypatch.setitem(CATALOGUE, mechanism.name, mechanism)
+        monkeypatch.setitem(MIXERS, mechanism.name, mechanism)
 
 
 @pytest.fixture
