@@ -443,6 +443,7 @@ def scale_half_of_the_keys(x: Inputs) -> Inputs:
 HARD = {
     "keys x10": lambda x: x._replace(k=10 * x.k),
     "keys x30": lambda x: x._replace(k=30 * x.k),
+    "keys x10000": lambda x: x._replace(k=10_000 * x.k),
     "queries and keys x30": lambda x: x._replace(q=30 * x.q, k=30 * x.k),
     "first half of the keys x10": scale_half_of_the_keys,
     "all negative": lambda x: x.map(lambda part: -part.abs()),
