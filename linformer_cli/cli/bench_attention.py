@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from linformer_cli.report.tables import Column
-from linformer_cli.report.terminal import format_bytes, format_duration
+from linformer_cli.report.terminal import format_bytes, format_milliseconds
 
 from . import options
 from .output import print_json, print_records, talk
@@ -13,7 +13,7 @@ from .output import print_json, print_records, talk
 _POINT_COLUMNS = (
     Column("name", "attention"),
     Column("positions", "T", format=","),
-    Column("seconds", "time", format=format_duration),
+    Column("seconds", "time", format=format_milliseconds),
     Column("quartiles", "quartiles"),
     Column("peak_memory_bytes", "memory", format=format_bytes),
     Column("left_out", "left out"),
@@ -89,12 +89,14 @@ def attention(
 
 def _report(row: dict[str, Any]) -> None:
     """A long job says what it has."""
-    found = f"left out, {row['left_out']}" if row["left_out"] else format_duration(row["seconds"])
+    found = f"left out, {row['left_out']}" if row["left_out"] else format_milliseconds(row["seconds"])
     memory = row["peak_memory_bytes"]
     talk(f"{row['name']}, T = {row['positions']:,}: {found}" + (f", {format_bytes(memory)}" if memory else ""))
 
 
 def _flatten(row: dict[str, Any]) -> dict[str, Any]:
     low, high = row["seconds_quartiles"] or (None, None)
-    shown = f"{format_duration(low)} - {format_duration(high)}" if low is not None and high is not None else None
+    shown = (
+        f"{format_milliseconds(low)} - {format_milliseconds(high)}" if low is not None and high is not None else None
+    )
     return {**row, "seconds_quartile_1": low, "seconds_quartile_3": high, "quartiles": shown}

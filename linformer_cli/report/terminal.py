@@ -80,6 +80,11 @@ def format_duration(seconds: float) -> str:
     return f"{hours // 24} d {hours % 24} h"
 
 
+def format_milliseconds(seconds: float) -> str:
+    """A time that was measured, as milliseconds of three digits: '0.12 ms', '45.3 ms', '1,205 ms'."""
+    return f"{seconds * 1000:,.0f} ms" if seconds >= 1 else f"{_three_digits(seconds * 1000)} ms"
+
+
 def format_bytes(count: float) -> str:
     """A size with the prefixes of 1024 and three digits: '512 B', '264 KiB', '1.5 MiB'."""
     return _with_prefix(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))

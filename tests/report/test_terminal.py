@@ -6,7 +6,13 @@ import pytest
 from rich.console import Console
 
 from linformer_cli.errors import DataError
-from linformer_cli.report.terminal import format_bytes, format_count, format_duration, render_preview
+from linformer_cli.report.terminal import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_milliseconds,
+    render_preview,
+)
 
 
 def grey(*images):
@@ -158,3 +164,11 @@ def test_format_bytes(count, expected):
 )
 def test_format_count(count, expected):
     assert format_count(count) == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0.000123, "0.12 ms"), (0.00123, "1.23 ms"), (0.0453, "45.3 ms"), (0.1234, "123 ms"), (1.2048, "1,205 ms")],
+)
+def test_measured_times_keep_three_digits(seconds: float, shown: str) -> None:
+    assert format_milliseconds(seconds) == shown
