@@ -83,10 +83,6 @@ class LshAttention(Attention):
         rotations = torch.randn(shape.heads, shape.key_width, options.rounds, options.buckets // 2)
         self.register_buffer("rotations", rotations)
 
-    @property
-    def _widths(self) -> tuple[int, int]:
-        return self.shape.key_width, self.shape.value_width
-
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
     ) -> tuple[Tensor, LshState]:
@@ -223,7 +219,7 @@ class LshAttention(Attention):
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> LshState:
         options = self.options
-        cache = init_cache(batch, self.shape.heads, capacity, self._widths, device, dtype)
+        cache = init_cache(batch, self.shape, capacity, device, dtype)
         shape = (batch, self.shape.heads, options.rounds, options.buckets, options.window)
         return LshState(cache, torch.full(shape, EMPTY, dtype=torch.int32, device=device))
 
@@ -274,4 +270,4 @@ class LshAttention(Attention):
     def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
         options = self.options
         rings = batch * self.shape.heads * options.rounds * options.buckets * options.window * torch.int32.itemsize
-        return cache_bytes(batch, self.shape.heads, positions, self._widths, dtype) + rings
+        return cache_bytes(batch, self.shape, positions, dtype) + rings

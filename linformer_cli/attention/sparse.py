@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from linformer_cli.errors import UsageError
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
-from .caches import KeyValueCache, cache_bytes, extend_cache, init_cache, push_in_place
+from .base import AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .caches import CachedAttention, KeyValueCache, extend_cache, push_in_place
 
 SparseState = KeyValueCache
 
@@ -63,7 +63,7 @@ class _Part(NamedTuple):
     far: bool
 
 
-class SparseAttention(Attention):
+class SparseAttention(CachedAttention):
     """y_t = sum over j in S(t) of softmax_j(q_t . k_j / sqrt(K)) v_j with S(t) a part of the positions j <= t.
 
     `strided`: the first part is t - j < l, the second (t - j) mod l = 0. `fixed`: the first part is the own block of l
@@ -91,10 +91,6 @@ class SparseAttention(Attention):
             raise UsageError(f"'summary' is a part of a block of {self.stride} (one row), found {self.summary}")
         if options.heads == "split" and shape.heads == 1:
             raise UsageError("heads 'split' needs two heads or more, found 1; take 'merged'")
-
-    @property
-    def _widths(self) -> tuple[int, int]:
-        return self.shape.key_width, self.shape.value_width
 
     def _parts(self, device: torch.device) -> list[_Part]:
         strided = self.options.pattern == "strided"
@@ -200,9 +196,6 @@ class SparseAttention(Attention):
             key_row = key_row.repeat_interleave(self.summary)
         return scores.masked_fill(key_row >= row, -math.inf)
 
-    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> KeyValueCache:
-        return init_cache(batch, self.shape.heads, capacity, self._widths, device, dtype)
-
     @torch.no_grad()
     def step(
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, extra_t: Tensor | None = None
@@ -237,9 +230,6 @@ class SparseAttention(Attention):
             return [rows[:, :, block : position + 1], *([summaries] if second else [])]
         own = min(block + stride - self.summary, position)
         return [rows[:, :, own : position + 1], summaries]
-
-    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
-        return cache_bytes(batch, self.shape.heads, positions, self._widths, dtype)
 
 
 def _rows_before(x: Tensor, first: int) -> Tensor:
