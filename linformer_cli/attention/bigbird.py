@@ -28,7 +28,7 @@ class BigbirdOptions(AttentionOptions):
     ] = None
     globals: Annotated[int, Field(ge=0, le=65_536, description="first blocks, seen by every later position")] = 1
     random: Annotated[int, Field(ge=0, le=1_024, description="earlier blocks drawn for each block and head")] = 2
-    seed: Annotated[int, Field(ge=0, lt=2**63, description="of the draw; a model keeps its own for good")] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63, description="fixes what is drawn; a model keeps its own for good")] = 0
 
 
 class _Span(NamedTuple):

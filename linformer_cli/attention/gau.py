@@ -30,7 +30,7 @@ class GauOptions(GatedOptions):
 class GauAttention(GatedAttention, CachedAttention):
     """y_t = sum over j <= t of relu(q_t . k_j / n + b[t - j])^2 v_j, q and k being scaled and shifted copies of Z.
 
-    Section 3.1 of the source. n is the number of positions of a whole image, a constant; b has an entry for every
+    Section 2 of the source. n is the number of positions of a whole image, a constant; b has an entry for every
     distance in it, so that a longer sequence is refused. With `scale = "width"`: relu(q_t . k_j / sqrt(K))^2 / n,
     without b. `laplace` (Ma 2022, arXiv 2209.10655) puts (1 + erf((x - mu) / (sigma sqrt 2))) / 2 for relu(x)^2, with
     mu = sqrt(1/2) and sigma = sqrt(1 / (4 pi)).

@@ -63,7 +63,7 @@ class LshAttention(Attention):
     P(t) is the union of P_1(t) to P_R(t), each j once; P_r(t) are the last `window` positions before t with the hash
     of t, h_r(j) = argmax([q_j R_r; -q_j R_r]), R_r random and fixed, computed in float64 from the R that is saved.
 
-    Section 3 of the source. It sorts the whole sequence and cuts the sorted one into chunks, so that the neighbours of
+    Section 2 of the source. It sorts the whole sequence and cuts the sorted one into chunks, so that the neighbours of
     a position depend on what comes after it; here they are counted back from the position, inside its bucket, and
     stepping sees the same ones. A key found in several rounds counts once, for which the source subtracts log N.
     """

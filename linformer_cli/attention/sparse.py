@@ -39,7 +39,9 @@ class SparseOptions(AttentionOptions):
     ] = None
     summary: Annotated[
         int | None,
-        Field(gt=0, description="c, the last positions of each block that all later ones see; for 'fixed' only"),
+        Field(
+            gt=0, description="c, last positions of a block that later ones see (default: 4, at most l); 'fixed' only"
+        ),
     ] = None
 
     @model_validator(mode="after")
