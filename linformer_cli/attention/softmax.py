@@ -37,8 +37,10 @@ class SoftmaxAttention(CachedAttention):
         if state is None:
             return functional.scaled_dot_product_attention(q, k, v, is_causal=True), cache
         length, block = int(cache.position), q.shape[2]
-        # torch's is_causal aligns the triangle to the top left, which is wrong as soon as a prefix is carried.
-        mask = torch.ones(block, length, dtype=torch.bool, device=q.device).tril(length - block)
+        mask = None
+        if block > 1:
+            # torch's is_causal aligns the triangle to the top left, which is wrong as soon as a prefix is carried.
+            mask = torch.ones(block, length, dtype=torch.bool, device=q.device).tril(length - block)
         keys, values = cache.keys[:, :, :length], cache.values[:, :, :length]
         return functional.scaled_dot_product_attention(q, keys, values, attn_mask=mask), cache
 
