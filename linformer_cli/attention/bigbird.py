@@ -196,9 +196,8 @@ def draw_blocks(seed: int, layer: int, heads: int, blocks: int, first: int, coun
     shared = _hash(_hash(_hash(_hash(np.zeros((1, 1), np.uint64), seed), layer), head), b.astype(np.uint64))
     for column in range(count):
         top = np.maximum(available - columns + column, 0)
-        number = ((_hash(shared, column) >> np.uint64(32)) * (top + 1).astype(np.uint64) >> np.uint64(32)).astype(
-            np.int64
-        )
+        upper = _hash(shared, column) >> np.uint64(32)
+        number = (upper * (top + 1).astype(np.uint64) >> np.uint64(32)).astype(np.int64)
         repeated = (drawn[:, :, :column] == number[:, :, None]).any(axis=-1)
         drawn[:, :, column] = np.where(column < columns, np.where(repeated, top, number), 0)
     return drawn + first

@@ -57,11 +57,12 @@ class _Part(NamedTuple):
     """What some heads see: `near` bool [l, l] and, where `far`, the columns or summaries of earlier rows.
 
     Row i of `near` is the query at place i of a row of l positions; up to the diagonal, its columns are the places of
-    its own row, and behind it those of the row before.
+    its own row, and behind it, where `before`, those of the row before.
     """
 
     heads: slice
     near: Tensor
+    before: bool
     far: bool
 
 
@@ -99,12 +100,12 @@ class SparseAttention(CachedAttention):
         full = torch.ones(self.stride, self.stride, dtype=torch.bool, device=device)
         first = full if strided else full.tril()
         if self.options.heads == "merged":
-            return [_Part(slice(None), first, True)]
+            return [_Part(slice(None), first, strided, True)]
         second = torch.eye(self.stride, dtype=torch.bool, device=device)
         if not strided:
             second[:, -self.summary :] = True
             second = second.tril()
-        return [_Part(slice(0, None, 2), first, False), _Part(slice(1, None, 2), second, True)]
+        return [_Part(slice(0, None, 2), first, strided, False), _Part(slice(1, None, 2), second, False, True)]
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
@@ -143,7 +144,7 @@ class SparseAttention(CachedAttention):
         rows = max(1, SCORES_AT_ONCE // (stride * (stride + total * far_of_row)))
         # Split into slabs here, since a slice taken in each slab has a gradient of the size of the whole.
         near = [queries.split(rows, dim=1), *(x[:, first:].split(rows, dim=1) for x in (keys, values))]
-        if strided and bool(part.near[0, -1]):
+        if part.before:
             near += [_rows_before(x, first).split(rows, dim=1) for x in (keys, values)]
         far: list[Tensor] = []
         if part.far:
@@ -163,7 +164,8 @@ class SparseAttention(CachedAttention):
         each one's row before; `far` keys and values by column, or the summaries of all blocks.
         """
         queries, keys, values, *before = slab
-        row = torch.arange(start, start + queries.shape[1], device=queries.device).view(-1, 1, 1)
+        stop = start + queries.shape[1]
+        row = torch.arange(start, stop, device=queries.device).view(-1, 1, 1)
         scores = queries @ keys.transpose(-1, -2)
         hidden = ~part.near
         if before:
@@ -172,7 +174,7 @@ class SparseAttention(CachedAttention):
             hidden = hidden | (~own & (row == 0))  # nothing stands before row 0
         scores = scores.masked_fill(hidden, -math.inf)
         if far:
-            scores = torch.cat([scores, self._far_scores(queries, far[0], row)], dim=-1)
+            scores = torch.cat([scores, self._far_scores(queries, far[0], row, stop)], dim=-1)
         weights = scores.softmax(dim=-1)
         near = weights[..., : self.stride]
         y = (near.tril() if before else near) @ values
@@ -181,14 +183,12 @@ class SparseAttention(CachedAttention):
         if not far:
             return y
         weights = weights[..., self.stride :]
-        stop = start + len(row)
         if self.options.pattern == "strided":
             return y + (weights.transpose(1, 2) @ far[1][:, :, :stop]).transpose(1, 2)
         return y + (weights.flatten(1, 2) @ far[1][:, :stop].flatten(1, 2)).view_as(y)
 
-    def _far_scores(self, queries: Tensor, far_keys: Tensor, row: Tensor) -> Tensor:
-        """Scores [N, rows, l, keys] against the columns, or the summaries, of the rows before each row."""
-        stop = int(row[-1]) + 1
+    def _far_scores(self, queries: Tensor, far_keys: Tensor, row: Tensor, stop: int) -> Tensor:
+        """Scores [N, rows, l, keys] against the columns, or the summaries, of the rows before each `row` < `stop`."""
         key_row = torch.arange(stop, device=row.device)
         if self.options.pattern == "strided":
             scores = (queries.transpose(1, 2) @ far_keys[:, :, :stop].transpose(-1, -2)).transpose(1, 2)
