@@ -9,8 +9,8 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
-from .caches import KeyValueCache, cache_bytes, extend_cache, init_cache, push_in_place
+from .base import AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .caches import CachedAttention, KeyValueCache, extend_cache, push_in_place
 
 BigbirdState = KeyValueCache
 
@@ -28,7 +28,7 @@ class BigbirdOptions(AttentionOptions):
     ] = None
     globals: Annotated[int, Field(ge=0, le=65_536, description="first blocks, seen by every later position")] = 1
     random: Annotated[int, Field(ge=0, le=1_024, description="earlier blocks drawn for each block and head")] = 2
-    seed: Annotated[int, Field(ge=0, lt=2**63, description="of the draw; a model keeps its own for good")] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63, description="fixes what is drawn; a model keeps its own for good")] = 0
 
 
 class _Span(NamedTuple):
@@ -39,7 +39,7 @@ class _Span(NamedTuple):
     drawn: int
 
 
-class BigbirdAttention(Attention):
+class BigbirdAttention(CachedAttention):
     """y_t = sum over j in S(t) of softmax_j(q_t . k_j / sqrt(K)) v_j.
 
     With b the block of t, S(t) holds all j <= t in the blocks b - 2, b - 1 and b, in the first `globals` blocks, and in
@@ -63,10 +63,6 @@ class BigbirdAttention(Attention):
         # What was drawn so far [H, blocks, random], and the rows that a step gathers, with what these are for.
         self._drawn = torch.zeros(shape.heads, 0, options.random, dtype=torch.int64, device="cpu")
         self._step_rows: tuple[tuple[int, int, torch.device], Tensor] | None = None
-
-    @property
-    def _widths(self) -> tuple[int, int]:
-        return self.shape.key_width, self.shape.value_width
 
     def _drawn_blocks(self, blocks: int, device: torch.device) -> Tensor:
         """The drawn blocks [H, at least `blocks`, random] of the first `blocks` blocks."""
@@ -137,9 +133,6 @@ class BigbirdAttention(Attention):
         causal = positions.unsqueeze(1) <= (own * self.block + place).unsqueeze(-1)
         return (causal & seen.repeat_interleave(self.block, dim=1).unsqueeze(1)).unsqueeze(0)
 
-    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> KeyValueCache:
-        return init_cache(batch, self.shape.heads, capacity, self._widths, device, dtype)
-
     @torch.no_grad()
     def step(
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, extra_t: Tensor | None = None
@@ -185,9 +178,6 @@ class BigbirdAttention(Attention):
             self._step_rows = (wanted, rows)
         return self._step_rows[1]
 
-    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
-        return cache_bytes(batch, self.shape.heads, positions, self._widths, dtype)
-
 
 def draw_blocks(seed: int, layer: int, heads: int, blocks: int, first: int, count: int) -> NDArray[np.int64]:
     """Drawn blocks [heads, blocks, count]: for block b, distinct ones of first .. b - 3, all sets equally likely.
@@ -206,9 +196,8 @@ def draw_blocks(seed: int, layer: int, heads: int, blocks: int, first: int, coun
     shared = _hash(_hash(_hash(_hash(np.zeros((1, 1), np.uint64), seed), layer), head), b.astype(np.uint64))
     for column in range(count):
         top = np.maximum(available - columns + column, 0)
-        number = ((_hash(shared, column) >> np.uint64(32)) * (top + 1).astype(np.uint64) >> np.uint64(32)).astype(
-            np.int64
-        )
+        upper = _hash(shared, column) >> np.uint64(32)
+        number = (upper * (top + 1).astype(np.uint64) >> np.uint64(32)).astype(np.int64)
         repeated = (drawn[:, :, :column] == number[:, :, None]).any(axis=-1)
         drawn[:, :, column] = np.where(column < columns, np.where(repeated, top, number), 0)
     return drawn + first

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .base import Attention, AttentionShape
+
 
 class KeyValueCache(NamedTuple):
     """Keys [B, H, capacity, K] and values [B, H, capacity, V]; the first `position` (a 0-d int64 tensor) are valid."""
@@ -15,26 +17,49 @@ class KeyValueCache(NamedTuple):
     position: Tensor
 
 
+class CachedAttention(Attention):
+    """An attention whose whole state is a cache of keys and values."""
+
+    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> KeyValueCache:
+        return init_cache(batch, self.shape, capacity, device, dtype)
+
+    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
+        return cache_bytes(batch, self.shape, positions, dtype)
+
+
 def init_cache(
-    batch: int, heads: int, capacity: int, widths: tuple[int, int], device: torch.device, dtype: torch.dtype
+    batch: int, shape: AttentionShape, capacity: int, device: torch.device, dtype: torch.dtype
 ) -> KeyValueCache:
-    """An empty cache with room for `capacity` positions of keys and values of the given `widths`."""
-    keys, values = (torch.zeros(batch, heads, capacity, width, device=device, dtype=dtype) for width in widths)
+    """An empty cache with room for `capacity` positions of keys and values of the heads and widths in `shape`."""
+    keys, values = (
+        torch.zeros(batch, shape.heads, capacity, width, device=device, dtype=dtype)
+        for width in (shape.key_width, shape.value_width)
+    )
     return KeyValueCache(keys, values, torch.zeros((), dtype=torch.int64, device=device))
 
 
 def extend_cache(cache: KeyValueCache | None, k: Tensor, v: Tensor) -> KeyValueCache:
     """A new cache that holds `cache` and then k [B, H, T, K], v [B, H, T, V]; differentiable, `cache` is untouched.
 
-    The capacity stays as it was where the new positions fit, so that a cache is allocated once.
+    The capacity stays as it was where the new positions fit, so that a cache is allocated once. With nothing before
+    them, k and v are the cache; where no gradient is wanted, in memory of their own.
     """
     if cache is None:
+        if not torch.is_grad_enabled():
+            # In a model they are parts of one projection, and would keep all of it alive. The backward pass of a
+            # training step does so anyway and the state is dropped, so that copies would be for nothing there.
+            k, v = _own(k), _own(v)
         return KeyValueCache(k, v, torch.tensor(k.shape[2], device=k.device))
     start = int(cache.position)
     spare = max(cache.keys.shape[2] - start - k.shape[2], 0)
     keys = functional.pad(torch.cat([cache.keys[:, :, :start], k], dim=2), (0, 0, 0, spare))
     values = functional.pad(torch.cat([cache.values[:, :, :start], v], dim=2), (0, 0, 0, spare))
     return KeyValueCache(keys, values, cache.position + k.shape[2])
+
+
+def _own(x: Tensor) -> Tensor:
+    """x in memory that holds nothing else."""
+    return x if x.untyped_storage().nbytes() == x.nbytes else x.clone(memory_format=torch.contiguous_format)
 
 
 def push_in_place(cache: KeyValueCache, k_t: Tensor, v_t: Tensor) -> tuple[KeyValueCache, int]:
@@ -51,6 +76,7 @@ def push_in_place(cache: KeyValueCache, k_t: Tensor, v_t: Tensor) -> tuple[KeyVa
     return cache._replace(position=cache.position + 1), start + 1
 
 
-def cache_bytes(batch: int, heads: int, capacity: int, widths: tuple[int, int], dtype: torch.dtype) -> int:
+def cache_bytes(batch: int, shape: AttentionShape, capacity: int, dtype: torch.dtype) -> int:
     """Bytes of a cache with room for `capacity` positions, its position included."""
-    return batch * heads * capacity * sum(widths) * dtype.itemsize + torch.int64.itemsize
+    width = shape.key_width + shape.value_width
+    return batch * shape.heads * capacity * width * dtype.itemsize + torch.int64.itemsize

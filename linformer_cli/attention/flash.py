@@ -101,9 +101,9 @@ class FlashAttention(GatedAttention):
         return torch.add(inside, self.linear_query(rows) @ before, alpha=self.linear_scale)
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> FlashState:
-        chunk, (keys, values) = self.options.chunk, (self.shape.key_width, self.shape.value_width)
-        z, v = (torch.zeros(batch, 1, chunk, width, device=device, dtype=dtype) for width in (keys, values))
-        s = torch.zeros(batch, 1, keys, values, device=device, dtype=accumulator_dtype(dtype))
+        widths = self.shape.key_width, self.shape.value_width
+        z, v = (torch.zeros(batch, 1, self.options.chunk, width, device=device, dtype=dtype) for width in widths)
+        s = torch.zeros(batch, 1, *widths, device=device, dtype=accumulator_dtype(dtype))
         return FlashState(z, v, s, torch.zeros((), dtype=torch.int64, device=device))
 
     @torch.no_grad()
@@ -129,6 +129,7 @@ class FlashAttention(GatedAttention):
         return y_t.to(v_t.dtype), state._replace(position=position + 1)
 
     def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
-        keys, values = self.shape.key_width, self.shape.value_width
-        chunk = self.options.chunk * (keys + values) * dtype.itemsize
-        return batch * (chunk + keys * values * accumulator_dtype(dtype).itemsize) + torch.int64.itemsize
+        key_width, value_width = self.shape.key_width, self.shape.value_width
+        chunk = self.options.chunk * (key_width + value_width) * dtype.itemsize
+        total = key_width * value_width * accumulator_dtype(dtype).itemsize
+        return batch * (chunk + total) + torch.int64.itemsize

@@ -23,7 +23,8 @@ class GatedOptions(AttentionOptions):
     scale: Annotated[
         Literal["length", "width"],
         Field(
-            description="'length': n divides q.k and a bias by distance is added; 'width': sqrt(z_width) does, no bias"
+            description="what divides q.k: 'length', the positions of an image (of a chunk in flash), and a bias by "
+            "distance is added; 'width', sqrt(z_width), without a bias"
         ),
     ] = "length"
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from linformer_cli.errors import UsageError
 
 from .base import AttentionShape, Memory, accumulator_dtype
-from .caches import KeyValueCache, cache_bytes, extend_cache, init_cache, push_in_place
+from .caches import CachedAttention, KeyValueCache, extend_cache, push_in_place
 from .gated import GatedAttention, GatedOptions
 
 GauState = KeyValueCache
@@ -27,10 +27,10 @@ class GauOptions(GatedOptions):
     ] = "relu2"
 
 
-class GauAttention(GatedAttention):
+class GauAttention(GatedAttention, CachedAttention):
     """y_t = sum over j <= t of relu(q_t . k_j / n + b[t - j])^2 v_j, q and k being scaled and shifted copies of Z.
 
-    Section 3.1 of the source. n is the number of positions of a whole image, a constant; b has an entry for every
+    Section 2 of the source. n is the number of positions of a whole image, a constant; b has an entry for every
     distance in it, so that a longer sequence is refused. With `scale = "width"`: relu(q_t . k_j / sqrt(K))^2 / n,
     without b. `laplace` (Ma 2022, arXiv 2209.10655) puts (1 + erf((x - mu) / (sigma sqrt 2))) / 2 for relu(x)^2, with
     mu = sqrt(1/2) and sigma = sqrt(1 / (4 pi)).
@@ -48,10 +48,6 @@ class GauAttention(GatedAttention):
 
     def __init__(self, options: GauOptions, shape: AttentionShape) -> None:
         super().__init__(options, shape, span=shape.positions)
-
-    @property
-    def _widths(self) -> tuple[int, int]:
-        return self.shape.key_width, self.shape.value_width
 
     def activate(self, scores: Tensor) -> Tensor:
         if self.options.activation == "relu2":
@@ -78,9 +74,6 @@ class GauAttention(GatedAttention):
             y = torch.cat(blocks, dim=1)
         return y.unsqueeze(1).to(v.dtype), cache
 
-    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> KeyValueCache:
-        return init_cache(batch, 1, capacity, self._widths, device, dtype)
-
     @torch.no_grad()
     def step(
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, extra_t: Tensor | None = None
@@ -92,9 +85,6 @@ class GauAttention(GatedAttention):
             keys, values = (part[:, 0, :length].to(dtype) for part in (cache.keys, cache.values))
             y_t = self.mix(self.query(q_t.to(dtype)), keys, values, length - 1)
         return y_t.to(v_t.dtype), cache
-
-    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
-        return cache_bytes(batch, 1, positions, self._widths, dtype)
 
     def _require_room(self, length: int) -> None:
         if self.bias is not None and length > self.span:

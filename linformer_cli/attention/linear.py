@@ -85,6 +85,10 @@ class LinearAttention(Attention):
     def step(
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LinearState, extra_t: Tensor | None = None
     ) -> tuple[Tensor, LinearState]:
+        if torch.is_autocast_enabled(q_t.device.type):
+            # Not every time: to enter it takes a good part of so short a step, and hardly anyone steps under autocast.
+            with torch.autocast(q_t.device.type, enabled=False):
+                return self.step(q_t, k_t, v_t, state)
         s, z = state
         phi_q, phi_k = self.feature_map(q_t.to(s.dtype)), self.feature_map(k_t.to(s.dtype))
         s.addcmul_(phi_k.unsqueeze(-1), v_t.to(s.dtype).unsqueeze(-2))

@@ -156,9 +156,10 @@ class LinformerAttention(Attention):
         query = q_t.unsqueeze(2).to(keys.dtype)
         y = functional.scaled_dot_product_attention(query, keys[:, :, :height], values[:, :, :height])
         if inside + 1 == self.block:
-            for stack, projection in zip((keys, values), self._projections, strict=True):
-                exact = stack[:, :, rows:height].to(accumulator_dtype(stack.dtype))
-                stack[:, :, rows : rows + self.rank] = projection.to(exact.dtype) @ exact
+            with torch.autocast(q_t.device.type, enabled=False):
+                for stack, projection in zip((keys, values), self._projections, strict=True):
+                    exact = stack[:, :, rows:height].to(accumulator_dtype(stack.dtype))
+                    stack[:, :, rows : rows + self.rank] = projection.to(exact.dtype) @ exact
         return y.squeeze(2).to(v_t.dtype), LinformerState(keys, values, position.add_(1))
 
     def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:

@@ -131,7 +131,8 @@ class LongShortAttention(Attention):
 
         The latter is `largest` and `sums` of the state.
         """
-        chunk, (inside, length) = self.options.chunk, (start % self.options.chunk, k.shape[2])
+        chunk, length = self.options.chunk, k.shape[2]
+        inside = start % chunk
         finished = (inside + length) // chunk
         missing = -(inside + length) % chunk
         # Chunks are counted from position 0; a position that is not there has no weight.
@@ -195,7 +196,8 @@ class LongShortAttention(Attention):
         if extra_t is None:
             raise ValueError("long_short needs its scores as extra_t [B, H, rank]")
         keys, values, largest, sums, position = state
-        place, k_t, new_v, scores = int(position), *(x.to(sums.dtype) for x in (k_t, v_t, extra_t))
+        place = int(position)
+        k_t, new_v, scores = (x.to(sums.dtype) for x in (k_t, v_t, extra_t))
         slot, end = self.window - 1 - place % self.window, self._capacity(place)
         keys[:, :, slot] = self.window_norm(k_t)
         values[:, :, slot] = self.window_norm(new_v)

@@ -63,7 +63,7 @@ class LshAttention(Attention):
     P(t) is the union of P_1(t) to P_R(t), each j once; P_r(t) are the last `window` positions before t with the hash
     of t, h_r(j) = argmax([q_j R_r; -q_j R_r]), R_r random and fixed, computed in float64 from the R that is saved.
 
-    Section 3 of the source. It sorts the whole sequence and cuts the sorted one into chunks, so that the neighbours of
+    Section 2 of the source. It sorts the whole sequence and cuts the sorted one into chunks, so that the neighbours of
     a position depend on what comes after it; here they are counted back from the position, inside its bucket, and
     stepping sees the same ones. A key found in several rounds counts once, for which the source subtracts log N.
     """
@@ -82,10 +82,6 @@ class LshAttention(Attention):
         super().__init__(options, shape)
         rotations = torch.randn(shape.heads, shape.key_width, options.rounds, options.buckets // 2)
         self.register_buffer("rotations", rotations)
-
-    @property
-    def _widths(self) -> tuple[int, int]:
-        return self.shape.key_width, self.shape.value_width
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
@@ -223,7 +219,7 @@ class LshAttention(Attention):
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> LshState:
         options = self.options
-        cache = init_cache(batch, self.shape.heads, capacity, self._widths, device, dtype)
+        cache = init_cache(batch, self.shape, capacity, device, dtype)
         shape = (batch, self.shape.heads, options.rounds, options.buckets, options.window)
         return LshState(cache, torch.full(shape, EMPTY, dtype=torch.int32, device=device))
 
@@ -274,4 +270,4 @@ class LshAttention(Attention):
     def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
         options = self.options
         rings = batch * self.shape.heads * options.rounds * options.buckets * options.window * torch.int32.itemsize
-        return cache_bytes(batch, self.shape.heads, positions, self._widths, dtype) + rings
+        return cache_bytes(batch, self.shape, positions, dtype) + rings

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .base import Attention, AttentionOptions, Memory
-from .caches import KeyValueCache, cache_bytes, extend_cache, init_cache, push_in_place
+from .base import AttentionOptions, Memory
+from .caches import CachedAttention, KeyValueCache, extend_cache, push_in_place
 
 SoftmaxState = KeyValueCache
 
@@ -16,7 +16,7 @@ class SoftmaxOptions(AttentionOptions):
     """Softmax attention has no options."""
 
 
-class SoftmaxAttention(Attention):
+class SoftmaxAttention(CachedAttention):
     """y_t = sum over j <= t of softmax_j(q_t . k_j / sqrt(K)) v_j.
 
     The reference that every efficient attention is measured against. The state keeps all keys and values; a step at
@@ -30,10 +30,6 @@ class SoftmaxAttention(Attention):
     memory = Memory.GROWING
     options_type = SoftmaxOptions
 
-    @property
-    def _widths(self) -> tuple[int, int]:
-        return self.shape.key_width, self.shape.value_width
-
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
     ) -> tuple[Tensor, KeyValueCache]:
@@ -41,13 +37,12 @@ class SoftmaxAttention(Attention):
         if state is None:
             return functional.scaled_dot_product_attention(q, k, v, is_causal=True), cache
         length, block = int(cache.position), q.shape[2]
-        # torch's is_causal aligns the triangle to the top left, which is wrong as soon as a prefix is carried.
-        mask = torch.ones(block, length, dtype=torch.bool, device=q.device).tril(length - block)
+        mask = None
+        if block > 1:
+            # torch's is_causal aligns the triangle to the top left, which is wrong as soon as a prefix is carried.
+            mask = torch.ones(block, length, dtype=torch.bool, device=q.device).tril(length - block)
         keys, values = cache.keys[:, :, :length], cache.values[:, :, :length]
         return functional.scaled_dot_product_attention(q, keys, values, attn_mask=mask), cache
-
-    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> KeyValueCache:
-        return init_cache(batch, self.shape.heads, capacity, self._widths, device, dtype)
 
     @torch.no_grad()
     def step(
@@ -57,6 +52,3 @@ class SoftmaxAttention(Attention):
         keys, values = cache.keys[:, :, :length], cache.values[:, :, :length]
         y = functional.scaled_dot_product_attention(q_t.unsqueeze(2), keys, values)
         return y.squeeze(2), cache
-
-    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
-        return cache_bytes(batch, self.shape.heads, positions, self._widths, dtype)

@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from linformer_cli.errors import UsageError
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
-from .caches import KeyValueCache, cache_bytes, extend_cache, init_cache, push_in_place
+from .base import AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .caches import CachedAttention, KeyValueCache, extend_cache, push_in_place
 
 SparseState = KeyValueCache
 
@@ -39,7 +39,9 @@ class SparseOptions(AttentionOptions):
     ] = None
     summary: Annotated[
         int | None,
-        Field(gt=0, description="c, the last positions of each block that all later ones see; for 'fixed' only"),
+        Field(
+            gt=0, description="c, last positions of a block that later ones see (default: 4, at most l); 'fixed' only"
+        ),
     ] = None
 
     @model_validator(mode="after")
@@ -55,15 +57,16 @@ class _Part(NamedTuple):
     """What some heads see: `near` bool [l, l] and, where `far`, the columns or summaries of earlier rows.
 
     Row i of `near` is the query at place i of a row of l positions; up to the diagonal, its columns are the places of
-    its own row, and behind it those of the row before.
+    its own row, and behind it, where `before`, those of the row before.
     """
 
     heads: slice
     near: Tensor
+    before: bool
     far: bool
 
 
-class SparseAttention(Attention):
+class SparseAttention(CachedAttention):
     """y_t = sum over j in S(t) of softmax_j(q_t . k_j / sqrt(K)) v_j with S(t) a part of the positions j <= t.
 
     `strided`: the first part is t - j < l, the second (t - j) mod l = 0. `fixed`: the first part is the own block of l
@@ -92,21 +95,17 @@ class SparseAttention(Attention):
         if options.heads == "split" and shape.heads == 1:
             raise UsageError("heads 'split' needs two heads or more, found 1; take 'merged'")
 
-    @property
-    def _widths(self) -> tuple[int, int]:
-        return self.shape.key_width, self.shape.value_width
-
     def _parts(self, device: torch.device) -> list[_Part]:
         strided = self.options.pattern == "strided"
         full = torch.ones(self.stride, self.stride, dtype=torch.bool, device=device)
         first = full if strided else full.tril()
         if self.options.heads == "merged":
-            return [_Part(slice(None), first, True)]
+            return [_Part(slice(None), first, strided, True)]
         second = torch.eye(self.stride, dtype=torch.bool, device=device)
         if not strided:
             second[:, -self.summary :] = True
             second = second.tril()
-        return [_Part(slice(0, None, 2), first, False), _Part(slice(1, None, 2), second, True)]
+        return [_Part(slice(0, None, 2), first, strided, False), _Part(slice(1, None, 2), second, False, True)]
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
@@ -145,7 +144,7 @@ class SparseAttention(Attention):
         rows = max(1, SCORES_AT_ONCE // (stride * (stride + total * far_of_row)))
         # Split into slabs here, since a slice taken in each slab has a gradient of the size of the whole.
         near = [queries.split(rows, dim=1), *(x[:, first:].split(rows, dim=1) for x in (keys, values))]
-        if strided and bool(part.near[0, -1]):
+        if part.before:
             near += [_rows_before(x, first).split(rows, dim=1) for x in (keys, values)]
         far: list[Tensor] = []
         if part.far:
@@ -165,7 +164,8 @@ class SparseAttention(Attention):
         each one's row before; `far` keys and values by column, or the summaries of all blocks.
         """
         queries, keys, values, *before = slab
-        row = torch.arange(start, start + queries.shape[1], device=queries.device).view(-1, 1, 1)
+        stop = start + queries.shape[1]
+        row = torch.arange(start, stop, device=queries.device).view(-1, 1, 1)
         scores = queries @ keys.transpose(-1, -2)
         hidden = ~part.near
         if before:
@@ -174,7 +174,7 @@ class SparseAttention(Attention):
             hidden = hidden | (~own & (row == 0))  # nothing stands before row 0
         scores = scores.masked_fill(hidden, -math.inf)
         if far:
-            scores = torch.cat([scores, self._far_scores(queries, far[0], row)], dim=-1)
+            scores = torch.cat([scores, self._far_scores(queries, far[0], row, stop)], dim=-1)
         weights = scores.softmax(dim=-1)
         near = weights[..., : self.stride]
         y = (near.tril() if before else near) @ values
@@ -183,14 +183,12 @@ class SparseAttention(Attention):
         if not far:
             return y
         weights = weights[..., self.stride :]
-        stop = start + len(row)
         if self.options.pattern == "strided":
             return y + (weights.transpose(1, 2) @ far[1][:, :, :stop]).transpose(1, 2)
         return y + (weights.flatten(1, 2) @ far[1][:, :stop].flatten(1, 2)).view_as(y)
 
-    def _far_scores(self, queries: Tensor, far_keys: Tensor, row: Tensor) -> Tensor:
-        """Scores [N, rows, l, keys] against the columns, or the summaries, of the rows before each row."""
-        stop = int(row[-1]) + 1
+    def _far_scores(self, queries: Tensor, far_keys: Tensor, row: Tensor, stop: int) -> Tensor:
+        """Scores [N, rows, l, keys] against the columns, or the summaries, of the rows before each `row` < `stop`."""
         key_row = torch.arange(stop, device=row.device)
         if self.options.pattern == "strided":
             scores = (queries.transpose(1, 2) @ far_keys[:, :, :stop].transpose(-1, -2)).transpose(1, 2)
@@ -199,9 +197,6 @@ class SparseAttention(Attention):
             scores = scores.unflatten(1, queries.shape[1:3])
             key_row = key_row.repeat_interleave(self.summary)
         return scores.masked_fill(key_row >= row, -math.inf)
-
-    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> KeyValueCache:
-        return init_cache(batch, self.shape.heads, capacity, self._widths, device, dtype)
 
     @torch.no_grad()
     def step(
@@ -237,9 +232,6 @@ class SparseAttention(Attention):
             return [rows[:, :, block : position + 1], *([summaries] if second else [])]
         own = min(block + stride - self.summary, position)
         return [rows[:, :, own : position + 1], summaries]
-
-    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
-        return cache_bytes(batch, self.shape.heads, positions, self._widths, dtype)
 
 
 def _rows_before(x: Tensor, first: int) -> Tensor:

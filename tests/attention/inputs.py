@@ -1,7 +1,7 @@
 """What a case of the contract is made of: random inputs, and a mechanism with small options beside its definition."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 
@@ -33,6 +33,10 @@ class Case(NamedTuple):
     cancels, for the mechanisms where it can. `heads` is 2 wherever a mechanism has heads at all. `sees_itself` is
     false where a position looks at others alone, if there are any, so that its own value need not show. `prepare` sets
     parameters that start where a mistake would not show, at 0 say.
+
+    What a mechanism is allowed, and the contract sees that it needs: `keeps_pairs`, when training keeps a number for
+    every pair of positions; `autocast_rounds`, the executions whose scores autocast takes in bfloat16, of float32
+    inputs too. `steady_steps` says more than a growing state promises: the work of a step does not grow.
     """
 
     attention: str
@@ -42,3 +46,6 @@ class Case(NamedTuple):
     heads: int = 2
     sees_itself: bool = True
     prepare: Callable[[nn.Module], None] | None = None
+    keeps_pairs: Literal["never", "behind a prefix", "always"] = "never"
+    steady_steps: bool = False
+    autocast_rounds: tuple[str, ...] = ()

@@ -8,10 +8,9 @@ from attention.cases.bigbird import bigbird, drawn_blocks
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
-from linformer_cli.attention import build_attention, parse_options
+from linformer_cli.attention import build_attention
 from linformer_cli.attention.base import Attention, AttentionShape
 from linformer_cli.attention.bigbird import BigbirdAttention, draw_blocks
-from linformer_cli.errors import UsageError
 
 CPU = torch.device("cpu")
 
@@ -123,42 +122,3 @@ def test_a_step_looks_at_no_more_positions_late_than_early() -> None:
     state = state._replace(position=state.position - 1)
     y_t, _ = attention.step(q[:, :, -1], k[:, :, -1], v[:, :, -1], state)
     assert_agree(y_t, attention.attend(q, k, v)[0][:, :, -1], FLOAT64)
-
-
-def test_autocast_may_bring_smaller_inputs_than_the_state_holds() -> None:
-    attention = build(dtype=torch.float32, block=4)
-    inputs = [part.bfloat16() for part in draw(80)]
-    state = attention.init_state(2, 81, CPU, torch.float32)
-    with torch.autocast("cpu", torch.bfloat16):
-        y, state = attention.attend(*inputs, state)
-        y_t, state = attention.step(*(part[:, :, 0] for part in inputs), state)
-    assert y.dtype == y_t.dtype == torch.bfloat16
-    assert state.keys.dtype == state.values.dtype == torch.float32
-
-
-def test_what_training_keeps_grows_linearly() -> None:
-    attention = build(dtype=torch.float32)
-    saved = []
-    for length in (512, 2048):
-        inputs = [part.float().requires_grad_() for part in draw(length)]
-        storages: dict[int, int] = {}
-
-        def pack(tensor: Tensor, storages: dict[int, int] = storages) -> Tensor:
-            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            y, _ = attention.attend(*inputs)
-        y.sum().backward()
-        saved.append(sum(storages.values()))
-    assert saved[1] < 4.5 * saved[0], saved
-
-
-def test_a_wrong_option_is_refused_in_one_line() -> None:
-    with pytest.raises(UsageError, match=r"'bigbird': unknown key 'blocks'; did you mean 'block'"):
-        parse_options("bigbird", {"blocks": 2})
-    with pytest.raises(UsageError, match=r"block.*greater than 0.*found 0"):
-        parse_options("bigbird", {"block": 0})
-    for name in ("globals", "random", "seed"):
-        with pytest.raises(UsageError, match=rf"{name}.*greater than or equal to 0.*found -1"):
-            parse_options("bigbird", {name: -1})

@@ -11,11 +11,11 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 import torch
 from attention.inputs import Case, Inputs
+from attention.measures import CountOperations, CountWork, measure_saved_bytes
 from tolerances import BFLOAT16, CAUSALITY, FLOAT32_DRIFT, FLOAT64, assert_agree
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from linformer_cli.attention import CATALOGUE, build_attention
+from linformer_cli.attention import CATALOGUE, build_attention, parse_options
 from linformer_cli.attention.base import (
     Attention,
     AttentionShape,
@@ -24,6 +24,7 @@ from linformer_cli.attention.base import (
     measure_state_bytes,
     state_tensors,
 )
+from linformer_cli.errors import UsageError
 
 CPU = torch.device("cpu")
 LENGTH = 130
@@ -37,8 +38,15 @@ every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 every_mechanism = pytest.mark.parametrize("key", CATALOGUE)
 
 
-def build(case: Case, dtype: torch.dtype = torch.float64, key_width: int = 6, value_width: int = 5) -> Attention:
-    shape = AttentionShape(heads=case.heads, key_width=key_width, value_width=value_width, positions=784, row=28)
+def build(
+    case: Case,
+    dtype: torch.dtype = torch.float64,
+    key_width: int = 6,
+    value_width: int = 5,
+    positions: int = 784,
+    row: int = 28,
+) -> Attention:
+    shape = AttentionShape(case.heads, key_width, value_width, positions, row)
     torch.manual_seed(20)
     mechanism = build_attention(case.attention, case.options, shape).double()
     if case.prepare:
@@ -274,14 +282,6 @@ def test_outputs_and_gradients_are_those_of_the_definition(case: Case, length: i
     assert_gradients_agree(found, expected)
 
 
-class CountOperations(TorchDispatchMode):
-    count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return func(*args, **(kwargs or {}))
-
-
 @every_case
 def test_attend_is_no_loop_of_steps(case: Case) -> None:
     mechanism = build(case)
@@ -346,6 +346,51 @@ def test_a_state_grows_only_where_it_may(case: Case) -> None:
         assert len(set(sizes[1:])) == 1
     else:
         assert sizes == sorted(set(sizes)), "a growing state that does not grow"
+
+
+@every_case
+@pytest.mark.parametrize("carry", [False, True])
+def test_what_training_keeps_grows_linearly(case: Case, carry: bool) -> None:
+    """Four times the positions, in rows of their square root: about four times the bytes that autograd saves."""
+    excused = case.keeps_pairs == "always" or (carry and case.keeps_pairs == "behind a prefix")
+    saved = []
+    for length in (256, 1024) if excused else (4096, 16384):
+        # Of one width, since torch's own attention keeps its weights where keys and values differ in it.
+        mechanism = build(case, torch.float32, 6, 6, positions=length + 50, row=round(length**0.5))
+        inputs = draw(mechanism, length, batch=1, dtype=torch.float32)
+        with torch.no_grad():
+            state = attend(mechanism, draw(mechanism, 50, batch=1, dtype=torch.float32))[1] if carry else None
+        inputs = inputs.map(Tensor.requires_grad_)
+        saved.append(measure_saved_bytes(attend, mechanism, inputs, state))
+    assert saved[0] > inputs.v.nbytes / 4, "next to nothing is kept, or not seen to be"
+    if excused:
+        assert saved[1] > 8 * saved[0], "it has no need to be excused"
+    else:
+        assert saved[1] < 4.5 * saved[0], saved
+
+
+@every_case
+def test_the_work_of_a_step_grows_only_where_it_may(case: Case) -> None:
+    """The most bytes that any of 60 steps handles, early and late: in so many every chunk and block ends.
+
+    The first of them is left out, which may have to find out what the others know.
+    """
+    mechanism = build(case, torch.float32)
+    most = []
+    for known in (200, 700):
+        inputs = draw(mechanism, known + 60, batch=1, dtype=torch.float32)
+        work = []
+        with torch.no_grad():
+            _, state = attend(mechanism, inputs.block(0, known), init(mechanism, inputs))
+            for place in range(known, known + 60):
+                with CountWork() as counted:
+                    _, state = step_through(mechanism, inputs.block(place, place + 1), state)
+                work.append(counted.bytes)
+        most.append(max(work[1:]))
+    if mechanism.memory is not Memory.GROWING or case.steady_steps:
+        assert most[1] == most[0]
+    else:
+        assert most[1] > most[0]
 
 
 # 5. Independence.
@@ -498,7 +543,74 @@ def test_bfloat16_is_as_good_as_its_inputs(case: Case) -> None:
         assert bool(torch.isfinite(gradient).all())
 
 
-# 7. Names and widths.
+def equal_states(state: Any, other: Any) -> bool:
+    pairs = zip(state_tensors(state), state_tensors(other), strict=True)
+    return all(found.dtype == expected.dtype and torch.equal(found, expected) for found, expected in pairs)
+
+
+@every_case
+@pytest.mark.parametrize("way", ["attend", "step"])
+def test_autocast_rounds_no_state_and_no_sum(case: Case, way: str) -> None:
+    run = attend if way == "attend" else step_through
+    mechanism = build(case, torch.float32)
+    inputs = draw(mechanism, dtype=torch.float32)
+    expected, expected_state = run(mechanism, inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, state = run(mechanism, inputs)
+    exact = y.dtype == torch.float32 and torch.equal(y, expected)
+    assert exact == (way not in case.autocast_rounds)
+    assert equal_states(state, expected_state)
+
+
+@every_case
+def test_autocast_may_bring_smaller_inputs_than_the_state_holds(case: Case) -> None:
+    """As projections under autocast give them, to a state of the model's type."""
+    mechanism = build(case, torch.float32)
+    inputs = draw(mechanism, dtype=torch.bfloat16)
+    with torch.no_grad():
+        expected, _ = attend(mechanism, inputs.map(Tensor.float))
+        empty = init(mechanism, inputs.map(Tensor.float))
+        types = [tensor.dtype for tensor in state_tensors(empty)]
+        with torch.autocast("cpu", torch.bfloat16):
+            results = [attend(mechanism, inputs, empty), step_through(mechanism, inputs, fork_state(empty))]
+            y, _ = attend(mechanism, inputs)
+    for found, state in results:
+        assert found.dtype == torch.bfloat16
+        assert [tensor.dtype for tensor in state_tensors(state)] == types
+        assert_agree(found, expected, BFLOAT16)
+    assert y.dtype == torch.bfloat16
+    assert_agree(y, expected, BFLOAT16)
+
+
+# 7. Options.
+
+
+every_option = pytest.mark.parametrize(
+    ("key", "option"), [(key, option) for key in CATALOGUE for option in CATALOGUE[key].options_type.model_fields]
+)
+
+
+@every_option
+def test_an_unknown_option_is_refused_with_a_suggestion(key: str, option: str, raises_one_line: Any) -> None:
+    with raises_one_line(UsageError, f"'{key}': unknown key '{option}s'; did you mean '{option}'?"):
+        parse_options(key, {f"{option}s": 1})
+
+
+@every_option
+def test_a_value_that_an_option_does_not_take_is_refused(key: str, option: str, raises_one_line: Any) -> None:
+    field = CATALOGUE[key].options_type.model_fields[option]
+    for bound in field.metadata:
+        for name, beyond in (("gt", 0), ("ge", -1), ("lt", 0), ("le", 1)):
+            if hasattr(bound, name):
+                wrong = getattr(bound, name) + beyond
+                with raises_one_line(UsageError, f"'{key}': {option}: ", f"found {wrong}"):
+                    parse_options(key, {option: wrong})
+    if set(option_choices(field.annotation)):
+        with raises_one_line(UsageError, f"'{key}': {option}: ", "found 'perhaps'"):
+            parse_options(key, {option: "perhaps"})
+
+
+# 8. Names and widths.
 
 
 @every_mechanism

@@ -8,10 +8,9 @@ from attention.cases.gau import fill_parameters
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
-from linformer_cli.attention import build_attention, parse_options
+from linformer_cli.attention import build_attention
 from linformer_cli.attention.base import AttentionShape, state_tensors
 from linformer_cli.attention.flash import FlashAttention, FlashOptions, FlashState
-from linformer_cli.errors import UsageError
 
 CPU = torch.device("cpu")
 
@@ -81,32 +80,5 @@ def test_the_state_of_a_single_image_keeps_nothing_else_alive() -> None:
         assert held == mechanism.state_bytes(1, length, torch.float64)
 
 
-def test_what_training_keeps_grows_linearly() -> None:
-    """All that autograd saves for the backward pass: four times the positions, about four times the bytes."""
-    mechanism, saved = build(torch.float32, chunk=32), []
-    for length in (512, 2048):
-        z, _, v = draw(length, dtype=torch.float32)
-        z.requires_grad_()
-        storages: dict[int, int] = {}
-
-        def pack(tensor: Tensor, storages: dict[int, int] = storages) -> Tensor:
-            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            mechanism.attend(z, z, v)[0].sum().backward()
-        saved.append(sum(storages.values()))
-    assert saved[1] < 4.5 * saved[0], saved
-
-
 def test_the_default_chunk_is_that_of_the_source() -> None:
     assert FlashOptions().chunk == 256
-
-
-def test_an_unknown_option_is_refused_with_a_suggestion() -> None:
-    with pytest.raises(UsageError, match=r"'flash': unknown key 'chunks'; did you mean 'chunk'"):
-        parse_options("flash", {"chunks": 16})
-    with pytest.raises(UsageError, match=r"chunk.*greater than 0.*found 0"):
-        parse_options("flash", {"chunk": 0})
-    with pytest.raises(UsageError, match=r"'flash': unknown key 'activation'"):
-        parse_options("flash", {"activation": "laplace"})

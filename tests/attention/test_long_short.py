@@ -7,13 +7,12 @@ import pytest
 import torch
 from attention.cases.long_short import joint_norm, long_short
 from attention.inputs import Inputs
-from tolerances import BFLOAT16, FLOAT64, assert_agree
+from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
-from linformer_cli.attention import build_attention, parse_options
-from linformer_cli.attention.base import AttentionShape, measure_state_bytes, state_tensors
+from linformer_cli.attention import build_attention
+from linformer_cli.attention.base import AttentionShape, measure_state_bytes
 from linformer_cli.attention.long_short import LongShortAttention
-from linformer_cli.errors import UsageError
 
 CPU = torch.device("cpu")
 
@@ -176,47 +175,6 @@ def test_one_norm_serves_keys_and_values(key_width: int) -> None:
     }
 
 
-def test_autocast_leaves_attention_in_float32() -> None:
-    attention = build(torch.float32, chunk=8, window=9)
-    inputs = draw(40, dtype=torch.float32)
-    expected, expected_state = attend(attention, inputs)
-    with torch.autocast("cpu", torch.bfloat16):
-        y, state = attend(attention, inputs)
-        half, half_state = attend(attention, inputs.map(Tensor.bfloat16))
-        stepped, stepped_state = step_through(attention, inputs)
-    assert torch.equal(y, expected)
-    for found, other in zip(state, expected_state, strict=True):
-        assert torch.equal(found, other)
-    assert stepped_state.keys.dtype == torch.float32
-    assert_agree(stepped, expected, BFLOAT16)
-    exact, _ = attend(attention, inputs.map(lambda part: part.bfloat16().float()))
-    assert half.dtype == torch.bfloat16
-    assert_agree(half, exact, BFLOAT16)
-    types = {name: tensor.dtype for name, tensor in zip(half_state._fields, state_tensors(half_state), strict=True)}
-    assert types.pop("position") == torch.int64
-    assert types.pop("largest") == types.pop("sums") == torch.float32
-    assert set(types.values()) == {torch.bfloat16}
-
-
-def test_what_training_keeps_grows_linearly() -> None:
-    """All that autograd saves for the backward pass: four times the positions, about four times the bytes."""
-    attention = build(torch.float32, window=9)
-    saved = []
-    for length in (512, 2048):
-        storages: dict[int, int] = {}
-
-        def pack(tensor: Tensor, storages: dict[int, int] = storages) -> Tensor:
-            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            inputs = draw(length, dtype=torch.float32).map(lambda part: part.requires_grad_())
-            y, _ = attend(attention, inputs)
-        y.sum().backward()
-        saved.append(sum(storages.values()))
-    assert saved[1] < 4.2 * saved[0], saved
-
-
 def test_scores_are_needed() -> None:
     attention = build()
     inputs = draw(3)
@@ -225,11 +183,3 @@ def test_scores_are_needed() -> None:
     state = attention.init_state(2, 3, CPU, torch.float64)
     with pytest.raises(ValueError, match=r"extra_t \[B, H, rank\]"):
         attention.step(inputs.q[:, :, 0], inputs.k[:, :, 0], inputs.v[:, :, 0], state)
-
-
-def test_an_option_that_cannot_be_is_refused_in_one_line() -> None:
-    with pytest.raises(UsageError, match=r"'long_short': unknown key 'windows'; did you mean 'window'"):
-        parse_options("long_short", {"windows": 4})
-    for name in ("chunk", "rank", "window"):
-        with pytest.raises(UsageError, match=rf"{name}.*greater than 0.*found 0"):
-            parse_options("long_short", {name: 0})

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from attention.measures import measure_saved_bytes
 from tolerances import FLOAT32_DRIFT, FLOAT64, assert_agree
 from torch import Tensor
 
@@ -72,15 +73,8 @@ def test_scores_far_apart_overflow_nowhere(order: str) -> None:
 def test_what_training_keeps_grows_linearly_and_slowly() -> None:
     saved = []
     for length in (512, 2048):
-        storages: dict[int, int] = {}
-
-        def pack(tensor: Tensor, storages: dict[int, int] = storages) -> Tensor:
-            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            read_running_averages(*draw(length, carry=True, dtype=torch.float32), 16)
-        saved.append(sum(storages.values()))
+        parts = draw(length, carry=True, dtype=torch.float32)
+        saved.append(measure_saved_bytes(read_running_averages, *parts, 16))
     assert 3.5 * saved[0] < saved[1] < 4.5 * saved[0]
     # Gates, scores, their logs, values, and one set of averages for 16 positions; not the factors of every level.
     assert saved[1] < 1.1 * 2048 * BATCH * HEADS * 4 * (3 * LANDMARKS + WIDTH + LANDMARKS * (WIDTH + 1) / 16)

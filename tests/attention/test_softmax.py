@@ -88,15 +88,6 @@ def test_what_lies_behind_the_valid_positions_is_never_seen() -> None:
     assert_agree(torch.cat([y, rest], dim=2), softmax(*inputs), FLOAT64)
 
 
-def test_autocast_keeps_the_type_of_the_values() -> None:
-    attention = build().float()
-    q, k, v = (part.float() for part in draw(25))
-    with torch.autocast("cpu", torch.bfloat16):
-        half, _ = attention.attend(q.bfloat16(), k.bfloat16(), v.bfloat16())
-    assert half.dtype == torch.bfloat16
-    torch.testing.assert_close(half.float(), softmax(q, k, v), rtol=0, atol=0.05)
-
-
 def test_there_are_no_options() -> None:
     with pytest.raises(UsageError, match=r"'softmax': unknown key 'chunk'"):
         parse_options("softmax", {"chunk": 16})

@@ -94,24 +94,6 @@ def test_slabs_that_are_computed_again_backward_change_nothing(
     assert called > 2 * (1 if heads == "merged" else 2) + 2, "there was but one slab"
 
 
-def test_what_training_keeps_grows_linearly() -> None:
-    """With rows of sqrt T: four times the positions, about four times the bytes that autograd saves."""
-    saved = []
-    for length in (4096, 16384):
-        attention = build(1, row=round(length**0.5))
-        inputs = [part[:1].requires_grad_() for part in draw(length, 1)[:3]]
-        storages: dict[int, int] = {}
-
-        def pack(tensor: Tensor, storages: dict[int, int] = storages) -> Tensor:
-            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            attention.attend(*inputs)
-        saved.append(sum(storages.values()))
-    assert saved[1] < 4.5 * saved[0], saved
-
-
 def test_the_stride_is_one_image_row_unless_it_is_given() -> None:
     inputs = draw()
     expected = sparse(inputs, strided_parts(LENGTH, 17), "merged")
@@ -137,10 +119,6 @@ def test_the_work_of_a_step_grows_with_the_square_root(pattern: str) -> None:
 
 
 def test_options_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"'sparse': unknown key 'strides'; did you mean 'stride'"):
-        parse_options("sparse", {"strides": 16})
-    with pytest.raises(UsageError, match=r"pattern.*'strided'.*found 'striped'"):
-        parse_options("sparse", {"pattern": "striped"})
     with pytest.raises(UsageError, match="'summary' is for pattern 'fixed'; 'strided' has no blocks"):
         parse_options("sparse", {"summary": 3})
     with pytest.raises(UsageError, match="'summary' is a part of a block of 8, found 9"):

@@ -93,6 +93,17 @@ def test_steps_and_blocks_of_a_layer_agree(build_config: BuildConfig, attention:
         assert measure_state_bytes(held) == block.state_bytes(3, 20, torch.float64)
 
 
+@pytest.mark.parametrize("attention", catalogue.MIXERS)
+def test_a_state_keeps_nothing_of_the_projections_alive(build_config: BuildConfig, attention: str) -> None:
+    """Queries, keys and values are parts of one tensor, and a part that is kept keeps all of it."""
+    block = build_block(build_config(attention))
+    for batch in (1, 3):
+        with torch.no_grad():
+            _, state = block.attend(draw(batch, 20, 16), None)
+        storages = {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in state_tensors(state)}
+        assert sum(storages.values()) == block.state_bytes(batch, 20, torch.float64)
+
+
 class ShowAttention(SoftmaxAttention):
     """Keeps what it was given, and gives its extra scalars back as values."""
 
@@ -195,16 +206,6 @@ def test_a_gated_block_needs_no_feed_forward(build_config: BuildConfig, attentio
     inside = sum(parameter.numel() for parameter in gated.inner.parameters())
     assert count_parameters(gated) == outside + inside
     assert count_parameters(gated) < 0.75 * count_parameters(transformer)
-
-
-@pytest.mark.parametrize("attention", ["gau", "flash", "lstm"])
-def test_a_state_keeps_nothing_of_the_projections_alive(build_config: BuildConfig, attention: str) -> None:
-    block = build_block(build_config(attention))
-    for batch in (1, 3):
-        with torch.no_grad():
-            _, state = block.attend(draw(batch, 20, 16), None)
-        storages = {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in state_tensors(state)}
-        assert sum(storages.values()) == block.state_bytes(batch, 20, torch.float64)
 
 
 @pytest.mark.parametrize("attention", ["gau", "flash", "lstm"])

@@ -1,15 +1,17 @@
 """What `attention` can name in a configuration, and the block that a name stands for."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from linformer_cli.attention import CATALOGUE
-from linformer_cli.config import ModelConfig
+from linformer_cli.attention.base import AttentionShape
+from linformer_cli.config import ModelConfig, NetworkConfig
 from linformer_cli.errors import UsageError
 from linformer_cli.model.blocks import TransformerBlock
-from linformer_cli.model.catalogue import BASELINES, build_block, describe_mixing, parse_options
+from linformer_cli.model.catalogue import BASELINES, build_block, default_state_bytes, describe_mixing, parse_options
 from linformer_cli.model.gated import GatedBlock
 from linformer_cli.model.lstm import LstmBlock, LstmOptions
 
@@ -45,3 +47,19 @@ def test_options_of_a_baseline_are_checked_like_all_others(build_config: BuildCo
 def test_a_sentence_about_a_model_does_not_call_a_baseline_an_attention() -> None:
     assert describe_mixing("linear") == "linear attention"
     assert describe_mixing("lstm") == "lstm (recurrent baseline)"
+
+
+def test_the_table_of_the_docs_is_that_of_the_catalogue() -> None:
+    network = NetworkConfig(heads=8, head_width=32, width=256)
+    shape = AttentionShape(8, 32, 32, positions=784, row=28)
+    expected = [
+        f"| [{name}]({name}.md) | {mechanism.family} | {mechanism.memory.value} "
+        f"| {default_state_bytes(name, network, shape):,} |"
+        for name, mechanism in CATALOGUE.items()
+    ]
+    page = Path(__file__).parents[2] / "docs" / "attention" / "README.md"
+    lines = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| [")]
+    assert [line[: len(start)] for line, start in zip(lines, expected, strict=True)] == expected
+    for line, mechanism in zip(lines, CATALOGUE.values(), strict=True):
+        paper, number = mechanism.source.split(", arXiv ")
+        assert line.endswith(f"{paper}, [{number}](https://arxiv.org/abs/{number}) |")

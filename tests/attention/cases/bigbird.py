@@ -53,7 +53,8 @@ def bigbird_case(block: int | None, first: int, count: int, seed: int = 0) -> Ca
     def oracle(x: Inputs, _: Tensors) -> Tensor:
         return bigbird(x.q, x.k, x.v, block or 28, first, count, seed)
 
-    return Case("bigbird", {"block": block, "globals": first, "random": count, "seed": seed}, oracle)
+    options = {"block": block, "globals": first, "random": count, "seed": seed}
+    return Case("bigbird", options, oracle, steady_steps=True, autocast_rounds=("step",))
 
 
 CASES = {

@@ -69,6 +69,7 @@ def gau_case(scale: str, activation: str) -> Case:
         lambda x, tensors: gau(x, tensors, by_length, activation),
         heads=1,
         prepare=fill_parameters(784 if by_length else 28),
+        keeps_pairs="always",
     )
 
 

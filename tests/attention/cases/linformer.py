@@ -29,7 +29,7 @@ def linformer_case(block: int, rank: int, share: str = "none") -> Case:
         keys = tensors["key_projection"]
         return linformer(x, keys, keys if share == "heads_keys_values" else tensors["value_projection"])
 
-    return Case("linformer", {"block": block, "rank": rank, "share": share}, oracle)
+    return Case("linformer", {"block": block, "rank": rank, "share": share}, oracle, autocast_rounds=("step",))
 
 
 CASES = {f"linformer-{share}": linformer_case(16, 3, share) for share in SHARES} | {

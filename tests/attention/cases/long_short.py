@@ -36,7 +36,9 @@ def long_short(x: Inputs, tensors: Tensors, chunk: int, window: int) -> Tensor:
 
 def long_short_case(chunk: int, rank: int, window: int) -> Case:
     options = {"chunk": chunk, "rank": rank, "window": window}
-    return Case("long_short", options, lambda x, tensors: long_short(x, tensors, chunk, window))
+    return Case(
+        "long_short", options, lambda x, tensors: long_short(x, tensors, chunk, window), autocast_rounds=("step",)
+    )
 
 
 CASES = {

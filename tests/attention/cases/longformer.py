@@ -23,7 +23,8 @@ def longformer_case(window: int, dilation: int | str | None, dilations: list[int
     def oracle(x: Inputs, _: Tensors) -> Tensor:
         return longformer(x.q, x.k, x.v, window, dilations, global_count)
 
-    return Case("longformer", {"window": window, "dilation": dilation, "globals": global_count}, oracle)
+    options = {"window": window, "dilation": dilation, "globals": global_count}
+    return Case("longformer", options, oracle, autocast_rounds=("attend", "step"))
 
 
 CASES = {

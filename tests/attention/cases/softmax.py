@@ -13,4 +13,13 @@ def softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scores.masked_fill(future, -math.inf).softmax(-1) @ v
 
 
-CASES = {"softmax": Case("softmax", {}, lambda x, _: softmax(x.q, x.k, x.v))}
+CASES = {
+    "softmax": Case(
+        "softmax",
+        {},
+        lambda x, _: softmax(x.q, x.k, x.v),
+        # The mask; without one torch needs no more than the total weight of each query.
+        keeps_pairs="behind a prefix",
+        autocast_rounds=("attend", "step"),
+    )
+}

@@ -36,7 +36,7 @@ def sparse_case(heads: str, stride: int | None, summary: int | None = None, coun
     options: dict[str, Any] = {"pattern": "fixed" if summary else "strided", "heads": heads}
     given = {"stride": stride, "summary": summary}
     options |= {name: value for name, value in given.items() if value is not None}
-    return Case("sparse", options, oracle, heads=count)
+    return Case("sparse", options, oracle, heads=count, autocast_rounds=("step",))
 
 
 CASES = {

@@ -1,0 +1,53 @@
+"""What a run costs, counted and not timed: operations, the bytes that they handle, the bytes kept to train with."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class CountOperations(TorchDispatchMode):
+    """How many operations run."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+# They read of their first input no more than they give, or write of it no more than they are given.
+_PICKING = ("index", "gather", "scatter", "embedding")
+
+
+class CountWork(TorchDispatchMode):
+    """The bytes that operations read and write. A view is no work; of rows picked from many, only those picked are."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        if not func.is_view and "view" not in func.name():
+            inputs = args[1:] if any(word in func.name() for word in _PICKING) else args
+            written = [] if func.name().endswith("_") else tree_leaves(results)
+            handled = [x for x in [*tree_leaves((inputs, kwargs)), *written] if isinstance(x, Tensor)]
+            self.bytes += sum(x.numel() * x.element_size() for x in handled)
+        return results
+
+
+def measure_saved_bytes(run: Callable[..., Any], *arguments: Any) -> int:
+    """All that autograd keeps for the backward pass of `run(*arguments)`, every piece of memory once."""
+    storages: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        results = run(*arguments)
+    # Alive until here, or one address would stand for two pieces.
+    del results
+    return sum(storages.values())
