@@ -123,7 +123,7 @@ def describe_environment() -> dict[str, Any]:
             **{name: _version(name) for name in packages},
         },
         "platform": platform.platform(),
-        "processor": _processor_name(),
+        "processor": processor_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "cpu_bf16": choose_precision("auto", "cpu", "training").value == "bf16",
@@ -140,7 +140,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _processor_name() -> str:
+def processor_name() -> str:
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
         for line in lines:
             if line.startswith("model name"):

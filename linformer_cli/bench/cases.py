@@ -10,6 +10,7 @@ import torch
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.decode import iter_values
+from linformer_cli.sampling.engines import TextbookEngine
 
 # Where along the image a case whose cost grows with the position is timed, as shares of T. The midpoints of equal
 # parts: their mean stands for the mean over all positions, exactly for a cost that is linear in the position.
@@ -46,8 +47,8 @@ def build_step_case(model: PixelModel, batch: int) -> Case:
 
     @torch.no_grad()
     def work(steps: int) -> None:
-        parameters, state = model.step(model.start_tokens(batch), model.init_state(batch))
-        drawn = iter_values(model, parameters, state, UniformStreams(0, range(batch)), Filters())
+        engine = TextbookEngine(model, batch)
+        drawn = iter_values(engine, engine.step(model.start_tokens(batch)), UniformStreams(0, range(batch)), Filters())
         for values in itertools.islice(drawn, steps):
             del values
 

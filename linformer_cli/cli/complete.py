@@ -55,6 +55,7 @@ def complete(
     seed: options.Seed = 0,
     device: options.Device = "auto",
     precision: options.SamplingPrecision = options.PrecisionName.AUTO,
+    engine: options.Engine = "auto",
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
@@ -79,12 +80,14 @@ def complete(
 
     filters = Filters(temperature, top_k, top_p)
     known = parse_keep(keep, session.model.config.image)
-    settings = {**session.record, "seed": seed, "batch": count, "keep": keep, "invert": invert, **vars(filters)}
+    chosen = session.choose_engine(engine)
+    asked = {"seed": seed, "batch": count, "keep": keep, "invert": invert, **vars(filters)}
+    settings = {**session.record, "engine": chosen, **asked}
     done: list[tuple[Picture, Completion]] = []
     results, failures = [], []
     for path in images:
         try:
-            picture, completion = _complete_one(session, path, known, count, seed, filters, fit, invert)
+            picture, completion = _complete_one(session, path, known, count, seed, filters, fit, invert, chosen)
         except DataError as error:
             if len(images) == 1:
                 raise
@@ -111,7 +114,15 @@ def complete(
 
 
 def _complete_one(
-    session: Session, path: Path, known: int, count: int, seed: int, filters: "Filters", fit: FitName, invert: bool
+    session: Session,
+    path: Path,
+    known: int,
+    count: int,
+    seed: int,
+    filters: "Filters",
+    fit: FitName,
+    invert: bool,
+    engine: str,
 ) -> "tuple[Picture, Completion]":
     from linformer_cli.data.pictures import border_brightness, load_picture
     from linformer_cli.data.sequence import images_to_values
@@ -126,7 +137,7 @@ def _complete_one(
         remedy = "leave out --invert" if invert else "try --invert"
         talk(f"hint: {path} has a {ours} background, the model learned a {theirs} one; {remedy}")
     values = images_to_values(picture.image[None], shape.levels)[0]
-    return picture, complete_values(session.model, values, known, count, seed, filters, say_halved)
+    return picture, complete_values(session.model, values, known, count, seed, filters, say_halved, engine)
 
 
 def _render(

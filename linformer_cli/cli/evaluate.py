@@ -1,6 +1,7 @@
 """`lintx eval`: bits/dim over a split."""
 
 import dataclasses
+import functools
 import time
 from enum import StrEnum
 from typing import Annotated
@@ -38,6 +39,16 @@ def evaluate(
     batch: Annotated[int, typer.Option("--batch", min=1, help="Images at once.")] = 64,
     device: options.Device = "auto",
     precision: options.SamplingPrecision = options.PrecisionName.AUTO,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            "--engine",
+            help="Step through the values with this sampling engine (auto, native, textbook), not in parallel: what "
+            "its number format costs.",
+            show_default=False,
+            metavar="NAME",
+        ),
+    ] = None,
     checkpoint_option: options.CheckpointOption = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
@@ -57,7 +68,7 @@ def evaluate(
     session = open_session(options.one_checkpoint(checkpoint, checkpoint_option), device, precision.value)
 
     from linformer_cli.data.images import fit_size, load_images
-    from linformer_cli.evaluation.bits import measure_bits
+    from linformer_cli.evaluation.bits import measure_bits, stepped_nats
 
     name = data or session.checkpoint.info.data.name
     wanted = session.model.config.image
@@ -71,10 +82,14 @@ def evaluate(
     chosen = images.images[:limit]
     talk(f"{len(chosen):,} of {len(images):,} {split.value} images of {name}")
     began = time.perf_counter()
-    bits = measure_bits(session.model, chosen, batch)
+    nats, stepped = None, "parallel"
+    if engine is not None:
+        stepped = session.choose_engine(engine)
+        nats = functools.partial(stepped_nats, session.model, engine=stepped)
+    bits = measure_bits(session.model, chosen, batch, nats=nats)
     result = {
         **session.record,
-        "engine": "parallel",
+        "engine": stepped,
         "data": name,
         "split": split.value,
         "images_in_split": len(images),

@@ -31,6 +31,15 @@ def _hush(quiet: bool) -> bool:
     return quiet
 
 
+Engine = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        help="How the model is stepped: auto takes the fastest that serves it, native (fused kernels, for linear "
+        "attention on a CPU with a C++ compiler) or textbook (plain torch, serves everything).",
+        metavar="NAME",
+    ),
+]
 CheckpointArgument = Annotated[
     str | None,
     typer.Argument(

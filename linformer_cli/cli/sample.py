@@ -35,6 +35,7 @@ def sample(
     seed: options.Seed = 0,
     device: options.Device = "auto",
     precision: options.SamplingPrecision = options.PrecisionName.AUTO,
+    engine: options.Engine = "auto",
     gif: Annotated[
         Path | None,
         typer.Option("--gif", help="Also an animation of the grid being drawn.", show_default=False, metavar="FILE"),
@@ -73,12 +74,13 @@ def sample(
     from linformer_cli.sampling.decode import iter_samples
 
     filters = Filters(temperature, top_k, top_p)
-    settings = {**session.record, "seed": seed, "batch": batch, **vars(filters)}
+    chosen = session.choose_engine(engine)
+    settings = {**session.record, "engine": chosen, "seed": seed, "batch": batch, **vars(filters)}
     began = time.perf_counter()
     batches: list[NDArray[np.uint8]] = []
     drawn, state_bytes, stopped = 0, 0, False
     try:
-        for part in iter_samples(session.model, count, batch, seed, filters, say_halved):
+        for part in iter_samples(session.model, count, batch, seed, filters, say_halved, engine=chosen):
             images = values_to_images(part.values, session.model.config.image)
             if files is not None:
                 # Written as they come: whoever stops a long job keeps what is done.

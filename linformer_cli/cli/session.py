@@ -26,10 +26,17 @@ class Session:
             "checkpoint": str(self.checkpoint.path),
             "checkpoint_sha256": self.checkpoint.digest,
             "attention": self.model.config.attention,
-            "engine": "step",
             "precision": self.precision,
             "device": self.device,
         }
+
+    def choose_engine(self, wanted: str) -> str:
+        """The name of the engine to sample with; says what was chosen on stderr."""
+        from linformer_cli.sampling.engines import choose_engine
+
+        choice = choose_engine(wanted, self.model)
+        talk(f"engine {choice.value} ({choice.reason})")
+        return choice.value
 
 
 def open_session(name: str | None, device: str, precision: "Precision", quiet: bool = False) -> Session:

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from linformer_cli.data.sequence import images_to_values
 from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.sampling.engines import build_engine
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,16 @@ class Bits:
 
 @torch.no_grad()
 def measure_bits(
-    model: PixelModel, images: NDArray[np.uint8], batch: int = 32, before_batch: Callable[[], None] | None = None
+    model: PixelModel,
+    images: NDArray[np.uint8],
+    batch: int = 32,
+    before_batch: Callable[[], None] | None = None,
+    nats: Callable[[Tensor], Tensor] | None = None,
 ) -> Bits:
     """Sum the nats of every value of uint8 images [N, H, W, C]; divide once by ln 2 and by the number of values.
 
-    `before_batch` is called before every batch, and may raise to give up.
+    `before_batch` is called before every batch, and may raise to give up. `nats` gives the nats [B, T] of values int64
+    [B, T]; by default those of the model in parallel.
     """
     training = model.training
     model.eval()
@@ -44,9 +51,9 @@ def measure_bits(
             if before_batch is not None:
                 before_batch()
             values = images_to_values(images[start : start + batch], model.config.image.levels).to(model.device)
-            nats = model.nats(values).cpu().double()
-            per_image.append(nats.sum(dim=1))
-            first.append(nats[:, 0])
+            found = (nats or model.nats)(values).cpu().double()
+            per_image.append(found.sum(dim=1))
+            first.append(found[:, 0])
     finally:
         model.train(training)
     positions = model.config.image.positions
@@ -54,6 +61,17 @@ def measure_bits(
     bits, error = _mean_and_error(whole, positions)
     rest, rest_error = _mean_and_error(whole - torch.cat(first), positions - 1)
     return Bits(bits, error, rest, rest_error, len(whole), positions)
+
+
+@torch.no_grad()
+def stepped_nats(model: PixelModel, values: Tensor, engine: str) -> Tensor:
+    """Nats [B, T] of values int64 [B, T] as the sampling `engine` predicts them, step by step."""
+    stepper = build_engine(engine, model, len(values))
+    found = torch.empty(values.shape, dtype=torch.float64 if model.dtype == torch.float64 else torch.float32)
+    for position, token in enumerate(model.shift_values(values).unbind(dim=1)):
+        parameters = stepper.step(token)
+        found[:, position] = -model.head.log_likelihood(parameters, values[:, position])
+    return found
 
 
 def _mean_and_error(nats_per_image: torch.Tensor, values: int) -> tuple[float, float]:

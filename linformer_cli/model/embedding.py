@@ -103,10 +103,14 @@ class PixelEmbedding(nn.Module):
         if self.sinusoids is not None:
             position = self.sinusoids[start : start + length].to(x.dtype).expand(batch, -1, -1)
             return torch.cat([x, position], dim=-1), state
-        return x + self._grid(start, length, tokens.device), state
+        return x + self._grid(start, length), state
 
-    def _grid(self, start: int, length: int, device: torch.device) -> Tensor:
-        places = torch.arange(start, start + length, device=device)
+    def places(self) -> Tensor:
+        """What every position adds, [T, its share of the width]."""
+        return self._grid(0, self.image.positions) if self.sinusoids is None else self.sinusoids
+
+    def _grid(self, start: int, length: int) -> Tensor:
+        places = torch.arange(start, start + length, device=self.values.device)
         pixels = places // self.image.channels
         place: Tensor = (
             self.row(pixels // self.image.width)

@@ -14,6 +14,7 @@ from linformer_cli.model.pixel_model import PixelModel
 
 from .choose import Filters, UniformStreams
 from .decode import collect_values, draw_in_batches, iter_values
+from .engines import AUTO, build_engine
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ def complete_values(
     seed: int = 0,
     filters: Filters | None = None,
     on_halve: Callable[[int], None] | None = None,
+    engine: str = AUTO,
 ) -> Completion:
     """`count` completions of `original` int64 [T] from its first `known` values.
 
@@ -84,7 +86,8 @@ def complete_values(
         """Completions number `indices` [n, T], and the bits of their values."""
         streams, copies = UniformStreams(seed, indices), len(indices)
         first = parameters[:, -1].expand(copies, -1)
-        drawn = iter_values(model, first, fork_state(state, copies), streams, filters or Filters())
+        stepper = build_engine(engine, model, copies, fork_state(state, copies))
+        drawn = iter_values(stepper, first, streams, filters or Filters())
         rest = collect_values(drawn, copies, positions - known).long()
         completed = torch.cat([original[:known].expand(copies, -1), rest], dim=1)
         return completed, _bits(model, completed)

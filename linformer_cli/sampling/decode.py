@@ -1,4 +1,4 @@
-"""The engine: images drawn value by value, carrying the state."""
+"""Images drawn value by value: an engine steps the model, this draws from what it predicts."""
 
 import itertools
 import time
@@ -11,13 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from linformer_cli.attention.base import measure_state_bytes
 from linformer_cli.data.sequence import values_to_images
 from linformer_cli.errors import LintxError
-from linformer_cli.model.pixel_model import PixelModel, PixelState
+from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.runtime import is_out_of_memory
 
 from .choose import Filters, UniformStreams, choose_values
+from .engines import AUTO, Engine, build_engine
 
 _CHECK_EVERY = 64
 
@@ -35,14 +35,13 @@ class SampledBatch:
 
 @torch.no_grad()
 def iter_values(
-    model: PixelModel,
+    engine: Engine,
     parameters: Tensor,
-    state: PixelState,
     streams: UniformStreams,
     filters: Filters,
     before_step: Callable[[], None] | None = None,
 ) -> Iterator[Tensor]:
-    """Draw values int64 [B] from `parameters` [B, P], step, draw the next, without end; `state` is consumed.
+    """Draw values int64 [B] from `parameters` [B, P], step `engine`, draw the next, without end.
 
     `before_step` is called before every step, and may raise to give up. Raises `LintxError` when the model gives no
     numbers.
@@ -53,9 +52,13 @@ def iter_values(
         # Now and then, since it makes a GPU wait; a state that is no number stays so.
         if step % _CHECK_EVERY == 0 and not bool(torch.isfinite(parameters).all()):
             raise LintxError("the model's prediction is not a finite number: its weights are damaged")
-        values = choose_values(model.head, parameters, streams.take(), filters)
+        uniforms = streams.take()
+        if filters.active:
+            values = choose_values(engine.model.head, parameters, uniforms, filters)
+        else:
+            values = engine.draw(parameters, uniforms)
         yield values
-        parameters, state = model.step(values, state)
+        parameters = engine.step(values)
 
 
 def collect_values(drawn: Iterator[Tensor], batch: int, positions: int) -> Tensor:
@@ -77,20 +80,19 @@ def sample_values(
     seed: int = 0,
     filters: Filters | None = None,
     before_step: Callable[[], None] | None = None,
+    engine: str = AUTO,
 ) -> SampledBatch:
-    """Whole images number `indices` of `seed`, as one batch; `before_step` as in `iter_values`.
+    """Whole images number `indices` of `seed`, as one batch, by `engine`; `before_step` as in `iter_values`.
 
     Raises `LintxError` when the model gives no numbers.
     """
     began = time.perf_counter()
     batch, positions = len(indices), model.config.image.positions
-    state = model.init_state(batch)
-    state_bytes = measure_state_bytes(state)
-    parameters, state = model.step(model.start_tokens(batch), state)
+    stepper = build_engine(engine, model, batch)
     streams = UniformStreams(seed, indices)
-    drawn = iter_values(model, parameters, state, streams, filters or Filters(), before_step)
+    drawn = iter_values(stepper, stepper.step(model.start_tokens(batch)), streams, filters or Filters(), before_step)
     values = collect_values(drawn, batch, positions)
-    return SampledBatch(values, time.perf_counter() - began, state_bytes)
+    return SampledBatch(values, time.perf_counter() - began, stepper.state_bytes)
 
 
 def draw_in_batches(
@@ -135,13 +137,14 @@ def iter_samples(
     filters: Filters | None = None,
     on_halve: Callable[[int], None] | None = None,
     before_step: Callable[[], None] | None = None,
+    engine: str = AUTO,
 ) -> Iterator[SampledBatch]:
-    """`count` images in batches. Image i depends on (seed, i) alone, up to rounding, not on `batch`.
+    """`count` images in batches. Image i depends on (seed, i) alone, up to rounding, not on `batch` or `engine`.
 
     `on_halve` as in `draw_in_batches`, `before_step` as in `iter_values`.
     """
     return draw_in_batches(
-        count, batch, lambda indices: sample_values(model, indices, seed, filters, before_step), on_halve
+        count, batch, lambda indices: sample_values(model, indices, seed, filters, before_step, engine), on_halve
     )
 
 
@@ -152,7 +155,8 @@ def sample_images(
     seed: int = 0,
     filters: Filters | None = None,
     before_step: Callable[[], None] | None = None,
+    engine: str = AUTO,
 ) -> NDArray[np.uint8]:
     """`count` images, uint8 [count, H, W, C]."""
-    parts = iter_samples(model, count, batch, seed, filters, before_step=before_step)
+    parts = iter_samples(model, count, batch, seed, filters, before_step=before_step, engine=engine)
     return values_to_images(torch.cat([part.values for part in parts]), model.config.image)

@@ -12,6 +12,7 @@ from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.complete import complete_values, parse_keep
 from linformer_cli.sampling.decode import iter_values, sample_values
+from linformer_cli.sampling.engines import TextbookEngine
 
 GREY = ImageShape(height=28, width=28)
 COLOUR = ImageShape(height=32, width=20, channels=3)
@@ -128,7 +129,8 @@ def complete_by_steps(model: PixelModel, original: torch.Tensor, known: int, cou
     parameters, state = model.step(model.start_tokens(count), model.init_state(count))
     for value in original[:known]:
         parameters, state = model.step(value.expand(count), state)
-    drawn = iter_values(model, parameters, state, UniformStreams(seed, range(count)), Filters())
+    engine = TextbookEngine(model, count, state)
+    drawn = iter_values(engine, parameters, UniformStreams(seed, range(count)), Filters())
     return torch.stack(list(itertools.islice(drawn, 64 - known)), dim=1)
 
 

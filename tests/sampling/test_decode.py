@@ -13,6 +13,7 @@ from linformer_cli.errors import LintxError
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.decode import draw_in_batches, iter_samples, iter_values, sample_images, sample_values
+from linformer_cli.sampling.engines import TextbookEngine
 
 KINDS = [(attention, head) for attention in ("linear", "softmax") for head in ("categorical", "mixture")]
 
@@ -134,11 +135,11 @@ def test_values_come_without_end_and_each_takes_one_step(build_tiny_model, monke
         return take_step(self, tokens_t, state)  # type: ignore[arg-type]
 
     monkeypatch.setattr(PixelModel, "step", counted)
-    values = sample_values(model, range(2)).values
+    values = sample_values(model, range(2), engine="textbook").values
     # The start token, and every value but the last: there is nothing to learn from it.
     assert steps == [[0, 0], *values[:, :-1].T.tolist()]
     parameters, state = take_step(model, model.start_tokens(2), model.init_state(2))
-    drawn = iter_values(model, parameters, state, UniformStreams(0, range(2)), Filters())
+    drawn = iter_values(TextbookEngine(model, 2, state), parameters, UniformStreams(0, range(2)), Filters())
     assert torch.equal(torch.stack(list(itertools.islice(drawn, 64)), dim=1), values.long())
 
 

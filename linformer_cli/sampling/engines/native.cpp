@@ -1,0 +1,276 @@
+// The small operations of a step, fused, for the `native` engine (native.py); compiled on first use.
+//
+// Letters as everywhere: B images, H heads, K and V widths of keys and values; D the width of the model. All arrays are
+// dense and row-major. Weights and activations are float or bfloat16 (T), the residual stream, sums and states float.
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+struct bfloat16 {
+    uint16_t bits;
+    bfloat16() = default;
+    bfloat16(float value) {
+        uint32_t word;
+        std::memcpy(&word, &value, 4);
+        bits = static_cast<uint16_t>((word + 0x7fff + ((word >> 16) & 1)) >> 16);  // to nearest, ties to even
+    }
+    operator float() const {
+        uint32_t word = static_cast<uint32_t>(bits) << 16;
+        float value;
+        std::memcpy(&value, &word, 4);
+        return value;
+    }
+};
+
+enum FeatureMap { ELU = 0, RELU = 1 };
+
+inline float feature(float x, int map) {
+    float positive = x > 0 ? x : 0;
+    return map == RELU ? positive : std::exp(x < 0 ? x : 0) + positive;
+}
+
+// Within 1.5e-7 of the error function (Abramowitz and Stegun 7.1.26), which the compiler can vectorise.
+inline float error_function(float x) {
+    float magnitude = std::fabs(x);
+    float t = 1 / (1 + 0.3275911f * magnitude);
+    float polynomial = t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
+    float value = 1 - polynomial * std::exp(-magnitude * magnitude);
+    return x < 0 ? -value : value;
+}
+
+inline float activation(float x, bool gelu) {
+    return gelu ? 0.5f * x * (1 + error_function(x * 0.70710678f)) : (x > 0 ? x : 0);
+}
+
+constexpr int64_t WIDEST_HEAD = 256;
+
+// One pass over the state: it is updated and read while it is in the innermost cache.
+template <class T>
+void mix_head(int64_t K, int64_t V, const T* q, const T* k, const T* v, const float* q_bias, const float* k_bias,
+              const float* v_bias, float* s, float* z, T* y, int map) {
+    float query[WIDEST_HEAD], key[WIDEST_HEAD], value[WIDEST_HEAD], numerator[WIDEST_HEAD];
+    for (int64_t i = 0; i < K; i++) query[i] = feature(static_cast<float>(q[i]) + q_bias[i], map);
+    for (int64_t i = 0; i < K; i++) key[i] = feature(static_cast<float>(k[i]) + k_bias[i], map);
+    for (int64_t j = 0; j < V; j++) value[j] = static_cast<float>(v[j]) + v_bias[j];
+    for (int64_t j = 0; j < V; j++) numerator[j] = 0;
+    float weight = 0;
+    for (int64_t i = 0; i < K; i++) {
+        z[i] += key[i];
+        weight += query[i] * z[i];
+    }
+    for (int64_t i = 0; i < K; i++) {
+        float* row = s + i * V;
+        const float in = key[i], out = query[i];
+#pragma omp simd
+        for (int64_t j = 0; j < V; j++) {
+            const float sum = row[j] + in * value[j];
+            row[j] = sum;
+            numerator[j] += out * sum;
+        }
+    }
+    const float scale = weight == 0 ? 0 : 1 / weight;
+    for (int64_t j = 0; j < V; j++) y[j] = T(numerator[j] * scale);
+}
+
+template <class T>
+void mix(int64_t B, int64_t H, int64_t K, int64_t V, const T* projected, const float* bias, float* s, float* z, T* y,
+         int map) {
+    const int64_t width = H * (2 * K + V);
+#pragma omp parallel for schedule(static) if (B * H * K * V > 65536)
+    for (int64_t index = 0; index < B * H; index++) {
+        const int64_t b = index / H, h = index % H;
+        const T* row = projected + b * width;
+        mix_head(K, V, row + h * K, row + (H + h) * K, row + 2 * H * K + h * V, bias + h * K, bias + (H + h) * K,
+                 bias + 2 * H * K + h * V, s + index * K * V, z + index * K, y + index * V, map);
+    }
+}
+
+// `pre`: x <- x + branch + bias and h <- LayerNorm(x); otherwise x <- LayerNorm(x + branch + bias) and h is x.
+template <class T>
+void join_row(int64_t D, float* x, const T* branch, const float* bias, const float* gain, const float* shift, T* h,
+              bool pre) {
+    if (branch)
+        for (int64_t i = 0; i < D; i++) x[i] += static_cast<float>(branch[i]) + bias[i];
+    float total = 0, squares = 0;
+    for (int64_t i = 0; i < D; i++) total += x[i];
+    const float mean = total / D;
+    for (int64_t i = 0; i < D; i++) squares += (x[i] - mean) * (x[i] - mean);
+    const float inverse = 1 / std::sqrt(squares / D + 1e-5f);
+    for (int64_t i = 0; i < D; i++) {
+        const float normed = (x[i] - mean) * inverse * gain[i] + shift[i];
+        h[i] = T(normed);
+        if (!pre) x[i] = normed;
+    }
+}
+
+template <class T>
+void join(int64_t B, int64_t D, float* x, const T* branch, const float* bias, const float* gain, const float* shift,
+          T* h, bool pre) {
+#pragma omp parallel for schedule(static) if (B * D > 32768)
+    for (int64_t b = 0; b < B; b++)
+        join_row(D, x + b * D, branch ? branch + b * D : nullptr, bias, gain, shift, h + b * D, pre);
+}
+
+template <class T>
+void activate(int64_t B, int64_t F, T* f, const float* bias, bool gelu) {
+#pragma omp parallel for schedule(static) if (B * F > 32768)
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t i = 0; i < F; i++) f[b * F + i] = T(activation(static_cast<float>(f[b * F + i]) + bias[i], gelu));
+}
+
+// y [B, rows] = x [B, columns] times W [rows, columns] transposed: for few images, where reading W is what costs.
+template <class T>
+void multiply(int64_t B, int64_t columns, int64_t rows, const float* x, const T* weight, float* y) {
+#pragma omp parallel for schedule(static) if (columns * rows > 98304)
+    for (int64_t row = 0; row < rows; row++) {
+        const T* w = weight + row * columns;
+        for (int64_t b = 0; b < B; b++) {
+            const float* input = x + b * columns;
+            float sum = 0;
+#pragma omp simd reduction(+ : sum)
+            for (int64_t i = 0; i < columns; i++) sum += input[i] * static_cast<float>(w[i]);
+            y[b * rows + row] = sum;
+        }
+    }
+}
+
+constexpr int64_t MOST_LEVELS = 1024;
+
+// The index whose share of softmax(logits) holds `uniform`, and where in its share that lies, if asked for.
+int64_t invert(int64_t count, const float* logits, double uniform, double* place) {
+    double shares[MOST_LEVELS];
+    float most = logits[0];
+    for (int64_t i = 1; i < count; i++) most = logits[i] > most ? logits[i] : most;
+    for (int64_t i = 0; i < count; i++) shares[i] = std::exp(static_cast<double>(logits[i] - most));
+    double total = 0;
+    for (int64_t i = 0; i < count; i++) total += shares[i];
+    // Below the total whatever the rounding, so that the search ends at a value that has a share.
+    const double target = uniform * total;
+    double before = 0;
+    int64_t last = 0;
+    for (int64_t i = 0; i < count; i++) {
+        if (shares[i] <= 0) continue;
+        last = i;
+        if (before + shares[i] > target) break;
+        before += shares[i];
+    }
+    if (place) *place = (target - before) / shares[last];
+    return last;
+}
+
+}  // namespace
+
+extern "C" {
+
+struct Layer {
+    const void *input, *output, *up, *down;
+    const float *input_bias, *output_bias, *up_bias, *down_bias;
+    const float *attention_gain, *attention_shift, *feed_forward_gain, *feed_forward_shift;
+    float *s, *z;
+};
+
+struct Network {
+    int64_t batch, width, heads, key_width, value_width, feed_forward, layers, outputs;
+    int64_t pre, gelu, map, half;  // half: weights are bfloat16
+    const Layer* layer;
+    const float *gain, *shift;
+    const void* head;
+    const float* head_bias;
+    float* scratch;  // batch x (width + the widest of the projections)
+};
+
+// x [B, D] += the tables' rows of the values around each image's position, and what the position itself adds.
+// `recent` [B, reach] is a ring of values; `slots` [sources] says where in it each source stands, -1 for none.
+void lintx_embed(int64_t B, int64_t D, int64_t sources, int64_t reach, int64_t levels, const int32_t* slots,
+                 const int16_t* recent, const float* table, const float* place, float* x) {
+    for (int64_t b = 0; b < B; b++) {
+        float* row = x + b * D;
+        std::memcpy(row, place, D * sizeof(float));
+        for (int64_t source = 0; source < sources; source++) {
+            const int64_t value = slots[source] < 0 ? levels : recent[b * reach + slots[source]];
+            const float* vector = table + (source * (levels + 1) + value) * D;
+            for (int64_t i = 0; i < D; i++) row[i] += vector[i];
+        }
+    }
+}
+
+// Values drawn by inversion from the softmax of logits [B, levels], with uniforms in [0, 1).
+void lintx_draw_categorical(int64_t B, int64_t levels, const float* logits, const double* uniforms, int64_t* values) {
+    for (int64_t b = 0; b < B; b++) values[b] = invert(levels, logits + b * levels, uniforms[b], nullptr);
+}
+
+// Values of a mixture of K logistics with parameters [B, 3 K]: a component, then its logistic by inversion, then the bin.
+void lintx_draw_mixture(int64_t B, int64_t K, int64_t levels, double lowest, double highest, const float* parameters,
+                        const double* uniforms, int64_t* values) {
+    for (int64_t b = 0; b < B; b++) {
+        const float* row = parameters + b * 3 * K;
+        double place;
+        const int64_t component = invert(K, row, uniforms[b], &place);
+        place = place < 1e-12 ? 1e-12 : place > 1 - 1e-12 ? 1 - 1e-12 : place;
+        double log_scale = row[2 * K + component];
+        log_scale = log_scale < lowest ? lowest : log_scale > highest ? highest : log_scale;
+        const double x = row[K + component] + std::exp(log_scale) * std::log(place / (1 - place));
+        const double value = std::nearbyint((x + 1) * (0.5 * (levels - 1)));
+        values[b] = value < 0 ? 0 : value > levels - 1 ? levels - 1 : static_cast<int64_t>(value);
+    }
+}
+
+#define LINTX_KERNELS(NAME, T)                                                                                          \
+    void lintx_mix_##NAME(int64_t B, int64_t H, int64_t K, int64_t V, const T* projected, const float* bias, float* s,  \
+                          float* z, T* y, int64_t map) {                                                                \
+        mix(B, H, K, V, projected, bias, s, z, y, static_cast<int>(map));                                               \
+    }                                                                                                                   \
+    void lintx_join_##NAME(int64_t B, int64_t D, float* x, const T* branch, const float* bias, const float* gain,       \
+                           const float* shift, T* h, int64_t pre) {                                                     \
+        join(B, D, x, branch, bias, gain, shift, h, pre != 0);                                                          \
+    }                                                                                                                   \
+    void lintx_activate_##NAME(int64_t B, int64_t F, T* f, const float* bias, int64_t gelu) {                           \
+        activate(B, F, f, bias, gelu != 0);                                                                             \
+    }
+
+LINTX_KERNELS(float, float)
+LINTX_KERNELS(bfloat16, bfloat16)
+
+static void multiply_weight(const Network* net, int64_t columns, int64_t rows, const float* x, const void* weight,
+                            float* y) {
+    if (net->half)
+        multiply(net->batch, columns, rows, x, static_cast<const bfloat16*>(weight), y);
+    else
+        multiply(net->batch, columns, rows, x, static_cast<const float*>(weight), y);
+}
+
+// The whole network for few images: x [B, D] is embedded already and is changed; the head's parameters go to `out`.
+void lintx_step(const Network* net, float* x, float* out) {
+    const int64_t B = net->batch, D = net->width, F = net->feed_forward, H = net->heads;
+    const int64_t K = net->key_width, V = net->value_width, projected = H * (2 * K + V);
+    float* h = net->scratch;
+    float* wide = h + B * D;
+    float* y = wide + B * (projected > F ? projected : F);
+    float* branch = y + B * H * V;
+    const bool pre = net->pre != 0;
+    if (pre) join<float>(B, D, x, nullptr, nullptr, net->layer[0].attention_gain, net->layer[0].attention_shift, h, true);
+    else std::memcpy(h, x, B * D * sizeof(float));
+    for (int64_t index = 0; index < net->layers; index++) {
+        const Layer& layer = net->layer[index];
+        multiply_weight(net, D, projected, h, layer.input, wide);
+        mix(B, H, K, V, wide, layer.input_bias, layer.s, layer.z, y, static_cast<int>(net->map));
+        multiply_weight(net, H * V, D, y, layer.output, branch);
+        if (pre) join(B, D, x, branch, layer.output_bias, layer.feed_forward_gain, layer.feed_forward_shift, h, true);
+        else join(B, D, x, branch, layer.output_bias, layer.attention_gain, layer.attention_shift, h, false);
+        multiply_weight(net, D, F, h, layer.up, wide);
+        activate(B, F, wide, layer.up_bias, net->gelu != 0);
+        multiply_weight(net, F, D, wide, layer.down, branch);
+        const bool last = index + 1 == net->layers;
+        const float* gain = !pre ? layer.feed_forward_gain : last ? net->gain : net->layer[index + 1].attention_gain;
+        const float* shift = !pre ? layer.feed_forward_shift : last ? net->shift : net->layer[index + 1].attention_shift;
+        join(B, D, x, branch, layer.down_bias, gain, shift, h, pre);
+    }
+    if (!pre) join<float>(B, D, x, nullptr, nullptr, net->gain, net->shift, h, true);
+    multiply_weight(net, D, net->outputs, h, net->head, out);
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t i = 0; i < net->outputs; i++) out[b * net->outputs + i] += net->head_bias[i];
+}
+}

@@ -1,0 +1,228 @@
+"""The CPU engine: what stands between the large matrix products is fused into kernels, compiled on first use.
+
+Few images at once: the whole step is one call, and every weight is read once. Many: torch multiplies, which nothing
+beats there, and one kernel each does what lies between two products. The state is updated and read in one pass; it
+is the float32 state of `linear`, so stepping goes on from what `attend` gave.
+"""
+
+import ctypes
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linformer_cli.attention.linear import LinearAttention, LinearState
+from linformer_cli.model.blocks import TransformerBlock
+from linformer_cli.model.embedding import EmbeddingState, PixelEmbedding
+from linformer_cli.model.heads import MixtureHead
+from linformer_cli.model.pixel_model import PixelModel, PixelState
+
+from .base import Engine
+from .compiler import NoCompiler, load_library
+
+MAPS = {"elu": 0, "relu": 1}
+# Up to so many images the kernels multiply themselves; above, torch's products are faster.
+FEW = 4
+# Of the arrays that the kernels keep on the stack.
+WIDEST_HEAD, MOST_LEVELS = 256, 1024
+
+_POINTERS = (
+    *("input", "output", "up", "down", "input_bias", "output_bias", "up_bias", "down_bias"),
+    *("attention_gain", "attention_shift", "feed_forward_gain", "feed_forward_shift", "s", "z"),
+)
+_SIZES = (
+    *("batch", "width", "heads", "key_width", "value_width", "feed_forward", "layers", "outputs"),
+    *("pre", "gelu", "map", "half"),
+)
+
+
+class _Layer(ctypes.Structure):
+    """`Layer` of native.cpp."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in _POINTERS]
+
+
+class _Network(ctypes.Structure):
+    """`Network` of native.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in _SIZES),
+        *((name, ctypes.c_void_p) for name in ("layer", "gain", "shift", "head", "head_bias", "scratch")),
+    ]
+
+
+class NativeEngine(Engine):
+    """Fused kernels for transformer blocks with `linear` attention (`elu` or `relu`), on the CPU.
+
+    Weights are in the model's type, float32 or bfloat16; the residual stream, all sums and the state are float32.
+    """
+
+    name = "native"
+
+    def __init__(self, model: PixelModel, batch: int, state: PixelState | None = None) -> None:
+        super().__init__(model, batch, state)
+        self._kernels = load_library()
+        state = model.init_state(batch) if state is None else state
+        self._blocks = cast(list[TransformerBlock], list(model.blocks))
+        self._states = [LinearState(*(part.contiguous() for part in layer)) for layer in state.layers]
+        self._embedding = _Embedding(model.embedding, state.embedding, batch, model.config.width)
+        self._kept: list[Tensor] = []  # whatever a pointer points at
+        self._layers = (_Layer * len(self._blocks))(*map(self._describe_layer, self._blocks, self._states))
+        self._network = self._describe_network()
+        self._x = torch.empty(batch, model.config.width)
+        self._out = torch.empty(batch, model.head.projection.out_features)
+
+    @classmethod
+    def refusal(cls, model: PixelModel) -> str | None:
+        if model.device.type != "cpu":
+            return "it runs on the CPU only"
+        if model.dtype not in (torch.float32, torch.bfloat16):
+            return "it has no float64"
+        if model.config.mixtures > MOST_LEVELS:
+            return f"it has mixtures up to {MOST_LEVELS}"
+        for block in model.blocks:
+            if not isinstance(block, TransformerBlock) or not isinstance(block.attention.inner, LinearAttention):
+                return "it serves linear attention only"
+            inner = block.attention.inner
+            if inner.options.feature_map not in MAPS:
+                return f"it has the feature maps {' and '.join(MAPS)} only"
+            if max(inner.shape.key_width, inner.shape.value_width) > WIDEST_HEAD:
+                return f"it has heads up to {WIDEST_HEAD} wide"
+        try:
+            load_library()
+        except NoCompiler as error:
+            return str(error)
+        return None
+
+    @property
+    def state_bytes(self) -> int:
+        parts = [self._embedding.recent, *(part for state in self._states for part in state)]
+        return sum(part.numel() * part.element_size() for part in parts) + torch.int64.itemsize  # and the position
+
+    def step(self, tokens_t: Tensor) -> Tensor:
+        self._embedding.read(tokens_t, self._x)
+        if self.batch > FEW:
+            return self._multiply_by_torch()
+        self._kernels.lintx_step(ctypes.addressof(self._network), self._x.data_ptr(), self._out.data_ptr())
+        return self._out
+
+    def draw(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
+        head = self.model.head
+        parameters = parameters.float().contiguous()
+        values = torch.empty(len(parameters), dtype=torch.int64)
+        pointers = (parameters.data_ptr(), uniforms.data_ptr(), values.data_ptr())
+        if isinstance(head, MixtureHead):
+            sizes = (len(parameters), head.mixtures, head.levels, *head.log_scale_bounds)
+            self._kernels.lintx_draw_mixture(*sizes, *pointers)
+        else:
+            self._kernels.lintx_draw_categorical(len(parameters), head.levels, *pointers)
+        return values
+
+    @torch.inference_mode()
+    def _multiply_by_torch(self) -> Tensor:
+        """The vectors in `_x` through all blocks, many images at once."""
+        network, batch, pre = self._network, self.batch, self._network.pre
+        kind = "bfloat16" if network.half else "float"
+        mix, join, activate = (getattr(self._kernels, f"lintx_{name}_{kind}") for name in ("mix", "join", "activate"))
+        x, h = self._x.data_ptr(), torch.empty(self._x.shape, dtype=self.model.dtype)
+        y = torch.empty(batch, network.heads * network.value_width, dtype=self.model.dtype)
+        heads = (batch, network.heads, network.key_width, network.value_width)
+
+        def add(branch: Tensor | None, bias: int | None, norm: tuple[int, int], pre: int) -> None:
+            """A branch into the residual stream, and the norm before the next one or behind this."""
+            added = None if branch is None else branch.data_ptr()
+            join(batch, network.width, x, added, bias, *norm, h.data_ptr(), pre)
+
+        last = (network.gain, network.shift)
+        if pre:
+            add(None, None, (self._layers[0].attention_gain, self._layers[0].attention_shift), 1)
+        else:
+            h.copy_(self._x)
+        for index, (block, layer) in enumerate(zip(self._blocks, self._layers, strict=True)):
+            attention_norm = (layer.attention_gain, layer.attention_shift)
+            feed_forward_norm = (layer.feed_forward_gain, layer.feed_forward_shift)
+            following = self._layers[index + 1] if index + 1 < len(self._blocks) else None
+            next_norm = (following.attention_gain, following.attention_shift) if following is not None else last
+            behind_attention = feed_forward_norm if pre else attention_norm
+            behind_feed_forward = next_norm if pre else feed_forward_norm
+            projected = h @ block.attention.input.weight.T
+            mix(*heads, projected.data_ptr(), layer.input_bias, layer.s, layer.z, y.data_ptr(), network.map)
+            add(y @ block.attention.output.weight.T, layer.output_bias, behind_attention, pre)
+            wide = h @ block.feed_forward.input.weight.T
+            activate(batch, network.feed_forward, wide.data_ptr(), layer.up_bias, network.gelu)
+            add(wide @ block.feed_forward.output.weight.T, layer.down_bias, behind_feed_forward, pre)
+        if not pre:
+            add(None, None, last, 1)
+        parameters: Tensor = self.model.head(h)
+        return parameters
+
+    def _describe_layer(self, block: TransformerBlock, state: LinearState) -> _Layer:
+        feed_forward = block.feed_forward
+        linears = (block.attention.input, block.attention.output, feed_forward.input, feed_forward.output)
+        return _Layer(
+            *(self._pointer(linear.weight) for linear in linears),
+            *(self._pointer(linear.bias.float()) for linear in linears),
+            *self._norm(block.attention_norm),
+            *self._norm(block.feed_forward_norm),
+            *(part.data_ptr() for part in state),
+        )
+
+    def _describe_network(self) -> _Network:
+        model, config, block = self.model, self.model.config, self._blocks[0]
+        inner = cast(LinearAttention, block.attention.inner)
+        shape, head = inner.shape, model.head.projection
+        projected = shape.heads * (2 * shape.key_width + shape.value_width)
+        mixed = shape.heads * shape.value_width
+        scratch = torch.empty(self.batch * (2 * config.width + max(projected, config.feed_forward) + mixed))
+        sizes = (self.batch, config.width, shape.heads, shape.key_width, shape.value_width, config.feed_forward)
+        return _Network(
+            *(*sizes, len(self._blocks), head.out_features),
+            int(block.pre),
+            int(block.feed_forward.activation is functional.gelu),
+            MAPS[inner.options.feature_map],
+            int(model.dtype == torch.bfloat16),
+            ctypes.addressof(self._layers),
+            *self._norm(model.norm),
+            *(self._pointer(head.weight), self._pointer(head.bias.float()), self._pointer(scratch)),
+        )
+
+    def _norm(self, norm: nn.LayerNorm) -> tuple[int, int]:
+        return self._pointer(norm.weight.float()), self._pointer(norm.bias.float())
+
+    def _pointer(self, tensor: Tensor) -> int:
+        self._kept.append(tensor.detach().contiguous())
+        return self._kept[-1].data_ptr()
+
+
+class _Embedding:
+    """Tokens to vectors, with the last values in a ring: value number v stands in slot v mod reach."""
+
+    def __init__(self, embedding: PixelEmbedding, state: EmbeddingState, batch: int, width: int) -> None:
+        self._kernels = load_library()
+        self._batch, self._width = batch, width
+        self._levels, self._reach = embedding.levels, embedding.reach
+        self._position = int(state.position)
+        # Column c of the state is token position - reach + c, which holds the value before it.
+        places = torch.arange(self._reach) + self._position - self._reach - 1
+        self.recent = torch.empty_like(state.recent)
+        self.recent[:, places % self._reach] = state.recent
+        self._slots = torch.where(embedding.sources < 0, -1, embedding.sources % self._reach).to(torch.int32)
+        table, place = embedding.values.detach().float(), embedding.places().detach().float()
+        # Where value and position stand side by side, each is 0 in the other's columns.
+        self._table = functional.pad(table, (0, width - table.shape[1])).contiguous()
+        self._places = functional.pad(place, (width - place.shape[1], 0)).contiguous()
+
+    def read(self, tokens_t: Tensor, x: Tensor) -> None:
+        """x [B, D] becomes the vectors of the next token int64 [B]."""
+        position, sources = self._position, self._slots.shape[1]
+        if position:
+            self.recent[:, (position - 1) % self._reach] = tokens_t
+        self._kernels.lintx_embed(
+            *(self._batch, self._width, sources, self._reach, self._levels),
+            self._slots.data_ptr() + position * sources * self._slots.element_size(),
+            *(self.recent.data_ptr(), self._table.data_ptr()),
+            self._places.data_ptr() + position * self._width * self._places.element_size(),
+            x.data_ptr(),
+        )
+        self._position += 1

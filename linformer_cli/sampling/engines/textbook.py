@@ -1,0 +1,33 @@
+"""The readable reference: the model's own step, in plain torch calls. All other engines are tested against it."""
+
+import torch
+from torch import Tensor
+
+from linformer_cli.attention.base import measure_state_bytes
+from linformer_cli.model.pixel_model import PixelModel, PixelState
+
+from .base import Engine
+
+
+class TextbookEngine(Engine):
+    """`PixelModel.step`, one torch call for each term of a formula."""
+
+    name = "textbook"
+
+    def __init__(self, model: PixelModel, batch: int, state: PixelState | None = None) -> None:
+        super().__init__(model, batch, state)
+        self._state = model.init_state(batch) if state is None else state
+        self._state_bytes = measure_state_bytes(self._state)
+
+    @classmethod
+    def refusal(cls, model: PixelModel) -> str | None:
+        return None
+
+    @torch.no_grad()
+    def step(self, tokens_t: Tensor) -> Tensor:
+        parameters, self._state = self.model.step(tokens_t, self._state)
+        return parameters
+
+    @property
+    def state_bytes(self) -> int:
+        return self._state_bytes

@@ -1,0 +1,226 @@
+"""Engines compute what the model's own step computes, from any state, and say what they do not serve."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tolerances import assert_agree
+
+from linformer_cli.attention.base import fork_state
+from linformer_cli.config import ImageShape
+from linformer_cli.errors import UsageError
+from linformer_cli.evaluation.bits import measure_bits, stepped_nats
+from linformer_cli.sampling.choose import UniformStreams
+from linformer_cli.sampling.decode import sample_values
+from linformer_cli.sampling.engines import ENGINES, TextbookEngine, build_engine, choose_engine, compiler
+from linformer_cli.sampling.engines.native import FEW, NativeEngine
+
+FLOAT32, BFLOAT16 = 1e-5, 0.05
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="the native engine needs a C++ compiler"
+)
+CHANGES: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "post norm": {"norm": "post"},
+    "relu": {"activation": "relu"},
+    "relu map": {"attention_options": {"feature_map": "relu"}},
+    "previous": {"context": "previous"},
+    "the paper's": {
+        "norm": "post",
+        "activation": "relu",
+        "embedding": "paper",
+        "context": "previous",
+        "head": "mixture",
+    },
+    "mixture": {"head": "mixture"},
+    "three layers, odd widths": {"layers": 3, "width": 20, "head_width": 7, "heads": 3, "feed_forward": 29},
+    "colour": {"image": ImageShape(height=5, width=4, channels=3, levels=256)},
+}
+every_change = pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
+every_batch = pytest.mark.parametrize("batch", [1, FEW, FEW + 1, 33])
+
+
+def draw_tokens(model: Any, batch: int) -> torch.Tensor:
+    values = torch.randint(0, model.config.image.levels, (batch, 60), generator=torch.Generator().manual_seed(3))
+    return model.shift_values(values)
+
+
+@needs_compiler
+@every_change
+@every_batch
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, FLOAT32), (torch.bfloat16, BFLOAT16)])
+def test_native_steps_are_those_of_the_model(build_tiny_model, changes, batch, dtype, tolerance) -> None:
+    reference = build_tiny_model(**changes).to(dtype).float()  # the same rounded weights
+    textbook = TextbookEngine(reference, batch)
+    native = NativeEngine(build_tiny_model(**changes).to(dtype), batch)
+    for token in draw_tokens(reference, batch).unbind(dim=1):
+        assert_agree(native.step(token).float(), textbook.step(token), tolerance)
+
+
+@needs_compiler
+@every_batch
+@pytest.mark.parametrize("known", [1, 9, 23, 40])
+def test_native_goes_on_from_what_attend_gave(build_tiny_model, batch, known) -> None:
+    model = build_tiny_model()
+    tokens = draw_tokens(model, batch)
+    with torch.no_grad():
+        expected, _ = model.attend(tokens)
+        _, state = model.attend(tokens[:1, :known])
+    forked = fork_state(state, batch)
+    native = NativeEngine(model, batch, forked)
+    textbook = TextbookEngine(model, batch, fork_state(state, batch))
+    for token in tokens[:, known:].unbind(dim=1):
+        assert_agree(native.step(token), textbook.step(token), FLOAT32)
+    # And the state that was forked from is as it was.
+    again = NativeEngine(model, 1, fork_state(state, 1))
+    assert_agree(again.step(tokens[:1, known]), expected[:1, known], FLOAT32)
+
+
+@needs_compiler
+@pytest.mark.parametrize("head", ["categorical", "mixture"])
+def test_native_draws_what_the_head_draws(build_tiny_model, head) -> None:
+    model = build_tiny_model(head=head, image=ImageShape(height=8, width=8, levels=256))
+    native = NativeEngine(model, 500)
+    generator = torch.Generator().manual_seed(5)
+    parameters = 3 * torch.randn(500, model.head.projection.out_features, generator=generator)
+    parameters[:50, 0] = 200.0  # nothing but one value, or component
+    parameters[50:100] = -50.0
+    for uniforms in (
+        torch.rand(500, generator=generator, dtype=torch.float64),
+        torch.zeros(500, dtype=torch.float64),
+        torch.full((500,), 1 - 2.0**-53, dtype=torch.float64),
+    ):
+        ours, theirs = native.draw(parameters, uniforms), model.head.draw(parameters, uniforms)
+        assert ours.dtype == theirs.dtype == torch.int64
+        # The head takes its softmax in float32: at the border of two values they may choose differently.
+        assert (ours != theirs).sum() <= (2 if 0 < float(uniforms[0]) < 0.9999 else 500)
+        assert bool(((ours >= 0) & (ours < 256)).all())
+        if head == "categorical":
+            assert bool((model.head.log_probabilities(parameters).gather(1, ours[:, None]) > -60).all())
+
+
+@needs_compiler
+@pytest.mark.parametrize("changes", [{}, CHANGES["the paper's"]], ids=["tiny", "paper"])
+def test_images_are_the_same_whatever_the_engine(build_tiny_model, changes) -> None:
+    model = build_tiny_model(**changes)
+    images = [sample_values(model, range(40), seed=2, engine=name).values for name in ("textbook", "native")]
+    images += [
+        torch.cat([sample_values(model, range(i, i + 2), seed=2, engine="native").values for i in range(0, 40, 2)])
+    ]
+    assert len(torch.unique(images[0], dim=0)) == 40
+    for other in images[1:]:
+        # In float32, rounding may decide once in a long while.
+        assert (other == images[0]).all(dim=1).sum() >= 39
+
+
+@needs_compiler
+def test_an_engine_can_be_evaluated(build_tiny_model) -> None:
+    model = build_tiny_model()
+    images = sample_values(model, range(7), seed=1).values.view(7, 8, 8, 1).mul(16).numpy()
+    parallel = measure_bits(model, images, batch=3)
+    for name in ENGINES:
+        stepped = measure_bits(model, images, batch=3, nats=lambda values, name=name: stepped_nats(model, values, name))
+        assert stepped.bits_per_dim == pytest.approx(parallel.bits_per_dim, abs=1e-5)
+        assert stepped.standard_error == pytest.approx(parallel.standard_error, abs=1e-5)
+
+
+@needs_compiler
+def test_the_state_has_the_bytes_of_the_model_and_does_not_grow(build_tiny_model) -> None:
+    model = build_tiny_model()
+    for batch in (1, 9):
+        native = NativeEngine(model, batch)
+        assert native.state_bytes == model.state_bytes(batch)
+        for token in draw_tokens(model, batch).unbind(dim=1):
+            native.step(token)
+        assert native.state_bytes == model.state_bytes(batch)
+
+
+@needs_compiler
+def test_a_state_that_is_no_number_stays_so(build_tiny_model) -> None:
+    model = build_tiny_model()
+    with torch.no_grad():
+        model.blocks[0].feed_forward.output.bias[0] = torch.nan
+    for batch in (1, 20):
+        assert bool(torch.isnan(NativeEngine(model, batch).step(model.start_tokens(batch))).any())
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtype", "reason"),
+    [
+        ({"attention": "softmax"}, torch.float32, "linear attention only"),
+        ({"attention": "gau"}, torch.float32, "linear attention only"),
+        ({"attention": "lstm"}, torch.float32, "linear attention only"),
+        ({"attention_options": {"feature_map": "poly2"}}, torch.float32, "feature maps elu and relu only"),
+        ({}, torch.float64, "no float64"),
+        ({"head_width": 257}, torch.float32, "up to 256 wide"),
+        ({"head": "mixture", "mixtures": 2000}, torch.float32, "mixtures up to"),
+    ],
+)
+def test_what_native_does_not_serve_is_left_to_the_textbook(build_tiny_model, raises_one_line, changes, dtype, reason):
+    model = build_tiny_model(dtype=dtype, **changes)
+    choice = choose_engine("auto", model)
+    assert choice.value == "textbook" and choice.reason.startswith("not native: it ") and reason in choice.reason
+    with raises_one_line(UsageError, "engine 'native' does not serve this model here", reason):
+        choose_engine("native", model)
+    assert isinstance(build_engine("auto", model, 2), TextbookEngine)
+    assert choose_engine("textbook", model).reason == "asked for"
+
+
+def test_an_unknown_engine_gets_a_suggestion(build_tiny_model, raises_one_line) -> None:
+    with raises_one_line(UsageError, "unknown engine 'textbok'; did you mean 'textbook'?"):
+        choose_engine("textbok", build_tiny_model())
+
+
+@pytest.fixture
+def fresh_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """An empty cache, and nothing loaded before."""
+    monkeypatch.setenv("LINTX_CACHE", str(tmp_path / "cache"))
+    compiler.load_library.cache_clear()
+    yield tmp_path / "cache" / "native"
+    compiler.load_library.cache_clear()
+
+
+def test_without_a_compiler_the_textbook_serves_and_that_is_said(build_tiny_model, fresh_compiler, monkeypatch) -> None:
+    monkeypatch.setenv("PATH", str(fresh_compiler))
+    choice = choose_engine("auto", build_tiny_model())
+    assert choice.value == "textbook" and "no C++ compiler" in choice.reason
+
+
+def test_a_compiler_that_fails_is_one_reason(build_tiny_model, fresh_compiler, tmp_path, monkeypatch) -> None:
+    broken = tmp_path / "bin" / "c++"
+    broken.parent.mkdir()
+    broken.write_text("#!/bin/sh\necho 'native.cpp:1: error: I cannot' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{broken.parent}:/usr/bin:/bin")
+    choice = choose_engine("auto", build_tiny_model())
+    assert choice.value == "textbook" and "error: I cannot" in choice.reason
+    assert not list(fresh_compiler.glob("*.so"))
+
+
+@needs_compiler
+def test_kernels_are_compiled_once(build_tiny_model, fresh_compiler, monkeypatch) -> None:
+    assert choose_engine("auto", build_tiny_model()).value == "native"
+    (library,) = fresh_compiler.iterdir()
+    written = library.stat().st_mtime_ns
+    compiler.load_library.cache_clear()
+    monkeypatch.setattr(compiler, "_compile", None)
+    assert choose_engine("auto", build_tiny_model()).value == "native"
+    assert library.stat().st_mtime_ns == written
+
+
+@needs_compiler
+def test_kernels_leave_the_smallest_numbers_alone(build_tiny_model) -> None:
+    """Fast math linked in would flush them to zero in the whole process."""
+    NativeEngine(build_tiny_model(), 1)
+    assert float(torch.tensor([1e-40]) * 0.5) > 0
+
+
+@needs_compiler
+def test_uniforms_are_used_as_they_come(build_tiny_model) -> None:
+    model = build_tiny_model()
+    native = NativeEngine(model, 3)
+    streams, again = UniformStreams(0, range(3)), UniformStreams(0, range(3))
+    parameters = native.step(model.start_tokens(3)).clone()
+    assert torch.equal(native.draw(parameters, streams.take()), model.head.draw(parameters, again.take()))
