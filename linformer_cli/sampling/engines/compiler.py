@@ -26,14 +26,9 @@ _SIGNATURES = {
     "step": [_POINTER] * 3,
     "draw_categorical": (*[_SIZE] * 2, *[_POINTER] * 3),
     "draw_mixture": (*[_SIZE] * 3, *[_REAL] * 2, *[_POINTER] * 3),
-} | {
-    f"{name}_{kind}": signature
-    for kind in ("float", "bfloat16")
-    for name, signature in {
-        "mix": (*[_SIZE] * 4, *[_POINTER] * 5, _SIZE),
-        "join": (*[_SIZE] * 2, *[_POINTER] * 6, _SIZE),
-        "activate": (*[_SIZE] * 2, *[_POINTER] * 2, _SIZE),
-    }.items()
+    "mix": (*[_SIZE] * 4, *[_POINTER] * 5, _SIZE),
+    "join": (*[_SIZE] * 2, *[_POINTER] * 6, _SIZE),
+    "activate": (*[_SIZE] * 2, *[_POINTER] * 2, _SIZE),
 }
 
 

@@ -1,8 +1,8 @@
 """The CPU engine: what stands between the large matrix products is fused into kernels, compiled on first use.
 
-Few images at once: the whole step is one call, and every weight is read once. Many: torch multiplies, which nothing
-beats there, and one kernel each does what lies between two products. The state is updated and read in one pass; it
-is the float32 state of `linear`, so stepping goes on from what `attend` gave.
+The whole step is one call, products included. Only many images in bfloat16 are multiplied by torch, which has the
+processor's own instructions for it; one kernel each then does what lies between two products. The state is updated
+and read in one pass; it is the float32 state of `linear`, so stepping goes on from what `attend` gave.
 """
 
 import ctypes
@@ -22,8 +22,8 @@ from .base import Engine
 from .compiler import NoCompiler, load_library
 
 MAPS = {"elu": 0, "relu": 1}
-# Up to so many images the kernels multiply themselves; above, torch's products are faster.
-FEW = 4
+# With more images than these, torch's products of bfloat16 are faster than the kernels'.
+FEW = 16
 # Of the arrays that the kernels keep on the stack.
 WIDEST_HEAD, MOST_LEVELS = 256, 1024
 
@@ -102,7 +102,7 @@ class NativeEngine(Engine):
 
     def step(self, tokens_t: Tensor) -> Tensor:
         self._embedding.read(tokens_t, self._x)
-        if self.batch > FEW:
+        if self.batch > FEW and self._network.half:
             return self._multiply_by_torch()
         self._kernels.lintx_step(ctypes.addressof(self._network), self._x.data_ptr(), self._out.data_ptr())
         return self._out
@@ -121,10 +121,9 @@ class NativeEngine(Engine):
 
     @torch.inference_mode()
     def _multiply_by_torch(self) -> Tensor:
-        """The vectors in `_x` through all blocks, many images at once."""
+        """The vectors in `_x` through all blocks, in bfloat16."""
         network, batch, pre = self._network, self.batch, self._network.pre
-        kind = "bfloat16" if network.half else "float"
-        mix, join, activate = (getattr(self._kernels, f"lintx_{name}_{kind}") for name in ("mix", "join", "activate"))
+        mix, join, activate = self._kernels.lintx_mix, self._kernels.lintx_join, self._kernels.lintx_activate
         x, h = self._x.data_ptr(), torch.empty(self._x.shape, dtype=self.model.dtype)
         y = torch.empty(batch, network.heads * network.value_width, dtype=self.model.dtype)
         heads = (batch, network.heads, network.key_width, network.value_width)
