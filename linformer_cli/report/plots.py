@@ -2,6 +2,7 @@
 
 import io
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +24,10 @@ _MARKERS_OF_A_CURVE = 8
 _FEW_MARKERS = 12
 # How much of a legend fits beside each other: what a letter takes, and the line before a label in letters.
 _LETTERS_PER_INCH = 14
+_TITLE_LETTERS_PER_INCH = 12
 _HANDLE_LETTERS = 8
-# Ticks of an axis that spans hardly more than a power of ten, as factors of that power.
-_STEPS = (1, 1.5, 2, 3, 4, 6, 8)
+# Ticks of an axis that spans less than so many times its smallest number, as factors of the powers of ten.
+_STEPS = ((8, (1, 1.5, 2, 3, 4, 6, 8)), (200, (1, 2, 5)))
 _STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -127,7 +129,8 @@ def render_plot(
         for frame in frames[len(panels) :]:
             frame.set_axis_off()
         if title is not None:
-            figure.suptitle(title, fontsize=_STYLE["font.size"] + 1)
+            lines = textwrap.wrap(title, int(width * columns * _TITLE_LETTERS_PER_INCH))
+            figure.suptitle("\n".join(lines), fontsize=_STYLE["font.size"] + 1)
         # Long labels need more room each.
         widest = max(map(len, handles), default=1)
         across = max(1, min(columns * 3 // 2, int(width * columns * _LETTERS_PER_INCH / (widest + _HANDLE_LETTERS))))
@@ -169,8 +172,8 @@ def _choose_ticks(axis: Any, scale: Scale, measured: Sequence[float] | None) -> 
         places = sorted(set(measured))
         places = places[:: math.ceil(len(places) / _MOST_TICKS)] if places else [1.0]
         axis.set_ticks(places, [f"{x:,.15g}" for x in places])
-    elif low > 0 and high / low < 30:
-        axis.set_major_locator(LogLocator(subs=_STEPS))
+    elif steps := next((steps for span, steps in _STEPS if 0 < high < span * low), None):
+        axis.set_major_locator(LogLocator(subs=steps))
         axis.set_major_formatter("{x:g}")
     axis.set_tick_params(which="minor", left=False, bottom=False)
     axis.set_minor_formatter("")
