@@ -27,7 +27,7 @@ _LETTERS_PER_INCH = 14
 _TITLE_LETTERS_PER_INCH = 12
 _HANDLE_LETTERS = 8
 # Ticks of an axis that spans less than so many times its smallest number, as factors of the powers of ten.
-_STEPS = ((8, (1, 1.5, 2, 3, 4, 6, 8)), (200, (1, 2, 5)))
+_STEPS = ((16, (1, 1.5, 2, 3, 4, 6, 8)), (200, (1, 2, 5)))
 _STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
