@@ -17,6 +17,8 @@ from .variants import Variant
 
 # What is assumed of growth where only one length was measured: the worst that a mechanism here has.
 _ASSUMED_EXPONENT = 2.0
+# What every mechanism is meant to be faster than.
+_RIVAL = "softmax"
 # Passes of a point besides the repeats: the one whose memory is measured, and a warm-up.
 _EXTRA_PASSES = 2
 
@@ -108,7 +110,8 @@ def run_scaling_bench(
     }
     labels = [history.variant.label for history in histories]
     rows.sort(key=lambda row: labels.index(row["name"]))  # stable: each by its length
-    exponents = [_describe_exponents(history, lengths) for history in histories]
+    softmax = next((history.seconds for history in histories if history.variant.attention == _RIVAL), None)
+    exponents = [_describe_exponents(history, lengths, softmax) for history in histories]
     return ScalingReport(rows, exponents, settings, describe_environment())
 
 
@@ -121,6 +124,43 @@ def fit_exponent(points: Sequence[Point]) -> float | None:
     spread = sum((x - mean_x) ** 2 for x, _ in logs)
     slope: float = sum((x - mean_x) * (y - mean_y) for x, y in logs) / spread
     return slope
+
+
+@dataclass(frozen=True)
+class Overtaking:
+    """Where one mechanism becomes faster than another, between the `shortest` and the `longest` T measured of both.
+
+    `at` is None where that is not between them: it is faster at all of them, or slower at the last.
+    """
+
+    at: float | None
+    faster_at_last: bool
+    shortest: int
+    longest: int
+
+    def describe(self) -> str:
+        if self.at is not None:
+            return f"{self.at:,.0f}"
+        return f"below {self.shortest:,}" if self.faster_at_last else f"not up to {self.longest:,}"
+
+
+def find_overtaking(seconds: Sequence[Point], rival: Sequence[Point]) -> Overtaking | None:
+    """From where on the times `seconds` stay below those of `rival`, over the lengths that both have.
+
+    Between two lengths both times are straight lines in log T and log seconds. None where no length is in both.
+    """
+    mine, other = dict(seconds), dict(rival)
+    lengths = sorted(mine.keys() & other.keys())
+    if not lengths:
+        return None
+    leads = [math.log(other[length] / mine[length]) for length in lengths]  # above 0 where mine is faster
+    at = None
+    last_slow = max((index for index, lead in enumerate(leads) if lead <= 0), default=None)
+    if last_slow is not None and last_slow + 1 < len(leads):
+        before, after = leads[last_slow : last_slow + 2]
+        near, far = (math.log(length) for length in lengths[last_slow : last_slow + 2])
+        at = math.exp(near + (far - near) * before / (before - after))
+    return Overtaking(at, leads[-1] > 0, lengths[0], lengths[-1])
 
 
 def extrapolate(points: Sequence[Point], length: int) -> float | None:
@@ -176,14 +216,25 @@ def _describe(setup: PassSetup, history: _History, memory: PassMemory | None, ti
     }
 
 
-def _describe_exponents(history: _History, lengths: Sequence[int]) -> dict[str, Any]:
-    """Between the last two lengths, where both were measured, and over all that were."""
+def _describe_exponents(
+    history: _History, lengths: Sequence[int], softmax: Sequence[Point] | None = None
+) -> dict[str, Any]:
+    """Between the last two lengths, where both were measured, and over all that were; and where softmax is overtaken.
+
+    `overtakes_softmax` is None for softmax itself, and where there is none to compare with.
+    """
     last = set(lengths[-2:])
     row: dict[str, Any] = {"name": history.variant.label}
     for kind, points in (("time", history.seconds), ("memory", history.memory)):
         ends = [point for point in points if point[0] in last]
         row[f"{kind}_exponent_last_two"] = fit_exponent(ends)
         row[f"{kind}_exponent_all"] = fit_exponent(points)
+    row["longest_positions"] = max((length for length, _ in history.seconds), default=None)
+    overtaking = None
+    if softmax is not None and history.variant.attention != _RIVAL:
+        overtaking = find_overtaking(history.seconds, softmax)
+    row["overtakes_softmax"] = None if overtaking is None else overtaking.describe()
+    row["overtakes_softmax_at"] = None if overtaking is None else overtaking.at
     return row
 
 

@@ -2,10 +2,10 @@
 
 import typer
 
-from . import bench_approximation, bench_attention, bench_sample
+from . import bench_approximation, bench_attention, bench_copy, bench_sample
 
 app = typer.Typer(
-    help="""Measure speed, memory and approximation.
+    help="""Measure speed, memory, learning and approximation.
 
     Figures come with their spread and the environment, and nothing is timed whose two executions disagree.
 
@@ -13,6 +13,7 @@ app = typer.Typer(
 
     - `lintx bench sample --checkpoint runs/first --batch 1,64`
     - `lintx bench attention --positions 1024,4096`
+    - `lintx bench copy --budget 10m --plot copy.png`
     - `lintx bench approximation --plot errors.svg`
     """,
     no_args_is_help=True,
@@ -21,4 +22,5 @@ app = typer.Typer(
 )
 app.command("sample")(bench_sample.sample)
 app.command("attention")(bench_attention.attention)
+app.command("copy")(bench_copy.copy)
 app.command("approximation")(bench_approximation.approximation)
