@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.attention.base import fork_state
+from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.decode import iter_values
 
@@ -16,6 +17,9 @@ from linformer_cli.sampling.decode import iter_values
 SHARES = (0.125, 0.375, 0.625, 0.875)
 
 WARM_UP_STEPS = 32
+
+# Called between steps, and may raise to give up.
+Check = Callable[[], None] | None
 
 
 @dataclass(frozen=True)
@@ -32,30 +36,64 @@ class Case:
     steps: int
     state_bytes: int
 
+    warm_up_steps: int = WARM_UP_STEPS
+
     def warm_up(self) -> None:
         """A few steps: enough for buffers, caches and clocks, where a whole image would double the time."""
-        self.work(min(self.steps, WARM_UP_STEPS))
+        self.work(min(self.steps, self.warm_up_steps))
 
     def is_whole(self, positions: int) -> bool:
         return self.steps == positions
 
 
-def build_step_case(model: PixelModel, batch: int) -> Case:
-    """Whole images by stepping: what `lintx sample` does."""
+def build_step_case(model: PixelModel, batch: int, check: Check = None) -> Case:
+    """Whole images by stepping: what `lintx sample` does. `check` is called before every step, and may raise."""
     positions = model.config.image.positions
 
     @torch.no_grad()
     def work(steps: int) -> None:
         parameters, state = model.step(model.start_tokens(batch), model.init_state(batch))
-        drawn = iter_values(model, parameters, state, UniformStreams(0, range(batch)), Filters())
+        drawn = iter_values(model, parameters, state, UniformStreams(0, range(batch)), Filters(), check)
         for values in itertools.islice(drawn, steps):
             del values
 
-    engine = "step" if model.config.attention != "softmax" else "cached"
-    return Case(model.config.attention, engine, batch, work, positions, model.state_bytes(batch))
+    return Case(model.config.attention, _engine(model), batch, work, positions, model.state_bytes(batch))
 
 
-def build_rerun_case(model: PixelModel, batch: int) -> Case:
+def build_middle_case(model: PixelModel, batch: int, steps: int, repeats: int, check: Check = None) -> Case:
+    """`steps` steps of stepping, `repeats` times on from where the last ended, all around the middle of the image.
+
+    For images that take too long. A cost that is linear in the position, as that of a key-value cache, has its mean
+    over the image in the middle. The state is made by reading a prefix in parallel.
+    """
+    positions = model.config.image.positions
+    start = max(1, (positions - steps * repeats) // 2)
+    state = place_state(model, batch, start)
+    tokens = torch.zeros(batch, dtype=torch.int64, device=model.device)
+    parameters, state = model.step(tokens, state)
+    drawn = iter_values(model, parameters, state, UniformStreams(0, range(batch)), Filters(), check)
+
+    @torch.no_grad()
+    def work(steps: int) -> None:
+        for values in itertools.islice(drawn, steps):
+            del values
+
+    return Case(model.config.attention, _engine(model), batch, work, steps, model.state_bytes(batch), warm_up_steps=1)
+
+
+@torch.no_grad()
+def place_state(model: PixelModel, batch: int, position: int) -> PixelState:
+    """The state of `batch` images behind `position` tokens, with room for whole images; all of them are alike."""
+    tokens = torch.zeros(1, position, dtype=torch.int64, device=model.device)
+    _, state = model.attend(tokens, model.init_state(1))
+    return fork_state(state, batch)
+
+
+def _engine(model: PixelModel) -> str:
+    return "cached" if model.config.attention == "softmax" else "step"
+
+
+def build_rerun_case(model: PixelModel, batch: int, check: Check = None) -> Case:
     """Sampling without a state: the whole prefix is read again for every value, at a few prefix lengths only.
 
     What Katharopoulos 2020 calls softmax. There is no state, so `state_bytes` is 0.
@@ -69,6 +107,8 @@ def build_rerun_case(model: PixelModel, batch: int) -> Case:
     @torch.no_grad()
     def work(steps: int) -> None:
         for prefix in prefixes[:steps]:
+            if check is not None:
+                check()
             parameters, _ = model.attend(prefix)
             model.head.draw(parameters[:, -1], streams.take().to(model.device))
 

@@ -2,7 +2,7 @@
 
 import typer
 
-from . import bench_approximation, bench_attention, bench_sample
+from . import bench_approximation, bench_attention, bench_sample, bench_train
 
 app = typer.Typer(
     help="""Measure speed, memory and approximation.
@@ -12,6 +12,7 @@ app = typer.Typer(
     Examples:
 
     - `lintx bench sample --checkpoint runs/first --batch 1,64`
+    - `lintx bench train --preset mnist-paper`
     - `lintx bench attention --positions 1024,4096`
     - `lintx bench approximation --plot errors.svg`
     """,
@@ -20,5 +21,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("sample")(bench_sample.sample)
+app.command("train")(bench_train.train)
 app.command("attention")(bench_attention.attention)
 app.command("approximation")(bench_approximation.approximation)

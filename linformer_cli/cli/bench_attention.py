@@ -4,20 +4,13 @@ from typing import Annotated, Any
 
 import typer
 
+from linformer_cli.report.benchmarks import SCALING_COLUMNS, flatten_scaling
 from linformer_cli.report.tables import Column
 from linformer_cli.report.terminal import format_bytes, format_milliseconds
 
 from . import options
 from .output import print_json, print_records, talk
 
-_POINT_COLUMNS = (
-    Column("name", "attention"),
-    Column("positions", "T", format=","),
-    Column("seconds", "time", format=format_milliseconds),
-    Column("quartiles", "quartiles"),
-    Column("peak_memory_bytes", "memory", format=format_bytes),
-    Column("left_out", "left out"),
-)
 _EXPONENT_COLUMNS = (
     Column("time_exponent_last_two", "time, last two", format=".2f"),
     Column("memory_exponent_last_two", "memory, last two", format=".2f"),
@@ -75,10 +68,10 @@ def attention(
         print_json(vars(report))
         return
     exponents = {row["name"]: row for row in report.exponents}
-    rows = [_flatten({**row, **exponents[row["name"]]}) for row in report.rows]
+    rows = [flatten_scaling({**row, **exponents[row["name"]]}) for row in report.rows]
     tables = [(rows, _FILE_COLUMNS)]
     if style is not options.TableFormat.CSV:  # which holds one table
-        tables = [(rows, _POINT_COLUMNS), (report.exponents, (Column("name", "exponents of"), *_EXPONENT_COLUMNS))]
+        tables = [(rows, SCALING_COLUMNS), (report.exponents, (Column("name", "exponents of"), *_EXPONENT_COLUMNS))]
     for number, (records, columns) in enumerate(tables):
         if number:
             print()
@@ -92,11 +85,3 @@ def _report(row: dict[str, Any]) -> None:
     found = f"left out, {row['left_out']}" if row["left_out"] else format_milliseconds(row["seconds"])
     memory = row["peak_memory_bytes"]
     talk(f"{row['name']}, T = {row['positions']:,}: {found}" + (f", {format_bytes(memory)}" if memory else ""))
-
-
-def _flatten(row: dict[str, Any]) -> dict[str, Any]:
-    low, high = row["seconds_quartiles"] or (None, None)
-    shown = (
-        f"{format_milliseconds(low)} - {format_milliseconds(high)}" if low is not None and high is not None else None
-    )
-    return {**row, "seconds_quartile_1": low, "seconds_quartile_3": high, "quartiles": shown}
