@@ -112,4 +112,4 @@ def build_rerun_case(model: PixelModel, batch: int, check: Check = None) -> Case
             parameters, _ = model.attend(prefix)
             model.head.draw(parameters[:, -1], streams.take().to(model.device))
 
-    return Case(model.config.attention, "rerun", batch, work, len(prefixes), 0)
+    return Case(model.config.attention, "rerun", batch, work, len(prefixes), 0, warm_up_steps=1)

@@ -9,6 +9,7 @@ from linformer_cli.errors import UsageError
 from linformer_cli.report.terminal import format_bytes, format_duration
 from linformer_cli.runtime import describe_environment
 
+from .cases import Check
 from .memory import WARM_UP_POSITIONS, PassFailed, PassMemory, measure_free_memory, measure_pass_memory
 from .passes import PassSetup, build_checked_model, build_pass
 from .run import require_agreement
@@ -52,8 +53,11 @@ def run_scaling_bench(
     head_width: int = 32,
     device: str = "cpu",
     report: Callable[[dict[str, Any]], None] = lambda row: None,
+    check: Check = None,
 ) -> ScalingReport:
     """Measure every variant at every length; `report` is told each row as it is made.
+
+    `check` is called before each measurement, and may raise to give up.
 
     At each length the memory of every variant is measured by itself, and then the time of all of them in turn. A
     variant is left out at a length, and says so, where it cannot be built with these sizes, or where its memory or the
@@ -77,11 +81,15 @@ def run_scaling_bench(
         memories: dict[str, PassMemory] = {}
         for history in histories:
             history.left_out = history.left_out or _predict_misfit(history, length, repeats, limit_seconds, device)
+            if check is not None:
+                check()
             if history.left_out is None:
                 try:
                     memories[history.variant.label] = _try(setup(history.variant, length), repeats, limit_seconds)
                 except (PassFailed, UsageError) as reason:
                     history.left_out = str(reason)
+        if check is not None:
+            check()  # what a Ctrl-C did to a process is no measurement
         timed = [history for history in histories if history.left_out is None]
         works = [build_pass(setup(history.variant, length)) for history in timed]
         timings = dict(
@@ -108,8 +116,7 @@ def run_scaling_bench(
     }
     labels = [history.variant.label for history in histories]
     rows.sort(key=lambda row: labels.index(row["name"]))  # stable: each by its length
-    exponents = [_describe_exponents(history, lengths) for history in histories]
-    return ScalingReport(rows, exponents, settings, describe_environment())
+    return ScalingReport(rows, describe_exponents(rows), settings, describe_environment())
 
 
 def fit_exponent(points: Sequence[Point]) -> float | None:
@@ -176,15 +183,22 @@ def _describe(setup: PassSetup, history: _History, memory: PassMemory | None, ti
     }
 
 
-def _describe_exponents(history: _History, lengths: Sequence[int]) -> dict[str, Any]:
-    """Between the last two lengths, where both were measured, and over all that were."""
-    last = set(lengths[-2:])
-    row: dict[str, Any] = {"name": history.variant.label}
-    for kind, points in (("time", history.seconds), ("memory", history.memory)):
-        ends = [point for point in points if point[0] in last]
-        row[f"{kind}_exponent_last_two"] = fit_exponent(ends)
-        row[f"{kind}_exponent_all"] = fit_exponent(points)
-    return row
+def describe_exponents(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A record for each mechanism: between the last two lengths, where both were measured, and over all that were."""
+    last = sorted({row["positions"] for row in rows})[-2:]
+    records = []
+    for name in dict.fromkeys(row["name"] for row in rows):
+        record: dict[str, Any] = {"name": name}
+        for kind, key in (("time", "seconds"), ("memory", "peak_memory_bytes")):
+            points = [
+                (row["positions"], row[key])
+                for row in rows
+                if row["name"] == name and row["left_out"] is None and row[key] is not None
+            ]
+            record[f"{kind}_exponent_last_two"] = fit_exponent([point for point in points if point[0] in last])
+            record[f"{kind}_exponent_all"] = fit_exponent(points)
+        records.append(record)
+    return records
 
 
 def _describe_method(device: str) -> str:

@@ -2,7 +2,7 @@
 
 import typer
 
-from . import bench_approximation, bench_attention, bench_sample, bench_train
+from . import bench_approximation, bench_attention, bench_paper, bench_sample, bench_train
 
 app = typer.Typer(
     help="""Measure speed, memory and approximation.
@@ -15,6 +15,7 @@ app = typer.Typer(
     - `lintx bench train --preset mnist-paper`
     - `lintx bench attention --positions 1024,4096`
     - `lintx bench approximation --plot errors.svg`
+    - `lintx bench paper --budget 10m`
     """,
     no_args_is_help=True,
     rich_markup_mode="markdown",
@@ -23,4 +24,5 @@ app = typer.Typer(
 app.command("sample")(bench_sample.sample)
 app.command("train")(bench_train.train)
 app.command("attention")(bench_attention.attention)
+app.command("paper")(bench_paper.paper)
 app.command("approximation")(bench_approximation.approximation)

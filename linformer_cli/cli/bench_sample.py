@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from linformer_cli.errors import UsageError
+from linformer_cli.report.tables import TableStyle
 
 from . import options
 from .output import print_json, print_records, talk
@@ -95,7 +96,7 @@ def print_speeds(rows: list[dict[str, Any]], kind: str, style: options.TableForm
         "sampling": (benchmarks.SAMPLING_TABLES, benchmarks.SAMPLING_FILE_COLUMNS),
         "training": (benchmarks.TRAINING_TABLES, benchmarks.TRAINING_FILE_COLUMNS),
     }[kind]
-    written = style.value
+    written: TableStyle = style.value
     if written != "table":
         print_records(flat, columns, written)
         return
