@@ -12,10 +12,10 @@ from typing import Any
 from linformer_cli.config import ModelConfig
 from linformer_cli.errors import LintxError
 from linformer_cli.report.terminal import format_duration
-from linformer_cli.runtime import choose_precision, describe_environment
+from linformer_cli.runtime import StopRequest, choose_precision, describe_environment
 
-from .cases import Check
 from .ceilings import Ceilings
+from .copy_task import PAPER_UPDATES, CopySettings, choose_size, run_copy_task
 from .published import HARDWARE, SOURCE
 from .run import SamplingPlan, measure_row_memory, run_sampling_bench
 from .scaling import describe_exponents, run_scaling_bench
@@ -25,12 +25,13 @@ from .training import run_training_bench
 from .variants import Variant, parse_variants
 
 METHODS = ("linear", "softmax", "lsh-1=lsh:rounds=1", "lsh-4=lsh:rounds=4")
+COPY_METHODS = ("linear", "softmax", "lsh-4=lsh:rounds=4")
 NETWORKS = ("mnist-paper", "cifar10-paper")
 # The paper's own, for what is reduced to be said against.
 PAPER_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 PAPER_TRAINING_BATCH = {"mnist-paper": 10, "cifar10-paper": 4}
 # What each part gets of the time that is left when it begins, in relation to the parts after it.
-_SHARES = {"sampling": 0.56, "training": 0.18, "scaling": 0.18, "memory": 0.08}
+_SHARES = {"sampling": 0.46, "training": 0.15, "scaling": 0.15, "memory": 0.06, "copy": 0.18}
 # A part that takes so many times what it was given is broken off.
 _PATIENCE = 1.5
 # Of what a row is given, the part for its repeats; the rest is for checks, probes and warming up.
@@ -102,10 +103,10 @@ class PaperBench:
         networks: Sequence[tuple[str, ModelConfig]] | None = None,
         report: Callable[[str, dict[str, Any]], None] = lambda part, row: None,
         save: Callable[[PaperReport], None] = lambda report: None,
-        check: Check = None,
+        stop: StopRequest | None = None,
     ) -> None:
         self.result = PaperReport(budget_seconds, environment=describe_environment())
-        self._device, self._runs, self._check = device, runs, check
+        self._device, self._runs, self._stop = device, runs, stop or StopRequest()
         self._networks = list(networks or map(preset_network, NETWORKS))
         self._report, self._save = report, save
         self._variants: list[Variant] = parse_variants(METHODS)
@@ -132,6 +133,7 @@ class PaperBench:
             "training": self._train,
             "scaling": self._scale,
             "memory": self._measure_memory,
+            "copy": self._copy,
         }
         try:
             self.result.ceilings = self._ceilings.describe()
@@ -160,8 +162,7 @@ class PaperBench:
 
     def _go_on(self) -> None:
         """Called between steps: raises where the user has had enough, or the part its time."""
-        if self._check is not None:
-            self._check()
+        self._stop.raise_if_set("Stopped; what was measured is kept")
         if time.monotonic() > self._part_ends:
             raise _PartIsOver("this part has had its time")
 
@@ -261,3 +262,14 @@ class PaperBench:
             self._go_on()
         if left:
             self.result.reduced.append(f"peak memory of sampling: not measured for {left} rows")
+
+    def _copy(self, seconds: float) -> None:
+        """The copy task, as far as the time goes; what a Ctrl-C leaves of it is kept."""
+        settings = CopySettings(*choose_size(self.result.budget_seconds, None, None), device=self._device)
+        found = run_copy_task(parse_variants(COPY_METHODS), settings, seconds, self._stop)
+        self.result.copy = vars(found)
+        if settings.reduced:
+            self.result.reduced.append(settings.title)
+        if (done := found.settings["updates"]) < PAPER_UPDATES:
+            self.result.reduced.append(f"copy task: {done:,} of {PAPER_UPDATES:,} updates")
+        self._go_on()

@@ -18,6 +18,8 @@ from .variants import Variant
 
 # What is assumed of growth where only one length was measured: the worst that a mechanism here has.
 _ASSUMED_EXPONENT = 2.0
+# What every mechanism is meant to be faster than.
+_RIVAL = "softmax"
 # Passes of a point besides the repeats: the one whose memory is measured, and a warm-up.
 _EXTRA_PASSES = 2
 
@@ -130,6 +132,43 @@ def fit_exponent(points: Sequence[Point]) -> float | None:
     return slope
 
 
+@dataclass(frozen=True)
+class Overtaking:
+    """Where one mechanism becomes faster than another, between the `shortest` and the `longest` T measured of both.
+
+    `at` is None where that is not between them: it is faster at all of them, or slower at the last.
+    """
+
+    at: float | None
+    faster_at_last: bool
+    shortest: int
+    longest: int
+
+    def describe(self) -> str:
+        if self.at is not None:
+            return f"{self.at:,.0f}"
+        return f"below {self.shortest:,}" if self.faster_at_last else f"not up to {self.longest:,}"
+
+
+def find_overtaking(seconds: Sequence[Point], rival: Sequence[Point]) -> Overtaking | None:
+    """From where on the times `seconds` stay below those of `rival`, over the lengths that both have.
+
+    Between two lengths both times are straight lines in log T and log seconds. None where no length is in both.
+    """
+    mine, other = dict(seconds), dict(rival)
+    lengths = sorted(mine.keys() & other.keys())
+    if not lengths:
+        return None
+    leads = [math.log(other[length] / mine[length]) for length in lengths]  # above 0 where mine is faster
+    at = None
+    last_slow = max((index for index, lead in enumerate(leads) if lead <= 0), default=None)
+    if last_slow is not None and last_slow + 1 < len(leads):
+        before, after = leads[last_slow : last_slow + 2]
+        near, far = (math.log(length) for length in lengths[last_slow : last_slow + 2])
+        at = math.exp(near + (far - near) * before / (before - after))
+    return Overtaking(at, leads[-1] > 0, lengths[0], lengths[-1])
+
+
 def extrapolate(points: Sequence[Point], length: int) -> float | None:
     """y at `length`, growing on as between the last two points (at least linearly); None where there is no point."""
     if not points:
@@ -184,19 +223,32 @@ def _describe(setup: PassSetup, history: _History, memory: PassMemory | None, ti
 
 
 def describe_exponents(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A record for each mechanism: between the last two lengths, where both were measured, and over all that were."""
+    """A record for each mechanism in `rows`: between the last two lengths, where both were measured, and over all.
+
+    And where softmax is overtaken: `overtakes_softmax` is None for softmax itself, and where there is none to compare
+    with.
+    """
     last = sorted({row["positions"] for row in rows})[-2:]
+    seconds, memory = (
+        {
+            name: [(row["positions"], row[key]) for row in rows if row["name"] == name and row[key] is not None]
+            for name in dict.fromkeys(row["name"] for row in rows)
+        }
+        for key in ("seconds", "peak_memory_bytes")
+    )
+    rival = next((row["name"] for row in rows if row["attention"] == _RIVAL), None)
     records = []
-    for name in dict.fromkeys(row["name"] for row in rows):
+    for name in seconds:
         record: dict[str, Any] = {"name": name}
-        for kind, key in (("time", "seconds"), ("memory", "peak_memory_bytes")):
-            points = [
-                (row["positions"], row[key])
-                for row in rows
-                if row["name"] == name and row["left_out"] is None and row[key] is not None
-            ]
+        for kind, points in (("time", seconds[name]), ("memory", memory[name])):
             record[f"{kind}_exponent_last_two"] = fit_exponent([point for point in points if point[0] in last])
             record[f"{kind}_exponent_all"] = fit_exponent(points)
+        record["longest_positions"] = max((length for length, _ in seconds[name]), default=None)
+        attention = next(row["attention"] for row in rows if row["name"] == name)
+        compared = rival is not None and attention != _RIVAL
+        overtaking = find_overtaking(seconds[name], seconds[rival or ""]) if compared else None
+        record["overtakes_softmax"] = None if overtaking is None else overtaking.describe()
+        record["overtakes_softmax_at"] = None if overtaking is None else overtaking.at
         records.append(record)
     return records
 

@@ -2,10 +2,10 @@
 
 import typer
 
-from . import bench_approximation, bench_attention, bench_paper, bench_sample, bench_train
+from . import bench_approximation, bench_attention, bench_copy, bench_paper, bench_sample, bench_train
 
 app = typer.Typer(
-    help="""Measure speed, memory and approximation.
+    help="""Measure speed, memory, learning and approximation.
 
     Figures come with their spread and the environment, and nothing is timed whose two executions disagree.
 
@@ -14,6 +14,7 @@ app = typer.Typer(
     - `lintx bench sample --checkpoint runs/first --batch 1,64`
     - `lintx bench train --preset mnist-paper`
     - `lintx bench attention --positions 1024,4096`
+    - `lintx bench copy --budget 10m --plot copy.png`
     - `lintx bench approximation --plot errors.svg`
     - `lintx bench paper --budget 10m`
     """,
@@ -24,5 +25,6 @@ app = typer.Typer(
 app.command("sample")(bench_sample.sample)
 app.command("train")(bench_train.train)
 app.command("attention")(bench_attention.attention)
+app.command("copy")(bench_copy.copy)
 app.command("paper")(bench_paper.paper)
 app.command("approximation")(bench_approximation.approximation)

@@ -1,28 +1,17 @@
 """`lintx bench attention`: how time and memory of training grow with the number of positions."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from linformer_cli.report.benchmarks import SCALING_COLUMNS, flatten_scaling
+from linformer_cli.report import benchmarks
 from linformer_cli.report.tables import Column
 from linformer_cli.report.terminal import format_bytes, format_milliseconds
 
 from . import options
 from .output import print_json, print_records, talk
-
-_EXPONENT_COLUMNS = (
-    Column("time_exponent_last_two", "time, last two", format=".2f"),
-    Column("memory_exponent_last_two", "memory, last two", format=".2f"),
-    Column("time_exponent_all", "time, all", format=".2f"),
-    Column("memory_exponent_all", "memory, all", format=".2f"),
-)
-_FILE_COLUMNS = (
-    *(Column(key, key) for key in ("name", "attention", "device", "heads", "head_width", "positions", "repeats")),
-    *(Column(key, key) for key in ("seconds", "seconds_quartile_1", "seconds_quartile_3", "peak_memory_bytes")),
-    *_EXPONENT_COLUMNS,
-    Column("left_out", "left out"),
-)
 
 
 def attention(
@@ -37,6 +26,10 @@ def attention(
         str, typer.Option("--limit", help="The most that all passes of one mechanism at one T may take.")
     ] = "60s",
     device: options.Device = "auto",
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", help="Also time and memory against T, log-log: .png or .svg.", show_default=False),
+    ] = None,
     style: Annotated[options.TableFormat, typer.Option("--format", help="How to print.")] = options.TableFormat.TABLE,
     json: options.Json = False,
 ) -> None:
@@ -47,16 +40,24 @@ def attention(
     of time and memory as T to the power p, between the last two lengths and fitted over all. What would not fit into
     memory or --limit is left out, and its row says why. Nothing is timed whose parallel and step form disagree.
 
+    A second table has the longest T of --positions that fits, and, where softmax is among the mechanisms, the T from
+    which on each is faster than it, interpolated in log T and log time between the lengths that were measured.
+
     Examples:
 
     - `lintx bench attention`
     - `lintx bench attention --attention linear,softmax --positions 1024,4096 --format md`
     - `lintx bench attention --attention linear,linear:chunk=256 --limit 10s --json`
+    - `lintx bench attention --positions 512,1024,2048,4096 --plot scaling.png`
     """
+    from linformer_cli.report.plots import parse_plot_format
+
+    kind = None if plot is None else parse_plot_format(plot)
     lengths = options.parse_sizes(positions, "--positions", "1024,4096")
     seconds = options.parse_duration(limit)
 
     from linformer_cli.bench.scaling import run_scaling_bench
+    from linformer_cli.report.grids import write_file
     from linformer_cli.runtime import choose_device
 
     place = choose_device(device)
@@ -64,20 +65,23 @@ def attention(
     report = run_scaling_bench(
         options.choose_variants(names), lengths, repeats, seconds, heads, head_width, place.value, _report
     )
+    if plot is not None and kind is not None:
+        write_file(plot, benchmarks.render_growth(report.rows, report.exponents, kind))
+        talk(f"wrote {plot}")
     if json:
-        print_json(vars(report))
+        print_json({**vars(report), "plot": plot})
         return
     exponents = {row["name"]: row for row in report.exponents}
-    rows = [flatten_scaling({**row, **exponents[row["name"]]}) for row in report.rows]
-    tables = [(rows, _FILE_COLUMNS)]
+    rows = [benchmarks.flatten_scaling({**row, **exponents[row["name"]]}) for row in report.rows]
+    tables: list[tuple[Sequence[dict[str, Any]], Sequence[Column]]] = [(rows, benchmarks.SCALING_FILE_COLUMNS)]
     if style is not options.TableFormat.CSV:  # which holds one table
-        tables = [(rows, SCALING_COLUMNS), (report.exponents, (Column("name", "exponents of"), *_EXPONENT_COLUMNS))]
+        tables = [(rows, benchmarks.SCALING_COLUMNS)]
+        tables += [(report.exponents, columns) for columns in (benchmarks.EXPONENT_COLUMNS, benchmarks.REACH_COLUMNS)]
     for number, (records, columns) in enumerate(tables):
         if number:
             print()
         print_records(records, columns, style.value)
-    machine = report.environment
-    talk(f"{machine['processor']}, {machine['threads']} threads, torch {machine['versions']['torch']}")
+    options.talk_about(report.environment)
 
 
 def _report(row: dict[str, Any]) -> None:

@@ -1,11 +1,13 @@
 """`lintx bench paper`: the tables and figures of the 2020 paper on this machine."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from linformer_cli.report.tables import TableStyle
+from linformer_cli.report import benchmarks
+from linformer_cli.report.tables import Column, TableStyle
 from linformer_cli.report.terminal import format_milliseconds
 
 from . import options
@@ -57,7 +59,7 @@ def paper(
             trained,
             report=_report,
             save=lambda report: _write(out, report),
-            check=lambda: stop.raise_if_set(f"Stopped; what was measured is in '{out}'"),
+            stop=stop,
         )
         result = bench.run()
     talk(f"wrote {out}")
@@ -68,14 +70,15 @@ def paper(
     if style is options.TableFormat.CSV:  # which holds one table; the others are in paper.json
         return
     print_speeds(result.training, "training", style)
-    from linformer_cli.report.benchmarks import SCALING_COLUMNS, flatten_scaling
-    from linformer_cli.report.paper_page import EXPONENT_COLUMNS
-
-    written: TableStyle = style.value
-    print()
-    print_records([flatten_scaling(row) for row in result.scaling], SCALING_COLUMNS, written)
-    print()
-    print_records(result.exponents, EXPONENT_COLUMNS, written)
+    scaling = [benchmarks.flatten_scaling(row) for row in result.scaling]
+    parts: list[tuple[list[dict[str, Any]], Sequence[Column]]] = [(scaling, benchmarks.SCALING_COLUMNS)]
+    parts += [(result.exponents, columns) for columns in (benchmarks.EXPONENT_COLUMNS, benchmarks.REACH_COLUMNS)]
+    if result.copy is not None:
+        parts.append((result.copy["rows"], benchmarks.COPY_COLUMNS))
+    shape: TableStyle = "md" if style is options.TableFormat.MD else "table"
+    for rows, columns in parts:
+        print()
+        print_records(rows, columns, shape)
     for line in result.reduced:
         talk(f"less: {line}")
     options.talk_about(result.environment, result.ceilings)

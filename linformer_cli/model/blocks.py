@@ -181,3 +181,19 @@ class TransformerBlock(InnerBlock):
         x, state = self.add_branch(x, self.attention_norm, attention)
         x, _ = self.add_branch(x, self.feed_forward_norm, lambda x: (self.feed_forward(x), None))
         return x, state
+
+
+def initialise_weights(model: nn.Module, blocks: Sequence[Block]) -> None:
+    """Linear layers of `model` N(0, 1 / inputs); those that end a branch of its `blocks` divided by sqrt(branches).
+
+    So the sum of all branches starts at the scale of one, whatever the depth.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=module.in_features**-0.5)
+            nn.init.zeros_(module.bias)
+    for block in blocks:
+        block.start_biases()
+    ends = [last for block in blocks for last in block.branch_ends()]
+    for last in ends:
+        last.weight.data.mul_(len(ends) ** -0.5)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from linformer_cli.attention.base import Attention
 from linformer_cli.config import ModelConfig
 
-from .blocks import Block
+from .blocks import Block, initialise_weights
 from .catalogue import build_block
 from .embedding import EmbeddingState, PixelEmbedding
 from .heads import build_head
@@ -36,23 +36,8 @@ class PixelModel(nn.Module):
         self.blocks = nn.ModuleList(build_block(config, layer) for layer in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
         self.head = build_head(config)
-        self._initialise()
-
-    def _initialise(self) -> None:
-        """Linear layers N(0, 1 / inputs); those that end a residual branch are divided by sqrt(branches) more.
-
-        So the sum of all branches starts at the scale of one, whatever the depth. The head starts near zero: an
-        untrained model is close to uniform.
-        """
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=module.in_features**-0.5)
-                nn.init.zeros_(module.bias)
-        for block in self._typed_blocks:
-            block.start_biases()
-        ends = [last for block in self._typed_blocks for last in block.branch_ends()]
-        for last in ends:
-            last.weight.data.mul_(len(ends) ** -0.5)
+        initialise_weights(self, self._typed_blocks)
+        # Near zero: an untrained model is close to uniform.
         self.head.projection.weight.data.mul_(0.1)
 
     @property

@@ -3,9 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .plots import Curve, Panel
+from .plots import Curve, Panel, PlotFormat, Scale, number_styles, render_plot
 from .tables import Column
 from .terminal import format_bytes, format_milliseconds
+
+Record = Mapping[str, Any]
 
 
 def _percent(share: float) -> str:
@@ -80,15 +82,41 @@ SCALING_COLUMNS = (
     Column("peak_memory_bytes", "memory", format=format_bytes),
     _LEFT_OUT,
 )
+_EXPONENTS = (
+    Column("time_exponent_last_two", "time, last two", format=".2f"),
+    Column("memory_exponent_last_two", "memory, last two", format=".2f"),
+    Column("time_exponent_all", "time, all", format=".2f"),
+    Column("memory_exponent_all", "memory, all", format=".2f"),
+)
+EXPONENT_COLUMNS = (Column("name", "exponents of"), *_EXPONENTS)
+REACH_COLUMNS = (
+    Column("name", "attention"),
+    Column("longest_positions", "longest T that fits", format=","),
+    Column("overtakes_softmax", "overtakes softmax at T"),
+)
+SCALING_FILE_COLUMNS = (
+    *(Column(key, key) for key in ("name", "attention", "device", "heads", "head_width", "positions", "repeats")),
+    *(Column(key, key) for key in ("seconds", "seconds_quartile_1", "seconds_quartile_3", "peak_memory_bytes")),
+    *_EXPONENTS,
+    *(Column(key, key) for key in ("longest_positions", "overtakes_softmax_at", "overtakes_softmax")),
+    Column("left_out", "left out"),
+)
+COPY_COLUMNS = (
+    Column("name", "attention"),
+    Column("updates", "updates", format=","),
+    Column("loss", "loss, nats a symbol", format=".4f"),
+    Column("accuracy", "accuracy", format=".1%"),
+    Column("seconds_per_update", "an update", format=format_milliseconds),
+)
 
 
-def choose_columns(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> list[Column]:
+def choose_columns(rows: Sequence[Record], columns: Sequence[Column]) -> list[Column]:
     """`columns` without those that no row has anything in; none at all where nothing but the method would be left."""
     full = [column for column in columns if any(row.get(column.key) is not None for row in rows)]
     return full if any(column not in _METHOD for column in full) else []
 
 
-def flatten_speed(row: Mapping[str, Any]) -> dict[str, Any]:
+def flatten_speed(row: Record) -> dict[str, Any]:
     """A record without nested parts, for a table; what was extrapolated keeps its own column."""
     low, high = row.get("images_per_second_quartiles") or (None, None)
     extrapolated = row.get("extrapolated") or {}
@@ -108,20 +136,20 @@ def flatten_speed(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def flatten_scaling(row: Mapping[str, Any]) -> dict[str, Any]:
+def flatten_scaling(row: Record) -> dict[str, Any]:
     """A record of a point of time and memory against T, for a table."""
     low, high = row["seconds_quartiles"] or (None, None)
     shown = None if low is None or high is None else f"{format_milliseconds(low)} - {format_milliseconds(high)}"
     return {**row, "seconds_quartile_1": low, "seconds_quartile_3": high, "quartiles": shown}
 
 
-def speed_panels(rows: Sequence[Mapping[str, Any]]) -> list[Panel]:
+def render_speed(rows: Sequence[Record], kind: PlotFormat) -> bytes:
     """Images per second against the batch size, a panel for each preset; extrapolated ones too."""
     methods = list(dict.fromkeys(_method(row) for row in rows))
     panels = []
     for preset in dict.fromkeys(row["preset"] for row in rows):
         curves = []
-        for number, method in enumerate(methods):
+        for method, (colour, dash) in zip(methods, number_styles(len(methods)), strict=True):
             points = []
             for row in rows:
                 figures = row if row.get("images_per_second") else row.get("extrapolated")
@@ -129,29 +157,46 @@ def speed_panels(rows: Sequence[Mapping[str, Any]]) -> list[Panel]:
                     points.append((row["batch"], figures["images_per_second"], *figures["images_per_second_quartiles"]))
             if points:
                 x, y, low, high = (list(part) for part in zip(*sorted(points), strict=True))
-                curves.append(Curve(method, x, y, low, high, colour=number))
-        if curves:
-            panels.append(Panel(preset or "", curves))
-    return panels
+                curves.append(Curve(method, x, y, low, high, colour, dash))
+        panels.append(Panel(preset or "", curves))
+    return render_plot(panels, "images at once", "images per second", kind)
 
 
-def growth_panels(rows: Sequence[Mapping[str, Any]], exponents: Sequence[Mapping[str, Any]], kind: str) -> list[Panel]:
-    """`kind` time (seconds) or memory (bytes) against T; the label has the exponent fitted over all lengths."""
-    key = {"time": "seconds", "memory": "peak_memory_bytes"}[kind]
-    curves = []
-    for number, exponent in enumerate(exponents):
-        name, slope = exponent["name"], exponent[f"{kind}_exponent_all"]
-        points = []
-        for row in rows:
-            if row["name"] == name and row[key]:
-                low, high = row["seconds_quartiles"] if kind == "time" else (row[key], row[key])
-                points.append((row["positions"], row[key], low, high))
-        if points:
-            x, y, low_line, high_line = (list(part) for part in zip(*sorted(points), strict=True))
-            label = name if slope is None else f"{name}: T^{slope:.2f}"
-            curves.append(Curve(label, x, y, low_line, high_line, colour=number))
-    return [Panel(f"{kind} of one forward and backward pass", curves)] if curves else []
+def render_growth(rows: Sequence[Record], exponents: Sequence[Record], kind: PlotFormat) -> bytes:
+    """Time and memory against T, one curve a mechanism, with its exponents over all lengths in the legend."""
+    styles = number_styles(len(exponents))
+    times, memories = [], []
+    for row, (colour, dash) in zip(exponents, styles, strict=True):
+        slopes = [row[f"{key}_exponent_all"] for key in ("time", "memory")]
+        label = f"{row['name']} ({', '.join('-' if slope is None else f'{slope:.2f}' for slope in slopes)})"
+        timed = [point for point in rows if point["name"] == row["name"] and point["seconds"]]
+        low, high = zip(*(point["seconds_quartiles"] for point in timed), strict=True) if timed else ((), ())
+        x, y = [point["positions"] for point in timed], [point["seconds"] for point in timed]
+        times.append(Curve(label, x, y, low, high, colour, dash))
+        counted = [point for point in timed if point["peak_memory_bytes"]]
+        x, y = [point["positions"] for point in counted], [point["peak_memory_bytes"] / 2**20 for point in counted]
+        memories.append(Curve(label, x, y, colour=colour, dash=dash))
+    panels = [Panel("time", times, y_label="one pass (s)"), Panel("memory", memories, y_label="peak of one pass (MiB)")]
+    title = "attention alone, forward and backward (slopes of time, memory)"
+    return render_plot(panels, "T (positions)", "", kind, title=title)
 
 
-def _method(row: Mapping[str, Any]) -> str:
+def render_copy(rows: Sequence[Record], title: str, kind: PlotFormat) -> bytes:
+    """Loss and accuracy of the copy task over updates, one colour a mechanism; points are records too."""
+
+    def build_panel(key: str, label: str, scale: Scale) -> Panel:
+        curves = []
+        for row, (colour, dash) in zip(rows, number_styles(len(rows)), strict=True):
+            x, y = ([point[name] for point in row["points"]] for name in ("update", key))
+            curves.append(Curve(row["name"], x, y, colour=colour, dash=dash))
+        return Panel("", curves, y_label=label, x_scale="linear", y_scale=scale)
+
+    panels = [
+        build_panel("loss", "loss (nats a copied symbol)", "log"),
+        build_panel("accuracy", "accuracy on the copy (share)", "linear"),
+    ]
+    return render_plot(panels, "updates", "", kind, title=title)
+
+
+def _method(row: Record) -> str:
     return f"{row['name']}, {row['engine']}" if row["attention"] == "softmax" else str(row["name"])

@@ -4,27 +4,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .benchmarks import (
+    COPY_COLUMNS,
+    EXPONENT_COLUMNS,
+    REACH_COLUMNS,
     SAMPLING_FILE_COLUMNS,
     SCALING_COLUMNS,
     TRAINING_FILE_COLUMNS,
     choose_columns,
     flatten_scaling,
     flatten_speed,
-    growth_panels,
-    speed_panels,
+    render_copy,
+    render_growth,
+    render_speed,
 )
-from .plots import PlotFormat, render_plot
+from .plots import PlotFormat
 from .tables import Column, render_records
 from .terminal import format_duration
 
 PLOT_FORMATS: tuple[PlotFormat, ...] = ("png", "svg")
-EXPONENT_COLUMNS = (
-    Column("name", "exponents of"),
-    Column("time_exponent_last_two", "time, last two", format=".2f"),
-    Column("memory_exponent_last_two", "memory, last two", format=".2f"),
-    Column("time_exponent_all", "time, all", format=".2f"),
-    Column("memory_exponent_all", "memory, all", format=".2f"),
-)
 _CEILING_COLUMNS = (
     Column("precision", "precision"),
     Column("rows", "rows at once", format=","),
@@ -51,6 +48,10 @@ def render_page(report: Mapping[str, Any]) -> str:
     lines += _table("Training", [flatten_speed(row) for row in report["training"]], TRAINING_FILE_COLUMNS)
     lines += _table("Time and memory against T", [flatten_scaling(row) for row in report["scaling"]], SCALING_COLUMNS)
     lines += _table("Exponents", report["exponents"], EXPONENT_COLUMNS)
+    lines += _table("Reach", report["exponents"], REACH_COLUMNS)
+    if report["copy"]:
+        title = report["copy"]["settings"]["task"]
+        lines += _table(title[0].upper() + title[1:], report["copy"]["rows"], COPY_COLUMNS)
     if report["ceilings"]:
         lines += _table("What this machine can do", report["ceilings"]["products"], _CEILING_COLUMNS)
         speed = report["ceilings"]["copy"]["gigabytes_per_second"]
@@ -62,17 +63,15 @@ def render_page(report: Mapping[str, Any]) -> str:
 
 def render_figures(report: Mapping[str, Any]) -> dict[str, bytes]:
     """The figures that there is anything to draw for, by the name of the file."""
-    figures = {
-        "images-per-second": (speed_panels(report["sampling"]), "images at once", "images per second"),
-        "attention-time": (growth_panels(report["scaling"], report["exponents"], "time"), "positions T", "seconds"),
-        "attention-memory": (growth_panels(report["scaling"], report["exponents"], "memory"), "positions T", "bytes"),
-    }
-    return {
-        f"{name}.{kind}": render_plot(panels, x_label, y_label, kind)
-        for name, (panels, x_label, y_label) in figures.items()
-        if panels
-        for kind in PLOT_FORMATS
-    }
+    figures: dict[str, bytes] = {}
+    for kind in PLOT_FORMATS:
+        if any(row["samples_seconds"] for row in report["sampling"]):
+            figures[f"images-per-second.{kind}"] = render_speed(report["sampling"], kind)
+        if any(row["samples_seconds"] for row in report["scaling"]):
+            figures[f"attention.{kind}"] = render_growth(report["scaling"], report["exponents"], kind)
+        if report["copy"] and any(row["points"] for row in report["copy"]["rows"]):
+            figures[f"copy.{kind}"] = render_copy(report["copy"]["rows"], report["copy"]["settings"]["task"], kind)
+    return figures
 
 
 def _table(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import io
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,19 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 DASHES: tuple[Literal["-", "--", ":"], ...] = ("-", "--", ":")
 MARKERS = "osD^vPX"
 PlotFormat = Literal["png", "svg"]
+Scale = Literal["log", "linear"]
 
 _PANEL_INCHES = (3.4, 3.2)
 _ONE_ROW = 3  # panels
+_MOST_TICKS = 6
+_MARKERS_OF_A_CURVE = 8
+_FEW_MARKERS = 12
+# How much of a legend fits beside each other: what a letter takes, and the line before a label in letters.
+_LETTERS_PER_INCH = 14
+_TITLE_LETTERS_PER_INCH = 12
+_HANDLE_LETTERS = 8
+# Ticks of an axis that spans less than so many times its smallest number, as factors of the powers of ten.
+_STEPS = ((8, (1, 1.5, 2, 3, 4, 6, 8)), (200, (1, 2, 5)))
 _STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -33,23 +44,30 @@ _STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Curve:
-    """Points (x, y) with a band from `low` to `high`. `colour` numbers the hue and the marker, `dash` the dashes."""
+    """Points (x, y), with a band from `low` to `high` where they are given.
+
+    `colour` numbers the hue and the marker, `dash` the dashes. A curve of many points has a marker at some of them.
+    """
 
     label: str
     x: Sequence[float]
     y: Sequence[float]
-    low: Sequence[float]
-    high: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
     colour: int = 0
     dash: int = 0
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves in one frame."""
+    """Curves in one frame. An axis has the whole plot's label where it has none of its own, and may be linear."""
 
     title: str
     curves: Sequence[Curve]
+    x_label: str | None = None
+    y_label: str | None = None
+    x_scale: Scale = "log"
+    y_scale: Scale = "log"
 
 
 def parse_plot_format(path: Path) -> PlotFormat:
@@ -62,41 +80,100 @@ def parse_plot_format(path: Path) -> PlotFormat:
     raise UsageError(f"a plot is a PNG or an SVG, found '{path}'; give it a name that ends in .png or .svg")
 
 
-def render_plot(panels: Sequence[Panel], x_label: str, y_label: str, kind: PlotFormat) -> bytes:
-    """Panels side by side, both axes logarithmic and the same in all of them, under one legend.
+def number_styles(count: int) -> list[tuple[int, int]]:
+    """Colour and dash of each of `count` curves: other dashes where the colours are used up."""
+    return [(index % len(PALETTE), index // len(PALETTE)) for index in range(count)]
+
+
+def render_plot(
+    panels: Sequence[Panel],
+    x_label: str,
+    y_label: str,
+    kind: PlotFormat,
+    title: str | None = None,
+    columns: int | None = None,
+) -> bytes:
+    """Panels in `columns` side by side, under one legend. Axes of one label are the same in all panels that have it.
 
     The labels name the quantity and its unit. The same panels give the same bytes.
     """
     import matplotlib
     from matplotlib.figure import Figure
 
-    columns = len(panels) if len(panels) <= _ONE_ROW else math.ceil(math.sqrt(len(panels)))
+    if columns is None:
+        columns = len(panels) if len(panels) <= _ONE_ROW else math.ceil(math.sqrt(len(panels)))
     rows = math.ceil(len(panels) / columns)
     width, height = _PANEL_INCHES
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(width * columns, height * rows + 0.5), dpi=150, layout="constrained")
-        frames = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flatten()
+        frames = figure.subplots(rows, columns, squeeze=False).flatten()
+        first: dict[tuple[str, str], Any] = {}
         handles = {}
         for index, (frame, panel) in enumerate(zip(frames, panels, strict=False)):
-            frame.set(title=panel.title, xlabel=x_label, xscale="log", yscale="log")
-            if index % columns == 0:
-                frame.set_ylabel(y_label)
-            frame.tick_params(labelbottom=True)  # the frame below may be an empty one
+            labels = panel.x_label or x_label, panel.y_label or y_label
+            frame.set(title=panel.title, xlabel=labels[0], xscale=panel.x_scale, yscale=panel.y_scale)
+            if index % columns == 0 or panel.y_label is not None:
+                frame.set_ylabel(labels[1])
+            for axis, label in zip("xy", labels, strict=True):
+                shared = first.setdefault((axis, label), frame)
+                if shared is not frame:
+                    getattr(frame, f"share{axis}")(shared)
             for curve in panel.curves:
-                colour = PALETTE[curve.colour % len(PALETTE)]
-                marker = MARKERS[curve.colour % len(MARKERS)]
-                frame.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0)
-                (line,) = frame.plot(
-                    curve.x, curve.y, DASHES[curve.dash % len(DASHES)], color=colour, marker=marker, label=curve.label
-                )
-                handles[curve.label] = line
-            measured = sorted({x for panel in panels for curve in panel.curves for x in curve.x})
-            frame.set_xticks(measured, [f"{x:g}" for x in measured])
-            frame.minorticks_off()
+                handles[curve.label] = _draw_curve(frame, curve)
+        for frame, panel in zip(frames, panels, strict=False):
+            together = [other for other in panels if other.x_label == panel.x_label]
+            _choose_ticks(
+                frame.xaxis, panel.x_scale, [x for other in together for curve in other.curves for x in curve.x]
+            )
+            _choose_ticks(frame.yaxis, panel.y_scale, None)
         for frame in frames[len(panels) :]:
             frame.set_axis_off()
-        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=max(1, columns * 3 // 2))
+        if title is not None:
+            lines = textwrap.wrap(title, int(width * columns * _TITLE_LETTERS_PER_INCH))
+            figure.suptitle("\n".join(lines), fontsize=_STYLE["font.size"] + 1)
+        # Long labels need more room each.
+        widest = max(map(len, handles), default=1)
+        across = max(1, min(columns * 3 // 2, int(width * columns * _LETTERS_PER_INCH / (widest + _HANDLE_LETTERS))))
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=across)
         buffer = io.BytesIO()
         # No date and no version in the file.
         figure.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else {"Software": None})
     return buffer.getvalue()
+
+
+def _draw_curve(frame: Any, curve: Curve) -> Any:
+    """The line of `curve`, for the legend."""
+    colour = PALETTE[curve.colour % len(PALETTE)]
+    if len(curve.low):
+        frame.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0)
+    every = 1 if len(curve.x) <= _FEW_MARKERS else math.ceil(len(curve.x) / _MARKERS_OF_A_CURVE)
+    (line,) = frame.plot(
+        curve.x,
+        curve.y,
+        DASHES[curve.dash % len(DASHES)],
+        color=colour,
+        marker=MARKERS[curve.colour % len(MARKERS)],
+        markevery=every,
+        label=curve.label,
+    )
+    return line
+
+
+def _choose_ticks(axis: Any, scale: Scale, measured: Sequence[float] | None) -> None:
+    """Few numbers that can be read: at what was `measured` where that is given, and never as a power with an offset."""
+    from matplotlib.ticker import LogLocator, MaxNLocator
+
+    if scale == "linear":
+        axis.set_major_locator(MaxNLocator(_MOST_TICKS))
+        axis.set_major_formatter("{x:,g}")
+        return
+    low, high = axis.get_view_interval()
+    if measured is not None:
+        places = sorted(set(measured))
+        places = places[:: math.ceil(len(places) / _MOST_TICKS)] if places else [1.0]
+        axis.set_ticks(places, [f"{x:,.15g}" for x in places])
+    elif steps := next((steps for span, steps in _STEPS if 0 < high < span * low), None):
+        axis.set_major_locator(LogLocator(subs=steps))
+        axis.set_major_formatter("{x:g}")
+    axis.set_tick_params(which="minor", left=False, bottom=False)
+    axis.set_minor_formatter("")

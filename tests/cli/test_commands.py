@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -239,6 +240,30 @@ def test_bench_attention_gives_points_and_exponents(lintx):
     assert [row["name"] for row in document["exponents"]] == ["linear", "fine"]
     assert document["environment"]["versions"]["torch"] and "resident" in document["settings"]["memory"]
     assert "fine, T = 64: " in outcome.stderr
+
+
+def test_bench_attention_draws_time_and_memory(lintx, monkeypatch, tmp_path):
+    from linformer_cli.bench import scaling
+    from linformer_cli.bench.memory import PassMemory
+
+    monkeypatch.setattr(scaling, "measure_pass_memory", lambda setup, limit: PassMemory(2**10 * setup.positions, 0.01))
+    monkeypatch.setenv("COLUMNS", "80")
+    plot = tmp_path / "deep" / "scaling.svg"
+    base = ["bench", "attention", "--attention", "softmax,linear", "--positions", "32,64", "--repeats", 1]
+    outcome = lintx(*base, "--plot", plot)
+    assert outcome.code == 0, outcome.stderr
+    assert "longest T that fits" in outcome.stdout and "overtakes softmax at T" in outcome.stdout
+    assert max(map(len, outcome.stdout.splitlines())) <= 80
+    text = plot.read_text()
+    for words in ("one pass (s)", "peak of one pass (MiB)", "T (positions)", "32"):
+        assert f"<!-- {words} -->" in text
+    assert re.search(r"<!-- softmax \(-?\d+\.\d\d, 1\.00\) -->", text)  # the slopes of time and memory
+    document = lintx(*base, "--json").document
+    softmax, linear = document["exponents"]
+    assert softmax["longest_positions"] == linear["longest_positions"] == 64
+    assert softmax["overtakes_softmax"] is None and linear["overtakes_softmax"] is not None
+    assert document["plot"] is None
+    assert lintx(*base, "--plot", "scaling.pdf").code == 2
 
 
 @pytest.mark.parametrize("style", ["table", "md", "csv"])

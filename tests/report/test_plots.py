@@ -12,7 +12,7 @@ import pytest
 from PIL import Image, ImageColor
 
 from linformer_cli.errors import UsageError
-from linformer_cli.report.plots import PALETTE, Curve, Panel, parse_plot_format, render_plot
+from linformer_cli.report.plots import PALETTE, Curve, Panel, number_styles, parse_plot_format, render_plot
 
 
 def panels(count: int = 2, factor: float = 1.0) -> list[Panel]:
@@ -38,7 +38,9 @@ def test_a_png_is_a_picture_with_all_curves() -> None:
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
 def test_nothing_is_cut_off(count) -> None:
     long = [dataclasses.replace(panel, curves=_long_names(panel)) for panel in panels(count)]
-    picture = Image.open(io.BytesIO(render_plot(long, "features m", "mean squared error", "png"))).convert("L")
+    title = "a long title " * 12
+    data = render_plot(long, "features m", "mean squared error", "png", title=title)
+    picture = Image.open(io.BytesIO(data)).convert("L")
     width, height = picture.size
     for edge in ((0, 0, 2, height), (width - 2, 0, width, height), (0, 0, width, 2), (0, height - 2, width, height)):
         assert picture.crop(edge).getextrema() == (255, 255)
@@ -57,6 +59,52 @@ def test_an_svg_is_one_and_has_both_axes_on_a_log_scale() -> None:
     # Ticks at what was measured, and powers of ten.
     assert text.count("<!-- 16 -->") == text.count("<!-- 64 -->") == 2
     assert "mathdefault{10^{-3}}" in text and "mathdefault{10^{0}}" in text
+
+
+def test_panels_may_have_axes_of_their_own() -> None:
+    points = [100, 2500, 12000]
+    wide = Panel("", [Curve("curve", points, [0.9, 1.2, 3])], "images", "bits/dim", x_scale="linear")
+    other = Panel("", [Curve("curve", [1, 3], [0, 1])], "hours", "rate", x_scale="linear", y_scale="linear")
+    text = render_plot([wide, other], "x", "y", "svg", title="what it is").decode()
+    for words in ("images", "bits/dim", "hours", "rate", "what it is", "5,000", "1.5", "0.2"):
+        assert f"<!-- {words} -->" in text, words
+    assert "<!-- x -->" not in text and "<!-- y -->" not in text and "mathdefault" not in text
+
+
+def test_panels_share_what_has_one_label() -> None:
+    """The second panel's few points are drawn on the axis of the first, so 64 is a tick of both."""
+    few = [Panel("", [Curve("curve", [16], [1.0])], y_label=f"quantity {number}") for number in range(2)]
+    more = [dataclasses.replace(few[0], curves=[Curve("curve", [16, 64], [1.0, 2.0])]), few[1]]
+    assert render_plot(few, "m", "", "svg").decode().count("<!-- 64 -->") == 0
+    assert render_plot(more, "m", "", "svg").decode().count("<!-- 64 -->") == 2
+    apart = [more[0], dataclasses.replace(few[1], x_label="other")]
+    assert render_plot(apart, "m", "", "svg").decode().count("<!-- 64 -->") == 1
+
+
+def test_many_lengths_have_few_numbers() -> None:
+    x = [2**index for index in range(12)]
+    text = render_plot([Panel("", [Curve("curve", x, x)])], "T", "s", "svg").decode()
+    assert [f"<!-- {2**index:,} -->" in text for index in range(12)] == [True, False] * 6
+
+
+def test_many_points_have_few_markers() -> None:
+    def count_signs(count: int) -> int:
+        x = range(1, count + 1)
+        panel = Panel("", [Curve("curve", x, x)], x_scale="linear", y_scale="linear")
+        return render_plot([panel], "T", "s", "svg").decode().count("<use")  # letters are signs, too
+
+    assert count_signs(400) < count_signs(12) + 50
+
+
+def test_a_curve_without_points_is_only_in_the_legend() -> None:
+    empty = Panel("", [Curve("nothing", [], []), Curve("one", [1], [2.0])])
+    assert "<!-- nothing -->" in render_plot([empty], "x", "y", "svg").decode()
+
+
+def test_numbered_styles_are_all_different() -> None:
+    styles = number_styles(3 * len(PALETTE))
+    assert len({(colour, dash) for colour, dash in styles}) == len(styles)
+    assert {colour for colour, _ in styles} == set(range(len(PALETTE)))
 
 
 @pytest.mark.parametrize("kind", ["png", "svg"])

@@ -1,0 +1,101 @@
+"""`lintx bench copy` from the command line to tables, JSON and a picture."""
+
+import csv
+import os
+import signal
+
+import pytest
+from PIL import Image
+
+from linformer_cli.bench import copy_task
+
+TINY = ["bench", "copy", "--attention", "softmax,few=linear:chunk=4", "--length", 12, "--width", 16, "--every", 2]
+TITLE = "copy task, length 12, width 16 (reduced from length 128, width 256)"
+
+
+def test_json_has_every_point_and_says_that_it_is_reduced(lintx, tmp_path):
+    plot = tmp_path / "deep" / "copy.png"
+    outcome = lintx(*TINY, "--updates", 5, "--plot", plot, "--json")
+    assert outcome.code == 0, outcome.stderr
+    document = outcome.document
+    assert [row["name"] for row in document["rows"]] == ["softmax", "few"]
+    for row in document["rows"]:
+        assert [point["update"] for point in row["points"]] == [2, 4, 5]
+        assert row["loss"] == row["points"][-1]["loss"] and 0 <= row["accuracy"] <= 1
+        assert row["reduced"] is True and row["task"] == TITLE and row["seconds_per_update"] > 0
+    settings = document["settings"]
+    assert (settings["updates"], settings["length"], settings["batch"], settings["reduced"]) == (5, 12, 64, True)
+    assert document["ended"] == "finished" and document["environment"]["versions"]["torch"]
+    assert document["plot"] == str(plot)
+    with Image.open(plot) as picture:
+        assert picture.format == "PNG"
+    assert "update 2: softmax " in outcome.stderr
+
+
+@pytest.mark.parametrize("style", ["table", "md", "csv"])
+def test_every_table_says_that_it_is_reduced(lintx, monkeypatch, style):
+    monkeypatch.setenv("COLUMNS", "80")
+    outcome = lintx(*TINY, "--updates", 4, "--format", style)
+    assert outcome.code == 0, outcome.stderr
+    if style == "csv":
+        rows = list(csv.DictReader(outcome.stdout.splitlines()))
+        assert [(row["name"], row["update"]) for row in rows] == [
+            ("softmax", "2"),
+            ("softmax", "4"),
+            ("few", "2"),
+            ("few", "4"),
+        ]
+        assert {row["task"] for row in rows} == {TITLE} and {row["reduced"] for row in rows} == {"true"}
+    else:
+        assert outcome.stdout.startswith(TITLE + "\n")
+        assert max(map(len, outcome.stdout.splitlines())) <= 80 or style == "md"
+        assert "loss at update" in outcome.stdout and "failed" not in outcome.stdout
+
+
+def test_the_picture_says_that_it_is_reduced(lintx, tmp_path):
+    plot = tmp_path / "copy.svg"
+    assert lintx(*TINY, "--updates", 4, "--plot", plot).code == 0
+    text = plot.read_text()
+    for words in (TITLE, "updates", "loss (nats a copied symbol)", "softmax", "few"):
+        assert f"<!-- {words} -->" in text
+
+
+def test_whoever_stops_it_keeps_what_was_measured(lintx, monkeypatch, tmp_path):
+    update = copy_task._update
+
+    def interrupted(learner, sequences, copied, number, seed):
+        if number == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return update(learner, sequences, copied, number, seed)
+
+    monkeypatch.setattr(copy_task, "_update", interrupted)
+    plot = tmp_path / "copy.png"
+    outcome = lintx(*TINY, "--updates", 50, "--plot", plot, "--json")
+    assert outcome.code == 130
+    assert "Stopped after 3 of 50 updates, which are kept" in outcome.stderr
+    assert outcome.document["ended"] == "interrupted"
+    for row in outcome.document["rows"]:
+        assert [point["update"] for point in row["points"]] == [2, 3]
+    assert plot.exists()
+
+
+def test_a_budget_may_end_it_before_the_first_point(lintx, tmp_path):
+    plot = tmp_path / "copy.png"
+    outcome = lintx(*TINY, "--budget", "0.001s", "--plot", plot)
+    assert outcome.code == 0 and "0 of 10,000 updates: the budget was spent" in outcome.stderr
+    assert TITLE in outcome.stdout and not plot.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--plot", "copy.pdf"], ".png or .svg"),
+        (["--attention", "linaer"], "did you mean 'linear'?"),
+        (["--budget", "soon"], "is not a time"),
+        (["--length", "4"], "at least 8"),
+        (["--width", "30"], "8 heads"),
+    ],
+)
+def test_mistakes_are_one_line(lintx, arguments, part):
+    outcome = lintx("bench", "copy", *arguments)
+    assert outcome.code == 2 and part in outcome.stderr and outcome.stdout == ""
