@@ -37,6 +37,8 @@ _PATIENCE = 1.5
 # Of what a row is given, the part for its repeats; the rest is for checks, probes and warming up.
 _TIMED_SHARE = 0.6
 _FIRST_RESULTS_SECONDS = 30.0
+# What comparing the two executions of every mechanism may take, before anything is timed.
+_STARTING_SECONDS = 30.0
 # One length of one mechanism at the least: two processes are started for it, one of which measures memory.
 _SECONDS_PER_LENGTH = 8.0
 
@@ -126,6 +128,7 @@ class PaperBench:
             "repeats": self._sizes.repeats,
             "sampling_precision": self._precision,
             "training_precision": self._training_precision,
+            "checked": f"the two executions of every mechanism, in {self._networks[0][0]}",
             "published": {"source": SOURCE, "hardware": HARDWARE},
         }
         parts: dict[str, Callable[[float], None]] = {
@@ -140,7 +143,9 @@ class PaperBench:
             for name, part in parts.items():
                 share = _SHARES[name] / sum(_SHARES[left] for left in self.result.unfinished)
                 seconds = max(1.0, share * (self.result.budget_seconds - self._elapsed()))
-                self._part_ends = time.monotonic() + _PATIENCE * seconds + _FIRST_RESULTS_SECONDS
+                self._part_ends = (
+                    time.monotonic() + _PATIENCE * seconds + (_STARTING_SECONDS if name == "sampling" else 0)
+                )
                 try:
                     part(seconds)
                 except _PartIsOver:
@@ -198,11 +203,11 @@ class PaperBench:
                     self._ceilings,
                     keep,
                     self._go_on,
-                    checked=batch != self._sizes.batches[0],
+                    checked=number > 0 or batch != self._sizes.batches[0],
                 )
 
     def _train(self, seconds: float) -> None:
-        limit = _TIMED_SHARE * seconds / len(self._networks) / len(self._variants)
+        limit = seconds / len(self._networks) / len(self._variants)
 
         def keep(row: dict[str, Any]) -> None:
             self.result.training.append(row)

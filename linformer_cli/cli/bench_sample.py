@@ -5,7 +5,6 @@ from typing import Annotated, Any
 import typer
 
 from linformer_cli.errors import UsageError
-from linformer_cli.report.tables import TableStyle
 
 from . import options
 from .output import print_json, print_records, talk
@@ -96,9 +95,11 @@ def print_speeds(rows: list[dict[str, Any]], kind: str, style: options.TableForm
         "sampling": (benchmarks.SAMPLING_TABLES, benchmarks.SAMPLING_FILE_COLUMNS),
         "training": (benchmarks.TRAINING_TABLES, benchmarks.TRAINING_FILE_COLUMNS),
     }[kind]
-    written: TableStyle = style.value
-    if written != "table":
-        print_records(flat, columns, written)
+    if style is options.TableFormat.CSV:
+        print_records(flat, columns, "csv")
+        return
+    if style is options.TableFormat.MD:
+        print_records(flat, benchmarks.choose_columns(flat, columns, benchmarks.QUALITY), "md")
         return
     for preset in dict.fromkeys(row["preset"] for row in flat):
         if preset is not None:

@@ -6,6 +6,7 @@ from typing import Any
 from .benchmarks import (
     COPY_COLUMNS,
     EXPONENT_COLUMNS,
+    QUALITY,
     REACH_COLUMNS,
     SAMPLING_FILE_COLUMNS,
     SCALING_COLUMNS,
@@ -77,7 +78,8 @@ def render_figures(report: Mapping[str, Any]) -> dict[str, bytes]:
 def _table(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> list[str]:
     if not rows:
         return []
-    shown = choose_columns(rows, columns) or list(columns)
+    keep = [column.key for column in columns if column.key in QUALITY]
+    shown = choose_columns(rows, columns, keep) or list(columns)
     return ["", f"## {title}", "", render_records(rows, shown, "md").rstrip("\n")]
 
 
