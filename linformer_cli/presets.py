@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .config import NetworkConfig
+from .config import ImageShape, NetworkConfig
 from .errors import unknown_name
 
 _PAPER = NetworkConfig(
@@ -48,3 +48,11 @@ def find_preset(name: str) -> NetworkConfig:
     if name not in PRESETS:
         raise unknown_name("preset", name, PRESETS)
     return PRESETS[name]
+
+
+def find_preset_image(name: str) -> ImageShape:
+    """The images that the preset `name` is made for: 32 x 32 in colour for CIFAR-10, else the 28 x 28 of MNIST."""
+    find_preset(name)
+    if name.startswith("cifar10"):
+        return ImageShape(height=32, width=32, channels=3)
+    return ImageShape(height=28, width=28)

@@ -7,16 +7,20 @@ from dataclasses import dataclass
 
 import torch
 
-from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.attention.base import fork_state
+from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.decode import iter_values
-from linformer_cli.sampling.engines import TextbookEngine
+from linformer_cli.sampling.engines import AUTO, build_engine, choose_engine
 
 # Where along the image a case whose cost grows with the position is timed, as shares of T. The midpoints of equal
 # parts: their mean stands for the mean over all positions, exactly for a cost that is linear in the position.
 SHARES = (0.125, 0.375, 0.625, 0.875)
 
 WARM_UP_STEPS = 32
+
+# Called between steps, and may raise to give up.
+Check = Callable[[], None] | None
 
 
 @dataclass(frozen=True)
@@ -33,30 +37,69 @@ class Case:
     steps: int
     state_bytes: int
 
+    warm_up_steps: int = WARM_UP_STEPS
+
     def warm_up(self) -> None:
         """A few steps: enough for buffers, caches and clocks, where a whole image would double the time."""
-        self.work(min(self.steps, WARM_UP_STEPS))
+        self.work(min(self.steps, self.warm_up_steps))
 
     def is_whole(self, positions: int) -> bool:
         return self.steps == positions
 
 
-def build_step_case(model: PixelModel, batch: int) -> Case:
-    """Whole images by stepping: what `lintx sample` does."""
-    positions = model.config.image.positions
+def build_step_case(model: PixelModel, batch: int, check: Check = None, engine: str = AUTO) -> Case:
+    """Whole images by stepping: what `lintx sample` does. `check` is called before every step, and may raise."""
+    positions, chosen = model.config.image.positions, choose_engine(engine, model).value
 
     @torch.no_grad()
     def work(steps: int) -> None:
-        engine = TextbookEngine(model, batch)
-        drawn = iter_values(engine, engine.step(model.start_tokens(batch)), UniformStreams(0, range(batch)), Filters())
+        stepper = build_engine(chosen, model, batch)
+        first = stepper.step(model.start_tokens(batch))
+        drawn = iter_values(stepper, first, UniformStreams(0, range(batch)), Filters(), check)
         for values in itertools.islice(drawn, steps):
             del values
 
-    engine = "step" if model.config.attention != "softmax" else "cached"
-    return Case(model.config.attention, engine, batch, work, positions, model.state_bytes(batch))
+    return Case(model.config.attention, name_method(model, chosen), batch, work, positions, model.state_bytes(batch))
 
 
-def build_rerun_case(model: PixelModel, batch: int) -> Case:
+def build_middle_case(
+    model: PixelModel, batch: int, steps: int, repeats: int, check: Check = None, engine: str = AUTO
+) -> Case:
+    """`steps` steps of stepping, `repeats` times on from where the last ended, all around the middle of the image.
+
+    For images that take too long. A cost that is linear in the position, as that of a key-value cache, has its mean
+    over the image in the middle. The state is made by reading a prefix in parallel.
+    """
+    positions = model.config.image.positions
+    start = max(1, (positions - steps * repeats) // 2)
+    chosen = choose_engine(engine, model).value
+    stepper = build_engine(chosen, model, batch, place_state(model, batch, start))
+    first = stepper.step(torch.zeros(batch, dtype=torch.int64, device=model.device))
+    drawn = iter_values(stepper, first, UniformStreams(0, range(batch)), Filters(), check)
+
+    @torch.no_grad()
+    def work(steps: int) -> None:
+        for values in itertools.islice(drawn, steps):
+            del values
+
+    name, state_bytes = name_method(model, chosen), model.state_bytes(batch)
+    return Case(model.config.attention, name, batch, work, steps, state_bytes, warm_up_steps=1)
+
+
+@torch.no_grad()
+def place_state(model: PixelModel, batch: int, position: int) -> PixelState:
+    """The state of `batch` images behind `position` tokens, with room for whole images; all of them are alike."""
+    tokens = torch.zeros(1, position, dtype=torch.int64, device=model.device)
+    _, state = model.attend(tokens, model.init_state(1))
+    return fork_state(state, batch)
+
+
+def name_method(model: PixelModel, engine: str) -> str:
+    """What a row of stepping by `engine` is called: softmax has a cache then, unlike the re-run."""
+    return "cached" if model.config.attention == "softmax" else engine
+
+
+def build_rerun_case(model: PixelModel, batch: int, check: Check = None) -> Case:
     """Sampling without a state: the whole prefix is read again for every value, at a few prefix lengths only.
 
     What Katharopoulos 2020 calls softmax. There is no state, so `state_bytes` is 0.
@@ -70,7 +113,9 @@ def build_rerun_case(model: PixelModel, batch: int) -> Case:
     @torch.no_grad()
     def work(steps: int) -> None:
         for prefix in prefixes[:steps]:
+            if check is not None:
+                check()
             parameters, _ = model.attend(prefix)
             model.head.draw(parameters[:, -1], streams.take().to(model.device))
 
-    return Case(model.config.attention, "rerun", batch, work, len(prefixes), 0)
+    return Case(model.config.attention, "rerun", batch, work, len(prefixes), 0, warm_up_steps=1)

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -84,12 +85,20 @@ def _measure_here(setup: PassSetup) -> PassMemory:
 
 
 def _measure_in_a_process(setup: PassSetup, limit_seconds: float) -> PassMemory:
+    return PassMemory(**run_fresh_process(__name__, asdict(setup), limit_seconds))
+
+
+def run_fresh_process(module: str, setup: dict[str, Any], limit_seconds: float) -> dict[str, Any]:
+    """What `python -m module` writes as JSON when it reads `setup` and the number of threads as JSON.
+
+    Raises `PassFailed` where it ends without, or takes longer than `limit_seconds` and what starting may take.
+    """
     package = Path(__file__).resolve().parents[2]
     paths = os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
         finished = subprocess.run(
-            [sys.executable, "-m", __name__],
-            input=json.dumps({"setup": asdict(setup), "threads": torch.get_num_threads()}),
+            [sys.executable, "-m", module],
+            input=json.dumps({"setup": setup, "threads": torch.get_num_threads()}),
             capture_output=True,
             text=True,
             check=False,
@@ -101,12 +110,13 @@ def _measure_in_a_process(setup: PassSetup, limit_seconds: float) -> PassMemory:
     if finished.returncode < 0:  # the signal that the system ends a process with, where memory is out
         raise PassFailed("needs more memory than there is" if finished.returncode == -9 else "its process ended")
     try:
-        return PassMemory(**json.loads(finished.stdout))
+        answer: dict[str, Any] = json.loads(finished.stdout)
     except ValueError:
         last = (finished.stderr.strip().splitlines() or ["no output"])[-1]
         if "allocate memory" in last or "MemoryError" in last:
             raise PassFailed("needs more memory than there is") from None
         raise PassFailed(f"failed: {last[:200]}") from None
+    return answer
 
 
 def measure_growth(setup: PassSetup) -> PassMemory:
@@ -114,12 +124,18 @@ def measure_growth(setup: PassSetup) -> PassMemory:
     warm_up = PassSetup(**{**asdict(setup), "positions": min(setup.positions, WARM_UP_POSITIONS)})
     build_pass(warm_up)()
     work = build_pass(setup)
+    seconds, growth = measure_work_growth(work)
+    return PassMemory(growth, seconds)
+
+
+def measure_work_growth(work: Callable[[], object]) -> tuple[float, int]:
+    """The seconds of `work`, and how many bytes the resident memory of this process rises above what it was."""
     gc.collect()
     before = _forget_peak()
     began = time.perf_counter()
     work()
     seconds = time.perf_counter() - began
-    return PassMemory(max(0, _peak() - before), seconds)
+    return seconds, max(0, _peak() - before)
 
 
 def _forget_peak() -> int:

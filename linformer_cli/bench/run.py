@@ -1,20 +1,41 @@
-"""The quick answer: images per second of a model's own attention beside softmax with and without a cache."""
+"""Images per second of sampling: mechanisms x batch sizes x networks, softmax with and without a cache among them."""
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
+
+import torch
 
 from linformer_cli.errors import DisagreementError
 from linformer_cli.evaluation.agreement import measure_agreement
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.runtime import describe_environment, measure_peak_memory
+from linformer_cli.report.terminal import format_bytes, format_duration
+from linformer_cli.runtime import describe_environment, measure_peak_memory, synchronize
+from linformer_cli.sampling.engines import AUTO, ENGINES, choose_engine
 
-from .cases import WARM_UP_STEPS, Case, build_rerun_case, build_step_case
+from .cases import SHARES, WARM_UP_STEPS, Case, Check, build_middle_case, build_rerun_case, build_step_case, name_method
+from .ceilings import Ceilings
+from .memory import PassFailed, measure_free_memory
+from .operations import (
+    WHAT_IS_COUNTED,
+    count_product_flops,
+    count_rerun_positions,
+    list_products,
+    state_traffic_bytes,
+)
+from .published import find_published
+from .sampling_memory import METHOD, SamplingSetup, measure_sampling_memory
+from .subjects import Subject
 from .timing import Timing, measure_interleaved
+from .trained import UNTRAINED, TrainedRun, find_trained
 
-# How much of the sequence is compared before anything is timed.
+# How much of the sequence is compared before anything is timed, and over how many layers of an untrained model.
 CHECKED_POSITIONS = 96
+CHECKED_LAYERS = 2
+# Steps that tell how long an image would take.
+_PROBED_STEPS = 2
 
 
 @dataclass(frozen=True)
@@ -24,48 +45,67 @@ class BenchReport:
     rows: list[dict[str, Any]]
     settings: dict[str, Any]
     environment: dict[str, Any]
+    ceilings: dict[str, Any] | None = None
 
 
-def build_softmax_twin(model: PixelModel) -> PixelModel:
-    """Softmax of the same size with random weights: time does not depend on their values."""
-    config = model.config.model_copy(update={"attention": "softmax", "attention_options": {}})
-    return PixelModel(config).to(device=model.device, dtype=model.dtype).eval()
+@dataclass(frozen=True)
+class SamplingPlan:
+    """How sampling is timed.
+
+    `limit_seconds` bounds what all repeats of one row may take: a longer image is timed around its middle only, and a
+    longer re-run is left out. None times whole images whatever they take. `engines` step, each in rows of its own.
+    """
+
+    batches: Sequence[int]
+    repeats: int
+    rerun: bool = True
+    limit_seconds: float | None = None
+    memory: bool = False
+    runs: Sequence[TrainedRun] = ()
+    engines: Sequence[str] = (AUTO,)
 
 
 def run_sampling_bench(
-    model: PixelModel, batches: Sequence[int], repeats: int, precision: str, rerun: bool = True
+    subjects: Sequence[Subject],
+    plan: SamplingPlan,
+    precision: str,
+    ceilings: Ceilings | None = None,
+    report: Callable[[dict[str, Any]], None] = lambda row: None,
+    check: Check = None,
+    checked: bool = False,
 ) -> BenchReport:
-    """Time sampling of `model`, of its softmax twin with a cache, and of the twin re-run at every value.
+    """Time sampling of every subject at every batch size; `softmax` with a cache, and re-run at every value.
 
-    Raises `DisagreementError` before any timing where the two executions of a mechanism disagree.
+    Subjects of one preset and batch size are timed in turn, preset by preset; `report` is told each row as it is made,
+    and `check` is called between steps and may raise. With `ceilings`, every row says what share of the machine's it
+    reaches.
+
+    Raises `DisagreementError` before any timing where the two executions of a mechanism disagree, which `checked`
+    says has been seen to.
     """
-    device = str(model.device)
-    models = [model] if model.config.attention == "softmax" else [model, build_softmax_twin(model)]
-    for candidate in models:
-        require_agreement(candidate)
-    rows = []
-    for batch in batches:
-        cases = [build_step_case(candidate, batch) for candidate in models]
-        if rerun:
-            cases.append(build_rerun_case(models[-1], batch))
-        works = [functools.partial(case.work, case.steps) for case in cases]
-        timings = measure_interleaved(works, [case.warm_up for case in cases], repeats, device)
-        positions = model.config.image.positions
-        rows += [
-            _describe(case, timing, positions, precision, device) for case, timing in zip(cases, timings, strict=True)
-        ]
+    for subject in () if checked else subjects:
+        require_subject_agrees(subject)
+    rows: list[dict[str, Any]] = []
+    for preset in dict.fromkeys(subject.preset for subject in subjects):
+        group = [subject for subject in subjects if subject.preset == preset]
+        for batch in plan.batches:
+            for row in _measure_group(group, batch, plan, precision, ceilings, check):
+                rows.append(row)
+                report(row)
     settings = {
-        "repeats": repeats,
+        "repeats": plan.repeats,
         "warm_up_steps": WARM_UP_STEPS,
         "interleaved": True,
-        "image": model.config.image.model_dump(),
-        "layers": model.config.layers,
-        "heads": model.config.heads,
-        "width": model.config.width,
-        "parameters": model.parameter_count(),
-        "peak_memory_bytes": measure_peak_memory(device),
+        "limit_seconds": plan.limit_seconds,
+        "checked": f"the first {CHECKED_POSITIONS} positions, of untrained models {CHECKED_LAYERS} layers",
+        "peak_memory": METHOD if plan.memory else None,
+        "product_share": WHAT_IS_COUNTED,
+        "copy_share": "the state as read and written by one step, against copying memory; see docs/bench.md",
+        "networks": [_describe_network(subject) for subject in subjects],
+        "peak_memory_bytes": measure_peak_memory(str(subjects[0].model.device)) if subjects else 0,
     }
-    return BenchReport(rows, settings, describe_environment())
+    described = None if ceilings is None else ceilings.describe()
+    return BenchReport(rows, settings, describe_environment(), described)
 
 
 def require_agreement(model: PixelModel) -> None:
@@ -77,35 +117,189 @@ def require_agreement(model: PixelModel) -> None:
         )
 
 
-def _describe(case: Case, timing: Timing, positions: int, precision: str, device: str) -> dict[str, Any]:
-    """One record. A figure for whole images that was not measured on whole images stands under `extrapolated`."""
-    first, third = (case.batch / seconds for seconds in reversed(timing.quartiles))
-    rate = case.batch / timing.median
-    figures: dict[str, Any] = {
-        "images_per_second": rate,
-        "images_per_second_quartiles": [first, third],
-        "seconds_per_image": timing.median / case.batch,
-    }
-    if not case.is_whole(positions):
-        share = case.steps / positions
-        figures = {
-            "extrapolated": {
-                "images_per_second": rate * share,
-                "images_per_second_quartiles": [first * share, third * share],
-                "seconds_per_image": timing.median / case.batch / share,
-                "timed_positions": case.steps,
-                "of_positions": positions,
-            }
-        }
+def require_subject_agrees(subject: Subject) -> None:
+    """As `require_agreement`, over the first layers only where the model was not trained."""
+    model = subject.model
+    if not subject.trained and model.config.layers > CHECKED_LAYERS:
+        # Its layers are alike, and the float64 copy of a deep one takes longer than what is timed.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = PixelModel(model.config.model_copy(update={"layers": CHECKED_LAYERS})).eval()
+    require_agreement(model)
+
+
+def _describe_network(subject: Subject) -> dict[str, Any]:
+    config = subject.model.config
     return {
-        "attention": case.attention,
-        "engine": case.engine,
-        "precision": precision,
-        "device": device,
-        "batch": case.batch,
-        **figures,
-        "state_bytes": case.state_bytes,
-        "state_bytes_per_image": case.state_bytes // case.batch,
-        "repeats": len(timing.samples),
-        "samples_seconds": list(timing.samples),
+        "name": subject.name,
+        "preset": subject.preset,
+        "image": config.image.model_dump(),
+        "layers": config.layers,
+        "heads": config.heads,
+        "width": config.width,
+        "parameters": subject.model.parameter_count(),
+        "product_flops_per_position": count_product_flops(subject.model),
     }
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A case that is to be timed, or why it is left out."""
+
+    subject: Subject
+    engine: str
+    case: Case | None
+    left_out: str | None = None
+
+
+def _measure_group(
+    group: Sequence[Subject],
+    batch: int,
+    plan: SamplingPlan,
+    precision: str,
+    ceilings: Ceilings | None,
+    check: Check,
+) -> list[dict[str, Any]]:
+    planned = []
+    for subject in group:
+        # `auto` may be one of the others.
+        wanted = (choose_engine(AUTO, subject.model).value if name == AUTO else name for name in plan.engines)
+        planned += [_plan_steps(subject, batch, plan, engine, check) for engine in dict.fromkeys(wanted)]
+        if subject.model.config.attention == "softmax" and plan.rerun:
+            planned.append(_plan_rerun(subject, batch, plan, check))
+    cases = [row.case for row in planned if row.case is not None]
+    device = str(group[0].model.device)
+    works = [functools.partial(case.work, case.steps) for case in cases]
+    timings = iter(measure_interleaved(works, [case.warm_up for case in cases], plan.repeats, device) if cases else ())
+    rows = [_describe(row, batch, next(timings) if row.case else None, precision) for row in planned]
+    del cases, works
+    planned = [replace(row, case=None) for row in planned]  # the states that they hold are no longer needed
+    for row, record in zip(planned, rows, strict=True):
+        model = row.subject.model
+        trained = find_trained(plan.runs, model.config)
+        record |= UNTRAINED if trained is None else trained.record
+        record["published"] = find_published(
+            row.subject.preset, model.config.attention, model.config.attention_options, row.engine
+        )
+        record["peak_memory_bytes"] = (
+            measure_row_memory(model, record, plan.limit_seconds) if plan.memory and record["samples_seconds"] else None
+        )
+        record |= _describe_shares(record, model, ceilings)
+    return rows
+
+
+def _plan_steps(subject: Subject, batch: int, plan: SamplingPlan, engine: str, check: Check) -> _Row:
+    """Whole images, or some steps around the middle, or a state that does not fit."""
+    model = subject.model
+    positions, method = model.config.image.positions, name_method(model, engine)
+    if (refusal := ENGINES[engine].refusal(model)) is not None:
+        return _Row(subject, engine, None, f"{engine}: {refusal}")
+    needed, free = model.state_bytes(batch), measure_free_memory(str(model.device))
+    if free is not None and 1.2 * needed > free:
+        reason = f"the state would need {format_bytes(needed)}, {format_bytes(free)} are free"
+        return _Row(subject, method, None, reason)
+    if plan.limit_seconds is not None and positions > 2 * _PROBED_STEPS:
+        probe = build_middle_case(model, batch, _PROBED_STEPS, 2, check, engine)
+        per_step = _time_second(probe, str(model.device)) / _PROBED_STEPS
+        del probe
+        steps = int(plan.limit_seconds / (per_step * plan.repeats))
+        if steps < positions:
+            steps = max(1, min(steps, (positions - 1) // (plan.repeats + 1)))
+            return _Row(subject, method, build_middle_case(model, batch, steps, plan.repeats, check, engine))
+    return _Row(subject, method, build_step_case(model, batch, check, engine))
+
+
+def _plan_rerun(subject: Subject, batch: int, plan: SamplingPlan, check: Check) -> _Row:
+    case = build_rerun_case(subject.model, batch, check)
+    if plan.limit_seconds is not None:
+        # The first prefix is the shortest: all of them take at least as much longer as they are longer together.
+        first = _time_second(case, str(subject.model.device), 1, warm_up=False)
+        seconds = first * sum(SHARES) / SHARES[0] * plan.repeats
+        if seconds > 2 * plan.limit_seconds:
+            reason = f"would take about {format_duration(seconds)}, the limit is {format_duration(plan.limit_seconds)}"
+            return _Row(subject, "rerun", None, reason)
+    return _Row(subject, "rerun", case)
+
+
+def _time_second(case: Case, device: str, steps: int = _PROBED_STEPS, warm_up: bool = True) -> float:
+    if warm_up:
+        case.work(steps)
+    synchronize(device)
+    began = time.perf_counter()
+    case.work(steps)
+    synchronize(device)
+    return time.perf_counter() - began
+
+
+def _describe(row: _Row, batch: int, timing: Timing | None, precision: str) -> dict[str, Any]:
+    """One record. A figure for whole images that was not measured on whole images stands under `extrapolated`."""
+    model, case = row.subject.model, row.case
+    figures: dict[str, Any] = {}
+    if case is not None and timing is not None:
+        first, third = (batch / seconds for seconds in reversed(timing.quartiles))
+        rate, positions = batch / timing.median, model.config.image.positions
+        figures = {
+            "images_per_second": rate,
+            "images_per_second_quartiles": [first, third],
+            "seconds_per_image": timing.median / batch,
+        }
+        if not case.is_whole(positions):
+            share = case.steps / positions
+            figures = {
+                "extrapolated": {
+                    "images_per_second": rate * share,
+                    "images_per_second_quartiles": [first * share, third * share],
+                    "seconds_per_image": timing.median / batch / share,
+                    "timed_positions": case.steps,
+                    "of_positions": positions,
+                }
+            }
+    state = 0 if row.engine == "rerun" else model.state_bytes(batch)
+    return {
+        "name": row.subject.name,
+        "preset": row.subject.preset,
+        "attention": model.config.attention,
+        "attention_options": model.config.attention_options,
+        "engine": row.engine,
+        "precision": precision,
+        "device": str(model.device),
+        "batch": batch,
+        **figures,
+        "state_bytes": state,
+        "state_bytes_per_image": state // batch,
+        "repeats": 0 if timing is None else len(timing.samples),
+        "samples_seconds": [] if timing is None else list(timing.samples),
+        "left_out": row.left_out,
+    }
+
+
+def measure_row_memory(model: PixelModel, record: dict[str, Any], limit_seconds: float | None) -> int | None:
+    """Peak bytes of what the row `record` of this model timed; None where that could not be had."""
+    setup = SamplingSetup(
+        model.config.model_dump(), record["batch"], record["engine"], record["precision"], record["device"]
+    )
+    try:
+        return measure_sampling_memory(setup, limit_seconds or 60.0)
+    except PassFailed:
+        return None
+
+
+def _describe_shares(record: dict[str, Any], model: PixelModel, ceilings: Ceilings | None) -> dict[str, Any]:
+    """The share of the matrix products that the machine can do, and of the memory that it can copy, in that time."""
+    shares: dict[str, Any] = dict.fromkeys(("product_gigaflops", "product_share", "state_gigabytes", "copy_share"))
+    speed = (record.get("extrapolated") or record).get("images_per_second")
+    if ceilings is None or speed is None:
+        return shares
+    batch, positions = record["batch"], model.config.image.positions
+    rerun = record["engine"] == "rerun"
+    read = count_rerun_positions(positions) if rerun else positions
+    rate = speed * read * count_product_flops(model) / 1e9
+    rows = batch * max(1, positions // 2) if rerun else batch
+    by_precision = {kind: ceilings.product(list_products(model), rows, kind) for kind in ("fp32", "bf16")}
+    ceiling = by_precision[record["precision"]]
+    shares |= {"product_gigaflops": rate, "product_share": rate / ceiling.gigaflops}
+    traffic = None if rerun else state_traffic_bytes(model, batch)
+    if traffic is not None:
+        moved = speed / batch * positions * traffic / 1e9
+        shares |= {"state_gigabytes": moved, "copy_share": moved / ceilings.copy.gigabytes_per_second}
+    return shares

@@ -9,6 +9,7 @@ from linformer_cli.errors import UsageError
 from linformer_cli.report.terminal import format_bytes, format_duration
 from linformer_cli.runtime import describe_environment
 
+from .cases import Check
 from .memory import WARM_UP_POSITIONS, PassFailed, PassMemory, measure_free_memory, measure_pass_memory
 from .passes import PassSetup, build_checked_model, build_pass
 from .run import require_agreement
@@ -54,8 +55,11 @@ def run_scaling_bench(
     head_width: int = 32,
     device: str = "cpu",
     report: Callable[[dict[str, Any]], None] = lambda row: None,
+    check: Check = None,
 ) -> ScalingReport:
     """Measure every variant at every length; `report` is told each row as it is made.
+
+    `check` is called before each measurement, and may raise to give up.
 
     At each length the memory of every variant is measured by itself, and then the time of all of them in turn. A
     variant is left out at a length, and says so, where it cannot be built with these sizes, or where its memory or the
@@ -79,11 +83,15 @@ def run_scaling_bench(
         memories: dict[str, PassMemory] = {}
         for history in histories:
             history.left_out = history.left_out or _predict_misfit(history, length, repeats, limit_seconds, device)
+            if check is not None:
+                check()
             if history.left_out is None:
                 try:
                     memories[history.variant.label] = _try(setup(history.variant, length), repeats, limit_seconds)
                 except (PassFailed, UsageError) as reason:
                     history.left_out = str(reason)
+        if check is not None:
+            check()  # what a Ctrl-C did to a process is no measurement
         timed = [history for history in histories if history.left_out is None]
         works = [build_pass(setup(history.variant, length)) for history in timed]
         timings = dict(
@@ -110,9 +118,7 @@ def run_scaling_bench(
     }
     labels = [history.variant.label for history in histories]
     rows.sort(key=lambda row: labels.index(row["name"]))  # stable: each by its length
-    softmax = next((history.seconds for history in histories if history.variant.attention == _RIVAL), None)
-    exponents = [_describe_exponents(history, lengths, softmax) for history in histories]
-    return ScalingReport(rows, exponents, settings, describe_environment())
+    return ScalingReport(rows, describe_exponents(rows), settings, describe_environment())
 
 
 def fit_exponent(points: Sequence[Point]) -> float | None:
@@ -216,26 +222,35 @@ def _describe(setup: PassSetup, history: _History, memory: PassMemory | None, ti
     }
 
 
-def _describe_exponents(
-    history: _History, lengths: Sequence[int], softmax: Sequence[Point] | None = None
-) -> dict[str, Any]:
-    """Between the last two lengths, where both were measured, and over all that were; and where softmax is overtaken.
+def describe_exponents(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A record for each mechanism in `rows`: between the last two lengths, where both were measured, and over all.
 
-    `overtakes_softmax` is None for softmax itself, and where there is none to compare with.
+    And where softmax is overtaken: `overtakes_softmax` is None for softmax itself, and where there is none to compare
+    with.
     """
-    last = set(lengths[-2:])
-    row: dict[str, Any] = {"name": history.variant.label}
-    for kind, points in (("time", history.seconds), ("memory", history.memory)):
-        ends = [point for point in points if point[0] in last]
-        row[f"{kind}_exponent_last_two"] = fit_exponent(ends)
-        row[f"{kind}_exponent_all"] = fit_exponent(points)
-    row["longest_positions"] = max((length for length, _ in history.seconds), default=None)
-    overtaking = None
-    if softmax is not None and history.variant.attention != _RIVAL:
-        overtaking = find_overtaking(history.seconds, softmax)
-    row["overtakes_softmax"] = None if overtaking is None else overtaking.describe()
-    row["overtakes_softmax_at"] = None if overtaking is None else overtaking.at
-    return row
+    last = sorted({row["positions"] for row in rows})[-2:]
+    seconds, memory = (
+        {
+            name: [(row["positions"], row[key]) for row in rows if row["name"] == name and row[key] is not None]
+            for name in dict.fromkeys(row["name"] for row in rows)
+        }
+        for key in ("seconds", "peak_memory_bytes")
+    )
+    rival = next((row["name"] for row in rows if row["attention"] == _RIVAL), None)
+    records = []
+    for name in seconds:
+        record: dict[str, Any] = {"name": name}
+        for kind, points in (("time", seconds[name]), ("memory", memory[name])):
+            record[f"{kind}_exponent_last_two"] = fit_exponent([point for point in points if point[0] in last])
+            record[f"{kind}_exponent_all"] = fit_exponent(points)
+        record["longest_positions"] = max((length for length, _ in seconds[name]), default=None)
+        attention = next(row["attention"] for row in rows if row["name"] == name)
+        compared = rival is not None and attention != _RIVAL
+        overtaking = find_overtaking(seconds[name], seconds[rival or ""]) if compared else None
+        record["overtakes_softmax"] = None if overtaking is None else overtaking.describe()
+        record["overtakes_softmax_at"] = None if overtaking is None else overtaking.at
+        records.append(record)
+    return records
 
 
 def _describe_method(device: str) -> str:

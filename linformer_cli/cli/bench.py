@@ -2,7 +2,7 @@
 
 import typer
 
-from . import bench_approximation, bench_attention, bench_copy, bench_sample
+from . import bench_approximation, bench_attention, bench_copy, bench_paper, bench_sample, bench_train
 
 app = typer.Typer(
     help="""Measure speed, memory, learning and approximation.
@@ -12,15 +12,19 @@ app = typer.Typer(
     Examples:
 
     - `lintx bench sample --checkpoint runs/first --batch 1,64`
+    - `lintx bench train --preset mnist-paper`
     - `lintx bench attention --positions 1024,4096`
     - `lintx bench copy --budget 10m --plot copy.png`
     - `lintx bench approximation --plot errors.svg`
+    - `lintx bench paper --budget 10m`
     """,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("sample")(bench_sample.sample)
+app.command("train")(bench_train.train)
 app.command("attention")(bench_attention.attention)
 app.command("copy")(bench_copy.copy)
+app.command("paper")(bench_paper.paper)
 app.command("approximation")(bench_approximation.approximation)

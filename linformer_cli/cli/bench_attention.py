@@ -1,45 +1,17 @@
 """`lintx bench attention`: how time and memory of training grow with the number of positions."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from linformer_cli.report import benchmarks
 from linformer_cli.report.tables import Column
 from linformer_cli.report.terminal import format_bytes, format_milliseconds
 
 from . import options
 from .output import print_json, print_records, talk
-
-if TYPE_CHECKING:
-    from linformer_cli.bench.scaling import ScalingReport
-    from linformer_cli.report.plots import PlotFormat
-
-_POINT_COLUMNS = (
-    Column("name", "attention"),
-    Column("positions", "T", format=","),
-    Column("seconds", "time", format=format_milliseconds),
-    Column("quartiles", "quartiles"),
-    Column("peak_memory_bytes", "memory", format=format_bytes),
-    Column("left_out", "left out"),
-)
-_EXPONENT_COLUMNS = (
-    Column("time_exponent_last_two", "time, last two", format=".2f"),
-    Column("memory_exponent_last_two", "memory, last two", format=".2f"),
-    Column("time_exponent_all", "time, all", format=".2f"),
-    Column("memory_exponent_all", "memory, all", format=".2f"),
-)
-_REACH_COLUMNS = (
-    Column("longest_positions", "longest T that fits", format=","),
-    Column("overtakes_softmax", "overtakes softmax at T"),
-)
-_FILE_COLUMNS = (
-    *(Column(key, key) for key in ("name", "attention", "device", "heads", "head_width", "positions", "repeats")),
-    *(Column(key, key) for key in ("seconds", "seconds_quartile_1", "seconds_quartile_3", "peak_memory_bytes")),
-    *_EXPONENT_COLUMNS,
-    *(Column(key, key) for key in ("longest_positions", "overtakes_softmax_at", "overtakes_softmax")),
-    Column("left_out", "left out"),
-)
 
 
 def attention(
@@ -94,23 +66,22 @@ def attention(
         options.choose_variants(names), lengths, repeats, seconds, heads, head_width, place.value, _report
     )
     if plot is not None and kind is not None:
-        write_file(plot, _render(report, kind))
+        write_file(plot, benchmarks.render_growth(report.rows, report.exponents, kind))
         talk(f"wrote {plot}")
     if json:
         print_json({**vars(report), "plot": plot})
         return
     exponents = {row["name"]: row for row in report.exponents}
-    rows = [_flatten({**row, **exponents[row["name"]]}) for row in report.rows]
-    tables = [(rows, _FILE_COLUMNS)]
+    rows = [benchmarks.flatten_scaling({**row, **exponents[row["name"]]}) for row in report.rows]
+    tables: list[tuple[Sequence[dict[str, Any]], Sequence[Column]]] = [(rows, benchmarks.SCALING_FILE_COLUMNS)]
     if style is not options.TableFormat.CSV:  # which holds one table
-        tables = [(rows, _POINT_COLUMNS), (report.exponents, (Column("name", "exponents of"), *_EXPONENT_COLUMNS))]
-        tables.append((report.exponents, (Column("name", "attention"), *_REACH_COLUMNS)))
+        tables = [(rows, benchmarks.SCALING_COLUMNS)]
+        tables += [(report.exponents, columns) for columns in (benchmarks.EXPONENT_COLUMNS, benchmarks.REACH_COLUMNS)]
     for number, (records, columns) in enumerate(tables):
         if number:
             print()
         print_records(records, columns, style.value)
-    machine = report.environment
-    talk(f"{machine['processor']}, {machine['threads']} threads, torch {machine['versions']['torch']}")
+    options.talk_about(report.environment)
 
 
 def _report(row: dict[str, Any]) -> None:
@@ -118,32 +89,3 @@ def _report(row: dict[str, Any]) -> None:
     found = f"left out, {row['left_out']}" if row["left_out"] else format_milliseconds(row["seconds"])
     memory = row["peak_memory_bytes"]
     talk(f"{row['name']}, T = {row['positions']:,}: {found}" + (f", {format_bytes(memory)}" if memory else ""))
-
-
-def _flatten(row: dict[str, Any]) -> dict[str, Any]:
-    low, high = row["seconds_quartiles"] or (None, None)
-    shown = (
-        f"{format_milliseconds(low)} - {format_milliseconds(high)}" if low is not None and high is not None else None
-    )
-    return {**row, "seconds_quartile_1": low, "seconds_quartile_3": high, "quartiles": shown}
-
-
-def _render(report: "ScalingReport", kind: "PlotFormat") -> bytes:
-    """Time and memory against T, one curve a mechanism, with its exponents over all lengths in the legend."""
-    from linformer_cli.report.plots import Curve, Panel, number_styles, render_plot
-
-    styles = number_styles(len(report.exponents))
-    times, memories = [], []
-    for row, (colour, dash) in zip(report.exponents, styles, strict=True):
-        slopes = [row[f"{key}_exponent_all"] for key in ("time", "memory")]
-        label = f"{row['name']} ({', '.join('-' if slope is None else f'{slope:.2f}' for slope in slopes)})"
-        timed = [point for point in report.rows if point["name"] == row["name"] and point["seconds"]]
-        low, high = zip(*(point["seconds_quartiles"] for point in timed), strict=True) if timed else ((), ())
-        x, y = [point["positions"] for point in timed], [point["seconds"] for point in timed]
-        times.append(Curve(label, x, y, low, high, colour, dash))
-        counted = [point for point in timed if point["peak_memory_bytes"]]
-        x, y = [point["positions"] for point in counted], [point["peak_memory_bytes"] / 2**20 for point in counted]
-        memories.append(Curve(label, x, y, colour=colour, dash=dash))
-    panels = [Panel("time", times, y_label="one pass (s)"), Panel("memory", memories, y_label="peak of one pass (MiB)")]
-    title = "attention alone, forward and backward (slopes of time, memory)"
-    return render_plot(panels, "T (positions)", "", kind, title=title)

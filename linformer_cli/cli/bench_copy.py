@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from linformer_cli.report.benchmarks import COPY_COLUMNS, render_copy
 from linformer_cli.report.tables import Column, TableStyle
-from linformer_cli.report.terminal import format_milliseconds
 
 from . import options
 from .output import print_json, print_records, talk
@@ -19,13 +19,6 @@ _TALK_SECONDS = 10.0
 _SHOWN_POINTS = 10
 _ENDINGS = {"budget": "the budget was spent", "interrupted": "it was stopped", "failed": "every model failed"}
 
-_SUMMARY_COLUMNS = (
-    Column("name", "attention"),
-    Column("updates", "updates", format=","),
-    Column("loss", "loss, nats a symbol", format=".4f"),
-    Column("accuracy", "accuracy", format=".1%"),
-    Column("seconds_per_update", "an update", format=format_milliseconds),
-)
 _FAILED = Column("failed", "failed")
 _CSV_COLUMNS = tuple(
     Column(key, key)
@@ -97,7 +90,8 @@ def copy(
         report = run_copy_task(variants, settings, seconds, stop, _Reporter())
     has_points = any(row["points"] for row in report.rows)
     if plot is not None and kind is not None and has_points:
-        write_file(plot, _render(report, kind))
+        rows = [{**row, "points": [vars(point) for point in row["points"]]} for row in report.rows]
+        write_file(plot, render_copy(rows, report.settings["task"], kind))
         talk(f"wrote {plot}")
     if json:
         print_json({**vars(report), "plot": plot if has_points else None})
@@ -131,7 +125,7 @@ def _print(report: "CopyReport", style: options.TableFormat) -> None:
         print_records(rows, _CSV_COLUMNS, "csv")
         return
     print(f"{report.settings['task']}\n")
-    columns = (*_SUMMARY_COLUMNS, _FAILED) if any(row["failed"] for row in report.rows) else _SUMMARY_COLUMNS
+    columns = (*COPY_COLUMNS, _FAILED) if any(row["failed"] for row in report.rows) else COPY_COLUMNS
     shape: TableStyle = "md" if style is options.TableFormat.MD else "table"
     print_records(report.rows, columns, shape)
     curve = _tabulate(report)
@@ -149,22 +143,3 @@ def _tabulate(report: "CopyReport") -> list[dict[str, Any]]:
     updates = sorted({update for points in losses.values() for update in points}, reverse=True)
     shown = sorted(updates[:: max(1, -(-len(updates) // _SHOWN_POINTS))])
     return [{"update": update, **{name: points.get(update) for name, points in losses.items()}} for update in shown]
-
-
-def _render(report: "CopyReport", kind: Any) -> bytes:
-    """Loss and accuracy over updates, one colour a mechanism."""
-    from linformer_cli.report.plots import Curve, Panel, Scale, number_styles, render_plot
-
-    def build_panel(key: str, label: str, scale: Scale) -> Panel:
-        curves = []
-        for row, (colour, dash) in zip(report.rows, number_styles(len(report.rows)), strict=True):
-            x = [point.update for point in row["points"]]
-            y = [getattr(point, key) for point in row["points"]]
-            curves.append(Curve(row["name"], x, y, colour=colour, dash=dash))
-        return Panel("", curves, y_label=label, x_scale="linear", y_scale=scale)
-
-    panels = [
-        build_panel("loss", "loss (nats a copied symbol)", "log"),
-        build_panel("accuracy", "accuracy on the copy (share)", "linear"),
-    ]
-    return render_plot(panels, "updates", "", kind, title=report.settings["task"])

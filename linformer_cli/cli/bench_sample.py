@@ -1,90 +1,132 @@
-"""`lintx bench sample`: images per second, measured so that the figure can be trusted."""
+"""`lintx bench sample`: images per second of sampling, measured so that the figure can be trusted."""
 
 from typing import Annotated, Any
 
 import typer
 
-from linformer_cli.report.tables import Column
-from linformer_cli.report.terminal import format_bytes
+from linformer_cli.errors import UsageError
 
 from . import options
 from .output import print_json, print_records, talk
 from .session import open_session
 
-Batches = Annotated[str, typer.Option("--batch", help="Batch sizes, separated by commas.", metavar="LIST")]
-Repeats = Annotated[int, typer.Option("--repeats", min=1, help="Repeats after one warm-up; the median counts.")]
 Rerun = Annotated[
     bool, typer.Option("--rerun/--no-rerun", help="Also softmax without a cache, extrapolated from a few positions.")
 ]
-Style = Annotated[options.TableFormat, typer.Option("--format", help="How to print.")]
-
-_SHARED_COLUMNS = (Column("attention", "attention"), Column("engine", "engine"), Column("batch", "batch"))
-_TABLE_COLUMNS = (
-    *_SHARED_COLUMNS,
-    Column("images_per_second", "images/s", format=".4g"),
-    Column("quartiles", "quartiles"),
-    Column("extrapolated", "extrapolated", format=".3g"),
-    Column("state_bytes_per_image", "state/image", format=format_bytes),
-)
-_FILE_COLUMNS = (
-    *_SHARED_COLUMNS,
-    Column("precision", "precision"),
-    Column("device", "device"),
-    Column("images_per_second", "images/s", format=".4g"),
-    Column("images_per_second_quartile_1", "quartile 1", format=".4g"),
-    Column("images_per_second_quartile_3", "quartile 3", format=".4g"),
-    Column("images_per_second_extrapolated", "extrapolated images/s", format=".3g"),
-    Column("state_bytes_per_image", "state bytes an image", format=","),
-)
+Memory = Annotated[
+    bool, typer.Option("--memory/--no-memory", help="Also the peak memory of each row, in a process of its own.")
+]
 
 
 def sample(
     checkpoint: options.OnlyCheckpointOption = None,
-    batch: Batches = "1,64",
-    repeats: Repeats = 3,
+    names: options.BenchVariants = None,
+    presets: options.Presets = None,
+    batch: options.Batches = "1,64",
+    engine: Annotated[
+        str, typer.Option("--engine", help="Engines to step with, separated by commas: auto, native, textbook.")
+    ] = "auto",
+    repeats: options.Repeats = 3,
     rerun: Rerun = True,
+    limit: options.RowLimit = "60s",
+    memory: Memory = True,
+    runs: options.Runs = None,
     device: options.Device = "auto",
     precision: options.SamplingPrecision = options.PrecisionName.AUTO,
-    style: Style = options.TableFormat.TABLE,
+    style: options.Style = options.TableFormat.TABLE,
     json: options.Json = False,
 ) -> None:
-    """Measure images/s of sampling against softmax.
+    """Measure images/s of sampling, by attention, batch size and network.
 
-    Whole images are drawn step by step by this model, and by softmax of the same size with a cache. One warm-up, then
-    interleaved repeats; the median and quartiles of images per second, the bytes of state, and the environment. Softmax
-    re-run at every value is timed at four positions and stands under `extrapolated`. Nothing is timed whose parallel
-    and step form disagree. The softmax twin has random weights, on which time does not depend.
+    Without --attention and --preset it is this checkpoint's model beside softmax of the same size. Others are untrained
+    models: of the checkpoint's size, or of --preset. Softmax comes with a key-value cache, and re-run at every value.
+
+    One warm-up, then interleaved repeats: the median and quartiles of images per second, seconds an image at batch 1,
+    state and peak memory, and the shares of the machine's own matrix products and memory copies, measured in the same
+    run. What would take longer than --limit is timed over some steps around the middle of the image; that, and the
+    re-run, which is timed at four positions, stands under `extrapolated`. Nothing is timed whose parallel and step form
+    disagree. bits/dim come from --runs alone. The paper's presets have its published figures beside ours.
 
     Examples:
 
     - `lintx bench sample`
     - `lintx bench sample --checkpoint runs/first --batch 1,64 --json`
-    - `lintx bench sample --batch 256 --format md --no-rerun`
+    - `lintx bench sample --attention softmax,linear,lsh:rounds=1 --preset mnist-paper,cifar10-paper --batch 1,16,256`
+    - `lintx bench sample --engine textbook,auto --no-rerun`
+    - `lintx bench sample --batch 256 --format md --no-rerun --no-memory`
     """
     batches = options.parse_sizes(batch, "--batch", "1,64")
-    session = open_session(checkpoint, device, precision.value)
+    seconds = options.parse_duration(limit)
+    if presets is not None and checkpoint is not None:
+        raise UsageError("--preset and --checkpoint both name a network; give one of them")
 
-    from linformer_cli.bench.run import run_sampling_bench
+    from linformer_cli.bench.ceilings import Ceilings
+    from linformer_cli.bench.run import SamplingPlan, run_sampling_bench
+    from linformer_cli.bench.subjects import build_subjects, preset_network, with_softmax
+    from linformer_cli.bench.trained import read_trained_runs
+    from linformer_cli.runtime import choose_device, choose_precision
+    from linformer_cli.sampling.engines import parse_engines
 
-    report = run_sampling_bench(session.model, batches, repeats, session.precision, rerun)
+    trained = read_trained_runs(runs or [])
+    source: dict[str, Any] = {}
+    if presets is None:
+        session = open_session(checkpoint, device, precision.value)
+        place, kind, source = session.device, session.precision, {"checkpoint": str(session.checkpoint.path)}
+        subjects = with_softmax(session.model.config.attention, session.model)
+        if names is not None:
+            network = session.model.config
+            subjects = build_subjects(options.choose_variants(names, True), [(None, network)], place, kind)
+    else:
+        place = choose_device(device).value
+        kind = choose_precision(precision.value, place, "sampling").value
+        networks = [preset_network(name.strip()) for name in presets.split(",")]
+        variants = options.choose_variants(names or options.PRESET_VARIANTS, True)
+        subjects = build_subjects(variants, networks, place, kind)
+    plan = SamplingPlan(batches, repeats, rerun, seconds, memory, trained, parse_engines(engine))
+    report = run_sampling_bench(subjects, plan, kind, Ceilings(place), _report)
     if json:
-        print_json({"checkpoint": str(session.checkpoint.path), **vars(report)})
+        print_json({**source, **vars(report)})
         return
-    columns = _TABLE_COLUMNS if style is options.TableFormat.TABLE else _FILE_COLUMNS
-    print_records([_flatten(row) for row in report.rows], columns, style.value)
-    machine = report.environment
-    talk(f"{machine['processor']}, {machine['threads']} threads, torch {machine['versions']['torch']}")
+    print_speeds(report.rows, "sampling", style)
+    options.talk_about(report.environment, report.ceilings)
 
 
-def _flatten(row: dict[str, Any]) -> dict[str, Any]:
-    """A record without nested parts, for a table; what was extrapolated keeps its own column."""
-    low, high = row.get("images_per_second_quartiles", (None, None))
-    extrapolated = row.get("extrapolated", {}).get("images_per_second")
-    return {
-        **row,
-        "quartiles": None if low is None else f"{low:.3g}-{high:.3g}",
-        "images_per_second_quartile_1": low,
-        "images_per_second_quartile_3": high,
-        "extrapolated": extrapolated,
-        "images_per_second_extrapolated": extrapolated,
-    }
+def print_speeds(rows: list[dict[str, Any]], kind: str, style: options.TableFormat) -> None:
+    """Rows of images per second, of `sampling` or `training`, on stdout."""
+    from linformer_cli.report import benchmarks
+
+    flat = [benchmarks.flatten_speed(row) for row in rows]
+    tables, columns = {
+        "sampling": (benchmarks.SAMPLING_TABLES, benchmarks.SAMPLING_FILE_COLUMNS),
+        "training": (benchmarks.TRAINING_TABLES, benchmarks.TRAINING_FILE_COLUMNS),
+    }[kind]
+    if style is options.TableFormat.CSV:
+        print_records(flat, columns, "csv")
+        return
+    if style is options.TableFormat.MD:
+        print_records(flat, benchmarks.choose_columns(flat, columns, benchmarks.QUALITY), "md")
+        return
+    for preset in dict.fromkeys(row["preset"] for row in flat):
+        if preset is not None:
+            print(preset)
+        of_preset = [row for row in flat if row["preset"] == preset]
+        for table in tables:
+            if shown := benchmarks.choose_columns(of_preset, table):
+                print_records(of_preset, shown, "table")
+                print()
+
+
+def _report(row: dict[str, Any]) -> None:
+    """A long job says what it has."""
+    talk(describe_speed(row))
+
+
+def describe_speed(row: dict[str, Any]) -> str:
+    """One row in a line."""
+    figures = row if row.get("images_per_second") else row.get("extrapolated") or {}
+    where = f"{row['preset']}, " if row["preset"] else ""
+    who = f"{where}{row['name']} ({row['engine']}), batch {row['batch']}"
+    if not figures:
+        return f"{who}: left out, {row['left_out']}"
+    how = "" if figures is row else " (extrapolated)"
+    return f"{who}: {figures['images_per_second']:.3g} images/s{how}"

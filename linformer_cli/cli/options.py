@@ -2,13 +2,13 @@
 
 import re
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from linformer_cli.errors import UsageError
 
-from .output import set_quiet
+from .output import set_quiet, talk
 
 if TYPE_CHECKING:
     from linformer_cli.bench.variants import Variant
@@ -72,6 +72,37 @@ Variants = Annotated[
         metavar="LIST",
     ),
 ]
+# What a preset is measured with where no mechanism is named.
+PRESET_VARIANTS = "linear,softmax"
+BenchVariants = Annotated[
+    str | None,
+    typer.Option(
+        "--attention",
+        help="Mechanisms, separated by commas. With options: lsh:rounds=1, or NAME=lsh:rounds=1.",
+        show_default=False,
+        metavar="LIST",
+    ),
+]
+Presets = Annotated[
+    str | None,
+    typer.Option(
+        "--preset",
+        help="Networks, separated by commas, untrained: mnist-paper, cifar10-paper, mnist-small, tiny. With linear and "
+        "softmax, unless --attention says otherwise.",
+        show_default=False,
+        metavar="LIST",
+    ),
+]
+Batches = Annotated[str, typer.Option("--batch", help="Batch sizes, separated by commas.", metavar="LIST")]
+Repeats = Annotated[int, typer.Option("--repeats", min=1, help="Repeats after one warm-up; the median counts.")]
+RowLimit = Annotated[str, typer.Option("--limit", help="The most that all repeats of one row should take.")]
+Runs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--runs", help="Trained runs whose bits/dim stand beside the same model; repeatable.", show_default=False
+    ),
+]
+Style = Annotated[TableFormat, typer.Option("--format", help="How to print.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of all random numbers.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:INDEX or mps.", metavar="DEVICE")]
 SamplingPrecision = Annotated[
@@ -175,3 +206,15 @@ def one_checkpoint(argument: str | None, option: str | None) -> str | None:
     if argument is not None and option is not None and argument != option:
         raise UsageError(f"two checkpoints are named, '{argument}' and --checkpoint '{option}'; name one")
     return argument if argument is not None else option
+
+
+def talk_about(environment: dict[str, Any], ceilings: dict[str, Any] | None = None) -> None:
+    """The machine behind a benchmark's figures, in a line on stderr; and what it can do at best."""
+    talk(f"{environment['processor']}, {environment['threads']} threads, torch {environment['versions']['torch']}")
+    if ceilings is None:
+        return
+    best: dict[str, float] = {}
+    for product in ceilings["products"]:
+        best[product["precision"]] = max(best.get(product["precision"], 0.0), product["gigaflops"])
+    products = ", ".join(f"{speed:.0f} GFLOP/s in {kind}" for kind, speed in sorted(best.items(), reverse=True))
+    talk(f"matrix products up to {products}; memory copied at {ceilings['copy']['gigabytes_per_second']:.0f} GB/s")

@@ -171,12 +171,16 @@ class Trainer:
             return self.model
         return cast(PixelModel, self.average.module)
 
+    def take_step(self) -> None:
+        """One training step as `run` takes it, at the full learning rate and always of the first batch: for timing."""
+        self._train_step(self.config.train.learning_rate)
+
     def time_one_step(self) -> float:
         """Seconds of one training step, after a first one to warm up. Changes the weights: for a dry run."""
-        self._train_step(self.config.train.learning_rate)
+        self.take_step()
         synchronize(self.device)
         began = time.perf_counter()
-        self._train_step(self.config.train.learning_rate)
+        self.take_step()
         synchronize(self.device)
         return time.perf_counter() - began
 

@@ -7,20 +7,26 @@ from typing import Any
 
 import pytest
 import torch
+from machine import FASTEST_ENGINE
 
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.attention.softmax import SoftmaxAttention
 from linformer_cli.bench import run as run_module
 from linformer_cli.bench.cases import SHARES, WARM_UP_STEPS, build_rerun_case, build_step_case
-from linformer_cli.bench.run import BenchReport, build_softmax_twin, run_sampling_bench
+from linformer_cli.bench.run import BenchReport, SamplingPlan, run_sampling_bench
+from linformer_cli.bench.subjects import build_softmax_twin, with_softmax
 from linformer_cli.bench.timing import Timing
+from linformer_cli.bench.trained import UNTRAINED
 from linformer_cli.config import ImageShape
 from linformer_cli.errors import DisagreementError
 from linformer_cli.model.pixel_model import PixelModel
 
 MEASURED = {"images_per_second", "images_per_second_quartiles", "seconds_per_image"}
 COMMON = {
+    "name",
+    "preset",
     "attention",
+    "attention_options",
     "engine",
     "precision",
     "device",
@@ -29,6 +35,14 @@ COMMON = {
     "state_bytes_per_image",
     "repeats",
     "samples_seconds",
+    "left_out",
+    "peak_memory_bytes",
+    "published",
+    "product_gigaflops",
+    "product_share",
+    "state_gigabytes",
+    "copy_share",
+    *UNTRAINED,
 }
 Works = Sequence[Callable[[], object]]
 SECONDS = (2.0, 4.0, 8.0, 16.0, 32.0)
@@ -56,15 +70,20 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return turns
 
 
+def bench(model: PixelModel, batches: list[int], repeats: int, rerun: bool = True) -> BenchReport:
+    """A model beside softmax, as `lintx bench sample` does without options, and without a limit."""
+    return run_sampling_bench(with_softmax("shipped", model), SamplingPlan(batches, repeats, rerun), "fp32")
+
+
 def find(report: BenchReport, **wanted: Any) -> dict[str, Any]:
     (row,) = [row for row in report.rows if all(row[key] == value for key, value in wanted.items())]
     return row
 
 
 def test_a_model_stands_beside_softmax_with_and_without_a_cache(model, timed) -> None:
-    report = run_sampling_bench(model, [1, 3], 5, "fp32")
+    report = bench(model, [1, 3], 5)
     found = [(row["attention"], row["engine"], row["batch"]) for row in report.rows]
-    kinds = [("linear", "step"), ("softmax", "cached"), ("softmax", "rerun")]
+    kinds = [("linear", FASTEST_ENGINE), ("softmax", "cached"), ("softmax", "rerun")]
     assert found == [(*kind, batch) for batch in (1, 3) for kind in kinds]
     assert timed == [3, 3]  # all of a batch size in turn
     for row in report.rows:
@@ -74,19 +93,19 @@ def test_a_model_stands_beside_softmax_with_and_without_a_cache(model, timed) ->
 
 
 def test_the_rerun_can_be_left_out(model, timed) -> None:
-    report = run_sampling_bench(model, [2], 1, "fp32", rerun=False)
-    assert [row["engine"] for row in report.rows] == ["step", "cached"]
+    report = bench(model, [2], 1, rerun=False)
+    assert [row["engine"] for row in report.rows] == [FASTEST_ENGINE, "cached"]
 
 
 def test_softmax_itself_needs_no_twin(build_tiny_model, timed) -> None:
     softmax = build_tiny_model(attention="softmax", image=ImageShape(height=4, width=8, levels=16))
-    report = run_sampling_bench(softmax, [2], 1, "fp32")
+    report = bench(softmax, [2], 1)
     assert [(row["attention"], row["engine"]) for row in report.rows] == [("softmax", "cached"), ("softmax", "rerun")]
 
 
 def test_whole_images_are_measured(model, timed) -> None:
-    report = run_sampling_bench(model, [3], 5, "fp32")
-    for row in (find(report, engine="step"), find(report, engine="cached")):
+    report = bench(model, [3], 5)
+    for row in (find(report, engine=FASTEST_ENGINE), find(report, engine="cached")):
         assert set(row) == COMMON | MEASURED
         # Three images in 8 seconds at the median, in 4 and 16 at the quartiles.
         assert row["images_per_second"] == 3 / 8
@@ -95,7 +114,7 @@ def test_whole_images_are_measured(model, timed) -> None:
 
 
 def test_a_rerun_is_extrapolated_and_says_nothing_else(model, timed) -> None:
-    row = find(run_sampling_bench(model, [3], 5, "fp32"), engine="rerun")
+    row = find(bench(model, [3], 5), engine="rerun")
     assert set(row) == COMMON | {"extrapolated"}
     figures = row["extrapolated"]
     assert set(figures) == MEASURED | {"timed_positions", "of_positions"}
@@ -107,9 +126,9 @@ def test_a_rerun_is_extrapolated_and_says_nothing_else(model, timed) -> None:
 
 
 def test_state_bytes_are_those_of_the_batch(model, timed) -> None:
-    report = run_sampling_bench(model, [1, 3], 1, "fp32")
+    report = bench(model, [1, 3], 1)
     for batch in (1, 3):
-        for engine, candidate in (("step", model), ("cached", build_softmax_twin(model))):
+        for engine, candidate in ((FASTEST_ENGINE, model), ("cached", build_softmax_twin(model))):
             row = find(report, engine=engine, batch=batch)
             assert row["state_bytes"] == candidate.state_bytes(batch)
             assert row["state_bytes_per_image"] == row["state_bytes"] // batch
@@ -117,18 +136,19 @@ def test_state_bytes_are_those_of_the_batch(model, timed) -> None:
 
 
 def test_what_the_figures_depend_on_stands_beside_them(model, timed) -> None:
-    report = run_sampling_bench(model, [1], 5, "fp32")
+    report = bench(model, [1], 5)
     settings = report.settings
     assert (settings["repeats"], settings["warm_up_steps"], settings["interleaved"]) == (5, WARM_UP_STEPS, True)
-    assert settings["image"] == {"height": 4, "width": 8, "channels": 1, "levels": 16}
-    assert settings["parameters"] == model.parameter_count()
+    network = settings["networks"][0]
+    assert network["image"] == {"height": 4, "width": 8, "channels": 1, "levels": 16}
+    assert network["parameters"] == model.parameter_count()
     assert report.environment["versions"]["torch"]
     assert report.environment["threads"] == torch.get_num_threads()
     json.dumps([report.rows, settings, report.environment])
 
 
 def test_a_whole_run_really_times(model) -> None:
-    report = run_sampling_bench(model, [2], 2, "fp32")
+    report = bench(model, [2], 2)
     for row in report.rows:
         assert len(row["samples_seconds"]) == 2
         assert min(row["samples_seconds"]) > 0
@@ -156,7 +176,7 @@ def test_a_step_case_draws_whole_images(model, monkeypatch) -> None:
         steps.append(len(tokens_t))
         return take_step(self, tokens_t, state)
 
-    case = build_step_case(model, 3)
+    case = build_step_case(model, 3, engine="textbook")
     monkeypatch.setattr(PixelModel, "step", counted)
     case.work(case.steps)
     assert steps == [3] * 32
@@ -166,7 +186,7 @@ def test_a_step_case_draws_whole_images(model, monkeypatch) -> None:
 
 def test_a_warm_up_is_a_few_steps_of_the_same_work(build_tiny_model) -> None:
     model = build_tiny_model(image=ImageShape(height=8, width=8, levels=16))
-    for build, expected in ((build_step_case, WARM_UP_STEPS), (build_rerun_case, len(SHARES))):
+    for build, expected in ((build_step_case, WARM_UP_STEPS), (build_rerun_case, 1)):
         case, steps = build(model, 3), []
         dataclasses.replace(case, work=steps.append).warm_up()
         assert steps == [expected]
@@ -211,11 +231,11 @@ def test_a_mechanism_whose_executions_disagree_is_not_timed(model, monkeypatch, 
     monkeypatch.setattr(mechanism, "step", wrong)
     refuse_timing(monkeypatch)
     with raises_one_line(DisagreementError, f"'{mechanism.name}' is not timed", "parallel against step", "lintx check"):
-        run_sampling_bench(model, [1], 1, "fp32")
+        bench(model, [1], 1)
 
 
 def test_a_mechanism_that_hides_bytes_is_not_timed(model, monkeypatch, raises_one_line) -> None:
     monkeypatch.setattr(LinearAttention, "state_bytes", lambda *_arguments: 1)
     refuse_timing(monkeypatch)
     with raises_one_line(DisagreementError, "'linear' is not timed", "bytes"):
-        run_sampling_bench(model, [1], 1, "fp32")
+        bench(model, [1], 1)

@@ -13,6 +13,7 @@ import tomllib
 
 import numpy as np
 import pytest
+from machine import FASTEST_ENGINE
 from PIL import Image
 
 from linformer_cli.attention.linear import LinearAttention
@@ -213,7 +214,9 @@ def test_bench_extrapolates_in_one_place_only(lintx, run_folder):
     document = lintx(*base, "--batch", "1,2", "--repeats", 2, "--json").document
     engines = [(row["attention"], row["engine"], row["batch"]) for row in document["rows"]]
     assert engines == [
-        (*kind, batch) for batch in (1, 2) for kind in (("linear", "step"), ("softmax", "cached"), ("softmax", "rerun"))
+        (*kind, batch)
+        for batch in (1, 2)
+        for kind in (("linear", FASTEST_ENGINE), ("softmax", "cached"), ("softmax", "rerun"))
     ]
     for row in document["rows"]:
         assert ("extrapolated" in row) == (row["engine"] == "rerun")

@@ -1,11 +1,11 @@
 """Engines compute what the model's own step computes, from any state, and say what they do not serve."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from machine import HAS_COMPILER
 from tolerances import assert_agree
 
 from linformer_cli.attention.base import fork_state
@@ -18,9 +18,7 @@ from linformer_cli.sampling.engines import ENGINES, TextbookEngine, build_engine
 from linformer_cli.sampling.engines.native import FEW, NativeEngine
 
 FLOAT32, BFLOAT16 = 1e-5, 0.05
-needs_compiler = pytest.mark.skipif(
-    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="the native engine needs a C++ compiler"
-)
+needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="the native engine needs a C++ compiler")
 CHANGES: dict[str, dict[str, Any]] = {
     "as it is": {},
     "post norm": {"norm": "post"},

@@ -1,0 +1,50 @@
+"""How much arithmetic and memory traffic a model asks for, counted from the model itself."""
+
+from torch import nn
+
+from linformer_cli.attention import CATALOGUE
+from linformer_cli.attention.base import Memory
+from linformer_cli.model.pixel_model import PixelModel
+
+# A backward pass multiplies every weight twice more: for the gradient of its input, and for its own.
+TRAINING_FACTOR = 3
+WHAT_IS_COUNTED = (
+    "products with the weights of linear layers and LSTM cells, each once a position; what attention multiplies "
+    "besides is not counted, so that a share of the ceiling is the same work for every mechanism of a size"
+)
+
+
+def list_products(model: nn.Module) -> list[tuple[int, int]]:
+    """(inputs, outputs) of every product of a vector with a matrix of weights that one position asks for."""
+    shapes = []
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            shapes.append((module.in_features, module.out_features))
+        elif isinstance(module, nn.LSTM):
+            shapes += [(module.input_size, 4 * module.hidden_size), (module.hidden_size, 4 * module.hidden_size)]
+    return shapes
+
+
+def count_product_flops(model: nn.Module) -> int:
+    """FLOPs of matrix products that one position asks for in a forward pass: a multiplication and an addition each."""
+    return sum(2 * inputs * outputs for inputs, outputs in list_products(model))
+
+
+def count_rerun_positions(positions: int) -> int:
+    """Positions that a re-run reads for a whole image: 1 for the first value, T for the last."""
+    return positions * (positions + 1) // 2
+
+
+def state_traffic_bytes(model: PixelModel, batch: int) -> int | None:
+    """Bytes of state that one step reads and writes, the mean over an image; None where only a part is read.
+
+    A kernel's sums and a recurrent cell are read and written whole. A key-value cache is read up to its position, on
+    average a half of it, and one position is written. What else a step moves (weights, activations) is not in it.
+    """
+    name, positions = model.config.attention, model.config.image.positions
+    whole = model.state_bytes(batch)
+    if name == "softmax":
+        return round(whole * (positions + 1) / (2 * positions)) + whole // positions
+    if name not in CATALOGUE or (CATALOGUE[name].family == "kernel" and CATALOGUE[name].memory is Memory.CONSTANT):
+        return 2 * whole
+    return None

@@ -1,0 +1,280 @@
+"""The tables and figures of Katharopoulos 2020 on this machine, within a budget of time.
+
+The budget decides batch sizes, repeats, lengths and what is timed on whole images; what is less than the paper's own
+is listed under `reduced`. Whatever was measured before an interruption is kept.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from linformer_cli.config import ModelConfig
+from linformer_cli.errors import LintxError
+from linformer_cli.report.terminal import format_duration
+from linformer_cli.runtime import StopRequest, choose_precision, describe_environment
+
+from .ceilings import Ceilings
+from .copy_task import PAPER_UPDATES, CopySettings, choose_size, run_copy_task
+from .published import HARDWARE, SOURCE
+from .run import SamplingPlan, measure_row_memory, run_sampling_bench
+from .scaling import describe_exponents, run_scaling_bench
+from .subjects import Subject, build_subjects, preset_network
+from .trained import TrainedRun
+from .training import run_training_bench
+from .variants import Variant, parse_variants
+
+METHODS = ("linear", "softmax", "lsh-1=lsh:rounds=1", "lsh-4=lsh:rounds=4")
+COPY_METHODS = ("linear", "softmax", "lsh-4=lsh:rounds=4")
+NETWORKS = ("mnist-paper", "cifar10-paper")
+# The paper's own, for what is reduced to be said against.
+PAPER_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+PAPER_TRAINING_BATCH = {"mnist-paper": 10, "cifar10-paper": 4}
+# What each part gets of the time that is left when it begins, in relation to the parts after it.
+_SHARES = {"sampling": 0.46, "training": 0.15, "scaling": 0.15, "memory": 0.06, "copy": 0.18}
+# A part that takes so many times what it was given is broken off.
+_PATIENCE = 1.5
+# Of what a row is given, the part for its repeats; the rest is for checks, probes and warming up.
+_TIMED_SHARE = 0.6
+_FIRST_RESULTS_SECONDS = 30.0
+# What comparing the two executions of every mechanism may take, before anything is timed.
+_STARTING_SECONDS = 30.0
+# One length of one mechanism at the least: two processes are started for it, one of which measures memory.
+_SECONDS_PER_LENGTH = 8.0
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a budget allows for."""
+
+    batches: Sequence[int]
+    repeats: int
+    training_batches: dict[str, int]
+
+
+@dataclass
+class PaperReport:
+    """Everything measured so far. `copy` is the copy task's, where it was run; `reduced` says where less was done."""
+
+    budget_seconds: float
+    sampling: list[dict[str, Any]] = field(default_factory=list)
+    training: list[dict[str, Any]] = field(default_factory=list)
+    scaling: list[dict[str, Any]] = field(default_factory=list)
+    exponents: list[dict[str, Any]] = field(default_factory=list)
+    copy: dict[str, Any] | None = None
+    ceilings: dict[str, Any] | None = None
+    reduced: list[str] = field(default_factory=list)
+    unfinished: list[str] = field(default_factory=lambda: list(_SHARES))
+    elapsed_seconds: float = 0.0
+    settings: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+
+
+class _PartIsOver(LintxError):
+    """A part has taken far more than its share of the budget."""
+
+
+def choose_sizes(budget_seconds: float) -> Sizes:
+    """Batch sizes and repeats for a budget."""
+    minutes = budget_seconds / 60
+    if minutes >= 30:
+        return Sizes((1, 16, 64, 256), 5, dict(PAPER_TRAINING_BATCH))
+    if minutes >= 5:
+        return Sizes((1, 16, 64), 3, {"mnist-paper": 10, "cifar10-paper": 1})
+    return Sizes((1, 16), 2, {"mnist-paper": 2, "cifar10-paper": 1})
+
+
+def choose_lengths(seconds: float, methods: int) -> list[int]:
+    """As many of the paper's lengths as `seconds` allow for, spread over them; two at the least."""
+    count = max(2, min(len(PAPER_LENGTHS), int(seconds / (_SECONDS_PER_LENGTH * methods))))
+    if count == len(PAPER_LENGTHS):
+        return list(PAPER_LENGTHS)
+    # The longest are left to larger budgets; exponents need lengths that are far apart.
+    longest = min(len(PAPER_LENGTHS) - 1, count + 1)
+    return [PAPER_LENGTHS[round(index * longest / (count - 1))] for index in range(count)]
+
+
+class PaperBench:
+    """The parts in turn. `save` is called with the report after every part, `report` with every row of a part."""
+
+    def __init__(
+        self,
+        budget_seconds: float,
+        device: str,
+        runs: Sequence[TrainedRun] = (),
+        networks: Sequence[tuple[str, ModelConfig]] | None = None,
+        report: Callable[[str, dict[str, Any]], None] = lambda part, row: None,
+        save: Callable[[PaperReport], None] = lambda report: None,
+        stop: StopRequest | None = None,
+    ) -> None:
+        self.result = PaperReport(budget_seconds, environment=describe_environment())
+        self._device, self._runs, self._stop = device, runs, stop or StopRequest()
+        self._networks = list(networks or map(preset_network, NETWORKS))
+        self._report, self._save = report, save
+        self._variants: list[Variant] = parse_variants(METHODS)
+        self._sizes = choose_sizes(budget_seconds)
+        self._precision = choose_precision("auto", device, "sampling").value
+        self._training_precision = choose_precision("auto", device, "training").value
+        self._ceilings = Ceilings(device)
+        self._began = time.monotonic()
+        self._part_ends = float("inf")
+
+    def run(self) -> PaperReport:
+        """Measure everything. What a raised `Interrupted` or Ctrl-C leaves is in `result`."""
+        self.result.settings = {
+            "methods": list(METHODS),
+            "networks": {name: config.model_dump() for name, config in self._networks},
+            "batches": list(self._sizes.batches),
+            "repeats": self._sizes.repeats,
+            "sampling_precision": self._precision,
+            "training_precision": self._training_precision,
+            "checked": f"the two executions of every mechanism, in {self._networks[0][0]}",
+            "published": {"source": SOURCE, "hardware": HARDWARE},
+        }
+        parts: dict[str, Callable[[float], None]] = {
+            "sampling": self._sample,
+            "training": self._train,
+            "scaling": self._scale,
+            "memory": self._measure_memory,
+            "copy": self._copy,
+        }
+        try:
+            self.result.ceilings = self._ceilings.describe()
+            for name, part in parts.items():
+                share = _SHARES[name] / sum(_SHARES[left] for left in self.result.unfinished)
+                seconds = max(1.0, share * (self.result.budget_seconds - self._elapsed()))
+                self._part_ends = (
+                    time.monotonic() + _PATIENCE * seconds + (_STARTING_SECONDS if name == "sampling" else 0)
+                )
+                try:
+                    part(seconds)
+                except _PartIsOver:
+                    self.result.reduced.append(f"{name}: broken off after {format_duration(_PATIENCE * seconds)}")
+                self.result.unfinished.remove(name)
+                self._keep()
+        finally:
+            self._keep()
+        return self.result
+
+    def _keep(self) -> None:
+        self.result.elapsed_seconds = self._elapsed()
+        self.result.ceilings = self._ceilings.describe()
+        self.result.exponents = describe_exponents(self.result.scaling)
+        self._save(self.result)
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._began
+
+    def _go_on(self) -> None:
+        """Called between steps: raises where the user has had enough, or the part its time."""
+        self._stop.raise_if_set("Stopped; what was measured is kept")
+        if time.monotonic() > self._part_ends:
+            raise _PartIsOver("this part has had its time")
+
+    def _subjects(self, network: tuple[str, ModelConfig], precision: str) -> list[Subject]:
+        return build_subjects(self._variants, [network], self._device, precision)
+
+    def _sample(self, seconds: float) -> None:
+        """Every network in turn, small batches first: the first results are one image's."""
+        rows = len(self._variants) + 1  # softmax is there twice
+        each = seconds / len(self._networks) / len(self._sizes.batches)
+        limit = _TIMED_SHARE * each / rows
+        first = min(limit, _FIRST_RESULTS_SECONDS / rows)
+
+        def keep(row: dict[str, Any]) -> None:
+            self.result.sampling.append(row)
+            if steps := (row.get("extrapolated") or {}).get("timed_positions"):
+                how = "re-run" if row["engine"] == "rerun" else "around the middle"
+                self.result.reduced.append(
+                    f"sampling {row['preset']}, {row['name']} ({row['engine']}), batch {row['batch']}: "
+                    f"{steps} of {row['extrapolated']['of_positions']:,} positions, {how}"
+                )
+            self._report("sampling", row)
+
+        for number, network in enumerate(self._networks):
+            subjects = self._subjects(network, self._precision)
+            for batch in self._sizes.batches:
+                bound = first if number == 0 and batch == self._sizes.batches[0] else limit
+                plan = SamplingPlan([batch], self._sizes.repeats, True, bound, False, self._runs)
+                run_sampling_bench(
+                    subjects,
+                    plan,
+                    self._precision,
+                    self._ceilings,
+                    keep,
+                    self._go_on,
+                    checked=number > 0 or batch != self._sizes.batches[0],
+                )
+
+    def _train(self, seconds: float) -> None:
+        limit = seconds / len(self._networks) / len(self._variants)
+
+        def keep(row: dict[str, Any]) -> None:
+            self.result.training.append(row)
+            if row["reduced"]:
+                self.result.reduced.append(f"training {row['preset']}, {row['name']}: {row['reduced']}")
+            self._report("training", row)
+
+        for name, config in self._networks:
+            batch, paper = self._sizes.training_batches.get(name, 1), PAPER_TRAINING_BATCH.get(name)
+            if paper is not None and batch != paper:
+                self.result.reduced.append(f"training {name}: batch {batch}, the paper's is {paper}")
+            run_training_bench(
+                self._subjects((name, config), "fp32"),
+                [batch],
+                self._sizes.repeats,
+                self._training_precision,
+                limit,
+                self._runs,
+                self._ceilings,
+                keep,
+                self._go_on,
+                checked=True,  # for sampling
+            )
+
+    def _scale(self, seconds: float) -> None:
+        lengths = choose_lengths(seconds, len(self._variants))
+        if len(lengths) < len(PAPER_LENGTHS):
+            listed = ", ".join(f"{length:,}" for length in lengths)
+            self.result.reduced.append(f"time and memory against T: at {listed}; the paper's are 512 to 65,536")
+
+        def keep(row: dict[str, Any]) -> None:
+            self.result.scaling.append(row)
+            self._report("scaling", row)
+
+        limit = seconds / len(lengths) / len(self._variants)
+        run_scaling_bench(
+            self._variants, lengths, self._sizes.repeats, limit, device=self._device, report=keep, check=self._go_on
+        )
+
+    def _measure_memory(self, seconds: float) -> None:
+        """Of the rows of sampling, the largest batches first, as far as the time goes."""
+        ends = time.monotonic() + seconds
+        left = 0
+        models = {
+            (name, subject.name): subject.model
+            for name, config in self._networks
+            for subject in self._subjects((name, config), self._precision)
+        }
+        for row in sorted(self.result.sampling, key=lambda row: -int(row["batch"])):
+            if not row["samples_seconds"]:
+                continue
+            if time.monotonic() > ends:
+                left += 1
+                continue
+            self._go_on()
+            row["peak_memory_bytes"] = measure_row_memory(models[row["preset"], row["name"]], row, seconds)
+            self._go_on()
+        if left:
+            self.result.reduced.append(f"peak memory of sampling: not measured for {left} rows")
+
+    def _copy(self, seconds: float) -> None:
+        """The copy task, as far as the time goes; what a Ctrl-C leaves of it is kept."""
+        settings = CopySettings(*choose_size(self.result.budget_seconds, None, None), device=self._device)
+        found = run_copy_task(parse_variants(COPY_METHODS), settings, seconds, self._stop)
+        self.result.copy = vars(found)
+        if settings.reduced:
+            self.result.reduced.append(settings.title)
+        if (done := found.settings["updates"]) < PAPER_UPDATES:
+            self.result.reduced.append(f"copy task: {done:,} of {PAPER_UPDATES:,} updates")
+        self._go_on()

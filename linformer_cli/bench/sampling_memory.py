@@ -1,0 +1,108 @@
+"""The peak memory of sampling: the state of a batch at the end of its images, and what a step needs besides.
+
+On a CPU it is the growth of a fresh process, which this file is too; on a GPU torch counts it.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from linformer_cli.attention.base import fork_state
+from linformer_cli.config import ModelConfig
+from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.runtime import synchronize, torch_dtype
+from linformer_cli.sampling.choose import Filters, UniformStreams
+from linformer_cli.sampling.decode import iter_values
+from linformer_cli.sampling.engines import AUTO, build_engine
+
+from .cases import place_state
+from .memory import PassFailed, measure_work_growth, run_fresh_process
+
+STEPS = 4
+METHOD = (
+    f"growth of the peak resident memory of a fresh process over the state of the batch and its last {STEPS} steps "
+    "(re-run: over reading whole images once), or the state itself where freed memory was used again; the model's "
+    "weights are not in it. On a GPU torch's count of the same"
+)
+
+
+@dataclass(frozen=True)
+class SamplingSetup:
+    """A model's configuration as plain values, and how it samples: `engine` is that of a `Case`."""
+
+    model: dict[str, Any]
+    batch: int
+    engine: str
+    precision: str
+    device: str = "cpu"
+
+
+def measure_sampling_memory(setup: SamplingSetup, limit_seconds: float) -> int | None:
+    """Peak bytes, the weights aside; None where nothing counts them. Raises `PassFailed` where it cannot be had."""
+    if setup.device == "cpu":
+        found = run_fresh_process(__name__, asdict(setup), limit_seconds)
+        return max(int(found["peak_bytes"]), int(found["state_bytes"]))
+    if not setup.device.startswith("cuda"):
+        return None
+    try:
+        work, _ = build_last_steps(setup)
+        torch.cuda.synchronize(setup.device)
+        torch.cuda.reset_peak_memory_stats(setup.device)
+        before = torch.cuda.memory_allocated(setup.device)
+        work()
+        synchronize(setup.device)
+        return torch.cuda.max_memory_allocated(setup.device) - before
+    except torch.OutOfMemoryError:
+        raise PassFailed("needs more memory than there is") from None
+
+
+def build_last_steps(setup: SamplingSetup) -> tuple[Callable[[], None], int]:
+    """Work that makes a batch's state at the end of its images and takes the last steps, warmed up with one image.
+
+    And the bytes of that state.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = PixelModel(ModelConfig.model_validate(setup.model))
+    model = model.to(device=setup.device, dtype=torch_dtype(setup.precision)).eval()
+    positions = model.config.image.positions
+
+    @torch.no_grad()
+    def read(batch: int) -> None:
+        tokens = torch.zeros(batch, positions, dtype=torch.int64, device=setup.device)
+        parameters, _ = model.attend(tokens)
+        model.head.draw(parameters[:, -1], UniformStreams(0, range(batch)).take().to(setup.device))
+
+    if setup.engine == "rerun":
+        read(1)
+        return lambda: read(setup.batch), 0
+    engine = AUTO if setup.engine == "cached" else setup.engine
+    placed = place_state(model, 1, max(1, positions - STEPS - 1))
+
+    @torch.no_grad()
+    def step(batch: int) -> None:
+        stepper = build_engine(engine, model, batch, fork_state(placed, batch))
+        first = stepper.step(torch.zeros(batch, dtype=torch.int64, device=setup.device))
+        drawn = iter_values(stepper, first, UniformStreams(0, range(batch)), Filters())
+        for _ in zip(range(min(STEPS, positions - 1)), drawn, strict=False):
+            pass
+
+    step(1)
+    return lambda: step(setup.batch), model.state_bytes(setup.batch)
+
+
+def main() -> None:
+    """The process: a setup as JSON on stdin, what was measured as JSON on stdout."""
+    request: dict[str, Any] = json.load(sys.stdin)
+    torch.set_num_threads(request["threads"])
+    work, state_bytes = build_last_steps(SamplingSetup(**request["setup"]))
+    _, growth = measure_work_growth(work)
+    sys.stdout.write(json.dumps({"peak_bytes": growth, "state_bytes": state_bytes}))
+
+
+if __name__ == "__main__":
+    main()

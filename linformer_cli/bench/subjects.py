@@ -1,0 +1,58 @@
+"""The models that a benchmark times: one that was trained, or untrained ones of a preset's size."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from linformer_cli.config import ModelConfig
+from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.presets import find_preset, find_preset_image
+from linformer_cli.runtime import torch_dtype
+
+from .variants import Variant
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to be timed, under a name; `preset` is its network's, where it was made from one."""
+
+    name: str
+    model: PixelModel
+    preset: str | None = None
+    trained: bool = True
+
+
+def build_softmax_twin(model: PixelModel) -> PixelModel:
+    """Softmax of the same size with random weights: time does not depend on their values."""
+    config = model.config.model_copy(update={"attention": "softmax", "attention_options": {}})
+    return PixelModel(config).to(device=model.device, dtype=model.dtype).eval()
+
+
+def with_softmax(name: str, model: PixelModel) -> list[Subject]:
+    """A model, and softmax of the same size beside it where it is not softmax itself."""
+    subjects = [Subject(name, model)]
+    if model.config.attention != "softmax":
+        subjects.append(Subject("softmax", build_softmax_twin(model), trained=False))
+    return subjects
+
+
+def build_subjects(
+    variants: Sequence[Variant], networks: Sequence[tuple[str | None, ModelConfig]], device: str, precision: str
+) -> list[Subject]:
+    """An untrained model of every network, by the name of its preset, with every mechanism in it."""
+    subjects = []
+    for preset, network in networks:
+        for variant in variants:
+            config = network.model_copy(update={"attention": variant.attention, "attention_options": variant.options})
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                model = PixelModel(config)
+            model = model.to(device=device, dtype=torch_dtype(precision)).eval()
+            subjects.append(Subject(variant.label, model, preset, trained=False))
+    return subjects
+
+
+def preset_network(name: str) -> tuple[str, ModelConfig]:
+    """The network called `name` for the images that it is made for."""
+    return name, ModelConfig(**find_preset(name).model_dump(), image=find_preset_image(name))

@@ -1,0 +1,75 @@
+"""Bits/dim of trained runs, to stand beside the speed of the same model. Speed needs no training; these do."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from linformer_cli.checkpoint import read_checkpoint
+from linformer_cli.config import ModelConfig
+from linformer_cli.errors import CheckpointError
+from linformer_cli.model.catalogue import parse_options
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """What a run reached: validation bits/dim with the standard error, and the images it had seen by then."""
+
+    path: Path
+    model: ModelConfig
+    data: str
+    images_seen: int
+    bits_per_dim: float
+    standard_error: float | None
+    validation_images: int | None
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return {
+            "run": self.path,
+            "data": self.data,
+            "images_seen": self.images_seen,
+            "bits_per_dim": self.bits_per_dim,
+            "bits_per_dim_standard_error": self.standard_error,
+            "validation_images": self.validation_images,
+        }
+
+
+# The same record for a row that no run belongs to.
+UNTRAINED: dict[str, Any] = dict.fromkeys(
+    ("run", "data", "images_seen", "bits_per_dim", "bits_per_dim_standard_error", "validation_images")
+)
+
+
+def read_trained_runs(folders: Sequence[str]) -> list[TrainedRun]:
+    """The runs (or checkpoints) named; raises `CheckpointError` for one that was never validated."""
+    runs = []
+    for folder in folders:
+        checkpoint = read_checkpoint(folder)
+        training = checkpoint.info.training
+        if training.validation_bits_per_dim is None:
+            raise CheckpointError(f"'{folder}' has no bits/dim: it was never validated; train it on, or leave it out")
+        runs.append(
+            TrainedRun(
+                checkpoint.path,
+                checkpoint.info.model,
+                checkpoint.info.data.name,
+                training.images_seen,
+                training.validation_bits_per_dim,
+                training.validation_standard_error,
+                training.validation_images,
+            )
+        )
+    return runs
+
+
+def find_trained(runs: Sequence[TrainedRun], model: ModelConfig) -> TrainedRun | None:
+    """The best run of exactly this model, its mechanism's options included; dropout may differ."""
+    wanted = _identify(model)
+    same = [run for run in runs if _identify(run.model) == wanted]
+    return min(same, key=lambda run: run.bits_per_dim, default=None)
+
+
+def _identify(model: ModelConfig) -> dict[str, Any]:
+    options = parse_options(model.attention, model.attention_options).model_dump(exclude_none=True)
+    return {**model.model_dump(exclude={"dropout"}), "attention_options": options}

@@ -1,0 +1,169 @@
+"""Images per second of whole training steps: forward, backward, clipping and the optimizer, as a run takes them."""
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from linformer_cli.config import ModelConfig, RunConfig, TrainConfig
+from linformer_cli.data.images import ImageSet
+from linformer_cli.presets import RECIPES
+from linformer_cli.report.terminal import format_duration
+from linformer_cli.runtime import describe_environment, synchronize
+from linformer_cli.training.loop import Trainer
+from linformer_cli.training.run_folder import RunFolder
+
+from .cases import Check
+from .ceilings import Ceilings
+from .operations import TRAINING_FACTOR, WHAT_IS_COUNTED, count_product_flops, list_products
+from .run import BenchReport, require_subject_agrees
+from .subjects import Subject
+from .timing import Timing, measure_interleaved
+from .trained import UNTRAINED, TrainedRun, find_trained
+
+_FEWEST_IMAGES = 16
+
+
+def run_training_bench(
+    subjects: Sequence[Subject],
+    batches: Sequence[int],
+    repeats: int,
+    precision: str,
+    limit_seconds: float | None = None,
+    runs: Sequence[TrainedRun] = (),
+    ceilings: Ceilings | None = None,
+    report: Callable[[dict[str, Any]], None] = lambda row: None,
+    check: Check = None,
+    checked: bool = False,
+) -> BenchReport:
+    """Time training steps of every subject at every batch size, on random images, by the recipe of its preset.
+
+    Subjects of one preset and batch size are timed in turn. Where the repeats of one would take longer than
+    `limit_seconds`, that group has fewer, and a row says so under `reduced`; what takes longer for a single step is
+    left out. `precision` is that of the matrix products, as in training: weights are float32.
+
+    Raises `DisagreementError` before any timing where the two executions of a mechanism disagree, which `checked`
+    says has been seen to.
+    """
+    for subject in () if checked else subjects:
+        require_subject_agrees(subject)
+    rows: list[dict[str, Any]] = []
+    for preset in dict.fromkeys(subject.preset for subject in subjects):
+        group = [subject for subject in subjects if subject.preset == preset]
+        for batch in batches:
+            for row in _measure_group(group, batch, repeats, precision, limit_seconds, ceilings, check):
+                trained = find_trained(runs, _find(group, row["name"]).model.config)
+                row |= UNTRAINED if trained is None else trained.record
+                rows.append(row)
+                report(row)
+    settings = {
+        "repeats": repeats,
+        "warm_up_steps": 1,
+        "interleaved": True,
+        "limit_seconds": limit_seconds,
+        "step": "random images to values, forward, backward, clipping, optimizer, by the recipe of the preset",
+        "product_share": f"{TRAINING_FACTOR} times {WHAT_IS_COUNTED}",
+    }
+    described = None if ceilings is None else ceilings.describe()
+    return BenchReport(rows, settings, describe_environment(), described)
+
+
+def build_trainer(model: ModelConfig, preset: str | None, batch: int, device: str, precision: str) -> Trainer:
+    """A run that never begins: its trainer, with random images and the recipe of `preset`. Writes nothing."""
+    train = TrainConfig.model_validate({**RECIPES.get(preset or "", {}), "batch": batch, "steps": 1})
+    image = model.image
+    shape = (max(batch, _FEWEST_IMAGES), image.height, image.width, image.channels)
+    pixels = np.random.default_rng(0).integers(0, image.levels, shape).astype(np.uint8)
+    images = ImageSet("random", "train", pixels, None)
+    config = RunConfig(preset=preset, model=model, train=train)
+    return Trainer(config, RunFolder(Path("unused")), images, images, device, precision)
+
+
+def _find(group: Sequence[Subject], name: str) -> Subject:
+    return next(subject for subject in group if subject.name == name)
+
+
+def _measure_group(
+    group: Sequence[Subject],
+    batch: int,
+    repeats: int,
+    precision: str,
+    limit_seconds: float | None,
+    ceilings: Ceilings | None,
+    check: Check,
+) -> list[dict[str, Any]]:
+    device = str(group[0].model.device)
+
+    def step(trainer: Trainer) -> None:
+        if check is not None:
+            check()
+        trainer.take_step()
+
+    works: dict[str, Callable[[], None]] = {}
+    left_out: dict[str, str] = {}
+    slowest = 0.0
+    for subject in group:
+        trainer = build_trainer(subject.model.config, subject.preset, batch, device, precision)
+        works[subject.name] = functools.partial(step, trainer)
+        began = time.perf_counter()
+        works[subject.name]()
+        synchronize(device)
+        seconds = time.perf_counter() - began
+        if limit_seconds is not None and seconds > limit_seconds:
+            left_out[subject.name] = f"one step took {format_duration(seconds)}"
+            del works[subject.name]
+        else:
+            slowest = max(slowest, seconds)
+    counted = repeats if limit_seconds is None else max(1, min(repeats, int(limit_seconds / max(slowest, 1e-9))))
+    timed = list(works)
+    # Warmed up above.
+    timings = dict(zip(timed, measure_interleaved(list(works.values()), [], counted, device), strict=True))
+    reduced = None if counted == repeats else f"{counted} of {repeats} repeats"
+    return [
+        _describe(subject, batch, timings.get(subject.name), precision, ceilings)
+        | {"left_out": left_out.get(subject.name), "reduced": reduced if subject.name in works else None}
+        for subject in group
+    ]
+
+
+def _describe(
+    subject: Subject, batch: int, timing: Timing | None, precision: str, ceilings: Ceilings | None
+) -> dict[str, Any]:
+    model = subject.model
+    positions = model.config.image.positions
+    record: dict[str, Any] = {
+        "name": subject.name,
+        "preset": subject.preset,
+        "attention": model.config.attention,
+        "attention_options": model.config.attention_options,
+        "engine": "parallel",
+        "precision": precision,
+        "device": str(model.device),
+        "batch": batch,
+        "positions": positions,
+        "images_per_second": None,
+        "images_per_second_quartiles": None,
+        "seconds_per_step": None,
+        "repeats": 0,
+        "samples_seconds": [],
+        "product_gigaflops": None,
+        "product_share": None,
+    }
+    if timing is None:
+        return record
+    first, third = (batch / seconds for seconds in reversed(timing.quartiles))
+    record |= {
+        "images_per_second": batch / timing.median,
+        "images_per_second_quartiles": [first, third],
+        "seconds_per_step": timing.median,
+        "repeats": len(timing.samples),
+        "samples_seconds": list(timing.samples),
+    }
+    if ceilings is not None:
+        rate = batch / timing.median * positions * TRAINING_FACTOR * count_product_flops(model) / 1e9
+        found = {kind: ceilings.product(list_products(model), batch * positions, kind) for kind in ("fp32", "bf16")}
+        record |= {"product_gigaflops": rate, "product_share": rate / found[precision].gigaflops}
+    return record

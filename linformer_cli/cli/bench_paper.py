@@ -1,0 +1,108 @@
+"""`lintx bench paper`: the tables and figures of the 2020 paper on this machine."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from linformer_cli.report import benchmarks
+from linformer_cli.report.tables import Column, TableStyle
+from linformer_cli.report.terminal import format_milliseconds
+
+from . import options
+from .bench_sample import describe_speed, print_speeds
+from .output import print_json, print_records, talk
+
+if TYPE_CHECKING:
+    from linformer_cli.bench.paper import PaperReport
+
+
+def paper(
+    budget: Annotated[str, typer.Option("--budget", help="The time that all of it should take.")] = "10m",
+    out: Annotated[Path, typer.Option("--out", help="Folder for paper.json, paper.md and the figures.")] = Path(
+        "bench-paper"
+    ),
+    runs: options.Runs = None,
+    device: options.Device = "auto",
+    style: options.Style = options.TableFormat.TABLE,
+    json: options.Json = False,
+) -> None:
+    """Measure the tables and figures of the 2020 paper.
+
+    Its methods (softmax re-run and with a cache, hashing with 1 and 4 rounds, linear) in its two networks: images/s of
+    sampling against the batch size and seconds of one image, images/s of training, time and memory of attention
+    against T; with its published figures beside ours, and what this machine can do at best. The budget decides batch
+    sizes, repeats and lengths; where that is less than the paper's, it says so. bits/dim come from --runs alone.
+
+    JSON, tables and figures are written after every part, so that Ctrl-C keeps what was measured.
+
+    Examples:
+
+    - `lintx bench paper --budget 10m`
+    - `lintx bench paper --budget 2m --out quick`
+    - `lintx bench paper --budget 1h --runs runs/linear --runs runs/softmax --json`
+    """
+    seconds = options.parse_duration(budget)
+
+    from linformer_cli.bench.paper import PaperBench
+    from linformer_cli.bench.trained import read_trained_runs
+    from linformer_cli.runtime import catch_signals, choose_device
+
+    trained = read_trained_runs(runs or [])
+    place = choose_device(device)
+    talk(f"device {place.value} ({place.reason}), about {budget}")
+    with catch_signals() as stop:
+        bench = PaperBench(
+            seconds,
+            place.value,
+            trained,
+            report=_report,
+            save=lambda report: _write(out, report),
+            stop=stop,
+        )
+        result = bench.run()
+    talk(f"wrote {out}")
+    if json:
+        print_json(result)
+        return
+    print_speeds(result.sampling, "sampling", style)
+    if style is options.TableFormat.CSV:  # which holds one table; the others are in paper.json
+        return
+    print_speeds(result.training, "training", style)
+    scaling = [benchmarks.flatten_scaling(row) for row in result.scaling]
+    parts: list[tuple[list[dict[str, Any]], Sequence[Column]]] = [(scaling, benchmarks.SCALING_COLUMNS)]
+    parts += [(result.exponents, columns) for columns in (benchmarks.EXPONENT_COLUMNS, benchmarks.REACH_COLUMNS)]
+    if result.copy is not None:
+        parts.append((result.copy["rows"], benchmarks.COPY_COLUMNS))
+    shape: TableStyle = "md" if style is options.TableFormat.MD else "table"
+    for rows, columns in parts:
+        print()
+        print_records(rows, columns, shape)
+    for line in result.reduced:
+        talk(f"less: {line}")
+    options.talk_about(result.environment, result.ceilings)
+
+
+def _report(part: str, row: dict[str, Any]) -> None:
+    if part != "scaling":
+        talk(f"{part}: {describe_speed(row)}")
+        return
+    found = f"left out, {row['left_out']}" if row["left_out"] else format_milliseconds(row["seconds"])
+    talk(f"{part}: {row['name']}, T = {row['positions']:,}: {found}")
+
+
+def _write(out: Path, report: "PaperReport") -> None:
+    """All files of the folder, each whole or as it was."""
+    import json
+
+    from linformer_cli.report.grids import write_file
+    from linformer_cli.report.paper_page import render_figures, render_page
+    from linformer_cli.report.tables import to_json
+
+    text = to_json(report)
+    plain = json.loads(text)
+    write_file(out / "paper.json", (text + "\n").encode())
+    write_file(out / "paper.md", render_page(plain).encode())
+    for name, data in render_figures(plain).items():
+        write_file(out / name, data)

@@ -1,0 +1,74 @@
+"""`lintx bench train`: images per second of whole training steps."""
+
+from typing import Annotated
+
+import typer
+
+from . import options
+from .bench_sample import describe_speed, print_speeds
+from .output import print_json, talk
+
+TrainingPrecision = Annotated[
+    options.PrecisionName,
+    typer.Option("--precision", help="Of matrix products. auto trains in bf16 where the hardware multiplies it."),
+]
+TrainingPresets = Annotated[
+    str, typer.Option("--preset", help="Networks, separated by commas: mnist-paper, cifar10-paper, ...", metavar="LIST")
+]
+
+
+def train(
+    names: options.BenchVariants = None,
+    presets: TrainingPresets = "mnist-small",
+    batch: options.Batches = "16",
+    repeats: options.Repeats = 3,
+    limit: options.RowLimit = "60s",
+    runs: options.Runs = None,
+    device: options.Device = "auto",
+    precision: TrainingPrecision = options.PrecisionName.AUTO,
+    style: options.Style = options.TableFormat.TABLE,
+    json: options.Json = False,
+) -> None:
+    """Measure images/s of whole training steps.
+
+    A step is what `lintx train` does: forward, backward, clipping and the optimizer, by the recipe of the preset, on
+    random images. One warm-up, then interleaved repeats; the median and quartiles of images per second, and the share
+    of the machine's own matrix products. Where repeats would take longer than --limit there are fewer, and the row says
+    so. Nothing is timed whose parallel and step form disagree.
+
+    Examples:
+
+    - `lintx bench train`
+    - `lintx bench train --attention softmax,linear,lsh:rounds=1 --preset mnist-paper --batch 4,16`
+    - `lintx bench train --preset mnist-paper,cifar10-paper --batch 1 --format md`
+    """
+    batches = options.parse_sizes(batch, "--batch", "4,16")
+    seconds = options.parse_duration(limit)
+
+    from linformer_cli.bench.ceilings import Ceilings
+    from linformer_cli.bench.subjects import build_subjects, preset_network
+    from linformer_cli.bench.trained import read_trained_runs
+    from linformer_cli.bench.training import run_training_bench
+    from linformer_cli.runtime import choose_device, choose_precision
+
+    trained = read_trained_runs(runs or [])
+    place = choose_device(device).value
+    kind = choose_precision(precision.value, place, "training")
+    talk(f"device {place}, precision {kind.value} ({kind.reason})")
+    networks = [preset_network(name.strip()) for name in presets.split(",")]
+    subjects = build_subjects(options.choose_variants(names or options.PRESET_VARIANTS, True), networks, place, "fp32")
+    report = run_training_bench(
+        subjects,
+        batches,
+        repeats,
+        kind.value,
+        seconds,
+        trained,
+        Ceilings(place),
+        lambda row: talk(describe_speed(row)),
+    )
+    if json:
+        print_json(vars(report))
+        return
+    print_speeds(report.rows, "training", style)
+    options.talk_about(report.environment, report.ceilings)

@@ -1,0 +1,206 @@
+"""The rows of a benchmark as tables and as curves. A row is a plain record, as a report holds it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .plots import Curve, Panel, PlotFormat, Scale, number_styles, render_plot
+from .tables import Column
+from .terminal import format_bytes, format_milliseconds
+
+Record = Mapping[str, Any]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
+_METHOD = (Column("name", "attention"), Column("engine", "engine"), Column("batch", "batch"))
+_WHO = (Column("preset", "preset"), *_METHOD)
+_SPEED = (Column("images_per_second", "images/s", format=".4g"), Column("quartiles", "quartiles"))
+_BITS = (Column("bits_per_dim", "bits/dim", format=".4f"), Column("images_seen", "images seen", format=","))
+_LEFT_OUT = Column("left_out", "left out")
+_SHARES = (
+    Column("product_share", "products", format=_percent),
+    Column("copy_share", "copying", format=_percent),
+)
+_FILE_SPEED = (
+    Column("precision", "precision"),
+    Column("device", "device"),
+    Column("images_per_second", "images/s", format=".4g"),
+    Column("images_per_second_quartile_1", "quartile 1", format=".4g"),
+    Column("images_per_second_quartile_3", "quartile 3", format=".4g"),
+)
+_STATE = (
+    Column("state_bytes_per_image", "state", format=format_bytes),
+    Column("peak_memory_bytes", "memory", format=format_bytes),
+)
+_PUBLISHED = tuple(
+    Column(f"published_{key}", f"published {title}", format="g")
+    for key, title in (
+        ("images_per_second", "images/s"),
+        ("seconds_per_image_cpu", "s an image"),
+        ("bits_per_dim", "bits/dim"),
+    )
+)
+
+# What a terminal shows, a table under another so that none is wider than it: speed, cost, quality.
+SAMPLING_TABLES: tuple[Sequence[Column], ...] = (
+    (*_METHOD, *_SPEED, Column("images_per_second_extrapolated", "extrapolated", format=".3g"), _LEFT_OUT),
+    (*_METHOD, Column("latency_seconds", "s/image", format=".3g"), *_STATE, *_SHARES),
+    (*_METHOD, *_BITS, *_PUBLISHED),
+)
+TRAINING_TABLES: tuple[Sequence[Column], ...] = (
+    (*_METHOD[::2], *_SPEED, Column("seconds_per_step", "step", format=format_milliseconds), _SHARES[0]),
+    (*_METHOD[::2], *_BITS, Column("reduced", "reduced"), _LEFT_OUT),
+)
+SAMPLING_FILE_COLUMNS = (
+    *_WHO,
+    *_FILE_SPEED,
+    Column("images_per_second_extrapolated", "extrapolated images/s", format=".3g"),
+    Column("latency_seconds", "s an image", format=".3g"),
+    Column("state_bytes_per_image", "state bytes an image", format=","),
+    Column("peak_memory_bytes", "peak memory bytes", format=","),
+    *_SHARES,
+    *_BITS,
+    *_PUBLISHED,
+    _LEFT_OUT,
+)
+TRAINING_FILE_COLUMNS = (
+    *_WHO,
+    *_FILE_SPEED,
+    Column("seconds_per_step", "s a step", format=".3g"),
+    _SHARES[0],
+    *_BITS,
+    Column("repeats", "repeats"),
+    _LEFT_OUT,
+)
+SCALING_COLUMNS = (
+    Column("name", "attention"),
+    Column("positions", "T", format=","),
+    Column("seconds", "time", format=format_milliseconds),
+    Column("quartiles", "quartiles"),
+    Column("peak_memory_bytes", "memory", format=format_bytes),
+    _LEFT_OUT,
+)
+_EXPONENTS = (
+    Column("time_exponent_last_two", "time, last two", format=".2f"),
+    Column("memory_exponent_last_two", "memory, last two", format=".2f"),
+    Column("time_exponent_all", "time, all", format=".2f"),
+    Column("memory_exponent_all", "memory, all", format=".2f"),
+)
+EXPONENT_COLUMNS = (Column("name", "exponents of"), *_EXPONENTS)
+REACH_COLUMNS = (
+    Column("name", "attention"),
+    Column("longest_positions", "longest T that fits", format=","),
+    Column("overtakes_softmax", "overtakes softmax at T"),
+)
+SCALING_FILE_COLUMNS = (
+    *(Column(key, key) for key in ("name", "attention", "device", "heads", "head_width", "positions", "repeats")),
+    *(Column(key, key) for key in ("seconds", "seconds_quartile_1", "seconds_quartile_3", "peak_memory_bytes")),
+    *_EXPONENTS,
+    *(Column(key, key) for key in ("longest_positions", "overtakes_softmax_at", "overtakes_softmax")),
+    Column("left_out", "left out"),
+)
+COPY_COLUMNS = (
+    Column("name", "attention"),
+    Column("updates", "updates", format=","),
+    Column("loss", "loss, nats a symbol", format=".4f"),
+    Column("accuracy", "accuracy", format=".1%"),
+    Column("seconds_per_update", "an update", format=format_milliseconds),
+)
+
+
+# Empty, they say that speed alone was measured.
+QUALITY = ("bits_per_dim", "images_seen")
+
+
+def choose_columns(rows: Sequence[Record], columns: Sequence[Column], keep: Sequence[str] = ()) -> list[Column]:
+    """`columns` without those that no row has anything in, but for `keep`; none where only the method would be left."""
+    full = [column for column in columns if column.key in keep or any(row.get(column.key) is not None for row in rows)]
+    return full if any(column not in _METHOD for column in full) else []
+
+
+def flatten_speed(row: Record) -> dict[str, Any]:
+    """A record without nested parts, for a table; what was extrapolated keeps its own column."""
+    low, high = row.get("images_per_second_quartiles") or (None, None)
+    extrapolated = row.get("extrapolated") or {}
+    published = row.get("published") or {}
+    seconds = row.get("seconds_per_image") or extrapolated.get("seconds_per_image")
+    return {
+        **row,
+        "quartiles": None if low is None else f"{low:.3g}-{high:.3g}",
+        "images_per_second_quartile_1": low,
+        "images_per_second_quartile_3": high,
+        "images_per_second_extrapolated": extrapolated.get("images_per_second"),
+        "latency_seconds": seconds if row["batch"] == 1 else None,
+        **{
+            f"published_{key}": published.get(key)
+            for key in ("images_per_second", "seconds_per_image_cpu", "bits_per_dim")
+        },
+    }
+
+
+def flatten_scaling(row: Record) -> dict[str, Any]:
+    """A record of a point of time and memory against T, for a table."""
+    low, high = row["seconds_quartiles"] or (None, None)
+    shown = None if low is None or high is None else f"{format_milliseconds(low)} - {format_milliseconds(high)}"
+    return {**row, "seconds_quartile_1": low, "seconds_quartile_3": high, "quartiles": shown}
+
+
+def render_speed(rows: Sequence[Record], kind: PlotFormat) -> bytes:
+    """Images per second against the batch size, a panel for each preset; extrapolated ones too."""
+    methods = list(dict.fromkeys(_method(row) for row in rows))
+    panels = []
+    for preset in dict.fromkeys(row["preset"] for row in rows):
+        curves = []
+        for method, (colour, dash) in zip(methods, number_styles(len(methods)), strict=True):
+            points = []
+            for row in rows:
+                figures = row if row.get("images_per_second") else row.get("extrapolated")
+                if row["preset"] == preset and _method(row) == method and figures:
+                    points.append((row["batch"], figures["images_per_second"], *figures["images_per_second_quartiles"]))
+            if points:
+                x, y, low, high = (list(part) for part in zip(*sorted(points), strict=True))
+                curves.append(Curve(method, x, y, low, high, colour, dash))
+        panels.append(Panel(preset or "", curves))
+    return render_plot(panels, "images at once", "images per second", kind)
+
+
+def render_growth(rows: Sequence[Record], exponents: Sequence[Record], kind: PlotFormat) -> bytes:
+    """Time and memory against T, one curve a mechanism, with its exponents over all lengths in the legend."""
+    styles = number_styles(len(exponents))
+    times, memories = [], []
+    for row, (colour, dash) in zip(exponents, styles, strict=True):
+        slopes = [row[f"{key}_exponent_all"] for key in ("time", "memory")]
+        label = f"{row['name']} ({', '.join('-' if slope is None else f'{slope:.2f}' for slope in slopes)})"
+        timed = [point for point in rows if point["name"] == row["name"] and point["seconds"]]
+        low, high = zip(*(point["seconds_quartiles"] for point in timed), strict=True) if timed else ((), ())
+        x, y = [point["positions"] for point in timed], [point["seconds"] for point in timed]
+        times.append(Curve(label, x, y, low, high, colour, dash))
+        counted = [point for point in timed if point["peak_memory_bytes"]]
+        x, y = [point["positions"] for point in counted], [point["peak_memory_bytes"] / 2**20 for point in counted]
+        memories.append(Curve(label, x, y, colour=colour, dash=dash))
+    panels = [Panel("time", times, y_label="one pass (s)"), Panel("memory", memories, y_label="peak of one pass (MiB)")]
+    title = "attention alone, forward and backward (slopes of time, memory)"
+    return render_plot(panels, "T (positions)", "", kind, title=title)
+
+
+def render_copy(rows: Sequence[Record], title: str, kind: PlotFormat) -> bytes:
+    """Loss and accuracy of the copy task over updates, one colour a mechanism; points are records too."""
+
+    def build_panel(key: str, label: str, scale: Scale) -> Panel:
+        curves = []
+        for row, (colour, dash) in zip(rows, number_styles(len(rows)), strict=True):
+            x, y = ([point[name] for point in row["points"]] for name in ("update", key))
+            curves.append(Curve(row["name"], x, y, colour=colour, dash=dash))
+        return Panel("", curves, y_label=label, x_scale="linear", y_scale=scale)
+
+    panels = [
+        build_panel("loss", "loss (nats a copied symbol)", "log"),
+        build_panel("accuracy", "accuracy on the copy (share)", "linear"),
+    ]
+    return render_plot(panels, "updates", "", kind, title=title)
+
+
+def _method(row: Record) -> str:
+    return f"{row['name']}, {row['engine']}" if row["attention"] == "softmax" else str(row["name"])

@@ -1,0 +1,87 @@
+"""What `lintx bench paper` leaves in its folder: one page of tables, and the figures."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .benchmarks import (
+    COPY_COLUMNS,
+    EXPONENT_COLUMNS,
+    QUALITY,
+    REACH_COLUMNS,
+    SAMPLING_FILE_COLUMNS,
+    SCALING_COLUMNS,
+    TRAINING_FILE_COLUMNS,
+    choose_columns,
+    flatten_scaling,
+    flatten_speed,
+    render_copy,
+    render_growth,
+    render_speed,
+)
+from .plots import PlotFormat
+from .tables import Column, render_records
+from .terminal import format_duration
+
+PLOT_FORMATS: tuple[PlotFormat, ...] = ("png", "svg")
+_CEILING_COLUMNS = (
+    Column("precision", "precision"),
+    Column("rows", "rows at once", format=","),
+    Column("products", "products"),
+    Column("gigaflops", "GFLOP/s", format=".4g"),
+)
+
+
+def render_page(report: Mapping[str, Any]) -> str:
+    """The report of the paper's benchmark, as plain values, in Markdown."""
+    machine, published = report["environment"], report["settings"].get("published", {})
+    lines = [
+        "# The tables of Katharopoulos 2020 on this machine",
+        "",
+        f"{machine['processor']}, {machine['threads']} threads, torch {machine['versions']['torch']}; measured in "
+        f"{format_duration(report['elapsed_seconds'])} of a budget of {format_duration(report['budget_seconds'])}.",
+    ]
+    if report["unfinished"]:
+        lines.append(f"Not finished: {', '.join(report['unfinished'])}.")
+    lines += _table("Sampling", [flatten_speed(row) for row in report["sampling"]], SAMPLING_FILE_COLUMNS)
+    if published and report["sampling"]:
+        lines += ["", f"Published: {published['source']}. Its hardware: {_list(published['hardware'])}."]
+        lines += ["Its bits/dim leave the first value of an image out; ours count every value."]
+    lines += _table("Training", [flatten_speed(row) for row in report["training"]], TRAINING_FILE_COLUMNS)
+    lines += _table("Time and memory against T", [flatten_scaling(row) for row in report["scaling"]], SCALING_COLUMNS)
+    lines += _table("Exponents", report["exponents"], EXPONENT_COLUMNS)
+    lines += _table("Reach", report["exponents"], REACH_COLUMNS)
+    if report["copy"]:
+        title = report["copy"]["settings"]["task"]
+        lines += _table(title[0].upper() + title[1:], report["copy"]["rows"], COPY_COLUMNS)
+    if report["ceilings"]:
+        lines += _table("What this machine can do", report["ceilings"]["products"], _CEILING_COLUMNS)
+        speed = report["ceilings"]["copy"]["gigabytes_per_second"]
+        lines += ["", f"Memory is copied at {speed:.3g} GB/s, each byte counted as read and as written."]
+    if report["reduced"]:
+        lines += ["", "## Where less was done", "", *(f"- {line}" for line in report["reduced"])]
+    return "\n".join([*lines, ""])
+
+
+def render_figures(report: Mapping[str, Any]) -> dict[str, bytes]:
+    """The figures that there is anything to draw for, by the name of the file."""
+    figures: dict[str, bytes] = {}
+    for kind in PLOT_FORMATS:
+        if any(row["samples_seconds"] for row in report["sampling"]):
+            figures[f"images-per-second.{kind}"] = render_speed(report["sampling"], kind)
+        if any(row["samples_seconds"] for row in report["scaling"]):
+            figures[f"attention.{kind}"] = render_growth(report["scaling"], report["exponents"], kind)
+        if report["copy"] and any(row["points"] for row in report["copy"]["rows"]):
+            figures[f"copy.{kind}"] = render_copy(report["copy"]["rows"], report["copy"]["settings"]["task"], kind)
+    return figures
+
+
+def _table(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> list[str]:
+    if not rows:
+        return []
+    keep = [column.key for column in columns if column.key in QUALITY]
+    shown = choose_columns(rows, columns, keep) or list(columns)
+    return ["", f"## {title}", "", render_records(rows, shown, "md").rstrip("\n")]
+
+
+def _list(facts: Mapping[str, str]) -> str:
+    return "; ".join(f"{name.replace('_', ' ')}: {text}" for name, text in facts.items())

@@ -1,0 +1,59 @@
+"""Counted arithmetic and traffic against counts made by hand."""
+
+import pytest
+import torch
+
+from linformer_cli.bench.operations import (
+    count_product_flops,
+    count_rerun_positions,
+    list_products,
+    state_traffic_bytes,
+)
+from linformer_cli.bench.subjects import preset_network
+from linformer_cli.config import ImageShape
+from linformer_cli.model.pixel_model import PixelModel
+
+
+def test_the_papers_mnist_model_by_hand() -> None:
+    name, config = preset_network("mnist-paper")
+    with torch.device("meta"):
+        model = PixelModel(config)
+    # A layer: queries, keys and values; the way back; feed-forward there and back. The head: 3 x 10 numbers.
+    layer = 3 * 256 * 256 + 256 * 256 + 2 * 256 * 1024
+    assert name == "mnist-paper"
+    assert count_product_flops(model) == 2 * (8 * layer + 256 * 30) == 12_598_272
+    assert len(list_products(model)) == 8 * 4 + 1
+    assert config.image == ImageShape(height=28, width=28)
+
+
+def test_cifar_has_twice_the_layers_and_colour() -> None:
+    _, config = preset_network("cifar10-paper")
+    with torch.device("meta"):
+        model = PixelModel(config)
+    assert count_product_flops(model) == 2 * (16 * 786_432 + 256 * 30)
+    assert config.image == ImageShape(height=32, width=32, channels=3)
+
+
+def test_a_cell_multiplies_its_input_and_its_output(build_tiny_model) -> None:
+    model = build_tiny_model(attention="lstm", attention_options={"hidden": 5})
+    # Four gates from 16 inputs and 5 outputs, back to 16; two layers, and 16 levels.
+    assert count_product_flops(model) == 2 * (2 * (16 * 20 + 5 * 20 + 5 * 16) + 16 * 16)
+
+
+def test_a_rerun_reads_every_prefix() -> None:
+    assert count_rerun_positions(4) == 1 + 2 + 3 + 4
+    assert count_rerun_positions(784) == 307_720
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_traffic_of_a_step(build_tiny_model, batch) -> None:
+    linear = build_tiny_model()
+    assert state_traffic_bytes(linear, batch) == 2 * linear.state_bytes(batch)
+    softmax = build_tiny_model(attention="softmax")
+    whole = softmax.state_bytes(batch)
+    # On average half of the cache and half a position more are read, and one of 64 positions is written.
+    assert state_traffic_bytes(softmax, batch) == pytest.approx(whole * 65 / 128 + whole / 64, rel=0.01)
+    lstm = build_tiny_model(attention="lstm")
+    assert state_traffic_bytes(lstm, batch) == 2 * lstm.state_bytes(batch)
+    for name in ("lsh", "longformer", "sparse"):
+        assert state_traffic_bytes(build_tiny_model(attention=name), batch) is None

@@ -1,0 +1,101 @@
+"""Training steps: the ones that a run takes, and what is fewer or left out where time is short."""
+
+import pytest
+import torch
+
+from linformer_cli.bench import training as training_module
+from linformer_cli.bench.operations import count_product_flops
+from linformer_cli.bench.subjects import Subject, build_subjects
+from linformer_cli.bench.timing import Timing
+from linformer_cli.bench.trained import TrainedRun
+from linformer_cli.bench.training import build_trainer, run_training_bench
+from linformer_cli.bench.variants import parse_variants
+from linformer_cli.errors import DisagreementError, Interrupted
+from linformer_cli.training.loop import Trainer
+
+
+@pytest.fixture
+def subjects(tiny_model_config) -> list[Subject]:
+    variants = parse_variants(["softmax", "linear:chunk=16"])
+    return build_subjects(variants, [("tiny", tiny_model_config)], "cpu", "fp32")
+
+
+def test_a_step_is_that_of_a_run(subjects, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    trainer = build_trainer(subjects[1].model.config, "mnist-paper", 4, "cpu", "bf16")
+    before = [parameter.clone() for parameter in trainer.model.parameters()]
+    trainer.take_step()
+    assert any(not torch.equal(old, new) for old, new in zip(before, trainer.model.parameters(), strict=True))
+    assert isinstance(trainer.optimizer, torch.optim.RAdam) and trainer.autocast
+    assert trainer.config.train.batch == 4 and trainer.config.train.learning_rate == 1e-4
+    assert trainer.train_set.images.max() < 16  # levels
+    assert not list(tmp_path.iterdir())
+
+
+def test_images_per_second_of_steps(subjects, monkeypatch) -> None:
+    monkeypatch.setattr(
+        training_module,
+        "measure_interleaved",
+        lambda works, warm, repeats, device: [Timing((1.0, 2.0, 3.0))] * len(works),
+    )
+    report = run_training_bench(subjects, [2, 6], 3, "fp32")
+    assert [(row["name"], row["batch"]) for row in report.rows] == [
+        (name, batch) for batch in (2, 6) for name in ("softmax", "linear-16")
+    ]
+    row = report.rows[3]
+    assert (row["images_per_second"], row["seconds_per_step"], row["repeats"]) == (3.0, 2.0, 3)
+    assert row["images_per_second_quartiles"] == [6 / 2.5, 6 / 1.5]
+    assert row["samples_seconds"] == [1.0, 2.0, 3.0] and row["reduced"] is None and row["left_out"] is None
+    assert row["product_share"] is None and row["bits_per_dim"] is None
+
+
+def test_shares_count_three_passes(subjects, monkeypatch) -> None:
+    class Fixed:
+        def product(self, shapes, rows, precision):
+            assert rows == 2 * 64
+            return type("Ceiling", (), {"gigaflops": {"fp32": 10.0, "bf16": 20.0}[precision]})()
+
+        def describe(self):
+            return {"copy": {}, "products": []}
+
+    monkeypatch.setattr(
+        training_module, "measure_interleaved", lambda works, warm, repeats, device: [Timing((0.5,))] * len(works)
+    )
+    row = run_training_bench(subjects[1:], [2], 1, "bf16", ceilings=Fixed()).rows[0]
+    done = 2 * 64 * 3 * count_product_flops(subjects[1].model) / 0.5 / 1e9
+    assert (row["product_gigaflops"], row["product_share"]) == pytest.approx((done, done / 20))
+
+
+def test_little_time_means_fewer_repeats_or_none(subjects, monkeypatch) -> None:
+    """A clock on which every step takes two seconds."""
+    ticks = iter(range(0, 10_000, 2))
+    monkeypatch.setattr(training_module.time, "perf_counter", lambda: next(ticks))
+    rows = run_training_bench(subjects, [2], 5, "fp32", limit_seconds=7.0, checked=True).rows
+    assert [(row["repeats"], row["reduced"]) for row in rows] == [(3, "3 of 5 repeats")] * 2
+    rows = run_training_bench(subjects, [2], 5, "fp32", limit_seconds=1.0, checked=True).rows
+    for row in rows:
+        assert row["left_out"] == "one step took 2 s"
+        assert row["images_per_second"] is None and row["samples_seconds"] == []
+
+
+def test_runs_and_interruptions(subjects, tmp_path) -> None:
+    told, calls = [], []
+    run = TrainedRun(tmp_path, subjects[1].model.config, "glyphs", 480, 1.25, 0.01, 90)
+    rows = run_training_bench(subjects, [2], 1, "fp32", runs=[run], report=told.append).rows
+    assert told == rows and [row["bits_per_dim"] for row in rows] == [None, 1.25]
+
+    def give_up() -> None:
+        calls.append(0)
+        if len(calls) > 2:
+            raise Interrupted("enough", 2)
+
+    with pytest.raises(Interrupted):
+        run_training_bench(subjects, [2], 5, "fp32", check=give_up, checked=True)
+    assert len(calls) == 3
+
+
+def test_nothing_is_timed_that_disagrees(subjects, monkeypatch) -> None:
+    monkeypatch.setattr(type(subjects[1].model.blocks[0].inner), "state_bytes", lambda *given: 1)
+    monkeypatch.setattr(Trainer, "take_step", lambda self: pytest.fail("timed in spite of a disagreement"))
+    with pytest.raises(DisagreementError):
+        run_training_bench(subjects[1:], [2], 1, "fp32")
