@@ -14,7 +14,7 @@ DEFAULT_PLOT = Path("plot.png")
 
 
 def plot(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.", show_default=False)],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of runs.", show_default=False)],
     out: Annotated[
         Path | None,
         typer.Option(
