@@ -3,7 +3,6 @@
 Above training and bench, since it needs both. Everything is kept in files: whatever was finished is not done again.
 """
 
-import csv
 import json
 import math
 import statistics
@@ -22,6 +21,7 @@ from linformer_cli.config import RunConfig
 from linformer_cli.data.images import ImageSet
 from linformer_cli.errors import DataError, LintxError, UsageError
 from linformer_cli.report.grids import encode_png, read_png_metadata, render_grid, write_file
+from linformer_cli.report.metrics import read_metrics
 from linformer_cli.report.tables import to_json
 from linformer_cli.runtime import StopRequest, synchronize
 from linformer_cli.sampling.decode import sample_images
@@ -241,8 +241,8 @@ def _finished(entry: Entry) -> Checkpoint:
 def _median_training_speed(entry: Entry) -> float | None:
     """The median over the run's log, which knows nothing of validation and saving."""
     try:
-        with open(entry.folder.metrics_file, newline="", encoding="utf-8") as file:
-            speeds = [float(row["images_per_second"]) for row in csv.DictReader(file) if row["images_per_second"]]
-    except (OSError, ValueError, KeyError):
+        rows = read_metrics(entry.folder.metrics_file)
+        speeds = [float(row["images_per_second"]) for row in rows if row["images_per_second"]]
+    except (LintxError, ValueError, KeyError):
         return None
     return statistics.median(speeds) if speeds else None

@@ -12,7 +12,7 @@ from linformer_cli import __version__
 from linformer_cli.errors import Interrupted, LintxError
 from linformer_cli.runtime import is_out_of_memory
 
-from . import attentions, bench, check, compare, complete, env, evaluate, export, info, sample, train
+from . import attentions, bench, check, compare, complete, env, evaluate, export, info, plot, sample, train
 from .output import complain
 
 app = typer.Typer(
@@ -47,6 +47,7 @@ app.command("eval")(evaluate.evaluate)
 app.command("check")(check.check)
 app.add_typer(bench.app, name="bench")
 app.command("compare")(compare.compare)
+app.command("plot")(plot.plot)
 app.command("attentions")(attentions.attentions)
 app.command("info")(info.info)
 app.command("export")(export.export)

@@ -108,7 +108,42 @@ def render_completion(
 
     pictures = [_to_picture(shown), *(_enlarge(image, scale) for image in completions), _enlarge(original, scale)]
     captions = ["given", *(str(number) for number in range(1, count + 1)), "original"]
-    return _captioned_row(pictures, captions, gap)
+    return render_captioned_row(pictures, captions, gap)
+
+
+def render_captioned_row(pictures: Sequence[Image.Image], captions: Sequence[str], gap: int = 2) -> Image.Image:
+    """Pictures beside each other, each in the middle of a column wide enough for its caption; RGB as soon as one is.
+
+    Raises `DataError` where there are none.
+    """
+    if not pictures:
+        raise DataError("there are no pictures to put in a row")
+    font = ImageFont.load_default(CAPTION_FONT_PIXELS)
+    widths = [
+        max(picture.width, math.ceil(font.getlength(caption)) + CAPTION_MARGIN)
+        for picture, caption in zip(pictures, captions, strict=True)
+    ]
+    mode = "L" if all(picture.mode == "L" for picture in pictures) else "RGB"
+    size = sum(widths) + gap * (len(widths) - 1), CAPTION_HEIGHT + max(picture.height for picture in pictures)
+    row = Image.new(mode, size, _grey(mode, BACKGROUND))
+    draw = ImageDraw.Draw(row)
+    left = 0
+    for picture, caption, column_width in zip(pictures, captions, widths, strict=True):
+        middle = (left + column_width // 2, CAPTION_HEIGHT // 2)
+        draw.text(middle, caption, fill=_grey(mode, CAPTION_COLOUR), font=font, anchor="mm")
+        row.paste(picture.convert(mode), (left + (column_width - picture.width) // 2, CAPTION_HEIGHT))
+        left += column_width + gap
+    return row
+
+
+def render_title(text: str) -> Image.Image:
+    """One line of text as a grey picture of its size, to stand above a row."""
+    font = ImageFont.load_default(CAPTION_FONT_PIXELS)
+    width = math.ceil(font.getlength(text)) + 2 * CAPTION_MARGIN
+    picture = Image.new("L", (width, CAPTION_HEIGHT), BACKGROUND)
+    middle = (CAPTION_MARGIN, CAPTION_HEIGHT // 2)
+    ImageDraw.Draw(picture).text(middle, text, fill=CAPTION_COLOUR, font=font, anchor="lm")
+    return picture
 
 
 def stack_rows(rows: Sequence[Image.Image], gap: int = 8) -> Image.Image:
@@ -246,23 +281,6 @@ def _checker(height: int, width: int) -> NDArray[np.uint8]:
     cells = np.arange(height)[:, None] // HIDDEN_CELL + np.arange(width)[None, :] // HIDDEN_CELL
     dark, light = (np.uint8(tone) for tone in HIDDEN_TONES)
     return np.where(cells % 2 == 0, dark, light)
-
-
-def _captioned_row(pictures: Sequence[Image.Image], captions: Sequence[str], gap: int) -> Image.Image:
-    """Pictures of one size beside each other, each in the middle of a column wide enough for its caption."""
-    font = ImageFont.load_default(CAPTION_FONT_PIXELS)
-    width, height = pictures[0].size
-    widths = [max(width, math.ceil(font.getlength(caption)) + CAPTION_MARGIN) for caption in captions]
-    mode = pictures[0].mode
-    row = Image.new(mode, (sum(widths) + gap * (len(widths) - 1), CAPTION_HEIGHT + height), _grey(mode, BACKGROUND))
-    draw = ImageDraw.Draw(row)
-    left = 0
-    for picture, caption, column_width in zip(pictures, captions, widths, strict=True):
-        middle = (left + column_width // 2, CAPTION_HEIGHT // 2)
-        draw.text(middle, caption, fill=_grey(mode, CAPTION_COLOUR), font=font, anchor="mm")
-        row.paste(picture, (left + (column_width - width) // 2, CAPTION_HEIGHT))
-        left += column_width + gap
-    return row
 
 
 def _grey(mode: str, tone: int) -> int | tuple[int, int, int]:

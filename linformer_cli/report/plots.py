@@ -27,7 +27,7 @@ _LETTERS_PER_INCH = 14
 _TITLE_LETTERS_PER_INCH = 12
 _HANDLE_LETTERS = 8
 # Ticks of an axis that spans less than so many times its smallest number, as factors of the powers of ten.
-_STEPS = ((8, (1, 1.5, 2, 3, 4, 6, 8)), (200, (1, 2, 5)))
+_STEPS = ((16, (1, 1.5, 2, 3, 4, 6, 8)), (200, (1, 2, 5)))
 _STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -105,7 +105,7 @@ def render_plot(
     rows = math.ceil(len(panels) / columns)
     width, height = _PANEL_INCHES
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(width * columns, height * rows + 0.5), dpi=150, layout="constrained")
+        figure = Figure(dpi=150, layout="constrained")
         frames = figure.subplots(rows, columns, squeeze=False).flatten()
         first: dict[tuple[str, str], Any] = {}
         handles = {}
@@ -134,6 +134,7 @@ def render_plot(
         # Long labels need more room each.
         widest = max(map(len, handles), default=1)
         across = max(1, min(columns * 3 // 2, int(width * columns * _LETTERS_PER_INCH / (widest + _HANDLE_LETTERS))))
+        figure.set_size_inches(width * columns, height * rows + 0.3 + 0.2 * math.ceil(len(handles) / across))
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=across)
         buffer = io.BytesIO()
         # No date and no version in the file.

@@ -18,6 +18,7 @@ from linformer_cli.checkpoint import holds_checkpoint
 from linformer_cli.config import RunConfig, parse_config
 from linformer_cli.errors import CheckpointError, LintxError, UsageError
 from linformer_cli.report.grids import TEMPORARY_FILES, write_file
+from linformer_cli.report.metrics import METRICS_FILE, read_metrics
 
 METRICS = (
     "step",
@@ -43,7 +44,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config_file = path / "config.toml"
-        self.metrics_file = path / "metrics.csv"
+        self.metrics_file = path / METRICS_FILE
         self.last = path / "last"
         self.best = path / "best"
         self.samples = path / "samples"
@@ -128,10 +129,7 @@ class RunFolder:
         self._write_metrics([row for row in self._read_metrics() if _is_kept(row, step, validated)])
 
     def _read_metrics(self) -> list[dict[str, str]]:
-        if not self.metrics_file.exists():  # killed between config.toml and this file
-            return []
-        with _one_line(self.metrics_file), open(self.metrics_file, newline="", encoding="utf-8") as file:
-            return list(csv.DictReader(file))
+        return read_metrics(self.metrics_file)  # nothing where it was killed between config.toml and this file
 
     def _write_metrics(self, rows: Sequence[Mapping[str, Any]]) -> None:
         table = io.StringIO(newline="")

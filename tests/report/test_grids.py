@@ -16,8 +16,10 @@ from linformer_cli.report.grids import (
     HIDDEN_TONES,
     encode_png,
     read_png_metadata,
+    render_captioned_row,
     render_completion,
     render_grid,
+    render_title,
     stack_rows,
     write_file,
 )
@@ -341,3 +343,20 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
     finally:
         os.close(reader)
     assert path.is_fifo()
+
+
+def test_pictures_of_several_sizes_stand_in_one_row():
+    pictures = [Image.new("L", (40, 10), 200), Image.new("RGB", (5, 30), (250, 0, 0))]
+    row = render_captioned_row(pictures, ["a", "a long caption"], gap=4)
+    assert row.mode == "RGB" and row.height == CAPTION_HEIGHT + 30
+    assert row.getpixel((20, CAPTION_HEIGHT + 5)) == (200, 200, 200)
+    column = row.width - 44
+    assert column > 60 and row.getpixel((44 + column // 2, CAPTION_HEIGHT + 29)) == (250, 0, 0)
+    with pytest.raises(DataError, match="no pictures"):
+        render_captioned_row([], [])
+
+
+def test_a_title_is_as_wide_as_its_text():
+    short, long = render_title("a"), render_title("a" * 30)
+    assert short.height == long.height == CAPTION_HEIGHT and long.width > 5 * short.width
+    assert max(long.tobytes()) > 200

@@ -79,6 +79,11 @@ def test_panels_share_what_has_one_label() -> None:
     assert render_plot(more, "m", "", "svg").decode().count("<!-- 64 -->") == 2
     apart = [more[0], dataclasses.replace(few[1], x_label="other")]
     assert render_plot(apart, "m", "", "svg").decode().count("<!-- 64 -->") == 1
+    # And the axis itself, not its ticks alone.
+    low, high = (Panel("", [Curve("curve", [1, 2], [0, top])], x_scale="linear", y_scale="linear") for top in (1, 100))
+    assert render_plot([low, high], "m", "y", "svg").decode().count("<!-- 100 -->") == 2
+    apart = [low, dataclasses.replace(high, y_label="other")]
+    assert render_plot(apart, "m", "y", "svg").decode().count("<!-- 100 -->") == 1
 
 
 def test_many_lengths_have_few_numbers() -> None:

@@ -1,0 +1,113 @@
+"""Pictures of training runs: their curves beside each other, and their sample grids over training as strips."""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from PIL import Image
+
+from linformer_cli.errors import DataError, UsageError
+
+from .grids import render_captioned_row, render_title, stack_rows
+from .metrics import RunSeries, TrainingPoint, ValidationPoint, label_runs
+from .plots import PALETTE, Curve, Panel, PlotFormat, render_plot
+
+_Place = Callable[[TrainingPoint | ValidationPoint], float]
+
+_VALIDATION_DASH, _TRAINING_DASH = 0, 2
+# The longest time in seconds that is still shown in a unit.
+_TIME_UNITS = ((180.0, "s", 1.0), (3 * 3600.0, "min", 60.0), (float("inf"), "h", 3600.0))
+_SAMPLES = "samples"
+_STEP = re.compile(r"step-(\d+)\.png")
+_WIDEST_STRIP = 2400  # pixels
+_STRIP_GAP = 6
+
+
+def render_runs(series: Sequence[RunSeries], kind: PlotFormat) -> bytes:
+    """Bits/dim and learning rate over images seen and over time, one colour a run, validation with its standard error.
+
+    Raises `UsageError` for more runs than there are colours.
+    """
+    if len(series) > len(PALETTE):
+        raise UsageError(f"one picture has colours for {len(PALETTE)} runs, found {len(series)}; name fewer")
+    longest = max(point.elapsed_seconds for run in series for part in (run.training, run.validation) for point in part)
+    unit, seconds = next((unit, seconds) for limit, unit, seconds in _TIME_UNITS if longest <= limit)
+    places: tuple[tuple[str, _Place], ...] = (
+        ("training images seen", lambda point: point.images),
+        (f"time of training ({unit})", lambda point: point.elapsed_seconds / seconds),
+    )
+    bits = [
+        Panel("", _build_bits_curves(series, place), x_label, "bits/dim", x_scale="linear") for x_label, place in places
+    ]
+    rates = [
+        Panel("", _build_rate_curves(series, place), x_label, "learning rate", x_scale="linear", y_scale="linear")
+        for x_label, place in places
+    ]
+    return render_plot([*bits, *rates], "", "", kind, columns=len(places))
+
+
+def _build_bits_curves(series: Sequence[RunSeries], place: _Place) -> list[Curve]:
+    curves = []
+    for colour, run in enumerate(series):
+        points = run.validation
+        low, high = ([point.bits_per_dim + sign * point.standard_error for point in points] for sign in (-1, 1))
+        x, y = [place(point) for point in points], [point.bits_per_dim for point in points]
+        curves.append(Curve(f"{run.label}, validation", x, y, low, high, colour, _VALIDATION_DASH))
+        x, y = [place(point) for point in run.training], [point.bits_per_dim for point in run.training]
+        curves.append(Curve(_training_label(run), x, y, colour=colour, dash=_TRAINING_DASH))
+    return curves
+
+
+def _build_rate_curves(series: Sequence[RunSeries], place: _Place) -> list[Curve]:
+    curves = []
+    for colour, run in enumerate(series):
+        x, y = [place(point) for point in run.training], [point.learning_rate for point in run.training]
+        curves.append(Curve(_training_label(run), x, y, colour=colour, dash=_TRAINING_DASH))
+    return curves
+
+
+def _training_label(run: RunSeries) -> str:
+    return f"{run.label}, training"
+
+
+def find_grids(run: Path, most: int) -> dict[int, Path]:
+    """The grids of samples of a run by their step, at most so many: the last, the first, and evenly between them.
+
+    Raises `DataError` where there are none.
+    """
+    found = {int(match[1]): path for path in (run / _SAMPLES).glob("*.png") if (match := _STEP.fullmatch(path.name))}
+    if not found:
+        raise DataError(f"'{run}' has no grids in {_SAMPLES}/; lintx train draws them every --sample-every steps")
+    steps = sorted(found)
+    if len(steps) > most:
+        last = len(steps) - 1
+        steps = [steps[last - round(index * last / max(1, most - 1))] for index in reversed(range(most))]
+    return {step: found[step] for step in steps}
+
+
+def render_strips(runs: Sequence[Path], most: int) -> Image.Image:
+    """One strip for each run under its name: its grids of samples over training, captioned with the step.
+
+    Grids are made smaller, by a whole number, where the strip would be too wide to look at. Raises `DataError` where a
+    run has no grids or one cannot be read, `UsageError` where a run is named twice.
+    """
+    rows = []
+    for run, label in zip(runs, label_runs(runs), strict=True):
+        grids = find_grids(run, most)
+        pictures = [_read_grid(path) for path in grids.values()]
+        smaller = -(-sum(picture.width for picture in pictures) // _WIDEST_STRIP)
+        captions = [f"step {step:,}" for step in grids]
+        rows += [
+            render_title(label),
+            render_captioned_row([picture.reduce(smaller) for picture in pictures], captions, _STRIP_GAP),
+        ]
+    return stack_rows(rows, gap=_STRIP_GAP)
+
+
+def _read_grid(path: Path) -> Image.Image:
+    try:
+        with Image.open(path, formats=["PNG"]) as picture:
+            return picture.convert("L" if picture.mode == "L" else "RGB")
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not a whole PNG"
+        raise DataError(f"cannot read the grid '{path}': {reason.lower()}") from None

@@ -1,0 +1,83 @@
+"""`lintx plot` from run folders to pictures and JSON."""
+
+import csv
+import shutil
+import subprocess
+import sys
+
+import pytest
+from PIL import Image
+
+from linformer_cli.report.grids import read_png_metadata
+
+
+@pytest.fixture
+def logged_run(run_folder, tmp_path):
+    """The finished run again, with a row of training in its log: it was too short for one of its own."""
+    folder = tmp_path / "logged"
+    shutil.copytree(run_folder, folder)
+    with open(folder / "metrics.csv", "a", encoding="utf-8") as file:
+        file.write("20,80,0.001,5.5,1.0,,,2.25,80.0,1000\n")
+    return folder
+
+
+def test_several_runs_are_one_picture(lintx, run_folder, logged_run, tmp_path):
+    out, samples = tmp_path / "deep" / "curves.svg", tmp_path / "samples.png"
+    outcome = lintx("plot", run_folder, logged_run, "-o", out, "--samples", samples, "--json")
+    assert outcome.code == 0, outcome.stderr
+    assert f"wrote {out}" in outcome.stderr and f"wrote {samples}" in outcome.stderr
+    text = out.read_text()
+    for label in ("tiny, validation", "logged, validation", "logged, training"):
+        assert f"<!-- {label} -->" in text
+    assert read_png_metadata(samples)["runs"] == [str(run_folder), str(logged_run)]
+    document = outcome.document
+    assert (document["plot"], document["samples"]) == (str(out), str(samples))
+    tiny, logged = document["rows"]
+    assert (tiny["label"], tiny["run"], tiny["training"]) == ("tiny", str(run_folder), [])
+    with open(run_folder / "metrics.csv", encoding="utf-8") as file:
+        last = list(csv.DictReader(file))[-1]
+    assert tiny["validation"][-1]["bits_per_dim"] == float(last["validation_bits_per_dim"])
+    assert tiny["validation"][-1]["standard_error"] == float(last["validation_standard_error"])
+    (point,) = logged["training"]
+    assert point == {"step": 20, "images": 80, "elapsed_seconds": 2.25, "bits_per_dim": 5.5, "learning_rate": 0.001}
+
+
+def test_what_is_drawn_is_what_is_asked_for(lintx, run_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert lintx("plot", run_folder, "--json").code == 0
+    assert lintx("plot", run_folder, "--samples", "samples.png").code == 0
+    assert not (tmp_path / "plot.png").exists() and (tmp_path / "samples.png").exists()
+    assert lintx("plot", run_folder).code == 0
+    with Image.open(tmp_path / "plot.png") as picture:
+        assert picture.format == "PNG" and picture.height > 900
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "part"),
+    [
+        (["nowhere"], 2, "'nowhere' is not a run: it has no metrics.csv"),
+        (["empty"], 1, "nothing of the run is logged yet"),
+        (["nowhere", "--samples", "s.png"], 1, "'nowhere' has no grids"),
+        (["empty", "-o", "x.pdf"], 2, ".png or .svg"),
+        (["empty", "--samples", "x.svg"], 2, "ends in .png"),
+        (["empty", "empty"], 2, "named twice"),
+        ([], 2, "Missing argument"),
+    ],
+)
+def test_mistakes_are_one_line(lintx, tmp_path, monkeypatch, arguments, code, part):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "metrics.csv").write_text("step,images\n")
+    outcome = lintx("plot", *arguments)
+    assert (outcome.code, outcome.stdout) == (code, "")
+    assert part in outcome.stderr and len(outcome.stderr.splitlines()) == 1
+    assert not list(tmp_path.glob("*.png"))
+
+
+def test_drawing_needs_no_torch(run_folder, tmp_path):
+    script = (
+        "import sys; from linformer_cli.cli.app import app; "
+        f"app(['plot', {str(run_folder)!r}, '-o', {str(tmp_path / 'p.png')!r}], standalone_mode=False); "
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
