@@ -77,6 +77,8 @@ def paper(
         parts.append((result.copy["rows"], benchmarks.COPY_COLUMNS))
     shape: TableStyle = "md" if style is options.TableFormat.MD else "table"
     for rows, columns in parts:
+        if not rows:
+            continue
         print()
         print_records(rows, columns, shape)
     for line in result.reduced:

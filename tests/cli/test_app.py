@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 COMMANDS = ["train", "sample", "complete", "eval", "check", "bench", "compare", "attentions", "info", "export", "env"]
-BENCHES = ["bench sample", "bench attention", "bench approximation"]
+BENCHES = ["bench sample", "bench train", "bench attention", "bench copy", "bench approximation", "bench paper"]
 ROOT = Path(__file__).parents[2]
 
 
@@ -18,7 +18,10 @@ ROOT = Path(__file__).parents[2]
         ["complete"],
         ["eval"],
         ["bench"],
+        ["bench", "sample"],
+        ["bench", "train"],
         ["bench", "attention"],
+        ["bench", "paper"],
         ["bench", "approximation"],
         ["compare"],
     ],
@@ -89,6 +92,13 @@ def test_the_reference_is_up_to_date(tmp_path):
         (["bench", "smaple"], 2, "Did you mean 'sample'?"),
         (["bench", "--repeats", "2", "sample"], 2, "No such option: --repeats"),
         (["bench", "sample", "--batch", "1,x"], 2, "--batch takes whole numbers separated by commas"),
+        (["bench", "sample", "--preset", "mnist-papr"], 2, "did you mean 'mnist-paper'?"),
+        (["bench", "sample", "--preset", "tiny", "-c", "mnist-small"], 2, "both name a network"),
+        (["bench", "sample", "--preset", "tiny", "--attention", "linaer"], 2, "did you mean 'linear'?"),
+        (["bench", "train", "--preset", "tiny,mnist-smal"], 2, "did you mean 'mnist-small'?"),
+        (["bench", "train", "--batch", "0"], 2, "--batch takes whole numbers separated by commas"),
+        (["bench", "paper", "--budget", "soon"], 2, "'soon' is not a time"),
+        (["bench", "paper", "--runs", "nowhere/at-all"], 1, "no checkpoint at 'nowhere/at-all'"),
         (["bench", "attention", "--positions", "0"], 2, "--positions takes whole numbers separated by commas"),
         (["bench", "attention", "--attention", "linaer"], 2, "did you mean 'linear'?"),
         (["bench", "attention", "--attention", "linear:chnk=3"], 2, "did you mean 'chunk'?"),

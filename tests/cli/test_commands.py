@@ -221,9 +221,124 @@ def test_bench_extrapolates_in_one_place_only(lintx, run_folder):
     for row in document["rows"]:
         assert ("extrapolated" in row) == (row["engine"] == "rerun")
         assert ("images_per_second" in row) == (row["engine"] != "rerun")
+        assert row["peak_memory_bytes"] > 0 and row["product_share"] > 0 and row["bits_per_dim"] is None
+    assert document["ceilings"]["copy"]["gigabytes_per_second"] > 0
     assert document["environment"]["versions"]["torch"]
     markdown = lintx(*base, "--batch", "1", "--repeats", 1, "--format", "md").stdout
     assert markdown.startswith("| attention")
+
+
+def test_bench_sample_goes_over_mechanisms_and_sizes(lintx, run_folder):
+    base = ["bench", "sample", "-c", run_folder, "--attention", "softmax,linear,few=lsh:rounds=1", "--batch", 1]
+    base += ["--repeats", 1, "--no-memory", "--no-rerun", "--runs", run_folder]
+    document = lintx(*base, "--json").document
+    assert [(row["name"], row["engine"]) for row in document["rows"]] == [
+        ("softmax", "cached"),
+        ("linear", "step"),
+        ("few", "step"),
+    ]
+    assert document["rows"][2]["attention_options"]["rounds"] == 1
+    # The run is one of linear attention, so that is where its bits/dim stand.
+    bits = [row["bits_per_dim"] is not None for row in document["rows"]]
+    assert bits == [False, True, False]
+    assert document["rows"][1]["images_seen"] == 24
+    table = lintx(*base).stdout
+    assert "bits/dim" in table and "s/image" in table and "published" not in table
+    lines = lintx(*base, "--format", "csv").stdout.splitlines()
+    assert len(lines) == 4 and "bits_per_dim" in lines[0] and "published_images_per_second" in lines[0]
+
+
+def test_bench_sample_times_presets_with_the_papers_figures(lintx):
+    base = [
+        "bench",
+        "sample",
+        "--preset",
+        "mnist-paper",
+        "--batch",
+        1,
+        "--repeats",
+        1,
+        "--limit",
+        "0.2s",
+        "--no-memory",
+    ]
+    document = lintx(*base, "--attention", "linear", "--json").document
+    (row,) = document["rows"]
+    assert row["preset"] == "mnist-paper" and row["published"]["images_per_second"] == 142.8
+    assert row["extrapolated"]["of_positions"] == 784
+    table = lintx(*base, "--attention", "linear").stdout
+    assert table.startswith("mnist-paper\n") and "142.8" in table and "extrapolated" in table
+
+
+def test_bench_train_times_steps(lintx, run_folder):
+    base = ["bench", "train", "--preset", "tiny", "--attention", "linear,softmax", "--batch", "1,2", "--repeats", 1]
+    document = lintx(*base, "--json").document
+    assert [(row["name"], row["batch"]) for row in document["rows"]] == [
+        (name, batch) for batch in (1, 2) for name in ("linear", "softmax")
+    ]
+    assert all(len(row["samples_seconds"]) == 1 and row["images_per_second"] > 0 for row in document["rows"])
+    outcome = lintx(*base, "--format", "md")
+    assert outcome.stdout.startswith("| preset") and "bits/dim" in outcome.stdout
+    assert "GFLOP/s" in outcome.stderr
+
+
+@pytest.fixture
+def little_paper(monkeypatch, tiny_model_config):
+    """The paper's benchmark in networks and sizes that take no time."""
+    from linformer_cli.bench import paper as module
+    from linformer_cli.bench.memory import PassMemory
+
+    real = module.run_copy_task
+    monkeypatch.setattr(module, "preset_network", lambda name: (name, tiny_model_config))
+    monkeypatch.setattr(module, "NETWORKS", ("mnist-paper",))
+    monkeypatch.setattr(module, "choose_sizes", lambda seconds: module.Sizes((1, 2), 1, {}))
+    monkeypatch.setattr(module, "choose_lengths", lambda seconds, methods: [16, 32])
+    monkeypatch.setattr(module, "measure_row_memory", lambda *given: 1000)
+    monkeypatch.setattr("linformer_cli.bench.scaling.measure_pass_memory", lambda setup, limit: PassMemory(9, 0.001))
+    monkeypatch.setattr(
+        module, "run_copy_task", lambda variants, settings, seconds, stop: real(variants, _shrink(settings), None, stop)
+    )
+    return module
+
+
+def _shrink(settings):
+    import dataclasses
+
+    return dataclasses.replace(settings, length=8, width=16, updates=2)
+
+
+def test_bench_paper_leaves_tables_and_figures(lintx, little_paper, tmp_path):
+    out = tmp_path / "new" / "paper"
+    outcome = lintx("bench", "paper", "--out", out, "--json")
+    assert outcome.code == 0, outcome.stderr
+    names = {path.name for path in out.iterdir()}
+    assert names == {"paper.json", "paper.md"} | {
+        f"{name}.{kind}" for name in ("images-per-second", "attention", "copy") for kind in ("png", "svg")
+    }
+    assert json.loads((out / "paper.json").read_text()) == outcome.document
+    assert outcome.document["unfinished"] == []
+    assert "142.8" in (out / "paper.md").read_text()
+    shown = lintx("bench", "paper", "--out", out, "--format", "md")
+    assert "| exponents of" in shown.stdout and "loss, nats a symbol" in shown.stdout
+    assert f"wrote {out}" in shown.stderr and "less: " in shown.stderr
+    assert lintx("bench", "paper", "--out", out, "--format", "csv").stdout.count("\n") == 11
+
+
+def test_bench_paper_keeps_what_ctrl_c_leaves(lintx, little_paper, monkeypatch, tmp_path):
+
+    def interrupted(*given, **rest):
+        os.kill(os.getpid(), signal.SIGINT)
+        return real(*given, **rest)
+
+    real = little_paper.run_training_bench
+    monkeypatch.setattr(little_paper, "run_training_bench", interrupted)
+    outcome = lintx("bench", "paper", "--out", tmp_path)
+    assert outcome.code == 130
+    assert "Stopped; what was measured is kept" in outcome.stderr
+    document = json.loads((tmp_path / "paper.json").read_text())
+    assert document["unfinished"] == ["training", "scaling", "memory", "copy"]
+    assert len(document["sampling"]) == 10
+    assert (tmp_path / "images-per-second.png").exists()
 
 
 def test_bench_attention_gives_points_and_exponents(lintx):

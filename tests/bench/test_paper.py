@@ -1,0 +1,148 @@
+"""The paper's benchmark: what a budget allows for, what is said to be less, and what an interruption leaves."""
+
+import copy
+import dataclasses
+import json
+
+import pytest
+
+from linformer_cli.bench import paper as paper_module
+from linformer_cli.bench.memory import PassMemory
+from linformer_cli.bench.paper import PAPER_LENGTHS, PaperBench, PaperReport, Sizes, choose_lengths, choose_sizes
+from linformer_cli.errors import Interrupted
+from linformer_cli.report.paper_page import render_figures, render_page
+from linformer_cli.report.tables import to_json
+from linformer_cli.runtime import StopRequest
+
+PARTS = ["sampling", "training", "scaling", "memory", "copy"]
+
+
+@pytest.fixture
+def networks(tiny_model_config):
+    return [("mnist-paper", tiny_model_config), ("two", tiny_model_config.model_copy(update={"layers": 1}))]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No processes, sizes that take no time, and a budget that none of them spends."""
+    real = paper_module.run_copy_task
+
+    def copy_little(variants, settings, seconds, stop):
+        return real(variants, dataclasses.replace(settings, length=8, width=16, updates=2), None, stop)
+
+    monkeypatch.setattr(paper_module, "run_copy_task", copy_little)
+    monkeypatch.setattr(paper_module, "choose_sizes", lambda seconds: Sizes((1, 2), 1, {"mnist-paper": 2}))
+    monkeypatch.setattr(paper_module, "measure_row_memory", lambda model, row, limit: 1000 * row["batch"])
+    monkeypatch.setattr(paper_module, "choose_lengths", lambda seconds, methods: [16, 32])
+    monkeypatch.setattr(
+        "linformer_cli.bench.scaling.measure_pass_memory", lambda setup, limit: PassMemory(100 * setup.positions, 0.001)
+    )
+
+
+def test_a_budget_decides_sizes() -> None:
+    short, usual, long = (choose_sizes(60 * minutes) for minutes in (1, 10, 60))
+    assert short.batches == (1, 16) and usual.batches == (1, 16, 64) and long.batches[-1] == 256
+    assert short.repeats < usual.repeats < long.repeats
+    assert long.training_batches == paper_module.PAPER_TRAINING_BATCH
+    assert all(sizes.batches[0] == 1 for sizes in (short, usual, long))  # one image's latency
+
+
+@pytest.mark.parametrize("seconds", [1, 60, 90, 150, 300, 10_000])
+def test_lengths_are_of_the_papers_and_far_apart(seconds) -> None:
+    lengths = choose_lengths(seconds, 4)
+    assert len(lengths) >= 2 and lengths == sorted(set(lengths))
+    assert set(lengths) <= set(PAPER_LENGTHS)
+    if seconds == 10_000:
+        assert lengths == list(PAPER_LENGTHS)
+
+
+def test_all_parts_are_measured_and_saved_one_by_one(networks, quick) -> None:
+    told, saved = [], []
+    bench = PaperBench(
+        600.0,
+        "cpu",
+        networks=networks,
+        report=lambda part, row: told.append((part, row["name"])),
+        save=lambda report: saved.append(copy.deepcopy(report)),
+    )
+    result = bench.run()
+    assert result.unfinished == []
+    assert [report.unfinished for report in saved[:5]] == [PARTS[number:] for number in range(1, 6)]
+    assert saved[0].sampling and not saved[0].training
+    methods = [("linear", "step"), ("softmax", "cached"), ("softmax", "rerun"), ("lsh-1", "step"), ("lsh-4", "step")]
+    assert [(row["name"], row["engine"]) for row in result.sampling[:5]] == methods
+    assert {(row["preset"], row["batch"]) for row in result.sampling} == {
+        (name, batch) for name in ("mnist-paper", "two") for batch in (1, 2)
+    }
+    assert [row["name"] for row in result.training] == ["linear", "softmax", "lsh-1", "lsh-4"] * 2
+    assert {row["positions"] for row in result.scaling} == {16, 32}
+    assert [row["name"] for row in result.exponents] == ["linear", "softmax", "lsh-1", "lsh-4"]
+    assert result.copy is not None and [row["name"] for row in result.copy["rows"]] == ["linear", "softmax", "lsh-4"]
+    assert {part for part, _ in told} == {"sampling", "training", "scaling"}
+    timed = [row for row in result.sampling if row["samples_seconds"]]
+    assert {row["peak_memory_bytes"] for row in timed} <= {1000, 2000}
+    assert result.sampling[0]["published"]["images_per_second"] == 142.8
+    assert result.sampling[-1]["published"] is None
+    said = "\n".join(result.reduced)
+    for words in ("training mnist-paper: batch 2, the paper's is 10", "at 16, 32", "copy task, length 32"):
+        assert words in said
+    document = json.loads(to_json(result))
+    page = render_page(document)
+    for words in (
+        "## Sampling",
+        "bits/dim",
+        "142.8",
+        "## Training",
+        "## Exponents",
+        "## Where less was done",
+        "GFLOP/s",
+    ):
+        assert words in page
+    assert "Not finished" not in page
+    figures = render_figures(document)
+    assert {"images-per-second.png", "images-per-second.svg", "attention.png", "attention.svg"} <= set(figures)
+    assert figures["attention.png"].startswith(b"\x89PNG") and b"<svg" in figures["images-per-second.svg"]
+
+
+def test_an_interruption_keeps_what_was_measured(networks, quick) -> None:
+    stop, saved = StopRequest(), []
+
+    def report(part, row):
+        if part == "training":
+            stop.signal_number = 2
+
+    bench = PaperBench(600.0, "cpu", networks=networks, report=report, save=saved.append, stop=stop)
+    with pytest.raises(Interrupted):
+        bench.run()
+    assert bench.result.unfinished == PARTS[1:]
+    assert bench.result.sampling and len(bench.result.training) >= 1
+    assert saved[-1] is bench.result
+    page = render_page(json.loads(to_json(bench.result)))
+    assert "Not finished: training, scaling, memory, copy." in page
+
+
+def test_a_part_that_takes_far_too_long_is_broken_off(networks, quick, monkeypatch) -> None:
+    monkeypatch.setattr(paper_module, "_STARTING_SECONDS", -1e9)
+    result = PaperBench(600.0, "cpu", networks=networks).run()
+    assert result.sampling == [] and result.training
+    assert any(line.startswith("sampling: broken off") for line in result.reduced)
+
+
+def test_memory_goes_as_far_as_the_time(networks, quick) -> None:
+    bench = PaperBench(600.0, "cpu", networks=networks)
+    bench.result.sampling = [
+        {"preset": "two", "name": "linear", "batch": batch, "samples_seconds": seconds, "peak_memory_bytes": None}
+        for batch, seconds in ((1, [1.0]), (16, [1.0]), (64, []))
+    ]
+    bench._measure_memory(100.0)
+    assert [row["peak_memory_bytes"] for row in bench.result.sampling] == [1000, 16_000, None]
+    bench._measure_memory(-1.0)
+    assert bench.result.reduced == ["peak memory of sampling: not measured for 2 rows"]
+
+
+def test_an_empty_report_is_a_page(networks) -> None:
+    bench = PaperBench(600.0, "cpu", networks=networks)
+    assert isinstance(bench.result, PaperReport)
+    document = json.loads(to_json(bench.result))
+    assert "Not finished: sampling" in render_page(document)
+    assert render_figures(document) == {}

@@ -1,0 +1,83 @@
+"""The rows of a benchmark as tables and curves."""
+
+import io
+from xml.etree import ElementTree
+
+from linformer_cli.report import benchmarks
+from linformer_cli.report.tables import Column
+
+MEASURED = {
+    "name": "linear",
+    "preset": "mnist-paper",
+    "attention": "linear",
+    "engine": "step",
+    "batch": 1,
+    "images_per_second": 2.0,
+    "images_per_second_quartiles": [1.5, 2.5],
+    "seconds_per_image": 0.5,
+    "published": {"images_per_second": 142.8, "seconds_per_image_cpu": 5.5, "bits_per_dim": 0.644},
+    "bits_per_dim": None,
+}
+EXTRAPOLATED = {
+    **{key: MEASURED[key] for key in ("preset", "batch", "bits_per_dim")},
+    "name": "softmax",
+    "attention": "softmax",
+    "engine": "rerun",
+    "published": None,
+    "extrapolated": {
+        "images_per_second": 0.25,
+        "images_per_second_quartiles": [0.2, 0.3],
+        "seconds_per_image": 4.0,
+    },
+}
+LEFT_OUT = {**{k: v for k, v in EXTRAPOLATED.items() if k != "extrapolated"}, "batch": 16, "left_out": "too slow"}
+
+
+def test_measured_extrapolated_and_left_out_keep_apart() -> None:
+    measured, extrapolated, left_out = map(benchmarks.flatten_speed, (MEASURED, EXTRAPOLATED, LEFT_OUT))
+    assert (measured["images_per_second"], measured["images_per_second_extrapolated"]) == (2.0, None)
+    assert (measured["quartiles"], measured["latency_seconds"]) == ("1.5-2.5", 0.5)
+    assert measured["published_images_per_second"] == 142.8
+    assert extrapolated.get("images_per_second") is None and extrapolated["images_per_second_extrapolated"] == 0.25
+    assert extrapolated["latency_seconds"] == 4.0 and extrapolated["quartiles"] is None
+    assert left_out["latency_seconds"] is None and left_out["images_per_second_extrapolated"] is None
+
+
+def test_latency_is_that_of_one_image() -> None:
+    assert benchmarks.flatten_speed({**MEASURED, "batch": 2})["latency_seconds"] is None
+
+
+def test_columns_without_anything_are_left_out() -> None:
+    rows = [benchmarks.flatten_speed(MEASURED)]
+    speed, cost, quality, published = benchmarks.SAMPLING_TABLES
+    assert "extrapolated" not in [column.title for column in benchmarks.choose_columns(rows, speed)]
+    assert "s/image" in [column.title for column in benchmarks.choose_columns(rows, cost)]
+    assert benchmarks.choose_columns(rows, quality) == []  # bits/dim were not measured
+    assert "published images/s" in [column.title for column in benchmarks.choose_columns(rows, published)]
+    kept = benchmarks.choose_columns(rows, benchmarks.SAMPLING_FILE_COLUMNS, benchmarks.QUALITY)
+    assert {"bits_per_dim", "images_seen"} <= {column.key for column in kept}
+    method = speed[:3]
+    assert benchmarks.choose_columns(rows, [*method, Column("nothing", "nothing")]) == []
+
+
+def test_speed_is_drawn_by_network_and_method() -> None:
+    two = {**MEASURED, "batch": 64, "images_per_second": 30.0, "images_per_second_quartiles": [29.0, 31.0]}
+    text = benchmarks.render_speed([MEASURED, two, EXTRAPOLATED, LEFT_OUT], "svg").decode()
+    assert ElementTree.fromstring(text).tag.endswith("svg")
+    for words in ("mnist-paper", "linear", "softmax, rerun", "images per second", "images at once", "64"):
+        assert f"<!-- {words} -->" in text
+    assert "<!-- 16 -->" not in text  # nothing was measured there
+
+
+def test_no_table_is_wider_than_a_terminal() -> None:
+    from rich.console import Console
+
+    from linformer_cli.report.tables import render_records
+
+    rows = [benchmarks.flatten_speed({**MEASURED, "images_per_second_quartiles": [123.4, 234.5], "batch": 256})]
+    rows[0] |= {"state_bytes_per_image": 2**28, "peak_memory_bytes": 2**34, "product_share": 0.123, "copy_share": 0.456}
+    rows[0] |= {"bits_per_dim": 1.2345, "images_seen": 15_000_000}
+    for columns in benchmarks.SAMPLING_TABLES:
+        console = Console(width=80, file=io.StringIO())
+        console.print(render_records(rows, benchmarks.choose_columns(rows, columns), "table"))
+        assert len(console.file.getvalue().rstrip().splitlines()) == 3  # heading, rule, row: nothing is folded
