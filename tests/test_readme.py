@@ -35,7 +35,7 @@ def test_options_of_the_command_lines_exist():
     from typer.main import get_command
 
     lines = [shlex.split(line) for line in block.splitlines()]
-    assert len(lines) == 8
+    assert len(lines) == 9
     for line in lines:
         command, rest = get_command(app), line[1:]
         while hasattr(command, "commands"):
