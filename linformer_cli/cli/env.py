@@ -15,6 +15,7 @@ def env(json: options.Json = False) -> None:
     """
     from linformer_cli.checkpoint import shipped_checkpoints
     from linformer_cli.runtime import choose_device, choose_precision, describe_environment
+    from linformer_cli.sampling.engines.compiler import describe_native_engine
 
     device = choose_device("auto")
     facts = describe_environment()
@@ -22,6 +23,7 @@ def env(json: options.Json = False) -> None:
     for purpose in ("training", "sampling"):
         choice = choose_precision("auto", device.value, purpose)
         facts[f"auto_precision_{purpose}"] = f"{choice.value} ({choice.reason})"
+    facts["native_engine"] = describe_native_engine()
     facts["shipped_checkpoints"] = {name: str(path) for name, path in shipped_checkpoints().items()}
     if json:
         print_json(facts)

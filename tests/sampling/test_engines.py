@@ -209,6 +209,20 @@ def test_kernels_are_compiled_once(build_tiny_model, fresh_compiler, monkeypatch
 
 
 @needs_compiler
+def test_a_library_that_was_cut_off_is_compiled_again(build_tiny_model, fresh_compiler, tmp_path, monkeypatch) -> None:
+    assert choose_engine("auto", build_tiny_model()).value == "native"
+    (library,) = fresh_compiler.iterdir()
+    # Elsewhere, since this process would not open the same path twice.
+    monkeypatch.setenv("LINTX_CACHE", str(tmp_path / "other"))
+    cut_off = tmp_path / "other" / "native" / library.name
+    cut_off.parent.mkdir(parents=True)
+    cut_off.write_bytes(library.read_bytes()[:1000])
+    compiler.load_library.cache_clear()
+    assert choose_engine("auto", build_tiny_model()).value == "native"
+    assert cut_off.stat().st_size == library.stat().st_size
+
+
+@needs_compiler
 def test_kernels_leave_the_smallest_numbers_alone(build_tiny_model) -> None:
     """Fast math linked in would flush them to zero in the whole process."""
     NativeEngine(build_tiny_model(), 1)

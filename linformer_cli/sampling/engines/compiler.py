@@ -52,15 +52,25 @@ def load_library() -> ctypes.CDLL:
     key = (SOURCE.read_bytes(), os.path.realpath(compiler), COMPILE, platform.machine(), processor_name(), str(threads))
     file = cache_folder() / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:20]}.so"
     try:
-        if not file.exists():
+        try:
+            library = ctypes.CDLL(str(file))
+        except OSError:  # not there, or cut off
             _compile(compiler, file, threads is not None)
-        library = ctypes.CDLL(str(file))
+            library = ctypes.CDLL(str(file))
         for name, signature in _SIGNATURES.items():
             function = getattr(library, f"lintx_{name}")
             function.argtypes, function.restype = signature, None
         return library
     except OSError as error:
         raise NoCompiler(f"the kernels cannot be compiled or loaded: {error.strerror or error}") from None
+
+
+def describe_native_engine() -> str:
+    """Where its compiled kernels are, or why there are none."""
+    try:
+        return f"compiled, in {load_library()._name}"
+    except NoCompiler as error:
+        return f"not to be had: {error}"
 
 
 def _threads_library() -> str | None:
