@@ -52,11 +52,9 @@ def load_library() -> ctypes.CDLL:
     key = (SOURCE.read_bytes(), os.path.realpath(compiler), COMPILE, platform.machine(), processor_name(), str(threads))
     file = cache_folder() / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:20]}.so"
     try:
-        try:
-            library = ctypes.CDLL(str(file))
-        except OSError:  # not there, or cut off
+        if not _is_whole(file):
             _compile(compiler, file, threads is not None)
-            library = ctypes.CDLL(str(file))
+        library = ctypes.CDLL(str(file))
         for name, signature in _SIGNATURES.items():
             function = getattr(library, f"lintx_{name}")
             function.argtypes, function.restype = signature, None
@@ -102,4 +100,18 @@ def _compile(compiler: str, file: Path, threads: bool) -> None:
             if result.returncode:
                 reason = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr[:200])
                 raise NoCompiler(f"{compiler} failed: {reason.strip()}")
+        digest = _digest(linked)
         os.replace(linked, file)
+        file.with_suffix(".sha256").write_text(digest)
+
+
+def _is_whole(file: Path) -> bool:
+    """Whether what was compiled is still that: opening a library that was cut off ends the process."""
+    try:
+        return file.with_suffix(".sha256").read_text() == _digest(file)
+    except OSError:
+        return False
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
