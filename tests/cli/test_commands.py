@@ -234,8 +234,8 @@ def test_bench_sample_goes_over_mechanisms_and_sizes(lintx, run_folder):
     document = lintx(*base, "--json").document
     assert [(row["name"], row["engine"]) for row in document["rows"]] == [
         ("softmax", "cached"),
-        ("linear", "step"),
-        ("few", "step"),
+        ("linear", FASTEST_ENGINE),
+        ("few", "textbook"),
     ]
     assert document["rows"][2]["attention_options"]["rounds"] == 1
     # The run is one of linear attention, so that is where its bits/dim stand.
