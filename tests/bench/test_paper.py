@@ -5,6 +5,7 @@ import dataclasses
 import json
 
 import pytest
+from machine import FASTEST_ENGINE
 
 from linformer_cli.bench import paper as paper_module
 from linformer_cli.bench.memory import PassMemory
@@ -69,7 +70,10 @@ def test_all_parts_are_measured_and_saved_one_by_one(networks, quick) -> None:
     assert result.unfinished == []
     assert [report.unfinished for report in saved[:5]] == [PARTS[number:] for number in range(1, 6)]
     assert saved[0].sampling and not saved[0].training
-    methods = [("linear", "step"), ("softmax", "cached"), ("softmax", "rerun"), ("lsh-1", "step"), ("lsh-4", "step")]
+    methods = [
+        *(("linear", FASTEST_ENGINE), ("softmax", "cached"), ("softmax", "rerun")),
+        *(("lsh-1", "textbook"), ("lsh-4", "textbook")),
+    ]
     assert [(row["name"], row["engine"]) for row in result.sampling[:5]] == methods
     assert {(row["preset"], row["batch"]) for row in result.sampling} == {
         (name, batch) for name in ("mnist-paper", "two") for batch in (1, 2)

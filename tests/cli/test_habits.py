@@ -60,7 +60,11 @@ def test_whoever_stops_sampling_keeps_what_is_done(run_folder, tmp_path, number,
     arguments = ["sample", str(run_folder), "-n", "100000", "--batch", "2", "-o", str(tmp_path / "grid.png")]
     arguments += ["--files", str(tmp_path / "files")]
     with subprocess.Popen(
-        [sys.executable, "-m", "linformer_cli", *arguments], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "linformer_cli", *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        # What a shell starts in the background is deaf to Ctrl-C, and so are its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         deadline = time.monotonic() + 120
         while len(list(tmp_path.glob("files/*.png"))) < 4:
@@ -100,7 +104,8 @@ def test_output_may_go_into_head(command) -> None:
     )
     assert len(ended.stdout.splitlines()) == 1
     assert ended.returncode in (0, 1, 141)  # 1 is what typer ends with on a closed pipe
-    assert ended.stderr == ""
+    # What is said beside the result may still come; a complaint may not.
+    assert "Traceback" not in ended.stderr and "rror" not in ended.stderr and "ipe" not in ended.stderr
 
 
 def test_a_run_may_go_on_on_another_device(lintx, run_folder, tmp_path) -> None:
