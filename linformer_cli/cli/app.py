@@ -59,6 +59,7 @@ def main() -> NoReturn:
     terminated = _raise_on_sigterm()
     try:
         code = app(standalone_mode=False)
+        sys.stdout.flush()  # here, where a reader that has gone is foreseen
     except Interrupted as stopped:
         _end(str(stopped), stopped.exit_code)
     except LintxError as error:
