@@ -238,3 +238,18 @@ def test_uniforms_are_used_as_they_come(build_tiny_model) -> None:
     streams, again = UniformStreams(0, range(3)), UniformStreams(0, range(3))
     parameters = native.step(model.start_tokens(3)).clone()
     assert torch.equal(native.draw(parameters, streams.take()), model.head.draw(parameters, again.take()))
+
+
+@needs_compiler
+@pytest.mark.parametrize("head", ["categorical", "mixture"])
+def test_native_draws_a_value_even_from_no_number(build_tiny_model, head) -> None:
+    """Finiteness is looked at only now and then: what is drawn before has to be a place in the embedding's tables."""
+    model = build_tiny_model(head=head)
+    native = NativeEngine(model, 200)
+    generator = torch.Generator().manual_seed(6)
+    for strange in (torch.nan, torch.inf, -torch.inf, 3e38):
+        for share in (0.1, 1.0):
+            parameters = torch.randn(200, model.head.projection.out_features, generator=generator)
+            parameters[torch.rand(parameters.shape, generator=generator) < share] = strange
+            values = native.draw(parameters, torch.rand(200, generator=generator, dtype=torch.float64))
+            assert bool(((values >= 0) & (values < model.head.levels)).all()), (strange, share, values)

@@ -207,6 +207,15 @@ int64_t invert(int64_t count, const float* logits, double uniform, double* place
     return last;
 }
 
+// The value 0 .. levels - 1 nearest to `x`, whatever x is. Fast math lets the compiler forget that a NaN passes every
+// bound, so the integer that it becomes is bounded too, and volatile, lest that be deduced to be needless.
+inline int64_t nearest_value(double x, int64_t levels) {
+    const double most = static_cast<double>(levels - 1);
+    const volatile int64_t nearest = static_cast<int64_t>(std::nearbyint(x < 0 ? 0 : x > most ? most : x));
+    const int64_t value = nearest;
+    return value < 0 ? 0 : value < levels ? value : levels - 1;
+}
+
 }  // namespace
 
 extern "C" {
@@ -259,8 +268,7 @@ void lintx_draw_mixture(int64_t B, int64_t K, int64_t levels, double lowest, dou
         double log_scale = row[2 * K + component];
         log_scale = log_scale < lowest ? lowest : log_scale > highest ? highest : log_scale;
         const double x = row[K + component] + std::exp(log_scale) * std::log(place / (1 - place));
-        const double value = std::nearbyint((x + 1) * (0.5 * (levels - 1)));
-        values[b] = value < 0 ? 0 : value > levels - 1 ? levels - 1 : static_cast<int64_t>(value);
+        values[b] = nearest_value((x + 1) * (0.5 * (levels - 1)), levels);
     }
 }
 
