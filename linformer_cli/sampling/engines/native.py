@@ -110,7 +110,7 @@ class NativeEngine(Engine):
         self._kernels.lintx_step(ctypes.addressof(self._network), self._x.data_ptr(), self._out.data_ptr())
         return self._out
 
-    def draw(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
+    def draw_unfiltered(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
         head = self.model.head
         parameters = parameters.float().contiguous()
         values = torch.empty(len(parameters), dtype=torch.int64)
