@@ -1,6 +1,7 @@
 """Engines compute what the model's own step computes, from any state, and say what they do not serve."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,16 @@ CHANGES: dict[str, dict[str, Any]] = {
     "colour": {"image": ImageShape(height=5, width=4, channels=3, levels=256)},
 }
 every_change = pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
-every_batch = pytest.mark.parametrize("batch", [1, FEW, FEW + 1, 33])
+# Images that all threads work on together, and images that are shared out among three.
+every_batch = pytest.mark.parametrize(
+    ("batch", "threads"), [(1, 1), (17, 1), (3 * FEW, 3), (3 * FEW + 1, 3), (33, 3)], ids=lambda count: str(count)
+)
+
+
+@pytest.fixture
+def use_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Images are shared out as for so many threads, however many there are."""
+    return lambda threads: monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
 
 
 def draw_tokens(model: Any, batch: int) -> torch.Tensor:
@@ -50,7 +60,10 @@ def draw_tokens(model: Any, batch: int) -> torch.Tensor:
 @every_change
 @every_batch
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, FLOAT32), (torch.bfloat16, BFLOAT16)])
-def test_native_steps_are_those_of_the_model(build_tiny_model, changes, batch, dtype, tolerance) -> None:
+def test_native_steps_are_those_of_the_model(
+    build_tiny_model, use_threads, changes, batch, threads, dtype, tolerance
+) -> None:
+    use_threads(threads)
     reference = build_tiny_model(**changes).to(dtype).float()  # the same rounded weights
     textbook = TextbookEngine(reference, batch)
     native = NativeEngine(build_tiny_model(**changes).to(dtype), batch)
@@ -61,7 +74,8 @@ def test_native_steps_are_those_of_the_model(build_tiny_model, changes, batch, d
 @needs_compiler
 @every_batch
 @pytest.mark.parametrize("known", [1, 9, 23, 40])
-def test_native_goes_on_from_what_attend_gave(build_tiny_model, batch, known) -> None:
+def test_native_goes_on_from_what_attend_gave(build_tiny_model, use_threads, batch, threads, known) -> None:
+    use_threads(threads)
     model = build_tiny_model()
     tokens = draw_tokens(model, batch)
     with torch.no_grad():
@@ -112,6 +126,30 @@ def test_images_are_the_same_whatever_the_engine(build_tiny_model, changes) -> N
     for other in images[1:]:
         # In float32, rounding may decide once in a long while.
         assert (other == images[0]).all(dim=1).sum() >= 39
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_with_native_an_image_does_not_depend_on_the_others_at_all(build_tiny_model, use_threads, dtype) -> None:
+    model = build_tiny_model(width=24, layers=3).to(dtype)
+    tokens = draw_tokens(model, 23)
+    outputs = []
+    for batch, threads in ((23, 1), (23, 3), (7, 1), (2, 1), (1, 1)):
+        use_threads(threads)
+        native = NativeEngine(model, batch)
+        outputs.append(torch.stack([native.step(token).clone() for token in tokens[:batch].unbind(dim=1)], dim=1))
+    for output in outputs[1:]:
+        assert torch.equal(output, outputs[0][: len(output)])
+
+
+@needs_compiler
+def test_native_draws_no_more_values_than_an_image_has(build_tiny_model) -> None:
+    model = build_tiny_model(image=ImageShape(height=2, width=2, levels=16))
+    native = NativeEngine(model, 1)
+    for _ in range(4):
+        native.step(model.start_tokens(1))
+    with pytest.raises(ValueError, match="an image has 4 values, all of which are drawn"):
+        native.step(model.start_tokens(1))
 
 
 @needs_compiler

@@ -26,9 +26,6 @@ _SIGNATURES = {
     "step": [_POINTER] * 3,
     "draw_categorical": (*[_SIZE] * 2, *[_POINTER] * 3),
     "draw_mixture": (*[_SIZE] * 3, *[_REAL] * 2, *[_POINTER] * 3),
-    "mix": (*[_SIZE] * 4, *[_POINTER] * 5, _SIZE),
-    "join": (*[_SIZE] * 2, *[_POINTER] * 6, _SIZE),
-    "activate": (*[_SIZE] * 2, *[_POINTER] * 2, _SIZE),
 }
 
 
