@@ -22,6 +22,16 @@ def sample(
     checkpoint: options.OnlyCheckpointOption = None,
     names: options.BenchVariants = None,
     presets: options.Presets = None,
+    image_sizes: Annotated[
+        str | None,
+        typer.Option(
+            "--image-size",
+            help="Pixels a side of square images, separated by commas, for --preset: time against the number of "
+            "positions.",
+            show_default=False,
+            metavar="LIST",
+        ),
+    ] = None,
     batch: options.Batches = "1,64",
     engine: Annotated[
         str, typer.Option("--engine", help="Engines to step with, separated by commas: auto, native, textbook.")
@@ -53,16 +63,20 @@ def sample(
     - `lintx bench sample --checkpoint runs/first --batch 1,64 --json`
     - `lintx bench sample --attention softmax,linear,lsh:rounds=1 --preset mnist-paper,cifar10-paper --batch 1,16,256`
     - `lintx bench sample --engine textbook,auto --no-rerun`
+    - `lintx bench sample --preset mnist-small --image-size 16,32,64,128 --batch 1 --no-rerun`
     - `lintx bench sample --batch 256 --format md --no-rerun --no-memory`
     """
     batches = options.parse_sizes(batch, "--batch", "1,64")
     seconds = options.parse_duration(limit)
     if presets is not None and checkpoint is not None:
         raise UsageError("--preset and --checkpoint both name a network; give one of them")
+    if presets is None and image_sizes is not None:
+        raise UsageError("--image-size is for --preset: a trained model has the images it was trained on")
+    sides = None if image_sizes is None else options.parse_sizes(image_sizes, "--image-size", "16,32,64")
 
     from linformer_cli.bench.ceilings import Ceilings
     from linformer_cli.bench.run import SamplingPlan, run_sampling_bench
-    from linformer_cli.bench.subjects import build_subjects, preset_network, with_softmax
+    from linformer_cli.bench.subjects import build_subjects, preset_network, resize_network, with_softmax
     from linformer_cli.bench.trained import read_trained_runs
     from linformer_cli.runtime import choose_device, choose_precision
     from linformer_cli.sampling.engines import parse_engines
@@ -80,6 +94,8 @@ def sample(
         place = choose_device(device).value
         kind = choose_precision(precision.value, place, "sampling").value
         networks = [preset_network(name.strip()) for name in presets.split(",")]
+        if sides is not None:
+            networks = [resize_network(*network, side) for network in networks for side in sides]
         variants = options.choose_variants(names or options.PRESET_VARIANTS, True)
         subjects = build_subjects(variants, networks, place, kind)
     plan = SamplingPlan(batches, repeats, rerun, seconds, memory, trained, parse_engines(engine))
@@ -88,6 +104,8 @@ def sample(
         print_json({**source, **vars(report)})
         return
     print_speeds(report.rows, "sampling", style)
+    if sides is not None and style is options.TableFormat.TABLE:
+        print_position_times(report.rows)
     options.talk_about(report.environment, report.ceilings)
 
 
@@ -114,6 +132,18 @@ def print_speeds(rows: list[dict[str, Any]], kind: str, style: options.TableForm
             if shown := benchmarks.choose_columns(of_preset, table):
                 print_records(of_preset, shown, "table")
                 print()
+
+
+def print_position_times(rows: list[dict[str, Any]]) -> None:
+    """Time of one value of one image against the number of positions, on stdout."""
+    from linformer_cli.report import benchmarks
+
+    methods = list(dict.fromkeys((row["name"], row["engine"], row["batch"]) for row in rows))
+    ordered = sorted(
+        rows, key=lambda row: (methods.index((row["name"], row["engine"], row["batch"])), row["positions"])
+    )
+    print_records([benchmarks.flatten_speed(row) for row in ordered], benchmarks.POSITION_COLUMNS, "table")
+    print()
 
 
 def _report(row: dict[str, Any]) -> None:
