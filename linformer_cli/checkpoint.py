@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from . import __version__
 from .config import Config, InitFrom, ModelConfig, TrainConfig, describe_validation_error
@@ -167,13 +168,24 @@ def load_model(name: str | Path | None = None, device: str = "cpu", dtype: torch
     return load_weights(read_checkpoint(name), device, dtype)
 
 
+class _WithoutDraws(TorchFunctionMode):
+    """New weights are left as they are: drawing into tensors without memory loads torch's compiler, for seconds."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(function, "__module__", None) == "torch.nn.init":
+            return None
+        return function(*args, **(kwargs or {}))
+
+
 def load_weights(checkpoint: Checkpoint, device: str = "cpu", dtype: torch.dtype = torch.float32) -> PixelModel:
     """Build the model of `checkpoint` and fill in its weights, after comparing their digest."""
     file = checkpoint.path / WEIGHTS
     tensors = _load_tensors(file, checkpoint.info.weights_sha256)
     try:
         # Shapes first, without memory: a damaged configuration may ask for any amount of it.
-        with torch.device("meta"):
+        with torch.device("meta"), _WithoutDraws():
             expected = PixelModel(checkpoint.info.model).state_dict()
     except UsageError as error:
         raise CheckpointError(f"'{checkpoint.path / CONFIG}' cannot be built: {error}") from None

@@ -175,3 +175,14 @@ def test_configurations_need_no_torch() -> None:
         ["import sys", *(f"import linformer_cli.{name}" for name in modules), "sys.exit('torch' in sys.modules)"]
     )
     assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
+
+
+def test_drawing_an_image_does_not_load_torchs_compiler() -> None:
+    """It takes seconds, as long as torch itself, which one image then waits for."""
+    script = (
+        "import sys, linformer_cli\n"
+        "linformer_cli.sample_images(linformer_cli.load_model('mnist-small'), count=1)\n"
+        "sys.exit(', '.join({'torch._dynamo', 'torch._inductor', 'sympy'} & sys.modules.keys()) or None)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")
