@@ -121,14 +121,33 @@ def test_native_goes_on_from_what_attend_gave(build_tiny_model, use_threads, bat
 
 
 @needs_compiler
+def test_native_takes_a_state_however_it_is_laid_out(build_tiny_model) -> None:
+    model = build_tiny_model()
+    tokens = draw_tokens(model, 3)
+    with torch.no_grad():
+        expected, _ = model.attend(tokens[:, :24])
+        _, state = model.attend(tokens[:, :23])
+    turned = tuple(
+        type(layer)(*(part.transpose(-1, -2).contiguous().transpose(-1, -2) for part in layer))
+        for layer in state.layers
+    )
+    native = NativeEngine(model, 3, state._replace(layers=turned))
+    assert_agree(native.step(tokens[:, 23]), expected[:, 23], FLOAT32)
+
+
+@needs_compiler
 @pytest.mark.parametrize("head", ["categorical", "mixture"])
 def test_native_draws_what_the_head_draws(build_tiny_model, head) -> None:
     model = build_tiny_model(head=head, image=ImageShape(height=8, width=8, levels=256))
     native = NativeEngine(model, 500)
     generator = torch.Generator().manual_seed(5)
     parameters = 3 * torch.randn(500, model.head.projection.out_features, generator=generator)
-    parameters[:50, 0] = 200.0  # nothing but one value, or component
+    parameters[:50, 0] = 2000.0  # nothing but one value, or component
     parameters[50:100] = -50.0
+    if head == "mixture":
+        parameters[100:200, 2 * model.head.mixtures :] = -50.0  # narrower than its bounds allow
+    else:
+        parameters[100:400, 100:] = -2000.0  # of no probability, behind all that have some
     for uniforms in (
         torch.rand(500, generator=generator, dtype=torch.float64),
         torch.zeros(500, dtype=torch.float64),
@@ -141,6 +160,14 @@ def test_native_draws_what_the_head_draws(build_tiny_model, head) -> None:
         assert bool(((ours >= 0) & (ours < 256)).all())
         if head == "categorical":
             assert bool((model.head.log_probabilities(parameters).gather(1, ours[:, None]) > -60).all())
+
+
+@needs_compiler
+def test_a_number_at_the_border_of_two_shares_belongs_to_the_upper_one(build_tiny_model) -> None:
+    model = build_tiny_model()
+    uniforms = torch.arange(16, dtype=torch.float64) / 16
+    values = NativeEngine(model, 16).draw_unfiltered(torch.zeros(16, 16), uniforms)
+    assert values.tolist() == list(range(16)) == model.head.draw(torch.zeros(16, 16), uniforms).tolist()
 
 
 @needs_compiler
@@ -169,6 +196,23 @@ def test_with_native_an_image_does_not_depend_on_the_others_at_all(build_tiny_mo
         outputs.append(torch.stack([native.step(token).clone() for token in tokens[:batch].unbind(dim=1)], dim=1))
     for output in outputs[1:]:
         assert torch.equal(output, outputs[0][: len(output)])
+
+
+@needs_compiler
+@pytest.mark.parametrize("batch", [2 * FEW, 40])
+def test_threads_leave_each_others_work_alone(build_tiny_model, batch) -> None:
+    """Real ones, on products large enough to be shared out."""
+    model = build_tiny_model(width=128, heads=4, head_width=32, feed_forward=512)
+    tokens = draw_tokens(model, batch)
+    outputs, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            native = NativeEngine(model, batch)
+            outputs.append([native.step(token).clone() for token in tokens.unbind(dim=1)])
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(one, two) for one, two in zip(*outputs, strict=True))
 
 
 @needs_compiler
