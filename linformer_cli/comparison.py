@@ -20,7 +20,8 @@ from linformer_cli.checkpoint import Checkpoint, load_weights, read_checkpoint
 from linformer_cli.config import RunConfig
 from linformer_cli.data.images import ImageSet
 from linformer_cli.errors import DataError, LintxError, UsageError
-from linformer_cli.report.grids import encode_png, read_png_metadata, render_grid, write_file
+from linformer_cli.files import write_file
+from linformer_cli.report.grids import encode_png, read_png_metadata, render_grid
 from linformer_cli.report.metrics import read_metrics
 from linformer_cli.report.tables import to_json
 from linformer_cli.runtime import StopRequest, synchronize

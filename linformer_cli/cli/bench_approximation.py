@@ -94,7 +94,7 @@ def approximation(
     kind = None if plot is None else parse_plot_format(plot)
 
     from linformer_cli.bench.approximation import measure_approximation
-    from linformer_cli.report.grids import write_file
+    from linformer_cli.files import write_file
     from linformer_cli.runtime import describe_environment
 
     found = measure_approximation(

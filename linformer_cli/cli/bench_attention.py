@@ -57,7 +57,7 @@ def attention(
     seconds = options.parse_duration(limit)
 
     from linformer_cli.bench.scaling import run_scaling_bench
-    from linformer_cli.report.grids import write_file
+    from linformer_cli.files import write_file
     from linformer_cli.runtime import choose_device
 
     place = choose_device(device)

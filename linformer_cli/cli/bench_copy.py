@@ -79,7 +79,7 @@ def copy(
     from linformer_cli.bench.copy_task import CopySettings, choose_size, run_copy_task
     from linformer_cli.bench.variants import parse_variants
     from linformer_cli.errors import Interrupted
-    from linformer_cli.report.grids import write_file
+    from linformer_cli.files import write_file
     from linformer_cli.runtime import catch_signals, choose_device
 
     variants = parse_variants(names.split(","), baselines=True)

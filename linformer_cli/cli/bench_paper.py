@@ -98,7 +98,7 @@ def _write(out: Path, report: "PaperReport") -> None:
     """All files of the folder, each whole or as it was."""
     import json
 
-    from linformer_cli.report.grids import write_file
+    from linformer_cli.files import write_file
     from linformer_cli.report.paper_page import render_figures, render_page
     from linformer_cli.report.tables import to_json
 

@@ -73,8 +73,9 @@ def complete(
     """
     session = open_session(checkpoint, device, precision.value)
 
+    from linformer_cli.files import write_file
     from linformer_cli.report.animation import encode_gif, frame_rows
-    from linformer_cli.report.grids import encode_png, stack_rows, write_file
+    from linformer_cli.report.grids import encode_png, stack_rows
     from linformer_cli.sampling.choose import Filters
     from linformer_cli.sampling.complete import parse_keep
 

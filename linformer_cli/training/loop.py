@@ -27,8 +27,9 @@ from linformer_cli.data.images import ImageSet
 from linformer_cli.data.sequence import images_to_values
 from linformer_cli.errors import CheckpointError, Interrupted, TrainingError
 from linformer_cli.evaluation.bits import measure_bits
+from linformer_cli.files import write_file
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.report.grids import encode_png, render_grid, write_file
+from linformer_cli.report.grids import encode_png, render_grid
 from linformer_cli.runtime import StopRequest, measure_peak_memory, synchronize
 from linformer_cli.sampling.decode import sample_images
 

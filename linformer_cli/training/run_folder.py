@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from linformer_cli.checkpoint import holds_checkpoint
 from linformer_cli.config import RunConfig, parse_config
 from linformer_cli.errors import CheckpointError, LintxError, UsageError
-from linformer_cli.report.grids import TEMPORARY_FILES, write_file
+from linformer_cli.files import TEMPORARY_FILES, write_file
 from linformer_cli.report.metrics import METRICS_FILE, read_metrics
 
 METRICS = (

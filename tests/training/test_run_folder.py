@@ -11,9 +11,9 @@ from typing import Any, get_args
 
 import pytest
 
+from linformer_cli import files as files_module
 from linformer_cli.config import Config, DataConfig, ModelConfig, RunConfig, TrainConfig, parse_config
 from linformer_cli.errors import CheckpointError, LintxError, UsageError
-from linformer_cli.report import grids as grids_module
 from linformer_cli.training import run_folder as run_folder_module
 from linformer_cli.training.run_folder import METRICS, TIMING_METRICS, RunFolder
 
@@ -159,7 +159,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch, raises_one_line) -
     folder = RunFolder(tmp_path / "run")
     folder.create(configure())
     monkeypatch.setattr(run_folder_module, "open", full_disk, raising=False)
-    monkeypatch.setattr(grids_module, "open", full_disk, raising=False)
+    monkeypatch.setattr(files_module, "open", full_disk, raising=False)
     for fails in (
         lambda: RunFolder(tmp_path / "other").create(configure()),
         lambda: folder.append_metrics({"step": 1}),

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from linformer_cli.errors import LintxError
+from linformer_cli.files import user_cache
 from linformer_cli.runtime import processor_name
 
 SOURCE = Path(__file__).with_name("native.cpp")
@@ -37,9 +38,11 @@ class NoCompiler(LintxError):
 
 
 def cache_folder() -> Path:
-    """Where compiled libraries are kept: $LINTX_CACHE, else the user's cache."""
-    base = os.environ.get("LINTX_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "lintx")
-    return Path(base).expanduser() / "native"
+    """Where compiled libraries are kept; raises `NoCompiler` where there is no such place."""
+    try:
+        return user_cache() / "native"
+    except LintxError as error:
+        raise NoCompiler(str(error)) from None
 
 
 @functools.cache
