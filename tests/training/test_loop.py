@@ -523,6 +523,18 @@ def test_a_training_state_of_another_model_is_one_line(configure, tmp_path, rais
             again.resume()
 
 
+@pytest.mark.parametrize("kind", [torch.OutOfMemoryError, RuntimeError])
+def test_memory_that_runs_out_in_a_resume_is_not_blamed_on_the_state(configure, tmp_path, monkeypatch, kind) -> None:
+    train(begin(configure(), tmp_path / "run"))
+
+    def run_out(*_: object) -> None:
+        raise kind("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr("linformer_cli.training.loop.load_optimizer_tensors", run_out)
+    with pytest.raises(kind, match="can't allocate memory"):
+        begin(configure(), tmp_path / "run").resume()
+
+
 def test_what_a_stop_before_the_first_step_calls_saved_is_saved(configure, tmp_path) -> None:
     config = configure()
     trainer = begin(config, tmp_path / "run")
