@@ -29,6 +29,13 @@ def read_metrics(folder: RunFolder) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def save(folder: RunFolder, step: int) -> None:
+    """Something in `last/` that says when it was saved."""
+    shutil.rmtree(folder.last, ignore_errors=True)
+    folder.last.mkdir(parents=True)
+    (folder.last / "config.json").write_text(str(step))
+
+
 def full_disk(*_arguments: object, **_options: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -213,9 +220,7 @@ def test_what_a_killed_write_left_does_not_make_a_folder_taken(tmp_path: Path) -
 def test_what_was_saved_before_a_spike_stays(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     for step in (5, 10, 15, 20):
-        shutil.rmtree(folder.last, ignore_errors=True)
-        folder.last.mkdir(parents=True)
-        (folder.last / "config.json").write_text(str(step))
+        save(folder, step)
         folder.keep(step, keep_last=2)
         assert (folder.keep_before_spike(step) / "config.json").read_text() == str(step)
     kept = sorted(path.name for path in folder.kept.iterdir())
@@ -242,9 +247,7 @@ def test_a_second_process_is_refused(tmp_path: Path, raises_one_line) -> None:
 def test_the_newest_saves_are_kept(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     for step in (5, 10, 15, 20):
-        shutil.rmtree(folder.last, ignore_errors=True)
-        folder.last.mkdir(parents=True)
-        (folder.last / "config.json").write_text(str(step))
+        save(folder, step)
         folder.keep(step, 3)
     kept = sorted(folder.kept.iterdir())
     assert [path.name for path in kept] == ["step-0000010", "step-0000015", "step-0000020"]
