@@ -18,7 +18,6 @@ from .progress import TrainingDisplay
 if TYPE_CHECKING:
     from linformer_cli.comparison import Entry
     from linformer_cli.data.images import ImageSet
-    from linformer_cli.training.settings import Settings
 
 _TABLE_COLUMNS = (
     Column("name", "attention"),
@@ -92,14 +91,8 @@ def compare(
     - `lintx compare --runs runs/comparison --no-train --format md`
     """
     from linformer_cli.comparison import describe_entry, plan_entries
+    from linformer_cli.data.images import load_for_training
     from linformer_cli.runtime import choose_device, choose_precision, describe_environment
-
-    def load(settings: "Settings") -> "tuple[ImageSet, ImageSet]":
-        from linformer_cli.data.images import load_images
-
-        source = settings.data_config
-        arguments = source.data_dir, source.image_size, source.channels
-        return load_images(source.name, "train", *arguments), load_images(source.name, "validation", *arguments)
 
     place = choose_device(device)
     kind = choose_precision(precision.value, place.value, "training")
@@ -113,7 +106,7 @@ def compare(
         preset,
         {key: value for key, value in given_data.items() if value is not None},
         {"evaluate_images": evaluate_images, "seed": seed, "device": device, "precision": kind.value},
-        load,
+        lambda settings: load_for_training(settings.data_config),
     )
     failures: dict[str, str] = {}
     stopped = _work(entries, training, validation, place.value, kind.value, batch, repeats, failures) if train else None

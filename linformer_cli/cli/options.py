@@ -1,8 +1,10 @@
 """Options that several commands share, and texts turned into values."""
 
+import math
 import re
+from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -12,6 +14,9 @@ from .output import set_quiet, talk
 
 if TYPE_CHECKING:
     from linformer_cli.bench.variants import Variant
+
+
+Number = TypeVar("Number", int, float)
 
 
 class PrecisionName(StrEnum):
@@ -160,24 +165,22 @@ def parse_duration(text: str) -> float:
 
 
 def parse_sizes(text: str, option: str, example: str) -> list[int]:
-    """The numbers of `1,64`; raises `UsageError` for anything else than whole numbers from 1 on."""
-    try:
-        sizes = [int(part) for part in text.split(",")]
-    except ValueError:
-        sizes = []
-    if not sizes or min(sizes) < 1:
-        raise UsageError(f"{option} takes whole numbers separated by commas, such as {example}, found '{text}'")
-    return sizes
+    """The numbers of `1,64`; raises `UsageError` for anything else than whole numbers above 0."""
+    return _parse_list(text, int, "whole numbers", option, example)
 
 
 def parse_numbers(text: str, option: str, example: str) -> list[float]:
     """The numbers of `0.5,1`; raises `UsageError` for anything else than finite numbers above 0."""
+    return _parse_list(text, float, "numbers", option, example)
+
+
+def _parse_list(text: str, kind: Callable[[str], Number], wanted: str, option: str, example: str) -> list[Number]:
     try:
-        numbers = [float(part) for part in text.split(",")]
+        numbers = [kind(part) for part in text.split(",")]
     except ValueError:
         numbers = []
-    if not numbers or not all(0 < number < float("inf") for number in numbers):
-        raise UsageError(f"{option} takes numbers above 0 separated by commas, such as {example}, found '{text}'")
+    if not numbers or not all(0 < number < math.inf for number in numbers):
+        raise UsageError(f"{option} takes {wanted} above 0 separated by commas, such as {example}, found '{text}'")
     return numbers
 
 

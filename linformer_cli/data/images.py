@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from linformer_cli.config import ImageShape
+from linformer_cli.config import DataConfig, ImageShape
 from linformer_cli.errors import DataError, UsageError, unknown_name
 from linformer_cli.files import user_cache
 
@@ -119,6 +119,12 @@ def load_images(
         return _cut(name, split, *_load_arrays(folder, "test" if split == "test" else "train"))
     root, origin = _find_data_dir(data_dir)
     return _cut(name, split, *load_torchvision_set(name, split != "test", root, origin))
+
+
+def load_for_training(data: DataConfig) -> tuple[ImageSet, ImageSet]:
+    """The training and the validation images of `data`; raises as `load_images` does."""
+    options = data.data_dir, data.image_size, data.channels
+    return load_images(data.name, "train", *options), load_images(data.name, "validation", *options)
 
 
 def _part(name: str, split: Split, count: int) -> slice:

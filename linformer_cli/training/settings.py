@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from linformer_cli.checkpoint import Checkpoint, read_checkpoint
-from linformer_cli.config import DataConfig, ImageShape, InitFrom, ModelConfig, NetworkConfig, RunConfig, parse_config
+from linformer_cli.config import (
+    DataConfig,
+    ImageShape,
+    InitFrom,
+    ModelConfig,
+    NetworkConfig,
+    RunConfig,
+    TrainConfig,
+    parse_config,
+)
 from linformer_cli.data.images import fit_size
 from linformer_cli.errors import CheckpointError, UsageError, unknown_name
 from linformer_cli.model.catalogue import parse_options
@@ -121,6 +130,25 @@ def merge_settings(
     if not lengths:
         merged_train["epochs"] = DEFAULT_EPOCHS
     return Settings(name, merged_model, data, merged_train, source)
+
+
+def extend_settings(
+    config: RunConfig, train: Mapping[str, Any], changed: Mapping[str, Any], data_dir: str | None
+) -> RunConfig:
+    """A resumed run's configuration: another length, device or data folder is all that may change.
+
+    `train` and `changed` are what was given on the command line for training and for all else; raises `UsageError`
+    where that would make another run of it.
+    """
+    refused = [*changed, *(key for key in train if key not in (*LENGTHS, "device"))]
+    if refused:
+        flag = "--" + refused[0].replace("_", "-")
+        raise UsageError(f"--resume goes on with the run's own settings; drop {flag} or start a new run")
+    settings = config.train.model_dump()
+    if any(key in train for key in LENGTHS):
+        settings |= dict.fromkeys(LENGTHS)
+    data = config.data if data_dir is None else config.data.model_copy(update={"data_dir": data_dir})
+    return config.model_copy(update={"data": data, "train": parse_config(TrainConfig, {**settings, **train}, "train")})
 
 
 def _merge_model(*layers: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,8 @@ from linformer_cli.model.catalogue import MIXERS
 from linformer_cli.report.grids import read_png_metadata
 from linformer_cli.training.run_folder import METRICS
 
+SMALL = ("--data", "glyphs", "--image-size", "10", "--preset", "tiny")  # images of 10 x 10, a model that starts at once
+
 
 def test_training_leaves_the_documented_folder(run_folder):
     names = {path.name for path in run_folder.iterdir()}
@@ -41,18 +43,7 @@ def test_a_run_is_never_overwritten(lintx, run_folder):
 
 
 def test_dry_run_writes_nothing(lintx, tmp_path):
-    arguments = [
-        "train",
-        "--data",
-        "glyphs",
-        "--image-size",
-        10,
-        "--preset",
-        "tiny",
-        "--out",
-        tmp_path / "run",
-        "--dry-run",
-    ]
+    arguments = ["train", *SMALL, "--out", tmp_path / "run", "--dry-run"]
     document = lintx(*arguments, "--json").document
     assert document["config"]["model"]["attention_options"]["feature_map"] == "elu"
     assert document["parameters"] > 0 and document["seconds_per_step"] > 0
@@ -62,24 +53,11 @@ def test_dry_run_writes_nothing(lintx, tmp_path):
 
 def test_resume_goes_on_and_refuses_other_settings(lintx, tmp_path):
     run = tmp_path / "run"
-    base = [
-        "train",
-        "--data",
-        "glyphs",
-        "--image-size",
-        10,
-        "--preset",
-        "tiny",
-        "--batch",
-        4,
-        "--steps",
-        2,
-        "--out",
-        run,
-    ]
-    assert lintx(*base).code == 0
+    assert lintx("train", *SMALL, "--batch", 4, "--steps", 2, "--out", run).code == 0
     outcome = lintx("train", "--resume", run, "--batch", 8)
     assert outcome.code == 2 and "drop --batch" in outcome.stderr
+    outcome = lintx("train", "--resume", run, "--attention-option", "chunk=8")
+    assert outcome.code == 2 and "drop --attention-option " in outcome.stderr
     document = lintx("train", "--resume", run, "--steps", 4, "--json").document
     assert document["steps"] == 4 and document["images"] == 16
 
@@ -502,20 +480,7 @@ def test_nothing_is_said_on_stdout_beside_json(lintx, run_folder, tmp_path):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number, code):
     run = tmp_path / "run"
-    options = [
-        "--data",
-        "glyphs",
-        "--image-size",
-        "10",
-        "--preset",
-        "tiny",
-        "--batch",
-        "4",
-        "--steps",
-        "100000",
-        "--sample-every",
-        "0",
-    ]
+    options = [*SMALL, "--batch", "4", "--steps", "100000", "--sample-every", "0"]
     process = subprocess.Popen(
         [sys.executable, "-m", "linformer_cli", "train", *options, "--out", str(run)], stderr=subprocess.PIPE, text=True
     )

@@ -774,15 +774,16 @@ def test_progress_that_was_saved_before_the_loss_had_a_trend_is_read() -> None:
 
 
 def test_what_is_saved_and_evaluated_is_the_average(configure, tmp_path) -> None:
-    """By hand: the average starts at the weights after the first step and then moves by 1 - decay at each."""
-    trainer = begin(configure(ema=0.75, steps=3, sample_every=0), tmp_path / "run")
+    """By hand: the average starts at the weights after the first step and moves by 1 - decay at each, more at first."""
+    trainer = begin(configure(ema=0.2, steps=4, sample_every=0), tmp_path / "run")
+    decays = iter([0, 2 / 11, 0.2, 0.2])
     take_step = trainer._train_step
     expected: dict[str, torch.Tensor] = {}
 
     def train_step(rate: float) -> tuple[float, float]:
-        taken = take_step(rate)
+        taken, decay = take_step(rate), next(decays)
         for key, weight in trainer.model.state_dict().items():
-            expected[key] = expected[key] * 0.75 + weight * 0.25 if key in expected else weight.clone()
+            expected[key] = expected[key] * decay + weight * (1 - decay) if decay else weight.clone()
         return taken
 
     trainer._train_step = train_step  # type: ignore[method-assign]
