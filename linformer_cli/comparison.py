@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from linformer_cli.bench.cases import build_step_case
-from linformer_cli.bench.run import require_agreement
+from linformer_cli.bench.groups import require_agreement
 from linformer_cli.bench.timing import Timing
 from linformer_cli.bench.variants import Variant
 from linformer_cli.checkpoint import Checkpoint, load_weights, read_checkpoint
