@@ -615,6 +615,7 @@ def test_compare_trains_each_once_and_goes_on(lintx, tmp_path, monkeypatch):
     assert rows[0] == first.document["rows"][0]
     for row in rows:
         assert row["images"] == 32 and row["missing"] is None and len(row["samples_seconds"]) == 2
+        assert len(row["training_samples_seconds"]) == 2 and row["training_images_per_second"] > 0
         assert row["bits_per_dim"] == pytest.approx(8, abs=0.3) and row["validation_images"] == 8
         assert (tmp_path / f"{row['name']}.png").is_file()
     # Of everything that is there, nothing is done again.
@@ -623,6 +624,12 @@ def test_compare_trains_each_once_and_goes_on(lintx, tmp_path, monkeypatch):
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")} == before
     assert max(map(len, table.stdout.splitlines())) <= 80 and "missing" not in table.stdout
     assert "linear-16" in table.stdout and f"{rows[1]['bits_per_dim']:.3f} +- " in table.stdout
+    anew = compare(lintx, tmp_path, "--attention", "softmax,linear:chunk=16", "--retime", "--json").document["rows"]
+    for old, new in zip(rows, anew, strict=True):
+        assert new["samples_seconds"] != old["samples_seconds"] and new["bits_per_dim"] == old["bits_per_dim"]
+        assert new["training_samples_seconds"] != old["training_samples_seconds"] and len(new["samples_seconds"]) == 2
+    refused = compare(lintx, tmp_path, "--retime", "--no-train")
+    assert refused.code == 2 and "--retime" in refused.stderr
     text = compare(lintx, tmp_path, "--attention", "softmax,linear", "--no-train", "--format", "csv").stdout
     found = list(csv.DictReader(text.splitlines()))
     assert [(row["name"], row["missing"]) for row in found] == [("softmax", ""), ("linear", "not begun")]
@@ -658,7 +665,7 @@ def test_compare_interrupted_keeps_what_it_has(lintx, tmp_path, monkeypatch):
     monkeypatch.setattr(Trainer, "_train_step", interrupted)
     outcome = compare(lintx, tmp_path, "--attention", "softmax,linear", "--format", "md")
     assert outcome.code == 130 and "the same command goes on" in outcome.stderr
-    assert "sampling was not timed" in outcome.stdout and "step 2 of 2" in outcome.stdout  # but not validated
+    assert "training and sampling not timed" in outcome.stdout and "step 2 of 2" in outcome.stdout  # but not validated
     monkeypatch.setattr(Trainer, "_train_step", train_step)
     rows = compare(lintx, tmp_path, "--attention", "softmax,linear", "--json").document["rows"]
     assert [row["missing"] for row in rows] == [None, None]
