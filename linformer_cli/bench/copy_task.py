@@ -22,8 +22,8 @@ from linformer_cli.model.blocks import Block, initialise_weights
 from linformer_cli.model.catalogue import build_block
 from linformer_cli.runtime import StopRequest, describe_environment, synchronize
 
+from .groups import require_agreement
 from .passes import PassSetup, build_checked_model
-from .run import require_agreement
 from .variants import Variant
 
 SYMBOLS = 10

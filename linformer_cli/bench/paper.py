@@ -205,6 +205,7 @@ class PaperBench:
                     self._go_on,
                     checked=number > 0 or batch != self._sizes.batches[0],
                 )
+                self._go_on()
 
     def _train(self, seconds: float) -> None:
         limit = seconds / len(self._networks) / len(self._variants)
@@ -231,6 +232,7 @@ class PaperBench:
                 self._go_on,
                 checked=True,  # for sampling
             )
+            self._go_on()
 
     def _scale(self, seconds: float) -> None:
         lengths = choose_lengths(seconds, len(self._variants))
@@ -244,8 +246,16 @@ class PaperBench:
 
         limit = seconds / len(lengths) / len(self._variants)
         run_scaling_bench(
-            self._variants, lengths, self._sizes.repeats, limit, device=self._device, report=keep, check=self._go_on
+            self._variants,
+            lengths,
+            self._sizes.repeats,
+            limit,
+            device=self._device,
+            report=keep,
+            check=self._go_on,
+            ceilings=self._ceilings,
         )
+        self._go_on()
 
     def _measure_memory(self, seconds: float) -> None:
         """Of the rows of sampling, the largest batches first, as far as the time goes."""

@@ -18,8 +18,8 @@ from linformer_cli.training.run_folder import RunFolder
 
 from .cases import Check
 from .ceilings import Ceilings
+from .groups import BenchReport, measure_groups
 from .operations import TRAINING_FACTOR, WHAT_IS_COUNTED, count_product_flops, list_products
-from .run import BenchReport, require_subject_agrees
 from .subjects import Subject
 from .timing import Timing, measure_interleaved
 from .trained import UNTRAINED, TrainedRun, find_trained
@@ -45,20 +45,20 @@ def run_training_bench(
     `limit_seconds`, that group has fewer, and a row says so under `reduced`; what takes longer for a single step is
     left out. `precision` is that of the matrix products, as in training: weights are float32.
 
+    `check` is called before every step and may raise: `Interrupted` ends it with what was measured.
+
     Raises `DisagreementError` before any timing where the two executions of a mechanism disagree, which `checked`
     says has been seen to.
     """
-    for subject in () if checked else subjects:
-        require_subject_agrees(subject)
-    rows: list[dict[str, Any]] = []
-    for preset in dict.fromkeys(subject.preset for subject in subjects):
-        group = [subject for subject in subjects if subject.preset == preset]
-        for batch in batches:
-            for row in _measure_group(group, batch, repeats, precision, limit_seconds, ceilings, check):
-                trained = find_trained(runs, _find(group, row["name"]).model.config)
-                row |= UNTRAINED if trained is None else trained.record
-                rows.append(row)
-                report(row)
+
+    def measure(group: Sequence[Subject], batch: int) -> list[dict[str, Any]]:
+        found = _measure_group(group, batch, repeats, precision, limit_seconds, ceilings, check)
+        for row in found:
+            trained = find_trained(runs, _find(group, row["name"]).model.config)
+            row |= UNTRAINED if trained is None else trained.record
+        return found
+
+    rows, ended = measure_groups(subjects, batches, measure, report, check, checked)
     settings = {
         "repeats": repeats,
         "warm_up_steps": 1,
@@ -68,7 +68,7 @@ def run_training_bench(
         "product_share": f"{TRAINING_FACTOR} times {WHAT_IS_COUNTED}",
     }
     described = None if ceilings is None else ceilings.describe()
-    return BenchReport(rows, settings, describe_environment(), described)
+    return BenchReport(rows, ended, settings, describe_environment(), described)
 
 
 def build_trainer(model: ModelConfig, preset: str | None, batch: int, device: str, precision: str) -> Trainer:
@@ -121,12 +121,14 @@ def _measure_group(
     timed = list(works)
     # Warmed up above.
     timings = dict(zip(timed, measure_interleaved(list(works.values()), [], counted, device), strict=True))
-    reduced = None if counted == repeats else f"{counted} of {repeats} repeats"
-    return [
-        _describe(subject, batch, timings.get(subject.name), precision, ceilings)
-        | {"left_out": left_out.get(subject.name), "reduced": reduced if subject.name in works else None}
-        for subject in group
-    ]
+    rows = []
+    for subject in group:
+        row = _describe(subject, batch, timings.get(subject.name), precision, ceilings)
+        fewer = subject.name in timings and row["repeats"] < repeats
+        row["left_out"] = left_out.get(subject.name)
+        row["reduced"] = f"{row['repeats']} of {repeats} repeats" if fewer else None
+        rows.append(row)
+    return rows
 
 
 def _describe(

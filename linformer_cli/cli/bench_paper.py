@@ -90,7 +90,7 @@ def _report(part: str, row: dict[str, Any]) -> None:
     if part != "scaling":
         talk(f"{part}: {describe_speed(row)}")
         return
-    found = f"left out, {row['left_out']}" if row["left_out"] else format_milliseconds(row["seconds"])
+    found = f"left out, {row['left_out']}" if row["left_out"] else format_milliseconds(row["seconds_per_sequence"])
     talk(f"{part}: {row['name']}, T = {row['positions']:,}: {found}")
 
 

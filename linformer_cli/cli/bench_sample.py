@@ -45,7 +45,8 @@ def sample(
     state and peak memory, and the shares of the machine's own matrix products and memory copies, measured in the same
     run. What would take longer than --limit is timed over some steps around the middle of the image; that, and the
     re-run, which is timed at four positions, stands under `extrapolated`. Nothing is timed whose parallel and step form
-    disagree. bits/dim come from --runs alone. The paper's presets have its published figures beside ours.
+    disagree. bits/dim come from --runs alone. The paper's presets have its published figures beside ours. Ctrl-C shows
+    what was measured.
 
     Examples:
 
@@ -64,7 +65,7 @@ def sample(
     from linformer_cli.bench.run import SamplingPlan, run_sampling_bench
     from linformer_cli.bench.subjects import build_subjects, preset_network, with_softmax
     from linformer_cli.bench.trained import read_trained_runs
-    from linformer_cli.runtime import choose_device, choose_precision
+    from linformer_cli.runtime import catch_signals, choose_device, choose_precision
     from linformer_cli.sampling.engines import parse_engines
 
     trained = read_trained_runs(runs or [])
@@ -83,12 +84,16 @@ def sample(
         variants = options.choose_variants(names or options.PRESET_VARIANTS, True)
         subjects = build_subjects(variants, networks, place, kind)
     plan = SamplingPlan(batches, repeats, rerun, seconds, memory, trained, parse_engines(engine))
-    report = run_sampling_bench(subjects, plan, kind, Ceilings(place), _report)
+    with catch_signals() as stop:
+        report = run_sampling_bench(subjects, plan, kind, Ceilings(place), _report, stop.raise_if_set)
+    if not report.rows:
+        stop.raise_if_set("Stopped before anything was measured")
     if json:
         print_json({**source, **vars(report)})
-        return
-    print_speeds(report.rows, "sampling", style)
-    options.talk_about(report.environment, report.ceilings)
+    else:
+        print_speeds(report.rows, "sampling", style)
+        options.talk_about(report.environment, report.ceilings)
+    stop.raise_if_set(options.STOPPED)
 
 
 def print_speeds(rows: list[dict[str, Any]], kind: str, style: options.TableFormat) -> None:

@@ -34,7 +34,7 @@ def train(
     A step is what `lintx train` does: forward, backward, clipping and the optimizer, by the recipe of the preset, on
     random images. One warm-up, then interleaved repeats; the median and quartiles of images per second, and the share
     of the machine's own matrix products. Where repeats would take longer than --limit there are fewer, and the row says
-    so. Nothing is timed whose parallel and step form disagree.
+    so. Nothing is timed whose parallel and step form disagree. Ctrl-C shows what was measured.
 
     Examples:
 
@@ -49,7 +49,7 @@ def train(
     from linformer_cli.bench.subjects import build_subjects, preset_network
     from linformer_cli.bench.trained import read_trained_runs
     from linformer_cli.bench.training import run_training_bench
-    from linformer_cli.runtime import choose_device, choose_precision
+    from linformer_cli.runtime import catch_signals, choose_device, choose_precision
 
     trained = read_trained_runs(runs or [])
     place = choose_device(device).value
@@ -57,18 +57,23 @@ def train(
     talk(f"device {place}, precision {kind.value} ({kind.reason})")
     networks = [preset_network(name.strip()) for name in presets.split(",")]
     subjects = build_subjects(options.choose_variants(names or options.PRESET_VARIANTS, True), networks, place, "fp32")
-    report = run_training_bench(
-        subjects,
-        batches,
-        repeats,
-        kind.value,
-        seconds,
-        trained,
-        Ceilings(place),
-        lambda row: talk(describe_speed(row)),
-    )
+    with catch_signals() as stop:
+        report = run_training_bench(
+            subjects,
+            batches,
+            repeats,
+            kind.value,
+            seconds,
+            trained,
+            Ceilings(place),
+            lambda row: talk(describe_speed(row)),
+            stop.raise_if_set,
+        )
+    if not report.rows:
+        stop.raise_if_set("Stopped before anything was measured")
     if json:
         print_json(vars(report))
-        return
-    print_speeds(report.rows, "training", style)
-    options.talk_about(report.environment, report.ceilings)
+    else:
+        print_speeds(report.rows, "training", style)
+        options.talk_about(report.environment, report.ceilings)
+    stop.raise_if_set(options.STOPPED)

@@ -150,6 +150,9 @@ TopP = Annotated[
     typer.Option("--top-p", help="Keep the likeliest values up to mass P. The third filter.", show_default=False),
 ]
 
+# What a benchmark ends with after Ctrl-C, behind the results it had.
+STOPPED = "Stopped; what was measured by then is shown"
+
 _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "min": 60.0, "s": 1.0, "": 1.0}
 
 
@@ -220,4 +223,5 @@ def talk_about(environment: dict[str, Any], ceilings: dict[str, Any] | None = No
     for product in ceilings["products"]:
         best[product["precision"]] = max(best.get(product["precision"], 0.0), product["gigaflops"])
     products = ", ".join(f"{speed:.0f} GFLOP/s in {kind}" for kind, speed in sorted(best.items(), reverse=True))
-    talk(f"matrix products up to {products}; memory copied at {ceilings['copy']['gigabytes_per_second']:.0f} GB/s")
+    copied = f"memory copied at {ceilings['copy']['gigabytes_per_second']:.0f} GB/s"
+    talk(f"matrix products up to {products}; {copied}" if products else copied)

@@ -84,9 +84,11 @@ TRAINING_FILE_COLUMNS = (
 SCALING_COLUMNS = (
     Column("name", "attention"),
     Column("positions", "T", format=","),
-    Column("seconds", "time", format=format_milliseconds),
+    Column("batch", "batch"),
+    Column("seconds_per_sequence", "time", format=format_milliseconds),
     Column("quartiles", "quartiles"),
-    Column("peak_memory_bytes", "memory", format=format_bytes),
+    Column("memory_bytes_per_sequence", "memory", format=format_bytes),
+    Column("copy_share", "copying", format=_percent),
     _LEFT_OUT,
 )
 _EXPONENTS = (
@@ -102,8 +104,9 @@ REACH_COLUMNS = (
     Column("overtakes_softmax", "overtakes softmax at T"),
 )
 SCALING_FILE_COLUMNS = (
-    *(Column(key, key) for key in ("name", "attention", "device", "heads", "head_width", "positions", "repeats")),
-    *(Column(key, key) for key in ("seconds", "seconds_quartile_1", "seconds_quartile_3", "peak_memory_bytes")),
+    *(Column(key, key) for key in ("name", "attention", "device", "heads", "head_width", "positions", "batch")),
+    *(Column(key, key) for key in ("repeats", "seconds_per_sequence", "seconds_quartile_1", "seconds_quartile_3")),
+    *(Column(key, key) for key in ("memory_bytes_per_sequence", "peak_memory_bytes", "copy_share")),
     *_EXPONENTS,
     *(Column(key, key) for key in ("longest_positions", "overtakes_softmax_at", "overtakes_softmax")),
     Column("left_out", "left out"),
@@ -149,7 +152,7 @@ def flatten_speed(row: Record) -> dict[str, Any]:
 
 def flatten_scaling(row: Record) -> dict[str, Any]:
     """A record of a point of time and memory against T, for a table."""
-    low, high = row["seconds_quartiles"] or (None, None)
+    low, high = row["seconds_per_sequence_quartiles"] or (None, None)
     shown = None if low is None or high is None else f"{format_milliseconds(low)} - {format_milliseconds(high)}"
     return {**row, "seconds_quartile_1": low, "seconds_quartile_3": high, "quartiles": shown}
 
@@ -174,22 +177,42 @@ def render_speed(rows: Sequence[Record], kind: PlotFormat) -> bytes:
 
 
 def render_growth(rows: Sequence[Record], exponents: Sequence[Record], kind: PlotFormat) -> bytes:
-    """Time and memory against T, one curve a mechanism, with its exponents over all lengths in the legend."""
+    """Time and memory of one sequence against T, a curve a mechanism, its exponents over all lengths in the legend.
+
+    The title says how many sequences a pass had.
+    """
     styles = number_styles(len(exponents))
     times, memories = [], []
     for row, (colour, dash) in zip(exponents, styles, strict=True):
         slopes = [row[f"{key}_exponent_all"] for key in ("time", "memory")]
         label = f"{row['name']} ({', '.join('-' if slope is None else f'{slope:.2f}' for slope in slopes)})"
-        timed = [point for point in rows if point["name"] == row["name"] and point["seconds"]]
-        low, high = zip(*(point["seconds_quartiles"] for point in timed), strict=True) if timed else ((), ())
-        x, y = [point["positions"] for point in timed], [point["seconds"] for point in timed]
+        timed = [point for point in rows if point["name"] == row["name"] and point["seconds_per_sequence"]]
+        low, high = (
+            zip(*(point["seconds_per_sequence_quartiles"] for point in timed), strict=True) if timed else ((), ())
+        )
+        x, y = [point["positions"] for point in timed], [point["seconds_per_sequence"] for point in timed]
         times.append(Curve(label, x, y, low, high, colour, dash))
-        counted = [point for point in timed if point["peak_memory_bytes"]]
-        x, y = [point["positions"] for point in counted], [point["peak_memory_bytes"] / 2**20 for point in counted]
+        counted = [point for point in timed if point["memory_bytes_per_sequence"]]
+        x, y = (
+            [point["positions"] for point in counted],
+            [point["memory_bytes_per_sequence"] / 2**20 for point in counted],
+        )
         memories.append(Curve(label, x, y, colour=colour, dash=dash))
-    panels = [Panel("time", times, y_label="one pass (s)"), Panel("memory", memories, y_label="peak of one pass (MiB)")]
-    title = "attention alone, forward and backward (slopes of time, memory)"
+    panels = [
+        Panel("time", times, y_label="time of a sequence (s)"),
+        Panel("memory", memories, y_label="peak memory of a sequence (MiB)"),
+    ]
+    title = f"attention alone, forward and backward, {_describe_batches(rows)} (slopes of time, memory)"
     return render_plot(panels, "T (positions)", "", kind, title=title)
+
+
+def _describe_batches(rows: Sequence[Record]) -> str:
+    """How many sequences the passes of a figure had."""
+    batches = {row["batch"] for row in rows}
+    if len(batches) == 1:
+        return f"batch {batches.pop()}"
+    products = {row["batch"] * row["positions"] for row in rows}
+    return f"batch x T = {products.pop():,}" if len(products) == 1 else f"batch {max(batches)} to {min(batches)}"
 
 
 def render_copy(rows: Sequence[Record], title: str, kind: PlotFormat) -> bytes:
