@@ -86,10 +86,7 @@ def filter_log_probabilities(log_probabilities: Tensor, filters: Filters) -> Ten
     return filtered.masked_fill(~kept, -torch.inf).log_softmax(dim=-1)
 
 
-def choose_values(head: Head, parameters: Tensor, uniforms: Tensor, filters: Filters) -> Tensor:
-    """The next values int64 [B] from head parameters [B, P] and uniforms [B] in [0, 1)."""
-    uniforms = uniforms.to(parameters.device)
-    if not filters.active:
-        return head.draw(parameters, uniforms)
+def draw_filtered(head: Head, parameters: Tensor, uniforms: Tensor, filters: Filters) -> Tensor:
+    """The next values int64 [B] from head parameters [B, P] after `filters`, with uniforms [B] in [0, 1)."""
     filtered = filter_log_probabilities(head.log_probabilities(parameters), filters)
     return invert_cumulative(filtered.exp(), uniforms)[0]

@@ -16,7 +16,7 @@ from linformer_cli.errors import LintxError
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.runtime import is_out_of_memory
 
-from .choose import Filters, UniformStreams, choose_values
+from .choose import Filters, UniformStreams
 from .engines import AUTO, Engine, build_engine
 
 _CHECK_EVERY = 64
@@ -52,11 +52,7 @@ def iter_values(
         # Now and then, since it makes a GPU wait; a state that is no number stays so.
         if step % _CHECK_EVERY == 0 and not bool(torch.isfinite(parameters).all()):
             raise LintxError("the model's prediction is not a finite number: its weights are damaged")
-        uniforms = streams.take()
-        if filters.active:
-            values = choose_values(engine.model.head, parameters, uniforms, filters)
-        else:
-            values = engine.draw(parameters, uniforms)
+        values = engine.draw(parameters, streams.take(), filters)
         yield values
         parameters = engine.step(values)
 

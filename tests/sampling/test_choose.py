@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from linformer_cli.errors import UsageError
-from linformer_cli.sampling.choose import Filters, UniformStreams, choose_values, filter_log_probabilities
+from linformer_cli.sampling.choose import Filters, UniformStreams, draw_filtered, filter_log_probabilities
 
 
 def filtered(probabilities: list[float], dtype: torch.dtype = torch.float64, **filters: float) -> list[float]:
@@ -140,21 +140,12 @@ def parameters_of(head, count: int, dtype: torch.dtype = torch.float64) -> torch
     return head(x).to(dtype).detach()
 
 
-def test_without_filters_the_head_draws(head) -> None:
-    parameters = parameters_of(head, 50)
-    uniforms = torch.rand(50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    chosen = choose_values(head, parameters, uniforms, Filters())
-    assert torch.equal(chosen, head.draw(parameters, uniforms))
-    assert chosen.dtype == torch.int64
-    assert len(set(chosen.tolist())) > 3
-
-
 def test_top_k_one_takes_the_likeliest_whatever_the_number(head) -> None:
     parameters = parameters_of(head, 50)
     likeliest = head.log_probabilities(parameters).argmax(dim=-1)
     for uniform in (0.0, 0.3, 1 - 2.0**-53):
         uniforms = torch.full((50,), uniform, dtype=torch.float64)
-        assert torch.equal(choose_values(head, parameters, uniforms, Filters(top_k=1)), likeliest)
+        assert torch.equal(draw_filtered(head, parameters, uniforms, Filters(top_k=1)), likeliest)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -164,7 +155,7 @@ def test_a_dropped_value_is_never_drawn(head, dtype: torch.dtype) -> None:
     kept = filter_log_probabilities(head.log_probabilities(parameters), filters).isfinite()
     # The largest number below 1 is 1 in float32: what lies behind the last kept value must not be reached.
     for uniform in (0.0, 2.0**-53, 0.5, 1 - 2.0**-24, 1 - 2.0**-30, 1 - 2.0**-53):
-        chosen = choose_values(head, parameters, torch.full((200,), uniform, dtype=torch.float64), filters)
+        chosen = draw_filtered(head, parameters, torch.full((200,), uniform, dtype=torch.float64), filters)
         assert kept.gather(1, chosen.unsqueeze(1)).all()
 
 
@@ -174,7 +165,7 @@ def test_filtered_values_are_drawn_by_their_probabilities(head) -> None:
     filters = Filters(temperature=0.8, top_k=8, top_p=0.95)
     count = 10_000
     uniforms = (torch.arange(count, dtype=torch.float64) + 0.5) / count
-    chosen = choose_values(head, parameters.expand(count, -1), uniforms, filters)
+    chosen = draw_filtered(head, parameters.expand(count, -1), uniforms, filters)
     shares = torch.bincount(chosen, minlength=16) / count
     expected = filter_log_probabilities(head.log_probabilities(parameters), filters).exp()
     assert (shares - expected).abs().max() <= 1 / count

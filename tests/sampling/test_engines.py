@@ -14,7 +14,7 @@ from linformer_cli.config import ImageShape
 from linformer_cli.errors import UsageError
 from linformer_cli.evaluation.bits import measure_bits, stepped_nats
 from linformer_cli.native import compiler
-from linformer_cli.sampling.choose import UniformStreams
+from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.decode import sample_values
 from linformer_cli.sampling.engines import ENGINES, TextbookEngine, build_engine, choose_engine
 from linformer_cli.sampling.engines.native import FEW, NativeEngine
@@ -92,7 +92,7 @@ def test_native_draws_what_the_head_draws(build_tiny_model, head) -> None:
         torch.zeros(500, dtype=torch.float64),
         torch.full((500,), 1 - 2.0**-53, dtype=torch.float64),
     ):
-        ours, theirs = native.draw(parameters, uniforms), model.head.draw(parameters, uniforms)
+        ours, theirs = native.draw_unfiltered(parameters, uniforms), model.head.draw(parameters, uniforms)
         assert ours.dtype == theirs.dtype == torch.int64
         # The head takes its softmax in float32: at the border of two values they may choose differently.
         assert (ours != theirs).sum() <= (2 if 0 < float(uniforms[0]) < 0.9999 else 500)
@@ -232,10 +232,40 @@ def test_kernels_leave_the_smallest_numbers_alone(build_tiny_model) -> None:
     assert float(torch.tensor([1e-40]) * 0.5) > 0
 
 
+@pytest.mark.parametrize("head", ["categorical", "mixture"])
+@pytest.mark.parametrize("name", ["textbook", pytest.param("native", marks=needs_compiler)])
+def test_a_filter_acts_whatever_the_engine_and_without_one_the_head_draws(build_tiny_model, head, name) -> None:
+    model = build_tiny_model(head=head)
+    engine = ENGINES[name](model, 50)
+    generator = torch.Generator().manual_seed(4)
+    parameters = torch.randn(50, model.head.projection.out_features, generator=generator)
+    uniforms = torch.rand(50, generator=generator, dtype=torch.float64)
+    likeliest = model.head.log_probabilities(parameters).argmax(dim=-1)
+    assert torch.equal(engine.draw(parameters, uniforms, Filters(top_k=1)), likeliest)
+    unfiltered = engine.draw(parameters, uniforms, Filters())
+    assert unfiltered.dtype == torch.int64 and not torch.equal(unfiltered, likeliest)
+    assert torch.equal(unfiltered, model.head.draw(parameters, uniforms))
+
+
 @needs_compiler
 def test_uniforms_are_used_as_they_come(build_tiny_model) -> None:
     model = build_tiny_model()
     native = NativeEngine(model, 3)
     streams, again = UniformStreams(0, range(3)), UniformStreams(0, range(3))
     parameters = native.step(model.start_tokens(3)).clone()
-    assert torch.equal(native.draw(parameters, streams.take()), model.head.draw(parameters, again.take()))
+    assert torch.equal(native.draw_unfiltered(parameters, streams.take()), model.head.draw(parameters, again.take()))
+
+
+@needs_compiler
+@pytest.mark.parametrize("head", ["categorical", "mixture"])
+def test_native_draws_a_value_even_from_no_number(build_tiny_model, head) -> None:
+    """Finiteness is looked at only now and then: what is drawn before has to be a place in the embedding's tables."""
+    model = build_tiny_model(head=head)
+    native = NativeEngine(model, 200)
+    generator = torch.Generator().manual_seed(6)
+    for strange in (torch.nan, torch.inf, -torch.inf, 3e38):
+        for share in (0.1, 1.0):
+            parameters = torch.randn(200, model.head.projection.out_features, generator=generator)
+            parameters[torch.rand(parameters.shape, generator=generator) < share] = strange
+            values = native.draw_unfiltered(parameters, torch.rand(200, generator=generator, dtype=torch.float64))
+            assert bool(((values >= 0) & (values < model.head.levels)).all()), (strange, share, values)

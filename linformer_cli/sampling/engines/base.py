@@ -6,6 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from linformer_cli.model.pixel_model import PixelModel, PixelState
+from linformer_cli.sampling.choose import Filters, draw_filtered
 
 
 class Engine(ABC):
@@ -29,8 +30,17 @@ class Engine(ABC):
     def step(self, tokens_t: Tensor) -> Tensor:
         """Head parameters [B, P] at one more token int64 [B]; what it returns may be overwritten by the next step."""
 
-    def draw(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
-        """Values int64 [B] from what `step` gave, with uniforms float64 [B] on the CPU, unfiltered."""
+    def draw(self, parameters: Tensor, uniforms: Tensor, filters: Filters) -> Tensor:
+        """Values int64 [B] from what `step` gave, after `filters`, with uniforms float64 [B] on the CPU.
+
+        Without a filter nothing makes the table of all values' probabilities.
+        """
+        if filters.active:
+            return draw_filtered(self.model.head, parameters, uniforms.to(parameters.device), filters)
+        return self.draw_unfiltered(parameters, uniforms)
+
+    def draw_unfiltered(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
+        """Values int64 [B] from exactly the head's distribution, with uniforms float64 [B] on the CPU."""
         return self.model.head.draw(parameters, uniforms.to(parameters.device))
 
     @property

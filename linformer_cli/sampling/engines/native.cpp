@@ -1,4 +1,7 @@
-// The small operations of a step, fused, for the `native` engine (native.py); compiled on first use.
+// One step of a model with `linear` attention, for the `native` engine (native.py); compiled on first use.
+//
+// `lintx_step` is the whole network but the embedding. Where torch multiplies (many images in bfloat16), `lintx_mix`,
+// `lintx_join` and `lintx_activate` are what lies between two products.
 //
 // Letters as everywhere: B images, H heads, K and V widths of keys and values; D the width of the model. All arrays are
 // dense and row-major. Weights and activations are float or bfloat16 (T), the residual stream, sums and states float.
@@ -193,6 +196,15 @@ int64_t invert(int64_t count, const float* logits, double uniform, double* place
     return last;
 }
 
+// The value 0 .. levels - 1 nearest to `x`, whatever x is. Fast math lets the compiler forget that a NaN passes every
+// bound, so the integer that it becomes is bounded too, and volatile, lest that be deduced to be needless.
+inline int64_t nearest_value(double x, int64_t levels) {
+    const double most = static_cast<double>(levels - 1);
+    const volatile int64_t nearest = static_cast<int64_t>(std::nearbyint(x < 0 ? 0 : x > most ? most : x));
+    const int64_t value = nearest;
+    return value < 0 ? 0 : value < levels ? value : levels - 1;
+}
+
 }  // namespace
 
 extern "C" {
@@ -200,7 +212,8 @@ extern "C" {
 struct Layer {
     const void *input, *output, *up, *down;
     const float *input_bias, *output_bias, *up_bias, *down_bias;
-    const float *attention_gain, *attention_shift, *feed_forward_gain, *feed_forward_shift;
+    const float *mid_gain, *mid_shift;  // of the norm behind the attention branch
+    const float *end_gain, *end_shift;  // and behind the feed-forward branch: for `pre` that of the next layer, or the last
     float *s, *z;
 };
 
@@ -208,10 +221,11 @@ struct Network {
     int64_t batch, width, heads, key_width, value_width, feed_forward, layers, outputs;
     int64_t pre, gelu, map, half;  // half: weights are bfloat16
     const Layer* layer;
-    const float *gain, *shift;
+    const float *first_gain, *first_shift;  // of the norm before all layers; null where there is none
+    const float *last_gain, *last_shift;    // and behind them all, after the last layer's own; null where there is none
     const void* head;
     const float* head_bias;
-    float* scratch;  // batch x (width + the widest of the projections)
+    float* scratch;  // batch x (twice width + the wider of q, k, v together and feed_forward + all heads' values)
 };
 
 // x [B, D] += the tables' rows of the values around each image's position, and what the position itself adds.
@@ -245,8 +259,7 @@ void lintx_draw_mixture(int64_t B, int64_t K, int64_t levels, double lowest, dou
         double log_scale = row[2 * K + component];
         log_scale = log_scale < lowest ? lowest : log_scale > highest ? highest : log_scale;
         const double x = row[K + component] + std::exp(log_scale) * std::log(place / (1 - place));
-        const double value = std::nearbyint((x + 1) * (0.5 * (levels - 1)));
-        values[b] = value < 0 ? 0 : value > levels - 1 ? levels - 1 : static_cast<int64_t>(value);
+        values[b] = nearest_value((x + 1) * (0.5 * (levels - 1)), levels);
     }
 }
 
@@ -282,24 +295,20 @@ void lintx_step(const Network* net, float* x, float* out) {
     float* y = wide + B * (projected > F ? projected : F);
     float* branch = y + B * H * V;
     const bool pre = net->pre != 0;
-    if (pre) join<float>(B, D, x, nullptr, nullptr, net->layer[0].attention_gain, net->layer[0].attention_shift, h, true);
+    if (net->first_gain) join<float>(B, D, x, nullptr, nullptr, net->first_gain, net->first_shift, h, pre);
     else std::memcpy(h, x, B * D * sizeof(float));
     for (int64_t index = 0; index < net->layers; index++) {
         const Layer& layer = net->layer[index];
         multiply_weight(net, D, projected, h, layer.input, wide);
         mix(B, H, K, V, wide, layer.input_bias, layer.s, layer.z, y, static_cast<int>(net->map));
         multiply_weight(net, H * V, D, y, layer.output, branch);
-        if (pre) join(B, D, x, branch, layer.output_bias, layer.feed_forward_gain, layer.feed_forward_shift, h, true);
-        else join(B, D, x, branch, layer.output_bias, layer.attention_gain, layer.attention_shift, h, false);
+        join(B, D, x, branch, layer.output_bias, layer.mid_gain, layer.mid_shift, h, pre);
         multiply_weight(net, D, F, h, layer.up, wide);
         activate(B, F, wide, layer.up_bias, net->gelu != 0);
         multiply_weight(net, F, D, wide, layer.down, branch);
-        const bool last = index + 1 == net->layers;
-        const float* gain = !pre ? layer.feed_forward_gain : last ? net->gain : net->layer[index + 1].attention_gain;
-        const float* shift = !pre ? layer.feed_forward_shift : last ? net->shift : net->layer[index + 1].attention_shift;
-        join(B, D, x, branch, layer.down_bias, gain, shift, h, pre);
+        join(B, D, x, branch, layer.down_bias, layer.end_gain, layer.end_shift, h, pre);
     }
-    if (!pre) join<float>(B, D, x, nullptr, nullptr, net->gain, net->shift, h, true);
+    if (net->last_gain) join<float>(B, D, x, nullptr, nullptr, net->last_gain, net->last_shift, h, pre);
     multiply_weight(net, D, net->outputs, h, net->head, out);
     for (int64_t b = 0; b < B; b++)
         for (int64_t i = 0; i < net->outputs; i++) out[b * net->outputs + i] += net->head_bias[i];

@@ -42,12 +42,15 @@ _SIGNATURES = {
 
 _POINTERS = (
     *("input", "output", "up", "down", "input_bias", "output_bias", "up_bias", "down_bias"),
-    *("attention_gain", "attention_shift", "feed_forward_gain", "feed_forward_shift", "s", "z"),
+    *("mid_gain", "mid_shift", "end_gain", "end_shift", "s", "z"),
 )
 _SIZES = (
     *("batch", "width", "heads", "key_width", "value_width", "feed_forward", "layers", "outputs"),
     *("pre", "gelu", "map", "half"),
 )
+_ENDS = ("layer", "first_gain", "first_shift", "last_gain", "last_shift", "head", "head_bias", "scratch")
+# Gain and shift, as pointers; None where there is no norm.
+_Norm = tuple[int | None, int | None]
 
 
 def load_kernels() -> ctypes.CDLL:
@@ -70,7 +73,7 @@ class _Network(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in _SIZES),
-        *((name, ctypes.c_void_p) for name in ("layer", "gain", "shift", "head", "head_bias", "scratch")),
+        *((name, ctypes.c_void_p) for name in _ENDS),
     ]
 
 
@@ -90,7 +93,7 @@ class NativeEngine(Engine):
         self._states = [LinearState(*(part.contiguous() for part in layer)) for layer in state.layers]
         self._embedding = _Embedding(model.embedding, state.embedding, batch, model.config.width)
         self._kept: list[Tensor] = []  # whatever a pointer points at
-        self._layers = (_Layer * len(self._blocks))(*map(self._describe_layer, self._blocks, self._states))
+        self._layers = (_Layer * len(self._blocks))(*map(self._describe_layer, range(len(self._blocks))))
         self._network = self._describe_network()
         self._x = torch.empty(batch, model.config.width)
         self._out = torch.empty(batch, model.head.projection.out_features)
@@ -129,7 +132,7 @@ class NativeEngine(Engine):
         self._kernels.lintx_step(ctypes.addressof(self._network), self._x.data_ptr(), self._out.data_ptr())
         return self._out
 
-    def draw(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
+    def draw_unfiltered(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
         head = self.model.head
         parameters = parameters.float().contiguous()
         values = torch.empty(len(parameters), dtype=torch.int64)
@@ -150,43 +153,42 @@ class NativeEngine(Engine):
         y = torch.empty(batch, network.heads * network.value_width, dtype=self.model.dtype)
         heads = (batch, network.heads, network.key_width, network.value_width)
 
-        def add(branch: Tensor | None, bias: int | None, norm: tuple[int, int], pre: int) -> None:
-            """A branch into the residual stream, and the norm before the next one or behind this."""
+        def add(branch: Tensor | None, bias: int | None, gain: int, shift: int) -> None:
+            """A branch into the residual stream, and the norm behind it."""
             added = None if branch is None else branch.data_ptr()
-            join(batch, network.width, x, added, bias, *norm, h.data_ptr(), pre)
+            join(batch, network.width, x, added, bias, gain, shift, h.data_ptr(), pre)
 
-        last = (network.gain, network.shift)
-        if pre:
-            add(None, None, (self._layers[0].attention_gain, self._layers[0].attention_shift), 1)
+        if network.first_gain:
+            add(None, None, network.first_gain, network.first_shift)
         else:
             h.copy_(self._x)
-        for index, (block, layer) in enumerate(zip(self._blocks, self._layers, strict=True)):
-            attention_norm = (layer.attention_gain, layer.attention_shift)
-            feed_forward_norm = (layer.feed_forward_gain, layer.feed_forward_shift)
-            following = self._layers[index + 1] if index + 1 < len(self._blocks) else None
-            next_norm = (following.attention_gain, following.attention_shift) if following is not None else last
-            behind_attention = feed_forward_norm if pre else attention_norm
-            behind_feed_forward = next_norm if pre else feed_forward_norm
+        for block, layer in zip(self._blocks, self._layers, strict=True):
             projected = h @ block.attention.input.weight.T
             mix(*heads, projected.data_ptr(), layer.input_bias, layer.s, layer.z, y.data_ptr(), network.map)
-            add(y @ block.attention.output.weight.T, layer.output_bias, behind_attention, pre)
+            add(y @ block.attention.output.weight.T, layer.output_bias, layer.mid_gain, layer.mid_shift)
             wide = h @ block.feed_forward.input.weight.T
             activate(batch, network.feed_forward, wide.data_ptr(), layer.up_bias, network.gelu)
-            add(wide @ block.feed_forward.output.weight.T, layer.down_bias, behind_feed_forward, pre)
-        if not pre:
-            add(None, None, last, 1)
+            add(wide @ block.feed_forward.output.weight.T, layer.down_bias, layer.end_gain, layer.end_shift)
+        if network.last_gain:
+            add(None, None, network.last_gain, network.last_shift)
         parameters: Tensor = self.model.head(h)
         return parameters
 
-    def _describe_layer(self, block: TransformerBlock, state: LinearState) -> _Layer:
+    def _describe_layer(self, index: int) -> _Layer:
+        """Block number `index`. Which norm follows which branch is decided here and in `_describe_network` alone."""
+        block, following = self._blocks[index], self._blocks[index + 1 : index + 2]
+        if block.pre:
+            mid, end = block.feed_forward_norm, following[0].attention_norm if following else self.model.norm
+        else:
+            mid, end = block.attention_norm, block.feed_forward_norm
         feed_forward = block.feed_forward
         linears = (block.attention.input, block.attention.output, feed_forward.input, feed_forward.output)
         return _Layer(
             *(self._pointer(linear.weight) for linear in linears),
             *(self._pointer(linear.bias.float()) for linear in linears),
-            *self._norm(block.attention_norm),
-            *self._norm(block.feed_forward_norm),
-            *(part.data_ptr() for part in state),
+            *self._norm(mid),
+            *self._norm(end),
+            *(part.data_ptr() for part in self._states[index]),
         )
 
     def _describe_network(self) -> _Network:
@@ -204,12 +206,13 @@ class NativeEngine(Engine):
             MAPS[inner.options.feature_map],
             int(model.dtype == torch.bfloat16),
             ctypes.addressof(self._layers),
-            *self._norm(model.norm),
+            *self._norm(block.attention_norm if block.pre else None),
+            *self._norm(None if block.pre else model.norm),
             *(self._pointer(head.weight), self._pointer(head.bias.float()), self._pointer(scratch)),
         )
 
-    def _norm(self, norm: nn.LayerNorm) -> tuple[int, int]:
-        return self._pointer(norm.weight.float()), self._pointer(norm.bias.float())
+    def _norm(self, norm: nn.LayerNorm | None) -> _Norm:
+        return (None, None) if norm is None else (self._pointer(norm.weight.float()), self._pointer(norm.bias.float()))
 
     def _pointer(self, tensor: Tensor) -> int:
         self._kept.append(tensor.detach().contiguous())
