@@ -62,13 +62,16 @@ class LinearAttention(Attention):
         else:
             self.feature_map = FEATURE_MAPS[options.feature_map](shape.heads, shape.key_width)
 
+    def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
+        return kernels.serves(self.options.feature_map, device, dtype)
+
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
     ) -> tuple[Tensor, LinearState]:
         dtype = accumulator_dtype(q.dtype)
         s, z = (None, None) if state is None else state
         with torch.autocast(q.device.type, enabled=False):
-            if kernels.serves(q, self.options.feature_map):
+            if self.is_compiled(q.device, q.dtype):
                 y, s, z = kernels.attend(q, k, v, s, z, self.options.feature_map)
                 return y, LinearState(s, z)
             phi_q, phi_k = self.feature_map(q.to(dtype)), self.feature_map(k.to(dtype))

@@ -66,7 +66,7 @@ def sample(
     from linformer_cli.bench.subjects import build_subjects, preset_network, with_softmax
     from linformer_cli.bench.trained import read_trained_runs
     from linformer_cli.runtime import catch_signals, choose_device, choose_precision
-    from linformer_cli.sampling.engines import parse_engines
+    from linformer_cli.sampling.engines import AUTO, ENGINES
 
     trained = read_trained_runs(runs or [])
     source: dict[str, Any] = {}
@@ -83,7 +83,9 @@ def sample(
         networks = [preset_network(name.strip()) for name in presets.split(",")]
         variants = options.choose_variants(names or options.PRESET_VARIANTS, True)
         subjects = build_subjects(variants, networks, place, kind)
-    plan = SamplingPlan(batches, repeats, rerun, seconds, memory, trained, parse_engines(engine))
+    plan = SamplingPlan(
+        batches, repeats, rerun, seconds, memory, trained, options.parse_engines(engine, [AUTO, *ENGINES])
+    )
     with catch_signals() as stop:
         report = run_sampling_bench(subjects, plan, kind, Ceilings(place), _report, stop.raise_if_set)
     if not report.rows:

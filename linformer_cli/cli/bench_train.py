@@ -15,6 +15,15 @@ TrainingPrecision = Annotated[
 TrainingPresets = Annotated[
     str, typer.Option("--preset", help="Networks, separated by commas: mnist-paper, cifar10-paper, ...", metavar="LIST")
 ]
+TrainingEngines = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        help="Separated by commas: auto, as a run computes, with kernels compiled for linear attention on a CPU; "
+        "textbook, plain torch in float32.",
+        metavar="LIST",
+    ),
+]
 
 
 def train(
@@ -22,6 +31,7 @@ def train(
     presets: TrainingPresets = "mnist-small",
     batch: options.Batches = "16",
     repeats: options.Repeats = 3,
+    engine: TrainingEngines = "auto",
     limit: options.RowLimit = "60s",
     runs: options.Runs = None,
     device: options.Device = "auto",
@@ -40,6 +50,7 @@ def train(
 
     - `lintx bench train`
     - `lintx bench train --attention softmax,linear,lsh:rounds=1 --preset mnist-paper --batch 4,16`
+    - `lintx bench train --attention linear --preset mnist-small,mnist-paper --engine textbook,auto`
     - `lintx bench train --preset mnist-paper,cifar10-paper --batch 1 --format md`
     """
     batches = options.parse_sizes(batch, "--batch", "4,16")
@@ -48,9 +59,10 @@ def train(
     from linformer_cli.bench.ceilings import Ceilings
     from linformer_cli.bench.subjects import build_subjects, preset_network
     from linformer_cli.bench.trained import read_trained_runs
-    from linformer_cli.bench.training import run_training_bench
+    from linformer_cli.bench.training import ENGINES, run_training_bench
     from linformer_cli.runtime import catch_signals, choose_device, choose_precision
 
+    engines = options.parse_engines(engine, ENGINES)
     trained = read_trained_runs(runs or [])
     place = choose_device(device).value
     kind = choose_precision(precision.value, place, "training")
@@ -68,6 +80,7 @@ def train(
             Ceilings(place),
             lambda row: talk(describe_speed(row)),
             stop.raise_if_set,
+            engines=engines,
         )
     if not report.rows:
         stop.raise_if_set("Stopped before anything was measured")

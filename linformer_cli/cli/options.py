@@ -2,13 +2,13 @@
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from linformer_cli.errors import UsageError
+from linformer_cli.errors import UsageError, unknown_name
 
 from .output import set_quiet, talk
 
@@ -165,6 +165,15 @@ def parse_duration(text: str) -> float:
     if seconds <= 0:
         raise UsageError(f"a time must be above 0, found '{text}'")
     return seconds
+
+
+def parse_engines(text: str, known: Sequence[str]) -> list[str]:
+    """`textbook,auto` as names; raises `UsageError` for one that is not among `known`."""
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in known:
+            raise unknown_name("engine", name, known)
+    return names
 
 
 def parse_sizes(text: str, option: str, example: str) -> list[int]:

@@ -57,8 +57,8 @@ SAMPLING_TABLES: tuple[Sequence[Column], ...] = (
     ),
 )
 TRAINING_TABLES: tuple[Sequence[Column], ...] = (
-    (*_METHOD[::2], *_SPEED, Column("seconds_per_step", "step", format=format_milliseconds), _SHARES[0]),
-    (*_METHOD[::2], *_BITS, Column("reduced", "reduced"), _LEFT_OUT),
+    (*_METHOD, *_SPEED, Column("seconds_per_step", "step", format=format_milliseconds), _SHARES[0]),
+    (*_METHOD, *_BITS, Column("reduced", "reduced"), _LEFT_OUT),
 )
 SAMPLING_FILE_COLUMNS = (
     *_WHO,

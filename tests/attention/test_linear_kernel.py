@@ -16,6 +16,9 @@ from linformer_cli.native.compiler import has_library, textbook_only
 pytestmark = pytest.mark.skipif(not has_library(kernels.SOURCE), reason="there is no C++ compiler")
 
 
+CPU = torch.device("cpu")
+
+
 def build(key_width: int, value_width: int, feature_map: str = "elu", heads: int = 3) -> LinearAttention:
     shape = AttentionShape(heads=heads, key_width=key_width, value_width=value_width, positions=784, row=28)
     return LinearAttention(LinearOptions.model_validate({"feature_map": feature_map, "chunk": 16}), shape)
@@ -54,10 +57,10 @@ def test_everything_is_the_textbooks(
         inputs += [draw(2, 3, key_width, value_width, seed=3), draw(2, 3, key_width, seed=4).abs()]
     sizes = [(length, value_width), (key_width, value_width), (key_width,)]
     gradients = [draw(2, 3, *size, seed=seed).detach() for seed, size in enumerate(sizes, 5)]
-    assert kernels.serves(inputs[0], feature_map)
+    assert attention.is_compiled(CPU, torch.float64)
     found = differentiate(attention, inputs, gradients)
     with textbook_only():
-        assert not kernels.serves(inputs[0], feature_map)
+        assert not attention.is_compiled(CPU, torch.float64)
         expected = differentiate(attention, inputs, gradients)
     for ours, theirs in zip(found, expected, strict=True):
         assert_agree(ours, theirs, FLOAT64)
@@ -147,3 +150,10 @@ def test_images_and_heads_do_not_depend_on_each_other_or_on_the_threads() -> Non
     for image, head in itertools.product(range(4), range(3)):
         alone, _ = build(6, 5, heads=1).attend(*(part[image : image + 1, head : head + 1] for part in inputs))
         assert torch.equal(alone[0, 0], expected[image, head])
+
+
+def test_what_it_does_not_serve() -> None:
+    """Features that may be negative, other devices, smaller types."""
+    assert not build(6, 5, "poly2").is_compiled(CPU, torch.float64)
+    assert not build(6, 5).is_compiled(torch.device("cuda"), torch.float32)
+    assert not build(6, 5).is_compiled(CPU, torch.float16)

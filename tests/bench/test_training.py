@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from machine import HAS_COMPILER
 
 from linformer_cli.bench import training as training_module
 from linformer_cli.bench.operations import count_product_flops
@@ -47,6 +48,33 @@ def test_images_per_second_of_steps(subjects, monkeypatch) -> None:
     assert row["images_per_second_quartiles"] == [6 / 2.5, 6 / 1.5]
     assert row["samples_seconds"] == [1.0, 2.0, 3.0] and row["reduced"] is None and row["left_out"] is None
     assert row["product_share"] is None and row["bits_per_dim"] is None
+
+
+def test_the_textbook_is_plain_torch_in_float32(subjects, monkeypatch) -> None:
+    """Both engines of a mechanism take turns; what a row was timed with is what it says."""
+    seen: list[tuple[str, bool, bool]] = []
+
+    def take_step(trainer: Trainer) -> None:
+        inner = trainer.model.blocks[0].inner
+        compiled = inner.is_compiled(torch.device("cpu"), torch.float32)
+        seen.append((trainer.config.model.attention, trainer.autocast, compiled))
+
+    monkeypatch.setattr(Trainer, "take_step", take_step)
+    report = run_training_bench(subjects, [2], 2, "bf16", engines=["textbook", "auto"])
+    kernels = "native" if HAS_COMPILER else "parallel"
+    assert [(row["name"], row["engine"], row["precision"]) for row in report.rows] == [
+        ("softmax", "textbook", "fp32"),
+        ("softmax", "parallel", "bf16"),
+        ("linear-16", "textbook", "fp32"),
+        ("linear-16", kernels, "bf16"),
+    ]
+    one_turn = [
+        ("softmax", False, False),
+        ("softmax", True, False),
+        ("linear", False, False),
+        ("linear", True, HAS_COMPILER),
+    ]
+    assert seen == one_turn * 3  # a warm-up and two repeats
 
 
 def test_shares_count_three_passes(subjects, monkeypatch) -> None:

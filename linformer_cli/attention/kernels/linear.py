@@ -43,9 +43,9 @@ class _Call(ctypes.Structure):
     ]
 
 
-def serves(x: Tensor, feature_map: str) -> bool:
-    """Whether inputs like x can be computed here, with this map."""
-    return feature_map in MAPS and x.device.type == "cpu" and x.dtype in _ELEMENTS and has_library(SOURCE)
+def serves(feature_map: str, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether inputs of this type can be computed here, with this map."""
+    return feature_map in MAPS and device.type == "cpu" and dtype in _ELEMENTS and has_library(SOURCE)
 
 
 def attend(
