@@ -154,11 +154,11 @@ TopP = Annotated[
 _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "min": 60.0, "s": 1.0, "": 1.0}
 
 
-def complete_preset(beginning: str) -> list[str]:
-    """For the TAB key."""
+def complete_preset() -> list[str]:
+    """For the TAB key; Typer leaves out those that begin otherwise."""
     from linformer_cli.presets import PRESETS
 
-    return [name for name in PRESETS if name.startswith(beginning)]
+    return list(PRESETS)
 
 
 def parse_duration(text: str) -> float:
