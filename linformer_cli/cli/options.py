@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -156,6 +157,13 @@ STOPPED = "Stopped; what was measured by then is shown"
 _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "min": 60.0, "s": 1.0, "": 1.0}
 
 
+def complete_preset() -> list[str]:
+    """For the TAB key; Typer leaves out those that begin otherwise."""
+    from linformer_cli.presets import PRESETS
+
+    return list(PRESETS)
+
+
 def parse_duration(text: str) -> float:
     """Seconds of `90`, `90s`, `10m`, `1.5h` or `1h30m`; raises `UsageError` for anything else, and for nothing."""
     parts = re.findall(r"(\d+(?:\.\d+)?)\s*(d|h|min|m|s|)\s*", text.strip().lower())
@@ -214,6 +222,13 @@ def parse_pairs(pairs: list[str] | None, option: str) -> dict[str, str]:
             raise UsageError(f"{option} {key} is given twice")
         values[key] = value
     return values
+
+
+def require_ending(option: str, path: str | Path | None, ending: str) -> None:
+    """Raise `UsageError` for a file whose name promises something else than is written to it."""
+    if path is not None and Path(path).suffix.lower() not in ("", ending):
+        kind = ending.removeprefix(".").upper()
+        raise UsageError(f"{option} writes a {kind}, found '{path}'; give it a name that ends in {ending}")
 
 
 def one_checkpoint(argument: str | None, option: str | None) -> str | None:

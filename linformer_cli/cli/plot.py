@@ -5,8 +5,6 @@ from typing import Annotated
 
 import typer
 
-from linformer_cli.errors import UsageError
-
 from . import options
 from .output import print_json, talk
 
@@ -63,8 +61,7 @@ def plot(
     if out is None and samples is None and not json:
         out = DEFAULT_PLOT
     kind = None if out is None else parse_plot_format(out)
-    if samples is not None and samples.suffix.lower() != ".png":
-        raise UsageError(f"--samples draws a PNG, found '{samples}'; give it a name that ends in .png")
+    options.require_ending("--samples", samples, ".png")
     series = load_runs(runs) if out is not None or json else []
     if out is not None and kind is not None:
         write_file(out, render_runs(series, kind))

@@ -61,6 +61,8 @@ def sample(
     """
     if out == "-" and json:
         raise UsageError("-o - and --json both want stdout; give -o a file")
+    options.require_ending("-o", out, ".png")
+    options.require_ending("--gif", gif, ".gif")
     session = open_session(options.one_checkpoint(checkpoint, checkpoint_option), device, precision.value)
 
     import numpy as np

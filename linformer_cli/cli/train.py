@@ -68,7 +68,12 @@ def train(
         str | None, _for_length("--max-time", help="Such as 10m or 1h30m; goes on counting after --resume.")
     ] = None,
     preset: Annotated[
-        str | None, _for_model("--preset", help="mnist-small (default), mnist-paper, cifar10-paper, tiny.")
+        str | None,
+        _for_model(
+            "--preset",
+            help="mnist-small (default), mnist-paper, cifar10-paper, tiny.",
+            autocompletion=options.complete_preset,
+        ),
     ] = None,
     attention: Annotated[str | None, _for_model("--attention", help="See lintx attentions.")] = None,
     attention_option: Annotated[

@@ -1,10 +1,13 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-COMMANDS = ["train", "sample", "complete", "eval", "check", "bench", "compare", "attentions", "info", "export", "env"]
+COMMANDS = [
+    *("train", "sample", "complete", "eval", "check", "bench", "compare", "plot", "attentions", "info", "export", "env")
+]
 BENCHES = ["bench sample", "bench train", "bench attention", "bench copy", "bench approximation", "bench paper"]
 ROOT = Path(__file__).parents[2]
 
@@ -24,6 +27,7 @@ ROOT = Path(__file__).parents[2]
         ["bench", "paper"],
         ["bench", "approximation"],
         ["compare"],
+        ["plot"],
     ],
 )
 def test_help_needs_no_torch(arguments):
@@ -60,6 +64,34 @@ def test_a_group_without_a_command_is_its_help_page(lintx, arguments):
     assert outcome.stdout.strip() == lintx(*arguments, "--help").stdout.strip()
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("lintx tr", {"train"}),
+        ("lintx bench sa", {"sample"}),
+        ("lintx train --optimizer ", {"adamw", "radam"}),
+        ("lintx train --preset mnist", {"mnist-small", "mnist-paper"}),
+    ],
+)
+def test_the_tab_key_knows_commands_and_values(line, expected):
+    words = line.split(" ")
+    environment = {
+        "_LINTX_COMPLETE": "complete_bash",
+        "COMP_WORDS": "\n".join(words),
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    script = (
+        "import sys; from linformer_cli.cli.app import main\n"
+        "sys.argv = ['lintx']\n"
+        "try: main()\n"
+        "finally: assert 'torch' not in sys.modules"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env={**os.environ, **environment}
+    )
+    assert set(finished.stdout.split()) == expected
+
+
 def test_python_dash_m_is_the_same_command():
     arguments = [sys.executable, "-m", "linformer_cli", "--version"]
     finished = subprocess.run(arguments, capture_output=True, text=True, check=True, cwd=ROOT)
@@ -86,6 +118,10 @@ def test_the_reference_is_up_to_date(tmp_path):
         (["sample", "--device", "tpu"], 2, "unknown device 'tpu'"),
         (["sample", "one", "--checkpoint", "two"], 2, "two checkpoints are named"),
         (["sample", "-o", "-", "--json"], 2, "both want stdout"),
+        (["sample", "-o", "grid.jpg"], 2, "-o writes a PNG, found 'grid.jpg'; give it a name that ends in .png"),
+        (["sample", "--gif", "grid.png"], 2, "--gif writes a GIF, found 'grid.png'"),
+        (["complete", "x.png", "-o", "x.jpeg"], 2, "-o writes a PNG"),
+        (["complete", "x.png", "--gif", "x.webp"], 2, "--gif writes a GIF"),
         (["complete"], 2, "Missing argument"),
         (["complete", "x.png", "--keep", "left:0.5"], 2, "only keep the top"),
         (["complete", "nosuch.png"], 1, "no picture at 'nosuch.png'"),

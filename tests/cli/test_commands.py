@@ -101,6 +101,7 @@ def test_sample_writes_a_grid_with_its_settings(lintx, run_folder, tmp_path):
     document = outcome.document
     assert document["images"] == 5 and document["images_per_second"] > 0 and document["state_bytes"] > 0
     assert {"attention", "engine", "precision", "device", "batch", "checkpoint"} <= document.keys()
+    assert outcome.stderr.startswith(f"{run_folder / 'best'}: linear attention")
     metadata = read_png_metadata(out)
     assert metadata["seed"] == 7 and metadata["checkpoint_sha256"] == read_checkpoint(run_folder).digest
     assert [path.name for path in sorted(files.iterdir())] == [f"{index:05d}.png" for index in range(5)]
