@@ -11,6 +11,7 @@ from typing import Any
 
 from linformer_cli.config import ModelConfig
 from linformer_cli.errors import LintxError
+from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.report.terminal import format_duration
 from linformer_cli.runtime import StopRequest, choose_precision, describe_environment
 
@@ -19,8 +20,8 @@ from .copy_task import PAPER_UPDATES, CopySettings, choose_size, run_copy_task
 from .published import HARDWARE, SOURCE
 from .run import SamplingPlan, measure_row_memory, run_sampling_bench
 from .scaling import describe_exponents, run_scaling_bench
-from .subjects import Subject, build_subjects, preset_network
-from .trained import TrainedRun
+from .subjects import Subject, build_subjects, load_subjects, preset_network
+from .trained import TrainedRun, find_trained
 from .training import run_training_bench
 from .variants import Variant, parse_variants
 
@@ -129,6 +130,7 @@ class PaperBench:
             "sampling_precision": self._precision,
             "training_precision": self._training_precision,
             "checked": f"the two executions of every mechanism, in {self._networks[0][0]}",
+            "runs": [run.path for run in self._runs],
             "published": {"source": SOURCE, "hardware": HARDWARE},
         }
         parts: dict[str, Callable[[float], None]] = {
@@ -175,11 +177,12 @@ class PaperBench:
         return build_subjects(self._variants, [network], self._device, precision)
 
     def _sample(self, seconds: float) -> None:
-        """Every network in turn, small batches first: the first results are one image's."""
-        rows = len(self._variants) + 1  # softmax is there twice
-        each = seconds / len(self._networks) / len(self._sizes.batches)
-        limit = _TIMED_SHARE * each / rows
-        first = min(limit, _FIRST_RESULTS_SECONDS / rows)
+        """Every network in turn, and the runs of others; small batches first: the first results are one image's."""
+        groups = [self._subjects(network, self._precision) for network in self._networks]
+        if foreign := self._foreign_runs():
+            groups.append(load_subjects(foreign, self._device, self._precision))
+        first_batch = self._sizes.batches[0]
+        each = seconds / len(groups) / len(self._sizes.batches)
 
         def keep(row: dict[str, Any]) -> None:
             self.result.sampling.append(row)
@@ -191,11 +194,14 @@ class PaperBench:
                 )
             self._report("sampling", row)
 
-        for number, network in enumerate(self._networks):
-            subjects = self._subjects(network, self._precision)
+        for number, subjects in enumerate(groups):
+            rows = len(subjects) + 1  # softmax is there twice
+            seen_to = 0 < number < len(self._networks)  # in the first network
             for batch in self._sizes.batches:
-                bound = first if number == 0 and batch == self._sizes.batches[0] else limit
-                plan = SamplingPlan([batch], self._sizes.repeats, True, bound, False, self._runs)
+                limit = _TIMED_SHARE * each / rows
+                if number == 0 and batch == first_batch:
+                    limit = min(limit, _FIRST_RESULTS_SECONDS / rows)
+                plan = SamplingPlan([batch], self._sizes.repeats, True, limit, False, self._runs)
                 run_sampling_bench(
                     subjects,
                     plan,
@@ -203,9 +209,18 @@ class PaperBench:
                     self._ceilings,
                     keep,
                     self._go_on,
-                    checked=number > 0 or batch != self._sizes.batches[0],
+                    checked=seen_to or batch != first_batch,
                 )
                 self._go_on()
+
+    def _foreign_runs(self) -> list[TrainedRun]:
+        """Those that are of none of the networks: they are timed themselves."""
+        ours = [
+            network.model_copy(update={"attention": variant.attention, "attention_options": variant.options})
+            for _, network in self._networks
+            for variant in self._variants
+        ]
+        return [run for run in self._runs if all(find_trained([run], model) is None for model in ours)]
 
     def _train(self, seconds: float) -> None:
         limit = seconds / len(self._networks) / len(self._variants)
@@ -261,11 +276,13 @@ class PaperBench:
         """Of the rows of sampling, the largest batches first, as far as the time goes."""
         ends = time.monotonic() + seconds
         left = 0
-        models = {
+        models: dict[tuple[str | None, str], PixelModel] = {
             (name, subject.name): subject.model
             for name, config in self._networks
             for subject in self._subjects((name, config), self._precision)
         }
+        foreign = load_subjects(self._foreign_runs(), self._device, self._precision)
+        models |= {(None, subject.name): subject.model for subject in foreign}
         for row in sorted(self.result.sampling, key=lambda row: -int(row["batch"])):
             if not row["samples_seconds"]:
                 continue

@@ -36,7 +36,7 @@ from .published import find_published
 from .sampling_memory import METHOD, SamplingSetup, measure_sampling_memory
 from .subjects import Subject
 from .timing import Timing, measure_interleaved
-from .trained import UNTRAINED, TrainedRun, find_trained
+from .trained import TrainedRun
 
 # Steps that tell how long an image would take.
 _PROBED_STEPS = 2
@@ -149,8 +149,7 @@ def _measure_group(
     planned = [replace(row, case=None) for row in planned]  # the states that they hold are no longer needed
     for row, record in zip(planned, rows, strict=True):
         model = row.subject.model
-        trained = find_trained(plan.runs, model.config)
-        record |= UNTRAINED if trained is None else trained.record
+        record |= row.subject.find_run(plan.runs)
         record["published"] = find_published(
             row.subject.preset, model.config.attention, model.config.attention_options, row.engine
         )

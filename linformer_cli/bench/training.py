@@ -26,7 +26,7 @@ from .groups import BenchReport, measure_groups
 from .operations import TRAINING_FACTOR, WHAT_IS_COUNTED, count_product_flops, list_products
 from .subjects import Subject
 from .timing import Timing, measure_interleaved
-from .trained import UNTRAINED, TrainedRun, find_trained
+from .trained import TrainedRun
 
 _FEWEST_IMAGES = 16
 # Plain torch in float32, whatever was asked for; and as a run computes.
@@ -63,8 +63,7 @@ def run_training_bench(
     def measure(group: Sequence[Subject], batch: int) -> list[dict[str, Any]]:
         found = _measure_group(group, batch, repeats, engines, precision, limit_seconds, ceilings, check)
         for row in found:
-            trained = find_trained(runs, _find(group, row["name"]).model.config)
-            row |= UNTRAINED if trained is None else trained.record
+            row |= _find(group, row["name"]).find_run(runs)
         return found
 
     rows, ended = measure_groups(subjects, batches, measure, report, check, checked)

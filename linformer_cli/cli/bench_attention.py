@@ -11,7 +11,7 @@ from linformer_cli.report.tables import Column
 from linformer_cli.report.terminal import format_bytes, format_milliseconds
 
 from . import options
-from .output import print_json, print_records, talk
+from .output import print_json, print_records, talk, write_plot
 
 if TYPE_CHECKING:
     from linformer_cli.bench.scaling import ScalingReport
@@ -41,7 +41,7 @@ def attention(
         Path | None,
         typer.Option("--plot", help="Also time and memory against T, log-log: .png or .svg.", show_default=False),
     ] = None,
-    style: Annotated[options.TableFormat, typer.Option("--format", help="How to print.")] = options.TableFormat.TABLE,
+    style: options.Style = options.TableFormat.TABLE,
     json: options.Json = False,
 ) -> None:
     """Measure how time and memory grow with T.
@@ -64,16 +64,17 @@ def attention(
     - `lintx bench attention --attention linear,linear:chunk=256 --limit 10s --json`
     - `lintx bench attention --attention linear,softmax,lsh --plot scaling.png`
     """
+    json = json or style is options.TableFormat.JSON
     from linformer_cli.report.plots import parse_plot_format
 
-    kind = None if plot is None else parse_plot_format(plot)
+    if plot is not None:
+        parse_plot_format(plot)  # before anything is measured
     lengths = options.parse_sizes(positions, "--positions", "1024,4096")
     sizes = None if batch == SCALED else options.parse_sizes(batch, "--batch", f"16, or {SCALED}")
     seconds = options.parse_duration(limit)
 
     from linformer_cli.bench.ceilings import Ceilings
     from linformer_cli.bench.scaling import run_scaling_bench
-    from linformer_cli.files import write_file
     from linformer_cli.runtime import catch_signals, choose_device
 
     place = choose_device(device)
@@ -94,9 +95,7 @@ def attention(
         )
     if not report.rows:
         stop.raise_if_set("Stopped before anything was measured")
-    if plot is not None and kind is not None:
-        write_file(plot, benchmarks.render_growth(report.rows, report.exponents, kind))
-        talk(f"wrote {plot}")
+    write_plot(plot, lambda kind: benchmarks.render_growth(report.rows, report.exponents, kind))
     if json:
         print_json({**vars(report), "plot": plot})
     else:

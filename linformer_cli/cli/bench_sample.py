@@ -1,13 +1,15 @@
 """`lintx bench sample`: images per second of sampling, measured so that the figure can be trusted."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from linformer_cli.errors import UsageError
+from linformer_cli.report import benchmarks
 
 from . import options
-from .output import print_json, print_records, talk
+from .output import print_json, print_records, talk, write_plot
 from .session import open_session
 
 Rerun = Annotated[
@@ -31,6 +33,11 @@ def sample(
     limit: options.RowLimit = "60s",
     memory: Memory = True,
     runs: options.Runs = None,
+    plot: options.SpeedPlot = None,
+    bits_plot: Annotated[
+        Path | None,
+        typer.Option("--bits-plot", help="Also bits/dim of --runs against images/s.", show_default=False),
+    ] = None,
     device: options.Device = "auto",
     precision: options.SamplingPrecision = options.PrecisionName.AUTO,
     style: options.Style = options.TableFormat.TABLE,
@@ -38,8 +45,9 @@ def sample(
 ) -> None:
     """Measure images/s of sampling, by attention, batch size and network.
 
-    Without --attention and --preset it is this checkpoint's model beside softmax of the same size. Others are untrained
-    models: of the checkpoint's size, or of --preset. Softmax comes with a key-value cache, and re-run at every value.
+    Without --attention and --preset it is this checkpoint's model beside softmax of the same size, or the models of
+    --runs. Others are untrained models: of the checkpoint's size, or of --preset. Softmax comes with a key-value cache,
+    and re-run at every value.
 
     One warm-up, then interleaved repeats: the median and quartiles of images per second, seconds an image at batch 1,
     state and peak memory, and the shares of the machine's own matrix products and memory copies, measured in the same
@@ -53,24 +61,37 @@ def sample(
     - `lintx bench sample`
     - `lintx bench sample --checkpoint runs/first --batch 1,64 --json`
     - `lintx bench sample --attention softmax,linear,lsh:rounds=1 --preset mnist-paper,cifar10-paper --batch 1,16,256`
+    - `lintx bench sample --runs runs/comparison --batch 1,64 --no-rerun --bits-plot bits-per-dim.png`
     - `lintx bench sample --engine textbook,auto --no-rerun`
     - `lintx bench sample --batch 256 --format md --no-rerun --no-memory`
     """
+    json = json or style is options.TableFormat.JSON
     batches = options.parse_sizes(batch, "--batch", "1,64")
     seconds = options.parse_duration(limit)
     if presets is not None and checkpoint is not None:
         raise UsageError("--preset and --checkpoint both name a network; give one of them")
 
+    from linformer_cli.report.plots import parse_plot_format
+
+    for path in filter(None, (plot, bits_plot)):
+        parse_plot_format(path)  # before anything is measured
+    if bits_plot is not None and not runs:
+        raise UsageError("--bits-plot draws the bits/dim of trained runs; name them with --runs")
+
     from linformer_cli.bench.ceilings import Ceilings
     from linformer_cli.bench.run import SamplingPlan, run_sampling_bench
-    from linformer_cli.bench.subjects import build_subjects, preset_network, with_softmax
+    from linformer_cli.bench.subjects import build_subjects, load_subjects, preset_network, with_softmax
     from linformer_cli.bench.trained import read_trained_runs
     from linformer_cli.runtime import catch_signals, choose_device, choose_precision
     from linformer_cli.sampling.engines import AUTO, ENGINES
 
     trained = read_trained_runs(runs or [])
     source: dict[str, Any] = {}
-    if presets is None:
+    if presets is None and checkpoint is None and names is None and trained:
+        place = choose_device(device).value
+        kind = choose_precision(precision.value, place, "sampling").value
+        subjects = load_subjects(trained, place, kind)
+    elif presets is None:
         session = open_session(checkpoint, device, precision.value)
         place, kind, source = session.device, session.precision, {"checkpoint": str(session.checkpoint.path)}
         subjects = with_softmax(session.model.config.attention, session.model)
@@ -90,8 +111,10 @@ def sample(
         report = run_sampling_bench(subjects, plan, kind, Ceilings(place), _report, stop.raise_if_set)
     if not report.rows:
         stop.raise_if_set("Stopped before anything was measured")
+    write_plot(plot, lambda kind: benchmarks.render_speed(report.rows, kind))
+    write_plot(bits_plot, lambda kind: benchmarks.render_quality(report.rows, kind))
     if json:
-        print_json({**source, **vars(report)})
+        print_json({**source, **vars(report), "plot": plot, "bits_plot": bits_plot})
     else:
         print_speeds(report.rows, "sampling", style)
         options.talk_about(report.environment, report.ceilings)
@@ -100,8 +123,6 @@ def sample(
 
 def print_speeds(rows: list[dict[str, Any]], kind: str, style: options.TableFormat) -> None:
     """Rows of images per second, of `sampling` or `training`, on stdout."""
-    from linformer_cli.report import benchmarks
-
     flat = [benchmarks.flatten_speed(row) for row in rows]
     tables, columns = {
         "sampling": (benchmarks.SAMPLING_TABLES, benchmarks.SAMPLING_FILE_COLUMNS),

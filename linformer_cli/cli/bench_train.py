@@ -4,9 +4,11 @@ from typing import Annotated
 
 import typer
 
+from linformer_cli.report import benchmarks
+
 from . import options
 from .bench_sample import describe_speed, print_speeds
-from .output import print_json, talk
+from .output import print_json, talk, write_plot
 
 TrainingPrecision = Annotated[
     options.PrecisionName,
@@ -34,6 +36,7 @@ def train(
     engine: TrainingEngines = "auto",
     limit: options.RowLimit = "60s",
     runs: options.Runs = None,
+    plot: options.SpeedPlot = None,
     device: options.Device = "auto",
     precision: TrainingPrecision = options.PrecisionName.AUTO,
     style: options.Style = options.TableFormat.TABLE,
@@ -53,8 +56,14 @@ def train(
     - `lintx bench train --attention linear --preset mnist-small,mnist-paper --engine textbook,auto`
     - `lintx bench train --preset mnist-paper,cifar10-paper --batch 1 --format md`
     """
+    json = json or style is options.TableFormat.JSON
     batches = options.parse_sizes(batch, "--batch", "4,16")
     seconds = options.parse_duration(limit)
+
+    from linformer_cli.report.plots import parse_plot_format
+
+    if plot is not None:
+        parse_plot_format(plot)  # before anything is measured
 
     from linformer_cli.bench.ceilings import Ceilings
     from linformer_cli.bench.subjects import build_subjects, preset_network
@@ -84,8 +93,9 @@ def train(
         )
     if not report.rows:
         stop.raise_if_set("Stopped before anything was measured")
+    write_plot(plot, lambda form: benchmarks.render_speed(report.rows, form))
     if json:
-        print_json(vars(report))
+        print_json({**vars(report), "plot": plot})
     else:
         print_speeds(report.rows, "training", style)
         options.talk_about(report.environment, report.ceilings)

@@ -75,7 +75,7 @@ def compare(
     precision: Annotated[
         options.PrecisionName, typer.Option("--precision", help="Of training and its timing; drawing is timed in fp32.")
     ] = options.PrecisionName.AUTO,
-    style: Annotated[options.TableFormat, typer.Option("--format", help="How to print.")] = options.TableFormat.TABLE,
+    style: options.Style = options.TableFormat.TABLE,
     json: options.Json = False,
 ) -> None:
     """Train every attention alike and compare.
@@ -94,6 +94,7 @@ def compare(
     - `lintx compare --runs runs/comparison --no-train --format md`
     - `lintx compare --runs runs/comparison --retime --repeats 5`
     """
+    json = json or style is options.TableFormat.JSON
     if retime and not train:
         raise UsageError("--no-train only shows what is there; leave it or --retime out")
 

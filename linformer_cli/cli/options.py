@@ -30,6 +30,7 @@ class TableFormat(StrEnum):
     TABLE = "table"
     MD = "md"
     CSV = "csv"
+    JSON = "json"
 
 
 def _hush(quiet: bool) -> bool:
@@ -105,10 +106,17 @@ RowLimit = Annotated[str, typer.Option("--limit", help="The most that all repeat
 Runs = Annotated[
     list[str] | None,
     typer.Option(
-        "--runs", help="Trained runs whose bits/dim stand beside the same model; repeatable.", show_default=False
+        "--runs",
+        help="A trained run, or a folder of runs, whose bits/dim stand beside the same model; repeatable.",
+        show_default=False,
+        metavar="DIR",
     ),
 ]
-Style = Annotated[TableFormat, typer.Option("--format", help="How to print.")]
+SpeedPlot = Annotated[
+    Path | None,
+    typer.Option("--plot", help="Also images/s against the batch size: .png or .svg.", show_default=False),
+]
+Style = Annotated[TableFormat, typer.Option("--format", help="How to print; json is --json.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of all random numbers.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:INDEX or mps.", metavar="DEVICE")]
 SamplingPrecision = Annotated[

@@ -3,9 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from linformer_cli.errors import UsageError
+
 from .plots import Curve, Panel, PlotFormat, Scale, number_styles, render_plot
 from .tables import Column
-from .terminal import format_bytes, format_milliseconds
+from .terminal import format_bytes, format_count, format_milliseconds
 
 Record = Mapping[str, Any]
 
@@ -161,19 +163,55 @@ def render_speed(rows: Sequence[Record], kind: PlotFormat) -> bytes:
     """Images per second against the batch size, a panel for each preset; extrapolated ones too."""
     methods = list(dict.fromkeys(_method(row) for row in rows))
     panels = []
-    for preset in dict.fromkeys(row["preset"] for row in rows):
+    presets = dict.fromkeys(row["preset"] for row in rows)
+    for preset in presets:
         curves = []
         for method, (colour, dash) in zip(methods, number_styles(len(methods)), strict=True):
             points = []
             for row in rows:
-                figures = row if row.get("images_per_second") else row.get("extrapolated")
+                figures = _find_speed(row)
                 if row["preset"] == preset and _method(row) == method and figures:
                     points.append((row["batch"], figures["images_per_second"], *figures["images_per_second_quartiles"]))
             if points:
                 x, y, low, high = (list(part) for part in zip(*sorted(points), strict=True))
                 curves.append(Curve(method, x, y, low, high, colour, dash))
-        panels.append(Panel(preset or "", curves))
+        panels.append(Panel(preset or ("runs" if len(presets) > 1 else ""), curves))
     return render_plot(panels, "images at once", "images per second", kind)
+
+
+def render_quality(rows: Sequence[Record], kind: PlotFormat) -> bytes:
+    """bits/dim against images per second, a panel for each batch size: rows whose model was trained, a point each.
+
+    Raises `UsageError` where there is none: speed alone says nothing of bits/dim.
+    """
+    drawn = [row for row in rows if row["bits_per_dim"] is not None and _find_speed(row)]
+    if not drawn:
+        raise UsageError("no row has bits/dim and a speed; name trained runs of these models with --runs")
+    seen = {row["images_seen"] for row in drawn}
+    labels = [_method(row) for row in drawn]
+    if len(seen) > 1:
+        labels = [
+            f"{label}, {format_count(row['images_seen'])} images" for label, row in zip(labels, drawn, strict=True)
+        ]
+    methods = list(dict.fromkeys(labels))
+    styles = dict(zip(methods, number_styles(len(methods)), strict=True))
+    panels = []
+    for batch in sorted({row["batch"] for row in drawn}):
+        curves = []
+        for row, label in zip(drawn, labels, strict=True):
+            if row["batch"] == batch:
+                bits, error = row["bits_per_dim"], row["bits_per_dim_standard_error"] or 0.0
+                point = [_find_speed(row)["images_per_second"]], [bits], [bits - error], [bits + error]
+                curves.append(Curve(label, *point, *styles[label]))
+        panels.append(Panel(f"batch {batch}", curves, y_scale="linear", ticks_at_points=False))
+    data = ", ".join(sorted({row["data"] for row in drawn}))
+    title = f"validation bits/dim on {data}" + (f" after {seen.pop():,} training images" if len(seen) == 1 else "")
+    return render_plot(panels, "images per second", "bits/dim", kind, title=title)
+
+
+def _find_speed(row: Record) -> Record:
+    """Where the figures of speed stand: in the row, or among the extrapolated; empty where it was left out."""
+    return row if row.get("images_per_second") else row.get("extrapolated") or {}
 
 
 def render_growth(rows: Sequence[Record], exponents: Sequence[Record], kind: PlotFormat) -> bytes:

@@ -10,6 +10,8 @@ from machine import FASTEST_ENGINE
 from linformer_cli.bench import paper as paper_module
 from linformer_cli.bench.memory import PassMemory
 from linformer_cli.bench.paper import PAPER_LENGTHS, PaperBench, PaperReport, Sizes, choose_lengths, choose_sizes
+from linformer_cli.bench.trained import read_trained_runs
+from linformer_cli.checkpoint import save_checkpoint
 from linformer_cli.errors import Interrupted
 from linformer_cli.report.paper_page import render_figures, render_page
 from linformer_cli.report.tables import to_json
@@ -106,6 +108,32 @@ def test_all_parts_are_measured_and_saved_one_by_one(networks, quick) -> None:
     figures = render_figures(document)
     assert {"images-per-second.png", "images-per-second.svg", "attention.png", "attention.svg"} <= set(figures)
     assert figures["attention.png"].startswith(b"\x89PNG") and b"<svg" in figures["images-per-second.svg"]
+
+
+def test_runs_of_other_networks_are_timed_too(networks, quick, build_tiny_model, tiny_info, tmp_path) -> None:
+    changes = {"ours": {"attention_options": {}}, "wide": {"feed_forward": 64}, "rfa": {"attention": "rfa"}}
+    for number, (name, change) in enumerate(changes.items()):
+        model = build_tiny_model(**change)
+        training = tiny_info.training.model_copy(
+            update={"validation_bits_per_dim": 1.0 + number, "validation_standard_error": 0.1, "validation_images": 9}
+        )
+        save_checkpoint(
+            tmp_path / name, model, tiny_info.model_copy(update={"model": model.config, "training": training})
+        )
+    networks = [("a", build_tiny_model(attention_options={}).config), ("b", build_tiny_model(layers=1).config)]
+    result = PaperBench(600.0, "cpu", read_trained_runs([str(tmp_path)]), networks).run()
+    assert {
+        (row["preset"], row["name"], row["batch"]): row["bits_per_dim"]
+        for row in result.sampling
+        if row["bits_per_dim"] is not None
+    } == {
+        (*row, batch): bits
+        for row, bits in {("a", "linear"): 1.0, (None, "wide"): 2.0, (None, "rfa"): 3.0}.items()
+        for batch in (1, 2)
+    }
+    assert [row["name"] for row in result.training if row["bits_per_dim"] is not None] == ["linear"]
+    figures = render_figures(json.loads(to_json(result)))
+    assert {"bits-per-dim.png", "bits-per-dim.svg"} <= set(figures)
 
 
 def test_an_interruption_keeps_what_was_measured(networks, quick) -> None:

@@ -437,6 +437,23 @@ def test_bench_attention_says_why_a_row_is_empty(lintx, monkeypatch, style):
         assert "1 MiB" in words and "exponents of" in words
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["attentions", "linear"],
+        ["bench", "attention", "--attention", "linear", "--positions", "32", "--batch", 1, "--repeats", 1],
+        ["bench", "copy", "--attention", "linear", "--length", 8, "--width", 16, "--updates", 2],
+        ["bench", "train", "--preset", "tiny", "--batch", 1, "--repeats", 1],
+    ],
+)
+def test_json_is_a_format_too(lintx, command):
+    """The same document as --json, but for what was measured."""
+    documents = [lintx(*command, *last).document for last in (["--format", "json"], ["--json"])]
+    assert documents[0].keys() == documents[1].keys()
+    if command[0] == "attentions":
+        assert documents[0] == documents[1]
+
+
 def test_attentions_lists_everything_about_each(lintx):
     document = lintx("attentions", "--positions", 100, "--heads", 2, "--head-width", 16, "--json").document
     rows = {row["attention"]: row for row in document["rows"]}
