@@ -82,6 +82,16 @@ def test_whoever_stops_sampling_keeps_what_is_done(run_folder, tmp_path, number,
     assert not list(tmp_path.rglob("*.tmp"))
 
 
+def test_whoever_stops_sampling_before_the_first_image_gets_no_file(lintx, run_folder, tmp_path, monkeypatch) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("linformer_cli.sampling.decode.iter_samples", stop)
+    outcome = lintx("sample", run_folder, "-n", 1, "-o", tmp_path / "x.png")
+    assert outcome.code == 130 and outcome.stderr.splitlines()[-1] == "Stopped"
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("columns", [40, 80, 200])
 def test_tables_fit_the_terminal_and_colours_can_be_turned_off(columns) -> None:
     plain = run("attentions", COLUMNS=str(columns), NO_COLOR="1")
