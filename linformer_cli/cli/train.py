@@ -195,6 +195,7 @@ def train(
         source = find_source(init_from, config)
         merged = merge_settings(config, preset, given_model, given_data, given_train, source)
         folder = RunFolder(out if out is not None else name_run(merged.preset))
+        merged.check()
         images = _load_images(merged.data_config)
         settings = merged.build(images[0].shape)
     trainer = _build_trainer(settings, folder, *images)
