@@ -40,10 +40,11 @@ def test_quiet_says_nothing_but_errors(lintx, run_folder, tmp_path, flag) -> Non
 
 
 def test_a_gif_shows_the_drawing(lintx, run_folder, tmp_path) -> None:
-    lintx("sample", run_folder, "-n", 3, "-o", tmp_path / "x.png", "--gif", tmp_path / "x.gif", "--seed", 8)
+    lintx("sample", run_folder, "-n", 3, "-o", tmp_path / "x.png", "--gif", tmp_path / "x.gif", "--seed", 8,
+          "--columns", 1, "--scale", 3)  # fmt: skip
     with Image.open(tmp_path / "x.gif") as gif, Image.open(tmp_path / "x.png") as grid:
         assert gif.n_frames == 11
-        assert json.loads(gif.info["comment"])["seed"] == 8
+        assert json.loads(gif.info["comment"]) == json.loads(grid.text["lintx"])  # type: ignore[attr-defined]
         gif.seek(10)
         assert gif.convert("L").tobytes() == grid.tobytes()
     shutil.copy(tmp_path / "x.png", tmp_path / "mine.png")
@@ -51,6 +52,7 @@ def test_a_gif_shows_the_drawing(lintx, run_folder, tmp_path) -> None:
           "--gif", tmp_path / "c.gif")  # fmt: skip
     with Image.open(tmp_path / "c.gif") as gif, Image.open(tmp_path / "c.png") as grid:
         assert gif.n_frames == 7
+        assert json.loads(gif.info["comment"]) == json.loads(grid.text["lintx"])  # type: ignore[attr-defined]
         gif.seek(6)
         assert gif.convert("L").tobytes() == grid.tobytes()
 
