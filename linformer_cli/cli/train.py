@@ -253,8 +253,11 @@ def _take_over(trainer: "Trainer", source: "Checkpoint") -> None:
 def _run(trainer: "Trainer", folder: "RunFolder", json: bool) -> None:
     from linformer_cli.runtime import catch_signals
 
+    began = trainer.progress.step
     with catch_signals() as stop, TrainingDisplay() as display:
         progress = trainer.run(display, stop)
+    if progress.step == began:
+        talk("nothing was left to train; a longer --steps, --epochs or --max-time goes on")
     talk(f"finished step {progress.step}: validation {progress.validation_bits_per_dim:.4f} bits/dim; try")
     talk(f"lintx sample {folder.path} -n 16 -o samples.png")
     if json:
