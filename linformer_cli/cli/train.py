@@ -195,6 +195,7 @@ def train(
         source = find_source(init_from, config)
         merged = merge_settings(config, preset, given_model, given_data, given_train, source)
         folder = RunFolder(out if out is not None else name_run(merged.preset))
+        merged.check()
         images = _load_images(merged.data_config)
         settings = merged.build(images[0].shape)
     trainer = _build_trainer(settings, folder, *images)
@@ -252,8 +253,11 @@ def _take_over(trainer: "Trainer", source: "Checkpoint") -> None:
 def _run(trainer: "Trainer", folder: "RunFolder", json: bool) -> None:
     from linformer_cli.runtime import catch_signals
 
+    began = trainer.progress.step
     with catch_signals() as stop, TrainingDisplay() as display:
         progress = trainer.run(display, stop)
+    if progress.step == began:
+        talk("nothing was left to train; a longer --steps, --epochs or --max-time goes on")
     talk(f"finished step {progress.step}: validation {progress.validation_bits_per_dim:.4f} bits/dim; try")
     talk(f"lintx sample {folder.path} -n 16 -o samples.png")
     if json:

@@ -125,7 +125,6 @@ class Trainer:
             share = measure_progress(settings, step, self.progress.elapsed_seconds, len(self.train_set))
             finished = share >= 1
             try:
-                stop.raise_if_set()
                 if step != self.progress.evaluated_at and (finished or step % settings.evaluate_every == 0):
                     self._evaluate(reporter, stop)
                 if self._sample_is_due(finished):

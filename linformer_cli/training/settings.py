@@ -46,6 +46,11 @@ class Settings:
     def data_config(self) -> DataConfig:
         return parse_config(DataConfig, self.data, "data")
 
+    def check(self) -> None:
+        """Raise `UsageError` for what is wrong whatever the images are: reading them may take long."""
+        self._parse_network()
+        parse_config(TrainConfig, self.train, "train")
+
     def build(self, image: ImageShape) -> RunConfig:
         """The whole configuration for images of this shape, attention options filled in and checked."""
         if self.source is not None and image != self.source.info.model.image:
@@ -53,13 +58,16 @@ class Settings:
                 f"'{self.source.path}' draws images of {_describe_shape(self.source.info.model.image)}, "
                 f"'{self.data_config.name}' has {_describe_shape(image)}; choose --data or --image-size to fit"
             )
-        network = parse_config(NetworkConfig, self.model, "model")
-        options = parse_options(network.attention, network.attention_options).model_dump(exclude_none=True)
-        values = {**network.model_dump(), "attention_options": options, "image": image.model_dump()}
-        model = parse_config(ModelConfig, values, "model")
+        model = parse_config(ModelConfig, {**self._parse_network(), "image": image.model_dump()}, "model")
         tables = {"model": model.model_dump(), "data": self.data, "train": self.train}
         start = None if self.source is None else describe_source(self.source).model_dump()
         return parse_config(RunConfig, {"preset": self.preset, "init_from": start, **tables}, "run")
+
+    def _parse_network(self) -> dict[str, Any]:
+        """The network's plain values, every option of its attention filled in."""
+        network = parse_config(NetworkConfig, self.model, "model")
+        options = parse_options(network.attention, network.attention_options).model_dump(exclude_none=True)
+        return {**network.model_dump(), "attention_options": options}
 
 
 def describe_source(source: Checkpoint) -> InitFrom:

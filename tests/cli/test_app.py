@@ -146,6 +146,11 @@ def test_the_reference_is_up_to_date(tmp_path):
         (["bench", "approximation", "--maps", "positve"], 2, "'positve' does not estimate softmax"),
         (["bench", "attention", "--limit", "soon"], 2, "'soon' is not a time"),
         (["train", "--preset", "mnist-smal"], 2, "did you mean 'mnist-small'?"),
+        # Said before the data are looked for, which do not exist.
+        (["train", "--data", "array:nowhere", "--attention", "linaer"], 2, "did you mean 'linear'?"),
+        (["train", "--data", "array:nowhere", "--attention-option", "chunk=x"], 2, "chunk"),
+        (["train", "--data", "array:nowhere", "--batch", "0"], 2, "train: batch"),
+        (["train", "--data", "array:nowhere", "--steps", "1", "--epochs", "1"], 2, "exactly one of steps, epochs"),
         (["train", "--data", "glyphs", "--attention", "linaer"], 2, "did you mean 'linear'?"),
         (["train", "--data", "glyphs", "--attention-option", "chnk=3"], 2, "did you mean 'chunk'?"),
         (["train", "--data", "glyphs", "--attention-option", "chunk"], 2, "KEY=VALUE"),

@@ -58,8 +58,10 @@ def test_resume_goes_on_and_refuses_other_settings(lintx, tmp_path):
     assert outcome.code == 2 and "drop --batch" in outcome.stderr
     outcome = lintx("train", "--resume", run, "--attention-option", "chunk=8")
     assert outcome.code == 2 and "drop --attention-option " in outcome.stderr
-    document = lintx("train", "--resume", run, "--steps", 4, "--json").document
-    assert document["steps"] == 4 and document["images"] == 16
+    outcome = lintx("train", "--resume", run, "--steps", 4, "--json")
+    assert outcome.document["steps"] == 4 and outcome.document["images"] == 16
+    assert "nothing was left" not in outcome.stderr
+    assert "nothing was left to train; a longer --steps" in lintx("train", "--resume", run).stderr
 
 
 def test_weights_move_to_another_mechanism(lintx, run_folder, tmp_path):

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import functools
 import json
 import math
 import shutil
@@ -624,7 +625,7 @@ def test_a_loss_that_jumps_is_said_once_and_the_save_before_it_kept(configure, t
 
     def jumping(rate: float) -> tuple[float, float]:
         nats, norm = train_step(rate)
-        losses.append(9 * nats if 63 <= trainer.progress.step < 67 else nats)
+        losses.append(100 * nats if 63 <= trainer.progress.step < 67 else nats)
         return losses[-1], norm
 
     monkeypatch.setattr(trainer, "_train_step", jumping)
@@ -633,7 +634,9 @@ def test_a_loss_that_jumps_is_said_once_and_the_save_before_it_kept(configure, t
     kept = trainer.folder.kept / "before-spike-0000063"
     images = ", ".join(map(str, trainer.batches.batch(63 * 4, 3)))
     assert f"at step 63, batch 4 of epoch 9 (training images {images}, ...)" in message
-    assert f"to {losses[63] / math.log(2):.3f} bits/dim" in message
+    trend = functools.reduce(LossTrend.follow, losses[:63], LossTrend())
+    before, after = (nats / math.log(2) for nats in (trend.mean, losses[63]))
+    assert f"the loss jumped from {before:.3f} to {after:.3f} bits/dim" in message
     assert str(kept) in message
     assert read_checkpoint(kept).info.training.step == 60
     assert load_training_state(read_checkpoint(kept)).values["step"] == 60
@@ -652,6 +655,16 @@ def test_a_trend_knows_noise_from_a_jump() -> None:
         lasting = lasting.follow(1.2)
     assert not lasting.high, "a new level that lasts is normal in the end"
     assert not LossTrend().follow(9.0).high, "the first loss is nothing to compare with"
+    assert trend.follow(1e6).mean == pytest.approx(0.5, abs=0.05), "one loss that is far off moves the trend little"
+
+
+def test_a_jump_is_far_above_both_the_mean_and_the_noise() -> None:
+    noisy = functools.reduce(LossTrend.follow, [1.0, 3.0] * 100, LossTrend())
+    assert not noisy.follow(5.0).high
+    assert noisy.follow(20.0).high
+    steady = functools.reduce(LossTrend.follow, [1.0] * 200, LossTrend())
+    assert not steady.follow(1.4).high
+    assert steady.follow(1.6).high
 
 
 # The best
