@@ -78,6 +78,7 @@ def copy(
     if plot is not None:
         parse_plot_format(plot)  # before anything is measured
 
+    from linformer_cli.bench.ceilings import Ceilings
     from linformer_cli.bench.copy_task import CopySettings, choose_size, run_copy_task
     from linformer_cli.bench.variants import parse_variants
     from linformer_cli.errors import Interrupted
@@ -88,7 +89,7 @@ def copy(
     settings = CopySettings(*choose_size(seconds, length, width), updates, every, seed, place.value)
     talk(f"{settings.title}; device {place.value} ({place.reason})")
     with catch_signals() as stop:
-        report = run_copy_task(variants, settings, seconds, stop, _Reporter())
+        report = run_copy_task(variants, settings, seconds, stop, _Reporter(), Ceilings(place.value))
     has_points = any(row["points"] for row in report.rows)
     if has_points:
         rows = [{**row, "points": [vars(point) for point in row["points"]]} for row in report.rows]
@@ -100,8 +101,7 @@ def copy(
     done = f"{report.settings['updates']:,} of {updates:,} updates"
     if report.ended != "finished":
         talk(f"{done}: {_ENDINGS[report.ended]}")
-    machine = report.environment
-    talk(f"{machine['processor']}, {machine['threads']} threads, torch {machine['versions']['torch']}")
+    options.talk_about(report.environment, report.ceilings)
     if report.ended == "interrupted" and stop.signal_number is not None:
         raise Interrupted(f"Stopped after {done}, which are kept", stop.signal_number)
 

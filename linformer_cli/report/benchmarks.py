@@ -119,6 +119,7 @@ COPY_COLUMNS = (
     Column("loss", "loss, nats a symbol", format=".4f"),
     Column("accuracy", "accuracy", format=".1%"),
     Column("seconds_per_update", "an update", format=format_milliseconds),
+    _SHARES[0],
 )
 
 

@@ -277,7 +277,9 @@ def little_paper(monkeypatch, tiny_model_config):
     monkeypatch.setattr(module, "measure_row_memory", lambda *given: 1000)
     monkeypatch.setattr("linformer_cli.bench.scaling.measure_pass_memory", lambda setup, limit: PassMemory(9, 0.001))
     monkeypatch.setattr(
-        module, "run_copy_task", lambda variants, settings, seconds, stop: real(variants, _shrink(settings), None, stop)
+        module,
+        "run_copy_task",
+        lambda variants, settings, seconds, *rest, **named: real(variants, _shrink(settings), None, *rest, **named),
     )
     return module
 
