@@ -238,6 +238,7 @@ def _describe(row: _Row, batch: int, timing: Timing | None, precision: str) -> d
         "precision": precision,
         "device": str(model.device),
         "batch": batch,
+        "positions": model.config.image.positions,
         **figures,
         "state_bytes": state,
         "state_bytes_per_image": state // batch,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from linformer_cli.checkpoint import load_weights, read_checkpoint
-from linformer_cli.config import ModelConfig
+from linformer_cli.config import ImageShape, ModelConfig, parse_config
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.presets import find_preset, find_preset_image
 from linformer_cli.report.metrics import label_runs
@@ -78,3 +78,10 @@ def load_subjects(runs: Sequence[TrainedRun], device: str, precision: str) -> li
 def preset_network(name: str) -> tuple[str, ModelConfig]:
     """The network called `name` for the images that it is made for."""
     return name, ModelConfig(**find_preset(name).model_dump(), image=find_preset_image(name))
+
+
+def resize_network(name: str, network: ModelConfig, side: int) -> tuple[str, ModelConfig]:
+    """`network` for images of `side` x `side` pixels, and its name; raises `UsageError` for too many pixels."""
+    sizes = {**network.image.model_dump(), "height": side, "width": side}
+    image = parse_config(ImageShape, sizes, f"--image-size {side}")
+    return f"{name}, {side} x {side}", network.model_copy(update={"image": image})

@@ -24,6 +24,16 @@ def sample(
     checkpoint: options.OnlyCheckpointOption = None,
     names: options.BenchVariants = None,
     presets: options.Presets = None,
+    image_sizes: Annotated[
+        str | None,
+        typer.Option(
+            "--image-size",
+            help="Pixels a side of square images, separated by commas, for --preset: time against the number of "
+            "positions.",
+            show_default=False,
+            metavar="LIST",
+        ),
+    ] = None,
     batch: options.Batches = "1,64",
     engine: Annotated[
         str, typer.Option("--engine", help="Engines to step with, separated by commas: auto, native, textbook.")
@@ -63,6 +73,7 @@ def sample(
     - `lintx bench sample --attention softmax,linear,lsh:rounds=1 --preset mnist-paper,cifar10-paper --batch 1,16,256`
     - `lintx bench sample --runs runs/comparison --batch 1,64 --no-rerun --bits-plot bits-per-dim.png`
     - `lintx bench sample --engine textbook,auto --no-rerun`
+    - `lintx bench sample --preset mnist-small --image-size 16,32,64,128 --batch 1 --no-rerun`
     - `lintx bench sample --batch 256 --format md --no-rerun --no-memory`
     """
     json = json or style is options.TableFormat.JSON
@@ -70,6 +81,9 @@ def sample(
     seconds = options.parse_duration(limit)
     if presets is not None and checkpoint is not None:
         raise UsageError("--preset and --checkpoint both name a network; give one of them")
+    if presets is None and image_sizes is not None:
+        raise UsageError("--image-size is for --preset: a trained model has the images it was trained on")
+    sides = None if image_sizes is None else options.parse_sizes(image_sizes, "--image-size", "16,32,64")
 
     from linformer_cli.report.plots import parse_plot_format
 
@@ -80,7 +94,13 @@ def sample(
 
     from linformer_cli.bench.ceilings import Ceilings
     from linformer_cli.bench.run import SamplingPlan, run_sampling_bench
-    from linformer_cli.bench.subjects import build_subjects, load_subjects, preset_network, with_softmax
+    from linformer_cli.bench.subjects import (
+        build_subjects,
+        load_subjects,
+        preset_network,
+        resize_network,
+        with_softmax,
+    )
     from linformer_cli.bench.trained import read_trained_runs
     from linformer_cli.runtime import catch_signals, choose_device, choose_precision
     from linformer_cli.sampling.engines import AUTO, ENGINES
@@ -102,6 +122,8 @@ def sample(
         place = choose_device(device).value
         kind = choose_precision(precision.value, place, "sampling").value
         networks = [preset_network(name.strip()) for name in presets.split(",")]
+        if sides is not None:
+            networks = [resize_network(*network, side) for network in networks for side in sides]
         variants = options.choose_variants(names or options.PRESET_VARIANTS, True)
         subjects = build_subjects(variants, networks, place, kind)
     plan = SamplingPlan(
@@ -117,6 +139,8 @@ def sample(
         print_json({**source, **vars(report), "plot": plot, "bits_plot": bits_plot})
     else:
         print_speeds(report.rows, "sampling", style)
+        if sides is not None and style is options.TableFormat.TABLE:
+            print_position_times(report.rows)
         options.talk_about(report.environment, report.ceilings)
     stop.raise_if_set(options.STOPPED)
 
@@ -142,6 +166,18 @@ def print_speeds(rows: list[dict[str, Any]], kind: str, style: options.TableForm
             if shown := benchmarks.choose_columns(of_preset, table):
                 print_records(of_preset, shown, "table")
                 print()
+
+
+def print_position_times(rows: list[dict[str, Any]]) -> None:
+    """Time of one value of one image against the number of positions, on stdout."""
+    from linformer_cli.report import benchmarks
+
+    methods = list(dict.fromkeys((row["name"], row["engine"], row["batch"]) for row in rows))
+    ordered = sorted(
+        rows, key=lambda row: (methods.index((row["name"], row["engine"], row["batch"])), row["positions"])
+    )
+    print_records([benchmarks.flatten_speed(row) for row in ordered], benchmarks.POSITION_COLUMNS, "table")
+    print()
 
 
 def _report(row: dict[str, Any]) -> None:

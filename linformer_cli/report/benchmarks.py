@@ -7,7 +7,7 @@ from linformer_cli.errors import UsageError
 
 from .plots import Curve, Panel, PlotFormat, Scale, number_styles, render_plot
 from .tables import Column
-from .terminal import format_bytes, format_count, format_milliseconds
+from .terminal import format_bytes, format_count, format_microseconds, format_milliseconds
 
 Record = Mapping[str, Any]
 
@@ -58,6 +58,13 @@ SAMPLING_TABLES: tuple[Sequence[Column], ...] = (
         Column("published_bits_per_dim", "bits/dim", format="g"),
     ),
 )
+# Against the number of positions, over all networks.
+POSITION_COLUMNS = (
+    *_METHOD,
+    Column("positions", "T", format=","),
+    Column("seconds_per_position", "a value", format=format_microseconds),
+    _STATE[0],
+)
 TRAINING_TABLES: tuple[Sequence[Column], ...] = (
     (*_METHOD, *_SPEED, Column("seconds_per_step", "step", format=format_milliseconds), _SHARES[0]),
     (*_METHOD, *_BITS, Column("reduced", "reduced"), _LEFT_OUT),
@@ -67,6 +74,7 @@ SAMPLING_FILE_COLUMNS = (
     *_FILE_SPEED,
     Column("images_per_second_extrapolated", "extrapolated images/s", format=".3g"),
     Column("latency_seconds", "s an image", format=".3g"),
+    Column("seconds_per_position", "s a position", format=".3g"),
     Column("state_bytes_per_image", "state bytes an image", format=","),
     Column("peak_memory_bytes", "peak memory bytes", format=","),
     *_SHARES,
@@ -146,6 +154,7 @@ def flatten_speed(row: Record) -> dict[str, Any]:
         "images_per_second_quartile_3": high,
         "images_per_second_extrapolated": extrapolated.get("images_per_second"),
         "latency_seconds": seconds if row["batch"] == 1 else None,
+        "seconds_per_position": seconds / row["positions"] if seconds else None,
         **{
             f"published_{key}": published.get(key)
             for key in ("images_per_second", "seconds_per_image_cpu", "bits_per_dim")

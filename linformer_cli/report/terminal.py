@@ -85,6 +85,11 @@ def format_milliseconds(seconds: float) -> str:
     return f"{seconds * 1000:,.0f} ms" if seconds >= 1 else f"{_three_digits(seconds * 1000)} ms"
 
 
+def format_microseconds(seconds: float) -> str:
+    """A time that was measured, as microseconds of three digits: '0.12 µs', '45.3 µs', '1,205 µs'."""
+    return f"{seconds * 1e6:,.0f} µs" if seconds >= 1e-3 else f"{_three_digits(seconds * 1e6)} µs"
+
+
 def format_bytes(count: float) -> str:
     """A size with the prefixes of 1024 and three digits: '512 B', '264 KiB', '1.5 MiB'."""
     return _with_prefix(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))

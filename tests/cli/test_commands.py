@@ -251,6 +251,21 @@ def test_bench_sample_times_presets_with_the_papers_figures(lintx):
     assert table.startswith("mnist-paper\n") and "142.8" in table and "extrapolated" in table
 
 
+def test_bench_sample_compares_image_sizes(lintx):
+    base = ["bench", "sample", "--preset", "tiny", "--image-size", "4,6", "--batch", 1, "--attention", "linear,softmax"]
+    base += ["--repeats", 1, "--no-memory", "--no-rerun"]
+    outcome = lintx(*base, "--json")
+    found = [(row["preset"], row["name"], row["positions"]) for row in outcome.document["rows"]]
+    sizes = {"tiny, 4 x 4": 16, "tiny, 6 x 6": 36}
+    assert found == [(name, attention, t) for name, t in sizes.items() for attention in ("linear", "softmax")]
+    table = lintx(*base).stdout.split("\n\n")[-2]
+    cells = [line.split() for line in table.splitlines()[2:]]
+    assert [(line[0], line[3]) for line in cells] == [
+        *(("linear", "16"), ("linear", "36"), ("softmax", "16"), ("softmax", "36"))
+    ]
+    assert all(line[5] == "µs" for line in cells)
+
+
 def test_bench_train_times_steps(lintx, run_folder):
     base = ["bench", "train", "--preset", "tiny", "--attention", "linear,softmax", "--batch", "1,2", "--repeats", 1]
     document = lintx(*base, "--json").document

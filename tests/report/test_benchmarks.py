@@ -13,6 +13,7 @@ MEASURED = {
     "attention": "linear",
     "engine": "step",
     "batch": 1,
+    "positions": 784,
     "images_per_second": 2.0,
     "images_per_second_quartiles": [1.5, 2.5],
     "seconds_per_image": 0.5,
@@ -20,7 +21,7 @@ MEASURED = {
     "bits_per_dim": None,
 }
 EXTRAPOLATED = {
-    **{key: MEASURED[key] for key in ("preset", "batch", "bits_per_dim")},
+    **{key: MEASURED[key] for key in ("preset", "batch", "positions", "bits_per_dim")},
     "name": "softmax",
     "attention": "softmax",
     "engine": "rerun",
@@ -42,6 +43,13 @@ def test_measured_extrapolated_and_left_out_keep_apart() -> None:
     assert extrapolated.get("images_per_second") is None and extrapolated["images_per_second_extrapolated"] == 0.25
     assert extrapolated["latency_seconds"] == 4.0 and extrapolated["quartiles"] is None
     assert left_out["latency_seconds"] is None and left_out["images_per_second_extrapolated"] is None
+
+
+def test_time_of_a_value_is_that_of_an_image_over_its_values() -> None:
+    measured, extrapolated, left_out = map(benchmarks.flatten_speed, (MEASURED, EXTRAPOLATED, LEFT_OUT))
+    assert measured["seconds_per_position"] == 0.5 / 784
+    assert extrapolated["seconds_per_position"] == 4.0 / 784
+    assert left_out["seconds_per_position"] is None
 
 
 def test_latency_is_that_of_one_image() -> None:

@@ -10,6 +10,7 @@ from linformer_cli.report.terminal import (
     format_bytes,
     format_count,
     format_duration,
+    format_microseconds,
     format_milliseconds,
     render_preview,
 )
@@ -172,3 +173,4 @@ def test_format_count(count, expected):
 )
 def test_measured_times_keep_three_digits(seconds: float, shown: str) -> None:
     assert format_milliseconds(seconds) == shown
+    assert format_microseconds(seconds / 1000) == shown.replace("ms", "µs")

@@ -1,14 +1,14 @@
 // One step of a model with `linear` attention, for the `native` engine (native.py); compiled on first use.
 //
-// `lintx_step` is the whole network but the embedding. Where torch multiplies (many images in bfloat16), `lintx_mix`,
-// `lintx_join` and `lintx_activate` are what lies between two products.
-//
 // Letters as everywhere: B images, H heads, K and V widths of keys and values; D the width of the model. All arrays are
-// dense and row-major. Weights and activations are float or bfloat16 (T), the residual stream, sums and states float.
+// row-major. Weights and the inputs of products are float or bfloat16 (T); the residual stream, sums and states float.
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
 
 #include "numbers.h"
 
@@ -34,16 +34,17 @@ inline float activation(float x, bool gelu) {
     return gelu ? 0.5f * x * (1 + error_function(x * 0.70710678f)) : (x > 0 ? x : 0);
 }
 
+constexpr int64_t LANES = 16;  // of a vector, which the compiler cuts to what the processor has
 constexpr int64_t WIDEST_HEAD = 256;
 
 // One pass over the state: it is updated and read while it is in the innermost cache.
 template <class T>
-void mix_head(int64_t K, int64_t V, const T* q, const T* k, const T* v, const float* q_bias, const float* k_bias,
-              const float* v_bias, float* s, float* z, T* y, int map) {
+void mix_head(int64_t K, int64_t V, const float* q, const float* k, const float* v, const float* q_bias,
+              const float* k_bias, const float* v_bias, float* s, float* z, T* y, int map) {
     float query[WIDEST_HEAD], key[WIDEST_HEAD], value[WIDEST_HEAD], numerator[WIDEST_HEAD];
-    for (int64_t i = 0; i < K; i++) query[i] = feature(static_cast<float>(q[i]) + q_bias[i], map);
-    for (int64_t i = 0; i < K; i++) key[i] = feature(static_cast<float>(k[i]) + k_bias[i], map);
-    for (int64_t j = 0; j < V; j++) value[j] = static_cast<float>(v[j]) + v_bias[j];
+    for (int64_t i = 0; i < K; i++) query[i] = feature(q[i] + q_bias[i], map);
+    for (int64_t i = 0; i < K; i++) key[i] = feature(k[i] + k_bias[i], map);
+    for (int64_t j = 0; j < V; j++) value[j] = v[j] + v_bias[j];
     for (int64_t j = 0; j < V; j++) numerator[j] = 0;
     float weight = 0;
     for (int64_t i = 0; i < K; i++) {
@@ -53,6 +54,8 @@ void mix_head(int64_t K, int64_t V, const T* q, const T* k, const T* v, const fl
     for (int64_t i = 0; i < K; i++) {
         float* row = s + i * V;
         const float in = key[i], out = query[i];
+        // The next head's state: processors foresee nothing beyond a page of memory, which is what a head's state takes.
+        for (int64_t j = 0; j < V; j += LANES) __builtin_prefetch(row + K * V + j, 1);
 #pragma omp simd
         for (int64_t j = 0; j < V; j++) {
             const float sum = row[j] + in * value[j];
@@ -64,25 +67,12 @@ void mix_head(int64_t K, int64_t V, const T* q, const T* k, const T* v, const fl
     for (int64_t j = 0; j < V; j++) y[j] = T(numerator[j] * scale);
 }
 
-template <class T>
-void mix(int64_t B, int64_t H, int64_t K, int64_t V, const T* projected, const float* bias, float* s, float* z, T* y,
-         int map) {
-    const int64_t width = H * (2 * K + V);
-#pragma omp parallel for schedule(static) if (B * H * K * V > 65536)
-    for (int64_t index = 0; index < B * H; index++) {
-        const int64_t b = index / H, h = index % H;
-        const T* row = projected + b * width;
-        mix_head(K, V, row + h * K, row + (H + h) * K, row + 2 * H * K + h * V, bias + h * K, bias + (H + h) * K,
-                 bias + 2 * H * K + h * V, s + index * K * V, z + index * K, y + index * V, map);
-    }
-}
-
 // `pre`: x <- x + branch + bias and h <- LayerNorm(x); otherwise x <- LayerNorm(x + branch + bias) and h is x.
 template <class T>
-void join_row(int64_t D, float* x, const T* branch, const float* bias, const float* gain, const float* shift, T* h,
+void join_row(int64_t D, float* x, const float* branch, const float* bias, const float* gain, const float* shift, T* h,
               bool pre) {
     if (branch)
-        for (int64_t i = 0; i < D; i++) x[i] += static_cast<float>(branch[i]) + bias[i];
+        for (int64_t i = 0; i < D; i++) x[i] += branch[i] + bias[i];
     float total = 0, squares = 0;
     for (int64_t i = 0; i < D; i++) total += x[i];
     const float mean = total / D;
@@ -95,81 +85,73 @@ void join_row(int64_t D, float* x, const T* branch, const float* bias, const flo
     }
 }
 
-template <class T>
-void join(int64_t B, int64_t D, float* x, const T* branch, const float* bias, const float* gain, const float* shift,
-          T* h, bool pre) {
-#pragma omp parallel for schedule(static) if (B * D > 32768)
-    for (int64_t b = 0; b < B; b++)
-        join_row(D, x + b * D, branch ? branch + b * D : nullptr, bias, gain, shift, h + b * D, pre);
-}
-
-template <class T>
-void activate(int64_t B, int64_t F, T* f, const float* bias, bool gelu) {
-#pragma omp parallel for schedule(static) if (B * F > 32768)
-    for (int64_t b = 0; b < B; b++)
-        for (int64_t i = 0; i < F; i++) f[b * F + i] = T(activation(static_cast<float>(f[b * F + i]) + bias[i], gelu));
-}
-
-// Sixteen lanes, which the compiler cuts to what the processor has.
-constexpr int LANES = 16;
 typedef float floats __attribute__((vector_size(4 * LANES)));
 typedef uint32_t words __attribute__((vector_size(4 * LANES)));
-typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
 
-inline floats load(const float* from) {
-    floats values;
-    std::memcpy(&values, from, sizeof values);
-    return values;
+template <class To, class From>
+inline To bits_as(const From& from) {
+    static_assert(sizeof(To) == sizeof(From), "");
+    To to;
+    std::memcpy(&to, &from, sizeof to);
+    return to;
 }
 
-inline floats load(const bfloat16* from) {
-    halves bits;
-    std::memcpy(&bits, from, sizeof bits);
-    const words wide = __builtin_convertvector(bits, words) << 16;
-    floats values;
-    std::memcpy(&values, &wide, sizeof values);
-    return values;
-}
-
-// R rows of the weights with N images: every load serves several products.
-template <class T, int R, int N>
-void multiply_block(int64_t columns, int64_t rows, const float* x, const T* weight, float* y) {
-    floats sums[R][N] = {};
-    int64_t i = 0;
-    for (; i + LANES <= columns; i += LANES) {
-        floats inputs[N];
-        for (int n = 0; n < N; n++) inputs[n] = load(x + n * columns + i);
-        for (int r = 0; r < R; r++) {
-            const floats w = load(weight + r * columns + i);
-            for (int n = 0; n < N; n++) sums[r][n] += w * inputs[n];
-        }
-    }
-    for (int r = 0; r < R; r++)
-        for (int n = 0; n < N; n++) {
-            float total = 0;
-            for (int lane = 0; lane < LANES; lane++) total += sums[r][n][lane];
-            for (int64_t rest = i; rest < columns; rest++)
-                total += x[n * columns + rest] * static_cast<float>(weight[r * columns + rest]);
-            y[n * rows + r] = total;
-        }
-}
-
-template <class T, int R>
-void multiply_rows(int64_t B, int64_t columns, int64_t rows, const float* x, const T* weight, float* y) {
-    int64_t b = 0;
-    for (; b + 4 <= B; b += 4) multiply_block<T, R, 4>(columns, rows, x + b * columns, weight, y + b * rows);
-    for (; b < B; b++) multiply_block<T, R, 1>(columns, rows, x + b * columns, weight, y + b * rows);
-}
-
-// y [B, rows] = x [B, columns] times W [rows, columns] transposed.
+// A product goes through its inputs word by word: a float, or two bfloat16.
 template <class T>
-void multiply(int64_t B, int64_t columns, int64_t rows, const float* x, const T* weight, float* y) {
-    const int64_t groups = rows / 4;
-#pragma omp parallel for schedule(static) if (B * columns * rows > 131072)
-    for (int64_t group = 0; group < groups; group++)
-        multiply_rows<T, 4>(B, columns, rows, x, weight + 4 * group * columns, y + 4 * group);
-    for (int64_t row = 4 * groups; row < rows; row++)
-        multiply_rows<T, 1>(B, columns, rows, x, weight + row * columns, y + row);
+constexpr int64_t PER_WORD = 4 / sizeof(T);
+
+// `sums` of sixteen rows of the weights, and what a word of them times a word of the input adds.
+template <class T>
+inline floats add_product(floats sums, words weight, uint32_t x);
+
+template <>
+inline floats add_product<float>(floats sums, words weight, uint32_t x) {
+    return sums + bits_as<floats>(weight) * bits_as<float>(x);
+}
+
+template <>
+inline floats add_product<bfloat16>(floats sums, words weight, uint32_t x) {
+#ifdef __AVX512BF16__
+    return bits_as<floats>(_mm512_dpbf16_ps(bits_as<__m512>(sums), bits_as<__m512bh>(weight),
+                                            bits_as<__m512bh>(_mm512_set1_epi32(static_cast<int>(x)))));
+#else
+    const uint32_t upper = 0xffff0000;
+    return sums + bits_as<floats>(weight << 16) * bits_as<float>(x << 16) +
+           bits_as<floats>(weight & upper) * bits_as<float>(x & upper);
+#endif
+}
+
+// A tile's sums stay in registers: those of so many times sixteen rows, with so many images.
+#ifdef __AVX512F__
+constexpr int64_t PANELS = 4, IMAGES = 6;
+#else
+constexpr int64_t PANELS = 1, IMAGES = 6;
+#endif
+
+template <class T, int64_t N>
+void multiply_tile(int64_t columns, const uint32_t* weight, const T* x, float* y, int64_t rows) {
+    floats sums[PANELS][N] = {};
+    const int64_t depth = columns / PER_WORD<T>;
+    for (int64_t i = 0; i < depth; i++)
+        for (int64_t panel = 0; panel < PANELS; panel++) {
+            words w;
+            std::memcpy(&w, weight + (panel * depth + i) * LANES, sizeof w);
+            for (int64_t n = 0; n < N; n++) {
+                uint32_t word;
+                std::memcpy(&word, x + n * columns + i * PER_WORD<T>, sizeof word);
+                sums[panel][n] = add_product<T>(sums[panel][n], w, word);
+            }
+        }
+    for (int64_t panel = 0; panel < PANELS; panel++)
+        for (int64_t n = 0; n < N; n++) std::memcpy(y + n * rows + panel * LANES, &sums[panel][n], sizeof(floats));
+}
+
+// Tiles of N images each, and smaller ones for the rest.
+template <class T, int64_t N>
+void multiply_images(int64_t B, int64_t columns, const uint32_t* weight, const T* x, float* y, int64_t rows) {
+    int64_t b = 0;
+    for (; b + N <= B; b += N) multiply_tile<T, N>(columns, weight, x + b * columns, y + b * rows, rows);
+    if constexpr (N > 1) multiply_images<T, N - 1>(B - b, columns, weight, x + b * columns, y + b * rows, rows);
 }
 
 constexpr int64_t MOST_LEVELS = 1024;
@@ -205,12 +187,8 @@ inline int64_t nearest_value(double x, int64_t levels) {
     return value < 0 ? 0 : value < levels ? value : levels - 1;
 }
 
-}  // namespace
-
-extern "C" {
-
 struct Layer {
-    const void *input, *output, *up, *down;
+    const uint32_t *input, *output, *up, *down;  // weights as `multiply` takes them
     const float *input_bias, *output_bias, *up_bias, *down_bias;
     const float *mid_gain, *mid_shift;  // of the norm behind the attention branch
     const float *end_gain, *end_shift;  // and behind the feed-forward branch: for `pre` that of the next layer, or the last
@@ -220,13 +198,138 @@ struct Layer {
 struct Network {
     int64_t batch, width, heads, key_width, value_width, feed_forward, layers, outputs;
     int64_t pre, gelu, map, half;  // half: weights are bfloat16
+    int64_t shares;                 // into how many the images are shared out; see `step`
+    int64_t widest, scratch_width;  // rows of the widest product; floats of scratch, zero at first, for each image
     const Layer* layer;
     const float *first_gain, *first_shift;  // of the norm before all layers; null where there is none
     const float *last_gain, *last_shift;    // and behind them all, after the last layer's own; null where there is none
-    const void* head;
+    const uint32_t* head;
     const float* head_bias;
-    float* scratch;  // batch x (twice width + the wider of q, k, v together and feed_forward + all heads' values)
+    float* scratch;
 };
+
+inline int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
+
+// How many rows the weights of a product have, zeros included: whole tiles.
+constexpr int64_t TILE_ROWS = 64;
+static_assert(TILE_ROWS % (PANELS * LANES) == 0, "");
+inline int64_t rows_of(int64_t rows) { return round_up(rows, TILE_ROWS); }
+
+// `body` of every index below `count`, shared out among the threads or not.
+template <class Body>
+inline void spread(bool among_threads, int64_t count, Body body) {
+    if (!among_threads) {
+        for (int64_t index = 0; index < count; index++) body(index);
+        return;
+    }
+#pragma omp parallel for schedule(static)
+    for (int64_t index = 0; index < count; index++) body(index);
+}
+
+// Some images through all layers, with scratch of their own.
+template <class T>
+class Pass {
+    const Network& net;
+    const int64_t first, B;  // the images
+    const int64_t D = net.width, F = net.feed_forward, H = net.heads, K = net.key_width, V = net.value_width;
+    // Inputs of products h [B, narrow], y [B, mixed] and f [B, wide]: vectors, heads' values, and what is between the
+    // layers of feed-forward, each in whole words.
+    const int64_t narrow = round_up(D, PER_WORD<T>), mixed = round_up(H * V, PER_WORD<T>);
+    const int64_t wide = round_up(F, PER_WORD<T>);
+    T *h, *y, *f;
+    float *x, *sums;  // the residual stream [B, D], and what a product gave, [B, rows_of(its rows)]
+    const bool together = net.shares == 1;  // all threads work on these images
+
+    // sums = inputs [B, columns] times the weights [rows_of(rows) / 16, columns in words, 16], transposed.
+    void multiply(const T* inputs, int64_t columns, const uint32_t* weight, int64_t rows) {
+        rows = rows_of(rows);
+        spread(together && B * columns * rows > 131072, rows / (PANELS * LANES), [&](int64_t tile) {
+            const int64_t row = tile * PANELS * LANES;
+            multiply_images<T, IMAGES>(B, columns, weight + row * columns / PER_WORD<T>, inputs, sums + row, rows);
+        });
+    }
+
+    void mix(const Layer& layer) {
+        const int64_t stride = rows_of(H * (2 * K + V));
+        const float* bias = layer.input_bias;
+        spread(together && B * H * K * V > 65536, B * H, [&](int64_t index) {
+            const int64_t b = index / H, head = index % H, place = first * H + index;
+            const int64_t q = head * K, k = (H + head) * K, v = 2 * H * K + head * V;
+            const float* row = sums + b * stride;
+            T* to = y + b * mixed + head * V;
+            mix_head(K, V, row + q, row + k, row + v, bias + q, bias + k, bias + v, layer.s + place * K * V,
+                     layer.z + place * K, to, static_cast<int>(net.map));
+        });
+    }
+
+    // What a product gave, if anything, into the residual stream, and the norm behind it.
+    void join(bool added, const float* bias, const float* gain, const float* shift) {
+        const int64_t stride = rows_of(D);
+        spread(together && B * D > 32768, B, [&](int64_t b) {
+            const float* branch = added ? sums + b * stride : nullptr;
+            join_row(D, x + b * D, branch, bias, gain, shift, h + b * narrow, net.pre != 0);
+        });
+    }
+
+    void activate(const float* bias) {
+        const int64_t stride = rows_of(F);
+        const bool gelu = net.gelu != 0;
+        spread(together && B * F > 32768, B, [&](int64_t b) {
+            for (int64_t i = 0; i < F; i++) f[b * wide + i] = T(activation(sums[b * stride + i] + bias[i], gelu));
+        });
+    }
+
+public:
+    Pass(const Network& net, int64_t first, int64_t B, float* x, float* scratch)
+        : net(net), first(first), B(B), x(x + first * net.width) {
+        sums = scratch;
+        h = reinterpret_cast<T*>(sums + B * rows_of(net.widest));
+        y = h + B * narrow;
+        f = y + B * mixed;
+    }
+
+    void run(float* out) {
+        for (int64_t b = 0; b < B; b++)
+            for (int64_t i = 0; i < D; i++) h[b * narrow + i] = T(x[b * D + i]);
+        if (net.first_gain) join(false, nullptr, net.first_gain, net.first_shift);
+        for (int64_t index = 0; index < net.layers; index++) {
+            const Layer& layer = net.layer[index];
+            multiply(h, narrow, layer.input, H * (2 * K + V));
+            mix(layer);
+            multiply(y, mixed, layer.output, D);
+            join(true, layer.output_bias, layer.mid_gain, layer.mid_shift);
+            multiply(h, narrow, layer.up, F);
+            activate(layer.up_bias);
+            multiply(f, wide, layer.down, D);
+            join(true, layer.down_bias, layer.end_gain, layer.end_shift);
+        }
+        if (net.last_gain) join(false, nullptr, net.last_gain, net.last_shift);
+        multiply(h, narrow, net.head, net.outputs);
+        for (int64_t b = 0; b < B; b++)
+            for (int64_t i = 0; i < net.outputs; i++)
+                out[(first + b) * net.outputs + i] = sums[b * rows_of(net.outputs) + i] + net.head_bias[i];
+    }
+};
+
+// Few images are one pass, on whose every product the threads work together. Many are shared out: each thread takes its
+// images through all layers, waits for none, and finds what it made before in its own cache.
+template <class T>
+void step(const Network& net, float* x, float* out) {
+    if (net.shares == 1) {
+        Pass<T>(net, 0, net.batch, x, net.scratch).run(out);
+        return;
+    }
+    const int64_t share = (net.batch + net.shares - 1) / net.shares;
+#pragma omp parallel for schedule(static)
+    for (int64_t first = 0; first < net.batch; first += share) {
+        const int64_t count = net.batch - first < share ? net.batch - first : share;
+        Pass<T>(net, first, count, x, net.scratch + first * net.scratch_width).run(out);
+    }
+}
+
+}  // namespace
+
+extern "C" {
 
 // x [B, D] += the tables' rows of the values around each image's position, and what the position itself adds.
 // `recent` [B, reach] is a ring of values; `slots` [sources] says where in it each source stands, -1 for none.
@@ -263,54 +366,9 @@ void lintx_draw_mixture(int64_t B, int64_t K, int64_t levels, double lowest, dou
     }
 }
 
-// What lies between the products of many images in bfloat16.
-void lintx_mix(int64_t B, int64_t H, int64_t K, int64_t V, const bfloat16* projected, const float* bias, float* s,
-               float* z, bfloat16* y, int64_t map) {
-    mix(B, H, K, V, projected, bias, s, z, y, static_cast<int>(map));
-}
-
-void lintx_join(int64_t B, int64_t D, float* x, const bfloat16* branch, const float* bias, const float* gain,
-                const float* shift, bfloat16* h, int64_t pre) {
-    join(B, D, x, branch, bias, gain, shift, h, pre != 0);
-}
-
-void lintx_activate(int64_t B, int64_t F, bfloat16* f, const float* bias, int64_t gelu) {
-    activate(B, F, f, bias, gelu != 0);
-}
-
-static void multiply_weight(const Network* net, int64_t columns, int64_t rows, const float* x, const void* weight,
-                            float* y) {
-    if (net->half)
-        multiply(net->batch, columns, rows, x, static_cast<const bfloat16*>(weight), y);
-    else
-        multiply(net->batch, columns, rows, x, static_cast<const float*>(weight), y);
-}
-
-// The whole network: x [B, D] is embedded already and is changed; the head's parameters go to `out`.
+// The whole network: x [B, D] is embedded already and is changed; the head's parameters go to `out` [B, outputs].
 void lintx_step(const Network* net, float* x, float* out) {
-    const int64_t B = net->batch, D = net->width, F = net->feed_forward, H = net->heads;
-    const int64_t K = net->key_width, V = net->value_width, projected = H * (2 * K + V);
-    float* h = net->scratch;
-    float* wide = h + B * D;
-    float* y = wide + B * (projected > F ? projected : F);
-    float* branch = y + B * H * V;
-    const bool pre = net->pre != 0;
-    if (net->first_gain) join<float>(B, D, x, nullptr, nullptr, net->first_gain, net->first_shift, h, pre);
-    else std::memcpy(h, x, B * D * sizeof(float));
-    for (int64_t index = 0; index < net->layers; index++) {
-        const Layer& layer = net->layer[index];
-        multiply_weight(net, D, projected, h, layer.input, wide);
-        mix(B, H, K, V, wide, layer.input_bias, layer.s, layer.z, y, static_cast<int>(net->map));
-        multiply_weight(net, H * V, D, y, layer.output, branch);
-        join(B, D, x, branch, layer.output_bias, layer.mid_gain, layer.mid_shift, h, pre);
-        multiply_weight(net, D, F, h, layer.up, wide);
-        activate(B, F, wide, layer.up_bias, net->gelu != 0);
-        multiply_weight(net, F, D, wide, layer.down, branch);
-        join(B, D, x, branch, layer.down_bias, layer.end_gain, layer.end_shift, h, pre);
-    }
-    if (net->last_gain) join<float>(B, D, x, nullptr, nullptr, net->last_gain, net->last_shift, h, pre);
-    multiply_weight(net, D, net->outputs, h, net->head, out);
-    for (int64_t b = 0; b < B; b++)
-        for (int64_t i = 0; i < net->outputs; i++) out[b * net->outputs + i] += net->head_bias[i];
+    if (net->half) step<bfloat16>(*net, x, out);
+    else step<float>(*net, x, out);
 }
 }

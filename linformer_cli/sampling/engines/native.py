@@ -1,8 +1,7 @@
-"""The CPU engine: what stands between the large matrix products is fused into kernels, compiled on first use.
+"""The CPU engine: a whole step is one call into kernels that are compiled on first use (native.cpp).
 
-The whole step is one call, products included. Only many images in bfloat16 are multiplied by torch, which has the
-processor's own instructions for it; one kernel each then does what lies between two products. The state is updated
-and read in one pass; it is the float32 state of `linear`, so stepping goes on from what `attend` gave.
+The state is updated and read in one pass; it is the float32 state of `linear`, so stepping goes on from what `attend`
+gave.
 """
 
 import ctypes
@@ -23,8 +22,11 @@ from linformer_cli.native.compiler import NoCompiler, load_library
 from .base import Engine
 
 MAPS = {"elu": 0, "relu": 1}
-# With more images than these, torch's products of bfloat16 are faster than the kernels'.
-FEW = 16
+# Up to so many images a thread, all threads work together on every product: one with fewer of its own would read all
+# weights for little. With more each thread takes its share of the images through all layers.
+FEW = 2
+# How native.cpp takes weights: in panels of so many rows, and whole tiles of panels.
+LANES, TILE_ROWS = 16, 64
 # Of the arrays that the kernels keep on the stack.
 WIDEST_HEAD, MOST_LEVELS = 256, 1024
 
@@ -35,9 +37,6 @@ _SIGNATURES = {
     "step": [_POINTER] * 3,
     "draw_categorical": (*[_SIZE] * 2, *[_POINTER] * 3),
     "draw_mixture": (*[_SIZE] * 3, *[_REAL] * 2, *[_POINTER] * 3),
-    "mix": (*[_SIZE] * 4, *[_POINTER] * 5, _SIZE),
-    "join": (*[_SIZE] * 2, *[_POINTER] * 6, _SIZE),
-    "activate": (*[_SIZE] * 2, *[_POINTER] * 2, _SIZE),
 }
 
 _POINTERS = (
@@ -46,7 +45,7 @@ _POINTERS = (
 )
 _SIZES = (
     *("batch", "width", "heads", "key_width", "value_width", "feed_forward", "layers", "outputs"),
-    *("pre", "gelu", "map", "half"),
+    *("pre", "gelu", "map", "half", "shares", "widest", "scratch_width"),
 )
 _ENDS = ("layer", "first_gain", "first_shift", "last_gain", "last_shift", "head", "head_bias", "scratch")
 # Gain and shift, as pointers; None where there is no norm.
@@ -127,8 +126,6 @@ class NativeEngine(Engine):
 
     def step(self, tokens_t: Tensor) -> Tensor:
         self._embedding.read(tokens_t, self._x)
-        if self.batch > FEW and self._network.half:
-            return self._multiply_by_torch()
         self._kernels.lintx_step(ctypes.addressof(self._network), self._x.data_ptr(), self._out.data_ptr())
         return self._out
 
@@ -144,36 +141,6 @@ class NativeEngine(Engine):
             self._kernels.lintx_draw_categorical(len(parameters), head.levels, *pointers)
         return values
 
-    @torch.inference_mode()
-    def _multiply_by_torch(self) -> Tensor:
-        """The vectors in `_x` through all blocks, in bfloat16."""
-        network, batch, pre = self._network, self.batch, self._network.pre
-        mix, join, activate = self._kernels.lintx_mix, self._kernels.lintx_join, self._kernels.lintx_activate
-        x, h = self._x.data_ptr(), torch.empty(self._x.shape, dtype=self.model.dtype)
-        y = torch.empty(batch, network.heads * network.value_width, dtype=self.model.dtype)
-        heads = (batch, network.heads, network.key_width, network.value_width)
-
-        def add(branch: Tensor | None, bias: int | None, gain: int, shift: int) -> None:
-            """A branch into the residual stream, and the norm behind it."""
-            added = None if branch is None else branch.data_ptr()
-            join(batch, network.width, x, added, bias, gain, shift, h.data_ptr(), pre)
-
-        if network.first_gain:
-            add(None, None, network.first_gain, network.first_shift)
-        else:
-            h.copy_(self._x)
-        for block, layer in zip(self._blocks, self._layers, strict=True):
-            projected = h @ block.attention.input.weight.T
-            mix(*heads, projected.data_ptr(), layer.input_bias, layer.s, layer.z, y.data_ptr(), network.map)
-            add(y @ block.attention.output.weight.T, layer.output_bias, layer.mid_gain, layer.mid_shift)
-            wide = h @ block.feed_forward.input.weight.T
-            activate(batch, network.feed_forward, wide.data_ptr(), layer.up_bias, network.gelu)
-            add(wide @ block.feed_forward.output.weight.T, layer.down_bias, layer.end_gain, layer.end_shift)
-        if network.last_gain:
-            add(None, None, network.last_gain, network.last_shift)
-        parameters: Tensor = self.model.head(h)
-        return parameters
-
     def _describe_layer(self, index: int) -> _Layer:
         """Block number `index`. Which norm follows which branch is decided here and in `_describe_network` alone."""
         block, following = self._blocks[index], self._blocks[index + 1 : index + 2]
@@ -184,7 +151,7 @@ class NativeEngine(Engine):
         feed_forward = block.feed_forward
         linears = (block.attention.input, block.attention.output, feed_forward.input, feed_forward.output)
         return _Layer(
-            *(self._pointer(linear.weight) for linear in linears),
+            *(self._pointer(_pack(linear.weight)) for linear in linears),
             *(self._pointer(linear.bias.float()) for linear in linears),
             *self._norm(mid),
             *self._norm(end),
@@ -195,9 +162,12 @@ class NativeEngine(Engine):
         model, config, block = self.model, self.model.config, self._blocks[0]
         inner = cast(LinearAttention, block.attention.inner)
         shape, head = inner.shape, model.head.projection
-        projected = shape.heads * (2 * shape.key_width + shape.value_width)
         mixed = shape.heads * shape.value_width
-        scratch = torch.empty(self.batch * (2 * config.width + max(projected, config.feed_forward) + mixed))
+        widest = max(mixed + 2 * shape.heads * shape.key_width, config.feed_forward, config.width, head.out_features)
+        # What products give, and what they take, rounded up.
+        scratch_width = widest + TILE_ROWS + config.width + mixed + config.feed_forward + 3
+        scratch = torch.zeros(self.batch * scratch_width)
+        threads = torch.get_num_threads()
         sizes = (self.batch, config.width, shape.heads, shape.key_width, shape.value_width, config.feed_forward)
         return _Network(
             *(*sizes, len(self._blocks), head.out_features),
@@ -205,10 +175,11 @@ class NativeEngine(Engine):
             int(block.feed_forward.activation is functional.gelu),
             MAPS[inner.options.feature_map],
             int(model.dtype == torch.bfloat16),
+            *(threads if self.batch > FEW * threads else 1, widest, scratch_width),
             ctypes.addressof(self._layers),
             *self._norm(block.attention_norm if block.pre else None),
             *self._norm(None if block.pre else model.norm),
-            *(self._pointer(head.weight), self._pointer(head.bias.float()), self._pointer(scratch)),
+            *(self._pointer(_pack(head.weight)), self._pointer(head.bias.float()), self._pointer(scratch)),
         )
 
     def _norm(self, norm: nn.LayerNorm | None) -> _Norm:
@@ -217,6 +188,17 @@ class NativeEngine(Engine):
     def _pointer(self, tensor: Tensor) -> int:
         self._kept.append(tensor.detach().contiguous())
         return self._kept[-1].data_ptr()
+
+
+def _pack(weight: Tensor) -> Tensor:
+    """Weights [rows, columns] as `multiply` of native.cpp takes them: [rows / 16, columns in words, 16], zeros added.
+
+    A word is a float or two bfloat16, here an int32.
+    """
+    missing_columns, missing_rows = -weight.shape[1] % (4 // weight.itemsize), -len(weight) % TILE_ROWS
+    rounded = functional.pad(weight.detach(), (0, missing_columns, 0, missing_rows))
+    panels: Tensor = rounded.contiguous().view(torch.int32).unflatten(0, (-1, LANES))
+    return panels.transpose(1, 2).contiguous()
 
 
 class _Embedding:
@@ -240,6 +222,8 @@ class _Embedding:
     def read(self, tokens_t: Tensor, x: Tensor) -> None:
         """x [B, D] becomes the vectors of the next token int64 [B]."""
         position, sources = self._position, self._slots.shape[1]
+        if position == len(self._slots):
+            raise ValueError(f"an image has {position} values, all of which are drawn")
         if position:
             self.recent[:, (position - 1) % self._reach] = tokens_t
         self._kernels.lintx_embed(
