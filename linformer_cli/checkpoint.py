@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from . import __version__
 from .config import Config, InitFrom, ModelConfig, TrainConfig, describe_validation_error
 from .errors import CheckpointError, UsageError, unknown_name
+from .files import flush_folder, write_flushed
 from .model.catalogue import describe_mixing
 from .model.pixel_model import PixelModel
 
@@ -248,9 +249,9 @@ def save_checkpoint(
             training_digest = _save_tensors(writing / TRAINING, training_state.tensors, values)
         info = info.model_copy(update={"weights_sha256": digest, "training_sha256": training_digest})
         info = info.model_copy(update={"config_sha256": _document_digest(json.loads(info.model_dump_json()))})
-        _write(writing / CONFIG, (info.model_dump_json(indent=2) + "\n").encode())
-        _write(writing / CARD, render_card(folder.name, info, model.parameter_count()).encode())
-        _flush_folder(writing)
+        write_flushed(writing / CONFIG, (info.model_dump_json(indent=2) + "\n").encode())
+        write_flushed(writing / CARD, render_card(folder.name, info, model.parameter_count()).encode())
+        flush_folder(writing)
         _swap(writing, folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(writing, ignore_errors=True)
@@ -299,7 +300,7 @@ def _swap(writing: Path, folder: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
         os.rename(folder, aside)
     os.rename(writing, folder)
-    _flush_folder(folder.parent)
+    flush_folder(folder.parent)
     shutil.rmtree(aside, ignore_errors=True)
 
 
@@ -310,7 +311,7 @@ def _rounded(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 def _save_tensors(file: Path, tensors: dict[str, Tensor], values: dict[str, str] | None = None) -> str:
     data = save({key: tensor.contiguous() for key, tensor in tensors.items()}, metadata=values)
-    _write(file, data)
+    write_flushed(file, data)
     return hashlib.sha256(data).hexdigest()
 
 
@@ -325,23 +326,6 @@ def _load_tensors(file: Path, digest: str) -> dict[str, Tensor]:
         return load_file(file)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"'{file}' cannot be read: {error}") from None
-
-
-def _write(file: Path, data: bytes) -> None:
-    with open(file, "wb") as opened:
-        opened.write(data)
-        opened.flush()
-        os.fsync(opened.fileno())
-
-
-def _flush_folder(folder: Path) -> None:
-    if os.name == "nt":  # a folder cannot be opened for flushing there
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _document_digest(document: Mapping[str, Any]) -> str:

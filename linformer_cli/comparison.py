@@ -3,27 +3,28 @@
 Above training and bench, since it needs both. Everything is kept in files: whatever was finished is not done again.
 """
 
+import functools
 import json
 import math
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from linformer_cli.bench.cases import build_step_case
-from linformer_cli.bench.run import require_agreement
-from linformer_cli.bench.timing import Timing
+from linformer_cli.bench.groups import require_agreement
+from linformer_cli.bench.timing import Timing, measure_interleaved
 from linformer_cli.bench.variants import Variant
-from linformer_cli.checkpoint import Checkpoint, load_weights, read_checkpoint
+from linformer_cli.checkpoint import Checkpoint, holds_checkpoint, load_weights, read_checkpoint
 from linformer_cli.config import RunConfig
 from linformer_cli.data.images import ImageSet
 from linformer_cli.errors import DataError, LintxError, UsageError
-from linformer_cli.report.grids import encode_png, read_png_metadata, render_grid, write_file
-from linformer_cli.report.metrics import read_metrics
+from linformer_cli.files import write_file
+from linformer_cli.report.grids import encode_png, read_png_metadata, render_grid
 from linformer_cli.report.tables import to_json
-from linformer_cli.runtime import StopRequest, synchronize
+from linformer_cli.runtime import StopRequest
 from linformer_cli.sampling.decode import sample_images
 from linformer_cli.training.loop import Trainer
 from linformer_cli.training.progress import Reporter
@@ -31,6 +32,8 @@ from linformer_cli.training.run_folder import RunFolder
 from linformer_cli.training.settings import Settings, merge_settings
 
 GRID_IMAGES = 25
+# Training steps of one sample of its speed.
+TIMED_STEPS = 3
 # What may differ between a run and the plan it belongs to: where it is computed and where its data lies.
 _FREE = {("train", "device"), ("data", "data_dir")}
 
@@ -44,8 +47,19 @@ class Entry:
     folder: RunFolder
 
     @property
+    def training_file(self) -> Path:
+        """The seconds of training steps that were timed, and of what."""
+        return self.folder.path / "training.json"
+
+    @property
     def sampling_file(self) -> Path:
+        """The seconds of batches that were drawn, and of what."""
         return self.folder.path / "sampling.json"
+
+    @property
+    def step_images(self) -> int:
+        """Images of one training step."""
+        return self.config.train.batch * self.config.train.accumulation
 
     @property
     def grid_file(self) -> Path:
@@ -55,8 +69,7 @@ class Entry:
     @property
     def saved(self) -> Checkpoint | None:
         """What the run saved last; None before that."""
-        saved = (self.folder.last, self.folder.last.with_name(f".{self.folder.last.name}.replaced"))
-        return read_checkpoint(self.folder.last) if any(path.exists() for path in saved) else None
+        return read_checkpoint(self.folder.last) if holds_checkpoint(self.folder.last) else None
 
     @property
     def finished(self) -> Checkpoint | None:
@@ -146,42 +159,94 @@ def draw_grid(entry: Entry, device: str) -> bool:
     return True
 
 
-def time_sampling_once(entry: Entry, batch: int, repeats: int, device: str) -> bool:
-    """Draw a batch of images and keep the seconds, unless `repeats` were kept before; whether there was need.
+@dataclass(frozen=True)
+class Speed:
+    """What a kept time is of: another batch, device, precision or number of threads is another measurement.
 
-    One call for each entry in turn, again and again, interleaves the repeats. Raises `DisagreementError` before the
-    first where the two executions disagree.
+    `weights` is the digest of those drawn with; None in training, whose time does not depend on them.
     """
+
+    batch: int
+    device: str
+    precision: str
+    threads: int
+    steps: int | None = None
+    weights_sha256: str | None = None
+
+
+def training_speed(entry: Entry, device: str, precision: str) -> Speed:
+    """What `time_training_once` measures."""
+    return Speed(entry.step_images, device, precision, torch.get_num_threads(), steps=TIMED_STEPS)
+
+
+def sampling_speed(checkpoint: Checkpoint, batch: int, device: str) -> Speed:
+    """What `time_sampling_once` measures."""
+    return Speed(batch, device, "fp32", torch.get_num_threads(), weights_sha256=checkpoint.digest)
+
+
+def time_training_once(
+    entry: Entry, train: ImageSet, validation: ImageSet, repeats: int, device: str, precision: str
+) -> bool:
+    """Take a few whole training steps and keep the seconds, unless `repeats` were kept before; whether there was need.
+
+    They are the steps that the run took, after one to warm up, with weights that are thrown away. One call for each
+    entry in turn, again and again, interleaves the repeats. Raises `DisagreementError` before the first where the two
+    executions disagree.
+    """
+    checkpoint, speed = _finished(entry), training_speed(entry, device, precision)
+    samples = read_samples(entry.training_file, speed)
+    if len(samples) >= repeats:
+        return False
+    if not samples:
+        require_agreement(load_weights(checkpoint, device))
+    trainer = Trainer(entry.config, entry.folder, train, validation, device, precision)
+
+    def work() -> None:
+        for _ in range(TIMED_STEPS):
+            trainer.take_step()
+
+    (timing,) = measure_interleaved([work], [trainer.take_step], 1, device)
+    _keep_samples(entry.training_file, speed, [*samples, *timing.samples])
+    return True
+
+
+def time_sampling_once(entry: Entry, batch: int, repeats: int, device: str) -> bool:
+    """As `time_training_once`, of drawing a batch of images."""
     checkpoint = _finished(entry)
-    samples = read_sampling(entry, checkpoint, batch, device)
+    speed = sampling_speed(checkpoint, batch, device)
+    samples = read_samples(entry.sampling_file, speed)
     if len(samples) >= repeats:
         return False
     model = load_weights(checkpoint, device)
     if not samples:
         require_agreement(model)
     case = build_step_case(model, batch)
-    case.warm_up()
-    synchronize(device)
-    began = time.perf_counter()
-    case.work(case.steps)
-    synchronize(device)
-    samples.append(time.perf_counter() - began)
-    record = {"weights_sha256": checkpoint.digest, "batch": batch, "device": device, "samples_seconds": samples}
-    write_file(entry.sampling_file, (to_json(record) + "\n").encode())
+    (timing,) = measure_interleaved([functools.partial(case.work, case.steps)], [case.warm_up], 1, device)
+    _keep_samples(entry.sampling_file, speed, [*samples, *timing.samples])
     return True
 
 
-def read_sampling(entry: Entry, checkpoint: Checkpoint, batch: int, device: str) -> list[float]:
-    """The seconds kept of drawing a batch with these weights on this device; none where they are of something else."""
+def read_samples(file: Path, speed: Speed) -> list[float]:
+    """The seconds kept in `file`; none where they are of something else."""
     try:
-        record = json.loads(entry.sampling_file.read_text(encoding="utf-8"))
-        same = (record["weights_sha256"], record["batch"], record["device"]) == (checkpoint.digest, batch, device)
+        record = json.loads(file.read_text(encoding="utf-8"))
+        same = Speed(**{key: record.get(key) for key in vars(speed)}) == speed
         return [float(seconds) for seconds in record["samples_seconds"]] if same else []
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return []
 
 
-def describe_entry(entry: Entry, batch: int, device: str, failure: str | None = None) -> dict[str, Any]:
+def _keep_samples(file: Path, speed: Speed, samples: Sequence[float]) -> None:
+    write_file(file, (to_json({**vars(speed), "samples_seconds": samples}) + "\n").encode())
+
+
+def forget_speeds(entry: Entry) -> None:
+    """Throw the kept times away, so that they are taken anew."""
+    for file in (entry.training_file, entry.sampling_file):
+        file.unlink(missing_ok=True)
+
+
+def describe_entry(entry: Entry, batch: int, device: str, precision: str, failure: str | None = None) -> dict[str, Any]:
     """One row: what is known of the entry, None for what is not, and under `missing` what that is."""
     saved, finished = entry.saved, entry.finished
     row: dict[str, Any] = {
@@ -196,12 +261,12 @@ def describe_entry(entry: Entry, batch: int, device: str, failure: str | None = 
         "validation_images": None,
         "parameters": None,
         "state_bytes_per_image": None,
-        "training_images_per_second": _median_training_speed(entry),
-        "batch": batch,
         "device": device,
-        "images_per_second": None,
-        "images_per_second_quartiles": None,
-        "samples_seconds": [],
+        "training_batch": entry.step_images,
+        "training_precision": precision,
+        **_describe_speed("training_", [], 0),
+        "batch": batch,
+        **_describe_speed("", [], 0),
         "grid": entry.grid_file if entry.grid_file.exists() else None,
         "missing": None,
     }
@@ -210,24 +275,31 @@ def describe_entry(entry: Entry, batch: int, device: str, failure: str | None = 
         return {**row, "missing": f"{place}: {failure}" if failure else place}
     training = finished.info.training
     model = load_weights(finished)
-    row |= {
+    trained = read_samples(entry.training_file, training_speed(entry, device, precision))
+    drawn = read_samples(entry.sampling_file, sampling_speed(finished, batch, device))
+    untimed = " and ".join(name for name, samples in (("training", trained), ("sampling", drawn)) if not samples)
+    return row | {
         "bits_per_dim": training.validation_bits_per_dim,
         "standard_error": training.validation_standard_error,
         "validation_images": training.validation_images,
         "parameters": model.parameter_count(),
         "state_bytes_per_image": model.state_bytes(1),
+        **_describe_speed("training_", trained, TIMED_STEPS * entry.step_images),
+        **_describe_speed("", drawn, batch),
+        "missing": failure or (f"{untimed} not timed" if untimed else None),
     }
-    samples = read_sampling(entry, finished, batch, device)
-    if not samples:
-        return {**row, "missing": failure or "sampling was not timed"}
-    timing = Timing(tuple(samples))
-    first, third = (batch / seconds for seconds in reversed(timing.quartiles))
+
+
+def _describe_speed(prefix: str, samples: Sequence[float], images: int) -> dict[str, Any]:
+    """Images per second where each of `samples` is the seconds of so many images."""
+    rates: tuple[float | None, list[float] | None] = (None, None)
+    if samples:
+        timing = Timing(tuple(samples))
+        rates = images / timing.median, [images / seconds for seconds in reversed(timing.quartiles)]
     return {
-        **row,
-        "images_per_second": batch / timing.median,
-        "images_per_second_quartiles": [first, third],
-        "samples_seconds": samples,
-        "missing": failure,
+        f"{prefix}images_per_second": rates[0],
+        f"{prefix}images_per_second_quartiles": rates[1],
+        f"{prefix}samples_seconds": list(samples),
     }
 
 
@@ -236,13 +308,3 @@ def _finished(entry: Entry) -> Checkpoint:
     if checkpoint is None:
         raise LintxError(f"the run '{entry.folder.path}' is not finished")
     return checkpoint
-
-
-def _median_training_speed(entry: Entry) -> float | None:
-    """The median over the run's log, which knows nothing of validation and saving."""
-    try:
-        rows = read_metrics(entry.folder.metrics_file)
-        speeds = [float(row["images_per_second"]) for row in rows if row["images_per_second"]]
-    except (LintxError, ValueError, KeyError):
-        return None
-    return statistics.median(speeds) if speeds else None

@@ -102,8 +102,9 @@ class TrainConfig(Config):
     """How a model is trained. Exactly one of `steps`, `epochs` and `max_time` (seconds) sets the length.
 
     `clip` bounds the norm of the gradient; 0 leaves it. `ema` is the decay of an exponential moving average of the
-    weights, which is then what is evaluated, sampled from and saved as the model; 0 keeps none. `keep_last` is how many
-    of the newest saves stay: `last/`, and older ones in `kept/`. None is only ever a default, since TOML cannot say it.
+    weights (less in the first steps), which is then what is evaluated, sampled from and saved as the model; 0 keeps
+    none. `keep_last` is how many of the newest saves stay: `last/`, and older ones in `kept/`. None is only ever a
+    default, since TOML cannot say it.
     """
 
     steps: Positive | None = None

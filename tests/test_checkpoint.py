@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from linformer_cli import checkpoint as checkpoint_module
+from linformer_cli import files as files_module
 from linformer_cli.checkpoint import (
     CARD,
     CONFIG,
@@ -398,7 +399,7 @@ class Fault:
         self.error, self.at, self.places = error, at, []
         for owner, name in ((os, "fsync"), (os, "rename"), (Path, "mkdir")):
             monkeypatch.setattr(owner, name, self.wrap(name, getattr(owner, name)))
-        monkeypatch.setattr(checkpoint_module, "open", self.open, raising=False)
+        monkeypatch.setattr(files_module, "open", self.open, raising=False)
         self.remove = shutil.rmtree
         monkeypatch.setattr(checkpoint_module.shutil, "rmtree", self.rmtree)
 

@@ -13,19 +13,25 @@ from linformer_cli import comparison as comparison_module
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.bench.variants import parse_variants
 from linformer_cli.comparison import (
+    TIMED_STEPS,
     Entry,
     describe_entry,
     draw_grid,
+    forget_speeds,
     plan_entries,
-    read_sampling,
+    read_samples,
+    sampling_speed,
     time_sampling_once,
+    time_training_once,
     train_entry,
+    training_speed,
 )
 from linformer_cli.data.glyphs import draw_glyphs
 from linformer_cli.data.images import ImageSet
 from linformer_cli.errors import DisagreementError, Interrupted, LintxError, UsageError
 from linformer_cli.report.grids import read_png_metadata
 from linformer_cli.runtime import StopRequest
+from linformer_cli.training.loop import Trainer
 
 IMAGES, BATCH = 21, 4
 DATA = {"name": "glyphs", "image_size": 8}
@@ -50,6 +56,14 @@ def plan(runs: Path, *entries: str, images: int = IMAGES, **train: Any) -> list[
 
 def work(entry: Entry, stop: StopRequest | None = None) -> None:
     train_entry(entry, *SETS, "cpu", "fp32", Silent(), stop or StopRequest())
+
+
+def describe(entry: Entry, failure: str | None = None) -> dict[str, Any]:
+    return describe_entry(entry, 8, "cpu", "fp32", failure)
+
+
+def time_training(entry: Entry, repeats: int = 1) -> bool:
+    return time_training_once(entry, *SETS, repeats, "cpu", "fp32")
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +130,7 @@ def test_what_was_stopped_goes_on_and_what_is_finished_stays(tmp_path) -> None:
     with pytest.raises(Interrupted):
         work(entry, StopRequest(int(signal.SIGINT)))
     assert entry.saved is not None and entry.finished is None
-    assert describe_entry(entry, 4, "cpu")["missing"] == "step 0 of 6"
+    assert describe(entry)["missing"] == "step 0 of 6"
     work(entry)
     assert entry.finished is not None and entry.finished.info.training.step == 6
 
@@ -128,7 +142,7 @@ def test_a_run_that_never_saved_begins_again(tmp_path) -> None:
     assert entry.finished is not None
 
 
-# Sampling
+# Grids
 
 
 def test_a_grid_is_drawn_once_for_the_same_weights(finished) -> None:
@@ -141,43 +155,76 @@ def test_a_grid_is_drawn_once_for_the_same_weights(finished) -> None:
     assert draw_grid(finished, "cpu")
 
 
+# Speed
+
+
 def test_repeats_are_kept_until_there_are_enough(finished) -> None:
-    checkpoint = finished.finished
+    speed = sampling_speed(finished.finished, 3, "cpu")
     assert [time_sampling_once(finished, 3, 2, "cpu") for _ in range(3)] == [True, True, False]
-    samples = read_sampling(finished, checkpoint, 3, "cpu")
+    samples = read_samples(finished.sampling_file, speed)
     assert len(samples) == 2 and min(samples) > 0
     assert time_sampling_once(finished, 3, 3, "cpu")
-    assert read_sampling(finished, checkpoint, 3, "cpu")[:2] == samples
-    # Another batch, device or model is another measurement.
-    assert read_sampling(finished, checkpoint, 4, "cpu") == read_sampling(finished, checkpoint, 3, "mps") == []
+    assert read_samples(finished.sampling_file, speed)[:2] == samples
+    assert [time_training(finished, 2) for _ in range(3)] == [True, True, False]
+    speed = training_speed(finished, "cpu", "fp32")
+    samples = read_samples(finished.training_file, speed)
+    assert len(samples) == 2 and min(samples) > 0
+    forget_speeds(finished)
+    assert read_samples(finished.training_file, speed) == [] and time_sampling_once(finished, 3, 1, "cpu")
+    forget_speeds(finished)
+    forget_speeds(finished)
+
+
+def test_another_measurement_is_not_taken_for_this_one(finished) -> None:
+    speed = sampling_speed(finished.finished, 3, "cpu")
+    time_sampling_once(finished, 3, 1, "cpu")
+    assert len(read_samples(finished.sampling_file, speed)) == 1
+    for changes in ({"batch": 4}, {"device": "mps"}, {"threads": 99}, {"precision": "bf16"}, {"weights_sha256": "0"}):
+        assert read_samples(finished.sampling_file, dataclasses.replace(speed, **changes)) == []
     record = json.loads(finished.sampling_file.read_text())
-    finished.sampling_file.write_text(json.dumps({**record, "weights_sha256": "0"}))
-    assert read_sampling(finished, checkpoint, 3, "cpu") == []
-    finished.sampling_file.write_text("[1")
-    assert read_sampling(finished, checkpoint, 3, "cpu") == []
+    for text in ("[1", "[]", json.dumps({"samples_seconds": [1.0]}), json.dumps({**record, "samples_seconds": ["x"]})):
+        finished.sampling_file.write_text(text)
+        assert read_samples(finished.sampling_file, speed) == []
+
+
+def test_training_is_timed_by_the_steps_of_the_run_and_leaves_it_alone(finished, monkeypatch) -> None:
+    taken = []
+    right = Trainer.take_step
+    monkeypatch.setattr(Trainer, "take_step", lambda self: taken.append(self.config) or right(self))
+    before = {path: path.read_bytes() for path in finished.folder.path.rglob("*") if path.is_file()}
+    time_training(finished)
+    assert taken == [finished.config] * (1 + TIMED_STEPS)
+    after = {path: path.read_bytes() for path in finished.folder.path.rglob("*") if path.is_file()}
+    assert after.pop(finished.training_file) and after == before
+    record = json.loads(finished.training_file.read_text())
+    assert (record["batch"], record["steps"], record["precision"]) == (BATCH, TIMED_STEPS, "fp32")
 
 
 def test_nothing_is_timed_whose_executions_disagree(finished, monkeypatch, raises_one_line) -> None:
     right = LinearAttention.step
     monkeypatch.setattr(LinearAttention, "step", lambda self, q, k, v, *rest: right(self, q, k, v * 1.01, *rest))
-    with raises_one_line(DisagreementError, "'linear' is not timed"):
-        time_sampling_once(finished, 3, 1, "cpu")
-    assert not finished.sampling_file.exists()
+    for use in (lambda: time_sampling_once(finished, 3, 1, "cpu"), lambda: time_training(finished)):
+        with raises_one_line(DisagreementError, "'linear' is not timed"):
+            use()
+    assert not finished.sampling_file.exists() and not finished.training_file.exists()
 
 
-def test_only_a_finished_run_is_sampled_from(tmp_path, raises_one_line) -> None:
-    for use in (lambda entry: draw_grid(entry, "cpu"), lambda entry: time_sampling_once(entry, 3, 1, "cpu")):
+def test_only_a_finished_run_is_timed(tmp_path, raises_one_line) -> None:
+    entry = plan(tmp_path, "linear")[0]
+    for use in (draw_grid, lambda entry, device: time_sampling_once(entry, 3, 1, device)):
         with raises_one_line(LintxError, "is not finished"):
-            use(plan(tmp_path, "linear")[0])
+            use(entry, "cpu")
+    with raises_one_line(LintxError, "is not finished"):
+        time_training(entry)
 
 
 # Rows
 
 
 def test_a_whole_row(finished, monkeypatch) -> None:
-    monkeypatch.setattr(comparison_module, "read_sampling", lambda *_arguments: [1.0, 2.0, 4.0])
+    monkeypatch.setattr(comparison_module, "read_samples", lambda *_arguments: [1.0, 2.0, 4.0])
     draw_grid(finished, "cpu")
-    row = describe_entry(finished, 8, "cpu")
+    row = describe(finished)
     training = finished.finished.info.training
     assert (row["bits_per_dim"], row["standard_error"]) == (
         training.validation_bits_per_dim,
@@ -188,22 +235,21 @@ def test_a_whole_row(finished, monkeypatch) -> None:
     # s and z of 2 layers and 2 heads of 16, the last values, and the position.
     assert row["state_bytes_per_image"] > 2 * 2 * 16 * 17 * 4
     assert (row["images_per_second"], row["images_per_second_quartiles"]) == (4, pytest.approx([8 / 3, 16 / 3]))
+    images = TIMED_STEPS * BATCH
+    assert row["training_images_per_second"] == images / 2
+    assert row["training_images_per_second_quartiles"] == pytest.approx([images / 3, images / 1.5])
     assert row["missing"] is None and row["grid"] == finished.grid_file
 
 
-def test_the_training_speed_is_the_median_of_the_log(finished) -> None:
-    lines = finished.folder.metrics_file.read_text().splitlines()
-    speeds = [float(line.split(",")[-2]) for line in lines[1:] if line.split(",")[-2]]
-    assert len(speeds) == 3
-    assert describe_entry(finished, 8, "cpu")["training_images_per_second"] == sorted(speeds)[1]
-
-
 def test_a_row_says_what_is_missing(finished) -> None:
-    row = describe_entry(finished, 8, "cpu")
-    assert row["missing"] == "sampling was not timed" and row["images_per_second"] is None
+    row = describe(finished)
+    assert row["missing"] == "training and sampling not timed" and row["images_per_second"] is None
     assert row["parameters"] > 0
-    assert describe_entry(finished, 8, "cpu", "it broke")["missing"] == "it broke"
+    assert describe(finished, "it broke")["missing"] == "it broke"
+    time_training(finished)
+    row = describe(finished)
+    assert row["missing"] == "sampling not timed" and row["training_images_per_second"] > 0
     other = dataclasses.replace(finished, folder=plan(finished.folder.path.parent, "softmax")[0].folder)
-    row = describe_entry(other, 8, "cpu", "it broke")
+    row = describe(other, "it broke")
     assert row["missing"] == "not begun: it broke"
     assert row["bits_per_dim"] is row["parameters"] is row["training_images_per_second"] is None

@@ -86,6 +86,10 @@ class Attention(nn.Module, ABC):
         What it does must depend on the two numbers and the layer alone, so that a resumed run is the unbroken one.
         """
 
+    def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
+        """Whether `attend` would compute inputs of this type with kernels compiled here, rather than in plain torch."""
+        return False
+
     @abstractmethod
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None

@@ -10,6 +10,7 @@ from torch.nn import functional
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
 from .causal_sums import causal_sums, divide_by_weight
 from .feature_maps import FEATURE_MAPS, FeatureMap, Learned
+from .kernels import linear as kernels
 
 
 class LinearOptions(AttentionOptions):
@@ -61,15 +62,22 @@ class LinearAttention(Attention):
         else:
             self.feature_map = FEATURE_MAPS[options.feature_map](shape.heads, shape.key_width)
 
+    def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
+        return kernels.serves(self.options.feature_map, device, dtype)
+
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
     ) -> tuple[Tensor, LinearState]:
         dtype = accumulator_dtype(q.dtype)
+        s, z = (None, None) if state is None else state
         with torch.autocast(q.device.type, enabled=False):
+            if self.is_compiled(q.device, q.dtype):
+                y, s, z = kernels.attend(q, k, v, s, z, self.options.feature_map)
+                return y, LinearState(s, z)
             phi_q, phi_k = self.feature_map(q.to(dtype)), self.feature_map(k.to(dtype))
             # A column of ones beside the values brings z along with s.
             values = functional.pad(v.to(dtype), (0, 1), value=1.0)
-            carried = None if state is None else torch.cat([state.s, state.z.unsqueeze(-1)], dim=-1)
+            carried = None if s is None or z is None else torch.cat([s, z.unsqueeze(-1)], dim=-1)
             sums, total = causal_sums(phi_q, phi_k, values, carried, self.options.chunk)
             y = divide_by_weight(sums[..., :-1], sums[..., -1])
         # Copies: a view would keep the sums of all chunks alive for as long as the state.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from linformer_cli.attention.base import fork_state
+from linformer_cli.errors import Interrupted
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.decode import iter_values
@@ -21,6 +22,16 @@ WARM_UP_STEPS = 32
 
 # Called between steps, and may raise to give up.
 Check = Callable[[], None] | None
+
+
+def is_interrupted(check: Check) -> bool:
+    """Whether the user has had enough; what else `check` raises is raised."""
+    try:
+        if check is not None:
+            check()
+    except Interrupted:
+        return True
+    return False
 
 
 @dataclass(frozen=True)

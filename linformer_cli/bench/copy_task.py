@@ -22,8 +22,10 @@ from linformer_cli.model.blocks import Block, initialise_weights
 from linformer_cli.model.catalogue import build_block
 from linformer_cli.runtime import StopRequest, describe_environment, synchronize
 
+from .ceilings import Ceilings
+from .groups import require_agreement
+from .operations import TRAINING_FACTOR, count_product_flops, list_products
 from .passes import PassSetup, build_checked_model
-from .run import require_agreement
 from .variants import Variant
 
 SYMBOLS = 10
@@ -98,6 +100,7 @@ class CopyReport:
     ended: Ending
     settings: dict[str, Any]
     environment: dict[str, Any]
+    ceilings: dict[str, Any] | None = None
 
 
 def draw_batch(length: int, seed: int, update: int, batch: int = BATCH) -> tuple[Tensor, Tensor]:
@@ -182,12 +185,14 @@ def run_copy_task(
     budget_seconds: float | None = None,
     stop: StopRequest | None = None,
     report: Callable[[int, dict[str, CopyPoint]], None] = lambda update, points: None,
+    ceilings: Ceilings | None = None,
 ) -> CopyReport:
     """Train a model with each of `variants`, in turns of one update on the same sequences.
 
     So the curves are comparable wherever it ends: after all updates, after `budget_seconds`, or when `stop` is set;
     what a last turn has begun is not counted. `report` is told the points of every mechanism as they are made. A model
-    whose loss is no longer a finite number keeps its points and takes no more turns.
+    whose loss is no longer a finite number keeps its points and takes no more turns. With `ceilings`, every row says
+    what share of the machine's products its updates reach.
 
     Raises `UsageError` for sizes that a mechanism cannot have, and `DisagreementError` before any training where the
     two executions of one disagree.
@@ -216,8 +221,11 @@ def run_copy_task(
     if done < settings.updates:
         failed = all(learner.failed is not None for learner in learners)
         ended = "interrupted" if stop.signal_number is not None else "failed" if failed else "budget"
-    rows = [_describe(learner, settings, done) for learner in learners]
-    return CopyReport(rows, ended, _describe_settings(settings, budget_seconds, done), describe_environment())
+    rows = [_describe(learner, settings, done, ceilings) for learner in learners]
+    described = None if ceilings is None else ceilings.describe()
+    return CopyReport(
+        rows, ended, _describe_settings(settings, budget_seconds, done), describe_environment(), described
+    )
 
 
 def _build_learner(variant: Variant, settings: CopySettings) -> _Learner:
@@ -284,8 +292,14 @@ def _add_points(learners: Sequence[_Learner], update: int) -> dict[str, CopyPoin
     return made
 
 
-def _describe(learner: _Learner, settings: CopySettings, done: int) -> dict[str, Any]:
+def _describe(learner: _Learner, settings: CopySettings, done: int, ceilings: Ceilings | None) -> dict[str, Any]:
     last = learner.points[-1] if learner.points else None
+    seconds = learner.seconds / done if done and learner.failed is None else None
+    rate = share = None
+    if seconds is not None and ceilings is not None:
+        rows, products = BATCH * settings.length, list_products(learner.model)
+        rate = rows * TRAINING_FACTOR * count_product_flops(learner.model) / seconds / 1e9
+        share = rate / ceilings.product(products, rows, "fp32").gigaflops
     return {
         "task": settings.title,
         "reduced": settings.reduced,
@@ -297,7 +311,9 @@ def _describe(learner: _Learner, settings: CopySettings, done: int) -> dict[str,
         "updates": 0 if last is None else last.update,
         "loss": None if last is None else last.loss,
         "accuracy": None if last is None else last.accuracy,
-        "seconds_per_update": learner.seconds / done if done and learner.failed is None else None,
+        "seconds_per_update": seconds,
+        "product_gigaflops": rate,
+        "product_share": share,
         "failed": learner.failed,
         "points": learner.points,
     }

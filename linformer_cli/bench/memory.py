@@ -121,7 +121,7 @@ def run_fresh_process(module: str, setup: dict[str, Any], limit_seconds: float) 
 
 def measure_growth(setup: PassSetup) -> PassMemory:
     """One pass on the CPU in this process, which should be fresh: how far resident memory rises above what it was."""
-    warm_up = PassSetup(**{**asdict(setup), "positions": min(setup.positions, WARM_UP_POSITIONS)})
+    warm_up = PassSetup(**{**asdict(setup), "positions": min(setup.positions, WARM_UP_POSITIONS), "batch": 1})
     build_pass(warm_up)()
     work = build_pass(setup)
     seconds, growth = measure_work_growth(work)

@@ -4,13 +4,15 @@ The budget decides batch sizes, repeats, lengths and what is timed on whole imag
 is listed under `reduced`. Whatever was measured before an interruption is kept.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from linformer_cli.config import ModelConfig
-from linformer_cli.errors import LintxError
+from linformer_cli.errors import Interrupted
+from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.report.terminal import format_duration
 from linformer_cli.runtime import StopRequest, choose_precision, describe_environment
 
@@ -19,8 +21,8 @@ from .copy_task import PAPER_UPDATES, CopySettings, choose_size, run_copy_task
 from .published import HARDWARE, SOURCE
 from .run import SamplingPlan, measure_row_memory, run_sampling_bench
 from .scaling import describe_exponents, run_scaling_bench
-from .subjects import Subject, build_subjects, preset_network
-from .trained import TrainedRun
+from .subjects import Subject, build_subjects, load_subjects, preset_network
+from .trained import TrainedRun, find_trained
 from .training import run_training_bench
 from .variants import Variant, parse_variants
 
@@ -31,16 +33,19 @@ NETWORKS = ("mnist-paper", "cifar10-paper")
 PAPER_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 PAPER_TRAINING_BATCH = {"mnist-paper": 10, "cifar10-paper": 4}
 # What each part gets of the time that is left when it begins, in relation to the parts after it.
-_SHARES = {"sampling": 0.46, "training": 0.15, "scaling": 0.15, "memory": 0.06, "copy": 0.18}
+_SHARES = {"sampling": 0.42, "training": 0.14, "scaling": 0.22, "memory": 0.06, "copy": 0.16}
 # A part that takes so many times what it was given is broken off.
-_PATIENCE = 1.5
+_PATIENCE = 1.25
 # Of what a row is given, the part for its repeats; the rest is for checks, probes and warming up.
 _TIMED_SHARE = 0.6
 _FIRST_RESULTS_SECONDS = 30.0
 # What comparing the two executions of every mechanism may take, before anything is timed.
 _STARTING_SECONDS = 30.0
-# One length of one mechanism at the least: two processes are started for it, one of which measures memory.
-_SECONDS_PER_LENGTH = 8.0
+# One length of one mechanism, on average: a process for its memory, and a few passes of as many positions at any T.
+_SECONDS_PER_LENGTH = 5.0
+_FEWEST_LENGTHS = 3
+# Of the time for all lengths, what one mechanism may take at one: softmax at the longest has to be left out, not all.
+_LONGEST_POINT_SHARE = 0.12
 
 
 @dataclass(frozen=True)
@@ -70,8 +75,11 @@ class PaperReport:
     environment: dict[str, Any] = field(default_factory=dict)
 
 
-class _PartIsOver(LintxError):
-    """A part has taken far more than its share of the budget."""
+class _PartIsOver(Interrupted):
+    """A part has taken far more than its share of the budget: it ends as at Ctrl-C, with what was measured."""
+
+    def __init__(self) -> None:
+        super().__init__("this part has had its time", 0)
 
 
 def choose_sizes(budget_seconds: float) -> Sizes:
@@ -85,13 +93,26 @@ def choose_sizes(budget_seconds: float) -> Sizes:
 
 
 def choose_lengths(seconds: float, methods: int) -> list[int]:
-    """As many of the paper's lengths as `seconds` allow for, spread over them; two at the least."""
-    count = max(2, min(len(PAPER_LENGTHS), int(seconds / (_SECONDS_PER_LENGTH * methods))))
+    """As many of the paper's lengths as `seconds` allow for, spread over them."""
+    count = max(_FEWEST_LENGTHS, min(len(PAPER_LENGTHS), int(seconds / (_SECONDS_PER_LENGTH * methods))))
     if count == len(PAPER_LENGTHS):
         return list(PAPER_LENGTHS)
     # The longest are left to larger budgets; exponents need lengths that are far apart.
     longest = min(len(PAPER_LENGTHS) - 1, count + 1)
     return [PAPER_LENGTHS[round(index * longest / (count - 1))] for index in range(count)]
+
+
+def _describe_extrapolated(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A line for each network whose images were not all drawn whole."""
+    lines = []
+    for preset in dict.fromkeys(row["preset"] for row in rows):
+        timed = [row for row in rows if row["preset"] == preset and row["samples_seconds"]]
+        partly = [row for row in timed if "extrapolated" in row]
+        if partly:
+            lines.append(
+                f"sampling {preset or 'runs'}: {len(partly)} of {len(timed)} rows are extrapolated from some positions"
+            )
+    return lines
 
 
 class PaperBench:
@@ -129,6 +150,7 @@ class PaperBench:
             "sampling_precision": self._precision,
             "training_precision": self._training_precision,
             "checked": f"the two executions of every mechanism, in {self._networks[0][0]}",
+            "runs": [run.path for run in self._runs],
             "published": {"source": SOURCE, "hardware": HARDWARE},
         }
         parts: dict[str, Callable[[float], None]] = {
@@ -169,42 +191,60 @@ class PaperBench:
         """Called between steps: raises where the user has had enough, or the part its time."""
         self._stop.raise_if_set("Stopped; what was measured is kept")
         if time.monotonic() > self._part_ends:
-            raise _PartIsOver("this part has had its time")
+            raise _PartIsOver
 
     def _subjects(self, network: tuple[str, ModelConfig], precision: str) -> list[Subject]:
         return build_subjects(self._variants, [network], self._device, precision)
 
     def _sample(self, seconds: float) -> None:
-        """Every network in turn, small batches first: the first results are one image's."""
-        rows = len(self._variants) + 1  # softmax is there twice
-        each = seconds / len(self._networks) / len(self._sizes.batches)
-        limit = _TIMED_SHARE * each / rows
-        first = min(limit, _FIRST_RESULTS_SECONDS / rows)
+        """Every network in turn, and the runs of others; small batches first: the first results are one image's."""
+        groups = {network[0]: self._subjects(network, self._precision) for network in self._networks}
+        if foreign := self._foreign_runs():
+            groups["runs"] = load_subjects(foreign, self._device, self._precision)
+        each = seconds / len(groups) / len(self._sizes.batches)
+        ends = time.monotonic() + seconds + _STARTING_SECONDS
+        took = dict.fromkeys(groups, 0.0)
+        checked = False
 
         def keep(row: dict[str, Any]) -> None:
             self.result.sampling.append(row)
-            if steps := (row.get("extrapolated") or {}).get("timed_positions"):
-                how = "re-run" if row["engine"] == "rerun" else "around the middle"
-                self.result.reduced.append(
-                    f"sampling {row['preset']}, {row['name']} ({row['engine']}), batch {row['batch']}: "
-                    f"{steps} of {row['extrapolated']['of_positions']:,} positions, {how}"
-                )
             self._report("sampling", row)
 
-        for number, network in enumerate(self._networks):
-            subjects = self._subjects(network, self._precision)
-            for batch in self._sizes.batches:
-                bound = first if number == 0 and batch == self._sizes.batches[0] else limit
-                plan = SamplingPlan([batch], self._sizes.repeats, True, bound, False, self._runs)
+        try:
+            for batch, (name, subjects) in itertools.product(self._sizes.batches, groups.items()):
+                began = time.monotonic()
+                if began + took[name] > ends:  # a larger batch takes no less
+                    self.result.reduced.append(f"sampling {name}: batch {batch} left out, the time was up")
+                    continue
+                rows = len(subjects) + 1  # softmax is there twice
+                limit = _TIMED_SHARE * each / rows
+                if not self.result.sampling:
+                    limit = min(limit, _FIRST_RESULTS_SECONDS / rows)
+                first_batch = batch == self._sizes.batches[0]
                 run_sampling_bench(
                     subjects,
-                    plan,
+                    SamplingPlan([batch], self._sizes.repeats, True, limit, False, self._runs),
                     self._precision,
                     self._ceilings,
                     keep,
                     self._go_on,
-                    checked=number > 0 or batch != self._sizes.batches[0],
+                    # Once for the methods, in the first network, and once for the runs.
+                    checked=not first_batch or (checked and name != "runs"),
                 )
+                checked = True
+                self._go_on()
+                took[name] = time.monotonic() - began
+        finally:
+            self.result.reduced += _describe_extrapolated(self.result.sampling)
+
+    def _foreign_runs(self) -> list[TrainedRun]:
+        """Those that are of none of the networks: they are timed themselves."""
+        ours = [
+            network.model_copy(update={"attention": variant.attention, "attention_options": variant.options})
+            for _, network in self._networks
+            for variant in self._variants
+        ]
+        return [run for run in self._runs if all(find_trained([run], model) is None for model in ours)]
 
     def _train(self, seconds: float) -> None:
         limit = seconds / len(self._networks) / len(self._variants)
@@ -231,6 +271,7 @@ class PaperBench:
                 self._go_on,
                 checked=True,  # for sampling
             )
+            self._go_on()
 
     def _scale(self, seconds: float) -> None:
         lengths = choose_lengths(seconds, len(self._variants))
@@ -242,20 +283,29 @@ class PaperBench:
             self.result.scaling.append(row)
             self._report("scaling", row)
 
-        limit = seconds / len(lengths) / len(self._variants)
         run_scaling_bench(
-            self._variants, lengths, self._sizes.repeats, limit, device=self._device, report=keep, check=self._go_on
+            self._variants,
+            lengths,
+            self._sizes.repeats,
+            _LONGEST_POINT_SHARE * seconds,
+            device=self._device,
+            report=keep,
+            check=self._go_on,
+            ceilings=self._ceilings,
         )
+        self._go_on()
 
     def _measure_memory(self, seconds: float) -> None:
         """Of the rows of sampling, the largest batches first, as far as the time goes."""
         ends = time.monotonic() + seconds
         left = 0
-        models = {
+        models: dict[tuple[str | None, str], PixelModel] = {
             (name, subject.name): subject.model
             for name, config in self._networks
             for subject in self._subjects((name, config), self._precision)
         }
+        foreign = load_subjects(self._foreign_runs(), self._device, self._precision)
+        models |= {(None, subject.name): subject.model for subject in foreign}
         for row in sorted(self.result.sampling, key=lambda row: -int(row["batch"])):
             if not row["samples_seconds"]:
                 continue
@@ -271,7 +321,7 @@ class PaperBench:
     def _copy(self, seconds: float) -> None:
         """The copy task, as far as the time goes; what a Ctrl-C leaves of it is kept."""
         settings = CopySettings(*choose_size(self.result.budget_seconds, None, None), device=self._device)
-        found = run_copy_task(parse_variants(COPY_METHODS), settings, seconds, self._stop)
+        found = run_copy_task(parse_variants(COPY_METHODS), settings, seconds, self._stop, ceilings=self._ceilings)
         self.result.copy = vars(found)
         if settings.reduced:
             self.result.reduced.append(settings.title)

@@ -6,17 +6,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
-from linformer_cli.errors import DisagreementError
-from linformer_cli.evaluation.agreement import measure_agreement
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.report.terminal import format_bytes, format_duration
 from linformer_cli.runtime import describe_environment, measure_peak_memory, synchronize
 from linformer_cli.sampling.engines import AUTO, ENGINES, choose_engine
 
-from .cases import SHARES, WARM_UP_STEPS, Case, Check, build_middle_case, build_rerun_case, build_step_case, name_method
+from .cases import (
+    SHARES,
+    WARM_UP_STEPS,
+    Case,
+    Check,
+    build_middle_case,
+    build_rerun_case,
+    build_step_case,
+    is_interrupted,
+    name_method,
+)
 from .ceilings import Ceilings
+from .groups import CHECKED_LAYERS, CHECKED_POSITIONS, BenchReport, measure_groups
 from .memory import PassFailed, measure_free_memory
 from .operations import (
     WHAT_IS_COUNTED,
@@ -29,23 +36,10 @@ from .published import find_published
 from .sampling_memory import METHOD, SamplingSetup, measure_sampling_memory
 from .subjects import Subject
 from .timing import Timing, measure_interleaved
-from .trained import UNTRAINED, TrainedRun, find_trained
+from .trained import TrainedRun
 
-# How much of the sequence is compared before anything is timed, and over how many layers of an untrained model.
-CHECKED_POSITIONS = 96
-CHECKED_LAYERS = 2
 # Steps that tell how long an image would take.
 _PROBED_STEPS = 2
-
-
-@dataclass(frozen=True)
-class BenchReport:
-    """`rows` as plain records, and what they depend on."""
-
-    rows: list[dict[str, Any]]
-    settings: dict[str, Any]
-    environment: dict[str, Any]
-    ceilings: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -77,21 +71,20 @@ def run_sampling_bench(
     """Time sampling of every subject at every batch size; `softmax` with a cache, and re-run at every value.
 
     Subjects of one preset and batch size are timed in turn, preset by preset; `report` is told each row as it is made,
-    and `check` is called between steps and may raise. With `ceilings`, every row says what share of the machine's it
-    reaches.
+    and `check` is called between steps and may raise: `Interrupted` ends it with what was measured. With `ceilings`,
+    every row says what share of the machine's it reaches.
 
     Raises `DisagreementError` before any timing where the two executions of a mechanism disagree, which `checked`
     says has been seen to.
     """
-    for subject in () if checked else subjects:
-        require_subject_agrees(subject)
-    rows: list[dict[str, Any]] = []
-    for preset in dict.fromkeys(subject.preset for subject in subjects):
-        group = [subject for subject in subjects if subject.preset == preset]
-        for batch in plan.batches:
-            for row in _measure_group(group, batch, plan, precision, ceilings, check):
-                rows.append(row)
-                report(row)
+    rows, ended = measure_groups(
+        subjects,
+        plan.batches,
+        lambda group, batch: _measure_group(group, batch, plan, precision, ceilings, check),
+        report,
+        check,
+        checked,
+    )
     settings = {
         "repeats": plan.repeats,
         "warm_up_steps": WARM_UP_STEPS,
@@ -105,27 +98,7 @@ def run_sampling_bench(
         "peak_memory_bytes": measure_peak_memory(str(subjects[0].model.device)) if subjects else 0,
     }
     described = None if ceilings is None else ceilings.describe()
-    return BenchReport(rows, settings, describe_environment(), described)
-
-
-def require_agreement(model: PixelModel) -> None:
-    """Raises `DisagreementError` where the two executions of the model's mechanism disagree: it is not timed then."""
-    agreement = measure_agreement(model, positions=CHECKED_POSITIONS)
-    if not agreement.passed:
-        raise DisagreementError(
-            f"'{model.config.attention}' is not timed: {agreement.describe_failure()}; see lintx check"
-        )
-
-
-def require_subject_agrees(subject: Subject) -> None:
-    """As `require_agreement`, over the first layers only where the model was not trained."""
-    model = subject.model
-    if not subject.trained and model.config.layers > CHECKED_LAYERS:
-        # Its layers are alike, and the float64 copy of a deep one takes longer than what is timed.
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            model = PixelModel(model.config.model_copy(update={"layers": CHECKED_LAYERS})).eval()
-    require_agreement(model)
+    return BenchReport(rows, ended, settings, describe_environment(), described)
 
 
 def _describe_network(subject: Subject) -> dict[str, Any]:
@@ -176,13 +149,14 @@ def _measure_group(
     planned = [replace(row, case=None) for row in planned]  # the states that they hold are no longer needed
     for row, record in zip(planned, rows, strict=True):
         model = row.subject.model
-        trained = find_trained(plan.runs, model.config)
-        record |= UNTRAINED if trained is None else trained.record
+        record |= row.subject.find_run(plan.runs)
         record["published"] = find_published(
             row.subject.preset, model.config.attention, model.config.attention_options, row.engine
         )
         record["peak_memory_bytes"] = (
-            measure_row_memory(model, record, plan.limit_seconds) if plan.memory and record["samples_seconds"] else None
+            measure_row_memory(model, record, plan.limit_seconds)
+            if plan.memory and record["samples_seconds"] and not is_interrupted(check)
+            else None
         )
         record |= _describe_shares(record, model, ceilings)
     return rows

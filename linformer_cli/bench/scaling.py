@@ -5,14 +5,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from linformer_cli.errors import UsageError
+from linformer_cli.errors import Interrupted, UsageError
 from linformer_cli.report.terminal import format_bytes, format_duration
 from linformer_cli.runtime import describe_environment
 
 from .cases import Check
+from .ceilings import Ceilings
+from .groups import Ending, require_agreement
 from .memory import WARM_UP_POSITIONS, PassFailed, PassMemory, measure_free_memory, measure_pass_memory
-from .passes import PassSetup, build_checked_model, build_pass
-from .run import require_agreement
+from .passes import LEAST_TRAFFIC, PassSetup, build_checked_model, build_pass, count_least_bytes
 from .timing import Timing, measure_interleaved
 from .variants import Variant
 
@@ -20,6 +21,9 @@ from .variants import Variant
 _ASSUMED_EXPONENT = 2.0
 # What every mechanism is meant to be faster than.
 _RIVAL = "softmax"
+# Of all sequences of a pass together, unless a batch is given: as in Katharopoulos 2020 the batch is scaled inversely
+# with T, so that short sequences fill the machine as well as long ones.
+PASS_POSITIONS = 65_536
 # Passes of a point besides the repeats: the one whose memory is measured, and a warm-up.
 _EXTRA_PASSES = 2
 
@@ -28,22 +32,32 @@ Point = tuple[int, float]
 
 @dataclass(frozen=True)
 class ScalingReport:
-    """`rows`, one for each mechanism and length, `exponents`, one for each mechanism, and what they depend on."""
+    """`rows`, one for each mechanism and length, `exponents`, one for each mechanism, and what they depend on.
+
+    Where it was interrupted, the rows are those measured by then.
+    """
 
     rows: list[dict[str, Any]]
     exponents: list[dict[str, Any]]
+    ended: Ending
     settings: dict[str, Any]
     environment: dict[str, Any]
+    ceilings: dict[str, Any] | None = None
 
 
 @dataclass
 class _History:
-    """What was measured of one mechanism at shorter lengths, and why it was left out, if it was."""
+    """What a sequence took of one mechanism at shorter lengths, and why it was left out, if it was."""
 
     variant: Variant
     seconds: list[Point] = field(default_factory=list)
     memory: list[Point] = field(default_factory=list)
     left_out: str | None = None
+
+
+def choose_batch(positions: int, batch: int | None = None) -> int:
+    """How many sequences a pass has: `batch`, or as many as make `PASS_POSITIONS`, and one at the least."""
+    return batch or max(1, PASS_POSITIONS // positions)
 
 
 def run_scaling_bench(
@@ -56,10 +70,14 @@ def run_scaling_bench(
     device: str = "cpu",
     report: Callable[[dict[str, Any]], None] = lambda row: None,
     check: Check = None,
+    batch: int | None = None,
+    ceilings: Ceilings | None = None,
 ) -> ScalingReport:
     """Measure every variant at every length; `report` is told each row as it is made.
 
-    `check` is called before each measurement, and may raise to give up.
+    A pass has `batch` sequences, or as many as `choose_batch` says; time and memory are those of one of them. With
+    `ceilings`, rows say what share of the memory that can be copied they move at the least. `check` is called before
+    each pass and may raise: `Interrupted` ends it with what was measured.
 
     At each length the memory of every variant is measured by itself, and then the time of all of them in turn. A
     variant is left out at a length, and says so, where it cannot be built with these sizes, or where its memory or the
@@ -68,44 +86,24 @@ def run_scaling_bench(
     Raises `DisagreementError` before any timing where the two executions of a mechanism disagree.
     """
     lengths = sorted(set(positions))
-
-    def setup(variant: Variant, length: int) -> PassSetup:
-        return PassSetup(variant.attention, variant.options, heads, head_width, length, device)
-
+    plan = _Plan(repeats, limit_seconds, heads, head_width, device, batch, ceilings, check or (lambda: None))
     histories = [_History(variant) for variant in variants]
-    for history in histories:
-        try:
-            require_agreement(build_checked_model(setup(history.variant, lengths[0])))
-        except UsageError as error:
-            history.left_out = str(error)
-    rows = []
-    for length in lengths:
-        memories: dict[str, PassMemory] = {}
+    rows: list[dict[str, Any]] = []
+    ended: Ending = "finished"
+    try:
         for history in histories:
-            history.left_out = history.left_out or _predict_misfit(history, length, repeats, limit_seconds, device)
-            if check is not None:
-                check()
-            if history.left_out is None:
-                try:
-                    memories[history.variant.label] = _try(setup(history.variant, length), repeats, limit_seconds)
-                except (PassFailed, UsageError) as reason:
-                    history.left_out = str(reason)
-        if check is not None:
-            check()  # what a Ctrl-C did to a process is no measurement
-        timed = [history for history in histories if history.left_out is None]
-        works = [build_pass(setup(history.variant, length)) for history in timed]
-        timings = dict(
-            zip([h.variant.label for h in timed], measure_interleaved(works, works, repeats, device), strict=True)
-        )
-        for history in histories:
-            label = history.variant.label
-            row = _describe(setup(history.variant, length), history, memories.get(label), timings.get(label))
-            if history.left_out is None:
-                history.seconds.append((length, timings[label].median))
-                if (peak := memories[label].peak_bytes) is not None:
-                    history.memory.append((length, peak))
-            rows.append(row)
-            report(row)
+            plan.check()
+            try:
+                require_agreement(build_checked_model(plan.setup(history.variant, lengths[0])))
+            except UsageError as error:
+                history.left_out = str(error)
+        for length in lengths:
+            for row in _measure_length(histories, length, plan):
+                rows.append(row)
+                report(row)
+            plan.check()  # a length that was interrupted has given the rows that it had
+    except Interrupted:
+        ended = "interrupted"
     settings = {
         "repeats": repeats,
         "warm_up_passes": 1,
@@ -113,12 +111,71 @@ def run_scaling_bench(
         "limit_seconds": limit_seconds,
         "heads": heads,
         "head_width": head_width,
-        "batch": 1,
+        "batch": batch if batch is not None else f"scaled: {PASS_POSITIONS:,} / T, at least 1",
         "memory": _describe_method(device),
+        "copy_share": LEAST_TRAFFIC,
     }
     labels = [history.variant.label for history in histories]
     rows.sort(key=lambda row: labels.index(row["name"]))  # stable: each by its length
-    return ScalingReport(rows, describe_exponents(rows), settings, describe_environment())
+    described = None if ceilings is None else ceilings.describe()
+    return ScalingReport(rows, describe_exponents(rows), ended, settings, describe_environment(), described)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is the same for all passes."""
+
+    repeats: int
+    limit_seconds: float
+    heads: int
+    head_width: int
+    device: str
+    batch: int | None
+    ceilings: Ceilings | None
+    check: Callable[[], None]
+
+    def setup(self, variant: Variant, length: int) -> PassSetup:
+        batch = choose_batch(length, self.batch)
+        return PassSetup(variant.attention, variant.options, self.heads, self.head_width, length, batch, self.device)
+
+    def build_work(self, variant: Variant, length: int) -> Callable[[], None]:
+        work = build_pass(self.setup(variant, length))
+
+        def checked() -> None:
+            self.check()
+            work()
+
+        return checked
+
+
+def _measure_length(histories: Sequence[_History], length: int, plan: _Plan) -> list[dict[str, Any]]:
+    """A row for every mechanism; each learns what it took, or why it is left out from here on."""
+    memories: dict[str, PassMemory] = {}
+    for history in histories:
+        setup = plan.setup(history.variant, length)
+        history.left_out = history.left_out or _predict_misfit(history, setup, plan)
+        plan.check()
+        if history.left_out is None:
+            try:
+                memories[history.variant.label] = _try(setup, plan.repeats, plan.limit_seconds)
+            except (PassFailed, UsageError) as reason:
+                history.left_out = str(reason)
+    plan.check()  # what a Ctrl-C did to a process is no measurement
+    timed = [history for history in histories if history.left_out is None]
+    works = [plan.build_work(history.variant, length) for history in timed]
+    found = measure_interleaved(works, works, plan.repeats, plan.device)
+    timings = dict(zip([history.variant.label for history in timed], found, strict=True))
+    rows = []
+    for history in histories:
+        label = history.variant.label
+        setup = plan.setup(history.variant, length)
+        row = _describe(setup, history, memories.get(label), timings.get(label), plan.ceilings)
+        if row["seconds_per_sequence"] is not None:
+            history.seconds.append((length, row["seconds_per_sequence"]))
+        if row["memory_bytes_per_sequence"] is not None:
+            history.memory.append((length, row["memory_bytes_per_sequence"]))
+        rows.append(row)
+    return rows
 
 
 def fit_exponent(points: Sequence[Point]) -> float | None:
@@ -179,14 +236,14 @@ def extrapolate(points: Sequence[Point], length: int) -> float | None:
     return float(y * (length / last) ** exponent)
 
 
-def _predict_misfit(history: _History, length: int, repeats: int, limit_seconds: float, device: str) -> str | None:
+def _predict_misfit(history: _History, setup: PassSetup, plan: _Plan) -> str | None:
     """Why the next length is not tried, if it is not."""
-    seconds, memory = extrapolate(history.seconds, length), extrapolate(history.memory, length)
-    if seconds is not None and (total := seconds * (repeats + _EXTRA_PASSES)) > limit_seconds:
-        return f"would take about {format_duration(total)}, the limit is {format_duration(limit_seconds)}"
-    free = measure_free_memory(device)
-    if memory is not None and free is not None and memory > free:
-        return f"would need about {format_bytes(memory)}, {format_bytes(free)} are free"
+    seconds, memory = (extrapolate(points, setup.positions) for points in (history.seconds, history.memory))
+    if seconds is not None and (total := seconds * setup.batch * (plan.repeats + _EXTRA_PASSES)) > plan.limit_seconds:
+        return f"would take about {format_duration(total)}, the limit is {format_duration(plan.limit_seconds)}"
+    free = measure_free_memory(plan.device)
+    if memory is not None and free is not None and memory * setup.batch > free:
+        return f"would need about {format_bytes(memory * setup.batch)}, {format_bytes(free)} are free"
     return None
 
 
@@ -201,25 +258,47 @@ def _try(setup: PassSetup, repeats: int, limit_seconds: float) -> PassMemory:
     return memory
 
 
-def _describe(setup: PassSetup, history: _History, memory: PassMemory | None, timing: Timing | None) -> dict[str, Any]:
-    return {
+def _describe(
+    setup: PassSetup,
+    history: _History,
+    memory: PassMemory | None,
+    timing: Timing | None,
+    ceilings: Ceilings | None,
+) -> dict[str, Any]:
+    """One record. Samples and `peak_memory_bytes` are those of whole passes, all else is that of one sequence."""
+    record: dict[str, Any] = {
         "name": history.variant.label,
         "attention": setup.attention,
         "attention_options": setup.options,
         "engine": "parallel",
         "precision": "fp32",
         "device": setup.device,
-        "batch": 1,
+        "batch": setup.batch,
         "heads": setup.heads,
         "head_width": setup.head_width,
         "positions": setup.positions,
-        "seconds": None if timing is None else timing.median,
-        "seconds_quartiles": None if timing is None else list(timing.quartiles),
-        "samples_seconds": [] if timing is None else list(timing.samples),
-        "repeats": 0 if timing is None else len(timing.samples),
+        "seconds_per_sequence": None,
+        "seconds_per_sequence_quartiles": None,
+        "samples_seconds": [],
+        "repeats": 0,
         "peak_memory_bytes": None if memory is None else memory.peak_bytes,
+        "memory_bytes_per_sequence": None,
+        "copy_share": None,
         "left_out": history.left_out,
     }
+    if memory is not None and memory.peak_bytes is not None:
+        record["memory_bytes_per_sequence"] = memory.peak_bytes / setup.batch
+    if timing is not None:
+        record |= {
+            "seconds_per_sequence": timing.median / setup.batch,
+            "seconds_per_sequence_quartiles": [seconds / setup.batch for seconds in timing.quartiles],
+            "samples_seconds": list(timing.samples),
+            "repeats": len(timing.samples),
+        }
+        if ceilings is not None:
+            moved = count_least_bytes(setup) / timing.median / 1e9
+            record["copy_share"] = moved / ceilings.copy.gigabytes_per_second
+    return record
 
 
 def describe_exponents(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -234,7 +313,7 @@ def describe_exponents(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             name: [(row["positions"], row[key]) for row in rows if row["name"] == name and row[key] is not None]
             for name in dict.fromkeys(row["name"] for row in rows)
         }
-        for key in ("seconds", "peak_memory_bytes")
+        for key in ("seconds_per_sequence", "memory_bytes_per_sequence")
     )
     rival = next((row["name"] for row in rows if row["attention"] == _RIVAL), None)
     records = []

@@ -2,25 +2,38 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from linformer_cli.checkpoint import load_weights, read_checkpoint
 from linformer_cli.config import ImageShape, ModelConfig, parse_config
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.presets import find_preset, find_preset_image
+from linformer_cli.report.metrics import label_runs
 from linformer_cli.runtime import torch_dtype
 
+from .trained import UNTRAINED, TrainedRun, find_trained
 from .variants import Variant
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to be timed, under a name; `preset` is its network's, where it was made from one."""
+    """A model to be timed, under a name; `preset` is its network's, where it was made from one.
+
+    `run` is the one that it is the model of; the bits/dim of other models are those of any run of the same model.
+    """
 
     name: str
     model: PixelModel
     preset: str | None = None
     trained: bool = True
+    run: TrainedRun | None = None
+
+    def find_run(self, runs: Sequence[TrainedRun]) -> dict[str, Any]:
+        """What its own run reached, or else the best of `runs` that has exactly its model, as a record."""
+        found = self.run or find_trained(runs, self.model.config)
+        return UNTRAINED if found is None else found.record
 
 
 def build_softmax_twin(model: PixelModel) -> PixelModel:
@@ -51,6 +64,15 @@ def build_subjects(
             model = model.to(device=device, dtype=torch_dtype(precision)).eval()
             subjects.append(Subject(variant.label, model, preset, trained=False))
     return subjects
+
+
+def load_subjects(runs: Sequence[TrainedRun], device: str, precision: str) -> list[Subject]:
+    """The models of `runs`, by the names of their folders."""
+    labels = label_runs([run.folder for run in runs])
+    return [
+        Subject(label, load_weights(read_checkpoint(run.path), device, torch_dtype(precision)), run=run)
+        for label, run in zip(labels, runs, strict=True)
+    ]
 
 
 def preset_network(name: str) -> tuple[str, ModelConfig]:

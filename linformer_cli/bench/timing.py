@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from linformer_cli.errors import Interrupted
 from linformer_cli.runtime import synchronize
 
 
@@ -32,16 +33,25 @@ def measure_interleaved(
 ) -> list[Timing]:
     """Time every work `repeats` times in turn (A B C A B C), so that a busy moment of the machine hits all alike.
 
-    Every warm-up runs once before, uncounted.
+    Every warm-up runs once before, uncounted. Where a work raises `Interrupted`, the turns that all of them have had
+    count; it is raised on where there was none.
     """
     for warm_up in warm_ups:
         warm_up()
-    samples: list[list[float]] = [[] for _ in works]
+    turns: list[list[float]] = []
     for _ in range(repeats):
-        for index, work in enumerate(works):
-            synchronize(device)
-            began = time.perf_counter()
-            work()
-            synchronize(device)
-            samples[index].append(time.perf_counter() - began)
-    return [Timing(tuple(times)) for times in samples]
+        try:
+            turns.append([_time(work, device) for work in works])
+        except Interrupted:
+            if not turns:
+                raise
+            break
+    return [Timing(samples) for samples in zip(*turns, strict=True)]
+
+
+def _time(work: Callable[[], object], device: str) -> float:
+    synchronize(device)
+    began = time.perf_counter()
+    work()
+    synchronize(device)
+    return time.perf_counter() - began

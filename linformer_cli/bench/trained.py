@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from linformer_cli.checkpoint import read_checkpoint
+from linformer_cli.checkpoint import holds_checkpoint, read_checkpoint
 from linformer_cli.config import ModelConfig
 from linformer_cli.errors import CheckpointError
 from linformer_cli.model.catalogue import parse_options
@@ -22,6 +22,11 @@ class TrainedRun:
     bits_per_dim: float
     standard_error: float | None
     validation_images: int | None
+
+    @property
+    def folder(self) -> Path:
+        """The run itself, where `path` is a checkpoint in it."""
+        return self.path.parent if self.path.name in ("best", "last") else self.path
 
     @property
     def record(self) -> dict[str, Any]:
@@ -42,25 +47,47 @@ UNTRAINED: dict[str, Any] = dict.fromkeys(
 
 
 def read_trained_runs(folders: Sequence[str]) -> list[TrainedRun]:
-    """The runs (or checkpoints) named; raises `CheckpointError` for one that was never validated."""
+    """The runs (or checkpoints) named, and all that are in a folder of runs.
+
+    Raises `CheckpointError` for one that was never validated; in a folder of runs it is left out.
+    """
     runs = []
     for folder in folders:
-        checkpoint = read_checkpoint(folder)
-        training = checkpoint.info.training
-        if training.validation_bits_per_dim is None:
+        inside = [str(path) for path in _list_runs(Path(folder))]
+        validated = [run for run in map(_read, inside or [folder]) if run is not None]
+        if not validated:
             raise CheckpointError(f"'{folder}' has no bits/dim: it was never validated; train it on, or leave it out")
-        runs.append(
-            TrainedRun(
-                checkpoint.path,
-                checkpoint.info.model,
-                checkpoint.info.data.name,
-                training.images_seen,
-                training.validation_bits_per_dim,
-                training.validation_standard_error,
-                training.validation_images,
-            )
-        )
+        runs += validated
     return runs
+
+
+def _list_runs(folder: Path) -> list[Path]:
+    """The runs in `folder` that have saved something; none where it is a run or a checkpoint itself."""
+    if not folder.is_dir() or _is_run(folder):
+        return []
+    return [path for path in sorted(folder.iterdir()) if _is_run(path)]
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether there is a checkpoint, or the best or last one of a run."""
+    return any(holds_checkpoint(path) for path in (folder, folder / "best", folder / "last"))
+
+
+def _read(folder: str) -> TrainedRun | None:
+    """None where it was never validated."""
+    checkpoint = read_checkpoint(folder)
+    training = checkpoint.info.training
+    if training.validation_bits_per_dim is None:
+        return None
+    return TrainedRun(
+        checkpoint.path,
+        checkpoint.info.model,
+        checkpoint.info.data.name,
+        training.images_seen,
+        training.validation_bits_per_dim,
+        training.validation_standard_error,
+        training.validation_images,
+    )
 
 
 def find_trained(runs: Sequence[TrainedRun], model: ModelConfig) -> TrainedRun | None:

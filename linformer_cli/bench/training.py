@@ -1,5 +1,6 @@
 """Images per second of whole training steps: forward, backward, clipping and the optimizer, as a run takes them."""
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Sequence
@@ -10,21 +11,27 @@ import numpy as np
 
 from linformer_cli.config import ModelConfig, RunConfig, TrainConfig
 from linformer_cli.data.images import ImageSet
+from linformer_cli.model.blocks import InnerBlock
+from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.native.compiler import textbook_only
 from linformer_cli.presets import RECIPES
 from linformer_cli.report.terminal import format_duration
-from linformer_cli.runtime import describe_environment, synchronize
+from linformer_cli.runtime import describe_environment, synchronize, torch_dtype
 from linformer_cli.training.loop import Trainer
 from linformer_cli.training.run_folder import RunFolder
 
 from .cases import Check
 from .ceilings import Ceilings
+from .groups import BenchReport, measure_groups
 from .operations import TRAINING_FACTOR, WHAT_IS_COUNTED, count_product_flops, list_products
-from .run import BenchReport, require_subject_agrees
 from .subjects import Subject
 from .timing import Timing, measure_interleaved
-from .trained import UNTRAINED, TrainedRun, find_trained
+from .trained import TrainedRun
 
 _FEWEST_IMAGES = 16
+# Plain torch in float32, whatever was asked for; and as a run computes.
+TEXTBOOK, AUTO = "textbook", "auto"
+ENGINES = (TEXTBOOK, AUTO)
 
 
 def run_training_bench(
@@ -38,27 +45,28 @@ def run_training_bench(
     report: Callable[[dict[str, Any]], None] = lambda row: None,
     check: Check = None,
     checked: bool = False,
+    engines: Sequence[str] = (AUTO,),
 ) -> BenchReport:
     """Time training steps of every subject at every batch size, on random images, by the recipe of its preset.
 
     Subjects of one preset and batch size are timed in turn. Where the repeats of one would take longer than
     `limit_seconds`, that group has fewer, and a row says so under `reduced`; what takes longer for a single step is
-    left out. `precision` is that of the matrix products, as in training: weights are float32.
+    left out. `precision` is that of the matrix products, as in training: weights are float32. `engines`: `auto` is what
+    a run takes, `textbook` plain torch in float32; each in rows of its own, in turns too.
+
+    `check` is called before every step and may raise: `Interrupted` ends it with what was measured.
 
     Raises `DisagreementError` before any timing where the two executions of a mechanism disagree, which `checked`
     says has been seen to.
     """
-    for subject in () if checked else subjects:
-        require_subject_agrees(subject)
-    rows: list[dict[str, Any]] = []
-    for preset in dict.fromkeys(subject.preset for subject in subjects):
-        group = [subject for subject in subjects if subject.preset == preset]
-        for batch in batches:
-            for row in _measure_group(group, batch, repeats, precision, limit_seconds, ceilings, check):
-                trained = find_trained(runs, _find(group, row["name"]).model.config)
-                row |= UNTRAINED if trained is None else trained.record
-                rows.append(row)
-                report(row)
+
+    def measure(group: Sequence[Subject], batch: int) -> list[dict[str, Any]]:
+        found = _measure_group(group, batch, repeats, engines, precision, limit_seconds, ceilings, check)
+        for row in found:
+            row |= _find(group, row["name"]).find_run(runs)
+        return found
+
+    rows, ended = measure_groups(subjects, batches, measure, report, check, checked)
     settings = {
         "repeats": repeats,
         "warm_up_steps": 1,
@@ -68,7 +76,7 @@ def run_training_bench(
         "product_share": f"{TRAINING_FACTOR} times {WHAT_IS_COUNTED}",
     }
     described = None if ceilings is None else ceilings.describe()
-    return BenchReport(rows, settings, describe_environment(), described)
+    return BenchReport(rows, ended, settings, describe_environment(), described)
 
 
 def build_trainer(model: ModelConfig, preset: str | None, batch: int, device: str, precision: str) -> Trainer:
@@ -90,6 +98,7 @@ def _measure_group(
     group: Sequence[Subject],
     batch: int,
     repeats: int,
+    engines: Sequence[str],
     precision: str,
     limit_seconds: float | None,
     ceilings: Ceilings | None,
@@ -97,40 +106,56 @@ def _measure_group(
 ) -> list[dict[str, Any]]:
     device = str(group[0].model.device)
 
-    def step(trainer: Trainer) -> None:
+    def step(trainer: Trainer, engine: str) -> None:
         if check is not None:
             check()
-        trainer.take_step()
+        with textbook_only() if engine == TEXTBOOK else contextlib.nullcontext():
+            trainer.take_step()
 
-    works: dict[str, Callable[[], None]] = {}
-    left_out: dict[str, str] = {}
+    planned = [(subject, engine) for subject in group for engine in engines]
+    works: dict[int, Callable[[], None]] = {}
+    left_out: dict[int, str] = {}
     slowest = 0.0
-    for subject in group:
-        trainer = build_trainer(subject.model.config, subject.preset, batch, device, precision)
-        works[subject.name] = functools.partial(step, trainer)
+    for index, (subject, engine) in enumerate(planned):
+        kind = _precision_of(engine, precision)
+        work = functools.partial(step, build_trainer(subject.model.config, subject.preset, batch, device, kind), engine)
         began = time.perf_counter()
-        works[subject.name]()
+        work()
         synchronize(device)
         seconds = time.perf_counter() - began
         if limit_seconds is not None and seconds > limit_seconds:
-            left_out[subject.name] = f"one step took {format_duration(seconds)}"
-            del works[subject.name]
+            left_out[index] = f"one step took {format_duration(seconds)}"
         else:
+            works[index] = work
             slowest = max(slowest, seconds)
     counted = repeats if limit_seconds is None else max(1, min(repeats, int(limit_seconds / max(slowest, 1e-9))))
-    timed = list(works)
     # Warmed up above.
-    timings = dict(zip(timed, measure_interleaved(list(works.values()), [], counted, device), strict=True))
-    reduced = None if counted == repeats else f"{counted} of {repeats} repeats"
-    return [
-        _describe(subject, batch, timings.get(subject.name), precision, ceilings)
-        | {"left_out": left_out.get(subject.name), "reduced": reduced if subject.name in works else None}
-        for subject in group
-    ]
+    timings = dict(zip(works, measure_interleaved(list(works.values()), [], counted, device), strict=True))
+    rows = []
+    for index, (subject, engine) in enumerate(planned):
+        row = _describe(subject, engine, batch, timings.get(index), _precision_of(engine, precision), ceilings)
+        fewer = index in timings and row["repeats"] < repeats
+        row["left_out"] = left_out.get(index)
+        row["reduced"] = f"{row['repeats']} of {repeats} repeats" if fewer else None
+        rows.append(row)
+    return rows
+
+
+def _precision_of(engine: str, precision: str) -> str:
+    return "fp32" if engine == TEXTBOOK else precision
+
+
+def _name_engine(model: PixelModel, engine: str, precision: str) -> str:
+    """What a row is called: of `auto`, `native` where the attention has compiled kernels, else `parallel`."""
+    if engine == TEXTBOOK:
+        return TEXTBOOK
+    dtype = torch_dtype(precision)
+    inner = [block.inner for block in model.blocks if isinstance(block, InnerBlock)]
+    return "native" if any(attention.is_compiled(model.device, dtype) for attention in inner) else "parallel"
 
 
 def _describe(
-    subject: Subject, batch: int, timing: Timing | None, precision: str, ceilings: Ceilings | None
+    subject: Subject, engine: str, batch: int, timing: Timing | None, precision: str, ceilings: Ceilings | None
 ) -> dict[str, Any]:
     model = subject.model
     positions = model.config.image.positions
@@ -139,7 +164,7 @@ def _describe(
         "preset": subject.preset,
         "attention": model.config.attention,
         "attention_options": model.config.attention_options,
-        "engine": "parallel",
+        "engine": _name_engine(model, engine, precision),
         "precision": precision,
         "device": str(model.device),
         "batch": batch,

@@ -43,7 +43,7 @@ def attentions(
     checkpoint: Annotated[
         str | None, typer.Option("--checkpoint", "-c", help="Take these sizes from a model.", show_default=False)
     ] = None,
-    style: Annotated[options.TableFormat, typer.Option("--format", help="How to print.")] = options.TableFormat.TABLE,
+    style: options.Style = options.TableFormat.TABLE,
     json: options.Json = False,
 ) -> None:
     """List every attention, or show one.
@@ -59,6 +59,7 @@ def attentions(
     - `lintx attentions linear`
     - `lintx attentions --positions 3072 --json`
     """
+    json = json or style is options.TableFormat.JSON
     from linformer_cli.attention.base import AttentionShape
     from linformer_cli.checkpoint import read_checkpoint
     from linformer_cli.config import NetworkConfig, parse_config

@@ -9,7 +9,7 @@ import typer
 from linformer_cli.report.tables import Column
 
 from . import options
-from .output import print_json, print_records, talk
+from .output import print_json, print_records, write_plot
 
 if TYPE_CHECKING:
     from linformer_cli.bench.approximation import Approximation
@@ -68,7 +68,7 @@ def approximation(
         typer.Option("--plot", help="Also curves of medians and quartiles: .png or .svg.", show_default=False),
     ] = None,
     error: Annotated[ErrorName, typer.Option("--error", help="What table and plot show.")] = ErrorName.OUTPUT,
-    style: Annotated[options.TableFormat, typer.Option("--format", help="How to print.")] = options.TableFormat.TABLE,
+    style: options.Style = options.TableFormat.TABLE,
     json: options.Json = False,
 ) -> None:
     """Measure how well random features stand for softmax.
@@ -87,25 +87,22 @@ def approximation(
     - `lintx bench approximation --features 32,64,128 --norms 1,2 --plot errors.svg`
     - `lintx bench approximation --maps positive --draws 100 --format csv`
     """
+    json = json or style is options.TableFormat.JSON
     from linformer_cli.report.plots import parse_plot_format, render_plot
 
     counts = options.parse_sizes(features, "--features", "64,128")
     sizes = options.parse_numbers(norms, "--norms", "0.5,1,2")
-    kind = None if plot is None else parse_plot_format(plot)
+    if plot is not None:
+        parse_plot_format(plot)  # before anything is measured
 
     from linformer_cli.bench.approximation import measure_approximation
-    from linformer_cli.report.grids import write_file
     from linformer_cli.runtime import describe_environment
 
     found = measure_approximation(
         counts, sizes, maps.split(","), draws=draws, seed=seed, positions=positions, key_width=head_width
     )
-    if plot is not None and kind is not None:
-        write_file(
-            plot,
-            render_plot(_build_panels(found, error), "features m", f"mean squared error of the {_LABELS[error]}", kind),
-        )
-        talk(f"wrote {plot}")
+    label = f"mean squared error of the {_LABELS[error]}"
+    write_plot(plot, lambda kind: render_plot(_build_panels(found, error), "features m", label, kind))
     settings = {"positions": positions, "head_width": head_width, "draws": draws, "seed": seed, "precision": "fp64"}
     if json:
         print_json({"rows": found, "settings": settings, "plot": plot, "environment": describe_environment()})

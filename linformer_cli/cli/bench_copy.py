@@ -10,7 +10,7 @@ from linformer_cli.report.benchmarks import COPY_COLUMNS, render_copy
 from linformer_cli.report.tables import Column, TableStyle
 
 from . import options
-from .output import print_json, print_records, talk
+from .output import print_json, print_records, talk, write_plot
 
 if TYPE_CHECKING:
     from linformer_cli.bench.copy_task import CopyPoint, CopyReport
@@ -51,7 +51,7 @@ def copy(
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Also the curves: .png or .svg.", show_default=False)
     ] = None,
-    style: Annotated[options.TableFormat, typer.Option("--format", help="How to print.")] = options.TableFormat.TABLE,
+    style: options.Style = options.TableFormat.TABLE,
     json: options.Json = False,
 ) -> None:
     """Measure how fast models learn to copy.
@@ -71,15 +71,17 @@ def copy(
     - `lintx bench copy --attention softmax,linear,lstm --budget 30m --json`
     - `lintx bench copy --budget 24h --device cuda`
     """
+    json = json or style is options.TableFormat.JSON
     from linformer_cli.report.plots import parse_plot_format
 
     seconds = options.parse_duration(budget)
-    kind = None if plot is None else parse_plot_format(plot)
+    if plot is not None:
+        parse_plot_format(plot)  # before anything is measured
 
+    from linformer_cli.bench.ceilings import Ceilings
     from linformer_cli.bench.copy_task import CopySettings, choose_size, run_copy_task
     from linformer_cli.bench.variants import parse_variants
     from linformer_cli.errors import Interrupted
-    from linformer_cli.report.grids import write_file
     from linformer_cli.runtime import catch_signals, choose_device
 
     variants = parse_variants(names.split(","), baselines=True)
@@ -87,12 +89,11 @@ def copy(
     settings = CopySettings(*choose_size(seconds, length, width), updates, every, seed, place.value)
     talk(f"{settings.title}; device {place.value} ({place.reason})")
     with catch_signals() as stop:
-        report = run_copy_task(variants, settings, seconds, stop, _Reporter())
+        report = run_copy_task(variants, settings, seconds, stop, _Reporter(), Ceilings(place.value))
     has_points = any(row["points"] for row in report.rows)
-    if plot is not None and kind is not None and has_points:
+    if has_points:
         rows = [{**row, "points": [vars(point) for point in row["points"]]} for row in report.rows]
-        write_file(plot, render_copy(rows, report.settings["task"], kind))
-        talk(f"wrote {plot}")
+        write_plot(plot, lambda kind: render_copy(rows, report.settings["task"], kind))
     if json:
         print_json({**vars(report), "plot": plot if has_points else None})
     else:
@@ -100,8 +101,7 @@ def copy(
     done = f"{report.settings['updates']:,} of {updates:,} updates"
     if report.ended != "finished":
         talk(f"{done}: {_ENDINGS[report.ended]}")
-    machine = report.environment
-    talk(f"{machine['processor']}, {machine['threads']} threads, torch {machine['versions']['torch']}")
+    options.talk_about(report.environment, report.ceilings)
     if report.ended == "interrupted" and stop.signal_number is not None:
         raise Interrupted(f"Stopped after {done}, which are kept", stop.signal_number)
 

@@ -1,11 +1,13 @@
 """`lintx bench paper`: the tables and figures of the 2020 paper on this machine."""
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from linformer_cli.errors import Interrupted
 from linformer_cli.report import benchmarks
 from linformer_cli.report.tables import Column, TableStyle
 from linformer_cli.report.terminal import format_milliseconds
@@ -33,7 +35,8 @@ def paper(
     Its methods (softmax re-run and with a cache, hashing with 1 and 4 rounds, linear) in its two networks: images/s of
     sampling against the batch size and seconds of one image, images/s of training, time and memory of attention
     against T; with its published figures beside ours, and what this machine can do at best. The budget decides batch
-    sizes, repeats and lengths; where that is less than the paper's, it says so. bits/dim come from --runs alone.
+    sizes, repeats and lengths; where that is less than the paper's, it says so. bits/dim come from --runs alone, whose
+    models are timed too where they are of other networks.
 
     JSON, tables and figures are written after every part, so that Ctrl-C keeps what was measured.
 
@@ -41,8 +44,9 @@ def paper(
 
     - `lintx bench paper --budget 10m`
     - `lintx bench paper --budget 2m --out quick`
-    - `lintx bench paper --budget 1h --runs runs/linear --runs runs/softmax --json`
+    - `lintx bench paper --budget 1h --runs runs/comparison --json`
     """
+    json = json or style is options.TableFormat.JSON
     seconds = options.parse_duration(budget)
 
     from linformer_cli.bench.paper import PaperBench
@@ -61,11 +65,17 @@ def paper(
             save=lambda report: _write(out, report),
             stop=stop,
         )
-        result = bench.run()
+        with contextlib.suppress(Interrupted):  # what there is by then is shown first
+            bench.run()
     talk(f"wrote {out}")
     if json:
-        print_json(result)
-        return
+        print_json(bench.result)
+    else:
+        _print(bench.result, style)
+    stop.raise_if_set("Stopped; what was measured is kept")
+
+
+def _print(result: "PaperReport", style: options.TableFormat) -> None:
     print_speeds(result.sampling, "sampling", style)
     if style is options.TableFormat.CSV:  # which holds one table; the others are in paper.json
         return
@@ -90,7 +100,7 @@ def _report(part: str, row: dict[str, Any]) -> None:
     if part != "scaling":
         talk(f"{part}: {describe_speed(row)}")
         return
-    found = f"left out, {row['left_out']}" if row["left_out"] else format_milliseconds(row["seconds"])
+    found = f"left out, {row['left_out']}" if row["left_out"] else format_milliseconds(row["seconds_per_sequence"])
     talk(f"{part}: {row['name']}, T = {row['positions']:,}: {found}")
 
 
@@ -98,7 +108,7 @@ def _write(out: Path, report: "PaperReport") -> None:
     """All files of the folder, each whole or as it was."""
     import json
 
-    from linformer_cli.report.grids import write_file
+    from linformer_cli.files import write_file
     from linformer_cli.report.paper_page import render_figures, render_page
     from linformer_cli.report.tables import to_json
 

@@ -1,13 +1,15 @@
 """`lintx bench sample`: images per second of sampling, measured so that the figure can be trusted."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from linformer_cli.errors import UsageError
+from linformer_cli.report import benchmarks
 
 from . import options
-from .output import print_json, print_records, talk
+from .output import print_json, print_records, talk, write_plot
 from .session import open_session
 
 Rerun = Annotated[
@@ -41,6 +43,11 @@ def sample(
     limit: options.RowLimit = "60s",
     memory: Memory = True,
     runs: options.Runs = None,
+    plot: options.SpeedPlot = None,
+    bits_plot: Annotated[
+        Path | None,
+        typer.Option("--bits-plot", help="Also bits/dim of --runs against images/s.", show_default=False),
+    ] = None,
     device: options.Device = "auto",
     precision: options.SamplingPrecision = options.PrecisionName.AUTO,
     style: options.Style = options.TableFormat.TABLE,
@@ -48,24 +55,28 @@ def sample(
 ) -> None:
     """Measure images/s of sampling, by attention, batch size and network.
 
-    Without --attention and --preset it is this checkpoint's model beside softmax of the same size. Others are untrained
-    models: of the checkpoint's size, or of --preset. Softmax comes with a key-value cache, and re-run at every value.
+    Without --attention and --preset it is this checkpoint's model beside softmax of the same size, or the models of
+    --runs. Others are untrained models: of the checkpoint's size, or of --preset. Softmax comes with a key-value cache,
+    and re-run at every value.
 
     One warm-up, then interleaved repeats: the median and quartiles of images per second, seconds an image at batch 1,
     state and peak memory, and the shares of the machine's own matrix products and memory copies, measured in the same
     run. What would take longer than --limit is timed over some steps around the middle of the image; that, and the
     re-run, which is timed at four positions, stands under `extrapolated`. Nothing is timed whose parallel and step form
-    disagree. bits/dim come from --runs alone. The paper's presets have its published figures beside ours.
+    disagree. bits/dim come from --runs alone. The paper's presets have its published figures beside ours. Ctrl-C shows
+    what was measured.
 
     Examples:
 
     - `lintx bench sample`
     - `lintx bench sample --checkpoint runs/first --batch 1,64 --json`
     - `lintx bench sample --attention softmax,linear,lsh:rounds=1 --preset mnist-paper,cifar10-paper --batch 1,16,256`
+    - `lintx bench sample --runs runs/comparison --batch 1,64 --no-rerun --bits-plot bits-per-dim.png`
     - `lintx bench sample --engine textbook,auto --no-rerun`
     - `lintx bench sample --preset mnist-small --image-size 16,32,64,128 --batch 1 --no-rerun`
     - `lintx bench sample --batch 256 --format md --no-rerun --no-memory`
     """
+    json = json or style is options.TableFormat.JSON
     batches = options.parse_sizes(batch, "--batch", "1,64")
     seconds = options.parse_duration(limit)
     if presets is not None and checkpoint is not None:
@@ -74,16 +85,33 @@ def sample(
         raise UsageError("--image-size is for --preset: a trained model has the images it was trained on")
     sides = None if image_sizes is None else options.parse_sizes(image_sizes, "--image-size", "16,32,64")
 
+    from linformer_cli.report.plots import parse_plot_format
+
+    for path in filter(None, (plot, bits_plot)):
+        parse_plot_format(path)  # before anything is measured
+    if bits_plot is not None and not runs:
+        raise UsageError("--bits-plot draws the bits/dim of trained runs; name them with --runs")
+
     from linformer_cli.bench.ceilings import Ceilings
     from linformer_cli.bench.run import SamplingPlan, run_sampling_bench
-    from linformer_cli.bench.subjects import build_subjects, preset_network, resize_network, with_softmax
+    from linformer_cli.bench.subjects import (
+        build_subjects,
+        load_subjects,
+        preset_network,
+        resize_network,
+        with_softmax,
+    )
     from linformer_cli.bench.trained import read_trained_runs
-    from linformer_cli.runtime import choose_device, choose_precision
-    from linformer_cli.sampling.engines import parse_engines
+    from linformer_cli.runtime import catch_signals, choose_device, choose_precision
+    from linformer_cli.sampling.engines import AUTO, ENGINES
 
     trained = read_trained_runs(runs or [])
     source: dict[str, Any] = {}
-    if presets is None:
+    if presets is None and checkpoint is None and names is None and trained:
+        place = choose_device(device).value
+        kind = choose_precision(precision.value, place, "sampling").value
+        subjects = load_subjects(trained, place, kind)
+    elif presets is None:
         session = open_session(checkpoint, device, precision.value)
         place, kind, source = session.device, session.precision, {"checkpoint": str(session.checkpoint.path)}
         subjects = with_softmax(session.model.config.attention, session.model)
@@ -98,21 +126,27 @@ def sample(
             networks = [resize_network(*network, side) for network in networks for side in sides]
         variants = options.choose_variants(names or options.PRESET_VARIANTS, True)
         subjects = build_subjects(variants, networks, place, kind)
-    plan = SamplingPlan(batches, repeats, rerun, seconds, memory, trained, parse_engines(engine))
-    report = run_sampling_bench(subjects, plan, kind, Ceilings(place), _report)
+    plan = SamplingPlan(
+        batches, repeats, rerun, seconds, memory, trained, options.parse_engines(engine, [AUTO, *ENGINES])
+    )
+    with catch_signals() as stop:
+        report = run_sampling_bench(subjects, plan, kind, Ceilings(place), _report, stop.raise_if_set)
+    if not report.rows:
+        stop.raise_if_set("Stopped before anything was measured")
+    write_plot(plot, lambda kind: benchmarks.render_speed(report.rows, kind))
+    write_plot(bits_plot, lambda kind: benchmarks.render_quality(report.rows, kind))
     if json:
-        print_json({**source, **vars(report)})
-        return
-    print_speeds(report.rows, "sampling", style)
-    if sides is not None and style is options.TableFormat.TABLE:
-        print_position_times(report.rows)
-    options.talk_about(report.environment, report.ceilings)
+        print_json({**source, **vars(report), "plot": plot, "bits_plot": bits_plot})
+    else:
+        print_speeds(report.rows, "sampling", style)
+        if sides is not None and style is options.TableFormat.TABLE:
+            print_position_times(report.rows)
+        options.talk_about(report.environment, report.ceilings)
+    stop.raise_if_set(options.STOPPED)
 
 
 def print_speeds(rows: list[dict[str, Any]], kind: str, style: options.TableFormat) -> None:
     """Rows of images per second, of `sampling` or `training`, on stdout."""
-    from linformer_cli.report import benchmarks
-
     flat = [benchmarks.flatten_speed(row) for row in rows]
     tables, columns = {
         "sampling": (benchmarks.SAMPLING_TABLES, benchmarks.SAMPLING_FILE_COLUMNS),

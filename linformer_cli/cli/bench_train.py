@@ -4,9 +4,11 @@ from typing import Annotated
 
 import typer
 
+from linformer_cli.report import benchmarks
+
 from . import options
 from .bench_sample import describe_speed, print_speeds
-from .output import print_json, talk
+from .output import print_json, talk, write_plot
 
 TrainingPrecision = Annotated[
     options.PrecisionName,
@@ -15,6 +17,15 @@ TrainingPrecision = Annotated[
 TrainingPresets = Annotated[
     str, typer.Option("--preset", help="Networks, separated by commas: mnist-paper, cifar10-paper, ...", metavar="LIST")
 ]
+TrainingEngines = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        help="Separated by commas: auto, as a run computes, with kernels compiled for linear attention on a CPU; "
+        "textbook, plain torch in float32.",
+        metavar="LIST",
+    ),
+]
 
 
 def train(
@@ -22,8 +33,10 @@ def train(
     presets: TrainingPresets = "mnist-small",
     batch: options.Batches = "16",
     repeats: options.Repeats = 3,
+    engine: TrainingEngines = "auto",
     limit: options.RowLimit = "60s",
     runs: options.Runs = None,
+    plot: options.SpeedPlot = None,
     device: options.Device = "auto",
     precision: TrainingPrecision = options.PrecisionName.AUTO,
     style: options.Style = options.TableFormat.TABLE,
@@ -34,41 +47,56 @@ def train(
     A step is what `lintx train` does: forward, backward, clipping and the optimizer, by the recipe of the preset, on
     random images. One warm-up, then interleaved repeats; the median and quartiles of images per second, and the share
     of the machine's own matrix products. Where repeats would take longer than --limit there are fewer, and the row says
-    so. Nothing is timed whose parallel and step form disagree.
+    so. Nothing is timed whose parallel and step form disagree. Ctrl-C shows what was measured.
 
     Examples:
 
     - `lintx bench train`
     - `lintx bench train --attention softmax,linear,lsh:rounds=1 --preset mnist-paper --batch 4,16`
+    - `lintx bench train --attention linear --preset mnist-small,mnist-paper --engine textbook,auto`
     - `lintx bench train --preset mnist-paper,cifar10-paper --batch 1 --format md`
     """
+    json = json or style is options.TableFormat.JSON
     batches = options.parse_sizes(batch, "--batch", "4,16")
     seconds = options.parse_duration(limit)
+
+    from linformer_cli.report.plots import parse_plot_format
+
+    if plot is not None:
+        parse_plot_format(plot)  # before anything is measured
 
     from linformer_cli.bench.ceilings import Ceilings
     from linformer_cli.bench.subjects import build_subjects, preset_network
     from linformer_cli.bench.trained import read_trained_runs
-    from linformer_cli.bench.training import run_training_bench
-    from linformer_cli.runtime import choose_device, choose_precision
+    from linformer_cli.bench.training import ENGINES, run_training_bench
+    from linformer_cli.runtime import catch_signals, choose_device, choose_precision
 
+    engines = options.parse_engines(engine, ENGINES)
     trained = read_trained_runs(runs or [])
     place = choose_device(device).value
     kind = choose_precision(precision.value, place, "training")
     talk(f"device {place}, precision {kind.value} ({kind.reason})")
     networks = [preset_network(name.strip()) for name in presets.split(",")]
     subjects = build_subjects(options.choose_variants(names or options.PRESET_VARIANTS, True), networks, place, "fp32")
-    report = run_training_bench(
-        subjects,
-        batches,
-        repeats,
-        kind.value,
-        seconds,
-        trained,
-        Ceilings(place),
-        lambda row: talk(describe_speed(row)),
-    )
+    with catch_signals() as stop:
+        report = run_training_bench(
+            subjects,
+            batches,
+            repeats,
+            kind.value,
+            seconds,
+            trained,
+            Ceilings(place),
+            lambda row: talk(describe_speed(row)),
+            stop.raise_if_set,
+            engines=engines,
+        )
+    if not report.rows:
+        stop.raise_if_set("Stopped before anything was measured")
+    write_plot(plot, lambda form: benchmarks.render_speed(report.rows, form))
     if json:
-        print_json(vars(report))
-        return
-    print_speeds(report.rows, "training", style)
-    options.talk_about(report.environment, report.ceilings)
+        print_json({**vars(report), "plot": plot})
+    else:
+        print_speeds(report.rows, "training", style)
+        options.talk_about(report.environment, report.ceilings)
+    stop.raise_if_set(options.STOPPED)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from linformer_cli.errors import Interrupted, LintxError
+from linformer_cli.errors import Interrupted, LintxError, UsageError
 from linformer_cli.report.tables import Column
 from linformer_cli.report.terminal import format_bytes, format_count
 
@@ -18,7 +18,6 @@ from .progress import TrainingDisplay
 if TYPE_CHECKING:
     from linformer_cli.comparison import Entry
     from linformer_cli.data.images import ImageSet
-    from linformer_cli.training.settings import Settings
 
 _TABLE_COLUMNS = (
     Column("name", "attention"),
@@ -33,7 +32,8 @@ _CSV_COLUMNS = tuple(
     Column(key, key)
     for key in (
         *("name", "attention", "attention_options", "images", "bits_per_dim", "standard_error", "validation_images"),
-        *("parameters", "state_bytes_per_image", "training_images_per_second", "batch", "device"),
+        *("parameters", "state_bytes_per_image", "device", "training_batch", "training_precision"),
+        *("training_images_per_second", "training_images_per_second_quartiles", "batch"),
         *("images_per_second", "images_per_second_quartiles", "missing"),
     )
 )
@@ -67,39 +67,40 @@ def compare(
         int, typer.Option("--evaluate-images", min=1, help="Validation images, the first of the split.")
     ] = 2_000,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Images drawn at once when sampling is timed.")] = 64,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Batches drawn; the median counts.")] = 3,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Of both timings; the median counts.")] = 3,
     train: Annotated[bool, typer.Option("--train/--no-train", help="Or only show what is there.")] = True,
+    retime: Annotated[bool, typer.Option("--retime", help="Throw kept times away and take them anew.")] = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of weights and order.")] = 0,
     device: options.Device = "auto",
     precision: Annotated[
-        options.PrecisionName, typer.Option("--precision", help="Of training; sampling is timed in fp32.")
+        options.PrecisionName, typer.Option("--precision", help="Of training and its timing; drawing is timed in fp32.")
     ] = options.PrecisionName.AUTO,
-    style: Annotated[options.TableFormat, typer.Option("--format", help="How to print.")] = options.TableFormat.TABLE,
+    style: options.Style = options.TableFormat.TABLE,
     json: options.Json = False,
 ) -> None:
     """Train every attention alike and compare.
 
     All have the same network but for the attention, the same images in the same order, and the same settings. Each is a
     run in a folder of its own: whoever runs the command again goes on where it was, and what is finished is not done
-    again. Then a table: validation bits/dim at the end with the standard error, parameters, bytes of state, training
-    images/s (median of the log), and sampling images/s (median over interleaved batches). A grid of samples of each
-    lies beside its run. Ctrl-C saves first; the table then says what is missing.
+    again. Then a table: validation bits/dim at the end with the standard error, parameters, bytes of state, and
+    images/s of whole training steps and of drawing, medians over --repeats in which the finished mechanisms take turns.
+    Times are kept beside the runs; --retime takes them anew, on a quiet machine say. A grid of samples of each lies
+    beside its run. Ctrl-C saves first; the table then says what is missing.
 
     Examples:
 
     - `lintx compare --data mnist --images 16000 --runs runs/comparison`
     - `lintx compare --attention softmax,linear,linear:feature_map=relu --images 4000`
     - `lintx compare --runs runs/comparison --no-train --format md`
+    - `lintx compare --runs runs/comparison --retime --repeats 5`
     """
-    from linformer_cli.comparison import describe_entry, plan_entries
+    json = json or style is options.TableFormat.JSON
+    if retime and not train:
+        raise UsageError("--no-train only shows what is there; leave it or --retime out")
+
+    from linformer_cli.comparison import describe_entry, forget_speeds, plan_entries
+    from linformer_cli.data.images import load_for_training
     from linformer_cli.runtime import choose_device, choose_precision, describe_environment
-
-    def load(settings: "Settings") -> "tuple[ImageSet, ImageSet]":
-        from linformer_cli.data.images import load_images
-
-        source = settings.data_config
-        arguments = source.data_dir, source.image_size, source.channels
-        return load_images(source.name, "train", *arguments), load_images(source.name, "validation", *arguments)
 
     place = choose_device(device)
     kind = choose_precision(precision.value, place.value, "training")
@@ -113,11 +114,15 @@ def compare(
         preset,
         {key: value for key, value in given_data.items() if value is not None},
         {"evaluate_images": evaluate_images, "seed": seed, "device": device, "precision": kind.value},
-        load,
+        lambda settings: load_for_training(settings.data_config),
     )
     failures: dict[str, str] = {}
+    for entry in entries if retime else []:
+        forget_speeds(entry)
     stopped = _work(entries, training, validation, place.value, kind.value, batch, repeats, failures) if train else None
-    rows = [describe_entry(entry, batch, place.value, failures.get(entry.variant.label)) for entry in entries]
+    rows = [
+        describe_entry(entry, batch, place.value, kind.value, failures.get(entry.variant.label)) for entry in entries
+    ]
     if json:
         first = entries[0].config
         settings = {"images": images, "batch": batch, "repeats": repeats, "data": first.data, "train": first.train}
@@ -144,7 +149,7 @@ def _work(
     failures: dict[str, str],
 ) -> Interrupted | None:
     """Everything that is still to be done, each mechanism's own failures aside; returns what a signal ended it with."""
-    from linformer_cli.comparison import draw_grid, time_sampling_once, train_entry
+    from linformer_cli.comparison import draw_grid, time_sampling_once, time_training_once, train_entry
     from linformer_cli.runtime import catch_signals
 
     with catch_signals() as stop:
@@ -164,6 +169,7 @@ def _work(
                     stop.raise_if_set("Stopped")
                     if entry.variant.label not in failures:
                         with _noting(entry, failures):
+                            time_training_once(entry, training, validation, repeats, device, precision)
                             time_sampling_once(entry, batch, repeats, device)
         except Interrupted as signal:
             return Interrupted("Stopped; everything is saved, the same command goes on", signal.exit_code - 128)

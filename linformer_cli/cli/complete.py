@@ -71,10 +71,13 @@ def complete(
     - `lintx complete digit.png --keep top:0.5 -n 3 -o completed.png`
     - `lintx complete scans/*.jpg --invert --fit pad --keep top:10rows`
     """
+    options.require_ending("-o", out, ".png")
+    options.require_ending("--gif", gif, ".gif")
     session = open_session(checkpoint, device, precision.value)
 
+    from linformer_cli.files import write_file
     from linformer_cli.report.animation import encode_gif, frame_rows
-    from linformer_cli.report.grids import encode_png, stack_rows, write_file
+    from linformer_cli.report.grids import encode_png, stack_rows
     from linformer_cli.sampling.choose import Filters
     from linformer_cli.sampling.complete import parse_keep
 

@@ -13,9 +13,11 @@ def env(json: options.Json = False) -> None:
 
     - `lintx env --json`
     """
+    from linformer_cli.attention.kernels import linear as attention
     from linformer_cli.checkpoint import shipped_checkpoints
+    from linformer_cli.native.compiler import describe_library
     from linformer_cli.runtime import choose_device, choose_precision, describe_environment
-    from linformer_cli.sampling.engines.compiler import describe_native_engine
+    from linformer_cli.sampling.engines import native as engine
 
     device = choose_device("auto")
     facts = describe_environment()
@@ -23,7 +25,8 @@ def env(json: options.Json = False) -> None:
     for purpose in ("training", "sampling"):
         choice = choose_precision("auto", device.value, purpose)
         facts[f"auto_precision_{purpose}"] = f"{choice.value} ({choice.reason})"
-    facts["native_engine"] = describe_native_engine()
+    facts["native_engine"] = describe_library(engine.SOURCE)
+    facts["native_attention"] = describe_library(attention.SOURCE)
     facts["shipped_checkpoints"] = {name: str(path) for name, path in shipped_checkpoints().items()}
     if json:
         print_json(facts)

@@ -1,17 +1,23 @@
 """Options that several commands share, and texts turned into values."""
 
+import math
 import re
+from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from linformer_cli.errors import UsageError
+from linformer_cli.errors import UsageError, unknown_name
 
 from .output import set_quiet, talk
 
 if TYPE_CHECKING:
     from linformer_cli.bench.variants import Variant
+
+
+Number = TypeVar("Number", int, float)
 
 
 class PrecisionName(StrEnum):
@@ -24,6 +30,7 @@ class TableFormat(StrEnum):
     TABLE = "table"
     MD = "md"
     CSV = "csv"
+    JSON = "json"
 
 
 def _hush(quiet: bool) -> bool:
@@ -99,10 +106,17 @@ RowLimit = Annotated[str, typer.Option("--limit", help="The most that all repeat
 Runs = Annotated[
     list[str] | None,
     typer.Option(
-        "--runs", help="Trained runs whose bits/dim stand beside the same model; repeatable.", show_default=False
+        "--runs",
+        help="A trained run, or a folder of runs, whose bits/dim stand beside the same model; repeatable.",
+        show_default=False,
+        metavar="DIR",
     ),
 ]
-Style = Annotated[TableFormat, typer.Option("--format", help="How to print.")]
+SpeedPlot = Annotated[
+    Path | None,
+    typer.Option("--plot", help="Also images/s against the batch size: .png or .svg.", show_default=False),
+]
+Style = Annotated[TableFormat, typer.Option("--format", help="How to print; json is --json.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of all random numbers.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:INDEX or mps.", metavar="DEVICE")]
 SamplingPrecision = Annotated[
@@ -145,7 +159,17 @@ TopP = Annotated[
     typer.Option("--top-p", help="Keep the likeliest values up to mass P. The third filter.", show_default=False),
 ]
 
+# What a benchmark ends with after Ctrl-C, behind the results it had.
+STOPPED = "Stopped; what was measured by then is shown"
+
 _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "min": 60.0, "s": 1.0, "": 1.0}
+
+
+def complete_preset() -> list[str]:
+    """For the TAB key; Typer leaves out those that begin otherwise."""
+    from linformer_cli.presets import PRESETS
+
+    return list(PRESETS)
 
 
 def parse_duration(text: str) -> float:
@@ -159,25 +183,32 @@ def parse_duration(text: str) -> float:
     return seconds
 
 
+def parse_engines(text: str, known: Sequence[str]) -> list[str]:
+    """`textbook,auto` as names; raises `UsageError` for one that is not among `known`."""
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in known:
+            raise unknown_name("engine", name, known)
+    return names
+
+
 def parse_sizes(text: str, option: str, example: str) -> list[int]:
-    """The numbers of `1,64`; raises `UsageError` for anything else than whole numbers from 1 on."""
-    try:
-        sizes = [int(part) for part in text.split(",")]
-    except ValueError:
-        sizes = []
-    if not sizes or min(sizes) < 1:
-        raise UsageError(f"{option} takes whole numbers separated by commas, such as {example}, found '{text}'")
-    return sizes
+    """The numbers of `1,64`; raises `UsageError` for anything else than whole numbers above 0."""
+    return _parse_list(text, int, "whole numbers", option, example)
 
 
 def parse_numbers(text: str, option: str, example: str) -> list[float]:
     """The numbers of `0.5,1`; raises `UsageError` for anything else than finite numbers above 0."""
+    return _parse_list(text, float, "numbers", option, example)
+
+
+def _parse_list(text: str, kind: Callable[[str], Number], wanted: str, option: str, example: str) -> list[Number]:
     try:
-        numbers = [float(part) for part in text.split(",")]
+        numbers = [kind(part) for part in text.split(",")]
     except ValueError:
         numbers = []
-    if not numbers or not all(0 < number < float("inf") for number in numbers):
-        raise UsageError(f"{option} takes numbers above 0 separated by commas, such as {example}, found '{text}'")
+    if not numbers or not all(0 < number < math.inf for number in numbers):
+        raise UsageError(f"{option} takes {wanted} above 0 separated by commas, such as {example}, found '{text}'")
     return numbers
 
 
@@ -201,6 +232,13 @@ def parse_pairs(pairs: list[str] | None, option: str) -> dict[str, str]:
     return values
 
 
+def require_ending(option: str, path: str | Path | None, ending: str) -> None:
+    """Raise `UsageError` for a file whose name promises something else than is written to it."""
+    if path is not None and Path(path).suffix.lower() not in ("", ending):
+        kind = ending.removeprefix(".").upper()
+        raise UsageError(f"{option} writes a {kind}, found '{path}'; give it a name that ends in {ending}")
+
+
 def one_checkpoint(argument: str | None, option: str | None) -> str | None:
     """The checkpoint, named once: as argument or as option."""
     if argument is not None and option is not None and argument != option:
@@ -217,4 +255,5 @@ def talk_about(environment: dict[str, Any], ceilings: dict[str, Any] | None = No
     for product in ceilings["products"]:
         best[product["precision"]] = max(best.get(product["precision"], 0.0), product["gigaflops"])
     products = ", ".join(f"{speed:.0f} GFLOP/s in {kind}" for kind, speed in sorted(best.items(), reverse=True))
-    talk(f"matrix products up to {products}; memory copied at {ceilings['copy']['gigabytes_per_second']:.0f} GB/s")
+    copied = f"memory copied at {ceilings['copy']['gigabytes_per_second']:.0f} GB/s"
+    talk(f"matrix products up to {products}; {copied}" if products else copied)

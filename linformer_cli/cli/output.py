@@ -1,7 +1,8 @@
 """Where words go: results to stdout, talk to stderr."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -11,6 +12,8 @@ from linformer_cli.report.tables import Column, TableStyle, render_records, to_j
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from linformer_cli.report.plots import PlotFormat
 
 
 _quiet = False
@@ -58,6 +61,16 @@ def print_records(records: Sequence[Mapping[str, object]], columns: Sequence[Col
         Console().print(render_records(records, columns, "table"))
     else:
         print(render_records(records, columns, style), end="")
+
+
+def write_plot(path: Path | None, render: Callable[["PlotFormat"], bytes]) -> None:
+    """The plot that `render` makes in the format of `path`, where one is wanted; says so."""
+    from linformer_cli.files import write_file
+    from linformer_cli.report.plots import parse_plot_format
+
+    if path is not None:
+        write_file(path, render(parse_plot_format(path)))
+        talk(f"wrote {path}")
 
 
 def print_facts(facts: Mapping[str, object]) -> None:

@@ -5,8 +5,6 @@ from typing import Annotated
 
 import typer
 
-from linformer_cli.errors import UsageError
-
 from . import options
 from .output import print_json, talk
 
@@ -54,7 +52,8 @@ def plot(
     - `lintx plot runs/linear runs/softmax -o both.svg --samples samples.png`
     - `lintx plot runs/first --json`
     """
-    from linformer_cli.report.grids import encode_png, write_file
+    from linformer_cli.files import write_file
+    from linformer_cli.report.grids import encode_png
     from linformer_cli.report.metrics import load_runs
     from linformer_cli.report.plots import parse_plot_format
     from linformer_cli.report.runs import render_runs, render_strips
@@ -62,8 +61,7 @@ def plot(
     if out is None and samples is None and not json:
         out = DEFAULT_PLOT
     kind = None if out is None else parse_plot_format(out)
-    if samples is not None and samples.suffix.lower() != ".png":
-        raise UsageError(f"--samples draws a PNG, found '{samples}'; give it a name that ends in .png")
+    options.require_ending("--samples", samples, ".png")
     series = load_runs(runs) if out is not None or json else []
     if out is not None and kind is not None:
         write_file(out, render_runs(series, kind))

@@ -17,13 +17,15 @@ if TYPE_CHECKING:
     from linformer_cli.training.progress import Progress as RunProgress
 
 _PLAIN_INTERVAL_SECONDS = 10.0
+_BAR_COLUMNS = 20
+_PERCENT_COLUMNS = 5
 
 
 class TrainingDisplay:
-    """A `Reporter` of the training loop that writes to stderr."""
+    """A `Reporter` of the training loop that writes to `console`, which is stderr."""
 
-    def __init__(self) -> None:
-        self._console = Console(stderr=True)
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = Console(stderr=True) if console is None else console
         self._live: Progress | None = None
         self._bar = TaskID(0)
         self._began = time.monotonic()
@@ -32,7 +34,8 @@ class TrainingDisplay:
 
     def __enter__(self) -> Self:
         if self._console.is_terminal and not is_quiet():
-            columns = (BarColumn(bar_width=20), TextColumn("{task.percentage:.0f}%"), TextColumn("{task.description}"))
+            percent, line = TextColumn("{task.percentage:3.0f}%"), TextColumn("{task.description}")
+            columns = (BarColumn(_BAR_COLUMNS), percent, line) if self._has_bar else (percent, line)
             self._live = Progress(*columns, console=self._console)
             self._bar = self._live.add_task("starting", total=1.0)
             self._live.start()
@@ -42,18 +45,23 @@ class TrainingDisplay:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._live is not None:
+            if kind is None:  # the last step is seldom one that is logged
+                self._live.update(self._bar, completed=1.0)
             self._live.stop()
 
     def on_step(self, row: dict[str, Any], finished_share: float) -> None:
-        line = (
-            f"step {row['step']}  {row['train_bits_per_dim']:.3f} bits/dim  {row['images_per_second']:.1f} images/s  "
-            f"{self._remaining(finished_share)} left  {format_bytes(row['peak_memory_bytes'])}"
-        )
+        facts = [
+            f"step {row['step']}",
+            f"{row['train_bits_per_dim']:.3f} bits/dim",
+            f"{self._remaining(finished_share)} left",
+            f"{row['images_per_second']:.1f} images/s",
+            format_bytes(row["peak_memory_bytes"]),
+        ]
         if self._live is not None:
-            self._live.update(self._bar, completed=finished_share, description=line)
-        elif time.monotonic() >= self._next_plain and not is_quiet():
+            self._live.update(self._bar, completed=finished_share, description=self._fit(facts))
+        elif time.monotonic() >= self._next_plain:
             self._next_plain = time.monotonic() + _PLAIN_INTERVAL_SECONDS
-            self._say(f"{finished_share:4.0%}  {line}")
+            self._say(f"{finished_share:4.0%}  {'  '.join(facts)}")
 
     def on_evaluate(self, progress: "RunProgress", bits: "Bits", is_best: bool) -> None:
         best = ", the best so far" if is_best else ""
@@ -79,6 +87,21 @@ class TrainingDisplay:
         if done <= 0:
             return "?"
         return format_duration((time.monotonic() - self._began) / done * (1 - share))
+
+    @property
+    def _has_bar(self) -> bool:
+        """In a narrow terminal, words are worth more than a bar."""
+        return self._console.width >= 100
+
+    def _fit(self, facts: list[str]) -> str:
+        """As many of the `facts`, the first ones, as one line of the terminal takes."""
+        room = self._console.width - _PERCENT_COLUMNS - (_BAR_COLUMNS + 1) * self._has_bar
+        line = facts[0]
+        for fact in facts[1:]:
+            if len(line) + 2 + len(fact) > room:
+                break
+            line += f"  {fact}"
+        return line
 
     def _say(self, line: str) -> None:
         if not is_quiet():

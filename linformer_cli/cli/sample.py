@@ -61,14 +61,17 @@ def sample(
     """
     if out == "-" and json:
         raise UsageError("-o - and --json both want stdout; give -o a file")
+    options.require_ending("-o", out, ".png")
+    options.require_ending("--gif", gif, ".gif")
     session = open_session(options.one_checkpoint(checkpoint, checkpoint_option), device, precision.value)
 
     import numpy as np
     from numpy.typing import NDArray
 
     from linformer_cli.data.sequence import values_to_images
+    from linformer_cli.files import write_file
     from linformer_cli.report.animation import encode_gif, frame_rows, hide_rows
-    from linformer_cli.report.grids import encode_png, render_grid, write_file
+    from linformer_cli.report.grids import encode_png, render_grid
     from linformer_cli.report.terminal import format_bytes, format_duration
     from linformer_cli.sampling.choose import Filters
     from linformer_cli.sampling.decode import iter_samples

@@ -1,6 +1,7 @@
 """A model ready for use by a command: found, placed on a device, in a precision, and what was chosen."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .output import talk
@@ -50,7 +51,9 @@ def open_session(name: str | None, device: str, precision: "Precision", quiet: b
     kind = choose_precision(precision, place.value, "sampling")
     model = load_weights(checkpoint, place.value, torch_dtype(kind.value))
     if not quiet:
+        # A shipped model by its name; of a run, which of its checkpoints it is.
+        title = checkpoint.path if name is not None and Path(name).exists() else checkpoint.path.name
         mixing = describe_mixing(model.config.attention)
-        talk(f"{checkpoint.path.name}: {mixing}, {model.parameter_count():,} parameters")
+        talk(f"{title}: {mixing}, {model.parameter_count():,} parameters")
         talk(f"device {place.value} ({place.reason}), precision {kind.value} ({kind.reason})")
     return Session(checkpoint, model, place.value, kind.value)

@@ -1,9 +1,9 @@
 """`lintx train`: train a pixel model, or go on with a run."""
 
-import datetime
-from enum import StrEnum
+import functools
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -20,133 +20,114 @@ if TYPE_CHECKING:
     from linformer_cli.training.loop import Trainer
     from linformer_cli.training.run_folder import RunFolder
 
-RUNS = Path("runs")
+
+def _options_of(panel: str) -> Callable[..., Any]:
+    return functools.partial(typer.Option, rich_help_panel=panel, show_default=False)
 
 
-class OptimizerName(StrEnum):
-    ADAMW = "adamw"
-    RADAM = "radam"
-
-
-class ScheduleName(StrEnum):
-    COSINE = "cosine"
-    CONSTANT = "constant"
-
-
-_LENGTH, _MODEL, _TRAINING, _RUN = "Length (one of them)", "Model", "Training", "Run"
-
-
-def _option(*names: str, panel: str, help: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=False, **more)
+_for_length, _for_model = _options_of("Length (one of them)"), _options_of("Model")
+_for_training, _for_run = _options_of("Training"), _options_of("Run")
 
 
 def train(
     run: Annotated[str | None, typer.Argument(metavar="RUN", help="The run to go on with, for --resume.")] = None,
     data: Annotated[
         str | None,
-        _option(
-            "--data",
-            panel=_RUN,
-            help="mnist (default), fashion-mnist, cifar10, array:DIR, folder:PATH or glyphs.",
-            metavar="NAME",
+        _for_run(
+            "--data", help="mnist (default), fashion-mnist, cifar10, array:DIR, folder:PATH or glyphs.", metavar="NAME"
         ),
     ] = None,
     data_dir: options.DataDir = None,
     image_size: options.ImageSize = None,
     channels: options.Channels = None,
     out: Annotated[
-        Path | None,
-        _option("--out", panel=_RUN, help="The run's folder; default a new one in runs/.", metavar="FOLDER"),
+        Path | None, _for_run("--out", help="The run's folder; default a new one in runs/.", metavar="FOLDER")
     ] = None,
     resume: Annotated[
-        bool, _option("--resume", panel=_RUN, help="Go on with RUN, or with the newest in runs/, exactly as it was.")
+        bool, _for_run("--resume", help="Go on with RUN, or with the newest in runs/, exactly as it was.")
     ] = False,
     init_from: Annotated[
         str | None,
-        _option(
+        _for_run(
             "--init-from",
-            panel=_RUN,
             help="Begin with the weights of a run, checkpoint or shipped model that fit; also its network and data.",
             metavar="CHECKPOINT",
         ),
     ] = None,
     config: Annotated[
-        Path | None,
-        _option("--config", panel=_RUN, help="TOML with [model], [data], [train]; flags win.", metavar="FILE"),
+        Path | None, _for_run("--config", help="TOML with [model], [data], [train]; flags win.", metavar="FILE")
     ] = None,
     dry_run: Annotated[
-        bool,
-        _option("--dry-run", panel=_RUN, help="Print the resolved settings, sizes and one timed step; train nothing."),
+        bool, _for_run("--dry-run", help="Print the resolved settings, sizes and one timed step; train nothing.")
     ] = False,
-    steps: Annotated[int | None, _option("--steps", panel=_LENGTH, min=1, help="Optimizer steps.")] = None,
+    steps: Annotated[int | None, _for_length("--steps", min=1, help="Optimizer steps.")] = None,
     epochs: Annotated[
-        float | None, _option("--epochs", panel=_LENGTH, help="Passes over the training images; the default is 3.")
+        float | None, _for_length("--epochs", help="Passes over the training images; the default is 3.")
     ] = None,
     max_time: Annotated[
-        str | None, _option("--max-time", panel=_LENGTH, help="Such as 10m or 1h30m; goes on counting after --resume.")
+        str | None, _for_length("--max-time", help="Such as 10m or 1h30m; goes on counting after --resume.")
     ] = None,
     preset: Annotated[
-        str | None, _option("--preset", panel=_MODEL, help="mnist-small (default), mnist-paper, cifar10-paper, tiny.")
-    ] = None,
-    attention: Annotated[str | None, _option("--attention", panel=_MODEL, help="See lintx attentions.")] = None,
-    attention_option: Annotated[
-        list[str] | None,
-        _option(
-            "--attention-option", panel=_MODEL, help="An option of the attention; repeatable.", metavar="KEY=VALUE"
+        str | None,
+        _for_model(
+            "--preset",
+            help="mnist-small (default), mnist-paper, cifar10-paper, tiny.",
+            autocompletion=options.complete_preset,
         ),
     ] = None,
+    attention: Annotated[str | None, _for_model("--attention", help="See lintx attentions.")] = None,
+    attention_option: Annotated[
+        list[str] | None,
+        _for_model("--attention-option", help="An option of the attention; repeatable.", metavar="KEY=VALUE"),
+    ] = None,
     context_name: Annotated[
-        str | None, _option("--context", panel=_MODEL, help="Known values a position sees: previous or neighbours.")
+        Literal["previous", "neighbours"] | None,
+        _for_model("--context", help="Known values that a position sees; default that of the preset."),
     ] = None,
-    head: Annotated[str | None, _option("--head", panel=_MODEL, help="categorical or mixture.")] = None,
-    layers: Annotated[int | None, _option("--layers", panel=_MODEL, help="Blocks.")] = None,
-    heads: Annotated[int | None, _option("--heads", panel=_MODEL, help="Attention heads.")] = None,
-    width: Annotated[int | None, _option("--width", panel=_MODEL, help="Width of the residual stream.")] = None,
-    batch: Annotated[int | None, _option("--batch", panel=_TRAINING, help="Images at once; default 16.")] = None,
+    head: Annotated[
+        Literal["categorical", "mixture"] | None,
+        _for_model("--head", help="The distribution of a value; default that of the preset."),
+    ] = None,
+    layers: Annotated[int | None, _for_model("--layers", help="Blocks.")] = None,
+    heads: Annotated[int | None, _for_model("--heads", help="Attention heads.")] = None,
+    width: Annotated[int | None, _for_model("--width", help="Width of the residual stream.")] = None,
+    batch: Annotated[int | None, _for_training("--batch", help="Images at once; default 16.")] = None,
     accumulation: Annotated[
-        int | None, _option("--accumulation", panel=_TRAINING, help="Batches added up for one step; default 1.")
+        int | None, _for_training("--accumulation", help="Batches added up for one step; default 1.")
     ] = None,
-    optimizer: Annotated[OptimizerName | None, _option("--optimizer", panel=_TRAINING, help="Default adamw.")] = None,
+    optimizer: Annotated[Literal["adamw", "radam"] | None, _for_training("--optimizer", help="Default adamw.")] = None,
     learning_rate: Annotated[
-        float | None, _option("--learning-rate", "--lr", panel=_TRAINING, help="The highest; default 0.002.")
+        float | None, _for_training("--learning-rate", "--lr", help="The highest; default 0.002.")
     ] = None,
     schedule: Annotated[
-        ScheduleName | None, _option("--schedule", panel=_TRAINING, help="After warm-up; default cosine.")
+        Literal["cosine", "constant"] | None, _for_training("--schedule", help="After warm-up; default cosine.")
     ] = None,
-    warmup_steps: Annotated[
-        int | None, _option("--warmup-steps", panel=_TRAINING, help="Linear warm-up; default 100.")
-    ] = None,
+    warmup_steps: Annotated[int | None, _for_training("--warmup-steps", help="Linear warm-up; default 100.")] = None,
     weight_decay: Annotated[
-        float | None, _option("--weight-decay", panel=_TRAINING, help="On matrices only; default 0.05.")
+        float | None, _for_training("--weight-decay", help="On matrices only; default 0.05.")
     ] = None,
-    clip: Annotated[
-        float | None, _option("--clip", panel=_TRAINING, help="Largest gradient norm; 0 for none; default 1.")
-    ] = None,
+    clip: Annotated[float | None, _for_training("--clip", help="Largest gradient norm; 0 for none; default 1.")] = None,
     ema: Annotated[
-        float | None, _option("--ema", panel=_TRAINING, help="Decay of averaged weights, such as 0.999; default none.")
+        float | None, _for_training("--ema", help="Decay of averaged weights, such as 0.999; default none.")
     ] = None,
-    seed: Annotated[int | None, _option("--seed", panel=_TRAINING, help="Of weights and order; default 0.")] = None,
-    device: Annotated[
-        str | None, _option("--device", panel=_TRAINING, help="auto, cpu, cuda, cuda:INDEX or mps.")
-    ] = None,
+    seed: Annotated[int | None, _for_training("--seed", help="Of weights and order; default 0.")] = None,
+    device: Annotated[str | None, _for_training("--device", help="auto, cpu, cuda, cuda:INDEX or mps.")] = None,
     precision: Annotated[
         options.PrecisionName | None,
-        _option("--precision", panel=_TRAINING, help="auto: bf16 autocast where the hardware multiplies bf16."),
+        _for_training("--precision", help="auto: bf16 autocast where the hardware multiplies bf16."),
     ] = None,
     evaluate_every: Annotated[
-        int | None, _option("--evaluate-every", panel=_TRAINING, help="Steps between validations; default 500.")
+        int | None, _for_training("--evaluate-every", help="Steps between validations; default 500.")
     ] = None,
     sample_every: Annotated[
-        int | None, _option("--sample-every", panel=_TRAINING, help="Steps between sample grids; 0 never; default 500.")
+        int | None, _for_training("--sample-every", help="Steps between sample grids; 0 never; default 500.")
     ] = None,
-    save_every: Annotated[
-        int | None, _option("--save-every", panel=_TRAINING, help="Steps between saves; default 200.")
-    ] = None,
+    save_every: Annotated[int | None, _for_training("--save-every", help="Steps between saves; default 200.")] = None,
     keep_last: Annotated[
-        int | None, _option("--keep-last", panel=_TRAINING, help="How many of the newest saves stay; default 1.")
+        int | None, _for_training("--keep-last", help="How many of the newest saves stay; default 1.")
     ] = None,
     checkpoint: Annotated[
-        str | None, _option("--checkpoint", "-c", panel=_RUN, help="The same as --resume RUN.", metavar="RUN")
+        str | None, _for_run("--checkpoint", "-c", help="The same as --resume RUN.", metavar="RUN")
     ] = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
@@ -173,9 +154,9 @@ def train(
         max_time=None if max_time is None else options.parse_duration(max_time),
         batch=batch,
         accumulation=accumulation,
-        optimizer=optimizer and optimizer.value,
+        optimizer=optimizer,
         learning_rate=learning_rate,
-        schedule=schedule and schedule.value,
+        schedule=schedule,
         warmup_steps=warmup_steps,
         weight_decay=weight_decay,
         clip=clip,
@@ -189,31 +170,32 @@ def train(
         keep_last=keep_last,
     )
     given_model = _given(attention=attention, context=context_name, head=head, layers=layers, heads=heads, width=width)
-    if attention_option:
-        given_model["attention_options"] = options.parse_pairs(attention_option, "--attention-option")
     given_data = _given(name=data, data_dir=data_dir, image_size=image_size, channels=channels)
     if checkpoint is not None:
         run, resume = options.one_checkpoint(run, checkpoint), True
     if run is not None and not resume:
         raise UsageError(f"unexpected '{run}'; to go on with that run: lintx train --resume {run}")
 
-    from linformer_cli.training.run_folder import RunFolder
-    from linformer_cli.training.settings import find_source, merge_settings
+    from linformer_cli.training.run_folder import RunFolder, find_newest_run, name_run
+    from linformer_cli.training.settings import extend_settings, find_source, merge_settings
 
     source = None
     if resume:
-        folder = RunFolder(Path(run) if run is not None else _newest_run())
+        folder = RunFolder(Path(run) if run is not None else find_newest_run())
         changed = {
             **given_model,
-            **_given(data=data, image_size=image_size, channels=channels, preset=preset, out=out, config=config),
-            **_given(init_from=init_from),
+            **_given(attention_option=attention_option, data=data, image_size=image_size, channels=channels),
+            **_given(preset=preset, out=out, config=config, init_from=init_from),
         }
-        settings = _extend(folder.read_config(), given_train, changed, data_dir)
+        settings = extend_settings(folder.read_config(), given_train, changed, data_dir)
         images = _load_images(settings.data)
     else:
+        if attention_option:
+            given_model["attention_options"] = options.parse_pairs(attention_option, "--attention-option")
         source = find_source(init_from, config)
         merged = merge_settings(config, preset, given_model, given_data, given_train, source)
-        folder = RunFolder(out if out is not None else _new_run(merged.preset))
+        folder = RunFolder(out if out is not None else name_run(merged.preset))
+        merged.check()
         images = _load_images(merged.data_config)
         settings = merged.build(images[0].shape)
     trainer = _build_trainer(settings, folder, *images)
@@ -238,31 +220,14 @@ def _given(**values: Any) -> dict[str, Any]:
 
 
 def _load_images(data: "DataConfig") -> "tuple[ImageSet, ImageSet]":
-    """The training and the validation images."""
-    from linformer_cli.data.images import load_images
+    """The training and the validation images; says how many there are."""
+    from linformer_cli.data.images import load_for_training
 
-    train = load_images(data.name, "train", data.data_dir, data.image_size, data.channels)
-    validation = load_images(data.name, "validation", data.data_dir, data.image_size, data.channels)
+    train, validation = load_for_training(data)
     for note in train.notes:
         talk(f"{data.name}: {note}")
     talk(f"{data.name}: {len(train):,} training and {len(validation):,} validation images")
     return train, validation
-
-
-def _extend(config: "RunConfig", train: dict[str, Any], changed: dict[str, Any], data_dir: str | None) -> "RunConfig":
-    """A resumed run's configuration: another length, device or data folder are all that may change."""
-    from linformer_cli.config import TrainConfig, parse_config
-    from linformer_cli.training.settings import LENGTHS
-
-    refused = [*changed, *(key for key in train if key not in (*LENGTHS, "device"))]
-    if refused:
-        flag = "--" + refused[0].replace("_", "-")
-        raise UsageError(f"--resume goes on with the run's own settings; drop {flag} or start a new run")
-    settings = config.train.model_dump()
-    if any(key in train for key in LENGTHS):
-        settings |= dict.fromkeys(LENGTHS)
-    data = config.data if data_dir is None else config.data.model_copy(update={"data_dir": data_dir})
-    return config.model_copy(update={"data": data, "train": parse_config(TrainConfig, {**settings, **train}, "train")})
 
 
 def _build_trainer(settings: "RunConfig", folder: "RunFolder", train: "ImageSet", validation: "ImageSet") -> "Trainer":
@@ -288,8 +253,11 @@ def _take_over(trainer: "Trainer", source: "Checkpoint") -> None:
 def _run(trainer: "Trainer", folder: "RunFolder", json: bool) -> None:
     from linformer_cli.runtime import catch_signals
 
+    began = trainer.progress.step
     with catch_signals() as stop, TrainingDisplay() as display:
         progress = trainer.run(display, stop)
+    if progress.step == began:
+        talk("nothing was left to train; a longer --steps, --epochs or --max-time goes on")
     talk(f"finished step {progress.step}: validation {progress.validation_bits_per_dim:.4f} bits/dim; try")
     talk(f"lintx sample {folder.path} -n 16 -o samples.png")
     if json:
@@ -340,17 +308,3 @@ def _dry_run(trainer: "Trainer", json: bool) -> None:
             "one step": f"{seconds:.3g} s, {facts['images_per_second']:.3g} images/s",
         }
     )
-
-
-def _new_run(preset: str) -> Path:
-    """A folder in runs/ that does not exist yet, named by date and preset."""
-    base = RUNS / f"{datetime.datetime.now():%Y-%m-%d-%H%M%S}-{preset}"
-    numbered = (base.with_name(f"{base.name}-{number}") for number in range(2, 1000))
-    return next(path for path in (base, *numbered) if not path.exists())
-
-
-def _newest_run() -> Path:
-    found = sorted(RUNS.glob("*/config.toml"), key=lambda file: file.stat().st_mtime)
-    if not found:
-        raise UsageError(f"there is no run in '{RUNS}' to go on with; name one: lintx train --resume FOLDER")
-    return found[-1].parent

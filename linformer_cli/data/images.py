@@ -8,8 +8,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from linformer_cli.config import ImageShape
+from linformer_cli.config import DataConfig, ImageShape
 from linformer_cli.errors import DataError, UsageError, unknown_name
+from linformer_cli.files import user_cache
 
 from .folders import load_folder
 from .glyphs import COUNTS, DEFAULT_SIZE, draw_glyphs
@@ -85,10 +86,10 @@ def load_images(
 
     The training images of the set are cut in two: the last 5,000 of them, or the last tenth (at least one) where there
     are fewer than 50,000, are `validation`, the others `train`; `test` is the set's own. `data_dir` (else the
-    environment variable LINTX_DATA, else lintx/data in the user's cache) is where torchvision's sets lie, or are
-    downloaded to if absent. `image_size` in pixels a side is for `glyphs` and `folder:PATH`, `channels` (1 grey, 3
-    RGB) for the latter. Raises `UsageError` for a name, split
-    or size that does not exist, `DataError` where images are missing, damaged or of the wrong form.
+    environment variable LINTX_DATA, else data/ in `user_cache()`) is where torchvision's sets lie, or are downloaded
+    to if absent. `image_size` in pixels a side is for `glyphs` and `folder:PATH`, `channels` (1 grey, 3 RGB) for the
+    latter. Raises `UsageError` for a name, split or size that does not exist, `DataError` where images are missing,
+    damaged or of the wrong form.
     """
     if split not in SPLITS:
         raise unknown_name("split", split, SPLITS)
@@ -111,13 +112,19 @@ def load_images(
         images, labels = draw_glyphs(drawn, side, part.start, part.stop)
         return ImageSet(name, split, images, labels)
     if kind == "folder":
-        found = load_folder(Path(os.path.expanduser(folder)), split, image_size, channels, _find_cache() / "folders")
+        found = load_folder(Path(os.path.expanduser(folder)), split, image_size, channels, user_cache() / "folders")
         notes = (f"{len(found.skipped)} files skipped, the first: {found.skipped[0]}",) if found.skipped else ()
         return ImageSet(name, split, found.images, found.labels, notes)
     if kind == "array":
         return _cut(name, split, *_load_arrays(folder, "test" if split == "test" else "train"))
     root, origin = _find_data_dir(data_dir)
     return _cut(name, split, *load_torchvision_set(name, split != "test", root, origin))
+
+
+def load_for_training(data: DataConfig) -> tuple[ImageSet, ImageSet]:
+    """The training and the validation images of `data`; raises as `load_images` does."""
+    options = data.data_dir, data.image_size, data.channels
+    return load_images(data.name, "train", *options), load_images(data.name, "validation", *options)
 
 
 def _part(name: str, split: Split, count: int) -> slice:
@@ -148,23 +155,13 @@ def _find_data_dir(data_dir: str | Path | None) -> tuple[Path, str]:
                 found = "is not a folder" if root.exists() else "does not exist"
                 raise DataError(f"the data folder {root} ({origin}) {found}; create it or name another with --data-dir")
             return root, origin
-        root = _find_cache() / "data"
+        root = user_cache() / "data"
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(
             f"cannot use the data folder {error.filename} ({error.strerror}); name another with --data-dir"
         ) from error
     return root, "the default"
-
-
-def _find_cache() -> Path:
-    """lintx in the user's cache; not made yet."""
-    cache = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(cache):  # the XDG rules: a relative path does not count
-        cache = os.path.expanduser("~/.cache")
-    if cache.startswith("~"):
-        raise DataError("cannot find your home folder; set XDG_CACHE_HOME, or name the data with --data-dir")
-    return Path(cache) / "lintx"
 
 
 def _load_arrays(folder: str, part: Literal["train", "test"]) -> tuple[NDArray[np.uint8], NDArray[np.int64] | None]:

@@ -16,6 +16,8 @@ from linformer_cli.attention import build_for_model
 from linformer_cli.attention.base import Attention, AttentionShape
 from linformer_cli.config import ModelConfig, NetworkConfig
 
+from .dropout import add_dropped
+
 
 def build_inner(config: ModelConfig, layer: int) -> Attention:
     """The attention of layer number `layer`, in the sizes it has in this model."""
@@ -99,7 +101,7 @@ class Block(nn.Module, ABC):
 
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = config.dropout
         self.pre = config.norm == "pre"
 
     @abstractmethod
@@ -130,7 +132,7 @@ class Block(nn.Module, ABC):
     ) -> tuple[Tensor, Any]:
         """x and what `branch` makes of it, added up; and the state that `branch` gives."""
         y, state = branch(norm(x) if self.pre else x)
-        x = x + self.dropout(y)
+        x = add_dropped(x, y, self.dropout) if self.training and self.dropout else x + y
         return (x if self.pre else norm(x)), state
 
 

@@ -18,7 +18,7 @@ LAST_MILLISECONDS = 2000  # long enough to look at what came out
 def frame_rows(height: int, first: int = 0) -> list[int]:
     """How many rows each frame shows: from `first` to all `height`, a row more each time, or several in tall images."""
     count = min(height - first, MOST_FRAMES)
-    return [first + round(index * (height - first) / max(count, 1)) for index in range(count)] + [height]
+    return [first + round(index * (height - first) / count) for index in range(count)] + [height]
 
 
 def hide_rows(images: NDArray[np.uint8], shown: int) -> NDArray[np.uint8]:

@@ -3,9 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from linformer_cli.errors import UsageError
+
 from .plots import Curve, Panel, PlotFormat, Scale, number_styles, render_plot
 from .tables import Column
-from .terminal import format_bytes, format_microseconds, format_milliseconds
+from .terminal import format_bytes, format_count, format_microseconds, format_milliseconds
 
 Record = Mapping[str, Any]
 
@@ -64,8 +66,8 @@ POSITION_COLUMNS = (
     _STATE[0],
 )
 TRAINING_TABLES: tuple[Sequence[Column], ...] = (
-    (*_METHOD[::2], *_SPEED, Column("seconds_per_step", "step", format=format_milliseconds), _SHARES[0]),
-    (*_METHOD[::2], *_BITS, Column("reduced", "reduced"), _LEFT_OUT),
+    (*_METHOD, *_SPEED, Column("seconds_per_step", "step", format=format_milliseconds), _SHARES[0]),
+    (*_METHOD, *_BITS, Column("reduced", "reduced"), _LEFT_OUT),
 )
 SAMPLING_FILE_COLUMNS = (
     *_WHO,
@@ -92,9 +94,11 @@ TRAINING_FILE_COLUMNS = (
 SCALING_COLUMNS = (
     Column("name", "attention"),
     Column("positions", "T", format=","),
-    Column("seconds", "time", format=format_milliseconds),
+    Column("batch", "batch"),
+    Column("seconds_per_sequence", "time", format=format_milliseconds),
     Column("quartiles", "quartiles"),
-    Column("peak_memory_bytes", "memory", format=format_bytes),
+    Column("memory_bytes_per_sequence", "memory", format=format_bytes),
+    Column("copy_share", "copying", format=_percent),
     _LEFT_OUT,
 )
 _EXPONENTS = (
@@ -110,8 +114,9 @@ REACH_COLUMNS = (
     Column("overtakes_softmax", "overtakes softmax at T"),
 )
 SCALING_FILE_COLUMNS = (
-    *(Column(key, key) for key in ("name", "attention", "device", "heads", "head_width", "positions", "repeats")),
-    *(Column(key, key) for key in ("seconds", "seconds_quartile_1", "seconds_quartile_3", "peak_memory_bytes")),
+    *(Column(key, key) for key in ("name", "attention", "device", "heads", "head_width", "positions", "batch")),
+    *(Column(key, key) for key in ("repeats", "seconds_per_sequence", "seconds_quartile_1", "seconds_quartile_3")),
+    *(Column(key, key) for key in ("memory_bytes_per_sequence", "peak_memory_bytes", "copy_share")),
     *_EXPONENTS,
     *(Column(key, key) for key in ("longest_positions", "overtakes_softmax_at", "overtakes_softmax")),
     Column("left_out", "left out"),
@@ -122,6 +127,7 @@ COPY_COLUMNS = (
     Column("loss", "loss, nats a symbol", format=".4f"),
     Column("accuracy", "accuracy", format=".1%"),
     Column("seconds_per_update", "an update", format=format_milliseconds),
+    _SHARES[0],
 )
 
 
@@ -158,7 +164,7 @@ def flatten_speed(row: Record) -> dict[str, Any]:
 
 def flatten_scaling(row: Record) -> dict[str, Any]:
     """A record of a point of time and memory against T, for a table."""
-    low, high = row["seconds_quartiles"] or (None, None)
+    low, high = row["seconds_per_sequence_quartiles"] or (None, None)
     shown = None if low is None or high is None else f"{format_milliseconds(low)} - {format_milliseconds(high)}"
     return {**row, "seconds_quartile_1": low, "seconds_quartile_3": high, "quartiles": shown}
 
@@ -167,38 +173,94 @@ def render_speed(rows: Sequence[Record], kind: PlotFormat) -> bytes:
     """Images per second against the batch size, a panel for each preset; extrapolated ones too."""
     methods = list(dict.fromkeys(_method(row) for row in rows))
     panels = []
-    for preset in dict.fromkeys(row["preset"] for row in rows):
+    presets = dict.fromkeys(row["preset"] for row in rows)
+    for preset in presets:
         curves = []
         for method, (colour, dash) in zip(methods, number_styles(len(methods)), strict=True):
             points = []
             for row in rows:
-                figures = row if row.get("images_per_second") else row.get("extrapolated")
+                figures = _find_speed(row)
                 if row["preset"] == preset and _method(row) == method and figures:
                     points.append((row["batch"], figures["images_per_second"], *figures["images_per_second_quartiles"]))
             if points:
                 x, y, low, high = (list(part) for part in zip(*sorted(points), strict=True))
                 curves.append(Curve(method, x, y, low, high, colour, dash))
-        panels.append(Panel(preset or "", curves))
+        panels.append(Panel(preset or ("runs" if len(presets) > 1 else ""), curves))
     return render_plot(panels, "images at once", "images per second", kind)
 
 
+def render_quality(rows: Sequence[Record], kind: PlotFormat) -> bytes:
+    """bits/dim against images per second, a panel for each batch size: rows whose model was trained, a point each.
+
+    Raises `UsageError` where there is none: speed alone says nothing of bits/dim.
+    """
+    drawn = [row for row in rows if row["bits_per_dim"] is not None and _find_speed(row)]
+    if not drawn:
+        raise UsageError("no row has bits/dim and a speed; name trained runs of these models with --runs")
+    seen = {row["images_seen"] for row in drawn}
+    labels = [_method(row) for row in drawn]
+    if len(seen) > 1:
+        labels = [
+            f"{label}, {format_count(row['images_seen'])} images" for label, row in zip(labels, drawn, strict=True)
+        ]
+    methods = list(dict.fromkeys(labels))
+    styles = dict(zip(methods, number_styles(len(methods)), strict=True))
+    panels = []
+    for batch in sorted({row["batch"] for row in drawn}):
+        curves = []
+        for row, label in zip(drawn, labels, strict=True):
+            if row["batch"] == batch:
+                bits, error = row["bits_per_dim"], row["bits_per_dim_standard_error"] or 0.0
+                point = [_find_speed(row)["images_per_second"]], [bits], [bits - error], [bits + error]
+                curves.append(Curve(label, *point, *styles[label]))
+        panels.append(Panel(f"batch {batch}", curves, y_scale="linear", ticks_at_points=False))
+    data = ", ".join(sorted({row["data"] for row in drawn}))
+    title = f"validation bits/dim on {data}" + (f" after {seen.pop():,} training images" if len(seen) == 1 else "")
+    return render_plot(panels, "images per second", "bits/dim", kind, title=title)
+
+
+def _find_speed(row: Record) -> Record:
+    """Where the figures of speed stand: in the row, or among the extrapolated; empty where it was left out."""
+    return row if row.get("images_per_second") else row.get("extrapolated") or {}
+
+
 def render_growth(rows: Sequence[Record], exponents: Sequence[Record], kind: PlotFormat) -> bytes:
-    """Time and memory against T, one curve a mechanism, with its exponents over all lengths in the legend."""
+    """Time and memory of one sequence against T, a curve a mechanism, its exponents over all lengths in the legend.
+
+    The title says how many sequences a pass had.
+    """
     styles = number_styles(len(exponents))
     times, memories = [], []
     for row, (colour, dash) in zip(exponents, styles, strict=True):
         slopes = [row[f"{key}_exponent_all"] for key in ("time", "memory")]
         label = f"{row['name']} ({', '.join('-' if slope is None else f'{slope:.2f}' for slope in slopes)})"
-        timed = [point for point in rows if point["name"] == row["name"] and point["seconds"]]
-        low, high = zip(*(point["seconds_quartiles"] for point in timed), strict=True) if timed else ((), ())
-        x, y = [point["positions"] for point in timed], [point["seconds"] for point in timed]
+        timed = [point for point in rows if point["name"] == row["name"] and point["seconds_per_sequence"]]
+        low, high = (
+            zip(*(point["seconds_per_sequence_quartiles"] for point in timed), strict=True) if timed else ((), ())
+        )
+        x, y = [point["positions"] for point in timed], [point["seconds_per_sequence"] for point in timed]
         times.append(Curve(label, x, y, low, high, colour, dash))
-        counted = [point for point in timed if point["peak_memory_bytes"]]
-        x, y = [point["positions"] for point in counted], [point["peak_memory_bytes"] / 2**20 for point in counted]
+        counted = [point for point in timed if point["memory_bytes_per_sequence"]]
+        x, y = (
+            [point["positions"] for point in counted],
+            [point["memory_bytes_per_sequence"] / 2**20 for point in counted],
+        )
         memories.append(Curve(label, x, y, colour=colour, dash=dash))
-    panels = [Panel("time", times, y_label="one pass (s)"), Panel("memory", memories, y_label="peak of one pass (MiB)")]
-    title = "attention alone, forward and backward (slopes of time, memory)"
+    panels = [
+        Panel("time", times, y_label="time of a sequence (s)"),
+        Panel("memory", memories, y_label="peak memory of a sequence (MiB)"),
+    ]
+    title = f"attention alone, forward and backward, {_describe_batches(rows)} (slopes of time, memory)"
     return render_plot(panels, "T (positions)", "", kind, title=title)
+
+
+def _describe_batches(rows: Sequence[Record]) -> str:
+    """How many sequences the passes of a figure had."""
+    batches = {row["batch"] for row in rows}
+    if len(batches) == 1:
+        return f"batch {batches.pop()}"
+    products = {row["batch"] * row["positions"] for row in rows}
+    return f"batch x T = {products.pop():,}" if len(products) == 1 else f"batch {max(batches)} to {min(batches)}"
 
 
 def render_copy(rows: Sequence[Record], title: str, kind: PlotFormat) -> bytes:

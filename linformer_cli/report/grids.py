@@ -1,23 +1,20 @@
-"""Pictures of samples and completions, the PNG that says where it came from, and the safe way to a file.
+"""Pictures of samples and completions, and the PNG that says where it came from.
 
 Images are uint8 arrays [N, H, W, C]: N images of H rows and W columns with C = 1 (grey) or 3 (RGB) channels.
 """
 
-import errno
 import io
 import json
 import math
 import os
-import secrets
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, PngImagePlugin, UnidentifiedImageError
 
-from linformer_cli.errors import DataError, LintxError, UsageError
+from linformer_cli.errors import DataError, UsageError
 
 from .tables import to_json
 
@@ -33,20 +30,6 @@ HIDDEN_TONES = (112, 144)  # two mid-tones that no one takes for a part of the i
 HIDDEN_CELL = 4  # pixels of the finished picture, so that the checker looks the same at every scale
 LONG_SIDE = 600  # pixels that a default scale aims at
 LARGEST_DEFAULT_SCALE = 8
-
-TEMPORARY_FILES = ".lintx-*.tmp"  # what `write_file` may leave behind when the process is killed
-
-_ADVICE = {
-    errno.EACCES: "choose a folder that you may write to",
-    errno.EPERM: "choose a folder that you may write to",
-    errno.EROFS: "choose a folder that you may write to",
-    errno.ENOSPC: "free some space or choose another disk",
-    errno.EDQUOT: "free some space or choose another disk",
-    errno.EISDIR: "give the name of a file",
-    errno.ENOTDIR: "a part of the path is a file, not a folder",
-    errno.EEXIST: "a part of the path is a file, not a folder",
-    errno.ENAMETOOLONG: "choose a shorter name",
-}
 
 
 def render_grid(
@@ -200,26 +183,6 @@ def read_png_metadata(source: bytes | str | os.PathLike[str]) -> dict[str, objec
     return metadata
 
 
-def write_file(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write `data` to `path` whole or not at all, making the folder where it is missing.
-
-    The bytes go to a temporary file in the same folder, which then takes the name: a full disk or Ctrl-C leaves the
-    old file or none, never half a new one. A link keeps pointing where it did. A pipe or a device such as
-    /dev/stdout cannot be replaced and is written to directly.
-
-    Raises `LintxError` with the path and the reason where the system refuses.
-    """
-    try:
-        if Path(path).exists() and not Path(path).is_file():
-            Path(path).write_bytes(data)  # for a folder, the error says so
-        else:
-            _write_then_rename(Path(os.path.realpath(path)), data)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        advice = _ADVICE.get(error.errno or 0)
-        raise LintxError(f"cannot write {os.fspath(path)}: {reason}{f'; {advice}' if advice else ''}") from None
-
-
 def require_images(images: NDArray[np.uint8]) -> None:
     """Raise `DataError` unless `images` is a uint8 array [N, H, W, C] of at least one image with 1 or 3 channels."""
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3):
@@ -227,21 +190,6 @@ def require_images(images: NDArray[np.uint8]) -> None:
         raise DataError(f"images to draw must be {wanted}, found {images.dtype} {list(images.shape)}")
     if images.size == 0:
         raise DataError(f"there are no images to draw: found an array of {list(images.shape)}")
-
-
-def _write_then_rename(target: Path, data: bytes) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # Its own short name, not one derived from the target's, which may already be as long as the system allows.
-    temporary = target.parent / TEMPORARY_FILES.replace("*", secrets.token_hex(6))
-    try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())  # some file systems report a full disk only here
-        os.replace(temporary, target)
-    except BaseException:  # Ctrl-C as well
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _near_square(count: int, height: int, width: int) -> int:

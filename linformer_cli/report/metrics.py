@@ -74,7 +74,7 @@ def label_runs(runs: Sequence[Path]) -> list[str]:
     for run, path in zip(runs, paths, strict=True):
         if paths.count(path) > 1:
             raise UsageError(f"the run '{run}' is named twice")
-    for depth in range(1, max(len(path.parts) for path in paths)):
+    for depth in range(1, max((len(path.parts) for path in paths), default=0)):
         labels = ["/".join(path.parts[-depth:]) for path in paths]
         if len(set(labels)) == len(labels):
             return labels

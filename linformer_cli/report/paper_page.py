@@ -16,6 +16,7 @@ from .benchmarks import (
     flatten_speed,
     render_copy,
     render_growth,
+    render_quality,
     render_speed,
 )
 from .plots import PlotFormat
@@ -68,6 +69,8 @@ def render_figures(report: Mapping[str, Any]) -> dict[str, bytes]:
     for kind in PLOT_FORMATS:
         if any(row["samples_seconds"] for row in report["sampling"]):
             figures[f"images-per-second.{kind}"] = render_speed(report["sampling"], kind)
+        if any(row["bits_per_dim"] is not None and row["samples_seconds"] for row in report["sampling"]):
+            figures[f"bits-per-dim.{kind}"] = render_quality(report["sampling"], kind)
         if any(row["samples_seconds"] for row in report["scaling"]):
             figures[f"attention.{kind}"] = render_growth(report["scaling"], report["exponents"], kind)
         if report["copy"] and any(row["points"] for row in report["copy"]["rows"]):

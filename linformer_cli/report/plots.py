@@ -14,6 +14,8 @@ from linformer_cli.errors import UsageError
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 DASHES: tuple[Literal["-", "--", ":"], ...] = ("-", "--", ":")
 MARKERS = "osD^vPX"
+# With the dashes, so that points without a line can be told apart too.
+FILLS: tuple[Literal["full", "none", "left"], ...] = ("full", "none", "left")
 PlotFormat = Literal["png", "svg"]
 Scale = Literal["log", "linear"]
 
@@ -28,6 +30,8 @@ _TITLE_LETTERS_PER_INCH = 12
 _HANDLE_LETTERS = 8
 # Ticks of an axis that spans less than so many times its smallest number, as factors of the powers of ten.
 _STEPS = ((16, (1, 1.5, 2, 3, 4, 6, 8)), (200, (1, 2, 5)))
+# Powers of ten between these are written out.
+_PLAIN_NUMBERS = (1e-3, 1e5)
 _STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -44,9 +48,10 @@ _STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Curve:
-    """Points (x, y), with a band from `low` to `high` where they are given.
+    """Points (x, y), with a band from `low` to `high` where they are given; around a single point it is a bar.
 
-    `colour` numbers the hue and the marker, `dash` the dashes. A curve of many points has a marker at some of them.
+    `colour` numbers the hue and the marker, `dash` the dashes and how the marker is filled. A curve of many points has
+    a marker at some of them.
     """
 
     label: str
@@ -68,6 +73,8 @@ class Panel:
     y_label: str | None = None
     x_scale: Scale = "log"
     y_scale: Scale = "log"
+    # Whether the numbers on a logarithmic x axis are those of the points: sizes that were chosen, not measured.
+    ticks_at_points: bool = True
 
 
 def parse_plot_format(path: Path) -> PlotFormat:
@@ -122,9 +129,8 @@ def render_plot(
                 handles[curve.label] = _draw_curve(frame, curve)
         for frame, panel in zip(frames, panels, strict=False):
             together = [other for other in panels if other.x_label == panel.x_label]
-            _choose_ticks(
-                frame.xaxis, panel.x_scale, [x for other in together for curve in other.curves for x in curve.x]
-            )
+            places = [x for other in together for curve in other.curves for x in curve.x]
+            _choose_ticks(frame.xaxis, panel.x_scale, places if panel.ticks_at_points else None)
             _choose_ticks(frame.yaxis, panel.y_scale, None)
         for frame in frames[len(panels) :]:
             frame.set_axis_off()
@@ -133,7 +139,8 @@ def render_plot(
             figure.suptitle("\n".join(lines), fontsize=_STYLE["font.size"] + 1)
         # Long labels need more room each.
         widest = max(map(len, handles), default=1)
-        across = max(1, min(columns * 3 // 2, int(width * columns * _LETTERS_PER_INCH / (widest + _HANDLE_LETTERS))))
+        fitting = int(width * columns * _LETTERS_PER_INCH / (widest + _HANDLE_LETTERS))
+        across = max(1, min(max(2, columns * 3 // 2), fitting))
         figure.set_size_inches(width * columns, height * rows + 0.3 + 0.2 * math.ceil(len(handles) / across))
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=across)
         buffer = io.BytesIO()
@@ -145,15 +152,18 @@ def render_plot(
 def _draw_curve(frame: Any, curve: Curve) -> Any:
     """The line of `curve`, for the legend."""
     colour = PALETTE[curve.colour % len(PALETTE)]
-    if len(curve.low):
+    if len(curve.low) == 1:
+        frame.vlines(curve.x, curve.low, curve.high, color=colour, linewidth=1)
+    elif len(curve.low):
         frame.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0)
     every = 1 if len(curve.x) <= _FEW_MARKERS else math.ceil(len(curve.x) / _MARKERS_OF_A_CURVE)
     (line,) = frame.plot(
         curve.x,
         curve.y,
-        DASHES[curve.dash % len(DASHES)],
         color=colour,
+        linestyle=DASHES[curve.dash % len(DASHES)] if len(curve.x) > 1 else "none",
         marker=MARKERS[curve.colour % len(MARKERS)],
+        fillstyle=FILLS[curve.dash % len(FILLS)],
         markevery=every,
         label=curve.label,
     )
@@ -176,5 +186,7 @@ def _choose_ticks(axis: Any, scale: Scale, measured: Sequence[float] | None) -> 
     elif steps := next((steps for span, steps in _STEPS if 0 < high < span * low), None):
         axis.set_major_locator(LogLocator(subs=steps))
         axis.set_major_formatter("{x:g}")
+    elif _PLAIN_NUMBERS[0] <= low and high <= _PLAIN_NUMBERS[1]:
+        axis.set_major_formatter("{x:,g}")
     axis.set_tick_params(which="minor", left=False, bottom=False)
     axis.set_minor_formatter("")

@@ -27,9 +27,10 @@ from linformer_cli.data.images import ImageSet
 from linformer_cli.data.sequence import images_to_values
 from linformer_cli.errors import CheckpointError, Interrupted, TrainingError
 from linformer_cli.evaluation.bits import measure_bits
+from linformer_cli.files import write_file
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.report.grids import encode_png, render_grid, write_file
-from linformer_cli.runtime import StopRequest, measure_peak_memory, synchronize
+from linformer_cli.report.grids import encode_png, render_grid
+from linformer_cli.runtime import StopRequest, is_out_of_memory, measure_peak_memory, synchronize
 from linformer_cli.sampling.decode import sample_images
 
 from .optimizer import build_average, build_optimizer, load_optimizer_tensors, optimizer_tensors, strip_prefix
@@ -90,6 +91,8 @@ class Trainer:
         try:
             self._restore(checkpoint, state)
         except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
+            if is_out_of_memory(error):
+                raise
             reason = " ".join(f"{type(error).__name__} {error}".split())[:200]
             raise CheckpointError(
                 f"the training state in '{checkpoint.path}' does not belong to its weights or to this lintx: {reason}"
@@ -122,7 +125,6 @@ class Trainer:
             share = measure_progress(settings, step, self.progress.elapsed_seconds, len(self.train_set))
             finished = share >= 1
             try:
-                stop.raise_if_set()
                 if step != self.progress.evaluated_at and (finished or step % settings.evaluate_every == 0):
                     self._evaluate(reporter, stop)
                 if self._sample_is_due(finished):

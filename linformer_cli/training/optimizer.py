@@ -1,6 +1,7 @@
 """The optimizer: weight decay on matrices only, and its state as named tensors."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -57,8 +58,16 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 
 
 def build_average(model: nn.Module, config: TrainConfig) -> AveragedModel | None:
-    """The exponential moving average of the weights of `model` with decay `config.ema`; None for a decay of 0."""
-    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.ema)) if config.ema else None
+    """The exponential moving average of the weights of `model` with decay `config.ema`; None for a decay of 0.
+
+    The decay of the n-th step is at most (1 + n) / (10 + n): a short run's average would else be mostly the weights
+    that it began with.
+    """
+
+    def follow(averaged: Any, current: Any, steps: Tensor | int) -> None:
+        get_ema_multi_avg_fn(min(config.ema, float((1 + steps) / (10 + steps))))(averaged, current, steps)
+
+    return AveragedModel(model, multi_avg_fn=follow) if config.ema else None
 
 
 def strip_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import datetime
 import fnmatch
 import io
 import os
@@ -17,7 +18,7 @@ from filelock import FileLock, Timeout
 from linformer_cli.checkpoint import holds_checkpoint
 from linformer_cli.config import RunConfig, parse_config
 from linformer_cli.errors import CheckpointError, LintxError, UsageError
-from linformer_cli.report.grids import TEMPORARY_FILES, write_file
+from linformer_cli.files import TEMPORARY_FILES, write_file
 from linformer_cli.report.metrics import METRICS_FILE, read_metrics
 
 METRICS = (
@@ -35,7 +36,24 @@ METRICS = (
 # What depends on the machine's speed, not on the training: left out when two runs are compared.
 TIMING_METRICS = ("elapsed_seconds", "images_per_second", "peak_memory_bytes")
 
+RUNS = Path("runs")  # where runs lie that are not told where
+
 _KEPT_SPIKES = 3
+
+
+def name_run(preset: str) -> Path:
+    """A folder in runs/ that does not exist yet, named by date and preset."""
+    base = RUNS / f"{datetime.datetime.now():%Y-%m-%d-%H%M%S}-{preset}"
+    numbered = (base.with_name(f"{base.name}-{number}") for number in range(2, 1000))
+    return next(path for path in (base, *numbered) if not path.exists())
+
+
+def find_newest_run() -> Path:
+    """The run in runs/ whose configuration was written last; raises `UsageError` where there is none."""
+    found = sorted(RUNS.glob("*/config.toml"), key=lambda file: file.stat().st_mtime)
+    if not found:
+        raise UsageError(f"there is no run in '{RUNS}' to go on with; name one: lintx train --resume FOLDER")
+    return found[-1].parent
 
 
 class RunFolder:

@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from linformer_cli.checkpoint import Checkpoint, read_checkpoint
-from linformer_cli.config import DataConfig, ImageShape, InitFrom, ModelConfig, NetworkConfig, RunConfig, parse_config
+from linformer_cli.config import (
+    DataConfig,
+    ImageShape,
+    InitFrom,
+    ModelConfig,
+    NetworkConfig,
+    RunConfig,
+    TrainConfig,
+    parse_config,
+)
 from linformer_cli.data.images import fit_size
 from linformer_cli.errors import CheckpointError, UsageError, unknown_name
 from linformer_cli.model.catalogue import parse_options
@@ -37,6 +46,11 @@ class Settings:
     def data_config(self) -> DataConfig:
         return parse_config(DataConfig, self.data, "data")
 
+    def check(self) -> None:
+        """Raise `UsageError` for what is wrong whatever the images are: reading them may take long."""
+        self._parse_network()
+        parse_config(TrainConfig, self.train, "train")
+
     def build(self, image: ImageShape) -> RunConfig:
         """The whole configuration for images of this shape, attention options filled in and checked."""
         if self.source is not None and image != self.source.info.model.image:
@@ -44,13 +58,16 @@ class Settings:
                 f"'{self.source.path}' draws images of {_describe_shape(self.source.info.model.image)}, "
                 f"'{self.data_config.name}' has {_describe_shape(image)}; choose --data or --image-size to fit"
             )
-        network = parse_config(NetworkConfig, self.model, "model")
-        options = parse_options(network.attention, network.attention_options).model_dump(exclude_none=True)
-        values = {**network.model_dump(), "attention_options": options, "image": image.model_dump()}
-        model = parse_config(ModelConfig, values, "model")
+        model = parse_config(ModelConfig, {**self._parse_network(), "image": image.model_dump()}, "model")
         tables = {"model": model.model_dump(), "data": self.data, "train": self.train}
         start = None if self.source is None else describe_source(self.source).model_dump()
         return parse_config(RunConfig, {"preset": self.preset, "init_from": start, **tables}, "run")
+
+    def _parse_network(self) -> dict[str, Any]:
+        """The network's plain values, every option of its attention filled in."""
+        network = parse_config(NetworkConfig, self.model, "model")
+        options = parse_options(network.attention, network.attention_options).model_dump(exclude_none=True)
+        return {**network.model_dump(), "attention_options": options}
 
 
 def describe_source(source: Checkpoint) -> InitFrom:
@@ -121,6 +138,25 @@ def merge_settings(
     if not lengths:
         merged_train["epochs"] = DEFAULT_EPOCHS
     return Settings(name, merged_model, data, merged_train, source)
+
+
+def extend_settings(
+    config: RunConfig, train: Mapping[str, Any], changed: Mapping[str, Any], data_dir: str | None
+) -> RunConfig:
+    """A resumed run's configuration: another length, device or data folder is all that may change.
+
+    `train` and `changed` are what was given on the command line for training and for all else; raises `UsageError`
+    where that would make another run of it.
+    """
+    refused = [*changed, *(key for key in train if key not in (*LENGTHS, "device"))]
+    if refused:
+        flag = "--" + refused[0].replace("_", "-")
+        raise UsageError(f"--resume goes on with the run's own settings; drop {flag} or start a new run")
+    settings = config.train.model_dump()
+    if any(key in train for key in LENGTHS):
+        settings |= dict.fromkeys(LENGTHS)
+    data = config.data if data_dir is None else config.data.model_copy(update={"data_dir": data_dir})
+    return config.model_copy(update={"data": data, "train": parse_config(TrainConfig, {**settings, **train}, "train")})
 
 
 def _merge_model(*layers: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from linformer_cli.bench.copy_task import (
     learning_rate_at,
     run_copy_task,
 )
+from linformer_cli.bench.operations import count_product_flops
 from linformer_cli.bench.variants import list_variants, parse_variants
 from linformer_cli.errors import DisagreementError, UsageError
 from linformer_cli.runtime import StopRequest
@@ -173,3 +174,21 @@ def test_nothing_is_trained_whose_executions_disagree(monkeypatch, raises_one_li
     monkeypatch.setattr(LinearAttention, "step", wrong)
     with raises_one_line(DisagreementError, "'linear' is not"):
         run_copy_task(VARIANTS, CopySettings(updates=1, **TINY))
+
+
+def test_a_row_says_what_share_of_the_products_its_updates_reach() -> None:
+    class Fixed:
+        def product(self, shapes, rows, precision):
+            assert (rows, precision) == (copy_task.BATCH * 12, "fp32")
+            return type("Ceiling", (), {"gigaflops": 0.5})()
+
+        def describe(self):
+            return {"copy": {}, "products": []}
+
+    settings = CopySettings(updates=2, **TINY)
+    (row,) = run_copy_task(VARIANTS[1:], settings, ceilings=Fixed()).rows
+    flops = 3 * copy_task.BATCH * 12 * count_product_flops(CopyModel(VARIANTS[1], settings))
+    assert row["product_gigaflops"] == pytest.approx(flops / row["seconds_per_update"] / 1e9)
+    assert row["product_share"] == pytest.approx(row["product_gigaflops"] / 0.5)
+    (row,) = run_copy_task(VARIANTS[1:], settings).rows
+    assert row["product_gigaflops"] is row["product_share"] is None

@@ -35,6 +35,13 @@ def test_a_process_counts_what_a_pass_holds_at_once() -> None:
     assert ballast[-1] == 1
 
 
+def test_a_pass_has_the_whole_batch(monkeypatch) -> None:
+    seen, right = [], LinearAttention.attend
+    monkeypatch.setattr(LinearAttention, "attend", lambda self, q, *rest: seen.append(q.shape) or right(self, q, *rest))
+    build_pass(setup(32, batch=3))()
+    assert [tuple(shape) for shape in seen] == [(3, 2, 32, 8)]
+
+
 def finish(monkeypatch: pytest.MonkeyPatch, code: int, stdout: str = "", stderr: str = "") -> dict:
     seen = {}
 

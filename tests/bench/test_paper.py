@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 from machine import FASTEST_ENGINE
@@ -10,6 +11,8 @@ from machine import FASTEST_ENGINE
 from linformer_cli.bench import paper as paper_module
 from linformer_cli.bench.memory import PassMemory
 from linformer_cli.bench.paper import PAPER_LENGTHS, PaperBench, PaperReport, Sizes, choose_lengths, choose_sizes
+from linformer_cli.bench.trained import read_trained_runs
+from linformer_cli.checkpoint import save_checkpoint
 from linformer_cli.errors import Interrupted
 from linformer_cli.report.paper_page import render_figures, render_page
 from linformer_cli.report.tables import to_json
@@ -28,8 +31,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """No processes, sizes that take no time, and a budget that none of them spends."""
     real = paper_module.run_copy_task
 
-    def copy_little(variants, settings, seconds, stop):
-        return real(variants, dataclasses.replace(settings, length=8, width=16, updates=2), None, stop)
+    def copy_little(variants, settings, seconds, stop, ceilings):
+        little = dataclasses.replace(settings, length=8, width=16, updates=2)
+        return real(variants, little, None, stop, ceilings=ceilings)
 
     monkeypatch.setattr(paper_module, "run_copy_task", copy_little)
     monkeypatch.setattr(paper_module, "choose_sizes", lambda seconds: Sizes((1, 2), 1, {"mnist-paper": 2}))
@@ -51,7 +55,7 @@ def test_a_budget_decides_sizes() -> None:
 @pytest.mark.parametrize("seconds", [1, 60, 90, 150, 300, 10_000])
 def test_lengths_are_of_the_papers_and_far_apart(seconds) -> None:
     lengths = choose_lengths(seconds, 4)
-    assert len(lengths) >= 2 and lengths == sorted(set(lengths))
+    assert len(lengths) >= 3 and lengths == sorted(set(lengths))
     assert set(lengths) <= set(PAPER_LENGTHS)
     if seconds == 10_000:
         assert lengths == list(PAPER_LENGTHS)
@@ -75,6 +79,10 @@ def test_all_parts_are_measured_and_saved_one_by_one(networks, quick) -> None:
         *(("lsh-1", "textbook"), ("lsh-4", "textbook")),
     ]
     assert [(row["name"], row["engine"]) for row in result.sampling[:5]] == methods
+    # One image at once first, in both networks.
+    assert [(row["preset"], row["batch"]) for row in result.sampling[::5]] == [
+        (name, batch) for batch in (1, 2) for name in ("mnist-paper", "two")
+    ]
     assert {(row["preset"], row["batch"]) for row in result.sampling} == {
         (name, batch) for name in ("mnist-paper", "two") for batch in (1, 2)
     }
@@ -82,6 +90,8 @@ def test_all_parts_are_measured_and_saved_one_by_one(networks, quick) -> None:
     assert {row["positions"] for row in result.scaling} == {16, 32}
     assert [row["name"] for row in result.exponents] == ["linear", "softmax", "lsh-1", "lsh-4"]
     assert result.copy is not None and [row["name"] for row in result.copy["rows"]] == ["linear", "softmax", "lsh-4"]
+    assert all(row["product_share"] > 0 for row in result.copy["rows"])
+    assert all(row["copy_share"] > 0 for row in result.scaling)
     assert {part for part, _ in told} == {"sampling", "training", "scaling"}
     timed = [row for row in result.sampling if row["samples_seconds"]]
     assert {row["peak_memory_bytes"] for row in timed} <= {1000, 2000}
@@ -108,6 +118,32 @@ def test_all_parts_are_measured_and_saved_one_by_one(networks, quick) -> None:
     assert figures["attention.png"].startswith(b"\x89PNG") and b"<svg" in figures["images-per-second.svg"]
 
 
+def test_runs_of_other_networks_are_timed_too(networks, quick, build_tiny_model, tiny_info, tmp_path) -> None:
+    changes = {"ours": {"attention_options": {}}, "wide": {"feed_forward": 64}, "rfa": {"attention": "rfa"}}
+    for number, (name, change) in enumerate(changes.items()):
+        model = build_tiny_model(**change)
+        training = tiny_info.training.model_copy(
+            update={"validation_bits_per_dim": 1.0 + number, "validation_standard_error": 0.1, "validation_images": 9}
+        )
+        save_checkpoint(
+            tmp_path / name, model, tiny_info.model_copy(update={"model": model.config, "training": training})
+        )
+    networks = [("a", build_tiny_model(attention_options={}).config), ("b", build_tiny_model(layers=1).config)]
+    result = PaperBench(600.0, "cpu", read_trained_runs([str(tmp_path)]), networks).run()
+    assert {
+        (row["preset"], row["name"], row["batch"]): row["bits_per_dim"]
+        for row in result.sampling
+        if row["bits_per_dim"] is not None
+    } == {
+        (*row, batch): bits
+        for row, bits in {("a", "linear"): 1.0, (None, "wide"): 2.0, (None, "rfa"): 3.0}.items()
+        for batch in (1, 2)
+    }
+    assert [row["name"] for row in result.training if row["bits_per_dim"] is not None] == ["linear"]
+    figures = render_figures(json.loads(to_json(result)))
+    assert {"bits-per-dim.png", "bits-per-dim.svg"} <= set(figures)
+
+
 def test_an_interruption_keeps_what_was_measured(networks, quick) -> None:
     stop, saved = StopRequest(), []
 
@@ -125,11 +161,36 @@ def test_an_interruption_keeps_what_was_measured(networks, quick) -> None:
     assert "Not finished: training, scaling, memory, copy." in page
 
 
-def test_a_part_that_takes_far_too_long_is_broken_off(networks, quick, monkeypatch) -> None:
-    monkeypatch.setattr(paper_module, "_STARTING_SECONDS", -1e9)
-    result = PaperBench(600.0, "cpu", networks=networks).run()
-    assert result.sampling == [] and result.training
+def test_a_part_that_takes_far_too_long_is_broken_off_with_what_it_has(networks, quick) -> None:
+    def report(part, row):
+        if part == "sampling":
+            bench._part_ends = -1.0
+
+    bench = PaperBench(600.0, "cpu", networks=networks, report=report)
+    result = bench.run()
+    assert {(row["preset"], row["batch"]) for row in result.sampling} == {("mnist-paper", 1)}
+    assert len(result.sampling) == 5 and result.training and result.unfinished == []
     assert any(line.startswith("sampling: broken off") for line in result.reduced)
+
+
+def test_a_batch_that_the_time_does_not_reach_is_left_out(networks, quick, monkeypatch) -> None:
+    """A clock on which the first network takes 150 s of the 282 s of sampling and the second 100 s: 32 s are left."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(paper_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    seconds = {"mnist-paper": 150.0, "two": 100.0}
+
+    def report(part, row):
+        if part == "sampling" and row["name"] == "lsh-4":  # the last of its group
+            clock.now += seconds[row["preset"]]
+
+    result = PaperBench(600.0, "cpu", networks=networks, report=report).run()
+    assert {(row["preset"], row["batch"]) for row in result.sampling} == {("mnist-paper", 1), ("two", 1)}
+    assert [line for line in result.reduced if line.startswith("sampling")] == [
+        "sampling mnist-paper: batch 2 left out, the time was up",
+        "sampling two: batch 2 left out, the time was up",
+        "sampling mnist-paper: 1 of 5 rows are extrapolated from some positions",
+        "sampling two: 1 of 5 rows are extrapolated from some positions",
+    ]
 
 
 def test_memory_goes_as_far_as_the_time(networks, quick) -> None:

@@ -177,8 +177,37 @@ def test_a_check_can_give_up_between_steps(subjects) -> None:
         if len(calls) > 10:
             raise Interrupted("enough", 2)
 
-    with pytest.raises(Interrupted):
-        run_sampling_bench(subjects[1:2], SamplingPlan([1], 3), "fp32", check=give_up, checked=True)
+    report = run_sampling_bench(subjects[1:2], SamplingPlan([1], 3), "fp32", check=give_up, checked=True)
+    assert (report.rows, report.ended) == ([], "interrupted")
     assert len(calls) == 11
     with pytest.raises(Interrupted):
         build_step_case(subjects[1].model, 1, give_up).work(4)
+
+
+@pytest.mark.parametrize(
+    ("after", "repeats", "memory"),
+    [
+        (1, [3], [None]),  # while its memory is measured
+        (2, [3], [7]),  # behind the first group
+        (2 + 40, [3], [7]),  # warming up for the second
+        (2 + 90, [3], [7]),  # in its first turn
+        (2 + 200, [3, 2], [7, None]),  # in its third
+    ],
+)
+def test_an_interruption_keeps_every_group_and_the_turns_of_the_last(
+    subjects, monkeypatch, after, repeats, memory
+) -> None:
+    """Every step of an image of 64 values asks whether to go on: 32 of a warm-up and 64 of a turn."""
+    monkeypatch.setattr(run_module, "measure_row_memory", lambda *given: 7)
+    first = 32 + 3 * 64
+    left = iter(range(first + after - 1))
+
+    def give_up() -> None:
+        if next(left, None) is None:
+            raise Interrupted("enough", 2)
+
+    plan = SamplingPlan([1, 2], 3, rerun=False, memory=True)
+    report = run_sampling_bench(subjects[1:2], plan, "fp32", check=give_up, checked=True)
+    assert report.ended == "interrupted"
+    assert [row["repeats"] for row in report.rows] == repeats
+    assert [row["peak_memory_bytes"] for row in report.rows] == memory

@@ -8,6 +8,7 @@ import pytest
 
 from linformer_cli.bench import timing as timing_module
 from linformer_cli.bench.timing import Timing, measure_interleaved
+from linformer_cli.errors import Interrupted
 
 
 @pytest.fixture
@@ -59,6 +60,27 @@ def test_the_device_has_done_all_work_whenever_the_clock_is_read(monkeypatch, jo
 def test_an_error_of_a_work_is_not_hidden(journal) -> None:
     with pytest.raises(ZeroDivisionError):
         measure_interleaved([lambda: 1 / 0], [], 2, "cpu")
+
+
+@pytest.mark.parametrize(("calls", "turns"), [(2, 1), (3, 1), (4, 2)])
+def test_an_interruption_leaves_the_turns_that_all_have_had(monkeypatch, journal, calls, turns) -> None:
+    start_clock(monkeypatch, journal)
+    left = iter(range(calls))
+
+    def work() -> None:
+        if next(left, None) is None:
+            raise Interrupted("enough", 2)
+
+    timings = measure_interleaved([work, work], [], 9, "cpu")
+    assert [len(timing.samples) for timing in timings] == [turns, turns]
+
+
+def test_an_interruption_of_the_first_turn_leaves_nothing(monkeypatch, journal) -> None:
+    def work() -> None:
+        raise Interrupted("enough", 2)
+
+    with pytest.raises(Interrupted):
+        measure_interleaved([lambda: None, work], [], 9, "cpu")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """bits/dim come from trained runs, and stand beside exactly the model that was trained."""
 
 import pytest
+import torch
 
+from linformer_cli.bench.subjects import Subject, load_subjects
 from linformer_cli.bench.trained import UNTRAINED, find_trained, read_trained_runs
 from linformer_cli.checkpoint import save_checkpoint
 from linformer_cli.errors import CheckpointError
@@ -10,6 +12,7 @@ from linformer_cli.errors import CheckpointError
 @pytest.fixture
 def save_run(tmp_path, build_tiny_model, tiny_info):
     def save(name: str, bits: float | None, **changes):
+        """At `name` in the test's folder."""
         model = build_tiny_model(**changes)
         training = tiny_info.training.model_copy(
             update={"validation_bits_per_dim": bits, "validation_standard_error": 0.1, "validation_images": 9}
@@ -44,3 +47,28 @@ def test_the_best_run_of_the_same_model_counts(save_run, build_tiny_model) -> No
 def test_a_run_without_validation_is_one_line(save_run, raises_one_line) -> None:
     with raises_one_line(CheckpointError, "no bits/dim", "never validated"):
         read_trained_runs([save_run("none", None)])
+
+
+def test_a_folder_of_runs_is_all_that_were_validated(save_run, tmp_path, raises_one_line) -> None:
+    for name, bits in (("runs/b/last", 1.5), ("runs/b/best", 1.4), ("runs/a/last", 1.2), ("runs/new/last", None)):
+        save_run(name, bits)
+    (tmp_path / "runs" / "empty").mkdir()
+    (tmp_path / "runs" / "a.png").write_bytes(b"")
+    runs = read_trained_runs([str(tmp_path / "runs")])
+    assert [(run.folder.name, run.bits_per_dim) for run in runs] == [("a", 1.2), ("b", 1.4)]
+    assert [run.path.name for run in runs] == ["last", "best"]
+    # A run is no folder of runs, though it holds folders of checkpoints.
+    assert [run.bits_per_dim for run in read_trained_runs([str(tmp_path / "runs" / "b")])] == [1.4]
+    with raises_one_line(CheckpointError, "holds no checkpoint"):
+        read_trained_runs([str(tmp_path / "runs" / "empty")])
+
+
+def test_runs_are_models_to_be_timed_with_bits_of_their_own(save_run) -> None:
+    """Also where another run of the same model is better."""
+    runs = read_trained_runs([save_run("one", 1.5), save_run("two", 1.2)])
+    first, second = load_subjects(runs, "cpu", "bf16")
+    assert (first.name, second.name, first.trained, first.preset) == ("one", "two", True, None)
+    assert first.model.dtype == torch.bfloat16 and not first.model.training
+    assert [subject.find_run(runs)["bits_per_dim"] for subject in (first, second)] == [1.5, 1.2]
+    other = Subject("other", first.model)
+    assert other.find_run(runs)["bits_per_dim"] == 1.2 and other.find_run([]) == UNTRAINED

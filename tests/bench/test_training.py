@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from machine import HAS_COMPILER
 
 from linformer_cli.bench import training as training_module
 from linformer_cli.bench.operations import count_product_flops
@@ -49,6 +50,33 @@ def test_images_per_second_of_steps(subjects, monkeypatch) -> None:
     assert row["product_share"] is None and row["bits_per_dim"] is None
 
 
+def test_the_textbook_is_plain_torch_in_float32(subjects, monkeypatch) -> None:
+    """Both engines of a mechanism take turns; what a row was timed with is what it says."""
+    seen: list[tuple[str, bool, bool]] = []
+
+    def take_step(trainer: Trainer) -> None:
+        inner = trainer.model.blocks[0].inner
+        compiled = inner.is_compiled(torch.device("cpu"), torch.float32)
+        seen.append((trainer.config.model.attention, trainer.autocast, compiled))
+
+    monkeypatch.setattr(Trainer, "take_step", take_step)
+    report = run_training_bench(subjects, [2], 2, "bf16", engines=["textbook", "auto"])
+    kernels = "native" if HAS_COMPILER else "parallel"
+    assert [(row["name"], row["engine"], row["precision"]) for row in report.rows] == [
+        ("softmax", "textbook", "fp32"),
+        ("softmax", "parallel", "bf16"),
+        ("linear-16", "textbook", "fp32"),
+        ("linear-16", kernels, "bf16"),
+    ]
+    one_turn = [
+        ("softmax", False, False),
+        ("softmax", True, False),
+        ("linear", False, False),
+        ("linear", True, HAS_COMPILER),
+    ]
+    assert seen == one_turn * 3  # a warm-up and two repeats
+
+
 def test_shares_count_three_passes(subjects, monkeypatch) -> None:
     class Fixed:
         def product(self, shapes, rows, precision):
@@ -78,20 +106,36 @@ def test_little_time_means_fewer_repeats_or_none(subjects, monkeypatch) -> None:
         assert row["images_per_second"] is None and row["samples_seconds"] == []
 
 
-def test_runs_and_interruptions(subjects, tmp_path) -> None:
-    told, calls = [], []
+def test_bits_stand_beside_the_model_that_was_trained(subjects, tmp_path) -> None:
+    told = []
     run = TrainedRun(tmp_path, subjects[1].model.config, "glyphs", 480, 1.25, 0.01, 90)
     rows = run_training_bench(subjects, [2], 1, "fp32", runs=[run], report=told.append).rows
     assert told == rows and [row["bits_per_dim"] for row in rows] == [None, 1.25]
 
+
+@pytest.mark.parametrize(
+    ("calls", "repeats"),
+    [
+        (2, []),  # the first step, uncounted, of each
+        (4, [1, 1]),
+        (7, [2, 2]),  # the third turn was not finished
+        (12, [5, 5]),
+    ],
+)
+def test_an_interruption_keeps_the_turns_that_all_have_had(subjects, calls, repeats) -> None:
+    left = iter(range(calls))
+
     def give_up() -> None:
-        calls.append(0)
-        if len(calls) > 2:
+        if next(left, None) is None:
             raise Interrupted("enough", 2)
 
-    with pytest.raises(Interrupted):
-        run_training_bench(subjects, [2], 5, "fp32", check=give_up, checked=True)
-    assert len(calls) == 3
+    report = run_training_bench(subjects, [2, 4], 5, "fp32", check=give_up, checked=True)
+    assert report.ended == "interrupted"
+    assert [row["repeats"] for row in report.rows] == repeats
+    for row in report.rows:
+        assert row["batch"] == 2 and len(row["samples_seconds"]) == row["repeats"]
+        assert row["reduced"] == (None if row["repeats"] == 5 else f"{row['repeats']} of 5 repeats")
+    assert run_training_bench(subjects[:1], [2], 1, "fp32", checked=True).ended == "finished"
 
 
 def test_nothing_is_timed_that_disagrees(subjects, monkeypatch) -> None:

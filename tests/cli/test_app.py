@@ -1,10 +1,13 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-COMMANDS = ["train", "sample", "complete", "eval", "check", "bench", "compare", "attentions", "info", "export", "env"]
+COMMANDS = [
+    *("train", "sample", "complete", "eval", "check", "bench", "compare", "plot", "attentions", "info", "export", "env")
+]
 BENCHES = ["bench sample", "bench train", "bench attention", "bench copy", "bench approximation", "bench paper"]
 ROOT = Path(__file__).parents[2]
 
@@ -24,6 +27,7 @@ ROOT = Path(__file__).parents[2]
         ["bench", "paper"],
         ["bench", "approximation"],
         ["compare"],
+        ["plot"],
     ],
 )
 def test_help_needs_no_torch(arguments):
@@ -60,6 +64,34 @@ def test_a_group_without_a_command_is_its_help_page(lintx, arguments):
     assert outcome.stdout.strip() == lintx(*arguments, "--help").stdout.strip()
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("lintx tr", {"train"}),
+        ("lintx bench sa", {"sample"}),
+        ("lintx train --optimizer ", {"adamw", "radam"}),
+        ("lintx train --preset mnist", {"mnist-small", "mnist-paper"}),
+    ],
+)
+def test_the_tab_key_knows_commands_and_values(line, expected):
+    words = line.split(" ")
+    environment = {
+        "_LINTX_COMPLETE": "complete_bash",
+        "COMP_WORDS": "\n".join(words),
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    script = (
+        "import sys; from linformer_cli.cli.app import main\n"
+        "sys.argv = ['lintx']\n"
+        "try: main()\n"
+        "finally: assert 'torch' not in sys.modules"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env={**os.environ, **environment}
+    )
+    assert set(finished.stdout.split()) == expected
+
+
 def test_python_dash_m_is_the_same_command():
     arguments = [sys.executable, "-m", "linformer_cli", "--version"]
     finished = subprocess.run(arguments, capture_output=True, text=True, check=True, cwd=ROOT)
@@ -86,12 +118,16 @@ def test_the_reference_is_up_to_date(tmp_path):
         (["sample", "--device", "tpu"], 2, "unknown device 'tpu'"),
         (["sample", "one", "--checkpoint", "two"], 2, "two checkpoints are named"),
         (["sample", "-o", "-", "--json"], 2, "both want stdout"),
+        (["sample", "-o", "grid.jpg"], 2, "-o writes a PNG, found 'grid.jpg'; give it a name that ends in .png"),
+        (["sample", "--gif", "grid.png"], 2, "--gif writes a GIF, found 'grid.png'"),
+        (["complete", "x.png", "-o", "x.jpeg"], 2, "-o writes a PNG"),
+        (["complete", "x.png", "--gif", "x.webp"], 2, "--gif writes a GIF"),
         (["complete"], 2, "Missing argument"),
         (["complete", "x.png", "--keep", "left:0.5"], 2, "only keep the top"),
         (["complete", "nosuch.png"], 1, "no picture at 'nosuch.png'"),
         (["bench", "smaple"], 2, "Did you mean 'sample'?"),
         (["bench", "--repeats", "2", "sample"], 2, "No such option: --repeats"),
-        (["bench", "sample", "--batch", "1,x"], 2, "--batch takes whole numbers separated by commas"),
+        (["bench", "sample", "--batch", "1,x"], 2, "--batch takes whole numbers above 0 separated by commas"),
         (["bench", "sample", "--preset", "mnist-papr"], 2, "did you mean 'mnist-paper'?"),
         (["bench", "sample", "--preset", "tiny", "-c", "mnist-small"], 2, "both name a network"),
         (["bench", "sample", "--image-size", "16"], 2, "--image-size is for --preset"),
@@ -99,19 +135,25 @@ def test_the_reference_is_up_to_date(tmp_path):
         (["bench", "sample", "--preset", "tiny", "--image-size", "5000"], 2, "can have 1,048,576 values"),
         (["bench", "sample", "--preset", "tiny", "--attention", "linaer"], 2, "did you mean 'linear'?"),
         (["bench", "train", "--preset", "tiny,mnist-smal"], 2, "did you mean 'mnist-small'?"),
-        (["bench", "train", "--batch", "0"], 2, "--batch takes whole numbers separated by commas"),
+        (["bench", "train", "--batch", "0"], 2, "--batch takes whole numbers above 0 separated by commas"),
         (["bench", "paper", "--budget", "soon"], 2, "'soon' is not a time"),
         (["bench", "paper", "--runs", "nowhere/at-all"], 1, "no checkpoint at 'nowhere/at-all'"),
-        (["bench", "attention", "--positions", "0"], 2, "--positions takes whole numbers separated by commas"),
+        (["bench", "attention", "--positions", "0"], 2, "--positions takes whole numbers above 0 separated by commas"),
         (["bench", "attention", "--attention", "linaer"], 2, "did you mean 'linear'?"),
         (["bench", "attention", "--attention", "linear:chnk=3"], 2, "did you mean 'chunk'?"),
         (["bench", "attention", "--attention", "linear,linear"], 2, "'linear' is given twice"),
         (["bench", "approximation", "--norms", "1,-1"], 2, "--norms takes numbers above 0"),
+        (["bench", "approximation", "--norms", "1,inf"], 2, "--norms takes numbers above 0"),
         (["bench", "approximation", "--features", "x"], 2, "--features takes whole numbers"),
         (["bench", "approximation", "--plot", "x.pdf"], 2, "ends in .png or .svg"),
         (["bench", "approximation", "--maps", "positve"], 2, "'positve' does not estimate softmax"),
         (["bench", "attention", "--limit", "soon"], 2, "'soon' is not a time"),
         (["train", "--preset", "mnist-smal"], 2, "did you mean 'mnist-small'?"),
+        # Said before the data are looked for, which do not exist.
+        (["train", "--data", "array:nowhere", "--attention", "linaer"], 2, "did you mean 'linear'?"),
+        (["train", "--data", "array:nowhere", "--attention-option", "chunk=x"], 2, "chunk"),
+        (["train", "--data", "array:nowhere", "--batch", "0"], 2, "train: batch"),
+        (["train", "--data", "array:nowhere", "--steps", "1", "--epochs", "1"], 2, "exactly one of steps, epochs"),
         (["train", "--data", "glyphs", "--attention", "linaer"], 2, "did you mean 'linear'?"),
         (["train", "--data", "glyphs", "--attention-option", "chnk=3"], 2, "did you mean 'chunk'?"),
         (["train", "--data", "glyphs", "--attention-option", "chunk"], 2, "KEY=VALUE"),

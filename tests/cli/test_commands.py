@@ -22,6 +22,8 @@ from linformer_cli.model.catalogue import MIXERS
 from linformer_cli.report.grids import read_png_metadata
 from linformer_cli.training.run_folder import METRICS
 
+SMALL = ("--data", "glyphs", "--image-size", "10", "--preset", "tiny")  # images of 10 x 10, a model that starts at once
+
 
 def test_training_leaves_the_documented_folder(run_folder):
     names = {path.name for path in run_folder.iterdir()}
@@ -41,18 +43,7 @@ def test_a_run_is_never_overwritten(lintx, run_folder):
 
 
 def test_dry_run_writes_nothing(lintx, tmp_path):
-    arguments = [
-        "train",
-        "--data",
-        "glyphs",
-        "--image-size",
-        10,
-        "--preset",
-        "tiny",
-        "--out",
-        tmp_path / "run",
-        "--dry-run",
-    ]
+    arguments = ["train", *SMALL, "--out", tmp_path / "run", "--dry-run"]
     document = lintx(*arguments, "--json").document
     assert document["config"]["model"]["attention_options"]["feature_map"] == "elu"
     assert document["parameters"] > 0 and document["seconds_per_step"] > 0
@@ -62,26 +53,15 @@ def test_dry_run_writes_nothing(lintx, tmp_path):
 
 def test_resume_goes_on_and_refuses_other_settings(lintx, tmp_path):
     run = tmp_path / "run"
-    base = [
-        "train",
-        "--data",
-        "glyphs",
-        "--image-size",
-        10,
-        "--preset",
-        "tiny",
-        "--batch",
-        4,
-        "--steps",
-        2,
-        "--out",
-        run,
-    ]
-    assert lintx(*base).code == 0
+    assert lintx("train", *SMALL, "--batch", 4, "--steps", 2, "--out", run).code == 0
     outcome = lintx("train", "--resume", run, "--batch", 8)
     assert outcome.code == 2 and "drop --batch" in outcome.stderr
-    document = lintx("train", "--resume", run, "--steps", 4, "--json").document
-    assert document["steps"] == 4 and document["images"] == 16
+    outcome = lintx("train", "--resume", run, "--attention-option", "chunk=8")
+    assert outcome.code == 2 and "drop --attention-option " in outcome.stderr
+    outcome = lintx("train", "--resume", run, "--steps", 4, "--json")
+    assert outcome.document["steps"] == 4 and outcome.document["images"] == 16
+    assert "nothing was left" not in outcome.stderr
+    assert "nothing was left to train; a longer --steps" in lintx("train", "--resume", run).stderr
 
 
 def test_weights_move_to_another_mechanism(lintx, run_folder, tmp_path):
@@ -123,6 +103,7 @@ def test_sample_writes_a_grid_with_its_settings(lintx, run_folder, tmp_path):
     document = outcome.document
     assert document["images"] == 5 and document["images_per_second"] > 0 and document["state_bytes"] > 0
     assert {"attention", "engine", "precision", "device", "batch", "checkpoint"} <= document.keys()
+    assert outcome.stderr.startswith(f"{run_folder / 'best'}: linear attention")
     metadata = read_png_metadata(out)
     assert metadata["seed"] == 7 and metadata["checkpoint_sha256"] == read_checkpoint(run_folder).digest
     assert [path.name for path in sorted(files.iterdir())] == [f"{index:05d}.png" for index in range(5)]
@@ -311,7 +292,9 @@ def little_paper(monkeypatch, tiny_model_config):
     monkeypatch.setattr(module, "measure_row_memory", lambda *given: 1000)
     monkeypatch.setattr("linformer_cli.bench.scaling.measure_pass_memory", lambda setup, limit: PassMemory(9, 0.001))
     monkeypatch.setattr(
-        module, "run_copy_task", lambda variants, settings, seconds, stop: real(variants, _shrink(settings), None, stop)
+        module,
+        "run_copy_task",
+        lambda variants, settings, seconds, *rest, **named: real(variants, _shrink(settings), None, *rest, **named),
     )
     return module
 
@@ -358,6 +341,7 @@ def test_bench_paper_keeps_what_ctrl_c_leaves(lintx, little_paper, monkeypatch, 
 
 def test_bench_attention_gives_points_and_exponents(lintx):
     base = ["bench", "attention", "--attention", "linear,fine=linear:chunk=16", "--positions", "64,32", "--repeats", 2]
+    base += ["--batch", 2]
     outcome = lintx(*base, "--json")
     document = outcome.document
     assert [(row["name"], row["positions"]) for row in document["rows"]] == [
@@ -367,19 +351,25 @@ def test_bench_attention_gives_points_and_exponents(lintx):
         ("fine", 64),
     ]
     for row in document["rows"]:
-        assert row["left_out"] is None and len(row["samples_seconds"]) == 2 and row["seconds"] > 0
-        assert row["peak_memory_bytes"] >= 0
+        assert row["left_out"] is None and len(row["samples_seconds"]) == 2
+        assert row["seconds_per_sequence"] > 0 and row["peak_memory_bytes"] >= 0 and row["copy_share"] > 0
+        assert row["batch"] == 2
     assert document["rows"][2]["attention_options"]["chunk"] == 16
     assert [row["name"] for row in document["exponents"]] == ["linear", "fine"]
     assert document["environment"]["versions"]["torch"] and "resident" in document["settings"]["memory"]
-    assert "fine, T = 64: " in outcome.stderr
+    assert "fine, T = 64, batch 2: " in outcome.stderr
+
+
+def _of_a_pass(setup):
+    from linformer_cli.bench.memory import PassMemory
+
+    return PassMemory(2**10 * setup.positions * setup.batch, 0.01)
 
 
 def test_bench_attention_draws_time_and_memory(lintx, monkeypatch, tmp_path):
     from linformer_cli.bench import scaling
-    from linformer_cli.bench.memory import PassMemory
 
-    monkeypatch.setattr(scaling, "measure_pass_memory", lambda setup, limit: PassMemory(2**10 * setup.positions, 0.01))
+    monkeypatch.setattr(scaling, "measure_pass_memory", lambda setup, limit: _of_a_pass(setup))
     monkeypatch.setenv("COLUMNS", "80")
     plot = tmp_path / "deep" / "scaling.svg"
     base = ["bench", "attention", "--attention", "softmax,linear", "--positions", "32,64", "--repeats", 1]
@@ -388,8 +378,9 @@ def test_bench_attention_draws_time_and_memory(lintx, monkeypatch, tmp_path):
     assert "longest T that fits" in outcome.stdout and "overtakes softmax at T" in outcome.stdout
     assert max(map(len, outcome.stdout.splitlines())) <= 80
     text = plot.read_text()
-    for words in ("one pass (s)", "peak of one pass (MiB)", "T (positions)", "32"):
+    for words in ("time of a sequence (s)", "peak memory of a sequence (MiB)", "T (positions)", "32"):
         assert f"<!-- {words} -->" in text
+    assert "backward, batch x T = 65,536" in text
     assert re.search(r"<!-- softmax \(-?\d+\.\d\d, 1\.00\) -->", text)  # the slopes of time and memory
     document = lintx(*base, "--json").document
     softmax, linear = document["exponents"]
@@ -397,6 +388,43 @@ def test_bench_attention_draws_time_and_memory(lintx, monkeypatch, tmp_path):
     assert softmax["overtakes_softmax"] is None and linear["overtakes_softmax"] is not None
     assert document["plot"] is None
     assert lintx(*base, "--plot", "scaling.pdf").code == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "told", "rows"),
+    [
+        (["sample", "--batch", "1,2", "--no-memory"], "bench_sample._report", [1, 1, 1]),
+        (["train", "--preset", "tiny", "--batch", "1,2"], "bench_train.describe_speed", [1, 1]),
+        (
+            ["attention", "--attention", "linear", "--positions", "32,64", "--batch", "1"],
+            "bench_attention._report",
+            [1],
+        ),
+    ],
+)
+@pytest.mark.parametrize("shown", ["--json", "--format=md"])
+def test_a_benchmark_that_is_stopped_shows_what_it_has(lintx, run_folder, monkeypatch, command, told, rows, shown):
+    """Ctrl-C comes while the first group, or length, is told."""
+
+    seen = []
+
+    def stop(row):
+        if not seen:
+            os.kill(os.getpid(), signal.SIGINT)
+        seen.append(row)
+        return "told"
+
+    monkeypatch.setattr(f"linformer_cli.cli.{told}", stop)
+    where = ["-c", run_folder] if command[0] == "sample" else []
+    outcome = lintx("bench", *command, *where, "--repeats", 1, shown)
+    assert outcome.code == 130
+    assert outcome.stderr.splitlines()[-1] == "Stopped; what was measured by then is shown"
+    if shown == "--json":
+        assert outcome.document["ended"] == "interrupted"
+        assert [row["batch"] for row in outcome.document["rows"]] == rows
+    else:
+        table = outcome.stdout.partition("\n\n")[0]
+        assert len(table.splitlines()) == 2 + len(rows)
 
 
 @pytest.mark.parametrize("style", ["table", "md", "csv"])
@@ -412,7 +440,7 @@ def test_bench_attention_says_why_a_row_is_empty(lintx, monkeypatch, style):
     monkeypatch.setattr(scaling, "measure_pass_memory", measure)
     monkeypatch.setenv("COLUMNS", "80")
     base = ["bench", "attention", "--attention", "linear", "--positions", "32,64", "--repeats", 1, "--format", style]
-    outcome = lintx(*base)
+    outcome = lintx(*base, "--batch", 1)
     assert outcome.code == 0, outcome.stderr
     words = " ".join(outcome.stdout.replace("|", " ").split())
     assert "linear" in words and "needs more" in words
@@ -426,6 +454,23 @@ def test_bench_attention_says_why_a_row_is_empty(lintx, monkeypatch, style):
         assert rows[0]["time_exponent_last_two"] == ""
     else:
         assert "1 MiB" in words and "exponents of" in words
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["attentions", "linear"],
+        ["bench", "attention", "--attention", "linear", "--positions", "32", "--batch", 1, "--repeats", 1],
+        ["bench", "copy", "--attention", "linear", "--length", 8, "--width", 16, "--updates", 2],
+        ["bench", "train", "--preset", "tiny", "--batch", 1, "--repeats", 1],
+    ],
+)
+def test_json_is_a_format_too(lintx, command):
+    """The same document as --json, but for what was measured."""
+    documents = [lintx(*command, *last).document for last in (["--format", "json"], ["--json"])]
+    assert documents[0].keys() == documents[1].keys()
+    if command[0] == "attentions":
+        assert documents[0] == documents[1]
 
 
 def test_attentions_lists_everything_about_each(lintx):
@@ -517,20 +562,7 @@ def test_nothing_is_said_on_stdout_beside_json(lintx, run_folder, tmp_path):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number, code):
     run = tmp_path / "run"
-    options = [
-        "--data",
-        "glyphs",
-        "--image-size",
-        "10",
-        "--preset",
-        "tiny",
-        "--batch",
-        "4",
-        "--steps",
-        "100000",
-        "--sample-every",
-        "0",
-    ]
+    options = [*SMALL, "--batch", "4", "--steps", "100000", "--sample-every", "0"]
     process = subprocess.Popen(
         [sys.executable, "-m", "linformer_cli", "train", *options, "--out", str(run)], stderr=subprocess.PIPE, text=True
     )
@@ -585,6 +617,7 @@ def test_compare_trains_each_once_and_goes_on(lintx, tmp_path, monkeypatch):
     assert rows[0] == first.document["rows"][0]
     for row in rows:
         assert row["images"] == 32 and row["missing"] is None and len(row["samples_seconds"]) == 2
+        assert len(row["training_samples_seconds"]) == 2 and row["training_images_per_second"] > 0
         assert row["bits_per_dim"] == pytest.approx(8, abs=0.3) and row["validation_images"] == 8
         assert (tmp_path / f"{row['name']}.png").is_file()
     # Of everything that is there, nothing is done again.
@@ -593,6 +626,12 @@ def test_compare_trains_each_once_and_goes_on(lintx, tmp_path, monkeypatch):
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")} == before
     assert max(map(len, table.stdout.splitlines())) <= 80 and "missing" not in table.stdout
     assert "linear-16" in table.stdout and f"{rows[1]['bits_per_dim']:.3f} +- " in table.stdout
+    anew = compare(lintx, tmp_path, "--attention", "softmax,linear:chunk=16", "--retime", "--json").document["rows"]
+    for old, new in zip(rows, anew, strict=True):
+        assert new["samples_seconds"] != old["samples_seconds"] and new["bits_per_dim"] == old["bits_per_dim"]
+        assert new["training_samples_seconds"] != old["training_samples_seconds"] and len(new["samples_seconds"]) == 2
+    refused = compare(lintx, tmp_path, "--retime", "--no-train")
+    assert refused.code == 2 and "--retime" in refused.stderr
     text = compare(lintx, tmp_path, "--attention", "softmax,linear", "--no-train", "--format", "csv").stdout
     found = list(csv.DictReader(text.splitlines()))
     assert [(row["name"], row["missing"]) for row in found] == [("softmax", ""), ("linear", "not begun")]
@@ -628,7 +667,7 @@ def test_compare_interrupted_keeps_what_it_has(lintx, tmp_path, monkeypatch):
     monkeypatch.setattr(Trainer, "_train_step", interrupted)
     outcome = compare(lintx, tmp_path, "--attention", "softmax,linear", "--format", "md")
     assert outcome.code == 130 and "the same command goes on" in outcome.stderr
-    assert "sampling was not timed" in outcome.stdout and "step 2 of 2" in outcome.stdout  # but not validated
+    assert "training and sampling not timed" in outcome.stdout and "step 2 of 2" in outcome.stdout  # but not validated
     monkeypatch.setattr(Trainer, "_train_step", train_step)
     rows = compare(lintx, tmp_path, "--attention", "softmax,linear", "--json").document["rows"]
     assert [row["missing"] for row in rows] == [None, None]

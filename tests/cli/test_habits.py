@@ -40,10 +40,11 @@ def test_quiet_says_nothing_but_errors(lintx, run_folder, tmp_path, flag) -> Non
 
 
 def test_a_gif_shows_the_drawing(lintx, run_folder, tmp_path) -> None:
-    lintx("sample", run_folder, "-n", 3, "-o", tmp_path / "x.png", "--gif", tmp_path / "x.gif", "--seed", 8)
+    lintx("sample", run_folder, "-n", 3, "-o", tmp_path / "x.png", "--gif", tmp_path / "x.gif", "--seed", 8,
+          "--columns", 1, "--scale", 3)  # fmt: skip
     with Image.open(tmp_path / "x.gif") as gif, Image.open(tmp_path / "x.png") as grid:
         assert gif.n_frames == 11
-        assert json.loads(gif.info["comment"])["seed"] == 8
+        assert json.loads(gif.info["comment"]) == json.loads(grid.text["lintx"])  # type: ignore[attr-defined]
         gif.seek(10)
         assert gif.convert("L").tobytes() == grid.tobytes()
     shutil.copy(tmp_path / "x.png", tmp_path / "mine.png")
@@ -51,6 +52,7 @@ def test_a_gif_shows_the_drawing(lintx, run_folder, tmp_path) -> None:
           "--gif", tmp_path / "c.gif")  # fmt: skip
     with Image.open(tmp_path / "c.gif") as gif, Image.open(tmp_path / "c.png") as grid:
         assert gif.n_frames == 7
+        assert json.loads(gif.info["comment"]) == json.loads(grid.text["lintx"])  # type: ignore[attr-defined]
         gif.seek(6)
         assert gif.convert("L").tobytes() == grid.tobytes()
 
@@ -58,7 +60,7 @@ def test_a_gif_shows_the_drawing(lintx, run_folder, tmp_path) -> None:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_whoever_stops_sampling_keeps_what_is_done(run_folder, tmp_path, number, code) -> None:
     arguments = ["sample", str(run_folder), "-n", "100000", "--batch", "2", "-o", str(tmp_path / "grid.png")]
-    arguments += ["--files", str(tmp_path / "files")]
+    arguments += ["--files", str(tmp_path / "files"), "--quiet"]  # which keeps what matters
     with subprocess.Popen(
         [sys.executable, "-m", "linformer_cli", *arguments],
         stderr=subprocess.PIPE,
@@ -80,6 +82,16 @@ def test_whoever_stops_sampling_keeps_what_is_done(run_folder, tmp_path, number,
     with Image.open(tmp_path / "grid.png") as grid:
         assert json.loads(grid.text["lintx"])["count"] == kept  # type: ignore[attr-defined]
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_whoever_stops_sampling_before_the_first_image_gets_no_file(lintx, run_folder, tmp_path, monkeypatch) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("linformer_cli.sampling.decode.iter_samples", stop)
+    outcome = lintx("sample", run_folder, "-n", 1, "-o", tmp_path / "x.png")
+    assert outcome.code == 130 and outcome.stderr.splitlines()[-1] == "Stopped"
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("columns", [40, 80, 200])

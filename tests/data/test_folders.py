@@ -113,7 +113,7 @@ def test_only_broken_pictures(tmp_path: Path, cache: Path) -> None:
 
 
 def test_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("LINTX_CACHE", str(tmp_path / "cache"))
     write_pictures(tmp_path / "pictures", 6)
     (tmp_path / "pictures" / "broken.png").write_text("no picture")
     (tmp_path / "pictures" / "notes.txt").write_text("not meant")

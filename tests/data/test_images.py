@@ -19,6 +19,7 @@ REAL_DATA = os.environ.get("LINTX_DATA")
 @pytest.fixture(autouse=True)
 def no_folders_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("LINTX_DATA", raising=False)
+    monkeypatch.delenv("LINTX_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import shutil
+import socket
 import string
 import sys
 from collections.abc import Callable
@@ -100,15 +101,17 @@ def test_command_lines(full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LINTX_DATA", str(tmp_path / "none"))
     monkeypatch.setattr("linformer_cli.checkpoint.shipped_checkpoints", dict)
-    monkeypatch.setattr("linformer_cli.data.torchvision_sets.load_set", _no_data, raising=False)
+    monkeypatch.setattr(socket, "getaddrinfo", _no_network)
 
     @cases(full, 2000)
     @given(command=st.sampled_from(COMMANDS), arguments=st.lists(words, max_size=6))
     def run(command: str, arguments: list[str]) -> None:
-        arguments = [argument for argument in arguments if "\0" not in argument and "glyphs" not in argument]
+        arguments = [argument for argument in arguments if "\0" not in argument]
         if command in ("attentions", "env") and not arguments:
             return
-        monkeypatch.setattr(sys, "argv", ["lintx", command, *arguments, "--data", "array:none"][: 2 + len(arguments)])
+        if command == "train":  # which would train, on what it draws or downloads; the last --data counts
+            arguments = [*arguments, "--data", "array:none"]
+        monkeypatch.setattr(sys, "argv", ["lintx", command, *arguments])
         with pytest.raises(SystemExit) as ended:
             main()
         captured = capsys.readouterr()
@@ -120,8 +123,8 @@ def test_command_lines(full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     run()
 
 
-def _no_data(*_arguments: object, **_options: object) -> None:
-    raise LintxError("no data here")
+def _no_network(*address: object, **_options: object) -> None:
+    pytest.fail(f"a fuzzed command asks the network for {address}")
 
 
 def test_settings(full: bool, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from tolerances import FLOAT64, PROBABILITY_TOTAL, assert_agree
 from torch import Tensor
 
 from linformer_cli.config import ModelConfig
+from linformer_cli.model import heads
 from linformer_cli.model.heads import CategoricalHead, Head, MixtureHead, build_head, invert_cumulative
 
 BuildConfig = Callable[..., ModelConfig]
@@ -39,7 +40,7 @@ def extreme_parameters(head: Head) -> Tensor:
         return rows
     assert isinstance(head, MixtureHead)
     means = (-1e3, -1.5, -1.0, -0.3, 0.0, 1 / 255, 0.9999, 1.0, 1.5, 1e3)
-    log_scales = (-20.0, -7.0, -6.0, -5.0, -3.0, 0.0, 3.0, 10.0, 30.0)
+    log_scales = (-20.0, -7.0, -6.0, -5.0, -3.0, 0.0, 3.0, 10.0, 30.0, 1000.0)
     rows = []
     for mean in means:
         for log_scale in log_scales:
@@ -183,8 +184,10 @@ def test_each_image_of_a_batch_is_drawn_by_its_own_number(build_config: BuildCon
 
 
 @every_type
-def test_a_value_of_probability_zero_is_never_drawn(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("precise", [Tensor.double, Tensor.float], ids=["double", "device-without-double"])
+def test_a_value_of_probability_zero_is_never_drawn(dtype: torch.dtype, precise, monkeypatch) -> None:
     """Not even by a number that float32 rounds to 1: top-k and top-p leave many such values."""
+    monkeypatch.setattr(heads, "_precise", precise)
     probabilities = torch.tensor([[0, 0.25, 0, 0.25, 0.5, 0, 0]], dtype=dtype)
     uniforms = torch.tensor([0.0, 0.1, 0.25, 0.3, 0.5, 0.75, 1 - 2**-24, 1 - 2**-30, 1 - 2**-53], dtype=torch.float64)
     values, places = invert_cumulative(probabilities.expand(9, -1), uniforms)
@@ -199,6 +202,15 @@ def test_the_place_within_a_share_is_uniform_again() -> None:
     assert values.tolist() == [0, 0, 0, 2, 2, 3, 3]
     expected = torch.tensor([0, 0.25, 0.75, 0, 0.5, 0, 0.5], dtype=torch.float64)
     torch.testing.assert_close(places, expected, rtol=0, atol=1e-12)
+
+
+def test_the_place_is_within_the_share_also_where_rounding_is_as_large() -> None:
+    probabilities = torch.exp(8 * torch.randn(500, 60, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+    probabilities /= probabilities.sum(dim=-1, keepdim=True)
+    borders = probabilities.cumsum(dim=-1)
+    for column in range(59):
+        _, places = invert_cumulative(probabilities, borders[:, column] / borders[:, -1])
+        assert bool(((places >= 0) & (places <= 1)).all())
 
 
 def test_probabilities_that_miss_one_by_rounding_lose_nothing() -> None:

@@ -3,6 +3,7 @@
 import io
 from xml.etree import ElementTree
 
+from linformer_cli.errors import UsageError
 from linformer_cli.report import benchmarks
 from linformer_cli.report.tables import Column
 
@@ -75,6 +76,29 @@ def test_speed_is_drawn_by_network_and_method() -> None:
     for words in ("mnist-paper", "linear", "softmax, rerun", "images per second", "images at once", "64"):
         assert f"<!-- {words} -->" in text
     assert "<!-- 16 -->" not in text  # nothing was measured there
+
+
+def _trained(name: str, bits: float, seen: int = 8000, row=MEASURED, **changes):
+    run = {"bits_per_dim": bits, "bits_per_dim_standard_error": 0.01, "images_seen": seen, "data": "mnist"}
+    return {**row, "name": name, **run, **changes}
+
+
+def test_bits_are_drawn_against_speed_where_they_are_known() -> None:
+    rows = [_trained("linear", 1.25), _trained("rfa", 1.5, batch=64), {**MEASURED, "bits_per_dim": None}]
+    rows.append(_trained("softmax", 1.0, row=EXTRAPOLATED))
+    text = benchmarks.render_quality(rows, "svg").decode()
+    for words in ("batch 1", "batch 64", "linear", "rfa", "softmax, rerun", "images per second", "bits/dim"):
+        assert f"<!-- {words} -->" in text
+    assert "validation bits/dim on mnist after 8,000 training images" in text
+    # The images seen stand with each where they are not the same.
+    text = benchmarks.render_quality([*rows, _trained("flash", 1.1, 500)], "svg").decode()
+    assert "<!-- flash, 500 images -->" in text and "<!-- linear, 8 k images -->" in text
+    assert benchmarks.render_quality(rows, "png").startswith(b"\x89PNG")
+
+
+def test_speed_alone_has_no_bits_to_draw(raises_one_line) -> None:
+    with raises_one_line(UsageError, "--runs"):
+        benchmarks.render_quality([{**MEASURED, "bits_per_dim": None}, _trained("x", 1.0, row=LEFT_OUT)], "png")
 
 
 def test_no_table_is_wider_than_a_terminal() -> None:

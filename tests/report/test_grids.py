@@ -1,14 +1,11 @@
-import errno
 import io
-import os
-import stat
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image, PngImagePlugin
 
-from linformer_cli.errors import DataError, LintxError, UsageError
+from linformer_cli.errors import DataError, UsageError
 from linformer_cli.report.grids import (
     BACKGROUND,
     CAPTION_HEIGHT,
@@ -21,7 +18,6 @@ from linformer_cli.report.grids import (
     render_grid,
     render_title,
     stack_rows,
-    write_file,
 )
 
 
@@ -194,7 +190,7 @@ def test_metadata_comes_back_from_bytes_and_from_a_file(tmp_path):
     data = encode_png(Image.new("L", (2, 2)), metadata)
     expected = {"seed": 7, "prompt": "ä|\n", "folder": str(Path("runs/a")), "temperature": 0.5}
     assert read_png_metadata(data) == expected
-    write_file(tmp_path / "a.png", data)
+    (tmp_path / "a.png").write_bytes(data)
     assert read_png_metadata(tmp_path / "a.png") == expected
 
 
@@ -253,96 +249,6 @@ def test_foreign_and_damaged_images_are_one_line(data, message):
 def test_missing_image_names_its_path(tmp_path):
     with pytest.raises(DataError, match=r"^cannot read .*none\.png: no such file or directory$"):
         read_png_metadata(tmp_path / "none.png")
-
-
-# write_file
-
-
-def test_write_makes_folders_and_replaces_what_was_there(tmp_path):
-    path = tmp_path / "new" / "folder" / "a.bin"
-    write_file(path, b"first, and longer")
-    write_file(str(path), b"second")
-    assert path.read_bytes() == b"second"
-    assert [entry.name for entry in path.parent.iterdir()] == ["a.bin"]
-
-
-def test_written_file_has_ordinary_permissions(tmp_path):
-    (tmp_path / "ordinary").write_bytes(b"")
-    write_file(tmp_path / "ours", b"")
-    assert stat.S_IMODE((tmp_path / "ours").stat().st_mode) == stat.S_IMODE((tmp_path / "ordinary").stat().st_mode)
-
-
-def test_longest_possible_name_is_written(tmp_path):
-    path = tmp_path / ("a" * 255)
-    write_file(path, b"data")
-    assert path.read_bytes() == b"data"
-
-
-@pytest.mark.parametrize(
-    "fault, expected, message",
-    [
-        (OSError(errno.ENOSPC, "No space left on device"), LintxError, "no space left on device; free some space"),
-        (KeyboardInterrupt(), KeyboardInterrupt, None),
-    ],
-    ids=["full", "ctrl-c"],
-)
-@pytest.mark.parametrize("before", [None, b"old"])
-def test_interrupted_write_leaves_no_half_file(tmp_path, monkeypatch, fault, expected, message, before):
-    path = tmp_path / "a.bin"
-    if before is not None:
-        path.write_bytes(before)
-
-    def fail(_):
-        assert any(entry.read_bytes() == b"new" for entry in tmp_path.iterdir())
-        raise fault
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(expected, match=message):
-        write_file(path, b"new")
-    assert [entry.read_bytes() for entry in tmp_path.iterdir()] == ([] if before is None else [before])
-
-
-def test_refusals_name_the_path_and_the_reason(tmp_path):
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(LintxError) as caught:
-        write_file(tmp_path, b"data")
-    assert str(caught.value) == f"cannot write {tmp_path}: is a directory; give the name of a file"
-    for path in (tmp_path / "file" / "a", tmp_path / "file" / "b" / "a"):
-        with pytest.raises(LintxError) as caught:
-            write_file(path, b"data")
-        assert str(caught.value).startswith(f"cannot write {path}: ")
-        assert str(caught.value).endswith("; a part of the path is a file, not a folder")
-
-
-def test_permission_denied_is_explained(tmp_path, monkeypatch):
-    def deny(*_):
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(os, "replace", deny)  # root may write anywhere, so a read-only folder would prove nothing
-    with pytest.raises(LintxError, match=r"permission denied; choose a folder that you may write to$"):
-        write_file(tmp_path / "a", b"data")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_link_keeps_pointing_where_it_did(tmp_path):
-    (tmp_path / "real").mkdir()
-    link = tmp_path / "link"
-    link.symlink_to(Path("real") / "a")
-    write_file(link, b"data")
-    assert link.is_symlink()
-    assert (tmp_path / "real" / "a").read_bytes() == b"data"
-
-
-def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        write_file(path, b"data")
-        assert os.read(reader, 10) == b"data"
-    finally:
-        os.close(reader)
-    assert path.is_fifo()
 
 
 def test_pictures_of_several_sizes_stand_in_one_row():

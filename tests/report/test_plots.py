@@ -144,3 +144,21 @@ def test_other_formats_are_one_line(name, raises_one_line) -> None:
 def test_matplotlib_is_imported_for_drawing_only() -> None:
     script = "import sys, linformer_cli.report.plots; assert 'matplotlib' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_single_point_has_a_bar_and_no_line() -> None:
+    def render(low, high):
+        curve = Curve("alone", [10.0], [3.0], low, high)
+        panel = Panel("", [curve], y_scale="linear", ticks_at_points=False)
+        return render_plot([panel], "images per second", "bits/dim", "svg").decode()
+
+    bare, barred = render((), ()), render((2.5,), (3.5,))
+    assert "LineCollection" in barred and "LineCollection" not in bare
+    assert "stroke-dasharray" not in bare
+
+
+@pytest.mark.parametrize(("span", "shown"), [((0.05, 300.0), "100"), ((2e-5, 300.0), "{10^{2}}")])
+def test_powers_of_ten_are_written_out_where_they_are_short(span, shown) -> None:
+    curve = Curve("one", [1, 2], list(span))
+    text = render_plot([Panel("", [curve])], "x", "y", "svg").decode()
+    assert shown in text

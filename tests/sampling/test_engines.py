@@ -15,9 +15,10 @@ from linformer_cli.config import ImageShape
 from linformer_cli.errors import UsageError
 from linformer_cli.evaluation.bits import measure_bits, stepped_nats
 from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.native import compiler
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.decode import sample_values
-from linformer_cli.sampling.engines import ENGINES, TextbookEngine, build_engine, choose_engine, compiler
+from linformer_cli.sampling.engines import ENGINES, TextbookEngine, build_engine, choose_engine
 from linformer_cli.sampling.engines.native import FEW, NativeEngine
 
 FLOAT32, BFLOAT16 = 1e-5, 0.05
@@ -287,9 +288,9 @@ def test_an_unknown_engine_gets_a_suggestion(build_tiny_model, raises_one_line) 
 def fresh_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """An empty cache, and nothing loaded before."""
     monkeypatch.setenv("LINTX_CACHE", str(tmp_path / "cache"))
-    compiler.load_library.cache_clear()
+    compiler._outcome.cache_clear()
     yield tmp_path / "cache" / "native"
-    compiler.load_library.cache_clear()
+    compiler._outcome.cache_clear()
 
 
 def test_without_a_compiler_the_textbook_serves_and_that_is_said(build_tiny_model, fresh_compiler, monkeypatch) -> None:
@@ -314,7 +315,7 @@ def test_kernels_are_compiled_once(build_tiny_model, fresh_compiler, monkeypatch
     assert choose_engine("auto", build_tiny_model()).value == "native"
     (library,) = fresh_compiler.glob("*.so")
     written = library.stat().st_mtime_ns
-    compiler.load_library.cache_clear()
+    compiler._outcome.cache_clear()
     monkeypatch.setattr(compiler, "_compile", None)
     assert choose_engine("auto", build_tiny_model()).value == "native"
     assert library.stat().st_mtime_ns == written
@@ -330,7 +331,7 @@ def test_a_library_that_was_cut_off_is_compiled_again(build_tiny_model, fresh_co
     cut_off.parent.mkdir(parents=True)
     cut_off.write_bytes(library.read_bytes()[:1000])
     shutil.copy(library.with_suffix(".sha256"), cut_off.parent)
-    compiler.load_library.cache_clear()
+    compiler._outcome.cache_clear()
     assert choose_engine("auto", build_tiny_model()).value == "native"
     assert cut_off.stat().st_size == library.stat().st_size
 

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import functools
 import json
 import math
 import shutil
@@ -523,6 +524,18 @@ def test_a_training_state_of_another_model_is_one_line(configure, tmp_path, rais
             again.resume()
 
 
+@pytest.mark.parametrize("kind", [torch.OutOfMemoryError, RuntimeError])
+def test_memory_that_runs_out_in_a_resume_is_not_blamed_on_the_state(configure, tmp_path, monkeypatch, kind) -> None:
+    train(begin(configure(), tmp_path / "run"))
+
+    def run_out(*_: object) -> None:
+        raise kind("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr("linformer_cli.training.loop.load_optimizer_tensors", run_out)
+    with pytest.raises(kind, match="can't allocate memory"):
+        begin(configure(), tmp_path / "run").resume()
+
+
 def test_what_a_stop_before_the_first_step_calls_saved_is_saved(configure, tmp_path) -> None:
     config = configure()
     trainer = begin(config, tmp_path / "run")
@@ -612,7 +625,7 @@ def test_a_loss_that_jumps_is_said_once_and_the_save_before_it_kept(configure, t
 
     def jumping(rate: float) -> tuple[float, float]:
         nats, norm = train_step(rate)
-        losses.append(9 * nats if 63 <= trainer.progress.step < 67 else nats)
+        losses.append(100 * nats if 63 <= trainer.progress.step < 67 else nats)
         return losses[-1], norm
 
     monkeypatch.setattr(trainer, "_train_step", jumping)
@@ -621,7 +634,9 @@ def test_a_loss_that_jumps_is_said_once_and_the_save_before_it_kept(configure, t
     kept = trainer.folder.kept / "before-spike-0000063"
     images = ", ".join(map(str, trainer.batches.batch(63 * 4, 3)))
     assert f"at step 63, batch 4 of epoch 9 (training images {images}, ...)" in message
-    assert f"to {losses[63] / math.log(2):.3f} bits/dim" in message
+    trend = functools.reduce(LossTrend.follow, losses[:63], LossTrend())
+    before, after = (nats / math.log(2) for nats in (trend.mean, losses[63]))
+    assert f"the loss jumped from {before:.3f} to {after:.3f} bits/dim" in message
     assert str(kept) in message
     assert read_checkpoint(kept).info.training.step == 60
     assert load_training_state(read_checkpoint(kept)).values["step"] == 60
@@ -640,6 +655,16 @@ def test_a_trend_knows_noise_from_a_jump() -> None:
         lasting = lasting.follow(1.2)
     assert not lasting.high, "a new level that lasts is normal in the end"
     assert not LossTrend().follow(9.0).high, "the first loss is nothing to compare with"
+    assert trend.follow(1e6).mean == pytest.approx(0.5, abs=0.05), "one loss that is far off moves the trend little"
+
+
+def test_a_jump_is_far_above_both_the_mean_and_the_noise() -> None:
+    noisy = functools.reduce(LossTrend.follow, [1.0, 3.0] * 100, LossTrend())
+    assert not noisy.follow(5.0).high
+    assert noisy.follow(20.0).high
+    steady = functools.reduce(LossTrend.follow, [1.0] * 200, LossTrend())
+    assert not steady.follow(1.4).high
+    assert steady.follow(1.6).high
 
 
 # The best
@@ -762,15 +787,16 @@ def test_progress_that_was_saved_before_the_loss_had_a_trend_is_read() -> None:
 
 
 def test_what_is_saved_and_evaluated_is_the_average(configure, tmp_path) -> None:
-    """By hand: the average starts at the weights after the first step and then moves by 1 - decay at each."""
-    trainer = begin(configure(ema=0.75, steps=3, sample_every=0), tmp_path / "run")
+    """By hand: the average starts at the weights after the first step and moves by 1 - decay at each, more at first."""
+    trainer = begin(configure(ema=0.2, steps=4, sample_every=0), tmp_path / "run")
+    decays = iter([0, 2 / 11, 0.2, 0.2])
     take_step = trainer._train_step
     expected: dict[str, torch.Tensor] = {}
 
     def train_step(rate: float) -> tuple[float, float]:
-        taken = take_step(rate)
+        taken, decay = take_step(rate), next(decays)
         for key, weight in trainer.model.state_dict().items():
-            expected[key] = expected[key] * 0.75 + weight * 0.25 if key in expected else weight.clone()
+            expected[key] = expected[key] * decay + weight * (1 - decay) if decay else weight.clone()
         return taken
 
     trainer._train_step = train_step  # type: ignore[method-assign]

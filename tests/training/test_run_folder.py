@@ -11,11 +11,11 @@ from typing import Any, get_args
 
 import pytest
 
+from linformer_cli import files as files_module
 from linformer_cli.config import Config, DataConfig, ModelConfig, RunConfig, TrainConfig, parse_config
 from linformer_cli.errors import CheckpointError, LintxError, UsageError
-from linformer_cli.report import grids as grids_module
 from linformer_cli.training import run_folder as run_folder_module
-from linformer_cli.training.run_folder import METRICS, TIMING_METRICS, RunFolder
+from linformer_cli.training.run_folder import METRICS, TIMING_METRICS, RunFolder, find_newest_run, name_run
 
 PLAIN: dict[str, Any] = {"model": {"image": {"height": 8, "width": 8}}, "train": {"steps": 5}}
 
@@ -29,8 +29,39 @@ def read_metrics(folder: RunFolder) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def save(folder: RunFolder, step: int) -> None:
+    """Something in `last/` that says when it was saved."""
+    shutil.rmtree(folder.last, ignore_errors=True)
+    folder.last.mkdir(parents=True)
+    (folder.last / "config.json").write_text(str(step))
+
+
 def full_disk(*_arguments: object, **_options: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+# Where a run lies that was not told where
+
+
+def test_a_new_run_is_named_by_its_preset_and_its_name_is_free(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    taken = set()
+    for _ in range(3):
+        run = name_run("tiny")
+        assert run.parent == Path("runs") and "-tiny" in run.name and run not in taken
+        run.mkdir(parents=True)
+        taken.add(run)
+
+
+def test_the_newest_run_is_the_one_to_go_on_with(tmp_path: Path, monkeypatch, raises_one_line) -> None:
+    monkeypatch.chdir(tmp_path)
+    with raises_one_line(UsageError, "no run in 'runs'", "lintx train --resume FOLDER"):
+        find_newest_run()
+    for name, changed in (("a", 20), ("b", 30), ("c", 10)):
+        RunFolder(Path("runs") / name).create(configure())
+        os.utime(Path("runs") / name / "config.toml", (changed, changed))
+    (tmp_path / "runs" / "d").mkdir()
+    assert find_newest_run() == Path("runs/b")
 
 
 # Made once
@@ -159,7 +190,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch, raises_one_line) -
     folder = RunFolder(tmp_path / "run")
     folder.create(configure())
     monkeypatch.setattr(run_folder_module, "open", full_disk, raising=False)
-    monkeypatch.setattr(grids_module, "open", full_disk, raising=False)
+    monkeypatch.setattr(files_module, "open", full_disk, raising=False)
     for fails in (
         lambda: RunFolder(tmp_path / "other").create(configure()),
         lambda: folder.append_metrics({"step": 1}),
@@ -189,9 +220,7 @@ def test_what_a_killed_write_left_does_not_make_a_folder_taken(tmp_path: Path) -
 def test_what_was_saved_before_a_spike_stays(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     for step in (5, 10, 15, 20):
-        shutil.rmtree(folder.last, ignore_errors=True)
-        folder.last.mkdir(parents=True)
-        (folder.last / "config.json").write_text(str(step))
+        save(folder, step)
         folder.keep(step, keep_last=2)
         assert (folder.keep_before_spike(step) / "config.json").read_text() == str(step)
     kept = sorted(path.name for path in folder.kept.iterdir())
@@ -218,9 +247,7 @@ def test_a_second_process_is_refused(tmp_path: Path, raises_one_line) -> None:
 def test_the_newest_saves_are_kept(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     for step in (5, 10, 15, 20):
-        shutil.rmtree(folder.last, ignore_errors=True)
-        folder.last.mkdir(parents=True)
-        (folder.last / "config.json").write_text(str(step))
+        save(folder, step)
         folder.keep(step, 3)
     kept = sorted(folder.kept.iterdir())
     assert [path.name for path in kept] == ["step-0000010", "step-0000015", "step-0000020"]

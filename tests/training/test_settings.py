@@ -10,7 +10,7 @@ from linformer_cli.config import ImageShape, InitFrom, RunConfig, TrainConfig
 from linformer_cli.errors import CheckpointError, UsageError
 from linformer_cli.presets import PRESETS
 from linformer_cli.training.run_folder import RunFolder
-from linformer_cli.training.settings import DEFAULT_EPOCHS, DEFAULT_PRESET, find_source, merge_settings
+from linformer_cli.training.settings import DEFAULT_EPOCHS, DEFAULT_PRESET, extend_settings, find_source, merge_settings
 
 IMAGE = ImageShape(height=8, width=8)
 
@@ -190,6 +190,27 @@ def test_merging_leaves_presets_and_flags_alone(write) -> None:
     build(write('[model]\nattention_options = {feature_map = "relu"}'), "tiny", model=flags)
     assert flags == {"attention_options": {"chunk": 8}}
     assert PRESETS["tiny"].model_dump() == before
+
+
+# Going on with a run
+
+
+def test_a_resumed_run_may_get_another_length_device_and_data_folder() -> None:
+    config = build(preset="tiny", train={"steps": 5, "batch": 3, "device": "cpu"})
+    longer = extend_settings(config, {"max_time": 60.0, "device": "auto"}, {}, "elsewhere")
+    assert (longer.train.steps, longer.train.epochs, longer.train.max_time) == (None, None, 60.0)
+    assert (longer.train.batch, longer.train.device, longer.data.data_dir) == (3, "auto", "elsewhere")
+    assert longer.model == config.model
+    assert extend_settings(config, {}, {}, None) == config
+
+
+@pytest.mark.parametrize(
+    ("train", "changed", "flag"),
+    [({"learning_rate": 0.1}, {}, "--learning-rate"), ({}, {"layers": 3}, "--layers"), ({}, {"out": "x"}, "--out")],
+)
+def test_a_resumed_run_keeps_everything_else(train, changed, flag, raises_one_line) -> None:
+    with raises_one_line(UsageError, f"drop {flag} or start a new run"):
+        extend_settings(build(preset="tiny", train={"steps": 5}), {**train, "steps": 6}, changed, None)
 
 
 # Beginning with a checkpoint

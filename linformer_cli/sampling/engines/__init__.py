@@ -18,15 +18,6 @@ def build_engine(wanted: str, model: PixelModel, batch: int, state: PixelState |
     return ENGINES[choose_engine(wanted, model).value](model, batch, state)
 
 
-def parse_engines(text: str) -> list[str]:
-    """`textbook,auto` as names; raises `UsageError` for one that is not known."""
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if name != AUTO and name not in ENGINES:
-            raise unknown_name("engine", name, [AUTO, *ENGINES])
-    return names
-
-
 def choose_engine(wanted: str, model: PixelModel) -> Choice:
     """The engine `wanted`, or for `auto` the fastest that serves `model`, and why.
 

@@ -10,23 +10,9 @@
 #include <immintrin.h>
 #endif
 
-namespace {
+#include "numbers.h"
 
-struct bfloat16 {
-    uint16_t bits;
-    bfloat16() = default;
-    bfloat16(float value) {
-        uint32_t word;
-        std::memcpy(&word, &value, 4);
-        bits = static_cast<uint16_t>((word + 0x7fff + ((word >> 16) & 1)) >> 16);  // to nearest, ties to even
-    }
-    operator float() const {
-        uint32_t word = static_cast<uint32_t>(bits) << 16;
-        float value;
-        std::memcpy(&value, &word, 4);
-        return value;
-    }
-};
+namespace {
 
 enum FeatureMap { ELU = 0, RELU = 1 };
 

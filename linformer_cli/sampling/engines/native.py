@@ -5,6 +5,7 @@ gave.
 """
 
 import ctypes
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -16,9 +17,9 @@ from linformer_cli.model.blocks import TransformerBlock
 from linformer_cli.model.embedding import EmbeddingState, PixelEmbedding
 from linformer_cli.model.heads import MixtureHead
 from linformer_cli.model.pixel_model import PixelModel, PixelState
+from linformer_cli.native.compiler import NoCompiler, load_library
 
 from .base import Engine
-from .compiler import NoCompiler, load_library
 
 MAPS = {"elu": 0, "relu": 1}
 # Up to so many images a thread, all threads work together on every product: one with fewer of its own would read all
@@ -28,6 +29,15 @@ FEW = 2
 LANES, TILE_ROWS = 16, 64
 # Of the arrays that the kernels keep on the stack.
 WIDEST_HEAD, MOST_LEVELS = 256, 1024
+
+SOURCE = Path(__file__).with_name("native.cpp")
+_SIZE, _POINTER, _REAL = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
+_SIGNATURES = {
+    "embed": (*[_SIZE] * 5, *[_POINTER] * 5),
+    "step": [_POINTER] * 3,
+    "draw_categorical": (*[_SIZE] * 2, *[_POINTER] * 3),
+    "draw_mixture": (*[_SIZE] * 3, *[_REAL] * 2, *[_POINTER] * 3),
+}
 
 _POINTERS = (
     *("input", "output", "up", "down", "input_bias", "output_bias", "up_bias", "down_bias"),
@@ -40,6 +50,15 @@ _SIZES = (
 _ENDS = ("layer", "first_gain", "first_shift", "last_gain", "last_shift", "head", "head_bias", "scratch")
 # Gain and shift, as pointers; None where there is no norm.
 _Norm = tuple[int | None, int | None]
+
+
+def load_kernels() -> ctypes.CDLL:
+    """The functions of native.cpp; raises `NoCompiler` where they cannot be had."""
+    library = load_library(SOURCE)
+    for name, signature in _SIGNATURES.items():
+        function = getattr(library, f"lintx_{name}")
+        function.argtypes, function.restype = signature, None
+    return library
 
 
 class _Layer(ctypes.Structure):
@@ -67,7 +86,7 @@ class NativeEngine(Engine):
 
     def __init__(self, model: PixelModel, batch: int, state: PixelState | None = None) -> None:
         super().__init__(model, batch, state)
-        self._kernels = load_library()
+        self._kernels = load_kernels()
         state = model.init_state(batch) if state is None else state
         self._blocks = cast(list[TransformerBlock], list(model.blocks))
         self._states = [LinearState(*(part.contiguous() for part in layer)) for layer in state.layers]
@@ -95,7 +114,7 @@ class NativeEngine(Engine):
             if max(inner.shape.key_width, inner.shape.value_width) > WIDEST_HEAD:
                 return f"it has heads up to {WIDEST_HEAD} wide"
         try:
-            load_library()
+            load_kernels()
         except NoCompiler as error:
             return str(error)
         return None
@@ -186,7 +205,7 @@ class _Embedding:
     """Tokens to vectors, with the last values in a ring: value number v stands in slot v mod reach."""
 
     def __init__(self, embedding: PixelEmbedding, state: EmbeddingState, batch: int, width: int) -> None:
-        self._kernels = load_library()
+        self._kernels = load_kernels()
         self._batch, self._width = batch, width
         self._levels, self._reach = embedding.levels, embedding.reach
         self._position = int(state.position)

@@ -1,5 +1,7 @@
-"""Compiles `native.cpp` with the system's compiler on first use, in about a second, and keeps it in a cache."""
+"""Compiles a C++ file with the system's compiler on first use, in a few seconds, and keeps the library in a cache."""
 
+import contextlib
+import contextvars
 import ctypes
 import functools
 import hashlib
@@ -8,64 +10,94 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from linformer_cli.errors import LintxError
+from linformer_cli.files import user_cache
 from linformer_cli.runtime import processor_name
 
-SOURCE = Path(__file__).with_name("native.cpp")
+# What every source may include.
+HEADERS = Path(__file__).parent
 # Fast math lets exponentials and sums be vectorised; it is left out when linking, where it would change how the whole
 # process treats the smallest numbers.
 COMPILE = ("-std=c++17", "-O3", "-march=native", "-ffast-math", "-fPIC", "-c")
 LINK = ("-shared",)
 
-
-_SIZE, _POINTER, _REAL = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
-_SIGNATURES = {
-    "embed": (*[_SIZE] * 5, *[_POINTER] * 5),
-    "step": [_POINTER] * 3,
-    "draw_categorical": (*[_SIZE] * 2, *[_POINTER] * 3),
-    "draw_mixture": (*[_SIZE] * 3, *[_REAL] * 2, *[_POINTER] * 3),
-}
+_allowed = contextvars.ContextVar("allowed", default=True)
 
 
 class NoCompiler(LintxError):
-    """The native engine cannot be had here; the message says why."""
+    """Compiled code cannot be had here; the message says why."""
 
 
 def cache_folder() -> Path:
-    """Where compiled libraries are kept: $LINTX_CACHE, else the user's cache."""
-    base = os.environ.get("LINTX_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "lintx")
-    return Path(base).expanduser() / "native"
+    """Where compiled libraries are kept; raises `NoCompiler` where there is no such place."""
+    try:
+        return user_cache() / "native"
+    except LintxError as error:
+        raise NoCompiler(str(error)) from None
+
+
+@contextlib.contextmanager
+def textbook_only() -> Iterator[None]:
+    """Inside it, what has a compiled form and a textbook one in plain torch computes by the textbook."""
+    token = _allowed.set(False)
+    try:
+        yield
+    finally:
+        _allowed.reset(token)
+
+
+def has_library(source: Path) -> bool:
+    """Whether the library of `source` may be used here and can be had."""
+    if not _allowed.get():
+        return False
+    try:
+        load_library(source)
+    except NoCompiler:
+        return False
+    return True
 
 
 @functools.cache
-def load_library() -> ctypes.CDLL:
-    """The compiled kernels; raises `NoCompiler` where there is no compiler or it fails."""
+def _outcome(source: Path) -> ctypes.CDLL | NoCompiler:
+    try:
+        return _load(source)
+    except NoCompiler as error:
+        return error  # kept too: no second try in this process
+
+
+def load_library(source: Path) -> ctypes.CDLL:
+    """The compiled functions of `source`; raises `NoCompiler` where there is no compiler or it fails."""
+    outcome = _outcome(source)
+    if isinstance(outcome, NoCompiler):
+        raise outcome
+    return outcome
+
+
+def describe_library(source: Path) -> str:
+    """Where the library is, or why there is none."""
+    try:
+        return f"compiled, in {load_library(source)._name}"
+    except NoCompiler as error:
+        return f"not to be had: {error}"
+
+
+def _load(source: Path) -> ctypes.CDLL:
     compiler = next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
     if compiler is None:
         raise NoCompiler("there is no C++ compiler (c++, g++ or clang++) on the PATH")
     threads = _threads_library()
-    key = (SOURCE.read_bytes(), os.path.realpath(compiler), COMPILE, platform.machine(), processor_name(), str(threads))
+    texts = [file.read_bytes() for file in (source, *sorted(HEADERS.glob("*.h")))]
+    key = (texts, os.path.realpath(compiler), COMPILE, platform.machine(), processor_name(), str(threads))
     file = cache_folder() / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:20]}.so"
     try:
         if not _is_whole(file):
-            _compile(compiler, file, threads is not None)
-        library = ctypes.CDLL(str(file))
-        for name, signature in _SIGNATURES.items():
-            function = getattr(library, f"lintx_{name}")
-            function.argtypes, function.restype = signature, None
-        return library
+            _compile(compiler, source, file, threads is not None)
+        return ctypes.CDLL(str(file))
     except OSError as error:
         raise NoCompiler(f"the kernels cannot be compiled or loaded: {error.strerror or error}") from None
-
-
-def describe_native_engine() -> str:
-    """Where its compiled kernels are, or why there are none."""
-    try:
-        return f"compiled, in {load_library()._name}"
-    except NoCompiler as error:
-        return f"not to be had: {error}"
 
 
 def _threads_library() -> str | None:
@@ -84,13 +116,13 @@ def _threads_library() -> str | None:
     return None
 
 
-def _compile(compiler: str, file: Path, threads: bool) -> None:
+def _compile(compiler: str, source: Path, file: Path, threads: bool) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
-        compiled, linked = Path(folder) / "native.o", Path(folder) / "native.so"
+        compiled, linked = Path(folder) / "compiled.o", Path(folder) / "linked.so"
         openmp = ("-fopenmp",) if threads else ("-fopenmp-simd",)
         for arguments in (
-            (*COMPILE, *openmp, str(SOURCE), "-o", str(compiled)),
+            (*COMPILE, *openmp, "-I", str(HEADERS), str(source), "-o", str(compiled)),
             (*LINK, str(compiled), "-o", str(linked), "-lm"),
         ):
             result = subprocess.run([compiler, *arguments], capture_output=True, text=True)

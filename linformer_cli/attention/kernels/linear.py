@@ -1,0 +1,126 @@
+"""The compiled form of linear attention on the CPU: one pass over the positions forward, two backward.
+
+    y_t = phi(q_t) s_t / (phi(q_t) . z_t),    s_t = s + sum over j <= t of phi(k_j) v_j^T,    z_t = z + sum of phi(k_j)
+
+The sums of one head are updated and read position by position while they lie in the innermost cache, four positions at
+a time; the feature map, the division and the conversion of bfloat16 happen on the way. The backward pass keeps nothing
+but the inputs and the denominators: it sums up s anew forwards for the queries, and the gradient of s backwards for
+keys and values (linear.cpp). Textbook: `causal_sums` and `divide_by_weight`.
+"""
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linformer_cli.attention.base import accumulator_dtype
+from linformer_cli.native.compiler import has_library, load_library
+
+SOURCE = Path(__file__).with_name("linear.cpp")
+# Features that are never negative. Where they are, denominators may nearly cancel, and the pairwise products of the
+# textbook have the advantage of rounding numerator and denominator alike.
+MAPS = {"elu": 0, "relu": 1}
+_ELEMENTS = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
+_VIEWS = ("q", "k", "v", "y", "grad_q", "grad_k", "grad_v")
+_STATES = ("s", "z", "total_s", "total_z", "grad_s", "grad_z", "weights")
+
+
+class _View(ctypes.Structure):
+    """`View` of linear.cpp: where the rows of a tensor [B, H, T, width] lie."""
+
+    _fields_ = [("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("image", "head", "position"))]
+
+
+class _Call(ctypes.Structure):
+    """`Call` of linear.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("B", "H", "T", "C", "V", "map")),
+        *((name, _View) for name in _VIEWS),
+        *((name, ctypes.c_void_p) for name in _STATES),
+    ]
+
+
+def serves(feature_map: str, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether inputs of this type can be computed here, with this map."""
+    return feature_map in MAPS and device.type == "cpu" and dtype in _ELEMENTS and has_library(SOURCE)
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, z: Tensor | None, feature_map: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Outputs [B, H, T, V] for q, k [B, H, T, C] and v [B, H, T, V], and s [B, H, C, V], z [B, H, C] after them.
+
+    `s` and `z` are those before (None: no positions); `feature_map` is one of `MAPS`. q, k and v are of one type, which
+    the outputs have too; s and z are in its accumulator's. Differentiable once, in everything.
+    """
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    s, z = (None if x is None else x.to(accumulator_dtype(q.dtype)).contiguous() for x in (s, z))
+    y, total_s, total_z = _LinearAttention.apply(q, k, v, s, z, MAPS[feature_map])
+    return y, total_s, total_z
+
+
+class _LinearAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, z: Tensor | None, feature_map: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        dtype = accumulator_dtype(q.dtype)
+        batch, heads, length, features = q.shape
+        y = _empty_like_projection(v)
+        total_s = torch.empty(batch, heads, features, v.shape[-1], dtype=dtype)
+        total_z = torch.empty(batch, heads, features, dtype=dtype)
+        weights = torch.empty(batch, heads, length, dtype=dtype)
+        _call(
+            "lintx_linear_forward",
+            feature_map,
+            {"q": q, "k": k, "v": v, "y": y},
+            {"s": s, "z": z, "total_s": total_s, "total_z": total_z, "weights": weights},
+        )
+        ctx.save_for_backward(q, k, v, s, z, weights)
+        ctx.feature_map = feature_map
+        ctx.set_materialize_grads(False)
+        return y, total_s, total_z
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        q, k, v, s, z, weights = ctx.saved_tensors
+        y, total_s, total_z = gradients
+        y = torch.zeros_like(v) if y is None else y
+        grad_q, grad_k, grad_v = (_empty_like_projection(x) for x in (q, k, v))
+        grad_s, grad_z = (None if x is None else torch.empty_like(x) for x in (s, z))
+        _call(
+            "lintx_linear_backward",
+            ctx.feature_map,
+            {
+                **{"q": q, "k": k, "v": v, "y": y if y.stride(-1) == 1 else y.contiguous()},
+                **{"grad_q": grad_q, "grad_k": grad_k, "grad_v": grad_v},
+            },
+            {
+                **{"s": s, "z": z, "weights": weights, "grad_s": grad_s, "grad_z": grad_z},
+                "total_s": None if total_s is None else total_s.contiguous(),
+                "total_z": None if total_z is None else total_z.contiguous(),
+            },
+        )
+        return grad_q, grad_k, grad_v, grad_s, grad_z, None
+
+
+def _empty_like_projection(x: Tensor) -> Tensor:
+    """Room for a tensor like x [B, H, T, width], where the heads of a position lie side by side, as layers have it."""
+    batch, heads, length, width = x.shape
+    return x.new_empty(batch, length, heads, width).transpose(1, 2)
+
+
+def _call(name: str, feature_map: int, views: dict[str, Tensor], states: dict[str, Tensor | None]) -> None:
+    q, v = views["q"], views["v"]
+    call = _Call(*q.shape, v.shape[-1], feature_map)
+    for field, tensor in views.items():
+        setattr(call, field, _View(tensor.data_ptr(), *tensor.stride()[:3]))
+    for field, state in states.items():
+        setattr(call, field, None if state is None else state.data_ptr())
+    function = getattr(load_library(SOURCE), name)
+    function.argtypes, function.restype = (ctypes.POINTER(_Call), ctypes.c_int64), None
+    function(ctypes.byref(call), _ELEMENTS[q.dtype])

@@ -1,0 +1,86 @@
+"""What the benchmarks of whole models have in common: nothing is timed that disagrees, groups in turn, an early end."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from linformer_cli.errors import DisagreementError, Interrupted
+from linformer_cli.evaluation.agreement import measure_agreement
+from linformer_cli.model.pixel_model import PixelModel
+
+from .cases import Check
+from .subjects import Subject
+
+# How much of the sequence is compared before anything is timed, and over how many layers of an untrained model.
+CHECKED_POSITIONS = 96
+CHECKED_LAYERS = 2
+
+Ending = Literal["finished", "interrupted"]
+
+
+@dataclass(frozen=True)
+class BenchReport:
+    """`rows` as plain records, and what they depend on. Where it was interrupted, the rows are those measured by then.
+
+    An interrupted group has a row for every subject as soon as each was timed once; its `repeats` say how often.
+    """
+
+    rows: list[dict[str, Any]]
+    ended: Ending
+    settings: dict[str, Any]
+    environment: dict[str, Any]
+    ceilings: dict[str, Any] | None = None
+
+
+def require_agreement(model: PixelModel) -> None:
+    """Raises `DisagreementError` where the two executions of the model's mechanism disagree: it is not timed then."""
+    agreement = measure_agreement(model, positions=CHECKED_POSITIONS)
+    if not agreement.passed:
+        raise DisagreementError(
+            f"'{model.config.attention}' is not timed: {agreement.describe_failure()}; see lintx check"
+        )
+
+
+def require_subject_agrees(subject: Subject) -> None:
+    """As `require_agreement`, over the first layers only where the model was not trained."""
+    model = subject.model
+    if not subject.trained and model.config.layers > CHECKED_LAYERS:
+        # Its layers are alike, and the float64 copy of a deep one takes longer than what is timed.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = PixelModel(model.config.model_copy(update={"layers": CHECKED_LAYERS})).eval()
+    require_agreement(model)
+
+
+def measure_groups(
+    subjects: Sequence[Subject],
+    batches: Sequence[int],
+    measure: Callable[[Sequence[Subject], int], list[dict[str, Any]]],
+    report: Callable[[dict[str, Any]], None],
+    check: Check,
+    checked: bool,
+) -> tuple[list[dict[str, Any]], Ending]:
+    """The rows that `measure` makes of the subjects of each preset at each batch size, told to `report` as they come.
+
+    An `Interrupted` that `check` raises, here or inside `measure`, ends it with the rows that there are. Raises
+    `DisagreementError` before any measuring where the two executions of a mechanism disagree, which `checked` says has
+    been seen to.
+    """
+    rows: list[dict[str, Any]] = []
+    go_on = check or (lambda: None)
+    try:
+        for subject in () if checked else subjects:
+            go_on()
+            require_subject_agrees(subject)
+        for preset in dict.fromkeys(subject.preset for subject in subjects):
+            group = [subject for subject in subjects if subject.preset == preset]
+            for batch in batches:
+                for row in measure(group, batch):
+                    rows.append(row)
+                    report(row)
+                go_on()  # a group that was interrupted has given the rows that it had
+    except Interrupted:
+        return rows, "interrupted"
+    return rows, "finished"

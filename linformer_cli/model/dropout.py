@@ -1,0 +1,60 @@
+"""Dropout of what is added to the residual stream (Srivastava 2014, JMLR 15).
+
+torch draws the mask of the CPU with one thread and one number after another, which takes a fifth of a training step of
+the paper's model. The compiled form takes both numbers and sum in one pass, and stores no mask.
+"""
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from linformer_cli.native.compiler import has_library, load_library
+
+SOURCE = Path(__file__).with_name("dropout.cpp")
+_SIZE, _POINTER = ctypes.c_int64, ctypes.c_void_p
+_SIGNATURES = {
+    "lintx_dropout_add": (*[_SIZE] * 2, *[_POINTER] * 3, ctypes.c_uint64, ctypes.c_double),
+    "lintx_dropout_gradient": (*[_SIZE] * 2, *[_POINTER] * 2, ctypes.c_uint64, ctypes.c_double),
+}
+
+
+def add_dropped(x: Tensor, branch: Tensor, probability: float) -> Tensor:
+    """x plus what is left of `branch`, of the same shape: 0 with `probability`, else 1 / (1 - probability) as much.
+
+    Which ones follows from torch's generator of the device, but not in the same way with and without a compiler.
+    """
+    types = branch.dtype in (torch.float32, torch.bfloat16) and x.dtype == torch.float32
+    if x.device.type == "cpu" and types and has_library(SOURCE):
+        seed = int(torch.empty((), dtype=torch.int64).random_())
+        total: Tensor = _AddDropped.apply(x.contiguous(), branch.contiguous(), seed, probability)
+        return total
+    return x + functional.dropout(branch, probability)
+
+
+class _AddDropped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, branch: Tensor, seed: int, probability: float) -> Tensor:
+        ctx.dtype, ctx.seed, ctx.probability = branch.dtype, seed, probability
+        total = torch.empty_like(x)
+        pointers = x.data_ptr(), branch.data_ptr(), total.data_ptr()
+        _call("lintx_dropout_add", branch.dtype, x.numel(), *pointers, seed, probability)
+        return total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        gradient = gradients[0].contiguous()
+        of_branch = torch.empty_like(gradient, dtype=ctx.dtype)
+        pointers = gradient.data_ptr(), of_branch.data_ptr()
+        _call("lintx_dropout_gradient", ctx.dtype, gradient.numel(), *pointers, ctx.seed, ctx.probability)
+        return gradient, of_branch, None, None
+
+
+def _call(name: str, dtype: torch.dtype, *arguments: int | float) -> None:
+    function = getattr(load_library(SOURCE), name)
+    function.argtypes, function.restype = _SIGNATURES[name], None
+    function(int(dtype == torch.bfloat16), *arguments)

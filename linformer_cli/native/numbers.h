@@ -1,0 +1,35 @@
+// Numbers that C++ has not: bfloat16, and vectors as wide as a processor's.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+struct bfloat16 {
+    uint16_t bits;
+    bfloat16() = default;
+    bfloat16(float value) {
+        uint32_t word;
+        std::memcpy(&word, &value, 4);
+        bits = static_cast<uint16_t>((word + 0x7fff + ((word >> 16) & 1)) >> 16);  // to nearest, ties to even
+    }
+    operator float() const {
+        uint32_t word = static_cast<uint32_t>(bits) << 16;
+        float value;
+        std::memcpy(&value, &word, 4);
+        return value;
+    }
+};
+
+// 64 bytes of floats or doubles, which the compiler cuts to what the processor has.
+template <class A>
+struct Lanes {
+    static constexpr int64_t count = 64 / sizeof(A);
+    typedef A type __attribute__((vector_size(64)));
+    static type load(const A* from) {
+        type values;
+        std::memcpy(&values, from, 64);
+        return values;
+    }
+    static void store(A* to, type values) { std::memcpy(to, &values, 64); }
+    static int64_t pad(int64_t width) { return (width + count - 1) / count * count; }
+};

@@ -1,0 +1,159 @@
+"""The compiled form of linear attention against its textbook, which the other tests of the mechanism describe."""
+
+import itertools
+
+import pytest
+import torch
+from attention.measures import measure_saved_bytes
+from tolerances import BFLOAT16, FLOAT64, assert_agree
+from torch import Tensor
+
+from linformer_cli.attention.base import AttentionShape
+from linformer_cli.attention.kernels import linear as kernels
+from linformer_cli.attention.linear import LinearAttention, LinearOptions, LinearState
+from linformer_cli.native.compiler import has_library, textbook_only
+
+pytestmark = pytest.mark.skipif(not has_library(kernels.SOURCE), reason="there is no C++ compiler")
+
+
+CPU = torch.device("cpu")
+
+
+def build(key_width: int, value_width: int, feature_map: str = "elu", heads: int = 3) -> LinearAttention:
+    shape = AttentionShape(heads=heads, key_width=key_width, value_width=value_width, positions=784, row=28)
+    return LinearAttention(LinearOptions.model_validate({"feature_map": feature_map, "chunk": 16}), shape)
+
+
+def draw(*shape: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+
+def differentiate(attention: LinearAttention, inputs: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
+    """Output, s and z, and the gradients of q, k, v and of the state that was carried in, if there was one."""
+    q, k, v, *carried = inputs
+    y, state = attention.attend(q, k, v, LinearState(*carried) if carried else None)
+    outputs = [y, *state]
+    return [*outputs, *torch.autograd.grad(outputs, inputs, gradients)]
+
+
+# Positions around groups of four and blocks of 128; widths around whole vectors of 8.
+@pytest.mark.parametrize("feature_map", kernels.MAPS)
+@pytest.mark.parametrize("carry", [False, True])
+@pytest.mark.parametrize(
+    ("length", "key_width", "value_width"),
+    [
+        *((length, 6, 5) for length in (1, 2, 3, 4, 5, 127, 128, 129, 256, 300)),
+        *((130, *widths) for widths in ((1, 1), (8, 8), (7, 16), (17, 3), (32, 32))),
+    ],
+)
+def test_everything_is_the_textbooks(
+    length: int, key_width: int, value_width: int, carry: bool, feature_map: str
+) -> None:
+    attention = build(key_width, value_width, feature_map)
+    widths = (key_width, key_width, value_width)
+    inputs = [draw(2, 3, length, width, seed=seed) for seed, width in enumerate(widths)]
+    if carry:
+        inputs += [draw(2, 3, key_width, value_width, seed=3), draw(2, 3, key_width, seed=4).abs()]
+    sizes = [(length, value_width), (key_width, value_width), (key_width,)]
+    gradients = [draw(2, 3, *size, seed=seed).detach() for seed, size in enumerate(sizes, 5)]
+    assert attention.is_compiled(CPU, torch.float64)
+    found = differentiate(attention, inputs, gradients)
+    with textbook_only():
+        assert not attention.is_compiled(CPU, torch.float64)
+        expected = differentiate(attention, inputs, gradients)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert_agree(ours, theirs, FLOAT64)
+
+
+@pytest.mark.parametrize("used", ["output", "s", "z"])
+def test_what_was_not_used_has_no_gradient(used: str) -> None:
+    attention = build(6, 5)
+    inputs = [draw(2, 3, 150, width, seed=seed) for seed, width in enumerate((6, 6, 5))]
+
+    def gradients() -> tuple[Tensor | None, ...]:
+        y, state = attention.attend(*inputs)
+        return torch.autograd.grad({"output": y, **state._asdict()}[used].square().sum(), inputs, allow_unused=True)
+
+    found = gradients()
+    with textbook_only():
+        expected = gradients()
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours is not None
+        assert_agree(ours, torch.zeros_like(ours) if theirs is None else theirs, FLOAT64)
+
+
+def test_inputs_may_lie_in_memory_as_they_like() -> None:
+    """As a layer's projection has them, one head for all, and with the last dimension spread out."""
+    attention = build(8, 8)
+    dense = [draw(2, 3, 40, 8, seed=seed).detach() for seed in range(3)]
+    projected = torch.cat([part.transpose(1, 2).flatten(2) for part in dense], dim=-1)
+    views = [part.unflatten(-1, (3, 8)).transpose(1, 2) for part in projected.split(24, dim=-1)]
+    spread = [torch.stack([part, part + 1], dim=-1)[..., 0] for part in dense]
+    expected, _ = attention.attend(*dense)
+    for inputs in (views, spread):
+        assert torch.equal(attention.attend(*inputs)[0], expected)
+    shared = [part[:, :1].expand(2, 3, 40, 8) for part in dense]
+    assert torch.equal(attention.attend(*shared)[0], attention.attend(*(part.contiguous() for part in shared))[0])
+
+
+def test_gradients_may_come_in_as_they_like() -> None:
+    attention = build(8, 8)
+    inputs = [draw(2, 3, 40, 8, seed=seed) for seed in range(3)]
+    y, _ = attention.attend(*inputs)
+    # A gradient of one number for everything, and one whose last dimension is spread out.
+    for weights in (
+        torch.ones((), dtype=torch.float64).expand_as(y),
+        torch.rand(8, 40, 3, 2).double().permute(3, 2, 1, 0),
+    ):
+        found = torch.autograd.grad(y, inputs, weights, retain_graph=True)
+        expected = torch.autograd.grad(y, inputs, weights.contiguous(), retain_graph=True)
+        for ours, theirs in zip(found, expected, strict=True):
+            assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("feature_map", kernels.MAPS)
+def test_bfloat16_in_and_out_with_sums_in_float32(feature_map: str) -> None:
+    attention = build(32, 32, feature_map)
+    exact = [draw(2, 3, 300, 32, seed=seed).detach().bfloat16() for seed in range(3)]
+    weights = draw(2, 3, 300, 32, seed=3).detach().bfloat16()
+    results = []
+    for dtype in (torch.bfloat16, torch.float32):
+        inputs = [part.to(dtype).requires_grad_() for part in exact]
+        y, state = attention.attend(*inputs)
+        assert y.dtype == dtype and state.s.dtype == state.z.dtype == torch.float32
+        results.append([y, *state, *torch.autograd.grad(y, inputs, weights.to(dtype))])
+    for half, single in zip(*results, strict=True):
+        assert_agree(half, single, BFLOAT16)
+    # Not a rounding more than the output's own: everything before it is the same computation.
+    assert torch.equal(results[0][0], results[1][0].bfloat16())
+
+
+def test_training_keeps_the_inputs_and_the_denominators_alone() -> None:
+    attention = build(32, 32)
+    inputs = [draw(1, 3, 1024, 32, seed=seed).detach().float().requires_grad_() for seed in range(3)]
+    kept = measure_saved_bytes(attention.attend, *inputs)
+    assert kept <= 1024 * 3 * (3 * 32 + 1) * 4
+
+
+def test_images_and_heads_do_not_depend_on_each_other_or_on_the_threads() -> None:
+    attention = build(6, 5)
+    inputs = [draw(4, 3, 140, width, seed=seed).detach() for seed, width in enumerate((6, 6, 5))]
+    expected, _ = attention.attend(*inputs)
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            assert torch.equal(attention.attend(*inputs)[0], expected)
+    finally:
+        torch.set_num_threads(threads)
+    for image, head in itertools.product(range(4), range(3)):
+        alone, _ = build(6, 5, heads=1).attend(*(part[image : image + 1, head : head + 1] for part in inputs))
+        assert torch.equal(alone[0, 0], expected[image, head])
+
+
+def test_what_it_does_not_serve() -> None:
+    """Features that may be negative, other devices, smaller types."""
+    assert not build(6, 5, "poly2").is_compiled(CPU, torch.float64)
+    assert not build(6, 5).is_compiled(torch.device("cuda"), torch.float32)
+    assert not build(6, 5).is_compiled(CPU, torch.float16)

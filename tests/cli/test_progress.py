@@ -1,0 +1,56 @@
+"""What is seen of a training: one line that fits its terminal, or lines now and then where there is none."""
+
+import io
+import re
+from collections.abc import Iterator
+
+import pytest
+from rich.console import Console
+
+from linformer_cli.cli import output
+from linformer_cli.cli.progress import TrainingDisplay
+
+ROW = {"step": 12345, "train_bits_per_dim": 1.23456, "images_per_second": 1234.5, "peak_memory_bytes": 3 << 30}
+
+
+@pytest.fixture(autouse=True)
+def talking() -> Iterator[None]:
+    output.set_quiet(False)
+    yield
+    output.set_quiet(False)
+
+
+def show(width: int, terminal: bool = True, steps: int = 1) -> str:
+    """What has been written in the end, without what moves the cursor."""
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=width, color_system=None)
+    with TrainingDisplay(console) as display:
+        for step in range(steps):
+            display.on_step(ROW, 0.5 + step / 1000)
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 120])
+def test_the_live_line_fits_and_says_the_most_important_first(width: int) -> None:
+    last = re.split(r"[\r\n]+", show(width).rstrip())[-1].rstrip()
+    assert len(last) <= width and "…" not in last
+    assert "100% step 12345" in last
+    facts = ["1.235 bits/dim", "? left", "1234.5 images/s", "3 GiB"]
+    shown = [fact in last for fact in facts]
+    assert shown == sorted(shown, reverse=True), "a less important fact is shown without a more important one"
+    assert all(shown) == (width >= 80)
+    assert ("━" in last) == (width >= 100)
+
+
+def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
+    assert show(40, terminal=False, steps=5) == (" 50%  step 12345  1.235 bits/dim  ? left  1234.5 images/s  3 GiB\n")
+
+
+def test_quiet_leaves_warnings(tmp_path) -> None:
+    output.set_quiet(True)
+    for terminal in (False, True):
+        console = Console(file=io.StringIO(), force_terminal=terminal, width=200, color_system=None)
+        with TrainingDisplay(console) as display:
+            display.on_step(ROW, 0.5)
+            display.on_sample(tmp_path / "grid.png")
+            display.on_spike("the loss jumped")
+        assert console.file.getvalue() == "warning: the loss jumped\n"  # type: ignore[attr-defined]

@@ -1,0 +1,90 @@
+"""Dropout in one pass: the share, the scale, the gradient, and that nothing but the seed decides."""
+
+import math
+
+import pytest
+import torch
+from machine import HAS_COMPILER
+from torch import Tensor
+
+from linformer_cli.model.dropout import SOURCE, add_dropped
+from linformer_cli.native.compiler import has_library, textbook_only
+
+COUNT = 300_000  # many blocks of the kernel, the last one not full
+
+
+def drop(probability: float, seed: int, dtype: torch.dtype = torch.float32, count: int = COUNT) -> Tensor:
+    """What is left of ones."""
+    torch.manual_seed(seed)
+    return add_dropped(torch.zeros(count), torch.ones(count, dtype=dtype), probability)
+
+
+@pytest.fixture(params=["compiled", "textbook"])
+def form(request):
+    if request.param == "compiled":
+        if not HAS_COMPILER:
+            pytest.skip("there is no C++ compiler")
+        assert has_library(SOURCE)
+        yield
+    else:
+        with textbook_only():
+            yield
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
+def test_each_number_is_dropped_with_the_probability_and_else_scaled(form, probability: float, dtype) -> None:
+    left = drop(probability, 0, dtype)
+    kept = left != 0
+    torch.testing.assert_close(left[kept], torch.full_like(left[kept], 1 / (1 - probability)), rtol=4e-3, atol=0)
+    deviation = math.sqrt(probability * (1 - probability))
+    assert abs(kept.double().mean() - (1 - probability)) < 4 * deviation / math.sqrt(COUNT)
+    # Neighbours, images of one batch (784 x 256 apart) and blocks of the kernel are independent of each other.
+    centred = kept.double() - (1 - probability)
+    for apart in (1, 2, 16, 256, 4096, 784 * 256):
+        correlation = (centred[apart:] * centred[:-apart]).mean() / deviation**2
+        assert abs(correlation) < 4 / math.sqrt(COUNT - apart), apart
+
+
+def test_the_generator_decides(form) -> None:
+    assert torch.equal(drop(0.5, 1), drop(0.5, 1))
+    first = drop(0.5, 1)
+    assert abs(torch.eq(first, drop(0.5, 2)).double().mean() - 0.5) < 0.01
+    torch.manual_seed(1)
+    calls = [add_dropped(torch.zeros(COUNT), torch.ones(COUNT), 0.5) for _ in range(2)]
+    assert abs(torch.eq(*calls).double().mean() - 0.5) < 0.01
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_pass_where_numbers_did(form, dtype) -> None:
+    x = torch.randn(70, 33, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    branch = torch.randn(33, 70, generator=torch.Generator().manual_seed(1)).to(dtype).T.requires_grad_()
+    torch.manual_seed(3)
+    total = add_dropped(x, branch, 0.25)
+    weights = torch.randn(33, 70, generator=torch.Generator().manual_seed(2)).T
+    of_x, of_branch = torch.autograd.grad(total, [x, branch], weights)
+    assert torch.equal(of_x, weights) and of_branch.dtype == dtype
+    kept = (total - x).detach() != 0
+    assert 0.6 < kept.double().mean() < 0.9
+    tolerance = {"rtol": 1e-2, "atol": 1e-6} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-6}
+    torch.testing.assert_close((total - x).detach(), (branch * kept / 0.75).float().detach(), **tolerance)
+    torch.testing.assert_close(of_branch.float(), weights * kept / 0.75, **tolerance)
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="there is no C++ compiler")
+def test_the_threads_change_nothing() -> None:
+    threads = torch.get_num_threads()
+    expected = drop(0.3, 5)
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            assert torch.equal(drop(0.3, 5), expected)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_float64_is_left_to_torch() -> None:
+    torch.manual_seed(0)
+    total = add_dropped(torch.zeros(1000).double(), torch.ones(1000).double(), 0.5)
+    torch.manual_seed(0)
+    assert torch.equal(total, torch.nn.functional.dropout(torch.ones(1000).double(), 0.5))

@@ -1,0 +1,116 @@
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from linformer_cli.errors import LintxError
+from linformer_cli.files import user_cache, write_file
+
+
+def test_the_cache_is_where_the_user_says(monkeypatch):
+    monkeypatch.setenv("LINTX_CACHE", "~/ours")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    monkeypatch.setenv("HOME", "/home/user")
+    assert user_cache() == Path("/home/user/ours")
+    monkeypatch.delenv("LINTX_CACHE")
+    assert user_cache() == Path("/cache/lintx")
+    for ignored in ("", "relative/cache"):
+        monkeypatch.setenv("XDG_CACHE_HOME", ignored)
+        assert user_cache() == Path("/home/user/.cache/lintx")
+
+
+def test_a_cache_without_a_home_is_one_line(monkeypatch):
+    for name in ("LINTX_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # what Python does for a user without a home
+    with pytest.raises(LintxError, match=r"^cannot find your home folder; set LINTX_CACHE to a folder for what"):
+        user_cache()
+
+
+def test_write_makes_folders_and_replaces_what_was_there(tmp_path):
+    path = tmp_path / "new" / "folder" / "a.bin"
+    write_file(path, b"first, and longer")
+    write_file(str(path), b"second")
+    assert path.read_bytes() == b"second"
+    assert [entry.name for entry in path.parent.iterdir()] == ["a.bin"]
+
+
+def test_written_file_has_ordinary_permissions(tmp_path):
+    (tmp_path / "ordinary").write_bytes(b"")
+    write_file(tmp_path / "ours", b"")
+    assert stat.S_IMODE((tmp_path / "ours").stat().st_mode) == stat.S_IMODE((tmp_path / "ordinary").stat().st_mode)
+
+
+def test_longest_possible_name_is_written(tmp_path):
+    path = tmp_path / ("a" * 255)
+    write_file(path, b"data")
+    assert path.read_bytes() == b"data"
+
+
+@pytest.mark.parametrize(
+    "fault, expected, message",
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), LintxError, "no space left on device; free some space"),
+        (KeyboardInterrupt(), KeyboardInterrupt, None),
+    ],
+    ids=["full", "ctrl-c"],
+)
+@pytest.mark.parametrize("before", [None, b"old"])
+def test_interrupted_write_leaves_no_half_file(tmp_path, monkeypatch, fault, expected, message, before):
+    path = tmp_path / "a.bin"
+    if before is not None:
+        path.write_bytes(before)
+
+    def fail(_):
+        assert any(entry.read_bytes() == b"new" for entry in tmp_path.iterdir())
+        raise fault
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(expected, match=message):
+        write_file(path, b"new")
+    assert [entry.read_bytes() for entry in tmp_path.iterdir()] == ([] if before is None else [before])
+
+
+def test_refusals_name_the_path_and_the_reason(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(LintxError) as caught:
+        write_file(tmp_path, b"data")
+    assert str(caught.value) == f"cannot write {tmp_path}: is a directory; give the name of a file"
+    for path in (tmp_path / "file" / "a", tmp_path / "file" / "b" / "a"):
+        with pytest.raises(LintxError) as caught:
+            write_file(path, b"data")
+        assert str(caught.value).startswith(f"cannot write {path}: ")
+        assert str(caught.value).endswith("; a part of the path is a file, not a folder")
+
+
+def test_permission_denied_is_explained(tmp_path, monkeypatch):
+    def deny(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "replace", deny)  # root may write anywhere, so a read-only folder would prove nothing
+    with pytest.raises(LintxError, match=r"permission denied; choose a folder that you may write to$"):
+        write_file(tmp_path / "a", b"data")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_keeps_pointing_where_it_did(tmp_path):
+    (tmp_path / "real").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(Path("real") / "a")
+    write_file(link, b"data")
+    assert link.is_symlink()
+    assert (tmp_path / "real" / "a").read_bytes() == b"data"
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_file(path, b"data")
+        assert os.read(reader, 10) == b"data"
+    finally:
+        os.close(reader)
+    assert path.is_fifo()
