@@ -11,7 +11,6 @@ import numpy as np
 
 from linformer_cli.config import ModelConfig, RunConfig, TrainConfig
 from linformer_cli.data.images import ImageSet
-from linformer_cli.model.blocks import InnerBlock
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native.compiler import textbook_only
 from linformer_cli.presets import RECIPES
@@ -149,9 +148,7 @@ def _name_engine(model: PixelModel, engine: str, precision: str) -> str:
     """What a row is called: of `auto`, `native` where the attention has compiled kernels, else `parallel`."""
     if engine == TEXTBOOK:
         return TEXTBOOK
-    dtype = torch_dtype(precision)
-    inner = [block.inner for block in model.blocks if isinstance(block, InnerBlock)]
-    return "native" if any(attention.is_compiled(model.device, dtype) for attention in inner) else "parallel"
+    return "native" if model.is_compiled(torch_dtype(precision)) else "parallel"
 
 
 def _describe(

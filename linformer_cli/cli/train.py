@@ -231,13 +231,16 @@ def _load_images(data: "DataConfig") -> "tuple[ImageSet, ImageSet]":
 
 
 def _build_trainer(settings: "RunConfig", folder: "RunFolder", train: "ImageSet", validation: "ImageSet") -> "Trainer":
-    from linformer_cli.runtime import choose_device, choose_precision
+    from linformer_cli.runtime import choose_device, choose_precision, torch_dtype
     from linformer_cli.training.loop import Trainer
 
     device = choose_device(settings.train.device)
     precision = choose_precision(settings.train.precision, device.value, "training")
     talk(f"device {device.value} ({device.reason}), precision {precision.value} ({precision.reason})")
-    return Trainer(settings, folder, train, validation, device.value, precision.value)
+    trainer = Trainer(settings, folder, train, validation, device.value, precision.value)
+    if trainer.model.is_compiled(torch_dtype(precision.value)):
+        talk("attention in kernels compiled for this processor")
+    return trainer
 
 
 def _take_over(trainer: "Trainer", source: "Checkpoint") -> None:

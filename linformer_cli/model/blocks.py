@@ -127,6 +127,10 @@ class Block(nn.Module, ABC):
     def start_biases(self) -> None:
         """Set the biases that do not start at 0."""
 
+    def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
+        """Whether kernels compiled here mix the positions, for vectors of this type, rather than plain torch."""
+        return False
+
     def add_branch(
         self, x: Tensor, norm: nn.LayerNorm, branch: Callable[[Tensor], tuple[Tensor, Any]]
     ) -> tuple[Tensor, Any]:
@@ -149,6 +153,9 @@ class InnerBlock(Block):
 
     def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
         return self.inner.state_bytes(batch, positions, dtype)
+
+    def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
+        return self.inner.is_compiled(device, dtype)
 
 
 class TransformerBlock(InnerBlock):

@@ -53,6 +53,10 @@ class PixelModel(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.head.projection.weight.dtype
 
+    def is_compiled(self, dtype: torch.dtype) -> bool:
+        """Whether `attend` runs kernels compiled here, where its products are of `dtype`, or plain torch alone."""
+        return any(block.is_compiled(self.device, dtype) for block in self._typed_blocks)
+
     def start_tokens(self, batch: int) -> Tensor:
         """The start token of every image, int64 [B]: the first thing to step with."""
         return torch.zeros(batch, dtype=torch.int64, device=self.device)

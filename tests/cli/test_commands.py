@@ -13,7 +13,7 @@ import tomllib
 
 import numpy as np
 import pytest
-from machine import FASTEST_ENGINE
+from machine import FASTEST_ENGINE, HAS_COMPILER
 from PIL import Image
 
 from linformer_cli.attention.linear import LinearAttention
@@ -40,6 +40,12 @@ def test_a_run_is_never_overwritten(lintx, run_folder):
     outcome = lintx("train", "--data", "glyphs", "--preset", "tiny", "--steps", "1", "--out", run_folder)
     assert outcome.code == 2 and "exists already" in outcome.stderr
     assert (run_folder / "metrics.csv").read_bytes() == before
+
+
+def test_a_run_says_where_its_attention_is_compiled(lintx, tmp_path):
+    for attention, compiled in (("linear", HAS_COMPILER), ("gau", False)):
+        outcome = lintx("train", *SMALL, "--attention", attention, "--out", tmp_path / "run", "--dry-run")
+        assert ("kernels compiled for this processor" in outcome.stderr) == compiled
 
 
 def test_dry_run_writes_nothing(lintx, tmp_path):
