@@ -20,7 +20,7 @@ from .ceilings import Ceilings
 from .copy_task import PAPER_UPDATES, CopySettings, choose_size, run_copy_task
 from .published import HARDWARE, SOURCE
 from .run import SamplingPlan, measure_row_memory, run_sampling_bench
-from .scaling import describe_exponents, run_scaling_bench
+from .scaling import PASS_POSITIONS, describe_exponents, run_scaling_bench
 from .subjects import Subject, build_subjects, load_subjects, preset_network
 from .trained import TrainedRun, find_trained
 from .training import run_training_bench
@@ -55,6 +55,7 @@ class Sizes:
     batches: Sequence[int]
     repeats: int
     training_batches: dict[str, int]
+    pass_positions: int = PASS_POSITIONS
 
 
 @dataclass
@@ -88,8 +89,8 @@ def choose_sizes(budget_seconds: float) -> Sizes:
     if minutes >= 30:
         return Sizes((1, 16, 64, 256), 5, dict(PAPER_TRAINING_BATCH))
     if minutes >= 5:
-        return Sizes((1, 16, 64), 3, {"mnist-paper": 10, "cifar10-paper": 1})
-    return Sizes((1, 16), 2, {"mnist-paper": 2, "cifar10-paper": 1})
+        return Sizes((1, 16, 64), 3, {"mnist-paper": 10, "cifar10-paper": 1}, PASS_POSITIONS // 4)
+    return Sizes((1, 16), 2, {"mnist-paper": 2, "cifar10-paper": 1}, PASS_POSITIONS // 8)
 
 
 def choose_lengths(seconds: float, methods: int) -> list[int]:
@@ -278,6 +279,11 @@ class PaperBench:
         if len(lengths) < len(PAPER_LENGTHS):
             listed = ", ".join(f"{length:,}" for length in lengths)
             self.result.reduced.append(f"time and memory against T: at {listed}; the paper's are 512 to 65,536")
+        if self._sizes.pass_positions < PASS_POSITIONS:
+            self.result.reduced.append(
+                f"time and memory against T: {self._sizes.pass_positions:,} positions a pass (one sequence where T is "
+                f"longer), lintx bench attention takes {PASS_POSITIONS:,}"
+            )
 
         def keep(row: dict[str, Any]) -> None:
             self.result.scaling.append(row)
@@ -292,6 +298,7 @@ class PaperBench:
             report=keep,
             check=self._go_on,
             ceilings=self._ceilings,
+            pass_positions=self._sizes.pass_positions,
         )
         self._go_on()
 

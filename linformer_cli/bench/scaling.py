@@ -17,8 +17,9 @@ from .passes import LEAST_TRAFFIC, PassSetup, build_checked_model, build_pass, c
 from .timing import Timing, measure_interleaved
 from .variants import Variant
 
-# What is assumed of growth where only one length was measured: the worst that a mechanism here has.
-_ASSUMED_EXPONENT = 2.0
+# The worst growth that a mechanism here has: what is assumed where only one length was measured, and the most that two
+# lengths can say, one of which a busy moment of the machine may have spoiled.
+_WORST_EXPONENT = 2.0
 # What every mechanism is meant to be faster than.
 _RIVAL = "softmax"
 # Of all sequences of a pass together, unless a batch is given: as in Katharopoulos 2020 the batch is scaled inversely
@@ -55,9 +56,9 @@ class _History:
     left_out: str | None = None
 
 
-def choose_batch(positions: int, batch: int | None = None) -> int:
-    """How many sequences a pass has: `batch`, or as many as make `PASS_POSITIONS`, and one at the least."""
-    return batch or max(1, PASS_POSITIONS // positions)
+def choose_batch(positions: int, batch: int | None = None, pass_positions: int = PASS_POSITIONS) -> int:
+    """How many sequences a pass has: `batch`, or as many as make `pass_positions`, and one at the least."""
+    return batch or max(1, pass_positions // positions)
 
 
 def run_scaling_bench(
@@ -72,6 +73,7 @@ def run_scaling_bench(
     check: Check = None,
     batch: int | None = None,
     ceilings: Ceilings | None = None,
+    pass_positions: int = PASS_POSITIONS,
 ) -> ScalingReport:
     """Measure every variant at every length; `report` is told each row as it is made.
 
@@ -86,7 +88,9 @@ def run_scaling_bench(
     Raises `DisagreementError` before any timing where the two executions of a mechanism disagree.
     """
     lengths = sorted(set(positions))
-    plan = _Plan(repeats, limit_seconds, heads, head_width, device, batch, ceilings, check or (lambda: None))
+    plan = _Plan(
+        repeats, limit_seconds, heads, head_width, device, batch, pass_positions, ceilings, check or (lambda: None)
+    )
     histories = [_History(variant) for variant in variants]
     rows: list[dict[str, Any]] = []
     ended: Ending = "finished"
@@ -111,7 +115,7 @@ def run_scaling_bench(
         "limit_seconds": limit_seconds,
         "heads": heads,
         "head_width": head_width,
-        "batch": batch if batch is not None else f"scaled: {PASS_POSITIONS:,} / T, at least 1",
+        "batch": batch if batch is not None else f"scaled: {pass_positions:,} / T, at least 1",
         "memory": _describe_method(device),
         "copy_share": LEAST_TRAFFIC,
     }
@@ -131,11 +135,12 @@ class _Plan:
     head_width: int
     device: str
     batch: int | None
+    pass_positions: int
     ceilings: Ceilings | None
     check: Callable[[], None]
 
     def setup(self, variant: Variant, length: int) -> PassSetup:
-        batch = choose_batch(length, self.batch)
+        batch = choose_batch(length, self.batch, self.pass_positions)
         return PassSetup(variant.attention, variant.options, self.heads, self.head_width, length, batch, self.device)
 
     def build_work(self, variant: Variant, length: int) -> Callable[[], None]:
@@ -227,11 +232,14 @@ def find_overtaking(seconds: Sequence[Point], rival: Sequence[Point]) -> Overtak
 
 
 def extrapolate(points: Sequence[Point], length: int) -> float | None:
-    """y at `length`, growing on as between the last two points (at least linearly); None where there is no point."""
+    """y at `length`, growing on as between the last two points, but at least linearly and at most with the square.
+
+    None where there is no point.
+    """
     if not points:
         return None
     exponent = fit_exponent(points[-2:])
-    exponent = _ASSUMED_EXPONENT if exponent is None else max(1.0, exponent)
+    exponent = _WORST_EXPONENT if exponent is None else min(max(1.0, exponent), _WORST_EXPONENT)
     last, y = points[-1]
     return float(y * (length / last) ** exponent)
 

@@ -235,9 +235,9 @@ def render_growth(rows: Sequence[Record], exponents: Sequence[Record], kind: Plo
         slopes = [row[f"{key}_exponent_all"] for key in ("time", "memory")]
         label = f"{row['name']} ({', '.join('-' if slope is None else f'{slope:.2f}' for slope in slopes)})"
         timed = [point for point in rows if point["name"] == row["name"] and point["seconds_per_sequence"]]
-        low, high = (
-            zip(*(point["seconds_per_sequence_quartiles"] for point in timed), strict=True) if timed else ((), ())
-        )
+        if not timed:
+            continue
+        low, high = zip(*(point["seconds_per_sequence_quartiles"] for point in timed), strict=True)
         x, y = [point["positions"] for point in timed], [point["seconds_per_sequence"] for point in timed]
         times.append(Curve(label, x, y, low, high, colour, dash))
         counted = [point for point in timed if point["memory_bytes_per_sequence"]]
@@ -250,7 +250,7 @@ def render_growth(rows: Sequence[Record], exponents: Sequence[Record], kind: Plo
         Panel("time", times, y_label="time of a sequence (s)"),
         Panel("memory", memories, y_label="peak memory of a sequence (MiB)"),
     ]
-    title = f"attention alone, forward and backward, {_describe_batches(rows)} (slopes of time, memory)"
+    title = f"attention, forward and backward, {_describe_batches(rows)} (slopes: time, memory)"
     return render_plot(panels, "T (positions)", "", kind, title=title)
 
 
@@ -259,8 +259,12 @@ def _describe_batches(rows: Sequence[Record]) -> str:
     batches = {row["batch"] for row in rows}
     if len(batches) == 1:
         return f"batch {batches.pop()}"
-    products = {row["batch"] * row["positions"] for row in rows}
-    return f"batch x T = {products.pop():,}" if len(products) == 1 else f"batch {max(batches)} to {min(batches)}"
+    product = min(row["batch"] * row["positions"] for row in rows)
+    if any(row["batch"] != max(1, product // row["positions"]) for row in rows):
+        return f"batch {max(batches)} to {min(batches)}"
+    if any(row["positions"] > product for row in rows):
+        return f"batch max(1, {product:,} / T)"
+    return f"batch x T = {product:,}"
 
 
 def render_copy(rows: Sequence[Record], title: str, kind: PlotFormat) -> bytes:

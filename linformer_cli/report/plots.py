@@ -28,6 +28,8 @@ _FEW_MARKERS = 12
 _LETTERS_PER_INCH = 14
 _TITLE_LETTERS_PER_INCH = 12
 _HANDLE_LETTERS = 8
+# What a letter of a number under an axis takes of its length.
+_LETTER_SHARE = 0.027
 # Ticks of an axis that spans less than so many times its smallest number, as factors of the powers of ten.
 _STEPS = ((16, (1, 1.5, 2, 3, 4, 6, 8)), (200, (1, 2, 5)))
 # Powers of ten between these are written out.
@@ -180,9 +182,8 @@ def _choose_ticks(axis: Any, scale: Scale, measured: Sequence[float] | None) -> 
         return
     low, high = axis.get_view_interval()
     if measured is not None:
-        places = sorted(set(measured))
-        places = places[:: math.ceil(len(places) / _MOST_TICKS)] if places else [1.0]
-        axis.set_ticks(places, [f"{x:,.15g}" for x in places])
+        labels = _label_places(measured or [1.0])
+        axis.set_ticks(list(labels), list(labels.values()))
     elif steps := next((steps for span, steps in _STEPS if 0 < high < span * low), None):
         axis.set_major_locator(LogLocator(subs=steps))
         axis.set_major_formatter("{x:g}")
@@ -190,3 +191,16 @@ def _choose_ticks(axis: Any, scale: Scale, measured: Sequence[float] | None) -> 
         axis.set_major_formatter("{x:,g}")
     axis.set_tick_params(which="minor", left=False, bottom=False)
     axis.set_minor_formatter("")
+
+
+def _label_places(places: Sequence[float]) -> dict[float, str]:
+    """The numbers of those `places` on a logarithmic axis that leave room for each other, the largest first."""
+    labels: dict[float, str] = {}
+    span = math.log(max(places) / min(places))
+    last = math.inf
+    for place in sorted(set(places), reverse=True):
+        label = f"{place:,.15g}"
+        if labels and math.log(last / place) < span * _LETTER_SHARE * ((len(labels[last]) + len(label)) / 2 + 1):
+            continue
+        labels[place], last = label, place
+    return labels

@@ -36,7 +36,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(variants, little, None, stop, ceilings=ceilings)
 
     monkeypatch.setattr(paper_module, "run_copy_task", copy_little)
-    monkeypatch.setattr(paper_module, "choose_sizes", lambda seconds: Sizes((1, 2), 1, {"mnist-paper": 2}))
+    monkeypatch.setattr(paper_module, "choose_sizes", lambda seconds: Sizes((1, 2), 1, {"mnist-paper": 2}, 64))
     monkeypatch.setattr(paper_module, "measure_row_memory", lambda model, row, limit: 1000 * row["batch"])
     monkeypatch.setattr(paper_module, "choose_lengths", lambda seconds, methods: [16, 32])
     monkeypatch.setattr(
@@ -87,7 +87,7 @@ def test_all_parts_are_measured_and_saved_one_by_one(networks, quick) -> None:
         (name, batch) for name in ("mnist-paper", "two") for batch in (1, 2)
     }
     assert [row["name"] for row in result.training] == ["linear", "softmax", "lsh-1", "lsh-4"] * 2
-    assert {row["positions"] for row in result.scaling} == {16, 32}
+    assert {(row["positions"], row["batch"]) for row in result.scaling} == {(16, 4), (32, 2)}
     assert [row["name"] for row in result.exponents] == ["linear", "softmax", "lsh-1", "lsh-4"]
     assert result.copy is not None and [row["name"] for row in result.copy["rows"]] == ["linear", "softmax", "lsh-4"]
     assert all(row["product_share"] > 0 for row in result.copy["rows"])
@@ -98,7 +98,12 @@ def test_all_parts_are_measured_and_saved_one_by_one(networks, quick) -> None:
     assert result.sampling[0]["published"]["images_per_second"] == 142.8
     assert result.sampling[-1]["published"] is None
     said = "\n".join(result.reduced)
-    for words in ("training mnist-paper: batch 2, the paper's is 10", "at 16, 32", "copy task, length 32"):
+    for words in (
+        "training mnist-paper: batch 2, the paper's is 10",
+        "at 16, 32",
+        "64 positions a pass",
+        "copy task, length 32",
+    ):
         assert words in said
     document = json.loads(to_json(result))
     page = render_page(document)

@@ -153,6 +153,9 @@ def test_the_batch_is_scaled_inversely_and_figures_are_of_one_sequence(machine) 
     assert report.settings["batch"] == "scaled: 65,536 / T, at least 1"
     assert [choose_batch(length) for length in (1, 1000, 65_536, 70_000)] == [65_536, 65, 1, 1]
     assert choose_batch(512, 3) == 3
+    report = run_scaling_bench(VARIANTS, [512, 4096], 3, 1e9, pass_positions=2048)
+    assert [row["batch"] for row in report.rows] == [4, 1, 4, 1]
+    assert report.settings["batch"] == "scaled: 2,048 / T, at least 1"
 
 
 def test_limits_are_those_of_whole_passes(machine) -> None:
@@ -219,6 +222,7 @@ def test_extrapolation_follows_the_last_two_points() -> None:
     assert extrapolate([(10, 3.0)], 20) == pytest.approx(12)  # the worst is assumed
     assert extrapolate([(1, 7.0), (10, 3.0), (20, 12.0)], 40) == pytest.approx(48)
     assert extrapolate([(10, 3.0), (20, 2.0)], 40) == pytest.approx(4)  # never less than in proportion
+    assert extrapolate([(10, 1.0), (20, 30.0)], 40) == pytest.approx(120)  # nor more than with the square
 
 
 def test_what_grows_slower_overtakes_between_measured_lengths() -> None:

@@ -3,6 +3,8 @@
 import io
 from xml.etree import ElementTree
 
+import pytest
+
 from linformer_cli.errors import UsageError
 from linformer_cli.report import benchmarks
 from linformer_cli.report.tables import Column
@@ -76,6 +78,37 @@ def test_speed_is_drawn_by_network_and_method() -> None:
     for words in ("mnist-paper", "linear", "softmax, rerun", "images per second", "images at once", "64"):
         assert f"<!-- {words} -->" in text
     assert "<!-- 16 -->" not in text  # nothing was measured there
+
+
+@pytest.mark.parametrize(
+    ("batches", "said"),
+    [
+        ({512: 3, 1024: 3}, "batch 3"),
+        ({512: 32, 1024: 16, 16_384: 1}, "batch x T = 16,384"),
+        ({512: 32, 1024: 16, 16_384: 1, 65_536: 1}, "batch max(1, 16,384 / T)"),
+        ({512: 7, 1024: 5}, "batch 7 to 5"),
+    ],
+)
+def test_growth_is_that_of_a_sequence_and_says_how_many_a_pass_had(batches, said) -> None:
+    rows = [
+        {
+            "name": "linear",
+            "positions": positions,
+            "batch": batch,
+            "seconds_per_sequence": positions / 1000,
+            "seconds_per_sequence_quartiles": [positions / 1001, positions / 999],
+            "memory_bytes_per_sequence": positions * 2**10,
+        }
+        for positions, batch in batches.items()
+    ]
+    slow = {**rows[0], "name": "slow", "seconds_per_sequence": None, "seconds_per_sequence_quartiles": None}
+    exponents = [
+        {"name": name, "time_exponent_all": time, "memory_exponent_all": memory}
+        for name, time, memory in (("linear", 1.0, 0.5), ("slow", None, None))
+    ]
+    text = benchmarks.render_growth([*rows, slow], exponents, "svg").decode()
+    assert f"backward, {said} (slopes: time, memory)" in text
+    assert "<!-- linear (1.00, 0.50) -->" in text and "slow" not in text  # nothing was measured of it
 
 
 def _trained(name: str, bits: float, seen: int = 8000, row=MEASURED, **changes):
