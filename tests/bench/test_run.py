@@ -23,6 +23,7 @@ from linformer_cli.model.pixel_model import PixelModel
 
 MEASURED = {"images_per_second", "images_per_second_quartiles", "seconds_per_image"}
 COMMON = {
+    "positions",
     "name",
     "preset",
     "attention",
