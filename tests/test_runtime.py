@@ -1,6 +1,7 @@
 """The machine as the package sees it: devices, precision, signals; nothing at import."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from linformer_cli.runtime import (
     choose_device,
     choose_precision,
     describe_environment,
+    limit_spinning,
     measure_peak_memory,
     torch_dtype,
 )
@@ -186,3 +188,17 @@ def test_drawing_an_image_does_not_load_torchs_compiler() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
+)
+def test_threads_sleep_soon_unless_the_environment_decides(monkeypatch, given, expected) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.setenv(name, "x")  # so that what is set is undone
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    limit_spinning()
+    assert os.environ.get("GOMP_SPINCOUNT") == expected

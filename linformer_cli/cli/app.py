@@ -10,7 +10,7 @@ from typer.exceptions import TyperException
 
 from linformer_cli import __version__
 from linformer_cli.errors import Interrupted, LintxError
-from linformer_cli.runtime import is_out_of_memory
+from linformer_cli.runtime import is_out_of_memory, limit_spinning
 
 from . import attentions, bench, check, compare, complete, env, evaluate, export, info, plot, sample, train
 from .output import complain
@@ -56,6 +56,7 @@ app.command("env")(env.env)
 
 def main() -> NoReturn:
     """Run the command line; every foreseen failure is one line on stderr and its exit code."""
+    limit_spinning()
     terminated = _raise_on_sigterm()
     try:
         code = app(standalone_mode=False)
