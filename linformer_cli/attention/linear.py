@@ -71,7 +71,7 @@ class LinearAttention(Attention):
         dtype = accumulator_dtype(q.dtype)
         s, z = (None, None) if state is None else state
         with torch.autocast(q.device.type, enabled=False):
-            if self.is_compiled(q.device, q.dtype):
+            if q.dtype == k.dtype == v.dtype and self.is_compiled(q.device, q.dtype):
                 y, s, z = kernels.attend(q, k, v, s, z, self.options.feature_map)
                 return y, LinearState(s, z)
             phi_q, phi_k = self.feature_map(q.to(dtype)), self.feature_map(k.to(dtype))

@@ -51,13 +51,7 @@ def textbook_only() -> Iterator[None]:
 
 def has_library(source: Path) -> bool:
     """Whether the library of `source` may be used here and can be had."""
-    if not _allowed.get():
-        return False
-    try:
-        load_library(source)
-    except NoCompiler:
-        return False
-    return True
+    return _allowed.get() and not isinstance(_outcome(source), NoCompiler)
 
 
 @functools.cache
@@ -72,7 +66,7 @@ def load_library(source: Path) -> ctypes.CDLL:
     """The compiled functions of `source`; raises `NoCompiler` where there is no compiler or it fails."""
     outcome = _outcome(source)
     if isinstance(outcome, NoCompiler):
-        raise outcome
+        raise NoCompiler(str(outcome))  # a new one: an error that is raised again and again keeps every frame it passed
     return outcome
 
 

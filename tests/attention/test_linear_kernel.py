@@ -157,3 +157,22 @@ def test_what_it_does_not_serve() -> None:
     assert not build(6, 5, "poly2").is_compiled(CPU, torch.float64)
     assert not build(6, 5).is_compiled(torch.device("cuda"), torch.float32)
     assert not build(6, 5).is_compiled(CPU, torch.float16)
+
+
+def test_inputs_of_several_types_take_the_textbook() -> None:
+    attention = build(8, 8)
+    q, k, v = (draw(2, 3, 40, 8, seed=seed).detach() for seed in range(3))
+    expected, _ = attention.attend(q, k, v)
+    assert_agree(attention.attend(q, k, v.float())[0], expected, 1e-6)
+    with pytest.raises(ValueError, match="several types"):
+        kernels.attend(q, k, v.float(), None, None, "elu")
+
+
+@pytest.mark.parametrize("wrong", ["k", "v", "s", "z"])
+def test_sizes_that_do_not_fit_are_refused(wrong: str) -> None:
+    tensors = {"q": draw(2, 3, 9, 8, seed=0), "k": draw(2, 3, 9, 8, seed=1), "v": draw(2, 3, 9, 5, seed=2)}
+    tensors |= {"s": draw(2, 3, 8, 5, seed=3), "z": draw(2, 3, 8, seed=4)}
+    kernels.attend(**tensors, feature_map="elu")
+    tensors[wrong] = tensors[wrong][:1]
+    with pytest.raises(ValueError, match="sizes do not fit"):
+        kernels.attend(**tensors, feature_map="elu")

@@ -18,7 +18,7 @@ from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native import compiler
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.decode import sample_values
-from linformer_cli.sampling.engines import ENGINES, TextbookEngine, build_engine, choose_engine
+from linformer_cli.sampling.engines import ENGINES, TextbookEngine, build_engine, choose_engine, native
 from linformer_cli.sampling.engines.native import FEW, NativeEngine
 
 FLOAT32, BFLOAT16 = 1e-5, 0.05
@@ -297,6 +297,18 @@ def test_without_a_compiler_the_textbook_serves_and_that_is_said(build_tiny_mode
     monkeypatch.setenv("PATH", str(fresh_compiler))
     choice = choose_engine("auto", build_tiny_model())
     assert choice.value == "textbook" and "no C++ compiler" in choice.reason
+
+
+def test_asking_again_for_what_is_not_there_keeps_nothing(fresh_compiler, monkeypatch) -> None:
+    """An error that was kept and raised again would hold on to every frame that it ever passed."""
+    monkeypatch.setenv("PATH", str(fresh_compiler))
+    errors = []
+    for _ in range(2):
+        assert not compiler.has_library(native.SOURCE)
+        with pytest.raises(compiler.NoCompiler, match="no C\\+\\+ compiler") as raised:
+            compiler.load_library(native.SOURCE)
+        errors.append(raised.value)
+    assert errors[0] is not errors[1]
 
 
 def test_a_compiler_that_fails_is_one_reason(build_tiny_model, fresh_compiler, tmp_path, monkeypatch) -> None:

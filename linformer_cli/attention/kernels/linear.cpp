@@ -8,17 +8,10 @@
 #include <cstring>
 #include <vector>
 
+#include "feature_maps.h"
 #include "numbers.h"
 
 namespace {
-
-enum FeatureMap { ELU = 0, RELU = 1 };
-
-template <class A>
-inline A feature(A x, int map) {
-    const A positive = x > 0 ? x : 0;
-    return map == RELU ? positive : std::exp(x < 0 ? x : 0) + positive;
-}
 
 // The slope of the map where its value is `phi`.
 template <class A>

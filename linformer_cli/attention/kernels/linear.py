@@ -54,8 +54,15 @@ def attend(
     """Outputs [B, H, T, V] for q, k [B, H, T, C] and v [B, H, T, V], and s [B, H, C, V], z [B, H, C] after them.
 
     `s` and `z` are those before (None: no positions); `feature_map` is one of `MAPS`. q, k and v are of one type, which
-    the outputs have too; s and z are in its accumulator's. Differentiable once, in everything.
+    the outputs have too; s and z are in its accumulator's. Differentiable once, in everything. Raises `ValueError`
+    where types or sizes do not fit: the kernels would read whatever lies behind a tensor.
     """
+    sizes = [q.shape, (*q.shape[:3], v.shape[-1]), (*q.shape[:2], q.shape[3], v.shape[-1]), (*q.shape[:2], q.shape[3])]
+    given = [k, v, s, z]
+    if any(x is not None and x.shape != torch.Size(size) for x, size in zip(given, sizes, strict=True)):
+        raise ValueError(f"sizes do not fit: {[None if x is None else list(x.shape) for x in (q, *given)]}")
+    if not q.dtype == k.dtype == v.dtype:
+        raise ValueError(f"q, k and v are of several types: {q.dtype}, {k.dtype}, {v.dtype}")
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     s, z = (None if x is None else x.to(accumulator_dtype(q.dtype)).contiguous() for x in (s, z))
     y, total_s, total_z = _LinearAttention.apply(q, k, v, s, z, MAPS[feature_map])

@@ -10,16 +10,10 @@
 #include <immintrin.h>
 #endif
 
+#include "feature_maps.h"
 #include "numbers.h"
 
 namespace {
-
-enum FeatureMap { ELU = 0, RELU = 1 };
-
-inline float feature(float x, int map) {
-    float positive = x > 0 ? x : 0;
-    return map == RELU ? positive : std::exp(x < 0 ? x : 0) + positive;
-}
 
 // Within 1.5e-7 of the error function (Abramowitz and Stegun 7.1.26), which the compiler can vectorise.
 inline float error_function(float x) {

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from linformer_cli.attention.kernels.linear import MAPS
 from linformer_cli.attention.linear import LinearAttention, LinearState
 from linformer_cli.model.blocks import TransformerBlock
 from linformer_cli.model.embedding import EmbeddingState, PixelEmbedding
@@ -21,7 +22,6 @@ from linformer_cli.native.compiler import NoCompiler, load_library
 
 from .base import Engine
 
-MAPS = {"elu": 0, "relu": 1}
 # Up to so many images a thread, all threads work together on every product: one with fewer of its own would read all
 # weights for little. With more each thread takes its share of the images through all layers.
 FEW = 2
