@@ -12,10 +12,13 @@ from linformer_cli.model.pixel_model import PixelModel
 
 from .cases import Check
 from .subjects import Subject
+from .timing import compare_turns
 
 # How much of the sequence is compared before anything is timed, and over how many layers of an untrained model.
 CHECKED_POSITIONS = 96
 CHECKED_LAYERS = 2
+# What every other attention is held against.
+RIVAL = "softmax"
 
 Ending = Literal["finished", "interrupted"]
 
@@ -84,3 +87,26 @@ def measure_groups(
     except Interrupted:
         return rows, "interrupted"
     return rows, "finished"
+
+
+def compare_with_softmax(rows: Sequence[dict[str, Any]], find_speed: Callable[[dict[str, Any]], float | None]) -> None:
+    """Give each of `rows`, which took turns, `times_softmax`: how many times as fast as exact attention it is.
+
+    The rival is the first row of softmax in the same precision that is no re-run. None where either was not timed.
+    """
+    for row in rows:
+        rivals = (
+            other
+            for other in rows
+            if other["attention"] == RIVAL
+            and other["engine"] != "rerun"
+            and other["precision"] == row["precision"]
+            and find_speed(other)
+        )
+        rival, speed = next(rivals, None), find_speed(row)
+        rival_speed = None if rival is None else find_speed(rival)
+        row["times_softmax"] = (
+            compare_turns(speed, row["samples_seconds"], rival_speed, rival["samples_seconds"])
+            if rival and rival_speed and speed
+            else None
+        )

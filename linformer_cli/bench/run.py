@@ -23,7 +23,7 @@ from .cases import (
     name_method,
 )
 from .ceilings import Ceilings
-from .groups import CHECKED_LAYERS, CHECKED_POSITIONS, BenchReport, measure_groups
+from .groups import CHECKED_LAYERS, CHECKED_POSITIONS, BenchReport, compare_with_softmax, measure_groups
 from .memory import PassFailed, measure_free_memory
 from .operations import (
     WHAT_IS_COUNTED,
@@ -145,6 +145,7 @@ def _measure_group(
     works = [functools.partial(case.work, case.steps) for case in cases]
     timings = iter(measure_interleaved(works, [case.warm_up for case in cases], plan.repeats, device) if cases else ())
     rows = [_describe(row, batch, next(timings) if row.case else None, precision) for row in planned]
+    compare_with_softmax(rows, lambda row: (row.get("extrapolated") or row).get("images_per_second"))
     del cases, works
     planned = [replace(row, case=None) for row in planned]  # the states that they hold are no longer needed
     for row, record in zip(planned, rows, strict=True):

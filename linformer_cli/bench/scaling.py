@@ -11,7 +11,7 @@ from linformer_cli.runtime import describe_environment
 
 from .cases import Check
 from .ceilings import Ceilings
-from .groups import Ending, require_agreement
+from .groups import RIVAL, Ending, compare_with_softmax, require_agreement
 from .memory import WARM_UP_POSITIONS, PassFailed, PassMemory, measure_free_memory, measure_pass_memory
 from .passes import LEAST_TRAFFIC, PassSetup, build_checked_model, build_pass, count_least_bytes
 from .timing import Timing, measure_interleaved
@@ -20,8 +20,6 @@ from .variants import Variant
 # The worst growth that a mechanism here has: what is assumed where only one length was measured, and the most that two
 # lengths can say, one of which a busy moment of the machine may have spoiled.
 _WORST_EXPONENT = 2.0
-# What every mechanism is meant to be faster than.
-_RIVAL = "softmax"
 # Of all sequences of a pass together, unless a batch is given: as in Katharopoulos 2020 the batch is scaled inversely
 # with T, so that short sequences fill the machine as well as long ones.
 PASS_POSITIONS = 65_536
@@ -180,6 +178,7 @@ def _measure_length(histories: Sequence[_History], length: int, plan: _Plan) -> 
         if row["memory_bytes_per_sequence"] is not None:
             history.memory.append((length, row["memory_bytes_per_sequence"]))
         rows.append(row)
+    compare_with_softmax(rows, lambda row: row["seconds_per_sequence"] and 1 / row["seconds_per_sequence"])
     return rows
 
 
@@ -323,7 +322,7 @@ def describe_exponents(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         }
         for key in ("seconds_per_sequence", "memory_bytes_per_sequence")
     )
-    rival = next((row["name"] for row in rows if row["attention"] == _RIVAL), None)
+    rival = next((row["name"] for row in rows if row["attention"] == RIVAL), None)
     records = []
     for name in seconds:
         record: dict[str, Any] = {"name": name}
@@ -332,7 +331,7 @@ def describe_exponents(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             record[f"{kind}_exponent_all"] = fit_exponent(points)
         record["longest_positions"] = max((length for length, _ in seconds[name]), default=None)
         attention = next(row["attention"] for row in rows if row["name"] == name)
-        compared = rival is not None and attention != _RIVAL
+        compared = rival is not None and attention != RIVAL
         overtaking = find_overtaking(seconds[name], seconds[rival or ""]) if compared else None
         record["overtakes_softmax"] = None if overtaking is None else overtaking.describe()
         record["overtakes_softmax_at"] = None if overtaking is None else overtaking.at

@@ -49,6 +49,17 @@ def measure_interleaved(
     return [Timing(samples) for samples in zip(*turns, strict=True)]
 
 
+def compare_turns(speed: float, samples: Sequence[float], rival_speed: float, rival_samples: Sequence[float]) -> float:
+    """How many times as fast as a rival that took turns with it: the median over the turns of the quotient in each.
+
+    Speeds are those of the median samples, in one unit. What slows a turn down slows both, and cancels, where it would
+    not in the quotient of two medians.
+    """
+    work, rival_work = speed * statistics.median(samples), rival_speed * statistics.median(rival_samples)
+    turns = zip(samples, rival_samples, strict=True)
+    return statistics.median((work / own) / (rival_work / other) for own, other in turns)
+
+
 def _time(work: Callable[[], object], device: str) -> float:
     synchronize(device)
     began = time.perf_counter()

@@ -21,7 +21,7 @@ from linformer_cli.training.run_folder import RunFolder
 
 from .cases import Check
 from .ceilings import Ceilings
-from .groups import BenchReport, measure_groups
+from .groups import BenchReport, compare_with_softmax, measure_groups
 from .operations import TRAINING_FACTOR, WHAT_IS_COUNTED, count_product_flops, list_products
 from .subjects import Subject
 from .timing import Timing, measure_interleaved
@@ -137,6 +137,7 @@ def _measure_group(
         row["left_out"] = left_out.get(index)
         row["reduced"] = f"{row['repeats']} of {repeats} repeats" if fewer else None
         rows.append(row)
+    compare_with_softmax(rows, lambda row: row["images_per_second"])
     return rows
 
 

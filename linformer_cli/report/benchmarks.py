@@ -20,6 +20,7 @@ _METHOD = (Column("name", "attention"), Column("engine", "engine"), Column("batc
 _WHO = (Column("preset", "preset"), *_METHOD)
 _SPEED = (Column("images_per_second", "images/s", format=".4g"), Column("quartiles", "quartiles"))
 _BITS = (Column("bits_per_dim", "bits/dim", format=".4f"), Column("images_seen", "images seen", format=","))
+_TIMES_SOFTMAX = Column("times_softmax", "x softmax", format=".3g")
 _LEFT_OUT = Column("left_out", "left out")
 _SHARES = (
     Column("product_share", "products", format=_percent),
@@ -48,7 +49,10 @@ _PUBLISHED = tuple(
 # What a terminal shows, a table under another so that none is wider than it: speed, cost, quality, and the
 # paper's own.
 SAMPLING_TABLES: tuple[Sequence[Column], ...] = (
-    (*_METHOD, *_SPEED, Column("images_per_second_extrapolated", "extrapolated", format=".3g"), _LEFT_OUT),
+    (
+        *(*_METHOD, *_SPEED, Column("images_per_second_extrapolated", "extrapolated", format=".3g")),
+        *(_TIMES_SOFTMAX, _LEFT_OUT),
+    ),
     (*_METHOD, Column("latency_seconds", "s/image", format=".3g"), *_STATE, *_SHARES),
     (*_METHOD, *_BITS),
     (
@@ -66,13 +70,14 @@ POSITION_COLUMNS = (
     _STATE[0],
 )
 TRAINING_TABLES: tuple[Sequence[Column], ...] = (
-    (*_METHOD, *_SPEED, Column("seconds_per_step", "step", format=format_milliseconds), _SHARES[0]),
+    (*_METHOD, *_SPEED, Column("seconds_per_step", "step", format=format_milliseconds), _TIMES_SOFTMAX, _SHARES[0]),
     (*_METHOD, *_BITS, Column("reduced", "reduced"), _LEFT_OUT),
 )
 SAMPLING_FILE_COLUMNS = (
     *_WHO,
     *_FILE_SPEED,
     Column("images_per_second_extrapolated", "extrapolated images/s", format=".3g"),
+    _TIMES_SOFTMAX,
     Column("latency_seconds", "s an image", format=".3g"),
     Column("seconds_per_position", "s a position", format=".3g"),
     Column("state_bytes_per_image", "state bytes an image", format=","),
@@ -86,6 +91,7 @@ TRAINING_FILE_COLUMNS = (
     *_WHO,
     *_FILE_SPEED,
     Column("seconds_per_step", "s a step", format=".3g"),
+    _TIMES_SOFTMAX,
     _SHARES[0],
     *_BITS,
     Column("repeats", "repeats"),
@@ -97,6 +103,7 @@ SCALING_COLUMNS = (
     Column("batch", "batch"),
     Column("seconds_per_sequence", "time", format=format_milliseconds),
     Column("quartiles", "quartiles"),
+    _TIMES_SOFTMAX,
     Column("memory_bytes_per_sequence", "memory", format=format_bytes),
     Column("copy_share", "copying", format=_percent),
     _LEFT_OUT,
@@ -116,7 +123,7 @@ REACH_COLUMNS = (
 SCALING_FILE_COLUMNS = (
     *(Column(key, key) for key in ("name", "attention", "device", "heads", "head_width", "positions", "batch")),
     *(Column(key, key) for key in ("repeats", "seconds_per_sequence", "seconds_quartile_1", "seconds_quartile_3")),
-    *(Column(key, key) for key in ("memory_bytes_per_sequence", "peak_memory_bytes", "copy_share")),
+    *(Column(key, key) for key in ("times_softmax", "memory_bytes_per_sequence", "peak_memory_bytes", "copy_share")),
     *_EXPONENTS,
     *(Column(key, key) for key in ("longest_positions", "overtakes_softmax_at", "overtakes_softmax")),
     Column("left_out", "left out"),

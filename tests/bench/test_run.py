@@ -36,6 +36,7 @@ COMMON = {
     "state_bytes_per_image",
     "repeats",
     "samples_seconds",
+    "times_softmax",
     "left_out",
     "peak_memory_bytes",
     "published",
@@ -124,6 +125,20 @@ def test_a_rerun_is_extrapolated_and_says_nothing_else(model, timed) -> None:
     assert figures["images_per_second"] == pytest.approx(3 / 64, rel=1e-12)
     assert figures["images_per_second_quartiles"] == pytest.approx([3 / 128, 3 / 32], rel=1e-12)
     assert figures["seconds_per_image"] == pytest.approx(64 / 3, rel=1e-12)
+
+
+def test_rows_say_how_many_times_as_fast_as_softmax_with_a_cache(model, monkeypatch) -> None:
+    samples = {"linear": (1.0, 2.0, 9.0), "cached": (4.0, 8.0, 9.0), "rerun": (8.0, 1.0, 9.0)}
+    monkeypatch.setattr(run_module, "measure_interleaved", lambda *_: [Timing(turns) for turns in samples.values()])
+    report = bench(model, [3], 3)
+    # Turn by turn: 4, 4 and 1 times. The re-run has done four of 32 positions in its time: 1/16, 1 and 1/8 times.
+    expected = {FASTEST_ENGINE: 4, "cached": 1, "rerun": 1 / 8}
+    assert {row["engine"]: row["times_softmax"] for row in report.rows} == pytest.approx(expected, rel=1e-12)
+
+
+def test_without_softmax_nothing_is_said_of_it(model, timed) -> None:
+    report = run_sampling_bench(with_softmax("shipped", model)[:1], SamplingPlan([2], 2), "fp32")
+    assert [row["times_softmax"] for row in report.rows] == [None]
 
 
 def test_state_bytes_are_those_of_the_batch(model, timed) -> None:

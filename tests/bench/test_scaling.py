@@ -92,6 +92,7 @@ def test_a_row_has_every_sample(machine) -> None:
     assert row["seconds_per_sequence"] == pytest.approx(0.4)
     assert row["seconds_per_sequence_quartiles"] == pytest.approx([0.38, 0.44])
     assert (row["peak_memory_bytes"], row["repeats"], row["heads"], row["head_width"]) == (4 * MIB, 3, 2, 8)
+    assert [row["times_softmax"] for row in report.rows] == pytest.approx([1, 2, 1, 1])
     # Those of a length are timed in turn.
     assert machine.timed == [("linear", "softmax")] * 2
 

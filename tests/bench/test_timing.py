@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from linformer_cli.bench import timing as timing_module
-from linformer_cli.bench.timing import Timing, measure_interleaved
+from linformer_cli.bench.timing import Timing, compare_turns, measure_interleaved
 from linformer_cli.errors import Interrupted
 
 
@@ -98,3 +98,10 @@ def test_median_and_quartiles(samples, median, quartiles) -> None:
     assert timing.median == median == statistics.median(samples)
     assert timing.quartiles == quartiles
     assert timing.samples == samples
+
+
+def test_the_median_is_that_of_the_turns() -> None:
+    # Six images against two in a piece of work, and in every turn half its time: the busy last one changes nothing.
+    assert compare_turns(6 / 2, (2.0, 1.0, 8.0), 2 / 4, (4.0, 2.0, 16.0)) == 6
+    # Half as fast in two of three turns, though the medians are equal.
+    assert compare_turns(1 / 2, (1.0, 2.0, 4.0), 1 / 2, (4.0, 1.0, 2.0)) == 0.5

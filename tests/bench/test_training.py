@@ -50,6 +50,13 @@ def test_images_per_second_of_steps(subjects, monkeypatch) -> None:
     assert row["product_share"] is None and row["bits_per_dim"] is None
 
 
+def test_rows_are_held_against_softmax_in_their_own_precision(subjects, monkeypatch) -> None:
+    samples = [(4.0, 8.0), (2.0, 2.0), (2.0, 4.0), (0.5, 0.5)]  # softmax, then linear; float32, then bfloat16
+    monkeypatch.setattr(training_module, "measure_interleaved", lambda *_: [Timing(turns) for turns in samples])
+    report = run_training_bench(subjects, [2], 2, "bf16", engines=["textbook", "auto"])
+    assert [row["times_softmax"] for row in report.rows] == [1, 1, 2, 4]
+
+
 def test_the_textbook_is_plain_torch_in_float32(subjects, monkeypatch) -> None:
     """Both engines of a mechanism take turns; what a row was timed with is what it says."""
     seen: list[tuple[str, bool, bool]] = []
