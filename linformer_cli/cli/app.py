@@ -9,6 +9,7 @@ import typer
 from typer.exceptions import TyperException
 
 from linformer_cli import __version__
+from linformer_cli.distributed import process_rank
 from linformer_cli.errors import Interrupted, LintxError
 from linformer_cli.runtime import is_out_of_memory, limit_spinning
 
@@ -62,7 +63,7 @@ def main() -> NoReturn:
         code = app(standalone_mode=False)
         sys.stdout.flush()  # here, where a reader that has gone is foreseen
     except Interrupted as stopped:
-        _end(str(stopped), stopped.exit_code)
+        _stop(str(stopped), stopped.exit_code)
     except LintxError as error:
         _end(f"Error: {error}", error.exit_code)
     except TyperException as error:
@@ -87,7 +88,7 @@ def main() -> NoReturn:
             raise
         _end("Error: there is not enough memory; try a smaller --batch", 1)
     if code == 130:  # Typer, too, turns a Ctrl-C into this number
-        _end("Stopped", 128 + signal.SIGTERM if terminated else 130)
+        _stop("Stopped", 128 + signal.SIGTERM if terminated else 130)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -101,6 +102,12 @@ def _raise_on_sigterm() -> list[int]:
 
     signal.signal(signal.SIGTERM, handle)
     return received
+
+
+def _stop(message: str, code: int) -> NoReturn:
+    if process_rank():  # the first of several says it
+        sys.exit(code)
+    _end(message, code)
 
 
 def _end(message: str, code: int) -> NoReturn:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from linformer_cli.distributed import process_rank
 from linformer_cli.report.tables import Column, TableStyle, render_records, to_json
 
 if TYPE_CHECKING:
@@ -26,18 +27,20 @@ def set_quiet(quiet: bool) -> None:
 
 
 def is_quiet() -> bool:
-    return _quiet
+    """Whether `talk` and all progress are left out: with --quiet, and of several processes in all but the first."""
+    return _quiet or process_rank() > 0
 
 
 def talk(message: str) -> None:
-    """A line for the user on stderr, unless --quiet."""
-    if not _quiet:
+    """A line for the user on stderr, unless `is_quiet`."""
+    if not is_quiet():
         complain(message)
 
 
 def complain(message: str) -> None:
-    """A line on stderr about something that went wrong, also with --quiet."""
-    print(one_line(message), file=sys.stderr, flush=True)
+    """A line on stderr about something that went wrong, also with --quiet. A process that is not the first says so."""
+    rank = process_rank()
+    print(f"{f'process {rank}: ' if rank else ''}{one_line(message)}", file=sys.stderr, flush=True)
 
 
 def one_line(message: str) -> str:
@@ -85,6 +88,6 @@ def show_preview(images: "NDArray[np.uint8]") -> None:
     from linformer_cli.report.terminal import render_preview
 
     console = Console(stderr=True)
-    if console.is_terminal and not _quiet:
+    if console.is_terminal and not is_quiet():
         colour = console.color_system is not None and not console.no_color
         console.print(render_preview(images, console.width, colour=colour))

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from linformer_cli.distributed import ALONE, Team
+
 from .output import talk
 
 if TYPE_CHECKING:
@@ -40,14 +42,16 @@ class Session:
         return choice.value
 
 
-def open_session(name: str | None, device: str, precision: "Precision", quiet: bool = False) -> Session:
-    """Load the checkpoint `name` (None: the shipped default); says what was chosen on stderr."""
+def open_session(
+    name: str | None, device: str, precision: "Precision", quiet: bool = False, team: Team = ALONE
+) -> Session:
+    """Load the checkpoint `name` (None: the shipped default), for one of `team`; says what was chosen on stderr."""
     from linformer_cli.checkpoint import load_weights, read_checkpoint
     from linformer_cli.model.catalogue import describe_mixing
-    from linformer_cli.runtime import choose_device, choose_precision, torch_dtype
+    from linformer_cli.runtime import choose_precision, torch_dtype
 
     checkpoint = read_checkpoint(name)
-    place = choose_device(device)
+    place = team.choose_device(device)
     kind = choose_precision(precision, place.value, "sampling")
     model = load_weights(checkpoint, place.value, torch_dtype(kind.value))
     if not quiet:

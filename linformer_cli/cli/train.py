@@ -1,12 +1,14 @@
 """`lintx train`: train a pixel model, or go on with a run."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from linformer_cli.distributed import join_team, notice_loss
 from linformer_cli.errors import UsageError
 
 from . import options
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from linformer_cli.checkpoint import Checkpoint
     from linformer_cli.config import DataConfig, RunConfig
     from linformer_cli.data.images import ImageSet
+    from linformer_cli.distributed import Team
     from linformer_cli.training.loop import Trainer
     from linformer_cli.training.run_folder import RunFolder
 
@@ -179,39 +182,49 @@ def train(
     from linformer_cli.training.run_folder import RunFolder, find_newest_run, name_run
     from linformer_cli.training.settings import extend_settings, find_source, merge_settings
 
-    source = None
-    if resume:
-        folder = RunFolder(Path(run) if run is not None else find_newest_run())
-        changed = {
-            **given_model,
-            **_given(attention_option=attention_option, data=data, image_size=image_size, channels=channels),
-            **_given(preset=preset, out=out, config=config, init_from=init_from),
-        }
-        settings = extend_settings(folder.read_config(), given_train, changed, data_dir)
-        images = _load_images(settings.data)
-    else:
-        if attention_option:
-            given_model["attention_options"] = options.parse_pairs(attention_option, "--attention-option")
-        source = find_source(init_from, config)
-        merged = merge_settings(config, preset, given_model, given_data, given_train, source)
-        folder = RunFolder(out if out is not None else name_run(merged.preset))
-        merged.check()
-        images = _load_images(merged.data_config)
-        settings = merged.build(images[0].shape)
-    trainer = _build_trainer(settings, folder, *images)
-    if source is not None:
-        _take_over(trainer, source)
-    if dry_run:
-        _dry_run(trainer, json)
-        return
-    if not resume:
-        folder.create(settings)
-    with folder.lock():
+    with join_team() as team:
+        source = None
         if resume:
-            trainer.resume()
-            folder.write_config(settings)
-        talk(f"training in {folder.path} from step {trainer.progress.step}")
-        _run(trainer, folder, json)
+            folder = RunFolder(Path(run) if run is not None else team.from_leader(find_newest_run))
+            changed = {
+                **given_model,
+                **_given(attention_option=attention_option, data=data, image_size=image_size, channels=channels),
+                **_given(preset=preset, out=out, config=config, init_from=init_from),
+            }
+            settings = extend_settings(folder.read_config(), given_train, changed, data_dir)
+            images = _load_images(settings.data, team)
+        else:
+            if attention_option:
+                given_model["attention_options"] = options.parse_pairs(attention_option, "--attention-option")
+            source = find_source(init_from, config)
+            merged = merge_settings(config, preset, given_model, given_data, given_train, source)
+            folder = RunFolder(out if out is not None else team.from_leader(lambda: name_run(merged.preset)))
+            merged.check()
+            images = _load_images(merged.data_config, team)
+            settings = merged.build(images[0].shape)
+        trainer = _build_trainer(settings, folder, *images, team)
+        if source is not None:
+            _take_over(trainer, source)
+        if dry_run:
+            _dry_run(trainer, json)
+            return
+        advice = f"what was saved is whole; go on with: lintx train --resume '{folder.path}'"
+        with notice_loss(advice), _hold(folder, None if resume else settings) if team.leads else nullcontext():
+            if resume:
+                trainer.resume()
+                if team.leads:
+                    folder.write_config(settings)
+            talk(f"training in {folder.path} from step {trainer.progress.step}")
+            _run(trainer, folder, json)
+
+
+@contextmanager
+def _hold(folder: "RunFolder", new: "RunConfig | None") -> Iterator[None]:
+    """The folder for this process alone; made for the run `new`, if there is one."""
+    if new is not None:
+        folder.create(new)
+    with folder.lock():
+        yield
 
 
 def _given(**values: Any) -> dict[str, Any]:
@@ -219,25 +232,30 @@ def _given(**values: Any) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _load_images(data: "DataConfig") -> "tuple[ImageSet, ImageSet]":
+def _load_images(data: "DataConfig", team: "Team") -> "tuple[ImageSet, ImageSet]":
     """The training and the validation images; says how many there are."""
     from linformer_cli.data.images import load_for_training
 
-    train, validation = load_for_training(data)
+    with team.leader_first():  # it may download them
+        train, validation = load_for_training(data)
     for note in train.notes:
         talk(f"{data.name}: {note}")
     talk(f"{data.name}: {len(train):,} training and {len(validation):,} validation images")
     return train, validation
 
 
-def _build_trainer(settings: "RunConfig", folder: "RunFolder", train: "ImageSet", validation: "ImageSet") -> "Trainer":
-    from linformer_cli.runtime import choose_device, choose_precision, torch_dtype
+def _build_trainer(
+    settings: "RunConfig", folder: "RunFolder", train: "ImageSet", validation: "ImageSet", team: "Team"
+) -> "Trainer":
+    from linformer_cli.runtime import choose_precision, torch_dtype
     from linformer_cli.training.loop import Trainer
 
-    device = choose_device(settings.train.device)
+    device = team.choose_device(settings.train.device)
     precision = choose_precision(settings.train.precision, device.value, "training")
     talk(f"device {device.value} ({device.reason}), precision {precision.value} ({precision.reason})")
-    trainer = Trainer(settings, folder, train, validation, device.value, precision.value)
+    if team.count > 1:
+        talk(f"{team.count} processes, each with its share of every {settings.train.batch} images")
+    trainer = Trainer(settings, folder, train, validation, device.value, precision.value, team)
     if trainer.model.is_compiled(torch_dtype(precision.value)):
         talk("attention in kernels compiled for this processor")
     return trainer
@@ -263,7 +281,7 @@ def _run(trainer: "Trainer", folder: "RunFolder", json: bool) -> None:
         talk("nothing was left to train; a longer --steps, --epochs or --max-time goes on")
     talk(f"finished step {progress.step}: validation {progress.validation_bits_per_dim:.4f} bits/dim; try")
     talk(f"lintx sample {folder.path} -n 16 -o samples.png")
-    if json:
+    if json and trainer.team.leads:
         result = {
             "run": folder.path,
             "init_from": trainer.config.init_from,
@@ -272,6 +290,7 @@ def _run(trainer: "Trainer", folder: "RunFolder", json: bool) -> None:
             "precision": "bf16" if trainer.autocast else "fp32",
             "device": trainer.device,
             "batch": trainer.config.train.batch,
+            "processes": trainer.team.count,
             "steps": progress.step,
             "images": progress.images_seen,
             "elapsed_seconds": progress.elapsed_seconds,
@@ -290,6 +309,8 @@ def _dry_run(trainer: "Trainer", json: bool) -> None:
     from linformer_cli.runtime import measure_peak_memory
 
     seconds = trainer.time_one_step()
+    if not trainer.team.leads:
+        return
     settings = trainer.config.train
     images = settings.batch * settings.accumulation
     facts = {

@@ -1,5 +1,6 @@
 """From a distribution to a value: random streams, filters, and the choice itself. Pure functions of their inputs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,7 +49,7 @@ class UniformStreams:
     So an image does not depend on the batch it is drawn in. Numbers come in blocks, so that memory stays constant.
     """
 
-    def __init__(self, seed: int, indices: range) -> None:
+    def __init__(self, seed: int, indices: Sequence[int]) -> None:
         self._generators = [np.random.Philox(key=np.array([seed, index], dtype=np.uint64)) for index in indices]
         self._block: NDArray[np.float64] = np.empty((len(indices), 0))
         self._used = 0

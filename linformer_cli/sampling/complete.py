@@ -1,7 +1,7 @@
 """Completing a picture: the known values in one parallel pass, the rest value by value."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -82,7 +82,7 @@ def complete_values(
     tokens = torch.cat([model.start_tokens(1), original[:known].to(model.device)]).unsqueeze(0)
     parameters, state = model.attend(tokens, model.init_state(1, positions))
 
-    def draw(indices: range) -> tuple[Tensor, Tensor]:
+    def draw(indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Completions number `indices` [n, T], and the bits of their values."""
         streams, copies = UniformStreams(seed, indices), len(indices)
         first = parameters[:, -1].expand(copies, -1)
@@ -92,7 +92,7 @@ def complete_values(
         completed = torch.cat([original[:known].expand(copies, -1), rest], dim=1)
         return completed, _bits(model, completed)
 
-    completed, bits = map(torch.cat, zip(*draw_in_batches(count, count, draw, on_halve), strict=True))
+    completed, bits = map(torch.cat, zip(*draw_in_batches(range(count), count, draw, on_halve), strict=True))
     original_bits = _bits(model, original.unsqueeze(0))[0]
     kept = float(original_bits[:known].mean()) if known else math.nan
     return Completion(known, completed, kept, bits[:, known:].mean(dim=1).tolist(), float(original_bits[known:].mean()))

@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -26,8 +26,9 @@ Drawn = TypeVar("Drawn")
 
 @dataclass(frozen=True)
 class SampledBatch:
-    """Some finished images: values uint8 [B, T] on the CPU, the seconds they took, the bytes of their state."""
+    """Finished images number `indices`: values uint8 [B, T] on the CPU, the seconds taken, the bytes of their state."""
 
+    indices: Sequence[int]
     values: Tensor
     seconds: float
     state_bytes: int
@@ -72,7 +73,7 @@ def collect_values(drawn: Iterator[Tensor], batch: int, positions: int) -> Tenso
 @torch.no_grad()
 def sample_values(
     model: PixelModel,
-    indices: range,
+    indices: Sequence[int],
     seed: int = 0,
     filters: Filters | None = None,
     before_step: Callable[[], None] | None = None,
@@ -88,32 +89,35 @@ def sample_values(
     streams = UniformStreams(seed, indices)
     drawn = iter_values(stepper, stepper.step(model.start_tokens(batch)), streams, filters or Filters(), before_step)
     values = collect_values(drawn, batch, positions)
-    return SampledBatch(values, time.perf_counter() - began, stepper.state_bytes)
+    return SampledBatch(indices, values, time.perf_counter() - began, stepper.state_bytes)
 
 
 def draw_in_batches(
-    count: int, batch: int, draw: Callable[[range], Drawn], on_halve: Callable[[int], None] | None = None
+    indices: Sequence[int],
+    batch: int,
+    draw: Callable[[Sequence[int]], Drawn],
+    on_halve: Callable[[int], None] | None = None,
 ) -> Iterator[Drawn]:
-    """`draw(indices)` for all of range(count), `batch` indices at a time.
+    """`draw(part)` for all of `indices`, parts of `batch` at a time.
 
     Where memory runs out the batch is halved for good, `on_halve` is told the new one, and the same indices are drawn
     again. Raises `LintxError` when there is no memory for a single one.
     """
     start = 0
-    while start < count:
-        indices = range(start, min(start + batch, count))
-        if (drawn := _draw_if_memory_allows(draw, indices)) is not None:
+    while start < len(indices):
+        part = indices[start : start + batch]
+        if (drawn := _draw_if_memory_allows(draw, part)) is not None:
             yield drawn
-            start = indices.stop
+            start += len(part)
             continue
-        if len(indices) == 1:
+        if len(part) == 1:
             raise LintxError("there is not enough memory to draw even one image at a time")
-        batch = len(indices) // 2
+        batch = len(part) // 2
         if on_halve is not None:
             on_halve(batch)
 
 
-def _draw_if_memory_allows(draw: Callable[[range], Drawn], indices: range) -> Drawn | None:
+def _draw_if_memory_allows(draw: Callable[[Sequence[int]], Drawn], indices: Sequence[int]) -> Drawn | None:
     try:
         return draw(indices)
     except Exception as error:
@@ -127,7 +131,7 @@ def _draw_if_memory_allows(draw: Callable[[range], Drawn], indices: range) -> Dr
 
 def iter_samples(
     model: PixelModel,
-    count: int,
+    indices: Sequence[int],
     batch: int = 64,
     seed: int = 0,
     filters: Filters | None = None,
@@ -135,12 +139,13 @@ def iter_samples(
     before_step: Callable[[], None] | None = None,
     engine: str = AUTO,
 ) -> Iterator[SampledBatch]:
-    """`count` images in batches. Image i depends on (seed, i) alone, up to rounding, not on `batch` or `engine`.
+    """Images number `indices` in batches, in that order.
 
+    Image i depends on (seed, i) alone, up to rounding, not on `batch`, `engine` or the other indices.
     `on_halve` as in `draw_in_batches`, `before_step` as in `iter_values`.
     """
     return draw_in_batches(
-        count, batch, lambda indices: sample_values(model, indices, seed, filters, before_step, engine), on_halve
+        indices, batch, lambda part: sample_values(model, part, seed, filters, before_step, engine), on_halve
     )
 
 
@@ -154,5 +159,5 @@ def sample_images(
     engine: str = AUTO,
 ) -> NDArray[np.uint8]:
     """`count` images, uint8 [count, H, W, C]."""
-    parts = iter_samples(model, count, batch, seed, filters, before_step=before_step, engine=engine)
+    parts = iter_samples(model, range(count), batch, seed, filters, before_step=before_step, engine=engine)
     return values_to_images(torch.cat([part.values for part in parts]), model.config.image)

@@ -1,14 +1,17 @@
 """The training loop: evaluate, sample, save, stop?, train. It reads top to bottom and resumes exactly."""
 
+import contextlib
 import dataclasses
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from linformer_cli.checkpoint import (
     Checkpoint,
@@ -25,6 +28,7 @@ from linformer_cli.config import RunConfig
 from linformer_cli.data.batches import Batches
 from linformer_cli.data.images import ImageSet
 from linformer_cli.data.sequence import images_to_values
+from linformer_cli.distributed import ALONE, Team, keep_own
 from linformer_cli.errors import CheckpointError, Interrupted, TrainingError
 from linformer_cli.evaluation.bits import measure_bits
 from linformer_cli.files import write_file
@@ -34,10 +38,11 @@ from linformer_cli.runtime import StopRequest, is_out_of_memory, measure_peak_me
 from linformer_cli.sampling.decode import sample_images
 
 from .optimizer import build_average, build_optimizer, load_optimizer_tensors, optimizer_tensors, strip_prefix
-from .progress import Progress, Reporter
+from .progress import Progress, Reporter, Silence
 from .run_folder import RunFolder
 from .schedule import learning_rate_at, measure_progress
 from .takeover import Takeover, take_over
+from .together import seed_own_dropout, share_batch, share_model
 
 
 def build_model(config: RunConfig) -> PixelModel:
@@ -47,7 +52,11 @@ def build_model(config: RunConfig) -> PixelModel:
 
 
 class Trainer:
-    """A run under way: model, optimizer, place in the data, and progress."""
+    """A run under way: model, optimizer, place in the data, and progress.
+
+    Each process of a `team` trains on its share of every batch, and all have the same weights after it. Rank 0 alone
+    validates, samples, writes and reports. Raises `UsageError` for a batch with fewer images than processes.
+    """
 
     def __init__(
         self,
@@ -57,8 +66,10 @@ class Trainer:
         validation: ImageSet,
         device: str,
         precision: str,
+        team: Team = ALONE,
     ) -> None:
         self.config, self.folder, self.device = config, folder, device
+        self.team, self.own_batch = team.on(device), share_batch(team, config.train.batch)
         self.train_set, self.validation = train, validation
         self.autocast = precision == "bf16"
         self.batches = Batches(len(train), config.train.seed)
@@ -66,6 +77,7 @@ class Trainer:
         self.optimizer = build_optimizer(self.model, config.train)
         self.average = build_average(self.model, config.train)
         self.progress = Progress()
+        self._likelihood: Module | None = None
         # What last/ holds; a new run has none, and saves before its first step.
         self._saved: tuple[int, int, int] | None = None
 
@@ -84,7 +96,8 @@ class Trainer:
         if self.folder.is_untouched:
             if self.config.init_from is not None:
                 raise CheckpointError(f"'{self.folder.path}' was killed before its first save; begin it again")
-            self.folder.cut_metrics(-1)
+            if self.team.leads:
+                self.folder.cut_metrics(-1)
             return
         checkpoint = read_checkpoint(self.folder.last)
         state = load_training_state(checkpoint)
@@ -98,10 +111,11 @@ class Trainer:
                 f"the training state in '{checkpoint.path}' does not belong to its weights or to this lintx: {reason}"
             ) from None
         self._saved = self.progress.marks
-        self.folder.cut_metrics(self.progress.step, validated=self.progress.evaluated_at == self.progress.step)
+        if self.team.leads:
+            self.folder.cut_metrics(self.progress.step, validated=self.progress.evaluated_at == self.progress.step)
 
     def _restore(self, checkpoint: Checkpoint, state: TrainingState) -> None:
-        self.model = load_weights(checkpoint, self.device).train()
+        self.model, self._likelihood = load_weights(checkpoint, self.device).train(), None
         self.average = build_average(self.model, self.config.train)
         if self.average is not None:
             # The checkpoint's weights are the average; those in training lie beside the optimizer's state.
@@ -117,11 +131,14 @@ class Trainer:
     def run(self, reporter: Reporter, stop: StopRequest) -> Progress:
         """Train to the end of the schedule. Raises `Interrupted` after saving, when `stop` is set."""
         settings = self.config.train
+        reporter = reporter if self.team.leads else Silence()
         started = time.monotonic() - self.progress.elapsed_seconds
         timed_steps, timed_seconds = 0, 0.0
         while True:
             step = self.progress.step
-            self.progress = replace(self.progress, elapsed_seconds=time.monotonic() - started)
+            # One clock for all, so that all end after the same step.
+            elapsed_seconds = self.team.from_leader(lambda: time.monotonic() - started)
+            self.progress = replace(self.progress, elapsed_seconds=elapsed_seconds)
             share = measure_progress(settings, step, self.progress.elapsed_seconds, len(self.train_set))
             finished = share >= 1
             try:
@@ -131,15 +148,17 @@ class Trainer:
                     self._sample(reporter, stop)
             except Interrupted:
                 pass  # an evaluation or a grid that was given up is made anew after --resume
-            stopped = stop.signal_number is not None
+            stopped = self.team.most(stop.signal_number or 0)
             if self.progress.marks != self._saved and (finished or stopped or step % settings.save_every == 0):
-                self._save(self.folder.last, with_state=True)
                 self._saved = self.progress.marks
-                self.folder.keep(step, settings.keep_last)
-                reporter.on_save(self.folder.last, self.progress)
+                if self.team.leads:
+                    self._save(self.folder.last, with_state=True)
+                    self.folder.keep(step, settings.keep_last)
+                    reporter.on_save(self.folder.last, self.progress)
             if stopped:
-                stop.raise_if_set(
-                    f"Stopped at step {step}, saved; continue with: lintx train --resume '{self.folder.path}'"
+                self.team.wait()  # a process that ends sooner has the one that saves ended, too
+                raise Interrupted(
+                    f"Stopped at step {step}, saved; continue with: lintx train --resume '{self.folder.path}'", stopped
                 )
             if finished:
                 return self.progress
@@ -173,6 +192,13 @@ class Trainer:
             return self.model
         return cast(PixelModel, self.average.module)
 
+    @property
+    def likelihood(self) -> Module:
+        """The model, called for the nats of values; its backward pass adds up over all processes."""
+        if self._likelihood is None:
+            self._likelihood = share_model(self.team, self.model)
+        return self._likelihood
+
     def take_step(self) -> None:
         """One training step as `run` takes it, at the full learning rate and always of the first batch: for timing."""
         self._train_step(self.config.train.learning_rate)
@@ -192,12 +218,18 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.model.on_training_step(self.progress.step, settings.seed)
+        seed_own_dropout(self.team, settings.seed, self.progress.step)
         self.optimizer.zero_grad(set_to_none=True)
+        # The gradients of several processes end as their mean, but it is the sum of all shares that makes the batch.
+        share = len(self.own_batch) / settings.batch
         total = 0.0
         for part in range(settings.accumulation):
-            nats = self._mean_nats(self.progress.images_seen + part * settings.batch) / settings.accumulation
-            nats.backward()
-            total += float(nats.detach())
+            start = self.progress.images_seen + part * settings.batch + self.own_batch.start
+            with keep_own(self.likelihood) if part + 1 < settings.accumulation else contextlib.nullcontext():
+                nats = self._mean_nats(start) / settings.accumulation
+                (nats * (share * self.team.count)).backward()
+            total += float(nats.detach()) * share
+        total = self.team.total(total)
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip or math.inf))
         if not (math.isfinite(total) and math.isfinite(norm)):
             raise TrainingError(
@@ -214,7 +246,7 @@ class Trainer:
         """When the loss has jumped: say so, and keep the last save where the next one does not reach it."""
         trend = self.progress.loss
         self.progress = replace(self.progress, loss=trend.follow(nats))
-        if self.progress.loss.high and not trend.high:
+        if self.progress.loss.high and not trend.high and self.team.leads:
             kept = self.folder.keep_before_spike(self.progress.step)
             reporter.on_spike(
                 f"the loss jumped from {trend.mean / math.log(2):.3f} to {nats / math.log(2):.3f} bits/dim at step "
@@ -230,10 +262,11 @@ class Trainer:
         return f"batch {place // size + 1} of epoch {epoch + 1} (training images {first}{', ...' if size > 3 else ''})"
 
     def _mean_nats(self, start: int) -> Tensor:
-        indices = self.batches.batch(start, self.config.train.batch)
+        indices = self.batches.batch(start, len(self.own_batch))
         values = images_to_values(self.train_set.images[indices], self.config.model.image.levels).to(self.device)
         with torch.autocast(self.device.partition(":")[0], torch.bfloat16, enabled=self.autocast):
-            return self.model.nats(values).mean()
+            mean: Tensor = self.likelihood(values).mean()
+            return mean
 
     def _log(self, reporter: Reporter, rate: float, norm: float, steps_per_second: float, share: float) -> None:
         settings, progress = self.config.train, self.progress
@@ -247,14 +280,14 @@ class Trainer:
             "images_per_second": round(steps_per_second * settings.batch * settings.accumulation, 3),
             "peak_memory_bytes": measure_peak_memory(self.device),
         }
-        self.folder.append_metrics(row)
+        self._append_metrics(row)
         self.progress = replace(progress, interval_nats=0.0, interval_steps=0)
         reporter.on_step(row, share)
 
     def _evaluate(self, reporter: Reporter, stop: StopRequest) -> None:
         """Bits/dim on the first validation images; a new best is saved at once. Raises `Interrupted` on a stop."""
-        images = self.validation.images[: self.config.train.evaluate_images]
-        bits = measure_bits(self.evaluated_model, images, before_batch=stop.raise_if_set)
+        images, model = self.validation.images[: self.config.train.evaluate_images], self.evaluated_model
+        bits = self.team.from_leader(lambda: measure_bits(model, images, before_batch=stop.raise_if_set))
         if not math.isfinite(bits.bits_per_dim):
             raise TrainingError(
                 f"the validation bits/dim are not a finite number at step {self.progress.step}; the last good "
@@ -269,7 +302,7 @@ class Trainer:
             best_bits_per_dim=bits.bits_per_dim if is_best else best,
             evaluated_at=self.progress.step,
         )
-        self.folder.append_metrics(
+        self._append_metrics(
             {
                 "step": self.progress.step,
                 "images": self.progress.images_seen,
@@ -278,7 +311,7 @@ class Trainer:
                 "elapsed_seconds": round(self.progress.elapsed_seconds, 3),
             }
         )
-        if is_best:
+        if is_best and self.team.leads:
             self._save(self.folder.best, with_state=False)
         reporter.on_evaluate(self.progress, bits, is_best)
 
@@ -287,17 +320,24 @@ class Trainer:
 
         Raises `Interrupted` on a stop.
         """
+        self.team.from_leader(lambda: self._write_grid(reporter, stop))
+        self.progress = replace(self.progress, sampled_at=self.progress.step)
+
+    def _write_grid(self, reporter: Reporter, stop: StopRequest) -> None:
         model, count = self.evaluated_model, self.config.train.sample_images
         model.eval()
         try:
             images = sample_images(model, count, seed=self.config.train.seed, before_step=stop.raise_if_set)
         finally:
             model.train()
-        grid = render_grid(images)
-        self.progress = replace(self.progress, sampled_at=self.progress.step)
         path = self.folder.samples / f"step-{self.progress.step:07d}.png"
-        write_file(path, encode_png(grid, {"step": self.progress.step, "images_seen": self.progress.images_seen}))
+        facts = {"step": self.progress.step, "images_seen": self.progress.images_seen}
+        write_file(path, encode_png(render_grid(images), facts))
         reporter.on_sample(path)
+
+    def _append_metrics(self, row: Mapping[str, Any]) -> None:
+        if self.team.leads:
+            self.folder.append_metrics(row)
 
     def _save(self, folder: Path, with_state: bool) -> None:
         state = None

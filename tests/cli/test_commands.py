@@ -119,6 +119,35 @@ def test_sample_writes_a_grid_with_its_settings(lintx, run_folder, tmp_path):
     assert np.array_equal(Image.open(files / "00003.png"), Image.open(other / "00003.png"))
 
 
+def test_sample_draws_only_the_files_that_are_missing(lintx, run_folder, tmp_path):
+    out, files = tmp_path / "grid.png", tmp_path / "files"
+    arguments = ["sample", run_folder, "-n", 5, "-o", out, "--files", files, "--json"]
+    assert lintx(*arguments).document["drawn"] == 5
+    drawn = {path.name: path.read_bytes() for path in files.iterdir()}
+    grid = out.read_bytes()
+    (files / "00002.png").unlink()
+    (files / "00003.png").write_bytes(drawn["00003.png"][:60])
+    before = (files / "00001.png").stat().st_mtime_ns
+    outcome = lintx(*arguments)
+    assert outcome.document["drawn"] == 2 and outcome.document["images"] == 5
+    assert f"3 of 5 images are in {files} already" in outcome.stderr
+    assert {path.name: path.read_bytes() for path in files.iterdir()} == drawn and out.read_bytes() == grid
+    assert (files / "00001.png").stat().st_mtime_ns == before
+    outcome = lintx(*arguments)
+    assert outcome.document["drawn"] == 0 and out.read_bytes() == grid
+    # Another seed makes other images: nothing of what is there serves.
+    assert lintx(*arguments, "--seed", 1).document["drawn"] == 5
+
+
+def test_sample_numbers_images_from_the_first(lintx, run_folder, tmp_path):
+    out, files = tmp_path / "grid.png", tmp_path / "files"
+    lintx("sample", run_folder, "-n", 4, "-o", out, "--files", files / "all")
+    lintx("sample", run_folder, "-n", 2, "--first", 2, "-o", out, "--files", files / "last")
+    assert sorted(path.name for path in (files / "last").iterdir()) == ["00002.png", "00003.png"]
+    assert (Image.open(files / "last" / "00003.png").tobytes()) == Image.open(files / "all" / "00003.png").tobytes()
+    assert lintx("sample", run_folder, "-n", 2, "--first", -1, "-o", out).code == 2
+
+
 def test_sample_to_stdout_is_a_png_and_nothing_else(run_folder):
     arguments = [sys.executable, "-m", "linformer_cli", "sample", str(run_folder), "-n", "1", "-o", "-"]
     finished = subprocess.run(arguments, capture_output=True, check=True)

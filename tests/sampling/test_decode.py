@@ -25,7 +25,7 @@ def model(request, build_tiny_model) -> PixelModel:
 
 
 def collect(model: PixelModel, count: int, batch: int, **options: object) -> torch.Tensor:
-    return torch.cat([part.values for part in iter_samples(model, count, batch, **options)])  # type: ignore[arg-type]
+    return torch.cat([part.values for part in iter_samples(model, range(count), batch, **options)])  # type: ignore[arg-type]
 
 
 # The same images
@@ -205,7 +205,7 @@ def test_where_memory_runs_out_the_batch_is_halved_and_the_images_stay_the_same(
     expected = collect(model, 11, 11, seed=4)
     tried = refuse_above(monkeypatch, model, 3, error)
     halved: list[int] = []
-    parts = list(iter_samples(model, 11, 10, 4, on_halve=halved.append))
+    parts = list(iter_samples(model, range(11), 10, 4, on_halve=halved.append))
     assert halved == [5, 2]
     assert [len(part.values) for part in parts] == [2, 2, 2, 2, 2, 1]
     assert torch.equal(torch.cat([part.values for part in parts]), expected)
@@ -237,5 +237,5 @@ def test_the_memory_of_a_failed_attempt_is_free_before_the_next(model, monkeypat
             raise MemoryError
         return large.sum(dim=1)
 
-    assert len(list(draw_in_batches(4, 4, attempt))) == 4
+    assert len(list(draw_in_batches(range(4), 4, attempt))) == 4
     assert len(alive) == 6

@@ -1,0 +1,177 @@
+"""What two processes of a test do: `python -m torch.distributed.run ... tests/processes.py WHAT ...`.
+
+`train FOLDER` trains in several ways and compares them with one process; `dying STEP ...` is the command line, in which
+the second process is killed before training step or image number STEP.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from linformer_cli.checkpoint import TRAINING, WEIGHTS
+from linformer_cli.cli.app import main
+from linformer_cli.config import DataConfig, ImageShape, ModelConfig, RunConfig, TrainConfig
+from linformer_cli.data.glyphs import draw_glyphs
+from linformer_cli.data.images import ImageSet
+from linformer_cli.distributed import ALONE, Team, join_team, process_rank
+from linformer_cli.errors import Interrupted
+from linformer_cli.report.numbered import NumberedImages
+from linformer_cli.runtime import StopRequest
+from linformer_cli.training.loop import Trainer
+from linformer_cli.training.optimizer import build_average
+from linformer_cli.training.progress import Silence
+from linformer_cli.training.run_folder import RunFolder
+
+STEPS = 9
+IMAGES = ImageSet("glyphs", "train", *draw_glyphs("train", 8, 0, 30))
+MODEL = ModelConfig(
+    attention_options={"chunk": 16},
+    layers=2,
+    heads=2,
+    width=16,
+    head_width=8,
+    feed_forward=32,
+    image=ImageShape(height=8, width=8, levels=16),
+)
+# Five images are shared out as two and three.
+TRAIN = TrainConfig(
+    steps=STEPS,
+    batch=5,
+    accumulation=2,
+    learning_rate=1e-2,
+    warmup_steps=2,
+    log_every=2,
+    evaluate_every=4,
+    save_every=4,
+    ema=0.9,
+)
+
+
+def build(folder: Path, team: Team, precision: str = "fp32", **model: Any) -> Trainer:
+    config = RunConfig(model=MODEL.model_copy(update=model), data=DataConfig(name="glyphs"), train=TRAIN)
+    run = RunFolder(folder)
+    if team.leads and not run.config_file.exists():
+        run.create(config)
+    return Trainer(config, run, IMAGES, IMAGES, "cpu", precision, team)
+
+
+class StopAt(StopRequest):
+    """A stop that comes while `trainer` is about to take step `step`."""
+
+    def __init__(self, trainer: Trainer, step: int | None) -> None:
+        self.trainer, self.step = trainer, step
+
+    @property
+    def signal_number(self) -> int | None:  # type: ignore[override]
+        return signal.SIGTERM if self.step is not None and self.trainer.progress.step >= self.step else None
+
+
+def train_until(folder: Path, team: Team, step: int, **settings: Any) -> None:
+    """Go on with the run in `folder`, or begin it; the signal that stops it comes to the last process alone."""
+    trainer = build(folder, team, **settings)
+    team.wait()
+    if (folder / "last").exists():
+        trainer.resume()
+    team.wait()
+    last = team.rank == team.count - 1
+    try:
+        trainer.run(Silence(), StopAt(trainer, step if last and step < STEPS else None))
+    except Interrupted:
+        assert step < STEPS
+    assert trainer.progress.step == step
+
+
+def largest_difference(ours: Path, theirs: Path) -> float:
+    """Between the weights, the averaged weights and the optimizers of two runs' last saves."""
+    found = 0.0
+    for name in (WEIGHTS, TRAINING):
+        left, right = (load_file(run / "last" / name) for run in (ours, theirs))
+        assert left.keys() == right.keys()
+        for key in left.keys() - {"random.cpu"}:
+            found = max(found, float((left[key].double() - right[key].double()).abs().max()))
+    return found
+
+
+def check_one_large_batch(folder: Path, team: Team, **model: Any) -> None:
+    """In float64, so that all that can differ is the order of sums."""
+    trainers = [
+        build(folder / f"of-{each.count}", each, **model) for each in ((team, ALONE) if team.leads else (team,))
+    ]
+    for trainer in trainers:
+        trainer.average = build_average(trainer.model.double(), trainer.config.train)
+    shared = trainers[0]
+    losses = [shared._train_step(1e-2)]
+    gradients = [None if found.grad is None else found.grad.clone() for found in shared.model.parameters()]
+    for _ in range(3):
+        shared._train_step(1e-2)
+    if team.leads:
+        alone = trainers[1]
+        losses.append(alone._train_step(1e-2))
+        for ours, parameter in zip(gradients, alone.model.parameters(), strict=True):
+            assert (ours is None) == (parameter.grad is None)
+            if parameter.grad is not None:
+                torch.testing.assert_close(ours, parameter.grad, rtol=1e-9, atol=1e-12)
+        assert min(*losses[0], *losses[1]) > 0
+        torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]), rtol=1e-9, atol=0)
+        for _ in range(3):
+            alone._train_step(1e-2)
+        torch.testing.assert_close(shared.model.state_dict(), alone.model.state_dict(), rtol=0, atol=1e-8)
+
+
+def check_training(folder: Path) -> None:
+    with join_team() as team:
+        assert team.count == 2
+        check_one_large_batch(folder / "batch", team)
+        # Its chunks are longer than the image: it has parameters without a gradient.
+        check_one_large_batch(folder / "idle", team, attention="flash", attention_options={})
+        # From two processes to one and back.
+        train_until(folder / "whole", team, STEPS)
+        train_until(folder / "moved", team, 3)
+        if team.leads:
+            train_until(folder / "moved", ALONE, 6)
+        team.wait()
+        train_until(folder / "moved", team, STEPS)
+        # Interrupted and resumed by as many: the same dropout, the same sums, in any precision.
+        for name, steps in (("dropout", [STEPS]), ("dropout-stopped", [4, 5, STEPS])):
+            for step in steps:
+                train_until(folder / name, team, step, dropout=0.2, precision="bf16")
+        if team.leads:
+            train_until(folder / "alone", ALONE, STEPS)
+            pairs = {"whole": "alone", "moved": "whole", "dropout-stopped": "dropout"}
+            found = {name: largest_difference(folder / name, folder / other) for name, other in pairs.items()}
+            (folder / "differences.json").write_text(json.dumps(found))
+
+
+def die_at(number: int) -> None:
+    """Let this process be killed before it takes step, or writes image, `number`."""
+    step, write = Trainer._train_step, NumberedImages.write
+
+    def dying_step(trainer: Trainer, rate: float) -> tuple[float, float]:
+        if trainer.progress.step == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(trainer, rate)
+
+    def dying_write(folder: NumberedImages, index: int, image: Any) -> None:
+        if index >= number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        write(folder, index, image)
+
+    Trainer._train_step = dying_step  # type: ignore[method-assign]
+    NumberedImages.write = dying_write  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    what, argument, *rest = sys.argv[1:]
+    if what == "train":
+        check_training(Path(argument))
+    else:
+        if process_rank() == 1:
+            die_at(int(argument))
+        sys.argv = ["lintx", *rest]
+        main()

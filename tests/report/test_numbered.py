@@ -1,0 +1,64 @@
+"""A folder of drawn images: what is there is known again, and only what was drawn from the same."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from linformer_cli.errors import DataError
+from linformer_cli.report.numbered import NumberedImages
+
+SETTINGS = {"checkpoint": "a", "checkpoint_sha256": "1f", "seed": 3, "temperature": 0.9, "top_k": None, "batch": 2}
+
+
+def images(channels: int = 1) -> Any:
+    return np.random.default_rng(channels).integers(0, 256, (3, 5, 4, channels), dtype=np.uint8)
+
+
+def begin(folder: Path, **changes: object) -> NumberedImages:
+    return NumberedImages(folder / "drawn", {**SETTINGS, **changes})
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_what_was_written_is_held_and_read_again(tmp_path, channels) -> None:
+    folder, drawn = begin(tmp_path), images(channels)
+    assert not folder.holds(0)
+    for index, image in zip((0, 7, 123_456), drawn, strict=True):
+        folder.write(index, image)
+        assert folder.holds(index)
+    assert sorted(path.name for path in folder.folder.iterdir()) == ["00000.png", "00007.png", "123456.png"]
+    assert np.array_equal(folder.read([123_456, 0]), drawn[[2, 0]])
+    assert not folder.holds(1)
+
+
+@pytest.mark.parametrize(
+    "change", [{"seed": 4}, {"temperature": 1.0}, {"top_k": 1}, {"checkpoint_sha256": "2f"}, {"new": 1}]
+)
+def test_an_image_drawn_from_something_else_is_not_the_one(tmp_path, change) -> None:
+    begin(tmp_path).write(0, images()[0])
+    assert not begin(tmp_path, **change).holds(0)
+
+
+@pytest.mark.parametrize("change", [{"batch": 64}, {"device": "cuda"}, {"engine": "native"}, {"checkpoint": "b"}])
+def test_an_image_drawn_elsewhere_is_the_same(tmp_path, change) -> None:
+    begin(tmp_path).write(0, images()[0])
+    assert begin(tmp_path, **change).holds(0)
+
+
+def test_an_image_under_another_number_is_not_the_one(tmp_path) -> None:
+    folder = begin(tmp_path)
+    folder.write(0, images()[0])
+    folder.path(0).rename(folder.path(1))
+    assert not folder.holds(1)
+
+
+def test_a_damaged_image_is_not_there(tmp_path, raises_one_line) -> None:
+    folder = begin(tmp_path)
+    folder.write(0, images()[0])
+    whole = folder.path(0).read_bytes()
+    for size in (0, 10, len(whole) - 40):
+        folder.path(0).write_bytes(whole[:size])
+        assert not folder.holds(0)
+        with raises_one_line(DataError, "00000.png"):
+            folder.read([0])

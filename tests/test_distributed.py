@@ -1,0 +1,88 @@
+"""The team of processes as one of them sees it, alone or pretended; with real ones: training/test_processes.py."""
+
+import pytest
+import torch
+
+from linformer_cli.cli.output import complain, is_quiet, set_quiet, talk
+from linformer_cli.distributed import ALONE, ProcessLost, Team, join_team, keep_own, notice_loss, process_rank
+from linformer_cli.errors import UsageError
+
+TORCHRUN = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
+    for name in TORCHRUN:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize("missing", [None, *TORCHRUN])
+def test_a_process_is_one_of_several_only_where_all_of_torchruns_variables_say_so(monkeypatch, missing) -> None:
+    pretend(monkeypatch, **{name: value for name, value in TORCHRUN.items() if name != missing})
+    assert process_rank() == (2 if missing in (None, "LOCAL_RANK") else 0)
+
+
+def test_one_process_of_torchrun_is_alone(monkeypatch) -> None:
+    pretend(monkeypatch, **{**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1"})
+    with join_team() as team:
+        assert team is ALONE
+
+
+def test_alone_everything_is_its_own() -> None:
+    module = torch.nn.Linear(2, 2)
+    assert ALONE.leads
+    assert ALONE.parallel(module) is module
+    assert (ALONE.total(0.1), ALONE.most(7), ALONE.gather("x"), ALONE.from_leader(lambda: 3)) == (0.1, 7, ["x"], 3)
+    assert list(ALONE.share(5)) == [0, 1, 2, 3, 4]
+    assert ALONE.choose_device("cpu").value == "cpu"
+    with ALONE.leader_first(), keep_own(module):
+        ALONE.wait()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+@pytest.mark.parametrize("things", [0, 1, 5, 8, 17])
+def test_shares_are_even_and_together_everything_once(count, things) -> None:
+    shares = [Team(rank, count).share(things) for rank in range(count)]
+    assert [thing for share in shares for thing in share] == list(range(things))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_each_of_several_processes_has_a_card_of_its_own(monkeypatch, raises_one_line) -> None:
+    taken: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index=0: "Pretended")
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    for wanted in ("auto", "cuda"):
+        assert Team(5, 8, local_rank=1).choose_device(wanted).value == "cuda:1"
+    assert taken == ["cuda:1"] * 2
+    assert Team(5, 8, local_rank=1).choose_device("cpu").value == "cpu"
+    with raises_one_line(UsageError, "only 2 CUDA devices"):
+        Team(2, 3, local_rank=2).choose_device("cuda")
+    with raises_one_line(UsageError, "cannot share 'cuda:0'", "--device cuda"):
+        Team(1, 2, local_rank=1).choose_device("cuda:0")
+
+
+def test_only_the_first_process_talks_and_another_says_which_it_is(monkeypatch, capsys) -> None:
+    set_quiet(False)
+    pretend(monkeypatch, **TORCHRUN)
+    talk("nothing")
+    complain("Error: broken")
+    assert is_quiet() and capsys.readouterr().err == "process 2: Error: broken\n"
+    monkeypatch.setenv("RANK", "0")
+    talk("something")
+    assert not is_quiet() and capsys.readouterr().err == "something\n"
+
+
+def test_only_what_tells_of_a_lost_process_is_one(monkeypatch, raises_one_line) -> None:
+    pretend(monkeypatch, **TORCHRUN)
+    errors = (
+        RuntimeError("[third_party/gloo/pair.cc:1] Connection closed"),
+        torch.distributed.DistNetworkError("gone"),
+    )
+    for error in errors:
+        with raises_one_line(ProcessLost, "another of the 4 processes has ended; try again"), notice_loss("try again"):
+            raise error
+    with pytest.raises(RuntimeError, match="sizes"), notice_loss("try again"):
+        raise RuntimeError("sizes do not match")

@@ -1,0 +1,181 @@
+"""Two processes on one job, started as a user starts them; they meet through gloo on the CPU."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from linformer_cli.attention import CATALOGUE
+from linformer_cli.checkpoint import load_weights, read_checkpoint
+from linformer_cli.distributed import Team
+from linformer_cli.errors import UsageError
+from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.report.metrics import METRICS_FILE, read_metrics
+from linformer_cli.training.run_folder import TIMING_METRICS
+from linformer_cli.training.together import has_idle_parameters, seed_own_dropout, share_batch
+
+WORK = Path(__file__).parents[1] / "processes.py"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+SECONDS = 600  # for a machine that does much else
+TRAIN = ["train", "--data", "glyphs", "--image-size", "8", "--preset", "tiny", "--batch", "4", "--precision", "fp32"]
+SAMPLE = ["--count", "11", "--batch", "2", "--seed", "3", "--no-preview"]
+
+
+def start(*arguments: object) -> "subprocess.Popen[str]":
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(WORK.parents[1]), os.environ.get("PYTHONPATH", "")]),
+    }
+    environment["OMP_NUM_THREADS"] = "1"
+    command = [*TORCHRUN, *map(str, arguments)]
+    return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def finish(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
+    """Exit code, stdout and stderr."""
+    with process:
+        try:
+            stdout, stderr = process.communicate(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    return process.returncode, stdout, stderr
+
+
+def run_alone(*arguments: object) -> None:
+    command = [sys.executable, "-m", "linformer_cli", *map(str, arguments)]
+    subprocess.run(command, check=True, capture_output=True, timeout=SECONDS)
+
+
+# What needs no second process
+
+
+@pytest.mark.parametrize("attention", [*CATALOGUE, "lstm"])
+def test_idle_parameters_are_found(attention: str, build_tiny_model: Callable[..., PixelModel]) -> None:
+    """Between processes torch waits for the gradient of every parameter, unless it is told that there are idle ones."""
+    for changes in ({}, {"context": "previous", "embedding": "paper", "head": "mixture"}):
+        model = build_tiny_model(attention=attention, dropout=0.5, **changes).train()
+        state = torch.get_rng_state()
+        # Of the whole catalogue only flash has some, where one of its chunks holds the whole image.
+        assert has_idle_parameters(model) == (attention == "flash")
+        assert model.training and all(parameter.grad is None for parameter in model.parameters())
+        assert torch.equal(torch.get_rng_state(), state)
+        model.nats(torch.randint(16, (2, 64))).mean().backward()
+        assert any(parameter.grad is None for parameter in model.parameters()) == (attention == "flash")
+
+
+def test_a_batch_smaller_than_the_team_is_refused(
+    raises_one_line: Callable[..., AbstractContextManager[object]],
+) -> None:
+    with raises_one_line(UsageError, "a batch of 3 images", "4 processes", "--batch"):
+        share_batch(Team(0, 4), 3)
+
+
+def test_dropout_of_a_process_follows_from_seed_step_and_rank_alone() -> None:
+    def draw(rank: int, seed: int, step: int) -> float:
+        seed_own_dropout(Team(rank, 3), seed, step)
+        return float(torch.rand(()))
+
+    with torch.random.fork_rng(devices=[]):
+        places = [(0, 0, 0), (1, 0, 0), (2, 0, 0), (0, 1, 0), (0, 0, 1), (0, 2**63 - 1, 10**9)]
+        drawn = [draw(*place) for place in places]
+        assert len(set(drawn)) == len(drawn)
+        assert drawn == [draw(*place) for place in places]
+        state = torch.get_rng_state()
+        seed_own_dropout(Team(), 0, 0)
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+# Training
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(tmp_path: Path) -> None:
+    """Gradients, losses and weights after a step are compared where they are, in float64: see `processes.py`."""
+    code, _, errors = finish(start(WORK, "train", tmp_path))
+    assert code == 0, errors
+    found = json.loads((tmp_path / "differences.json").read_text())
+    # The same images and the same steps, nine of 1e-2: what is left is the order in which float32 adds up gradients,
+    # which may be large in proportion where a gradient nearly cancels, and Adam divides by its size.
+    assert 0 < found["whole"] < 1e-4
+    assert found["moved"] < 1e-4
+    # As many processes as before do exactly the same again, dropout included.
+    assert found["dropout-stopped"] == 0
+    for left, right in (("dropout", "dropout-stopped"), ("whole", "moved")):
+        ours, theirs = (read_metrics(tmp_path / run / METRICS_FILE) for run in (left, right))
+        assert [row["step"] for row in ours] == [row["step"] for row in theirs] and len(ours) > 4
+        if right == "dropout-stopped":
+            for row in (*ours, *theirs):
+                for name in TIMING_METRICS:
+                    del row[name]
+            assert ours == theirs
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_ends_the_other_and_the_run_goes_on(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    settings = ["--steps", "6", "--save-every", "2", "--evaluate-every", "100", "--sample-every", "0"]
+    code, _, errors = finish(start(WORK, "dying", 5, *TRAIN, *settings, "--out", run))
+    assert code != 0
+    line = next(line for line in errors.splitlines() if line.startswith("Error: "))
+    assert "another of the 2 processes has ended" in line and f"lintx train --resume '{run}'" in line
+    assert "rank      : 1" in errors  # torchrun says which
+    assert read_checkpoint(run / "last").info.training.step == 4
+    run_alone("train", "--resume", run)
+    assert read_checkpoint(run / "last").info.training.step == 6
+    load_weights(read_checkpoint(run))
+
+
+@pytest.mark.slow
+def test_a_stop_reaches_both_and_is_saved_once(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = start("-m", "linformer_cli", *TRAIN, "--steps", "100000", "--save-every", "5", "--out", run)
+    deadline = time.monotonic() + SECONDS
+    while not (run / "last" / "config.json").exists():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    code, _, errors = finish(process)
+    assert code != 0
+    assert errors.count("Stopped at step ") == 1 and "process 1:" not in errors
+    stopped = int(errors.split("Stopped at step ")[1].split(",")[0])
+    assert read_checkpoint(run / "last").info.training.step == stopped
+    rows = read_metrics(run / METRICS_FILE)
+    assert [row["step"] for row in rows] == sorted((row["step"] for row in rows), key=int)
+
+
+# Sampling
+
+
+@pytest.mark.slow
+def test_images_that_a_dead_process_left_out_are_made_up_and_all_are_those_of_one(
+    tmp_path: Path, tiny_checkpoint: Path
+) -> None:
+    alone, shared = tmp_path / "alone", tmp_path / "shared"
+    run_alone("sample", tiny_checkpoint, *SAMPLE, "--out", tmp_path / "alone.png", "--files", alone)
+    arguments = ["sample", tiny_checkpoint, *SAMPLE, "--out", tmp_path / "shared.png", "--files", shared]
+    code, _, errors = finish(start(WORK, "dying", 4, *arguments))
+    assert code != 0
+    assert "the same command draws what is missing" in errors and "rank      : 1" in errors
+    written = {path.name: path.stat().st_mtime_ns for path in shared.iterdir()}
+    assert "00001.png" in written and "00007.png" not in written
+    code, stdout, errors = finish(start("-m", "linformer_cli", *arguments, "--json"))
+    assert code == 0, errors
+    found = json.loads(stdout)
+    assert (found["images"], found["drawn"], found["processes"]) == (11, 11 - len(written), 2)
+    for index in range(11):
+        ours, theirs = (np.asarray(Image.open(folder / f"{index:05d}.png")) for folder in (shared, alone))
+        assert np.array_equal(ours, theirs)
+    assert all((shared / name).stat().st_mtime_ns == when for name, when in written.items())
+    grids = [Image.open(tmp_path / name).tobytes() for name in ("alone.png", "shared.png")]
+    assert grids[0] == grids[1]
