@@ -183,7 +183,10 @@ def join_team() -> Iterator[Team]:
 
 @contextlib.contextmanager
 def notice_loss(advice: str) -> Iterator[None]:
-    """Inside, what torch says of another process that is gone becomes `ProcessLost`, with what to do."""
+    """Inside, what torch says of another process that is gone becomes `ProcessLost`, with what to do.
+
+    The process should end then; of SIGTERM it hears no more.
+    """
     try:
         yield
     except RuntimeError as error:
@@ -194,4 +197,6 @@ def notice_loss(advice: str) -> Iterator[None]:
         # gloo's errors have no type of their own.
         if not isinstance(error, distributed.DistError) and "gloo" not in str(error):
             raise
+        # torchrun is about to end this process as well, which ends by itself as soon as it has said why.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise ProcessLost(f"another of the {_count()} processes has ended; {advice}") from None

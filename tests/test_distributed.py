@@ -1,5 +1,7 @@
 """The team of processes as one of them sees it, alone or pretended; with real ones: training/test_processes.py."""
 
+import signal
+
 import pytest
 import torch
 
@@ -77,6 +79,8 @@ def test_only_the_first_process_talks_and_another_says_which_it_is(monkeypatch, 
 
 def test_only_what_tells_of_a_lost_process_is_one(monkeypatch, raises_one_line) -> None:
     pretend(monkeypatch, **TORCHRUN)
+    deaf: list[tuple[object, object]] = []
+    monkeypatch.setattr(signal, "signal", lambda *arguments: deaf.append(arguments))
     errors = (
         RuntimeError("[third_party/gloo/pair.cc:1] Connection closed"),
         torch.distributed.DistNetworkError("gone"),
@@ -84,5 +88,10 @@ def test_only_what_tells_of_a_lost_process_is_one(monkeypatch, raises_one_line) 
     for error in errors:
         with raises_one_line(ProcessLost, "another of the 4 processes has ended; try again"), notice_loss("try again"):
             raise error
+    assert deaf == [(signal.SIGTERM, signal.SIG_IGN)] * 2
     with pytest.raises(RuntimeError, match="sizes"), notice_loss("try again"):
         raise RuntimeError("sizes do not match")
+    pretend(monkeypatch)
+    with pytest.raises(RuntimeError, match="gloo"), notice_loss("try again"):
+        raise RuntimeError("gloo")
+    assert len(deaf) == 2

@@ -143,6 +143,9 @@ def train(
     validation). Flags win over --config, that over the preset, that over defaults. The first Ctrl-C or SIGTERM
     finishes the step, saves, and prints how to go on; a second leaves at once.
 
+    `torchrun --nproc-per-node N -m linformer_cli train ...` shares every batch out among N processes. A run goes on
+    with any number of them.
+
     Examples:
 
     - `lintx train --data mnist --data-dir DIR --preset mnist-small --max-time 10m --out runs/first`

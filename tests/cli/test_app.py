@@ -182,7 +182,7 @@ def test_a_mistake_is_one_line_and_an_exit_code(lintx, tmp_path, monkeypatch, ar
 
 
 def test_ctrl_c_is_one_word_and_130(lintx, monkeypatch, tmp_path):
-    def interrupted(*_arguments):
+    def interrupted(*_arguments, **_options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("linformer_cli.cli.sample.open_session", interrupted)
