@@ -141,6 +141,8 @@ def check_training(folder: Path) -> None:
         for name, steps in (("dropout", [STEPS]), ("dropout-stopped", [4, 5, STEPS])):
             for step in steps:
                 train_until(folder / name, team, step, dropout=0.2, precision="bf16")
+        drawn = team.gather(float(torch.rand(())))
+        assert drawn[0] != drawn[1], "both drop the same numbers"
         if team.leads:
             train_until(folder / "alone", ALONE, STEPS)
             pairs = {"whole": "alone", "moved": "whole", "dropout-stopped": "dropout"}

@@ -105,7 +105,7 @@ def sample(
         chosen = session.choose_engine(engine)
         settings = {**session.record, "engine": chosen, "seed": seed, "batch": batch, **vars(filters)}
         wanted = range(first, first + count)
-        folder = None if files is None else NumberedImages(files, settings)
+        folder = None if files is None else NumberedImages(files, lambda index: {**settings, "index": index})
         there = _find(wanted, folder, team)
         if there:
             talk(f"{len(there)} of {count} images are in {files} already")

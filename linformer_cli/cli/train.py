@@ -256,9 +256,9 @@ def _build_trainer(
     device = team.choose_device(settings.train.device)
     precision = choose_precision(settings.train.precision, device.value, "training")
     talk(f"device {device.value} ({device.reason}), precision {precision.value} ({precision.reason})")
+    trainer = Trainer(settings, folder, train, validation, device.value, precision.value, team)
     if team.count > 1:
         talk(f"{team.count} processes, each with its share of every {settings.train.batch} images")
-    trainer = Trainer(settings, folder, train, validation, device.value, precision.value, team)
     if trainer.model.is_compiled(torch_dtype(precision.value)):
         talk("attention in kernels compiled for this processor")
     return trainer

@@ -1,7 +1,7 @@
 """A folder of drawn images: one PNG each, named by its number, with what it was drawn from in its metadata."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -19,28 +19,27 @@ _CIRCUMSTANCES = ("checkpoint", "device", "engine", "batch")
 
 
 class NumberedImages:
-    """The images that `settings` determine, in `folder`, which need not exist yet."""
+    """Images in `folder`, which need not exist yet; `describe(index)` is what determines image number `index`."""
 
-    def __init__(self, folder: Path, settings: Mapping[str, object]) -> None:
-        self.folder, self.settings = folder, dict(settings)
+    def __init__(self, folder: Path, describe: Callable[[int], Mapping[str, object]]) -> None:
+        self.folder, self.describe = folder, describe
 
     def path(self, index: int) -> Path:
         return self.folder / f"{index:05d}.png"
 
     def write(self, index: int, image: NDArray[np.uint8]) -> None:
         """Image number `index`, uint8 [H, W, C]. One that a power cut has damaged can be told by `holds`."""
-        png = encode_png(render_grid(image[None], scale=1), {**self.settings, "index": index})
-        write_file(self.path(index), png, flush=False)
+        write_file(self.path(index), encode_png(render_grid(image[None], scale=1), self.describe(index)), flush=False)
 
     def holds(self, index: int) -> bool:
-        """Whether image number `index` is there, undamaged and drawn from the same: other settings make another."""
+        """Whether image number `index` is there, undamaged and drawn from the same."""
         if not self.path(index).exists():
             return False
         try:
             found = read_png_metadata(self.path(index))
         except DataError:
             return False
-        wanted = json.loads(to_json({**self.settings, "index": index}))
+        wanted = json.loads(to_json(dict(self.describe(index))))
         return _essence(found) == _essence(wanted)
 
     def read(self, indices: Iterable[int]) -> NDArray[np.uint8]:

@@ -26,9 +26,9 @@ class Likelihood(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, values: Tensor) -> Tensor:
-        """Nats [B, T] of values int64 [B, T]."""
-        return self.model.nats(values)
+    def forward(self, *given: Tensor) -> Tensor:
+        """Nats [B, T] of what `PixelModel.nats` takes."""
+        return self.model.nats(*given)
 
 
 def share_model(team: Team, model: PixelModel) -> nn.Module:

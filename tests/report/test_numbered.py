@@ -17,7 +17,7 @@ def images(channels: int = 1) -> Any:
 
 
 def begin(folder: Path, **changes: object) -> NumberedImages:
-    return NumberedImages(folder / "drawn", {**SETTINGS, **changes})
+    return NumberedImages(folder / "drawn", lambda index: {**SETTINGS, "index": index, **changes})
 
 
 @pytest.mark.parametrize("channels", [1, 3])
