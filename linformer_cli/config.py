@@ -58,7 +58,9 @@ class NetworkConfig(Config):
     `context` says which known values a position sees directly: `previous` is the value before it, as in
     Katharopoulos 2020; `neighbours` also the pixels to the left, above and two rows above. `embedding` is `grid`
     (learned row, column and channel tables, added) or `paper` (a value embedding of half the width beside a
-    sinusoidal position of the other half).
+    sinusoidal position of the other half). `convolution_rows` is how many rows of the image, its own included, a causal
+    depthwise convolution before each attention sees, and `convolution_side` how many pixels to either side; 0 rows are
+    no convolution.
     """
 
     attention: str = "linear"
@@ -73,6 +75,8 @@ class NetworkConfig(Config):
     dropout: Fraction = 0.0
     context: Literal["previous", "neighbours"] = "neighbours"
     embedding: Literal["grid", "paper"] = "grid"
+    convolution_rows: Annotated[int, Field(ge=0, le=16)] = 0
+    convolution_side: Annotated[int, Field(ge=0, le=16)] = 2
     head: Literal["categorical", "mixture"] = "categorical"
     mixtures: Size = 10
 

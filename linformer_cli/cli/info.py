@@ -33,7 +33,8 @@ def info(
         "checkpoint": found.path,
         "attention": f"{network.attention} {network.attention_options or ''}".strip(),
         "network": f"{network.layers} layers, {network.heads} heads of {network.head_width}, width {network.width}, "
-        f"feed-forward {network.feed_forward}, {network.norm}-norm, {network.context} context, {network.head} head",
+        f"feed-forward {network.feed_forward}, {network.norm}-norm, {network.context} context, {network.head} head"
+        + (f", convolution over {network.convolution_rows} rows" if network.convolution_rows else ""),
         "images": f"{image.height} x {image.width} x {image.channels}, {image.levels} levels, T = {image.positions}",
         "parameters": f"{sizes['parameters']:,}",
         "state": f"{format_bytes(sizes['state_bytes'])} an image after {image.positions} positions",

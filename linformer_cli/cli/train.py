@@ -84,6 +84,15 @@ def train(
         Literal["previous", "neighbours"] | None,
         _for_model("--context", help="Known values that a position sees; default that of the preset."),
     ] = None,
+    convolution: Annotated[
+        int | None,
+        _for_model(
+            "--convolution",
+            min=0,
+            help="Image rows that a convolution before each attention sees; 0: none.",
+            metavar="ROWS",
+        ),
+    ] = None,
     head: Annotated[
         Literal["categorical", "mixture"] | None,
         _for_model("--head", help="The distribution of a value; default that of the preset."),
@@ -169,7 +178,10 @@ def train(
         save_every=save_every,
         keep_last=keep_last,
     )
-    given_model = _given(attention=attention, context=context_name, head=head, layers=layers, heads=heads, width=width)
+    given_model = _given(
+        **{"attention": attention, "context": context_name, "convolution_rows": convolution, "head": head},
+        **{"layers": layers, "heads": heads, "width": width},
+    )
     given_data = _given(name=data, data_dir=data_dir, image_size=image_size, channels=channels)
     if checkpoint is not None:
         run, resume = options.one_checkpoint(run, checkpoint), True

@@ -39,6 +39,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "mixture": {"head": "mixture"},
     "three layers, odd widths": {"layers": 3, "width": 20, "head_width": 7, "heads": 3, "feed_forward": 29},
     "colour": {"image": ImageShape(height=5, width=4, channels=3, levels=256)},
+    "convolution": {"convolution_rows": 3},
+    "convolution, wide": {"convolution_rows": 2, "convolution_side": 1, "width": 276, "norm": "post"},
 }
 every_change = pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
 # Images that all threads work on together, and images that are shared out among three.
