@@ -8,6 +8,7 @@ from linformer_cli.errors import unknown_name
 
 from .base import Attention, AttentionOptions, AttentionShape
 from .bigbird import BigbirdAttention
+from .deltanet import DeltanetAttention
 from .flash import FlashAttention
 from .gau import GauAttention
 from .linear import LinearAttention
@@ -28,6 +29,7 @@ CATALOGUE: dict[str, type[Attention]] = {
         LinearAttention,
         PerformerAttention,
         RfaAttention,
+        DeltanetAttention,
         LshAttention,
         LinformerAttention,
         NystromAttention,
