@@ -103,8 +103,9 @@ class TrainConfig(Config):
 
     `clip` bounds the norm of the gradient; 0 leaves it. `ema` is the decay of an exponential moving average of the
     weights (less in the first steps), which is then what is evaluated, sampled from and saved as the model; 0 keeps
-    none. `keep_last` is how many of the newest saves stay: `last/`, and older ones in `kept/`. None is only ever a
-    default, since TOML cannot say it.
+    none. `muon` trains the matrices of hidden layers and leaves the rest to AdamW, at the same learning rate.
+    `keep_last` is how many of the newest saves stay: `last/`, and older ones in `kept/`. None is only ever a default,
+    since TOML cannot say it.
     """
 
     steps: Positive | None = None
@@ -112,7 +113,7 @@ class TrainConfig(Config):
     max_time: Annotated[float, Field(gt=0)] | None = None
     batch: Positive = 16
     accumulation: Positive = 1
-    optimizer: Literal["adamw", "radam"] = "adamw"
+    optimizer: Literal["adamw", "radam", "muon"] = "adamw"
     learning_rate: Annotated[float, Field(gt=0)] = 2e-3
     final_learning_rate_fraction: Annotated[float, Field(ge=0, le=1)] = 0.02
     schedule: Literal["cosine", "constant"] = "cosine"

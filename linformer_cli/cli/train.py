@@ -95,7 +95,10 @@ def train(
     accumulation: Annotated[
         int | None, _for_training("--accumulation", help="Batches added up for one step; default 1.")
     ] = None,
-    optimizer: Annotated[Literal["adamw", "radam"] | None, _for_training("--optimizer", help="Default adamw.")] = None,
+    optimizer: Annotated[
+        Literal["adamw", "radam", "muon"] | None,
+        _for_training("--optimizer", help="Default adamw; muon is for hidden matrices, with adamw for the rest."),
+    ] = None,
     learning_rate: Annotated[
         float | None, _for_training("--learning-rate", "--lr", help="The highest; default 0.002.")
     ] = None,

@@ -169,6 +169,7 @@ SETTINGS = [
     )
 ]
 SETTINGS.append(pytest.param({"ema": 0.9, "keep_last": 2}, "fp32", id="averaged"))
+SETTINGS.append(pytest.param({"optimizer": "muon", "accumulation": 2, "ema": 0.9}, "fp32", id="muon"))
 # Two layers, so that each has draws of its own, and none falls on a save, a stop or the end.
 REDRAWN = {"attention": "performer", "attention_options": {"redraw_every": 4, "features": 8}, "layers": 2}
 SETTINGS.append(pytest.param({"ema": 0.9, "model": REDRAWN}, "fp32", id="redrawn"))
