@@ -104,6 +104,7 @@ class TrainConfig(Config):
     `clip` bounds the norm of the gradient; 0 leaves it. `ema` is the decay of an exponential moving average of the
     weights (less in the first steps), which is then what is evaluated, sampled from and saved as the model; 0 keeps
     none. `muon` trains the matrices of hidden layers and leaves the rest to AdamW, at the same learning rate.
+    `shift` moves every training image by up to so many pixels along each axis, anew each time; 0 leaves them.
     `keep_last` is how many of the newest saves stay: `last/`, and older ones in `kept/`. None is only ever a default,
     since TOML cannot say it.
     """
@@ -113,6 +114,7 @@ class TrainConfig(Config):
     max_time: Annotated[float, Field(gt=0)] | None = None
     batch: Positive = 16
     accumulation: Positive = 1
+    shift: Annotated[int, Field(ge=0)] = 0
     optimizer: Literal["adamw", "radam", "muon"] = "adamw"
     learning_rate: Annotated[float, Field(gt=0)] = 2e-3
     final_learning_rate_fraction: Annotated[float, Field(ge=0, le=1)] = 0.02
@@ -159,6 +161,13 @@ class RunConfig(Config):
     model: ModelConfig
     data: DataConfig = DataConfig()
     train: TrainConfig
+
+    @model_validator(mode="after")
+    def _shift_leaves_something(self) -> Self:
+        side = min(self.model.image.height, self.model.image.width)
+        if self.train.shift >= side:
+            raise ValueError(f"train.shift must be less than the {side} pixels of an image, found {self.train.shift}")
+        return self
 
 
 def parse_config(kind: type[ConfigType], values: Mapping[str, Any], where: str) -> ConfigType:

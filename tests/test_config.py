@@ -108,6 +108,14 @@ def test_the_paper_embedding_needs_an_even_half(raises_one_line) -> None:
     assert NetworkConfig(embedding="grid", width=34).width == 34
 
 
+def test_a_shift_leaves_something_of_an_image(raises_one_line) -> None:
+    tables = {"model": {"image": {"height": 9, "width": 7}}, "train": {"steps": 1, "shift": 7}}
+    with raises_one_line(UsageError, "run: ", "train.shift must be less than the 7 pixels", "found 7"):
+        parse_config(RunConfig, tables, "run")
+    tables["train"]["shift"] = 6
+    assert parse_config(RunConfig, tables, "run").train.shift == 6
+
+
 @pytest.mark.parametrize("given", [{"steps": 5}, {"epochs": 0.5}, {"max_time": 60.0}])
 def test_one_length_is_enough(given: dict[str, float]) -> None:
     assert TrainConfig(**given).model_dump(exclude_none=True).items() >= given.items()  # type: ignore[arg-type]

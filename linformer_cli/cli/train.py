@@ -95,6 +95,10 @@ def train(
     accumulation: Annotated[
         int | None, _for_training("--accumulation", help="Batches added up for one step; default 1.")
     ] = None,
+    shift: Annotated[
+        int | None,
+        _for_training("--shift", min=0, help="Move each image by up to so many pixels, anew each time; default 0."),
+    ] = None,
     optimizer: Annotated[
         Literal["adamw", "radam", "muon"] | None,
         _for_training("--optimizer", help="Default adamw; muon is for hidden matrices, with adamw for the rest."),
@@ -157,6 +161,7 @@ def train(
         max_time=None if max_time is None else options.parse_duration(max_time),
         batch=batch,
         accumulation=accumulation,
+        shift=shift,
         optimizer=optimizer,
         learning_rate=learning_rate,
         schedule=schedule,

@@ -22,7 +22,7 @@ from linformer_cli.checkpoint import (
     save_checkpoint,
 )
 from linformer_cli.config import RunConfig
-from linformer_cli.data.batches import Batches
+from linformer_cli.data.batches import Batches, shift_images
 from linformer_cli.data.images import ImageSet
 from linformer_cli.data.sequence import images_to_values
 from linformer_cli.errors import CheckpointError, Interrupted, TrainingError
@@ -230,8 +230,11 @@ class Trainer:
         return f"batch {place // size + 1} of epoch {epoch + 1} (training images {first}{', ...' if size > 3 else ''})"
 
     def _mean_nats(self, start: int) -> Tensor:
-        indices = self.batches.batch(start, self.config.train.batch)
-        values = images_to_values(self.train_set.images[indices], self.config.model.image.levels).to(self.device)
+        settings = self.config.train
+        images = self.train_set.images[self.batches.batch(start, settings.batch)]
+        if settings.shift:
+            images = shift_images(images, self.batches.shifts(start, settings.batch, settings.shift))
+        values = images_to_values(images, self.config.model.image.levels).to(self.device)
         with torch.autocast(self.device.partition(":")[0], torch.bfloat16, enabled=self.autocast):
             return self.model.nats(values).mean()
 
