@@ -3,6 +3,7 @@
 A run is described by three tables, the same in `config.toml` and in memory: `[model]`, `[data]` and `[train]`.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -84,18 +85,35 @@ class NetworkConfig(Config):
 
 
 class ModelConfig(NetworkConfig):
-    """A whole model: the network and the images it draws. Enough to rebuild it."""
+    """A whole model: the network and the images it draws. Enough to rebuild it.
+
+    With `classes` it is told of each image which of so many classes it is; 0 is a model that knows of none.
+    """
 
     image: ImageShape
+    classes: Annotated[int, Field(ge=0, le=65_536)] = 0
+
+    @property
+    def class_bits_per_dim(self) -> float:
+        """What an image's class, one of all alike, adds to its bits/dim: log2(classes) bits over all its values.
+
+        bits/dim given the class may be held against those of a model without classes after this has been added:
+        -log2 p(image) <= -log2 p(image | class) - log2 p(class).
+        """
+        return math.log2(self.classes) / self.image.positions if self.classes else 0.0
 
 
 class DataConfig(Config):
-    """Where images come from. `image_size` and `channels` are for sets that can be had so."""
+    """Where images come from. `image_size` and `channels` are for sets that can be had so.
+
+    With `labels` the model is told the classes of the images.
+    """
 
     name: str = "mnist"
     data_dir: str | None = None
     image_size: Size | None = None
     channels: Literal[1, 3] | None = None
+    labels: bool = False
 
 
 class TrainConfig(Config):

@@ -52,7 +52,7 @@ def test_an_unknown_key_is_refused_at_every_level_with_the_nearest(raises_one_li
 
 
 def test_an_unknown_key_with_nothing_near_lists_the_known_ones(raises_one_line) -> None:
-    with raises_one_line(UsageError, "'zzz'", "known: channels, data_dir, image_size, name"):
+    with raises_one_line(UsageError, "'zzz'", "known: channels, data_dir, image_size, labels, name"):
         parse_config(DataConfig, {"zzz": 1}, "data")
 
 

@@ -57,6 +57,10 @@ def train(
     config: Annotated[
         Path | None, _for_run("--config", help="TOML with [model], [data], [train]; flags win.", metavar="FILE")
     ] = None,
+    classes: Annotated[
+        bool | None,
+        _for_run("--classes/--no-classes", help="Tell the model the class of each image; default that of --init-from."),
+    ] = None,
     dry_run: Annotated[
         bool, _for_run("--dry-run", help="Print the resolved settings, sizes and one timed step; train nothing.")
     ] = False,
@@ -152,6 +156,7 @@ def train(
     - `lintx train --data mnist --data-dir DIR --preset mnist-small --max-time 10m --out runs/first`
     - `lintx train --data glyphs --preset tiny --steps 200`
     - `lintx train --attention softmax --dry-run`
+    - `lintx train --data mnist --classes --optimizer muon --shift 1`
     - `lintx train --resume runs/first --max-time 1h`
     - `lintx train --init-from runs/first --attention softmax --out runs/moved`
     """
@@ -178,7 +183,7 @@ def train(
         keep_last=keep_last,
     )
     given_model = _given(attention=attention, context=context_name, head=head, layers=layers, heads=heads, width=width)
-    given_data = _given(name=data, data_dir=data_dir, image_size=image_size, channels=channels)
+    given_data = _given(name=data, data_dir=data_dir, image_size=image_size, channels=channels, labels=classes)
     if checkpoint is not None:
         run, resume = options.one_checkpoint(run, checkpoint), True
     if run is not None and not resume:
@@ -193,7 +198,7 @@ def train(
         changed = {
             **given_model,
             **_given(attention_option=attention_option, data=data, image_size=image_size, channels=channels),
-            **_given(preset=preset, out=out, config=config, init_from=init_from),
+            **_given(preset=preset, out=out, config=config, init_from=init_from, classes=classes),
         }
         settings = extend_settings(folder.read_config(), given_train, changed, data_dir)
         images = _load_images(settings.data)
@@ -205,7 +210,7 @@ def train(
         folder = RunFolder(out if out is not None else name_run(merged.preset))
         merged.check()
         images = _load_images(merged.data_config)
-        settings = merged.build(images[0].shape)
+        settings = merged.build(images[0].shape, images[0].classes)
     trainer = _build_trainer(settings, folder, *images)
     if source is not None:
         _take_over(trainer, source)
@@ -248,6 +253,11 @@ def _build_trainer(settings: "RunConfig", folder: "RunFolder", train: "ImageSet"
     trainer = Trainer(settings, folder, train, validation, device.value, precision.value)
     if trainer.model.is_compiled(torch_dtype(precision.value)):
         talk("attention in kernels compiled for this processor")
+    if settings.model.classes:
+        talk(
+            f"the model is told the class of each image, one of {settings.model.classes}; its bits/dim are those given "
+            f"the class: {settings.model.class_bits_per_dim:.4f} more may be held against a model without"
+        )
     return trainer
 
 

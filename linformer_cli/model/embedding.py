@@ -2,6 +2,7 @@
 
 Tokens are the values of an image in raster order, channels innermost, behind one start token: token 0 is the start
 and token i holds value i - 1. At token i the model predicts value i, so a position may look at values 0 .. i - 1.
+Where the model has classes, the start token is the image's class, which every position sees.
 """
 
 import math
@@ -18,10 +19,14 @@ _NEIGHBOURS = ((0, 1), (0, 2), (1, 1), (1, 0), (1, -1), (2, 0))
 
 
 class EmbeddingState(NamedTuple):
-    """The last values, recent int16 [B, reach] (newest last), and how many tokens were seen, a 0-d int64 tensor."""
+    """The last values, recent int16 [B, reach] (newest last), and how many tokens were seen, a 0-d int64 tensor.
+
+    `label` is the class of each image, int64 [B, 1], or [B, 0] in a model without classes.
+    """
 
     recent: Tensor
     position: Tensor
+    label: Tensor
 
 
 def context_sources(context: str, image: ImageShape) -> Tensor:
@@ -50,7 +55,7 @@ class PixelEmbedding(nn.Module):
     """Tokens int64 [B, T] to vectors [B, T, width], continuing from a state of bounded size.
 
     The state holds the last `reach` values, about two image rows for `neighbours`, whatever the length. A slot with
-    no value has an embedding of its own, which also stands for the start token.
+    no value has an embedding of its own, which also stands for the start token. A class adds its vector everywhere.
     """
 
     sources: Tensor
@@ -79,11 +84,15 @@ class PixelEmbedding(nn.Module):
             self.channel = nn.Embedding(image.channels, config.width)
             for table in (self.row, self.column, self.channel):
                 nn.init.normal_(table.weight, std=0.5)
+        self.classes = nn.Embedding(config.classes, config.width) if config.classes else None
+        if self.classes is not None:
+            nn.init.normal_(self.classes.weight, std=0.5)
         self.image = image
 
     def init_state(self, batch: int, device: torch.device) -> EmbeddingState:
         recent = torch.zeros(batch, self.reach, dtype=torch.int16, device=device)
-        return EmbeddingState(recent, torch.zeros((), dtype=torch.int64, device=device))
+        label = torch.zeros(batch, 0 if self.classes is None else 1, dtype=torch.int64, device=device)
+        return EmbeddingState(recent, torch.zeros((), dtype=torch.int64, device=device), label)
 
     def forward(self, tokens: Tensor, state: EmbeddingState) -> tuple[Tensor, EmbeddingState]:
         """Vectors [B, T, width] for tokens int64 [B, T] behind those in `state`, and the state after them."""
@@ -99,11 +108,16 @@ class PixelEmbedding(nn.Module):
         x = functional.embedding_bag((values + table_starts).flatten(0, 1), self.values, mode="sum").unflatten(
             0, (batch, length)
         )
-        state = EmbeddingState(known[:, length:], state.position + length)
         if self.sinusoids is not None:
             position = self.sinusoids[start : start + length].to(x.dtype).expand(batch, -1, -1)
-            return torch.cat([x, position], dim=-1), state
-        return x + self._grid(start, length), state
+            x = torch.cat([x, position], dim=-1)
+        else:
+            x = x + self._grid(start, length)
+        label = state.label
+        if self.classes is not None:
+            label = label if start else tokens[:, :1].clone()  # the state must not keep all tokens, nor the caller's
+            x = x + self.classes(label)
+        return x, EmbeddingState(known[:, length:], state.position + length, label)
 
     def places(self) -> Tensor:
         """What every position adds, [T, its share of the width]."""
