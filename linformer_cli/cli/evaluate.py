@@ -58,7 +58,8 @@ def evaluate(
     That is how many bits the model needs per value, with the standard error over images. Every value counts, the first
     one too: nats are summed over all values of all images and divided once by ln 2 and by their number. The second
     figure leaves out the first value of each image, as the code of Katharopoulos 2020 does; use it beside that paper's
-    figures only.
+    figures only. A model with classes is told the label of each image; what it costs to say the label, log2(classes)
+    bits an image, is added in a figure of its own, which may be held against a model without classes.
 
     Examples:
 
@@ -79,6 +80,8 @@ def evaluate(
         raise UsageError(
             f"the model draws images of {wanted.height} x {wanted.width} x {wanted.channels}, '{name}' has {found}"
         )
+    classes = session.model.config.classes
+    labels = images.require_labels(classes) if classes else None
     chosen = images.images[:limit]
     talk(f"{len(chosen):,} of {len(images):,} {split.value} images of {name}")
     began = time.perf_counter()
@@ -86,7 +89,8 @@ def evaluate(
     if engine is not None:
         stepped = session.choose_engine(engine)
         nats = functools.partial(stepped_nats, session.model, engine=stepped)
-    bits = measure_bits(session.model, chosen, batch, nats=nats)
+    bits = measure_bits(session.model, chosen, batch, nats=nats, labels=labels)
+    with_class = bits.bits_per_dim + session.model.config.class_bits_per_dim
     result = {
         **session.record,
         "engine": stepped,
@@ -94,16 +98,23 @@ def evaluate(
         "split": split.value,
         "images_in_split": len(images),
         **dataclasses.asdict(bits),
+        "classes": classes,
+        "bits_per_dim_with_class": with_class if classes else None,
         "seconds": time.perf_counter() - began,
     }
     if json:
         print_json(result)
         return
+    given = ", given the class" if classes else ""
     without = f"{bits.bits_per_dim_without_first_value:.4f} +- {bits.standard_error_without_first_value:.4f}"
-    print_facts(
-        {
-            "bits/dim": f"{bits.bits_per_dim:.4f} +- {bits.standard_error:.4f}  (every value)",
-            "without first value": f"{without}  (as in the paper's code)",
-            "images": f"{bits.images:,} of {name} {split.value}",
-        }
-    )
+    facts = {
+        "bits/dim": f"{bits.bits_per_dim:.4f} +- {bits.standard_error:.4f}  (every value{given})",
+        "without first value": f"{without}  (as in the paper's code{given})",
+        "images": f"{bits.images:,} of {name} {split.value}",
+    }
+    if classes:
+        facts["with the class"] = (
+            f"{with_class:.4f} +- {bits.standard_error:.4f}  (log2({classes})/{bits.values_per_image} added: to hold "
+            "against a model without classes)"
+        )
+    print_facts(facts)

@@ -21,6 +21,15 @@ def sample(
     out: Annotated[
         str, typer.Option("-o", "--out", help="The grid as PNG; - writes it to stdout.", metavar="FILE")
     ] = "samples.png",
+    class_name: Annotated[
+        str | None,
+        typer.Option(
+            "--class",
+            help="Of a model with classes: 7, or 1,7, or all; -n images of each, a row for each. Default: all in turn.",
+            show_default=False,
+            metavar="CLASS",
+        ),
+    ] = None,
     files: Annotated[
         Path | None,
         typer.Option("--files", help="Also every image as a numbered PNG in this folder.", show_default=False),
@@ -58,6 +67,7 @@ def sample(
     - `lintx sample runs/first -n 16 --temperature 0.9 --files digits/`
     - `lintx sample -n 4 -o - | display`
     - `lintx sample -n 16 --gif drawing.gif`
+    - `lintx sample runs/digits --class all -n 8`
     """
     if out == "-" and json:
         raise UsageError("-o - and --json both want stdout; give -o a file")
@@ -77,18 +87,28 @@ def sample(
     from linformer_cli.sampling.decode import iter_samples
 
     filters = Filters(temperature, top_k, top_p)
+    classes = session.choose_classes(class_name)
+    labels: list[int] | None = None
+    if classes:
+        labels = [label for label in classes for _ in range(count)]
+        columns = columns or (count if len(classes) > 1 else None)
+        count = len(labels)
+    elif session.model.config.classes:
+        labels = session.model.take_turns(range(count)).tolist()
+        talk(f"classes 0 to {session.model.config.classes - 1} in turn; --class chooses")
     chosen = session.choose_engine(engine)
-    settings = {**session.record, "engine": chosen, "seed": seed, "batch": batch, **vars(filters)}
+    settings = {**session.record, "engine": chosen, "seed": seed, "batch": batch, **vars(filters), "class": class_name}
     began = time.perf_counter()
     batches: list[NDArray[np.uint8]] = []
     drawn, state_bytes, stopped = 0, 0, False
     try:
-        for part in iter_samples(session.model, count, batch, seed, filters, say_halved, engine=chosen):
+        for part in iter_samples(session.model, count, batch, seed, filters, say_halved, None, chosen, labels):
             images = values_to_images(part.values, session.model.config.image)
             if files is not None:
                 # Written as they come: whoever stops a long job keeps what is done.
                 for index, image in enumerate(images, start=drawn):
-                    png = encode_png(render_grid(image[None], scale=1), {**settings, "index": index})
+                    about = {**settings, "index": index, "class": None if labels is None else labels[index]}
+                    png = encode_png(render_grid(image[None], scale=1), about)
                     write_file(files / f"{index:05d}.png", png)
             batches.append(images)
             drawn += len(images)

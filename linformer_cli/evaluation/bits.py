@@ -36,12 +36,14 @@ def measure_bits(
     images: NDArray[np.uint8],
     batch: int = 32,
     before_batch: Callable[[], None] | None = None,
-    nats: Callable[[Tensor], Tensor] | None = None,
+    nats: Callable[[Tensor, Tensor | None], Tensor] | None = None,
+    labels: NDArray[np.int64] | None = None,
 ) -> Bits:
     """Sum the nats of every value of uint8 images [N, H, W, C]; divide once by ln 2 and by the number of values.
 
     `before_batch` is called before every batch, and may raise to give up. `nats` gives the nats [B, T] of values int64
-    [B, T]; by default those of the model in parallel.
+    [B, T] and labels int64 [B] or None; by default those of the model in parallel. A model with classes needs `labels`
+    int64 [N], and the bits are those given the class.
     """
     training = model.training
     model.eval()
@@ -51,7 +53,8 @@ def measure_bits(
             if before_batch is not None:
                 before_batch()
             values = images_to_values(images[start : start + batch], model.config.image.levels).to(model.device)
-            found = (nats or model.nats)(values).cpu().double()
+            given = None if labels is None else torch.from_numpy(labels[start : start + len(values)]).to(model.device)
+            found = (nats or model.nats)(values, given).cpu().double()
             per_image.append(found.sum(dim=1))
             first.append(found[:, 0])
     finally:
@@ -64,11 +67,11 @@ def measure_bits(
 
 
 @torch.no_grad()
-def stepped_nats(model: PixelModel, values: Tensor, engine: str) -> Tensor:
-    """Nats [B, T] of values int64 [B, T] as the sampling `engine` predicts them, step by step."""
+def stepped_nats(model: PixelModel, values: Tensor, labels: Tensor | None, engine: str) -> Tensor:
+    """Nats [B, T] of values int64 [B, T], of classes int64 [B], as the sampling `engine` predicts them step by step."""
     stepper = build_engine(engine, model, len(values))
     found = torch.empty(values.shape, dtype=torch.float64 if model.dtype == torch.float64 else torch.float32)
-    for position, token in enumerate(model.shift_values(values).unbind(dim=1)):
+    for position, token in enumerate(model.shift_values(values, labels).unbind(dim=1)):
         parameters = stepper.step(token)
         found[:, position] = -model.head.log_likelihood(parameters, values[:, position])
     return found

@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -77,16 +77,20 @@ def sample_values(
     filters: Filters | None = None,
     before_step: Callable[[], None] | None = None,
     engine: str = AUTO,
+    labels: Sequence[int] | None = None,
 ) -> SampledBatch:
     """Whole images number `indices` of `seed`, as one batch, by `engine`; `before_step` as in `iter_values`.
 
-    Raises `LintxError` when the model gives no numbers.
+    `labels` are the classes of all images, image i's being `labels[i]`; by default a model with classes takes all in
+    turn. Raises `LintxError` when the model gives no numbers.
     """
     began = time.perf_counter()
     batch, positions = len(indices), model.config.image.positions
+    chosen = model.take_turns(indices) if labels is None else torch.tensor([labels[index] for index in indices])
     stepper = build_engine(engine, model, batch)
     streams = UniformStreams(seed, indices)
-    drawn = iter_values(stepper, stepper.step(model.start_tokens(batch)), streams, filters or Filters(), before_step)
+    first = stepper.step(model.start_tokens(batch, chosen))
+    drawn = iter_values(stepper, first, streams, filters or Filters(), before_step)
     values = collect_values(drawn, batch, positions)
     return SampledBatch(values, time.perf_counter() - began, stepper.state_bytes)
 
@@ -134,14 +138,18 @@ def iter_samples(
     on_halve: Callable[[int], None] | None = None,
     before_step: Callable[[], None] | None = None,
     engine: str = AUTO,
+    labels: Sequence[int] | None = None,
 ) -> Iterator[SampledBatch]:
-    """`count` images in batches. Image i depends on (seed, i) alone, up to rounding, not on `batch` or `engine`.
+    """`count` images in batches. Image i depends on (seed, i) and its class alone, up to rounding, not on `batch` or
+    `engine`.
 
-    `on_halve` as in `draw_in_batches`, `before_step` as in `iter_values`.
+    `on_halve` as in `draw_in_batches`, `before_step` as in `iter_values`, `labels` as in `sample_values`.
     """
-    return draw_in_batches(
-        count, batch, lambda indices: sample_values(model, indices, seed, filters, before_step, engine), on_halve
-    )
+
+    def draw(indices: range) -> SampledBatch:
+        return sample_values(model, indices, seed, filters, before_step, engine, labels)
+
+    return draw_in_batches(count, batch, draw, on_halve)
 
 
 def sample_images(
@@ -152,7 +160,8 @@ def sample_images(
     filters: Filters | None = None,
     before_step: Callable[[], None] | None = None,
     engine: str = AUTO,
+    labels: Sequence[int] | None = None,
 ) -> NDArray[np.uint8]:
-    """`count` images, uint8 [count, H, W, C]."""
-    parts = iter_samples(model, count, batch, seed, filters, before_step=before_step, engine=engine)
+    """`count` images, uint8 [count, H, W, C], of the classes `labels`, one each; by default of all in turn."""
+    parts = iter_samples(model, count, batch, seed, filters, None, before_step, engine, labels)
     return values_to_images(torch.cat([part.values for part in parts]), model.config.image)

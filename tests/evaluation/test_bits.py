@@ -26,7 +26,7 @@ class Table(torch.nn.Module):
         self.device = torch.device("cpu")
         self.batches: list[int] = []
 
-    def nats(self, values: torch.Tensor) -> torch.Tensor:
+    def nats(self, values: torch.Tensor, labels: torch.Tensor | None) -> torch.Tensor:
         assert not self.training
         self.batches.append(len(values))
         return self.table[values[:, 0]]
@@ -127,3 +127,14 @@ def test_colour_counts_every_channel(build_tiny_model) -> None:
     model = build_tiny_model(image=ImageShape(height=2, width=3, channels=3, levels=16))
     bits = measure_bits(model, pictures(4, (2, 3, 3)))
     assert bits.values_per_image == 18
+
+
+def test_every_image_is_measured_with_its_own_label(build_tiny_model) -> None:
+    model = build_tiny_model(dtype=torch.float64, classes=3)
+    images, labels = pictures(5), np.array([2, 0, 1, 2, 0, 1, 1])  # more labels than images: the first count
+    bits = measure_bits(model, images, batch=2, labels=labels)
+    each = [measure_bits(model, images[i : i + 1], labels=labels[i : i + 1]).bits_per_dim for i in range(5)]
+    assert bits.bits_per_dim == pytest.approx(statistics.mean(each), rel=1e-12)
+    assert bits.bits_per_dim != measure_bits(model, images, labels=labels[1:]).bits_per_dim
+    with pytest.raises(ValueError, match="whose class it is told"):
+        measure_bits(model, images)

@@ -1,5 +1,6 @@
 """Engines compute what the model's own step computes, from any state, and say what they do not serve."""
 
+import functools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +39,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
     "mixture": {"head": "mixture"},
     "three layers, odd widths": {"layers": 3, "width": 20, "head_width": 7, "heads": 3, "feed_forward": 29},
+    "classes": {"classes": 3},
+    "the paper's with classes": {"classes": 3, "embedding": "paper", "context": "previous"},
     "colour": {"image": ImageShape(height=5, width=4, channels=3, levels=256)},
     "convolution": {"convolution_rows": 3},
     "convolution, wide": {"convolution_rows": 2, "convolution_side": 1, "width": 276, "norm": "post"},
@@ -73,7 +76,7 @@ def use_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 def draw_tokens(model: Any, batch: int) -> torch.Tensor:
     values = torch.randint(0, model.config.image.levels, (batch, 60), generator=torch.Generator().manual_seed(3))
-    return model.shift_values(values)
+    return model.shift_values(values, model.take_turns(range(batch)))
 
 
 @needs_compiler
@@ -234,7 +237,7 @@ def test_an_engine_can_be_evaluated(build_tiny_model) -> None:
     images = sample_values(model, range(7), seed=1).values.view(7, 8, 8, 1).mul(16).numpy()
     parallel = measure_bits(model, images, batch=3)
     for name in ENGINES:
-        stepped = measure_bits(model, images, batch=3, nats=lambda values, name=name: stepped_nats(model, values, name))
+        stepped = measure_bits(model, images, batch=3, nats=functools.partial(stepped_nats, model, engine=name))
         assert stepped.bits_per_dim == pytest.approx(parallel.bits_per_dim, abs=1e-5)
         assert stepped.standard_error == pytest.approx(parallel.standard_error, abs=1e-5)
 

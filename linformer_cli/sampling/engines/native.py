@@ -135,7 +135,8 @@ class NativeEngine(Engine):
 
     @property
     def state_bytes(self) -> int:
-        parts = [self._embedding.recent, *(part for state in self._states for part in state if part is not None)]
+        layers = (part for state in self._states for part in state if part is not None)
+        parts = [self._embedding.recent, self._embedding.label, *layers]
         return sum(part.numel() * part.element_size() for part in parts) + torch.int64.itemsize  # and the position
 
     def step(self, tokens_t: Tensor) -> Tensor:
@@ -245,6 +246,8 @@ class _Embedding:
         # Where value and position stand side by side, each is 0 in the other's columns.
         self._table = functional.pad(table, (0, width - table.shape[1])).contiguous()
         self._places = functional.pad(place, (width - place.shape[1], 0)).contiguous()
+        self._classes = None if embedding.classes is None else embedding.classes.weight.detach().float()
+        self.label = state.label
 
     def read(self, tokens_t: Tensor, x: Tensor) -> int:
         """x [B, D] becomes the vectors of the next token int64 [B], whose position is returned."""
@@ -260,5 +263,9 @@ class _Embedding:
             self._places.data_ptr() + position * self._width * self._places.element_size(),
             x.data_ptr(),
         )
+        if self._classes is not None:
+            if position == 0:
+                self.label = tokens_t.unsqueeze(1).clone()
+            x += self._classes[self.label[:, 0]]
         self._position += 1
         return position
