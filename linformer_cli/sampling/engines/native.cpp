@@ -191,6 +191,15 @@ struct Layer {
     float* recent;      // [B, reach, D], a ring: the vector of position t stands in place t mod reach
 };
 
+// What a model makes of the values around a position, as numbers (surroundings.py); no slots: it does not look.
+struct Surroundings {
+    int64_t slots, hidden, levels, reach;
+    const int32_t* places;  // [T, slots]: in which place of the ring each value stands, -1 for none
+    const int16_t* recent;  // [B, reach], the ring of values
+    const uint32_t *input, *output;
+    const float *input_bias, *output_bias;
+};
+
 struct Network {
     int64_t batch, width, heads, key_width, value_width, feed_forward, layers, outputs;
     int64_t pre, gelu, map, half;  // half: weights are bfloat16
@@ -201,6 +210,7 @@ struct Network {
     const float *first_gain, *first_shift;  // of the norm before all layers; null where there is none
     const float *last_gain, *last_shift;    // and behind them all, after the last layer's own; null where there is none
     const int32_t* seen;  // [T, taps]: in which place of the ring each tap of a position finds its vector, -1 for none
+    Surroundings around;
     const uint32_t* head;
     const float* head_bias;
     float* scratch;
@@ -235,6 +245,9 @@ class Pass {
     const int64_t narrow = round_up(D, PER_WORD<T>), mixed = round_up(H * V, PER_WORD<T>);
     const int64_t wide = round_up(F, PER_WORD<T>);
     T *h, *y, *f;
+    // And of the two layers that look at the surroundings: numbers and what is between the layers.
+    const int64_t seen = round_up(2 * net.around.slots, PER_WORD<T>), between = round_up(net.around.hidden, PER_WORD<T>);
+    T *numbers, *middle;
     float *x, *sums;  // the residual stream [B, D], and what a product gave, [B, rows_of(its rows)]
     const bool together = net.shares == 1;  // all threads work on these images
 
@@ -245,6 +258,31 @@ class Pass {
             const int64_t row = tile * PANELS * LANES;
             multiply_images<T, IMAGES>(B, columns, weight + row * columns / PER_WORD<T>, inputs, sums + row, rows);
         });
+    }
+
+    // What lies around each image's position goes into its vector.
+    void look_around(int64_t position) {
+        const Surroundings& around = net.around;
+        const int32_t* places = around.places + position * around.slots;
+        for (int64_t b = 0; b < B; b++) {
+            const int16_t* recent = around.recent + (first + b) * around.reach;
+            T* row = numbers + b * seen;
+            for (int64_t n = 0; n < around.slots; n++) {
+                const bool known = places[n] >= 0;
+                const int64_t value = known ? recent[places[n]] : 0;
+                row[n] = T(known ? 2.0f * value / (around.levels - 1) - 1 : 0.0f);
+                row[around.slots + n] = T(known ? (value > 0 ? 1.0f : 0.0f) : 0.5f);
+            }
+        }
+        multiply(numbers, seen, around.input, around.hidden);
+        for (int64_t b = 0; b < B; b++) {
+            const float* sum = sums + b * rows_of(around.hidden);
+            for (int64_t i = 0; i < around.hidden; i++)
+                middle[b * between + i] = T(activation(sum[i] + around.input_bias[i], true));
+        }
+        multiply(middle, between, around.output, D);
+        for (int64_t b = 0; b < B; b++)
+            for (int64_t i = 0; i < D; i++) x[b * D + i] += sums[b * rows_of(D) + i] + around.output_bias[i];
     }
 
     // Every vector is joined by those around it, and goes into the ring.
@@ -307,9 +345,12 @@ public:
         h = reinterpret_cast<T*>(sums + B * rows_of(net.widest));
         y = h + B * narrow;
         f = y + B * mixed;
+        numbers = f + B * wide;
+        middle = numbers + B * seen;
     }
 
     void run(int64_t position, float* out) {
+        if (net.around.slots) look_around(position);
         for (int64_t b = 0; b < B; b++)
             for (int64_t i = 0; i < D; i++) h[b * narrow + i] = T(x[b * D + i]);
         if (net.first_gain) join(false, nullptr, net.first_gain, net.first_shift);

@@ -67,12 +67,23 @@ class _Layer(ctypes.Structure):
     _fields_ = [(name, ctypes.c_void_p) for name in _POINTERS]
 
 
+class _Surroundings(ctypes.Structure):
+    """`Surroundings` of native.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("slots", "hidden", "levels", "reach")),
+        *((name, ctypes.c_void_p) for name in ("places", "recent", "input", "output", "input_bias", "output_bias")),
+    ]
+
+
 class _Network(ctypes.Structure):
     """`Network` of native.cpp."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in _SIZES),
-        *((name, ctypes.c_void_p) for name in _ENDS),
+        *((name, ctypes.c_void_p) for name in _ENDS[:-3]),
+        ("around", _Surroundings),
+        *((name, ctypes.c_void_p) for name in _ENDS[-3:]),
     ]
 
 
@@ -184,9 +195,12 @@ class NativeEngine(Engine):
         inner = cast(LinearAttention, block.attention.inner)
         shape, head = inner.shape, model.head.projection
         mixed = shape.heads * shape.value_width
-        widest = max(mixed + 2 * shape.heads * shape.key_width, config.feed_forward, config.width, head.out_features)
-        # What products give, and what they take, rounded up.
-        scratch_width = widest + TILE_ROWS + config.width + mixed + config.feed_forward + 3
+        around = self._describe_surroundings()
+        projected = mixed + 2 * shape.heads * shape.key_width
+        widest = max(projected, config.feed_forward, config.width, head.out_features, around.hidden)
+        # What products give, and what they take, each rounded up.
+        taken = (config.width, mixed, config.feed_forward, 2 * around.slots, around.hidden)
+        scratch_width = widest + TILE_ROWS + sum(taken) + len(taken)
         scratch = torch.zeros(self.batch * scratch_width)
         threads = torch.get_num_threads()
         convolution = block.attention.convolution
@@ -204,7 +218,20 @@ class NativeEngine(Engine):
             *self._norm(block.attention_norm if block.pre else None),
             *self._norm(None if block.pre else model.norm),
             self._pointer(seen),
+            around,
             *(self._pointer(_pack(head.weight)), self._pointer(head.bias.float()), self._pointer(scratch)),
+        )
+
+    def _describe_surroundings(self) -> _Surroundings:
+        surroundings, embedding = self.model.embedding.surroundings, self._embedding
+        if surroundings is None:
+            return _Surroundings()
+        layers = (surroundings.input, surroundings.output)
+        return _Surroundings(
+            *(embedding.around.shape[1], surroundings.input.out_features, surroundings.levels, embedding.reach),
+            *(embedding.around.data_ptr(), embedding.recent.data_ptr()),
+            *(self._pointer(_pack(layer.weight)) for layer in layers),
+            *(self._pointer(layer.bias.float()) for layer in layers),
         )
 
     def _norm(self, norm: nn.LayerNorm | None) -> _Norm:
@@ -230,18 +257,22 @@ def _pack(weight: Tensor) -> Tensor:
 
 
 class _Embedding:
-    """Tokens to vectors, with the last values in a ring: value number v stands in slot v mod reach."""
+    """Tokens to vectors, with the last values in a ring: value number v stands in place v mod reach.
+
+    `around` int32 [T, slots] says in which places stand the values that `Surroundings` looks at, -1 for none.
+    """
 
     def __init__(self, embedding: PixelEmbedding, state: EmbeddingState, batch: int, width: int) -> None:
         self._kernels = load_kernels()
         self._batch, self._width = batch, width
-        self._levels, self._reach = embedding.levels, embedding.reach
+        self._levels, self.reach = embedding.levels, embedding.reach
         self._position = int(state.position)
         # Column c of the state is token position - reach + c, which holds the value before it.
-        places = torch.arange(self._reach) + self._position - self._reach - 1
+        places = torch.arange(self.reach) + self._position - self.reach - 1
         self.recent = torch.empty_like(state.recent)
-        self.recent[:, places % self._reach] = state.recent
-        self._slots = torch.where(embedding.sources < 0, -1, embedding.sources % self._reach).to(torch.int32)
+        self.recent[:, places % self.reach] = state.recent
+        places = torch.where(embedding.sources < 0, -1, embedding.sources % self.reach).to(torch.int32)
+        self._slots, self.around = (part.contiguous() for part in places.tensor_split([embedding.slots], dim=1))
         table, place = embedding.values.detach().float(), embedding.places().detach().float()
         # Where value and position stand side by side, each is 0 in the other's columns.
         self._table = functional.pad(table, (0, width - table.shape[1])).contiguous()
@@ -255,9 +286,9 @@ class _Embedding:
         if position == len(self._slots):
             raise ValueError(f"an image has {position} values, all of which are drawn")
         if position:
-            self.recent[:, (position - 1) % self._reach] = tokens_t
+            self.recent[:, (position - 1) % self.reach] = tokens_t
         self._kernels.lintx_embed(
-            *(self._batch, self._width, sources, self._reach, self._levels),
+            *(self._batch, self._width, sources, self.reach, self._levels),
             self._slots.data_ptr() + position * sources * self._slots.element_size(),
             *(self.recent.data_ptr(), self._table.data_ptr()),
             self._places.data_ptr() + position * self._width * self._places.element_size(),
