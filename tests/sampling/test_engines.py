@@ -81,7 +81,7 @@ def use_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 def draw_tokens(model: Any, batch: int) -> torch.Tensor:
     values = torch.randint(0, model.config.image.levels, (batch, 60), generator=torch.Generator().manual_seed(3))
-    return model.shift_values(values, model.take_turns(range(batch)))
+    return model.shift_values(values, model.take_turns(range(1, 1 + batch)))
 
 
 @needs_compiler
@@ -116,7 +116,7 @@ def test_native_rounds_to_bfloat16_once_and_to_nearest(build_tiny_model) -> None
 @pytest.mark.parametrize("known", [1, 9, 23, 40])
 def test_native_goes_on_from_what_attend_gave(build_tiny_model, use_threads, batch, threads, known) -> None:
     use_threads(threads)
-    model = build_tiny_model()
+    model = build_tiny_model(classes=3)
     tokens = draw_tokens(model, batch)
     with torch.no_grad():
         expected, _ = model.attend(tokens)
@@ -248,8 +248,9 @@ def test_an_engine_can_be_evaluated(build_tiny_model) -> None:
 
 
 @needs_compiler
-def test_the_state_has_the_bytes_of_the_model_and_does_not_grow(build_tiny_model) -> None:
-    model = build_tiny_model()
+@pytest.mark.parametrize("classes", [0, 3])
+def test_the_state_has_the_bytes_of_the_model_and_does_not_grow(build_tiny_model, classes) -> None:
+    model = build_tiny_model(classes=classes)
     for batch in (1, 9):
         native = NativeEngine(model, batch)
         assert native.state_bytes == model.state_bytes(batch)
