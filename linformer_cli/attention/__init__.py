@@ -11,6 +11,7 @@ from .bigbird import BigbirdAttention
 from .deltanet import DeltanetAttention
 from .flash import FlashAttention
 from .gau import GauAttention
+from .gla import GlaAttention
 from .linear import LinearAttention
 from .linformer import LinformerAttention
 from .long_short import LongShortAttention
@@ -18,6 +19,7 @@ from .longformer import LongformerAttention
 from .lsh import LshAttention
 from .nystrom import NystromAttention
 from .performer import PerformerAttention
+from .retention import RetentionAttention
 from .rfa import RfaAttention
 from .softmax import SoftmaxAttention
 from .sparse import SparseAttention
@@ -29,6 +31,8 @@ CATALOGUE: dict[str, type[Attention]] = {
         LinearAttention,
         PerformerAttention,
         RfaAttention,
+        RetentionAttention,
+        GlaAttention,
         DeltanetAttention,
         LshAttention,
         LinformerAttention,
