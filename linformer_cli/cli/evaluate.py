@@ -49,6 +49,15 @@ def evaluate(
             metavar="NAME",
         ),
     ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against",
+            help="Another checkpoint, measured in parallel on the same images: the difference, image by image.",
+            show_default=False,
+            metavar="CHECKPOINT",
+        ),
+    ] = None,
     checkpoint_option: options.CheckpointOption = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
@@ -61,15 +70,20 @@ def evaluate(
     figures only. A model with classes is told the label of each image; what it costs to say the label, log2(classes)
     bits an image, is added in a figure of its own, which may be held against a model without classes.
 
+    With --against, how much less or more that is than another model needs for the same images, class included. Images
+    differ far more from each other than two models do in one image, so the standard error of this difference is much
+    smaller than those of both figures: it can tell models apart that they cannot.
+
     Examples:
 
     - `lintx eval runs/first --data mnist --split test --json`
     - `lintx eval --limit 500`
+    - `lintx eval runs/second --against runs/first`
     """
     session = open_session(options.one_checkpoint(checkpoint, checkpoint_option), device, precision.value)
 
     from linformer_cli.data.images import fit_size, load_images
-    from linformer_cli.evaluation.bits import measure_bits, stepped_nats
+    from linformer_cli.evaluation.bits import measure_nats, stepped_nats
 
     name = data or session.checkpoint.info.data.name
     wanted = session.model.config.image
@@ -82,6 +96,9 @@ def evaluate(
         )
     classes = session.model.config.classes
     labels = images.require_labels(classes) if classes else None
+    other = None if against is None else open_session(against, device, precision.value)
+    if other is not None and other.model.config.image != wanted:
+        raise UsageError(f"'{against}' draws other images than '{session.checkpoint.path}': they have no difference")
     chosen = images.images[:limit]
     talk(f"{len(chosen):,} of {len(images):,} {split.value} images of {name}")
     began = time.perf_counter()
@@ -89,7 +106,8 @@ def evaluate(
     if engine is not None:
         stepped = session.choose_engine(engine)
         nats = functools.partial(stepped_nats, session.model, engine=stepped)
-    bits = measure_bits(session.model, chosen, batch, nats=nats, labels=labels)
+    measured = measure_nats(session.model, chosen, batch, nats=nats, labels=labels)
+    bits = measured.describe()
     with_class = bits.bits_per_dim + session.model.config.class_bits_per_dim
     result = {
         **session.record,
@@ -102,6 +120,18 @@ def evaluate(
         "bits_per_dim_with_class": with_class if classes else None,
         "seconds": time.perf_counter() - began,
     }
+    if other is not None:
+        other_classes = other.model.config.classes
+        other_labels = images.require_labels(other_classes) if other_classes else None
+        rival = measure_nats(other.model, chosen, batch, labels=other_labels)
+        difference, error = measured.measure_difference(rival)
+        difference += session.model.config.class_bits_per_dim - other.model.config.class_bits_per_dim
+        result["against"] = {
+            **other.record,
+            "bits_per_dim": rival.describe().bits_per_dim,
+            "difference": difference,
+            "difference_standard_error": error,
+        }
     if json:
         print_json(result)
         return
@@ -117,4 +147,6 @@ def evaluate(
             f"{with_class:.4f} +- {bits.standard_error:.4f}  (log2({classes})/{bits.values_per_image} added: to hold "
             "against a model without classes)"
         )
+    if other is not None:
+        facts["difference"] = f"{difference:+.4f} +- {error:.4f}  (to {other.checkpoint.path}, image by image)"
     print_facts(facts)

@@ -30,16 +30,50 @@ class Bits:
     values_per_image: int
 
 
-@torch.no_grad()
+@dataclass(frozen=True)
+class ImageNats:
+    """Nats of every image, float64 [N]: of all its `positions` values, and of its first one."""
+
+    whole: Tensor
+    first: Tensor
+    positions: int
+
+    def describe(self) -> Bits:
+        """Divided once by ln 2 and by the number of values."""
+        bits, error = _mean_and_error(self.whole, self.positions)
+        rest, rest_error = _mean_and_error(self.whole - self.first, self.positions - 1)
+        return Bits(bits, error, rest, rest_error, len(self.whole), self.positions)
+
+    def measure_difference(self, other: "ImageNats") -> tuple[float, float]:
+        """bits/dim less than `other`'s of the same images (below 0: better), and the standard error of that.
+
+        Taken image by image: images differ far more from each other than two models do in one image, so this error is
+        much smaller than that of either figure.
+        """
+        return _mean_and_error(self.whole - other.whole, self.positions)
+
+
 def measure_bits(
+    model: PixelModel,
+    images: NDArray[np.uint8],
+    batch: int = 32,
+    before_batch: Callable[[], None] | None = None,
+    labels: NDArray[np.int64] | None = None,
+) -> Bits:
+    """bits/dim over uint8 images [N, H, W, C], as `measure_nats` counts them."""
+    return measure_nats(model, images, batch, before_batch, labels=labels).describe()
+
+
+@torch.no_grad()
+def measure_nats(
     model: PixelModel,
     images: NDArray[np.uint8],
     batch: int = 32,
     before_batch: Callable[[], None] | None = None,
     nats: Callable[[Tensor, Tensor | None], Tensor] | None = None,
     labels: NDArray[np.int64] | None = None,
-) -> Bits:
-    """Sum the nats of every value of uint8 images [N, H, W, C]; divide once by ln 2 and by the number of values.
+) -> ImageNats:
+    """Sum the nats of every value of each of uint8 images [N, H, W, C].
 
     `before_batch` is called before every batch, and may raise to give up. `nats` gives the nats [B, T] of values int64
     [B, T] and labels int64 [B] or None; by default those of the model in parallel. A model with classes needs `labels`
@@ -59,11 +93,7 @@ def measure_bits(
             first.append(found[:, 0])
     finally:
         model.train(training)
-    positions = model.config.image.positions
-    whole = torch.cat(per_image)
-    bits, error = _mean_and_error(whole, positions)
-    rest, rest_error = _mean_and_error(whole - torch.cat(first), positions - 1)
-    return Bits(bits, error, rest, rest_error, len(whole), positions)
+    return ImageNats(torch.cat(per_image), torch.cat(first), model.config.image.positions)
 
 
 @torch.no_grad()

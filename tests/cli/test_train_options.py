@@ -134,6 +134,15 @@ def test_eval_adds_what_the_class_costs(told_run, lintx, tmp_path):
     assert document["classes"] == 3
     added = document["bits_per_dim_with_class"] - document["bits_per_dim"]
     assert added == pytest.approx(math.log2(3) / 36)
+    itself = lintx(*arguments, "--against", run, "--json").document["against"]
+    assert (itself["difference"], itself["difference_standard_error"]) == (0, 0)
+    plain = tmp_path / "plain"
+    assert (
+        lintx("train", "--init-from", run, "--data", f"array:{data}", "--no-classes", "--steps", 1, "--out", plain).code
+        == 0
+    )
+    found = lintx("eval", plain, *arguments[2:], "--against", run, "--json").document
+    assert found["against"]["difference"] == pytest.approx(found["bits_per_dim"] - document["bits_per_dim_with_class"])
     stepped = lintx(*arguments, "--engine", "textbook", "--json").document
     assert stepped["bits_per_dim"] == pytest.approx(document["bits_per_dim"], abs=1e-4)
     shown = lintx(*arguments).stdout

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from linformer_cli.config import ImageShape
-from linformer_cli.evaluation.bits import measure_bits
+from linformer_cli.evaluation.bits import measure_bits, measure_nats
 
 
 def pictures(count: int, shape: tuple[int, ...] = (8, 8, 1)) -> np.ndarray:
@@ -48,6 +48,16 @@ def test_a_sum_by_hand() -> None:
     assert bits.bits_per_dim_without_first_value == pytest.approx(1.5, rel=1e-12)
     assert bits.standard_error_without_first_value == pytest.approx(1.5, rel=1e-12)
     assert (bits.images, bits.values_per_image) == (2, 2)
+
+
+def test_a_difference_is_taken_image_by_image() -> None:
+    # Per image 2 and 6 bits/dim against 1.5 and 5: unlike images, and nearly the same lead in both.
+    tables = [[[1.0, 3.0], [8.0, 4.0]], [[2.0, 1.0], [5.0, 5.0]]]
+    models = [Table(torch.tensor(table, dtype=torch.float64) * math.log(2)) for table in tables]
+    one, other = (measure_nats(model, model.images()) for model in models)  # type: ignore[arg-type]
+    assert one.measure_difference(other) == pytest.approx((0.75, 0.25), rel=1e-12)
+    assert other.measure_difference(one) == pytest.approx((-0.75, 0.25), rel=1e-12)
+    assert one.describe().standard_error == pytest.approx(2, rel=1e-12)
 
 
 @pytest.mark.parametrize("head", ["categorical", "mixture"])

@@ -14,7 +14,7 @@ from tolerances import assert_agree
 from linformer_cli.attention.base import fork_state
 from linformer_cli.config import ImageShape
 from linformer_cli.errors import UsageError
-from linformer_cli.evaluation.bits import measure_bits, stepped_nats
+from linformer_cli.evaluation.bits import measure_nats, stepped_nats
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native import compiler
 from linformer_cli.sampling.choose import Filters, UniformStreams
@@ -240,9 +240,10 @@ def test_native_draws_no_more_values_than_an_image_has(build_tiny_model) -> None
 def test_an_engine_can_be_evaluated(build_tiny_model) -> None:
     model = build_tiny_model()
     images = sample_values(model, range(7), seed=1).values.view(7, 8, 8, 1).mul(16).numpy()
-    parallel = measure_bits(model, images, batch=3)
+    parallel = measure_nats(model, images, batch=3).describe()
     for name in ENGINES:
-        stepped = measure_bits(model, images, batch=3, nats=functools.partial(stepped_nats, model, engine=name))
+        nats = functools.partial(stepped_nats, model, engine=name)
+        stepped = measure_nats(model, images, batch=3, nats=nats).describe()
         assert stepped.bits_per_dim == pytest.approx(parallel.bits_per_dim, abs=1e-5)
         assert stepped.standard_error == pytest.approx(parallel.standard_error, abs=1e-5)
 
