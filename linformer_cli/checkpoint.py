@@ -268,7 +268,8 @@ def render_card(name: str, info: CheckpointInfo, parameters: int) -> str:
         f"# {name}",
         "",
         f"A lintx pixel model: {describe_mixing(model.attention)}, {model.layers} layers of width {model.width}, "
-        f"{parameters:,} parameters, images of {image}.",
+        f"{parameters:,} parameters, images of {image}"
+        f"{f', told which of {model.classes} classes each is' if model.classes else ''}.",
         "",
         f"- Trained on {info.data.name}: {training.images_seen:,} images in {training.step:,} steps, "
         f"{training.elapsed_seconds:,.0f} seconds.",
@@ -281,7 +282,8 @@ def render_card(name: str, info: CheckpointInfo, parameters: int) -> str:
     if training.validation_bits_per_dim is not None:
         lines.append(
             f"- Validation: {training.validation_bits_per_dim:.4f} +- {training.validation_standard_error:.4f} "
-            f"bits/dim over {training.validation_images} images, every value counted."
+            f"bits/dim over {training.validation_images} images, every value counted"
+            f"{', given the class' if model.classes else ''}."
         )
     return "\n".join([*lines, f"- Written by lintx {info.lintx_version}.", ""])
 

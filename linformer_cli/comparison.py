@@ -101,7 +101,7 @@ def plan_entries(
         model = {"attention": variant.attention, "attention_options": variant.options}
         settings = merge_settings(file, preset, model, data, {**train, "steps": 1})
         loaded = loaded or load(settings)
-        config = settings.build(loaded[0].shape)
+        config = settings.build(loaded[0].shape, loaded[0].classes)
         steps = math.ceil(images / (config.train.batch * config.train.accumulation))
         lengths = {"steps": steps, "evaluate_every": steps, "sample_every": 0}
         config = config.model_copy(update={"train": config.train.model_copy(update=lengths)})

@@ -3,6 +3,7 @@
 A run is described by three tables, the same in `config.toml` and in memory: `[model]`, `[data]` and `[train]`.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -56,9 +57,12 @@ class NetworkConfig(Config):
     """The network without the images: what a preset fixes.
 
     `context` says which known values a position sees directly: `previous` is the value before it, as in
-    Katharopoulos 2020; `neighbours` also the pixels to the left, above and two rows above. `embedding` is `grid`
+    Katharopoulos 2020; `neighbours` also the pixels to the left, above and two rows above; `wide` beside these all
+    pixels up to four columns away, of this row and of three above, as numbers. `embedding` is `grid`
     (learned row, column and channel tables, added) or `paper` (a value embedding of half the width beside a
-    sinusoidal position of the other half).
+    sinusoidal position of the other half). `convolution_rows` is how many rows of the image, its own included, a causal
+    depthwise convolution before each attention sees, and `convolution_side` how many pixels to either side; 0 rows are
+    no convolution.
     """
 
     attention: str = "linear"
@@ -71,8 +75,10 @@ class NetworkConfig(Config):
     activation: Literal["gelu", "relu"] = "gelu"
     norm: Literal["pre", "post"] = "pre"
     dropout: Fraction = 0.0
-    context: Literal["previous", "neighbours"] = "neighbours"
+    context: Literal["previous", "neighbours", "wide"] = "neighbours"
     embedding: Literal["grid", "paper"] = "grid"
+    convolution_rows: Annotated[int, Field(ge=0, le=16)] = 0
+    convolution_side: Annotated[int, Field(ge=0, le=16)] = 2
     head: Literal["categorical", "mixture"] = "categorical"
     mixtures: Size = 10
 
@@ -84,18 +90,35 @@ class NetworkConfig(Config):
 
 
 class ModelConfig(NetworkConfig):
-    """A whole model: the network and the images it draws. Enough to rebuild it."""
+    """A whole model: the network and the images it draws. Enough to rebuild it.
+
+    With `classes` it is told of each image which of so many classes it is; 0 is a model that knows of none.
+    """
 
     image: ImageShape
+    classes: Annotated[int, Field(ge=0, le=65_536)] = 0
+
+    @property
+    def class_bits_per_dim(self) -> float:
+        """What an image's class, one of all alike, adds to its bits/dim: log2(classes) bits over all its values.
+
+        bits/dim given the class may be held against those of a model without classes after this has been added:
+        -log2 p(image) <= -log2 p(image | class) - log2 p(class).
+        """
+        return math.log2(self.classes) / self.image.positions if self.classes else 0.0
 
 
 class DataConfig(Config):
-    """Where images come from. `image_size` and `channels` are for sets that can be had so."""
+    """Where images come from. `image_size` and `channels` are for sets that can be had so.
+
+    With `labels` the model is told the classes of the images.
+    """
 
     name: str = "mnist"
     data_dir: str | None = None
     image_size: Size | None = None
     channels: Literal[1, 3] | None = None
+    labels: bool = False
 
 
 class TrainConfig(Config):
@@ -103,8 +126,10 @@ class TrainConfig(Config):
 
     `clip` bounds the norm of the gradient; 0 leaves it. `ema` is the decay of an exponential moving average of the
     weights (less in the first steps), which is then what is evaluated, sampled from and saved as the model; 0 keeps
-    none. `keep_last` is how many of the newest saves stay: `last/`, and older ones in `kept/`. None is only ever a
-    default, since TOML cannot say it.
+    none. `muon` trains the matrices of hidden layers and leaves the rest to AdamW, at the same learning rate.
+    `shift` moves every training image by up to so many pixels along each axis, anew each time; 0 leaves them.
+    `keep_last` is how many of the newest saves stay: `last/`, and older ones in `kept/`. None is only ever a default,
+    since TOML cannot say it.
     """
 
     steps: Positive | None = None
@@ -112,7 +137,8 @@ class TrainConfig(Config):
     max_time: Annotated[float, Field(gt=0)] | None = None
     batch: Positive = 16
     accumulation: Positive = 1
-    optimizer: Literal["adamw", "radam"] = "adamw"
+    shift: Annotated[int, Field(ge=0)] = 0
+    optimizer: Literal["adamw", "radam", "muon"] = "adamw"
     learning_rate: Annotated[float, Field(gt=0)] = 2e-3
     final_learning_rate_fraction: Annotated[float, Field(ge=0, le=1)] = 0.02
     schedule: Literal["cosine", "constant"] = "cosine"
@@ -158,6 +184,13 @@ class RunConfig(Config):
     model: ModelConfig
     data: DataConfig = DataConfig()
     train: TrainConfig
+
+    @model_validator(mode="after")
+    def _shift_leaves_something(self) -> Self:
+        side = min(self.model.image.height, self.model.image.width)
+        if self.train.shift >= side:
+            raise ValueError(f"train.shift must be less than the {side} pixels of an image, found {self.train.shift}")
+        return self
 
 
 def parse_config(kind: type[ConfigType], values: Mapping[str, Any], where: str) -> ConfigType:

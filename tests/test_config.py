@@ -52,7 +52,7 @@ def test_an_unknown_key_is_refused_at_every_level_with_the_nearest(raises_one_li
 
 
 def test_an_unknown_key_with_nothing_near_lists_the_known_ones(raises_one_line) -> None:
-    with raises_one_line(UsageError, "'zzz'", "known: channels, data_dir, image_size, name"):
+    with raises_one_line(UsageError, "'zzz'", "known: channels, data_dir, image_size, labels, name"):
         parse_config(DataConfig, {"zzz": 1}, "data")
 
 
@@ -106,6 +106,14 @@ def test_the_paper_embedding_needs_an_even_half(raises_one_line) -> None:
         parse_config(NetworkConfig, {"embedding": "paper", "width": 34}, "model")
     assert NetworkConfig(embedding="paper", width=36).width == 36
     assert NetworkConfig(embedding="grid", width=34).width == 34
+
+
+def test_a_shift_leaves_something_of_an_image(raises_one_line) -> None:
+    tables = {"model": {"image": {"height": 9, "width": 7}}, "train": {"steps": 1, "shift": 7}}
+    with raises_one_line(UsageError, "run: ", "train.shift must be less than the 7 pixels", "found 7"):
+        parse_config(RunConfig, tables, "run")
+    tables["train"]["shift"] = 6
+    assert parse_config(RunConfig, tables, "run").train.shift == 6
 
 
 @pytest.mark.parametrize("given", [{"steps": 5}, {"epochs": 0.5}, {"max_time": 60.0}])

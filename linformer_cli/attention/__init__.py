@@ -8,8 +8,10 @@ from linformer_cli.errors import unknown_name
 
 from .base import Attention, AttentionOptions, AttentionShape
 from .bigbird import BigbirdAttention
+from .deltanet import DeltanetAttention
 from .flash import FlashAttention
 from .gau import GauAttention
+from .gla import GlaAttention
 from .linear import LinearAttention
 from .linformer import LinformerAttention
 from .long_short import LongShortAttention
@@ -17,6 +19,7 @@ from .longformer import LongformerAttention
 from .lsh import LshAttention
 from .nystrom import NystromAttention
 from .performer import PerformerAttention
+from .retention import RetentionAttention
 from .rfa import RfaAttention
 from .softmax import SoftmaxAttention
 from .sparse import SparseAttention
@@ -28,6 +31,9 @@ CATALOGUE: dict[str, type[Attention]] = {
         LinearAttention,
         PerformerAttention,
         RfaAttention,
+        RetentionAttention,
+        GlaAttention,
+        DeltanetAttention,
         LshAttention,
         LinformerAttention,
         NystromAttention,

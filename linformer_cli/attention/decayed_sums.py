@@ -2,14 +2,16 @@
 
     s_t = d_t s_{t-1} + phi(k_t) v_t^T,    y_t = phi(q_t) s_t,    0 <= d_t <= 1
 
-A gate is such a decay; so is moving a sum to a new running maximum.
+A gate is such a decay; so is moving a sum to a new running maximum. d_t is a number, or one for every feature.
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 
@@ -47,31 +49,145 @@ def scan_with_decay(parts: Tensor, decay: Tensor, first: Tensor) -> Tensor:
 
 
 def decayed_causal_sums(
-    phi_q: Tensor, phi_k: Tensor, v: Tensor, log_decay: Tensor, carried: Tensor | None, chunk: int
+    phi_q: Tensor,
+    phi_k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    carried: Tensor | None,
+    chunk: int,
+    factors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """y [B, H, T, V] and the last s [B, H, C, V], for phi_q, phi_k [B, H, T, C], v [B, H, T, V], log d [B, H, T].
+    """y [B, H, T, V] and the last s [B, H, C, V], for phi_q, phi_k [B, H, T, C], v [B, H, T, V], log d [B or 1, H, T].
 
     Chunks as in `causal_sums`. Weights inside a chunk are exp(c_t - c_j) with c the sum of log d from the chunk's
     start, so none is above 1 or a quotient of two that have vanished. `carried` is s before these positions.
+
+    `factors` [T, F] say the same as features multiplied with them, `multiply_features`, and s is that of those,
+    [B, H, F C, V]; but inside a chunk a pair costs no more than without.
     """
-    batch, heads, length = phi_q.shape[:3]
+    length = phi_q.shape[2]
     chunk = min(chunk, length)
-    chunks = -(-length // chunk)
-    fill = chunks * chunk - length
-    # Zero features add nothing, and a log decay of 0 leaves the sum as it is.
-    queries, keys, values = (
-        functional.pad(x, (0, 0, 0, fill)).reshape(batch * heads, chunks, chunk, x.shape[-1]) for x in (phi_q, phi_k, v)
-    )
-    c = functional.pad(log_decay, (0, fill)).reshape(batch * heads, chunks, chunk).cumsum(dim=-1)
+    queries, keys, values, log_decay = (_cut(x, chunk) for x in (phi_q, phi_k, v, log_decay.unsqueeze(-1)))
+    c = log_decay.squeeze(-1).cumsum(dim=-1)
     later = torch.ones(chunk, chunk, dtype=torch.bool, device=v.device).triu(1)
     # Masked before exp: behind the diagonal the difference is positive and may overflow.
     weights = (c.unsqueeze(-1) - c.unsqueeze(-2)).masked_fill(later, -math.inf).exp()
+    if factors is not None:
+        factors = _cut(factors.view(1, 1, *factors.shape), chunk)
+        weights = weights * (factors @ factors.transpose(-1, -2))
     y = (queries @ keys.transpose(-1, -2) * weights) @ values
+    if factors is not None:
+        queries, keys = multiply_features(queries, factors), multiply_features(keys, factors)
     end = c[..., -1:]
     parts = keys.transpose(-1, -2) @ (values * (end - c).exp().unsqueeze(-1))
-    first = torch.zeros_like(parts[:, 0]) if carried is None else carried.flatten(0, 1)
-    states = scan_with_decay(parts, end.exp().unsqueeze(-1), first)
-    y = y + (queries @ states[:, :-1]) * c.exp().unsqueeze(-1)
+    states = _scan_chunks(parts, end.exp().unsqueeze(-1), carried)
+    y = y + (queries @ states[:, :, :-1]) * c.exp().unsqueeze(-1)
     # A copy: a view would keep the states of all chunks alive.
-    total = states[:, -1].clone().unflatten(0, (batch, heads))
-    return y.reshape(batch, heads, chunks * chunk, -1)[:, :, :length], total
+    return y.flatten(2, 3)[:, :, :length], states[:, :, -1].clone()
+
+
+def multiply_features(features: Tensor, factors: Tensor) -> Tensor:
+    """Every product of features [..., C] and factors [..., F] of a position, [..., F C]."""
+    return (factors.unsqueeze(-1) * features.unsqueeze(-2)).flatten(-2)
+
+
+def featurewise_decayed_causal_sums(
+    phi_q: Tensor, phi_k: Tensor, v: Tensor, log_decay: Tensor, carried: Tensor | None, chunk: int
+) -> tuple[Tensor, Tensor]:
+    """The same where every feature has a decay of its own, log d [B, H, T, C]; `chunk` is a power of two.
+
+    The weight of a pair then differs from feature to feature and stands inside the product of query and key. No exp
+    in it is above 1: see `_PairwiseProducts`.
+    """
+    length = phi_q.shape[2]
+    while chunk >= 2 * length:
+        chunk //= 2
+    queries, keys, values, log_decay = (_cut(x, chunk) for x in (phi_q, phi_k, v, log_decay))
+    c = log_decay.cumsum(dim=-2)
+    y = _PairwiseProducts.apply(queries, keys, c) @ values
+    end = c[..., -1:, :]
+    parts = (keys * (end - c).exp()).transpose(-1, -2) @ values
+    states = _scan_chunks(parts, end.exp().transpose(-1, -2), carried)
+    y = y + (queries * c.exp()) @ states[:, :, :-1]
+    return y.flatten(2, 3)[:, :, :length], states[:, :, -1].clone()
+
+
+def _cut(x: Tensor, chunk: int) -> Tensor:
+    """x [B, H, T, W] as [B, H, N, chunk, W], the last one filled up with zeros: they add nothing, fade nothing."""
+    fill = -x.shape[2] % chunk
+    chunks: Tensor = (functional.pad(x, (0, 0, 0, fill)) if fill else x).unflatten(2, (-1, chunk))
+    return chunks
+
+
+def _scan_chunks(parts: Tensor, decay: Tensor, carried: Tensor | None) -> Tensor:
+    """`scan_with_decay` over the chunks of parts [B, H, N, C, V] with decay [B or 1, H, N, C or 1, 1]."""
+    first = torch.zeros_like(parts[:, :, 0]) if carried is None else carried
+    decay = decay.expand(len(parts), -1, -1, -1, -1)
+    states = scan_with_decay(*(x.flatten(0, 1) for x in (parts, decay, first)))
+    chunks: Tensor = states.unflatten(0, parts.shape[:2])
+    return chunks
+
+
+class _PairwiseProducts(torch.autograd.Function):
+    """a[t, j] = sum over features of q_t k_j exp(c_t - c_j) for j <= t, else 0; q, k, c [..., R, C], a [..., R, R].
+
+    c falls from position to position. In pieces of 2, 4, .. R positions the queries of the second half meet the keys of
+    the first one, and exp(c_t - c_j) is exp(c_t - c_m) exp(c_m - c_j) with m the last position of the first half:
+    neither is above 1, and neither vanishes where their product does not. Log R products of matrices make up all
+    pairs. Only the inputs are kept; the backward pass makes the factors again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, c: Tensor) -> Tensor:
+        ctx.save_for_backward(q, k, c)
+        products = q.new_zeros(*q.shape[:-1], q.shape[-2])
+        products.diagonal(dim1=-2, dim2=-1).copy_((q * k).sum(dim=-1))
+        for half in _iter_halves(q.shape[-2]):
+            late, early, _, _ = _halves(q, k, c, half)
+            _corners(products, half).copy_(late @ early.transpose(-1, -2))
+        return products
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        (q, k, c), (grad,) = ctx.saved_tensors, grad_outputs
+        grad_q, grad_k = torch.zeros_like(q), torch.zeros_like(k)
+        for half in _iter_halves(q.shape[-2]):
+            late, early, late_factor, early_factor = _halves(q, k, c, half)
+            corners = _corners(grad, half)
+            _pieces(grad_q, half)[..., 1, :, :] += (corners @ early).mul_(late_factor)
+            _pieces(grad_k, half)[..., 0, :, :] += (corners.transpose(-1, -2) @ late).mul_(early_factor)
+        # Every pair has the gradient of its exponent from q as from k; t = j has none.
+        grad_c = q * grad_q - k * grad_k
+        own = grad.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+        return grad_q.addcmul_(own, k), grad_k.addcmul_(own, q), grad_c
+
+
+def _iter_halves(positions: int) -> Iterator[int]:
+    """1, 2, 4, .. up to half of `positions`, a power of two."""
+    half = 1
+    while half < positions:
+        yield half
+        half *= 2
+
+
+def _pieces(x: Tensor, half: int) -> Tensor:
+    """x [..., R, C] in pieces of two halves, [..., R / (2 half), 2, half, C]: a view."""
+    pieces: Tensor = x.unflatten(-2, (-1, 2, half))
+    return pieces
+
+
+def _corners(products: Tensor, half: int) -> Tensor:
+    """Of [..., R, R] those of each piece's second half with its first, [..., R / (2 half), half, half]: a view."""
+    blocks = products.unflatten(-2, (-1, 2, half))[..., 1, :, :].unflatten(-1, (-1, 2, half))[..., 0, :]
+    corners: Tensor = blocks.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
+    return corners
+
+
+def _halves(q: Tensor, k: Tensor, c: Tensor, half: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Queries of the second half of each piece and keys of the first, as faded to the border, and the factors."""
+    queries, keys, exponents = (_pieces(x, half) for x in (q, k, c))
+    border = exponents[..., 0, -1:, :]
+    late = (exponents[..., 1, :, :] - border).exp_()
+    early = (border - exponents[..., 0, :, :]).exp_()
+    return queries[..., 1, :, :] * late, keys[..., 0, :, :] * early, late, early

@@ -33,6 +33,7 @@ class TrainedRun:
         return {
             "run": self.path,
             "data": self.data,
+            "classes": self.model.classes,
             "images_seen": self.images_seen,
             "bits_per_dim": self.bits_per_dim,
             "bits_per_dim_standard_error": self.standard_error,
@@ -42,7 +43,7 @@ class TrainedRun:
 
 # The same record for a row that no run belongs to.
 UNTRAINED: dict[str, Any] = dict.fromkeys(
-    ("run", "data", "images_seen", "bits_per_dim", "bits_per_dim_standard_error", "validation_images")
+    ("run", "data", "classes", "images_seen", "bits_per_dim", "bits_per_dim_standard_error", "validation_images")
 )
 
 

@@ -84,7 +84,8 @@ def build_trainer(model: ModelConfig, preset: str | None, batch: int, device: st
     image = model.image
     shape = (max(batch, _FEWEST_IMAGES), image.height, image.width, image.channels)
     pixels = np.random.default_rng(0).integers(0, image.levels, shape).astype(np.uint8)
-    images = ImageSet("random", "train", pixels, None)
+    labels = np.arange(len(pixels)) % model.classes if model.classes else None
+    images = ImageSet("random", "train", pixels, labels)
     config = RunConfig(preset=preset, model=model, train=train)
     return Trainer(config, RunFolder(Path("unused")), images, images, device, precision)
 

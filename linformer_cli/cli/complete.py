@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from linformer_cli.errors import DataError
+from linformer_cli.errors import DataError, UsageError
 
 from . import options
 from .output import complain, print_json, say_halved, talk
@@ -36,6 +36,10 @@ def complete(
             metavar="PART",
         ),
     ] = "top:0.5",
+    class_name: Annotated[
+        str | None,
+        typer.Option("--class", help="What the pictures show, for a model with classes.", show_default=False),
+    ] = None,
     count: Annotated[int, typer.Option("-n", "--count", min=1, help="Completions of each picture.")] = 3,
     out: Annotated[Path, typer.Option("-o", "--out", help="One PNG for all pictures.")] = Path("completed.png"),
     fit: Annotated[FitName, typer.Option("--fit", help="How another format becomes the model's.")] = FitName.CROP,
@@ -83,14 +87,15 @@ def complete(
 
     filters = Filters(temperature, top_k, top_p)
     known = parse_keep(keep, session.model.config.image)
+    label = _choose_class(session, class_name)
     chosen = session.choose_engine(engine)
-    asked = {"seed": seed, "batch": count, "keep": keep, "invert": invert, **vars(filters)}
+    asked = {"seed": seed, "batch": count, "keep": keep, "invert": invert, **vars(filters), "class": label}
     settings = {**session.record, "engine": chosen, **asked}
     done: list[tuple[Picture, Completion]] = []
     results, failures = [], []
     for path in images:
         try:
-            picture, completion = _complete_one(session, path, known, count, seed, filters, fit, invert, chosen)
+            picture, completion = _complete_one(session, path, known, count, seed, filters, fit, invert, chosen, label)
         except DataError as error:
             if len(images) == 1:
                 raise
@@ -116,6 +121,14 @@ def complete(
         raise DataError(f"{len(failures)} of {len(images)} pictures could not be read; the others were completed")
 
 
+def _choose_class(session: Session, wanted: str | None) -> int | None:
+    """The one class of all pictures; None in a model without classes. Raises `UsageError` unless there is just one."""
+    chosen, classes = session.choose_classes(wanted), session.model.config.classes
+    if classes and len(chosen) != 1:
+        raise UsageError(f"the model has classes: say with --class which of 0 to {classes - 1} the pictures show")
+    return chosen[0] if chosen else None
+
+
 def _complete_one(
     session: Session,
     path: Path,
@@ -126,6 +139,7 @@ def _complete_one(
     fit: FitName,
     invert: bool,
     engine: str,
+    label: int | None,
 ) -> "tuple[Picture, Completion]":
     from linformer_cli.data.pictures import border_brightness, load_picture
     from linformer_cli.data.sequence import images_to_values
@@ -140,7 +154,7 @@ def _complete_one(
         remedy = "leave out --invert" if invert else "try --invert"
         talk(f"hint: {path} has a {ours} background, the model learned a {theirs} one; {remedy}")
     values = images_to_values(picture.image[None], shape.levels)[0]
-    return picture, complete_values(session.model, values, known, count, seed, filters, say_halved, engine)
+    return picture, complete_values(session.model, values, known, count, seed, filters, say_halved, engine, label)
 
 
 def _render(

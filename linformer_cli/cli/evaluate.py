@@ -49,6 +49,15 @@ def evaluate(
             metavar="NAME",
         ),
     ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against",
+            help="Another checkpoint, measured in parallel on the same images: the difference, image by image.",
+            show_default=False,
+            metavar="CHECKPOINT",
+        ),
+    ] = None,
     checkpoint_option: options.CheckpointOption = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
@@ -58,17 +67,23 @@ def evaluate(
     That is how many bits the model needs per value, with the standard error over images. Every value counts, the first
     one too: nats are summed over all values of all images and divided once by ln 2 and by their number. The second
     figure leaves out the first value of each image, as the code of Katharopoulos 2020 does; use it beside that paper's
-    figures only.
+    figures only. A model with classes is told the label of each image; what it costs to say the label, log2(classes)
+    bits an image, is added in a figure of its own, which may be held against a model without classes.
+
+    With --against, how much less or more that is than another model needs for the same images, class included. Images
+    differ far more from each other than two models do in one image, so the standard error of this difference is much
+    smaller than those of both figures: it can tell models apart that they cannot.
 
     Examples:
 
     - `lintx eval runs/first --data mnist --split test --json`
     - `lintx eval --limit 500`
+    - `lintx eval runs/second --against runs/first`
     """
     session = open_session(options.one_checkpoint(checkpoint, checkpoint_option), device, precision.value)
 
     from linformer_cli.data.images import fit_size, load_images
-    from linformer_cli.evaluation.bits import measure_bits, stepped_nats
+    from linformer_cli.evaluation.bits import measure_nats, stepped_nats
 
     name = data or session.checkpoint.info.data.name
     wanted = session.model.config.image
@@ -79,6 +94,11 @@ def evaluate(
         raise UsageError(
             f"the model draws images of {wanted.height} x {wanted.width} x {wanted.channels}, '{name}' has {found}"
         )
+    classes = session.model.config.classes
+    labels = images.require_labels(classes) if classes else None
+    other = None if against is None else open_session(against, device, precision.value)
+    if other is not None and other.model.config.image != wanted:
+        raise UsageError(f"'{against}' draws other images than '{session.checkpoint.path}': they have no difference")
     chosen = images.images[:limit]
     talk(f"{len(chosen):,} of {len(images):,} {split.value} images of {name}")
     began = time.perf_counter()
@@ -86,7 +106,9 @@ def evaluate(
     if engine is not None:
         stepped = session.choose_engine(engine)
         nats = functools.partial(stepped_nats, session.model, engine=stepped)
-    bits = measure_bits(session.model, chosen, batch, nats=nats)
+    measured = measure_nats(session.model, chosen, batch, nats=nats, labels=labels)
+    bits = measured.describe()
+    with_class = bits.bits_per_dim + session.model.config.class_bits_per_dim
     result = {
         **session.record,
         "engine": stepped,
@@ -94,16 +116,37 @@ def evaluate(
         "split": split.value,
         "images_in_split": len(images),
         **dataclasses.asdict(bits),
+        "classes": classes,
+        "bits_per_dim_with_class": with_class if classes else None,
         "seconds": time.perf_counter() - began,
     }
+    if other is not None:
+        other_classes = other.model.config.classes
+        other_labels = images.require_labels(other_classes) if other_classes else None
+        rival = measure_nats(other.model, chosen, batch, labels=other_labels)
+        difference, error = measured.measure_difference(rival)
+        difference += session.model.config.class_bits_per_dim - other.model.config.class_bits_per_dim
+        result["against"] = {
+            **other.record,
+            "bits_per_dim": rival.describe().bits_per_dim,
+            "difference": difference,
+            "difference_standard_error": error,
+        }
     if json:
         print_json(result)
         return
+    given = ", given the class" if classes else ""
     without = f"{bits.bits_per_dim_without_first_value:.4f} +- {bits.standard_error_without_first_value:.4f}"
-    print_facts(
-        {
-            "bits/dim": f"{bits.bits_per_dim:.4f} +- {bits.standard_error:.4f}  (every value)",
-            "without first value": f"{without}  (as in the paper's code)",
-            "images": f"{bits.images:,} of {name} {split.value}",
-        }
-    )
+    facts = {
+        "bits/dim": f"{bits.bits_per_dim:.4f} +- {bits.standard_error:.4f}  (every value{given})",
+        "without first value": f"{without}  (as in the paper's code{given})",
+        "images": f"{bits.images:,} of {name} {split.value}",
+    }
+    if classes:
+        facts["with the class"] = (
+            f"{with_class:.4f} +- {bits.standard_error:.4f}  (log2({classes})/{bits.values_per_image} added: to hold "
+            "against a model without classes)"
+        )
+    if other is not None:
+        facts["difference"] = f"{difference:+.4f} +- {error:.4f}  (to {other.checkpoint.path}, image by image)"
+    print_facts(facts)

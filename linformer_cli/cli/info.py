@@ -33,8 +33,10 @@ def info(
         "checkpoint": found.path,
         "attention": f"{network.attention} {network.attention_options or ''}".strip(),
         "network": f"{network.layers} layers, {network.heads} heads of {network.head_width}, width {network.width}, "
-        f"feed-forward {network.feed_forward}, {network.norm}-norm, {network.context} context, {network.head} head",
+        f"feed-forward {network.feed_forward}, {network.norm}-norm, {network.context} context, {network.head} head"
+        + (f", convolution over {network.convolution_rows} rows" if network.convolution_rows else ""),
         "images": f"{image.height} x {image.width} x {image.channels}, {image.levels} levels, T = {image.positions}",
+        "classes": f"{network.classes}, of which the model is told" if network.classes else "none",
         "parameters": f"{sizes['parameters']:,}",
         "state": f"{format_bytes(sizes['state_bytes'])} an image after {image.positions} positions",
         "trained on": f"{details.data.name}, {training.images_seen:,} images in {training.step:,} steps, "
@@ -44,6 +46,6 @@ def info(
     if training.validation_bits_per_dim is not None:
         facts["validation"] = (
             f"{training.validation_bits_per_dim:.4f} +- {training.validation_standard_error:.4f} bits/dim, "
-            f"{training.validation_images} images"
+            f"{training.validation_images} images{', given the class' if network.classes else ''}"
         )
     print_facts(facts)

@@ -35,6 +35,15 @@ def sample(
     out: Annotated[
         str, typer.Option("-o", "--out", help="The grid as PNG; - writes it to stdout.", metavar="FILE")
     ] = "samples.png",
+    class_name: Annotated[
+        str | None,
+        typer.Option(
+            "--class",
+            help="Of a model with classes: 7, or 1,7, or all; -n images of each, a row for each. Default: all in turn.",
+            show_default=False,
+            metavar="CLASS",
+        ),
+    ] = None,
     files: Annotated[
         Path | None,
         typer.Option(
@@ -81,6 +90,7 @@ def sample(
     - `lintx sample -n 4 -o - | display`
     - `lintx sample -n 16 --gif drawing.gif`
     - `torchrun --nproc-per-node 8 -m linformer_cli sample runs/first -n 10000 --files drawn`
+    - `lintx sample runs/digits --class all -n 8`
     """
     if out == "-" and json:
         raise UsageError("-o - and --json both want stdout; give -o a file")
@@ -102,10 +112,30 @@ def sample(
         from linformer_cli.sampling.decode import iter_samples
 
         filters = Filters(temperature, top_k, top_p)
+        classed = session.model.config.classes
+        labelled = [label for label in session.choose_classes(class_name) for _ in range(count)]
+        if labelled:
+            columns = columns or (count if len(labelled) > count else None)
+            count = len(labelled)
+        elif classed:
+            talk(f"classes 0 to {classed - 1} in turn; --class chooses")
         chosen = session.choose_engine(engine)
-        settings = {**session.record, "engine": chosen, "seed": seed, "batch": batch, **vars(filters)}
+        settings = {
+            **session.record,
+            "engine": chosen,
+            "seed": seed,
+            "batch": batch,
+            **vars(filters),
+            "class": class_name,
+        }
         wanted = range(first, first + count)
-        folder = None if files is None else NumberedImages(files, lambda index: {**settings, "index": index})
+        in_order = labelled or session.model.take_turns(wanted).tolist()
+        labels = dict(zip(wanted, in_order, strict=True)) if classed else None
+
+        def describe(index: int) -> dict[str, object]:
+            return {**settings, "index": index, "class": None if labels is None else labels[index]}
+
+        folder = None if files is None else NumberedImages(files, describe)
         there = _find(wanted, folder, team)
         if there:
             talk(f"{len(there)} of {count} images are in {files} already")
@@ -114,7 +144,7 @@ def sample(
         own = missing[team.rank :: team.count]
         began = time.perf_counter()
         work = _draw(
-            lambda: iter_samples(session.model, own, batch, seed, filters, say_halved, engine=chosen),
+            lambda: iter_samples(session.model, own, batch, seed, filters, say_halved, None, chosen, labels),
             session.model.config.image,
             folder,
         )

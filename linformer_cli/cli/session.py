@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from linformer_cli.distributed import ALONE, Team
+from linformer_cli.errors import UsageError
 
 from .output import talk
 
@@ -32,6 +33,23 @@ class Session:
             "precision": self.precision,
             "device": self.device,
         }
+
+    def choose_classes(self, wanted: str | None) -> list[int]:
+        """The classes that `--class` names: `7`, `1,7` or `all`; none where it is not given.
+
+        Raises `UsageError` for a class that the model does not have, and for a model without classes.
+        """
+        classes = self.model.config.classes
+        if wanted is None:
+            return []
+        if not classes:
+            raise UsageError(f"'{self.checkpoint.path}' was trained without --classes; drop --class {wanted}")
+        if wanted.strip() == "all":
+            return list(range(classes))
+        parts = [part.strip() for part in wanted.split(",")]
+        if not all(part.isdecimal() and int(part) < classes for part in parts):
+            raise UsageError(f"--class takes classes from 0 to {classes - 1}, such as 0,1, or all, found '{wanted}'")
+        return [int(part) for part in parts]
 
     def choose_engine(self, wanted: str) -> str:
         """The name of the engine to sample with; says what was chosen on stderr."""

@@ -60,6 +60,10 @@ def train(
     config: Annotated[
         Path | None, _for_run("--config", help="TOML with [model], [data], [train]; flags win.", metavar="FILE")
     ] = None,
+    classes: Annotated[
+        bool | None,
+        _for_run("--classes/--no-classes", help="Tell the model the class of each image; default that of --init-from."),
+    ] = None,
     dry_run: Annotated[
         bool, _for_run("--dry-run", help="Print the resolved settings, sizes and one timed step; train nothing.")
     ] = False,
@@ -84,8 +88,17 @@ def train(
         _for_model("--attention-option", help="An option of the attention; repeatable.", metavar="KEY=VALUE"),
     ] = None,
     context_name: Annotated[
-        Literal["previous", "neighbours"] | None,
+        Literal["previous", "neighbours", "wide"] | None,
         _for_model("--context", help="Known values that a position sees; default that of the preset."),
+    ] = None,
+    convolution: Annotated[
+        int | None,
+        _for_model(
+            "--convolution",
+            min=0,
+            help="Image rows that a convolution before each attention sees; 0: none.",
+            metavar="ROWS",
+        ),
     ] = None,
     head: Annotated[
         Literal["categorical", "mixture"] | None,
@@ -98,7 +111,14 @@ def train(
     accumulation: Annotated[
         int | None, _for_training("--accumulation", help="Batches added up for one step; default 1.")
     ] = None,
-    optimizer: Annotated[Literal["adamw", "radam"] | None, _for_training("--optimizer", help="Default adamw.")] = None,
+    shift: Annotated[
+        int | None,
+        _for_training("--shift", min=0, help="Move each image by up to so many pixels, anew each time; default 0."),
+    ] = None,
+    optimizer: Annotated[
+        Literal["adamw", "radam", "muon"] | None,
+        _for_training("--optimizer", help="Default adamw; muon is for hidden matrices, with adamw for the rest."),
+    ] = None,
     learning_rate: Annotated[
         float | None, _for_training("--learning-rate", "--lr", help="The highest; default 0.002.")
     ] = None,
@@ -151,6 +171,7 @@ def train(
     - `lintx train --data mnist --data-dir DIR --preset mnist-small --max-time 10m --out runs/first`
     - `lintx train --data glyphs --preset tiny --steps 200`
     - `lintx train --attention softmax --dry-run`
+    - `lintx train --data mnist --classes --optimizer muon --shift 1`
     - `lintx train --resume runs/first --max-time 1h`
     - `lintx train --init-from runs/first --attention softmax --out runs/moved`
     """
@@ -160,6 +181,7 @@ def train(
         max_time=None if max_time is None else options.parse_duration(max_time),
         batch=batch,
         accumulation=accumulation,
+        shift=shift,
         optimizer=optimizer,
         learning_rate=learning_rate,
         schedule=schedule,
@@ -175,8 +197,11 @@ def train(
         save_every=save_every,
         keep_last=keep_last,
     )
-    given_model = _given(attention=attention, context=context_name, head=head, layers=layers, heads=heads, width=width)
-    given_data = _given(name=data, data_dir=data_dir, image_size=image_size, channels=channels)
+    given_model = _given(
+        **{"attention": attention, "context": context_name, "convolution_rows": convolution, "head": head},
+        **{"layers": layers, "heads": heads, "width": width},
+    )
+    given_data = _given(name=data, data_dir=data_dir, image_size=image_size, channels=channels, labels=classes)
     if checkpoint is not None:
         run, resume = options.one_checkpoint(run, checkpoint), True
     if run is not None and not resume:
@@ -192,7 +217,7 @@ def train(
             changed = {
                 **given_model,
                 **_given(attention_option=attention_option, data=data, image_size=image_size, channels=channels),
-                **_given(preset=preset, out=out, config=config, init_from=init_from),
+                **_given(preset=preset, out=out, config=config, init_from=init_from, classes=classes),
             }
             settings = extend_settings(folder.read_config(), given_train, changed, data_dir)
             images = _load_images(settings.data, team)
@@ -204,7 +229,7 @@ def train(
             folder = RunFolder(out if out is not None else team.from_leader(lambda: name_run(merged.preset)))
             merged.check()
             images = _load_images(merged.data_config, team)
-            settings = merged.build(images[0].shape)
+            settings = merged.build(images[0].shape, images[0].classes)
         trainer = _build_trainer(settings, folder, *images, team)
         if source is not None:
             _take_over(trainer, source)
@@ -261,6 +286,11 @@ def _build_trainer(
         talk(f"{team.count} processes, each with its share of every {settings.train.batch} images")
     if trainer.model.is_compiled(torch_dtype(precision.value)):
         talk("attention in kernels compiled for this processor")
+    if settings.model.classes:
+        talk(
+            f"the model is told the class of each image, one of {settings.model.classes}; its bits/dim are those given "
+            f"the class: {settings.model.class_bits_per_dim:.4f} more may be held against a model without"
+        )
     return trainer
 
 

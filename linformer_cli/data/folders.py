@@ -29,12 +29,14 @@ _SPLITS = ("train", "validation", "test")
 class FolderImages:
     """The pictures of one split: images uint8 [N, H, W, C], a read-only view of a file; labels int64 [N] or None.
 
+    `classes` is how many there are in all splits, 0 where folders do not tell.
     `skipped` names the files that look like pictures and cannot be read, each with the reason.
     """
 
     images: NDArray[np.uint8]
     labels: NDArray[np.int64] | None
     skipped: tuple[str, ...]
+    classes: int
 
 
 def load_folder(folder: Path, split: str, image_size: int | None, channels: int | None, cache: Path) -> FolderImages:
@@ -66,7 +68,7 @@ def load_folder(folder: Path, split: str, image_size: int | None, channels: int 
         raise DataError(f"{folder} holds no readable picture for '{split}'; add some")
     classes = _classes([name for part in names.values() for name in part])
     labels = None if classes is None else np.array([classes[_class_of(name)] for name in names[split]], dtype=np.int64)
-    return FolderImages(images, labels, tuple(index["skipped"]))
+    return FolderImages(images, labels, tuple(index["skipped"]), len(classes or ()))
 
 
 def _list_pictures(folder: Path) -> list[str]:

@@ -13,7 +13,7 @@ from linformer_cli.errors import DataError, UsageError, unknown_name
 from linformer_cli.files import user_cache
 
 from .folders import load_folder
-from .glyphs import COUNTS, DEFAULT_SIZE, draw_glyphs
+from .glyphs import CHARACTERS, COUNTS, DEFAULT_SIZE, draw_glyphs
 from .pictures import border_brightness
 from .torchvision_sets import load_torchvision_set
 
@@ -38,6 +38,7 @@ class ImageSet:
 
     images: uint8 [N, H, W, C], N >= 1, C is 1 or 3; perhaps a read-only view of a file
     labels: int64 [N], or None where the set has none
+    classes: how many classes the whole set has, numbered from 0; 0 where it has no labels
     notes: what its owner may not expect, a line each: files that were skipped
     """
 
@@ -46,6 +47,7 @@ class ImageSet:
     images: NDArray[np.uint8]
     labels: NDArray[np.int64] | None
     notes: tuple[str, ...] = ()
+    classes: int = 0
 
     def __len__(self) -> int:
         return len(self.images)
@@ -55,6 +57,17 @@ class ImageSet:
         """Size of each image, with all 256 levels."""
         _, height, width, channels = self.images.shape
         return ImageShape(height=height, width=width, channels=1 if channels == 1 else 3)
+
+    def require_labels(self, classes: int) -> NDArray[np.int64]:
+        """The labels, which must be 0 .. classes - 1; raises `DataError` where there are none, or others."""
+        if self.labels is None:
+            raise DataError(f"'{self.name}' has no labels, and the model must be told the class of each image")
+        lowest, highest = int(self.labels.min()), int(self.labels.max())
+        if lowest < 0 or highest >= classes:
+            raise DataError(
+                f"'{self.name}' has labels from {lowest} to {highest}, the model has the classes 0 to {classes - 1}"
+            )
+        return self.labels
 
     def border_mean(self) -> float:
         """Mean brightness, 0 to 255, of the outermost ring of pixels of the first 1,000 images.
@@ -110,11 +123,11 @@ def load_images(
         drawn: Literal["train", "test"] = "test" if split == "test" else "train"
         part = _part(name, split, COUNTS[drawn])
         images, labels = draw_glyphs(drawn, side, part.start, part.stop)
-        return ImageSet(name, split, images, labels)
+        return ImageSet(name, split, images, labels, classes=len(CHARACTERS))
     if kind == "folder":
         found = load_folder(Path(os.path.expanduser(folder)), split, image_size, channels, user_cache() / "folders")
         notes = (f"{len(found.skipped)} files skipped, the first: {found.skipped[0]}",) if found.skipped else ()
-        return ImageSet(name, split, found.images, found.labels, notes)
+        return ImageSet(name, split, found.images, found.labels, notes, found.classes)
     if kind == "array":
         return _cut(name, split, *_load_arrays(folder, "test" if split == "test" else "train"))
     root, origin = _find_data_dir(data_dir)
@@ -139,7 +152,9 @@ def _part(name: str, split: Split, count: int) -> slice:
 
 def _cut(name: str, split: Split, images: NDArray[np.uint8], labels: NDArray[np.int64] | None) -> ImageSet:
     part = _part(name, split, len(images))
-    return ImageSet(name, split, images[part], None if labels is None else labels[part])
+    if labels is None:
+        return ImageSet(name, split, images[part], None)
+    return ImageSet(name, split, images[part], labels[part], classes=max(0, int(labels.max()) + 1))
 
 
 def _find_data_dir(data_dir: str | Path | None) -> tuple[Path, str]:

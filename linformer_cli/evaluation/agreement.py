@@ -86,7 +86,8 @@ def _step_through(
     model: PixelModel, images: int, positions: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, object]:
     """Sample `images`: their tokens [B, T], the parameters [B, T, P] of every step, and the last state."""
-    state, tokens, outputs = model.init_state(images), [model.start_tokens(images)], []
+    tokens = [model.start_tokens(images, model.take_turns(range(images)))]
+    state, outputs = model.init_state(images), []
     while True:
         parameters, state = model.step(tokens[-1], state)
         outputs.append(parameters)

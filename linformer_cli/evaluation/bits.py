@@ -30,18 +30,54 @@ class Bits:
     values_per_image: int
 
 
-@torch.no_grad()
+@dataclass(frozen=True)
+class ImageNats:
+    """Nats of every image, float64 [N]: of all its `positions` values, and of its first one."""
+
+    whole: Tensor
+    first: Tensor
+    positions: int
+
+    def describe(self) -> Bits:
+        """Divided once by ln 2 and by the number of values."""
+        bits, error = _mean_and_error(self.whole, self.positions)
+        rest, rest_error = _mean_and_error(self.whole - self.first, self.positions - 1)
+        return Bits(bits, error, rest, rest_error, len(self.whole), self.positions)
+
+    def measure_difference(self, other: "ImageNats") -> tuple[float, float]:
+        """bits/dim less than `other`'s of the same images (below 0: better), and the standard error of that.
+
+        Taken image by image: images differ far more from each other than two models do in one image, so this error is
+        much smaller than that of either figure.
+        """
+        return _mean_and_error(self.whole - other.whole, self.positions)
+
+
 def measure_bits(
     model: PixelModel,
     images: NDArray[np.uint8],
     batch: int = 32,
     before_batch: Callable[[], None] | None = None,
-    nats: Callable[[Tensor], Tensor] | None = None,
+    labels: NDArray[np.int64] | None = None,
 ) -> Bits:
-    """Sum the nats of every value of uint8 images [N, H, W, C]; divide once by ln 2 and by the number of values.
+    """bits/dim over uint8 images [N, H, W, C], as `measure_nats` counts them."""
+    return measure_nats(model, images, batch, before_batch, labels=labels).describe()
+
+
+@torch.no_grad()
+def measure_nats(
+    model: PixelModel,
+    images: NDArray[np.uint8],
+    batch: int = 32,
+    before_batch: Callable[[], None] | None = None,
+    nats: Callable[[Tensor, Tensor | None], Tensor] | None = None,
+    labels: NDArray[np.int64] | None = None,
+) -> ImageNats:
+    """Sum the nats of every value of each of uint8 images [N, H, W, C].
 
     `before_batch` is called before every batch, and may raise to give up. `nats` gives the nats [B, T] of values int64
-    [B, T]; by default those of the model in parallel.
+    [B, T] and labels int64 [B] or None; by default those of the model in parallel. A model with classes needs `labels`
+    int64 [N], and the bits are those given the class.
     """
     training = model.training
     model.eval()
@@ -51,24 +87,21 @@ def measure_bits(
             if before_batch is not None:
                 before_batch()
             values = images_to_values(images[start : start + batch], model.config.image.levels).to(model.device)
-            found = (nats or model.nats)(values).cpu().double()
+            given = None if labels is None else torch.from_numpy(labels[start : start + len(values)]).to(model.device)
+            found = (nats or model.nats)(values, given).cpu().double()
             per_image.append(found.sum(dim=1))
             first.append(found[:, 0])
     finally:
         model.train(training)
-    positions = model.config.image.positions
-    whole = torch.cat(per_image)
-    bits, error = _mean_and_error(whole, positions)
-    rest, rest_error = _mean_and_error(whole - torch.cat(first), positions - 1)
-    return Bits(bits, error, rest, rest_error, len(whole), positions)
+    return ImageNats(torch.cat(per_image), torch.cat(first), model.config.image.positions)
 
 
 @torch.no_grad()
-def stepped_nats(model: PixelModel, values: Tensor, engine: str) -> Tensor:
-    """Nats [B, T] of values int64 [B, T] as the sampling `engine` predicts them, step by step."""
+def stepped_nats(model: PixelModel, values: Tensor, labels: Tensor | None, engine: str) -> Tensor:
+    """Nats [B, T] of values int64 [B, T], of classes int64 [B], as the sampling `engine` predicts them step by step."""
     stepper = build_engine(engine, model, len(values))
     found = torch.empty(values.shape, dtype=torch.float64 if model.dtype == torch.float64 else torch.float32)
-    for position, token in enumerate(model.shift_values(values).unbind(dim=1)):
+    for position, token in enumerate(model.shift_values(values, labels).unbind(dim=1)):
         parameters = stepper.step(token)
         found[:, position] = -model.head.log_likelihood(parameters, values[:, position])
     return found

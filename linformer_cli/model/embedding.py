@@ -2,9 +2,11 @@
 
 Tokens are the values of an image in raster order, channels innermost, behind one start token: token 0 is the start
 and token i holds value i - 1. At token i the model predicts value i, so a position may look at values 0 .. i - 1.
+Where the model has classes, the start token is the image's class, which every position sees.
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,32 +15,47 @@ from torch.nn import functional
 
 from linformer_cli.config import ImageShape, ModelConfig
 
+from .surroundings import Surroundings, list_surroundings
+
 # (rows up, columns to the left) of the pixels that `neighbours` shows, besides the pixel itself.
 _NEIGHBOURS = ((0, 1), (0, 2), (1, 1), (1, 0), (1, -1), (2, 0))
 
 
 class EmbeddingState(NamedTuple):
-    """The last values, recent int16 [B, reach] (newest last), and how many tokens were seen, a 0-d int64 tensor."""
+    """The last values, recent int16 [B, reach] (newest last), and how many tokens were seen, a 0-d int64 tensor.
+
+    `label` is the class of each image, int64 [B, 1], or [B, 0] in a model without classes.
+    """
 
     recent: Tensor
     position: Tensor
+    label: Tensor
 
 
 def context_sources(context: str, image: ImageShape) -> Tensor:
-    """For each position the places of the known values it sees: int64 [T, slots], -1 where there is none.
+    """For each position the places of the known values it sees in tables: int64 [T, slots], -1 where there is none.
 
-    `previous` has one slot, the value before. `neighbours` has one for every channel of six pixels (left, two left,
+    `previous` has one slot, the value before. The others have one for every channel of six pixels (left, two left,
     above left, above, above right, two above) and for the channels of the pixel itself that come before this one; a
     pixel outside the image is missing. Every place is smaller than its position.
     """
-    positions = torch.arange(image.positions, device="cpu")  # counted now, also for a model without memory
     if context == "previous":
-        return (positions - 1).unsqueeze(1)
+        # Counted now, also for a model without memory.
+        return (torch.arange(image.positions, device="cpu") - 1).unsqueeze(1)
+    return find_pixels(image, _NEIGHBOURS)
+
+
+def find_pixels(image: ImageShape, offsets: Sequence[tuple[int, int]]) -> Tensor:
+    """For each position the places of the values so many (rows up, columns to the left): int64 [T, slots], or -1.
+
+    Before them stand the channels of the pixel itself that come before this one.
+    """
+    positions = torch.arange(image.positions, device="cpu")
     channel = positions % image.channels
     column = positions // image.channels % image.width
     row = positions // image.values_per_row
     slots = [torch.where(channel > other, positions - channel + other, -1) for other in range(image.channels - 1)]
-    for up, left in _NEIGHBOURS:
+    for up, left in offsets:
         there_row, there_column = row - up, column - left
         inside = (there_row >= 0) & (there_column >= 0) & (there_column < image.width)
         pixel = (there_row * image.width + there_column) * image.channels
@@ -49,8 +66,9 @@ def context_sources(context: str, image: ImageShape) -> Tensor:
 class PixelEmbedding(nn.Module):
     """Tokens int64 [B, T] to vectors [B, T, width], continuing from a state of bounded size.
 
-    The state holds the last `reach` values, about two image rows for `neighbours`, whatever the length. A slot with
-    no value has an embedding of its own, which also stands for the start token.
+    The state holds the last `reach` values, about two image rows for `neighbours` and three for `wide`, whatever the
+    length. A slot with no value has an embedding of its own, which also stands for the start token. A class adds its
+    vector everywhere, and `wide` what `Surroundings` makes of more values.
     """
 
     sources: Tensor
@@ -61,15 +79,21 @@ class PixelEmbedding(nn.Module):
         image = config.image
         self.levels = image.levels
         sources = context_sources(config.context, image)
+        self.slots = sources.shape[1]
+        self.surroundings: Surroundings | None = None
+        if config.context == "wide":
+            around = find_pixels(image, list_surroundings())
+            sources = torch.cat([sources, around], dim=1)
+            self.surroundings = Surroundings(around.shape[1], config.width, image.levels)
+        # Those of the tables, then those of the surroundings.
         self.register_buffer("sources", sources, persistent=False)
         distances = torch.arange(image.positions, device="cpu").unsqueeze(1) - sources
         self.reach = int(distances[sources >= 0].max()) if image.positions > 1 else 1
         paper = config.embedding == "paper"
         value_width = config.width // 2 if paper else config.width
-        slots = sources.shape[1]
         # One table for all slots, looked up and added up in one pass.
-        self.values = nn.Parameter(torch.empty(slots * (image.levels + 1), value_width))
-        nn.init.normal_(self.values, std=slots**-0.5)
+        self.values = nn.Parameter(torch.empty(self.slots * (image.levels + 1), value_width))
+        nn.init.normal_(self.values, std=self.slots**-0.5)
         if paper:
             self.register_buffer("sinusoids", sinusoidal_table(image.positions, config.width // 2), persistent=False)
         else:
@@ -79,11 +103,15 @@ class PixelEmbedding(nn.Module):
             self.channel = nn.Embedding(image.channels, config.width)
             for table in (self.row, self.column, self.channel):
                 nn.init.normal_(table.weight, std=0.5)
+        self.classes = nn.Embedding(config.classes, config.width) if config.classes else None
+        if self.classes is not None:
+            nn.init.normal_(self.classes.weight, std=0.5)
         self.image = image
 
     def init_state(self, batch: int, device: torch.device) -> EmbeddingState:
         recent = torch.zeros(batch, self.reach, dtype=torch.int16, device=device)
-        return EmbeddingState(recent, torch.zeros((), dtype=torch.int64, device=device))
+        label = torch.zeros(batch, 0 if self.classes is None else 1, dtype=torch.int64, device=device)
+        return EmbeddingState(recent, torch.zeros((), dtype=torch.int64, device=device), label)
 
     def forward(self, tokens: Tensor, state: EmbeddingState) -> tuple[Tensor, EmbeddingState]:
         """Vectors [B, T, width] for tokens int64 [B, T] behind those in `state`, and the state after them."""
@@ -95,15 +123,21 @@ class PixelEmbedding(nn.Module):
         columns = (sources - (start - self.reach) + 1).clamp(min=0)
         values = known[:, columns.flatten()].unflatten(1, sources.shape).long()
         values = torch.where(sources < 0, self.levels, values)
-        table_starts = torch.arange(sources.shape[1], device=tokens.device) * (self.levels + 1)
-        x = functional.embedding_bag((values + table_starts).flatten(0, 1), self.values, mode="sum").unflatten(
-            0, (batch, length)
-        )
-        state = EmbeddingState(known[:, length:], state.position + length)
+        table_starts = torch.arange(self.slots, device=tokens.device) * (self.levels + 1)
+        rows = (values[..., : self.slots] + table_starts).flatten(0, 1)
+        x = functional.embedding_bag(rows, self.values, mode="sum").unflatten(0, (batch, length))
         if self.sinusoids is not None:
             position = self.sinusoids[start : start + length].to(x.dtype).expand(batch, -1, -1)
-            return torch.cat([x, position], dim=-1), state
-        return x + self._grid(start, length), state
+            x = torch.cat([x, position], dim=-1)
+        else:
+            x = x + self._grid(start, length)
+        if self.surroundings is not None:
+            x = x + self.surroundings(values[..., self.slots :])
+        label = state.label
+        if self.classes is not None:
+            label = label if start else tokens[:, :1].clone()  # the state must not keep all tokens, nor the caller's
+            x = x + self.classes(label)
+        return x, EmbeddingState(known[:, length:], state.position + length, label)
 
     def places(self) -> Tensor:
         """What every position adds, [T, its share of the width]."""

@@ -1,5 +1,6 @@
 """The whole model: images as sequences of values, one prediction a position, in parallel or step by step."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -15,14 +16,14 @@ from .heads import build_head
 
 
 class PixelState(NamedTuple):
-    """What stepping carries: the last values and the position, and one state per layer."""
+    """What stepping carries: the last values, the position and the class, and one state per layer."""
 
     embedding: EmbeddingState
     layers: tuple[Any, ...]
 
 
 class PixelModel(nn.Module):
-    """p(x) = product over t of p(x_t | x_0 .. x_{t-1}) for the T values of an image.
+    """p(x) = product over t of p(x_t | x_0 .. x_{t-1}) for the T values of an image; all given its class, if there are.
 
     The same three calls as an attention has. Tokens are values behind a start token (`shift_values`): token i holds
     value i - 1 and the output at token i is the distribution of value i, as parameters of `head`. Equality of `attend`
@@ -57,16 +58,30 @@ class PixelModel(nn.Module):
         """Whether `attend` runs kernels compiled here, where its products are of `dtype`, or plain torch alone."""
         return any(block.is_compiled(self.device, dtype) for block in self._typed_blocks)
 
-    def start_tokens(self, batch: int) -> Tensor:
-        """The start token of every image, int64 [B]: the first thing to step with."""
-        return torch.zeros(batch, dtype=torch.int64, device=self.device)
+    def start_tokens(self, batch: int, labels: Tensor | None = None) -> Tensor:
+        """The start token of every image, int64 [B]: the first thing to step with.
 
-    def shift_values(self, values: Tensor) -> Tensor:
+        It is the image's class, `labels` int64 [B], 0 by default; a model without classes never looks it up. Raises
+        `ValueError` for a class that the model does not have.
+        """
+        if labels is None:
+            return torch.zeros(batch, dtype=torch.int64, device=self.device)
+        most = max(1, self.config.classes) - 1
+        if labels.shape != (batch,) or int(labels.min()) < 0 or int(labels.max()) > most:
+            raise ValueError(f"labels must be {batch} classes from 0 to {most}, found {labels.tolist()}")
+        return labels.to(self.device, torch.int64)
+
+    def shift_values(self, values: Tensor, labels: Tensor | None = None) -> Tensor:
         """Tokens [B, T] for values int64 [B, T]: the start token, then all values but the last.
 
-        The start token's number is never looked up: position 0 sees only missing values.
+        The start token is the class, `labels` int64 [B], or 0. But for that position 0 sees only missing values.
         """
-        return torch.cat([torch.zeros_like(values[:, :1]), values[:, :-1]], dim=1)
+        first = torch.zeros_like(values[:, :1]) if labels is None else labels.unsqueeze(1)
+        return torch.cat([first, values[:, :-1]], dim=1)
+
+    def take_turns(self, indices: Sequence[int]) -> Tensor:
+        """Every class in turn for images number `indices`, int64 [B] on the CPU: 0 for all where there are none."""
+        return torch.tensor(indices, dtype=torch.int64, device="cpu") % max(1, self.config.classes)
 
     def attend(self, tokens: Tensor, state: PixelState | None = None) -> tuple[Tensor, PixelState]:
         """Head parameters [B, T, P] at tokens int64 [B, T] behind those in `state`, and the state after them.
@@ -105,9 +120,14 @@ class PixelModel(nn.Module):
             if isinstance(module, Attention):
                 module.on_training_step(step, seed)
 
-    def nats(self, values: Tensor) -> Tensor:
-        """Negative log likelihood in nats of every value, [B, T], for values int64 [B, T]."""
-        parameters, _ = self.attend(self.shift_values(values))
+    def nats(self, values: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Negative log likelihood in nats of every value, [B, T], for values int64 [B, T].
+
+        A model with classes must be told them, `labels` int64 [B]; raises `ValueError` otherwise.
+        """
+        if labels is None and self.config.classes:
+            raise ValueError("a model with classes has a likelihood only of images whose class it is told")
+        parameters, _ = self.attend(self.shift_values(values, labels))
         return -self.head.log_likelihood(parameters, values)
 
     def state_bytes(self, batch: int, positions: int | None = None) -> int:
@@ -115,7 +135,8 @@ class PixelModel(nn.Module):
         positions = positions or self.config.image.positions
         layers = sum(block.state_bytes(batch, positions, self.dtype) for block in self._typed_blocks)
         recent = batch * self.embedding.reach * torch.int16.itemsize
-        return layers + recent + torch.int64.itemsize
+        labels = batch * torch.int64.itemsize if self.config.classes else 0
+        return layers + recent + labels + torch.int64.itemsize
 
     def parameter_count(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())

@@ -72,14 +72,16 @@ def complete_values(
     filters: Filters | None = None,
     on_halve: Callable[[int], None] | None = None,
     engine: str = AUTO,
+    label: int | None = None,
 ) -> Completion:
-    """`count` completions of `original` int64 [T] from its first `known` values.
+    """`count` completions of `original` int64 [T] from its first `known` values; `label` is its class, if there are.
 
     The known values are read once, in parallel, whatever `count` is; the state is then forked. Completion i depends
     on (seed, i) alone, as in sampling. Where memory does not suffice for all at once, `draw_in_batches` halves.
     """
     positions = model.config.image.positions
-    tokens = torch.cat([model.start_tokens(1), original[:known].to(model.device)]).unsqueeze(0)
+    labels = None if label is None else torch.tensor([label])
+    tokens = torch.cat([model.start_tokens(1, labels), original[:known].to(model.device)]).unsqueeze(0)
     parameters, state = model.attend(tokens, model.init_state(1, positions))
 
     def draw(indices: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -90,14 +92,15 @@ def complete_values(
         drawn = iter_values(stepper, first, streams, filters or Filters())
         rest = collect_values(drawn, copies, positions - known).long()
         completed = torch.cat([original[:known].expand(copies, -1), rest], dim=1)
-        return completed, _bits(model, completed)
+        return completed, _bits(model, completed, labels)
 
     completed, bits = map(torch.cat, zip(*draw_in_batches(range(count), count, draw, on_halve), strict=True))
-    original_bits = _bits(model, original.unsqueeze(0))[0]
+    original_bits = _bits(model, original.unsqueeze(0), labels)[0]
     kept = float(original_bits[:known].mean()) if known else math.nan
     return Completion(known, completed, kept, bits[:, known:].mean(dim=1).tolist(), float(original_bits[known:].mean()))
 
 
-def _bits(model: PixelModel, values: Tensor) -> Tensor:
-    """Bits of every value, float64 [B, T] on the CPU, for values int64 [B, T]."""
-    return model.nats(values.to(model.device)).cpu().double() / math.log(2)
+def _bits(model: PixelModel, values: Tensor, label: Tensor | None) -> Tensor:
+    """Bits of every value, float64 [B, T] on the CPU, for values int64 [B, T], all of one class int64 [1]."""
+    labels = None if label is None else label.expand(len(values)).to(model.device)
+    return model.nats(values.to(model.device), labels).cpu().double() / math.log(2)

@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -22,6 +22,8 @@ from .engines import AUTO, Engine, build_engine
 _CHECK_EVERY = 64
 
 Drawn = TypeVar("Drawn")
+# The class of image number i at i.
+Labels = Sequence[int] | Mapping[int, int]
 
 
 @dataclass(frozen=True)
@@ -78,16 +80,20 @@ def sample_values(
     filters: Filters | None = None,
     before_step: Callable[[], None] | None = None,
     engine: str = AUTO,
+    labels: Labels | None = None,
 ) -> SampledBatch:
     """Whole images number `indices` of `seed`, as one batch, by `engine`; `before_step` as in `iter_values`.
 
-    Raises `LintxError` when the model gives no numbers.
+    `labels` are the classes of all images, image i's being `labels[i]`; by default a model with classes takes all in
+    turn. Raises `LintxError` when the model gives no numbers.
     """
     began = time.perf_counter()
     batch, positions = len(indices), model.config.image.positions
+    chosen = model.take_turns(indices) if labels is None else torch.tensor([labels[index] for index in indices])
     stepper = build_engine(engine, model, batch)
     streams = UniformStreams(seed, indices)
-    drawn = iter_values(stepper, stepper.step(model.start_tokens(batch)), streams, filters or Filters(), before_step)
+    first = stepper.step(model.start_tokens(batch, chosen))
+    drawn = iter_values(stepper, first, streams, filters or Filters(), before_step)
     values = collect_values(drawn, batch, positions)
     return SampledBatch(indices, values, time.perf_counter() - began, stepper.state_bytes)
 
@@ -138,15 +144,18 @@ def iter_samples(
     on_halve: Callable[[int], None] | None = None,
     before_step: Callable[[], None] | None = None,
     engine: str = AUTO,
+    labels: Labels | None = None,
 ) -> Iterator[SampledBatch]:
     """Images number `indices` in batches, in that order.
 
-    Image i depends on (seed, i) alone, up to rounding, not on `batch`, `engine` or the other indices.
-    `on_halve` as in `draw_in_batches`, `before_step` as in `iter_values`.
+    Image i depends on (seed, i) and its class alone, up to rounding, not on `batch`, `engine` or the other indices.
+    `on_halve` as in `draw_in_batches`, `before_step` as in `iter_values`, `labels` as in `sample_values`.
     """
-    return draw_in_batches(
-        indices, batch, lambda part: sample_values(model, part, seed, filters, before_step, engine), on_halve
-    )
+
+    def draw(part: Sequence[int]) -> SampledBatch:
+        return sample_values(model, part, seed, filters, before_step, engine, labels)
+
+    return draw_in_batches(indices, batch, draw, on_halve)
 
 
 def sample_images(
@@ -157,7 +166,8 @@ def sample_images(
     filters: Filters | None = None,
     before_step: Callable[[], None] | None = None,
     engine: str = AUTO,
+    labels: Sequence[int] | None = None,
 ) -> NDArray[np.uint8]:
-    """`count` images, uint8 [count, H, W, C]."""
-    parts = iter_samples(model, range(count), batch, seed, filters, before_step=before_step, engine=engine)
+    """`count` images, uint8 [count, H, W, C], of the classes `labels`, one each; by default of all in turn."""
+    parts = iter_samples(model, range(count), batch, seed, filters, None, before_step, engine, labels)
     return values_to_images(torch.cat([part.values for part in parts]), model.config.image)

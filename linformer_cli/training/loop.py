@@ -25,7 +25,7 @@ from linformer_cli.checkpoint import (
     save_checkpoint,
 )
 from linformer_cli.config import RunConfig
-from linformer_cli.data.batches import Batches
+from linformer_cli.data.batches import Batches, shift_images
 from linformer_cli.data.images import ImageSet
 from linformer_cli.data.sequence import images_to_values
 from linformer_cli.distributed import ALONE, Team, keep_own
@@ -71,6 +71,9 @@ class Trainer:
         self.config, self.folder, self.device = config, folder, device
         self.team, self.own_batch = team.on(device), share_batch(team, config.train.batch)
         self.train_set, self.validation = train, validation
+        classes = config.model.classes
+        self.labels = train.require_labels(classes) if classes else None
+        self.validation_labels = validation.require_labels(classes) if classes else None
         self.autocast = precision == "bf16"
         self.batches = Batches(len(train), config.train.seed)
         self.model = build_model(config).to(device).train()
@@ -262,10 +265,15 @@ class Trainer:
         return f"batch {place // size + 1} of epoch {epoch + 1} (training images {first}{', ...' if size > 3 else ''})"
 
     def _mean_nats(self, start: int) -> Tensor:
+        settings = self.config.train
         indices = self.batches.batch(start, len(self.own_batch))
-        values = images_to_values(self.train_set.images[indices], self.config.model.image.levels).to(self.device)
+        images = self.train_set.images[indices]
+        if settings.shift:
+            images = shift_images(images, self.batches.shifts(start, len(self.own_batch), settings.shift))
+        values = images_to_values(images, self.config.model.image.levels).to(self.device)
+        labels = None if self.labels is None else torch.from_numpy(self.labels[indices]).to(self.device)
         with torch.autocast(self.device.partition(":")[0], torch.bfloat16, enabled=self.autocast):
-            mean: Tensor = self.likelihood(values).mean()
+            mean: Tensor = self.likelihood(values, labels).mean()
             return mean
 
     def _log(self, reporter: Reporter, rate: float, norm: float, steps_per_second: float, share: float) -> None:
@@ -286,8 +294,9 @@ class Trainer:
 
     def _evaluate(self, reporter: Reporter, stop: StopRequest) -> None:
         """Bits/dim on the first validation images; a new best is saved at once. Raises `Interrupted` on a stop."""
-        images, model = self.validation.images[: self.config.train.evaluate_images], self.evaluated_model
-        bits = self.team.from_leader(lambda: measure_bits(model, images, before_batch=stop.raise_if_set))
+        images, labels = self.validation.images[: self.config.train.evaluate_images], self.validation_labels
+        model = self.evaluated_model
+        bits = self.team.from_leader(lambda: measure_bits(model, images, before_batch=stop.raise_if_set, labels=labels))
         if not math.isfinite(bits.bits_per_dim):
             raise TrainingError(
                 f"the validation bits/dim are not a finite number at step {self.progress.step}; the last good "

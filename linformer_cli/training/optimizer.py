@@ -8,23 +8,65 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from linformer_cli.config import TrainConfig
+from linformer_cli.model.heads import Head
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """AdamW or RAdam with decoupled weight decay.
+    """AdamW or RAdam with decoupled weight decay, or Muon beside AdamW.
 
     Only the matrices of linear layers decay: pulling biases, norms and embedding tables towards zero has no use.
+    `muon` takes those matrices but for the head's, whose rows are values and no hidden vector; a projection to queries,
+    keys and values is one matrix to it. Its steps are scaled to the size of AdamW's (Liu 2025, arXiv 2502.16982), so
+    that one learning rate and one weight decay serve both parts; its momentum is 0.95, `beta1` and `beta2` are AdamW's.
     """
-    matrices = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
+    linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
+    head = {
+        id(parameter) for module in model.modules() if isinstance(module, Head) for parameter in module.parameters()
+    }
+    muons = linear - head if config.optimizer == "muon" else set()
     parameters = list(model.parameters())
+    rest = [p for p in parameters if id(p) not in muons]
     groups = [
-        {"params": [p for p in parameters if id(p) in matrices], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if id(p) not in matrices], "weight_decay": 0.0},
+        {"params": [p for p in rest if id(p) in linear], "weight_decay": config.weight_decay},
+        {"params": [p for p in rest if id(p) not in linear], "weight_decay": 0.0},
     ]
     betas = (config.beta1, config.beta2)
     if config.optimizer == "radam":
         return torch.optim.RAdam(groups, lr=config.learning_rate, betas=betas, decoupled_weight_decay=True)
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, fused=True)
+    adamw = torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, fused=True)
+    if config.optimizer == "adamw":
+        return adamw
+    hidden = [p for p in parameters if id(p) in muons]
+    muon = torch.optim.Muon(
+        hidden, lr=config.learning_rate, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
+    )
+    return JoinedOptimizer(muon, adamw)
+
+
+class JoinedOptimizer(torch.optim.Optimizer):
+    """Several optimizers, each of its own parameters, as one: their groups and their states are its own."""
+
+    def __init__(self, *parts: torch.optim.Optimizer) -> None:
+        self._parts = parts
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self._share()
+
+    def _share(self) -> None:
+        """Let the parts work on this optimizer's groups and state."""
+        start = 0
+        for part in self._parts:
+            end = start + len(part.param_groups)
+            part.param_groups, part.state = self.param_groups[start:end], self.state
+            start = end
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._share()  # it has replaced both
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for part in self._parts:
+            part.step()
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -27,6 +27,8 @@ DEFAULT_EPOCHS = 3.0
 LENGTHS = ("steps", "epochs", "max_time")
 _TABLES = ("model", "data", "train")
 _INIT_FROM = "init_from"
+# What of a model's configuration the data decide.
+_OF_THE_DATA = {"image", "classes"}
 
 
 @dataclass(frozen=True)
@@ -51,14 +53,22 @@ class Settings:
         self._parse_network()
         parse_config(TrainConfig, self.train, "train")
 
-    def build(self, image: ImageShape) -> RunConfig:
-        """The whole configuration for images of this shape, attention options filled in and checked."""
+    def build(self, image: ImageShape, classes: int = 0) -> RunConfig:
+        """The whole configuration for images of this shape, attention options filled in and checked.
+
+        The model has the images' `classes` where `[data] labels` asks for it; raises `UsageError` where there are none.
+        """
         if self.source is not None and image != self.source.info.model.image:
             raise UsageError(
                 f"'{self.source.path}' draws images of {_describe_shape(self.source.info.model.image)}, "
                 f"'{self.data_config.name}' has {_describe_shape(image)}; choose --data or --image-size to fit"
             )
-        model = parse_config(ModelConfig, {**self._parse_network(), "image": image.model_dump()}, "model")
+        if self.data_config.labels and not classes:
+            raise UsageError(
+                f"--classes needs images with labels, and '{self.data_config.name}' has none; give --no-classes"
+            )
+        known = {"image": image.model_dump(), "classes": classes if self.data_config.labels else 0}
+        model = parse_config(ModelConfig, {**self._parse_network(), **known}, "model")
         tables = {"model": model.model_dump(), "data": self.data, "train": self.train}
         start = None if self.source is None else describe_source(self.source).model_dump()
         return parse_config(RunConfig, {"preset": self.preset, "init_from": start, **tables}, "run")
@@ -117,17 +127,20 @@ def merge_settings(
     document = _read_file(file) if file is not None else {}
     name = preset or document.get("preset")
     data = {**document.get("data", {}), **data}
+    if document.get("model", {}).get("classes"):
+        data = {"labels": True, **data}
     if source is None:
         name = name or DEFAULT_PRESET
         network = find_preset(name).model_dump()
     else:
-        network = find_preset(name).model_dump() if name else source.info.model.model_dump(exclude={"image"})
+        network = find_preset(name).model_dump() if name else source.info.model.model_dump(exclude=_OF_THE_DATA)
         name = name or source.info.training.preset or DEFAULT_PRESET
-        data = {"name": source.info.data.name, **data}
+        data = {"name": source.info.data.name, "labels": source.info.model.classes > 0, **data}
         data = {**fit_size(str(data["name"]), source.info.model.image), **data}
     from_file = {table: dict(document.get(table, {})) for table in _TABLES}
-    # A run's own config.toml can be given again; its image size comes from the data all the same.
-    from_file["model"].pop("image", None)
+    # A run's own config.toml can be given again; these come from the data all the same.
+    for key in _OF_THE_DATA:
+        from_file["model"].pop(key, None)
     merged_model = _merge_model(network, from_file["model"], model)
     lengths = [key for layer in (train, from_file["train"]) for key in LENGTHS if key in layer]
     merged_train = {**RECIPES.get(name, {}), **from_file["train"], **train}

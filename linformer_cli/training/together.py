@@ -26,9 +26,9 @@ class Likelihood(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, *given: Tensor) -> Tensor:
-        """Nats [B, T] of what `PixelModel.nats` takes."""
-        return self.model.nats(*given)
+    def forward(self, values: Tensor, labels: Tensor | None) -> Tensor:
+        """Nats [B, T] as `PixelModel.nats` has them."""
+        return self.model.nats(values, labels)
 
 
 def share_model(team: Team, model: PixelModel) -> nn.Module:
@@ -39,10 +39,11 @@ def share_model(team: Team, model: PixelModel) -> nn.Module:
 
 def has_idle_parameters(model: PixelModel) -> bool:
     """Whether some parameter has no part in a likelihood: an image may be too short for what it is there for."""
+    label = torch.zeros(1, dtype=torch.int64, device=model.device) if model.config.classes else None
     values = torch.zeros(1, model.config.image.positions, dtype=torch.int64, device=model.device)
     training = model.training
     model.eval()  # dropout would move the random generator on
-    nats = model.nats(values).sum()
+    nats = model.nats(values, label).sum()
     model.train(training)
     return None in torch.autograd.grad(nats, list(model.parameters()), allow_unused=True)
 

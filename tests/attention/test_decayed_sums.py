@@ -1,40 +1,57 @@
 """Fading causal sums against their recurrence, position by position."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from attention.measures import measure_saved_bytes
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
 from linformer_cli.attention.base import state_tensors
-from linformer_cli.attention.decayed_sums import decayed_causal_sums, scan_with_decay
+from linformer_cli.attention.decayed_sums import (
+    decayed_causal_sums,
+    featurewise_decayed_causal_sums,
+    multiply_features,
+    scan_with_decay,
+)
+
+Sums = Callable[..., tuple[Tensor, Tensor]]
+every_sum = pytest.mark.parametrize("sums", [decayed_causal_sums, featurewise_decayed_causal_sums])
 
 
-def draw(length: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def draw(length: int, sums: Sums = decayed_causal_sums, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     q, k, v, carried = (
         torch.randn(2, 3, *shape, generator=generator, dtype=torch.float64)
         for shape in ((length, 4), (length, 4), (length, 5), (4, 5))
     )
-    log_decay = -torch.rand(2, 3, length, generator=generator, dtype=torch.float64)
+    width = (4,) if sums is featurewise_decayed_causal_sums else ()
+    log_decay = -torch.rand(2, 3, length, *width, generator=generator, dtype=torch.float64)
     return q, k, v, log_decay, carried
 
 
 def by_recurrence(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
     outputs = []
+    if log_decay.dim() == 3:
+        log_decay = log_decay.unsqueeze(-1)
     for t in range(q.shape[2]):
-        s = log_decay[:, :, t, None, None].exp() * s + k[:, :, t, :, None] * v[:, :, t, None]
+        s = log_decay[:, :, t, :, None].exp() * s + k[:, :, t, :, None] * v[:, :, t, None]
         outputs.append((q[:, :, t, None] @ s).squeeze(2))
     return torch.stack(outputs, dim=2), s
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 7, 30, 31, 1000])
+CHUNKS = {decayed_causal_sums: [1, 4, 7, 30, 31, 1000], featurewise_decayed_causal_sums: [1, 2, 4, 16, 32, 1024]}
+
+
+@pytest.mark.parametrize(("sums", "chunk"), [(sums, chunk) for sums, chunks in CHUNKS.items() for chunk in chunks])
 @pytest.mark.parametrize("carries", [False, True])
-def test_outputs_and_gradients_are_those_of_the_recurrence(chunk: int, carries: bool) -> None:
-    leaves = [part.requires_grad_() for part in draw(30)]
+def test_outputs_and_gradients_are_those_of_the_recurrence(sums: Sums, chunk: int, carries: bool) -> None:
+    leaves = [part.requires_grad_() for part in draw(30, sums)]
     q, k, v, log_decay, carried = leaves
     start = carried if carries else 0 * carried
     results = (
-        decayed_causal_sums(q, k, v, log_decay, carried if carries else None, chunk),
+        sums(q, k, v, log_decay, carried if carries else None, chunk),
         by_recurrence(q, k, v, log_decay, start),
     )
     gradients = []
@@ -47,12 +64,13 @@ def test_outputs_and_gradients_are_those_of_the_recurrence(chunk: int, carries: 
         assert_agree(found, expected, FLOAT64)
 
 
+@every_sum
 @pytest.mark.parametrize("drop", [50.0, 800.0, 1e5])
-def test_a_decay_that_leaves_nothing_is_no_quotient_of_nothings(drop: float) -> None:
-    q, k, v, log_decay, carried = draw(30)
+def test_a_decay_that_leaves_nothing_is_no_quotient_of_nothings(sums: Sums, drop: float) -> None:
+    q, k, v, log_decay, carried = draw(30, sums)
     log_decay[:, :, ::5] = -drop
     leaves = [part.requires_grad_() for part in (q, k, v, log_decay, carried)]
-    y, s = decayed_causal_sums(*leaves, chunk=8)
+    y, s = sums(*leaves, chunk=8)
     expected, expected_s = by_recurrence(*leaves)
     assert_agree(y, expected, FLOAT64)
     assert_agree(s, expected_s, FLOAT64)
@@ -60,8 +78,27 @@ def test_a_decay_that_leaves_nothing_is_no_quotient_of_nothings(drop: float) -> 
         assert bool(torch.isfinite(gradient).all())
 
 
-def test_the_last_sum_keeps_no_other_alive() -> None:
-    _, s = decayed_causal_sums(*draw(30), chunk=4)
+def test_images_may_share_their_decays() -> None:
+    q, k, v, log_decay, carried = draw(30)
+    leaves = [q, k, v, log_decay[:1].requires_grad_(), carried]
+    found = decayed_causal_sums(*leaves, chunk=8)
+    expected = by_recurrence(*leaves)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert_agree(ours, theirs, FLOAT64)
+        gradients = (torch.autograd.grad(x.sum(), leaves[3], retain_graph=True)[0] for x in (ours, theirs))
+        assert_agree(*gradients, FLOAT64)
+
+
+def test_a_decay_for_every_feature_is_not_kept_for_every_pair() -> None:
+    """A number for every pair and feature of a chunk would be 64 x 32 a position."""
+    q, k, v, log_decay = (torch.rand(1, 1, 1024, 32).requires_grad_() for _ in range(4))
+    kept = measure_saved_bytes(featurewise_decayed_causal_sums, q, k, v, -log_decay, None, 64)
+    assert kept < 1024 * 4 * 12 * 32
+
+
+@every_sum
+def test_the_last_sum_keeps_no_other_alive(sums: Sums) -> None:
+    _, s = sums(*draw(30, sums), chunk=4)
     for tensor in state_tensors(s):
         assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
@@ -75,3 +112,22 @@ def test_the_scan_has_the_right_gradients(shape: tuple[int, ...]) -> None:
     )
     assert torch.autograd.gradcheck(scan_with_decay, (parts, decay, first))
     assert torch.autograd.gradcheck(lambda x, y: scan_with_decay(x, decay.detach(), y), (parts, first))
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 30, 1000])
+def test_factors_are_features_multiplied_with_them(chunk: int) -> None:
+    q, k, v, log_decay, _ = draw(30)
+    generator = torch.Generator().manual_seed(3)
+    factors, carried = (
+        torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((30, 3), (2, 3, 3 * 4, 5))
+    )
+    leaves = [part.requires_grad_() for part in (q, k, v, log_decay, carried)]
+    wide = [multiply_features(part, factors) for part in (q, k)]
+    assert_agree(wide[0][0, 1, 7], torch.outer(factors[7], q[0, 1, 7]).flatten(), FLOAT64)
+    found = decayed_causal_sums(*leaves, chunk, factors)
+    expected = by_recurrence(*wide, *leaves[2:])
+    for ours, theirs in zip(found, expected, strict=True):
+        assert_agree(ours, theirs, FLOAT64)
+    gradients = (torch.autograd.grad((y * y.detach().cos()).sum(), leaves) for y, _ in (found, expected))
+    for ours, theirs in zip(*gradients, strict=True):
+        assert_agree(ours, theirs, FLOAT64)

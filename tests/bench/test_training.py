@@ -33,6 +33,12 @@ def test_a_step_is_that_of_a_run(subjects, tmp_path, monkeypatch) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_model_with_classes_is_told_some(tiny_model_config) -> None:
+    trainer = build_trainer(tiny_model_config.model_copy(update={"classes": 3}), None, 4, "cpu", "fp32")
+    assert trainer.labels is not None and set(trainer.labels) == {0, 1, 2}
+    trainer.take_step()
+
+
 def test_images_per_second_of_steps(subjects, monkeypatch) -> None:
     monkeypatch.setattr(
         training_module,

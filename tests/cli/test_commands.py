@@ -207,6 +207,24 @@ def test_eval_has_both_conventions(lintx, run_folder, tmp_path):
     assert refused.code == 2 and "the model draws images of 10 x 10 x 1" in refused.stderr
 
 
+def test_eval_against_another_model_takes_the_difference(lintx, run_folder, tmp_path):
+    other = tmp_path / "other"
+    settings = ["--data", "glyphs", "--image-size", 10, "--preset", "tiny", "--seed", 5, "--steps", 1, "--out", other]
+    assert lintx("train", *settings, "--sample-every", 0, "--evaluate-every", 1000).code == 0
+    arguments = ["eval", run_folder, "--split", "test", "--limit", 6]
+    mine, rival = (lintx("eval", run, *arguments[2:], "--json").document for run in (run_folder, other))
+    found = lintx(*arguments, "--against", other, "--json").document["against"]
+    assert found["bits_per_dim"] == rival["bits_per_dim"]
+    assert found["difference"] == pytest.approx(mine["bits_per_dim"] - rival["bits_per_dim"], abs=1e-9)
+    assert 0 < found["difference_standard_error"] < mine["standard_error"] + rival["standard_error"]
+    assert (
+        f"{found['difference']:+.4f} +- {found['difference_standard_error']:.4f}"
+        in lintx(*arguments, "--against", other).stdout
+    )
+    refused = lintx(*arguments, "--against", "mnist-small")
+    assert refused.code == 2 and "draws other images" in refused.stderr
+
+
 def test_check_passes_and_fails(lintx, run_folder, monkeypatch):
     document = lintx("check", run_folder, "--json").document
     assert document["passed"] and all(row["passed"] for row in document["rows"])

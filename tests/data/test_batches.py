@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from linformer_cli.data.batches import Batches
+from linformer_cli.data.batches import Batches, shift_images
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 100])
@@ -74,3 +74,56 @@ def test_impossible_streams_are_refused(count: int, seed: int) -> None:
 def test_impossible_batches_are_refused(start: int, size: int) -> None:
     with pytest.raises(ValueError, match="found"):
         Batches(5, seed=0).batch(start, size)
+
+
+# Shifts
+
+
+def test_all_shifts_come_up_equally_often() -> None:
+    shifts = Batches(10, seed=1).shifts(0, 40_000, most=1)
+    assert shifts.dtype == np.int64
+    moves, counts = np.unique(shifts, axis=0, return_counts=True)
+    assert moves.tolist() == [[down, right] for down in (-1, 0, 1) for right in (-1, 0, 1)]
+    # 5 standard deviations of a count around 40,000 / 9.
+    assert np.abs(counts - 40_000 / 9).max() < 5 * (40_000 * 8 / 81) ** 0.5
+    assert np.abs(Batches(10, seed=1).shifts(0, 1000, most=3)).max(axis=0).tolist() == [3, 3]
+
+
+def test_shifts_depend_on_the_seed_and_the_place_alone() -> None:
+    whole = Batches(10, seed=5).shifts(0, 128, most=4)
+    for size in (1, 3, 64):
+        pieces = [Batches(99, seed=5).shifts(start, size, most=4) for start in range(0, 129 - size, size)]
+        joined = np.concatenate(pieces)
+        np.testing.assert_array_equal(joined, whole[: len(joined)])
+    assert not np.array_equal(whole, Batches(10, seed=6).shifts(0, 128, most=4))
+    # The same image comes round again in the next epoch, moved otherwise.
+    assert not np.array_equal(whole[:10], whole[10:20])
+
+
+def test_shifts_never_change() -> None:
+    """Pinned, as the order is: a resumed run must move its images as the unbroken one would have."""
+    assert Batches(8, seed=42).shifts(3, 5, most=2).tolist() == [[1, 0], [1, 1], [1, 2], [-2, 0], [1, 2]]
+
+
+def test_an_image_moves_and_repeats_its_edge() -> None:
+    image = np.arange(1, 7, dtype=np.uint8).reshape(1, 2, 3, 1)
+    moves = {
+        (0, 0): [[1, 2, 3], [4, 5, 6]],
+        (1, 0): [[1, 2, 3], [1, 2, 3]],
+        (-1, 0): [[4, 5, 6], [4, 5, 6]],
+        (0, 1): [[1, 1, 2], [4, 4, 5]],
+        (0, -2): [[3, 3, 3], [6, 6, 6]],
+        (-1, 1): [[4, 4, 5], [4, 4, 5]],
+    }
+    moved = shift_images(np.repeat(image, len(moves), axis=0), np.array(list(moves)))
+    assert moved.dtype == np.uint8 and moved.shape == (6, 2, 3, 1)
+    assert moved[..., 0].tolist() == list(moves.values())
+
+
+def test_all_channels_of_a_pixel_move_together() -> None:
+    images = np.random.default_rng(0).integers(0, 256, (3, 4, 5, 3), dtype=np.uint8)
+    shifts = np.array([[1, 0], [0, -2], [-1, 3]])
+    moved = shift_images(images, shifts)
+    for channel in range(3):
+        single = shift_images(images[..., channel : channel + 1], shifts)
+        np.testing.assert_array_equal(moved[..., channel : channel + 1], single)

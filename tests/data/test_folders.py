@@ -45,11 +45,13 @@ def test_own_splits_and_class_folders(tmp_path: Path, cache: Path) -> None:
     train = load_folder(tmp_path / "pictures", "train", 8, None, cache)
     validation = load_folder(tmp_path / "pictures", "validation", 8, None, cache)
     assert len(train.images) + len(validation.images) == 20 and len(validation.images) == 2
+    assert {part.classes for part in (train, validation, test)} == {2}
 
 
 def test_pictures_without_class_folders_have_no_labels(tmp_path: Path, cache: Path) -> None:
     write_pictures(tmp_path / "one", 5)
-    assert load_folder(tmp_path, "train", 8, None, cache).labels is None
+    unlabelled = load_folder(tmp_path, "train", 8, None, cache)
+    assert unlabelled.labels is None and unlabelled.classes == 0
     write_pictures(tmp_path / "two", 5, seed=1)
     assert load_folder(tmp_path, "train", 8, None, cache).labels is not None
 

@@ -319,3 +319,28 @@ def test_real_colour_arrays() -> None:
     assert validation.images.shape == (5_000, 32, 32, 3)
     assert validation.labels is not None
     assert set(validation.labels) == set(range(10))
+
+
+# Classes
+
+
+def test_a_set_knows_how_many_classes_it_has(tmp_path: Path) -> None:
+    assert load_images("glyphs", "train", image_size=8).classes == 62
+    np.save(tmp_path / "train-images.npy", np.zeros((20, 4, 4), np.uint8))
+    assert load_images(f"array:{tmp_path}", "train").classes == 0
+    # The last tenth is for validation: a class that only it has counts for both.
+    np.save(tmp_path / "train-labels.npy", np.array([0, 1] * 9 + [3, 4]))
+    for split in ("train", "validation"):
+        assert load_images(f"array:{tmp_path}", split).classes == 5  # type: ignore[arg-type]
+
+
+def test_labels_must_be_classes_of_the_model(raises_one_line) -> None:
+    pixels = np.zeros((3, 2, 2, 1), np.uint8)
+    labels = np.array([0, 2, 1])
+    assert ImageSet("x", "train", pixels, labels).require_labels(3) is labels
+    with raises_one_line(DataError, "'x' has labels from 0 to 2, the model has the classes 0 to 1"):
+        ImageSet("x", "train", pixels, labels).require_labels(2)
+    with raises_one_line(DataError, "'x' has labels from -1 to 1"):
+        ImageSet("x", "train", pixels, labels - 1).require_labels(3)
+    with raises_one_line(DataError, "'x' has no labels"):
+        ImageSet("x", "train", pixels, None).require_labels(3)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from linformer_cli.config import ImageShape
-from linformer_cli.evaluation.bits import measure_bits
+from linformer_cli.evaluation.bits import measure_bits, measure_nats
 
 
 def pictures(count: int, shape: tuple[int, ...] = (8, 8, 1)) -> np.ndarray:
@@ -26,7 +26,7 @@ class Table(torch.nn.Module):
         self.device = torch.device("cpu")
         self.batches: list[int] = []
 
-    def nats(self, values: torch.Tensor) -> torch.Tensor:
+    def nats(self, values: torch.Tensor, labels: torch.Tensor | None) -> torch.Tensor:
         assert not self.training
         self.batches.append(len(values))
         return self.table[values[:, 0]]
@@ -48,6 +48,16 @@ def test_a_sum_by_hand() -> None:
     assert bits.bits_per_dim_without_first_value == pytest.approx(1.5, rel=1e-12)
     assert bits.standard_error_without_first_value == pytest.approx(1.5, rel=1e-12)
     assert (bits.images, bits.values_per_image) == (2, 2)
+
+
+def test_a_difference_is_taken_image_by_image() -> None:
+    # Per image 2 and 6 bits/dim against 1.5 and 5: unlike images, and nearly the same lead in both.
+    tables = [[[1.0, 3.0], [8.0, 4.0]], [[2.0, 1.0], [5.0, 5.0]]]
+    models = [Table(torch.tensor(table, dtype=torch.float64) * math.log(2)) for table in tables]
+    one, other = (measure_nats(model, model.images()) for model in models)  # type: ignore[arg-type]
+    assert one.measure_difference(other) == pytest.approx((0.75, 0.25), rel=1e-12)
+    assert other.measure_difference(one) == pytest.approx((-0.75, 0.25), rel=1e-12)
+    assert one.describe().standard_error == pytest.approx(2, rel=1e-12)
 
 
 @pytest.mark.parametrize("head", ["categorical", "mixture"])
@@ -127,3 +137,14 @@ def test_colour_counts_every_channel(build_tiny_model) -> None:
     model = build_tiny_model(image=ImageShape(height=2, width=3, channels=3, levels=16))
     bits = measure_bits(model, pictures(4, (2, 3, 3)))
     assert bits.values_per_image == 18
+
+
+def test_every_image_is_measured_with_its_own_label(build_tiny_model) -> None:
+    model = build_tiny_model(dtype=torch.float64, classes=3)
+    images, labels = pictures(5), np.array([2, 0, 1, 2, 0, 1, 1])  # more labels than images: the first count
+    bits = measure_bits(model, images, batch=2, labels=labels)
+    each = [measure_bits(model, images[i : i + 1], labels=labels[i : i + 1]).bits_per_dim for i in range(5)]
+    assert bits.bits_per_dim == pytest.approx(statistics.mean(each), rel=1e-12)
+    assert bits.bits_per_dim != measure_bits(model, images, labels=labels[1:]).bits_per_dim
+    with pytest.raises(ValueError, match="whose class it is told"):
+        measure_bits(model, images)

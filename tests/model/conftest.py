@@ -1,13 +1,16 @@
 """Small models whose every weight matters."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from machine import HAS_COMPILER
 
 from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.native.compiler import has_library, textbook_only
 
 BuildConfig = Callable[..., ModelConfig]
 BuildModel = Callable[..., PixelModel]
@@ -46,3 +49,16 @@ def build_model(build_config: BuildConfig) -> BuildModel:
         return model.to(dtype).eval()
 
     return build
+
+
+@pytest.fixture(params=["compiled", "textbook"])
+def form(request: pytest.FixtureRequest, source: Path) -> Iterator[None]:
+    """In turn the compiled form of `source`, which the test's file names, and its textbook."""
+    if request.param == "compiled":
+        if not HAS_COMPILER:
+            pytest.skip("there is no C++ compiler")
+        assert has_library(source)
+        yield
+    else:
+        with textbook_only():
+            yield

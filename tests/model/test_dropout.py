@@ -1,6 +1,7 @@
 """Dropout in one pass: the share, the scale, the gradient, and that nothing but the seed decides."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,27 +9,19 @@ from machine import HAS_COMPILER
 from torch import Tensor
 
 from linformer_cli.model.dropout import SOURCE, add_dropped
-from linformer_cli.native.compiler import has_library, textbook_only
 
 COUNT = 300_000  # many blocks of the kernel, the last one not full
+
+
+@pytest.fixture
+def source() -> Path:
+    return SOURCE
 
 
 def drop(probability: float, seed: int, dtype: torch.dtype = torch.float32, count: int = COUNT) -> Tensor:
     """What is left of ones."""
     torch.manual_seed(seed)
     return add_dropped(torch.zeros(count), torch.ones(count, dtype=dtype), probability)
-
-
-@pytest.fixture(params=["compiled", "textbook"])
-def form(request):
-    if request.param == "compiled":
-        if not HAS_COMPILER:
-            pytest.skip("there is no C++ compiler")
-        assert has_library(SOURCE)
-        yield
-    else:
-        with textbook_only():
-            yield
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

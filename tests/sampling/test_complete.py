@@ -229,3 +229,28 @@ def test_completions_are_halved_too_where_memory_runs_out(build_tiny_model, monk
     assert torch.equal(found.values, expected.values)
     assert found.completed_bits_per_dim == pytest.approx(expected.completed_bits_per_dim, abs=1e-12)
     assert found.original_rest_bits_per_dim == pytest.approx(expected.original_rest_bits_per_dim, abs=1e-12)
+
+
+# Classes
+
+
+def test_a_completion_is_of_the_class_it_is_told(build_tiny_model) -> None:
+    # As if the known values had been stepped through behind the class's start token.
+    model = build_tiny_model(dtype=torch.float64, classes=3)
+    original, known = torch.arange(64) % 16, 24
+    seen = []
+    for label in range(3):
+        done = complete_values(model, original, known, 2, seed=6, label=label)
+        state = model.init_state(2)
+        start = model.start_tokens(2, torch.tensor([label, label]))
+        for token in (start, *original[:known].unsqueeze(1).expand(-1, 2)):
+            parameters, state = model.step(token, state)
+        streams = UniformStreams(6, range(2))
+        drawn = iter_values(TextbookEngine(model, 2, state), parameters, streams, Filters())
+        expected = torch.stack(list(itertools.islice(drawn, 64 - known)), dim=1)
+        assert torch.equal(done.values[:, known:], expected)
+        bits = model.nats(original.unsqueeze(0), torch.tensor([label])).detach()[0] / math.log(2)
+        assert done.kept_bits_per_dim == pytest.approx(float(bits[:known].mean()))
+        assert done.original_rest_bits_per_dim == pytest.approx(float(bits[known:].mean()))
+        seen.append(done.values)
+    assert not torch.equal(seen[0], seen[1])

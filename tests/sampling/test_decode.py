@@ -239,3 +239,25 @@ def test_the_memory_of_a_failed_attempt_is_free_before_the_next(model, monkeypat
 
     assert len(list(draw_in_batches(range(4), 4, attempt))) == 4
     assert len(alive) == 6
+
+
+# Classes
+
+
+def test_every_image_has_its_own_class(build_tiny_model) -> None:
+    model = build_tiny_model(classes=3)
+    labels = [2, 2, 0, 1, 0]
+    images = sample_images(model, 5, seed=4, labels=labels)
+    for index, label in enumerate(labels):
+        for other in range(3):
+            alone = sample_values(model, range(index, index + 1), 4, labels=[other] * 5)
+            same = np.array_equal(values_to_images(alone.values, model.config.image)[0], images[index])
+            assert same == (other == label)
+    assert np.array_equal(sample_images(model, 5, batch=2, seed=4, labels=labels), images)
+
+
+def test_by_default_classes_take_turns_whatever_the_batch(build_tiny_model) -> None:
+    model = build_tiny_model(classes=3)
+    expected = sample_images(model, 5, seed=4, labels=[0, 1, 2, 0, 1])
+    for batch in (1, 2, 64):
+        assert np.array_equal(sample_images(model, 5, batch=batch, seed=4), expected)

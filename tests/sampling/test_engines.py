@@ -1,5 +1,6 @@
 """Engines compute what the model's own step computes, from any state, and say what they do not serve."""
 
+import functools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from tolerances import assert_agree
 from linformer_cli.attention.base import fork_state
 from linformer_cli.config import ImageShape
 from linformer_cli.errors import UsageError
-from linformer_cli.evaluation.bits import measure_bits, stepped_nats
+from linformer_cli.evaluation.bits import measure_nats, stepped_nats
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native import compiler
 from linformer_cli.sampling.choose import Filters, UniformStreams
@@ -38,7 +39,16 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
     "mixture": {"head": "mixture"},
     "three layers, odd widths": {"layers": 3, "width": 20, "head_width": 7, "heads": 3, "feed_forward": 29},
+    "classes": {"classes": 3},
+    "the paper's with classes": {"classes": 3, "embedding": "paper", "context": "previous"},
     "colour": {"image": ImageShape(height=5, width=4, channels=3, levels=256)},
+    "convolution": {"convolution_rows": 3},
+    "wide": {"context": "wide"},
+    "wide, colour, odd widths": {
+        **{"context": "wide", "width": 21, "feed_forward": 19, "norm": "post"},
+        "image": ImageShape(height=5, width=4, channels=3, levels=256),
+    },
+    "convolution, wide": {"convolution_rows": 2, "convolution_side": 1, "width": 276, "norm": "post"},
 }
 every_change = pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
 # Images that all threads work on together, and images that are shared out among three.
@@ -71,7 +81,7 @@ def use_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 def draw_tokens(model: Any, batch: int) -> torch.Tensor:
     values = torch.randint(0, model.config.image.levels, (batch, 60), generator=torch.Generator().manual_seed(3))
-    return model.shift_values(values)
+    return model.shift_values(values, model.take_turns(range(1, 1 + batch)))
 
 
 @needs_compiler
@@ -106,7 +116,7 @@ def test_native_rounds_to_bfloat16_once_and_to_nearest(build_tiny_model) -> None
 @pytest.mark.parametrize("known", [1, 9, 23, 40])
 def test_native_goes_on_from_what_attend_gave(build_tiny_model, use_threads, batch, threads, known) -> None:
     use_threads(threads)
-    model = build_tiny_model()
+    model = build_tiny_model(classes=3)
     tokens = draw_tokens(model, batch)
     with torch.no_grad():
         expected, _ = model.attend(tokens)
@@ -230,16 +240,18 @@ def test_native_draws_no_more_values_than_an_image_has(build_tiny_model) -> None
 def test_an_engine_can_be_evaluated(build_tiny_model) -> None:
     model = build_tiny_model()
     images = sample_values(model, range(7), seed=1).values.view(7, 8, 8, 1).mul(16).numpy()
-    parallel = measure_bits(model, images, batch=3)
+    parallel = measure_nats(model, images, batch=3).describe()
     for name in ENGINES:
-        stepped = measure_bits(model, images, batch=3, nats=lambda values, name=name: stepped_nats(model, values, name))
+        nats = functools.partial(stepped_nats, model, engine=name)
+        stepped = measure_nats(model, images, batch=3, nats=nats).describe()
         assert stepped.bits_per_dim == pytest.approx(parallel.bits_per_dim, abs=1e-5)
         assert stepped.standard_error == pytest.approx(parallel.standard_error, abs=1e-5)
 
 
 @needs_compiler
-def test_the_state_has_the_bytes_of_the_model_and_does_not_grow(build_tiny_model) -> None:
-    model = build_tiny_model()
+@pytest.mark.parametrize("classes", [0, 3])
+def test_the_state_has_the_bytes_of_the_model_and_does_not_grow(build_tiny_model, classes) -> None:
+    model = build_tiny_model(classes=classes)
     for batch in (1, 9):
         native = NativeEngine(model, batch)
         assert native.state_bytes == model.state_bytes(batch)

@@ -26,10 +26,12 @@ from linformer_cli.checkpoint import (
     save_checkpoint,
 )
 from linformer_cli.config import DataConfig, ModelConfig, RunConfig, TrainConfig
+from linformer_cli.data.batches import shift_images
 from linformer_cli.data.glyphs import draw_glyphs
 from linformer_cli.data.images import ImageSet
-from linformer_cli.errors import CheckpointError, Interrupted, TrainingError
+from linformer_cli.errors import CheckpointError, DataError, Interrupted, TrainingError
 from linformer_cli.evaluation.bits import Bits, measure_bits
+from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.report.grids import read_png_metadata, render_grid
 from linformer_cli.runtime import StopRequest
 from linformer_cli.sampling.decode import sample_images
@@ -169,6 +171,9 @@ SETTINGS = [
     )
 ]
 SETTINGS.append(pytest.param({"ema": 0.9, "keep_last": 2}, "fp32", id="averaged"))
+SETTINGS.append(pytest.param({"optimizer": "muon", "accumulation": 2, "ema": 0.9}, "fp32", id="muon"))
+SETTINGS.append(pytest.param({"shift": 2, "accumulation": 2}, "fp32", id="shifted"))
+SETTINGS.append(pytest.param({"model": {"classes": 62}}, "fp32", id="classes"))
 # Two layers, so that each has draws of its own, and none falls on a save, a stop or the end.
 REDRAWN = {"attention": "performer", "attention_options": {"redraw_every": 4, "features": 8}, "layers": 2}
 SETTINGS.append(pytest.param({"ema": 0.9, "model": REDRAWN}, "fp32", id="redrawn"))
@@ -319,6 +324,57 @@ def test_dropout_and_the_seed_matter(configure, uninterrupted, tmp_path) -> None
         trainer = begin(configure(**settings, **changes), tmp_path / str(number), precision)
         train(trainer)
         assert not all_equal(load_file(trainer.folder.last / WEIGHTS), weights)
+
+
+def test_training_images_are_shifted_and_validation_is_not(configure, tmp_path, monkeypatch) -> None:
+    read: list[Any] = []
+    convert = loop_module.images_to_values
+
+    def recorded(images: Any, levels: int) -> torch.Tensor:
+        read.append(images)
+        return convert(images, levels)
+
+    monkeypatch.setattr(loop_module, "images_to_values", recorded)
+    trainer = begin(configure(shift=1, steps=2, accumulation=2, sample_every=0), tmp_path / "run")
+    order = record_order(trainer, monkeypatch)
+    train(trainer)
+    stored = [TRAIN.images[indices] for indices in order]
+    shifts = [trainer.batches.shifts(4 * number, 4, 1) for number in range(4)]
+    assert len(read) == 4  # two steps of two batches; validation has its own conversion
+    for images, before, moves in zip(read, stored, shifts, strict=True):
+        assert not (images == before).all()
+        assert (images == shift_images(before, moves)).all()
+    # What validation reads is the set as it is.
+    assert trainer.progress.validation_bits_per_dim == measure_bits(trainer.model, VALIDATION.images).bits_per_dim
+
+
+def test_every_image_comes_with_its_label(configure, tmp_path, monkeypatch) -> None:
+    told: list[list[int]] = []
+    nats = PixelModel.nats
+
+    def recorded(self: PixelModel, values: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
+        if self.training:
+            assert labels is not None
+            told.append(labels.tolist())
+        return nats(self, values, labels)
+
+    monkeypatch.setattr(PixelModel, "nats", recorded)
+    config = configure(model={"classes": 62}, steps=9, accumulation=2, sample_every=0, evaluate_images=4)
+    trainer = begin(config, tmp_path / "run")
+    order = record_order(trainer, monkeypatch)
+    train(trainer)
+    assert TRAIN.labels is not None and VALIDATION.labels is not None
+    assert told == [TRAIN.labels[indices].tolist() for indices in order]
+    measured = measure_bits(trainer.model, VALIDATION.images[:4], labels=VALIDATION.labels)
+    assert trainer.progress.validation_bits_per_dim == measured.bits_per_dim
+
+
+def test_a_model_with_classes_needs_labels(configure, tmp_path, raises_one_line) -> None:
+    unlabelled = dataclasses.replace(VALIDATION, labels=None)
+    config = configure(model={"classes": 62})
+    for images in ((TRAIN, unlabelled), (unlabelled, VALIDATION)):
+        with raises_one_line(DataError, "'glyphs' has no labels"):
+            Trainer(config, RunFolder(tmp_path / "run"), *images, "cpu", "fp32")
 
 
 def test_bf16_is_really_used(configure, uninterrupted) -> None:

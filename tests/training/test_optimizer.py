@@ -22,7 +22,7 @@ def take_steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int, s
         optimizer.step()
 
 
-@pytest.mark.parametrize("name", ["adamw", "radam"])
+@pytest.mark.parametrize("name", ["adamw", "radam", "muon"])
 @pytest.mark.parametrize(
     "changes", [{}, {"attention_options": {"feature_map": "learned"}}, {"embedding": "paper", "head": "mixture"}]
 )
@@ -38,7 +38,7 @@ def test_only_the_matrices_of_linear_layers_decay(build_tiny_model, name, change
     assert not any("embedding" in path or "norm" in path for path in linear)
 
 
-@pytest.mark.parametrize("name", ["adamw", "radam"])
+@pytest.mark.parametrize("name", ["adamw", "radam", "muon"])
 def test_the_decay_is_decoupled_from_the_gradient(build_tiny_model, name) -> None:
     # With no gradient at all, steps only shrink the matrices, by exactly learning rate times decay each. More than
     # five of them: before, RAdam's step is proportional to the gradient, in which a coupled decay would hide.
@@ -62,7 +62,7 @@ def test_the_settings_reach_the_optimizer(build_tiny_model) -> None:
             assert (group["lr"], group["betas"]) == (0.25, (0.5, 0.75))
 
 
-@pytest.mark.parametrize("name", ["adamw", "radam"])
+@pytest.mark.parametrize("name", ["adamw", "radam", "muon"])
 def test_the_state_can_be_taken_and_given_back_bit_for_bit(build_tiny_model, name) -> None:
     model, config = build_tiny_model(), configure(name, weight_decay=0.1)
     optimizer = build_optimizer(model, config)
@@ -79,6 +79,39 @@ def test_the_state_can_be_taken_and_given_back_bit_for_bit(build_tiny_model, nam
     for trained, its_optimizer in ((model, optimizer), (other, resumed)):
         take_steps(trained, its_optimizer, 3, seed=1)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_a_step_of_muon_evens_out_the_singular_values(build_tiny_model) -> None:
+    # In the first step only the gradient counts: U S V' becomes nearly U V', scaled to a root mean square of 0.2
+    # learning rates, which is that of a usual step of AdamW.
+    model = build_tiny_model()
+    before = copy.deepcopy(model.state_dict())
+    optimizer = build_optimizer(model, configure("muon", learning_rate=0.25, weight_decay=0.0))
+    take_steps(model, optimizer, 1, seed=0)
+    for path, module in model.blocks.named_modules():
+        if isinstance(module, nn.Linear):
+            change = (module.weight.detach() - before[f"blocks.{path}.weight"]).double()
+            assert module.weight.grad is not None
+            u, _, vh = torch.linalg.svd(module.weight.grad.double(), full_matrices=False)
+            scale = 0.2 * 0.25 * max(change.shape) ** 0.5
+            assert float(change.square().mean().sqrt()) == pytest.approx(0.2 * 0.25, rel=0.25)
+            values = (u.T @ change @ vh.T / -scale).diagonal()
+            assert float(values.min()) > 0.6 and float(values.max()) < 1.3
+
+
+def test_beside_muon_the_rest_is_what_adamw_makes_of_it(build_tiny_model) -> None:
+    models = {name: build_tiny_model() for name in ("muon", "adamw")}
+    for name, model in models.items():
+        config = configure(name, learning_rate=0.1, weight_decay=0.3, beta1=0.5, beta2=0.75)
+        optimizer = build_optimizer(model, config)
+        take_steps(model, optimizer, 2, seed=0)
+        for group in optimizer.param_groups:  # as the loop sets the rate of a step
+            group["lr"] = 0.05
+        take_steps(model, optimizer, 1, seed=1)
+    linear = {f"{path}.weight" for path, module in models["muon"].named_modules() if isinstance(module, nn.Linear)}
+    others = dict(models["adamw"].named_parameters())
+    for path, parameter in models["muon"].named_parameters():
+        assert torch.equal(parameter, others[path]) == (path not in linear or path == "head.projection.weight"), path
 
 
 def test_a_fresh_optimizer_would_not_do(build_tiny_model) -> None:

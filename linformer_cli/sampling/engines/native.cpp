@@ -187,16 +187,30 @@ struct Layer {
     const float *mid_gain, *mid_shift;  // of the norm behind the attention branch
     const float *end_gain, *end_shift;  // and behind the feed-forward branch: for `pre` that of the next layer, or the last
     float *s, *z;
+    const float* taps;  // [taps, D], the weights of the convolution before the attention
+    float* recent;      // [B, reach, D], a ring: the vector of position t stands in place t mod reach
+};
+
+// What a model makes of the values around a position, as numbers (surroundings.py); no slots: it does not look.
+struct Surroundings {
+    int64_t slots, hidden, levels, reach;
+    const int32_t* places;  // [T, slots]: in which place of the ring each value stands, -1 for none
+    const int16_t* recent;  // [B, reach], the ring of values
+    const uint32_t *input, *output;
+    const float *input_bias, *output_bias;
 };
 
 struct Network {
     int64_t batch, width, heads, key_width, value_width, feed_forward, layers, outputs;
     int64_t pre, gelu, map, half;  // half: weights are bfloat16
+    int64_t taps, reach;            // of the convolutions; no taps: there are none
     int64_t shares;                 // into how many the images are shared out; see `step`
     int64_t widest, scratch_width;  // rows of the widest product; floats of scratch, zero at first, for each image
     const Layer* layer;
     const float *first_gain, *first_shift;  // of the norm before all layers; null where there is none
     const float *last_gain, *last_shift;    // and behind them all, after the last layer's own; null where there is none
+    const int32_t* seen;  // [T, taps]: in which place of the ring each tap of a position finds its vector, -1 for none
+    Surroundings around;
     const uint32_t* head;
     const float* head_bias;
     float* scratch;
@@ -231,6 +245,9 @@ class Pass {
     const int64_t narrow = round_up(D, PER_WORD<T>), mixed = round_up(H * V, PER_WORD<T>);
     const int64_t wide = round_up(F, PER_WORD<T>);
     T *h, *y, *f;
+    // And of the two layers that look at the surroundings: numbers and what is between the layers.
+    const int64_t seen = round_up(2 * net.around.slots, PER_WORD<T>), between = round_up(net.around.hidden, PER_WORD<T>);
+    T *numbers, *middle;
     float *x, *sums;  // the residual stream [B, D], and what a product gave, [B, rows_of(its rows)]
     const bool together = net.shares == 1;  // all threads work on these images
 
@@ -240,6 +257,54 @@ class Pass {
         spread(together && B * columns * rows > 131072, rows / (PANELS * LANES), [&](int64_t tile) {
             const int64_t row = tile * PANELS * LANES;
             multiply_images<T, IMAGES>(B, columns, weight + row * columns / PER_WORD<T>, inputs, sums + row, rows);
+        });
+    }
+
+    // What lies around each image's position goes into its vector.
+    void look_around(int64_t position) {
+        const Surroundings& around = net.around;
+        const int32_t* places = around.places + position * around.slots;
+        for (int64_t b = 0; b < B; b++) {
+            const int16_t* recent = around.recent + (first + b) * around.reach;
+            T* row = numbers + b * seen;
+            for (int64_t n = 0; n < around.slots; n++) {
+                const bool known = places[n] >= 0;
+                const int64_t value = known ? recent[places[n]] : 0;
+                row[n] = T(known ? 2.0f * value / (around.levels - 1) - 1 : 0.0f);
+                row[around.slots + n] = T(known ? (value > 0 ? 1.0f : 0.0f) : 0.5f);
+            }
+        }
+        multiply(numbers, seen, around.input, around.hidden);
+        for (int64_t b = 0; b < B; b++) {
+            const float* sum = sums + b * rows_of(around.hidden);
+            for (int64_t i = 0; i < around.hidden; i++)
+                middle[b * between + i] = T(activation(sum[i] + around.input_bias[i], true));
+        }
+        multiply(middle, between, around.output, D);
+        for (int64_t b = 0; b < B; b++)
+            for (int64_t i = 0; i < D; i++) x[b * D + i] += sums[b * rows_of(D) + i] + around.output_bias[i];
+    }
+
+    // Every vector is joined by those around it, and goes into the ring.
+    void convolve(const Layer& layer, int64_t position) {
+        const int32_t* seen = net.seen + position * net.taps;
+        spread(together && B * D * net.taps > 65536, B, [&](int64_t b) {
+            float* recent = layer.recent + (first + b) * net.reach * D;
+            float* own = recent + position % net.reach * D;
+            T* row = h + b * narrow;
+            for (int64_t start = 0; start < D; start += WIDEST_HEAD) {
+                const int64_t count = D - start < WIDEST_HEAD ? D - start : WIDEST_HEAD;
+                float sum[WIDEST_HEAD] = {};
+                for (int64_t tap = 0; tap < net.taps; tap++) {
+                    if (seen[tap] < 0) continue;
+                    const float *weight = layer.taps + tap * D + start, *vector = recent + seen[tap] * D + start;
+                    for (int64_t i = 0; i < count; i++) sum[i] += weight[i] * vector[i];
+                }
+                for (int64_t i = 0; i < count; i++) {
+                    own[start + i] = static_cast<float>(row[start + i]);  // after the farthest tap was read there
+                    row[start + i] = T(own[start + i] + sum[i]);
+                }
+            }
         });
     }
 
@@ -280,14 +345,18 @@ public:
         h = reinterpret_cast<T*>(sums + B * rows_of(net.widest));
         y = h + B * narrow;
         f = y + B * mixed;
+        numbers = f + B * wide;
+        middle = numbers + B * seen;
     }
 
-    void run(float* out) {
+    void run(int64_t position, float* out) {
+        if (net.around.slots) look_around(position);
         for (int64_t b = 0; b < B; b++)
             for (int64_t i = 0; i < D; i++) h[b * narrow + i] = T(x[b * D + i]);
         if (net.first_gain) join(false, nullptr, net.first_gain, net.first_shift);
         for (int64_t index = 0; index < net.layers; index++) {
             const Layer& layer = net.layer[index];
+            if (net.taps) convolve(layer, position);
             multiply(h, narrow, layer.input, H * (2 * K + V));
             mix(layer);
             multiply(y, mixed, layer.output, D);
@@ -308,16 +377,16 @@ public:
 // Few images are one pass, on whose every product the threads work together. Many are shared out: each thread takes its
 // images through all layers, waits for none, and finds what it made before in its own cache.
 template <class T>
-void step(const Network& net, float* x, float* out) {
+void step(const Network& net, int64_t position, float* x, float* out) {
     if (net.shares == 1) {
-        Pass<T>(net, 0, net.batch, x, net.scratch).run(out);
+        Pass<T>(net, 0, net.batch, x, net.scratch).run(position, out);
         return;
     }
     const int64_t share = (net.batch + net.shares - 1) / net.shares;
 #pragma omp parallel for schedule(static)
     for (int64_t first = 0; first < net.batch; first += share) {
         const int64_t count = net.batch - first < share ? net.batch - first : share;
-        Pass<T>(net, first, count, x, net.scratch + first * net.scratch_width).run(out);
+        Pass<T>(net, first, count, x, net.scratch + first * net.scratch_width).run(position, out);
     }
 }
 
@@ -361,8 +430,8 @@ void lintx_draw_mixture(int64_t B, int64_t K, int64_t levels, double lowest, dou
 }
 
 // The whole network: x [B, D] is embedded already and is changed; the head's parameters go to `out` [B, outputs].
-void lintx_step(const Network* net, float* x, float* out) {
-    if (net->half) step<bfloat16>(*net, x, out);
-    else step<float>(*net, x, out);
+void lintx_step(const Network* net, int64_t position, float* x, float* out) {
+    if (net->half) step<bfloat16>(*net, position, x, out);
+    else step<float>(*net, position, x, out);
 }
 }

@@ -6,15 +6,15 @@ gave.
 
 import ctypes
 from pathlib import Path
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from linformer_cli.attention.kernels.linear import MAPS
-from linformer_cli.attention.linear import LinearAttention, LinearState
-from linformer_cli.model.blocks import TransformerBlock
+from linformer_cli.attention.linear import LinearAttention
+from linformer_cli.model.blocks import LayerState, TransformerBlock
 from linformer_cli.model.embedding import EmbeddingState, PixelEmbedding
 from linformer_cli.model.heads import MixtureHead
 from linformer_cli.model.pixel_model import PixelModel, PixelState
@@ -34,20 +34,20 @@ SOURCE = Path(__file__).with_name("native.cpp")
 _SIZE, _POINTER, _REAL = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
 _SIGNATURES = {
     "embed": (*[_SIZE] * 5, *[_POINTER] * 5),
-    "step": [_POINTER] * 3,
+    "step": (_POINTER, _SIZE, *[_POINTER] * 2),
     "draw_categorical": (*[_SIZE] * 2, *[_POINTER] * 3),
     "draw_mixture": (*[_SIZE] * 3, *[_REAL] * 2, *[_POINTER] * 3),
 }
 
 _POINTERS = (
     *("input", "output", "up", "down", "input_bias", "output_bias", "up_bias", "down_bias"),
-    *("mid_gain", "mid_shift", "end_gain", "end_shift", "s", "z"),
+    *("mid_gain", "mid_shift", "end_gain", "end_shift", "s", "z", "taps", "recent"),
 )
 _SIZES = (
     *("batch", "width", "heads", "key_width", "value_width", "feed_forward", "layers", "outputs"),
-    *("pre", "gelu", "map", "half", "shares", "widest", "scratch_width"),
+    *("pre", "gelu", "map", "half", "taps", "reach", "shares", "widest", "scratch_width"),
 )
-_ENDS = ("layer", "first_gain", "first_shift", "last_gain", "last_shift", "head", "head_bias", "scratch")
+_ENDS = ("layer", "first_gain", "first_shift", "last_gain", "last_shift", "seen", "head", "head_bias", "scratch")
 # Gain and shift, as pointers; None where there is no norm.
 _Norm = tuple[int | None, int | None]
 
@@ -67,13 +67,38 @@ class _Layer(ctypes.Structure):
     _fields_ = [(name, ctypes.c_void_p) for name in _POINTERS]
 
 
+class _Surroundings(ctypes.Structure):
+    """`Surroundings` of native.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("slots", "hidden", "levels", "reach")),
+        *((name, ctypes.c_void_p) for name in ("places", "recent", "input", "output", "input_bias", "output_bias")),
+    ]
+
+
 class _Network(ctypes.Structure):
     """`Network` of native.cpp."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in _SIZES),
-        *((name, ctypes.c_void_p) for name in _ENDS),
+        *((name, ctypes.c_void_p) for name in _ENDS[:-3]),
+        ("around", _Surroundings),
+        *((name, ctypes.c_void_p) for name in _ENDS[-3:]),
     ]
+
+
+class _State(NamedTuple):
+    """What a layer carries here: sums, and the vectors that its convolution sees; all float32."""
+
+    s: Tensor
+    z: Tensor
+    recent: Tensor | None
+
+
+def _take_state(layer: Any) -> _State:
+    attention, convolution = layer if isinstance(layer, LayerState) else (layer, None)
+    recent = None if convolution is None else convolution.recent.float().contiguous()
+    return _State(attention.s.contiguous(), attention.z.contiguous(), recent)
 
 
 class NativeEngine(Engine):
@@ -89,7 +114,7 @@ class NativeEngine(Engine):
         self._kernels = load_kernels()
         state = model.init_state(batch) if state is None else state
         self._blocks = cast(list[TransformerBlock], list(model.blocks))
-        self._states = [LinearState(*(part.contiguous() for part in layer)) for layer in state.layers]
+        self._states = [_take_state(layer) for layer in state.layers]
         self._embedding = _Embedding(model.embedding, state.embedding, batch, model.config.width)
         self._kept: list[Tensor] = []  # whatever a pointer points at
         self._layers = (_Layer * len(self._blocks))(*map(self._describe_layer, range(len(self._blocks))))
@@ -121,12 +146,13 @@ class NativeEngine(Engine):
 
     @property
     def state_bytes(self) -> int:
-        parts = [self._embedding.recent, *(part for state in self._states for part in state)]
+        layers = (part for state in self._states for part in state if part is not None)
+        parts = [self._embedding.recent, self._embedding.label, *layers]
         return sum(part.numel() * part.element_size() for part in parts) + torch.int64.itemsize  # and the position
 
     def step(self, tokens_t: Tensor) -> Tensor:
-        self._embedding.read(tokens_t, self._x)
-        self._kernels.lintx_step(ctypes.addressof(self._network), self._x.data_ptr(), self._out.data_ptr())
+        position = self._embedding.read(tokens_t, self._x)
+        self._kernels.lintx_step(ctypes.addressof(self._network), position, self._x.data_ptr(), self._out.data_ptr())
         return self._out
 
     def draw_unfiltered(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
@@ -155,19 +181,30 @@ class NativeEngine(Engine):
             *(self._pointer(linear.bias.float()) for linear in linears),
             *self._norm(mid),
             *self._norm(end),
-            *(part.data_ptr() for part in self._states[index]),
+            *(None if part is None else part.data_ptr() for part in self._layer_tensors(index)),
         )
+
+    def _layer_tensors(self, index: int) -> tuple[Tensor | None, ...]:
+        """s, z, the weights of the convolution and the vectors that it sees."""
+        s, z, recent = self._states[index]
+        convolution = self._blocks[index].attention.convolution
+        return s, z, None if convolution is None else self._keep(convolution.weight.float()), recent
 
     def _describe_network(self) -> _Network:
         model, config, block = self.model, self.model.config, self._blocks[0]
         inner = cast(LinearAttention, block.attention.inner)
         shape, head = inner.shape, model.head.projection
         mixed = shape.heads * shape.value_width
-        widest = max(mixed + 2 * shape.heads * shape.key_width, config.feed_forward, config.width, head.out_features)
-        # What products give, and what they take, rounded up.
-        scratch_width = widest + TILE_ROWS + config.width + mixed + config.feed_forward + 3
+        around = self._describe_surroundings()
+        projected = mixed + 2 * shape.heads * shape.key_width
+        widest = max(projected, config.feed_forward, config.width, head.out_features, around.hidden)
+        # What products give, and what they take, each rounded up.
+        taken = (config.width, mixed, config.feed_forward, 2 * around.slots, around.hidden)
+        scratch_width = widest + TILE_ROWS + sum(taken) + len(taken)
         scratch = torch.zeros(self.batch * scratch_width)
         threads = torch.get_num_threads()
+        convolution = block.attention.convolution
+        seen = torch.empty(0, 0) if convolution is None else convolution.list_places(config.image.positions)
         sizes = (self.batch, config.width, shape.heads, shape.key_width, shape.value_width, config.feed_forward)
         return _Network(
             *(*sizes, len(self._blocks), head.out_features),
@@ -175,19 +212,37 @@ class NativeEngine(Engine):
             int(block.feed_forward.activation is functional.gelu),
             MAPS[inner.options.feature_map],
             int(model.dtype == torch.bfloat16),
+            *(seen.shape[1], 0 if convolution is None else convolution.reach),
             *(threads if self.batch > FEW * threads else 1, widest, scratch_width),
             ctypes.addressof(self._layers),
             *self._norm(block.attention_norm if block.pre else None),
             *self._norm(None if block.pre else model.norm),
+            self._pointer(seen),
+            around,
             *(self._pointer(_pack(head.weight)), self._pointer(head.bias.float()), self._pointer(scratch)),
+        )
+
+    def _describe_surroundings(self) -> _Surroundings:
+        surroundings, embedding = self.model.embedding.surroundings, self._embedding
+        if surroundings is None:
+            return _Surroundings()
+        layers = (surroundings.input, surroundings.output)
+        return _Surroundings(
+            *(embedding.around.shape[1], surroundings.input.out_features, surroundings.levels, embedding.reach),
+            *(embedding.around.data_ptr(), embedding.recent.data_ptr()),
+            *(self._pointer(_pack(layer.weight)) for layer in layers),
+            *(self._pointer(layer.bias.float()) for layer in layers),
         )
 
     def _norm(self, norm: nn.LayerNorm | None) -> _Norm:
         return (None, None) if norm is None else (self._pointer(norm.weight.float()), self._pointer(norm.bias.float()))
 
     def _pointer(self, tensor: Tensor) -> int:
+        return self._keep(tensor).data_ptr()
+
+    def _keep(self, tensor: Tensor) -> Tensor:
         self._kept.append(tensor.detach().contiguous())
-        return self._kept[-1].data_ptr()
+        return self._kept[-1]
 
 
 def _pack(weight: Tensor) -> Tensor:
@@ -202,35 +257,46 @@ def _pack(weight: Tensor) -> Tensor:
 
 
 class _Embedding:
-    """Tokens to vectors, with the last values in a ring: value number v stands in slot v mod reach."""
+    """Tokens to vectors, with the last values in a ring: value number v stands in place v mod reach.
+
+    `around` int32 [T, slots] says in which places stand the values that `Surroundings` looks at, -1 for none.
+    """
 
     def __init__(self, embedding: PixelEmbedding, state: EmbeddingState, batch: int, width: int) -> None:
         self._kernels = load_kernels()
         self._batch, self._width = batch, width
-        self._levels, self._reach = embedding.levels, embedding.reach
+        self._levels, self.reach = embedding.levels, embedding.reach
         self._position = int(state.position)
         # Column c of the state is token position - reach + c, which holds the value before it.
-        places = torch.arange(self._reach) + self._position - self._reach - 1
+        places = torch.arange(self.reach) + self._position - self.reach - 1
         self.recent = torch.empty_like(state.recent)
-        self.recent[:, places % self._reach] = state.recent
-        self._slots = torch.where(embedding.sources < 0, -1, embedding.sources % self._reach).to(torch.int32)
+        self.recent[:, places % self.reach] = state.recent
+        places = torch.where(embedding.sources < 0, -1, embedding.sources % self.reach).to(torch.int32)
+        self._slots, self.around = (part.contiguous() for part in places.tensor_split([embedding.slots], dim=1))
         table, place = embedding.values.detach().float(), embedding.places().detach().float()
         # Where value and position stand side by side, each is 0 in the other's columns.
         self._table = functional.pad(table, (0, width - table.shape[1])).contiguous()
         self._places = functional.pad(place, (width - place.shape[1], 0)).contiguous()
+        self._classes = None if embedding.classes is None else embedding.classes.weight.detach().float()
+        self.label = state.label
 
-    def read(self, tokens_t: Tensor, x: Tensor) -> None:
-        """x [B, D] becomes the vectors of the next token int64 [B]."""
+    def read(self, tokens_t: Tensor, x: Tensor) -> int:
+        """x [B, D] becomes the vectors of the next token int64 [B], whose position is returned."""
         position, sources = self._position, self._slots.shape[1]
         if position == len(self._slots):
             raise ValueError(f"an image has {position} values, all of which are drawn")
         if position:
-            self.recent[:, (position - 1) % self._reach] = tokens_t
+            self.recent[:, (position - 1) % self.reach] = tokens_t
         self._kernels.lintx_embed(
-            *(self._batch, self._width, sources, self._reach, self._levels),
+            *(self._batch, self._width, sources, self.reach, self._levels),
             self._slots.data_ptr() + position * sources * self._slots.element_size(),
             *(self.recent.data_ptr(), self._table.data_ptr()),
             self._places.data_ptr() + position * self._width * self._places.element_size(),
             x.data_ptr(),
         )
+        if self._classes is not None:
+            if position == 0:
+                self.label = tokens_t.unsqueeze(1).clone()
+            x += self._classes[self.label[:, 0]]
         self._position += 1
+        return position

@@ -1,0 +1,171 @@
+"""Gated DeltaNet (Yang 2024, arXiv 2412.06464): a state that overwrites what it holds for a key, and forgets."""
+
+import math
+from typing import Annotated, Any, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+
+# Added to a square, of a length or of the mean output: zeros stay zeros, and their gradients are finite.
+_KEY_FLOOR = 1e-6
+_OUTPUT_FLOOR = 1e-5
+
+
+class DeltanetOptions(AttentionOptions):
+    """Options of gated DeltaNet."""
+
+    gate: Annotated[bool, Field(description="the state fades, by a gate learned from the input")] = True
+    negative_eigenvalues: Annotated[
+        bool, Field(description="beta up to 2 and not 1: a key's value can be turned over, not just replaced")
+    ] = False
+    chunk: Annotated[int, Field(gt=0, le=65_536, description="positions solved at once in the parallel form")] = 32
+
+
+class DeltanetState(NamedTuple):
+    """s [B, H, K, V], the matrix that gives the value of a key."""
+
+    s: Tensor
+
+
+class DeltanetAttention(Attention):
+    """y_t = q_t s_t / rms(q_t s_t) with s_t = alpha_t (I - beta_t k_t k_t^T) s_{t-1} + beta_t k_t v_t^T
+
+    Queries and keys are silu(q) and silu(k) scaled to length 1, so that the bracket takes out of the state what it
+    holds for the key, and the last term puts the new value there: beta_t, the sigmoid of the head's first extra scalar,
+    says how much of both. alpha_t = sigmoid(x + b), with x the second scalar and b learned for each head, is a gate by
+    which all of the state fades. With `gate = false` alpha_t is 1: the DeltaNet of Yang 2024, arXiv 2406.06484. With
+    `negative_eigenvalues` beta_t is twice the sigmoid (Grazzi 2024, arXiv 2411.12537).
+
+    Section 3 of the source. Differs from its layer in that there is no short convolution before queries, keys and
+    values and no output gate behind them, that the norm has no weights, and in the form of alpha.
+    """
+
+    name = "deltanet"
+    source = "Yang 2024, arXiv 2412.06464"
+    family = "kernel"
+    method = "delta rule, gated, triangular solves in chunks"
+    memory = Memory.CONSTANT
+    options_type = DeltanetOptions
+    options: DeltanetOptions
+
+    def __init__(self, options: DeltanetOptions, shape: AttentionShape) -> None:
+        super().__init__(options, shape)
+        self.extra_per_head = 2 if options.gate else 1
+        self.gate_bias: nn.Parameter | None = None
+        if options.gate:
+            # Memories from a whole image down to a row of it, one for each head.
+            longest, shortest = math.log(shape.positions), math.log(shape.row)
+            self.gate_bias = nn.Parameter(torch.linspace(longest, shortest, shape.heads))
+
+    def _gates(self, extra: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """beta [B, H, T] and, where there is a gate, log alpha [B, H, T], from the extra scalars [B, H, T, E]."""
+        if extra is None or extra.shape[-1] != self.extra_per_head:
+            found = None if extra is None else list(extra.shape)
+            raise ValueError(f"deltanet needs extra scalars [B, H, T, {self.extra_per_head}], found {found}")
+        extra = extra.to(dtype)
+        beta = extra[..., 0].sigmoid()
+        if self.options.negative_eigenvalues:
+            beta = 2 * beta
+        if self.gate_bias is None:
+            return beta, None
+        return beta, functional.logsigmoid(extra[..., 1] + self.gate_bias.to(dtype).unsqueeze(-1))
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
+    ) -> tuple[Tensor, DeltanetState]:
+        dtype = accumulator_dtype(q.dtype)
+        with torch.autocast(q.device.type, enabled=False):
+            beta, log_alpha = self._gates(extra, dtype)
+            if log_alpha is None:
+                log_alpha = beta.new_zeros(1, 1, beta.shape[2])
+            q, k = _directions(q.to(dtype)), _directions(k.to(dtype))
+            s = None if state is None else state.s
+            y, s = delta_sums(q, k, v.to(dtype), beta, log_alpha, s, self.options.chunk)
+            y = functional.rms_norm(y, y.shape[-1:], eps=_OUTPUT_FLOOR)
+        return y.to(v.dtype), DeltanetState(s)
+
+    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> DeltanetState:
+        sizes = batch, self.shape.heads, self.shape.key_width, self.shape.value_width
+        return DeltanetState(torch.zeros(sizes, device=device, dtype=accumulator_dtype(dtype)))
+
+    @torch.no_grad()
+    def step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: DeltanetState, extra_t: Tensor | None = None
+    ) -> tuple[Tensor, DeltanetState]:
+        s = state.s
+        with torch.autocast(s.device.type, enabled=False):
+            beta, log_alpha = self._gates(None if extra_t is None else extra_t.unsqueeze(2), s.dtype)
+            if log_alpha is not None:
+                s.mul_(log_alpha.exp().unsqueeze(-1))
+            pair = _directions(torch.stack([q_t, k_t], dim=-2).to(s.dtype))
+            # Both read what is there before; what is written then adds to the query's share.
+            read, held = (pair @ s).unbind(-2)
+            written = beta * (v_t.to(s.dtype) - held)
+            q, k = pair.unbind(-2)
+            s.addcmul_(k.unsqueeze(-1), written.unsqueeze(-2))
+            y_t = torch.addcmul(read, (q * k).sum(-1, keepdim=True), written)
+            y_t = functional.rms_norm(y_t, y_t.shape[-1:], eps=_OUTPUT_FLOOR)
+        return y_t.to(v_t.dtype), state
+
+    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
+        per_head = self.shape.key_width * self.shape.value_width
+        return batch * self.shape.heads * per_head * accumulator_dtype(dtype).itemsize
+
+
+def _directions(x: Tensor) -> Tensor:
+    """silu(x) [..., K], scaled to length 1."""
+    x = functional.silu(x)
+    return x * (x.square().sum(dim=-1, keepdim=True) + _KEY_FLOOR).rsqrt()
+
+
+def delta_sums(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_alpha: Tensor, carried: Tensor | None, chunk: int
+) -> tuple[Tensor, Tensor]:
+    """q_t s_t [B, H, T, V] and the last s [B, H, K, V], for q, k [B, H, T, K], v [B, H, T, V], beta [B, H, T].
+
+    log alpha is [B, H, T], or [1, 1, T] where it is the same for all. `carried` is s before these positions (None: 0).
+
+    The rule adds k_t u_t^T to a faded state, with u_t = beta_t (v_t - alpha_t s_{t-1}^T k_t). Let S be the state before
+    a chunk and c_t the sum of log alpha from its start: s_t = e^(c_t) S + sum over j <= t of e^(c_t - c_j) k_j u_j^T,
+    so that all u of the chunk solve one unit lower triangular system,
+
+        u_t + beta_t sum over j < t of e^(c_t - c_j) (k_t . k_j) u_j = beta_t v_t - beta_t e^(c_t) S^T k_t
+
+    It is solved for all chunks at once, for each term on the right alone: U = W - E S. Then one matrix [K, K] moves the
+    state from a chunk to the next, and those products are all that is done chunk after chunk. With keys of length at
+    most 1 and beta at most 2 no number in the inverse of the system is above 2, whatever the keys.
+    """
+    batch, heads, length = q.shape[:3]
+    chunk = min(chunk, length)
+    chunks = -(-length // chunk)
+    fill = chunks * chunk - length
+    # Behind the end, a beta of 0 writes nothing and a log alpha of 0 leaves the state as it is.
+    q, k, v = (functional.pad(x, (0, 0, 0, fill)).reshape(batch * heads, chunks, chunk, x.shape[-1]) for x in (q, k, v))
+    beta, log_alpha = (
+        functional.pad(x, (0, fill)).flatten(0, 1).unflatten(1, (chunks, chunk)).unsqueeze(-1)
+        for x in (beta, log_alpha)
+    )
+    c = log_alpha.cumsum(dim=2)
+    later = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).triu(1)
+    # Masked before exp: behind the diagonal the difference is positive and may overflow.
+    weights = (c - c.transpose(-1, -2)).masked_fill(later, -math.inf).exp()
+    since, until = c.exp(), (c[:, :, -1:] - c).exp()
+    keys, scaled = k.transpose(-1, -2), beta * k
+    # Only what lies below the diagonal is read of the system's matrix.
+    right = torch.cat([beta * v, scaled * since], dim=-1)
+    solved = torch.linalg.solve_triangular(scaled @ keys * weights, right, upper=False, unitriangular=True)
+    written, erased = solved.split([v.shape[-1], k.shape[-1]], dim=-1)
+    faded = (k * until).transpose(-1, -2)
+    moves = since[:, :, -1:] * torch.eye(k.shape[-1], dtype=k.dtype, device=k.device) - faded @ erased
+    s = q.new_zeros(batch * heads, k.shape[-1], v.shape[-1]) if carried is None else carried.flatten(0, 1)
+    states = []
+    for move, part in zip(moves.unbind(1), (faded @ written).unbind(1), strict=True):
+        states.append(s)
+        s = torch.baddbmm(part, move, s)
+    before = torch.stack(states, dim=1)
+    y = (q @ keys * weights) @ (written - erased @ before) + (q * since) @ before
+    return y.reshape(batch, heads, chunks * chunk, -1)[:, :, :length], s.unflatten(0, (batch, heads))

@@ -1,0 +1,47 @@
+"""What retention and gated linear attention have in common: how long is remembered, and how outputs are scaled."""
+
+from typing import Annotated, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+from torch.nn import functional
+
+from .base import AttentionOptions, AttentionShape
+
+# Far below any sum that says something; it keeps a sum of nothing at nothing.
+_EPSILON = 1e-6
+
+
+class FadingOptions(AttentionOptions):
+    """Options of sums that fade and of what is made of them."""
+
+    shortest_memory: Annotated[
+        float | None, Field(ge=1, description="positions after which the first to forget keeps 1/e (default: a row)")
+    ] = None
+    longest_memory: Annotated[
+        float | None, Field(ge=1, description="positions after which the last to forget keeps 1/e (default: an image)")
+    ] = None
+    output_gate: Annotated[bool, Field(description="every output is scaled by a gate learned from the input")] = True
+
+    @model_validator(mode="after")
+    def _memories_in_order(self) -> Self:
+        if self.shortest_memory and self.longest_memory and self.shortest_memory > self.longest_memory:
+            found = f"{self.shortest_memory:g} and {self.longest_memory:g}"
+            raise ValueError(f"the shortest memory must not be longer than the longest, found {found}")
+        return self
+
+    def memory_lengths(self, shape: AttentionShape, count: int) -> Tensor:
+        """`count` lengths in positions, float64: from the longest down, each in the same ratio to the next."""
+        longest = float(self.longest_memory or shape.positions)
+        shortest = float(self.shortest_memory or shape.row)
+        return longest * (shortest / longest) ** torch.linspace(0, 1, count, dtype=torch.float64)
+
+
+def scale_outputs(sums: Tensor, output_gate: Tensor | None) -> Tensor:
+    """Sums [..., V] divided by their root mean square, times SiLU of `output_gate` [..., V] where there is one.
+
+    It stands in for a denominator where queries and keys have signs, so that their weights add up to anything.
+    """
+    y = functional.rms_norm(sums, sums.shape[-1:], eps=_EPSILON)
+    return y if output_gate is None else y * functional.silu(output_gate.to(y.dtype))

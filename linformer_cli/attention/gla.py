@@ -1,0 +1,116 @@
+"""Gated linear attention (Yang 2023, arXiv 2312.06635): running sums that fade as the input says."""
+
+from typing import Annotated, Any, Literal, NamedTuple
+
+import torch
+from pydantic import Field, field_validator
+from torch import Tensor
+from torch.nn import functional
+
+from .base import Attention, AttentionShape, Memory, accumulator_dtype
+from .decayed_sums import decayed_causal_sums, featurewise_decayed_causal_sums
+from .fading import FadingOptions, scale_outputs
+
+
+class GlaOptions(FadingOptions):
+    """Options of gated linear attention."""
+
+    gate: Annotated[
+        Literal["vector", "scalar"], Field(description="one gate for every dimension of a key, or one for all of them")
+    ] = "vector"
+    temperature: Annotated[
+        float, Field(ge=1, le=1000, description="tau: the larger, the slower a gate can forget at most")
+    ] = 16.0
+    chunk: Annotated[
+        int, Field(gt=0, description="positions taken pairwise at once in the parallel form, a power of two")
+    ] = 64
+
+    @field_validator("chunk")
+    @classmethod
+    def _halves_of_halves(cls, chunk: int) -> int:
+        if chunk & (chunk - 1):
+            raise ValueError("give a power of two, such as 32 or 64")
+        return chunk
+
+
+class GlaState(NamedTuple):
+    """s [B, H, K, V], the faded sum of k_j v_j^T."""
+
+    s: Tensor
+
+
+class GlaAttention(Attention):
+    """y_t = SiLU(g_t) * u_t / rms(u_t), with s_t = diag(a_t) s_{t-1} + k_t v_t^T and u_t = q_t s_t / sqrt(K).
+
+    The gates a_t = sigmoid(x_t + b)^(1 / tau) and the output gate g_t come from K (or, for `scalar`, 1) and V extra
+    scalars of the head, in this order. b is fixed: at x = 0 the dimensions of a key (for `scalar` the heads) remember
+    m positions, a = exp(-1 / m), with m spaced geometrically from an image down to a row.
+
+    Section 4 of the source, which takes the gates from a bottleneck of 16, starts all of them alike, and has a layer
+    norm with a gain. Logs of gates are added up, and no gate is divided by another.
+    """
+
+    name = "gla"
+    source = "Yang 2023, arXiv 2312.06635"
+    family = "kernel"
+    method = "running sums, a decay learned from the input"
+    memory = Memory.CONSTANT
+    options_type = GlaOptions
+    options: GlaOptions
+    gate_start: Tensor
+
+    def __init__(self, options: GlaOptions, shape: AttentionShape) -> None:
+        super().__init__(options, shape)
+        self.score_scale = float(shape.key_width**-0.5)
+        vector = options.gate == "vector"
+        self.gates = shape.key_width if vector else 1
+        self.extra_per_head = self.gates + (shape.value_width if options.output_gate else 0)
+        # log sigmoid(b) = -tau / m, and b is the log of the odds.
+        log_sigmoid = -options.temperature / options.memory_lengths(shape, self.gates if vector else shape.heads)
+        start = log_sigmoid - (-log_sigmoid.expm1()).log()
+        # b [1, K] or [H, 1].
+        self.register_buffer("gate_start", start.unsqueeze(0 if vector else 1), persistent=False)
+
+    def _gates(self, extra: Tensor | None, start: Tensor) -> tuple[Tensor, Tensor | None]:
+        """log a [..., K or 1], for b in a shape that goes with `extra` [..., E] and in the type wanted; output gate."""
+        if extra is None:
+            raise ValueError(f"gla needs {self.extra_per_head} extra scalars a head and position: its gates")
+        logits, output_gate = extra.split([self.gates, self.extra_per_head - self.gates], dim=-1)
+        log_gate = functional.logsigmoid(logits.to(start.dtype) + start) / self.options.temperature
+        return log_gate, output_gate if self.options.output_gate else None
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
+    ) -> tuple[Tensor, GlaState]:
+        dtype = accumulator_dtype(q.dtype)
+        carried = None if state is None else state.s
+        with torch.autocast(q.device.type, enabled=False):
+            log_gate, output_gate = self._gates(extra, self.gate_start.to(dtype).unsqueeze(1))
+            inputs = q.to(dtype) * self.score_scale, k.to(dtype), v.to(dtype)
+            if self.options.gate == "vector":
+                sums, s = featurewise_decayed_causal_sums(*inputs, log_gate, carried, self.options.chunk)
+            else:
+                sums, s = decayed_causal_sums(*inputs, log_gate.squeeze(-1), carried, self.options.chunk)
+            y = scale_outputs(sums, output_gate)
+        return y.to(v.dtype), GlaState(s)
+
+    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> GlaState:
+        widths = self.shape.heads, self.shape.key_width, self.shape.value_width
+        return GlaState(torch.zeros(batch, *widths, device=device, dtype=accumulator_dtype(dtype)))
+
+    @torch.no_grad()
+    def step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: GlaState, extra_t: Tensor | None = None
+    ) -> tuple[Tensor, GlaState]:
+        s = state.s
+        with torch.autocast(s.device.type, enabled=False):
+            log_gate, output_gate = self._gates(extra_t, self.gate_start.to(s.dtype))
+            s.mul_(log_gate.exp_().unsqueeze(-1))
+            s.addcmul_(k_t.to(s.dtype).unsqueeze(-1), v_t.to(s.dtype).unsqueeze(-2))
+            query = q_t.to(s.dtype) * self.score_scale
+            y_t = scale_outputs((query.unsqueeze(-2) @ s).squeeze(-2), output_gate)
+        return y_t.to(v_t.dtype), state
+
+    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
+        per_head = self.shape.key_width * self.shape.value_width
+        return batch * self.shape.heads * per_head * accumulator_dtype(dtype).itemsize

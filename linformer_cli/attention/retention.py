@@ -1,0 +1,141 @@
+"""Retention (Sun 2023, RetNet, arXiv 2307.08621): running sums that fade, each head at a rate of its own."""
+
+import math
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from .base import Attention, AttentionShape, Memory, accumulator_dtype
+from .decayed_sums import decayed_causal_sums, multiply_features
+from .fading import FadingOptions, scale_outputs
+
+_DEFAULT_WAVES = 2
+
+
+class RetentionOptions(FadingOptions):
+    """Options of retention."""
+
+    distance: Annotated[
+        Literal["raster", "plane"],
+        Field(description="what a weight falls with: the positions in between, or the rows and columns"),
+    ] = "raster"
+    waves: Annotated[
+        int | None,
+        Field(gt=0, le=16, description="P, how sharply it falls with the columns (default: 2); for 'plane' only"),
+    ] = None
+    chunk: Annotated[int, Field(gt=0, description="positions taken pairwise at once in the parallel form")] = 64
+
+    @model_validator(mode="after")
+    def _waves_belong_to_the_plane(self) -> Self:
+        if self.waves is not None and self.distance != "plane":
+            raise ValueError("'waves' is for distance 'plane'")
+        return self
+
+
+class RetentionState(NamedTuple):
+    """s [B, H, C, V], the faded sum of phi(k_j) v_j^T with C = (2 P + 1) K, and the 0-d int64 position."""
+
+    s: Tensor
+    position: Tensor
+
+
+class RetentionAttention(Attention):
+    """y_t = SiLU(g_t) * u_t / rms(u_t), with u_t = sum over j <= t of w(t, j) (q_t . k_j) v_j / sqrt(K).
+
+    With m_h the positions that head h remembers, spaced geometrically from an image down to a row, r and c the row
+    and column of a position and W the length of a row,
+
+        raster:  w(t, j) = exp(-(t - j) / m_h)
+        plane:   w(t, j) = exp(-(r_t - r_j) W / m_h) cos(pi (c_t - c_j) / 2 W)^(2 P)
+
+    Both are running sums. The power of the cosine is a sum of P waves and a constant, and each wave is one of the
+    query's column times one of the key's: s_t = d_t s_{t-1} + phi(k_t) v_t^T and u_t = phi(q_t) s_t / sqrt(K), where
+    phi(x_t) is x_t times 1, cos(pi n c_t / W) and sin(pi n c_t / W), n = 1 .. P, each in its scale; and d_t is
+    exp(-W / m_h) at the first position of a row, else 1. In `raster` phi(x) = x and d_t = exp(-1 / m_h).
+
+    g_t are V extra scalars of the head. Equations 5 to 8 of the source, which differ in the rates, rotate queries and
+    keys, and normalise within groups; `plane` is ours.
+    """
+
+    name = "retention"
+    source = "Sun 2023, arXiv 2307.08621"
+    family = "kernel"
+    method = "running sums, a fixed decay per head"
+    memory = Memory.CONSTANT
+    options_type = RetentionOptions
+    options: RetentionOptions
+    log_decay: Tensor
+    wave_scales: Tensor
+
+    def __init__(self, options: RetentionOptions, shape: AttentionShape) -> None:
+        super().__init__(options, shape)
+        self.score_scale = float(shape.key_width**-0.5)
+        self.plane = options.distance == "plane"
+        self.waves = options.waves or _DEFAULT_WAVES if self.plane else 0
+        self.extra_per_head = shape.value_width if options.output_gate else 0
+        # log d of each head [H], of every position or of the first of every row.
+        span = shape.row if self.plane else 1
+        self.register_buffer("log_decay", -span / options.memory_lengths(shape, shape.heads), persistent=False)
+        # cos(x / 2)^(2 P) = sum over n of a_n cos(n x); query and key have sqrt(a_n) each.
+        binomials = [math.comb(2 * self.waves, self.waves + n) / 4**self.waves for n in range(self.waves + 1)]
+        scales = torch.tensor([binomials[0], *(2 * a for a in binomials[1:])], dtype=torch.float64).sqrt()
+        self.register_buffer("wave_scales", scales, persistent=False)
+
+    def _wave_factors(self, column: Tensor, dtype: torch.dtype) -> Tensor:
+        """f [*, 2 P + 1] of `column` [*]: f_t . f_j is the power of the cosine."""
+        n = torch.arange(1, self.waves + 1, device=column.device)
+        angles = (column.unsqueeze(-1) * n).to(dtype) * (math.pi / self.shape.row)
+        scales = self.wave_scales.to(dtype)
+        constant = scales[:1].expand(*column.shape, 1)
+        return torch.cat([constant, scales[1:] * angles.cos(), scales[1:] * angles.sin()], dim=-1)
+
+    def _log_decays(self, column: Tensor, dtype: torch.dtype) -> Tensor:
+        """log d_t [H, *] of every head for `column` [*]."""
+        fades = (column == 0) if self.plane else torch.ones_like(column)
+        return self.log_decay.to(dtype).view(-1, *[1] * column.dim()) * fades
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
+    ) -> tuple[Tensor, RetentionState]:
+        dtype, length = accumulator_dtype(q.dtype), v.shape[2]
+        s, position = (None, torch.zeros((), dtype=torch.int64, device=v.device)) if state is None else state
+        with torch.autocast(q.device.type, enabled=False):
+            column = (position + torch.arange(length, device=v.device)) % self.shape.row
+            log_decay = self._log_decays(column, dtype).unsqueeze(0)
+            factors = self._wave_factors(column, dtype) if self.plane else None
+            inputs = q.to(dtype) * self.score_scale, k.to(dtype), v.to(dtype)
+            sums, s = decayed_causal_sums(*inputs, log_decay, s, self.options.chunk, factors)
+            y = scale_outputs(sums, self._output_gate(extra))
+        return y.to(v.dtype), RetentionState(s, position + length)
+
+    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> RetentionState:
+        widths = (2 * self.waves + 1) * self.shape.key_width, self.shape.value_width
+        s = torch.zeros(batch, self.shape.heads, *widths, device=device, dtype=accumulator_dtype(dtype))
+        return RetentionState(s, torch.zeros((), dtype=torch.int64, device=device))
+
+    @torch.no_grad()
+    def step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: RetentionState, extra_t: Tensor | None = None
+    ) -> tuple[Tensor, RetentionState]:
+        s, position = state
+        with torch.autocast(s.device.type, enabled=False):
+            column = position % self.shape.row
+            query, key = q_t.to(s.dtype) * self.score_scale, k_t.to(s.dtype)
+            if self.plane:
+                factors = self._wave_factors(column, s.dtype)
+                query, key = multiply_features(query, factors), multiply_features(key, factors)
+            s.mul_(self._log_decays(column, s.dtype).exp().view(-1, 1, 1))
+            s.addcmul_(key.unsqueeze(-1), v_t.to(s.dtype).unsqueeze(-2))
+            y_t = scale_outputs((query.unsqueeze(-2) @ s).squeeze(-2), self._output_gate(extra_t))
+        return y_t.to(v_t.dtype), RetentionState(s, position + 1)
+
+    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
+        per_head = (2 * self.waves + 1) * self.shape.key_width * self.shape.value_width
+        return batch * self.shape.heads * per_head * accumulator_dtype(dtype).itemsize + torch.int64.itemsize
+
+    def _output_gate(self, extra: Tensor | None) -> Tensor | None:
+        if self.options.output_gate and extra is None:
+            raise ValueError("retention with an output gate needs as many extra scalars a position as a value is wide")
+        return extra if self.options.output_gate else None

@@ -1,0 +1,50 @@
+"""The gated delta rule by its recurrence, one matrix for each position, and nothing from the package."""
+
+import functools
+
+import torch
+from attention.inputs import Case, Inputs, Tensors
+from torch import Tensor, nn
+
+
+def direction(x: Tensor) -> Tensor:
+    x = x * x.sigmoid()
+    return x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+
+
+def recurrence(x: Inputs, tensors: Tensors, gate: bool, largest_beta: float) -> Tensor:
+    """s = alpha (I - beta k k^T) s + beta k v^T, y = q s over its root mean square."""
+    assert x.extra is not None
+    q, k = direction(x.q), direction(x.k)
+    beta = largest_beta * x.extra[..., 0].sigmoid()
+    alpha = (x.extra[..., 1] + tensors["gate_bias"].unsqueeze(1)).sigmoid() if gate else torch.ones_like(beta)
+    identity = torch.eye(k.shape[-1], dtype=k.dtype)
+    s, outputs = torch.zeros_like(k[:, :, 0].unsqueeze(-1) * x.v[:, :, 0].unsqueeze(-2)), []
+    for t in range(k.shape[2]):
+        alpha_t, beta_t = alpha[:, :, t, None, None], beta[:, :, t, None, None]
+        column, row = k[:, :, t].unsqueeze(-1), x.v[:, :, t].unsqueeze(-2)
+        s = alpha_t * (identity - beta_t * column * column.transpose(-1, -2)) @ s + beta_t * column * row
+        outputs.append((q[:, :, t].unsqueeze(-2) @ s).squeeze(-2))
+    y = torch.stack(outputs, dim=2)
+    return y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+
+
+def half_open(mechanism: nn.Module) -> None:
+    """Gates that start nearly open would hide what they do."""
+    mechanism.gate_bias.data = torch.tensor([1.0, -0.5], dtype=torch.float64)
+
+
+def deltanet_case(gate: bool, negative: bool) -> Case:
+    return Case(
+        "deltanet",
+        {"gate": gate, "negative_eigenvalues": negative, "chunk": 16},
+        functools.partial(recurrence, gate=gate, largest_beta=2.0 if negative else 1.0),
+        prepare=half_open if gate and not negative else None,
+    )
+
+
+CASES = {
+    "deltanet-gated": deltanet_case(gate=True, negative=False),
+    "deltanet-ungated": deltanet_case(gate=False, negative=False),
+    "deltanet-negative": deltanet_case(gate=True, negative=True),
+}

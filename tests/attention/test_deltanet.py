@@ -1,0 +1,219 @@
+"""What is particular to the delta rule; what it shares with all others is in test_contract.py."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from tolerances import FLOAT32_DRIFT, FLOAT64, assert_agree
+from torch import Tensor
+
+from linformer_cli.attention import build_attention
+from linformer_cli.attention.base import AttentionShape
+from linformer_cli.attention.deltanet import DeltanetAttention, DeltanetState
+from linformer_cli.model.blocks import AttentionLayer
+
+CPU = torch.device("cpu")
+with_and_without_gate = pytest.mark.parametrize("gate", [True, False])
+every_largest_beta = pytest.mark.parametrize(("negative", "largest"), [(False, 1.0), (True, 2.0)])
+# From this scalar on a sigmoid is 1 in every type, and 0 below its opposite.
+CERTAIN = 2000.0
+
+
+def build(dtype: torch.dtype = torch.float64, heads: int = 2, **options: Any) -> DeltanetAttention:
+    torch.manual_seed(2)
+    shape = AttentionShape(heads, key_width=6, value_width=5, positions=784, row=28)
+    attention = build_attention("deltanet", options, shape).to(dtype)
+    assert isinstance(attention, DeltanetAttention)
+    return attention
+
+
+def draw(length: int, gate: bool = True, dtype: torch.dtype = torch.float64) -> list[Any]:
+    """q, k, v, no state, and the scalars of beta and gate."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, extra = (
+        torch.randn(2, 2, length, width, generator=generator, dtype=torch.float64).to(dtype) for width in (6, 6, 5, 2)
+    )
+    return [q, k, v, None, extra if gate else extra[..., :1]]
+
+
+def step_through(attention: DeltanetAttention, inputs: list[Any]) -> tuple[Tensor, DeltanetState]:
+    q, k, v, _, extra = (None if part is None else part.detach() for part in inputs)
+    state, outputs = attention.init_state(len(v), v.shape[2], CPU, v.dtype), []
+    for t in range(v.shape[2]):
+        y_t, state = attention.step(q[:, :, t], k[:, :, t], v[:, :, t], state, extra[:, :, t])
+        outputs.append(y_t)
+    return torch.stack(outputs, dim=2), state
+
+
+def test_the_defaults_are_a_gate_and_a_beta_below_one() -> None:
+    attention = build()
+    assert (attention.extra_per_head, attention.extra_bias) == (2, 0.0)
+    assert attention.init_state(1, 1, CPU, torch.float32).s.shape == (1, 2, 6, 5)
+    assert not attention.options.negative_eigenvalues
+    assert [name for name, _ in attention.named_parameters()] == ["gate_bias"]
+    assert build(gate=False).extra_per_head == 1
+    assert not list(build(gate=False).parameters())
+
+
+@pytest.mark.parametrize(("heads", "memories"), [(1, [784]), (2, [784, 28]), (3, [784, math.sqrt(784 * 28), 28])])
+def test_the_heads_start_with_memories_from_an_image_down_to_a_row(heads: int, memories: list[float]) -> None:
+    """Behind n positions, e^-1 of a value is left where n is the memory."""
+    attention = build(heads=heads)
+    assert attention.gate_bias is not None
+    forgotten = (-attention.gate_bias).sigmoid()
+    assert_agree(1 / forgotten, torch.tensor(memories, dtype=torch.float64) + 1, 1e-5)
+
+
+@with_and_without_gate
+def test_the_layer_projects_its_scalars(gate: bool, build_tiny_model: Any) -> None:
+    model = build_tiny_model(attention="deltanet", attention_options={"gate": gate})
+    layer = model.blocks[0].attention
+    assert isinstance(layer, AttentionLayer)
+    assert layer.widths[-1] == (2 if gate else 1)
+    assert not layer.input.bias.any()
+
+
+@with_and_without_gate
+def test_other_scalars_than_it_needs_are_refused(gate: bool) -> None:
+    attention = build(gate=gate)
+    q, k, v, _, extra = draw(3, not gate)
+    needed = rf"extra scalars \[B, H, T, {2 if gate else 1}\], found"
+    for wrong in (None, extra):
+        with pytest.raises(ValueError, match=needed):
+            attention.attend(q, k, v, None, wrong)
+        state, wrong_t = attention.init_state(2, 3, CPU, torch.float64), None if wrong is None else wrong[:, :, 0]
+        with pytest.raises(ValueError, match=needed):
+            attention.step(q[:, :, 0], k[:, :, 0], v[:, :, 0], state, wrong_t)
+
+
+def held_for(state: DeltanetState, k_t: Tensor) -> Tensor:
+    """What a state [B, H, K, V] gives for a key [B, H, K]: [B, H, V]."""
+    direction = torch.nn.functional.normalize(torch.nn.functional.silu(k_t), dim=-1)
+    return (direction.unsqueeze(-2) @ state.s).squeeze(-2)
+
+
+@every_largest_beta
+def test_a_key_that_comes_again_has_its_value_replaced(negative: bool, largest: float) -> None:
+    attention = build(gate=False, negative_eigenvalues=negative)
+    q, k, v, _, extra = draw(2, gate=False)
+    k[:, :, 1] = k[:, :, 0]
+    _, state = attention.attend(q, k, v, None, torch.full_like(extra, CERTAIN))
+    # Beta 1 forgets the first value; beta 2 turns it over.
+    expected = (1 - largest) * largest * v[:, :, 0] + largest * v[:, :, 1]
+    assert_agree(held_for(state, k[:, :, 0]), expected, 1e-5)
+
+
+def test_keys_at_right_angles_do_not_disturb_each_other() -> None:
+    attention = build(gate=False)
+    q, _, v, _, extra = draw(6, gate=False)
+    k = (5 * torch.eye(6, dtype=torch.float64)).expand(2, 2, 6, 6)
+    _, state = attention.attend(q, k, v, None, torch.full_like(extra, CERTAIN))
+    for t in range(6):
+        assert_agree(held_for(state, k[:, :, t]), v[:, :, t], 1e-5)
+
+
+def test_a_beta_of_zero_writes_nothing() -> None:
+    attention = build(gate=False)
+    inputs = draw(40, gate=False)
+    _, state = attention.attend(*inputs)
+    inputs[3], inputs[4] = state, torch.full_like(inputs[4], -CERTAIN)
+    assert torch.equal(attention.attend(*inputs)[1].s, state.s)
+
+
+@with_and_without_gate
+def test_a_query_or_key_of_zeros_is_harmless(gate: bool) -> None:
+    attention = build(gate=gate)
+    q, k, v, state, extra = draw(40, gate)
+    q[:, :, ::3], k[:, :, ::2] = 0, 0
+    leaves = [part.requires_grad_() for part in (q, k, v, extra)]
+    y, _ = attention.attend(*leaves[:3], state, leaves[3])
+    assert not y[:, :, ::3].any()
+    for tensor in (y, *torch.autograd.grad(y.sum(), leaves)):
+        assert bool(torch.isfinite(tensor).all())
+        assert tensor.detach().abs().max() < 1e6
+
+
+@with_and_without_gate
+def test_outputs_have_the_scale_of_one(gate: bool) -> None:
+    q, k, v, state, extra = draw(40, gate)
+    size = build(gate=gate).attend(q, k, 100 * v, state, extra)[0].square().mean(dim=-1)
+    assert_agree(size, torch.ones_like(size), 1e-3)
+
+
+def repeat(k: Tensor) -> Tensor:
+    return k[:, :, :1].expand_as(k)
+
+
+# Keys that make the triangular system as bad as it can be: every product of two of them is 1, or nearly, or alternates.
+ADVERSARIES = {
+    "one key": repeat,
+    "nearly one key": lambda k: repeat(k) + 1e-4 * k,
+    "two keys in turns": lambda k: k[:, :, :2].repeat(1, 1, k.shape[2] // 2, 1),
+    "opposite keys": lambda k: repeat(k) * torch.tensor([1.0, -1.0]).repeat(k.shape[2] // 2).unsqueeze(-1).to(k.dtype),
+    "long and short keys": lambda k: repeat(k) * torch.tensor([1e4, 1e-4]).repeat(k.shape[2] // 2).unsqueeze(-1),
+}
+
+
+@pytest.mark.parametrize("adversary", ADVERSARIES)
+@every_largest_beta
+@pytest.mark.parametrize("chunk", [32, 100])
+def test_the_system_is_solved_well_whatever_the_keys(
+    adversary: str, negative: bool, largest: float, chunk: int
+) -> None:
+    """The state of the two forms, with beta at its limit and the gate open: nothing fades that was written wrongly."""
+    attention = build(negative_eigenvalues=negative, chunk=chunk)
+    q, k, v, _, extra = draw(100)
+    inputs = [q, ADVERSARIES[adversary](k), v, None, extra + CERTAIN]
+    _, expected = step_through(attention, inputs)
+    assert expected.s.abs().max() < largest * v.norm(dim=-1).sum(dim=2).max()
+    leaves = [part.detach().requires_grad_() for part in (*inputs[:3], inputs[4])]
+    y, state = attention.attend(*leaves[:3], None, leaves[3])
+    assert_agree(state.s, expected.s, FLOAT64)
+    for gradient in torch.autograd.grad(y.sum(), leaves):
+        assert bool(torch.isfinite(gradient).all())
+    single = [None if part is None else part.float() for part in inputs]
+    for found in (attention.float().attend(*single)[1], step_through(attention, single)[1]):
+        assert_agree(found.s, expected.s, FLOAT32_DRIFT)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shift", [15.0, 60.0, CERTAIN])
+def test_a_gate_that_is_open_or_shut_is_harmless(dtype: torch.dtype, shift: float) -> None:
+    attention = build(dtype)
+    q, k, v, state, extra = draw(80, dtype=dtype)
+    for sign in (torch.ones(80), -torch.ones(80), torch.ones(80).index_fill(0, torch.arange(0, 80, 7), -1)):
+        leaves = [part.detach().requires_grad_() for part in (q, k, v, extra)]
+        gate = leaves[3][..., 1] + shift * sign.to(dtype)
+        scalars = torch.stack([leaves[3][..., 0], gate], dim=-1)
+        y, _ = attention.attend(*leaves[:3], state, scalars)
+        for tensor in (y, *torch.autograd.grad(y.sum(), leaves)):
+            assert bool(torch.isfinite(tensor).all())
+        stepped, _ = step_through(attention, [q, k, v, None, scalars])
+        # Logarithms of thousands add up in a chunk, and float32 rounds them before their difference is taken.
+        assert_agree(y, stepped, FLOAT64 if dtype == torch.float64 else 1e-2 if shift == CERTAIN else FLOAT32_DRIFT)
+        # Behind a shut gate nothing is left.
+        shut = int((sign < 0).nonzero().max()) if (sign < 0).any() else 0
+        rest, _ = attention.attend(*(part[:, :, shut:] for part in leaves[:3]), None, scalars[:, :, shut:])
+        assert_agree(y[:, :, shut:], rest, FLOAT64 if dtype == torch.float64 and shift > 15 else 1e-2)
+
+
+def test_a_gate_half_open_forgets() -> None:
+    q, k, v, state, extra = draw(60)
+    extra[..., 0], extra[..., 1] = -3, -6
+    changed = v.clone()
+    changed[:, :, :10] += 100
+    before, after = (build().attend(q, k, part, state, extra)[1].s for part in (v, changed))
+    assert (after - before).abs().max() < 1e-3
+    before, after = (build(gate=False).attend(q, k, part, state, extra[..., :1])[1].s for part in (v, changed))
+    assert (after - before).abs().max() > 1
+
+
+@with_and_without_gate
+@pytest.mark.parametrize("chunk", [1, 7, 40, 41, 1000])
+def test_the_chunk_changes_nothing(gate: bool, chunk: int) -> None:
+    inputs = draw(40, gate)
+    expected, expected_state = build(gate=gate, chunk=16).attend(*inputs)
+    y, state = build(gate=gate, chunk=chunk).attend(*inputs)
+    assert_agree(y, expected, FLOAT64)
+    assert_agree(state.s, expected_state.s, FLOAT64)

@@ -1,0 +1,137 @@
+"""What is particular to retention; what it shares with all others is in test_contract.py."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from tolerances import FLOAT64, assert_agree
+from torch import Tensor
+
+from linformer_cli.attention import build_attention, parse_options
+from linformer_cli.attention.base import AttentionShape
+from linformer_cli.attention.retention import RetentionAttention
+from linformer_cli.errors import UsageError
+from linformer_cli.model.blocks import AttentionLayer
+
+CPU = torch.device("cpu")
+ROW, LENGTH = 6, 24
+every_distance = pytest.mark.parametrize("distance", ["raster", "plane"])
+
+
+def build(heads: int = 2, value_width: int = 5, **options: Any) -> RetentionAttention:
+    shape = AttentionShape(heads, key_width=4, value_width=value_width, positions=LENGTH, row=ROW)
+    attention = build_attention("retention", options, shape).double()
+    assert isinstance(attention, RetentionAttention)
+    return attention
+
+
+def draw(length: int = 40) -> list[Any]:
+    """q, k, v, no state, and the output gate."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, gate = (torch.randn(2, 2, length, w, generator=generator, dtype=torch.float64) for w in (4, 4, 5, 5))
+    return [q, k, v, None, gate]
+
+
+def weigh_pairs(heads: int = 2, **options: Any) -> Tensor:
+    """w(t, j) / w(t, t) of each head, [H, T, T]: equal queries and keys, and a value of its own for every position."""
+    same = torch.ones(1, heads, LENGTH, 4, dtype=torch.float64)
+    values = torch.eye(LENGTH, dtype=torch.float64).expand(1, heads, -1, -1)
+    y, _ = build(heads, LENGTH, output_gate=False, **options).attend(same, same, values)
+    return (y / y.diagonal(dim1=-2, dim2=-1).unsqueeze(-1))[0]
+
+
+def test_heads_remember_from_an_image_down_to_a_row() -> None:
+    weights = weigh_pairs(heads=3)
+    for head, memory in enumerate((24, 12, 6)):
+        for t, j in ((1, 0), (6, 0), (23, 2)):
+            assert float(weights[head, t, j]) == pytest.approx(math.exp((j - t) / memory))
+    assert float(weigh_pairs(heads=1)[0, 23, 0]) == pytest.approx(math.exp(-23 / 24))
+    weights = weigh_pairs(shortest_memory=1.5, longest_memory=100)
+    assert weights[:, 9, 8].tolist() == pytest.approx([math.exp(-1 / 100), math.exp(-1 / 1.5)])
+
+
+@pytest.mark.parametrize("waves", [1, 2, 5])
+def test_in_the_plane_rows_and_columns_count(waves: int) -> None:
+    weights = weigh_pairs(heads=1, distance="plane", waves=waves)[0]
+    for t, j in ((23, 22), (23, 17), (23, 0), (14, 8), (14, 9), (14, 7), (12, 11), (12, 17)):
+        rows, columns = t // ROW - j // ROW, t % ROW - j % ROW
+        expected = math.exp(-rows * ROW / 24) * math.cos(math.pi * columns / (2 * ROW)) ** (2 * waves)
+        assert float(weights[t, j]) == pytest.approx(expected if j <= t else 0, abs=1e-12)
+    # Above and to the left is as far as above and to the right, and the end of the row above is far.
+    assert float(weights[14, 7]) == pytest.approx(float(weights[14, 9]))
+    assert weights[12, 11] < weights[12, 6] / 2
+    assert bool((weights.tril() > -1e-12).all())
+
+
+@every_distance
+def test_a_state_knows_its_column(distance: str) -> None:
+    attention, (q, k, v, _, gate) = build(distance=distance), draw()
+    whole, _ = attention.attend(q, k, v, None, gate)
+    _, state = attention.attend(q[:, :, :15], k[:, :, :15], v[:, :, :15], None, gate[:, :, :15])
+    assert int(state.position) == 15
+    rest = [part[:, :, 15:] for part in (q, k, v)]
+    found, after = attention.attend(*rest, state, gate[:, :, 15:])
+    assert_agree(found, whole[:, :, 15:], FLOAT64)
+    assert int(after.position) == 40
+    misplaced, _ = attention.attend(*rest, state._replace(position=state.position + 1), gate[:, :, 15:])
+    # The raster has no columns.
+    assert bool((misplaced - found).abs().max() > 1e-3) == (distance == "plane")
+
+
+def test_the_plane_takes_a_wider_state() -> None:
+    assert build().init_state(1, 1, CPU, torch.float32).s.shape == (1, 2, 4, 5)
+    assert build(distance="plane").init_state(1, 1, CPU, torch.float32).s.shape == (1, 2, 20, 5)
+    assert build(distance="plane", waves=1).init_state(1, 1, CPU, torch.float32).s.shape == (1, 2, 12, 5)
+
+
+def test_options_that_do_not_go_together_are_refused(raises_one_line: Any) -> None:
+    with raises_one_line(UsageError, "'waves' is for distance 'plane'"):
+        parse_options("retention", {"waves": 2})
+    with raises_one_line(UsageError, "shortest memory", "30", "20"):
+        parse_options("retention", {"shortest_memory": 30, "longest_memory": 20})
+
+
+@every_distance
+def test_the_length_of_queries_does_not_matter(distance: str) -> None:
+    attention, (q, k, v, _, gate) = build(distance=distance), draw()
+    expected, _ = attention.attend(1e4 * q, k, v, None, gate)
+    found, _ = attention.attend(1e6 * q, k, v, None, gate)
+    assert_agree(found, expected, 1e-6)
+
+
+def test_keys_of_zeros_give_zeros() -> None:
+    q, k, v, state, gate = draw()
+    leaves = [part.requires_grad_() for part in (q, torch.zeros_like(k), v, gate)]
+    y, _ = build().attend(*leaves[:3], state, leaves[3])
+    assert not y.any()
+    for gradient in torch.autograd.grad(y.sum(), leaves):
+        assert bool(torch.isfinite(gradient).all())
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_the_layer_projects_the_output_gate(gated: bool, build_tiny_model: Any) -> None:
+    model = build_tiny_model(attention="retention", attention_options={"output_gate": gated})
+    layer = model.blocks[0].attention
+    assert isinstance(layer, AttentionLayer)
+    assert ("extra" in layer.input_rows) == gated
+    assert layer.inner.extra_per_head == (layer.inner.shape.value_width if gated else 0)
+
+
+def test_an_output_gate_without_its_scalars_is_refused() -> None:
+    attention = build()
+    q, k, v, *_ = draw(3)
+    with pytest.raises(ValueError, match="extra scalars"):
+        attention.attend(q, k, v)
+    with pytest.raises(ValueError, match="extra scalars"):
+        attention.step(q[:, :, 0], k[:, :, 0], v[:, :, 0], attention.init_state(2, 3, CPU, torch.float64))
+
+
+@every_distance
+@pytest.mark.parametrize("chunk", [1, 7, 40, 41, 1000])
+def test_the_chunk_changes_nothing(distance: str, chunk: int) -> None:
+    inputs = draw()
+    expected, expected_state = build(distance=distance, chunk=16).attend(*inputs)
+    y, state = build(distance=distance, chunk=chunk).attend(*inputs)
+    assert_agree(y, expected, FLOAT64)
+    assert_agree(state.s, expected_state.s, FLOAT64)

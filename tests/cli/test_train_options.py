@@ -1,0 +1,174 @@
+"""What `lintx train` can do besides its defaults, from the command line to the saved run."""
+
+import math
+
+import numpy as np
+import pytest
+import tomli_w
+from PIL import Image
+
+from linformer_cli.checkpoint import read_checkpoint
+from linformer_cli.report.grids import read_png_metadata
+
+SMALL = ("--data", "glyphs", "--image-size", "10", "--preset", "tiny", "--steps", "2", "--batch", "4")
+
+
+def test_muon_and_shift_reach_the_run(lintx, tmp_path):
+    run = tmp_path / "run"
+    assert lintx("train", *SMALL, "--optimizer", "muon", "--shift", 2, "--out", run).code == 0
+    settings = read_checkpoint(run).info.training.settings
+    assert (settings.optimizer, settings.shift) == ("muon", 2)
+    resumed = lintx("train", "--resume", run, "--steps", 3)
+    assert resumed.code == 0 and "finished step 3" in resumed.stderr
+    refused = lintx("train", "--resume", run, "--shift", 1)
+    assert refused.code == 2 and "drop --shift" in refused.stderr
+
+
+def test_a_shift_off_the_image_is_refused(lintx, tmp_path):
+    outcome = lintx("train", *SMALL, "--shift", 10, "--out", tmp_path / "run")
+    assert outcome.code == 2
+    assert "train.shift must be less than the 10 pixels of an image, found 10" in outcome.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+# Classes
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """A finished run of a model that is told which of three classes an image is, and its data."""
+    data, run = tmp_path_factory.mktemp("data"), tmp_path_factory.mktemp("runs") / "told"
+    images = np.random.default_rng(0).integers(0, 256, (30, 6, 6), dtype=np.uint8)
+    for part, labels in (("train", np.arange(30) % 3), ("test", np.arange(30) % 2)):
+        np.save(data / f"{part}-images.npy", images)
+        np.save(data / f"{part}-labels.npy", labels)
+    arguments = ("--preset", "tiny", "--steps", "3", "--batch", "4", "--sample-every", "0", "--lr", "0.01")
+    config = {"model": {"attention": "linear"}, "data": {"name": f"array:{data}"}, "train": {}}
+    file = run.parent / "given.toml"
+    file.write_text(tomli_w.dumps(config), encoding="utf-8")
+    return data, run, ("train", "--config", file, "--classes", *arguments)
+
+
+@pytest.fixture
+def told_run(told, lintx):
+    data, run, arguments = told
+    if not run.exists():
+        outcome = lintx(*arguments, "--out", run)
+        assert outcome.code == 0, outcome.stderr
+        assert "told the class of each image, one of 3; " in outcome.stderr and "class: 0.0440 more" in outcome.stderr
+    return data, run
+
+
+def test_a_run_keeps_its_classes(told_run, lintx, tmp_path):
+    data, run = told_run
+    assert read_checkpoint(run).info.model.classes == 3
+    assert "which of 3 classes" in (run / "best" / "README.md").read_text(encoding="utf-8")
+    assert "3, of which the model is told" in lintx("info", run).stdout
+    assert lintx("train", "--resume", run, "--steps", 4).code == 0
+    refused = lintx("train", "--resume", run, "--no-classes")
+    assert refused.code == 2 and "drop --classes" in refused.stderr
+    # Its own file begins the same run again, also without the flag; and so does a move.
+    for begin in (("--config", run / "config.toml"), ("--init-from", run, "--data", f"array:{data}")):
+        document = lintx("train", *begin, "--out", tmp_path / "again", "--dry-run", "--json").document
+        assert document["config"]["model"]["classes"] == 3 and document["config"]["data"]["labels"]
+        document = lintx("train", *begin, "--no-classes", "--out", tmp_path / "again", "--dry-run", "--json").document
+        assert document["config"]["model"]["classes"] == 0
+    assert lintx("check", run).code == 0
+
+
+def test_sample_draws_the_classes_it_is_asked_for(told_run, lintx, tmp_path):
+    _, run = told_run
+
+    def draw(*options):
+        files = tmp_path / "-".join(map(str, options))
+        outcome = lintx("sample", run, *options, "-o", tmp_path / "grid.png", "--files", files, "--no-preview")
+        assert outcome.code == 0, outcome.stderr
+        found = [read_png_metadata(path)["class"] for path in sorted(files.iterdir())]
+        with Image.open(tmp_path / "grid.png") as grid:
+            return found, grid.size
+
+    assert draw("-n", 4)[0] == [0, 1, 2, 0]
+    assert draw("-n", 2, "--class", 1)[0] == [1, 1]
+    several, size = draw("-n", 2, "--class", "2,0")
+    assert several == [2, 2, 0, 0]
+    rows, tall = draw("-n", 2, "--class", "all")
+    assert rows == [0, 0, 1, 1, 2, 2]
+    assert tall[0] == size[0] and tall[1] > size[1]  # a row for each class
+    assert read_png_metadata(tmp_path / "grid.png")["class"] == "all"
+
+
+@pytest.mark.parametrize("wanted", ["3", "-1", "0,7", "cat", "", "1,"])
+def test_a_class_that_does_not_exist_is_refused(told_run, lintx, tmp_path, wanted):
+    _, run = told_run
+    outcome = lintx("sample", run, f"--class={wanted}", "-o", tmp_path / "grid.png")
+    assert outcome.code == 2 and "--class takes classes from 0 to 2" in outcome.stderr
+    assert outcome.stderr.strip().splitlines()[-1].startswith("Error: ")
+
+
+def test_a_model_without_classes_refuses_one(run_folder, lintx, tmp_path):
+    picture = tmp_path / "picture.png"
+    Image.new("L", (10, 10)).save(picture)
+    for arguments in (("sample", run_folder), ("complete", picture, "-c", run_folder)):
+        outcome = lintx(*arguments, "--class", 0, "-o", tmp_path / "out.png")
+        assert outcome.code == 2 and "was trained without --classes; drop --class 0" in outcome.stderr
+    assert not (tmp_path / "out.png").exists()
+
+
+def test_complete_must_be_told_the_class(told_run, lintx, tmp_path):
+    _, run = told_run
+    picture = tmp_path / "picture.png"
+    Image.new("L", (6, 6)).save(picture)
+    arguments = ("complete", picture, "-c", run, "-n", 1, "-o", tmp_path / "out.png")
+    for wrong in ((), ("--class", "all"), ("--class", "0,1")):
+        outcome = lintx(*arguments, *wrong)
+        assert outcome.code == 2 and "say with --class which of 0 to 2" in outcome.stderr
+    assert "from 0 to 2" in lintx(*arguments, "--class", 3).stderr
+    assert lintx(*arguments, "--class", 2, "--json").document["class"] == 2
+    assert read_png_metadata(tmp_path / "out.png")["class"] == 2
+
+
+def test_eval_adds_what_the_class_costs(told_run, lintx, tmp_path):
+    data, run = told_run
+    arguments = ("eval", run, "--split", "test")
+    document = lintx(*arguments, "--json").document
+    assert document["classes"] == 3
+    added = document["bits_per_dim_with_class"] - document["bits_per_dim"]
+    assert added == pytest.approx(math.log2(3) / 36)
+    itself = lintx(*arguments, "--against", run, "--json").document["against"]
+    assert (itself["difference"], itself["difference_standard_error"]) == (0, 0)
+    plain = tmp_path / "plain"
+    assert (
+        lintx("train", "--init-from", run, "--data", f"array:{data}", "--no-classes", "--steps", 1, "--out", plain).code
+        == 0
+    )
+    found = lintx("eval", plain, *arguments[2:], "--against", run, "--json").document
+    assert found["against"]["difference"] == pytest.approx(found["bits_per_dim"] - document["bits_per_dim_with_class"])
+    stepped = lintx(*arguments, "--engine", "textbook", "--json").document
+    assert stepped["bits_per_dim"] == pytest.approx(document["bits_per_dim"], abs=1e-4)
+    shown = lintx(*arguments).stdout
+    assert "(every value, given the class)" in shown
+    assert f"{document['bits_per_dim_with_class']:.4f} +-" in shown and "log2(3)/36 added" in shown
+    # Other labels give other bits, wrong or missing ones an error.
+    for labels, code, said in (
+        (np.full(30, 2), 0, ""),
+        (np.full(30, 3), 1, "has labels from 3 to 3, the model has the classes 0 to 2"),
+        (None, 1, "has no labels"),
+    ):
+        np.save(tmp_path / "test-images.npy", np.load(data / "test-images.npy"))
+        (tmp_path / "test-labels.npy").unlink(missing_ok=True)
+        if labels is not None:
+            np.save(tmp_path / "test-labels.npy", labels)
+        outcome = lintx(*arguments, "--data", f"array:{tmp_path}", "--json")
+        assert outcome.code == code and said in outcome.stderr
+        if code == 0:
+            assert outcome.document["bits_per_dim"] != document["bits_per_dim"]
+
+
+def test_training_with_classes_needs_labels(told_run, lintx, tmp_path):
+    data, _ = told_run
+    np.save(tmp_path / "train-images.npy", np.load(data / "train-images.npy"))
+    outcome = lintx("train", "--data", f"array:{tmp_path}", "--classes", "--steps", 1, "--out", tmp_path / "run")
+    assert outcome.code == 2 and "--classes needs images with labels" in outcome.stderr
+    assert not (tmp_path / "run").exists()
+    # Those of a model without classes have no such need.
+    assert lintx("train", "--data", f"array:{tmp_path}", *SMALL[4:], "--out", tmp_path / "run").code == 0
