@@ -63,7 +63,7 @@ class LinearAttention(Attention):
             self.feature_map = FEATURE_MAPS[options.feature_map](shape.heads, shape.key_width)
 
     def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
-        return kernels.serves(self.options.feature_map, device, dtype)
+        return kernels.serves(self.options.feature_map, device, dtype, self.shape.key_width, self.shape.value_width)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
