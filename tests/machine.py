@@ -14,6 +14,6 @@ NO_TRITON = "Triton is not installed"
 
 
 def prepare_triton() -> None:
-    """Before kernels are imported: Triton decides then how they run."""
+    """Before Triton is imported, by whatever: it decides then how kernels run."""
     if TRITON_DEVICE.type == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from machine import NO_TRITON, TRITON_DEVICE, prepare_triton
+from machine import NO_TRITON, TRITON_DEVICE
 from tolerances import BFLOAT16, assert_agree
 from torch import Tensor
 
@@ -11,9 +11,8 @@ from linformer_cli.attention.linear import LinearAttention, LinearOptions, Linea
 from linformer_cli.native import gpu
 from linformer_cli.native.compiler import textbook_only
 
-prepare_triton()
 pytest.importorskip("triton", reason=NO_TRITON)
-from linformer_cli.attention.kernels import triton_linear as kernels  # noqa: E402
+from linformer_cli.attention.kernels import triton_linear as kernels
 
 # Sums of a few hundred products in float32, in another order.
 FLOAT32 = 2e-5

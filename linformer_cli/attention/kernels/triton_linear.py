@@ -28,7 +28,7 @@ WANTED_PROGRAMS = 256
 
 
 @triton.jit
-def _phi(x, MAP: tl.constexpr):
+def phi(x, MAP: tl.constexpr):
     """The feature map, number `MAP` of `MAPS`."""
     if MAP == 0:
         return tl.exp(tl.minimum(x, 0.0)) + tl.maximum(x, 0.0)
@@ -37,12 +37,12 @@ def _phi(x, MAP: tl.constexpr):
 
 
 @triton.jit
-def _slope(phi, MAP: tl.constexpr):
+def _slope(features, MAP: tl.constexpr):
     """Its derivative, from what it gave."""
     if MAP == 0:
-        return tl.minimum(phi, 1.0)
+        return tl.minimum(features, 1.0)
     else:
-        return tl.where(phi > 0.0, 1.0, 0.0)
+        return tl.where(features > 0.0, 1.0, 0.0)
 
 
 @triton.jit
@@ -78,7 +78,7 @@ def _sum_kernel(
     for chunk in range(chunks):
         t = (segment * chunks + chunk) * SIZE + tl.arange(0, SIZE)
         inside = t < T
-        keys = _phi(_load_rows(k, head, H, k_image, k_head, k_position, t, inside, C), MAP)
+        keys = phi(_load_rows(k, head, H, k_image, k_head, k_position, t, inside, C), MAP)
         keys = tl.where(inside[:, None], keys, 0.0)
         values = _load_rows(v, head, H, v_image, v_head, v_position, t, inside, V)
         total_s += tl.dot(tl.trans(keys), values, input_precision=PRECISION)
@@ -104,8 +104,8 @@ def _forward_kernel(
     for chunk in range(chunks):
         t = (segment * chunks + chunk) * SIZE + rows
         inside = t < T
-        queries = _phi(_load_rows(q, head, H, q_image, q_head, q_position, t, inside, C), MAP)
-        keys = _phi(_load_rows(k, head, H, k_image, k_head, k_position, t, inside, C), MAP)
+        queries = phi(_load_rows(q, head, H, q_image, q_head, q_position, t, inside, C), MAP)
+        keys = phi(_load_rows(k, head, H, k_image, k_head, k_position, t, inside, C), MAP)
         keys = tl.where(inside[:, None], keys, 0.0)
         values = _load_rows(v, head, H, v_image, v_head, v_position, t, inside, V)
         scores = tl.where(causal, tl.dot(queries, tl.trans(keys), input_precision=PRECISION), 0.0)
@@ -143,8 +143,8 @@ def _backward_queries_kernel(
     for chunk in range(chunks):
         t = (segment * chunks + chunk) * SIZE + rows
         inside = t < T
-        queries = _phi(_load_rows(q, head, H, q_image, q_head, q_position, t, inside, C), MAP)
-        keys = _phi(_load_rows(k, head, H, k_image, k_head, k_position, t, inside, C), MAP)
+        queries = phi(_load_rows(q, head, H, q_image, q_head, q_position, t, inside, C), MAP)
+        keys = phi(_load_rows(k, head, H, k_image, k_head, k_position, t, inside, C), MAP)
         keys = tl.where(inside[:, None], keys, 0.0)
         values = _load_rows(v, head, H, v_image, v_head, v_position, t, inside, V)
         weight = tl.load(weights + head.to(tl.int64) * T + t, mask=inside, other=0.0)
@@ -185,8 +185,8 @@ def _backward_keys_kernel(
     for chunk in range(chunks):
         t = (segment * chunks + chunks - 1 - chunk) * SIZE + rows
         inside = t < T
-        queries = _phi(_load_rows(q, head, H, q_image, q_head, q_position, t, inside, C), MAP)
-        keys = _phi(_load_rows(k, head, H, k_image, k_head, k_position, t, inside, C), MAP)
+        queries = phi(_load_rows(q, head, H, q_image, q_head, q_position, t, inside, C), MAP)
+        keys = phi(_load_rows(k, head, H, k_image, k_head, k_position, t, inside, C), MAP)
         values = _load_rows(v, head, H, v_image, v_head, v_position, t, inside, V)
         weight = tl.load(weights + head.to(tl.int64) * T + t, mask=inside, other=0.0)
         of_weight = tl.load(grad_weights + head.to(tl.int64) * T + t, mask=inside, other=0.0)
@@ -267,8 +267,8 @@ class _LinearAttention(torch.autograd.Function):
         _launch(_backward_queries_kernel, q, v, ctx.feature_map, ctx.sizes, *inputs, *outputs)
         # What reaches the sums after each segment: from the segments that follow, and from what was given on.
         later_s, later_z = _sum_later(each_s, of_total_s), _sum_later(each_z, of_total_z)
-        outputs = (later_s, later_z, weights, grad_weights, grad_k, grad_v)
-        _launch(_backward_keys_kernel, q, v, ctx.feature_map, ctx.sizes, *inputs, *outputs)
+        last = (later_s, later_z, weights, grad_weights, grad_k, grad_v)
+        _launch(_backward_keys_kernel, q, v, ctx.feature_map, ctx.sizes, *inputs, *last)
         # They are now those of the sums before each segment.
         return grad_q, grad_k, grad_v, later_s[:, :, 0], later_z[:, :, 0], None
 
