@@ -1,5 +1,8 @@
 """The engine for GPUs, run on the CPU as it would be recorded there: what it computes, and that it never waits."""
 
+import gc
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +12,8 @@ from sampling.cases import CHANGES, draw_tokens
 from tolerances import assert_agree
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from linformer_cli.attention.base import fork_state
 from linformer_cli.attention.kernels import linear as kernels
@@ -20,7 +25,7 @@ from linformer_cli.native.compiler import textbook_only
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.engines import TextbookEngine, choose_engine
 from linformer_cli.sampling.engines.base import collect_values, iter_values
-from linformer_cli.sampling.engines.cuda import CudaEngine, _Replayed
+from linformer_cli.sampling.engines.cuda import CudaEngine, _Graphs
 
 FLOAT32, BFLOAT16 = 1e-5, 0.05
 every_change = pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
@@ -128,6 +133,20 @@ def test_the_state_has_the_bytes_of_the_model_and_does_not_grow(build_tiny_model
     assert engine.state_bytes == model.state_bytes(9)
 
 
+class _OnlyOn(TorchDispatchMode):
+    """Every tensor that goes into an operation or comes out of one is on `device`."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_dispatch__(self, operation: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        found = operation(*arguments, **(named or {}))
+        for part in tree_leaves((arguments, named, found)):
+            assert not isinstance(part, Tensor) or part.device.type == self._device, f"{operation} on {part.device}"
+        return found
+
+
 @pytest.mark.parametrize("head", ["categorical", "mixture"])
 @pytest.mark.parametrize("filters", [Filters(), Filters(top_k=3, top_p=0.8)], ids=str)
 def test_nothing_inside_an_image_needs_the_host(build_tiny_model, head, filters) -> None:
@@ -141,9 +160,10 @@ def test_nothing_inside_an_image_needs_the_host(build_tiny_model, head, filters)
         state = model.init_state(3)
         state = state._replace(embedding=state.embedding._replace(position=torch.tensor(0)))
         engine = CudaEngine(model, 3, state)
-        for _ in range(2):
-            engine.take_step()
-            engine.draw_next(filters)
+        with _OnlyOn("cuda"):  # what lies on the host would have to be copied
+            for _ in range(2):
+                engine.take_step()
+                engine.draw_next(filters)
         assert engine._parameters.device.type == engine._tokens.device.type == "cuda"
         with pytest.raises(DataDependentOutputException):  # it is noticed: the model's own step does ask
             model.step(model.start_tokens(3), model.init_state(3))
@@ -153,23 +173,33 @@ def test_work_is_run_once_then_recorded_once_and_replayed(monkeypatch) -> None:
     done: list[str] = []
 
     class Graph:
-        def replay(self) -> None:
-            done.append("replayed")
+        def __init__(self, work: Callable[[], None]) -> None:
+            done.append("recorded")
+            self.replay = work
 
-    def record(replayed: Any) -> Graph:
-        done.append("recorded")
-        return Graph()
-
-    monkeypatch.setattr(_Replayed, "_record", record)
-    on_card = _Replayed(lambda: done.append("run"), torch.device("cuda"))
-    for _ in range(3):
-        on_card()
-    assert done == ["run", "recorded", "replayed", "replayed"]
+    monkeypatch.setattr(_Graphs, "_record", lambda graphs, work: Graph(work))
+    on_card = _Graphs(torch.device("cuda"))
+    for name in ("one", "one", "two", "one", "two"):
+        on_card.run(name, lambda name=name: done.append(name))
+    assert done == ["one", "recorded", "one", "two", "one", "recorded", "two"]
     done.clear()
-    elsewhere = _Replayed(lambda: done.append("run"), torch.device("cpu"))
+    elsewhere = _Graphs(torch.device("cpu"))
     for _ in range(3):
-        elsewhere()
+        elsewhere.run("one", lambda: done.append("run"))
     assert done == ["run"] * 3
+
+
+def test_an_engine_that_is_dropped_gives_its_memory_back_at_once(build_tiny_model) -> None:
+    model = build_tiny_model()
+    engine = CudaEngine(model, 2)
+    engine.draw_values(engine.step(model.start_tokens(2)), UniformStreams(0, range(2)), Filters(), 5)
+    dropped = weakref.ref(engine)
+    gc.disable()
+    try:
+        del engine
+        assert dropped() is None
+    finally:
+        gc.enable()
 
 
 def test_on_other_devices_it_does_not_serve(build_tiny_model) -> None:

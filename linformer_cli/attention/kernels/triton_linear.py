@@ -172,10 +172,11 @@ def _backward_queries_kernel(
 @triton.jit
 def _backward_keys_kernel(
     q, q_image, q_head, q_position, k, k_image, k_head, k_position, v, v_image, v_head, v_position,
-    g, g_image, g_head, g_position, later_s, later_z, weights, grad_weights, grad_k, grad_v, H, T, segments, chunks,
+    g, g_image, g_head, g_position, later_s, later_z, weights, grad_weights, grad_k, grad_v, grad_s, grad_z,
+    H, T, segments, chunks,
     MAP: tl.constexpr, C: tl.constexpr, V: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of keys and values, from later_s, later_z, those of the sums after each segment."""
+    """Gradients of keys, values and the sums before each segment, from later_s, later_z, those of the sums after it."""
     head, segment = tl.program_id(0), tl.program_id(1)
     index = head * segments + segment
     after_s = tl.load(later_s + _sums_places(index, C, V))
@@ -204,8 +205,8 @@ def _backward_keys_kernel(
         _store_rows(grad_v, of_values, head, H, T, t, inside, V)
         after_s += tl.dot(tl.trans(queries), gradient, input_precision=PRECISION)
         after_z += tl.sum(queries * of_weight[:, None], axis=0)
-    tl.store(later_s + _sums_places(index, C, V), after_s)
-    tl.store(later_z + index.to(tl.int64) * C + tl.arange(0, C), after_z)
+    tl.store(grad_s + _sums_places(index, C, V), after_s)
+    tl.store(grad_z + index.to(tl.int64) * C + tl.arange(0, C), after_z)
 
 
 def attend(
@@ -267,10 +268,10 @@ class _LinearAttention(torch.autograd.Function):
         _launch(_backward_queries_kernel, q, v, ctx.feature_map, ctx.sizes, *inputs, *outputs)
         # What reaches the sums after each segment: from the segments that follow, and from what was given on.
         later_s, later_z = _sum_later(each_s, of_total_s), _sum_later(each_z, of_total_z)
-        last = (later_s, later_z, weights, grad_weights, grad_k, grad_v)
+        grad_s, grad_z = torch.empty_like(later_s), torch.empty_like(later_z)
+        last = (later_s, later_z, weights, grad_weights, grad_k, grad_v, grad_s, grad_z)
         _launch(_backward_keys_kernel, q, v, ctx.feature_map, ctx.sizes, *inputs, *last)
-        # They are now those of the sums before each segment.
-        return grad_q, grad_k, grad_v, later_s[:, :, 0], later_z[:, :, 0], None
+        return grad_q, grad_k, grad_v, grad_s[:, :, 0], grad_z[:, :, 0], None
 
 
 def _sum_later(each: Tensor, last: Tensor | None) -> Tensor:

@@ -34,7 +34,6 @@ def _step_kernel(
     s_places = place * C * V + features[:, None] * V + channels[None, :]
     sums = tl.load(s + s_places)
     weights = tl.load(z + place * C + features) + key
-    tl.store(z + place * C + features, weights)
     numerator = tl.sum(query[:, None] * sums, axis=0) + tl.sum(query * key, axis=0) * value
     first = place * (FOLD - 1)
     if FOLD > 1:
@@ -48,6 +47,9 @@ def _step_kernel(
     nothing = weight == 0.0
     quotient = tl.where(nothing, 0.0, numerator / tl.where(nothing, 1.0, weight))
     tl.store(y + place * V + channels, quotient.to(y.dtype.element_ty))
+    # Several threads may have loaded the same number, and all of them must have before one of them writes.
+    tl.debug_barrier()
+    tl.store(z + place * C + features, weights)
     if slot == FOLD - 1:
         sums += key[:, None] * value[None, :]
         for row in tl.static_range(FOLD - 1):

@@ -5,7 +5,7 @@ an image. The state of `linear` is float32 and, where Triton is there, `FoldedSt
 writes the sums only every few steps. Without Triton the steps are torch's own, in the same graph.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, cast
 
 import torch
@@ -49,8 +49,7 @@ class CudaEngine(Engine):
         self._values = torch.zeros(positions, batch, dtype=torch.uint8, device=device)
         self._drawn = torch.zeros(1, dtype=torch.int64, device=device)
         self._finite = torch.ones((), dtype=torch.bool, device=device)
-        self._step = _Replayed(self.take_step, device)
-        self._advances: dict[Filters, _Replayed] = {}
+        self._graphs = _Graphs(device)
 
     @classmethod
     def refusal(cls, model: PixelModel) -> str | None:
@@ -76,7 +75,7 @@ class CudaEngine(Engine):
     def step(self, tokens_t: Tensor) -> Tensor:
         self._count_step()
         self._tokens.copy_(tokens_t)
-        self._step()
+        self._graphs.run("step", self.take_step)
         return self._parameters
 
     @torch.no_grad()
@@ -98,13 +97,12 @@ class CudaEngine(Engine):
             self.take_step()
             self.draw_next(filters)
 
-        replayed = self._advances.setdefault(filters, _Replayed(advance, self.model.device))
         for drawn in range(count):
             if before_step is not None:
                 before_step()
             if drawn:
                 self._count_step()
-                replayed()
+                self._graphs.run(filters, advance)
             else:
                 self.draw_next(filters)
         values = self._values[:count].T.clone(memory_format=torch.contiguous_format).cpu()
@@ -144,33 +142,34 @@ class CudaEngine(Engine):
         return LinearState(s, z)
 
 
-class _Replayed:
-    """Work that reads and writes the same tensors each time: on a CUDA device a graph from the second time on.
+class _Graphs:
+    """Pieces of work that read and write the same tensors each time: on a CUDA device graphs from the second time on.
 
-    The first time it runs as it is, which compiles and loads all that must not be while a graph is recorded.
+    The first time a piece runs as it is, which compiles and loads all that must not be while a graph is recorded.
     """
 
-    def __init__(self, work: Callable[[], None], device: torch.device) -> None:
-        self._work = work
+    def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._warm = False
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._warm: set[Hashable] = set()
+        # Graphs alone: who kept the work would keep the engine, and its memory, in a circle.
+        self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
 
-    def __call__(self) -> None:
-        if self._graph is None and self._warm and self._device.type == "cuda":
-            self._graph = self._record()
-        if self._graph is None:
-            self._work()
-            self._warm = True
+    def run(self, name: Hashable, work: Callable[[], None]) -> None:
+        """`work`, the same for the same `name`."""
+        if name in self._warm and self._device.type == "cuda":
+            if name not in self._graphs:
+                self._graphs[name] = self._record(work)
+            self._graphs[name].replay()
         else:
-            self._graph.replay()
+            work()
+            self._warm.add(name)
 
-    def _record(self) -> torch.cuda.CUDAGraph:
+    def _record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """What `work` launches, without running it."""
         with torch.cuda.device(self._device):
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                self._work()
+                work()
         return graph
 
 
