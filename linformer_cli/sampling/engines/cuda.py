@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linformer_cli.attention.base import measure_state_bytes
+from linformer_cli.attention.base import state_tensors
 from linformer_cli.attention.kernels import linear as kernels
 from linformer_cli.attention.kernels.folding import build_folded_state
 from linformer_cli.attention.linear import LinearAttention, LinearState
 from linformer_cli.errors import LintxError
-from linformer_cli.model.blocks import TransformerBlock
+from linformer_cli.model.blocks import LayerState, TransformerBlock
 from linformer_cli.model.embedding import EmbeddingState, PixelEmbedding
+from linformer_cli.model.grid_convolution import GridState
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.sampling.choose import Filters, UniformStreams
 
@@ -67,9 +68,10 @@ class CudaEngine(Engine):
 
     @property
     def state_bytes(self) -> int:
-        # The position, which folded states have too, is the same for all.
-        layers = sum(measure_state_bytes(layer[:4]) for layer in self._states)
-        return layers + measure_state_bytes((self._embedding.recent, self._embedding.position))
+        # Folded states share the position.
+        own = (self._embedding.recent, self._embedding.position, *self._states)
+        tensors = {id(part): part for part in state_tensors(own)}
+        return sum(part.numel() * part.element_size() for part in tensors.values())
 
     @torch.no_grad()
     def step(self, tokens_t: Tensor) -> Tensor:
@@ -132,8 +134,11 @@ class CudaEngine(Engine):
             raise ValueError(f"an image has {self._position} values, all of which are drawn")
         self._position += 1
 
-    def _own(self, block: TransformerBlock, layer: LinearState) -> Any:
+    def _own(self, block: TransformerBlock, layer: Any) -> Any:
         """The state as the steps of this layer update it in place."""
+        if isinstance(layer, LayerState):
+            recent, position = layer.convolution
+            return LayerState(self._own(block, layer.attention), GridState(recent.contiguous(), position.clone()))
         inner = cast(LinearAttention, block.attention.inner)
         s, z = (part.contiguous() for part in layer)
         shape, dtype = inner.shape, self.model.dtype
