@@ -117,6 +117,16 @@ def test_a_damaged_model_is_said_at_the_end(build_tiny_model, raises_one_line, h
         engine.draw_values(parameters, UniformStreams(0, range(3)), Filters(), 9)
 
 
+def test_what_is_drawn_is_always_a_value(build_tiny_model, monkeypatch) -> None:
+    """From no number a head may draw anything, and it is looked up before the host knows."""
+    model = build_tiny_model()
+    engine = CudaEngine(model, 3)
+    engine.step(model.start_tokens(3))
+    monkeypatch.setattr(model.head, "draw", lambda parameters, uniforms: torch.tensor([-5, 3, 300]).to(model.device))
+    engine.draw_next(Filters())
+    assert engine._tokens.tolist() == [0, 3, 15]
+
+
 def test_it_is_asked_before_every_value(build_tiny_model) -> None:
     model = build_tiny_model()
     engine, asked = CudaEngine(model, 1), []

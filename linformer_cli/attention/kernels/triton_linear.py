@@ -223,8 +223,8 @@ def attend(
 def cut_into_segments(batch: int, heads: int, length: int) -> tuple[int, int]:
     """How many segments the positions are cut into, so that there is work for the whole device, and their chunks."""
     chunks = -(-length // CHUNK)
-    segments = min(chunks, -(-WANTED_PROGRAMS // (batch * heads)))
-    per_segment = -(-chunks // segments)
+    wanted = -(-WANTED_PROGRAMS // (batch * heads))
+    per_segment = -(-chunks // wanted)
     return -(-chunks // per_segment), per_segment
 
 
