@@ -36,6 +36,6 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 def draw_tokens(model: PixelModel, batch: int) -> torch.Tensor:
-    """Start tokens, of all classes in turn, and random values, [batch, 60]; the same for every model of as many levels."""
+    """Start tokens, of all classes in turn, and random values, [batch, 60]: the same for models of as many levels."""
     values = torch.randint(0, model.config.image.levels, (batch, 60), generator=torch.Generator().manual_seed(3))
     return model.shift_values(values, model.take_turns(range(1, 1 + batch))).to(model.device)

@@ -54,9 +54,9 @@ def test_steps_are_those_of_the_model(build_tiny_model, changes, dtype, toleranc
 
 
 @pytest.mark.parametrize("known", [1, 9, 23, 40])
-@pytest.mark.parametrize("rows", [0, 2])
-def test_it_goes_on_from_what_attend_gave(build_tiny_model, known, rows) -> None:
-    model = build_tiny_model(convolution_rows=rows)
+@pytest.mark.parametrize("changes", [{}, {"convolution_rows": 2}, {"classes": 3, "context": "wide"}], ids=str)
+def test_it_goes_on_from_what_attend_gave(build_tiny_model, known, changes) -> None:
+    model = build_tiny_model(**changes)
     tokens = draw_tokens(model, 2)
     with torch.no_grad():
         expected, _ = model.attend(tokens[:1])
@@ -135,9 +135,9 @@ def test_it_is_asked_before_every_value(build_tiny_model) -> None:
     assert len(asked) == 9
 
 
-@pytest.mark.parametrize("rows", [0, 2])
-def test_the_state_has_the_bytes_of_the_model_and_does_not_grow(build_tiny_model, rows) -> None:
-    model = build_tiny_model(convolution_rows=rows)
+@pytest.mark.parametrize("changes", [{}, {"convolution_rows": 2}, {"classes": 3}], ids=str)
+def test_the_state_has_the_bytes_of_the_model_and_does_not_grow(build_tiny_model, changes) -> None:
+    model = build_tiny_model(**changes)
     engine = CudaEngine(model, 9)
     assert engine.state_bytes == model.state_bytes(9)
     for token in draw_tokens(model, 9)[:, :5].unbind(dim=1):
@@ -161,10 +161,10 @@ class _OnlyOn(TorchDispatchMode):
 
 @pytest.mark.parametrize("head", ["categorical", "mixture"])
 @pytest.mark.parametrize("filters", [Filters(), Filters(top_k=3, top_p=0.8)], ids=str)
-@pytest.mark.parametrize("rows", [0, 2])
-def test_nothing_inside_an_image_needs_the_host(build_tiny_model, head, filters, rows) -> None:
+@pytest.mark.parametrize("changes", [{}, {"convolution_rows": 2}, {"classes": 3, "context": "wide"}], ids=str)
+def test_nothing_inside_an_image_needs_the_host(build_tiny_model, head, filters, changes) -> None:
     """On tensors that have a device and no contents: whatever asks for a number, or mixes devices, fails."""
-    model, fake = build_tiny_model(head=head, convolution_rows=rows).cpu(), FakeTensorMode()
+    model, fake = build_tiny_model(head=head, **changes).cpu(), FakeTensorMode()
     with fake, torch.no_grad(), textbook_only():
         for module in model.modules():
             for tensors in (module._parameters, module._buffers):

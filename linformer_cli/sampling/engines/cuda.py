@@ -69,7 +69,7 @@ class CudaEngine(Engine):
     @property
     def state_bytes(self) -> int:
         # Folded states share the position.
-        own = (self._embedding.recent, self._embedding.position, *self._states)
+        own = (self._embedding.recent, self._embedding.position, self._embedding.label, *self._states)
         tensors = {id(part): part for part in state_tensors(own)}
         return sum(part.numel() * part.element_size() for part in tensors.values())
 
@@ -189,9 +189,11 @@ class _Embedding:
         self.position = torch.tensor(start, device=device)
         self._levels, self._reach, self._table = embedding.levels, reach, embedding.values
         self._slots = torch.where(sources < 0, -1, sources % reach)
-        self._rows = torch.arange(sources.shape[1], device=device) * (embedding.levels + 1)
+        self._rows = torch.arange(embedding.slots, device=device) * (embedding.levels + 1)
         self._places = embedding.places().to(dtype)
         self._beside = embedding.sinusoids is not None
+        self._surroundings, self._classes = embedding.surroundings, embedding.classes
+        self.label = state.label.clone()
 
     def read(self, tokens_t: Tensor) -> Tensor:
         """The vectors [B, D] of the next token int64 [B]."""
@@ -202,7 +204,13 @@ class _Embedding:
         slots = self._slots.index_select(0, position).squeeze(0)
         values = self.recent.index_select(1, slots.clamp(min=0)).long()
         values = torch.where(slots < 0, self._levels, values)
-        x = functional.embedding_bag(values + self._rows, self._table, mode="sum")
+        x = functional.embedding_bag(values[:, : len(self._rows)] + self._rows, self._table, mode="sum")
         place = self._places.index_select(0, position)
+        x = torch.cat([x, place.expand(len(x), -1)], dim=-1) if self._beside else x + place
+        if self._surroundings is not None:
+            x = x + self._surroundings(values[:, len(self._rows) :])
+        if self._classes is not None:
+            self.label.copy_(torch.where(position == 0, tokens_t.unsqueeze(1), self.label))
+            x = x + self._classes(self.label.squeeze(1))
         self.position += 1
-        return torch.cat([x, place.expand(len(x), -1)], dim=-1) if self._beside else x + place
+        return x
