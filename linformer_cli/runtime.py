@@ -126,7 +126,7 @@ def describe_environment() -> dict[str, Any]:
     """What a figure depends on: versions, processor, threads, GPUs. Plain values, ready for JSON."""
     import torch
 
-    packages = ("numpy", "pillow", "pydantic", "rich", "safetensors", "torch", "torchvision", "typer")
+    packages = ("numpy", "pillow", "pydantic", "rich", "safetensors", "torch", "torchvision", "triton", "typer")
     return {
         "versions": {
             "lintx": __version__,

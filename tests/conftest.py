@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from machine import prepare_triton
 
 from linformer_cli.checkpoint import (
     CheckpointInfo,
@@ -21,6 +22,8 @@ from linformer_cli.errors import LintxError
 from linformer_cli.model.pixel_model import PixelModel
 
 BuildModel = Callable[..., PixelModel]
+
+prepare_triton()
 
 
 @pytest.fixture(scope="session")

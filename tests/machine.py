@@ -1,7 +1,19 @@
 """What the tests expect of the machine that they run on."""
 
+import os
 import shutil
+
+import torch
 
 HAS_COMPILER = any(map(shutil.which, ("c++", "g++", "clang++")))
 # What `--engine auto` takes for linear attention in float32.
 FASTEST_ENGINE = "native" if HAS_COMPILER else "textbook"
+# Kernels in Triton run where they are meant to, or else on the CPU, in Triton's own interpreter.
+TRITON_DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+NO_TRITON = "Triton is not installed"
+
+
+def prepare_triton() -> None:
+    """Before Triton is imported, by whatever: it decides then how kernels run."""
+    if TRITON_DEVICE.type == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"

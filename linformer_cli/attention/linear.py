@@ -10,7 +10,9 @@ from torch.nn import functional
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
 from .causal_sums import causal_sums, divide_by_weight
 from .feature_maps import FEATURE_MAPS, FeatureMap, Learned
+from .kernels import folding
 from .kernels import linear as kernels
+from .kernels.folding import FoldedState
 
 
 class LinearOptions(AttentionOptions):
@@ -63,7 +65,7 @@ class LinearAttention(Attention):
             self.feature_map = FEATURE_MAPS[options.feature_map](shape.heads, shape.key_width)
 
     def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
-        return kernels.serves(self.options.feature_map, device, dtype)
+        return kernels.serves(self.options.feature_map, device, dtype, self.shape.key_width, self.shape.value_width)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
@@ -91,8 +93,10 @@ class LinearAttention(Attention):
 
     @torch.no_grad()
     def step(
-        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LinearState, extra_t: Tensor | None = None
-    ) -> tuple[Tensor, LinearState]:
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any, extra_t: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        if isinstance(state, FoldedState):  # that of an engine on a GPU
+            return folding.step(q_t, k_t, v_t, state, self.options.feature_map), state
         if torch.is_autocast_enabled(q_t.device.type):
             # Not every time: to enter it takes a good part of so short a step, and hardly anyone steps under autocast.
             with torch.autocast(q_t.device.type, enabled=False):

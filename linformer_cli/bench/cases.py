@@ -1,6 +1,5 @@
 """What is timed: ways of sampling, each as work that can be repeated."""
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ from linformer_cli.attention.base import fork_state
 from linformer_cli.errors import Interrupted
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.sampling.choose import Filters, UniformStreams
-from linformer_cli.sampling.decode import iter_values
 from linformer_cli.sampling.engines import AUTO, build_engine, choose_engine
 
 # Where along the image a case whose cost grows with the position is timed, as shares of T. The midpoints of equal
@@ -66,9 +64,7 @@ def build_step_case(model: PixelModel, batch: int, check: Check = None, engine: 
     def work(steps: int) -> None:
         stepper = build_engine(chosen, model, batch)
         first = stepper.step(model.start_tokens(batch))
-        drawn = iter_values(stepper, first, UniformStreams(0, range(batch)), Filters(), check)
-        for values in itertools.islice(drawn, steps):
-            del values
+        stepper.draw_values(first, UniformStreams(0, range(batch)), Filters(), steps, check)
 
     return Case(model.config.attention, name_method(model, chosen), batch, work, positions, model.state_bytes(batch))
 
@@ -85,13 +81,12 @@ def build_middle_case(
     start = max(1, (positions - steps * repeats) // 2)
     chosen = choose_engine(engine, model).value
     stepper = build_engine(chosen, model, batch, place_state(model, batch, start))
-    first = stepper.step(torch.zeros(batch, dtype=torch.int64, device=model.device))
-    drawn = iter_values(stepper, first, UniformStreams(0, range(batch)), Filters(), check)
+    streams = UniformStreams(0, range(batch))
 
     @torch.no_grad()
     def work(steps: int) -> None:
-        for values in itertools.islice(drawn, steps):
-            del values
+        parameters = stepper.step(torch.zeros(batch, dtype=torch.int64, device=model.device))
+        stepper.draw_values(parameters, streams, Filters(), steps, check)
 
     name, state_bytes = name_method(model, chosen), model.state_bytes(batch)
     return Case(model.config.attention, name, batch, work, steps, state_bytes, warm_up_steps=1)

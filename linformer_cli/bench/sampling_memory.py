@@ -16,7 +16,6 @@ from linformer_cli.config import ModelConfig
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.runtime import synchronize, torch_dtype
 from linformer_cli.sampling.choose import Filters, UniformStreams
-from linformer_cli.sampling.decode import iter_values
 from linformer_cli.sampling.engines import AUTO, build_engine
 
 from .cases import place_state
@@ -87,9 +86,7 @@ def build_last_steps(setup: SamplingSetup) -> tuple[Callable[[], None], int]:
     def step(batch: int) -> None:
         stepper = build_engine(engine, model, batch, fork_state(placed, batch))
         first = stepper.step(torch.zeros(batch, dtype=torch.int64, device=setup.device))
-        drawn = iter_values(stepper, first, UniformStreams(0, range(batch)), Filters())
-        for _ in zip(range(min(STEPS, positions - 1)), drawn, strict=False):
-            pass
+        stepper.draw_values(first, UniformStreams(0, range(batch)), Filters(), min(STEPS, positions - 1))
 
     step(1)
     return lambda: step(setup.batch), model.state_bytes(setup.batch)

@@ -2,7 +2,7 @@
 
 import typer
 
-from . import bench_approximation, bench_attention, bench_copy, bench_paper, bench_sample, bench_train
+from . import bench_approximation, bench_attention, bench_copy, bench_gpu, bench_paper, bench_sample, bench_train
 
 app = typer.Typer(
     help="""Measure speed, memory, learning and approximation.
@@ -17,6 +17,7 @@ app = typer.Typer(
     - `lintx bench copy --budget 10m --plot copy.png`
     - `lintx bench approximation --plot errors.svg`
     - `lintx bench paper --budget 10m`
+    - `lintx bench gpu --out gpu.json`
     """,
     no_args_is_help=True,
     rich_markup_mode="markdown",
@@ -27,4 +28,5 @@ app.command("train")(bench_train.train)
 app.command("attention")(bench_attention.attention)
 app.command("copy")(bench_copy.copy)
 app.command("paper")(bench_paper.paper)
+app.command("gpu")(bench_gpu.gpu)
 app.command("approximation")(bench_approximation.approximation)

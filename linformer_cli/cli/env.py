@@ -13,9 +13,12 @@ def env(json: options.Json = False) -> None:
 
     - `lintx env --json`
     """
+    import torch
+
     from linformer_cli.attention.kernels import linear as attention
     from linformer_cli.checkpoint import shipped_checkpoints
     from linformer_cli.native.compiler import describe_library
+    from linformer_cli.native.gpu import triton_refusal
     from linformer_cli.runtime import choose_device, choose_precision, describe_environment
     from linformer_cli.sampling.engines import native as engine
 
@@ -27,6 +30,7 @@ def env(json: options.Json = False) -> None:
         facts[f"auto_precision_{purpose}"] = f"{choice.value} ({choice.reason})"
     facts["native_engine"] = describe_library(engine.SOURCE)
     facts["native_attention"] = describe_library(attention.SOURCE)
+    facts["triton_kernels"] = triton_refusal(torch.device(device.value)) or "to be had"
     facts["shipped_checkpoints"] = {name: str(path) for name, path in shipped_checkpoints().items()}
     if json:
         print_json(facts)

@@ -103,7 +103,8 @@ class GridConvolution(nn.Module):
         inside = (column >= 0) & (column < self.row)
         weight = self.weight.to(x_t.dtype) * inside.unsqueeze(-1)
         y_t = x_t + (recent[:, (position - back) % self.reach] * weight).sum(dim=1)
-        recent[:, position % self.reach] = x_t
+        # Not by indexing, which would ask a GPU for the position.
+        recent.index_copy_(1, (position % self.reach).unsqueeze(0), x_t.to(recent.dtype).unsqueeze(1))
         return y_t, GridState(recent, position.add_(1))
 
     def list_places(self, positions: int) -> Tensor:

@@ -49,9 +49,14 @@ def textbook_only() -> Iterator[None]:
         _allowed.reset(token)
 
 
+def compiled_allowed() -> bool:
+    """Whether compiled forms may be used here: not inside `textbook_only`."""
+    return _allowed.get()
+
+
 def has_library(source: Path) -> bool:
     """Whether the library of `source` may be used here and can be had."""
-    return _allowed.get() and not isinstance(_outcome(source), NoCompiler)
+    return compiled_allowed() and not isinstance(_outcome(source), NoCompiler)
 
 
 @functools.cache

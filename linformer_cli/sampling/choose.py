@@ -11,6 +11,8 @@ from torch import Tensor
 from linformer_cli.errors import UsageError
 from linformer_cli.model.heads import Head, invert_cumulative
 
+from .philox import draw_uniforms
+
 _BLOCK = 64
 
 
@@ -50,18 +52,34 @@ class UniformStreams:
     """
 
     def __init__(self, seed: int, indices: Sequence[int]) -> None:
-        self._generators = [np.random.Philox(key=np.array([seed, index], dtype=np.uint64)) for index in indices]
+        self._seed, self._indices = seed, indices
+        self._taken = 0
+        self._generators: list[np.random.Philox] = []
         self._block: NDArray[np.float64] = np.empty((len(indices), 0))
         self._used = 0
 
     def take(self) -> Tensor:
         """The next uniform number in [0, 1) of every stream: float64 [B] on the CPU."""
+        if not self._generators:
+            keys = [np.array([self._seed, index], dtype=np.uint64) for index in self._indices]
+            self._generators = [np.random.Philox(key=key) for key in keys]
+            for generator in self._generators if self._taken else ():
+                generator.random_raw(self._taken)
         if self._used == self._block.shape[1]:
             # The raw words are numpy's promise for ever, its distributions are not; 53 bits fill a float64.
             words = np.stack([generator.random_raw(_BLOCK) for generator in self._generators])
             self._block, self._used = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53, 0
         self._used += 1
+        self._taken += 1
         return torch.from_numpy(self._block[:, self._used - 1].copy())
+
+    def take_many(self, count: int, device: torch.device) -> Tensor:
+        """The next `count` of every stream, as `take` gives them one by one: float64 [count, B], made on `device`."""
+        numbers = draw_uniforms(self._seed, self._indices, self._taken, count, device)
+        self._taken += count
+        # Those of numpy are behind now.
+        self._generators, self._used = [], self._block.shape[1]
+        return numbers
 
 
 def filter_log_probabilities(log_probabilities: Tensor, filters: Filters) -> Tensor:

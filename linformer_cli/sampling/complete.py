@@ -13,7 +13,7 @@ from linformer_cli.errors import UsageError
 from linformer_cli.model.pixel_model import PixelModel
 
 from .choose import Filters, UniformStreams
-from .decode import collect_values, draw_in_batches, iter_values
+from .decode import draw_in_batches
 from .engines import AUTO, build_engine
 
 
@@ -89,8 +89,7 @@ def complete_values(
         streams, copies = UniformStreams(seed, indices), len(indices)
         first = parameters[:, -1].expand(copies, -1)
         stepper = build_engine(engine, model, copies, fork_state(state, copies))
-        drawn = iter_values(stepper, first, streams, filters or Filters())
-        rest = collect_values(drawn, copies, positions - known).long()
+        rest = stepper.draw_values(first, streams, filters or Filters(), positions - known).long()
         completed = torch.cat([original[:known].expand(copies, -1), rest], dim=1)
         return completed, _bits(model, completed, labels)
 

@@ -1,6 +1,5 @@
 """Images drawn value by value: an engine steps the model, this draws from what it predicts."""
 
-import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,9 +16,7 @@ from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.runtime import is_out_of_memory
 
 from .choose import Filters, UniformStreams
-from .engines import AUTO, Engine, build_engine
-
-_CHECK_EVERY = 64
+from .engines import AUTO, build_engine
 
 Drawn = TypeVar("Drawn")
 # The class of image number i at i.
@@ -34,42 +31,6 @@ class SampledBatch:
     values: Tensor
     seconds: float
     state_bytes: int
-
-
-@torch.no_grad()
-def iter_values(
-    engine: Engine,
-    parameters: Tensor,
-    streams: UniformStreams,
-    filters: Filters,
-    before_step: Callable[[], None] | None = None,
-) -> Iterator[Tensor]:
-    """Draw values int64 [B] from `parameters` [B, P], step `engine`, draw the next, without end.
-
-    `before_step` is called before every step, and may raise to give up. Raises `LintxError` when the model gives no
-    numbers.
-    """
-    for step in itertools.count():
-        if before_step is not None:
-            before_step()
-        # Now and then, since it makes a GPU wait; a state that is no number stays so.
-        if step % _CHECK_EVERY == 0 and not bool(torch.isfinite(parameters).all()):
-            raise LintxError("the model's prediction is not a finite number: its weights are damaged")
-        values = engine.draw(parameters, streams.take(), filters)
-        yield values
-        parameters = engine.step(values)
-
-
-def collect_values(drawn: Iterator[Tensor], batch: int, positions: int) -> Tensor:
-    """The next `positions` values of `drawn` as uint8 [B, positions] on the CPU.
-
-    Each is written into its place at once. Keeping a small tensor per step instead pins the heap around the large ones
-    of every step, and memory would grow with the image after all.
-    """
-    values = torch.empty(positions, batch, dtype=torch.uint8)
-    for position, column in enumerate(itertools.islice(drawn, positions)):
-        values[position] = column
-    return values.T.contiguous()
 
 
 @torch.no_grad()
@@ -93,8 +54,7 @@ def sample_values(
     stepper = build_engine(engine, model, batch)
     streams = UniformStreams(seed, indices)
     first = stepper.step(model.start_tokens(batch, chosen))
-    drawn = iter_values(stepper, first, streams, filters or Filters(), before_step)
-    values = collect_values(drawn, batch, positions)
+    values = stepper.draw_values(first, streams, filters or Filters(), positions, before_step)
     return SampledBatch(indices, values, time.perf_counter() - began, stepper.state_bytes)
 
 

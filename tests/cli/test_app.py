@@ -8,7 +8,15 @@ import pytest
 COMMANDS = [
     *("train", "sample", "complete", "eval", "check", "bench", "compare", "plot", "attentions", "info", "export", "env")
 ]
-BENCHES = ["bench sample", "bench train", "bench attention", "bench copy", "bench approximation", "bench paper"]
+BENCHES = [
+    "bench sample",
+    "bench train",
+    "bench attention",
+    "bench copy",
+    "bench approximation",
+    "bench paper",
+    "bench gpu",
+]
 ROOT = Path(__file__).parents[2]
 
 
@@ -25,6 +33,7 @@ ROOT = Path(__file__).parents[2]
         ["bench", "train"],
         ["bench", "attention"],
         ["bench", "paper"],
+        ["bench", "gpu"],
         ["bench", "approximation"],
         ["compare"],
         ["plot"],

@@ -11,8 +11,9 @@ from linformer_cli.errors import LintxError, UsageError
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.complete import complete_values, parse_keep
-from linformer_cli.sampling.decode import iter_values, sample_values
+from linformer_cli.sampling.decode import sample_values
 from linformer_cli.sampling.engines import TextbookEngine
+from linformer_cli.sampling.engines.base import iter_values
 
 GREY = ImageShape(height=28, width=28)
 COLOUR = ImageShape(height=32, width=20, channels=3)

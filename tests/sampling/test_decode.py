@@ -12,8 +12,9 @@ from linformer_cli.data.sequence import values_to_images
 from linformer_cli.errors import LintxError
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.choose import Filters, UniformStreams
-from linformer_cli.sampling.decode import draw_in_batches, iter_samples, iter_values, sample_images, sample_values
+from linformer_cli.sampling.decode import draw_in_batches, iter_samples, sample_images, sample_values
 from linformer_cli.sampling.engines import TextbookEngine
+from linformer_cli.sampling.engines.base import iter_values
 
 KINDS = [(attention, head) for attention in ("linear", "softmax") for head in ("categorical", "mixture")]
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from machine import HAS_COMPILER
+from sampling.cases import CHANGES, draw_tokens
 from tolerances import assert_agree
 
 from linformer_cli.attention.base import fork_state
@@ -24,32 +25,6 @@ from linformer_cli.sampling.engines.native import FEW, NativeEngine
 
 FLOAT32, BFLOAT16 = 1e-5, 0.05
 needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="the native engine needs a C++ compiler")
-CHANGES: dict[str, dict[str, Any]] = {
-    "as it is": {},
-    "post norm": {"norm": "post"},
-    "relu": {"activation": "relu"},
-    "relu map": {"attention_options": {"feature_map": "relu"}},
-    "previous": {"context": "previous"},
-    "the paper's": {
-        "norm": "post",
-        "activation": "relu",
-        "embedding": "paper",
-        "context": "previous",
-        "head": "mixture",
-    },
-    "mixture": {"head": "mixture"},
-    "three layers, odd widths": {"layers": 3, "width": 20, "head_width": 7, "heads": 3, "feed_forward": 29},
-    "classes": {"classes": 3},
-    "the paper's with classes": {"classes": 3, "embedding": "paper", "context": "previous"},
-    "colour": {"image": ImageShape(height=5, width=4, channels=3, levels=256)},
-    "convolution": {"convolution_rows": 3},
-    "wide": {"context": "wide"},
-    "wide, colour, odd widths": {
-        **{"context": "wide", "width": 21, "feed_forward": 19, "norm": "post"},
-        "image": ImageShape(height=5, width=4, channels=3, levels=256),
-    },
-    "convolution, wide": {"convolution_rows": 2, "convolution_side": 1, "width": 276, "norm": "post"},
-}
 every_change = pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
 # Images that all threads work on together, and images that are shared out among three.
 every_batch = pytest.mark.parametrize(
@@ -77,11 +52,6 @@ def build_tiny_model(build_tiny_model: Callable[..., PixelModel]) -> Callable[..
 def use_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Images are shared out as for so many threads, however many there are."""
     return lambda threads: monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-
-
-def draw_tokens(model: Any, batch: int) -> torch.Tensor:
-    values = torch.randint(0, model.config.image.levels, (batch, 60), generator=torch.Generator().manual_seed(3))
-    return model.shift_values(values, model.take_turns(range(1, 1 + batch)))
 
 
 @needs_compiler
@@ -241,7 +211,7 @@ def test_an_engine_can_be_evaluated(build_tiny_model) -> None:
     model = build_tiny_model()
     images = sample_values(model, range(7), seed=1).values.view(7, 8, 8, 1).mul(16).numpy()
     parallel = measure_nats(model, images, batch=3).describe()
-    for name in ENGINES:
+    for name in (name for name, engine in ENGINES.items() if engine.refusal(model) is None):
         nats = functools.partial(stepped_nats, model, engine=name)
         stepped = measure_nats(model, images, batch=3, nats=nats).describe()
         assert stepped.bits_per_dim == pytest.approx(parallel.bits_per_dim, abs=1e-5)

@@ -1,4 +1,6 @@
-"""The compiled form of linear attention on the CPU: one pass over the positions forward, two backward.
+"""The compiled forms of linear attention: which there is, and that of the CPU. `triton_linear.py` is a GPU's.
+
+On the CPU it is one pass over the positions forward, two backward.
 
     y_t = phi(q_t) s_t / (phi(q_t) . z_t),    s_t = s + sum over j <= t of phi(k_j) v_j^T,    z_t = z + sum of phi(k_j)
 
@@ -17,6 +19,7 @@ from torch import Tensor
 
 from linformer_cli.attention.base import accumulator_dtype
 from linformer_cli.native.compiler import has_library, load_library
+from linformer_cli.native.gpu import has_triton
 
 SOURCE = Path(__file__).with_name("linear.cpp")
 # Features that are never negative. Where they are, denominators may nearly cancel, and the pairwise products of the
@@ -43,9 +46,19 @@ class _Call(ctypes.Structure):
     ]
 
 
-def serves(feature_map: str, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether inputs of this type can be computed here, with this map."""
-    return feature_map in MAPS and device.type == "cpu" and dtype in _ELEMENTS and has_library(SOURCE)
+# What Triton's kernels take: whole tiles of a matrix unit, and sums that fit on the chip.
+TRITON_WIDTHS = (16, 32, 64)
+TRITON_TYPES = (torch.float32, torch.bfloat16)
+
+
+def serves(feature_map: str, device: torch.device, dtype: torch.dtype, key_width: int, value_width: int) -> bool:
+    """Whether inputs of this type can be computed by compiled kernels, with this map and these widths of a head."""
+    if feature_map not in MAPS:
+        return False
+    if device.type == "cpu":
+        return dtype in _ELEMENTS and has_library(SOURCE)
+    fits = key_width in TRITON_WIDTHS and value_width in TRITON_WIDTHS
+    return fits and dtype in TRITON_TYPES and has_triton(device)
 
 
 def attend(
@@ -54,19 +67,27 @@ def attend(
     """Outputs [B, H, T, V] for q, k [B, H, T, C] and v [B, H, T, V], and s [B, H, C, V], z [B, H, C] after them.
 
     `s` and `z` are those before (None: no positions); `feature_map` is one of `MAPS`. q, k and v are of one type, which
-    the outputs have too; s and z are in its accumulator's. Differentiable once, in everything. Raises `ValueError`
-    where types or sizes do not fit: the kernels would read whatever lies behind a tensor.
+    the outputs have too; s and z are in its accumulator's. Differentiable once, in everything. Raises as `require_fit`.
     """
+    require_fit(q, k, v, s, z)
+    if q.device.type != "cpu":
+        from . import triton_linear  # where it is served, Triton is there
+
+        return triton_linear.attend(q, k, v, s, z, feature_map)
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    s, z = (None if x is None else x.to(accumulator_dtype(q.dtype)).contiguous() for x in (s, z))
+    y, total_s, total_z = _LinearAttention.apply(q, k, v, s, z, MAPS[feature_map])
+    return y, total_s, total_z
+
+
+def require_fit(q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, z: Tensor | None) -> None:
+    """Raises `ValueError` where types or sizes do not fit: the kernels would read whatever lies behind a tensor."""
     sizes = [q.shape, (*q.shape[:3], v.shape[-1]), (*q.shape[:2], q.shape[3], v.shape[-1]), (*q.shape[:2], q.shape[3])]
     given = [k, v, s, z]
     if any(x is not None and x.shape != torch.Size(size) for x, size in zip(given, sizes, strict=True)):
         raise ValueError(f"sizes do not fit: {[None if x is None else list(x.shape) for x in (q, *given)]}")
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"q, k and v are of several types: {q.dtype}, {k.dtype}, {v.dtype}")
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    s, z = (None if x is None else x.to(accumulator_dtype(q.dtype)).contiguous() for x in (s, z))
-    y, total_s, total_z = _LinearAttention.apply(q, k, v, s, z, MAPS[feature_map])
-    return y, total_s, total_z
 
 
 class _LinearAttention(torch.autograd.Function):
@@ -76,7 +97,7 @@ class _LinearAttention(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         dtype = accumulator_dtype(q.dtype)
         batch, heads, length, features = q.shape
-        y = _empty_like_projection(v)
+        y = empty_like_projection(v)
         total_s = torch.empty(batch, heads, features, v.shape[-1], dtype=dtype)
         total_z = torch.empty(batch, heads, features, dtype=dtype)
         weights = torch.empty(batch, heads, length, dtype=dtype)
@@ -97,7 +118,7 @@ class _LinearAttention(torch.autograd.Function):
         q, k, v, s, z, weights = ctx.saved_tensors
         y, total_s, total_z = gradients
         y = torch.zeros_like(v) if y is None else y
-        grad_q, grad_k, grad_v = (_empty_like_projection(x) for x in (q, k, v))
+        grad_q, grad_k, grad_v = (empty_like_projection(x) for x in (q, k, v))
         grad_s, grad_z = (None if x is None else torch.empty_like(x) for x in (s, z))
         _call(
             "lintx_linear_backward",
@@ -115,7 +136,7 @@ class _LinearAttention(torch.autograd.Function):
         return grad_q, grad_k, grad_v, grad_s, grad_z, None
 
 
-def _empty_like_projection(x: Tensor) -> Tensor:
+def empty_like_projection(x: Tensor) -> Tensor:
     """Room for a tensor like x [B, H, T, width], where the heads of a position lie side by side, as layers have it."""
     batch, heads, length, width = x.shape
     return x.new_empty(batch, length, heads, width).transpose(1, 2)

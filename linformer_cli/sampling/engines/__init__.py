@@ -5,11 +5,12 @@ from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.runtime import Choice
 
 from .base import Engine as Engine
+from .cuda import CudaEngine
 from .native import NativeEngine
 from .textbook import TextbookEngine as TextbookEngine
 
 # From the fastest to the one that serves everything.
-ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (NativeEngine, TextbookEngine)}
+ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (NativeEngine, CudaEngine, TextbookEngine)}
 AUTO = "auto"
 
 

@@ -1,0 +1,301 @@
+"""The compiled form of linear attention on a CUDA device, in Triton: chunks whose running sums stay on the chip.
+
+    y_t = phi(q_t) s_t / (phi(q_t) . z_t),    s_t = s + sum over j <= t of phi(k_j) v_j^T,    z_t = z + sum of phi(k_j)
+
+One program takes one head through its positions, a chunk at a time: products inside a chunk are taken pairwise under a
+triangular mask, what lies before enters through s and z, which never leave the chip in between. Where images and heads
+are too few to fill the device, the positions are cut into segments too: a first pass sums each of them up, and a
+running sum over segments gives each its start. Feature map, normaliser, division and the conversion of bfloat16 happen
+on the way. The backward pass keeps the inputs, the denominators and the starts of segments: one pass forwards for the
+queries, one backwards, which carries the gradient of s and z, for keys and values.
+
+Textbook: `causal_sums` and `divide_by_weight`. Importing this file needs Triton; `gpu.py` of `native` says whether it
+is there.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .linear import MAPS, empty_like_projection
+
+CHUNK = 64
+# About two for each multiprocessor of a large device.
+WANTED_PROGRAMS = 256
+
+
+@triton.jit
+def phi(x, MAP: tl.constexpr):
+    """The feature map, number `MAP` of `MAPS`."""
+    if MAP == 0:
+        return tl.exp(tl.minimum(x, 0.0)) + tl.maximum(x, 0.0)
+    else:
+        return tl.maximum(x, 0.0)
+
+
+@triton.jit
+def _slope(features, MAP: tl.constexpr):
+    """Its derivative, from what it gave."""
+    if MAP == 0:
+        return tl.minimum(features, 1.0)
+    else:
+        return tl.where(features > 0.0, 1.0, 0.0)
+
+
+@triton.jit
+def _load_rows(x, head, H, image_stride, head_stride, position_stride, t, inside, WIDTH: tl.constexpr):
+    """Rows t of one head of x [B, H, T, WIDTH], in float32, 0 where there are none; `head` counts over all images."""
+    start = x + (head // H).to(tl.int64) * image_stride + (head % H).to(tl.int64) * head_stride
+    places = t.to(tl.int64)[:, None] * position_stride + tl.arange(0, WIDTH)[None, :]
+    return tl.load(start + places, mask=inside[:, None], other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _store_rows(x, rows, head, H, T, t, inside, WIDTH: tl.constexpr):
+    """Write rows t of one head of x [B, H, T, WIDTH], where the heads of a position lie side by side."""
+    row = ((head // H).to(tl.int64) * T + t) * H + head % H
+    places = row[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    tl.store(x + places, rows.to(x.dtype.element_ty), mask=inside[:, None])
+
+
+@triton.jit
+def _sums_places(index, C: tl.constexpr, V: tl.constexpr):
+    """Where number `index` of sums [.., C, V] lies."""
+    return index.to(tl.int64) * C * V + tl.arange(0, C)[:, None] * V + tl.arange(0, V)[None, :]
+
+
+@triton.jit
+def _sum_kernel(
+    k, k_image, k_head, k_position, v, v_image, v_head, v_position, s, z, H, T, segments, chunks,
+    MAP: tl.constexpr, C: tl.constexpr, V: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """s [B, H, segments, C, V] and z [B, H, segments, C] of every segment of `chunks` chunks alone."""
+    head, segment = tl.program_id(0), tl.program_id(1)
+    total_s, total_z = tl.zeros((C, V), dtype=tl.float32), tl.zeros((C,), dtype=tl.float32)
+    for chunk in range(chunks):
+        t = (segment * chunks + chunk) * SIZE + tl.arange(0, SIZE)
+        inside = t < T
+        keys = phi(_load_rows(k, head, H, k_image, k_head, k_position, t, inside, C), MAP)
+        keys = tl.where(inside[:, None], keys, 0.0)
+        values = _load_rows(v, head, H, v_image, v_head, v_position, t, inside, V)
+        total_s += tl.dot(tl.trans(keys), values, input_precision=PRECISION)
+        total_z += tl.sum(keys, axis=0)
+    index = head * segments + segment
+    tl.store(s + _sums_places(index, C, V), total_s)
+    tl.store(z + index.to(tl.int64) * C + tl.arange(0, C), total_z)
+
+
+@triton.jit
+def _forward_kernel(
+    q, q_image, q_head, q_position, k, k_image, k_head, k_position, v, v_image, v_head, v_position,
+    s, z, y, weights, total_s, total_z, H, T, segments, chunks,
+    MAP: tl.constexpr, C: tl.constexpr, V: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """y and its denominators `weights`, from the sums s, z before each segment; and the sums after the last."""
+    head, segment = tl.program_id(0), tl.program_id(1)
+    index = head * segments + segment
+    before_s = tl.load(s + _sums_places(index, C, V))
+    before_z = tl.load(z + index.to(tl.int64) * C + tl.arange(0, C))
+    rows = tl.arange(0, SIZE)
+    causal = rows[:, None] >= rows[None, :]
+    for chunk in range(chunks):
+        t = (segment * chunks + chunk) * SIZE + rows
+        inside = t < T
+        queries = phi(_load_rows(q, head, H, q_image, q_head, q_position, t, inside, C), MAP)
+        keys = phi(_load_rows(k, head, H, k_image, k_head, k_position, t, inside, C), MAP)
+        keys = tl.where(inside[:, None], keys, 0.0)
+        values = _load_rows(v, head, H, v_image, v_head, v_position, t, inside, V)
+        scores = tl.where(causal, tl.dot(queries, tl.trans(keys), input_precision=PRECISION), 0.0)
+        numerator = tl.dot(scores, values, input_precision=PRECISION)
+        numerator += tl.dot(queries, before_s, input_precision=PRECISION)
+        weight = tl.sum(scores, axis=1) + tl.sum(queries * before_z[None, :], axis=1)
+        nothing = weight == 0.0
+        quotient = tl.where(nothing[:, None], 0.0, numerator / tl.where(nothing, 1.0, weight)[:, None])
+        _store_rows(y, quotient, head, H, T, t, inside, V)
+        tl.store(weights + head.to(tl.int64) * T + t, weight, mask=inside)
+        before_s += tl.dot(tl.trans(keys), values, input_precision=PRECISION)
+        before_z += tl.sum(keys, axis=0)
+    if segment == segments - 1:
+        tl.store(total_s + _sums_places(head, C, V), before_s)
+        tl.store(total_z + head.to(tl.int64) * C + tl.arange(0, C), before_z)
+
+
+@triton.jit
+def _backward_queries_kernel(
+    q, q_image, q_head, q_position, k, k_image, k_head, k_position, v, v_image, v_head, v_position,
+    g, g_image, g_head, g_position, s, z, weights, grad_q, grad_weights, later_s, later_z, H, T, segments, chunks,
+    MAP: tl.constexpr, C: tl.constexpr, V: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the queries and of the denominators, from g, that of y, and the sums s, z before each segment.
+
+    And what the positions of each segment add to the gradients later_s, later_z of the sums before them.
+    """
+    head, segment = tl.program_id(0), tl.program_id(1)
+    index = head * segments + segment
+    before_s = tl.load(s + _sums_places(index, C, V))
+    before_z = tl.load(z + index.to(tl.int64) * C + tl.arange(0, C))
+    sum_s, sum_z = tl.zeros((C, V), dtype=tl.float32), tl.zeros((C,), dtype=tl.float32)
+    rows = tl.arange(0, SIZE)
+    causal = rows[:, None] >= rows[None, :]
+    for chunk in range(chunks):
+        t = (segment * chunks + chunk) * SIZE + rows
+        inside = t < T
+        queries = phi(_load_rows(q, head, H, q_image, q_head, q_position, t, inside, C), MAP)
+        keys = phi(_load_rows(k, head, H, k_image, k_head, k_position, t, inside, C), MAP)
+        keys = tl.where(inside[:, None], keys, 0.0)
+        values = _load_rows(v, head, H, v_image, v_head, v_position, t, inside, V)
+        weight = tl.load(weights + head.to(tl.int64) * T + t, mask=inside, other=0.0)
+        inverse = tl.where(weight == 0.0, 0.0, 1.0 / tl.where(weight == 0.0, 1.0, weight))
+        # That of the numerator.
+        gradient = _load_rows(g, head, H, g_image, g_head, g_position, t, inside, V) * inverse[:, None]
+        scores = tl.where(causal, tl.dot(queries, tl.trans(keys), input_precision=PRECISION), 0.0)
+        numerator = tl.dot(scores, values, input_precision=PRECISION)
+        numerator += tl.dot(queries, before_s, input_precision=PRECISION)
+        of_weight = -tl.sum(gradient * numerator, axis=1) * inverse
+        tl.store(grad_weights + head.to(tl.int64) * T + t, of_weight, mask=inside)
+        of_scores = tl.dot(gradient, tl.trans(values), input_precision=PRECISION) + of_weight[:, None]
+        of_queries = tl.dot(tl.where(causal, of_scores, 0.0), keys, input_precision=PRECISION)
+        of_queries += tl.dot(gradient, tl.trans(before_s), input_precision=PRECISION)
+        of_queries += of_weight[:, None] * before_z[None, :]
+        _store_rows(grad_q, of_queries * _slope(queries, MAP), head, H, T, t, inside, C)
+        before_s += tl.dot(tl.trans(keys), values, input_precision=PRECISION)
+        before_z += tl.sum(keys, axis=0)
+        sum_s += tl.dot(tl.trans(queries), gradient, input_precision=PRECISION)
+        sum_z += tl.sum(queries * of_weight[:, None], axis=0)
+    tl.store(later_s + _sums_places(index, C, V), sum_s)
+    tl.store(later_z + index.to(tl.int64) * C + tl.arange(0, C), sum_z)
+
+
+@triton.jit
+def _backward_keys_kernel(
+    q, q_image, q_head, q_position, k, k_image, k_head, k_position, v, v_image, v_head, v_position,
+    g, g_image, g_head, g_position, later_s, later_z, weights, grad_weights, grad_k, grad_v, grad_s, grad_z,
+    H, T, segments, chunks,
+    MAP: tl.constexpr, C: tl.constexpr, V: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Gradients of keys, values and the sums before each segment, from later_s, later_z, those of the sums after it."""
+    head, segment = tl.program_id(0), tl.program_id(1)
+    index = head * segments + segment
+    after_s = tl.load(later_s + _sums_places(index, C, V))
+    after_z = tl.load(later_z + index.to(tl.int64) * C + tl.arange(0, C))
+    rows = tl.arange(0, SIZE)
+    causal = rows[:, None] >= rows[None, :]
+    for chunk in range(chunks):
+        t = (segment * chunks + chunks - 1 - chunk) * SIZE + rows
+        inside = t < T
+        queries = phi(_load_rows(q, head, H, q_image, q_head, q_position, t, inside, C), MAP)
+        keys = phi(_load_rows(k, head, H, k_image, k_head, k_position, t, inside, C), MAP)
+        values = _load_rows(v, head, H, v_image, v_head, v_position, t, inside, V)
+        weight = tl.load(weights + head.to(tl.int64) * T + t, mask=inside, other=0.0)
+        of_weight = tl.load(grad_weights + head.to(tl.int64) * T + t, mask=inside, other=0.0)
+        inverse = tl.where(weight == 0.0, 0.0, 1.0 / tl.where(weight == 0.0, 1.0, weight))
+        # 0 where there is no position, so that its query adds nothing.
+        gradient = _load_rows(g, head, H, g_image, g_head, g_position, t, inside, V) * inverse[:, None]
+        scores = tl.where(causal, tl.dot(queries, tl.trans(keys), input_precision=PRECISION), 0.0)
+        of_scores = tl.dot(gradient, tl.trans(values), input_precision=PRECISION) + of_weight[:, None]
+        of_scores = tl.where(causal, of_scores, 0.0)
+        of_keys = tl.dot(tl.trans(of_scores), queries, input_precision=PRECISION)
+        of_keys += tl.dot(values, tl.trans(after_s), input_precision=PRECISION) + after_z[None, :]
+        of_values = tl.dot(tl.trans(scores), gradient, input_precision=PRECISION)
+        of_values += tl.dot(keys, after_s, input_precision=PRECISION)
+        _store_rows(grad_k, of_keys * _slope(keys, MAP), head, H, T, t, inside, C)
+        _store_rows(grad_v, of_values, head, H, T, t, inside, V)
+        after_s += tl.dot(tl.trans(queries), gradient, input_precision=PRECISION)
+        after_z += tl.sum(queries * of_weight[:, None], axis=0)
+    tl.store(grad_s + _sums_places(index, C, V), after_s)
+    tl.store(grad_z + index.to(tl.int64) * C + tl.arange(0, C), after_z)
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, z: Tensor | None, feature_map: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `attend` of `linear.py`, which has seen to the sizes, for tensors that `serves` allows."""
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    s = q.new_zeros(*q.shape[:2], q.shape[3], v.shape[3], dtype=torch.float32) if s is None else s.float()
+    z = q.new_zeros(*q.shape[:2], q.shape[3], dtype=torch.float32) if z is None else z.float()
+    y, total_s, total_z = _LinearAttention.apply(q, k, v, s, z, MAPS[feature_map])
+    return y, total_s, total_z
+
+
+def cut_into_segments(batch: int, heads: int, length: int) -> tuple[int, int]:
+    """How many segments the positions are cut into, so that there is work for the whole device, and their chunks."""
+    chunks = -(-length // CHUNK)
+    wanted = -(-WANTED_PROGRAMS // (batch * heads))
+    per_segment = -(-chunks // wanted)
+    return -(-chunks // per_segment), per_segment
+
+
+class _LinearAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, feature_map: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        batch, heads, length, features = q.shape
+        segments, chunks = cut_into_segments(batch, heads, length)
+        sizes = (heads, length, segments, chunks)
+        starts_s, starts_z = s.unsqueeze(2), z.unsqueeze(2)
+        if segments > 1:
+            each_s = s.new_empty(batch, heads, segments, features, v.shape[3])
+            each_z = s.new_empty(batch, heads, segments, features)
+            _launch(_sum_kernel, q, v, feature_map, sizes, k, *k.stride()[:3], v, *v.stride()[:3], each_s, each_z)
+            starts_s = torch.cat([starts_s, each_s[:, :, :-1]], dim=2).cumsum(dim=2)
+            starts_z = torch.cat([starts_z, each_z[:, :, :-1]], dim=2).cumsum(dim=2)
+        starts_s, starts_z = starts_s.contiguous(), starts_z.contiguous()
+        y, weights = empty_like_projection(v), s.new_empty(batch, heads, length)
+        total_s, total_z = torch.empty_like(s, memory_format=torch.contiguous_format), z.new_empty(z.shape)
+        inputs = [part for x in (q, k, v) for part in (x, *x.stride()[:3])]
+        outputs = (starts_s, starts_z, y, weights, total_s, total_z)
+        _launch(_forward_kernel, q, v, feature_map, sizes, *inputs, *outputs)
+        ctx.save_for_backward(q, k, v, starts_s, starts_z, weights)
+        ctx.feature_map, ctx.sizes = feature_map, sizes
+        ctx.set_materialize_grads(False)
+        return y, total_s, total_z
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        q, k, v, starts_s, starts_z, weights = ctx.saved_tensors
+        g, of_total_s, of_total_z = gradients
+        g = torch.zeros_like(v) if g is None else g
+        g = g if g.stride(-1) == 1 else g.contiguous()
+        grad_q, grad_k, grad_v = map(empty_like_projection, (q, k, v))
+        grad_weights, each_s, each_z = map(torch.empty_like, (weights, starts_s, starts_z))
+        inputs = [part for x in (q, k, v, g) for part in (x, *x.stride()[:3])]
+        outputs = (starts_s, starts_z, weights, grad_q, grad_weights, each_s, each_z)
+        _launch(_backward_queries_kernel, q, v, ctx.feature_map, ctx.sizes, *inputs, *outputs)
+        # What reaches the sums after each segment: from the segments that follow, and from what was given on.
+        later_s, later_z = _sum_later(each_s, of_total_s), _sum_later(each_z, of_total_z)
+        grad_s, grad_z = torch.empty_like(later_s), torch.empty_like(later_z)
+        last = (later_s, later_z, weights, grad_weights, grad_k, grad_v, grad_s, grad_z)
+        _launch(_backward_keys_kernel, q, v, ctx.feature_map, ctx.sizes, *inputs, *last)
+        return grad_q, grad_k, grad_v, grad_s[:, :, 0], grad_z[:, :, 0], None
+
+
+def _sum_later(each: Tensor, last: Tensor | None) -> Tensor:
+    """For each segment the sum over those behind it, and `last`, in `each` [B, H, segments, ...]."""
+    end = torch.zeros_like(each[:, :, :1]) if last is None else last.unsqueeze(2)
+    return torch.cat([each[:, :, 1:], end], dim=2).flip(2).cumsum(dim=2).flip(2).contiguous()
+
+
+def _launch(
+    kernel: Any, q: Tensor, v: Tensor, feature_map: int, sizes: tuple[int, int, int, int], *arguments: Any
+) -> None:
+    """One program for each head of every image and each segment."""
+    heads, _, segments, _ = sizes
+    options = {
+        "MAP": feature_map,
+        "C": q.shape[3],
+        "V": v.shape[3],
+        "SIZE": CHUNK,
+        # TF32 has three bits more than bfloat16; three of its products keep nearly all of those of float32.
+        "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32",
+        # Nothing is read ahead: it would take more shared memory than smaller cards have.
+        "num_stages": 1,
+        "num_warps": 4,
+        "enable_fp_fusion": True,
+    }
+    with torch.cuda.device_of(q):
+        kernel[(len(q) * heads, segments)](*arguments, *sizes, **options)

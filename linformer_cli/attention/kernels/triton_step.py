@@ -1,0 +1,86 @@
+"""The kernel of `folding.py`: feature map, update, read-out and normaliser of one step in one pass over the state."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .folding import FoldedState
+from .linear import MAPS
+from .triton_linear import phi
+
+
+@triton.jit
+def _load_row(x, image, head, image_stride, head_stride, WIDTH: tl.constexpr):
+    """One head of x [B, H, WIDTH], in float32."""
+    start = x + image.to(tl.int64) * image_stride + head.to(tl.int64) * head_stride
+    return tl.load(start + tl.arange(0, WIDTH)).to(tl.float32)
+
+
+@triton.jit
+def _step_kernel(
+    q, q_image, q_head, k, k_image, k_head, v, v_image, v_head, s, z, keys, values, steps, y, H,
+    MAP: tl.constexpr, C: tl.constexpr, V: tl.constexpr, FOLD: tl.constexpr,
+):  # fmt: skip
+    """One head of one image. Pairs 0 .. slot - 1 are pending; this one joins them, or all of them join s."""
+    place = tl.program_id(0).to(tl.int64)
+    image, head = place // H, place % H
+    slot = tl.load(steps) % FOLD
+    features, channels = tl.arange(0, C), tl.arange(0, V)
+    query = phi(_load_row(q, image, head, q_image, q_head, C), MAP)
+    raw_key = _load_row(k, image, head, k_image, k_head, C)
+    value = _load_row(v, image, head, v_image, v_head, V)
+    key = phi(raw_key, MAP)
+    s_places = place * C * V + features[:, None] * V + channels[None, :]
+    sums = tl.load(s + s_places)
+    weights = tl.load(z + place * C + features) + key
+    numerator = tl.sum(query[:, None] * sums, axis=0) + tl.sum(query * key, axis=0) * value
+    first = place * (FOLD - 1)
+    if FOLD > 1:
+        rows = tl.arange(0, FOLD)
+        pending = (rows < slot)[:, None]
+        old_keys = tl.load(keys + (first + rows)[:, None] * C + features[None, :], mask=pending, other=0.0)
+        old_values = tl.load(values + (first + rows)[:, None] * V + channels[None, :], mask=pending, other=0.0)
+        scores = tl.sum(phi(old_keys.to(tl.float32), MAP) * query[None, :], axis=1)
+        numerator += tl.sum(scores[:, None] * old_values.to(tl.float32), axis=0)  # values are 0 where none is pending
+    weight = tl.sum(query * weights, axis=0)
+    nothing = weight == 0.0
+    quotient = tl.where(nothing, 0.0, numerator / tl.where(nothing, 1.0, weight))
+    tl.store(y + place * V + channels, quotient.to(y.dtype.element_ty))
+    # Several threads may have loaded the same number, and all of them must have before one of them writes.
+    tl.debug_barrier()
+    tl.store(z + place * C + features, weights)
+    if slot == FOLD - 1:
+        sums += key[:, None] * value[None, :]
+        for row in tl.static_range(FOLD - 1):
+            old_key = phi(tl.load(keys + (first + row) * C + features).to(tl.float32), MAP)
+            old_value = tl.load(values + (first + row) * V + channels).to(tl.float32)
+            sums += old_key[:, None] * old_value[None, :]
+        tl.store(s + s_places, sums)
+    else:
+        tl.store(keys + (first + slot) * C + features, raw_key.to(keys.dtype.element_ty))
+        tl.store(values + (first + slot) * V + channels, value.to(values.dtype.element_ty))
+
+
+def step(q_t: Tensor, k_t: Tensor, v_t: Tensor, state: FoldedState, feature_map: str) -> Tensor:
+    """As `step` of `folding.py`."""
+    q_t, k_t, v_t = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_t, k_t, v_t))
+    batch, heads, key_width = q_t.shape
+    value_width = v_t.shape[-1]
+    y = v_t.new_empty(batch, heads, value_width)
+    inputs = [part for x in (q_t, k_t, v_t) for part in (x, *x.stride()[:2])]
+    with torch.cuda.device_of(q_t):
+        _step_kernel[(batch * heads,)](
+            *inputs,
+            *state,
+            y,
+            heads,
+            MAP=MAPS[feature_map],
+            C=key_width,
+            V=value_width,
+            FOLD=state.keys.shape[2] + 1,
+            # Thirty-two numbers of s for each thread.
+            num_warps=max(1, key_width * value_width // 1024),
+            enable_fp_fusion=True,
+        )
+    return y

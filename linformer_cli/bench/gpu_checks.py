@@ -1,0 +1,104 @@
+"""Is everything right on this device? Each check gives its name, the error that was found, and what is allowed.
+
+Errors are relative to max(1, the largest), and infinite where anything is not finite.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from linformer_cli.attention import CATALOGUE
+from linformer_cli.attention.base import AttentionShape
+from linformer_cli.attention.linear import LinearAttention, LinearOptions
+from linformer_cli.config import ModelConfig
+from linformer_cli.native.compiler import textbook_only
+from linformer_cli.runtime import torch_dtype
+from linformer_cli.sampling.decode import sample_values
+from linformer_cli.sampling.engines import AUTO, TextbookEngine, build_engine, choose_engine
+
+from .passes import PassSetup, build_checked_model
+from .subjects import build_subjects
+from .variants import parse_variants
+
+# Kernels against float64, by the type of their inputs.
+KERNEL_TOLERANCES = {"fp32": 1e-4, "bf16": 2e-2}
+# Two ways through a whole model in float32.
+MODEL_TOLERANCE = 1e-3
+# Rounding may decide otherwise at a border of two values, and all that follows in that image then differs.
+COMPARED_IMAGES, OTHER_IMAGES = 32, 0.1
+
+Found = tuple[str, float, float]
+
+
+def check_attention(device: str, lengths: Sequence[int]) -> Iterator[Found]:
+    """Outputs, sums and gradients of `linear` as it is computed here against plain torch in float64."""
+    for feature_map in ("elu", "relu"):
+        for width in (16, 32, 64):
+            attention = build_linear(feature_map, width)
+            for length in lengths:
+                for precision, tolerance in KERNEL_TOLERANCES.items():
+                    inputs = draw_inputs(2, 2, length, width, device, torch_dtype(precision))
+                    found = differentiate(attention, inputs)
+                    with textbook_only():
+                        expected = differentiate(attention, [part.double() for part in inputs])
+                    kind = "compiled" if attention.is_compiled(inputs[0].device, inputs[0].dtype) else "torch"
+                    name = f"linear, {feature_map}, {kind}, {precision}, heads of {width}, T = {length}"
+                    yield name, max(map(_error, found, expected)), tolerance
+
+
+def check_engines(device: str, networks: Sequence[tuple[str | None, ModelConfig]]) -> Iterator[Found]:
+    """The engine that `auto` takes against the textbook: the images that it draws, and its predictions along them."""
+    for subject in build_subjects(parse_variants(["linear"]), networks, device, "fp32"):
+        model, images = subject.model, range(COMPARED_IMAGES)
+        name = choose_engine(AUTO, model).value
+        where = f"engine {name}, {subject.preset or 'tiny'}"
+        drawn, expected = (sample_values(model, images, engine=engine).values for engine in (name, "textbook"))
+        others = 1 - float((drawn == expected).all(dim=1).float().mean())
+        yield f"{where}: share of images other than the textbook's", others, OTHER_IMAGES
+        engines = build_engine(name, model, len(images)), TextbookEngine(model, len(images))
+        tokens = model.shift_values(expected.long().to(device))
+        steps = ((engine.step(token) for engine in engines) for token in tokens.unbind(dim=1))
+        yield f"{where}: predictions", max(_error(*step) for step in steps), MODEL_TOLERANCE
+
+
+@torch.no_grad()
+def check_mechanisms(device: str) -> Iterator[Found]:
+    """The two executions of every mechanism, in float32."""
+    for name in CATALOGUE:
+        model = build_checked_model(PassSetup(name, {}, heads=2, head_width=16, positions=144)).to(device)
+        values = torch.arange(2 * model.config.image.positions, device=device).view(2, -1) * 7 % 16
+        tokens, state, stepped = model.shift_values(values), model.init_state(2), []
+        for token in tokens.unbind(dim=1):
+            parameters, state = model.step(token, state)
+            stepped.append(parameters)
+        yield (
+            f"{name}: parallel against step",
+            _error(torch.stack(stepped, dim=1), model.attend(tokens)[0]),
+            MODEL_TOLERANCE,
+        )
+
+
+def build_linear(feature_map: str, width: int, heads: int = 2) -> LinearAttention:
+    shape = AttentionShape(heads=heads, key_width=width, value_width=width, positions=784, row=28)
+    return LinearAttention(LinearOptions.model_validate({"feature_map": feature_map}), shape)
+
+
+def draw_inputs(batch: int, heads: int, length: int, width: int, device: str, dtype: torch.dtype) -> list[Tensor]:
+    """q, k and v [batch, heads, length, width], the same on every device."""
+    drawn = torch.randn(3, batch, heads, length, width, generator=torch.Generator().manual_seed(length))
+    return [part.to(device, dtype) for part in drawn]
+
+
+def differentiate(attention: LinearAttention, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Output, sums, and the gradients of the inputs where that of the output is v."""
+    leaves = [part.detach().requires_grad_() for part in inputs]
+    y, state = attention.attend(*leaves)
+    return [y, *state, *torch.autograd.grad(y, leaves, leaves[2].detach())]
+
+
+def _error(found: Tensor, expected: Tensor) -> float:
+    found, expected = found.detach().double(), expected.detach().double()
+    if not bool(torch.isfinite(found).all() and torch.isfinite(expected).all()):
+        return float("inf")
+    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1))

@@ -1,0 +1,72 @@
+"""`lintx bench gpu`: everything there is to check and to measure on a GPU, in one go."""
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from linformer_cli.errors import DisagreementError, Interrupted, UsageError
+
+from . import options
+from .output import print_json, talk
+
+if TYPE_CHECKING:
+    from linformer_cli.bench.gpu import GpuReport
+
+
+def gpu(
+    out: Annotated[Path, typer.Option("--out", help="The JSON file, written anew after every part.")] = Path(
+        "gpu.json"
+    ),
+    tiny: Annotated[
+        bool, typer.Option("--tiny", help="Tiny sizes, on any device: shows that it works, its figures mean nothing.")
+    ] = False,
+    device: options.Device = "auto",
+    json: options.Json = False,
+) -> None:
+    """Check and measure all that runs on a GPU.
+
+    Kernels against their textbook in float64, the sampling engine against the model's own step, both executions of
+    every mechanism on the device; then images/s of sampling and training in the paper's networks, 10,000 images of
+    MNIST's size at once, and attention alone beside torch's softmax and, where it is installed,
+    flash-linear-attention. A part that fails says so and does not stop the others. Exit code 1 where anything was
+    wrong.
+
+    Examples:
+
+    - `lintx bench gpu --out gpu.json`
+    - `lintx bench gpu --tiny --device cpu`
+    """
+    from linformer_cli.bench.gpu import GpuBench, full_sizes, tiny_sizes
+    from linformer_cli.runtime import catch_signals, choose_device
+
+    place = choose_device(device)
+    if not (tiny or place.value.startswith("cuda")):
+        raise UsageError(f"there is no CUDA device here ({place.reason}); --tiny tries all of it on any device")
+    talk(f"device {place.value} ({place.reason})")
+    with catch_signals() as stop:
+        bench = GpuBench(
+            place.value,
+            tiny_sizes() if tiny else full_sizes(),
+            save=lambda report: _write(out, report),
+            talk=talk,
+            check=stop.raise_if_set,
+        )
+        with contextlib.suppress(Interrupted):  # what there is by then is written first
+            bench.run()
+        _write(out, bench.result)
+    talk(f"wrote {out}")
+    if json:
+        print_json(bench.result)
+    stop.raise_if_set("Stopped; what was measured is kept")
+    if not bench.result.passed:
+        wrong = [check["name"] for check in bench.result.checks if not check["passed"]]
+        raise DisagreementError(f"not everything is right here: {', '.join([*wrong, *bench.result.failed])[:300]}")
+
+
+def _write(out: Path, report: "GpuReport") -> None:
+    from linformer_cli.files import write_file
+    from linformer_cli.report.tables import to_json
+
+    write_file(out, (to_json(report) + "\n").encode())

@@ -1,0 +1,32 @@
+"""Whether kernels written in Triton, which compiles them for a CUDA device on first use, can be had."""
+
+import functools
+import importlib.util
+from typing import TYPE_CHECKING
+
+from .compiler import compiled_allowed
+
+if TYPE_CHECKING:
+    import torch
+
+# Where matrix units for TF32 and bfloat16 begin.
+_LEAST_CAPABILITY = (8, 0)
+
+
+def has_triton(device: "torch.device") -> bool:
+    """Whether Triton's kernels may be used here, for tensors of `device`."""
+    return compiled_allowed() and triton_refusal(device) is None
+
+
+@functools.cache
+def triton_refusal(device: "torch.device") -> str | None:
+    """Why there are no kernels for tensors of `device`; None where there are."""
+    import torch
+
+    if device.type != "cuda" or torch.version.cuda is None:
+        return "kernels in Triton are for CUDA devices"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if torch.cuda.is_available() and torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY:
+        return "this GPU is older than the kernels in Triton need"
+    return None

@@ -1,0 +1,51 @@
+"""A process that compiles the kernels in Triton for a GPU, which it does without having one.
+
+Writes a line for each: its name and the bytes of shared memory that it takes.
+"""
+
+import inspect
+import sys
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from linformer_cli.attention.kernels import triton_linear, triton_step
+
+WIDTHS = {"C": 32, "V": 32}
+SUMS = {**WIDTHS, "SIZE": triton_linear.CHUNK, "PRECISION": "tf32"}
+# Tensors that are in the model's type; all others are float32, and `steps` counts.
+_HALF = {"q", "k", "v", "g", "y", "grad_q", "grad_k", "grad_v", "keys", "values"}
+_NUMBERS = {"H", "T", "segments", "chunks"}
+
+
+def compile_for(kernel: Any, constants: dict[str, Any], capability: int, **options: Any) -> Any:
+    """What Triton makes of `kernel` for bfloat16 inputs."""
+    signature: dict[str, str] = {}
+    fixed: dict[tuple[int], Any] = {}
+    for place, name in enumerate(inspect.signature(kernel.fn).parameters):
+        if name in constants:
+            signature[name], fixed[(place,)] = "constexpr", constants[name]
+        elif name in _NUMBERS or name.endswith(("_image", "_head", "_position")):
+            signature[name] = "i32"
+        else:
+            signature[name] = "*i64" if name == "steps" else "*bf16" if name in _HALF else "*fp32"
+    source = ASTSource(kernel, signature, fixed)
+    return triton.compile(
+        source, target=GPUTarget("cuda", capability, 32), options={"enable_fp_fusion": True, **options}
+    )
+
+
+def main() -> None:
+    sums = ("_sum_kernel", "_forward_kernel", "_backward_queries_kernel", "_backward_keys_kernel")
+    kernels = [(getattr(triton_linear, name), SUMS, {"num_warps": 4, "num_stages": 1}) for name in sums]
+    kernels += [(triton_step._step_kernel, {**WIDTHS, "FOLD": fold}, {"num_warps": 1}) for fold in (1, 8)]
+    for kernel, constants, options in kernels:
+        compiled = compile_for(kernel, {"MAP": 0, **constants}, 90, **options)
+        assert compiled.asm["cubin"]
+        sys.stdout.write(f"{kernel.fn.__name__} {compiled.metadata.shared}\n")
+
+
+if __name__ == "__main__":
+    main()

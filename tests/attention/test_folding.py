@@ -1,0 +1,110 @@
+"""The fused step of linear attention against the textbook's: on a GPU where there is one, else interpreted."""
+
+import pytest
+import torch
+from machine import NO_TRITON, TRITON_DEVICE
+from tolerances import assert_agree
+from torch import Tensor
+
+from linformer_cli.attention.base import AttentionShape
+from linformer_cli.attention.kernels.folding import build_folded_state
+from linformer_cli.attention.linear import LinearAttention, LinearOptions, LinearState
+
+pytest.importorskip("triton", reason=NO_TRITON)
+
+FLOAT32, BFLOAT16 = 1e-5, 1e-2
+POSITIONS = 11
+
+
+def draw(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(TRITON_DEVICE, dtype)
+
+
+def build(feature_map: str, key_width: int, value_width: int) -> LinearAttention:
+    shape = AttentionShape(heads=2, key_width=key_width, value_width=value_width, positions=784, row=28)
+    return LinearAttention(LinearOptions.model_validate({"feature_map": feature_map}), shape)
+
+
+def draw_state(key_width: int, value_width: int) -> LinearState:
+    """The sums of some earlier positions."""
+    return LinearState(draw(2, 2, key_width, value_width, seed=3), draw(2, 2, key_width, seed=4).abs() + 1)
+
+
+def step_through(
+    attention: LinearAttention, inputs: list[Tensor], state: LinearState, fold: int | None, first: int = 0
+) -> Tensor:
+    """Outputs [B, H, T, V], by the textbook where `fold` is None; steps are counted from `first`."""
+    steps = torch.tensor(first, device=TRITON_DEVICE)
+    s, z = (part.clone() for part in state)
+    carried = LinearState(s, z) if fold is None else build_folded_state(s, z, steps, inputs[0].dtype, fold)
+    outputs = []
+    for q_t, k_t, v_t in zip(*(part.unbind(dim=2) for part in inputs), strict=True):
+        y_t, carried = attention.step(q_t, k_t, v_t, carried)
+        outputs.append(y_t)
+        steps += 1
+    return torch.stack(outputs, dim=2)
+
+
+@pytest.mark.parametrize("feature_map", ["elu", "relu"])
+@pytest.mark.parametrize("fold", [1, 2, 4])
+@pytest.mark.parametrize(("key_width", "value_width"), [(16, 16), (16, 32)])
+def test_outputs_are_the_textbooks_however_many_pairs_are_pending(feature_map, fold, key_width, value_width) -> None:
+    attention, state = build(feature_map, key_width, value_width), draw_state(key_width, value_width)
+    widths = (key_width, key_width, value_width)
+    inputs = [draw(2, 2, POSITIONS, width, seed=seed) for seed, width in enumerate(widths)]
+    expected = step_through(attention, inputs, state, None)
+    assert_agree(step_through(attention, inputs, state, fold), expected, FLOAT32)
+
+
+@pytest.mark.parametrize("first", [1, 3])
+def test_the_count_may_begin_anywhere(first: int) -> None:
+    attention, state = build("elu", 16, 16), draw_state(16, 16)
+    inputs = [draw(2, 2, POSITIONS, 16, seed=seed) for seed in range(3)]
+    expected = step_through(attention, inputs, state, None)
+    assert_agree(step_through(attention, inputs, state, 4, first), expected, FLOAT32)
+
+
+def test_only_every_foldth_step_writes_the_sums() -> None:
+    attention, (s, z) = build("elu", 16, 16), draw_state(16, 16)
+    steps = torch.zeros((), dtype=torch.int64, device=TRITON_DEVICE)
+    state = build_folded_state(s, z, steps, torch.float32, 4)
+    keys, values = draw(9, 2, 2, 16, seed=0), draw(9, 2, 2, 16, seed=1)
+    expected = s.clone()
+    for position in range(9):
+        before = s.clone()
+        attention.step(keys[position], keys[position], values[position], state)
+        steps += 1
+        expected += attention.feature_map(keys[position]).unsqueeze(-1) * values[position].unsqueeze(-2)
+        if position % 4 == 3:
+            assert_agree(state.s, expected, FLOAT32)
+        else:
+            assert torch.equal(state.s, before)
+    assert_agree(state.z, draw_state(16, 16).z + attention.feature_map(keys).sum(dim=0), FLOAT32)
+
+
+def test_inputs_lie_in_memory_as_a_layer_has_them() -> None:
+    attention, state = build("elu", 16, 16), draw_state(16, 16)
+    projected = draw(2, 96, seed=0)
+    parts = [part.unflatten(-1, (2, 16)) for part in projected.split(32, dim=-1)]
+    outputs = [
+        step_through(attention, [part.unsqueeze(2) for part in inputs], state, 4)
+        for inputs in (parts, [part.contiguous() for part in parts])
+    ]
+    assert torch.equal(*outputs)
+
+
+def test_bfloat16_in_and_out_with_sums_in_float32() -> None:
+    attention, state = build("elu", 16, 16), draw_state(16, 16)
+    inputs = [draw(2, 2, POSITIONS, 16, seed=seed, dtype=torch.bfloat16) for seed in range(3)]
+    expected = step_through(attention, [part.float() for part in inputs], state, None)
+    found = step_through(attention, inputs, state, 4)
+    assert found.dtype == torch.bfloat16
+    # Rounded once, at the end.
+    assert torch.equal(found, expected.bfloat16()) or (found.float() - expected).abs().max() < BFLOAT16
+
+
+def test_where_nothing_has_weight_the_output_is_exactly_zero() -> None:
+    attention = build("relu", 16, 16)
+    state = LinearState(*(torch.zeros_like(part) for part in draw_state(16, 16)))
+    inputs = [-draw(2, 2, 5, 16, seed=seed).abs() for seed in range(3)]
+    assert not step_through(attention, inputs, state, 2).any()

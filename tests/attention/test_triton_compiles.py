@@ -1,0 +1,25 @@
+"""Kernels in Triton compile for a GPU, on a machine that has none: the interpreter takes more than the compiler."""
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from machine import NO_TRITON
+
+pytest.importorskip("triton", reason=NO_TRITON)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="Triton's assembler is not everywhere")
+def test_every_kernel_compiles_and_fits_on_the_chip() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    script = Path(__file__).with_name("compile_kernels.py")
+    finished = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, check=False)
+    assert finished.returncode == 0, finished.stderr
+    shared = [int(line.split()[1]) for line in finished.stdout.splitlines()]
+    # What a block may take on cards of compute capability 8.6, which have least.
+    assert len(shared) == 6 and max(shared) <= 99 * 1024

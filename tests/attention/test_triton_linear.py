@@ -1,0 +1,208 @@
+"""Linear attention in Triton against its textbook: on a GPU where there is one, else in Triton's interpreter."""
+
+import pytest
+import torch
+from machine import NO_TRITON, TRITON_DEVICE
+from tolerances import BFLOAT16, assert_agree
+from torch import Tensor
+
+from linformer_cli.attention.base import AttentionShape
+from linformer_cli.attention.linear import LinearAttention, LinearOptions, LinearState
+from linformer_cli.native import gpu
+from linformer_cli.native.compiler import textbook_only
+
+pytest.importorskip("triton", reason=NO_TRITON)
+from linformer_cli.attention.kernels import triton_linear as kernels
+
+# Sums of a few hundred products in float32, in another order.
+FLOAT32 = 2e-5
+
+
+@pytest.fixture(autouse=True)
+def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as make two segments of the heads here: the interpreter takes them one after another."""
+    monkeypatch.setattr(kernels, "WANTED_PROGRAMS", 5)
+
+
+def draw(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(TRITON_DEVICE).requires_grad_()
+
+
+def draw_inputs(length: int, key_width: int, value_width: int, carry: bool) -> list[Tensor]:
+    """q, k, v, and perhaps s and z, of 2 images and 2 heads."""
+    widths = (key_width, key_width, value_width)
+    inputs = [draw(2, 2, length, width, seed=seed) for seed, width in enumerate(widths)]
+    if carry:
+        inputs += [draw(2, 2, key_width, value_width, seed=3)]
+        inputs += [draw(2, 2, key_width, seed=4).detach().abs().requires_grad_()]
+    return inputs
+
+
+def textbook(feature_map: str, inputs: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v, *carried = inputs
+    shape = AttentionShape(heads=2, key_width=q.shape[3], value_width=v.shape[3], positions=784, row=28)
+    attention = LinearAttention(LinearOptions.model_validate({"feature_map": feature_map}), shape)
+    with textbook_only():
+        y, state = attention.attend(q, k, v, LinearState(*carried) if carried else None)
+    return y, *state
+
+
+def compiled(feature_map: str, inputs: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v, *carried = inputs
+    s, z = carried or (None, None)
+    return kernels.attend(q, k, v, s, z, feature_map)
+
+
+# Positions around chunks of 64 and segments of several; 70 and 200 end inside a chunk.
+@pytest.mark.parametrize("feature_map", ["elu", "relu"])
+@pytest.mark.parametrize(
+    ("length", "key_width", "value_width", "carry"),
+    [
+        (1, 16, 16, True),
+        (63, 16, 16, False),
+        (64, 16, 16, True),
+        (70, 16, 32, True),
+        (200, 32, 16, True),
+        (200, 32, 32, False),
+        (257, 16, 16, True),
+        (65, 64, 64, True),
+    ],
+)
+def test_everything_is_the_textbooks(
+    length: int, key_width: int, value_width: int, carry: bool, feature_map: str
+) -> None:
+    inputs = draw_inputs(length, key_width, value_width, carry)
+    sizes = [(length, value_width), (key_width, value_width), (key_width,)]
+    gradients = [draw(2, 2, *size, seed=seed).detach() for seed, size in enumerate(sizes, 5)]
+    found, expected = (
+        [*outputs, *torch.autograd.grad(outputs, inputs, gradients)]
+        for outputs in (compiled(feature_map, inputs), textbook(feature_map, inputs))
+    )
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
+        assert_agree(ours, theirs, FLOAT32)
+
+
+@pytest.mark.parametrize("used", [0, 1, 2])
+def test_what_was_not_used_has_no_gradient(used: int) -> None:
+    """The output, s or z alone."""
+    inputs = draw_inputs(130, 16, 16, carry=True)
+    found, expected = (
+        torch.autograd.grad(form("elu", inputs)[used].square().sum(), inputs, allow_unused=True)
+        for form in (compiled, textbook)
+    )
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours is not None
+        assert_agree(ours, torch.zeros_like(ours) if theirs is None else theirs, FLOAT32)
+
+
+def test_queries_without_any_weight_give_exactly_zero() -> None:
+    q, k, v = draw_inputs(70, 16, 16, carry=False)
+    with torch.no_grad():
+        q[:, :, 5] = -1.0
+        k[:, :, :3] = -1.0
+    y, *_ = compiled("relu", [q, k, v])
+    assert not y[:, :, [0, 1, 2, 5]].any()
+    gradients = torch.autograd.grad(y.sum(), [q, k, v])
+    assert all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+    assert not gradients[0][:, :, [0, 1, 2, 5]].any()
+
+
+def test_inputs_and_gradients_may_lie_in_memory_as_they_like() -> None:
+    """As a layer's projection has them, one head for all, and with the last dimension spread out."""
+    dense = [part.detach() for part in draw_inputs(70, 16, 16, carry=False)]
+    expected = compiled("elu", dense)[0]
+    projected = torch.cat([part.transpose(1, 2).flatten(2) for part in dense], dim=-1)
+    views = [part.unflatten(-1, (2, 16)).transpose(1, 2) for part in projected.split(32, dim=-1)]
+    spread = [torch.stack([part, part + 1], dim=-1)[..., 0] for part in dense]
+    for inputs in (views, spread):
+        assert torch.equal(compiled("elu", inputs)[0], expected)
+    shared = [part[:, :1].expand(2, 2, 70, 16) for part in dense]
+    assert torch.equal(compiled("elu", shared)[0], compiled("elu", [part.contiguous() for part in shared])[0])
+    leaves = [part.clone().requires_grad_() for part in dense]
+    y = compiled("elu", leaves)[0]
+    for gradient in (
+        torch.ones_like(y[:1, :1, :1, :1]).expand_as(y),
+        torch.rand_like(y.permute(3, 2, 1, 0)).permute(3, 2, 1, 0),
+    ):
+        found = torch.autograd.grad(y, leaves, gradient, retain_graph=True)
+        wanted = torch.autograd.grad(y, leaves, gradient.contiguous(), retain_graph=True)
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("feature_map", ["elu", "relu"])
+def test_bfloat16_in_and_out_with_sums_in_float32(feature_map: str) -> None:
+    exact = [part.detach().bfloat16() for part in draw_inputs(200, 16, 16, carry=False)]
+    weights = draw(2, 2, 200, 16, seed=8).detach().bfloat16()
+    results = []
+    for dtype in (torch.bfloat16, torch.float32):
+        inputs = [part.to(dtype).requires_grad_() for part in exact]
+        y, s, z = compiled(feature_map, inputs)
+        assert y.dtype == dtype and s.dtype == z.dtype == torch.float32
+        results.append([y, s, z, *torch.autograd.grad(y, inputs, weights.to(dtype))])
+    for half, single in zip(*results, strict=True):
+        assert_agree(half, single, BFLOAT16)
+
+
+def test_later_positions_and_other_heads_change_nothing() -> None:
+    inputs = [part.detach() for part in draw_inputs(200, 16, 16, carry=False)]
+    y = compiled("elu", inputs)[0]
+    changed = [part.clone() for part in inputs]
+    for part in changed:
+        part[0, 0, 100:] = 30.0
+    again = compiled("elu", changed)[0]
+    assert torch.equal(again[0, 0, :100], y[0, 0, :100]) and torch.equal(again[0, 1], y[0, 1])
+    assert torch.equal(again[1], y[1]) and not torch.equal(again[0, 0, 100:], y[0, 0, 100:])
+
+
+@pytest.mark.parametrize("scale", [10.0, 30.0])
+def test_hard_inputs_stay_finite(scale: float) -> None:
+    q, k, v = (part.detach() for part in draw_inputs(130, 16, 16, carry=False))
+    for inputs in ([q, scale * k, v], [scale * q, scale * k, v], [-q.abs(), -scale * k.abs(), v]):
+        leaves = [part.clone().requires_grad_() for part in inputs]
+        y = compiled("elu", leaves)[0]
+        assert_agree(y, textbook("elu", leaves)[0], 1e-4)
+        assert all(bool(torch.isfinite(part).all()) for part in torch.autograd.grad(y.sum(), leaves))
+
+
+@pytest.mark.parametrize("batch", [1, 3, 1000])
+@pytest.mark.parametrize("length", [1, 64, 65, 784, 3072, 100_000])
+def test_segments_cover_all_positions_once(monkeypatch, batch: int, length: int) -> None:
+    monkeypatch.setattr(kernels, "WANTED_PROGRAMS", 256)
+    segments, chunks = kernels.cut_into_segments(batch, 8, length)
+    assert (segments - 1) * chunks * kernels.CHUNK < length <= segments * chunks * kernels.CHUNK
+    assert segments == 1 or batch * 8 * (segments - 1) < 256
+
+
+@pytest.mark.parametrize(
+    ("feature_map", "key_width", "value_width", "dtype", "serves"),
+    [
+        ("elu", 32, 64, torch.float32, True),
+        ("relu", 16, 16, torch.bfloat16, True),
+        ("elu", 32, 32, torch.float64, False),
+        ("elu", 32, 32, torch.float16, False),
+        ("elu", 24, 32, torch.float32, False),
+        ("elu", 32, 128, torch.float32, False),
+        ("poly2", 32, 32, torch.float32, False),
+    ],
+)
+def test_what_is_served(feature_map, key_width, value_width, dtype, serves) -> None:
+    shape = AttentionShape(heads=2, key_width=key_width, value_width=value_width, positions=784, row=28)
+    attention = LinearAttention(LinearOptions.model_validate({"feature_map": feature_map}), shape)
+    on_card = torch.device("cuda")
+    if torch.version.cuda is not None:
+        assert attention.is_compiled(on_card, dtype) == serves
+    with textbook_only():
+        assert not attention.is_compiled(on_card, dtype)
+
+
+def test_without_triton_torch_serves(monkeypatch) -> None:
+    gpu.triton_refusal.cache_clear()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert not gpu.has_triton(torch.device("cuda"))
+    monkeypatch.undo()
+    gpu.triton_refusal.cache_clear()
+
+
+def test_on_the_cpu_there_are_other_kernels() -> None:
+    assert not gpu.has_triton(torch.device("cpu"))

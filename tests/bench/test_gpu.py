@@ -1,0 +1,92 @@
+"""The measurement of a GPU in one go, tried on the CPU at tiny sizes: every part gives what it should."""
+
+import json
+
+import pytest
+from machine import HAS_COMPILER
+
+from linformer_cli.attention.kernels import linear as kernels
+from linformer_cli.bench import gpu
+from linformer_cli.bench.gpu import GpuBench, GpuReport, tiny_sizes
+from linformer_cli.bench.gpu_checks import check_attention
+from linformer_cli.errors import Interrupted
+from linformer_cli.report.tables import to_json
+
+
+@pytest.fixture(scope="module")
+def found() -> tuple[GpuReport, list[str]]:
+    """The report of one whole run, and the JSON that was saved after each part."""
+    saved: list[str] = []
+    report = GpuBench("cpu", tiny_sizes(), save=lambda report: saved.append(to_json(report))).run()
+    return report, saved
+
+
+def test_every_part_gives_what_it_should(found) -> None:
+    report, _ = found
+    assert report.failed == {} and report.passed
+    names = [check["name"] for check in report.checks]
+    assert len(names) == len(set(names))
+    assert {"linear: parallel against step", "softmax: parallel against step"} < set(names)
+    assert (
+        sum("T = 20" in name for name in names) == 2 * 3 * 2 and sum(name.startswith("engine ") for name in names) == 2
+    )
+    assert all(0 <= check["error"] <= check["tolerance"] for check in report.checks)
+    assert {(row["engine"], row["precision"]) for row in report.sampling} >= {
+        ("textbook", "fp32"),
+        ("textbook", "bf16"),
+    }
+    assert all(row["product_share"] > 0 for row in report.sampling if row["images_per_second"])
+    (many,) = report.many
+    assert many["images"] == 3 and many["images_per_second"] > 0 and many["state_bytes"] > 0
+    assert {row["attention"] for row in report.training} == {"linear", "softmax"}
+    assert [row["name"] for row in report.attention[:3]] == ["linear", "linear, plain torch", "softmax of torch"]
+    assert all(row["seconds"] > 0 for row in report.attention)
+    assert report.ceilings is not None and report.environment["versions"]["torch"]
+
+
+def test_what_is_not_there_is_said_to_be_missing(found) -> None:
+    report, _ = found
+    assert "kernels in Triton: kernels in Triton are for CUDA devices" in report.missing
+
+
+def test_it_is_saved_after_every_part(found) -> None:
+    report, saved = found
+    documents = [json.loads(text) for text in saved]
+    assert len(documents) == 8 and documents[-1] == json.loads(to_json(report))
+    assert documents[0]["checks"] and not documents[0]["sampling"]
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="there is no C++ compiler")
+def test_a_wrong_kernel_is_noticed(monkeypatch) -> None:
+    bench = GpuBench("cpu", tiny_sizes())
+    real = kernels.attend
+    monkeypatch.setattr(kernels, "attend", lambda q, k, v, *rest: real(q, k, 1.1 * v, *rest))
+    bench._record(check_attention("cpu", (1, 20)))
+    assert len(bench.result.checks) == 24 and not bench.result.passed
+    assert all(not check["passed"] for check in bench.result.checks)
+
+
+def test_a_part_that_fails_does_not_stop_the_others(monkeypatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("no such instruction")
+
+    for name in ("_record", "_measure_sampling", "_measure_training"):
+        monkeypatch.setattr(GpuBench, name, fail if name == "_measure_sampling" else lambda *arguments: None)
+    monkeypatch.setattr(gpu, "_find_flash_linear_attention", lambda: None)
+    report = GpuBench("cpu", tiny_sizes()).run()
+    assert report.failed == {"sampling": "RuntimeError: no such instruction"} and not report.passed
+    assert report.many and report.attention and "flash-linear-attention" in report.missing
+
+
+def test_an_end_that_was_asked_for_keeps_what_there_is(monkeypatch) -> None:
+    asked = []
+
+    def check() -> None:
+        asked.append(1)
+        if len(asked) == 2:
+            raise Interrupted("Stopped", 2)
+
+    bench = GpuBench("cpu", tiny_sizes(), check=check)
+    with pytest.raises(Interrupted):
+        bench.run()
+    assert bench.result.checks and not bench.result.sampling

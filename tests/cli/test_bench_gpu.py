@@ -1,0 +1,35 @@
+"""`lintx bench gpu` from the command line to its file."""
+
+import json
+
+import pytest
+import torch
+
+from linformer_cli.bench import gpu
+from linformer_cli.bench.gpu import GpuBench
+
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+
+
+@without_gpu
+def test_without_a_gpu_nothing_is_measured(lintx, tmp_path) -> None:
+    outcome = lintx("bench", "gpu", "--out", tmp_path / "gpu.json")
+    assert outcome.code == 2
+    assert "there is no CUDA device here" in outcome.stderr and "--tiny" in outcome.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_file_has_what_is_found_and_a_mistake_gives_an_error(lintx, tmp_path, monkeypatch) -> None:
+    found: list[tuple[str, float, float]] = []
+    monkeypatch.setattr(gpu, "check_attention", lambda *arguments: found)
+    monkeypatch.setattr(gpu, "check_engines", lambda *arguments: [])
+    monkeypatch.setattr(gpu, "check_mechanisms", lambda *arguments: [])
+    for name in ("_measure_sampling", "_measure_many", "_measure_training", "_measure_attention"):
+        monkeypatch.setattr(GpuBench, name, lambda self: None)
+    arguments = ["bench", "gpu", "--tiny", "--device", "cpu", "--out", tmp_path / "deep" / "gpu.json", "--json"]
+    outcome = lintx(*arguments)
+    assert outcome.code == 0, outcome.stderr
+    assert json.loads((tmp_path / "deep" / "gpu.json").read_text()) == outcome.document
+    found.append(("a kernel", float("inf"), 1e-4))
+    outcome = lintx(*arguments)
+    assert outcome.code == 1 and "not everything is right here: a kernel" in outcome.stderr

@@ -1,0 +1,41 @@
+"""Models that engines are tried on, as changes to a tiny one, and what they are stepped with."""
+
+from typing import Any
+
+import torch
+
+from linformer_cli.config import ImageShape
+from linformer_cli.model.pixel_model import PixelModel
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "post norm": {"norm": "post"},
+    "relu": {"activation": "relu"},
+    "relu map": {"attention_options": {"feature_map": "relu"}},
+    "previous": {"context": "previous"},
+    "the paper's": {
+        "norm": "post",
+        "activation": "relu",
+        "embedding": "paper",
+        "context": "previous",
+        "head": "mixture",
+    },
+    "mixture": {"head": "mixture"},
+    "three layers, odd widths": {"layers": 3, "width": 20, "head_width": 7, "heads": 3, "feed_forward": 29},
+    "classes": {"classes": 3},
+    "the paper's with classes": {"classes": 3, "embedding": "paper", "context": "previous"},
+    "colour": {"image": ImageShape(height=5, width=4, channels=3, levels=256)},
+    "convolution": {"convolution_rows": 3},
+    "wide": {"context": "wide"},
+    "wide, colour, odd widths": {
+        **{"context": "wide", "width": 21, "feed_forward": 19, "norm": "post"},
+        "image": ImageShape(height=5, width=4, channels=3, levels=256),
+    },
+    "convolution, wide": {"convolution_rows": 2, "convolution_side": 1, "width": 276, "norm": "post"},
+}
+
+
+def draw_tokens(model: PixelModel, batch: int) -> torch.Tensor:
+    """Start tokens, of all classes in turn, and random values, [batch, 60]: the same for models of as many levels."""
+    values = torch.randint(0, model.config.image.levels, (batch, 60), generator=torch.Generator().manual_seed(3))
+    return model.shift_values(values, model.take_turns(range(1, 1 + batch))).to(model.device)

@@ -1,0 +1,255 @@
+"""The engine for GPUs, run on the CPU as it would be recorded there: what it computes, and that it never waits."""
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from machine import NO_TRITON, TRITON_DEVICE
+from sampling.cases import CHANGES, draw_tokens
+from tolerances import assert_agree
+from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from linformer_cli.attention.base import fork_state
+from linformer_cli.attention.kernels import linear as kernels
+from linformer_cli.attention.kernels.folding import FoldedState
+from linformer_cli.config import ImageShape
+from linformer_cli.errors import LintxError
+from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.native.compiler import textbook_only
+from linformer_cli.sampling.choose import Filters, UniformStreams
+from linformer_cli.sampling.engines import TextbookEngine, choose_engine
+from linformer_cli.sampling.engines.base import collect_values, iter_values
+from linformer_cli.sampling.engines.cuda import CudaEngine, _Graphs
+
+FLOAT32, BFLOAT16 = 1e-5, 0.05
+every_change = pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
+
+
+@pytest.fixture(autouse=True)
+def _torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other kernels, but where a test says so."""
+    monkeypatch.setattr(kernels, "serves", lambda *arguments: False)
+
+
+@pytest.fixture
+def build_tiny_model(build_tiny_model):
+    return lambda **changes: build_tiny_model(**changes).to(TRITON_DEVICE)
+
+
+@every_change
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, FLOAT32), (torch.bfloat16, BFLOAT16)])
+def test_steps_are_those_of_the_model(build_tiny_model, changes, dtype, tolerance) -> None:
+    model = build_tiny_model(**changes).to(dtype)
+    engines = CudaEngine(model, 3), TextbookEngine(model, 3)
+    for token in draw_tokens(model, 3).unbind(dim=1):
+        ours, theirs = (engine.step(token) for engine in engines)
+        assert ours.dtype == theirs.dtype
+        assert_agree(ours.float(), theirs.float(), tolerance)
+
+
+@pytest.mark.parametrize("known", [1, 9, 23, 40])
+@pytest.mark.parametrize("changes", [{}, {"convolution_rows": 2}, {"classes": 3, "context": "wide"}], ids=str)
+def test_it_goes_on_from_what_attend_gave(build_tiny_model, known, changes) -> None:
+    model = build_tiny_model(**changes)
+    tokens = draw_tokens(model, 2)
+    with torch.no_grad():
+        expected, _ = model.attend(tokens[:1])
+        _, state = model.attend(tokens[:1, :known])
+    engines = CudaEngine(model, 2, fork_state(state, 2)), TextbookEngine(model, 2, fork_state(state, 2))
+    for token in tokens[:, known:].unbind(dim=1):
+        ours, theirs = (engine.step(token) for engine in engines)
+        assert_agree(ours, theirs, FLOAT32)
+    # And the state that was forked from is as it was.
+    assert_agree(CudaEngine(model, 1, fork_state(state, 1)).step(tokens[:1, known]), expected[:, known], FLOAT32)
+
+
+@pytest.mark.parametrize("head", ["categorical", "mixture"])
+@pytest.mark.parametrize("filters", [Filters(), Filters(temperature=0.5), Filters(top_k=3, top_p=0.8)], ids=str)
+def test_images_are_those_of_the_textbook(build_tiny_model, head, filters) -> None:
+    model = build_tiny_model(head=head)
+    textbook, engine = TextbookEngine(model, 20), CudaEngine(model, 20)
+    streams, again = UniformStreams(3, range(20)), UniformStreams(3, range(20))
+    parameters = [stepper.step(model.start_tokens(20)).clone() for stepper in (textbook, engine)]
+    expected = collect_values(iter_values(textbook, parameters[0], streams, filters), 20, 64)
+    found = engine.draw_values(parameters[1], again, filters, 64)
+    assert found.dtype == torch.uint8 and found.shape == (20, 64)
+    assert len(torch.unique(found, dim=0)) == 20
+    # Rounding may decide once in a long while.
+    assert (found == expected).all(dim=1).sum() >= 19
+
+
+def test_an_image_may_be_drawn_in_parts(build_tiny_model) -> None:
+    """Each goes on from the numbers and the state of the one before; a filter may change between them."""
+    model = build_tiny_model()
+    whole, parts = CudaEngine(model, 2), CudaEngine(model, 2)
+    streams, again = UniformStreams(0, range(2)), UniformStreams(0, range(2))
+    expected = whole.draw_values(whole.step(model.start_tokens(2)), streams, Filters(), 64)
+    found = [parts.draw_values(parts.step(model.start_tokens(2)), again, Filters(), 30)]
+    for count in (1, 33):
+        parameters = parts.step(found[-1][:, -1].long().to(model.device))
+        found.append(parts.draw_values(parameters, again, Filters(), count))
+    assert torch.equal(torch.cat(found, dim=1), expected)
+
+
+def test_it_draws_no_more_values_than_an_image_has(build_tiny_model) -> None:
+    model = build_tiny_model(image=ImageShape(height=2, width=2, levels=16))
+    engine = CudaEngine(model, 1)
+    engine.draw_values(engine.step(model.start_tokens(1)), UniformStreams(0, range(1)), Filters(), 4)
+    with pytest.raises(ValueError, match="an image has 4 values, all of which are drawn"):
+        engine.step(model.start_tokens(1))
+
+
+@pytest.mark.parametrize("head", ["categorical", "mixture"])
+@pytest.mark.parametrize("damage", [torch.nan, torch.inf])
+def test_a_damaged_model_is_said_at_the_end(build_tiny_model, raises_one_line, head, damage) -> None:
+    model = build_tiny_model(head=head)
+    with torch.no_grad():
+        model.blocks[0].feed_forward.output.bias[0] = damage
+    engine = CudaEngine(model, 3)
+    parameters = engine.step(model.start_tokens(3))
+    with raises_one_line(LintxError, "its weights are damaged"):
+        engine.draw_values(parameters, UniformStreams(0, range(3)), Filters(), 9)
+
+
+def test_what_is_drawn_is_always_a_value(build_tiny_model, monkeypatch) -> None:
+    """From no number a head may draw anything, and it is looked up before the host knows."""
+    model = build_tiny_model()
+    engine = CudaEngine(model, 3)
+    engine.step(model.start_tokens(3))
+    monkeypatch.setattr(model.head, "draw", lambda parameters, uniforms: torch.tensor([-5, 3, 300]).to(model.device))
+    engine.draw_next(Filters())
+    assert engine._tokens.tolist() == [0, 3, 15]
+
+
+def test_it_is_asked_before_every_value(build_tiny_model) -> None:
+    model = build_tiny_model()
+    engine, asked = CudaEngine(model, 1), []
+    parameters = engine.step(model.start_tokens(1))
+    engine.draw_values(parameters, UniformStreams(0, range(1)), Filters(), 9, lambda: asked.append(1))
+    assert len(asked) == 9
+
+
+@pytest.mark.parametrize("changes", [{}, {"convolution_rows": 2}, {"classes": 3}], ids=str)
+def test_the_state_has_the_bytes_of_the_model_and_does_not_grow(build_tiny_model, changes) -> None:
+    model = build_tiny_model(**changes)
+    engine = CudaEngine(model, 9)
+    assert engine.state_bytes == model.state_bytes(9)
+    for token in draw_tokens(model, 9)[:, :5].unbind(dim=1):
+        engine.step(token)
+    assert engine.state_bytes == model.state_bytes(9)
+
+
+class _OnlyOn(TorchDispatchMode):
+    """Every tensor that goes into an operation or comes out of one is on `device`."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_dispatch__(self, operation: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        found = operation(*arguments, **(named or {}))
+        for part in tree_leaves((arguments, named, found)):
+            assert not isinstance(part, Tensor) or part.device.type == self._device, f"{operation} on {part.device}"
+        return found
+
+
+@pytest.mark.parametrize("head", ["categorical", "mixture"])
+@pytest.mark.parametrize("filters", [Filters(), Filters(top_k=3, top_p=0.8)], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"convolution_rows": 2}, {"classes": 3, "context": "wide"}], ids=str)
+def test_nothing_inside_an_image_needs_the_host(build_tiny_model, head, filters, changes) -> None:
+    """On tensors that have a device and no contents: whatever asks for a number, or mixes devices, fails."""
+    model, fake = build_tiny_model(head=head, **changes).cpu(), FakeTensorMode()
+    with fake, torch.no_grad(), textbook_only():
+        for module in model.modules():
+            for tensors in (module._parameters, module._buffers):
+                moved = {name: fake.from_tensor(x).to("cuda") for name, x in tensors.items() if x is not None}
+                tensors.update(moved)
+        state = model.init_state(3)
+        state = state._replace(embedding=state.embedding._replace(position=torch.tensor(0)))
+        engine = CudaEngine(model, 3, state)
+        with _OnlyOn("cuda"):  # what lies on the host would have to be copied
+            for _ in range(2):
+                engine.take_step()
+                engine.draw_next(filters)
+        assert engine._parameters.device.type == engine._tokens.device.type == "cuda"
+        with pytest.raises(DataDependentOutputException):  # it is noticed: the model's own step does ask
+            model.step(model.start_tokens(3), model.init_state(3))
+
+
+def test_work_is_run_once_then_recorded_once_and_replayed(monkeypatch) -> None:
+    done: list[str] = []
+
+    class Graph:
+        def __init__(self, work: Callable[[], None]) -> None:
+            done.append("recorded")
+            self.replay = work
+
+    monkeypatch.setattr(_Graphs, "_record", lambda graphs, work: Graph(work))
+    on_card = _Graphs(torch.device("cuda"))
+    for name in ("one", "one", "two", "one", "two"):
+        on_card.run(name, lambda name=name: done.append(name))
+    assert done == ["one", "recorded", "one", "two", "one", "recorded", "two"]
+    done.clear()
+    elsewhere = _Graphs(torch.device("cpu"))
+    for _ in range(3):
+        elsewhere.run("one", lambda: done.append("run"))
+    assert done == ["run"] * 3
+
+
+def test_an_engine_that_is_dropped_gives_its_memory_back_at_once(build_tiny_model) -> None:
+    model = build_tiny_model()
+    engine = CudaEngine(model, 2)
+    engine.draw_values(engine.step(model.start_tokens(2)), UniformStreams(0, range(2)), Filters(), 5)
+    dropped = weakref.ref(engine)
+    gc.disable()
+    try:
+        del engine
+        assert dropped() is None
+    finally:
+        gc.enable()
+
+
+def test_on_other_devices_it_does_not_serve(build_tiny_model) -> None:
+    model = build_tiny_model().cpu()
+    assert CudaEngine.refusal(model) == "it runs on CUDA devices only"
+    assert choose_engine("auto", model).value != "cuda"
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtype", "reason"),
+    [
+        ({"attention": "softmax"}, torch.float32, "it serves linear attention only"),
+        ({"attention": "lstm"}, torch.float32, "it serves linear attention only"),
+        ({}, torch.float64, "it has no float64"),
+        ({"attention_options": {"feature_map": "poly2"}}, torch.float32, "it has the feature maps elu and relu only"),
+        ({"attention_options": {"feature_map": "relu"}}, torch.float32, None),
+        ({}, torch.bfloat16, None),
+    ],
+)
+def test_what_it_serves_on_a_gpu(build_tiny_model, monkeypatch, changes, dtype, reason) -> None:
+    model = build_tiny_model(**changes).to(dtype)
+    monkeypatch.setattr(PixelModel, "device", torch.device("cuda"))
+    assert CudaEngine.refusal(model) == reason
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, FLOAT32), (torch.bfloat16, BFLOAT16)])
+@pytest.mark.parametrize("known", [0, 5])
+def test_with_triton_its_steps_are_those_of_the_model(build_tiny_model, monkeypatch, known, dtype, tolerance) -> None:
+    pytest.importorskip("triton", reason=NO_TRITON)
+    monkeypatch.setattr(kernels, "serves", lambda *arguments: True)
+    model = build_tiny_model(head_width=16, layers=1).to(dtype)
+    tokens: Tensor = draw_tokens(model, 2)
+    with torch.no_grad():
+        state = model.init_state(2)
+        for token in tokens[:, :known].unbind(dim=1):
+            _, state = model.step(token, state)
+    engine, textbook = CudaEngine(model, 2, fork_state(state)), TextbookEngine(model, 2, state)
+    assert all(isinstance(layer, FoldedState) for layer in engine._states)
+    for token in tokens[:, known : known + 12].unbind(dim=1):  # more than are folded at once
+        assert_agree(engine.step(token).float(), textbook.step(token).float(), tolerance)
