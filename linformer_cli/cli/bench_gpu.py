@@ -1,17 +1,21 @@
 """`lintx bench gpu`: everything there is to check and to measure on a GPU, in one go."""
 
 import contextlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from linformer_cli.errors import DisagreementError, Interrupted, UsageError
+from linformer_cli.native.gpu import ASK
 
 from . import options
 from .output import print_json, talk
 
 if TYPE_CHECKING:
+    os.environ.setdefault(ASK, "1")  # what is to be tried here
+
     from linformer_cli.bench.gpu import GpuReport
 
 

@@ -1,7 +1,11 @@
-"""Whether kernels written in Triton, which compiles them for a CUDA device on first use, can be had."""
+"""Whether kernels written in Triton, which compiles them for a CUDA device on first use, can be had.
+
+They are checked in Triton's interpreter and have never run on a GPU: until they have, they must be asked for.
+"""
 
 import functools
 import importlib.util
+import os
 from typing import TYPE_CHECKING
 
 from .compiler import compiled_allowed
@@ -11,6 +15,7 @@ if TYPE_CHECKING:
 
 # Where matrix units for TF32 and bfloat16 begin.
 _LEAST_CAPABILITY = (8, 0)
+ASK = "LINTX_TRITON"
 
 
 def has_triton(device: "torch.device") -> bool:
@@ -25,6 +30,8 @@ def triton_refusal(device: "torch.device") -> str | None:
 
     if device.type != "cuda" or torch.version.cuda is None:
         return "kernels in Triton are for CUDA devices"
+    if os.environ.get(ASK) != "1":
+        return f"kernels in Triton have not been tried on a GPU yet; {ASK}=1 asks for them"
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     if torch.cuda.is_available() and torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY:

@@ -1,5 +1,7 @@
 """Linear attention in Triton against its textbook: on a GPU where there is one, else in Triton's interpreter."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from machine import NO_TRITON, TRITON_DEVICE
@@ -174,6 +176,15 @@ def test_segments_cover_all_positions_once(monkeypatch, batch: int, length: int)
     assert segments == 1 or batch * 8 * (segments - 1) < 256
 
 
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels in Triton are asked for, and nothing is remembered of who asked before."""
+    monkeypatch.setenv(gpu.ASK, "1")
+    gpu.triton_refusal.cache_clear()
+    yield
+    gpu.triton_refusal.cache_clear()
+
+
 @pytest.mark.parametrize(
     ("feature_map", "key_width", "value_width", "dtype", "serves"),
     [
@@ -186,7 +197,7 @@ def test_segments_cover_all_positions_once(monkeypatch, batch: int, length: int)
         ("poly2", 32, 32, torch.float32, False),
     ],
 )
-def test_what_is_served(feature_map, key_width, value_width, dtype, serves) -> None:
+def test_what_is_served(feature_map, key_width, value_width, dtype, serves, asked) -> None:
     shape = AttentionShape(heads=2, key_width=key_width, value_width=value_width, positions=784, row=28)
     attention = LinearAttention(LinearOptions.model_validate({"feature_map": feature_map}), shape)
     on_card = torch.device("cuda")
@@ -196,12 +207,17 @@ def test_what_is_served(feature_map, key_width, value_width, dtype, serves) -> N
         assert not attention.is_compiled(on_card, dtype)
 
 
-def test_without_triton_torch_serves(monkeypatch) -> None:
-    gpu.triton_refusal.cache_clear()
+def test_without_triton_torch_serves(monkeypatch, asked) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert not gpu.has_triton(torch.device("cuda"))
-    monkeypatch.undo()
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="this torch has no CUDA")
+def test_what_no_gpu_has_run_must_be_asked_for(monkeypatch, asked) -> None:
+    assert gpu.has_triton(torch.device("cuda"))
+    monkeypatch.delenv(gpu.ASK)
     gpu.triton_refusal.cache_clear()
+    assert "LINTX_TRITON=1" in str(gpu.triton_refusal(torch.device("cuda")))
 
 
 def test_on_the_cpu_there_are_other_kernels() -> None:

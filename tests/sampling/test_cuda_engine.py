@@ -253,3 +253,11 @@ def test_with_triton_its_steps_are_those_of_the_model(build_tiny_model, monkeypa
     assert all(isinstance(layer, FoldedState) for layer in engine._states)
     for token in tokens[:, known : known + 12].unbind(dim=1):  # more than are folded at once
         assert_agree(engine.step(token).float(), textbook.step(token).float(), tolerance)
+
+
+def test_auto_takes_no_engine_that_has_never_run(build_tiny_model, monkeypatch) -> None:
+    monkeypatch.setattr(CudaEngine, "refusal", lambda model: None)
+    model = build_tiny_model(attention="softmax")
+    choice = choose_engine("auto", model)
+    assert choice.value == "textbook" and "--engine cuda asks for it" in choice.reason
+    assert choose_engine("cuda", model).value == "cuda"

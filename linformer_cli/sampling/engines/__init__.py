@@ -34,6 +34,8 @@ def choose_engine(wanted: str, model: PixelModel) -> Choice:
     refusals: list[str] = []
     for name, engine in ENGINES.items():
         refusal = engine.refusal(model)
+        if refusal is None and not engine.tried:
+            refusal = f"it has not been tried on such a device yet, --engine {name} asks for it"
         if refusal is None:
             return Choice(name, "; ".join(refusals) or "the fastest here")
         refusals.append(f"not {name}: {refusal}")

@@ -23,6 +23,8 @@ class Engine(ABC):
     """
 
     name: ClassVar[str]
+    # Whether it has ever run on the device that it is for: `auto` takes no other.
+    tried: ClassVar[bool] = True
 
     def __init__(self, model: PixelModel, batch: int, state: PixelState | None = None) -> None:
         self.model = model

@@ -33,6 +33,7 @@ class CudaEngine(Engine):
     """
 
     name = "cuda"
+    tried = False
 
     def __init__(self, model: PixelModel, batch: int, state: PixelState | None = None) -> None:
         super().__init__(model, batch, state)
