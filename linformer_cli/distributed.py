@@ -4,10 +4,11 @@ import contextlib
 import inspect
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast
 
 from .errors import Interrupted, LintxError, UsageError
 from .runtime import Choice, choose_device
@@ -34,6 +35,19 @@ def process_rank(environment: Mapping[str, str] = os.environ) -> int:
 
 def _count(environment: Mapping[str, str] = os.environ) -> int:
     return int(environment["WORLD_SIZE"]) if all(environment.get(name) for name in _MEETING) else 1
+
+
+def end_process(code: int) -> NoReturn:
+    """End this process now, where it is one of several; alone, as `sys.exit` does.
+
+    While the interpreter is torn down, threads of torch that still belong to the others' connection may ask for it once
+    more, which aborts a process that has done all its work.
+    """
+    if _count() > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 @dataclass(frozen=True)

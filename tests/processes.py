@@ -19,7 +19,7 @@ from linformer_cli.cli.app import main
 from linformer_cli.config import DataConfig, ImageShape, ModelConfig, RunConfig, TrainConfig
 from linformer_cli.data.glyphs import draw_glyphs
 from linformer_cli.data.images import ImageSet
-from linformer_cli.distributed import ALONE, Team, join_team, process_rank
+from linformer_cli.distributed import ALONE, Team, end_process, join_team, process_rank
 from linformer_cli.errors import Interrupted
 from linformer_cli.report.numbered import NumberedImages
 from linformer_cli.runtime import StopRequest
@@ -172,6 +172,7 @@ if __name__ == "__main__":
     what, argument, *rest = sys.argv[1:]
     if what == "train":
         check_training(Path(argument))
+        end_process(0)
     else:
         if process_rank() == 1:
             die_at(int(argument))

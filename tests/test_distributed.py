@@ -1,12 +1,24 @@
 """The team of processes as one of them sees it, alone or pretended; with real ones: training/test_processes.py."""
 
+import os
 import signal
+import sys
 
 import pytest
 import torch
 
+from linformer_cli.cli.app import main
 from linformer_cli.cli.output import complain, is_quiet, set_quiet, talk
-from linformer_cli.distributed import ALONE, ProcessLost, Team, join_team, keep_own, notice_loss, process_rank
+from linformer_cli.distributed import (
+    ALONE,
+    ProcessLost,
+    Team,
+    end_process,
+    join_team,
+    keep_own,
+    notice_loss,
+    process_rank,
+)
 from linformer_cli.errors import UsageError
 
 TORCHRUN = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
@@ -95,3 +107,26 @@ def test_only_what_tells_of_a_lost_process_is_one(monkeypatch, raises_one_line) 
     with pytest.raises(RuntimeError, match="gloo"), notice_loss("try again"):
         raise RuntimeError("gloo")
     assert len(deaf) == 2
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["--version"], 0), (["train", "--steps", "no"], 2)])
+def test_one_of_several_ends_at_once_and_one_alone_as_usual(monkeypatch, capsys, arguments, code) -> None:
+    ended: list[int] = []
+
+    def leave(number: int) -> None:
+        ended.append(number)
+        raise KeyError  # it never returns
+
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(sys, "argv", ["lintx", *arguments])
+    pretend(monkeypatch)
+    with pytest.raises(SystemExit) as usual:
+        main()
+    assert (usual.value.code, ended) == (code, [])
+    pretend(monkeypatch, **TORCHRUN)
+    with pytest.raises(KeyError):
+        main()
+    assert ended == [code]
+    with pytest.raises(KeyError):
+        end_process(7)
+    assert ended == [code, 7]

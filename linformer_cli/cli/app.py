@@ -9,7 +9,7 @@ import typer
 from typer.exceptions import TyperException
 
 from linformer_cli import __version__
-from linformer_cli.distributed import process_rank
+from linformer_cli.distributed import end_process, process_rank
 from linformer_cli.errors import Interrupted, LintxError
 from linformer_cli.runtime import is_out_of_memory, limit_spinning
 
@@ -57,6 +57,13 @@ app.command("env")(env.env)
 
 def main() -> NoReturn:
     """Run the command line; every foreseen failure is one line on stderr and its exit code."""
+    try:
+        _run()
+    except SystemExit as ended:
+        end_process(ended.code if isinstance(ended.code, int) else 0)
+
+
+def _run() -> NoReturn:
     limit_spinning()
     terminated = _raise_on_sigterm()
     try:

@@ -730,7 +730,7 @@ def test_the_best_checkpoint_is_that_of_the_best_evaluation(configure, tmp_path,
     found = iter([5.0, 4.0, 4.0, 4.5])
     seen: list[int] = []
 
-    def measured(_model: object, images: Any, before_batch: object) -> Bits:
+    def measured(_model: object, images: Any, before_batch: object, labels: object) -> Bits:
         seen.append(len(images))
         bits = next(found)
         return Bits(bits, 0.25, bits, 0.25, len(images), 64)
