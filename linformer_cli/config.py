@@ -60,9 +60,7 @@ class NetworkConfig(Config):
     Katharopoulos 2020; `neighbours` also the pixels to the left, above and two rows above; `wide` beside these all
     pixels up to four columns away, of this row and of three above, as numbers. `embedding` is `grid`
     (learned row, column and channel tables, added) or `paper` (a value embedding of half the width beside a
-    sinusoidal position of the other half). `convolution_rows` is how many rows of the image, its own included, a causal
-    depthwise convolution before each attention sees, and `convolution_side` how many pixels to either side; 0 rows are
-    no convolution.
+    sinusoidal position of the other half).
     """
 
     attention: str = "linear"
@@ -77,8 +75,6 @@ class NetworkConfig(Config):
     dropout: Fraction = 0.0
     context: Literal["previous", "neighbours", "wide"] = "neighbours"
     embedding: Literal["grid", "paper"] = "grid"
-    convolution_rows: Annotated[int, Field(ge=0, le=16)] = 0
-    convolution_side: Annotated[int, Field(ge=0, le=16)] = 2
     head: Literal["categorical", "mixture"] = "categorical"
     mixtures: Size = 10
 
@@ -141,7 +137,7 @@ class TrainConfig(Config):
     optimizer: Literal["adamw", "radam", "muon"] = "adamw"
     learning_rate: Annotated[float, Field(gt=0)] = 2e-3
     final_learning_rate_fraction: Annotated[float, Field(ge=0, le=1)] = 0.02
-    schedule: Literal["cosine", "constant"] = "cosine"
+    schedule: Literal["cosine", "trapezoid", "constant"] = "cosine"
     warmup_steps: Annotated[int, Field(ge=0)] = 100
     weight_decay: Annotated[float, Field(ge=0)] = 0.05
     beta1: Fraction = 0.9

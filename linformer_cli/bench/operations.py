@@ -39,12 +39,9 @@ def state_traffic_bytes(model: PixelModel, batch: int) -> int | None:
     """Bytes of state that one step reads and writes, the mean over an image; None where only a part is read.
 
     A kernel's sums and a recurrent cell are read and written whole. A key-value cache is read up to its position, on
-    average a half of it, and one position is written. A convolution reads a part of its ring. What else a step moves
-    (weights, activations) is not in it.
+    average a half of it, and one position is written. What else a step moves (weights, activations) is not in it.
     """
     name, positions = model.config.attention, model.config.image.positions
-    if model.config.convolution_rows:
-        return None
     whole = model.state_bytes(batch)
     if name == "softmax":
         return round(whole * (positions + 1) / (2 * positions)) + whole // positions

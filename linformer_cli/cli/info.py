@@ -33,8 +33,7 @@ def info(
         "checkpoint": found.path,
         "attention": f"{network.attention} {network.attention_options or ''}".strip(),
         "network": f"{network.layers} layers, {network.heads} heads of {network.head_width}, width {network.width}, "
-        f"feed-forward {network.feed_forward}, {network.norm}-norm, {network.context} context, {network.head} head"
-        + (f", convolution over {network.convolution_rows} rows" if network.convolution_rows else ""),
+        f"feed-forward {network.feed_forward}, {network.norm}-norm, {network.context} context, {network.head} head",
         "images": f"{image.height} x {image.width} x {image.channels}, {image.levels} levels, T = {image.positions}",
         "classes": f"{network.classes}, of which the model is told" if network.classes else "none",
         "parameters": f"{sizes['parameters']:,}",

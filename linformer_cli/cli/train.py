@@ -91,15 +91,6 @@ def train(
         Literal["previous", "neighbours", "wide"] | None,
         _for_model("--context", help="Known values that a position sees; default that of the preset."),
     ] = None,
-    convolution: Annotated[
-        int | None,
-        _for_model(
-            "--convolution",
-            min=0,
-            help="Image rows that a convolution before each attention sees; 0: none.",
-            metavar="ROWS",
-        ),
-    ] = None,
     head: Annotated[
         Literal["categorical", "mixture"] | None,
         _for_model("--head", help="The distribution of a value; default that of the preset."),
@@ -123,7 +114,8 @@ def train(
         float | None, _for_training("--learning-rate", "--lr", help="The highest; default 0.002.")
     ] = None,
     schedule: Annotated[
-        Literal["cosine", "constant"] | None, _for_training("--schedule", help="After warm-up; default cosine.")
+        Literal["cosine", "trapezoid", "constant"] | None,
+        _for_training("--schedule", help="After warm-up; default cosine; trapezoid falls in the last quarter."),
     ] = None,
     warmup_steps: Annotated[int | None, _for_training("--warmup-steps", help="Linear warm-up; default 100.")] = None,
     weight_decay: Annotated[
@@ -198,7 +190,7 @@ def train(
         keep_last=keep_last,
     )
     given_model = _given(
-        **{"attention": attention, "context": context_name, "convolution_rows": convolution, "head": head},
+        **{"attention": attention, "context": context_name, "head": head},
         **{"layers": layers, "heads": heads, "width": width},
     )
     given_data = _given(name=data, data_dir=data_dir, image_size=image_size, channels=channels, labels=classes)

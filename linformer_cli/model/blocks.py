@@ -6,7 +6,7 @@
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,6 @@ from linformer_cli.attention.base import Attention, AttentionShape
 from linformer_cli.config import ModelConfig, NetworkConfig
 
 from .dropout import add_dropped
-from .grid_convolution import GridConvolution, GridState
 
 
 def build_inner(config: ModelConfig, layer: int) -> Attention:
@@ -33,19 +32,8 @@ def build_inner(config: ModelConfig, layer: int) -> Attention:
     return build_for_model(config.attention, config.attention_options, shape, config.width)
 
 
-class LayerState(NamedTuple):
-    """What an attention carries, and the convolution before it."""
-
-    attention: Any
-    convolution: GridState
-
-
 class AttentionLayer(nn.Module):
-    """Projects vectors to heads, lets the inner attention mix positions, projects back.
-
-    Owns no mixing of its own but the convolution before the projection, if the model has one; without it the state is
-    the attention's alone.
-    """
+    """Projects vectors to heads, lets the inner attention mix positions, projects back. Owns no mixing of its own."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -56,11 +44,6 @@ class AttentionLayer(nn.Module):
         self.widths = (keys - shape.key_width, shape.key_width, shape.value_width, self.inner.extra_per_head)
         self.input = nn.Linear(config.width, shape.heads * sum(self.widths))
         self.output = nn.Linear(shape.heads * shape.value_width, config.width)
-        self.convolution = (
-            GridConvolution(config.image, config.convolution_rows, config.convolution_side, config.width)
-            if config.convolution_rows
-            else None
-        )
 
     @property
     def input_rows(self) -> dict[str, slice]:
@@ -84,37 +67,12 @@ class AttentionLayer(nn.Module):
         return (k if q is None else q), k, v, extra
 
     def attend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        if self.convolution is None:
-            return self._attend(x, state)
-        attention, recent = (None, None) if state is None else state
-        x, recent = self.convolution.attend(x, recent)
-        y, attention = self._attend(x, attention)
-        return y, LayerState(attention, recent)
-
-    def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
-        if self.convolution is None:
-            return self._step(x_t, state)
-        x_t, recent = self.convolution.step(x_t, state.convolution)
-        y_t, attention = self._step(x_t, state.attention)
-        return y_t, LayerState(attention, recent)
-
-    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> Any:
-        attention = self.inner.init_state(batch, capacity, device, dtype)
-        if self.convolution is None:
-            return attention
-        return LayerState(attention, self.convolution.init_state(batch, device, dtype))
-
-    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
-        recent = 0 if self.convolution is None else self.convolution.state_bytes(batch, dtype)
-        return recent + self.inner.state_bytes(batch, positions, dtype)
-
-    def _attend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         q, k, v, extra = (None if part is None else part.transpose(1, 2) for part in self._project(x))
         assert q is not None and k is not None and v is not None
         y, state = self.inner.attend(q, k, v, state, extra)
         return self.output(y.transpose(1, 2).flatten(2)), state
 
-    def _step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
         q_t, k_t, v_t, extra_t = self._project(x_t)
         y_t, state = self.inner.step(q_t, k_t, v_t, state, extra_t)
         return self.output(y_t.flatten(1)), state
@@ -213,12 +171,6 @@ class TransformerBlock(InnerBlock):
     @property
     def inner(self) -> Attention:
         return self.attention.inner
-
-    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> Any:
-        return self.attention.init_state(batch, capacity, device, dtype)
-
-    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
-        return self.attention.state_bytes(batch, positions, dtype)
 
     def attend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         return self._mix(x, lambda x: self.attention.attend(x, state))

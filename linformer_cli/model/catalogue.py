@@ -8,7 +8,7 @@ import torch
 from linformer_cli.attention import CATALOGUE, build_for_model
 from linformer_cli.attention.base import Attention, AttentionShape
 from linformer_cli.config import Config, ModelConfig, NetworkConfig, parse_config
-from linformer_cli.errors import UsageError, unknown_name
+from linformer_cli.errors import unknown_name
 
 from .blocks import Block, TransformerBlock
 from .gated import GatedBlock
@@ -40,13 +40,9 @@ def parse_options(name: str, options: Mapping[str, Any]) -> Config:
 def build_block(config: ModelConfig, layer: int) -> Block:
     """Block number `layer` of a model. Raises `UsageError` for a name or an option that is not known."""
     options = parse_options(config.attention, config.attention_options)
-    gated = config.attention in CATALOGUE and CATALOGUE[config.attention].gated
-    if config.convolution_rows and (gated or isinstance(options, LstmOptions)):
-        raise UsageError(
-            f"'{config.attention}' has a block of its own, without a convolution; convolution_rows is 0 there"
-        )
     if isinstance(options, LstmOptions):
         return LstmBlock(config, options)
+    gated = CATALOGUE[config.attention].gated
     return GatedBlock(config, layer) if gated else TransformerBlock(config, layer)
 
 

@@ -13,7 +13,6 @@ from linformer_cli.attention import CATALOGUE
 from linformer_cli.attention.base import measure_state_bytes, state_tensors
 from linformer_cli.attention.softmax import SoftmaxAttention
 from linformer_cli.config import ImageShape, ModelConfig
-from linformer_cli.errors import UsageError
 from linformer_cli.model import catalogue
 from linformer_cli.model.blocks import AttentionLayer, Block, FeedForward, TransformerBlock
 from linformer_cli.model.gated import GatedBlock
@@ -73,13 +72,10 @@ def test_a_block_is_a_transformer_layer(build_config: BuildConfig, norm: str, ac
     assert_agree(block.attend(x, None)[0], reference(x, src_mask=future_mask(15)), FLOAT64)
 
 
+@pytest.mark.parametrize("attention", ["softmax", "linear", "gau", "flash", "lstm"])
 @pytest.mark.parametrize("norm", ["pre", "post"])
-@pytest.mark.parametrize(
-    ("attention", "rows"),
-    [*((name, 0) for name in ("softmax", "linear", "gau", "flash", "lstm")), ("softmax", 2), ("linear", 3)],
-)
-def test_steps_and_blocks_of_a_layer_agree(build_config: BuildConfig, attention: str, rows: int, norm: str) -> None:
-    block = build_block(build_config(attention, norm=norm, convolution_rows=rows))
+def test_steps_and_blocks_of_a_layer_agree(build_config: BuildConfig, attention: str, norm: str) -> None:
+    block = build_block(build_config(attention, norm=norm))
     x = draw(3, 20, 16)
     whole, _ = block.attend(x, None)
     first, state = block.attend(x[:, :9], None)
@@ -106,25 +102,6 @@ def test_a_state_keeps_nothing_of_the_projections_alive(build_config: BuildConfi
             _, state = block.attend(draw(batch, 20, 16), None)
         storages = {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in state_tensors(state)}
         assert sum(storages.values()) == block.state_bytes(batch, 20, torch.float64)
-
-
-def test_a_convolution_comes_before_the_projection(build_config: BuildConfig) -> None:
-    block = build_block(build_config("softmax", convolution_rows=2, convolution_side=1))
-    plain = build_block(build_config("softmax"))
-    assert isinstance(block, TransformerBlock) and block.attention.convolution is not None
-    plain.load_state_dict({key: value for key, value in block.state_dict().items() if "convolution" not in key})
-    x = draw(2, 20, 16)
-    with torch.no_grad():
-        mixed, _ = block.attention.convolution.attend(block.attention_norm(x), None)
-        expected = x + plain.attention.attend(mixed, None)[0]  # type: ignore[union-attr, operator]
-        expected = expected + block.feed_forward(block.feed_forward_norm(expected))
-        assert_agree(block.attend(x, None)[0], expected, FLOAT64)
-
-
-@pytest.mark.parametrize("attention", ["gau", "flash", "lstm"])
-def test_a_convolution_needs_a_transformer_block(build_config: BuildConfig, attention: str, raises_one_line) -> None:
-    with raises_one_line(UsageError, "convolution_rows", attention):
-        catalogue.build_block(build_config(attention, convolution_rows=2), 0)
 
 
 class ShowAttention(SoftmaxAttention):

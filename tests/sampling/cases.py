@@ -25,13 +25,12 @@ CHANGES: dict[str, dict[str, Any]] = {
     "classes": {"classes": 3},
     "the paper's with classes": {"classes": 3, "embedding": "paper", "context": "previous"},
     "colour": {"image": ImageShape(height=5, width=4, channels=3, levels=256)},
-    "convolution": {"convolution_rows": 3},
     "wide": {"context": "wide"},
     "wide, colour, odd widths": {
         **{"context": "wide", "width": 21, "feed_forward": 19, "norm": "post"},
         "image": ImageShape(height=5, width=4, channels=3, levels=256),
     },
-    "convolution, wide": {"convolution_rows": 2, "convolution_side": 1, "width": 276, "norm": "post"},
+    "many columns": {"width": 276, "norm": "post"},
 }
 
 

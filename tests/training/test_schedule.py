@@ -42,7 +42,15 @@ def test_a_constant_schedule_is_constant() -> None:
     assert [learning_rate_at(config, step, step / 9) for step in range(10)] == [0.5] * 10
 
 
-@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_a_trapezoid_is_constant_and_falls_straight_to_its_floor_in_the_last_quarter() -> None:
+    config = TrainConfig(
+        steps=1, learning_rate=0.5, final_learning_rate_fraction=0.1, schedule="trapezoid", warmup_steps=0
+    )
+    rates = [learning_rate_at(config, 0, progress) for progress in (0, 0.5, 0.75, 0.875, 1)]
+    assert rates == pytest.approx([0.5, 0.5, 0.5, 0.05 + 0.45 / 2, 0.05], rel=1e-12)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "trapezoid", "cosine"])
 def test_the_warm_up_is_linear_begins_above_zero_and_ends(schedule) -> None:
     config = TrainConfig(steps=1, learning_rate=0.5, schedule=schedule, warmup_steps=4)
     whole = config.model_copy(update={"warmup_steps": 0})

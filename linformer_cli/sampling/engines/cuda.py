@@ -17,9 +17,8 @@ from linformer_cli.attention.kernels import linear as kernels
 from linformer_cli.attention.kernels.folding import build_folded_state
 from linformer_cli.attention.linear import LinearAttention, LinearState
 from linformer_cli.errors import LintxError
-from linformer_cli.model.blocks import LayerState, TransformerBlock
+from linformer_cli.model.blocks import TransformerBlock
 from linformer_cli.model.embedding import EmbeddingState, PixelEmbedding
-from linformer_cli.model.grid_convolution import GridState
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.sampling.choose import Filters, UniformStreams
 
@@ -135,11 +134,8 @@ class CudaEngine(Engine):
             raise ValueError(f"an image has {self._position} values, all of which are drawn")
         self._position += 1
 
-    def _own(self, block: TransformerBlock, layer: Any) -> Any:
+    def _own(self, block: TransformerBlock, layer: LinearState) -> Any:
         """The state as the steps of this layer update it in place."""
-        if isinstance(layer, LayerState):
-            recent, position = layer.convolution
-            return LayerState(self._own(block, layer.attention), GridState(recent.contiguous(), position.clone()))
         inner = cast(LinearAttention, block.attention.inner)
         s, z = (part.contiguous() for part in layer)
         shape, dtype = inner.shape, self.model.dtype

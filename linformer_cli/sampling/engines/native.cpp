@@ -6,12 +6,11 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#ifdef __AVX512BF16__
-#include <immintrin.h>
-#endif
 
+#include "drawing.h"
 #include "feature_maps.h"
 #include "numbers.h"
+#include "products.h"
 
 namespace {
 
@@ -28,7 +27,6 @@ inline float activation(float x, bool gelu) {
     return gelu ? 0.5f * x * (1 + error_function(x * 0.70710678f)) : (x > 0 ? x : 0);
 }
 
-constexpr int64_t LANES = 16;  // of a vector, which the compiler cuts to what the processor has
 constexpr int64_t WIDEST_HEAD = 256;
 
 // One pass over the state: it is updated and read while it is in the innermost cache.
@@ -79,116 +77,12 @@ void join_row(int64_t D, float* x, const float* branch, const float* bias, const
     }
 }
 
-typedef float floats __attribute__((vector_size(4 * LANES)));
-typedef uint32_t words __attribute__((vector_size(4 * LANES)));
-
-template <class To, class From>
-inline To bits_as(const From& from) {
-    static_assert(sizeof(To) == sizeof(From), "");
-    To to;
-    std::memcpy(&to, &from, sizeof to);
-    return to;
-}
-
-// A product goes through its inputs word by word: a float, or two bfloat16.
-template <class T>
-constexpr int64_t PER_WORD = 4 / sizeof(T);
-
-// `sums` of sixteen rows of the weights, and what a word of them times a word of the input adds.
-template <class T>
-inline floats add_product(floats sums, words weight, uint32_t x);
-
-template <>
-inline floats add_product<float>(floats sums, words weight, uint32_t x) {
-    return sums + bits_as<floats>(weight) * bits_as<float>(x);
-}
-
-template <>
-inline floats add_product<bfloat16>(floats sums, words weight, uint32_t x) {
-#ifdef __AVX512BF16__
-    return bits_as<floats>(_mm512_dpbf16_ps(bits_as<__m512>(sums), bits_as<__m512bh>(weight),
-                                            bits_as<__m512bh>(_mm512_set1_epi32(static_cast<int>(x)))));
-#else
-    const uint32_t upper = 0xffff0000;
-    return sums + bits_as<floats>(weight << 16) * bits_as<float>(x << 16) +
-           bits_as<floats>(weight & upper) * bits_as<float>(x & upper);
-#endif
-}
-
-// A tile's sums stay in registers: those of so many times sixteen rows, with so many images.
-#ifdef __AVX512F__
-constexpr int64_t PANELS = 4, IMAGES = 6;
-#else
-constexpr int64_t PANELS = 1, IMAGES = 6;
-#endif
-
-template <class T, int64_t N>
-void multiply_tile(int64_t columns, const uint32_t* weight, const T* x, float* y, int64_t rows) {
-    floats sums[PANELS][N] = {};
-    const int64_t depth = columns / PER_WORD<T>;
-    for (int64_t i = 0; i < depth; i++)
-        for (int64_t panel = 0; panel < PANELS; panel++) {
-            words w;
-            std::memcpy(&w, weight + (panel * depth + i) * LANES, sizeof w);
-            for (int64_t n = 0; n < N; n++) {
-                uint32_t word;
-                std::memcpy(&word, x + n * columns + i * PER_WORD<T>, sizeof word);
-                sums[panel][n] = add_product<T>(sums[panel][n], w, word);
-            }
-        }
-    for (int64_t panel = 0; panel < PANELS; panel++)
-        for (int64_t n = 0; n < N; n++) std::memcpy(y + n * rows + panel * LANES, &sums[panel][n], sizeof(floats));
-}
-
-// Tiles of N images each, and smaller ones for the rest.
-template <class T, int64_t N>
-void multiply_images(int64_t B, int64_t columns, const uint32_t* weight, const T* x, float* y, int64_t rows) {
-    int64_t b = 0;
-    for (; b + N <= B; b += N) multiply_tile<T, N>(columns, weight, x + b * columns, y + b * rows, rows);
-    if constexpr (N > 1) multiply_images<T, N - 1>(B - b, columns, weight, x + b * columns, y + b * rows, rows);
-}
-
-constexpr int64_t MOST_LEVELS = 1024;
-
-// The index whose share of softmax(logits) holds `uniform`, and where in its share that lies, if asked for.
-int64_t invert(int64_t count, const float* logits, double uniform, double* place) {
-    double shares[MOST_LEVELS];
-    float most = logits[0];
-    for (int64_t i = 1; i < count; i++) most = logits[i] > most ? logits[i] : most;
-    for (int64_t i = 0; i < count; i++) shares[i] = std::exp(static_cast<double>(logits[i] - most));
-    double total = 0;
-    for (int64_t i = 0; i < count; i++) total += shares[i];
-    // Below the total whatever the rounding, so that the search ends at a value that has a share.
-    const double target = uniform * total;
-    double before = 0;
-    int64_t last = 0;
-    for (int64_t i = 0; i < count; i++) {
-        if (shares[i] <= 0) continue;
-        last = i;
-        if (before + shares[i] > target) break;
-        before += shares[i];
-    }
-    if (place) *place = (target - before) / shares[last];
-    return last;
-}
-
-// The value 0 .. levels - 1 nearest to `x`, whatever x is. Fast math lets the compiler forget that a NaN passes every
-// bound, so the integer that it becomes is bounded too, and volatile, lest that be deduced to be needless.
-inline int64_t nearest_value(double x, int64_t levels) {
-    const double most = static_cast<double>(levels - 1);
-    const volatile int64_t nearest = static_cast<int64_t>(std::nearbyint(x < 0 ? 0 : x > most ? most : x));
-    const int64_t value = nearest;
-    return value < 0 ? 0 : value < levels ? value : levels - 1;
-}
-
 struct Layer {
     const uint32_t *input, *output, *up, *down;  // weights as `multiply` takes them
     const float *input_bias, *output_bias, *up_bias, *down_bias;
     const float *mid_gain, *mid_shift;  // of the norm behind the attention branch
     const float *end_gain, *end_shift;  // and behind the feed-forward branch: for `pre` that of the next layer, or the last
     float *s, *z;
-    const float* taps;  // [taps, D], the weights of the convolution before the attention
-    float* recent;      // [B, reach, D], a ring: the vector of position t stands in place t mod reach
 };
 
 // What a model makes of the values around a position, as numbers (surroundings.py); no slots: it does not look.
@@ -203,13 +97,11 @@ struct Surroundings {
 struct Network {
     int64_t batch, width, heads, key_width, value_width, feed_forward, layers, outputs;
     int64_t pre, gelu, map, half;  // half: weights are bfloat16
-    int64_t taps, reach;            // of the convolutions; no taps: there are none
     int64_t shares;                 // into how many the images are shared out; see `step`
     int64_t widest, scratch_width;  // rows of the widest product; floats of scratch, zero at first, for each image
     const Layer* layer;
     const float *first_gain, *first_shift;  // of the norm before all layers; null where there is none
     const float *last_gain, *last_shift;    // and behind them all, after the last layer's own; null where there is none
-    const int32_t* seen;  // [T, taps]: in which place of the ring each tap of a position finds its vector, -1 for none
     Surroundings around;
     const uint32_t* head;
     const float* head_bias;
@@ -285,29 +177,6 @@ class Pass {
             for (int64_t i = 0; i < D; i++) x[b * D + i] += sums[b * rows_of(D) + i] + around.output_bias[i];
     }
 
-    // Every vector is joined by those around it, and goes into the ring.
-    void convolve(const Layer& layer, int64_t position) {
-        const int32_t* seen = net.seen + position * net.taps;
-        spread(together && B * D * net.taps > 65536, B, [&](int64_t b) {
-            float* recent = layer.recent + (first + b) * net.reach * D;
-            float* own = recent + position % net.reach * D;
-            T* row = h + b * narrow;
-            for (int64_t start = 0; start < D; start += WIDEST_HEAD) {
-                const int64_t count = D - start < WIDEST_HEAD ? D - start : WIDEST_HEAD;
-                float sum[WIDEST_HEAD] = {};
-                for (int64_t tap = 0; tap < net.taps; tap++) {
-                    if (seen[tap] < 0) continue;
-                    const float *weight = layer.taps + tap * D + start, *vector = recent + seen[tap] * D + start;
-                    for (int64_t i = 0; i < count; i++) sum[i] += weight[i] * vector[i];
-                }
-                for (int64_t i = 0; i < count; i++) {
-                    own[start + i] = static_cast<float>(row[start + i]);  // after the farthest tap was read there
-                    row[start + i] = T(own[start + i] + sum[i]);
-                }
-            }
-        });
-    }
-
     void mix(const Layer& layer) {
         const int64_t stride = rows_of(H * (2 * K + V));
         const float* bias = layer.input_bias;
@@ -356,7 +225,6 @@ public:
         if (net.first_gain) join(false, nullptr, net.first_gain, net.first_shift);
         for (int64_t index = 0; index < net.layers; index++) {
             const Layer& layer = net.layer[index];
-            if (net.taps) convolve(layer, position);
             multiply(h, narrow, layer.input, H * (2 * K + V));
             mix(layer);
             multiply(y, mixed, layer.output, D);

@@ -6,15 +6,15 @@ gave.
 
 import ctypes
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from linformer_cli.attention.kernels.linear import MAPS
-from linformer_cli.attention.linear import LinearAttention
-from linformer_cli.model.blocks import LayerState, TransformerBlock
+from linformer_cli.attention.linear import LinearAttention, LinearState
+from linformer_cli.model.blocks import TransformerBlock
 from linformer_cli.model.embedding import EmbeddingState, PixelEmbedding
 from linformer_cli.model.heads import MixtureHead
 from linformer_cli.model.pixel_model import PixelModel, PixelState
@@ -41,13 +41,13 @@ _SIGNATURES = {
 
 _POINTERS = (
     *("input", "output", "up", "down", "input_bias", "output_bias", "up_bias", "down_bias"),
-    *("mid_gain", "mid_shift", "end_gain", "end_shift", "s", "z", "taps", "recent"),
+    *("mid_gain", "mid_shift", "end_gain", "end_shift", "s", "z"),
 )
 _SIZES = (
     *("batch", "width", "heads", "key_width", "value_width", "feed_forward", "layers", "outputs"),
-    *("pre", "gelu", "map", "half", "taps", "reach", "shares", "widest", "scratch_width"),
+    *("pre", "gelu", "map", "half", "shares", "widest", "scratch_width"),
 )
-_ENDS = ("layer", "first_gain", "first_shift", "last_gain", "last_shift", "seen", "head", "head_bias", "scratch")
+_ENDS = ("layer", "first_gain", "first_shift", "last_gain", "last_shift", "head", "head_bias", "scratch")
 # Gain and shift, as pointers; None where there is no norm.
 _Norm = tuple[int | None, int | None]
 
@@ -87,20 +87,6 @@ class _Network(ctypes.Structure):
     ]
 
 
-class _State(NamedTuple):
-    """What a layer carries here: sums, and the vectors that its convolution sees; all float32."""
-
-    s: Tensor
-    z: Tensor
-    recent: Tensor | None
-
-
-def _take_state(layer: Any) -> _State:
-    attention, convolution = layer if isinstance(layer, LayerState) else (layer, None)
-    recent = None if convolution is None else convolution.recent.float().contiguous()
-    return _State(attention.s.contiguous(), attention.z.contiguous(), recent)
-
-
 class NativeEngine(Engine):
     """Fused kernels for transformer blocks with `linear` attention (`elu` or `relu`), on the CPU.
 
@@ -114,7 +100,7 @@ class NativeEngine(Engine):
         self._kernels = load_kernels()
         state = model.init_state(batch) if state is None else state
         self._blocks = cast(list[TransformerBlock], list(model.blocks))
-        self._states = [_take_state(layer) for layer in state.layers]
+        self._states = [LinearState(*(part.contiguous() for part in layer)) for layer in state.layers]
         self._embedding = _Embedding(model.embedding, state.embedding, batch, model.config.width)
         self._kept: list[Tensor] = []  # whatever a pointer points at
         self._layers = (_Layer * len(self._blocks))(*map(self._describe_layer, range(len(self._blocks))))
@@ -146,7 +132,7 @@ class NativeEngine(Engine):
 
     @property
     def state_bytes(self) -> int:
-        layers = (part for state in self._states for part in state if part is not None)
+        layers = (part for state in self._states for part in state)
         parts = [self._embedding.recent, self._embedding.label, *layers]
         return sum(part.numel() * part.element_size() for part in parts) + torch.int64.itemsize  # and the position
 
@@ -181,14 +167,8 @@ class NativeEngine(Engine):
             *(self._pointer(linear.bias.float()) for linear in linears),
             *self._norm(mid),
             *self._norm(end),
-            *(None if part is None else part.data_ptr() for part in self._layer_tensors(index)),
+            *(part.data_ptr() for part in self._states[index]),
         )
-
-    def _layer_tensors(self, index: int) -> tuple[Tensor | None, ...]:
-        """s, z, the weights of the convolution and the vectors that it sees."""
-        s, z, recent = self._states[index]
-        convolution = self._blocks[index].attention.convolution
-        return s, z, None if convolution is None else self._keep(convolution.weight.float()), recent
 
     def _describe_network(self) -> _Network:
         model, config, block = self.model, self.model.config, self._blocks[0]
@@ -203,8 +183,6 @@ class NativeEngine(Engine):
         scratch_width = widest + TILE_ROWS + sum(taken) + len(taken)
         scratch = torch.zeros(self.batch * scratch_width)
         threads = torch.get_num_threads()
-        convolution = block.attention.convolution
-        seen = torch.empty(0, 0) if convolution is None else convolution.list_places(config.image.positions)
         sizes = (self.batch, config.width, shape.heads, shape.key_width, shape.value_width, config.feed_forward)
         return _Network(
             *(*sizes, len(self._blocks), head.out_features),
@@ -212,12 +190,10 @@ class NativeEngine(Engine):
             int(block.feed_forward.activation is functional.gelu),
             MAPS[inner.options.feature_map],
             int(model.dtype == torch.bfloat16),
-            *(seen.shape[1], 0 if convolution is None else convolution.reach),
             *(threads if self.batch > FEW * threads else 1, widest, scratch_width),
             ctypes.addressof(self._layers),
             *self._norm(block.attention_norm if block.pre else None),
             *self._norm(None if block.pre else model.norm),
-            self._pointer(seen),
             around,
             *(self._pointer(_pack(head.weight)), self._pointer(head.bias.float()), self._pointer(scratch)),
         )

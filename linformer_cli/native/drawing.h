@@ -1,0 +1,38 @@
+// Values drawn by inversion from what a head predicts.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+constexpr int64_t MOST_LEVELS = 1024;
+
+// The index whose share of softmax(logits) holds `uniform`, and where in its share that lies, if asked for.
+int64_t invert(int64_t count, const float* logits, double uniform, double* place) {
+    double shares[MOST_LEVELS];
+    float most = logits[0];
+    for (int64_t i = 1; i < count; i++) most = logits[i] > most ? logits[i] : most;
+    for (int64_t i = 0; i < count; i++) shares[i] = std::exp(static_cast<double>(logits[i] - most));
+    double total = 0;
+    for (int64_t i = 0; i < count; i++) total += shares[i];
+    // Below the total whatever the rounding, so that the search ends at a value that has a share.
+    const double target = uniform * total;
+    double before = 0;
+    int64_t last = 0;
+    for (int64_t i = 0; i < count; i++) {
+        if (shares[i] <= 0) continue;
+        last = i;
+        if (before + shares[i] > target) break;
+        before += shares[i];
+    }
+    if (place) *place = (target - before) / shares[last];
+    return last;
+}
+
+// The value 0 .. levels - 1 nearest to `x`, whatever x is. Fast math lets the compiler forget that a NaN passes every
+// bound, so the integer that it becomes is bounded too, and volatile, lest that be deduced to be needless.
+inline int64_t nearest_value(double x, int64_t levels) {
+    const double most = static_cast<double>(levels - 1);
+    const volatile int64_t nearest = static_cast<int64_t>(std::nearbyint(x < 0 ? 0 : x > most ? most : x));
+    const int64_t value = nearest;
+    return value < 0 ? 0 : value < levels ? value : levels - 1;
+}
