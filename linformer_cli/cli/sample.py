@@ -192,6 +192,7 @@ def sample(
                     "images_per_second": rate,
                     "seconds": seconds,
                     "state_bytes": work.state_bytes,
+                    "values_per_pass": drawn * session.model.config.image.positions / work.passes if drawn else None,
                     "processes": team.count,
                     "out": out,
                     "gif": gif,
@@ -207,6 +208,7 @@ class _Work:
     drawn: list[int] = field(default_factory=list)
     images: "dict[int, NDArray[np.uint8]]" = field(default_factory=dict)
     state_bytes: int = 0
+    passes: int = 0  # through the layers, of all images together
     stopped: bool = False
 
 
@@ -227,6 +229,7 @@ def _draw(parts: "Callable[[], Iterator[SampledBatch]]", shape: "ImageShape", fo
     try:
         for part in parts():
             work.state_bytes = max(work.state_bytes, part.state_bytes)
+            work.passes += part.passes * len(part.indices)
             for index, image in zip(part.indices, values_to_images(part.values, shape), strict=True):
                 if folder is None:
                     work.images[index] = image
@@ -245,5 +248,6 @@ def _add_up(works: list[_Work]) -> _Work:
         total.drawn += work.drawn
         total.images |= work.images
         total.state_bytes = max(total.state_bytes, work.state_bytes)
+        total.passes += work.passes
         total.stopped = total.stopped or work.stopped
     return total

@@ -7,7 +7,7 @@
 constexpr int64_t MOST_LEVELS = 1024;
 
 // The index whose share of softmax(logits) holds `uniform`, and where in its share that lies, if asked for.
-int64_t invert(int64_t count, const float* logits, double uniform, double* place) {
+inline int64_t invert(int64_t count, const float* logits, double uniform, double* place) {
     double shares[MOST_LEVELS];
     float most = logits[0];
     for (int64_t i = 1; i < count; i++) most = logits[i] > most ? logits[i] : most;
@@ -35,4 +35,15 @@ inline int64_t nearest_value(double x, int64_t levels) {
     const volatile int64_t nearest = static_cast<int64_t>(std::nearbyint(x < 0 ? 0 : x > most ? most : x));
     const int64_t value = nearest;
     return value < 0 ? 0 : value < levels ? value : levels - 1;
+}
+
+// A value of a mixture of K logistics with parameters [3 K]: a component, then its logistic by inversion, then the bin.
+inline int64_t draw_mixture(int64_t K, int64_t levels, double lowest, double highest, const float* parameters, double uniform) {
+    double place;
+    const int64_t component = invert(K, parameters, uniform, &place);
+    place = place < 1e-12 ? 1e-12 : place > 1 - 1e-12 ? 1 - 1e-12 : place;
+    double log_scale = parameters[2 * K + component];
+    log_scale = log_scale < lowest ? lowest : log_scale > highest ? highest : log_scale;
+    const double x = parameters[K + component] + std::exp(log_scale) * std::log(place / (1 - place));
+    return nearest_value((x + 1) * (0.5 * (levels - 1)), levels);
 }

@@ -25,12 +25,16 @@ Labels = Sequence[int] | Mapping[int, int]
 
 @dataclass(frozen=True)
 class SampledBatch:
-    """Finished images number `indices`: values uint8 [B, T] on the CPU, the seconds taken, the bytes of their state."""
+    """Finished images number `indices`: values uint8 [B, T] on the CPU, the seconds taken, the bytes of their state.
+
+    `passes` through the layers gave all values of one image: T, or fewer by looking ahead.
+    """
 
     indices: Sequence[int]
     values: Tensor
     seconds: float
     state_bytes: int
+    passes: int
 
 
 @torch.no_grad()
@@ -55,7 +59,9 @@ def sample_values(
     streams = UniformStreams(seed, indices)
     first = stepper.step(model.start_tokens(batch, chosen))
     values = stepper.draw_values(first, streams, filters or Filters(), positions, before_step)
-    return SampledBatch(indices, values, time.perf_counter() - began, stepper.state_bytes)
+    return SampledBatch(
+        indices, values, time.perf_counter() - began, stepper.state_bytes, stepper.look_aheads or positions
+    )
 
 
 def draw_in_batches(

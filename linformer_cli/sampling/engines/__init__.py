@@ -6,11 +6,13 @@ from linformer_cli.runtime import Choice
 
 from .base import Engine as Engine
 from .cuda import CudaEngine
-from .native import NativeEngine
+from .native import NativeEngine, StepwiseEngine
 from .textbook import TextbookEngine as TextbookEngine
 
 # From the fastest to the one that serves everything.
-ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (NativeEngine, CudaEngine, TextbookEngine)}
+ENGINES: dict[str, type[Engine]] = {
+    engine.name: engine for engine in (NativeEngine, StepwiseEngine, CudaEngine, TextbookEngine)
+}
 AUTO = "auto"
 
 
@@ -33,6 +35,8 @@ def choose_engine(wanted: str, model: PixelModel) -> Choice:
         return Choice(wanted, "asked for")
     refusals: list[str] = []
     for name, engine in ENGINES.items():
+        if not engine.automatic:
+            continue
         refusal = engine.refusal(model)
         if refusal is None and not engine.tried:
             refusal = f"it has not been tried on such a device yet, --engine {name} asks for it"

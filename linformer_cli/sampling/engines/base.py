@@ -23,8 +23,13 @@ class Engine(ABC):
     """
 
     name: ClassVar[str]
+    # Whether `auto` thinks of it.
+    automatic: ClassVar[bool] = True
     # Whether it has ever run on the device that it is for: `auto` takes no other.
     tried: ClassVar[bool] = True
+
+    # How many passes through the layers drew values by looking ahead, where it does.
+    look_aheads: int = 0
 
     def __init__(self, model: PixelModel, batch: int, state: PixelState | None = None) -> None:
         self.model = model

@@ -29,11 +29,12 @@ inline float activation(float x, bool gelu) {
 
 constexpr int64_t WIDEST_HEAD = 256;
 
-// One pass over the state: it is updated and read while it is in the innermost cache.
+// One pass over the state: it is updated and read while it is in the innermost cache. `key` [K] and `value` [V] become
+// what the state was updated with.
 template <class T>
 void mix_head(int64_t K, int64_t V, const float* q, const float* k, const float* v, const float* q_bias,
-              const float* k_bias, const float* v_bias, float* s, float* z, T* y, int map) {
-    float query[WIDEST_HEAD], key[WIDEST_HEAD], value[WIDEST_HEAD], numerator[WIDEST_HEAD];
+              const float* k_bias, const float* v_bias, float* s, float* z, float* key, float* value, T* y, int map) {
+    float query[WIDEST_HEAD], numerator[WIDEST_HEAD];
     for (int64_t i = 0; i < K; i++) query[i] = feature(q[i] + q_bias[i], map);
     for (int64_t i = 0; i < K; i++) key[i] = feature(k[i] + k_bias[i], map);
     for (int64_t j = 0; j < V; j++) value[j] = v[j] + v_bias[j];
@@ -57,6 +58,17 @@ void mix_head(int64_t K, int64_t V, const float* q, const float* k, const float*
     }
     const float scale = weight == 0 ? 0 : 1 / weight;
     for (int64_t j = 0; j < V; j++) y[j] = T(numerator[j] * scale);
+}
+
+// The update of `mix_head` alone, to the last bit.
+void add_to_state(int64_t K, int64_t V, const float* key, const float* value, float* s, float* z) {
+    for (int64_t i = 0; i < K; i++) {
+        z[i] += key[i];
+        float* row = s + i * V;
+        const float in = key[i];
+#pragma omp simd
+        for (int64_t j = 0; j < V; j++) row[j] += in * value[j];
+    }
 }
 
 // `pre`: x <- x + branch + bias and h <- LayerNorm(x); otherwise x <- LayerNorm(x + branch + bias) and h is x.
@@ -83,6 +95,7 @@ struct Layer {
     const float *mid_gain, *mid_shift;  // of the norm behind the attention branch
     const float *end_gain, *end_shift;  // and behind the feed-forward branch: for `pre` that of the next layer, or the last
     float *s, *z;
+    float* kept;  // [H, window, K + V], the keys and values of a pass that looks ahead
 };
 
 // What a model makes of the values around a position, as numbers (surroundings.py); no slots: it does not look.
@@ -106,6 +119,26 @@ struct Network {
     const uint32_t* head;
     const float* head_bias;
     float* scratch;
+    int64_t window;  // how many positions of one image a pass may take at once
+    float* trial;    // [H, K, V + 1], the state of a layer while it does
+};
+
+// A single image that is drawn by looking ahead: how its tokens become vectors, what is drawn, and how far it has come.
+struct Drawing {
+    int64_t sources, reach, levels, row;  // of tables a position sees; of the ring; a row of the image has so many values
+    const int32_t* slots;                 // [T, sources], as `lintx_embed` takes them, and so the next three
+    int16_t* recent;
+    const float *table, *place;
+    const float* label;  // [D], the vector of the image's class, or null
+    int64_t mixtures;    // 0: the head is categorical
+    double lowest, highest;  // of a logistic's log scale
+    const double* uniforms;  // [count], one for each value
+    int64_t* values;         // [count]: the known ones, guesses up to `guessed`, and nothing yet
+    float *x, *out;          // scratch, [window, D] and [window, outputs]
+    int64_t count, known, guessed;
+    int64_t position;  // of the token that holds the last known value, which is the next to step with
+    int64_t rows;      // how many positions the next pass takes
+    int64_t passes;    // so far
 };
 
 inline int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
@@ -126,11 +159,13 @@ inline void spread(bool among_threads, int64_t count, Body body) {
     for (int64_t index = 0; index < count; index++) body(index);
 }
 
-// Some images through all layers, with scratch of their own.
+// Some images through all layers, with scratch of their own; or, looking `ahead`, successive positions of one image,
+// whose keys and values are then kept, and the state is not changed.
 template <class T>
 class Pass {
     const Network& net;
     const int64_t first, B;  // the images
+    const bool ahead;
     const int64_t D = net.width, F = net.feed_forward, H = net.heads, K = net.key_width, V = net.value_width;
     // Inputs of products h [B, narrow], y [B, mixed] and f [B, wide]: vectors, heads' values, and what is between the
     // layers of feed-forward, each in whole words.
@@ -155,9 +190,9 @@ class Pass {
     // What lies around each image's position goes into its vector.
     void look_around(int64_t position) {
         const Surroundings& around = net.around;
-        const int32_t* places = around.places + position * around.slots;
         for (int64_t b = 0; b < B; b++) {
-            const int16_t* recent = around.recent + (first + b) * around.reach;
+            const int32_t* places = around.places + (position + (ahead ? b : 0)) * around.slots;
+            const int16_t* recent = around.recent + (ahead ? 0 : first + b) * around.reach;
             T* row = numbers + b * seen;
             for (int64_t n = 0; n < around.slots; n++) {
                 const bool known = places[n] >= 0;
@@ -177,16 +212,32 @@ class Pass {
             for (int64_t i = 0; i < D; i++) x[b * D + i] += sums[b * rows_of(D) + i] + around.output_bias[i];
     }
 
+    // One head of one row, on the state `s` and `z`.
+    void mix_row(const Layer& layer, int64_t b, int64_t head, float* s, float* z, float* key, float* value) {
+        const int64_t q = head * K, k = (H + head) * K, v = 2 * H * K + head * V;
+        const float *row = sums + b * rows_of(H * (2 * K + V)), *bias = layer.input_bias;
+        mix_head(K, V, row + q, row + k, row + v, bias + q, bias + k, bias + v, s, z, key, value,
+                 y + b * mixed + head * V, static_cast<int>(net.map));
+    }
+
     void mix(const Layer& layer) {
-        const int64_t stride = rows_of(H * (2 * K + V));
-        const float* bias = layer.input_bias;
-        spread(together && B * H * K * V > 65536, B * H, [&](int64_t index) {
-            const int64_t b = index / H, head = index % H, place = first * H + index;
-            const int64_t q = head * K, k = (H + head) * K, v = 2 * H * K + head * V;
-            const float* row = sums + b * stride;
-            T* to = y + b * mixed + head * V;
-            mix_head(K, V, row + q, row + k, row + v, bias + q, bias + k, bias + v, layer.s + place * K * V,
-                     layer.z + place * K, to, static_cast<int>(net.map));
+        const bool shared = together && B * H * K * V > 65536;
+        if (!ahead) {
+            spread(shared, B * H, [&](int64_t index) {
+                const int64_t b = index / H, head = index % H, place = first * H + index;
+                float key[WIDEST_HEAD], value[WIDEST_HEAD];
+                mix_row(layer, b, head, layer.s + place * K * V, layer.z + place * K, key, value);
+            });
+            return;
+        }
+        spread(shared, H, [&](int64_t head) {
+            float *s = net.trial + head * K * (V + 1), *z = s + K * V;
+            std::memcpy(s, layer.s + head * K * V, K * V * sizeof(float));
+            std::memcpy(z, layer.z + head * K, K * sizeof(float));
+            for (int64_t b = 0; b < B; b++) {
+                float* key = layer.kept + (head * net.window + b) * (K + V);
+                mix_row(layer, b, head, s, z, key, key + K);
+            }
         });
     }
 
@@ -208,14 +259,15 @@ class Pass {
     }
 
 public:
-    Pass(const Network& net, int64_t first, int64_t B, float* x, float* scratch)
-        : net(net), first(first), B(B), x(x + first * net.width) {
+    // `room` is for how many rows there is scratch: the same at each pass over it, as its zeros must stay where they are.
+    Pass(const Network& net, int64_t first, int64_t B, float* x, float* scratch, int64_t room, bool ahead = false)
+        : net(net), first(first), B(B), ahead(ahead), x(x + first * net.width) {
         sums = scratch;
-        h = reinterpret_cast<T*>(sums + B * rows_of(net.widest));
-        y = h + B * narrow;
-        f = y + B * mixed;
-        numbers = f + B * wide;
-        middle = numbers + B * seen;
+        h = reinterpret_cast<T*>(sums + room * rows_of(net.widest));
+        y = h + room * narrow;
+        f = y + room * mixed;
+        numbers = f + room * wide;
+        middle = numbers + room * seen;
     }
 
     void run(int64_t position, float* out) {
@@ -247,34 +299,89 @@ public:
 template <class T>
 void step(const Network& net, int64_t position, float* x, float* out) {
     if (net.shares == 1) {
-        Pass<T>(net, 0, net.batch, x, net.scratch).run(position, out);
+        Pass<T>(net, 0, net.batch, x, net.scratch, net.batch * net.window).run(position, out);
         return;
     }
     const int64_t share = (net.batch + net.shares - 1) / net.shares;
 #pragma omp parallel for schedule(static)
     for (int64_t first = 0; first < net.batch; first += share) {
         const int64_t count = net.batch - first < share ? net.batch - first : share;
-        Pass<T>(net, first, count, x, net.scratch + first * net.scratch_width).run(position, out);
+        Pass<T>(net, first, count, x, net.scratch + first * net.scratch_width, count).run(position, out);
     }
+}
+
+// Row b of x [B, D] becomes the vector of an image's token: what its position adds, and the tables' rows of the values
+// around it.
+void embed(int64_t D, int64_t sources, int64_t levels, const int32_t* slots, const int16_t* recent, const float* table,
+           const float* place, float* x) {
+    std::memcpy(x, place, D * sizeof(float));
+    for (int64_t source = 0; source < sources; source++) {
+        const int64_t value = slots[source] < 0 ? levels : recent[slots[source]];
+        const float* vector = table + (source * (levels + 1) + value) * D;
+        for (int64_t i = 0; i < D; i++) x[i] += vector[i];
+    }
+}
+
+int64_t draw(const Drawing& drawing, const float* parameters, double uniform) {
+    if (!drawing.mixtures) return invert(drawing.levels, parameters, uniform, nullptr);
+    return draw_mixture(drawing.mixtures, drawing.levels, drawing.lowest, drawing.highest, parameters, uniform);
+}
+
+// The next values of one image. All positions of a window are computed as if the guesses were right: as its random number
+// is fixed, each gives one value, which is the image's as long as all guesses before it are. The first always is.
+template <class T>
+void look_ahead(const Network& net, Drawing& drawing) {
+    const int64_t D = net.width, known = drawing.known, left = drawing.count - known;
+    const int64_t rows = left < drawing.rows ? left : drawing.rows;
+    int64_t* next = drawing.values + known;
+    // The value above is the best guess that costs nothing; a wrong pass leaves better ones.
+    for (int64_t& index = drawing.guessed; index < known + rows - 1; index++)
+        drawing.values[index] = drawing.values[index - (index < drawing.row ? 1 : drawing.row)];
+    for (int64_t r = 0; r < rows; r++)
+        drawing.recent[(drawing.position + r - 1) % drawing.reach] = static_cast<int16_t>(next[r - 1]);
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t position = drawing.position + r;
+        float* row = drawing.x + r * D;
+        embed(D, drawing.sources, drawing.levels, drawing.slots + position * drawing.sources, drawing.recent,
+              drawing.table, drawing.place + position * D, row);
+        if (drawing.label)
+            for (int64_t i = 0; i < D; i++) row[i] += drawing.label[i];
+    }
+    Pass<T>(net, 0, rows, drawing.x, net.scratch, net.window, true).run(drawing.position, drawing.out);
+    int64_t right = 0;
+    bool sure = true;
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t guess = next[r];  // behind the last row it means nothing, and nothing follows
+        next[r] = draw(drawing, drawing.out + r * net.outputs, drawing.uniforms[known + r]);
+        right += sure;
+        sure = sure && next[r] == guess;
+    }
+    const int64_t H = net.heads, K = net.key_width, V = net.value_width;
+    spread(net.layers * H * K * V * right > 65536, net.layers * H, [&](int64_t index) {
+        const Layer& layer = net.layer[index / H];
+        const int64_t head = index % H;
+        for (int64_t r = 0; r < right; r++) {
+            const float* key = layer.kept + (head * net.window + r) * (K + V);
+            add_to_state(K, V, key, key + K, layer.s + head * K * V, layer.z + head * K);
+        }
+    });
+    drawing.guessed = known + rows > drawing.guessed ? known + rows : drawing.guessed;
+    drawing.known += right;
+    drawing.position += right;
+    drawing.passes++;
+    // As far as it went well, and a little farther.
+    drawing.rows = right < rows ? right + 1 : 2 * rows < net.window ? 2 * rows : net.window;
 }
 
 }  // namespace
 
 extern "C" {
 
-// x [B, D] += the tables' rows of the values around each image's position, and what the position itself adds.
-// `recent` [B, reach] is a ring of values; `slots` [sources] says where in it each source stands, -1 for none.
+// Row by row `embed`: `recent` [B, reach] is a ring of values, `slots` [sources] says where in it each source stands, -1 for
+// none, and `table` [sources, levels + 1, D] has a vector for every value of each, and for none.
 void lintx_embed(int64_t B, int64_t D, int64_t sources, int64_t reach, int64_t levels, const int32_t* slots,
                  const int16_t* recent, const float* table, const float* place, float* x) {
-    for (int64_t b = 0; b < B; b++) {
-        float* row = x + b * D;
-        std::memcpy(row, place, D * sizeof(float));
-        for (int64_t source = 0; source < sources; source++) {
-            const int64_t value = slots[source] < 0 ? levels : recent[b * reach + slots[source]];
-            const float* vector = table + (source * (levels + 1) + value) * D;
-            for (int64_t i = 0; i < D; i++) row[i] += vector[i];
-        }
-    }
+    for (int64_t b = 0; b < B; b++) embed(D, sources, levels, slots, recent + b * reach, table, place, x + b * D);
 }
 
 // Values drawn by inversion from the softmax of logits [B, levels], with uniforms in [0, 1).
@@ -282,24 +389,24 @@ void lintx_draw_categorical(int64_t B, int64_t levels, const float* logits, cons
     for (int64_t b = 0; b < B; b++) values[b] = invert(levels, logits + b * levels, uniforms[b], nullptr);
 }
 
-// Values of a mixture of K logistics with parameters [B, 3 K]: a component, then its logistic by inversion, then the bin.
+// Values of mixtures of K logistics with parameters [B, 3 K].
 void lintx_draw_mixture(int64_t B, int64_t K, int64_t levels, double lowest, double highest, const float* parameters,
                         const double* uniforms, int64_t* values) {
-    for (int64_t b = 0; b < B; b++) {
-        const float* row = parameters + b * 3 * K;
-        double place;
-        const int64_t component = invert(K, row, uniforms[b], &place);
-        place = place < 1e-12 ? 1e-12 : place > 1 - 1e-12 ? 1 - 1e-12 : place;
-        double log_scale = row[2 * K + component];
-        log_scale = log_scale < lowest ? lowest : log_scale > highest ? highest : log_scale;
-        const double x = row[K + component] + std::exp(log_scale) * std::log(place / (1 - place));
-        values[b] = nearest_value((x + 1) * (0.5 * (levels - 1)), levels);
-    }
+    for (int64_t b = 0; b < B; b++)
+        values[b] = draw_mixture(K, levels, lowest, highest, parameters + b * 3 * K, uniforms[b]);
 }
 
 // The whole network: x [B, D] is embedded already and is changed; the head's parameters go to `out` [B, outputs].
 void lintx_step(const Network* net, int64_t position, float* x, float* out) {
     if (net->half) step<bfloat16>(*net, position, x, out);
     else step<float>(*net, position, x, out);
+}
+
+// Looks ahead so many times, or until all values of the image are known.
+void lintx_look_ahead(const Network* net, Drawing* drawing, int64_t passes) {
+    for (; passes > 0 && drawing->known < drawing->count; passes--) {
+        if (net->half) look_ahead<bfloat16>(*net, *drawing);
+        else look_ahead<float>(*net, *drawing);
+    }
 }
 }

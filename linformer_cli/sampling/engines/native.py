@@ -5,8 +5,9 @@ gave.
 """
 
 import ctypes
+from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,17 +15,23 @@ from torch.nn import functional
 
 from linformer_cli.attention.kernels.linear import MAPS
 from linformer_cli.attention.linear import LinearAttention, LinearState
+from linformer_cli.errors import LintxError
 from linformer_cli.model.blocks import TransformerBlock
 from linformer_cli.model.embedding import EmbeddingState, PixelEmbedding
 from linformer_cli.model.heads import MixtureHead
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.native.compiler import NoCompiler, load_library
+from linformer_cli.sampling.choose import Filters, UniformStreams
 
-from .base import Engine
+from .base import DAMAGED, Engine
 
 # Up to so many images a thread, all threads work together on every product: one with fewer of its own would read all
 # weights for little. With more each thread takes its share of the images through all layers.
 FEW = 2
+# Of a single image up to so many positions are computed in one pass; see `look_ahead` of native.cpp.
+WINDOW = 8
+# So many are made before someone may ask for an end.
+_PASSES = 32
 # How native.cpp takes weights: in panels of so many rows, and whole tiles of panels.
 LANES, TILE_ROWS = 16, 64
 # Of the arrays that the kernels keep on the stack.
@@ -35,13 +42,14 @@ _SIZE, _POINTER, _REAL = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
 _SIGNATURES = {
     "embed": (*[_SIZE] * 5, *[_POINTER] * 5),
     "step": (_POINTER, _SIZE, *[_POINTER] * 2),
+    "look_ahead": (*[_POINTER] * 2, _SIZE),
     "draw_categorical": (*[_SIZE] * 2, *[_POINTER] * 3),
     "draw_mixture": (*[_SIZE] * 3, *[_REAL] * 2, *[_POINTER] * 3),
 }
 
 _POINTERS = (
     *("input", "output", "up", "down", "input_bias", "output_bias", "up_bias", "down_bias"),
-    *("mid_gain", "mid_shift", "end_gain", "end_shift", "s", "z"),
+    *("mid_gain", "mid_shift", "end_gain", "end_shift", "s", "z", "kept"),
 )
 _SIZES = (
     *("batch", "width", "heads", "key_width", "value_width", "feed_forward", "layers", "outputs"),
@@ -84,6 +92,21 @@ class _Network(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in _ENDS[:-3]),
         ("around", _Surroundings),
         *((name, ctypes.c_void_p) for name in _ENDS[-3:]),
+        ("window", ctypes.c_int64),
+        ("trial", ctypes.c_void_p),
+    ]
+
+
+class _Drawing(ctypes.Structure):
+    """`Drawing` of native.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("sources", "reach", "levels", "row")),
+        *((name, ctypes.c_void_p) for name in ("slots", "recent", "table", "place", "label")),
+        ("mixtures", ctypes.c_int64),
+        *((name, ctypes.c_double) for name in ("lowest", "highest")),
+        *((name, ctypes.c_void_p) for name in ("uniforms", "values", "x", "out")),
+        *((name, ctypes.c_int64) for name in ("count", "known", "guessed", "position", "rows", "passes")),
     ]
 
 
@@ -91,9 +114,13 @@ class NativeEngine(Engine):
     """Fused kernels for transformer blocks with `linear` attention (`elu` or `relu`), on the CPU.
 
     Weights are in the model's type, float32 or bfloat16; the residual stream, all sums and the state are float32.
+    A single image is drawn by looking ahead: with its random numbers fixed every value is a function of those before
+    it, so several are computed at once from guesses, and kept up to the first wrong one (as in 'predictive sampling',
+    Wiggers 2020, arXiv 2002.09928, without its learned forecasts). The image is the same.
     """
 
     name = "native"
+    window: ClassVar[int] = WINDOW
 
     def __init__(self, model: PixelModel, batch: int, state: PixelState | None = None) -> None:
         super().__init__(model, batch, state)
@@ -101,12 +128,14 @@ class NativeEngine(Engine):
         state = model.init_state(batch) if state is None else state
         self._blocks = cast(list[TransformerBlock], list(model.blocks))
         self._states = [LinearState(*(part.contiguous() for part in layer)) for layer in state.layers]
-        self._embedding = _Embedding(model.embedding, state.embedding, batch, model.config.width)
+        # Several images keep the processor busy as they are.
+        self._window = self.window if batch == 1 else 1
+        self._embedding = _Embedding(model.embedding, state.embedding, batch, model.config.width, self._window)
         self._kept: list[Tensor] = []  # whatever a pointer points at
         self._layers = (_Layer * len(self._blocks))(*map(self._describe_layer, range(len(self._blocks))))
         self._network = self._describe_network()
-        self._x = torch.empty(batch, model.config.width)
-        self._out = torch.empty(batch, model.head.projection.out_features)
+        self._x = torch.empty(batch * self._window, model.config.width)
+        self._out = torch.empty(batch * self._window, model.head.projection.out_features)
 
     @classmethod
     def refusal(cls, model: PixelModel) -> str | None:
@@ -133,13 +162,39 @@ class NativeEngine(Engine):
     @property
     def state_bytes(self) -> int:
         layers = (part for state in self._states for part in state)
-        parts = [self._embedding.recent, self._embedding.label, *layers]
+        parts = [self._embedding.carried, self._embedding.label, *layers]
         return sum(part.numel() * part.element_size() for part in parts) + torch.int64.itemsize  # and the position
 
     def step(self, tokens_t: Tensor) -> Tensor:
         position = self._embedding.read(tokens_t, self._x)
         self._kernels.lintx_step(ctypes.addressof(self._network), position, self._x.data_ptr(), self._out.data_ptr())
-        return self._out
+        return self._out[: self.batch]
+
+    @torch.no_grad()
+    def draw_values(
+        self,
+        parameters: Tensor,
+        streams: UniformStreams,
+        filters: Filters,
+        count: int,
+        before_step: Callable[[], None] | None = None,
+    ) -> Tensor:
+        """As `Engine.draw_values`. A single image is drawn by looking ahead, and `before_step` is called less often."""
+        if self._window == 1 or filters.active:
+            return super().draw_values(parameters, streams, filters, count, before_step)
+        uniforms = torch.cat([streams.take() for _ in range(count)])
+        values = torch.empty(count, dtype=torch.int64)
+        values[:1] = self.draw_unfiltered(parameters, uniforms[:1])
+        drawing = self._describe_drawing(uniforms, values)
+        while bool(parameters.isfinite().all()):
+            if drawing.known == count:
+                self._embedding.position, self.look_aheads = drawing.position, self.look_aheads + drawing.passes
+                return values.to(torch.uint8).unsqueeze(0)
+            if before_step is not None:
+                before_step()
+            self._kernels.lintx_look_ahead(ctypes.addressof(self._network), ctypes.addressof(drawing), _PASSES)
+            parameters = self._out[:1]
+        raise LintxError(DAMAGED)
 
     def draw_unfiltered(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
         head = self.model.head
@@ -153,6 +208,20 @@ class NativeEngine(Engine):
             self._kernels.lintx_draw_categorical(len(parameters), head.levels, *pointers)
         return values
 
+    def _describe_drawing(self, uniforms: Tensor, values: Tensor) -> _Drawing:
+        embedding, head = self._embedding, self.model.head
+        lowest, highest, mixtures = (
+            (*head.log_scale_bounds, head.mixtures) if isinstance(head, MixtureHead) else (0, 0, 0)
+        )
+        tables = (embedding.slots, embedding.recent, embedding.table, embedding.places, embedding.label_vector())
+        return _Drawing(
+            *(embedding.slots.shape[1], embedding.ring, head.levels, self.model.config.image.values_per_row),
+            *(None if tensor is None else tensor.data_ptr() for tensor in tables),
+            *(mixtures, lowest, highest),
+            *(tensor.data_ptr() for tensor in (uniforms, values, self._x, self._out)),
+            *(len(values), 1, 1, embedding.position, self._window, 0),
+        )
+
     def _describe_layer(self, index: int) -> _Layer:
         """Block number `index`. Which norm follows which branch is decided here and in `_describe_network` alone."""
         block, following = self._blocks[index], self._blocks[index + 1 : index + 2]
@@ -161,6 +230,7 @@ class NativeEngine(Engine):
         else:
             mid, end = block.attention_norm, block.feed_forward_norm
         feed_forward = block.feed_forward
+        shape = block.attention.inner.shape
         linears = (block.attention.input, block.attention.output, feed_forward.input, feed_forward.output)
         return _Layer(
             *(self._pointer(_pack(linear.weight)) for linear in linears),
@@ -168,6 +238,7 @@ class NativeEngine(Engine):
             *self._norm(mid),
             *self._norm(end),
             *(part.data_ptr() for part in self._states[index]),
+            self._pointer(torch.empty(shape.heads, self._window, shape.key_width + shape.value_width)),
         )
 
     def _describe_network(self) -> _Network:
@@ -181,7 +252,8 @@ class NativeEngine(Engine):
         # What products give, and what they take, each rounded up.
         taken = (config.width, mixed, config.feed_forward, 2 * around.slots, around.hidden)
         scratch_width = widest + TILE_ROWS + sum(taken) + len(taken)
-        scratch = torch.zeros(self.batch * scratch_width)
+        scratch = torch.zeros(self.batch * self._window * scratch_width)
+        trial = torch.empty(shape.heads, shape.key_width, shape.value_width + 1)
         threads = torch.get_num_threads()
         sizes = (self.batch, config.width, shape.heads, shape.key_width, shape.value_width, config.feed_forward)
         return _Network(
@@ -196,6 +268,7 @@ class NativeEngine(Engine):
             *self._norm(None if block.pre else model.norm),
             around,
             *(self._pointer(_pack(head.weight)), self._pointer(head.bias.float()), self._pointer(scratch)),
+            *(self._window, self._pointer(trial)),
         )
 
     def _describe_surroundings(self) -> _Surroundings:
@@ -204,7 +277,7 @@ class NativeEngine(Engine):
             return _Surroundings()
         layers = (surroundings.input, surroundings.output)
         return _Surroundings(
-            *(embedding.around.shape[1], surroundings.input.out_features, surroundings.levels, embedding.reach),
+            *(embedding.around.shape[1], surroundings.input.out_features, surroundings.levels, embedding.ring),
             *(embedding.around.data_ptr(), embedding.recent.data_ptr()),
             *(self._pointer(_pack(layer.weight)) for layer in layers),
             *(self._pointer(layer.bias.float()) for layer in layers),
@@ -221,6 +294,14 @@ class NativeEngine(Engine):
         return self._kept[-1]
 
 
+class StepwiseEngine(NativeEngine):
+    """The same one value at a time, also for a single image: to see what looking ahead brings."""
+
+    name = "stepwise"
+    automatic = False
+    window = 1
+
+
 def _pack(weight: Tensor) -> Tensor:
     """Weights [rows, columns] as `multiply` of native.cpp takes them: [rows / 16, columns in words, 16], zeros added.
 
@@ -233,46 +314,53 @@ def _pack(weight: Tensor) -> Tensor:
 
 
 class _Embedding:
-    """Tokens to vectors, with the last values in a ring: value number v stands in place v mod reach.
+    """Tokens to vectors, with the last values in a ring: value number v stands in place v mod its length.
 
-    `around` int32 [T, slots] says in which places stand the values that `Surroundings` looks at, -1 for none.
+    It is longer than what a position reaches, by what a window looks ahead. `around` int32 [T, slots] says in which
+    places stand the values that `Surroundings` looks at, -1 for none.
     """
 
-    def __init__(self, embedding: PixelEmbedding, state: EmbeddingState, batch: int, width: int) -> None:
+    def __init__(self, embedding: PixelEmbedding, state: EmbeddingState, batch: int, width: int, window: int) -> None:
         self._kernels = load_kernels()
         self._batch, self._width = batch, width
-        self._levels, self.reach = embedding.levels, embedding.reach
-        self._position = int(state.position)
+        self._levels, reach = embedding.levels, embedding.reach
+        self.ring = reach + window - 1
+        self.position = int(state.position)
         # Column c of the state is token position - reach + c, which holds the value before it.
-        places = torch.arange(self.reach) + self._position - self.reach - 1
-        self.recent = torch.empty_like(state.recent)
-        self.recent[:, places % self.reach] = state.recent
-        places = torch.where(embedding.sources < 0, -1, embedding.sources % self.reach).to(torch.int32)
-        self._slots, self.around = (part.contiguous() for part in places.tensor_split([embedding.slots], dim=1))
+        places = torch.arange(reach) + self.position - reach - 1
+        self.recent = state.recent.new_zeros(batch, self.ring)
+        self.recent[:, places % self.ring] = state.recent
+        self.carried = self.recent[:, :reach]
+        places = torch.where(embedding.sources < 0, -1, embedding.sources % self.ring).to(torch.int32)
+        self.slots, self.around = (part.contiguous() for part in places.tensor_split([embedding.slots], dim=1))
         table, place = embedding.values.detach().float(), embedding.places().detach().float()
         # Where value and position stand side by side, each is 0 in the other's columns.
-        self._table = functional.pad(table, (0, width - table.shape[1])).contiguous()
-        self._places = functional.pad(place, (width - place.shape[1], 0)).contiguous()
+        self.table = functional.pad(table, (0, width - table.shape[1])).contiguous()
+        self.places = functional.pad(place, (width - place.shape[1], 0)).contiguous()
         self._classes = None if embedding.classes is None else embedding.classes.weight.detach().float()
         self.label = state.label
 
     def read(self, tokens_t: Tensor, x: Tensor) -> int:
         """x [B, D] becomes the vectors of the next token int64 [B], whose position is returned."""
-        position, sources = self._position, self._slots.shape[1]
-        if position == len(self._slots):
+        position, sources = self.position, self.slots.shape[1]
+        if position == len(self.slots):
             raise ValueError(f"an image has {position} values, all of which are drawn")
         if position:
-            self.recent[:, (position - 1) % self.reach] = tokens_t
+            self.recent[:, (position - 1) % self.ring] = tokens_t
         self._kernels.lintx_embed(
-            *(self._batch, self._width, sources, self.reach, self._levels),
-            self._slots.data_ptr() + position * sources * self._slots.element_size(),
-            *(self.recent.data_ptr(), self._table.data_ptr()),
-            self._places.data_ptr() + position * self._width * self._places.element_size(),
+            *(self._batch, self._width, sources, self.ring, self._levels),
+            self.slots.data_ptr() + position * sources * self.slots.element_size(),
+            *(self.recent.data_ptr(), self.table.data_ptr()),
+            self.places.data_ptr() + position * self._width * self.places.element_size(),
             x.data_ptr(),
         )
         if self._classes is not None:
             if position == 0:
                 self.label = tokens_t.unsqueeze(1).clone()
             x += self._classes[self.label[:, 0]]
-        self._position += 1
+        self.position += 1
         return position
+
+    def label_vector(self) -> Tensor | None:
+        """What the class of a single image adds everywhere, [D]."""
+        return None if self._classes is None else self._classes[int(self.label)]

@@ -1,0 +1,149 @@
+"""Looking ahead gives the image that stepping gives, value by value and bit by bit, in fewer passes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from machine import HAS_COMPILER
+from sampling.cases import CHANGES, draw_tokens
+
+from linformer_cli.attention.base import fork_state
+from linformer_cli.checkpoint import DEFAULT_CHECKPOINT, load_model
+from linformer_cli.config import ImageShape
+from linformer_cli.errors import Interrupted, LintxError
+from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.sampling.choose import Filters, UniformStreams
+from linformer_cli.sampling.decode import iter_samples, sample_values
+from linformer_cli.sampling.engines import choose_engine
+from linformer_cli.sampling.engines.native import NativeEngine, StepwiseEngine
+
+pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="the native engine needs a C++ compiler")
+
+
+@pytest.fixture
+def draw_both(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[NativeEngine, ...]]:
+    """One image drawn by looking ahead so far and by stepping: both engines as they are then, of the same values."""
+
+    def draw(model: PixelModel, window: int, index: int, known: int = 1, left: int = 0) -> tuple[NativeEngine, ...]:
+        monkeypatch.setattr(NativeEngine, "window", window)
+        tokens, engines, drawn = draw_tokens(model, 1), [], []
+        with torch.no_grad():
+            parameters, state = model.attend(tokens[:, :known])
+        for kind in (NativeEngine, StepwiseEngine):
+            engine = kind(model, 1, fork_state(state, 1))
+            streams, count = UniformStreams(3, [index]), model.config.image.positions - known + 1 - left
+            drawn.append(engine.draw_values(parameters[:, -1], streams, Filters(), count))
+            engines.append(engine)
+        assert drawn[0].shape == (1, count) and drawn[0].dtype == torch.uint8
+        assert torch.equal(*drawn)
+        assert len(torch.unique(drawn[0])) > 1
+        return tuple(engines)
+
+    return draw
+
+
+def sharpen(model: PixelModel) -> PixelModel:
+    """With predictions so sure that many guesses are right, and others are not."""
+    with torch.no_grad():
+        model.head.projection.weight *= 12
+    return model
+
+
+@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_image_is_that_of_stepping(build_tiny_model, draw_both, changes: dict[str, Any], dtype) -> None:
+    model = sharpen(build_tiny_model(**changes)).to(dtype)
+    for index in range(4):
+        draw_both(model, 16, index)
+
+
+@pytest.mark.parametrize("window", [2, 3, 16, 100])
+@pytest.mark.parametrize("known", [1, 2, 23, 60])
+def test_whatever_the_window_and_wherever_it_begins(build_tiny_model, draw_both, window: int, known: int) -> None:
+    model = sharpen(build_tiny_model(context="wide", classes=3))
+    ahead, stepwise = draw_both(model, window, 5, known)
+    assert 0 < ahead.look_aheads < model.config.image.positions - known and not stepwise.look_aheads
+
+
+def test_a_sure_model_is_drawn_in_far_fewer_passes(build_tiny_model, draw_both) -> None:
+    model = build_tiny_model(image=ImageShape(height=16, width=16, levels=16))
+    with torch.no_grad():
+        model.head.projection.bias[3] = 100.0
+        model.head.projection.bias[5] = 100.0 - 4.0  # now and then
+    ahead, _ = draw_both(model, 16, 0)
+    assert ahead.look_aheads < 256 / 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_it_leaves_the_state_of_stepping(build_tiny_model, draw_both, dtype) -> None:
+    """Odd widths, where what is left between numbers in memory would be read with them."""
+    model = sharpen(build_tiny_model(layers=3, width=21, head_width=7, heads=3, feed_forward=29, context="wide")).to(
+        dtype
+    )
+    ahead, stepwise = draw_both(model, 7, 2, known=20, left=1)
+    for one, other in zip(ahead._states, stepwise._states, strict=True):
+        assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+    token = torch.tensor([3])
+    # One value is drawn that no step has followed yet.
+    assert torch.equal(ahead.step(token), stepwise.step(token))
+
+
+def test_whole_images_are_those_drawn_together(build_tiny_model) -> None:
+    model = sharpen(build_tiny_model(classes=3))
+    together = sample_values(model, range(20), seed=2, engine="native").values
+    alone = torch.cat([sample_values(model, [index], seed=2, engine="native").values for index in range(20)])
+    assert torch.equal(alone, together)
+
+
+def test_filters_act_on_every_value(build_tiny_model) -> None:
+    model, filters = build_tiny_model(), Filters(top_k=1)
+    ahead, textbook = (
+        sample_values(model, [0], filters=filters, engine=engine).values for engine in ("native", "textbook")
+    )
+    assert torch.equal(ahead, textbook)
+
+
+def test_it_can_be_asked_to_stop(build_tiny_model) -> None:
+    asked = []
+
+    def ask() -> None:
+        asked.append(1)
+        if len(asked) == 2:
+            raise Interrupted("enough", 2)
+
+    model = build_tiny_model(image=ImageShape(height=28, width=28, levels=16))
+    with pytest.raises(Interrupted):
+        sample_values(model, [0], engine="native", before_step=ask)
+    assert len(asked) == 2
+
+
+def test_what_is_no_number_is_said(build_tiny_model, raises_one_line) -> None:
+    model = build_tiny_model()
+    engine = NativeEngine(model, 1)
+    parameters = engine.step(model.start_tokens(1)).clone()
+    for state in engine._states:
+        state.s.fill_(torch.nan)
+    for first in (parameters, torch.full_like(parameters, torch.nan)):
+        with raises_one_line(LintxError, "damaged"):
+            engine.draw_values(first, UniformStreams(0, [0]), Filters(), 64)
+
+
+def test_auto_looks_ahead(build_tiny_model) -> None:
+    assert choose_engine("auto", build_tiny_model()).value == "native"
+    assert choose_engine("stepwise", build_tiny_model()).value == "stepwise"
+
+
+@pytest.mark.slow
+def test_two_thousand_images_of_the_shipped_model_are_those_of_stepping() -> None:
+    """In the precision that it is sampled in. Equal bit by bit, so that no statistic of them can differ."""
+    model = load_model(DEFAULT_CHECKPOINT, dtype=torch.bfloat16)
+    passes, images = 0, []
+    for index in range(2_000):
+        drawn = sample_values(model, [index], engine="native")
+        images.append(drawn.values)
+        passes += drawn.passes
+    together = torch.cat([part.values for part in iter_samples(model, range(2_000), 250, engine="stepwise")])
+    assert torch.equal(torch.cat(images), together)
+    assert len(torch.unique(together, dim=0)) == 2_000
+    assert 2 * passes < together.numel()
