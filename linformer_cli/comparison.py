@@ -31,6 +31,8 @@ from linformer_cli.training.progress import Reporter
 from linformer_cli.training.run_folder import RunFolder
 from linformer_cli.training.settings import Settings, merge_settings
 
+# The network that comparisons are made with, unless another is asked for.
+DEFAULT_PRESET = "mnist-small"
 GRID_IMAGES = 25
 # Training steps of one sample of its speed.
 TIMED_STEPS = 3
@@ -92,14 +94,15 @@ def plan_entries(
 ) -> tuple[list[Entry], ImageSet, ImageSet]:
     """The entries in `runs`, and the training and validation images, loaded once by `load`.
 
-    All have the network and the training settings of `preset`, `file` and `train`, and the steps that `images` take.
+    All have the network and the training settings of `preset` (or what `file` names, or the default of comparisons),
+    `file` and `train`, and the steps that `images` take.
     Validation is at the end. Raises `UsageError` where a run is there already that was told something else.
     """
     entries: list[Entry] = []
     loaded: tuple[ImageSet, ImageSet] | None = None
     for variant in variants:
         model = {"attention": variant.attention, "attention_options": variant.options}
-        settings = merge_settings(file, preset, model, data, {**train, "steps": 1})
+        settings = merge_settings(file, preset, model, data, {**train, "steps": 1}, default_preset=DEFAULT_PRESET)
         loaded = loaded or load(settings)
         config = settings.build(loaded[0].shape, loaded[0].classes)
         steps = math.ceil(images / (config.train.batch * config.train.accumulation))

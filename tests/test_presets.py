@@ -13,7 +13,7 @@ DIGITS = ImageShape(height=28, width=28)
 
 
 def test_the_presets_have_their_names() -> None:
-    assert set(PRESETS) == {"mnist-paper", "cifar10-paper", "mnist-small", "tiny"}
+    assert set(PRESETS) == {"mnist-paper", "cifar10-paper", "mnist-small", "mnist-wide", "tiny"}
     for name, network in PRESETS.items():
         assert find_preset(name) is network
 
@@ -41,7 +41,8 @@ def test_the_paper_models_are_those_of_section_4_2() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "smallest", "largest"), [("mnist-small", 1_000_000, 1_060_000), ("tiny", 40_000, 90_000)]
+    ("name", "smallest", "largest"),
+    [("mnist-small", 1_000_000, 1_060_000), ("mnist-wide", 1_050_000, 1_100_000), ("tiny", 40_000, 90_000)],
 )
 def test_our_models_have_the_size_they_claim(name: str, smallest: int, largest: int) -> None:
     model = PixelModel(ModelConfig(**PRESETS[name].model_dump(), image=DIGITS))

@@ -78,7 +78,7 @@ def train(
         str | None,
         _for_model(
             "--preset",
-            help="mnist-small (default), mnist-paper, cifar10-paper, tiny.",
+            help="mnist-wide (default), mnist-small, mnist-paper, cifar10-paper, tiny.",
             autocompletion=options.complete_preset,
         ),
     ] = None,
@@ -108,10 +108,12 @@ def train(
     ] = None,
     optimizer: Annotated[
         Literal["adamw", "radam", "muon"] | None,
-        _for_training("--optimizer", help="Default adamw; muon is for hidden matrices, with adamw for the rest."),
+        _for_training(
+            "--optimizer", help="Default that of the preset; muon is for hidden matrices, with adamw for the rest."
+        ),
     ] = None,
     learning_rate: Annotated[
-        float | None, _for_training("--learning-rate", "--lr", help="The highest; default 0.002.")
+        float | None, _for_training("--learning-rate", "--lr", help="The highest; default 0.002, with muon 0.008.")
     ] = None,
     schedule: Annotated[
         Literal["cosine", "trapezoid", "constant"] | None,
@@ -149,7 +151,7 @@ def train(
 ) -> None:
     """Train a model, or go on with a run.
 
-    Bare, it means `--data mnist --preset mnist-small` into a new folder in runs/.
+    Bare, it means `--data mnist --preset mnist-wide` into a new folder in runs/.
 
     A run's folder holds config.toml (everything resolved), metrics.csv, samples/, last/ (for --resume) and best/ (by
     validation). Flags win over --config, that over the preset, that over defaults. The first Ctrl-C or SIGTERM
@@ -160,7 +162,7 @@ def train(
 
     Examples:
 
-    - `lintx train --data mnist --data-dir DIR --preset mnist-small --max-time 10m --out runs/first`
+    - `lintx train --data mnist --data-dir DIR --max-time 10m --out runs/first`
     - `lintx train --data glyphs --preset tiny --steps 200`
     - `lintx train --attention softmax --dry-run`
     - `lintx train --data mnist --classes --optimizer muon --shift 1`

@@ -20,9 +20,9 @@ from linformer_cli.config import (
 from linformer_cli.data.images import fit_size
 from linformer_cli.errors import CheckpointError, UsageError, unknown_name
 from linformer_cli.model.catalogue import parse_options
-from linformer_cli.presets import RECIPES, find_preset
+from linformer_cli.presets import LEARNING_RATES, RECIPES, find_preset
 
-DEFAULT_PRESET = "mnist-small"
+DEFAULT_PRESET = "mnist-wide"
 DEFAULT_EPOCHS = 3.0
 LENGTHS = ("steps", "epochs", "max_time")
 _TABLES = ("model", "data", "train")
@@ -118,6 +118,7 @@ def merge_settings(
     data: Mapping[str, Any],
     train: Mapping[str, Any],
     source: Checkpoint | None = None,
+    default_preset: str = DEFAULT_PRESET,
 ) -> Settings:
     """Merge what was given on the command line (`preset`, `model`, `data`, `train`: given keys only) over `file`.
 
@@ -130,7 +131,7 @@ def merge_settings(
     if document.get("model", {}).get("classes"):
         data = {"labels": True, **data}
     if source is None:
-        name = name or DEFAULT_PRESET
+        name = name or default_preset
         network = find_preset(name).model_dump()
     else:
         network = find_preset(name).model_dump() if name else source.info.model.model_dump(exclude=_OF_THE_DATA)
@@ -144,6 +145,8 @@ def merge_settings(
     merged_model = _merge_model(network, from_file["model"], model)
     lengths = [key for layer in (train, from_file["train"]) for key in LENGTHS if key in layer]
     merged_train = {**RECIPES.get(name, {}), **from_file["train"], **train}
+    if (optimizer := merged_train.get("optimizer")) in LEARNING_RATES:
+        merged_train.setdefault("learning_rate", LEARNING_RATES[optimizer])
     if any(key in train for key in LENGTHS):
         for key in LENGTHS:
             if key not in train:

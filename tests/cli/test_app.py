@@ -79,7 +79,7 @@ def test_a_group_without_a_command_is_its_help_page(lintx, arguments):
         ("lintx tr", {"train"}),
         ("lintx bench sa", {"sample"}),
         ("lintx train --optimizer ", {"adamw", "radam", "muon"}),
-        ("lintx train --preset mnist", {"mnist-small", "mnist-paper"}),
+        ("lintx train --preset mnist", {"mnist-small", "mnist-wide", "mnist-paper"}),
     ],
 )
 def test_the_tab_key_knows_commands_and_values(line, expected):

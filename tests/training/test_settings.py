@@ -36,7 +36,7 @@ def test_nothing_given_is_the_default_preset_and_length() -> None:
     config = build()
     assert config.preset == DEFAULT_PRESET
     assert config.model.layers == PRESETS[DEFAULT_PRESET].layers
-    assert config.train == TrainConfig(epochs=DEFAULT_EPOCHS)
+    assert config.train == TrainConfig(epochs=DEFAULT_EPOCHS, optimizer="muon", learning_rate=0.008)
     assert config.model.image == IMAGE
 
 
@@ -54,6 +54,16 @@ def test_a_flag_wins_over_the_file_over_the_preset_over_the_default(write) -> No
     assert (config.model.layers, config.model.heads, config.train.batch, config.train.seed) == (6, 3, 8, 1)
     assert (config.data.name, config.data.image_size) == ("glyphs", 9)
     assert build(file, data={"name": "mnist"}).data.name == "mnist"
+
+
+def test_muon_has_a_learning_rate_of_its_own_where_no_one_names_one(write) -> None:
+    assert build(preset="mnist-small").train.learning_rate == 0.002
+    assert build(preset="mnist-small", train={"optimizer": "muon"}).train.learning_rate == 0.008
+    assert build(write('[train]\noptimizer = "muon"'), "tiny").train.learning_rate == 0.008
+    assert build(preset="tiny", train={"optimizer": "muon", "learning_rate": 0.1}).train.learning_rate == 0.1
+    assert build(train={"optimizer": "adamw"}).train.learning_rate == 0.002
+    # The recipe of the paper's networks names one.
+    assert build(preset="mnist-paper", train={"optimizer": "muon"}).train.learning_rate == 1e-4
 
 
 def test_a_preset_flag_wins_over_the_preset_in_the_file(write) -> None:
