@@ -28,7 +28,7 @@ from .model.catalogue import describe_mixing
 from .model.pixel_model import PixelModel
 
 FORMAT = 1
-DEFAULT_CHECKPOINT = "mnist-small"
+DEFAULT_CHECKPOINT = "mnist-wide"
 WEIGHTS, CONFIG, TRAINING, CARD = "model.safetensors", "config.json", "training.safetensors", "README.md"
 
 

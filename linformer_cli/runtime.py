@@ -1,6 +1,7 @@
 """The machine: device, precision, memory, signals. Everything here is called; nothing runs at import."""
 
 import contextlib
+import ctypes
 import os
 import platform
 import signal
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 Precision = Literal["auto", "fp32", "bf16"]
 
+# Of malloc.h: M_MMAP_MAX, no mappings of their own; M_TRIM_THRESHOLD, nothing back; M_TOP_PAD, bytes to grow by.
+_KEEPING = {-4: 0, -1: -1, -2: 2**26}
+
 
 def limit_spinning() -> None:
     """Let waiting threads of OpenMP (GNU's) sleep sooner than by default, unless the environment says otherwise.
@@ -28,6 +32,20 @@ def limit_spinning() -> None:
     """
     if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
         os.environ["GOMP_SPINCOUNT"] = "10000"
+
+
+def keep_freed_memory() -> None:
+    """Let the C library (glibc) keep what is freed for what is asked for next, unless the environment says otherwise.
+
+    It gives every large block back to the system and takes the next one anew, page by page, each of them cleared. In
+    a long training run a fifth of the time was seen to go there.
+    """
+    if sys.platform != "linux" or any(name.startswith("MALLOC_") for name in os.environ):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # other C libraries have none
+        for option, value in _KEEPING.items():
+            mallopt(option, value)
 
 
 @dataclass(frozen=True)

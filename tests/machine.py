@@ -8,6 +8,8 @@ import torch
 HAS_COMPILER = any(map(shutil.which, ("c++", "g++", "clang++")))
 # What `--engine auto` takes for linear attention in float32.
 FASTEST_ENGINE = "native" if HAS_COMPILER else "textbook"
+# And in a benchmark, of an untrained model.
+TIMED_ENGINE = "stepwise" if HAS_COMPILER else "textbook"
 # Kernels in Triton run where they are meant to, or else on the CPU, in Triton's own interpreter.
 TRITON_DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NO_TRITON = "Triton is not installed"

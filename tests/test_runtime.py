@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -183,7 +184,7 @@ def test_drawing_an_image_does_not_load_torchs_compiler() -> None:
     """It takes seconds, as long as torch itself, which one image then waits for."""
     script = (
         "import sys, linformer_cli\n"
-        "linformer_cli.sample_images(linformer_cli.load_model('mnist-small'), count=1)\n"
+        "linformer_cli.sample_images(linformer_cli.load_model('mnist-wide'), count=1)\n"
         "sys.exit(', '.join({'torch._dynamo', 'torch._inductor', 'sympy'} & sys.modules.keys()) or None)\n"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
@@ -202,3 +203,23 @@ def test_threads_sleep_soon_unless_the_environment_decides(monkeypatch, given, e
         monkeypatch.setenv(name, value)
     limit_spinning()
     assert os.environ.get("GOMP_SPINCOUNT") == expected
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such setting")
+def test_freed_memory_is_kept_unless_the_environment_decides() -> None:
+    """Pages that twenty arrays of 40 MB need anew, after as many others were freed."""
+    script = (
+        "import resource, torch\n"
+        "from linformer_cli.runtime import keep_freed_memory\n"
+        "keep_freed_memory()\n"
+        "def count(times):\n"
+        "    for _ in range(times): torch.ones(10_000_000)\n"
+        "    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "print(-count(20) + count(20))\n"
+    )
+    bare = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    kept, given_back = (
+        int(subprocess.run([sys.executable, "-c", script], capture_output=True, env=env, check=True).stdout)
+        for env in (bare, {**bare, "MALLOC_ARENA_TEST": "8"})
+    )
+    assert kept < 50_000 and given_back > 190_000

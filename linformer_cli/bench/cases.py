@@ -1,5 +1,6 @@
 """What is timed: ways of sampling, each as work that can be repeated."""
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -57,14 +58,19 @@ class Case:
 
 
 def build_step_case(model: PixelModel, batch: int, check: Check = None, engine: str = AUTO) -> Case:
-    """Whole images by stepping: what `lintx sample` does. `check` is called before every step, and may raise."""
+    """Whole images by stepping: what `lintx sample` does. `check` is called before every step, and may raise.
+
+    Every time they are other images: how far one can look ahead depends on the image.
+    """
     positions, chosen = model.config.image.positions, choose_engine(engine, model).value
+    starts = itertools.count(0, batch)
 
     @torch.no_grad()
     def work(steps: int) -> None:
+        start = next(starts)
         stepper = build_engine(chosen, model, batch)
         first = stepper.step(model.start_tokens(batch))
-        stepper.draw_values(first, UniformStreams(0, range(batch)), Filters(), steps, check)
+        stepper.draw_values(first, UniformStreams(0, range(start, start + batch)), Filters(), steps, check)
 
     return Case(model.config.attention, name_method(model, chosen), batch, work, positions, model.state_bytes(batch))
 

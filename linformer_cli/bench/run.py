@@ -9,7 +9,7 @@ from typing import Any
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.report.terminal import format_bytes, format_duration
 from linformer_cli.runtime import describe_environment, measure_peak_memory, synchronize
-from linformer_cli.sampling.engines import AUTO, ENGINES, choose_engine
+from linformer_cli.sampling.engines import AUTO, ENGINES, NATIVE, STEPWISE, choose_engine
 
 from .cases import (
     SHARES,
@@ -136,7 +136,7 @@ def _measure_group(
     planned = []
     for subject in group:
         # `auto` may be one of the others.
-        wanted = (choose_engine(AUTO, subject.model).value if name == AUTO else name for name in plan.engines)
+        wanted = (choose_timed_engine(subject) if name == AUTO else name for name in plan.engines)
         planned += [_plan_steps(subject, batch, plan, engine, check) for engine in dict.fromkeys(wanted)]
         if subject.model.config.attention == "softmax" and plan.rerun:
             planned.append(_plan_rerun(subject, batch, plan, check))
@@ -163,6 +163,12 @@ def _measure_group(
     return rows
 
 
+def choose_timed_engine(subject: Subject) -> str:
+    """What `auto` is for a model: without looking ahead in an untrained one, as that depends on the weights."""
+    chosen = choose_engine(AUTO, subject.model).value
+    return STEPWISE if chosen == NATIVE and not subject.trained else chosen
+
+
 def _plan_steps(subject: Subject, batch: int, plan: SamplingPlan, engine: str, check: Check) -> _Row:
     """Whole images, or some steps around the middle, or a state that does not fit."""
     model = subject.model
@@ -174,13 +180,16 @@ def _plan_steps(subject: Subject, batch: int, plan: SamplingPlan, engine: str, c
         reason = f"the state would need {format_bytes(needed)}, {format_bytes(free)} are free"
         return _Row(subject, method, None, reason)
     if plan.limit_seconds is not None and positions > 2 * _PROBED_STEPS:
-        probe = build_middle_case(model, batch, _PROBED_STEPS, 2, check, engine)
+        # Behind a prefix that is none of the model's there is nothing to look ahead in.
+        partly = STEPWISE if engine == NATIVE else engine
+        probe = build_middle_case(model, batch, _PROBED_STEPS, 2, check, partly)
         per_step = _time_second(probe, str(model.device)) / _PROBED_STEPS
         del probe
         steps = int(plan.limit_seconds / (per_step * plan.repeats))
         if steps < positions:
             steps = max(1, min(steps, (positions - 1) // (plan.repeats + 1)))
-            return _Row(subject, method, build_middle_case(model, batch, steps, plan.repeats, check, engine))
+            case = build_middle_case(model, batch, steps, plan.repeats, check, partly)
+            return _Row(subject, case.engine, case)
     return _Row(subject, method, build_step_case(model, batch, check, engine))
 
 

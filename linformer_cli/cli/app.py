@@ -11,7 +11,7 @@ from typer.exceptions import TyperException
 from linformer_cli import __version__
 from linformer_cli.distributed import end_process, process_rank
 from linformer_cli.errors import Interrupted, LintxError
-from linformer_cli.runtime import is_out_of_memory, limit_spinning
+from linformer_cli.runtime import is_out_of_memory, keep_freed_memory, limit_spinning
 
 from . import attentions, bench, check, compare, complete, env, evaluate, export, info, plot, sample, train
 from .output import complain
@@ -65,6 +65,7 @@ def main() -> NoReturn:
 
 def _run() -> NoReturn:
     limit_spinning()
+    keep_freed_memory()
     terminated = _raise_on_sigterm()
     try:
         code = app(standalone_mode=False)

@@ -16,7 +16,7 @@ def info(
     Examples:
 
     - `lintx info runs/first`
-    - `lintx info mnist-small --json`
+    - `lintx info mnist-wide --json`
     """
     from linformer_cli.checkpoint import load_weights, read_checkpoint
     from linformer_cli.report.terminal import format_bytes, format_duration

@@ -95,8 +95,8 @@ Presets = Annotated[
     str | None,
     typer.Option(
         "--preset",
-        help="Networks, separated by commas, untrained: mnist-paper, cifar10-paper, mnist-small, tiny. With linear and "
-        "softmax, unless --attention says otherwise.",
+        help="Networks, separated by commas, untrained: mnist-paper, cifar10-paper, mnist-small, mnist-wide, tiny. "
+        "With linear and softmax, unless --attention says otherwise.",
         show_default=False,
         metavar="LIST",
     ),

@@ -138,7 +138,7 @@ def test_the_reference_is_up_to_date(tmp_path):
         (["bench", "--repeats", "2", "sample"], 2, "No such option: --repeats"),
         (["bench", "sample", "--batch", "1,x"], 2, "--batch takes whole numbers above 0 separated by commas"),
         (["bench", "sample", "--preset", "mnist-papr"], 2, "did you mean 'mnist-paper'?"),
-        (["bench", "sample", "--preset", "tiny", "-c", "mnist-small"], 2, "both name a network"),
+        (["bench", "sample", "--preset", "tiny", "-c", "mnist-wide"], 2, "both name a network"),
         (["bench", "sample", "--image-size", "16"], 2, "--image-size is for --preset"),
         (["bench", "sample", "--preset", "tiny", "--image-size", "16,x"], 2, "--image-size takes whole numbers"),
         (["bench", "sample", "--preset", "tiny", "--image-size", "5000"], 2, "can have 1,048,576 values"),

@@ -13,7 +13,7 @@ import tomllib
 
 import numpy as np
 import pytest
-from machine import FASTEST_ENGINE, HAS_COMPILER
+from machine import FASTEST_ENGINE, HAS_COMPILER, TIMED_ENGINE
 from PIL import Image
 
 from linformer_cli.attention.linear import LinearAttention
@@ -221,7 +221,7 @@ def test_eval_against_another_model_takes_the_difference(lintx, run_folder, tmp_
         f"{found['difference']:+.4f} +- {found['difference_standard_error']:.4f}"
         in lintx(*arguments, "--against", other).stdout
     )
-    refused = lintx(*arguments, "--against", "mnist-small")
+    refused = lintx(*arguments, "--against", "mnist-wide")
     assert refused.code == 2 and "draws other images" in refused.stderr
 
 
@@ -268,7 +268,7 @@ def test_bench_sample_goes_over_mechanisms_and_sizes(lintx, run_folder):
     document = lintx(*base, "--json").document
     assert [(row["name"], row["engine"]) for row in document["rows"]] == [
         ("softmax", "cached"),
-        ("linear", FASTEST_ENGINE),
+        ("linear", TIMED_ENGINE),
         ("few", "textbook"),
     ]
     assert document["rows"][2]["attention_options"]["rounds"] == 1
