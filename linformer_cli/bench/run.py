@@ -166,7 +166,11 @@ def _measure_group(
 def choose_timed_engine(subject: Subject) -> str:
     """What `auto` is for a model: without looking ahead in an untrained one, as that depends on the weights."""
     chosen = choose_engine(AUTO, subject.model).value
-    return STEPWISE if chosen == NATIVE and not subject.trained else chosen
+    return chosen if subject.trained else _without_looking_ahead(chosen)
+
+
+def _without_looking_ahead(engine: str) -> str:
+    return STEPWISE if engine == NATIVE else engine
 
 
 def _plan_steps(subject: Subject, batch: int, plan: SamplingPlan, engine: str, check: Check) -> _Row:
@@ -181,7 +185,7 @@ def _plan_steps(subject: Subject, batch: int, plan: SamplingPlan, engine: str, c
         return _Row(subject, method, None, reason)
     if plan.limit_seconds is not None and positions > 2 * _PROBED_STEPS:
         # Behind a prefix that is none of the model's there is nothing to look ahead in.
-        partly = STEPWISE if engine == NATIVE else engine
+        partly = _without_looking_ahead(engine)
         probe = build_middle_case(model, batch, _PROBED_STEPS, 2, check, partly)
         per_step = _time_second(probe, str(model.device)) / _PROBED_STEPS
         del probe

@@ -20,7 +20,7 @@ def env(json: options.Json = False) -> None:
     from linformer_cli.native.compiler import describe_library
     from linformer_cli.native.gpu import triton_refusal
     from linformer_cli.runtime import choose_device, choose_precision, describe_environment
-    from linformer_cli.sampling.engines import native as engine
+    from linformer_cli.sampling.engines import native_layout as engine
 
     device = choose_device("auto")
     facts = describe_environment()

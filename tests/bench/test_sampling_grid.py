@@ -1,10 +1,12 @@
 """Sampling over mechanisms, batch sizes and networks: what is shortened, left out, shared and looked up."""
 
+import dataclasses
 import json
+from collections.abc import Sequence
 
 import pytest
 import torch
-from machine import TIMED_ENGINE
+from machine import FASTEST_ENGINE, TIMED_ENGINE
 
 from linformer_cli.bench import run as run_module
 from linformer_cli.bench.cases import build_middle_case, build_step_case, place_state
@@ -17,6 +19,7 @@ from linformer_cli.bench.trained import TrainedRun
 from linformer_cli.bench.variants import parse_variants
 from linformer_cli.errors import Interrupted
 from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.sampling.choose import UniformStreams
 
 
 @pytest.fixture
@@ -102,6 +105,34 @@ def test_a_long_image_is_timed_around_its_middle(subjects, monkeypatch, per_call
     assert (figures["timed_positions"], figures["of_positions"]) == (steps, 64)
     assert figures["images_per_second"] == pytest.approx(2 / 2 * steps / 64)
     assert "images_per_second" not in row
+
+
+@pytest.mark.parametrize(
+    ("trained", "limit", "engine"),
+    [(True, 10.0, FASTEST_ENGINE), (True, 1.0, TIMED_ENGINE), (False, 10.0, TIMED_ENGINE)],
+)
+def test_looking_ahead_is_timed_on_whole_images_of_trained_models(
+    subjects, monkeypatch, trained, limit, engine
+) -> None:
+    monkeypatch.setattr(run_module, "_time_second", lambda *given, **rest: 0.02)
+    fix_seconds(monkeypatch, 2.0)
+    subject = dataclasses.replace(subjects[1], trained=trained)
+    (row,) = run_sampling_bench([subject], SamplingPlan([1], 3, limit_seconds=limit), "fp32").rows
+    assert row["engine"] == engine and ("extrapolated" in row) == (limit == 1.0)
+
+
+def test_every_repeat_draws_other_images(subjects, monkeypatch) -> None:
+    drawn: list[list[int]] = []
+
+    def record(seed: int, indices: Sequence[int]) -> UniformStreams:
+        drawn.append(list(indices))
+        return UniformStreams(seed, indices)
+
+    monkeypatch.setattr("linformer_cli.bench.cases.UniformStreams", record)
+    case = build_step_case(subjects[1].model, 2)
+    for _ in range(3):
+        case.work(2)
+    assert drawn == [[0, 1], [2, 3], [4, 5]]
 
 
 def test_the_middle_is_in_the_middle(build_tiny_model, monkeypatch) -> None:

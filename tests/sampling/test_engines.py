@@ -20,8 +20,9 @@ from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native import compiler
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.decode import sample_values
-from linformer_cli.sampling.engines import ENGINES, TextbookEngine, build_engine, choose_engine, native
+from linformer_cli.sampling.engines import ENGINES, TextbookEngine, build_engine, choose_engine
 from linformer_cli.sampling.engines.native import FEW, NativeEngine
+from linformer_cli.sampling.engines.native_layout import SOURCE
 
 FLOAT32, BFLOAT16 = 1e-5, 0.05
 needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="the native engine needs a C++ compiler")
@@ -286,9 +287,9 @@ def test_asking_again_for_what_is_not_there_keeps_nothing(fresh_compiler, monkey
     monkeypatch.setenv("PATH", str(fresh_compiler))
     errors = []
     for _ in range(2):
-        assert not compiler.has_library(native.SOURCE)
+        assert not compiler.has_library(SOURCE)
         with pytest.raises(compiler.NoCompiler, match="no C\\+\\+ compiler") as raised:
-            compiler.load_library(native.SOURCE)
+            compiler.load_library(SOURCE)
         errors.append(raised.value)
     assert errors[0] is not errors[1]
 

@@ -77,7 +77,7 @@ def test_a_sure_model_is_drawn_in_far_fewer_passes(build_tiny_model, draw_both) 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_it_leaves_the_state_of_stepping(build_tiny_model, draw_both, dtype) -> None:
-    """Odd widths, where what is left between numbers in memory would be read with them."""
+    """Of odd widths too."""
     model = sharpen(build_tiny_model(layers=3, width=21, head_width=7, heads=3, feed_forward=29, context="wide")).to(
         dtype
     )

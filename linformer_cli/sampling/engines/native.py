@@ -6,7 +6,6 @@ gave.
 
 import ctypes
 from collections.abc import Callable
-from pathlib import Path
 from typing import ClassVar, cast
 
 import torch
@@ -20,10 +19,11 @@ from linformer_cli.model.blocks import TransformerBlock
 from linformer_cli.model.embedding import EmbeddingState, PixelEmbedding
 from linformer_cli.model.heads import MixtureHead
 from linformer_cli.model.pixel_model import PixelModel, PixelState
-from linformer_cli.native.compiler import NoCompiler, load_library
+from linformer_cli.native.compiler import NoCompiler
 from linformer_cli.sampling.choose import Filters, UniformStreams
 
 from .base import DAMAGED, Engine
+from .native_layout import TILE_ROWS, Drawing, Layer, Network, Surroundings, load_kernels, pack
 
 # Up to so many images a thread, all threads work together on every product: one with fewer of its own would read all
 # weights for little. With more each thread takes its share of the images through all layers.
@@ -32,82 +32,11 @@ FEW = 2
 WINDOW = 8
 # So many are made before someone may ask for an end.
 _PASSES = 32
-# How native.cpp takes weights: in panels of so many rows, and whole tiles of panels.
-LANES, TILE_ROWS = 16, 64
 # Of the arrays that the kernels keep on the stack.
 WIDEST_HEAD, MOST_LEVELS = 256, 1024
 
-SOURCE = Path(__file__).with_name("native.cpp")
-_SIZE, _POINTER, _REAL = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
-_SIGNATURES = {
-    "embed": (*[_SIZE] * 5, *[_POINTER] * 5),
-    "step": (_POINTER, _SIZE, *[_POINTER] * 2),
-    "look_ahead": (*[_POINTER] * 2, _SIZE),
-    "draw_categorical": (*[_SIZE] * 2, *[_POINTER] * 3),
-    "draw_mixture": (*[_SIZE] * 3, *[_REAL] * 2, *[_POINTER] * 3),
-}
-
-_POINTERS = (
-    *("input", "output", "up", "down", "input_bias", "output_bias", "up_bias", "down_bias"),
-    *("mid_gain", "mid_shift", "end_gain", "end_shift", "s", "z", "kept"),
-)
-_SIZES = (
-    *("batch", "width", "heads", "key_width", "value_width", "feed_forward", "layers", "outputs"),
-    *("pre", "gelu", "map", "half", "shares", "widest", "scratch_width"),
-)
-_ENDS = ("layer", "first_gain", "first_shift", "last_gain", "last_shift", "head", "head_bias", "scratch")
 # Gain and shift, as pointers; None where there is no norm.
 _Norm = tuple[int | None, int | None]
-
-
-def load_kernels() -> ctypes.CDLL:
-    """The functions of native.cpp; raises `NoCompiler` where they cannot be had."""
-    library = load_library(SOURCE)
-    for name, signature in _SIGNATURES.items():
-        function = getattr(library, f"lintx_{name}")
-        function.argtypes, function.restype = signature, None
-    return library
-
-
-class _Layer(ctypes.Structure):
-    """`Layer` of native.cpp."""
-
-    _fields_ = [(name, ctypes.c_void_p) for name in _POINTERS]
-
-
-class _Surroundings(ctypes.Structure):
-    """`Surroundings` of native.cpp."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("slots", "hidden", "levels", "reach")),
-        *((name, ctypes.c_void_p) for name in ("places", "recent", "input", "output", "input_bias", "output_bias")),
-    ]
-
-
-class _Network(ctypes.Structure):
-    """`Network` of native.cpp."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in _SIZES),
-        *((name, ctypes.c_void_p) for name in _ENDS[:-3]),
-        ("around", _Surroundings),
-        *((name, ctypes.c_void_p) for name in _ENDS[-3:]),
-        ("window", ctypes.c_int64),
-        ("trial", ctypes.c_void_p),
-    ]
-
-
-class _Drawing(ctypes.Structure):
-    """`Drawing` of native.cpp."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("sources", "reach", "levels", "row")),
-        *((name, ctypes.c_void_p) for name in ("slots", "recent", "table", "place", "label")),
-        ("mixtures", ctypes.c_int64),
-        *((name, ctypes.c_double) for name in ("lowest", "highest")),
-        *((name, ctypes.c_void_p) for name in ("uniforms", "values", "x", "out")),
-        *((name, ctypes.c_int64) for name in ("count", "known", "guessed", "position", "rows", "passes")),
-    ]
 
 
 class NativeEngine(Engine):
@@ -132,7 +61,7 @@ class NativeEngine(Engine):
         self._window = self.window if batch == 1 else 1
         self._embedding = _Embedding(model.embedding, state.embedding, batch, model.config.width, self._window)
         self._kept: list[Tensor] = []  # whatever a pointer points at
-        self._layers = (_Layer * len(self._blocks))(*map(self._describe_layer, range(len(self._blocks))))
+        self._layers = (Layer * len(self._blocks))(*map(self._describe_layer, range(len(self._blocks))))
         self._network = self._describe_network()
         self._x = torch.empty(batch * self._window, model.config.width)
         self._out = torch.empty(batch * self._window, model.head.projection.out_features)
@@ -182,7 +111,7 @@ class NativeEngine(Engine):
         """As `Engine.draw_values`. A single image is drawn by looking ahead, and `before_step` is called less often."""
         if self._window == 1 or filters.active:
             return super().draw_values(parameters, streams, filters, count, before_step)
-        uniforms = torch.cat([streams.take() for _ in range(count)])
+        uniforms = streams.take_many(count, self.model.device)[:, 0].contiguous()
         values = torch.empty(count, dtype=torch.int64)
         values[:1] = self.draw_unfiltered(parameters, uniforms[:1])
         drawing = self._describe_drawing(uniforms, values)
@@ -208,13 +137,13 @@ class NativeEngine(Engine):
             self._kernels.lintx_draw_categorical(len(parameters), head.levels, *pointers)
         return values
 
-    def _describe_drawing(self, uniforms: Tensor, values: Tensor) -> _Drawing:
+    def _describe_drawing(self, uniforms: Tensor, values: Tensor) -> Drawing:
         embedding, head = self._embedding, self.model.head
         lowest, highest, mixtures = (
             (*head.log_scale_bounds, head.mixtures) if isinstance(head, MixtureHead) else (0, 0, 0)
         )
         tables = (embedding.slots, embedding.recent, embedding.table, embedding.places, embedding.label_vector())
-        return _Drawing(
+        return Drawing(
             *(embedding.slots.shape[1], embedding.ring, head.levels, self.model.config.image.values_per_row),
             *(None if tensor is None else tensor.data_ptr() for tensor in tables),
             *(mixtures, lowest, highest),
@@ -222,7 +151,7 @@ class NativeEngine(Engine):
             *(len(values), 1, 1, embedding.position, self._window, 0),
         )
 
-    def _describe_layer(self, index: int) -> _Layer:
+    def _describe_layer(self, index: int) -> Layer:
         """Block number `index`. Which norm follows which branch is decided here and in `_describe_network` alone."""
         block, following = self._blocks[index], self._blocks[index + 1 : index + 2]
         if block.pre:
@@ -232,8 +161,8 @@ class NativeEngine(Engine):
         feed_forward = block.feed_forward
         shape = block.attention.inner.shape
         linears = (block.attention.input, block.attention.output, feed_forward.input, feed_forward.output)
-        return _Layer(
-            *(self._pointer(_pack(linear.weight)) for linear in linears),
+        return Layer(
+            *(self._pointer(pack(linear.weight)) for linear in linears),
             *(self._pointer(linear.bias.float()) for linear in linears),
             *self._norm(mid),
             *self._norm(end),
@@ -241,7 +170,7 @@ class NativeEngine(Engine):
             self._pointer(torch.empty(shape.heads, self._window, shape.key_width + shape.value_width)),
         )
 
-    def _describe_network(self) -> _Network:
+    def _describe_network(self) -> Network:
         model, config, block = self.model, self.model.config, self._blocks[0]
         inner = cast(LinearAttention, block.attention.inner)
         shape, head = inner.shape, model.head.projection
@@ -256,7 +185,7 @@ class NativeEngine(Engine):
         trial = torch.empty(shape.heads, shape.key_width, shape.value_width + 1)
         threads = torch.get_num_threads()
         sizes = (self.batch, config.width, shape.heads, shape.key_width, shape.value_width, config.feed_forward)
-        return _Network(
+        return Network(
             *(*sizes, len(self._blocks), head.out_features),
             int(block.pre),
             int(block.feed_forward.activation is functional.gelu),
@@ -267,19 +196,19 @@ class NativeEngine(Engine):
             *self._norm(block.attention_norm if block.pre else None),
             *self._norm(None if block.pre else model.norm),
             around,
-            *(self._pointer(_pack(head.weight)), self._pointer(head.bias.float()), self._pointer(scratch)),
+            *(self._pointer(pack(head.weight)), self._pointer(head.bias.float()), self._pointer(scratch)),
             *(self._window, self._pointer(trial)),
         )
 
-    def _describe_surroundings(self) -> _Surroundings:
+    def _describe_surroundings(self) -> Surroundings:
         surroundings, embedding = self.model.embedding.surroundings, self._embedding
         if surroundings is None:
-            return _Surroundings()
+            return Surroundings()
         layers = (surroundings.input, surroundings.output)
-        return _Surroundings(
+        return Surroundings(
             *(embedding.around.shape[1], surroundings.input.out_features, surroundings.levels, embedding.ring),
             *(embedding.around.data_ptr(), embedding.recent.data_ptr()),
-            *(self._pointer(_pack(layer.weight)) for layer in layers),
+            *(self._pointer(pack(layer.weight)) for layer in layers),
             *(self._pointer(layer.bias.float()) for layer in layers),
         )
 
@@ -300,17 +229,6 @@ class StepwiseEngine(NativeEngine):
     name = "stepwise"
     automatic = False
     window = 1
-
-
-def _pack(weight: Tensor) -> Tensor:
-    """Weights [rows, columns] as `multiply` of native.cpp takes them: [rows / 16, columns in words, 16], zeros added.
-
-    A word is a float or two bfloat16, here an int32.
-    """
-    missing_columns, missing_rows = -weight.shape[1] % (4 // weight.itemsize), -len(weight) % TILE_ROWS
-    rounded = functional.pad(weight.detach(), (0, missing_columns, 0, missing_rows))
-    panels: Tensor = rounded.contiguous().view(torch.int32).unflatten(0, (-1, LANES))
-    return panels.transpose(1, 2).contiguous()
 
 
 class _Embedding:
