@@ -136,7 +136,7 @@ struct Drawing {
     int64_t* values;         // [count]: the known ones, guesses up to `guessed`, and nothing yet
     float *x, *out;          // scratch, [window, D] and [window, outputs]
     int64_t count, known, guessed;
-    int64_t position;  // of the token that holds the last known value, which is the next to step with
+    int64_t first;     // position of the token that holds values[0]
     int64_t rows;      // how many positions the next pass takes
     int64_t passes;    // so far
 };
@@ -333,21 +333,22 @@ template <class T>
 void look_ahead(const Network& net, Drawing& drawing) {
     const int64_t D = net.width, known = drawing.known, left = drawing.count - known;
     const int64_t rows = left < drawing.rows ? left : drawing.rows;
+    const int64_t start = drawing.first + known - 1;  // of the token with the last known value, the next to step with
     int64_t* next = drawing.values + known;
     // The value above is the best guess that costs nothing; a wrong pass leaves better ones.
     for (int64_t& index = drawing.guessed; index < known + rows - 1; index++)
         drawing.values[index] = drawing.values[index - (index < drawing.row ? 1 : drawing.row)];
     for (int64_t r = 0; r < rows; r++)
-        drawing.recent[(drawing.position + r - 1) % drawing.reach] = static_cast<int16_t>(next[r - 1]);
+        drawing.recent[(start + r - 1) % drawing.reach] = static_cast<int16_t>(next[r - 1]);
     for (int64_t r = 0; r < rows; r++) {
-        const int64_t position = drawing.position + r;
+        const int64_t position = start + r;
         float* row = drawing.x + r * D;
         embed(D, drawing.sources, drawing.levels, drawing.slots + position * drawing.sources, drawing.recent,
               drawing.table, drawing.place + position * D, row);
         if (drawing.label)
             for (int64_t i = 0; i < D; i++) row[i] += drawing.label[i];
     }
-    Pass<T>(net, 0, rows, drawing.x, net.scratch, net.window, true).run(drawing.position, drawing.out);
+    Pass<T>(net, 0, rows, drawing.x, net.scratch, net.window, true).run(start, drawing.out);
     int64_t right = 0;
     bool sure = true;
     for (int64_t r = 0; r < rows; r++) {
@@ -367,7 +368,6 @@ void look_ahead(const Network& net, Drawing& drawing) {
     });
     drawing.guessed = known + rows > drawing.guessed ? known + rows : drawing.guessed;
     drawing.known += right;
-    drawing.position += right;
     drawing.passes++;
     // As far as it went well, and a little farther.
     drawing.rows = right < rows ? right + 1 : 2 * rows < net.window ? 2 * rows : net.window;

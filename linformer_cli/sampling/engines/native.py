@@ -117,7 +117,9 @@ class NativeEngine(Engine):
         drawing = self._describe_drawing(uniforms, values)
         while bool(parameters.isfinite().all()):
             if drawing.known == count:
-                self._embedding.position, self.look_aheads = drawing.position, self.look_aheads + drawing.passes
+                # A step followed each value but the last.
+                self._embedding.position += count - 1
+                self.look_aheads += drawing.passes
                 return values.to(torch.uint8).unsqueeze(0)
             if before_step is not None:
                 before_step()

@@ -79,7 +79,7 @@ class Drawing(ctypes.Structure):
         ("mixtures", ctypes.c_int64),
         *((name, ctypes.c_double) for name in ("lowest", "highest")),
         *((name, ctypes.c_void_p) for name in ("uniforms", "values", "x", "out")),
-        *((name, ctypes.c_int64) for name in ("count", "known", "guessed", "position", "rows", "passes")),
+        *((name, ctypes.c_int64) for name in ("count", "known", "guessed", "first", "rows", "passes")),
     ]
 
 
