@@ -48,6 +48,13 @@ def keep_freed_memory() -> None:
             mallopt(option, value)
 
 
+def give_back_freed_memory() -> None:
+    """Give back to the system what `keep_freed_memory` keeps (glibc), for other processes to have."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
+
+
 @dataclass(frozen=True)
 class Choice:
     """What was chosen and why, for the user to read."""

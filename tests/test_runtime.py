@@ -223,3 +223,25 @@ def test_freed_memory_is_kept_unless_the_environment_decides() -> None:
         for env in (bare, {**bare, "MALLOC_ARENA_TEST": "8"})
     )
     assert kept < 50_000 and given_back > 190_000
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such setting")
+def test_kept_memory_can_be_given_back() -> None:
+    """Resident MiB with an array of 400 MB behind which a small one lies, then without it, then given back."""
+    script = (
+        "import torch\n"
+        "from linformer_cli.runtime import give_back_freed_memory, keep_freed_memory\n"
+        "keep_freed_memory()\n"
+        "def resident():\n"
+        "    return int(open('/proc/self/statm').read().split()[1]) // 256\n"
+        "held = [torch.ones(100_000_000), torch.ones(1000)]\n"
+        "seen = [resident()]\n"
+        "del held[0]\n"
+        "seen.append(resident())\n"
+        "give_back_freed_memory()\n"
+        "print(*seen, resident())\n"
+    )
+    bare = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, env=bare, check=True).stdout
+    full, kept, given_back = map(int, found.split())
+    assert kept > full - 40 and given_back < full - 340

@@ -18,6 +18,8 @@ from linformer_cli.sampling.engines import AUTO, build_engine, choose_engine
 SHARES = (0.125, 0.375, 0.625, 0.875)
 
 WARM_UP_STEPS = 32
+# What rows of `build_rerun_case` have for an engine.
+RERUN = "rerun"
 
 # Called between steps, and may raise to give up.
 Check = Callable[[], None] | None
@@ -57,13 +59,15 @@ class Case:
         return self.steps == positions
 
 
-def build_step_case(model: PixelModel, batch: int, check: Check = None, engine: str = AUTO) -> Case:
+def build_step_case(
+    model: PixelModel, batch: int, check: Check = None, engine: str = AUTO, first_image: int = 0
+) -> Case:
     """Whole images by stepping: what `lintx sample` does. `check` is called before every step, and may raise.
 
-    Every time they are other images: how far one can look ahead depends on the image.
+    Every time they are other images, from `first_image` on: how far one can look ahead depends on the image.
     """
     positions, chosen = model.config.image.positions, choose_engine(engine, model).value
-    starts = itertools.count(0, batch)
+    starts = itertools.count(first_image, batch)
 
     @torch.no_grad()
     def work(steps: int) -> None:
@@ -130,4 +134,4 @@ def build_rerun_case(model: PixelModel, batch: int, check: Check = None) -> Case
             parameters, _ = model.attend(prefix)
             model.head.draw(parameters[:, -1], streams.take().to(model.device))
 
-    return Case(model.config.attention, "rerun", batch, work, len(prefixes), 0, warm_up_steps=1)
+    return Case(model.config.attention, RERUN, batch, work, len(prefixes), 0, warm_up_steps=1)

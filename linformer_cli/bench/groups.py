@@ -10,7 +10,7 @@ from linformer_cli.errors import DisagreementError, Interrupted
 from linformer_cli.evaluation.agreement import measure_agreement
 from linformer_cli.model.pixel_model import PixelModel
 
-from .cases import Check
+from .cases import RERUN, Check
 from .subjects import Subject
 from .timing import compare_turns
 
@@ -99,7 +99,7 @@ def compare_with_softmax(rows: Sequence[dict[str, Any]], find_speed: Callable[[d
             other
             for other in rows
             if other["attention"] == RIVAL
-            and other["engine"] != "rerun"
+            and other["engine"] != RERUN
             and other["precision"] == row["precision"]
             and find_speed(other)
         )

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from linformer_cli.errors import LintxError
-from linformer_cli.runtime import measure_peak_memory, synchronize
+from linformer_cli.runtime import give_back_freed_memory, measure_peak_memory, synchronize
 
 from .passes import PassSetup, build_pass
 
@@ -57,6 +57,7 @@ def measure_free_memory(device: str) -> int | None:
     """Bytes that can still be had, of the device or of this machine (and of the container); None where unknown."""
     if device.startswith("cuda"):
         return int(torch.cuda.mem_get_info(device)[0])
+    give_back_freed_memory()
     bounds = []
     with contextlib.suppress(OSError, ValueError):
         fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
@@ -93,6 +94,7 @@ def run_fresh_process(module: str, setup: dict[str, Any], limit_seconds: float) 
 
     Raises `PassFailed` where it ends without, or takes longer than `limit_seconds` and what starting may take.
     """
+    give_back_freed_memory()
     package = Path(__file__).resolve().parents[2]
     paths = os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])
     try:

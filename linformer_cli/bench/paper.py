@@ -1,12 +1,15 @@
 """The tables and figures of Katharopoulos 2020 on this machine, within a budget of time.
 
 The budget decides batch sizes, repeats, lengths and what is timed on whole images; what is less than the paper's own
-is listed under `reduced`. Whatever was measured before an interruption is kept.
+is listed under `reduced`. Every repeat is a round over all rows of a part, so that those of one row are minutes apart:
+a shared machine has slow and fast stretches of that length, which slow some rows down far more than others. Whatever
+was measured before an interruption is kept.
 """
 
+import functools
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,8 +39,8 @@ PAPER_TRAINING_BATCH = {"mnist-paper": 10, "cifar10-paper": 4}
 _SHARES = {"sampling": 0.42, "training": 0.14, "scaling": 0.22, "memory": 0.06, "copy": 0.16}
 # A part that takes so many times what it was given is broken off.
 _PATIENCE = 1.25
-# Of what a row is given, the part for its repeats; the rest is for checks, probes and warming up.
-_TIMED_SHARE = 0.6
+# Of what a row is given, the part for its repeats; the rest is for checks, probes and, in every round, warming up.
+_TIMED_SHARE = 0.5
 _FIRST_RESULTS_SECONDS = 30.0
 # What comparing the two executions of every mechanism may take, before anything is timed.
 _STARTING_SECONDS = 30.0
@@ -50,10 +53,10 @@ _LONGEST_POINT_SHARE = 0.12
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a budget allows for."""
+    """What a budget allows for. Every row is timed once in each of the `rounds`."""
 
     batches: Sequence[int]
-    repeats: int
+    rounds: int
     training_batches: dict[str, int]
     pass_positions: int = PASS_POSITIONS
 
@@ -84,12 +87,12 @@ class _PartIsOver(Interrupted):
 
 
 def choose_sizes(budget_seconds: float) -> Sizes:
-    """Batch sizes and repeats for a budget."""
+    """Batch sizes and rounds for a budget."""
     minutes = budget_seconds / 60
     if minutes >= 30:
         return Sizes((1, 16, 64, 256), 5, dict(PAPER_TRAINING_BATCH))
     if minutes >= 5:
-        return Sizes((1, 16, 64), 3, {"mnist-paper": 10, "cifar10-paper": 1}, PASS_POSITIONS // 4)
+        return Sizes((1, 16, 64), 4, {"mnist-paper": 10, "cifar10-paper": 1}, PASS_POSITIONS // 4)
     return Sizes((1, 16), 2, {"mnist-paper": 2, "cifar10-paper": 1}, PASS_POSITIONS // 8)
 
 
@@ -116,8 +119,16 @@ def _describe_extrapolated(rows: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def _identify(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What tells a row of a part from the others."""
+    return tuple(row.get(key) for key in ("preset", "name", "engine", "batch", "positions"))
+
+
 class PaperBench:
-    """The parts in turn. `save` is called with the report after every part, `report` with every row of a part."""
+    """The parts in turn. `save` is called with the report after every part, `report` with every row of a part.
+
+    What `report` is told is the part, the row as it is by then, and which round that was, from 1.
+    """
 
     def __init__(
         self,
@@ -125,7 +136,7 @@ class PaperBench:
         device: str,
         runs: Sequence[TrainedRun] = (),
         networks: Sequence[tuple[str, ModelConfig]] | None = None,
-        report: Callable[[str, dict[str, Any]], None] = lambda part, row: None,
+        report: Callable[[str, dict[str, Any], int], None] = lambda part, row, number: None,
         save: Callable[[PaperReport], None] = lambda report: None,
         stop: StopRequest | None = None,
     ) -> None:
@@ -147,7 +158,7 @@ class PaperBench:
             "methods": list(METHODS),
             "networks": {name: config.model_dump() for name, config in self._networks},
             "batches": list(self._sizes.batches),
-            "repeats": self._sizes.repeats,
+            "rounds": self._sizes.rounds,
             "sampling_precision": self._precision,
             "training_precision": self._training_precision,
             "checked": f"the two executions of every mechanism, in {self._networks[0][0]}",
@@ -194,6 +205,26 @@ class PaperBench:
         if time.monotonic() > self._part_ends:
             raise _PartIsOver
 
+    def _rounds(self, part: str, ends: float) -> Iterator[int]:
+        """The numbers of a part's rounds, from 1, as long as one more would be done when `ends` comes."""
+        for number in range(1, self._sizes.rounds + 1):
+            began = time.monotonic()
+            yield number
+            now = time.monotonic()
+            if number < self._sizes.rounds and now + (now - began) > ends:
+                self.result.reduced.append(f"{part}: {number} of {self._sizes.rounds} rounds, the time was up")
+                return
+
+    def _keep_row(self, part: str, number: int, row: dict[str, Any]) -> None:
+        """A row of round `number`, in place of what the rounds before had of it."""
+        rows: list[dict[str, Any]] = getattr(self.result, part)
+        same = [place for place, other in enumerate(rows) if _identify(other) == _identify(row)]
+        if same:
+            rows[same[0]] = row
+        else:
+            rows.append(row)
+        self._report(part, row, number)
+
     def _subjects(self, network: tuple[str, ModelConfig], precision: str) -> list[Subject]:
         return build_subjects(self._variants, [network], self._device, precision)
 
@@ -202,39 +233,35 @@ class PaperBench:
         groups = {network[0]: self._subjects(network, self._precision) for network in self._networks}
         if foreign := self._foreign_runs():
             groups["runs"] = load_subjects(foreign, self._device, self._precision)
-        each = seconds / len(groups) / len(self._sizes.batches)
+        each = seconds / len(groups) / len(self._sizes.batches) / self._sizes.rounds
         ends = time.monotonic() + seconds + _STARTING_SECONDS
         took = dict.fromkeys(groups, 0.0)
-        checked = False
-
-        def keep(row: dict[str, Any]) -> None:
-            self.result.sampling.append(row)
-            self._report("sampling", row)
-
+        wanted = list(itertools.product(self._sizes.batches, groups))
         try:
-            for batch, (name, subjects) in itertools.product(self._sizes.batches, groups.items()):
-                began = time.monotonic()
-                if began + took[name] > ends:  # a larger batch takes no less
-                    self.result.reduced.append(f"sampling {name}: batch {batch} left out, the time was up")
-                    continue
-                rows = len(subjects) + 1  # softmax is there twice
-                limit = _TIMED_SHARE * each / rows
-                if not self.result.sampling:
-                    limit = min(limit, _FIRST_RESULTS_SECONDS / rows)
-                first_batch = batch == self._sizes.batches[0]
-                run_sampling_bench(
-                    subjects,
-                    SamplingPlan([batch], self._sizes.repeats, True, limit, False, self._runs),
-                    self._precision,
-                    self._ceilings,
-                    keep,
-                    self._go_on,
-                    # Once for the methods, in the first network, and once for the runs.
-                    checked=not first_batch or (checked and name != "runs"),
-                )
-                checked = True
-                self._go_on()
-                took[name] = time.monotonic() - began
+            for number in self._rounds("sampling", ends):
+                for batch, name in wanted.copy():
+                    began = time.monotonic()
+                    if number == 1 and began + took[name] > ends:  # a larger batch takes no less
+                        self.result.reduced.append(f"sampling {name}: batch {batch} left out, the time was up")
+                        wanted.remove((batch, name))
+                        continue
+                    rows = len(groups[name]) + 1  # softmax is there twice
+                    limit = _TIMED_SHARE * each / rows
+                    if not self.result.sampling:
+                        limit = min(limit, _FIRST_RESULTS_SECONDS / rows)
+                    # The methods are compared once, in the first network, and so are the runs.
+                    first = number == 1 and batch == self._sizes.batches[0]
+                    run_sampling_bench(
+                        groups[name],
+                        SamplingPlan([batch], 1, True, limit, False, self._runs, earlier=list(self.result.sampling)),
+                        self._precision,
+                        self._ceilings,
+                        functools.partial(self._keep_row, "sampling", number),
+                        self._go_on,
+                        checked=not (first and name in (self._networks[0][0], "runs")),
+                    )
+                    self._go_on()
+                    took[name] = time.monotonic() - began
         finally:
             self.result.reduced += _describe_extrapolated(self.result.sampling)
 
@@ -249,30 +276,26 @@ class PaperBench:
 
     def _train(self, seconds: float) -> None:
         limit = seconds / len(self._networks) / len(self._variants)
-
-        def keep(row: dict[str, Any]) -> None:
-            self.result.training.append(row)
-            if row["reduced"]:
-                self.result.reduced.append(f"training {row['preset']}, {row['name']}: {row['reduced']}")
-            self._report("training", row)
-
-        for name, config in self._networks:
-            batch, paper = self._sizes.training_batches.get(name, 1), PAPER_TRAINING_BATCH.get(name)
-            if paper is not None and batch != paper:
+        batches = {name: self._sizes.training_batches.get(name, 1) for name, _ in self._networks}
+        for name, batch in batches.items():
+            if batch != (paper := PAPER_TRAINING_BATCH.get(name, batch)):
                 self.result.reduced.append(f"training {name}: batch {batch}, the paper's is {paper}")
-            run_training_bench(
-                self._subjects((name, config), "fp32"),
-                [batch],
-                self._sizes.repeats,
-                self._training_precision,
-                limit,
-                self._runs,
-                self._ceilings,
-                keep,
-                self._go_on,
-                checked=True,  # for sampling
-            )
-            self._go_on()
+        for number in self._rounds("training", time.monotonic() + seconds):
+            for name, config in self._networks:
+                run_training_bench(
+                    self._subjects((name, config), "fp32"),
+                    [batches[name]],
+                    1,
+                    self._training_precision,
+                    limit,
+                    self._runs,
+                    self._ceilings,
+                    functools.partial(self._keep_row, "training", number),
+                    self._go_on,
+                    checked=True,  # for sampling
+                    earlier=list(self.result.training),
+                )
+                self._go_on()
 
     def _scale(self, seconds: float) -> None:
         lengths = choose_lengths(seconds, len(self._variants))
@@ -285,22 +308,20 @@ class PaperBench:
                 f"longer), lintx bench attention takes {PASS_POSITIONS:,}"
             )
 
-        def keep(row: dict[str, Any]) -> None:
-            self.result.scaling.append(row)
-            self._report("scaling", row)
-
-        run_scaling_bench(
-            self._variants,
-            lengths,
-            self._sizes.repeats,
-            _LONGEST_POINT_SHARE * seconds,
-            device=self._device,
-            report=keep,
-            check=self._go_on,
-            ceilings=self._ceilings,
-            pass_positions=self._sizes.pass_positions,
-        )
-        self._go_on()
+        for number in self._rounds("scaling", time.monotonic() + seconds):
+            run_scaling_bench(
+                self._variants,
+                lengths,
+                1,
+                _LONGEST_POINT_SHARE * seconds / self._sizes.rounds,
+                device=self._device,
+                report=functools.partial(self._keep_row, "scaling", number),
+                check=self._go_on,
+                ceilings=self._ceilings,
+                pass_positions=self._sizes.pass_positions,
+                earlier=list(self.result.scaling),
+            )
+            self._go_on()
 
     def _measure_memory(self, seconds: float) -> None:
         """Of the rows of sampling, the largest batches first, as far as the time goes."""

@@ -12,6 +12,7 @@ from linformer_cli.runtime import describe_environment, measure_peak_memory, syn
 from linformer_cli.sampling.engines import AUTO, ENGINES, NATIVE, STEPWISE, choose_engine
 
 from .cases import (
+    RERUN,
     SHARES,
     WARM_UP_STEPS,
     Case,
@@ -48,6 +49,9 @@ class SamplingPlan:
 
     `limit_seconds` bounds what all repeats of one row may take: a longer image is timed around its middle only, and a
     longer re-run is left out. None times whole images whatever they take. `engines` step, each in rows of its own.
+
+    `earlier` has the rows that the same plan gave before: the same work is timed again and their samples count too.
+    What they left out stays left out.
     """
 
     batches: Sequence[int]
@@ -57,6 +61,7 @@ class SamplingPlan:
     memory: bool = False
     runs: Sequence[TrainedRun] = ()
     engines: Sequence[str] = (AUTO,)
+    earlier: Sequence[dict[str, Any]] = ()
 
 
 def run_sampling_bench(
@@ -123,6 +128,7 @@ class _Row:
     engine: str
     case: Case | None
     left_out: str | None = None
+    earlier_samples: Sequence[float] = ()
 
 
 def _measure_group(
@@ -133,18 +139,23 @@ def _measure_group(
     ceilings: Ceilings | None,
     check: Check,
 ) -> list[dict[str, Any]]:
+    # The same plan gives the same rows in the same order.
+    earlier = (row for row in plan.earlier if (row["preset"], row["batch"]) == (group[0].preset, batch))
     planned = []
     for subject in group:
         # `auto` may be one of the others.
-        wanted = (choose_timed_engine(subject) if name == AUTO else name for name in plan.engines)
-        planned += [_plan_steps(subject, batch, plan, engine, check) for engine in dict.fromkeys(wanted)]
+        wanted = [choose_timed_engine(subject) if name == AUTO else name for name in plan.engines]
         if subject.model.config.attention == "softmax" and plan.rerun:
-            planned.append(_plan_rerun(subject, batch, plan, check))
+            wanted.append(RERUN)
+        planned += [
+            _plan_row(subject, batch, plan, engine, check, next(earlier, None)) for engine in dict.fromkeys(wanted)
+        ]
     cases = [row.case for row in planned if row.case is not None]
     device = str(group[0].model.device)
     works = [functools.partial(case.work, case.steps) for case in cases]
-    timings = iter(measure_interleaved(works, [case.warm_up for case in cases], plan.repeats, device) if cases else ())
-    rows = [_describe(row, batch, next(timings) if row.case else None, precision) for row in planned]
+    found = iter(measure_interleaved(works, [case.warm_up for case in cases], plan.repeats, device) if cases else ())
+    timings = [next(found).after(row.earlier_samples) if row.case else None for row in planned]
+    rows = [_describe(row, batch, timing, precision) for row, timing in zip(planned, timings, strict=True)]
     compare_with_softmax(rows, lambda row: (row.get("extrapolated") or row).get("images_per_second"))
     del cases, works
     planned = [replace(row, case=None) for row in planned]  # the states that they hold are no longer needed
@@ -171,6 +182,33 @@ def choose_timed_engine(subject: Subject) -> str:
 
 def _without_looking_ahead(engine: str) -> str:
     return STEPWISE if engine == NATIVE else engine
+
+
+def _plan_row(
+    subject: Subject, batch: int, plan: SamplingPlan, engine: str, check: Check, earlier: dict[str, Any] | None
+) -> _Row:
+    if earlier is not None:
+        return _plan_again(subject, batch, plan, engine, check, earlier)
+    if engine == RERUN:
+        return _plan_rerun(subject, batch, plan, check)
+    return _plan_steps(subject, batch, plan, engine, check)
+
+
+def _plan_again(
+    subject: Subject, batch: int, plan: SamplingPlan, engine: str, check: Check, earlier: dict[str, Any]
+) -> _Row:
+    """The work that an earlier row timed, or its reason why none."""
+    if earlier["left_out"]:
+        return _Row(subject, earlier["engine"], None, earlier["left_out"])
+    model, samples = subject.model, earlier["samples_seconds"]
+    if engine == RERUN:
+        case = build_rerun_case(model, batch, check)
+    elif "extrapolated" in earlier:
+        steps = earlier["extrapolated"]["timed_positions"]
+        case = build_middle_case(model, batch, steps, plan.repeats, check, _without_looking_ahead(engine))
+    else:
+        case = build_step_case(model, batch, check, engine, first_image=batch * len(samples))
+    return _Row(subject, earlier["engine"], case, earlier_samples=samples)
 
 
 def _plan_steps(subject: Subject, batch: int, plan: SamplingPlan, engine: str, check: Check) -> _Row:
@@ -205,8 +243,8 @@ def _plan_rerun(subject: Subject, batch: int, plan: SamplingPlan, check: Check) 
         seconds = first * sum(SHARES) / SHARES[0] * plan.repeats
         if seconds > 2 * plan.limit_seconds:
             reason = f"would take about {format_duration(seconds)}, the limit is {format_duration(plan.limit_seconds)}"
-            return _Row(subject, "rerun", None, reason)
-    return _Row(subject, "rerun", case)
+            return _Row(subject, RERUN, None, reason)
+    return _Row(subject, RERUN, case)
 
 
 def _time_second(case: Case, device: str, steps: int = _PROBED_STEPS, warm_up: bool = True) -> float:
@@ -242,7 +280,7 @@ def _describe(row: _Row, batch: int, timing: Timing | None, precision: str) -> d
                     "of_positions": positions,
                 }
             }
-    state = 0 if row.engine == "rerun" else model.state_bytes(batch)
+    state = 0 if row.engine == RERUN else model.state_bytes(batch)
     return {
         "name": row.subject.name,
         "preset": row.subject.preset,
@@ -280,7 +318,7 @@ def _describe_shares(record: dict[str, Any], model: PixelModel, ceilings: Ceilin
     if ceilings is None or speed is None:
         return shares
     batch, positions = record["batch"], model.config.image.positions
-    rerun = record["engine"] == "rerun"
+    rerun = record["engine"] == RERUN
     read = count_rerun_positions(positions) if rerun else positions
     rate = speed * read * count_product_flops(model) / 1e9
     rows = batch * max(1, positions // 2) if rerun else batch

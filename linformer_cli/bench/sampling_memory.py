@@ -18,7 +18,7 @@ from linformer_cli.runtime import synchronize, torch_dtype
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.engines import AUTO, build_engine
 
-from .cases import place_state
+from .cases import RERUN, place_state
 from .memory import PassFailed, measure_work_growth, run_fresh_process
 
 STEPS = 4
@@ -76,7 +76,7 @@ def build_last_steps(setup: SamplingSetup) -> tuple[Callable[[], None], int]:
         parameters, _ = model.attend(tokens)
         model.head.draw(parameters[:, -1], UniformStreams(0, range(batch)).take().to(setup.device))
 
-    if setup.engine == "rerun":
+    if setup.engine == RERUN:
         read(1)
         return lambda: read(setup.batch), 0
     engine = AUTO if setup.engine == "cached" else setup.engine

@@ -72,12 +72,14 @@ def run_scaling_bench(
     batch: int | None = None,
     ceilings: Ceilings | None = None,
     pass_positions: int = PASS_POSITIONS,
+    earlier: Sequence[dict[str, Any]] = (),
 ) -> ScalingReport:
     """Measure every variant at every length; `report` is told each row as it is made.
 
     A pass has `batch` sequences, or as many as `choose_batch` says; time and memory are those of one of them. With
     `ceilings`, rows say what share of the memory that can be copied they move at the least. `check` is called before
-    each pass and may raise: `Interrupted` ends it with what was measured.
+    each pass and may raise: `Interrupted` ends it with what was measured. `earlier` has the rows that the same call
+    gave before: only time is measured then, and their samples count too.
 
     At each length the memory of every variant is measured by itself, and then the time of all of them in turn. A
     variant is left out at a length, and says so, where it cannot be built with these sizes, or where its memory or the
@@ -87,13 +89,22 @@ def run_scaling_bench(
     """
     lengths = sorted(set(positions))
     plan = _Plan(
-        repeats, limit_seconds, heads, head_width, device, batch, pass_positions, ceilings, check or (lambda: None)
+        repeats,
+        limit_seconds,
+        heads,
+        head_width,
+        device,
+        batch,
+        pass_positions,
+        ceilings,
+        check or (lambda: None),
+        {(row["name"], row["positions"]): row for row in earlier},
     )
     histories = [_History(variant) for variant in variants]
     rows: list[dict[str, Any]] = []
     ended: Ending = "finished"
     try:
-        for history in histories:
+        for history in () if earlier else histories:
             plan.check()
             try:
                 require_agreement(build_checked_model(plan.setup(history.variant, lengths[0])))
@@ -136,6 +147,7 @@ class _Plan:
     pass_positions: int
     ceilings: Ceilings | None
     check: Callable[[], None]
+    earlier: dict[tuple[str, int], dict[str, Any]]
 
     def setup(self, variant: Variant, length: int) -> PassSetup:
         batch = choose_batch(length, self.batch, self.pass_positions)
@@ -153,26 +165,35 @@ class _Plan:
 
 def _measure_length(histories: Sequence[_History], length: int, plan: _Plan) -> list[dict[str, Any]]:
     """A row for every mechanism; each learns what it took, or why it is left out from here on."""
-    memories: dict[str, PassMemory] = {}
+    peaks: dict[str, int | None] = {}
+    samples: dict[str, Sequence[float]] = {}
     for history in histories:
+        label = history.variant.label
+        if (earlier := plan.earlier.get((label, length))) is not None:
+            history.left_out = earlier["left_out"]
+            peaks[label], samples[label] = earlier["peak_memory_bytes"], earlier["samples_seconds"]
+            continue
         setup = plan.setup(history.variant, length)
         history.left_out = history.left_out or _predict_misfit(history, setup, plan)
         plan.check()
         if history.left_out is None:
             try:
-                memories[history.variant.label] = _try(setup, plan.repeats, plan.limit_seconds)
+                peaks[label] = _try(setup, plan.repeats, plan.limit_seconds).peak_bytes
             except (PassFailed, UsageError) as reason:
                 history.left_out = str(reason)
     plan.check()  # what a Ctrl-C did to a process is no measurement
     timed = [history for history in histories if history.left_out is None]
     works = [plan.build_work(history.variant, length) for history in timed]
     found = measure_interleaved(works, works, plan.repeats, plan.device)
-    timings = dict(zip([history.variant.label for history in timed], found, strict=True))
+    timings = {
+        label: timing.after(samples.get(label, ()))
+        for label, timing in zip([history.variant.label for history in timed], found, strict=True)
+    }
     rows = []
     for history in histories:
         label = history.variant.label
         setup = plan.setup(history.variant, length)
-        row = _describe(setup, history, memories.get(label), timings.get(label), plan.ceilings)
+        row = _describe(setup, history, peaks.get(label), timings.get(label), plan.ceilings)
         if row["seconds_per_sequence"] is not None:
             history.seconds.append((length, row["seconds_per_sequence"]))
         if row["memory_bytes_per_sequence"] is not None:
@@ -268,7 +289,7 @@ def _try(setup: PassSetup, repeats: int, limit_seconds: float) -> PassMemory:
 def _describe(
     setup: PassSetup,
     history: _History,
-    memory: PassMemory | None,
+    peak_bytes: int | None,
     timing: Timing | None,
     ceilings: Ceilings | None,
 ) -> dict[str, Any]:
@@ -288,13 +309,13 @@ def _describe(
         "seconds_per_sequence_quartiles": None,
         "samples_seconds": [],
         "repeats": 0,
-        "peak_memory_bytes": None if memory is None else memory.peak_bytes,
+        "peak_memory_bytes": peak_bytes,
         "memory_bytes_per_sequence": None,
         "copy_share": None,
         "left_out": history.left_out,
     }
-    if memory is not None and memory.peak_bytes is not None:
-        record["memory_bytes_per_sequence"] = memory.peak_bytes / setup.batch
+    if peak_bytes is not None:
+        record["memory_bytes_per_sequence"] = peak_bytes / setup.batch
     if timing is not None:
         record |= {
             "seconds_per_sequence": timing.median / setup.batch,

@@ -27,6 +27,10 @@ class Timing:
         first, _, third = statistics.quantiles(self.samples, n=4, method="inclusive")
         return first, third
 
+    def after(self, earlier: Sequence[float]) -> "Timing":
+        """The same work's with the samples that were taken of it before."""
+        return Timing((*earlier, *self.samples))
+
 
 def measure_interleaved(
     works: Sequence[Callable[[], object]], warm_ups: Sequence[Callable[[], object]], repeats: int, device: str

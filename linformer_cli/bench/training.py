@@ -45,6 +45,7 @@ def run_training_bench(
     check: Check = None,
     checked: bool = False,
     engines: Sequence[str] = (AUTO,),
+    earlier: Sequence[dict[str, Any]] = (),
 ) -> BenchReport:
     """Time training steps of every subject at every batch size, on random images, by the recipe of its preset.
 
@@ -53,14 +54,17 @@ def run_training_bench(
     left out. `precision` is that of the matrix products, as in training: weights are float32. `engines`: `auto` is what
     a run takes, `textbook` plain torch in float32; each in rows of its own, in turns too.
 
-    `check` is called before every step and may raise: `Interrupted` ends it with what was measured.
+    `earlier` has the rows that the same call gave before: their samples count too, and what they left out stays left
+    out. `check` is called before every step and may raise: `Interrupted` ends it with what was measured.
 
     Raises `DisagreementError` before any timing where the two executions of a mechanism disagree, which `checked`
     says has been seen to.
     """
 
     def measure(group: Sequence[Subject], batch: int) -> list[dict[str, Any]]:
-        found = _measure_group(group, batch, repeats, engines, precision, limit_seconds, ceilings, check)
+        # The same call gives the same rows in the same order.
+        before = [row for row in earlier if (row["preset"], row["batch"]) == (group[0].preset, batch)]
+        found = _measure_group(group, batch, repeats, engines, precision, limit_seconds, ceilings, check, before)
         for row in found:
             row |= _find(group, row["name"]).find_run(runs)
         return found
@@ -103,6 +107,7 @@ def _measure_group(
     limit_seconds: float | None,
     ceilings: Ceilings | None,
     check: Check,
+    earlier: Sequence[dict[str, Any]],
 ) -> list[dict[str, Any]]:
     device = str(group[0].model.device)
 
@@ -114,16 +119,18 @@ def _measure_group(
 
     planned = [(subject, engine) for subject in group for engine in engines]
     works: dict[int, Callable[[], None]] = {}
-    left_out: dict[int, str] = {}
+    left_out: dict[int, str] = {index: row["left_out"] for index, row in enumerate(earlier) if row["left_out"]}
     slowest = 0.0
     for index, (subject, engine) in enumerate(planned):
+        if index in left_out:
+            continue
         kind = _precision_of(engine, precision)
         work = functools.partial(step, build_trainer(subject.model.config, subject.preset, batch, device, kind), engine)
         began = time.perf_counter()
         work()
         synchronize(device)
         seconds = time.perf_counter() - began
-        if limit_seconds is not None and seconds > limit_seconds:
+        if limit_seconds is not None and seconds > limit_seconds and not earlier:
             left_out[index] = f"one step took {format_duration(seconds)}"
         else:
             works[index] = work
@@ -131,6 +138,8 @@ def _measure_group(
     counted = repeats if limit_seconds is None else max(1, min(repeats, int(limit_seconds / max(slowest, 1e-9))))
     # Warmed up above.
     timings = dict(zip(works, measure_interleaved(list(works.values()), [], counted, device), strict=True))
+    if earlier:
+        timings = {index: timing.after(earlier[index]["samples_seconds"]) for index, timing in timings.items()}
     rows = []
     for index, (subject, engine) in enumerate(planned):
         row = _describe(subject, engine, batch, timings.get(index), _precision_of(engine, precision), ceilings)

@@ -96,8 +96,9 @@ def _print(result: "PaperReport", style: options.TableFormat) -> None:
     options.talk_about(result.environment, result.ceilings)
 
 
-def _report(part: str, row: dict[str, Any]) -> None:
-    if part != "scaling":
+def _report(part: str, row: dict[str, Any], number: int) -> None:
+    part = part if number == 1 else f"{part}, round {number}"
+    if "seconds_per_sequence" not in row:
         talk(f"{part}: {describe_speed(row)}")
         return
     found = f"left out, {row['left_out']}" if row["left_out"] else format_milliseconds(row["seconds_per_sequence"])

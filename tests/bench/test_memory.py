@@ -110,6 +110,16 @@ def test_on_a_gpu_torch_counts(monkeypatch, raises_one_line) -> None:
         measure_pass_memory(setup(32, device="cuda:0"), 1)
 
 
+def test_what_this_process_keeps_is_free_and_other_processes_may_have_it(monkeypatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(memory_module, "give_back_freed_memory", lambda: order.append("given back"))
+    measure_free_memory("cpu")
+    assert order == ["given back"]
+    finish(monkeypatch, 0, json.dumps({"peak_bytes": 5, "seconds": 0.5}))
+    measure_pass_memory(setup(32), 1)
+    assert order == ["given back"] * 2
+
+
 def test_free_memory_is_known_here_or_not_at_all() -> None:
     free = measure_free_memory("cpu")
     assert free is None or free > 0

@@ -47,7 +47,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_budget_decides_sizes() -> None:
     short, usual, long = (choose_sizes(60 * minutes) for minutes in (1, 10, 60))
     assert short.batches == (1, 16) and usual.batches == (1, 16, 64) and long.batches[-1] == 256
-    assert short.repeats < usual.repeats < long.repeats
+    assert short.rounds < usual.rounds < long.rounds
     assert long.training_batches == paper_module.PAPER_TRAINING_BATCH
     assert all(sizes.batches[0] == 1 for sizes in (short, usual, long))  # one image's latency
 
@@ -67,7 +67,7 @@ def test_all_parts_are_measured_and_saved_one_by_one(networks, quick) -> None:
         600.0,
         "cpu",
         networks=networks,
-        report=lambda part, row: told.append((part, row["name"])),
+        report=lambda part, row, number: told.append((part, row["name"])),
         save=lambda report: saved.append(copy.deepcopy(report)),
     )
     result = bench.run()
@@ -123,6 +123,37 @@ def test_all_parts_are_measured_and_saved_one_by_one(networks, quick) -> None:
     assert figures["attention.png"].startswith(b"\x89PNG") and b"<svg" in figures["images-per-second.svg"]
 
 
+def test_every_repeat_is_a_round_over_all_rows_of_a_part(networks, quick, monkeypatch) -> None:
+    monkeypatch.setattr(paper_module, "choose_sizes", lambda seconds: Sizes((1, 2), 2, {"mnist-paper": 2}, 64))
+    told = []
+    bench = PaperBench(600.0, "cpu", networks=networks, report=lambda *given: told.append(copy.deepcopy(given)))
+    result = bench.run()
+    for part in ("sampling", "training", "scaling"):
+        rows = getattr(result, part)
+        first, second = ([row for name, row, number in told if (name, number) == (part, wanted)] for wanted in (1, 2))
+        assert [number for name, _, number in told if name == part] == [1] * len(rows) + [2] * len(rows)
+        for before, after, row in zip(first, second, rows, strict=True):
+            work = ("name", "preset", "engine", "batch", "positions", "left_out", "peak_memory_bytes")
+            assert [before.get(key) for key in work] == [after.get(key) for key in work]
+            assert len(before["samples_seconds"]) == 1 and before["samples_seconds"] == after["samples_seconds"][:1]
+            assert row["samples_seconds"] == after["samples_seconds"] and row["repeats"] == 2
+
+
+def test_rounds_end_with_the_time(networks, quick, monkeypatch) -> None:
+    """A clock on which a round of training takes 30 of the 114 s that it gets: there is no time for a fourth."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(paper_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(paper_module, "choose_sizes", lambda seconds: Sizes((1,), 9, {"mnist-paper": 2}, 64))
+
+    def report(part, row, number):
+        clock.now += 30 / 8 if part == "training" else 0.0
+
+    result = PaperBench(600.0, "cpu", networks=networks, report=report).run()
+    assert {row["repeats"] for row in result.training} == {4}
+    assert {row["repeats"] for row in result.scaling} == {9}
+    assert "training: 4 of 9 rounds, the time was up" in result.reduced
+
+
 def test_runs_of_other_networks_are_timed_too(networks, quick, build_tiny_model, tiny_info, tmp_path) -> None:
     changes = {"ours": {"attention_options": {}}, "wide": {"feed_forward": 64}, "rfa": {"attention": "rfa"}}
     for number, (name, change) in enumerate(changes.items()):
@@ -152,7 +183,7 @@ def test_runs_of_other_networks_are_timed_too(networks, quick, build_tiny_model,
 def test_an_interruption_keeps_what_was_measured(networks, quick) -> None:
     stop, saved = StopRequest(), []
 
-    def report(part, row):
+    def report(part, row, number):
         if part == "training":
             stop.signal_number = 2
 
@@ -167,7 +198,7 @@ def test_an_interruption_keeps_what_was_measured(networks, quick) -> None:
 
 
 def test_a_part_that_takes_far_too_long_is_broken_off_with_what_it_has(networks, quick) -> None:
-    def report(part, row):
+    def report(part, row, number):
         if part == "sampling":
             bench._part_ends = -1.0
 
@@ -184,7 +215,7 @@ def test_a_batch_that_the_time_does_not_reach_is_left_out(networks, quick, monke
     monkeypatch.setattr(paper_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
     seconds = {"mnist-paper": 150.0, "two": 100.0}
 
-    def report(part, row):
+    def report(part, row, number):
         if part == "sampling" and row["name"] == "lsh-4":  # the last of its group
             clock.now += seconds[row["preset"]]
 

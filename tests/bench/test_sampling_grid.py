@@ -54,6 +54,19 @@ def fix_seconds(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(run_module, "measure_interleaved", measure)
 
 
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The numbers of the images of every batch that is begun."""
+    begun: list[list[int]] = []
+
+    def record(seed: int, indices: Sequence[int]) -> UniformStreams:
+        begun.append(list(indices))
+        return UniformStreams(seed, indices)
+
+    monkeypatch.setattr("linformer_cli.bench.cases.UniformStreams", record)
+    return begun
+
+
 def test_every_mechanism_in_every_network_at_every_batch_size(subjects, monkeypatch) -> None:
     fix_seconds(monkeypatch, 2.0)
     told = []
@@ -121,14 +134,7 @@ def test_looking_ahead_is_timed_on_whole_images_of_trained_models(
     assert row["engine"] == engine and ("extrapolated" in row) == (limit == 1.0)
 
 
-def test_every_repeat_draws_other_images(subjects, monkeypatch) -> None:
-    drawn: list[list[int]] = []
-
-    def record(seed: int, indices: Sequence[int]) -> UniformStreams:
-        drawn.append(list(indices))
-        return UniformStreams(seed, indices)
-
-    monkeypatch.setattr("linformer_cli.bench.cases.UniformStreams", record)
+def test_every_repeat_draws_other_images(subjects, drawn) -> None:
     case = build_step_case(subjects[1].model, 2)
     for _ in range(3):
         case.work(2)
@@ -179,6 +185,33 @@ def test_what_does_not_fit_or_takes_too_long_says_so(subjects, monkeypatch) -> N
     for row in run_sampling_bench(subjects[:2], SamplingPlan([1], 2, rerun=False), "fp32").rows:
         assert "1000 B are free" in row["left_out"] and row["product_share"] is None
         assert not {"images_per_second", "extrapolated"} & row.keys()
+
+
+def test_the_same_work_is_timed_again(subjects, monkeypatch) -> None:
+    """Without a probe: half of the rows around the middle, and of the re-runs none."""
+    fix_seconds(monkeypatch, 2.0)
+    monkeypatch.setattr(run_module, "_time_second", lambda *given, **rest: 0.02)
+    plan = SamplingPlan([1, 2], 2, limit_seconds=0.1)
+    first = run_sampling_bench(subjects[:2], plan, "fp32").rows
+    assert [row["left_out"] is None for row in first] == [True, False, True] * 2
+    monkeypatch.setattr(run_module, "_time_second", lambda *given, **rest: pytest.fail("probed again"))
+    fix_seconds(monkeypatch, 8.0)
+    again = run_sampling_bench(subjects[:2], dataclasses.replace(plan, earlier=first), "fp32").rows
+    for row, before in zip(again, first, strict=True):
+        assert row["samples_seconds"] == (before["samples_seconds"] and [2.0, 2.0, 8.0, 8.0])
+        work = ("name", "engine", "batch", "left_out")
+        assert [row[key] for key in work] == [before[key] for key in work]
+        if before["samples_seconds"]:
+            assert row["extrapolated"]["timed_positions"] == before["extrapolated"]["timed_positions"]
+            assert row["extrapolated"]["images_per_second"] == before["extrapolated"]["images_per_second"] * 2 / 5
+
+
+def test_images_that_are_drawn_again_are_others(subjects, drawn, monkeypatch) -> None:
+    fix_seconds(monkeypatch, 2.0)
+    plan = SamplingPlan([2], 3)
+    first = run_sampling_bench(subjects[1:2], plan, "fp32").rows
+    run_sampling_bench(subjects[1:2], dataclasses.replace(plan, earlier=first), "fp32")
+    assert drawn == [[0, 1], [6, 7]]
 
 
 def test_bits_stand_beside_the_model_that_was_trained(subjects, monkeypatch, tmp_path) -> None:

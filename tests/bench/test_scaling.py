@@ -97,6 +97,20 @@ def test_a_row_has_every_sample(machine) -> None:
     assert machine.timed == [("linear", "softmax")] * 2
 
 
+def test_only_time_is_measured_again(machine) -> None:
+    machine.failing = {("softmax", 2000): PassFailed("gave up")}
+    first = run_scaling_bench(VARIANTS, [1000, 2000, 4000], 1, 100, batch=1).rows
+    measured = len(machine.measured)
+    machine.seconds = 0.3
+    again = run_scaling_bench(VARIANTS, [1000, 2000, 4000], 1, 100, batch=1, earlier=first).rows
+    assert len(machine.measured) == measured
+    for row, before in zip(again, first, strict=True):
+        assert (row["left_out"], row["peak_memory_bytes"]) == (before["left_out"], before["peak_memory_bytes"])
+        assert row["samples_seconds"] == [*before["samples_seconds"], *(3 * s for s in before["samples_seconds"])]
+        if before["left_out"] is None:
+            assert row["seconds_per_sequence"] == pytest.approx(2 * before["seconds_per_sequence"])
+
+
 def test_what_would_take_too_long_is_not_tried(machine) -> None:
     # 0.1 s at 1000, so 1.6 s at 4000 for softmax: 3 repeats and 2 more passes would take 8 s.
     report = run_scaling_bench(VARIANTS, [1000, 2000, 4000, 8000], 3, 7.9, batch=1)

@@ -119,6 +119,17 @@ def test_little_time_means_fewer_repeats_or_none(subjects, monkeypatch) -> None:
         assert row["images_per_second"] is None and row["samples_seconds"] == []
 
 
+def test_steps_are_timed_again(subjects, monkeypatch) -> None:
+    """In the first call softmax was too slow; in the second all are, and what was timed before is timed again."""
+    first = run_training_bench(subjects, [2], 2, "fp32", checked=True).rows
+    first[0] |= {"left_out": "one step took 2 s", "samples_seconds": []}
+    ticks = iter(range(0, 10_000, 2))
+    monkeypatch.setattr(training_module.time, "perf_counter", lambda: next(ticks))
+    softmax, linear = run_training_bench(subjects, [2], 2, "fp32", limit_seconds=1.0, checked=True, earlier=first).rows
+    assert softmax["left_out"] == "one step took 2 s" and softmax["samples_seconds"] == []
+    assert linear["left_out"] is None and linear["samples_seconds"] == [*first[1]["samples_seconds"], 2]
+
+
 def test_bits_stand_beside_the_model_that_was_trained(subjects, tmp_path) -> None:
     told = []
     run = TrainedRun(tmp_path, subjects[1].model.config, "glyphs", 480, 1.25, 0.01, 90)
