@@ -1,17 +1,22 @@
-"""Weights that move from one model into another: every tensor that fits by name and shape, projections by parts."""
+"""Weights that move from one model into another: every tensor that fits by name and shape, projections by parts.
+
+A deeper model has the blocks of the other spread evenly among its own.
+"""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from linformer_cli.errors import CheckpointError
-from linformer_cli.model.blocks import AttentionLayer
+from linformer_cli.model.blocks import AttentionLayer, Block
 from linformer_cli.model.pixel_model import PixelModel
 
 Layout = dict[str, dict[str, slice]]
+_BLOCK = re.compile(r"^blocks\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -31,9 +36,12 @@ class Takeover:
 def take_over(model: PixelModel, source: PixelModel) -> Takeover:
     """Copy every tensor of `source` into `model` that fits there by name and shape.
 
-    Raises `CheckpointError` where none does; `model` is as it was then.
+    Where `model` has more blocks, those of `source` are spread among them, and the branches of the others begin with
+    outputs of zero: with LayerNorm before the branches it computes what `source` does (as in Net2Net, Chen 2016).
+    Raises `CheckpointError` where no tensor fits; `model` is as it was then.
     """
-    ours, theirs = split_projections(model, source)
+    places = spread_blocks(len(source.blocks), len(model.blocks))
+    ours, theirs = split_projections(model, source, places)
     taken, used = [], set()
     for name, tensor in ours.items():
         origin = _find_origin(name, tensor, theirs)
@@ -46,20 +54,40 @@ def take_over(model: PixelModel, source: PixelModel) -> Takeover:
             f"none of the {len(theirs)} tensors of the checkpoint fits the model by name and shape; leave out the "
             "options that change its sizes"
         )
+    if len(model.blocks) > len(source.blocks):
+        for index in set(range(len(model.blocks))) - set(places):
+            for last in cast(Block, model.blocks[index]).branch_ends():
+                last.weight.zero_()
+                last.bias.zero_()
     new = tuple(name for name in ours if name not in taken)
-    return Takeover(tuple(taken), new, tuple(name for name in theirs if name not in used))
+    origins = {place: index for index, place in enumerate(places)}
+    left = (_move_name(name, origins) for name in theirs if name not in used)
+    return Takeover(tuple(taken), new, tuple(left))
 
 
-def split_projections(model: PixelModel, source: PixelModel) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The tensors of both models by name, views of their own storage.
+def spread_blocks(source: int, target: int) -> list[int]:
+    """The place among `target` blocks of each of `source` ones: its own where there are no more of them."""
+    return [index * max(source, target) // source for index in range(source)]
+
+
+def _move_name(name: str, places: Sequence[int] | Mapping[int, int]) -> str:
+    """The name of a block's tensor in another block."""
+    return _BLOCK.sub(lambda block: f"blocks.{places[int(block[1])]}.", name)
+
+
+def split_projections(
+    model: PixelModel, source: PixelModel, places: Sequence[int]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The tensors of both models by name, views of their own storage; blocks of `source` by their `places` in `model`.
 
     One Linear projects to queries, keys, values and what else a mechanism asks for. Where two mechanisms ask for
     different things, that tensor is `name[q]`, `name[k]`, `name[v]`, `name[qk]` (one projection for queries and keys)
     and `name[extra of MECHANISM]`: what the extra scalars are differs by mechanism, so they fit only the same one.
     A tensor of which no part would fit stays whole.
     """
-    ours, theirs = model.state_dict(), source.state_dict()
-    our_layout, their_layout = _layout(model), _layout(source)
+    ours, our_layout = model.state_dict(), _layout(model)
+    theirs = {_move_name(name, places): tensor for name, tensor in source.state_dict().items()}
+    their_layout = {_move_name(name, places): parts for name, parts in _layout(source).items()}
     for name in our_layout.keys() & their_layout.keys():
         if our_layout[name] == their_layout[name]:
             continue
@@ -101,7 +129,7 @@ def summarise_names(names: Iterable[str]) -> str:
     """Names in one line: `blocks.0.x` and `blocks.1.x` are `blocks.0-1.x`."""
     groups: dict[str, list[int]] = {}
     for name in names:
-        block = re.match(r"blocks\.(\d+)\.", name)
+        block = _BLOCK.match(name)
         pattern = f"blocks.*.{name[block.end() :]}" if block else name
         groups.setdefault(pattern, []).extend([int(block[1])] if block else [])
     shown = (pattern.replace("*", _ranges(numbers), 1) if numbers else pattern for pattern, numbers in groups.items())

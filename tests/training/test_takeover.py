@@ -105,18 +105,49 @@ def test_extra_scalars_are_taken_over_by_the_same_mechanism_only(pair) -> None:
 
 
 def test_sizes_that_do_not_fit_are_named(pair) -> None:
-    model, origin = pair("linear", "linear", layers=3, feed_forward=24, head="mixture")
+    model, origin = pair("linear", "linear", layers=4, feed_forward=24, head="mixture")
     before = copy_of(model)
     moved = take_over(model, origin)
-    assert {"embedding.values", "norm.weight", INPUT, "blocks.1.feed_forward.output.bias"} <= set(moved.taken)
-    assert {"blocks.2.attention.input.weight", "blocks.0.feed_forward.input.weight", "head.projection.bias"} <= set(
+    assert {"embedding.values", "norm.weight", INPUT, "blocks.2.feed_forward.output.bias"} <= set(moved.taken)
+    assert {"blocks.3.attention.input.weight", "blocks.0.feed_forward.input.weight", "head.projection.bias"} <= set(
         moved.new
     )
-    assert "head.projection.weight" in moved.left and "blocks.2.norm.weight" not in moved.left
+    assert "head.projection.weight" in moved.left and "blocks.1.feed_forward.input.weight" in moved.left
     for name in moved.new:
+        if name.startswith(("blocks.1.", "blocks.3.")) and ".output." in name:
+            continue  # of no block of the source: zero
         assert torch.equal(model.state_dict()[name], before[name])
     assert len(moved.taken) + len(moved.new) == len(before)
     assert len(moved.taken) + len(moved.left) == len(origin.state_dict())
+
+
+@pytest.mark.parametrize("attention", ["linear", "gau", "lstm"])
+def test_a_deeper_model_begins_as_what_it_grew_from(pair, attention) -> None:
+    model, origin = pair(attention, attention, layers=5)
+    moved = take_over(model, origin)
+    assert {name.split(".")[1] for name in moved.taken if name.startswith("blocks.")} == {"0", "2"}
+    assert {name.split(".")[1] for name in moved.new} == {"1", "3", "4"} and moved.left == ()
+    tokens = torch.randint(0, 16, (2, 64))
+    with torch.no_grad():
+        assert torch.equal(model.attend(tokens)[0], origin.attend(tokens)[0])
+    # And it can learn: only the ends of the branches are zero.
+    model.train().attend(tokens)[0].square().sum().backward()
+    for block in model.blocks:
+        assert all(last.weight.grad.abs().max() > 0 for last in block.branch_ends())
+
+
+def test_a_deeper_model_takes_projections_by_parts(pair) -> None:
+    model, origin = pair("shared", "linear", layers=4)
+    take_over(model, origin)
+    ours, theirs = (one.state_dict()[f"blocks.{i}.attention.input.weight"] for one, i in ((model, 2), (origin, 1)))
+    assert torch.equal(ours, torch.cat([theirs[:ROWS], theirs[:ROWS], theirs[ROWS : 2 * ROWS]]))
+
+
+def test_a_shallower_model_takes_the_first_blocks(pair) -> None:
+    model, origin = pair("linear", "linear", layers=1)
+    moved = take_over(model, origin)
+    assert torch.equal(model.state_dict()[INPUT], origin.state_dict()[INPUT]) and moved.new == ()
+    assert moved.left and all(name.startswith("blocks.1.") for name in moved.left)
 
 
 def test_a_projection_of_which_no_part_fits_stays_whole(pair) -> None:
