@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linformer_cli.native.compiler import has_library, load_library
+from linformer_cli.native.compiler import has_library, load_function
 
 SOURCE = Path(__file__).with_name("dropout.cpp")
 _SIZE, _POINTER = ctypes.c_int64, ctypes.c_void_p
@@ -55,6 +55,5 @@ class _AddDropped(torch.autograd.Function):
 
 
 def _call(name: str, dtype: torch.dtype, *arguments: int | float) -> None:
-    function = getattr(load_library(SOURCE), name)
-    function.argtypes, function.restype = _SIGNATURES[name], None
+    function = load_function(SOURCE, name, *_SIGNATURES[name])
     function(int(dtype == torch.bfloat16), *arguments)

@@ -10,8 +10,9 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from linformer_cli.errors import LintxError
 from linformer_cli.files import user_cache
@@ -73,6 +74,13 @@ def load_library(source: Path) -> ctypes.CDLL:
     if isinstance(outcome, NoCompiler):
         raise NoCompiler(str(outcome))  # a new one: an error that is raised again and again keeps every frame it passed
     return outcome
+
+
+def load_function(source: Path, name: str, *arguments: Any) -> Callable[..., None]:
+    """A function of `source` that returns nothing, with the types of its arguments; raises as `load_library`."""
+    function = getattr(load_library(source), name)
+    function.argtypes, function.restype = arguments, None
+    return function  # type: ignore[no-any-return]
 
 
 def describe_library(source: Path) -> str:

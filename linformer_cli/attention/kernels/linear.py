@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from linformer_cli.attention.base import accumulator_dtype
-from linformer_cli.native.compiler import has_library, load_library
+from linformer_cli.native.compiler import has_library, load_function
 from linformer_cli.native.gpu import has_triton
 
 SOURCE = Path(__file__).with_name("linear.cpp")
@@ -149,6 +149,5 @@ def _call(name: str, feature_map: int, views: dict[str, Tensor], states: dict[st
         setattr(call, field, _View(tensor.data_ptr(), *tensor.stride()[:3]))
     for field, state in states.items():
         setattr(call, field, None if state is None else state.data_ptr())
-    function = getattr(load_library(SOURCE), name)
-    function.argtypes, function.restype = (ctypes.POINTER(_Call), ctypes.c_int64), None
+    function = load_function(SOURCE, name, ctypes.POINTER(_Call), ctypes.c_int64)
     function(ctypes.byref(call), _ELEMENTS[q.dtype])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linformer_cli.native.compiler import load_library
+from linformer_cli.native.compiler import load_function, load_library
 
 # How native.cpp takes weights: in panels of so many rows, and whole tiles of panels.
 LANES, TILE_ROWS = 16, 64
@@ -35,11 +35,9 @@ _ENDS = ("layer", "first_gain", "first_shift", "last_gain", "last_shift", "head"
 
 def load_kernels() -> ctypes.CDLL:
     """The functions of native.cpp; raises `NoCompiler` where they cannot be had."""
-    library = load_library(SOURCE)
     for name, signature in _SIGNATURES.items():
-        function = getattr(library, f"lintx_{name}")
-        function.argtypes, function.restype = signature, None
-    return library
+        load_function(SOURCE, f"lintx_{name}", *signature)
+    return load_library(SOURCE)
 
 
 class Layer(ctypes.Structure):
