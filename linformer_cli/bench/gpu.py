@@ -24,7 +24,7 @@ from linformer_cli.native.compiler import textbook_only
 from linformer_cli.native.gpu import triton_refusal
 from linformer_cli.runtime import describe_environment, measure_peak_memory, synchronize
 from linformer_cli.sampling.decode import sample_values
-from linformer_cli.sampling.engines import AUTO, choose_engine
+from linformer_cli.sampling.engines import choose_engine
 
 from .cases import Check
 from .ceilings import Ceilings
@@ -36,6 +36,7 @@ from .gpu_checks import (
     check_mechanisms,
     differentiate,
     draw_inputs,
+    name_engine,
 )
 from .run import SamplingPlan, run_sampling_bench
 from .subjects import build_subjects, preset_network
@@ -180,7 +181,7 @@ class GpuBench:
         for precision in ("fp32", "bf16"):
             subjects = build_subjects(parse_variants(["linear"]), sizes.networks, self._device, precision)
             # Whole images, since recording the graph belongs to them; torch's own steps only as long as allowed.
-            for engine, limit in ((AUTO, None), ("textbook", sizes.textbook_seconds)):
+            for engine, limit in ((name_engine(subjects[0].model), None), ("textbook", sizes.textbook_seconds)):
                 plan = SamplingPlan(sizes.sampling_batches, sizes.repeats, False, limit, engines=(engine,))
                 report = run_sampling_bench(
                     subjects, plan, precision, self._ceilings, self._say_speed, self._check, checked=True
@@ -190,19 +191,19 @@ class GpuBench:
     def _measure_many(self) -> None:
         """Many images as one batch of the first network, in bfloat16; the first time is counted apart."""
         subject = build_subjects(parse_variants(["linear"]), self._sizes.networks[:1], self._device, "bf16")[0]
-        count = self._sizes.many
-        sample_values(subject.model, range(2))  # compiles what there is to compile
+        count, engine = self._sizes.many, name_engine(subject.model)
+        sample_values(subject.model, range(2), engine=engine)  # compiles what there is to compile
         samples = []
         for _ in range(self._sizes.repeats):
             synchronize(self._device)
             began = time.perf_counter()
-            batch = sample_values(subject.model, range(count), before_step=self._check)
+            batch = sample_values(subject.model, range(count), engine=engine, before_step=self._check)
             samples.append(time.perf_counter() - began)
         timing = Timing(tuple(samples))
         row = {
             "preset": subject.preset,
             "images": count,
-            "engine": choose_engine(AUTO, subject.model).value,
+            "engine": choose_engine(engine, subject.model).value,
             "precision": "bf16",
             "samples_seconds": samples,
             "images_per_second": count / timing.median,

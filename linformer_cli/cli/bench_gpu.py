@@ -14,8 +14,6 @@ from . import options
 from .output import print_json, talk
 
 if TYPE_CHECKING:
-    os.environ.setdefault(ASK, "1")  # what is to be tried here
-
     from linformer_cli.bench.gpu import GpuReport
 
 
@@ -42,6 +40,8 @@ def gpu(
     - `lintx bench gpu --out gpu.json`
     - `lintx bench gpu --tiny --device cpu`
     """
+    os.environ.setdefault(ASK, "1")  # what is to be tried here
+
     from linformer_cli.bench.gpu import GpuBench, full_sizes, tiny_sizes
     from linformer_cli.runtime import catch_signals, choose_device
 

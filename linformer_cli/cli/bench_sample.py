@@ -36,7 +36,10 @@ def sample(
     ] = None,
     batch: options.Batches = "1,64",
     engine: Annotated[
-        str, typer.Option("--engine", help="Engines to step with, separated by commas: auto, native, cuda, textbook.")
+        str,
+        typer.Option(
+            "--engine", help="Engines to step with, separated by commas: auto, native, stepwise, cuda, textbook."
+        ),
     ] = "auto",
     repeats: options.Repeats = 3,
     rerun: Rerun = True,

@@ -90,7 +90,7 @@ def compare(
     Examples:
 
     - `lintx compare --data mnist --images 16000 --runs runs/comparison`
-    - `lintx compare --attention softmax,linear,linear:feature_map=relu --images 4000`
+    - `lintx compare --attention softmax,linear,linear:feature_map=relu --images 4000 --runs runs/few`
     - `lintx compare --runs runs/comparison --no-train --format md`
     - `lintx compare --runs runs/comparison --retime --repeats 5`
     """

@@ -43,8 +43,8 @@ def evaluate(
         str | None,
         typer.Option(
             "--engine",
-            help="Step through the values with this sampling engine (auto, native, cuda, textbook), not in parallel: "
-            "what its number format costs.",
+            help="Step through the values with this sampling engine (auto, native, stepwise, cuda, textbook), not in "
+            "parallel: what its number format costs.",
             show_default=False,
             metavar="NAME",
         ),

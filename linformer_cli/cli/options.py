@@ -43,8 +43,8 @@ Engine = Annotated[
     typer.Option(
         "--engine",
         help="How the model is stepped: auto takes the fastest that serves it, native (fused kernels, for linear "
-        "attention on a CPU with a C++ compiler), cuda (graphs, for linear attention on a GPU) or textbook (plain "
-        "torch, serves everything).",
+        "attention on a CPU with a C++ compiler) or textbook (plain torch, serves everything); stepwise is native "
+        "without looking ahead; cuda (graphs, for linear attention on a GPU) has to be asked for.",
         metavar="NAME",
     ),
 ]

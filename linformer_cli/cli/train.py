@@ -113,15 +113,23 @@ def train(
         ),
     ] = None,
     learning_rate: Annotated[
-        float | None, _for_training("--learning-rate", "--lr", help="The highest; default 0.002, with muon 0.008.")
+        float | None,
+        _for_training(
+            "--learning-rate", "--lr", help="The highest; default that of the preset, else 0.002, with muon 0.008."
+        ),
     ] = None,
     schedule: Annotated[
         Literal["cosine", "trapezoid", "constant"] | None,
-        _for_training("--schedule", help="After warm-up; default cosine; trapezoid falls in the last quarter."),
+        _for_training(
+            "--schedule",
+            help="After warm-up; default that of the preset, else cosine; trapezoid falls in the last quarter.",
+        ),
     ] = None,
-    warmup_steps: Annotated[int | None, _for_training("--warmup-steps", help="Linear warm-up; default 100.")] = None,
+    warmup_steps: Annotated[
+        int | None, _for_training("--warmup-steps", help="Linear warm-up; default that of the preset, else 100.")
+    ] = None,
     weight_decay: Annotated[
-        float | None, _for_training("--weight-decay", help="On matrices only; default 0.05.")
+        float | None, _for_training("--weight-decay", help="On matrices only; default that of the preset, else 0.05.")
     ] = None,
     clip: Annotated[float | None, _for_training("--clip", help="Largest gradient norm; 0 for none; default 1.")] = None,
     ema: Annotated[

@@ -6,11 +6,12 @@ import pytest
 from machine import HAS_COMPILER
 
 from linformer_cli.attention.kernels import linear as kernels
-from linformer_cli.bench import gpu
+from linformer_cli.bench import gpu, gpu_checks
 from linformer_cli.bench.gpu import GpuBench, GpuReport, tiny_sizes
-from linformer_cli.bench.gpu_checks import check_attention
+from linformer_cli.bench.gpu_checks import check_attention, check_engines, name_engine
 from linformer_cli.errors import Interrupted
 from linformer_cli.report.tables import to_json
+from linformer_cli.sampling.engines.cuda import CudaEngine
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +48,28 @@ def test_every_part_gives_what_it_should(found) -> None:
 def test_what_is_not_there_is_said_to_be_missing(found) -> None:
     report, _ = found
     assert "kernels in Triton: kernels in Triton are for CUDA devices" in report.missing
+
+
+def test_the_engine_for_gpus_is_measured_before_auto_takes_it(monkeypatch, build_tiny_model) -> None:
+    model = build_tiny_model()
+    assert name_engine(model) == "auto"
+    monkeypatch.setattr(CudaEngine, "refusal", lambda model: None)
+    assert name_engine(model) == "cuda"
+
+
+def test_every_part_has_the_engine_that_is_measured(monkeypatch) -> None:
+    for module in (gpu, gpu_checks):
+        monkeypatch.setattr(module, "name_engine", lambda model: "textbook")
+    real, asked = gpu.sample_values, []
+    monkeypatch.setattr(
+        gpu, "sample_values", lambda *given, **rest: asked.append(rest["engine"]) or real(*given, **rest)
+    )
+    bench = GpuBench("cpu", tiny_sizes())
+    bench._record(check_engines("cpu", tiny_sizes().networks))
+    bench._measure_sampling()
+    bench._measure_many()
+    assert all(check["name"].startswith("engine textbook") for check in bench.result.checks)
+    assert {row["engine"] for row in (*bench.result.sampling, *bench.result.many)} == {*asked} == {"textbook"}
 
 
 def test_it_is_saved_after_every_part(found) -> None:

@@ -1,12 +1,14 @@
 """`lintx bench gpu` from the command line to its file."""
 
 import json
+import os
 
 import pytest
 import torch
 
 from linformer_cli.bench import gpu
 from linformer_cli.bench.gpu import GpuBench
+from linformer_cli.native.gpu import ASK
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 
@@ -26,9 +28,12 @@ def test_the_file_has_what_is_found_and_a_mistake_gives_an_error(lintx, tmp_path
     monkeypatch.setattr(gpu, "check_mechanisms", lambda *arguments: [])
     for name in ("_measure_sampling", "_measure_many", "_measure_training", "_measure_attention"):
         monkeypatch.setattr(GpuBench, name, lambda self: None)
+    monkeypatch.setenv(ASK, "x")  # so that what is set is undone
+    monkeypatch.delenv(ASK)
     arguments = ["bench", "gpu", "--tiny", "--device", "cpu", "--out", tmp_path / "deep" / "gpu.json", "--json"]
     outcome = lintx(*arguments)
     assert outcome.code == 0, outcome.stderr
+    assert os.environ[ASK] == "1"  # kernels that have to be asked for
     assert json.loads((tmp_path / "deep" / "gpu.json").read_text()) == outcome.document
     found.append(("a kernel", float("inf"), 1e-4))
     outcome = lintx(*arguments)
