@@ -52,7 +52,7 @@ CheckpointArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="CHECKPOINT",
-        help="A run, a checkpoint folder or a shipped name; an existing path wins. Default: the shipped model.",
+        help="A run, a checkpoint folder or a shipped name; an existing path wins. Default: the shipped mnist-wide.",
         show_default=False,
     ),
 ]
@@ -67,7 +67,7 @@ OnlyCheckpointOption = Annotated[
     typer.Option(
         "--checkpoint",
         "-c",
-        help="A run, a checkpoint folder or a shipped name; an existing path wins. Default: the shipped model.",
+        help="A run, a checkpoint folder or a shipped name; an existing path wins. Default: the shipped mnist-wide.",
         show_default=False,
     ),
 ]
