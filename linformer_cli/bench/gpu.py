@@ -163,12 +163,6 @@ class GpuBench:
         self._save(self.result)
         return self.result
 
-    def _add_check(self, name: str, error: float, tolerance: float) -> None:
-        passed = error <= tolerance  # NaN is not
-        known = error if math.isfinite(error) else None
-        self.result.checks.append({"name": name, "error": known, "tolerance": tolerance, "passed": passed})
-        self._talk(f"{'ok' if passed else 'WRONG'}: {name}: {error:.2g} of {tolerance:.0e} allowed")
-
     def _record(self, found: Iterable[Found]) -> None:
         for name, error, tolerance in found:
             passed = error <= tolerance  # NaN is not
