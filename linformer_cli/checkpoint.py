@@ -26,6 +26,7 @@ from .errors import CheckpointError, UsageError, unknown_name
 from .files import flush_folder, write_flushed
 from .model.catalogue import describe_mixing
 from .model.pixel_model import PixelModel
+from .report.terminal import format_bits
 
 FORMAT = 1
 DEFAULT_CHECKPOINT = "mnist-wide"
@@ -103,7 +104,8 @@ def find_checkpoint(name: str | Path | None = None) -> Path:
     None is the shipped default. A run stands for its best checkpoint, or its last where there is no best yet.
     Raises `CheckpointError` for a path that is none of these, `UsageError` for a name that nothing has.
     """
-    name = DEFAULT_CHECKPOINT if name is None else name
+    if name is None:  # whatever else is called so here
+        return _find_shipped(DEFAULT_CHECKPOINT)
     try:
         return _find(name, Path(name))
     except (OSError, ValueError) as error:  # a name that the system takes for no path at all: too long, say
@@ -126,12 +128,16 @@ def _find(name: str | Path, path: Path) -> Path:
         )
     if (found := _settled(path)) is not None:
         return found
-    shipped = shipped_checkpoints()
-    if str(name) in shipped:
-        return shipped[str(name)]
     if os.sep in str(name) or path.suffix:
-        raise CheckpointError(f"no checkpoint at '{name}'; shipped ones: {', '.join(shipped) or 'none'}")
-    raise unknown_name("checkpoint", str(name), shipped)
+        raise CheckpointError(f"no checkpoint at '{name}'; shipped ones: {', '.join(shipped_checkpoints()) or 'none'}")
+    return _find_shipped(str(name))
+
+
+def _find_shipped(name: str) -> Path:
+    shipped = shipped_checkpoints()
+    if name in shipped:
+        return shipped[name]
+    raise unknown_name("checkpoint", name, shipped)
 
 
 def holds_checkpoint(folder: Path) -> bool:
@@ -281,7 +287,7 @@ def render_card(name: str, info: CheckpointInfo, parameters: int) -> str:
         )
     if training.validation_bits_per_dim is not None:
         lines.append(
-            f"- Validation: {training.validation_bits_per_dim:.4f} +- {training.validation_standard_error:.4f} "
+            f"- Validation: {format_bits(training.validation_bits_per_dim, training.validation_standard_error)} "
             f"bits/dim over {training.validation_images} images, every value counted"
             f"{', given the class' if model.classes else ''}."
         )

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from linformer_cli.bench.cases import build_step_case
+from linformer_cli.bench.cases import Check, build_step_case
 from linformer_cli.bench.groups import require_agreement
 from linformer_cli.bench.timing import Timing, measure_interleaved
 from linformer_cli.bench.variants import Variant
@@ -148,15 +148,18 @@ def train_entry(
         trainer.run(reporter, stop)
 
 
-def draw_grid(entry: Entry, device: str) -> bool:
-    """Write the grid of samples of a finished run, where there is none of these weights yet; whether it was written."""
+def draw_grid(entry: Entry, device: str, check: Check = None) -> bool:
+    """Write the grid of samples of a finished run, where there is none of these weights yet; whether it was written.
+
+    `check` is called before every step, and may raise to give up.
+    """
     checkpoint = _finished(entry)
     try:
         if read_png_metadata(entry.grid_file)["checkpoint_sha256"] == checkpoint.digest:
             return False
     except (DataError, KeyError):
         pass  # none yet, or another picture of that name
-    images = sample_images(load_weights(checkpoint, device), GRID_IMAGES, seed=0)
+    images = sample_images(load_weights(checkpoint, device), GRID_IMAGES, seed=0, before_step=check)
     about = {"attention": entry.variant.label, "checkpoint_sha256": checkpoint.digest, "seed": 0}
     write_file(entry.grid_file, encode_png(render_grid(images), about))
     return True
@@ -213,8 +216,8 @@ def time_training_once(
     return True
 
 
-def time_sampling_once(entry: Entry, batch: int, repeats: int, device: str) -> bool:
-    """As `time_training_once`, of drawing a batch of images."""
+def time_sampling_once(entry: Entry, batch: int, repeats: int, device: str, check: Check = None) -> bool:
+    """As `time_training_once`, of drawing a batch of images; `check` as in `draw_grid`."""
     checkpoint = _finished(entry)
     speed = sampling_speed(checkpoint, batch, device)
     samples = read_samples(entry.sampling_file, speed)
@@ -223,7 +226,7 @@ def time_sampling_once(entry: Entry, batch: int, repeats: int, device: str) -> b
     model = load_weights(checkpoint, device)
     if not samples:
         require_agreement(model)
-    case = build_step_case(model, batch)
+    case = build_step_case(model, batch, check)
     (timing,) = measure_interleaved([functools.partial(case.work, case.steps)], [case.warm_up], 1, device)
     _keep_samples(entry.sampling_file, speed, [*samples, *timing.samples])
     return True

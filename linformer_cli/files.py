@@ -56,9 +56,33 @@ def write_file(path: str | os.PathLike[str], data: bytes, flush: bool = True) ->
         else:
             _write_then_rename(Path(os.path.realpath(path)), data, flush)
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        advice = _ADVICE.get(error.errno or 0)
-        raise LintxError(f"cannot write {os.fspath(path)}: {reason}{f'; {advice}' if advice else ''}") from None
+        raise _explain(path, error) from None
+
+
+def require_writable(path: str | os.PathLike[str]) -> None:
+    """Raises `LintxError`, as `write_file` would, where it shows already that `path` cannot be written.
+
+    For what is written behind hours of work. Makes nothing; a disk that will be full shows only then.
+    """
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file() and not target.is_dir():
+        return  # a pipe or a device
+    folder = next(parent for parent in target.parents if parent.exists())
+    if target.is_dir():
+        code = errno.EISDIR
+    elif not folder.is_dir():
+        code = errno.ENOTDIR
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        code = errno.EACCES
+    else:
+        return
+    raise _explain(path, OSError(code, os.strerror(code)))
+
+
+def _explain(path: str | os.PathLike[str], error: OSError) -> LintxError:
+    reason = (error.strerror or str(error)).lower()
+    advice = _ADVICE.get(error.errno or 0)
+    return LintxError(f"cannot write {os.fspath(path)}: {reason}{f'; {advice}' if advice else ''}")
 
 
 def write_flushed(file: Path, data: bytes) -> None:

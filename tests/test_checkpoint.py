@@ -362,6 +362,11 @@ def test_an_existing_path_wins_over_a_shipped_name(shipped, tiny_checkpoint) -> 
     assert find_checkpoint("glyphs-large") == run / "last"
 
 
+def test_the_default_is_the_shipped_one_whatever_is_called_so_here(shipped, tiny_checkpoint) -> None:
+    make_run(Path(DEFAULT_CHECKPOINT), tiny_checkpoint, "last")
+    assert find_checkpoint(None) == shipped / DEFAULT_CHECKPOINT
+
+
 def test_an_unknown_name_is_refused_with_the_nearest(shipped, raises_one_line) -> None:
     with raises_one_line(UsageError, "unknown checkpoint 'glyph-large'", "did you mean 'glyphs-large'?"):
         find_checkpoint("glyph-large")

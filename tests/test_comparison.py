@@ -152,6 +152,9 @@ def test_a_grid_is_drawn_once_for_the_same_weights(finished) -> None:
     assert finished.grid_file.parent == finished.folder.path.parent
     assert not draw_grid(finished, "cpu")
     finished.grid_file.write_bytes(b"something else")
+    with pytest.raises(Interrupted):
+        draw_grid(finished, "cpu", StopRequest(signal.SIGINT).raise_if_set)
+    assert finished.grid_file.read_bytes() == b"something else"
     assert draw_grid(finished, "cpu")
 
 

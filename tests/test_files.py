@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from linformer_cli.errors import LintxError
-from linformer_cli.files import user_cache, write_file
+from linformer_cli.files import require_writable, user_cache, write_file
 
 
 def test_the_cache_is_where_the_user_says(monkeypatch):
@@ -83,6 +83,23 @@ def test_refusals_name_the_path_and_the_reason(tmp_path):
             write_file(path, b"data")
         assert str(caught.value).startswith(f"cannot write {path}: ")
         assert str(caught.value).endswith("; a part of the path is a file, not a folder")
+
+
+def test_what_shows_before_is_refused_before(tmp_path, monkeypatch):
+    (tmp_path / "file").write_bytes(b"")
+    for path, reason in (
+        (tmp_path, "is a directory; give the name of a file"),
+        (tmp_path / "file" / "b" / "a", "not a directory; a part of the path is a file, not a folder"),
+    ):
+        with pytest.raises(LintxError) as caught:
+            require_writable(path)
+        assert str(caught.value) == f"cannot write {path}: {reason}"
+    for fine in (tmp_path / "file", tmp_path / "new" / "deep" / "a", "/dev/null"):
+        require_writable(fine)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
+    with pytest.raises(LintxError, match=r"permission denied; choose a folder that you may write to$"):
+        require_writable(tmp_path / "new" / "a")
 
 
 def test_permission_denied_is_explained(tmp_path, monkeypatch):

@@ -42,13 +42,9 @@ class Case:
     `steps` says how many are timed; where they are fewer than T, the rest is extrapolated.
     """
 
-    attention: str
     engine: str
-    batch: int
     work: Callable[[int], object]
     steps: int
-    state_bytes: int
-
     warm_up_steps: int = WARM_UP_STEPS
 
     def warm_up(self) -> None:
@@ -76,7 +72,7 @@ def build_step_case(
         first = stepper.step(model.start_tokens(batch))
         stepper.draw_values(first, UniformStreams(0, range(start, start + batch)), Filters(), steps, check)
 
-    return Case(model.config.attention, name_method(model, chosen), batch, work, positions, model.state_bytes(batch))
+    return Case(name_method(model, chosen), work, positions)
 
 
 def build_middle_case(
@@ -98,8 +94,7 @@ def build_middle_case(
         parameters = stepper.step(torch.zeros(batch, dtype=torch.int64, device=model.device))
         stepper.draw_values(parameters, streams, Filters(), steps, check)
 
-    name, state_bytes = name_method(model, chosen), model.state_bytes(batch)
-    return Case(model.config.attention, name, batch, work, steps, state_bytes, warm_up_steps=1)
+    return Case(name_method(model, chosen), work, steps, warm_up_steps=1)
 
 
 @torch.no_grad()
@@ -118,7 +113,7 @@ def name_method(model: PixelModel, engine: str) -> str:
 def build_rerun_case(model: PixelModel, batch: int, check: Check = None) -> Case:
     """Sampling without a state: the whole prefix is read again for every value, at a few prefix lengths only.
 
-    What Katharopoulos 2020 calls softmax. There is no state, so `state_bytes` is 0.
+    What Katharopoulos 2020 calls softmax. There is no state.
     """
     positions = model.config.image.positions
     prefixes = [
@@ -134,4 +129,4 @@ def build_rerun_case(model: PixelModel, batch: int, check: Check = None) -> Case
             parameters, _ = model.attend(prefix)
             model.head.draw(parameters[:, -1], streams.take().to(model.device))
 
-    return Case(model.config.attention, RERUN, batch, work, len(prefixes), 0, warm_up_steps=1)
+    return Case(RERUN, work, len(prefixes), warm_up_steps=1)

@@ -22,6 +22,7 @@ from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.errors import Interrupted
 from linformer_cli.native.compiler import textbook_only
 from linformer_cli.native.gpu import triton_refusal
+from linformer_cli.report.benchmarks import describe_speed
 from linformer_cli.runtime import describe_environment, measure_peak_memory, synchronize
 from linformer_cli.sampling.decode import sample_values
 from linformer_cli.sampling.engines import choose_engine
@@ -246,11 +247,7 @@ class GpuBench:
                 self._talk(f"attention, {name}, T = {length:,}: {1e3 * timing.median:.4g} ms")
 
     def _say_speed(self, row: dict[str, Any]) -> None:
-        figures = row if row.get("images_per_second") else row.get("extrapolated") or {}
-        speed = figures.get("images_per_second")
-        found = f"left out, {row['left_out']}" if speed is None else f"{speed:.4g} images/s"
-        where = f"{row['preset'] or 'tiny'}, {row['name']} ({row['engine']}), {row['precision']}, batch {row['batch']}"
-        self._talk(f"{where}: {found}")
+        self._talk(f"{row['precision']}, {describe_speed(row)}")
 
 
 def _differentiate_plainly(attention: LinearAttention, inputs: Sequence[Tensor]) -> None:

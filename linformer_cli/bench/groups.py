@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import torch
 
+from linformer_cli.config import ModelConfig
 from linformer_cli.errors import DisagreementError, Interrupted
 from linformer_cli.evaluation.agreement import measure_agreement
 from linformer_cli.model.pixel_model import PixelModel
@@ -19,6 +20,10 @@ CHECKED_POSITIONS = 96
 CHECKED_LAYERS = 2
 # What every other attention is held against.
 RIVAL = "softmax"
+# What rows are called that are plain torch by choice.
+TEXTBOOK = "textbook"
+# What may differ between two models of one network, which are compared by their attention.
+_OF_ATTENTION = {"attention": RIVAL, "attention_options": {}, "dropout": 0.0}
 
 Ending = Literal["finished", "interrupted"]
 
@@ -89,21 +94,31 @@ def measure_groups(
     return rows, "finished"
 
 
-def compare_with_softmax(rows: Sequence[dict[str, Any]], find_speed: Callable[[dict[str, Any]], float | None]) -> None:
+def compare_with_softmax(
+    rows: Sequence[dict[str, Any]],
+    find_speed: Callable[[dict[str, Any]], float | None],
+    models: Sequence[ModelConfig] | None = None,
+) -> None:
     """Give each of `rows`, which took turns, `times_softmax`: how many times as fast as exact attention it is.
 
-    The rival is the first row of softmax in the same precision that is no re-run. None where either was not timed.
+    The rival is a row of softmax in the same precision that is no re-run; where `models` are given, in the same
+    network; where several are, the first that is plain torch if the row is, and not if not. None where there is no
+    rival or either was not timed.
     """
-    for row in rows:
+    networks = [None] * len(rows) if models is None else [model.model_copy(update=_OF_ATTENTION) for model in models]
+    for row, network in zip(rows, networks, strict=True):
         rivals = (
             other
-            for other in rows
+            for other, other_network in zip(rows, networks, strict=True)
             if other["attention"] == RIVAL
             and other["engine"] != RERUN
             and other["precision"] == row["precision"]
+            and other_network == network
             and find_speed(other)
         )
-        rival, speed = next(rivals, None), find_speed(row)
+        plain = row["engine"] == TEXTBOOK
+        rival = min(rivals, key=lambda other: (other["engine"] == TEXTBOOK) != plain, default=None)
+        speed = find_speed(row)
         rival_speed = None if rival is None else find_speed(rival)
         row["times_softmax"] = (
             compare_turns(speed, row["samples_seconds"], rival_speed, rival["samples_seconds"])

@@ -127,7 +127,8 @@ def _identify(row: dict[str, Any]) -> tuple[Any, ...]:
 class PaperBench:
     """The parts in turn. `save` is called with the report after every part, `report` with every row of a part.
 
-    What `report` is told is the part, the row as it is by then, and which round that was, from 1.
+    What `report` is told is the part, the row as it is by then, and which round that was, from 1; rows that are left
+    out only in the first.
     """
 
     def __init__(
@@ -186,8 +187,9 @@ class PaperBench:
                     self.result.reduced.append(f"{name}: broken off after {format_duration(_PATIENCE * seconds)}")
                 self.result.unfinished.remove(name)
                 self._keep()
-        finally:
+        except BaseException:  # Ctrl-C as well
             self._keep()
+            raise
         return self.result
 
     def _keep(self) -> None:
@@ -223,7 +225,8 @@ class PaperBench:
             rows[same[0]] = row
         else:
             rows.append(row)
-        self._report(part, row, number)
+        if number == 1 or not row["left_out"]:
+            self._report(part, row, number)
 
     def _subjects(self, network: tuple[str, ModelConfig], precision: str) -> list[Subject]:
         return build_subjects(self._variants, [network], self._device, precision)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.report.benchmarks import find_speed
 from linformer_cli.report.terminal import format_bytes, format_duration
 from linformer_cli.runtime import describe_environment, measure_peak_memory, synchronize
 from linformer_cli.sampling.engines import AUTO, ENGINES, NATIVE, STEPWISE, choose_engine
@@ -156,7 +157,9 @@ def _measure_group(
     found = iter(measure_interleaved(works, [case.warm_up for case in cases], plan.repeats, device) if cases else ())
     timings = [next(found).after(row.earlier_samples) if row.case else None for row in planned]
     rows = [_describe(row, batch, timing, precision) for row, timing in zip(planned, timings, strict=True)]
-    compare_with_softmax(rows, lambda row: (row.get("extrapolated") or row).get("images_per_second"))
+    compare_with_softmax(
+        rows, lambda row: find_speed(row).get("images_per_second"), [row.subject.model.config for row in planned]
+    )
     del cases, works
     planned = [replace(row, case=None) for row in planned]  # the states that they hold are no longer needed
     for row, record in zip(planned, rows, strict=True):
@@ -228,6 +231,9 @@ def _plan_steps(subject: Subject, batch: int, plan: SamplingPlan, engine: str, c
         per_step = _time_second(probe, str(model.device)) / _PROBED_STEPS
         del probe
         steps = int(plan.limit_seconds / (per_step * plan.repeats))
+        if steps < positions and partly != engine and partly in plan.engines:
+            limit = format_duration(plan.limit_seconds)
+            return _Row(subject, engine, None, f"an image takes longer than the limit of {limit}; see {partly}")
         if steps < positions:
             steps = max(1, min(steps, (positions - 1) // (plan.repeats + 1)))
             case = build_middle_case(model, batch, steps, plan.repeats, check, partly)
@@ -314,7 +320,7 @@ def measure_row_memory(model: PixelModel, record: dict[str, Any], limit_seconds:
 def _describe_shares(record: dict[str, Any], model: PixelModel, ceilings: Ceilings | None) -> dict[str, Any]:
     """The share of the matrix products that the machine can do, and of the memory that it can copy, in that time."""
     shares: dict[str, Any] = dict.fromkeys(("product_gigaflops", "product_share", "state_gigabytes", "copy_share"))
-    speed = (record.get("extrapolated") or record).get("images_per_second")
+    speed = find_speed(record).get("images_per_second")
     if ceilings is None or speed is None:
         return shares
     batch, positions = record["batch"], model.config.image.positions
@@ -325,7 +331,9 @@ def _describe_shares(record: dict[str, Any], model: PixelModel, ceilings: Ceilin
     by_precision = {kind: ceilings.product(list_products(model), rows, kind) for kind in ("fp32", "bf16")}
     ceiling = by_precision[record["precision"]]
     shares |= {"product_gigaflops": rate, "product_share": rate / ceiling.gigaflops}
-    traffic = None if rerun else state_traffic_bytes(model, batch)
+    # Of how many values a look-ahead reads and writes the state once is not known here.
+    ahead = record["engine"] == NATIVE and batch == 1
+    traffic = None if rerun or ahead else state_traffic_bytes(model, batch)
     if traffic is not None:
         moved = speed / batch * positions * traffic / 1e9
         shares |= {"state_gigabytes": moved, "copy_share": moved / ceilings.copy.gigabytes_per_second}

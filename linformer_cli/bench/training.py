@@ -21,15 +21,15 @@ from linformer_cli.training.run_folder import RunFolder
 
 from .cases import Check
 from .ceilings import Ceilings
-from .groups import BenchReport, compare_with_softmax, measure_groups
+from .groups import TEXTBOOK, BenchReport, compare_with_softmax, measure_groups
 from .operations import TRAINING_FACTOR, WHAT_IS_COUNTED, count_product_flops, list_products
 from .subjects import Subject
 from .timing import Timing, measure_interleaved
 from .trained import TrainedRun
 
 _FEWEST_IMAGES = 16
+AUTO = "auto"
 # Plain torch in float32, whatever was asked for; and as a run computes.
-TEXTBOOK, AUTO = "textbook", "auto"
 ENGINES = (TEXTBOOK, AUTO)
 
 
@@ -147,7 +147,8 @@ def _measure_group(
         row["left_out"] = left_out.get(index)
         row["reduced"] = f"{row['repeats']} of {repeats} repeats" if fewer else None
         rows.append(row)
-    compare_with_softmax(rows, lambda row: row["images_per_second"])
+    models = [subject.model.config for subject, _ in planned]
+    compare_with_softmax(rows, lambda row: row["images_per_second"], models)
     return rows
 
 

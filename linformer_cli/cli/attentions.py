@@ -68,12 +68,14 @@ def attentions(
     if checkpoint is not None:
         model = read_checkpoint(checkpoint).info.model
         positions, heads, head_width = model.image.positions, model.heads, model.head_width
+        row = model.image.values_per_row
         network: NetworkConfig = model
     else:
+        row = max(1, round(positions**0.5))
         width = heads * head_width
         widths = {"heads": heads, "head_width": head_width, "width": width, "feed_forward": 4 * width}
         network = parse_config(NetworkConfig, widths, "sizes")
-    shape = AttentionShape(heads, head_width, head_width, positions, row=max(1, round(positions**0.5)))
+    shape = AttentionShape(heads, head_width, head_width, positions, row)
     chosen = MIXERS if name is None else {name: find_mixer(name)}
     rows = [_describe(key, network, shape) for key in chosen]
     sizes = {"positions": positions, "heads": heads, "head_width": head_width}

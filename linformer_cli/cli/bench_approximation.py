@@ -88,12 +88,11 @@ def approximation(
     - `lintx bench approximation --maps positive --draws 100 --format csv`
     """
     json = json or style is options.TableFormat.JSON
-    from linformer_cli.report.plots import parse_plot_format, render_plot
+    from linformer_cli.report.plots import render_plot
 
     counts = options.parse_sizes(features, "--features", "64,128")
     sizes = options.parse_numbers(norms, "--norms", "0.5,1,2")
-    if plot is not None:
-        parse_plot_format(plot)  # before anything is measured
+    options.require_plots(plot)
 
     from linformer_cli.bench.approximation import measure_approximation
     from linformer_cli.runtime import describe_environment
@@ -101,12 +100,16 @@ def approximation(
     found = measure_approximation(
         counts, sizes, maps.split(","), draws=draws, seed=seed, positions=positions, key_width=head_width
     )
-    label = f"mean squared error of the {_LABELS[error]}"
-    write_plot(plot, lambda kind: render_plot(_build_panels(found, error), "features m", label, kind))
     settings = {"positions": positions, "head_width": head_width, "draws": draws, "seed": seed, "precision": "fp64"}
     if json:
         print_json({"rows": found, "settings": settings, "plot": plot, "environment": describe_environment()})
-        return
+    else:
+        _print(found, error, style)
+    label = f"mean squared error of the {_LABELS[error]}"
+    write_plot(plot, lambda kind: render_plot(_build_panels(found, error), "features m", label, kind))
+
+
+def _print(found: "list[Approximation]", error: ErrorName, style: options.TableFormat) -> None:
     rows = sorted((_flatten(row, error) for row in found), key=lambda row: (row["norm"], row["features"]))
     shown = (
         *_SETTINGS,

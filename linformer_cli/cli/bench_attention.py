@@ -65,12 +65,9 @@ def attention(
     - `lintx bench attention --attention linear,softmax,lsh --plot scaling.png`
     """
     json = json or style is options.TableFormat.JSON
-    from linformer_cli.report.plots import parse_plot_format
-
-    if plot is not None:
-        parse_plot_format(plot)  # before anything is measured
+    options.require_plots(plot)
     lengths = options.parse_sizes(positions, "--positions", "1024,4096")
-    sizes = None if batch == SCALED else options.parse_sizes(batch, "--batch", f"16, or {SCALED}")
+    size = None if batch == SCALED else options.parse_size(batch, "--batch", f"16, or {SCALED}")
     seconds = options.parse_duration(limit)
 
     from linformer_cli.bench.ceilings import Ceilings
@@ -90,16 +87,16 @@ def attention(
             place.value,
             _report,
             stop.raise_if_set,
-            None if sizes is None else sizes[0],
+            size,
             Ceilings(place.value),
         )
     if not report.rows:
         stop.raise_if_set("Stopped before anything was measured")
-    write_plot(plot, lambda kind: benchmarks.render_growth(report.rows, report.exponents, kind))
     if json:
         print_json({**vars(report), "plot": plot})
     else:
         _print(report, style)
+    write_plot(plot, lambda kind: benchmarks.render_growth(report.rows, report.exponents, kind))
     stop.raise_if_set(options.STOPPED)
 
 

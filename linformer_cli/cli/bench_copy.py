@@ -40,10 +40,10 @@ def copy(
     ] = "10m",
     updates: Annotated[int, typer.Option("--updates", min=1, help="The most updates of each model.")] = 10_000,
     length: Annotated[
-        int | None, typer.Option("--length", help="Of a sequence; default 128, or 32.", show_default=False)
+        int | None, typer.Option("--length", min=1, help="Of a sequence; default 128, or 32.", show_default=False)
     ] = None,
     width: Annotated[
-        int | None, typer.Option("--width", help="Of the models; default 256, or 128.", show_default=False)
+        int | None, typer.Option("--width", min=1, help="Of the models; default 256, or 128.", show_default=False)
     ] = None,
     every: Annotated[int, typer.Option("--every", min=1, help="Updates that a point of the curve averages.")] = 25,
     seed: options.Seed = 0,
@@ -72,11 +72,8 @@ def copy(
     - `lintx bench copy --budget 24h --device cuda`
     """
     json = json or style is options.TableFormat.JSON
-    from linformer_cli.report.plots import parse_plot_format
-
     seconds = options.parse_duration(budget)
-    if plot is not None:
-        parse_plot_format(plot)  # before anything is measured
+    options.require_plots(plot)
 
     from linformer_cli.bench.ceilings import Ceilings
     from linformer_cli.bench.copy_task import CopySettings, choose_size, run_copy_task
@@ -91,13 +88,13 @@ def copy(
     with catch_signals() as stop:
         report = run_copy_task(variants, settings, seconds, stop, _Reporter(), Ceilings(place.value))
     has_points = any(row["points"] for row in report.rows)
-    if has_points:
-        rows = [{**row, "points": [vars(point) for point in row["points"]]} for row in report.rows]
-        write_plot(plot, lambda kind: render_copy(rows, report.settings["task"], kind))
     if json:
         print_json({**vars(report), "plot": plot if has_points else None})
     else:
         _print(report, style)
+    if has_points:
+        rows = [{**row, "points": [vars(point) for point in row["points"]]} for row in report.rows]
+        write_plot(plot, lambda kind: render_copy(rows, report.settings["task"], kind))
     done = f"{report.settings['updates']:,} of {updates:,} updates"
     if report.ended != "finished":
         talk(f"{done}: {_ENDINGS[report.ended]}")

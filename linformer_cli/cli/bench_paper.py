@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from linformer_cli.errors import Interrupted
+from linformer_cli.files import require_writable
 from linformer_cli.report import benchmarks
 from linformer_cli.report.tables import Column, TableStyle
 from linformer_cli.report.terminal import format_milliseconds
 
 from . import options
-from .bench_sample import describe_speed, print_speeds
+from .bench_sample import print_speeds
 from .output import print_json, print_records, talk
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def paper(
     """
     json = json or style is options.TableFormat.JSON
     seconds = options.parse_duration(budget)
+    require_writable(out / "paper.json")
 
     from linformer_cli.bench.paper import PaperBench
     from linformer_cli.bench.trained import read_trained_runs
@@ -99,7 +101,7 @@ def _print(result: "PaperReport", style: options.TableFormat) -> None:
 def _report(part: str, row: dict[str, Any], number: int) -> None:
     part = part if number == 1 else f"{part}, round {number}"
     if "seconds_per_sequence" not in row:
-        talk(f"{part}: {describe_speed(row)}")
+        talk(f"{part}: {benchmarks.describe_speed(row)}")
         return
     found = f"left out, {row['left_out']}" if row["left_out"] else format_milliseconds(row["seconds_per_sequence"])
     talk(f"{part}: {row['name']}, T = {row['positions']:,}: {found}")

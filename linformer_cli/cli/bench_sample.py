@@ -88,10 +88,7 @@ def sample(
         raise UsageError("--image-size is for --preset: a trained model has the images it was trained on")
     sides = None if image_sizes is None else options.parse_sizes(image_sizes, "--image-size", "16,32,64")
 
-    from linformer_cli.report.plots import parse_plot_format
-
-    for path in filter(None, (plot, bits_plot)):
-        parse_plot_format(path)  # before anything is measured
+    options.require_plots(plot, bits_plot)
     if bits_plot is not None and not runs:
         raise UsageError("--bits-plot draws the bits/dim of trained runs; name them with --runs")
 
@@ -132,12 +129,12 @@ def sample(
     plan = SamplingPlan(
         batches, repeats, rerun, seconds, memory, trained, options.parse_engines(engine, [AUTO, *ENGINES])
     )
+    if bits_plot is not None and all(subject.find_run(trained)["bits_per_dim"] is None for subject in subjects):
+        raise UsageError("--bits-plot has nothing to draw: none of --runs is of a model that would be timed")
     with catch_signals() as stop:
-        report = run_sampling_bench(subjects, plan, kind, Ceilings(place), _report, stop.raise_if_set)
+        report = run_sampling_bench(subjects, plan, kind, Ceilings(place), talk_about_row, stop.raise_if_set)
     if not report.rows:
         stop.raise_if_set("Stopped before anything was measured")
-    write_plot(plot, lambda kind: benchmarks.render_speed(report.rows, kind))
-    write_plot(bits_plot, lambda kind: benchmarks.render_quality(report.rows, kind))
     if json:
         print_json({**source, **vars(report), "plot": plot, "bits_plot": bits_plot})
     else:
@@ -145,6 +142,9 @@ def sample(
         if sides is not None and style is options.TableFormat.TABLE:
             print_position_times(report.rows)
         options.talk_about(report.environment, report.ceilings)
+    # Behind the figures, which a plot that cannot be written must not take along.
+    write_plot(plot, lambda kind: benchmarks.render_speed(report.rows, kind))
+    write_plot(bits_plot, lambda kind: benchmarks.render_quality(report.rows, kind))
     stop.raise_if_set(options.STOPPED)
 
 
@@ -173,27 +173,18 @@ def print_speeds(rows: list[dict[str, Any]], kind: str, style: options.TableForm
 
 def print_position_times(rows: list[dict[str, Any]]) -> None:
     """Time of one value of one image against the number of positions, on stdout."""
-    from linformer_cli.report import benchmarks
+    # A preset is called by its network and the size of its images here.
+    flat = [{**benchmarks.flatten_speed(row), "network": row["preset"].partition(",")[0]} for row in rows]
 
-    methods = list(dict.fromkeys((row["name"], row["engine"], row["batch"]) for row in rows))
-    ordered = sorted(
-        rows, key=lambda row: (methods.index((row["name"], row["engine"], row["batch"])), row["positions"])
-    )
-    print_records([benchmarks.flatten_speed(row) for row in ordered], benchmarks.POSITION_COLUMNS, "table")
+    def method(row: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(row[key] for key in ("network", "name", "engine", "batch"))
+
+    methods = list(dict.fromkeys(map(method, flat)))
+    flat.sort(key=lambda row: (methods.index(method(row)), row["positions"]))
+    print_records(flat, benchmarks.choose_columns(flat, benchmarks.POSITION_COLUMNS), "table")
     print()
 
 
-def _report(row: dict[str, Any]) -> None:
+def talk_about_row(row: dict[str, Any]) -> None:
     """A long job says what it has."""
-    talk(describe_speed(row))
-
-
-def describe_speed(row: dict[str, Any]) -> str:
-    """One row in a line."""
-    figures = row if row.get("images_per_second") else row.get("extrapolated") or {}
-    where = f"{row['preset']}, " if row["preset"] else ""
-    who = f"{where}{row['name']} ({row['engine']}), batch {row['batch']}"
-    if not figures:
-        return f"{who}: left out, {row['left_out']}"
-    how = "" if figures is row else " (extrapolated)"
-    return f"{who}: {figures['images_per_second']:.3g} images/s{how}"
+    talk(benchmarks.describe_speed(row))

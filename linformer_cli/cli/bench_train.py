@@ -7,7 +7,7 @@ import typer
 from linformer_cli.report import benchmarks
 
 from . import options
-from .bench_sample import describe_speed, print_speeds
+from .bench_sample import print_speeds, talk_about_row
 from .output import print_json, talk, write_plot
 
 TrainingPrecision = Annotated[
@@ -60,10 +60,7 @@ def train(
     batches = options.parse_sizes(batch, "--batch", "4,16")
     seconds = options.parse_duration(limit)
 
-    from linformer_cli.report.plots import parse_plot_format
-
-    if plot is not None:
-        parse_plot_format(plot)  # before anything is measured
+    options.require_plots(plot)
 
     from linformer_cli.bench.ceilings import Ceilings
     from linformer_cli.bench.subjects import build_subjects, preset_network
@@ -87,16 +84,16 @@ def train(
             seconds,
             trained,
             Ceilings(place),
-            lambda row: talk(describe_speed(row)),
+            talk_about_row,
             stop.raise_if_set,
             engines=engines,
         )
     if not report.rows:
         stop.raise_if_set("Stopped before anything was measured")
-    write_plot(plot, lambda form: benchmarks.render_speed(report.rows, form))
     if json:
         print_json({**vars(report), "plot": plot})
     else:
         print_speeds(report.rows, "training", style)
         options.talk_about(report.environment, report.ceilings)
+    write_plot(plot, lambda form: benchmarks.render_speed(report.rows, form))
     stop.raise_if_set(options.STOPPED)

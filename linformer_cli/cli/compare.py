@@ -9,7 +9,7 @@ import typer
 
 from linformer_cli.errors import Interrupted, LintxError, UsageError
 from linformer_cli.report.tables import Column
-from linformer_cli.report.terminal import format_bytes, format_count
+from linformer_cli.report.terminal import format_bits, format_bytes, format_count
 
 from . import options
 from .output import print_json, print_records, talk
@@ -153,6 +153,7 @@ def _work(
     from linformer_cli.runtime import catch_signals
 
     with catch_signals() as stop:
+        check = stop.raise_if_set
         try:
             for entry in entries:
                 if entry.finished is None:
@@ -161,16 +162,17 @@ def _work(
                         train_entry(entry, training, validation, device, precision, display, stop)
             done = [entry for entry in entries if entry.finished is not None]
             for entry in done:
-                stop.raise_if_set("Stopped")
-                if draw_grid(entry, device):
-                    talk(f"wrote {entry.grid_file}")
+                check()
+                with _noting(entry, failures):
+                    if draw_grid(entry, device, check):
+                        talk(f"wrote {entry.grid_file}")
             for _ in range(repeats):
                 for entry in done:
-                    stop.raise_if_set("Stopped")
+                    check()
                     if entry.variant.label not in failures:
                         with _noting(entry, failures):
                             time_training_once(entry, training, validation, repeats, device, precision)
-                            time_sampling_once(entry, batch, repeats, device)
+                            time_sampling_once(entry, batch, repeats, device, check)
         except Interrupted as signal:
             return Interrupted("Stopped; everything is saved, the same command goes on", signal.exit_code - 128)
     return None
@@ -179,15 +181,19 @@ def _work(
 @contextlib.contextmanager
 def _noting(entry: "Entry", failures: dict[str, str]) -> Iterator[None]:
     """A mechanism that fails is no reason to leave out the others."""
+    from linformer_cli.runtime import is_out_of_memory
+
     try:
         yield
     except Interrupted:
         raise
-    except LintxError as error:
-        failures[entry.variant.label] = str(error)
-        talk(f"{entry.variant.label}: {error}")
+    except Exception as error:
+        if not isinstance(error, LintxError) and not is_out_of_memory(error):
+            raise
+        failures[entry.variant.label] = str(error) if isinstance(error, LintxError) else "out of memory"
+        talk(f"{entry.variant.label}: {failures[entry.variant.label]}")
 
 
 def _show_bits(row: dict[str, Any]) -> str | None:
     bits = row["bits_per_dim"]
-    return None if bits is None else f"{bits:.3f} +- {row['standard_error']:.3f}"
+    return None if bits is None else format_bits(bits, row["standard_error"], digits=3)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from linformer_cli.errors import DataError, UsageError
+from linformer_cli.errors import DataError, LintxError, UsageError
 
 from . import options
 from .output import complain, print_json, say_halved, talk
@@ -75,8 +75,8 @@ def complete(
     - `lintx complete digit.png --keep top:0.5 -n 3 -o completed.png`
     - `lintx complete scans/*.jpg --invert --fit pad --keep top:10rows`
     """
-    options.require_ending("-o", out, ".png")
-    options.require_ending("--gif", gif, ".gif")
+    options.require_output("-o", out, ".png")
+    options.require_output("--gif", gif, ".gif")
     session = open_session(checkpoint, device, precision.value)
 
     from linformer_cli.files import write_file
@@ -93,6 +93,7 @@ def complete(
     settings = {**session.record, "engine": chosen, **asked}
     done: list[tuple[Picture, Completion]] = []
     results, failures = [], []
+    stopped: BaseException | None = None
     for path in images:
         try:
             picture, completion = _complete_one(session, path, known, count, seed, filters, fit, invert, chosen, label)
@@ -102,6 +103,9 @@ def complete(
             complain(f"Error: {error}")
             failures.append({"image": path, "error": str(error)})
             continue
+        except (KeyboardInterrupt, LintxError) as error:  # what is done is written first
+            stopped = error
+            break
         done.append((picture, completion))
         results.append(_describe(picture, completion))
     if done:
@@ -115,10 +119,14 @@ def complete(
             write_file(gif, encode_gif(frames, record))
             talk(f"wrote {gif}")
     if json:
-        result = {"images": len(results), "rows": results, "failures": failures, "out": out, "gif": gif}
-        print_json({**settings, **result})
+        written = {"out": out, "gif": gif} if done else {"out": None, "gif": None}
+        print_json({**settings, "images": len(results), "rows": results, "failures": failures, **written})
+    if stopped is not None:
+        complain(f"stopped after {len(done)} of {len(images)} pictures" + (", which are kept" if done else ""))
+        raise stopped
     if failures:
-        raise DataError(f"{len(failures)} of {len(images)} pictures could not be read; the others were completed")
+        rest = "; the others were completed" if done else ""
+        raise DataError(f"{len(failures)} of {len(images)} pictures could not be read{rest}")
 
 
 def _choose_class(session: Session, wanted: str | None) -> int | None:

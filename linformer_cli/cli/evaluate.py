@@ -84,6 +84,7 @@ def evaluate(
 
     from linformer_cli.data.images import fit_size, load_images
     from linformer_cli.evaluation.bits import measure_nats, stepped_nats
+    from linformer_cli.report.terminal import format_bits
 
     name = data or session.checkpoint.info.data.name
     wanted = session.model.config.image
@@ -136,17 +137,18 @@ def evaluate(
         print_json(result)
         return
     given = ", given the class" if classes else ""
-    without = f"{bits.bits_per_dim_without_first_value:.4f} +- {bits.standard_error_without_first_value:.4f}"
+    without = format_bits(bits.bits_per_dim_without_first_value, bits.standard_error_without_first_value)
     facts = {
-        "bits/dim": f"{bits.bits_per_dim:.4f} +- {bits.standard_error:.4f}  (every value{given})",
+        "bits/dim": f"{format_bits(bits.bits_per_dim, bits.standard_error)}  (every value{given})",
         "without first value": f"{without}  (as in the paper's code{given})",
         "images": f"{bits.images:,} of {name} {split.value}",
     }
     if classes:
         facts["with the class"] = (
-            f"{with_class:.4f} +- {bits.standard_error:.4f}  (log2({classes})/{bits.values_per_image} added: to hold "
+            f"{format_bits(with_class, bits.standard_error)}  (log2({classes})/{bits.values_per_image} added: to hold "
             "against a model without classes)"
         )
     if other is not None:
-        facts["difference"] = f"{difference:+.4f} +- {error:.4f}  (to {other.checkpoint.path}, image by image)"
+        sign = "+" if difference > 0 else ""
+        facts["difference"] = f"{sign}{format_bits(difference, error)}  (to {other.checkpoint.path}, image by image)"
     print_facts(facts)

@@ -19,7 +19,7 @@ def info(
     - `lintx info mnist-wide --json`
     """
     from linformer_cli.checkpoint import load_weights, read_checkpoint
-    from linformer_cli.report.terminal import format_bytes, format_duration
+    from linformer_cli.report.terminal import format_bits, format_bytes, format_duration
 
     found = read_checkpoint(options.one_checkpoint(checkpoint, checkpoint_option))
     model = load_weights(found)
@@ -44,7 +44,7 @@ def info(
     }
     if training.validation_bits_per_dim is not None:
         facts["validation"] = (
-            f"{training.validation_bits_per_dim:.4f} +- {training.validation_standard_error:.4f} bits/dim, "
+            f"{format_bits(training.validation_bits_per_dim, training.validation_standard_error)} bits/dim, "
             f"{training.validation_images} images{', given the class' if network.classes else ''}"
         )
     print_facts(facts)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from linformer_cli.errors import UsageError, unknown_name
+from linformer_cli.files import require_writable
 
 from .output import set_quiet, talk
 
@@ -118,7 +119,7 @@ SpeedPlot = Annotated[
     typer.Option("--plot", help="Also images/s against the batch size: .png or .svg.", show_default=False),
 ]
 Style = Annotated[TableFormat, typer.Option("--format", help="How to print; json is --json.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of all random numbers.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Seed of all random numbers.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:INDEX or mps.", metavar="DEVICE")]
 SamplingPrecision = Annotated[
     PrecisionName,
@@ -198,6 +199,13 @@ def parse_sizes(text: str, option: str, example: str) -> list[int]:
     return _parse_list(text, int, "whole numbers", option, example)
 
 
+def parse_size(text: str, option: str, example: str) -> int:
+    """The number of `16`; raises `UsageError` for anything else than a whole number above 0."""
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise UsageError(f"{option} takes a whole number above 0, such as {example}, found '{text}'")
+
+
 def parse_numbers(text: str, option: str, example: str) -> list[float]:
     """The numbers of `0.5,1`; raises `UsageError` for anything else than finite numbers above 0."""
     return _parse_list(text, float, "numbers", option, example)
@@ -233,11 +241,27 @@ def parse_pairs(pairs: list[str] | None, option: str) -> dict[str, str]:
     return values
 
 
-def require_ending(option: str, path: str | Path | None, ending: str) -> None:
-    """Raise `UsageError` for a file whose name promises something else than is written to it."""
-    if path is not None and Path(path).suffix.lower() not in ("", ending):
+def require_output(option: str, path: str | Path | None, ending: str) -> None:
+    """Before any work: `UsageError` for a file whose name promises something else than will be written to it.
+
+    And `LintxError` where it cannot be written. `-` is no file.
+    """
+    if path is None or str(path) == "-":
+        return
+    if Path(path).suffix.lower() not in ("", ending):
         kind = ending.removeprefix(".").upper()
         raise UsageError(f"{option} writes a {kind}, found '{path}'; give it a name that ends in {ending}")
+    require_writable(path)
+
+
+def require_plots(*paths: Path | None) -> None:
+    """Before anything is measured: `UsageError` for a plot in no format, `LintxError` where it cannot be written."""
+    from linformer_cli.report.plots import parse_plot_format
+
+    for path in paths:
+        if path is not None:
+            parse_plot_format(path)
+            require_writable(path)
 
 
 def one_checkpoint(argument: str | None, option: str | None) -> str | None:

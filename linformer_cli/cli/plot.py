@@ -61,7 +61,7 @@ def plot(
     if out is None and samples is None and not json:
         out = DEFAULT_PLOT
     kind = None if out is None else parse_plot_format(out)
-    options.require_ending("--samples", samples, ".png")
+    options.require_output("--samples", samples, ".png")
     series = load_runs(runs) if out is not None or json else []
     if out is not None and kind is not None:
         write_file(out, render_runs(series, kind))

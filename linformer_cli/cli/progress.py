@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from linformer_cli.report.terminal import format_bytes, format_duration
+from linformer_cli.report.terminal import format_bits, format_bytes, format_duration
 
 from .output import is_quiet
 
@@ -66,7 +66,7 @@ class TrainingDisplay:
     def on_evaluate(self, progress: "RunProgress", bits: "Bits", is_best: bool) -> None:
         best = ", the best so far" if is_best else ""
         self._say(
-            f"step {progress.step}: validation {bits.bits_per_dim:.4f} +- {bits.standard_error:.4f} bits/dim over "
+            f"step {progress.step}: validation {format_bits(bits.bits_per_dim, bits.standard_error)} bits/dim over "
             f"{bits.images} images{best}"
         )
 

@@ -94,8 +94,8 @@ def sample(
     """
     if out == "-" and json:
         raise UsageError("-o - and --json both want stdout; give -o a file")
-    options.require_ending("-o", out, ".png")
-    options.require_ending("--gif", gif, ".gif")
+    options.require_output("-o", out, ".png")
+    options.require_output("--gif", gif, ".gif")
     with join_team() as team, notice_loss("with --files, the same command draws what is missing"):
         session = open_session(
             options.one_checkpoint(checkpoint, checkpoint_option), device, precision.value, team=team

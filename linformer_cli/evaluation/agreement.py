@@ -76,7 +76,7 @@ def measure_agreement(model: PixelModel, images: int = 2, positions: int | None 
     rows.append(AgreementRow("causality, float64", _causality_error(double, tokens, parallel), CAUSALITY_TOLERANCE))
     measured, predicted = measure_state_bytes(state), double.state_bytes(images)
     single = double.float()
-    stepped, _ = _follow(single, tokens)
+    stepped = _follow(single, tokens)
     parallel, _ = single.attend(tokens)
     rows.append(AgreementRow("parallel against step, float32", _error(stepped, parallel), FLOAT32_TOLERANCE))
     return Agreement(tuple(rows), positions, images, measured, predicted)
@@ -98,13 +98,13 @@ def _step_through(
         tokens.append(model.head.draw(parameters.nan_to_num(), uniforms))
 
 
-def _follow(model: PixelModel, tokens: Tensor) -> tuple[Tensor, object]:
+def _follow(model: PixelModel, tokens: Tensor) -> Tensor:
     """The parameters [B, T, P] of stepping through given tokens."""
     state, outputs = model.init_state(len(tokens)), []
     for token in tokens.unbind(dim=1):
         parameters, state = model.step(token, state)
         outputs.append(parameters)
-    return torch.stack(outputs, dim=1), state
+    return torch.stack(outputs, dim=1)
 
 
 def _split_error(model: PixelModel, tokens: Tensor, whole: Tensor, generator: torch.Generator) -> float:

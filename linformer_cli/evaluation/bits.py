@@ -19,13 +19,14 @@ class Bits:
     """bits/dim of a model over `images` images of `values_per_image` values.
 
     `bits_per_dim` counts every value, the first one too; `bits_per_dim_without_first_value` is the convention of the
-    code that came with Katharopoulos 2020, which never scores the first. The standard errors are over images.
+    code that came with Katharopoulos 2020, which never scores the first. The standard errors are over images; None of
+    one image.
     """
 
     bits_per_dim: float
-    standard_error: float
+    standard_error: float | None
     bits_per_dim_without_first_value: float
-    standard_error_without_first_value: float
+    standard_error_without_first_value: float | None
     images: int
     values_per_image: int
 
@@ -44,7 +45,7 @@ class ImageNats:
         rest, rest_error = _mean_and_error(self.whole - self.first, self.positions - 1)
         return Bits(bits, error, rest, rest_error, len(self.whole), self.positions)
 
-    def measure_difference(self, other: "ImageNats") -> tuple[float, float]:
+    def measure_difference(self, other: "ImageNats") -> tuple[float, float | None]:
         """bits/dim less than `other`'s of the same images (below 0: better), and the standard error of that.
 
         Taken image by image: images differ far more from each other than two models do in one image, so this error is
@@ -107,7 +108,7 @@ def stepped_nats(model: PixelModel, values: Tensor, labels: Tensor | None, engin
     return found
 
 
-def _mean_and_error(nats_per_image: torch.Tensor, values: int) -> tuple[float, float]:
+def _mean_and_error(nats_per_image: torch.Tensor, values: int) -> tuple[float, float | None]:
     bits = nats_per_image / (math.log(2) * max(values, 1))
-    error = float(bits.std()) / math.sqrt(len(bits)) if len(bits) > 1 else 0.0
+    error = float(bits.std()) / math.sqrt(len(bits)) if len(bits) > 1 else None
     return float(bits.mean()), error

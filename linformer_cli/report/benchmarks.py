@@ -1,5 +1,6 @@
 """The rows of a benchmark as tables and as curves. A row is a plain record, as a report holds it."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ def _percent(share: float) -> str:
 _METHOD = (Column("name", "attention"), Column("engine", "engine"), Column("batch", "batch"))
 _WHO = (Column("preset", "preset"), *_METHOD)
 _SPEED = (Column("images_per_second", "images/s", format=".4g"), Column("quartiles", "quartiles"))
+_EXTRAPOLATED = "extrapolated"
 _BITS = (Column("bits_per_dim", "bits/dim", format=".4f"), Column("images_seen", "images seen", format=","))
 _TIMES_SOFTMAX = Column("times_softmax", "x softmax", format=".3g")
 _LEFT_OUT = Column("left_out", "left out")
@@ -50,10 +52,14 @@ _PUBLISHED = tuple(
 # paper's own.
 SAMPLING_TABLES: tuple[Sequence[Column], ...] = (
     (
-        *(*_METHOD, *_SPEED, Column("images_per_second_extrapolated", "extrapolated", format=".3g")),
+        *(*_METHOD, _SPEED[0], Column("images_per_second_extrapolated", _EXTRAPOLATED, format=".3g"), _SPEED[1]),
         *(_TIMES_SOFTMAX, _LEFT_OUT),
     ),
-    (*_METHOD, Column("latency_seconds", "s/image", format=".3g"), *_STATE, *_SHARES),
+    (
+        *(*_METHOD, Column("latency_seconds", "s/image", format=".3g")),
+        Column("latency_seconds_extrapolated", _EXTRAPOLATED, format=".3g"),
+        *(*_STATE, *_SHARES),
+    ),
     (*_METHOD, *_BITS),
     (
         *_METHOD,
@@ -64,9 +70,11 @@ SAMPLING_TABLES: tuple[Sequence[Column], ...] = (
 )
 # Against the number of positions, over all networks.
 POSITION_COLUMNS = (
+    Column("network", "network"),
     *_METHOD,
     Column("positions", "T", format=","),
     Column("seconds_per_position", "a value", format=format_microseconds),
+    Column("seconds_per_position_extrapolated", _EXTRAPOLATED, format=format_microseconds),
     _STATE[0],
 )
 TRAINING_TABLES: tuple[Sequence[Column], ...] = (
@@ -79,7 +87,9 @@ SAMPLING_FILE_COLUMNS = (
     Column("images_per_second_extrapolated", "extrapolated images/s", format=".3g"),
     _TIMES_SOFTMAX,
     Column("latency_seconds", "s an image", format=".3g"),
+    Column("latency_seconds_extrapolated", "extrapolated s an image", format=".3g"),
     Column("seconds_per_position", "s a position", format=".3g"),
+    Column("seconds_per_position_extrapolated", "extrapolated s a position", format=".3g"),
     Column("state_bytes_per_image", "state bytes an image", format=","),
     Column("peak_memory_bytes", "peak memory bytes", format=","),
     *_SHARES,
@@ -149,19 +159,28 @@ def choose_columns(rows: Sequence[Record], columns: Sequence[Column], keep: Sequ
 
 
 def flatten_speed(row: Record) -> dict[str, Any]:
-    """A record without nested parts, for a table; what was extrapolated keeps its own column."""
-    low, high = row.get("images_per_second_quartiles") or (None, None)
+    """A record without nested parts, for a table; what was extrapolated keeps columns of its own.
+
+    The quartiles are those of the one speed that the row has, measured or extrapolated.
+    """
+    low, high = find_speed(row).get("images_per_second_quartiles") or (None, None)
     extrapolated = row.get("extrapolated") or {}
     published = row.get("published") or {}
-    seconds = row.get("seconds_per_image") or extrapolated.get("seconds_per_image")
+
+    def per_image_and_value(suffix: str, seconds: float | None) -> dict[str, float | None]:
+        return {
+            f"latency_seconds{suffix}": seconds if row["batch"] == 1 else None,
+            f"seconds_per_position{suffix}": seconds / row["positions"] if seconds else None,
+        }
+
     return {
         **row,
         "quartiles": None if low is None else f"{low:.3g}-{high:.3g}",
         "images_per_second_quartile_1": low,
         "images_per_second_quartile_3": high,
         "images_per_second_extrapolated": extrapolated.get("images_per_second"),
-        "latency_seconds": seconds if row["batch"] == 1 else None,
-        "seconds_per_position": seconds / row["positions"] if seconds else None,
+        **per_image_and_value("", row.get("seconds_per_image")),
+        **per_image_and_value("_extrapolated", extrapolated.get("seconds_per_image")),
         **{
             f"published_{key}": published.get(key)
             for key in ("images_per_second", "seconds_per_image_cpu", "bits_per_dim")
@@ -177,23 +196,29 @@ def flatten_scaling(row: Record) -> dict[str, Any]:
 
 
 def render_speed(rows: Sequence[Record], kind: PlotFormat) -> bytes:
-    """Images per second against the batch size, a panel for each preset; extrapolated ones too."""
-    methods = list(dict.fromkeys(_method(row) for row in rows))
+    """Images per second against the batch size, a panel for each preset; what was extrapolated has a ring around it."""
+    labels = _label_methods(rows)
+    methods = list(dict.fromkeys(labels))
     panels = []
     presets = dict.fromkeys(row["preset"] for row in rows)
     for preset in presets:
         curves = []
         for method, (colour, dash) in zip(methods, number_styles(len(methods)), strict=True):
-            points = []
-            for row in rows:
-                figures = _find_speed(row)
-                if row["preset"] == preset and _method(row) == method and figures:
+            points, extrapolated = [], set()
+            for row, label in zip(rows, labels, strict=True):
+                figures = find_speed(row)
+                if row["preset"] == preset and label == method and figures:
                     points.append((row["batch"], figures["images_per_second"], *figures["images_per_second_quartiles"]))
+                    if figures is not row:
+                        extrapolated.add(row["batch"])
             if points:
                 x, y, low, high = (list(part) for part in zip(*sorted(points), strict=True))
-                curves.append(Curve(method, x, y, low, high, colour, dash))
+                ringed = [index for index, batch in enumerate(x) if batch in extrapolated]
+                curves.append(Curve(method, x, y, low, high, colour, dash, ringed))
         panels.append(Panel(preset or ("runs" if len(presets) > 1 else ""), curves))
-    return render_plot(panels, "images at once", "images per second", kind)
+    partly = any(curve.ringed for panel in panels for curve in panel.curves)
+    label = "images per second (in a ring: extrapolated)" if partly else "images per second"
+    return render_plot(panels, "images at once", label, kind)
 
 
 def render_quality(rows: Sequence[Record], kind: PlotFormat) -> bytes:
@@ -201,11 +226,11 @@ def render_quality(rows: Sequence[Record], kind: PlotFormat) -> bytes:
 
     Raises `UsageError` where there is none: speed alone says nothing of bits/dim.
     """
-    drawn = [row for row in rows if row["bits_per_dim"] is not None and _find_speed(row)]
+    drawn = [row for row in rows if row["bits_per_dim"] is not None and find_speed(row)]
     if not drawn:
         raise UsageError("no row has bits/dim and a speed; name trained runs of these models with --runs")
     seen = {row["images_seen"] for row in drawn}
-    labels = [_method(row) for row in drawn]
+    labels = _label_methods(drawn)
     if len(seen) > 1:
         labels = [
             f"{label}, {format_count(row['images_seen'])} images" for label, row in zip(labels, drawn, strict=True)
@@ -218,7 +243,7 @@ def render_quality(rows: Sequence[Record], kind: PlotFormat) -> bytes:
         for row, label in zip(drawn, labels, strict=True):
             if row["batch"] == batch:
                 bits, error = row["bits_per_dim"], row["bits_per_dim_standard_error"] or 0.0
-                point = [_find_speed(row)["images_per_second"]], [bits], [bits - error], [bits + error]
+                point = [find_speed(row)["images_per_second"]], [bits], [bits - error], [bits + error]
                 curves.append(Curve(label, *point, *styles[label]))
         panels.append(Panel(f"batch {batch}", curves, y_scale="linear", ticks_at_points=False))
     data = ", ".join(sorted({row["data"] for row in drawn}))
@@ -226,9 +251,20 @@ def render_quality(rows: Sequence[Record], kind: PlotFormat) -> bytes:
     return render_plot(panels, "images per second", "bits/dim", kind, title=title)
 
 
-def _find_speed(row: Record) -> Record:
+def find_speed(row: Record) -> Record:
     """Where the figures of speed stand: in the row, or among the extrapolated; empty where it was left out."""
     return row if row.get("images_per_second") else row.get("extrapolated") or {}
+
+
+def describe_speed(row: Record) -> str:
+    """One row in a line."""
+    figures = find_speed(row)
+    where = f"{row['preset']}, " if row["preset"] else ""
+    who = f"{where}{row['name']} ({row['engine']}), batch {row['batch']}"
+    if not figures:
+        return f"{who}: left out, {row['left_out']}"
+    how = "" if figures is row else " (extrapolated)"
+    return f"{who}: {figures['images_per_second']:.3g} images/s{how}"
 
 
 def render_growth(rows: Sequence[Record], exponents: Sequence[Record], kind: PlotFormat) -> bytes:
@@ -291,5 +327,10 @@ def render_copy(rows: Sequence[Record], title: str, kind: PlotFormat) -> bytes:
     return render_plot(panels, "updates", "", kind, title=title)
 
 
-def _method(row: Record) -> str:
-    return f"{row['name']}, {row['engine']}" if row["attention"] == "softmax" else str(row["name"])
+def _label_methods(rows: Sequence[Record]) -> list[str]:
+    """What each row is called in a legend: with its engine where its name has several, and always for softmax."""
+    engines = Counter(name for name, _ in {(row["name"], row["engine"]) for row in rows})
+    return [
+        f"{row['name']}, {row['engine']}" if engines[row["name"]] > 1 or row["attention"] == "softmax" else row["name"]
+        for row in rows
+    ]

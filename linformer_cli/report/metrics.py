@@ -24,13 +24,13 @@ class TrainingPoint:
 
 @dataclass(frozen=True)
 class ValidationPoint:
-    """Bits/dim of the validation images with their standard error."""
+    """Bits/dim of the validation images with their standard error, None of one image."""
 
     step: int
     images: int
     elapsed_seconds: float
     bits_per_dim: float
-    standard_error: float
+    standard_error: float | None
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,8 @@ def _load_run(run: Path, label: str) -> RunSeries:
                 bits, rate = _number(row["train_bits_per_dim"]), _number(row["learning_rate"])
                 training.append(TrainingPoint(*place, bits, rate))
             if row["validation_bits_per_dim"]:
-                bits, error = _number(row["validation_bits_per_dim"]), _number(row["validation_standard_error"])
+                bits, text = _number(row["validation_bits_per_dim"]), row["validation_standard_error"]
+                error = _number(text) if text else None
                 validation.append(ValidationPoint(*place, bits, error))
         except (KeyError, ValueError) as fault:
             what = f"it has no column {fault}" if isinstance(fault, KeyError) else str(fault)

@@ -24,6 +24,7 @@ _ONE_ROW = 3  # panels
 _MOST_TICKS = 6
 _MARKERS_OF_A_CURVE = 8
 _FEW_MARKERS = 12
+_RING_SIZE = 70  # square points
 # How much of a legend fits beside each other: what a letter takes, and the line before a label in letters.
 _LETTERS_PER_INCH = 14
 _TITLE_LETTERS_PER_INCH = 12
@@ -53,7 +54,7 @@ class Curve:
     """Points (x, y), with a band from `low` to `high` where they are given; around a single point it is a bar.
 
     `colour` numbers the hue and the marker, `dash` the dashes and how the marker is filled. A curve of many points has
-    a marker at some of them.
+    a marker at some of them. The points number `ringed` have a ring around them.
     """
 
     label: str
@@ -63,6 +64,7 @@ class Curve:
     high: Sequence[float] = ()
     colour: int = 0
     dash: int = 0
+    ringed: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,9 @@ def _draw_curve(frame: Any, curve: Curve) -> Any:
         markevery=every,
         label=curve.label,
     )
+    if curve.ringed:
+        x, y = ([values[index] for index in curve.ringed] for values in (curve.x, curve.y))
+        frame.scatter(x, y, s=_RING_SIZE, facecolors="none", edgecolors=colour, linewidths=0.8)
     return line
 
 

@@ -50,7 +50,7 @@ def _build_bits_curves(series: Sequence[RunSeries], place: _Place) -> list[Curve
     curves = []
     for colour, run in enumerate(series):
         points = run.validation
-        low, high = ([point.bits_per_dim + sign * point.standard_error for point in points] for sign in (-1, 1))
+        low, high = ([point.bits_per_dim + sign * (point.standard_error or 0) for point in points] for sign in (-1, 1))
         x, y = [place(point) for point in points], [point.bits_per_dim for point in points]
         curves.append(Curve(f"{run.label}, validation", x, y, low, high, colour, _VALIDATION_DASH))
         x, y = [place(point) for point in run.training], [point.bits_per_dim for point in run.training]

@@ -58,6 +58,11 @@ def render_preview(images: NDArray[np.uint8], width: int, height_limit: int = 28
     return text
 
 
+def format_bits(bits: float, error: float | None, digits: int = 4) -> str:
+    """bits/dim with their standard error, '0.6929 +- 0.0030', or without where one image gives none."""
+    return f"{bits:.{digits}f}" if error is None else f"{bits:.{digits}f} +- {error:.{digits}f}"
+
+
 def format_duration(seconds: float) -> str:
     """A time as '12.3 ms', '0.4 s', '45 s', '12 min 3 s', '1 h 4 min' or '2 d 3 h'; 'unknown' for NaN and infinity."""
     if not math.isfinite(seconds):

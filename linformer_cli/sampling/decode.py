@@ -47,7 +47,7 @@ def sample_values(
     engine: str = AUTO,
     labels: Labels | None = None,
 ) -> SampledBatch:
-    """Whole images number `indices` of `seed`, as one batch, by `engine`; `before_step` as in `iter_values`.
+    """Whole images number `indices` of `seed`, as one batch, by `engine`; `before_step` as in `Engine.draw_values`.
 
     `labels` are the classes of all images, image i's being `labels[i]`; by default a model with classes takes all in
     turn. Raises `LintxError` when the model gives no numbers.
@@ -59,9 +59,9 @@ def sample_values(
     streams = UniformStreams(seed, indices)
     first = stepper.step(model.start_tokens(batch, chosen))
     values = stepper.draw_values(first, streams, filters or Filters(), positions, before_step)
-    return SampledBatch(
-        indices, values, time.perf_counter() - began, stepper.state_bytes, stepper.look_aheads or positions
-    )
+    # That with the start token is one, too.
+    passes = 1 + stepper.look_aheads if stepper.look_aheads else positions
+    return SampledBatch(indices, values, time.perf_counter() - began, stepper.state_bytes, passes)
 
 
 def draw_in_batches(
@@ -115,7 +115,7 @@ def iter_samples(
     """Images number `indices` in batches, in that order.
 
     Image i depends on (seed, i) and its class alone, up to rounding, not on `batch`, `engine` or the other indices.
-    `on_halve` as in `draw_in_batches`, `before_step` as in `iter_values`, `labels` as in `sample_values`.
+    `on_halve` as in `draw_in_batches`, `before_step` as in `Engine.draw_values`, `labels` as in `sample_values`.
     """
 
     def draw(part: Sequence[int]) -> SampledBatch:

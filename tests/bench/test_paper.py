@@ -72,7 +72,7 @@ def test_all_parts_are_measured_and_saved_one_by_one(networks, quick) -> None:
     )
     result = bench.run()
     assert result.unfinished == []
-    assert [report.unfinished for report in saved[:5]] == [PARTS[number:] for number in range(1, 6)]
+    assert [report.unfinished for report in saved] == [PARTS[number:] for number in range(1, 6)]
     assert saved[0].sampling and not saved[0].training
     methods = [
         *(("linear", TIMED_ENGINE), ("softmax", "cached"), ("softmax", "rerun")),
@@ -137,6 +137,15 @@ def test_every_repeat_is_a_round_over_all_rows_of_a_part(networks, quick, monkey
             assert [before.get(key) for key in work] == [after.get(key) for key in work]
             assert len(before["samples_seconds"]) == 1 and before["samples_seconds"] == after["samples_seconds"][:1]
             assert row["samples_seconds"] == after["samples_seconds"] and row["repeats"] == 2
+
+
+def test_what_is_left_out_is_said_once(networks, quick, monkeypatch) -> None:
+    monkeypatch.setattr(paper_module, "choose_sizes", lambda seconds: Sizes((1,), 3, {"mnist-paper": 2}, 64))
+    monkeypatch.setattr(paper_module, "_LONGEST_POINT_SHARE", 0.0)
+    told = []
+    PaperBench(600.0, "cpu", networks=networks, report=lambda *given: told.append(given)).run()
+    left_out = [(row["name"], row["positions"], number) for part, row, number in told if row["left_out"]]
+    assert left_out and len(left_out) == len(set(left_out)) and {number for *_, number in left_out} == {1}
 
 
 def test_rounds_end_with_the_time(networks, quick, monkeypatch) -> None:

@@ -14,7 +14,7 @@ from linformer_cli.attention.softmax import SoftmaxAttention
 from linformer_cli.bench import run as run_module
 from linformer_cli.bench.cases import SHARES, WARM_UP_STEPS, build_rerun_case, build_step_case
 from linformer_cli.bench.run import BenchReport, SamplingPlan, run_sampling_bench
-from linformer_cli.bench.subjects import build_softmax_twin, with_softmax
+from linformer_cli.bench.subjects import Subject, build_softmax_twin, with_softmax
 from linformer_cli.bench.timing import Timing
 from linformer_cli.bench.trained import UNTRAINED
 from linformer_cli.config import ImageShape
@@ -134,6 +134,16 @@ def test_rows_say_how_many_times_as_fast_as_softmax_with_a_cache(model, monkeypa
     # Turn by turn: 4, 4 and 1 times. The re-run has done four of 32 positions in its time: 1/16, 1 and 1/8 times.
     expected = {FASTEST_ENGINE: 4, "cached": 1, "rerun": 1 / 8}
     assert {row["engine"]: row["times_softmax"] for row in report.rows} == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_rival_has_the_same_network(model, build_tiny_model, monkeypatch) -> None:
+    larger = build_tiny_model(image=ImageShape(height=8, width=8, levels=16), attention="softmax", dropout=0.1)
+    wide = build_tiny_model(image=ImageShape(height=8, width=8, levels=16))
+    subjects = [*with_softmax("small", model), Subject("large", larger), Subject("wide", wide)]
+    seconds = [2.0, 4.0, 1.0, 8.0]
+    monkeypatch.setattr(run_module, "measure_interleaved", lambda *_: [Timing((number,)) for number in seconds])
+    report = run_sampling_bench(subjects, SamplingPlan([2], 1, rerun=False), "fp32")
+    assert [row["times_softmax"] for row in report.rows] == [2, 1, 1, 1 / 8]
 
 
 def test_without_softmax_nothing_is_said_of_it(model, timed) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from machine import FASTEST_ENGINE, TIMED_ENGINE
+from machine import FASTEST_ENGINE, HAS_COMPILER, TIMED_ENGINE
 
 from linformer_cli.bench import run as run_module
 from linformer_cli.bench.cases import build_middle_case, build_step_case, place_state
@@ -20,6 +20,8 @@ from linformer_cli.bench.variants import parse_variants
 from linformer_cli.errors import Interrupted
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.choose import UniformStreams
+
+needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="the native engine needs a C++ compiler")
 
 
 @pytest.fixture
@@ -132,6 +134,26 @@ def test_looking_ahead_is_timed_on_whole_images_of_trained_models(
     subject = dataclasses.replace(subjects[1], trained=trained)
     (row,) = run_sampling_bench([subject], SamplingPlan([1], 3, limit_seconds=limit), "fp32").rows
     assert row["engine"] == engine and ("extrapolated" in row) == (limit == 1.0)
+
+
+@needs_compiler
+def test_parts_of_an_image_are_not_timed_twice_over(subjects, monkeypatch) -> None:
+    monkeypatch.setattr(run_module, "_time_second", lambda *given, **rest: 0.02)
+    fix_seconds(monkeypatch, 2.0)
+    plan = SamplingPlan([1], 3, limit_seconds=1.0, engines=["native", "stepwise"])
+    ahead, stepwise = run_sampling_bench(subjects[1:2], plan, "fp32").rows
+    assert ahead["engine"] == "native" and not ahead["samples_seconds"]
+    assert ahead["left_out"] == "an image takes longer than the limit of 1 s; see stepwise"
+    assert stepwise["engine"] == "stepwise" and stepwise["extrapolated"]["timed_positions"] < 64
+
+
+@needs_compiler
+@pytest.mark.parametrize("batch", [1, 2])
+def test_what_a_look_ahead_copies_is_not_known(subjects, monkeypatch, batch) -> None:
+    fix_seconds(monkeypatch, 2.0)
+    plan = SamplingPlan([batch], 1, engines=["native", "stepwise"])
+    ahead, stepwise = run_sampling_bench(subjects[1:2], plan, "fp32", FixedCeilings()).rows
+    assert stepwise["copy_share"] > 0 and (ahead["copy_share"] is None) == (batch == 1)
 
 
 def test_every_repeat_draws_other_images(subjects, drawn) -> None:

@@ -63,6 +63,13 @@ def test_rows_are_held_against_softmax_in_their_own_precision(subjects, monkeypa
     assert [row["times_softmax"] for row in report.rows] == [1, 1, 2, 4]
 
 
+def test_in_one_precision_plain_torch_is_held_against_plain_torch(subjects, monkeypatch) -> None:
+    samples = [(4.0,), (2.0,), (8.0,), (0.5,)]  # softmax, then linear; plain torch, then as a run computes
+    monkeypatch.setattr(training_module, "measure_interleaved", lambda *_: [Timing(turns) for turns in samples])
+    report = run_training_bench(subjects, [2], 1, "fp32", engines=["textbook", "auto"])
+    assert [row["times_softmax"] for row in report.rows] == [1, 1, 0.5, 4]
+
+
 def test_the_textbook_is_plain_torch_in_float32(subjects, monkeypatch) -> None:
     """Both engines of a mechanism take turns; what a row was timed with is what it says."""
     seen: list[tuple[str, bool, bool]] = []

@@ -16,8 +16,11 @@ import pytest
 from machine import FASTEST_ENGINE, HAS_COMPILER, TIMED_ENGINE
 from PIL import Image
 
+from linformer_cli import comparison
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.checkpoint import load_model, read_checkpoint, save_checkpoint
+from linformer_cli.cli import complete as complete_module
+from linformer_cli.errors import LintxError
 from linformer_cli.model.catalogue import MIXERS
 from linformer_cli.report.grids import read_png_metadata
 from linformer_cli.training.run_folder import METRICS
@@ -186,6 +189,35 @@ def test_complete_keeps_the_top_of_each_picture(lintx, run_folder, tmp_path):
     assert row["kept_bits_per_dim"] > 0 and row["original_rest_bits_per_dim"] > 0
     assert document["failures"][0]["image"] == str(broken)
     assert read_png_metadata(out)["keep"] == "top:3rows"
+    out.unlink()
+    outcome = lintx("complete", broken, broken, "-c", run_folder, "-o", out, "--json")
+    assert outcome.code == 1 and outcome.stderr.splitlines()[-1].endswith("2 of 2 pictures could not be read")
+    assert outcome.document["out"] is None and not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "said"),
+    [
+        (KeyboardInterrupt(), 130, "stopped after 1 of 3 pictures, which are kept"),
+        (LintxError("no room"), 1, "no room"),
+    ],
+)
+def test_complete_keeps_the_pictures_that_were_done(lintx, run_folder, tmp_path, monkeypatch, fault, code, said):
+    names = [tmp_path / f"{number}.png" for number in range(3)]
+    for name in names:
+        Image.new("L", (10, 10)).save(name)
+    real = complete_module._complete_one
+
+    def complete_one(session, path, *rest):
+        if path == names[1]:
+            raise fault
+        return real(session, path, *rest)
+
+    monkeypatch.setattr(complete_module, "_complete_one", complete_one)
+    out = tmp_path / "out.png"
+    outcome = lintx("complete", *names, "-c", run_folder, "-o", out, "--json")
+    assert outcome.code == code and said in outcome.stderr
+    assert read_png_metadata(out)["images"] == [str(names[0])] and len(outcome.document["rows"]) == 1
 
 
 def test_complete_hints_at_invert(lintx, run_folder, tmp_path):
@@ -202,6 +234,10 @@ def test_eval_has_both_conventions(lintx, run_folder, tmp_path):
     assert document["bits_per_dim"] == pytest.approx(8, abs=0.3)
     assert document["bits_per_dim_without_first_value"] != document["bits_per_dim"]
     assert document["images"] == 6 and document["images_in_split"] == 1000
+    arguments[arguments.index("--limit") + 1] = 1
+    one = lintx(*arguments[:-1], "--against", run_folder)
+    assert one.code == 0 and "+-" not in one.stdout and "difference           0.0000  (to" in one.stdout
+    assert lintx(*arguments).document["standard_error"] is None  # one image has none
     np.save(tmp_path / "test-images.npy", np.zeros((2, 8, 8), np.uint8))
     refused = lintx("eval", run_folder, "--data", f"array:{tmp_path}", "--split", "test")
     assert refused.code == 2 and "the model draws images of 10 x 10 x 1" in refused.stderr
@@ -313,10 +349,19 @@ def test_bench_sample_compares_image_sizes(lintx):
     assert found == [(name, attention, t) for name, t in sizes.items() for attention in ("linear", "softmax")]
     table = lintx(*base).stdout.split("\n\n")[-2]
     cells = [line.split() for line in table.splitlines()[2:]]
-    assert [(line[0], line[3]) for line in cells] == [
-        *(("linear", "16"), ("linear", "36"), ("softmax", "16"), ("softmax", "36"))
+    assert [(*line[:2], line[4]) for line in cells] == [
+        ("tiny", name, positions) for name in ("linear", "softmax") for positions in ("16", "36")
     ]
-    assert all(line[5] == "µs" for line in cells)
+    assert all(line[6] == "µs" for line in cells)
+
+
+def test_bench_sample_tells_networks_of_one_size_apart(lintx):
+    base = ["bench", "sample", "--preset", "tiny,mnist-small", "--image-size", "4,6", "--batch", 1, "--repeats", 1]
+    table = lintx(*base, "--attention", "linear", "--no-memory").stdout.split("\n\n")[-2]
+    cells = [line.split() for line in table.splitlines()[2:]]
+    assert [(line[0], line[4]) for line in cells] == [
+        (name, positions) for name in ("tiny", "mnist-small") for positions in ("16", "36")
+    ]
 
 
 def test_bench_train_times_steps(lintx, run_folder):
@@ -441,13 +486,15 @@ def test_bench_attention_draws_time_and_memory(lintx, monkeypatch, tmp_path):
     assert softmax["overtakes_softmax"] is None and linear["overtakes_softmax"] is not None
     assert document["plot"] is None
     assert lintx(*base, "--plot", "scaling.pdf").code == 2
+    several = lintx(*base, "--batch", "1,16")
+    assert several.code == 2 and "--batch takes a whole number above 0, such as 16, or scaled" in several.stderr
 
 
 @pytest.mark.parametrize(
     ("command", "told", "rows"),
     [
-        (["sample", "--batch", "1,2", "--no-memory"], "bench_sample._report", [1, 1, 1]),
-        (["train", "--preset", "tiny", "--batch", "1,2"], "bench_train.describe_speed", [1, 1]),
+        (["sample", "--batch", "1,2", "--no-memory"], "bench_sample.talk_about_row", [1, 1, 1]),
+        (["train", "--preset", "tiny", "--batch", "1,2"], "bench_train.talk_about_row", [1, 1]),
         (
             ["attention", "--attention", "linear", "--positions", "32,64", "--batch", "1"],
             "bench_attention._report",
@@ -705,6 +752,23 @@ def test_compare_goes_on_past_a_mechanism_that_fails(lintx, tmp_path, monkeypatc
     assert "is not timed" in broken["missing"] and broken["images_per_second"] is None
     assert broken["bits_per_dim"] is not None
     assert whole["missing"] is None and whole["images_per_second"] > 0
+
+
+@pytest.mark.parametrize("work", ["train_entry", "draw_grid", "time_sampling_once"])
+def test_compare_goes_on_past_a_mechanism_that_needs_too_much_memory(lintx, tmp_path, monkeypatch, work):
+    real = getattr(comparison, work)
+
+    def run_out(entry, *rest):
+        if entry.variant.label == "linear":
+            raise MemoryError
+        return real(entry, *rest)
+
+    monkeypatch.setattr(comparison, work, run_out)
+    outcome = compare(lintx, tmp_path, "--attention", "linear,softmax", "--json")
+    assert outcome.code == 1 and "1 of 2 failed: linear" in outcome.stderr
+    broken, whole = outcome.document["rows"]
+    assert "out of memory" in broken["missing"]
+    assert whole["missing"] is None and whole["images_per_second"] > 0 and whole["grid"] is not None
 
 
 def test_compare_interrupted_keeps_what_it_has(lintx, tmp_path, monkeypatch):

@@ -43,15 +43,18 @@ def test_measured_extrapolated_and_left_out_keep_apart() -> None:
     assert (measured["quartiles"], measured["latency_seconds"]) == ("1.5-2.5", 0.5)
     assert measured["published_images_per_second"] == 142.8
     assert extrapolated.get("images_per_second") is None and extrapolated["images_per_second_extrapolated"] == 0.25
-    assert extrapolated["latency_seconds"] == 4.0 and extrapolated["quartiles"] is None
-    assert left_out["latency_seconds"] is None and left_out["images_per_second_extrapolated"] is None
+    assert (extrapolated["latency_seconds"], extrapolated["latency_seconds_extrapolated"]) == (None, 4.0)
+    assert measured["latency_seconds_extrapolated"] is None and extrapolated["quartiles"] == "0.2-0.3"
+    assert left_out["latency_seconds_extrapolated"] is None and left_out["images_per_second_extrapolated"] is None
+    assert left_out["quartiles"] is None
 
 
 def test_time_of_a_value_is_that_of_an_image_over_its_values() -> None:
     measured, extrapolated, left_out = map(benchmarks.flatten_speed, (MEASURED, EXTRAPOLATED, LEFT_OUT))
     assert measured["seconds_per_position"] == 0.5 / 784
-    assert extrapolated["seconds_per_position"] == 4.0 / 784
-    assert left_out["seconds_per_position"] is None
+    assert extrapolated["seconds_per_position_extrapolated"] == 4.0 / 784
+    assert extrapolated["seconds_per_position"] is None
+    assert left_out["seconds_per_position"] is left_out["seconds_per_position_extrapolated"] is None
 
 
 def test_latency_is_that_of_one_image() -> None:
@@ -75,9 +78,22 @@ def test_speed_is_drawn_by_network_and_method() -> None:
     two = {**MEASURED, "batch": 64, "images_per_second": 30.0, "images_per_second_quartiles": [29.0, 31.0]}
     text = benchmarks.render_speed([MEASURED, two, EXTRAPOLATED, LEFT_OUT], "svg").decode()
     assert ElementTree.fromstring(text).tag.endswith("svg")
-    for words in ("mnist-paper", "linear", "softmax, rerun", "images per second", "images at once", "64"):
+    for words in ("mnist-paper", "linear", "softmax, rerun", "images at once", "64"):
         assert f"<!-- {words} -->" in text
     assert "<!-- 16 -->" not in text  # nothing was measured there
+    assert "images per second (in a ring: extrapolated)" in text
+    text = benchmarks.render_speed([MEASURED, two], "svg").decode()
+    assert "<!-- linear -->" in text and "in a ring" not in text
+
+
+def test_engines_of_one_mechanism_are_curves_of_their_own() -> None:
+    other = {**MEASURED, "engine": "native", "images_per_second": 3.0}
+    for text in (
+        benchmarks.render_speed([MEASURED, other, {**MEASURED, "name": "rfa"}], "svg").decode(),
+        benchmarks.render_quality([_trained("linear", 1.2), _trained("linear", 1.2, row=other)], "svg").decode(),
+    ):
+        assert "<!-- linear, step -->" in text and "<!-- linear, native -->" in text and "<!-- linear -->" not in text
+        assert "rfa," not in text
 
 
 @pytest.mark.parametrize(
@@ -142,6 +158,7 @@ def test_no_table_is_wider_than_a_terminal() -> None:
     rows = [benchmarks.flatten_speed({**MEASURED, "images_per_second_quartiles": [123.4, 234.5], "batch": 256})]
     rows[0] |= {"state_bytes_per_image": 2**28, "peak_memory_bytes": 2**34, "product_share": 0.123, "copy_share": 0.456}
     rows[0] |= {"bits_per_dim": 1.2345, "images_seen": 15_000_000}
+    rows[0] |= {"latency_seconds_extrapolated": None, "latency_seconds": 0.123}
     for columns in benchmarks.SAMPLING_TABLES:
         console = Console(width=80, file=io.StringIO())
         console.print(render_records(rows, benchmarks.choose_columns(rows, columns), "table"))

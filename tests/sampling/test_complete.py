@@ -1,6 +1,5 @@
 """Completing: what is kept is kept, read in one pass as stepping would, and counted in bits."""
 
-import itertools
 import math
 
 import pytest
@@ -13,7 +12,6 @@ from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.complete import complete_values, parse_keep
 from linformer_cli.sampling.decode import sample_values
 from linformer_cli.sampling.engines import TextbookEngine
-from linformer_cli.sampling.engines.base import iter_values
 
 GREY = ImageShape(height=28, width=28)
 COLOUR = ImageShape(height=32, width=20, channels=3)
@@ -131,8 +129,7 @@ def complete_by_steps(model: PixelModel, original: torch.Tensor, known: int, cou
     for value in original[:known]:
         parameters, state = model.step(value.expand(count), state)
     engine = TextbookEngine(model, count, state)
-    drawn = iter_values(engine, parameters, UniformStreams(seed, range(count)), Filters())
-    return torch.stack(list(itertools.islice(drawn, 64 - known)), dim=1)
+    return engine.draw_values(parameters, UniformStreams(seed, range(count)), Filters(), 64 - known).long()
 
 
 @pytest.mark.parametrize("known", [0, 1, 24, 63])
@@ -247,9 +244,8 @@ def test_a_completion_is_of_the_class_it_is_told(build_tiny_model) -> None:
         for token in (start, *original[:known].unsqueeze(1).expand(-1, 2)):
             parameters, state = model.step(token, state)
         streams = UniformStreams(6, range(2))
-        drawn = iter_values(TextbookEngine(model, 2, state), parameters, streams, Filters())
-        expected = torch.stack(list(itertools.islice(drawn, 64 - known)), dim=1)
-        assert torch.equal(done.values[:, known:], expected)
+        expected = TextbookEngine(model, 2, state).draw_values(parameters, streams, Filters(), 64 - known)
+        assert torch.equal(done.values[:, known:], expected.long())
         bits = model.nats(original.unsqueeze(0), torch.tensor([label])).detach()[0] / math.log(2)
         assert done.kept_bits_per_dim == pytest.approx(float(bits[:known].mean()))
         assert done.original_rest_bits_per_dim == pytest.approx(float(bits[known:].mean()))

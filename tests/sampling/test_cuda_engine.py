@@ -24,7 +24,6 @@ from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native.compiler import textbook_only
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.engines import TextbookEngine, choose_engine
-from linformer_cli.sampling.engines.base import collect_values, iter_values
 from linformer_cli.sampling.engines.cuda import CudaEngine, _Graphs
 
 FLOAT32, BFLOAT16 = 1e-5, 0.05
@@ -76,7 +75,7 @@ def test_images_are_those_of_the_textbook(build_tiny_model, head, filters) -> No
     textbook, engine = TextbookEngine(model, 20), CudaEngine(model, 20)
     streams, again = UniformStreams(3, range(20)), UniformStreams(3, range(20))
     parameters = [stepper.step(model.start_tokens(20)).clone() for stepper in (textbook, engine)]
-    expected = collect_values(iter_values(textbook, parameters[0], streams, filters), 20, 64)
+    expected = textbook.draw_values(parameters[0], streams, filters, 64)
     found = engine.draw_values(parameters[1], again, filters, 64)
     assert found.dtype == torch.uint8 and found.shape == (20, 64)
     assert len(torch.unique(found, dim=0)) == 20

@@ -1,6 +1,7 @@
 """The engine: images that depend on the seed and their number alone, drawn from what the likelihood says."""
 
 import itertools
+import math
 import weakref
 
 import numpy as np
@@ -14,7 +15,6 @@ from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.decode import draw_in_batches, iter_samples, sample_images, sample_values
 from linformer_cli.sampling.engines import TextbookEngine
-from linformer_cli.sampling.engines.base import iter_values
 
 KINDS = [(attention, head) for attention in ("linear", "softmax") for head in ("categorical", "mixture")]
 
@@ -126,7 +126,7 @@ def test_each_value_is_drawn_from_what_the_parallel_form_says_about_it(model) ->
 # The engine
 
 
-def test_values_come_without_end_and_each_takes_one_step(build_tiny_model, monkeypatch) -> None:
+def test_every_value_takes_one_step(build_tiny_model, monkeypatch) -> None:
     model = build_tiny_model()
     steps = []
     take_step = PixelModel.step
@@ -140,8 +140,8 @@ def test_values_come_without_end_and_each_takes_one_step(build_tiny_model, monke
     # The start token, and every value but the last: there is nothing to learn from it.
     assert steps == [[0, 0], *values[:, :-1].T.tolist()]
     parameters, state = take_step(model, model.start_tokens(2), model.init_state(2))
-    drawn = iter_values(TextbookEngine(model, 2, state), parameters, UniformStreams(0, range(2)), Filters())
-    assert torch.equal(torch.stack(list(itertools.islice(drawn, 64)), dim=1), values.long())
+    engine = TextbookEngine(model, 2, state)
+    assert torch.equal(engine.draw_values(parameters, UniformStreams(0, range(2)), Filters(), 64), values)
 
 
 def test_a_batch_tells_the_bytes_of_its_state(build_tiny_model) -> None:
@@ -173,6 +173,23 @@ def test_a_model_that_gives_no_numbers_is_refused(build_tiny_model, raises_one_l
     model.head.projection.bias.data[3] = value
     with raises_one_line(LintxError, "not a finite number", "damaged"):
         sample_images(model, 2)
+
+
+@pytest.mark.parametrize("known", [0, 60])
+def test_numbers_that_end_before_the_last_value_are_noticed(build_tiny_model, raises_one_line, known) -> None:
+    """Wherever in the image it happens, and whatever the engine looks at on the way."""
+    model = build_tiny_model()
+    engine = TextbookEngine(model, 2, model.attend(torch.zeros(2, known, dtype=torch.int64))[1] if known else None)
+    first = engine.step(model.start_tokens(2))
+    steps = itertools.count(1)
+    step = engine.step
+
+    def fail_at_the_end(tokens_t: torch.Tensor) -> torch.Tensor:
+        return step(tokens_t) * (math.nan if next(steps) == 63 - known else 1)
+
+    engine.step = fail_at_the_end  # type: ignore[method-assign]
+    with raises_one_line(LintxError, "not a finite number", "damaged"):
+        engine.draw_values(first, UniformStreams(0, range(2)), Filters(), 64 - known)
 
 
 # Memory that runs out

@@ -73,6 +73,11 @@ def test_a_sure_model_is_drawn_in_far_fewer_passes(build_tiny_model, draw_both) 
         model.head.projection.bias[5] = 100.0 - 4.0  # now and then
     ahead, _ = draw_both(model, 16, 0)
     assert ahead.look_aheads < 256 / 8
+    alone = NativeEngine(model, 1)
+    alone.draw_values(alone.step(model.start_tokens(1)), UniformStreams(0, [0]), Filters(), 256)
+    # The start token takes a pass of its own.
+    assert sample_values(model, [0], engine="native").passes == 1 + alone.look_aheads
+    assert sample_values(model, [0], engine="stepwise").passes == 256
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

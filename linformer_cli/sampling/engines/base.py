@@ -1,8 +1,7 @@
 """What an engine is: a way to step a model, prepared once for a number of images."""
 
-import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -57,6 +56,7 @@ class Engine(ABC):
         """Values int64 [B] from exactly the head's distribution, with uniforms float64 [B] on the CPU."""
         return self.model.head.draw(parameters, uniforms.to(parameters.device))
 
+    @torch.no_grad()
     def draw_values(
         self,
         parameters: Tensor,
@@ -67,47 +67,25 @@ class Engine(ABC):
     ) -> Tensor:
         """The next `count` values of every image, uint8 [B, count] on the CPU, the first of them from `parameters`.
 
-        A step follows each value but the last. `before_step` and errors as in `iter_values`.
+        A step follows each value but the last. `before_step` is called before every step, and may raise to give up.
+        Raises `LintxError` when the model gives no numbers.
         """
-        return collect_values(iter_values(self, parameters, streams, filters, before_step), self.batch, count)
+        # Each is written into its place at once. Keeping a small tensor per step instead pins the heap around the
+        # large ones of every step, and memory would grow with the image after all.
+        values = torch.empty(count, self.batch, dtype=torch.uint8)
+        for number in range(count):
+            if before_step is not None:
+                before_step()
+            # Now and then, since it makes a GPU wait; a state that is no number stays so.
+            if (number % _CHECK_EVERY == 0 or number == count - 1) and not bool(torch.isfinite(parameters).all()):
+                raise LintxError(DAMAGED)
+            drawn = self.draw(parameters, streams.take(), filters)
+            values[number] = drawn
+            if number < count - 1:
+                parameters = self.step(drawn)
+        return values.T.contiguous()
 
     @property
     @abstractmethod
     def state_bytes(self) -> int:
         """Bytes that stepping carries."""
-
-
-@torch.no_grad()
-def iter_values(
-    engine: Engine,
-    parameters: Tensor,
-    streams: UniformStreams,
-    filters: Filters,
-    before_step: Callable[[], None] | None = None,
-) -> Iterator[Tensor]:
-    """Draw values int64 [B] from `parameters` [B, P], step `engine`, draw the next, without end.
-
-    `before_step` is called before every step, and may raise to give up. Raises `LintxError` when the model gives no
-    numbers.
-    """
-    for step in itertools.count():
-        if before_step is not None:
-            before_step()
-        # Now and then, since it makes a GPU wait; a state that is no number stays so.
-        if step % _CHECK_EVERY == 0 and not bool(torch.isfinite(parameters).all()):
-            raise LintxError(DAMAGED)
-        values = engine.draw(parameters, streams.take(), filters)
-        yield values
-        parameters = engine.step(values)
-
-
-def collect_values(drawn: Iterator[Tensor], batch: int, positions: int) -> Tensor:
-    """The next `positions` values of `drawn` as uint8 [B, positions] on the CPU.
-
-    Each is written into its place at once. Keeping a small tensor per step instead pins the heap around the large ones
-    of every step, and memory would grow with the image after all.
-    """
-    values = torch.empty(positions, batch, dtype=torch.uint8)
-    for position, column in enumerate(itertools.islice(drawn, positions)):
-        values[position] = column
-    return values.T.contiguous()

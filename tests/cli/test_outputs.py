@@ -1,0 +1,91 @@
+"""What cannot be written is said before the work where it shows by then, and else takes nothing along."""
+
+from pathlib import Path
+
+import pytest
+
+from linformer_cli import files
+from linformer_cli.bench import run as run_module
+from linformer_cli.errors import LintxError
+from linformer_cli.sampling import decode
+
+QUICK = ["--batch", 1, "--repeats", 1, "--no-memory", "--no-rerun"]
+APPROXIMATION = ["bench", "approximation", "--features", 8, "--norms", 1, "--draws", 1, "--positions", 4]
+COPY = ["bench", "copy", "--length", 8, "--width", 16, "--updates", 1, "--attention", "linear"]
+
+
+@pytest.fixture
+def blocked(tmp_path: Path) -> Path:
+    """A place in a folder that is a file."""
+    (tmp_path / "file").write_bytes(b"")
+    return tmp_path / "file" / "deep" / "x.png"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["sample", "-n", 1, "-o"],
+        ["sample", "-n", 1, "--gif"],
+        ["complete", __file__, "-o"],
+        ["bench", "sample", "--plot"],
+        ["bench", "train", "--plot"],
+        ["bench", "attention", "--plot"],
+        ["bench", "copy", "--plot"],
+        ["bench", "approximation", "--plot"],
+        ["bench", "paper", "--out"],
+    ],
+    ids=lambda command: f"{command[0]}{command[-1]}" if command[0] != "bench" else command[1],
+)
+def test_a_place_that_cannot_be_written_is_said_before_any_work(lintx, blocked, tmp_path, monkeypatch, command) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = blocked.with_suffix(".gif") if command[-1] == "--gif" else blocked
+    # A model that is not there would be said next.
+    model = ["-c", "nothing"] if command[0] in ("sample", "complete") else []
+    outcome = lintx(*command, place, *model)
+    assert outcome.code == 1 and outcome.stdout == ""
+    (line,) = outcome.stderr.splitlines()
+    assert f"cannot write {blocked.parent}" in line and line.endswith("a part of the path is a file, not a folder")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["bench", "sample", "--preset", "tiny", "--attention", "linear", *QUICK],
+        ["bench", "train", "--preset", "tiny", "--attention", "linear", "--batch", 1, "--repeats", 1],
+        ["bench", "attention", "--attention", "linear", "--positions", 16, "--batch", 1, "--repeats", 1],
+        COPY,
+        APPROXIMATION,
+    ],
+    ids=lambda command: command[1],
+)
+def test_a_plot_on_a_full_disk_takes_no_figures_along(lintx, tmp_path, monkeypatch, command) -> None:
+    def refuse(path: Path, data: bytes) -> None:
+        raise LintxError(f"cannot write {path}: no space left on device")
+
+    monkeypatch.setattr(files, "write_file", refuse)
+    outcome = lintx(*command, "--plot", tmp_path / "plot.png", "--json")
+    assert outcome.code == 1 and "no space left on device" in outcome.stderr
+    assert outcome.document["rows"]
+
+
+def test_bits_that_no_row_would_have_are_said_before_any_work(lintx, run_folder, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(run_module, "measure_interleaved", None)
+    plot = tmp_path / "bits.png"
+    outcome = lintx("bench", "sample", "--preset", "tiny", "--runs", run_folder, "--bits-plot", plot, *QUICK)
+    assert outcome.code == 2 and "none of --runs is of a model that would be timed" in outcome.stderr
+    assert not plot.exists()
+
+
+@pytest.mark.parametrize(
+    "command", [["sample"], ["check"], ["bench", "copy"], ["bench", "approximation"]], ids=lambda command: command[-1]
+)
+def test_a_seed_beyond_64_bits_is_refused(lintx, monkeypatch, command) -> None:
+    monkeypatch.setattr(decode, "sample_values", None)
+    outcome = lintx(*command, "--seed", 2**63)
+    assert outcome.code == 2 and "--seed" in outcome.stderr and "Traceback" not in outcome.stderr
+
+
+@pytest.mark.parametrize("option", ["--length", "--width"])
+def test_a_copy_task_of_no_size_is_refused(lintx, option) -> None:
+    outcome = lintx("bench", "copy", option, 0)
+    assert outcome.code == 2 and option in outcome.stderr
