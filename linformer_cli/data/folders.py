@@ -23,6 +23,8 @@ DEFAULT_FOLDER_SIZE = 32
 # One part in ten for testing, one in ten for validation.
 _HELD_OUT = 10
 _SPLITS = ("train", "validation", "test")
+# Goes up when the same folder is split, ordered or kept in another way: what was kept before is then made anew.
+_CACHE_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,9 @@ def load_folder(folder: Path, split: str, image_size: int | None, channels: int 
     `channels` is 1 (grey) or 3 (RGB); None takes RGB as soon as one picture is coloured. Pictures that lie in at least
     two folders directly under `folder` are labelled by these, in the order of their names. A folder with `train/` and
     `test/` brings its own split; otherwise one picture in ten, chosen by the digest of its name, is for testing, and
-    one in ten for validation. Within a split the order is that of the names, so a seed means the same everywhere.
+    one in ten for validation. Training pictures are in the order of their names, those of the other splits in that of
+    the digests: their first ones are of all classes. Both orders depend on names alone, so a seed means the same
+    everywhere.
 
     Decoded images are kept below `cache` and made anew when a name, size or date in the folder changes. Raises
     `DataError` where there is no folder, or fewer than three readable pictures in it.
@@ -86,7 +90,7 @@ def _list_pictures(folder: Path) -> list[str]:
 
 
 def _fingerprint(folder: Path, files: Sequence[str]) -> str:
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(f"{_CACHE_VERSION}\n".encode())
     for name in files:
         status = (folder / name).stat()
         digest.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
@@ -157,12 +161,14 @@ def _split(names: Sequence[str]) -> dict[str, list[str]]:
     rest = [name for name in names if not name.startswith("test/")]
     if not (own and any(name.startswith("train/") for name in rest)):
         own, rest = [], list(names)
-    # By digest, not by name: the names often sort by class or by date.
-    rest.sort(key=lambda name: hashlib.sha256(name.encode()).digest())
-    part = max(1, len(names) // _HELD_OUT)
+    # By digest, not by name: the names often sort by class or by date. The held-out ones stay in this order, since
+    # often only the first of them are looked at.
+    for part in (own, rest):
+        part.sort(key=lambda name: hashlib.sha256(name.encode()).digest())
+    held_out = max(1, len(names) // _HELD_OUT)
     if not own:
-        own, rest = rest[:part], rest[part:]
-    return {"train": sorted(rest[part:]), "validation": sorted(rest[:part]), "test": sorted(own)}
+        own, rest = rest[:held_out], rest[held_out:]
+    return {"train": sorted(rest[held_out:]), "validation": rest[:held_out], "test": own}
 
 
 def _class_of(name: str) -> str:

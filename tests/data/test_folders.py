@@ -1,5 +1,6 @@
 """Folders of pictures, made by the tests."""
 
+import json
 import os
 from pathlib import Path
 
@@ -41,11 +42,39 @@ def test_own_splits_and_class_folders(tmp_path: Path, cache: Path) -> None:
     for name, count in (("train/cat", 9), ("train/dog", 11), ("test/cat", 2), ("test/dog", 3)):
         write_pictures(tmp_path / "pictures" / name, count, seed=count)
     test = load_folder(tmp_path / "pictures", "test", 8, None, cache)
-    assert test.labels is not None and test.labels.tolist() == [0, 0, 1, 1, 1]
+    assert test.labels is not None and sorted(test.labels) == [0, 0, 1, 1, 1]
     train = load_folder(tmp_path / "pictures", "train", 8, None, cache)
     validation = load_folder(tmp_path / "pictures", "validation", 8, None, cache)
     assert len(train.images) + len(validation.images) == 20 and len(validation.images) == 2
     assert {part.classes for part in (train, validation, test)} == {2}
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_first_held_out_pictures_are_of_all_classes(tmp_path: Path, cache: Path, own: bool) -> None:
+    folders = ("train/", "test/") if own else ("",)
+    for number, name in enumerate("abcd"):
+        for folder in folders:
+            write_pictures(tmp_path / "pictures" / f"{folder}{name}", 60, seed=number)
+    for split in ("validation", "test"):
+        labels = load_folder(tmp_path / "pictures", split, 4, 1, cache).labels
+        assert labels is not None and len(labels) >= 24 and set(labels[:12]) == {0, 1, 2, 3}
+    labels = load_folder(tmp_path / "pictures", "train", 4, 1, cache).labels
+    assert labels is not None and labels.tolist() == sorted(labels)
+
+
+def test_what_an_earlier_version_kept_is_made_anew(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from linformer_cli.data import folders
+
+    write_pictures(tmp_path / "pictures", 10)
+    monkeypatch.setattr(folders, "_CACHE_VERSION", 1)
+    load_folder(tmp_path / "pictures", "train", 8, 3, cache)
+    monkeypatch.undo()
+    index = next(cache.iterdir()) / "index.json"
+    before = json.loads(index.read_text())["fingerprint"]
+    load_folder(tmp_path / "pictures", "train", 8, 3, cache)
+    assert json.loads(index.read_text())["fingerprint"] != before
 
 
 def test_pictures_without_class_folders_have_no_labels(tmp_path: Path, cache: Path) -> None:
