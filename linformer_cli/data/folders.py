@@ -45,11 +45,11 @@ def load_folder(folder: Path, split: str, image_size: int | None, channels: int 
     """The pictures in `folder`, in any depth, cropped around the middle and resized to `image_size` (32) pixels a side.
 
     `channels` is 1 (grey) or 3 (RGB); None takes RGB as soon as one picture is coloured. Pictures that lie in at least
-    two folders directly under `folder` are labelled by these, in the order of their names. A folder with `train/` and
-    `test/` brings its own split; otherwise one picture in ten, chosen by the digest of its name, is for testing, and
-    one in ten for validation. Training pictures are in the order of their names, those of the other splits in that of
-    the digests: their first ones are of all classes. Both orders depend on names alone, so a seed means the same
-    everywhere.
+    two folders directly under `folder` are labelled by these, in the order of their names. One picture in ten, chosen
+    by the digest of its name, is for testing, and as many are for validation; a folder with `train/` and `test/` brings
+    its own split, and validation is one in ten of what is not in `test/`. Training pictures are in the order of their
+    names, the others in that of the digests, so that the first of them are of all classes. Both orders depend on names
+    alone: a seed means the same everywhere.
 
     Decoded images are kept below `cache` and made anew when a name, size or date in the folder changes. Raises
     `DataError` where there is no folder, or fewer than three readable pictures in it.
@@ -165,7 +165,7 @@ def _split(names: Sequence[str]) -> dict[str, list[str]]:
     # often only the first of them are looked at.
     for part in (own, rest):
         part.sort(key=lambda name: hashlib.sha256(name.encode()).digest())
-    held_out = max(1, len(names) // _HELD_OUT)
+    held_out = max(1, len(rest) // _HELD_OUT)
     if not own:
         own, rest = rest[:held_out], rest[held_out:]
     return {"train": sorted(rest[held_out:]), "validation": rest[:held_out], "test": own}

@@ -77,6 +77,13 @@ def test_what_an_earlier_version_kept_is_made_anew(
     assert json.loads(index.read_text())["fingerprint"] != before
 
 
+def test_pictures_of_an_own_test_folder_do_not_count_for_validation(tmp_path: Path, cache: Path) -> None:
+    write_pictures(tmp_path / "pictures" / "train", 20)
+    write_pictures(tmp_path / "pictures" / "test", 60, seed=1)
+    found = [len(load_folder(tmp_path / "pictures", split, 4, 1, cache).images) for split in SPLITS]
+    assert found == [18, 2, 60]
+
+
 def test_pictures_without_class_folders_have_no_labels(tmp_path: Path, cache: Path) -> None:
     write_pictures(tmp_path / "one", 5)
     unlabelled = load_folder(tmp_path, "train", 8, None, cache)
