@@ -90,11 +90,7 @@ def evaluate(
     wanted = session.model.config.image
     sizes = fit_size(name, wanted)
     images = load_images(name, split.value, data_dir, sizes.get("image_size"), sizes.get("channels"))
-    if images.images.shape[1:] != (wanted.height, wanted.width, wanted.channels):
-        found = " x ".join(map(str, images.images.shape[1:]))
-        raise UsageError(
-            f"the model draws images of {wanted.height} x {wanted.width} x {wanted.channels}, '{name}' has {found}"
-        )
+    images.require_shape(wanted)
     classes = session.model.config.classes
     labels = images.require_labels(classes) if classes else None
     other = None if against is None else open_session(against, device, precision.value)

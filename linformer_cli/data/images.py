@@ -58,6 +58,15 @@ class ImageSet:
         _, height, width, channels = self.images.shape
         return ImageShape(height=height, width=width, channels=1 if channels == 1 else 3)
 
+    def require_shape(self, wanted: ImageShape) -> None:
+        """Raise `UsageError` where the images have another height, width or number of channels than `wanted`."""
+        found, shape = self.images.shape[1:], (wanted.height, wanted.width, wanted.channels)
+        if found != shape:
+            raise UsageError(
+                f"the model draws images of {' x '.join(map(str, shape))}, '{self.name}' has "
+                f"{' x '.join(map(str, found))}; take images of the model's size"
+            )
+
     def require_labels(self, classes: int) -> NDArray[np.int64]:
         """The labels, which must be 0 .. classes - 1; raises `DataError` where there are none, or others."""
         if self.labels is None:

@@ -29,7 +29,7 @@ from linformer_cli.data.batches import Batches, shift_images
 from linformer_cli.data.images import ImageSet
 from linformer_cli.data.sequence import images_to_values
 from linformer_cli.distributed import ALONE, Team, keep_own
-from linformer_cli.errors import CheckpointError, Interrupted, TrainingError
+from linformer_cli.errors import CheckpointError, DataError, Interrupted, TrainingError
 from linformer_cli.evaluation.bits import measure_bits
 from linformer_cli.files import write_file
 from linformer_cli.model.pixel_model import PixelModel
@@ -55,7 +55,8 @@ class Trainer:
     """A run under way: model, optimizer, place in the data, and progress.
 
     Each process of a `team` trains on its share of every batch, and all have the same weights after it. Rank 0 alone
-    validates, samples, writes and reports. Raises `UsageError` for a batch with fewer images than processes.
+    validates, samples, writes and reports. Raises `UsageError` for a batch with fewer images than processes, and for
+    images of another size than the model's.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Trainer:
     ) -> None:
         self.config, self.folder, self.device = config, folder, device
         self.team, self.own_batch = team.on(device), share_batch(team, config.train.batch)
+        train.require_shape(config.model.image)
         self.train_set, self.validation = train, validation
         classes = config.model.classes
         self.labels = train.require_labels(classes) if classes else None
@@ -94,7 +96,8 @@ class Trainer:
     def resume(self) -> None:
         """Go back to where `last/` was saved: weights, optimizer, place in the data, random state, metrics.
 
-        A run that was killed before its first save begins anew.
+        A run that was killed before its first save begins anew. Raises `DataError` where the training images are not as
+        many as they were.
         """
         if self.folder.is_untouched:
             if self.config.init_from is not None:
@@ -103,6 +106,12 @@ class Trainer:
                 self.folder.cut_metrics(-1)
             return
         checkpoint = read_checkpoint(self.folder.last)
+        images, now = checkpoint.info.data.train_images, len(self.train_set)
+        if now != images:
+            raise DataError(
+                f"'{self.folder.path}' has {images:,} training images, '{self.train_set.name}' holds {now:,} now; give "
+                "it the same images, or start a new run"
+            )
         state = load_training_state(checkpoint)
         try:
             self._restore(checkpoint, state)

@@ -29,7 +29,7 @@ from linformer_cli.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from linformer_cli.data.batches import shift_images
 from linformer_cli.data.glyphs import draw_glyphs
 from linformer_cli.data.images import ImageSet
-from linformer_cli.errors import CheckpointError, DataError, Interrupted, TrainingError
+from linformer_cli.errors import CheckpointError, DataError, Interrupted, TrainingError, UsageError
 from linformer_cli.evaluation.bits import Bits, measure_bits
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.report.grids import read_png_metadata, render_grid
@@ -578,6 +578,24 @@ def test_a_training_state_of_another_model_is_one_line(configure, tmp_path, rais
         again = begin(configure(), tmp_path / "run")
         with raises_one_line(CheckpointError, "training state", str(trainer.folder.last)):
             again.resume()
+
+
+def test_a_run_does_not_go_on_with_other_images(configure, tmp_path, raises_one_line) -> None:
+    trainer = begin(configure(), tmp_path / "run")
+    train(trainer)
+    before = read_metrics(trainer.folder)
+    fewer = dataclasses.replace(TRAIN, images=TRAIN.images[1:])
+    with raises_one_line(DataError, "has 30 training images, 'glyphs' holds 29 now", "start a new run"):
+        Trainer(configure(), trainer.folder, fewer, VALIDATION, "cpu", "fp32").resume()
+    assert read_metrics(trainer.folder) == before
+
+
+def test_images_of_another_size_are_refused(configure, tmp_path, raises_one_line) -> None:
+    for pixels in (TRAIN.images[:, 1:], TRAIN.images[:, :, 1:], TRAIN.images.repeat(3, axis=3)):
+        other = dataclasses.replace(TRAIN, images=pixels)
+        found = " x ".join(map(str, pixels.shape[1:]))
+        with raises_one_line(UsageError, "images of 8 x 8 x 1", f"'glyphs' has {found}"):
+            Trainer(configure(), RunFolder(tmp_path / "run"), other, VALIDATION, "cpu", "fp32")
 
 
 @pytest.mark.parametrize("kind", [torch.OutOfMemoryError, RuntimeError])
