@@ -42,7 +42,7 @@ class DataSummary(Config):
 
 
 class TrainingSummary(Config):
-    """How far training had come, and what was measured on the validation images then."""
+    """How far training had come, and what these weights, if they were validated, reached on the validation images."""
 
     step: int
     images_seen: int

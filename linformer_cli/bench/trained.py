@@ -50,14 +50,16 @@ UNTRAINED: dict[str, Any] = dict.fromkeys(
 def read_trained_runs(folders: Sequence[str]) -> list[TrainedRun]:
     """The runs (or checkpoints) named, and all that are in a folder of runs.
 
-    Raises `CheckpointError` for one that was never validated; in a folder of runs it is left out.
+    Raises `CheckpointError` for one whose weights were never validated; in a folder of runs it is left out.
     """
     runs = []
     for folder in folders:
         inside = [str(path) for path in _list_runs(Path(folder))]
         validated = [run for run in map(_read, inside or [folder]) if run is not None]
         if not validated:
-            raise CheckpointError(f"'{folder}' has no bits/dim: it was never validated; train it on, or leave it out")
+            raise CheckpointError(
+                f"'{folder}' has no bits/dim: its weights were never validated; train it on, or leave it out"
+            )
         runs += validated
     return runs
 
@@ -75,7 +77,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def _read(folder: str) -> TrainedRun | None:
-    """None where it was never validated."""
+    """None where its weights were never validated."""
     checkpoint = read_checkpoint(folder)
     training = checkpoint.info.training
     if training.validation_bits_per_dim is None:

@@ -124,7 +124,7 @@ class Trainer:
             ) from None
         self._saved = self.progress.marks
         if self.team.leads:
-            self.folder.cut_metrics(self.progress.step, validated=self.progress.evaluated_at == self.progress.step)
+            self.folder.cut_metrics(self.progress.step, validated=self.progress.is_validated)
 
     def _restore(self, checkpoint: Checkpoint, state: TrainingState) -> None:
         self.model, self._likelihood = load_weights(checkpoint, self.device).train(), None
@@ -372,7 +372,7 @@ class Trainer:
 
     def _describe(self) -> CheckpointInfo:
         progress, data = self.progress, self.train_set
-        measured = progress.validation_bits_per_dim is not None
+        measured = progress.is_validated
         return CheckpointInfo(
             model=self.config.model,
             data=DataSummary(name=data.name, train_images=len(data), border_mean=round(data.border_mean(), 2)),
@@ -380,8 +380,8 @@ class Trainer:
                 step=progress.step,
                 images_seen=progress.images_seen,
                 elapsed_seconds=round(progress.elapsed_seconds, 3),
-                validation_bits_per_dim=progress.validation_bits_per_dim,
-                validation_standard_error=progress.validation_standard_error,
+                validation_bits_per_dim=progress.validation_bits_per_dim if measured else None,
+                validation_standard_error=progress.validation_standard_error if measured else None,
                 validation_images=min(self.config.train.evaluate_images, len(self.validation)) if measured else None,
                 preset=self.config.preset,
                 init_from=self.config.init_from,

@@ -63,6 +63,11 @@ class Progress:
         """What tells one moment of a run from another."""
         return self.step, self.evaluated_at, self.sampled_at
 
+    @property
+    def is_validated(self) -> bool:
+        """Whether the validation is that of this step's weights, and not of earlier ones."""
+        return self.validation_bits_per_dim is not None and self.evaluated_at == self.step
+
 
 class Reporter(Protocol):
     """Who is told what happens; the command line's is a progress line."""

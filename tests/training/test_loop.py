@@ -785,6 +785,20 @@ def test_what_is_evaluated_is_what_is_saved(configure, tmp_path) -> None:
         assert bits.bits_per_dim == read_checkpoint(folder).info.training.validation_bits_per_dim
 
 
+def test_a_save_has_no_validation_of_earlier_weights(configure, tmp_path) -> None:
+    trainer = begin(configure(keep_last=2), tmp_path / "run")
+    with pytest.raises(Interrupted):
+        train(trainer, Watcher().at("save", 6))
+    assert (trainer.progress.step, trainer.progress.evaluated_at) == (7, 5)
+    for folder in (trainer.folder.last, *trainer.folder.kept.iterdir()):
+        training = read_checkpoint(folder).info.training
+        assert training.step in (6, 7)
+        found = training.validation_bits_per_dim, training.validation_standard_error, training.validation_images
+        assert found == (None, None, None)
+        assert "Validation" not in (folder / "README.md").read_text()
+    assert read_checkpoint(trainer.folder.best).info.training.validation_images == VALIDATION_IMAGES
+
+
 # Time
 
 
