@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from linformer_cli.config import ImageShape
+from linformer_cli.config import ImageShape, parse_config
 from linformer_cli.errors import DataError
 
 from .pictures import load_picture
@@ -52,7 +52,8 @@ def load_folder(folder: Path, split: str, image_size: int | None, channels: int 
     alone: a seed means the same everywhere.
 
     Decoded images are kept below `cache` and made anew when a name, size or date in the folder changes. Raises
-    `DataError` where there is no folder, or fewer than three readable pictures in it.
+    `DataError` where there is no folder, or fewer than three readable pictures in it, `UsageError` for an `image_size`
+    that gives larger images than a model can have.
     """
     try:
         files = _list_pictures(folder)
@@ -109,7 +110,7 @@ def _build(home: Path, folder: Path, files: Sequence[str], side: int, channels: 
     if len(files) < len(_SPLITS):
         raise DataError(f"{folder} holds {len(files)} pictures; at least 3 are needed, one of them for each split")
     channels = channels or (3 if any(_is_coloured(folder / name) for name in files) else 1)
-    shape = ImageShape(height=side, width=side, channels=3 if channels == 3 else 1)
+    shape = parse_config(ImageShape, {"height": side, "width": side, "channels": channels}, f"--image-size {side}")
     names: dict[str, list[str]] = {split: [] for split in _SPLITS}
     skipped: list[str] = []
     written = 0

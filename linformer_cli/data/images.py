@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from linformer_cli.config import DataConfig, ImageShape
+from linformer_cli.config import DataConfig, ImageShape, parse_config
 from linformer_cli.errors import DataError, UsageError, unknown_name
 from linformer_cli.files import user_cache
 
@@ -54,9 +54,9 @@ class ImageSet:
 
     @property
     def shape(self) -> ImageShape:
-        """Size of each image, with all 256 levels."""
+        """Size of each image, with all 256 levels; raises `UsageError` where that is more than a model can draw."""
         _, height, width, channels = self.images.shape
-        return ImageShape(height=height, width=width, channels=1 if channels == 1 else 3)
+        return parse_config(ImageShape, {"height": height, "width": width, "channels": channels}, f"'{self.name}'")
 
     def require_shape(self, wanted: ImageShape) -> None:
         """Raise `UsageError` where the images have another height, width or number of channels than `wanted`."""
@@ -110,7 +110,7 @@ def load_images(
     are fewer than 50,000, are `validation`, the others `train`; `test` is the set's own. `data_dir` (else the
     environment variable LINTX_DATA, else data/ in `user_cache()`) is where torchvision's sets lie, or are downloaded
     to if absent. `image_size` in pixels a side is for `glyphs` and `folder:PATH`, `channels` (1 grey, 3 RGB) for the
-    latter. Raises `UsageError` for a name, split or size that does not exist, `DataError` where images are missing,
+    latter. Raises `UsageError` for a name, split or size that cannot be had, `DataError` where images are missing,
     damaged or of the wrong form.
     """
     if split not in SPLITS:
@@ -125,6 +125,9 @@ def load_images(
         raise UsageError(
             f"--image-size {image_size} does not fit --data {name}: only glyphs and folder:PATH have a choice; drop it"
         )
+    if image_size is not None:  # before so much is drawn or decoded
+        sides = {"height": image_size, "width": image_size, "channels": channels or 1}
+        parse_config(ImageShape, sides, f"--image-size {image_size}")
     if channels is not None and not (own and kind == "folder"):
         raise UsageError(f"--channels {channels} does not fit --data {name}: it is for folder:PATH; drop it")
     if name == "glyphs":

@@ -109,6 +109,12 @@ def test_glyphs_by_name_and_size() -> None:
     np.testing.assert_array_equal(test.images[:5], draw_glyphs("test", 28, 0, 5)[0])
 
 
+@pytest.mark.parametrize("name", ["glyphs", "folder:somewhere"])
+def test_images_larger_than_a_model_can_draw_are_refused_before_they_are_made(name: str, raises_one_line) -> None:
+    with raises_one_line(UsageError, "--image-size 1025: an image can have 1,048,576 values, 1,050,625 were asked for"):
+        load_images(name, "train", image_size=1025)
+
+
 @pytest.mark.parametrize("name", ["mnist", "array:somewhere"])
 def test_other_sets_have_the_size_they_have(name: str) -> None:
     with pytest.raises(UsageError) as error:
@@ -129,6 +135,12 @@ def test_arrays_of_grey_and_colour(shape: tuple[int, ...], channels: int, tmp_pa
     assert found.shape.positions == pixels[0].size
     assert found.labels is None
     np.testing.assert_array_equal(found.images, pixels[:18].reshape(18, *shape[1:3], channels))
+
+
+def test_arrays_larger_than_a_model_can_draw_have_no_shape(tmp_path: Path, raises_one_line) -> None:
+    found = load_images(save_arrays(tmp_path, images=np.zeros((2, 600, 600, 3), np.uint8)), "train")
+    with raises_one_line(UsageError, f"'array:{tmp_path}': an image can have 1,048,576 values, 1,080,000 were"):
+        _ = found.shape
 
 
 def test_arrays_are_mapped_and_labels_become_int64(tmp_path: Path) -> None:
