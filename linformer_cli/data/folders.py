@@ -93,8 +93,11 @@ def _list_pictures(folder: Path) -> list[str]:
 def _fingerprint(folder: Path, files: Sequence[str]) -> str:
     digest = hashlib.sha256(f"{_CACHE_VERSION}\n".encode())
     for name in files:
-        status = (folder / name).stat()
-        digest.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+        try:
+            status = (folder / name).stat()
+            digest.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+        except OSError:  # a link to nothing, say: `_build` skips it and names it
+            digest.update(f"{name}\0\n".encode())
     return digest.hexdigest()
 
 

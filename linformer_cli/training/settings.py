@@ -145,7 +145,8 @@ def merge_settings(
     merged_model = _merge_model(network, from_file["model"], model)
     lengths = [key for layer in (train, from_file["train"]) for key in LENGTHS if key in layer]
     merged_train = {**RECIPES.get(name, {}), **from_file["train"], **train}
-    if (optimizer := merged_train.get("optimizer")) in LEARNING_RATES:
+    optimizer = merged_train.get("optimizer")
+    if isinstance(optimizer, str) and optimizer in LEARNING_RATES:  # a file can hold anything
         merged_train.setdefault("learning_rate", LEARNING_RATES[optimizer])
     if any(key in train for key in LENGTHS):
         for key in LENGTHS:

@@ -112,6 +112,19 @@ def test_broken_files_are_named_and_change_no_split(tmp_path: Path, cache: Path)
     assert len(after.images) >= names_seen - 1 and all(image.tobytes() in rows for image in after.images)
 
 
+def test_a_link_to_nothing_is_skipped_and_named(tmp_path: Path, cache: Path) -> None:
+    write_pictures(tmp_path / "pictures", 20)
+    target, link = tmp_path / "elsewhere.png", tmp_path / "pictures" / "link.png"
+    link.symlink_to(target)
+    found = [load_folder(tmp_path / "pictures", split, 8, 3, cache) for split in SPLITS]
+    assert sum(len(part.images) for part in found) == 20
+    (line,) = found[0].skipped
+    assert "no picture at" in line and "link.png" in line
+    Image.new("RGB", (9, 9)).save(target)
+    found = [load_folder(tmp_path / "pictures", split, 8, 3, cache) for split in SPLITS]
+    assert sum(len(part.images) for part in found) == 21 and found[0].skipped == ()
+
+
 def test_decoded_once_until_the_folder_changes(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from linformer_cli.data import folders
 

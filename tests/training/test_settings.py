@@ -168,6 +168,9 @@ def test_the_configuration_of_a_run_can_be_given_again(write, tmp_path: Path) ->
         ("[[train]]\nsteps = 3", ("mine.toml", "[train] must be a table")),
         ("[model]\nattention_options = 'elu'", ("attention_options", "'elu'")),
         ("[model]\nlayers = 'three'", ("model.layers", "'three'")),
+        ('[train]\noptimizer = ["muon"]', ("train", "optimizer", "['muon']")),
+        ('[model]\nattention = ["linear"]', ("model", "attention", "['linear']")),
+        ('[data]\nname = ["mnist"]', ("data", "name", "['mnist']")),
         ("[model\nlayers = 3", ("mine.toml", "TOML", "line 1")),
     ],
 )
