@@ -50,7 +50,7 @@ class Silent:
 
 def plan(runs: Path, *entries: str, images: int = IMAGES, **train: Any) -> list[Entry]:
     variants = parse_variants(entries or ["linear", "softmax", "fine=linear:chunk=16"])
-    settings = {"batch": BATCH, "log_every": 2, **train}
+    settings = {"batch": BATCH, "log_every": 2, "precision": "fp32", **train}
     return plan_entries(variants, runs, images, None, "tiny", DATA, settings, lambda _settings: tuple(SETS))[0]
 
 

@@ -161,9 +161,9 @@ def train(
 
     Bare, it means `--data mnist --preset mnist-wide` into a new folder in runs/.
 
-    A run's folder holds config.toml (everything resolved), metrics.csv, samples/, last/ (for --resume) and best/ (by
-    validation). Flags win over --config, that over the preset, that over defaults. The first Ctrl-C or SIGTERM
-    finishes the step, saves, and prints how to go on; a second leaves at once.
+    A run's folder holds config.toml (everything resolved but the device), metrics.csv, samples/, last/ (for --resume)
+    and best/ (by validation). Flags win over --config, that over the preset, that over defaults. The first Ctrl-C or
+    SIGTERM finishes the step, saves, and prints how to go on; a second leaves at once.
 
     `torchrun --nproc-per-node N -m linformer_cli train ...` shares every batch out among N processes. A run goes on
     with any number of them.
@@ -239,11 +239,11 @@ def train(
             _dry_run(trainer, json)
             return
         advice = f"what was saved is whole; go on with: lintx train --resume '{folder.path}'"
-        with notice_loss(advice), _hold(folder, None if resume else settings) if team.leads else nullcontext():
+        with notice_loss(advice), _hold(folder, None if resume else trainer.config) if team.leads else nullcontext():
             if resume:
                 trainer.resume()
                 if team.leads:
-                    folder.write_config(settings)
+                    folder.write_config(trainer.config)
             talk(f"training in {folder.path} from step {trainer.progress.step}")
             _run(trainer, folder, json)
 

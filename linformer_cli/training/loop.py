@@ -52,7 +52,7 @@ def build_model(config: RunConfig) -> PixelModel:
 
 
 class Trainer:
-    """A run under way: model, optimizer, place in the data, and progress.
+    """A run under way: model, optimizer, place in the data, and progress. `config` has the precision it is trained in.
 
     Each process of a `team` trains on its share of every batch, and all have the same weights after it. Rank 0 alone
     validates, samples, writes and reports. Raises `UsageError` for a batch with fewer images than processes, and for
@@ -69,7 +69,9 @@ class Trainer:
         precision: str,
         team: Team = ALONE,
     ) -> None:
-        self.config, self.folder, self.device = config, folder, device
+        # What "auto" became belongs to the run, which goes on so on any machine.
+        settings = config.train.model_copy(update={"precision": precision})
+        self.config, self.folder, self.device = config.model_copy(update={"train": settings}), folder, device
         self.team, self.own_batch = team.on(device), share_batch(team, config.train.batch)
         train.require_shape(config.model.image)
         self.train_set, self.validation = train, validation

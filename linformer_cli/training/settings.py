@@ -160,12 +160,12 @@ def merge_settings(
 def extend_settings(
     config: RunConfig, train: Mapping[str, Any], changed: Mapping[str, Any], data_dir: str | None
 ) -> RunConfig:
-    """A resumed run's configuration: another length, device or data folder is all that may change.
+    """A resumed run's configuration: another length, device, precision or data folder is all that may change.
 
     `train` and `changed` are what was given on the command line for training and for all else; raises `UsageError`
     where that would make another run of it.
     """
-    refused = [*changed, *(key for key in train if key not in (*LENGTHS, "device"))]
+    refused = [*changed, *(key for key in train if key not in (*LENGTHS, "device", "precision"))]
     if refused:
         flag = "--" + refused[0].replace("_", "-")
         raise UsageError(f"--resume goes on with the run's own settings; drop {flag} or start a new run")

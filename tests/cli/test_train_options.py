@@ -1,14 +1,17 @@
 """What `lintx train` can do besides its defaults, from the command line to the saved run."""
 
 import math
+import tomllib
 
 import numpy as np
 import pytest
 import tomli_w
 from PIL import Image
 
+from linformer_cli import runtime
 from linformer_cli.checkpoint import read_checkpoint
 from linformer_cli.report.grids import read_png_metadata
+from linformer_cli.runtime import Choice
 
 SMALL = ("--data", "glyphs", "--image-size", "10", "--preset", "tiny", "--steps", "2", "--batch", "4")
 
@@ -22,6 +25,30 @@ def test_muon_and_shift_reach_the_run(lintx, tmp_path):
     assert resumed.code == 0 and "finished step 3" in resumed.stderr
     refused = lintx("train", "--resume", run, "--shift", 1)
     assert refused.code == 2 and "drop --shift" in refused.stderr
+
+
+def test_a_run_goes_on_in_the_precision_it_began_in(lintx, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+
+    def resolve(auto):
+        monkeypatch.setattr(
+            runtime, "choose_precision", lambda wanted, *_: Choice(auto if wanted == "auto" else wanted, "")
+        )
+
+    def found():
+        written = tomllib.loads((run / "config.toml").read_text())["train"]
+        saved = read_checkpoint(run / "last").info.training.settings
+        assert (written["precision"], written["device"]) == (saved.precision, saved.device)
+        return saved.precision, saved.device
+
+    resolve("bf16")
+    assert lintx("train", *SMALL, "--out", run).code == 0
+    assert found() == ("bf16", "auto")
+    resolve("fp32")  # another machine
+    assert lintx("train", "--resume", run, "--steps", 3, "--json").document["precision"] == "bf16"
+    assert found() == ("bf16", "auto")
+    assert lintx("train", "--resume", run, "--steps", 4, "--precision", "fp32").code == 0
+    assert found() == ("fp32", "auto")
 
 
 def test_a_shift_off_the_image_is_refused(lintx, tmp_path):

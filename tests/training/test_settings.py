@@ -208,11 +208,12 @@ def test_merging_leaves_presets_and_flags_alone(write) -> None:
 # Going on with a run
 
 
-def test_a_resumed_run_may_get_another_length_device_and_data_folder() -> None:
+def test_a_resumed_run_may_get_another_length_device_precision_and_data_folder() -> None:
     config = build(preset="tiny", train={"steps": 5, "batch": 3, "device": "cpu"})
-    longer = extend_settings(config, {"max_time": 60.0, "device": "auto"}, {}, "elsewhere")
+    longer = extend_settings(config, {"max_time": 60.0, "device": "auto", "precision": "bf16"}, {}, "elsewhere")
     assert (longer.train.steps, longer.train.epochs, longer.train.max_time) == (None, None, 60.0)
     assert (longer.train.batch, longer.train.device, longer.data.data_dir) == (3, "auto", "elsewhere")
+    assert longer.train.precision == "bf16"
     assert longer.model == config.model
     assert extend_settings(config, {}, {}, None) == config
 
