@@ -209,7 +209,7 @@ def train(
     if run is not None and not resume:
         raise UsageError(f"unexpected '{run}'; to go on with that run: lintx train --resume {run}")
 
-    from linformer_cli.training.run_folder import RunFolder, find_newest_run, name_run
+    from linformer_cli.training.run_folder import RUNS, RunFolder, claim_run, find_newest_run
     from linformer_cli.training.settings import extend_settings, find_source, merge_settings
 
     with join_team() as team:
@@ -228,7 +228,7 @@ def train(
                 given_model["attention_options"] = options.parse_pairs(attention_option, "--attention-option")
             source = find_source(init_from, config)
             merged = merge_settings(config, preset, given_model, given_data, given_train, source)
-            folder = RunFolder(out if out is not None else team.from_leader(lambda: name_run(merged.preset)))
+            folder = RunFolder(out if out is not None else RUNS)
             merged.check()
             images = _load_images(merged.data_config, team)
             settings = merged.build(images[0].shape, images[0].classes)
@@ -238,6 +238,8 @@ def train(
         if dry_run:
             _dry_run(trainer, json)
             return
+        if not resume and out is None:  # only now: what is refused leaves no folder
+            trainer.folder = folder = RunFolder(team.from_leader(lambda: claim_run(merged.preset)))
         advice = f"what was saved is whole; go on with: lintx train --resume '{folder.path}'"
         with notice_loss(advice), _hold(folder, None if resume else trainer.config) if team.leads else nullcontext():
             if resume:

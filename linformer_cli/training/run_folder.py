@@ -5,6 +5,7 @@ import csv
 import datetime
 import fnmatch
 import io
+import itertools
 import os
 import shutil
 import tomllib
@@ -38,14 +39,21 @@ TIMING_METRICS = ("elapsed_seconds", "images_per_second", "peak_memory_bytes")
 
 RUNS = Path("runs")  # where runs lie that are not told where
 
+_LOCK = ".lock"
 _KEPT_SPIKES = 3
 
 
-def name_run(preset: str) -> Path:
-    """A folder in runs/ that does not exist yet, named by date and preset."""
+def claim_run(preset: str) -> Path:
+    """Make a new folder in runs/, named by date and preset: of runs begun in the same second each has its own."""
     base = RUNS / f"{datetime.datetime.now():%Y-%m-%d-%H%M%S}-{preset}"
-    numbered = (base.with_name(f"{base.name}-{number}") for number in range(2, 1000))
-    return next(path for path in (base, *numbered) if not path.exists())
+    with _one_line(RUNS):
+        RUNS.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(1):
+            path = base if number == 1 else base.with_name(f"{base.name}-{number}")
+            with contextlib.suppress(FileExistsError):
+                path.mkdir()
+                break
+    return path
 
 
 def find_newest_run() -> Path:
@@ -71,7 +79,7 @@ class RunFolder:
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Refuse a second process on this run. The system lifts the lock when a process ends, however it ends."""
-        lock = FileLock(self.path / ".lock", blocking=False)
+        lock = FileLock(self.path / _LOCK, blocking=False)
         with _one_line(self.path):
             try:
                 lock.acquire()
@@ -115,14 +123,19 @@ class RunFolder:
 
     def create(self, config: RunConfig) -> None:
         """Make the folder; raises `UsageError` where there is one with something in it already."""
+        self._refuse_if_taken()
+        with _one_line(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        with self.lock():
+            self._refuse_if_taken()  # another process may have been here in between
+            self.write_config(config)
+            self._write_metrics([])
+
+    def _refuse_if_taken(self) -> None:
         if self.path.exists() and (not self.path.is_dir() or any(map(_is_something, self.path.iterdir()))):
             raise UsageError(
                 f"'{self.path}' exists already; continue it with --resume '{self.path}', or name another with --out"
             )
-        with _one_line(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-        self.write_config(config)
-        self._write_metrics([])
 
     def write_config(self, config: RunConfig) -> None:
         """`config.toml`: everything that was decided, defaults included. What is None is left out."""
@@ -165,8 +178,8 @@ def _is_kept(row: Mapping[str, str], step: int, validated: bool) -> bool:
 
 
 def _is_something(path: Path) -> bool:
-    """Not merely the temporary file of a write that was killed."""
-    return not fnmatch.fnmatch(path.name, TEMPORARY_FILES)
+    """Not merely a lock, or the temporary file of a write that was killed."""
+    return path.name != _LOCK and not fnmatch.fnmatch(path.name, TEMPORARY_FILES)
 
 
 def _link_or_copy(source: str, target: str) -> None:

@@ -27,6 +27,18 @@ def test_muon_and_shift_reach_the_run(lintx, tmp_path):
     assert refused.code == 2 and "drop --shift" in refused.stderr
 
 
+def test_a_run_that_is_not_told_where_has_a_folder_in_runs(lintx, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert lintx("train", *SMALL, "--dry-run").code == 0
+    assert lintx("train", *SMALL, "--shift", 10).code == 2
+    assert list(tmp_path.iterdir()) == []
+    outcome = lintx("train", *SMALL, "--json")
+    (run,) = (tmp_path / "runs").iterdir()
+    assert outcome.document["run"] == f"runs/{run.name}" and run.name.endswith("-tiny")
+    assert f"training in runs/{run.name} from step 0" in outcome.stderr
+    assert read_checkpoint(run / "last").info.training.step == 2
+
+
 def test_a_run_goes_on_in_the_precision_it_began_in(lintx, tmp_path, monkeypatch):
     run = tmp_path / "run"
 

@@ -1,11 +1,13 @@
 """The folder of a run: never overwritten, read back exactly, metrics that can be cut."""
 
+import contextlib
 import csv
 import errno
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,7 +17,7 @@ from linformer_cli import files as files_module
 from linformer_cli.config import Config, DataConfig, ModelConfig, RunConfig, TrainConfig, parse_config
 from linformer_cli.errors import CheckpointError, LintxError, UsageError
 from linformer_cli.training import run_folder as run_folder_module
-from linformer_cli.training.run_folder import METRICS, TIMING_METRICS, RunFolder, find_newest_run, name_run
+from linformer_cli.training.run_folder import METRICS, TIMING_METRICS, RunFolder, claim_run, find_newest_run
 
 PLAIN: dict[str, Any] = {"model": {"image": {"height": 8, "width": 8}}, "train": {"steps": 5}}
 
@@ -43,14 +45,20 @@ def full_disk(*_arguments: object, **_options: object) -> None:
 # Where a run lies that was not told where
 
 
-def test_a_new_run_is_named_by_its_preset_and_its_name_is_free(tmp_path: Path, monkeypatch) -> None:
+def test_runs_begun_in_the_same_second_have_folders_of_their_own(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    taken = set()
-    for _ in range(3):
-        run = name_run("tiny")
-        assert run.parent == Path("runs") and "-tiny" in run.name and run not in taken
-        run.mkdir(parents=True)
-        taken.add(run)
+    runs = [claim_run("tiny") for _ in range(3)]
+    assert len(set(runs)) == 3
+    for run in runs:
+        assert run.parent == Path("runs") and "-tiny" in run.name
+        RunFolder(run).create(configure())
+
+
+def test_a_folder_of_runs_that_cannot_be_made_is_one_line(tmp_path: Path, monkeypatch, raises_one_line) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").write_text("in the way")
+    with raises_one_line(LintxError, "cannot read or write 'runs'"):
+        claim_run("tiny")
 
 
 def test_the_newest_run_is_the_one_to_go_on_with(tmp_path: Path, monkeypatch, raises_one_line) -> None:
@@ -73,7 +81,7 @@ def test_a_new_run_has_its_configuration_and_empty_metrics(tmp_path: Path, exist
     if exists:
         folder.path.mkdir(parents=True)
     folder.create(configure())
-    assert {path.name for path in folder.path.iterdir()} == {"config.toml", "metrics.csv"}
+    assert {path.name for path in folder.path.iterdir()} == {"config.toml", "metrics.csv", ".lock"}
     assert folder.metrics_file.read_text().strip() == ",".join(METRICS)
     assert folder.read_config() == configure()
 
@@ -97,6 +105,28 @@ def test_nor_is_anything_else_that_lies_there(tmp_path: Path, raises_one_line) -
             RunFolder(tmp_path / name).create(configure())
     assert (tmp_path / "file").read_text() == "mine"
     assert [path.name for path in (tmp_path / "folder").iterdir()] == [".hidden"]
+
+
+def test_a_run_that_another_process_makes_is_left_alone(tmp_path: Path, monkeypatch, raises_one_line) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    with folder.lock():
+        with raises_one_line(LintxError, "another process is training in", str(folder.path)):
+            RunFolder(folder.path).create(configure())
+        assert [path.name for path in folder.path.iterdir()] == [".lock"]
+    lock = RunFolder.lock
+
+    @contextlib.contextmanager
+    def late(self: RunFolder) -> Iterator[None]:
+        """Another process had the lock, and its run, just before."""
+        with lock(self):
+            self.write_config(configure(train={"steps": 9}))
+            yield
+
+    monkeypatch.setattr(RunFolder, "lock", late)
+    with raises_one_line(UsageError, "exists already"):
+        RunFolder(folder.path).create(configure())
+    assert folder.read_config() == configure(train={"steps": 9})
 
 
 def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path, raises_one_line) -> None:
