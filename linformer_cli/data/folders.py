@@ -3,9 +3,11 @@
 import contextlib
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,8 @@ _HELD_OUT = 10
 _SPLITS = ("train", "validation", "test")
 # Goes up when the same folder is split, ordered or kept in another way: what was kept before is then made anew.
 _CACHE_VERSION = 2
+_IMAGES = "images.bin"
+_LEFTOVER_SECONDS = 24 * 60 * 60
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,8 @@ def load_folder(folder: Path, split: str, image_size: int | None, channels: int 
     names: dict[str, list[str]] = index["names"]
     # The splits lie one after the other in the file, so that each is a view of it.
     start = sum(len(names[before]) for before in _SPLITS[: _SPLITS.index(split)])
-    images = np.load(home / "images.npy", mmap_mode="r", allow_pickle=False)[start : start + len(names[split])]
+    whole = np.memmap(home / _IMAGES, dtype=np.uint8, mode="r", shape=tuple(index["shape"]))
+    images = whole[start : start + len(names[split])]
     if not len(images):
         raise DataError(f"{folder} holds no readable picture for '{split}'; add some")
     classes = _classes([name for part in names.values() for name in part])
@@ -104,7 +109,8 @@ def _fingerprint(folder: Path, files: Sequence[str]) -> str:
 def _is_current(home: Path, fingerprint: str) -> bool:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         index = json.loads((home / "index.json").read_text(encoding="utf-8"))
-        return bool(index["fingerprint"] == fingerprint) and (home / "images.npy").is_file()
+        whole = (home / _IMAGES).stat().st_size == math.prod(index["shape"])
+        return whole and bool(index["fingerprint"] == fingerprint)
     return False
 
 
@@ -116,31 +122,31 @@ def _build(home: Path, folder: Path, files: Sequence[str], side: int, channels: 
     shape = parse_config(ImageShape, {"height": side, "width": side, "channels": channels}, f"--image-size {side}")
     names: dict[str, list[str]] = {split: [] for split in _SPLITS}
     skipped: list[str] = []
-    written = 0
     try:
         home.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(home)
         writing = Path(tempfile.mkdtemp(prefix=f".{home.name}.", dir=home.parent))
     except OSError as error:
         raise DataError(f"cannot write the cache {home.parent} ({error.strerror or error})") from None
     try:
-        size = (len(files), side, side, channels)
-        images = np.lib.format.open_memmap(writing / "images.npy", mode="w+", dtype=np.uint8, shape=size)
-        for split, chosen in _split(files).items():
-            for name in chosen:
-                try:
-                    images[written] = load_picture(folder / name, shape).image
-                except DataError as error:
-                    skipped.append(str(error))
-                    continue
-                names[split].append(name)
-                written += 1
-        if not written:
+        # Not through a map of the file into memory: where the disk is full, a write to that kills the process.
+        with open(writing / _IMAGES, "wb") as file:
+            for split, chosen in _split(files).items():
+                for name in chosen:
+                    try:
+                        image = load_picture(folder / name, shape).image
+                    except DataError as error:
+                        skipped.append(str(error))
+                        continue
+                    file.write(image.tobytes())
+                    names[split].append(name)
+            file.flush()
+            os.fsync(file.fileno())
+        count = sum(map(len, names.values()))
+        if not count:
             raise DataError(f"{folder} holds no readable picture, {len(skipped)} broken ones; {skipped[0]}")
-        images.flush()
-        if skipped:
-            np.save(writing / "whole.npy", images[:written])
-            os.replace(writing / "whole.npy", writing / "images.npy")
-        index = {"fingerprint": fingerprint, "names": names, "skipped": skipped}
+        sizes = [count, side, side, channels]
+        index = {"fingerprint": fingerprint, "shape": sizes, "names": names, "skipped": skipped}
         (writing / "index.json").write_text(json.dumps(index), encoding="utf-8")
         shutil.rmtree(home, ignore_errors=True)
         os.rename(writing, home)
@@ -148,6 +154,18 @@ def _build(home: Path, folder: Path, files: Sequence[str], side: int, channels: 
         raise DataError(f"cannot write the cache {home} ({error.strerror or error})") from None
     finally:
         shutil.rmtree(writing, ignore_errors=True)
+
+
+def _remove_leftovers(home: Path) -> None:
+    """Remove what processes that were killed while they wrote `home` left beside it.
+
+    One that is alive writes on and on: what nobody has touched for a day is no one's.
+    """
+    for folder in home.parent.glob(f".{home.name}.*"):
+        with contextlib.suppress(OSError):
+            touched = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
+            if time.time() - touched > _LEFTOVER_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_coloured(path: Path) -> bool:

@@ -1,5 +1,7 @@
 """Folders of pictures, made by the tests."""
 
+import errno
+import io
 import json
 import os
 from pathlib import Path
@@ -145,6 +147,43 @@ def test_decoded_once_until_the_folder_changes(tmp_path: Path, cache: Path, monk
     load_folder(tmp_path / "pictures", "train", 8, 3, cache)
     assert len(decoded) == 20
     assert [path.name for path in cache.iterdir()] == [next(cache.iterdir()).name]  # nothing half-made is left
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, cache: Path, monkeypatch, raises_one_line) -> None:
+    from linformer_cli.data import folders
+
+    class FullDisk(io.BytesIO):
+        def write(self, _data: object) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    write_pictures(tmp_path / "pictures", 10)
+    monkeypatch.setattr(folders, "open", lambda *_: FullDisk(), raising=False)
+    with raises_one_line(DataError, "cannot write the cache", "No space left on device"):
+        load_folder(tmp_path / "pictures", "train", 8, 3, cache)
+    assert list(cache.iterdir()) == []
+
+
+def test_a_cache_that_is_cut_short_is_made_anew(tmp_path: Path, cache: Path) -> None:
+    write_pictures(tmp_path / "pictures", 10)
+    before = load_folder(tmp_path / "pictures", "train", 8, 3, cache).images.tolist()
+    (file,) = cache.glob("*/images.bin")
+    os.truncate(file, 100)
+    assert load_folder(tmp_path / "pictures", "train", 8, 3, cache).images.tolist() == before
+
+
+def test_what_killed_processes_left_is_removed_and_what_a_living_one_writes_is_not(tmp_path: Path, cache: Path) -> None:
+    write_pictures(tmp_path / "pictures", 10)
+    load_folder(tmp_path / "pictures", "train", 8, 3, cache)
+    (home,) = cache.iterdir()
+    dead, alive = (cache / f".{home.name}.{name}" for name in ("dead", "alive"))
+    for folder in (dead, alive):
+        folder.mkdir()
+        (folder / "images.bin").write_bytes(b"half")
+        os.utime(folder, (1, 1))  # begun long ago
+    os.utime(dead / "images.bin", (1, 1))
+    os.utime(tmp_path / "pictures" / "003.png", (1, 1))
+    load_folder(tmp_path / "pictures", "train", 8, 3, cache)
+    assert set(cache.iterdir()) == {home, alive}
 
 
 @pytest.mark.parametrize("count", [0, 2])
