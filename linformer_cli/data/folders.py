@@ -45,15 +45,17 @@ class FolderImages:
     classes: int
 
 
-def load_folder(folder: Path, split: str, image_size: int | None, channels: int | None, cache: Path) -> FolderImages:
-    """The pictures in `folder`, in any depth, cropped around the middle and resized to `image_size` (32) pixels a side.
+def load_folder(
+    folder: Path, splits: Sequence[str], image_size: int | None, channels: int | None, cache: Path
+) -> list[FolderImages]:
+    """The pictures of each of `splits` in `folder`, in any depth, cropped around the middle and resized.
 
-    `channels` is 1 (grey) or 3 (RGB); None takes RGB as soon as one picture is coloured. Pictures that lie in at least
-    two folders directly under `folder` are labelled by these, in the order of their names. One picture in ten, chosen
-    by the digest of its name, is for testing, and as many are for validation; a folder with `train/` and `test/` brings
-    its own split, and validation is one in ten of what is not in `test/`. Training pictures are in the order of their
-    names, the others in that of the digests, so that the first of them are of all classes. Both orders depend on names
-    alone: a seed means the same everywhere.
+    They have `image_size` (32) pixels a side. `channels` is 1 (grey) or 3 (RGB); None takes RGB as soon as one picture
+    is coloured. Pictures that lie in at least two folders directly under `folder` are labelled by these, in the order
+    of their names. One picture in ten, chosen by the digest of its name, is for testing, and as many are for
+    validation; a folder with `train/` and `test/` brings its own split, and validation is one in ten of what is not in
+    `test/`. Training pictures are in the order of their names, the others in that of the digests, so that the first of
+    them are of all classes. Both orders depend on names alone: a seed means the same everywhere.
 
     Decoded images are kept below `cache` and made anew when a name, size or date in the folder changes. Raises
     `DataError` where there is no folder, or fewer than three readable pictures in it, `UsageError` for an `image_size`
@@ -70,15 +72,18 @@ def load_folder(folder: Path, split: str, image_size: int | None, channels: int 
         _build(home, folder, files, side, channels, fingerprint)
     index = json.loads((home / "index.json").read_text(encoding="utf-8"))
     names: dict[str, list[str]] = index["names"]
-    # The splits lie one after the other in the file, so that each is a view of it.
-    start = sum(len(names[before]) for before in _SPLITS[: _SPLITS.index(split)])
-    whole = np.memmap(home / _IMAGES, dtype=np.uint8, mode="r", shape=tuple(index["shape"]))
-    images = whole[start : start + len(names[split])]
-    if not len(images):
-        raise DataError(f"{folder} holds no readable picture for '{split}'; add some")
     classes = _classes([name for part in names.values() for name in part])
-    labels = None if classes is None else np.array([classes[_class_of(name)] for name in names[split]], dtype=np.int64)
-    return FolderImages(images, labels, tuple(index["skipped"]), len(classes or ()))
+    whole = np.memmap(home / _IMAGES, dtype=np.uint8, mode="r", shape=tuple(index["shape"]))
+    found = []
+    for split in splits:
+        if not names[split]:
+            raise DataError(f"{folder} holds no readable picture for '{split}'; add some")
+        # The splits lie one after the other in the file, so that each is a view of it.
+        start = sum(len(names[before]) for before in _SPLITS[: _SPLITS.index(split)])
+        labels = None if classes is None else np.array([classes[_class_of(name)] for name in names[split]], np.int64)
+        images = whole[start : start + len(names[split])]
+        found.append(FolderImages(images, labels, tuple(index["skipped"]), len(classes or ())))
+    return found
 
 
 def _list_pictures(folder: Path) -> list[str]:

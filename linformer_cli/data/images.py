@@ -1,6 +1,7 @@
 """Data sets of images by name, and the one rule that cuts them into training, validation and test images."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +13,7 @@ from linformer_cli.config import DataConfig, ImageShape, parse_config
 from linformer_cli.errors import DataError, UsageError, unknown_name
 from linformer_cli.files import user_cache
 
-from .folders import load_folder
+from .folders import FolderImages, load_folder
 from .glyphs import CHARACTERS, COUNTS, DEFAULT_SIZE, draw_glyphs
 from .pictures import border_brightness
 from .torchvision_sets import load_torchvision_set
@@ -113,8 +114,23 @@ def load_images(
     latter. Raises `UsageError` for a name, split or size that cannot be had, `DataError` where images are missing,
     damaged or of the wrong form.
     """
-    if split not in SPLITS:
-        raise unknown_name("split", split, SPLITS)
+    return _load(name, [split], data_dir, image_size, channels)[0]
+
+
+def load_for_training(data: DataConfig) -> tuple[ImageSet, ImageSet]:
+    """The training and the validation images of `data`, read once; raises as `load_images` does."""
+    train, validation = _load(data.name, ["train", "validation"], data.data_dir, data.image_size, data.channels)
+    return train, validation
+
+
+def _load(
+    name: str, splits: Sequence[Split], data_dir: str | Path | None, image_size: int | None, channels: int | None
+) -> list[ImageSet]:
+    """The images of `splits`, which are `test` or all of the set's own training part."""
+    for split in splits:
+        if split not in SPLITS:
+            raise unknown_name("split", split, SPLITS)
+    part: Literal["train", "test"] = "test" if "test" in splits else "train"
     kind, colon, folder = name.partition(":")
     own = kind in ("array", "folder") and bool(colon)
     if not own and name not in DATA_SETS:
@@ -132,24 +148,26 @@ def load_images(
         raise UsageError(f"--channels {channels} does not fit --data {name}: it is for folder:PATH; drop it")
     if name == "glyphs":
         side = DEFAULT_SIZE if image_size is None else image_size
-        drawn: Literal["train", "test"] = "test" if split == "test" else "train"
-        part = _part(name, split, COUNTS[drawn])
-        images, labels = draw_glyphs(drawn, side, part.start, part.stop)
-        return ImageSet(name, split, images, labels, classes=len(CHARACTERS))
+        return [_draw(name, split, part, side) for split in splits]
     if kind == "folder":
-        found = load_folder(Path(os.path.expanduser(folder)), split, image_size, channels, user_cache() / "folders")
-        notes = (f"{len(found.skipped)} files skipped, the first: {found.skipped[0]}",) if found.skipped else ()
-        return ImageSet(name, split, found.images, found.labels, notes, found.classes)
+        found = load_folder(Path(os.path.expanduser(folder)), splits, image_size, channels, user_cache() / "folders")
+        return [_from_folder(name, *each) for each in zip(splits, found, strict=True)]
     if kind == "array":
-        return _cut(name, split, *_load_arrays(folder, "test" if split == "test" else "train"))
-    root, origin = _find_data_dir(data_dir)
-    return _cut(name, split, *load_torchvision_set(name, split != "test", root, origin))
+        images, labels = _load_arrays(folder, part)
+    else:
+        images, labels = load_torchvision_set(name, part == "train", *_find_data_dir(data_dir))
+    return [_cut(name, split, images, labels) for split in splits]
 
 
-def load_for_training(data: DataConfig) -> tuple[ImageSet, ImageSet]:
-    """The training and the validation images of `data`; raises as `load_images` does."""
-    options = data.data_dir, data.image_size, data.channels
-    return load_images(data.name, "train", *options), load_images(data.name, "validation", *options)
+def _draw(name: str, split: Split, part: Literal["train", "test"], side: int) -> ImageSet:
+    place = _part(name, split, COUNTS[part])
+    images, labels = draw_glyphs(part, side, place.start, place.stop)
+    return ImageSet(name, split, images, labels, classes=len(CHARACTERS))
+
+
+def _from_folder(name: str, split: Split, found: FolderImages) -> ImageSet:
+    notes = (f"{len(found.skipped)} files skipped, the first: {found.skipped[0]}",) if found.skipped else ()
+    return ImageSet(name, split, found.images, found.labels, notes, found.classes)
 
 
 def _part(name: str, split: Split, count: int) -> slice:

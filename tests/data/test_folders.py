@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from linformer_cli.data.folders import load_folder
-from linformer_cli.data.images import load_images
+from linformer_cli.config import DataConfig
+from linformer_cli.data.folders import FolderImages, load_folder
+from linformer_cli.data.images import load_for_training, load_images
 from linformer_cli.errors import DataError, UsageError
 
 SPLITS = ("train", "validation", "test")
@@ -27,6 +28,10 @@ def write_pictures(folder: Path, count: int, seed: int = 0, colour: bool = True)
         Image.fromarray(pixels).save(folder / f"{index:03d}.png")
 
 
+def load(folder: Path, split: str, image_size: int | None, channels: int | None, cache: Path) -> FolderImages:
+    return load_folder(folder, [split], image_size, channels, cache)[0]
+
+
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
@@ -34,7 +39,7 @@ def cache(tmp_path: Path) -> Path:
 
 def test_splits_are_apart_and_together_everything(tmp_path: Path, cache: Path) -> None:
     write_pictures(tmp_path / "pictures" / "deep" / "deeper", 30)
-    parts = {split: load_folder(tmp_path / "pictures", split, 8, None, cache).images for split in SPLITS}
+    parts = {split: load(tmp_path / "pictures", split, 8, None, cache).images for split in SPLITS}
     assert {split: len(images) for split, images in parts.items()} == {"train": 24, "validation": 3, "test": 3}
     whole = np.concatenate(list(parts.values())).reshape(30, -1)
     assert whole.shape[1] == 8 * 8 * 3 and len(np.unique(whole, axis=0)) == 30
@@ -43,10 +48,10 @@ def test_splits_are_apart_and_together_everything(tmp_path: Path, cache: Path) -
 def test_own_splits_and_class_folders(tmp_path: Path, cache: Path) -> None:
     for name, count in (("train/cat", 9), ("train/dog", 11), ("test/cat", 2), ("test/dog", 3)):
         write_pictures(tmp_path / "pictures" / name, count, seed=count)
-    test = load_folder(tmp_path / "pictures", "test", 8, None, cache)
+    test = load(tmp_path / "pictures", "test", 8, None, cache)
     assert test.labels is not None and sorted(test.labels) == [0, 0, 1, 1, 1]
-    train = load_folder(tmp_path / "pictures", "train", 8, None, cache)
-    validation = load_folder(tmp_path / "pictures", "validation", 8, None, cache)
+    train = load(tmp_path / "pictures", "train", 8, None, cache)
+    validation = load(tmp_path / "pictures", "validation", 8, None, cache)
     assert len(train.images) + len(validation.images) == 20 and len(validation.images) == 2
     assert {part.classes for part in (train, validation, test)} == {2}
 
@@ -58,9 +63,9 @@ def test_the_first_held_out_pictures_are_of_all_classes(tmp_path: Path, cache: P
         for folder in folders:
             write_pictures(tmp_path / "pictures" / f"{folder}{name}", 60, seed=number)
     for split in ("validation", "test"):
-        labels = load_folder(tmp_path / "pictures", split, 4, 1, cache).labels
+        labels = load(tmp_path / "pictures", split, 4, 1, cache).labels
         assert labels is not None and len(labels) >= 24 and set(labels[:12]) == {0, 1, 2, 3}
-    labels = load_folder(tmp_path / "pictures", "train", 4, 1, cache).labels
+    labels = load(tmp_path / "pictures", "train", 4, 1, cache).labels
     assert labels is not None and labels.tolist() == sorted(labels)
 
 
@@ -71,44 +76,44 @@ def test_what_an_earlier_version_kept_is_made_anew(
 
     write_pictures(tmp_path / "pictures", 10)
     monkeypatch.setattr(folders, "_CACHE_VERSION", 1)
-    load_folder(tmp_path / "pictures", "train", 8, 3, cache)
+    load(tmp_path / "pictures", "train", 8, 3, cache)
     monkeypatch.undo()
     index = next(cache.iterdir()) / "index.json"
     before = json.loads(index.read_text())["fingerprint"]
-    load_folder(tmp_path / "pictures", "train", 8, 3, cache)
+    load(tmp_path / "pictures", "train", 8, 3, cache)
     assert json.loads(index.read_text())["fingerprint"] != before
 
 
 def test_pictures_of_an_own_test_folder_do_not_count_for_validation(tmp_path: Path, cache: Path) -> None:
     write_pictures(tmp_path / "pictures" / "train", 20)
     write_pictures(tmp_path / "pictures" / "test", 60, seed=1)
-    found = [len(load_folder(tmp_path / "pictures", split, 4, 1, cache).images) for split in SPLITS]
+    found = [len(load(tmp_path / "pictures", split, 4, 1, cache).images) for split in SPLITS]
     assert found == [18, 2, 60]
 
 
 def test_pictures_without_class_folders_have_no_labels(tmp_path: Path, cache: Path) -> None:
     write_pictures(tmp_path / "one", 5)
-    unlabelled = load_folder(tmp_path, "train", 8, None, cache)
+    unlabelled = load(tmp_path, "train", 8, None, cache)
     assert unlabelled.labels is None and unlabelled.classes == 0
     write_pictures(tmp_path / "two", 5, seed=1)
-    assert load_folder(tmp_path, "train", 8, None, cache).labels is not None
+    assert load(tmp_path, "train", 8, None, cache).labels is not None
 
 
 def test_grey_is_noticed_and_can_be_asked_for(tmp_path: Path, cache: Path) -> None:
     write_pictures(tmp_path / "grey", 4, colour=False)
     write_pictures(tmp_path / "coloured", 4)
-    channels = [load_folder(tmp_path / name, "train", 8, None, cache).images.shape[3] for name in ("grey", "coloured")]
+    channels = [load(tmp_path / name, "train", 8, None, cache).images.shape[3] for name in ("grey", "coloured")]
     assert channels == [1, 3]
-    assert load_folder(tmp_path / "coloured", "train", 8, 1, cache).images.shape[3] == 1
+    assert load(tmp_path / "coloured", "train", 8, 1, cache).images.shape[3] == 1
 
 
 def test_broken_files_are_named_and_change_no_split(tmp_path: Path, cache: Path) -> None:
     write_pictures(tmp_path / "pictures", 20)
-    before = load_folder(tmp_path / "pictures", "train", 8, None, cache)
+    before = load(tmp_path / "pictures", "train", 8, None, cache)
     names_seen = len(before.images)
     broken = tmp_path / "pictures" / "000.png"
     broken.write_text("no picture")
-    after = load_folder(tmp_path / "pictures", "train", 8, None, cache)
+    after = load(tmp_path / "pictures", "train", 8, None, cache)
     assert len(after.skipped) == 1 and "000.png" in after.skipped[0]
     rows = {image.tobytes() for image in before.images}
     assert len(after.images) >= names_seen - 1 and all(image.tobytes() in rows for image in after.images)
@@ -118,12 +123,12 @@ def test_a_link_to_nothing_is_skipped_and_named(tmp_path: Path, cache: Path) -> 
     write_pictures(tmp_path / "pictures", 20)
     target, link = tmp_path / "elsewhere.png", tmp_path / "pictures" / "link.png"
     link.symlink_to(target)
-    found = [load_folder(tmp_path / "pictures", split, 8, 3, cache) for split in SPLITS]
+    found = [load(tmp_path / "pictures", split, 8, 3, cache) for split in SPLITS]
     assert sum(len(part.images) for part in found) == 20
     (line,) = found[0].skipped
     assert "no picture at" in line and "link.png" in line
     Image.new("RGB", (9, 9)).save(target)
-    found = [load_folder(tmp_path / "pictures", split, 8, 3, cache) for split in SPLITS]
+    found = [load(tmp_path / "pictures", split, 8, 3, cache) for split in SPLITS]
     assert sum(len(part.images) for part in found) == 21 and found[0].skipped == ()
 
 
@@ -140,11 +145,11 @@ def test_decoded_once_until_the_folder_changes(tmp_path: Path, cache: Path, monk
     monkeypatch.setattr(folders, "load_picture", counting)
     write_pictures(tmp_path / "pictures", 10)
     for split in SPLITS:
-        images = load_folder(tmp_path / "pictures", split, 8, 3, cache).images
+        images = load(tmp_path / "pictures", split, 8, 3, cache).images
         assert isinstance(images, np.memmap) and not images.flags.writeable
     assert len(decoded) == 10
     os.utime(tmp_path / "pictures" / "003.png", (1, 1))
-    load_folder(tmp_path / "pictures", "train", 8, 3, cache)
+    load(tmp_path / "pictures", "train", 8, 3, cache)
     assert len(decoded) == 20
     assert [path.name for path in cache.iterdir()] == [next(cache.iterdir()).name]  # nothing half-made is left
 
@@ -159,21 +164,21 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, cache: Path,
     write_pictures(tmp_path / "pictures", 10)
     monkeypatch.setattr(folders, "open", lambda *_: FullDisk(), raising=False)
     with raises_one_line(DataError, "cannot write the cache", "No space left on device"):
-        load_folder(tmp_path / "pictures", "train", 8, 3, cache)
+        load(tmp_path / "pictures", "train", 8, 3, cache)
     assert list(cache.iterdir()) == []
 
 
 def test_a_cache_that_is_cut_short_is_made_anew(tmp_path: Path, cache: Path) -> None:
     write_pictures(tmp_path / "pictures", 10)
-    before = load_folder(tmp_path / "pictures", "train", 8, 3, cache).images.tolist()
+    before = load(tmp_path / "pictures", "train", 8, 3, cache).images.tolist()
     (file,) = cache.glob("*/images.bin")
     os.truncate(file, 100)
-    assert load_folder(tmp_path / "pictures", "train", 8, 3, cache).images.tolist() == before
+    assert load(tmp_path / "pictures", "train", 8, 3, cache).images.tolist() == before
 
 
 def test_what_killed_processes_left_is_removed_and_what_a_living_one_writes_is_not(tmp_path: Path, cache: Path) -> None:
     write_pictures(tmp_path / "pictures", 10)
-    load_folder(tmp_path / "pictures", "train", 8, 3, cache)
+    load(tmp_path / "pictures", "train", 8, 3, cache)
     (home,) = cache.iterdir()
     dead, alive = (cache / f".{home.name}.{name}" for name in ("dead", "alive"))
     for folder in (dead, alive):
@@ -182,23 +187,37 @@ def test_what_killed_processes_left_is_removed_and_what_a_living_one_writes_is_n
         os.utime(folder, (1, 1))  # begun long ago
     os.utime(dead / "images.bin", (1, 1))
     os.utime(tmp_path / "pictures" / "003.png", (1, 1))
-    load_folder(tmp_path / "pictures", "train", 8, 3, cache)
+    load(tmp_path / "pictures", "train", 8, 3, cache)
     assert set(cache.iterdir()) == {home, alive}
+
+
+def test_training_lists_a_folder_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from linformer_cli.data import folders
+
+    monkeypatch.setenv("LINTX_CACHE", str(tmp_path / "cache"))
+    write_pictures(tmp_path / "pictures", 20)
+    lists, honest = [], folders._list_pictures
+    monkeypatch.setattr(folders, "_list_pictures", lambda folder: lists.append(folder) or honest(folder))
+    name = f"folder:{tmp_path / 'pictures'}"
+    found = load_for_training(DataConfig(name=name, image_size=8))
+    assert lists == [tmp_path / "pictures"]
+    for images in found:
+        assert np.array_equal(images.images, load_images(name, images.split, image_size=8).images)
 
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_too_few_pictures(tmp_path: Path, cache: Path, count: int) -> None:
     write_pictures(tmp_path / "pictures", count)
     with pytest.raises(DataError, match=f"holds {count} pictures; at least 3"):
-        load_folder(tmp_path / "pictures", "train", 8, None, cache)
+        load(tmp_path / "pictures", "train", 8, None, cache)
 
 
 def test_a_size_that_is_too_large_in_colour_alone(tmp_path: Path, cache: Path, raises_one_line) -> None:
     write_pictures(tmp_path / "pictures", 3)
     with raises_one_line(UsageError, "--image-size 600: an image can have 1,048,576 values, 1,080,000 were asked for"):
-        load_folder(tmp_path / "pictures", "train", 600, None, cache)
+        load(tmp_path / "pictures", "train", 600, None, cache)
     assert not cache.exists()
-    assert load_folder(tmp_path / "pictures", "train", 600, 1, cache).images.shape[1:] == (600, 600, 1)
+    assert load(tmp_path / "pictures", "train", 600, 1, cache).images.shape[1:] == (600, 600, 1)
 
 
 def test_only_broken_pictures(tmp_path: Path, cache: Path) -> None:
@@ -206,7 +225,7 @@ def test_only_broken_pictures(tmp_path: Path, cache: Path) -> None:
     for index in range(4):
         (tmp_path / "pictures" / f"{index}.jpg").write_bytes(b"")
     with pytest.raises(DataError, match="no readable picture, 4 broken ones"):
-        load_folder(tmp_path / "pictures", "train", 8, 3, cache)
+        load(tmp_path / "pictures", "train", 8, 3, cache)
     assert list(cache.iterdir()) == []
 
 

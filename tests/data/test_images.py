@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from linformer_cli.config import DataConfig
 from linformer_cli.data import images as images_module
 from linformer_cli.data.glyphs import draw_glyphs
-from linformer_cli.data.images import DATA_SETS, ImageSet, Split, load_images
+from linformer_cli.data.images import DATA_SETS, ImageSet, Split, load_for_training, load_images
 from linformer_cli.errors import DataError, LintxError, UsageError
 
 REAL_DATA = os.environ.get("LINTX_DATA")
@@ -265,6 +266,24 @@ def test_the_split_rule_holds_for_torchvision_sets(
     split: Split, count: int, asked_root: list[tuple[Path, str]]
 ) -> None:
     assert len(load_images("cifar10", split)) == count
+
+
+@pytest.mark.parametrize("name", ["mnist", "array", "glyphs"])
+def test_training_reads_a_set_once_and_cuts_it_as_ever(
+    name: str, asked_root: list[tuple[Path, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads, read = [], images_module._load_arrays
+    monkeypatch.setattr(images_module, "_load_arrays", lambda *given: reads.append(given) or read(*given))
+    if name == "array":
+        name = save_arrays(tmp_path / "mine", labels=np.arange(20))
+    found = load_for_training(DataConfig(name=name))
+    assert len(asked_root) + len(reads) == (name != "glyphs")
+    assert [images.split for images in found] == ["train", "validation"]
+    for images in found:
+        alone = load_images(name, images.split)
+        np.testing.assert_array_equal(images.images, alone.images)
+        np.testing.assert_array_equal(images.labels, alone.labels)
+        assert images.classes == alone.classes > 0
 
 
 def test_a_data_folder_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
