@@ -13,6 +13,8 @@ TIMED_ENGINE = "stepwise" if HAS_COMPILER else "textbook"
 # Kernels in Triton run where they are meant to, or else on the CPU, in Triton's own interpreter.
 TRITON_DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NO_TRITON = "Triton is not installed"
+# The metrics of a run that depend on the machine, not on the training: left out when two runs are compared.
+TIMING_METRICS = ("elapsed_seconds", "images_per_second", "peak_memory_bytes")
 
 
 def prepare_triton() -> None:

@@ -12,6 +12,7 @@ from linformer_cli.report.tables import Column
 from linformer_cli.report.terminal import format_bits, format_bytes, format_count
 
 from . import options
+from .images import load_training_images
 from .output import print_json, print_records, talk
 from .progress import TrainingDisplay
 
@@ -99,7 +100,6 @@ def compare(
         raise UsageError("--no-train only shows what is there; leave it or --retime out")
 
     from linformer_cli.comparison import describe_entry, forget_speeds, plan_entries
-    from linformer_cli.data.images import load_for_training
     from linformer_cli.runtime import choose_device, choose_precision, describe_environment
 
     place = choose_device(device)
@@ -114,7 +114,7 @@ def compare(
         preset,
         {key: value for key, value in given_data.items() if value is not None},
         {"evaluate_images": evaluate_images, "seed": seed, "device": device, "precision": kind.value},
-        lambda settings: load_for_training(settings.data_config),
+        lambda settings: load_training_images(settings.data_config),
     )
     failures: dict[str, str] = {}
     for entry in entries if retime else []:

@@ -11,6 +11,7 @@ import typer
 from linformer_cli.errors import UsageError
 
 from . import options
+from .images import load_images_to_fit
 from .output import print_facts, print_json, talk
 from .session import open_session
 
@@ -82,15 +83,12 @@ def evaluate(
     """
     session = open_session(options.one_checkpoint(checkpoint, checkpoint_option), device, precision.value)
 
-    from linformer_cli.data.images import fit_size, load_images
     from linformer_cli.evaluation.bits import measure_nats, stepped_nats
     from linformer_cli.report.terminal import format_bits
 
     name = data or session.checkpoint.info.data.name
     wanted = session.model.config.image
-    sizes = fit_size(name, wanted)
-    images = load_images(name, split.value, data_dir, sizes.get("image_size"), sizes.get("channels"))
-    images.require_shape(wanted)
+    images = load_images_to_fit(name, split.value, data_dir, wanted)
     classes = session.model.config.classes
     labels = images.require_labels(classes) if classes else None
     other = None if against is None else open_session(against, device, precision.value)

@@ -12,12 +12,13 @@ from linformer_cli.distributed import join_team, notice_loss
 from linformer_cli.errors import UsageError
 
 from . import options
+from .images import load_training_images
 from .output import print_facts, print_json, talk
 from .progress import TrainingDisplay
 
 if TYPE_CHECKING:
     from linformer_cli.checkpoint import Checkpoint
-    from linformer_cli.config import DataConfig, RunConfig
+    from linformer_cli.config import RunConfig
     from linformer_cli.data.images import ImageSet
     from linformer_cli.distributed import Team
     from linformer_cli.training.loop import Trainer
@@ -222,7 +223,7 @@ def train(
                 **_given(preset=preset, out=out, config=config, init_from=init_from, classes=classes),
             }
             settings = extend_settings(folder.read_config(), given_train, changed, data_dir)
-            images = _load_images(settings.data, team)
+            images = load_training_images(settings.data, team)
         else:
             if attention_option:
                 given_model["attention_options"] = options.parse_pairs(attention_option, "--attention-option")
@@ -230,7 +231,7 @@ def train(
             merged = merge_settings(config, preset, given_model, given_data, given_train, source)
             folder = RunFolder(out if out is not None else RUNS)
             merged.check()
-            images = _load_images(merged.data_config, team)
+            images = load_training_images(merged.data_config, team)
             settings = merged.build(images[0].shape, images[0].classes)
         trainer = _build_trainer(settings, folder, *images, team)
         if source is not None:
@@ -262,18 +263,6 @@ def _hold(folder: "RunFolder", new: "RunConfig | None") -> Iterator[None]:
 def _given(**values: Any) -> dict[str, Any]:
     """What was given on the command line."""
     return {key: value for key, value in values.items() if value is not None}
-
-
-def _load_images(data: "DataConfig", team: "Team") -> "tuple[ImageSet, ImageSet]":
-    """The training and the validation images; says how many there are."""
-    from linformer_cli.data.images import load_for_training
-
-    with team.leader_first():  # it may download them
-        train, validation = load_for_training(data)
-    for note in train.notes:
-        talk(f"{data.name}: {note}")
-    talk(f"{data.name}: {len(train):,} training and {len(validation):,} validation images")
-    return train, validation
 
 
 def _build_trainer(

@@ -34,8 +34,6 @@ METRICS = (
     "images_per_second",
     "peak_memory_bytes",
 )
-# What depends on the machine's speed, not on the training: left out when two runs are compared.
-TIMING_METRICS = ("elapsed_seconds", "images_per_second", "peak_memory_bytes")
 
 RUNS = Path("runs")  # where runs lie that are not told where
 

@@ -261,6 +261,24 @@ def test_eval_against_another_model_takes_the_difference(lintx, run_folder, tmp_
     assert refused.code == 2 and "draws other images" in refused.stderr
 
 
+def test_every_command_that_reads_images_says_what_was_skipped(lintx, run_folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("LINTX_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for index in range(12):
+        Image.new("L", (10, 10), 20 * index).save(folder / f"{index}.png")
+    (folder / "broken.png").write_text("no picture")
+    data = ("--data", f"folder:{folder}")
+    for arguments in (
+        ("train", *data, "--image-size", 10, "--preset", "tiny", "--dry-run"),
+        ("compare", *data, "--image-size", 10, "--preset", "tiny", "--no-train", "--runs", tmp_path / "runs"),
+        ("eval", run_folder, *data),
+    ):
+        outcome = lintx(*arguments)
+        assert outcome.code == 0, outcome.stderr
+        assert outcome.stderr.count("1 files skipped, the first: ") == outcome.stderr.count("broken.png") == 1
+
+
 def test_check_passes_and_fails(lintx, run_folder, monkeypatch):
     document = lintx("check", run_folder, "--json").document
     assert document["passed"] and all(row["passed"] for row in document["rows"])

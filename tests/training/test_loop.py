@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from machine import TIMING_METRICS
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -38,7 +39,7 @@ from linformer_cli.sampling.decode import sample_images
 from linformer_cli.training import loop as loop_module
 from linformer_cli.training.loop import Trainer, build_model
 from linformer_cli.training.progress import LossTrend, Progress
-from linformer_cli.training.run_folder import METRICS, TIMING_METRICS, RunFolder
+from linformer_cli.training.run_folder import METRICS, RunFolder
 
 TRAINING_IMAGES, VALIDATION_IMAGES = 30, 6
 # Nothing falls together by chance, and 14 steps of 4 or 8 images go through the 30 more than once.

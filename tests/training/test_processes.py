@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from machine import TIMING_METRICS
 from PIL import Image
 
 from linformer_cli.attention import CATALOGUE
@@ -21,7 +22,6 @@ from linformer_cli.distributed import Team
 from linformer_cli.errors import UsageError
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.report.metrics import METRICS_FILE, read_metrics
-from linformer_cli.training.run_folder import TIMING_METRICS
 from linformer_cli.training.together import has_idle_parameters, seed_own_dropout, share_batch
 
 WORK = Path(__file__).parents[1] / "processes.py"

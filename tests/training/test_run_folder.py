@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from machine import TIMING_METRICS
 
 from linformer_cli import files as files_module
 from linformer_cli.config import Config, DataConfig, ModelConfig, RunConfig, TrainConfig, parse_config
 from linformer_cli.errors import CheckpointError, LintxError, UsageError
 from linformer_cli.training import run_folder as run_folder_module
-from linformer_cli.training.run_folder import METRICS, TIMING_METRICS, RunFolder, claim_run, find_newest_run
+from linformer_cli.training.run_folder import METRICS, RunFolder, claim_run, find_newest_run
 
 PLAIN: dict[str, Any] = {"model": {"image": {"height": 8, "width": 8}}, "train": {"steps": 5}}
 

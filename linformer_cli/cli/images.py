@@ -1,0 +1,38 @@
+"""Images ready for use by a command: loaded, and what their owner may not expect said on stderr."""
+
+from typing import TYPE_CHECKING
+
+from linformer_cli.distributed import ALONE, Team
+
+from .output import talk
+
+if TYPE_CHECKING:
+    from linformer_cli.config import DataConfig, ImageShape
+    from linformer_cli.data.images import ImageSet, Split
+
+
+def load_training_images(data: "DataConfig", team: Team = ALONE) -> "tuple[ImageSet, ImageSet]":
+    """The training and the validation images, for one of `team`; says how many there are."""
+    from linformer_cli.data.images import load_for_training
+
+    with team.leader_first():  # it may download them
+        train, validation = load_for_training(data)
+    _say_notes(train)
+    talk(f"{data.name}: {len(train):,} training and {len(validation):,} validation images")
+    return train, validation
+
+
+def load_images_to_fit(name: str, split: "Split", data_dir: str | None, wanted: "ImageShape") -> "ImageSet":
+    """One split of the data set `name`; raises `UsageError` where it cannot be had as images of the size `wanted`."""
+    from linformer_cli.data.images import fit_size, load_images
+
+    sizes = fit_size(name, wanted)
+    images = load_images(name, split, data_dir, sizes.get("image_size"), sizes.get("channels"))
+    _say_notes(images)
+    images.require_shape(wanted)
+    return images
+
+
+def _say_notes(images: "ImageSet") -> None:
+    for note in images.notes:
+        talk(f"{images.name}: {note}")
