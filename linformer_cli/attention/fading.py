@@ -2,7 +2,6 @@
 
 from typing import Annotated, Self
 
-import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional
@@ -31,11 +30,15 @@ class FadingOptions(AttentionOptions):
             raise ValueError(f"the shortest memory must not be longer than the longest, found {found}")
         return self
 
-    def memory_lengths(self, shape: AttentionShape, count: int) -> Tensor:
-        """`count` lengths in positions, float64: from the longest down, each in the same ratio to the next."""
+    def memory_lengths(self, shape: AttentionShape, count: int) -> list[float]:
+        """`count` lengths in positions: from the longest down, each in the same ratio to the next.
+
+        Numbers, and what is made of them stays numbers until it is used: a buffer would be rounded when the model is
+        cast to bfloat16, and one of float64 could not be moved to every device.
+        """
         longest = float(self.longest_memory or shape.positions)
         shortest = float(self.shortest_memory or shape.row)
-        return longest * (shortest / longest) ** torch.linspace(0, 1, count, dtype=torch.float64)
+        return [longest * (shortest / longest) ** (place / max(1, count - 1)) for place in range(count)]
 
 
 def scale_outputs(sums: Tensor, output_gate: Tensor | None) -> Tensor:

@@ -1,5 +1,6 @@
 """Gated linear attention (Yang 2023, arXiv 2312.06635): running sums that fade as the input says."""
 
+import math
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -57,7 +58,6 @@ class GlaAttention(Attention):
     memory = Memory.CONSTANT
     options_type = GlaOptions
     options: GlaOptions
-    gate_start: Tensor
 
     def __init__(self, options: GlaOptions, shape: AttentionShape) -> None:
         super().__init__(options, shape)
@@ -66,17 +66,19 @@ class GlaAttention(Attention):
         self.gates = shape.key_width if vector else 1
         self.extra_per_head = self.gates + (shape.value_width if options.output_gate else 0)
         # log sigmoid(b) = -tau / m, and b is the log of the odds.
-        log_sigmoid = -options.temperature / options.memory_lengths(shape, self.gates if vector else shape.heads)
-        start = log_sigmoid - (-log_sigmoid.expm1()).log()
-        # b [1, K] or [H, 1].
-        self.register_buffer("gate_start", start.unsqueeze(0 if vector else 1), persistent=False)
+        memories = options.memory_lengths(shape, self.gates if vector else shape.heads)
+        log_sigmoids = [-options.temperature / memory for memory in memories]
+        self.gate_start = [x - math.log(-math.expm1(x)) for x in log_sigmoids]
 
-    def _gates(self, extra: Tensor | None, start: Tensor) -> tuple[Tensor, Tensor | None]:
-        """log a [..., K or 1], for b in a shape that goes with `extra` [..., E] and in the type wanted; output gate."""
+    def _gates(self, extra: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """log a [..., K or 1] in `dtype` and the output gate, of `extra` [B, H, ..., E]."""
         if extra is None:
             raise ValueError(f"gla needs {self.extra_per_head} extra scalars a head and position: its gates")
         logits, output_gate = extra.split([self.gates, self.extra_per_head - self.gates], dim=-1)
-        log_gate = functional.logsigmoid(logits.to(start.dtype) + start) / self.options.temperature
+        start = torch.tensor(self.gate_start, device=extra.device, dtype=dtype)
+        if self.options.gate == "scalar":
+            start = start.view(-1, *[1] * (extra.dim() - 2))
+        log_gate = functional.logsigmoid(logits.to(dtype) + start) / self.options.temperature
         return log_gate, output_gate if self.options.output_gate else None
 
     def attend(
@@ -85,7 +87,7 @@ class GlaAttention(Attention):
         dtype = accumulator_dtype(q.dtype)
         carried = None if state is None else state.s
         with torch.autocast(q.device.type, enabled=False):
-            log_gate, output_gate = self._gates(extra, self.gate_start.to(dtype).unsqueeze(1))
+            log_gate, output_gate = self._gates(extra, dtype)
             inputs = q.to(dtype) * self.score_scale, k.to(dtype), v.to(dtype)
             if self.options.gate == "vector":
                 sums, s = featurewise_decayed_causal_sums(*inputs, log_gate, carried, self.options.chunk)
@@ -104,7 +106,7 @@ class GlaAttention(Attention):
     ) -> tuple[Tensor, GlaState]:
         s = state.s
         with torch.autocast(s.device.type, enabled=False):
-            log_gate, output_gate = self._gates(extra_t, self.gate_start.to(s.dtype))
+            log_gate, output_gate = self._gates(extra_t, s.dtype)
             s.mul_(log_gate.exp_().unsqueeze(-1))
             s.addcmul_(k_t.to(s.dtype).unsqueeze(-1), v_t.to(s.dtype).unsqueeze(-2))
             query = q_t.to(s.dtype) * self.score_scale

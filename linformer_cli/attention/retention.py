@@ -66,8 +66,6 @@ class RetentionAttention(Attention):
     memory = Memory.CONSTANT
     options_type = RetentionOptions
     options: RetentionOptions
-    log_decay: Tensor
-    wave_scales: Tensor
 
     def __init__(self, options: RetentionOptions, shape: AttentionShape) -> None:
         super().__init__(options, shape)
@@ -77,24 +75,24 @@ class RetentionAttention(Attention):
         self.extra_per_head = shape.value_width if options.output_gate else 0
         # log d of each head [H], of every position or of the first of every row.
         span = shape.row if self.plane else 1
-        self.register_buffer("log_decay", -span / options.memory_lengths(shape, shape.heads), persistent=False)
+        self.log_decay = [-span / memory for memory in options.memory_lengths(shape, shape.heads)]
         # cos(x / 2)^(2 P) = sum over n of a_n cos(n x); query and key have sqrt(a_n) each.
         binomials = [math.comb(2 * self.waves, self.waves + n) / 4**self.waves for n in range(self.waves + 1)]
-        scales = torch.tensor([binomials[0], *(2 * a for a in binomials[1:])], dtype=torch.float64).sqrt()
-        self.register_buffer("wave_scales", scales, persistent=False)
+        self.wave_scales = [math.sqrt(a) for a in (binomials[0], *(2 * a for a in binomials[1:]))]
 
     def _wave_factors(self, column: Tensor, dtype: torch.dtype) -> Tensor:
         """f [*, 2 P + 1] of `column` [*]: f_t . f_j is the power of the cosine."""
         n = torch.arange(1, self.waves + 1, device=column.device)
         angles = (column.unsqueeze(-1) * n).to(dtype) * (math.pi / self.shape.row)
-        scales = self.wave_scales.to(dtype)
+        scales = torch.tensor(self.wave_scales, device=column.device, dtype=dtype)
         constant = scales[:1].expand(*column.shape, 1)
         return torch.cat([constant, scales[1:] * angles.cos(), scales[1:] * angles.sin()], dim=-1)
 
     def _log_decays(self, column: Tensor, dtype: torch.dtype) -> Tensor:
         """log d_t [H, *] of every head for `column` [*]."""
         fades = (column == 0) if self.plane else torch.ones_like(column)
-        return self.log_decay.to(dtype).view(-1, *[1] * column.dim()) * fades
+        log_decay = torch.tensor(self.log_decay, device=column.device, dtype=dtype)
+        return log_decay.view(-1, *[1] * column.dim()) * fades
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None

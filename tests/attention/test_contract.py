@@ -582,6 +582,14 @@ def test_autocast_may_bring_smaller_inputs_than_the_state_holds(case: Case) -> N
     assert_agree(y, expected, BFLOAT16)
 
 
+@every_case
+def test_a_new_mechanism_holds_no_float64(case: Case) -> None:
+    """Some devices do not have it, and a model is moved there as it was made."""
+    mechanism = build_attention(case.attention, case.options, AttentionShape(case.heads, 6, 5, positions=784, row=28))
+    for name, tensor in (*mechanism.named_parameters(), *mechanism.named_buffers()):
+        assert tensor.dtype != torch.float64, name
+
+
 # 7. Options.
 
 

@@ -64,6 +64,12 @@ def test_scalar_gates_at_their_start_are_retention() -> None:
 
 
 @every_gate
+def test_gates_keep_their_start_in_a_model_cast_to_bfloat16(gate: str) -> None:
+    inputs = draw(build(gate))
+    assert torch.equal(build(gate).bfloat16().attend(*inputs)[0], build(gate).attend(*inputs)[0])
+
+
+@every_gate
 def test_the_layer_projects_gates_without_a_bias_at_first(gate: str, build_tiny_model: Any) -> None:
     model = build_tiny_model(attention="gla", attention_options={"gate": gate})
     layer = model.blocks[0].attention

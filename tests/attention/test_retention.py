@@ -51,6 +51,13 @@ def test_heads_remember_from_an_image_down_to_a_row() -> None:
     assert weights[:, 9, 8].tolist() == pytest.approx([math.exp(-1 / 100), math.exp(-1 / 1.5)])
 
 
+@every_distance
+def test_weights_keep_their_precision_in_a_model_cast_to_bfloat16(distance: str) -> None:
+    inputs = draw()
+    expected, _ = build(distance=distance).attend(*inputs)
+    assert torch.equal(build(distance=distance).bfloat16().attend(*inputs)[0], expected)
+
+
 @pytest.mark.parametrize("waves", [1, 2, 5])
 def test_in_the_plane_rows_and_columns_count(waves: int) -> None:
     weights = weigh_pairs(heads=1, distance="plane", waves=waves)[0]
