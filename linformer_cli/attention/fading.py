@@ -16,10 +16,18 @@ class FadingOptions(AttentionOptions):
     """Options of sums that fade and of what is made of them."""
 
     shortest_memory: Annotated[
-        float | None, Field(ge=1, description="positions after which the first to forget keeps 1/e (default: a row)")
+        float | None,
+        Field(
+            ge=1,
+            description="positions after which the first to forget keeps 1/e (default: a row, at most the longest)",
+        ),
     ] = None
     longest_memory: Annotated[
-        float | None, Field(ge=1, description="positions after which the last to forget keeps 1/e (default: an image)")
+        float | None,
+        Field(
+            ge=1,
+            description="positions after which the last to forget keeps 1/e (default: an image, at least the shortest)",
+        ),
     ] = None
     output_gate: Annotated[bool, Field(description="every output is scaled by a gate learned from the input")] = True
 
@@ -36,8 +44,9 @@ class FadingOptions(AttentionOptions):
         Numbers, and what is made of them stays numbers until it is used: a buffer would be rounded when the model is
         cast to bfloat16, and one of float64 could not be moved to every device.
         """
-        longest = float(self.longest_memory or shape.positions)
-        shortest = float(self.shortest_memory or shape.row)
+        # A default gives way to what is given, so that the two stay in order.
+        longest = self.longest_memory or max(shape.positions, self.shortest_memory or 0)
+        shortest = self.shortest_memory or min(shape.row, longest)
         return [longest * (shortest / longest) ** (place / max(1, count - 1)) for place in range(count)]
 
 

@@ -51,6 +51,12 @@ def test_heads_remember_from_an_image_down_to_a_row() -> None:
     assert weights[:, 9, 8].tolist() == pytest.approx([math.exp(-1 / 100), math.exp(-1 / 1.5)])
 
 
+@pytest.mark.parametrize(("option", "memory"), [("longest_memory", 4), ("shortest_memory", 30)])
+def test_a_memory_that_is_given_bounds_the_default_of_the_other(option: str, memory: float) -> None:
+    """The longest is less than a row here, the shortest more than an image."""
+    assert weigh_pairs(**{option: memory})[:, 9, 8].tolist() == pytest.approx([math.exp(-1 / memory)] * 2)
+
+
 @every_distance
 def test_weights_keep_their_precision_in_a_model_cast_to_bfloat16(distance: str) -> None:
     inputs = draw()
