@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 from attention.measures import measure_saved_bytes
-from tolerances import BFLOAT16, FLOAT64, assert_agree
+from tolerances import BFLOAT16, FLOAT32_DRIFT, FLOAT64, assert_agree
 from torch import Tensor
 
 from linformer_cli.attention.base import AttentionShape
@@ -127,6 +127,22 @@ def test_bfloat16_in_and_out_with_sums_in_float32(feature_map: str) -> None:
         assert_agree(half, single, BFLOAT16)
     # Not a rounding more than the output's own: everything before it is the same computation.
     assert torch.equal(results[0][0], results[1][0].bfloat16())
+
+
+def test_a_denominator_whose_reciprocal_is_no_float32_divides_all_the_same() -> None:
+    """Features near exp(-46): their products are among the smallest floats."""
+    attention = build(6, 5)
+    exact = [draw(2, 3, 150, width, seed=seed) for seed, width in enumerate((6, 6, 5))]
+    exact = [x.detach() for x in (0.1 * exact[0] - 46, 0.1 * exact[1] - 46, exact[2])]
+    # A float32 gradient has to be small too, or its quotients by such denominators are none.
+    weights = 1e-3 * draw(2, 3, 150, 5, seed=3).detach()
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        inputs = [part.to(dtype).requires_grad_() for part in exact]
+        y, _ = attention.attend(*inputs)
+        results.append([y, *torch.autograd.grad(y, inputs, weights.to(dtype))])
+    for found, expected in zip(*results, strict=True):
+        assert_agree(found / expected.abs().max(), expected / expected.abs().max(), FLOAT32_DRIFT)
 
 
 def test_training_keeps_the_inputs_and_the_denominators_alone() -> None:

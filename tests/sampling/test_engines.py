@@ -83,6 +83,20 @@ def test_native_rounds_to_bfloat16_once_and_to_nearest(build_tiny_model) -> None
 
 
 @needs_compiler
+def test_native_divides_by_the_smallest_floats(build_tiny_model) -> None:
+    """Features near exp(-45.5): the reciprocal of their products is no float."""
+    model = build_tiny_model()
+    with torch.no_grad():
+        for block in model.blocks:
+            for name in ("q", "k"):
+                block.attention.input.bias[block.attention.input_rows[name]] -= 45.5
+    native, textbook = NativeEngine(model, 2), TextbookEngine(model, 2)
+    for token in draw_tokens(model, 2).unbind(dim=1):
+        # Such products have few digits.
+        assert_agree(native.step(token), textbook.step(token), 1e-3)
+
+
+@needs_compiler
 @every_batch
 @pytest.mark.parametrize("known", [1, 9, 23, 40])
 def test_native_goes_on_from_what_attend_gave(build_tiny_model, use_threads, batch, threads, known) -> None:

@@ -153,9 +153,9 @@ void forward(const Call& call) {
                         weight += q[t * Cp + i] * z[i];
                     }
                     weights[first + t] = weight;
-                    const A scale = weight == 0 ? 0 : 1 / weight;
+                    const double scale = reciprocal(weight);
                     E* row = results.at(first + t);
-                    for (int64_t j = 0; j < V; j++) row[j] = static_cast<E>(out[t * Vp + j] * scale);
+                    for (int64_t j = 0; j < V; j++) row[j] = static_cast<E>(static_cast<A>(out[t * Vp + j] * scale));
                 }
             }
             write_state(S.data(), C, V, part<A>(call.total_s, index, C * V));
@@ -189,8 +189,8 @@ void backward(const Call& call) {
                 apply_map(count, C, q.data(), map);
                 apply_map(count, C, k.data(), map);
                 for (int64_t t = 0; t < count; t++) {
-                    const A scale = weights[first + t] == 0 ? 0 : 1 / weights[first + t];
-                    for (int64_t j = 0; j < Vp; j++) g[t * Vp + j] *= scale;
+                    const double scale = reciprocal(weights[first + t]);
+                    for (int64_t j = 0; j < Vp; j++) g[t * Vp + j] = static_cast<A>(g[t * Vp + j] * scale);
                 }
             };
             read_state(part<A>(call.s, index, C * V), C, V, S_transposed.data(), true);
@@ -202,7 +202,7 @@ void backward(const Call& call) {
                 for (int64_t t = 0; t < count; t++) {
                     A share = 0;
                     for (int64_t i = 0; i < Cp; i++) share += q[t * Cp + i] * out[t * Cp + i];
-                    const A weight = weights[first + t], of_weight = weight == 0 ? 0 : -share / weight;
+                    const A of_weight = static_cast<A>(-share * reciprocal(weights[first + t]));
                     c[first + t] = of_weight;
                     for (int64_t i = 0; i < Cp; i++) {
                         z[i] += k[t * Cp + i];

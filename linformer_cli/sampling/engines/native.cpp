@@ -56,8 +56,8 @@ void mix_head(int64_t K, int64_t V, const float* q, const float* k, const float*
             numerator[j] += out * sum;
         }
     }
-    const float scale = weight == 0 ? 0 : 1 / weight;
-    for (int64_t j = 0; j < V; j++) y[j] = T(numerator[j] * scale);
+    const double scale = reciprocal(weight);
+    for (int64_t j = 0; j < V; j++) y[j] = T(static_cast<float>(numerator[j] * scale));
 }
 
 // The update of `mix_head` alone, to the last bit.
