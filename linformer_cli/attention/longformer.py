@@ -99,12 +99,15 @@ class LongformerAttention(Attention):
     def __init__(self, options: LongformerOptions, shape: AttentionShape) -> None:
         super().__init__(options, shape)
         dilations = options.dilations(shape.heads)
-        self.ring = (options.window - 1) * max(dilations) + 1
-        if self.ring > LARGEST_IMAGE:
+        reach = (options.window - 1) * max(dilations)
+        if reach >= LARGEST_IMAGE:
             raise UsageError(
-                f"a window of {options.window:,} with dilation {max(dilations):,} reaches {self.ring - 1:,} positions "
-                f"back; an image has at most {LARGEST_IMAGE:,} values"
+                f"a window of {options.window:,} with dilation {max(dilations):,} reaches {reach:,} positions back; "
+                f"an image has at most {LARGEST_IMAGE:,} values"
             )
+        # A window of one has no distances, and further back than an image there is nothing.
+        dilations = tuple(min(dilation, shape.positions) if options.window > 1 else 1 for dilation in dilations)
+        self.ring = (options.window - 1) * max(dilations) + 1
         self.heads_of = {d: [head for head in range(shape.heads) if dilations[head] == d] for d in sorted({*dilations})}
         # How far behind the query a step looks [H, window], and where each head's rows begin [H, 1].
         offsets = torch.tensor(dilations).unsqueeze(1) * torch.arange(options.window)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from attention.cases.longformer import longformer
+from attention.measures import measure_saved_bytes
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
@@ -55,6 +56,16 @@ def test_a_window_of_one_is_the_value_itself() -> None:
     for t in range(3):
         y_t, state = attention.step(q[:, :, t], k[:, :, t], v[:, :, t], state)
         assert_agree(y_t, v[:, :, t], FLOAT64)
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_dilation_beyond_the_image_is_not_padded_to(window: int) -> None:
+    """Nothing but itself is seen, whatever the dilation."""
+    q, k, v = (x.requires_grad_() for x in draw(784))
+    attention = build(window=window, dilation=1_000_000, globals=0)
+    assert_agree(attention.attend(q, k, v)[0], v, FLOAT64)
+    assert measure_saved_bytes(attention.attend, q, k, v) < 10 * v.nbytes
+    assert attention.state_bytes(1, 784, torch.float64) <= v.nbytes + 1000
 
 
 def test_a_window_over_everything_is_softmax() -> None:
