@@ -18,7 +18,8 @@ from .caches import CachedAttention, KeyValueCache, extend_cache, push_in_place
 
 SparseState = KeyValueCache
 
-# Scores of a head that are held at once in the parallel form; where there are more, they are computed again backward.
+# Scores of a head that are held at once in the parallel form, though no fewer than those of one row of l positions;
+# where there are more, they are computed again backward.
 SCORES_AT_ONCE = 2**18
 DEFAULT_SUMMARY = 4
 
@@ -141,7 +142,9 @@ class SparseAttention(CachedAttention):
         first = total - queries.shape[1]
         strided = self.options.pattern == "strided"
         far_of_row = part.far * (1 if strided else self.summary)
-        rows = max(1, SCORES_AT_ONCE // (stride * (stride + total * far_of_row)))
+        scores_of_row = stride * (stride + total * far_of_row)
+        rows = max(1, SCORES_AT_ONCE // scores_of_row)
+        again = (total - first) * scores_of_row > SCORES_AT_ONCE and torch.is_grad_enabled()
         # Split into slabs here, since a slice taken in each slab has a gradient of the size of the whole.
         near = [queries.split(rows, dim=1), *(x[:, first:].split(rows, dim=1) for x in (keys, values))]
         if part.before:
@@ -153,7 +156,6 @@ class SparseAttention(CachedAttention):
         outputs = []
         for start, *slab in zip(range(first, total, rows), *near, strict=True):
             run = functools.partial(self._attend_slab, part, start)
-            again = rows < total - first and torch.is_grad_enabled()
             outputs.append(_Recomputed.apply(run, len(slab), *slab, *far) if again else run(slab, far))
         return torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0]
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from attention.cases.sparse import fixed_parts, sparse, strided_parts
 from attention.inputs import Inputs
+from attention.measures import measure_saved_bytes
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
@@ -92,6 +93,12 @@ def test_slabs_that_are_computed_again_backward_change_nothing(
         for one, other in zip(tensors, expected[0], strict=True):
             assert_agree(one, other, FLOAT64)
     assert called > 2 * (1 if heads == "merged" else 2) + 2, "there was but one slab"
+
+
+@pytest.mark.parametrize("pattern", ["strided", "fixed"])
+def test_the_scores_of_one_long_row_are_not_kept(pattern: str) -> None:
+    attention, (q, k, v, _) = build(stride=1024, pattern=pattern), draw(1024).map(Tensor.requires_grad_)
+    assert measure_saved_bytes(attention.attend, q, k, v) < 20 * v.nbytes
 
 
 def test_the_stride_is_one_image_row_unless_it_is_given() -> None:
