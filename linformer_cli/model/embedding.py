@@ -133,11 +133,12 @@ class PixelEmbedding(nn.Module):
             x = x + self._grid(start, length)
         if self.surroundings is not None:
             x = x + self.surroundings(values[..., self.slots :])
-        label = state.label
+        # Copies: views would keep all tokens alive for as long as the state, or be the caller's.
+        recent, label = known[:, length:].clone(), state.label
         if self.classes is not None:
-            label = label if start else tokens[:, :1].clone()  # the state must not keep all tokens, nor the caller's
+            label = label if start else tokens[:, :1].clone()
             x = x + self.classes(label)
-        return x, EmbeddingState(known[:, length:], state.position + length, label)
+        return x, EmbeddingState(recent, state.position + length, label)
 
     def places(self) -> Tensor:
         """What every position adds, [T, its share of the width]."""

@@ -196,6 +196,15 @@ def test_the_state_is_two_rows_whatever_the_height(channels: int) -> None:
     assert wide.shape == (2, (3 * 9 + 4) * channels + channels - 1)
 
 
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_a_state_keeps_no_more_memory_alive_than_it_has(context: Context) -> None:
+    embedding = build(context, (40, 6, 1), classes=3)
+    with torch.no_grad():
+        _, state = embedding(draw_tokens(embedding) % 3, embedding.init_state(2, CPU))
+    for tensor in state:
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
 def test_gradients_reach_every_table_row_that_was_used(build_config: Callable[..., ModelConfig]) -> None:
     torch.manual_seed(0)
     embedding = PixelEmbedding(build_config(size=(4, 5, 3), levels=8)).double()
