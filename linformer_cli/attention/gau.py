@@ -61,7 +61,8 @@ class GauAttention(GatedAttention, CachedAttention):
         dtype, length = accumulator_dtype(q.dtype), q.shape[2]
         with torch.autocast(q.device.type, enabled=False):
             # Keys are multiplied as the cache will hold them, so that every way of cutting rounds alike.
-            cache = extend_cache(state, self.key(k.to(dtype)).to(k.dtype), v)
+            held = k.dtype if state is None else state.keys.dtype
+            cache = extend_cache(state, self.key(k.to(dtype)).to(held), v)
             start = int(cache.position) - length
             self._require_room(start + length)
             queries = self.query(q.to(dtype)).squeeze(1)

@@ -118,6 +118,17 @@ def test_scales_offsets_and_biases_start_as_the_page_says(name: str, scale: str,
         assert len(parameters["bias"]) == (784 if name == "gau" else 256)
 
 
+def test_attend_and_step_round_keys_alike_where_the_cache_is_wider_than_the_inputs() -> None:
+    """As projections under autocast bring them."""
+    mechanism, (z, v) = build(dtype=torch.float32), draw(40, torch.bfloat16)
+    with torch.no_grad():
+        _, attended = mechanism.attend(z, z, v, mechanism.init_state(2, 40, CPU, torch.float32))
+        stepped = mechanism.init_state(2, 40, CPU, torch.float32)
+        for t in range(40):
+            _, stepped = mechanism.step(z[:, :, t], z[:, :, t], v[:, :, t], stepped)
+    assert torch.equal(attended.keys, stepped.keys)
+
+
 @pytest.mark.parametrize("name", GATED)
 @pytest.mark.parametrize("scale", ["length", "width"])
 def test_everything_learns_from_the_start(name: str, scale: str) -> None:
