@@ -130,7 +130,10 @@ class LinformerAttention(Attention):
         return functional.pad(stack, (0, 0, 0, capacity - stack.shape[2]))
 
     def _capacity(self, positions: int) -> int:
-        """The greatest height of the stack on the way to `positions`: one block's exact positions on all rows."""
+        """Room for the stack on the way to `positions`: one block's exact positions on the rows of all before it.
+
+        No less than its greatest height, and just that where `positions` end a block or lie in the first.
+        """
         return max(positions - 1, 0) // self.block * self.rank + min(positions, self.block)
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> LinformerState:
