@@ -33,7 +33,7 @@ def causal_sums(phi_q: Tensor, phi_k: Tensor, v: Tensor, carried: Tensor | None,
         first = torch.zeros_like(per_chunk[:, :, :1]) if carried is None else carried.unsqueeze(2)
         sums = torch.cat([first, per_chunk], dim=2).cumsum(dim=2)
         y = y + queries @ sums[:, :, :-1]
-        total = sums[:, :, -1]
+        total = sums[:, :, -1].clone()  # a view would keep the sums of all chunks alive
     else:
         total = per_chunk[:, :, 0]
     return y.flatten(2, 3)[:, :, :length], total

@@ -82,7 +82,7 @@ class LinearAttention(Attention):
             carried = None if s is None or z is None else torch.cat([s, z.unsqueeze(-1)], dim=-1)
             sums, total = causal_sums(phi_q, phi_k, values, carried, self.options.chunk)
             y = divide_by_weight(sums[..., :-1], sums[..., -1])
-        # Copies: a view would keep the sums of all chunks alive for as long as the state.
+        # Copies: as views, each would keep the other alive.
         return y.to(v.dtype), LinearState(total[..., :-1].contiguous(), total[..., -1].contiguous())
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> LinearState:

@@ -147,7 +147,7 @@ class PerformerAttention(Attention):
             if self.options.feature_map == "relu":
                 phi_q, phi_k = self._relu_features(q), self._relu_features(k)
                 sums, s = causal_sums(phi_q, phi_k, values, None if state is None else state.s, self.options.chunk)
-                y, state = divide_by_weight(sums[..., :-1], sums[..., -1]), PerformerState(s.clone())
+                y, state = divide_by_weight(sums[..., :-1], sums[..., -1]), PerformerState(s)
             elif self.options.feature_map == "trig":
                 y, state = self._attend_trigonometric(q, k, values, state)
             else:
@@ -184,7 +184,7 @@ class PerformerAttention(Attention):
             a, b, values = (x.flatten(0, 1)[rows] for x in (a, b, values))
             before = None if state is None or state.c is None else [x.flatten(0, 1)[rows] for x in (state.s, state.c)]
             y = y.flatten(0, 1).index_copy(0, rows, _attend_pairwise(a, b, values, before)).view_as(y)
-        return y, PerformerState(s.clone(), c)
+        return y, PerformerState(s, c)
 
     def _attend_trigonometric(
         self, q: Tensor, k: Tensor, values: Tensor, state: PerformerState | None

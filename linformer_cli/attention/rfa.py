@@ -92,7 +92,7 @@ class RfaAttention(Attention):
                 weight = torch.arange(1, v.shape[2] + 1, device=v.device, dtype=dtype).expand(v.shape[:3])
                 weight = weight if n is None else weight + n.unsqueeze(-1)
             y = divide_by_floored_weight(sums, weight)
-        return y.to(v.dtype), RfaState(s.clone(), weight[..., -1].clone())
+        return y.to(v.dtype), RfaState(s, weight[..., -1].clone())
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> RfaState:
         heads, dtype = self.shape.heads, accumulator_dtype(dtype)
