@@ -20,7 +20,7 @@ class _ScanWithDecay(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, parts: Tensor, decay: Tensor, first: Tensor) -> Tensor:
-        states = torch.empty_like(parts[:, :1]).repeat(1, parts.shape[1] + 1, 1, 1)
+        states = parts.new_empty(len(parts), parts.shape[1] + 1, *parts.shape[2:])
         states[:, 0] = first
         for n in range(parts.shape[1]):
             torch.addcmul(parts[:, n], decay[:, n], states[:, n], out=states[:, n + 1])

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 
 class FeatureMap(nn.Module, ABC):
-    """One feature map; `width` is C."""
+    """One feature map; `width` is C. `heads` is for a map with weights, which each head has for itself."""
 
     def __init__(self, heads: int, key_width: int) -> None:
         super().__init__()
-        self.heads = heads
         self.key_width = key_width
 
     @property

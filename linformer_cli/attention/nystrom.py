@@ -92,7 +92,7 @@ class NystromAttention(Attention):
         dtype = accumulator_dtype(q.dtype)
         with torch.autocast(q.device.type, enabled=False):
             queries, keys = self._scaled_landmarks(dtype)
-            inverse = self._inverse(dtype)
+            inverse = self._inverse(keys)
             gates = (q.to(dtype) @ keys.transpose(-1, -2)).softmax(dim=-1) @ inverse
             scores = k.to(dtype) @ queries.transpose(-1, -2)
             if state is None:
@@ -111,13 +111,12 @@ class NystromAttention(Attention):
     def _scaled_landmarks(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return self.landmark_queries.to(dtype) * self.scale, self.landmark_keys.to(dtype) * self.scale
 
-    def _inverse(self, dtype: torch.dtype) -> Tensor:
-        """Z [H, m, m], nearly the inverse of A."""
-        keys = self.landmark_keys.to(dtype) * self.scale
-        a = (self.landmark_queries.to(dtype) @ keys.transpose(-1, -2)).softmax(dim=-1)
+    def _inverse(self, keys: Tensor) -> Tensor:
+        """Z [H, m, m], nearly the inverse of A, for landmark keys [H, m, K] as they are scaled."""
+        a = (self.landmark_queries.to(keys.dtype) @ keys.transpose(-1, -2)).softmax(dim=-1)
         largest = a.sum(dim=-2).amax(dim=-1) * a.sum(dim=-1).amax(dim=-1)
         z: Tensor = a.transpose(-1, -2) / largest[:, None, None]
-        one = torch.eye(a.shape[-1], device=a.device, dtype=dtype)
+        one = torch.eye(a.shape[-1], device=a.device, dtype=a.dtype)
         for _ in range(self.options.iterations):
             az = a @ z
             z = z @ (13 * one - az @ (15 * one - az @ (7 * one - az))) / 4
@@ -134,7 +133,7 @@ class NystromAttention(Attention):
         accumulator = accumulator_dtype(dtype)
         averages, log_weights = self._nothing(batch, device, accumulator)
         with torch.autocast(device.type, enabled=False):
-            inverse = self._inverse(accumulator).to(device)
+            inverse = self._inverse(self._scaled_landmarks(accumulator)[1]).to(device)
         recent = None
         if self.convolution is not None:
             recent = self.convolution.init_recent(batch, self.shape.value_width, device, dtype)
