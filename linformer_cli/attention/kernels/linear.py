@@ -74,7 +74,7 @@ def attend(
         from . import triton_linear  # where it is served, Triton is there
 
         return triton_linear.attend(q, k, v, s, z, feature_map)
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    q, k, v = map(with_dense_rows, (q, k, v))
     s, z = (None if x is None else x.to(accumulator_dtype(q.dtype)).contiguous() for x in (s, z))
     y, total_s, total_z = _LinearAttention.apply(q, k, v, s, z, MAPS[feature_map])
     return y, total_s, total_z
@@ -124,7 +124,7 @@ class _LinearAttention(torch.autograd.Function):
             "lintx_linear_backward",
             ctx.feature_map,
             {
-                **{"q": q, "k": k, "v": v, "y": y if y.stride(-1) == 1 else y.contiguous()},
+                **{"q": q, "k": k, "v": v, "y": with_dense_rows(y)},
                 **{"grad_q": grad_q, "grad_k": grad_k, "grad_v": grad_v},
             },
             {
@@ -134,6 +134,11 @@ class _LinearAttention(torch.autograd.Function):
             },
         )
         return grad_q, grad_k, grad_v, grad_s, grad_z, None
+
+
+def with_dense_rows(x: Tensor) -> Tensor:
+    """x, copied only where its last dimension is spread out: kernels take any other strides."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def empty_like_projection(x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .linear import MAPS, empty_like_projection
+from .linear import MAPS, empty_like_projection, with_dense_rows
 
 CHUNK = 64
 # About two for each multiprocessor of a large device.
@@ -213,7 +213,7 @@ def attend(
     q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, z: Tensor | None, feature_map: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `attend` of `linear.py`, which has seen to the sizes, for tensors that `serves` allows."""
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    q, k, v = map(with_dense_rows, (q, k, v))
     s = q.new_zeros(*q.shape[:2], q.shape[3], v.shape[3], dtype=torch.float32) if s is None else s.float()
     z = q.new_zeros(*q.shape[:2], q.shape[3], dtype=torch.float32) if z is None else z.float()
     y, total_s, total_z = _LinearAttention.apply(q, k, v, s, z, MAPS[feature_map])
@@ -260,7 +260,7 @@ class _LinearAttention(torch.autograd.Function):
         q, k, v, starts_s, starts_z, weights = ctx.saved_tensors
         g, of_total_s, of_total_z = gradients
         g = torch.zeros_like(v) if g is None else g
-        g = g if g.stride(-1) == 1 else g.contiguous()
+        g = with_dense_rows(g)
         grad_q, grad_k, grad_v = map(empty_like_projection, (q, k, v))
         grad_weights, each_s, each_z = map(torch.empty_like, (weights, starts_s, starts_z))
         inputs = [part for x in (q, k, v, g) for part in (x, *x.stride()[:3])]
