@@ -6,13 +6,14 @@ A gate is such a decay; so is moving a sum to a new running maximum. d_t is a nu
 """
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
+
+from .halves import corners, iter_halves, split_halves
 
 
 class _ScanWithDecay(torch.autograd.Function):
@@ -142,9 +143,9 @@ class _PairwiseProducts(torch.autograd.Function):
         ctx.save_for_backward(q, k, c)
         products = q.new_zeros(*q.shape[:-1], q.shape[-2])
         products.diagonal(dim1=-2, dim2=-1).copy_((q * k).sum(dim=-1))
-        for half in _iter_halves(q.shape[-2]):
-            late, early, _, _ = _halves(q, k, c, half)
-            _corners(products, half).copy_(late @ early.transpose(-1, -2))
+        for half in iter_halves(q.shape[-2]):
+            late, early, _, _ = _faded_halves(q, k, c, half)
+            corners(products, half).copy_(late @ early.transpose(-1, -2))
         return products
 
     @staticmethod
@@ -152,42 +153,21 @@ class _PairwiseProducts(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         (q, k, c), (grad,) = ctx.saved_tensors, grad_outputs
         grad_q, grad_k = torch.zeros_like(q), torch.zeros_like(k)
-        for half in _iter_halves(q.shape[-2]):
-            late, early, late_factor, early_factor = _halves(q, k, c, half)
-            corners = _corners(grad, half)
-            _pieces(grad_q, half)[..., 1, :, :] += (corners @ early).mul_(late_factor)
-            _pieces(grad_k, half)[..., 0, :, :] += (corners.transpose(-1, -2) @ late).mul_(early_factor)
+        for half in iter_halves(q.shape[-2]):
+            late, early, late_factor, early_factor = _faded_halves(q, k, c, half)
+            pairs = corners(grad, half)
+            split_halves(grad_q, half)[1].addcmul_(pairs @ early, late_factor)
+            split_halves(grad_k, half)[0].addcmul_(pairs.transpose(-1, -2) @ late, early_factor)
         # Every pair has the gradient of its exponent from q as from k; t = j has none.
         grad_c = q * grad_q - k * grad_k
         own = grad.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
         return grad_q.addcmul_(own, k), grad_k.addcmul_(own, q), grad_c
 
 
-def _iter_halves(positions: int) -> Iterator[int]:
-    """1, 2, 4, .. up to half of `positions`, a power of two."""
-    half = 1
-    while half < positions:
-        yield half
-        half *= 2
-
-
-def _pieces(x: Tensor, half: int) -> Tensor:
-    """x [..., R, C] in pieces of two halves, [..., R / (2 half), 2, half, C]: a view."""
-    pieces: Tensor = x.unflatten(-2, (-1, 2, half))
-    return pieces
-
-
-def _corners(products: Tensor, half: int) -> Tensor:
-    """Of [..., R, R] those of each piece's second half with its first, [..., R / (2 half), half, half]: a view."""
-    blocks = products.unflatten(-2, (-1, 2, half))[..., 1, :, :].unflatten(-1, (-1, 2, half))[..., 0, :]
-    corners: Tensor = blocks.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
-    return corners
-
-
-def _halves(q: Tensor, k: Tensor, c: Tensor, half: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _faded_halves(q: Tensor, k: Tensor, c: Tensor, half: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Queries of the second half of each piece and keys of the first, as faded to the border, and the factors."""
-    queries, keys, exponents = (_pieces(x, half) for x in (q, k, c))
-    border = exponents[..., 0, -1:, :]
-    late = (exponents[..., 1, :, :] - border).exp_()
-    early = (border - exponents[..., 0, :, :]).exp_()
-    return queries[..., 1, :, :] * late, keys[..., 0, :, :] * early, late, early
+    queries, keys = split_halves(q, half)[1], split_halves(k, half)[0]
+    first, second = split_halves(c, half)
+    border = first[..., -1:, :]
+    late, early = (second - border).exp_(), (border - first).exp_()
+    return queries * late, keys * early, late, early

@@ -4,13 +4,14 @@ import math
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
 from .base import Attention, AttentionShape, Memory, accumulator_dtype
 from .decayed_sums import decayed_causal_sums, featurewise_decayed_causal_sums
 from .fading import FadingOptions, scale_outputs
+from .halves import PowerOfTwo
 
 
 class GlaOptions(FadingOptions):
@@ -23,15 +24,8 @@ class GlaOptions(FadingOptions):
         float, Field(ge=1, le=1000, description="tau: the larger, the slower a gate can forget at most")
     ] = 16.0
     chunk: Annotated[
-        int, Field(gt=0, description="positions taken pairwise at once in the parallel form, a power of two")
+        PowerOfTwo, Field(gt=0, description="positions taken pairwise at once in the parallel form, a power of two")
     ] = 64
-
-    @field_validator("chunk")
-    @classmethod
-    def _halves_of_halves(cls, chunk: int) -> int:
-        if chunk & (chunk - 1):
-            raise ValueError("give a power of two, such as 32 or 64")
-        return chunk
 
 
 class GlaState(NamedTuple):

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, Shared, accumulator_dtype
 from .causal_convolution import CausalConvolution, RecentValues
+from .halves import PowerOfTwo
 from .running_averages import NOTHING, read_running_averages
 
 
@@ -20,7 +21,7 @@ class NystromOptions(AttentionOptions):
         int, Field(ge=0, description="positions that the causal convolution of the values reaches over; 0 for none")
     ] = 33
     chunk: Annotated[
-        int, Field(gt=0, description="positions taken pairwise at once in the parallel form, a power of two")
+        PowerOfTwo, Field(gt=0, description="positions taken pairwise at once in the parallel form, a power of two")
     ] = 32
 
     @field_validator("kernel")
@@ -29,13 +30,6 @@ class NystromOptions(AttentionOptions):
         if kernel == 1:
             raise ValueError("a convolution over 1 position mixes nothing; give 2 or more, or 0 for none")
         return kernel
-
-    @field_validator("chunk")
-    @classmethod
-    def _halves_of_halves(cls, chunk: int) -> int:
-        if chunk & (chunk - 1):
-            raise ValueError("give a power of two, such as 16 or 32")
-        return chunk
 
 
 class NystromState(NamedTuple):

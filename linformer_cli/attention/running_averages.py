@@ -12,12 +12,13 @@ positions takes l in its middle, which serves all pairs of its second half with 
 product of matrices each, this covers the triangle. Nothing depends on a maximum that lies in the future.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from .halves import corners, iter_halves, split_halves
 
 # The log of no weight at all: finite, so that differences are numbers, and far below every score.
 NOTHING = -1e30
@@ -43,31 +44,11 @@ def read_running_averages(
     return y.flatten(2, 3)[:, :, :length], averages, log_weights
 
 
-def _halves(chunk: int) -> Iterator[int]:
-    size = 1
-    while size < chunk:
-        yield size
-        size *= 2
-
-
-def _split(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """First and second halves, [B, H, N, L / (2 size), size, ...], of the blocks of 2 `size` in [B, H, N, L, ...]."""
-    first, second = x.unflatten(3, (-1, 2, size)).unbind(4)
-    return first, second
-
-
-def _off_diagonal(x: Tensor, size: int) -> Tensor:
-    """A view of [B, H, N, L, L]: for each block of 2 `size`, its second half (rows) against its first, as `_split`."""
-    blocks = x.unflatten(4, (-1, 2, size)).unflatten(3, (-1, 2, size))[:, :, :, :, 1, :, :, 0, :]
-    pairs: Tensor = blocks.diagonal(dim1=3, dim2=5).movedim(-1, 3)
-    return pairs
-
-
 def _accumulate_logs(scores: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
     """l [B, H, N, L, m], and l before every chunk and behind the last one [B, H, N + 1, m]."""
     logs = scores.clone(memory_format=torch.contiguous_format)
-    for size in _halves(scores.shape[3]):
-        first, second = _split(logs, size)
+    for size in iter_halves(scores.shape[3]):
+        first, second = split_halves(logs, size)
         torch.logaddexp(second, first[..., -1:, :], out=second)
     borders = torch.cat([before.unsqueeze(2), logs[:, :, :, -1]], dim=2).logcumsumexp(dim=2)
     torch.logaddexp(logs, borders[:, :, :-1].unsqueeze(3), out=logs)
@@ -98,9 +79,9 @@ class _ReadRunningAverages(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         logs, borders = _accumulate_logs(scores, log_weights)
         weights = _diagonal_weights(gates, (scores - logs).exp_())
-        for size in _halves(scores.shape[3]):
+        for size in iter_halves(scores.shape[3]):
             keys, queries = _factors(scores, logs, size)
-            _off_diagonal(weights, size).copy_(queries.mul_(_split(gates, size)[1]) @ keys.transpose(-1, -2))
+            corners(weights, size).copy_(queries.mul_(split_halves(gates, size)[1]) @ keys.transpose(-1, -2))
         y = weights @ v
         to_end = (scores - borders[:, :, 1:].unsqueeze(3)).exp_()
         sums = torch.cat([averages.unsqueeze(2), to_end.transpose(-1, -2) @ v], dim=2)
@@ -120,9 +101,9 @@ class _ReadRunningAverages(torch.autograd.Function):
         own_products = products.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
         own = (scores - logs).exp_()
         h = own * own_products
-        levels = [(size, *_factors(scores, logs, size)) for size in _halves(scores.shape[3])]
+        levels = [(size, *_factors(scores, logs, size)) for size in iter_halves(scores.shape[3])]
         for size, keys, queries in levels:
-            _split(h, size)[1].addcmul_(queries, _off_diagonal(products, size) @ keys)
+            split_halves(h, size)[1].addcmul_(queries, corners(products, size) @ keys)
         from_start = (borders[:, :, :-1].unsqueeze(3) - logs).exp_()
         h.addcmul_(from_start, grad_y @ sums[:, :, :-1].transpose(-1, -2))
         # What every later chunk, and the state behind the last, asks of an average at a border; h beside d in one sum.
@@ -137,11 +118,11 @@ class _ReadRunningAverages(torch.autograd.Function):
         weights = _diagonal_weights(gates, own)
         grad_scores.addcmul_(own.mul_(gates), own_products - h)
         for size, keys, queries in levels:
-            queries *= _split(gates, size)[1]
-            _off_diagonal(weights, size).copy_(queries @ keys.transpose(-1, -2))
-            pairs = _off_diagonal(products, size).transpose(-1, -2) @ queries
-            pairs -= (queries * _split(h, size)[1]).sum(-2, keepdim=True)
-            _split(grad_scores, size)[0].addcmul_(keys, pairs)
+            queries *= split_halves(gates, size)[1]
+            corners(weights, size).copy_(queries @ keys.transpose(-1, -2))
+            pairs = corners(products, size).transpose(-1, -2) @ queries
+            pairs -= (queries * split_halves(h, size)[1]).sum(-2, keepdim=True)
+            split_halves(grad_scores, size)[0].addcmul_(keys, pairs)
         grad_v = weights.transpose(-1, -2) @ grad_y
         grad_v += to_end @ asked_v[:, :, 1:]
         before = asked[:, :, 0]
@@ -151,8 +132,8 @@ class _ReadRunningAverages(torch.autograd.Function):
 
 def _factors(scores: Tensor, logs: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """exp(e - a) of every first half and exp(a - l) of every second, a being l in the middle of their block."""
-    middle = _split(logs, size)[0][..., -1:, :]
-    return (_split(scores, size)[0] - middle).exp_(), (middle - _split(logs, size)[1]).exp_()
+    middle = split_halves(logs, size)[0][..., -1:, :]
+    return (split_halves(scores, size)[0] - middle).exp_(), (middle - split_halves(logs, size)[1]).exp_()
 
 
 def _diagonal_weights(gates: Tensor, own: Tensor) -> Tensor:
