@@ -105,9 +105,9 @@ def _fingerprint(folder: Path, files: Sequence[str]) -> str:
     for name in files:
         try:
             status = (folder / name).stat()
-            digest.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+            digest.update(os.fsencode(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n"))
         except OSError:  # a link to nothing, say: `_build` skips it and names it
-            digest.update(f"{name}\0\n".encode())
+            digest.update(os.fsencode(f"{name}\0\n"))
     return digest.hexdigest()
 
 
@@ -154,7 +154,11 @@ def _build(home: Path, folder: Path, files: Sequence[str], side: int, channels: 
         index = {"fingerprint": fingerprint, "shape": sizes, "names": names, "skipped": skipped}
         (writing / "index.json").write_text(json.dumps(index), encoding="utf-8")
         shutil.rmtree(home, ignore_errors=True)
-        os.rename(writing, home)
+        try:
+            os.rename(writing, home)
+        except OSError:
+            if not _is_current(home, fingerprint):  # another process may have been sooner, with the same
+                raise
     except OSError as error:
         raise DataError(f"cannot write the cache {home} ({error.strerror or error})") from None
     finally:
@@ -191,7 +195,7 @@ def _split(names: Sequence[str]) -> dict[str, list[str]]:
     # By digest, not by name: the names often sort by class or by date. The held-out ones stay in this order, since
     # often only the first of them are looked at.
     for part in (own, rest):
-        part.sort(key=lambda name: hashlib.sha256(name.encode()).digest())
+        part.sort(key=lambda name: hashlib.sha256(os.fsencode(name)).digest())
     held_out = max(1, len(rest) // _HELD_OUT)
     if not own:
         own, rest = rest[:held_out], rest[held_out:]

@@ -166,7 +166,9 @@ def _draw(name: str, split: Split, part: Literal["train", "test"], side: int) ->
 
 
 def _from_folder(name: str, split: Split, found: FolderImages) -> ImageSet:
-    notes = (f"{len(found.skipped)} files skipped, the first: {found.skipped[0]}",) if found.skipped else ()
+    count = len(found.skipped)
+    many = f"{count} files skipped, the first: " if count > 1 else "1 file skipped: "
+    notes = (many + found.skipped[0],) if count else ()
     return ImageSet(name, split, found.images, found.labels, notes, found.classes)
 
 

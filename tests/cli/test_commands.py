@@ -13,6 +13,7 @@ import tomllib
 
 import numpy as np
 import pytest
+import torch
 from machine import FASTEST_ENGINE, HAS_COMPILER, TIMED_ENGINE
 from PIL import Image
 
@@ -20,6 +21,7 @@ from linformer_cli import comparison
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.checkpoint import load_model, read_checkpoint, save_checkpoint
 from linformer_cli.cli import complete as complete_module
+from linformer_cli.config import ImageShape
 from linformer_cli.errors import LintxError
 from linformer_cli.model.catalogue import MIXERS
 from linformer_cli.report.grids import read_png_metadata
@@ -276,7 +278,7 @@ def test_every_command_that_reads_images_says_what_was_skipped(lintx, run_folder
     ):
         outcome = lintx(*arguments)
         assert outcome.code == 0, outcome.stderr
-        assert outcome.stderr.count("1 files skipped, the first: ") == outcome.stderr.count("broken.png") == 1
+        assert outcome.stderr.count("1 file skipped: ") == outcome.stderr.count("broken.png") == 1
 
 
 def test_check_passes_and_fails(lintx, run_folder, monkeypatch):
@@ -635,6 +637,15 @@ def test_attentions_shows_one(lintx, run_folder, monkeypatch):
     assert document["options"]["features"]["values"] == "int"
     assert "no options" in lintx("attentions", "softmax").stdout
     assert lintx("attentions", "linear", "--format", "csv").stdout.splitlines()[1].startswith("feature_map,elu,")
+
+
+def test_attentions_counts_with_the_rows_of_a_model(lintx, build_tiny_model, tiny_info, tmp_path):
+    """Images that are no squares, or have colours."""
+    image = ImageShape(height=4, width=8, channels=3)
+    model = build_tiny_model(image=image, attention="long_short", attention_options={})
+    save_checkpoint(tmp_path, model, tiny_info.model_copy(update={"model": model.config}))
+    found = lintx("attentions", "long_short", "--checkpoint", tmp_path, "--json").document
+    assert found["state_bytes"] == model.blocks[0].state_bytes(1, image.positions, torch.float32)
 
 
 def test_attentions_knows_gated_ones_and_the_baseline(lintx, run_folder):

@@ -4,6 +4,8 @@ import errno
 import io
 import json
 import os
+import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -132,6 +134,26 @@ def test_a_link_to_nothing_is_skipped_and_named(tmp_path: Path, cache: Path) -> 
     assert sum(len(part.images) for part in found) == 21 and found[0].skipped == ()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_names_in_no_encoding_are_names_too(tmp_path: Path, cache: Path) -> None:
+    write_pictures(tmp_path / "pictures", 12)
+    os.rename(tmp_path / "pictures" / "000.png", os.fsencode(tmp_path / "pictures") + b"/\xff.png")
+    assert sum(len(load(tmp_path / "pictures", split, 8, None, cache).images) for split in SPLITS) == 12
+
+
+def test_two_processes_may_prepare_the_same_folder(tmp_path: Path, cache: Path, monkeypatch) -> None:
+    """The other one puts its pictures there between the last look and the renaming."""
+    write_pictures(tmp_path / "pictures", 12)
+    rename = os.rename
+
+    def be_late(source: Path, target: Path) -> None:
+        shutil.copytree(source, target)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", be_late)
+    assert len(load(tmp_path / "pictures", "train", 8, None, cache).images) == 10
+
+
 def test_decoded_once_until_the_folder_changes(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from linformer_cli.data import folders
 
@@ -236,7 +258,7 @@ def test_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pictures" / "notes.txt").write_text("not meant")
     found = load_images(f"folder:{tmp_path / 'pictures'}", "train", image_size=16, channels=3)
     assert found.images.shape[1:] == (16, 16, 3)
-    assert len(found.notes) == 1 and "1 files skipped" in found.notes[0] and "broken.png" in found.notes[0]
+    assert len(found.notes) == 1 and "1 file skipped: " in found.notes[0] and "broken.png" in found.notes[0]
     with pytest.raises(DataError, match="does not exist"):
         load_images(f"folder:{tmp_path / 'nowhere'}", "train")
     with pytest.raises(UsageError, match="needs a folder"):
