@@ -49,11 +49,13 @@ _SECONDS_PER_LENGTH = 5.0
 _FEWEST_LENGTHS = 3
 # Of the time for all lengths, what one mechanism may take at one: softmax at the longest has to be left out, not all.
 _LONGEST_POINT_SHARE = 0.12
+# Passes of a row in one round of time against T. Most take milliseconds: a single busy moment is much longer.
+_PASSES_OF_ROUND = 3
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a budget allows for. Every row is timed once in each of the `rounds`."""
+    """What a budget allows for. Every row is timed once in each of the `rounds`, and a few times against T."""
 
     batches: Sequence[int]
     rounds: int
@@ -315,7 +317,7 @@ class PaperBench:
             run_scaling_bench(
                 self._variants,
                 lengths,
-                1,
+                _PASSES_OF_ROUND,
                 _LONGEST_POINT_SHARE * seconds / self._sizes.rounds,
                 device=self._device,
                 report=functools.partial(self._keep_row, "scaling", number),
