@@ -78,8 +78,9 @@ POSITION_COLUMNS = (
     _STATE[0],
 )
 TRAINING_TABLES: tuple[Sequence[Column], ...] = (
-    (*_METHOD, *_SPEED, Column("seconds_per_step", "step", format=format_milliseconds), _TIMES_SOFTMAX, _SHARES[0]),
-    (*_METHOD, *_BITS, Column("reduced", "reduced"), _LEFT_OUT),
+    (*_METHOD, *_SPEED, _TIMES_SOFTMAX, Column("reduced", "reduced"), _LEFT_OUT),
+    (*_METHOD, Column("seconds_per_step", "step", format=format_milliseconds), _SHARES[0]),
+    (*_METHOD, *_BITS),
 )
 SAMPLING_FILE_COLUMNS = (
     *_WHO,

@@ -150,7 +150,8 @@ def test_speed_alone_has_no_bits_to_draw(raises_one_line) -> None:
         benchmarks.render_quality([{**MEASURED, "bits_per_dim": None}, _trained("x", 1.0, row=LEFT_OUT)], "png")
 
 
-def test_no_table_is_wider_than_a_terminal() -> None:
+@pytest.mark.parametrize("tables", ["SAMPLING_TABLES", "TRAINING_TABLES"])
+def test_no_table_is_wider_than_a_terminal(tables) -> None:
     from rich.console import Console
 
     from linformer_cli.report.tables import render_records
@@ -158,8 +159,9 @@ def test_no_table_is_wider_than_a_terminal() -> None:
     rows = [benchmarks.flatten_speed({**MEASURED, "images_per_second_quartiles": [123.4, 234.5], "batch": 256})]
     rows[0] |= {"state_bytes_per_image": 2**28, "peak_memory_bytes": 2**34, "product_share": 0.123, "copy_share": 0.456}
     rows[0] |= {"bits_per_dim": 1.2345, "images_seen": 15_000_000}
-    rows[0] |= {"latency_seconds_extrapolated": None, "latency_seconds": 0.123}
-    for columns in benchmarks.SAMPLING_TABLES:
+    rows[0] |= {"latency_seconds": 0.123, "seconds_per_step": 0.123, "times_softmax": 0.123}
+    rows[0] |= {"name": "retention", "engine": "parallel", "reduced": "2 of 3 repeats"}
+    for columns in getattr(benchmarks, tables):
         console = Console(width=80, file=io.StringIO())
         console.print(render_records(rows, benchmarks.choose_columns(rows, columns), "table"))
         assert len(console.file.getvalue().rstrip().splitlines()) == 3  # heading, rule, row: nothing is folded
