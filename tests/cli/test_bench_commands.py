@@ -1,0 +1,334 @@
+"""The benchmarks from the command line to their tables, files and JSON documents."""
+
+import csv
+import json
+import os
+import re
+import signal
+
+import pytest
+from machine import FASTEST_ENGINE, TIMED_ENGINE
+from PIL import Image
+
+
+def test_bench_extrapolates_in_one_place_only(lintx, run_folder):
+    base = ["bench", "sample", "--checkpoint", run_folder]
+    document = lintx(*base, "--batch", "1,2", "--repeats", 2, "--json").document
+    engines = [(row["attention"], row["engine"], row["batch"]) for row in document["rows"]]
+    assert engines == [
+        (*kind, batch)
+        for batch in (1, 2)
+        for kind in (("linear", FASTEST_ENGINE), ("softmax", "cached"), ("softmax", "rerun"))
+    ]
+    for row in document["rows"]:
+        assert ("extrapolated" in row) == (row["engine"] == "rerun")
+        assert ("images_per_second" in row) == (row["engine"] != "rerun")
+        assert row["peak_memory_bytes"] > 0 and row["product_share"] > 0 and row["bits_per_dim"] is None
+    assert document["ceilings"]["copy"]["gigabytes_per_second"] > 0
+    assert document["environment"]["versions"]["torch"]
+    markdown = lintx(*base, "--batch", "1", "--repeats", 1, "--format", "md").stdout
+    assert markdown.startswith("| attention")
+
+
+def test_bench_sample_goes_over_mechanisms_and_sizes(lintx, run_folder):
+    base = ["bench", "sample", "-c", run_folder, "--attention", "softmax,linear,few=lsh:rounds=1", "--batch", 1]
+    base += ["--repeats", 1, "--no-memory", "--no-rerun", "--runs", run_folder]
+    document = lintx(*base, "--json").document
+    assert [(row["name"], row["engine"]) for row in document["rows"]] == [
+        ("softmax", "cached"),
+        ("linear", TIMED_ENGINE),
+        ("few", "textbook"),
+    ]
+    assert document["rows"][2]["attention_options"]["rounds"] == 1
+    # The run is one of linear attention, so that is where its bits/dim stand.
+    bits = [row["bits_per_dim"] is not None for row in document["rows"]]
+    assert bits == [False, True, False]
+    assert document["rows"][1]["images_seen"] == 24
+    table = lintx(*base).stdout
+    assert "bits/dim" in table and "s/image" in table and "published" not in table
+    lines = lintx(*base, "--format", "csv").stdout.splitlines()
+    assert len(lines) == 4 and "bits_per_dim" in lines[0] and "published_images_per_second" in lines[0]
+
+
+def test_bench_sample_times_presets_with_the_papers_figures(lintx):
+    base = [
+        "bench",
+        "sample",
+        "--preset",
+        "mnist-paper",
+        "--batch",
+        1,
+        "--repeats",
+        1,
+        "--limit",
+        "0.2s",
+        "--no-memory",
+    ]
+    document = lintx(*base, "--attention", "linear", "--json").document
+    (row,) = document["rows"]
+    assert row["preset"] == "mnist-paper" and row["published"]["images_per_second"] == 142.8
+    assert row["extrapolated"]["of_positions"] == 784
+    table = lintx(*base, "--attention", "linear").stdout
+    assert table.startswith("mnist-paper\n") and "142.8" in table and "extrapolated" in table
+
+
+def test_bench_sample_compares_image_sizes(lintx):
+    base = ["bench", "sample", "--preset", "tiny", "--image-size", "4,6", "--batch", 1, "--attention", "linear,softmax"]
+    base += ["--repeats", 1, "--no-memory", "--no-rerun"]
+    outcome = lintx(*base, "--json")
+    found = [(row["preset"], row["name"], row["positions"]) for row in outcome.document["rows"]]
+    sizes = {"tiny, 4 x 4": 16, "tiny, 6 x 6": 36}
+    assert found == [(name, attention, t) for name, t in sizes.items() for attention in ("linear", "softmax")]
+    table = lintx(*base).stdout.split("\n\n")[-2]
+    cells = [line.split() for line in table.splitlines()[2:]]
+    assert [(*line[:2], line[4]) for line in cells] == [
+        ("tiny", name, positions) for name in ("linear", "softmax") for positions in ("16", "36")
+    ]
+    assert all(line[6] == "µs" for line in cells)
+
+
+def test_bench_sample_tells_networks_of_one_size_apart(lintx):
+    base = ["bench", "sample", "--preset", "tiny,mnist-small", "--image-size", "4,6", "--batch", 1, "--repeats", 1]
+    table = lintx(*base, "--attention", "linear", "--no-memory").stdout.split("\n\n")[-2]
+    cells = [line.split() for line in table.splitlines()[2:]]
+    assert [(line[0], line[4]) for line in cells] == [
+        (name, positions) for name in ("tiny", "mnist-small") for positions in ("16", "36")
+    ]
+
+
+def test_bench_train_times_steps(lintx, run_folder):
+    base = ["bench", "train", "--preset", "tiny", "--attention", "linear,softmax", "--batch", "1,2", "--repeats", 1]
+    document = lintx(*base, "--json").document
+    assert [(row["name"], row["batch"]) for row in document["rows"]] == [
+        (name, batch) for batch in (1, 2) for name in ("linear", "softmax")
+    ]
+    assert all(len(row["samples_seconds"]) == 1 and row["images_per_second"] > 0 for row in document["rows"])
+    outcome = lintx(*base, "--format", "md")
+    assert outcome.stdout.startswith("| preset") and "bits/dim" in outcome.stdout
+    assert "GFLOP/s" in outcome.stderr
+
+
+@pytest.fixture
+def little_paper(monkeypatch, tiny_model_config):
+    """The paper's benchmark in networks and sizes that take no time."""
+    from linformer_cli.bench import paper as module
+    from linformer_cli.bench.memory import PassMemory
+
+    real = module.run_copy_task
+    monkeypatch.setattr(module, "preset_network", lambda name: (name, tiny_model_config))
+    monkeypatch.setattr(module, "NETWORKS", ("mnist-paper",))
+    monkeypatch.setattr(module, "choose_sizes", lambda seconds: module.Sizes((1, 2), 1, {}))
+    monkeypatch.setattr(module, "choose_lengths", lambda seconds, methods: [16, 32])
+    monkeypatch.setattr(module, "measure_row_memory", lambda *given: 1000)
+    monkeypatch.setattr("linformer_cli.bench.scaling.measure_pass_memory", lambda setup, limit: PassMemory(9, 0.001))
+    monkeypatch.setattr(
+        module,
+        "run_copy_task",
+        lambda variants, settings, seconds, *rest, **named: real(variants, _shrink(settings), None, *rest, **named),
+    )
+    return module
+
+
+def _shrink(settings):
+    import dataclasses
+
+    return dataclasses.replace(settings, length=8, width=16, updates=2)
+
+
+def test_bench_paper_leaves_tables_and_figures(lintx, little_paper, tmp_path):
+    out = tmp_path / "new" / "paper"
+    outcome = lintx("bench", "paper", "--out", out, "--json")
+    assert outcome.code == 0, outcome.stderr
+    names = {path.name for path in out.iterdir()}
+    assert names == {"paper.json", "paper.md"} | {
+        f"{name}.{kind}" for name in ("images-per-second", "attention", "copy") for kind in ("png", "svg")
+    }
+    assert json.loads((out / "paper.json").read_text()) == outcome.document
+    assert outcome.document["unfinished"] == []
+    assert "142.8" in (out / "paper.md").read_text()
+    shown = lintx("bench", "paper", "--out", out, "--format", "md")
+    assert "| exponents of" in shown.stdout and "loss, nats a symbol" in shown.stdout
+    assert f"wrote {out}" in shown.stderr and "less: " in shown.stderr
+    assert lintx("bench", "paper", "--out", out, "--format", "csv").stdout.count("\n") == 11
+
+
+def test_bench_paper_keeps_what_ctrl_c_leaves(lintx, little_paper, monkeypatch, tmp_path):
+
+    def interrupted(*given, **rest):
+        os.kill(os.getpid(), signal.SIGINT)
+        return real(*given, **rest)
+
+    real = little_paper.run_training_bench
+    monkeypatch.setattr(little_paper, "run_training_bench", interrupted)
+    outcome = lintx("bench", "paper", "--out", tmp_path)
+    assert outcome.code == 130
+    assert "Stopped; what was measured is kept" in outcome.stderr
+    document = json.loads((tmp_path / "paper.json").read_text())
+    assert document["unfinished"] == ["training", "scaling", "memory", "copy"]
+    assert len(document["sampling"]) == 10
+    assert (tmp_path / "images-per-second.png").exists()
+
+
+def test_bench_attention_gives_points_and_exponents(lintx):
+    base = ["bench", "attention", "--attention", "linear,fine=linear:chunk=16", "--positions", "64,32", "--repeats", 2]
+    base += ["--batch", 2]
+    outcome = lintx(*base, "--json")
+    document = outcome.document
+    assert [(row["name"], row["positions"]) for row in document["rows"]] == [
+        ("linear", 32),
+        ("linear", 64),
+        ("fine", 32),
+        ("fine", 64),
+    ]
+    for row in document["rows"]:
+        assert row["left_out"] is None and len(row["samples_seconds"]) == 2
+        assert row["seconds_per_sequence"] > 0 and row["peak_memory_bytes"] >= 0 and row["copy_share"] > 0
+        assert row["batch"] == 2
+    assert document["rows"][2]["attention_options"]["chunk"] == 16
+    assert [row["name"] for row in document["exponents"]] == ["linear", "fine"]
+    assert document["environment"]["versions"]["torch"] and "resident" in document["settings"]["memory"]
+    assert "fine, T = 64, batch 2: " in outcome.stderr
+
+
+def _of_a_pass(setup):
+    from linformer_cli.bench.memory import PassMemory
+
+    return PassMemory(2**10 * setup.positions * setup.batch, 0.01)
+
+
+def test_bench_attention_draws_time_and_memory(lintx, monkeypatch, tmp_path):
+    from linformer_cli.bench import scaling
+
+    monkeypatch.setattr(scaling, "measure_pass_memory", lambda setup, limit: _of_a_pass(setup))
+    monkeypatch.setenv("COLUMNS", "80")
+    plot = tmp_path / "deep" / "scaling.svg"
+    base = ["bench", "attention", "--attention", "softmax,linear", "--positions", "32,64", "--repeats", 1]
+    outcome = lintx(*base, "--plot", plot)
+    assert outcome.code == 0, outcome.stderr
+    assert "longest T that fits" in outcome.stdout and "overtakes softmax at T" in outcome.stdout
+    assert max(map(len, outcome.stdout.splitlines())) <= 80
+    text = plot.read_text()
+    for words in ("time of a sequence (s)", "peak memory of a sequence (MiB)", "T (positions)", "32"):
+        assert f"<!-- {words} -->" in text
+    assert "backward, batch x T = 65,536" in text
+    assert re.search(r"<!-- softmax \(-?\d+\.\d\d, 1\.00\) -->", text)  # the slopes of time and memory
+    document = lintx(*base, "--json").document
+    softmax, linear = document["exponents"]
+    assert softmax["longest_positions"] == linear["longest_positions"] == 64
+    assert softmax["overtakes_softmax"] is None and linear["overtakes_softmax"] is not None
+    assert document["plot"] is None
+    assert lintx(*base, "--plot", "scaling.pdf").code == 2
+    several = lintx(*base, "--batch", "1,16")
+    assert several.code == 2 and "--batch takes a whole number above 0, such as 16, or scaled" in several.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "told", "rows"),
+    [
+        (["sample", "--batch", "1,2", "--no-memory"], "bench_sample.talk_about_row", [1, 1, 1]),
+        (["train", "--preset", "tiny", "--batch", "1,2"], "bench_train.talk_about_row", [1, 1]),
+        (
+            ["attention", "--attention", "linear", "--positions", "32,64", "--batch", "1"],
+            "bench_attention._report",
+            [1],
+        ),
+    ],
+)
+@pytest.mark.parametrize("shown", ["--json", "--format=md"])
+def test_a_benchmark_that_is_stopped_shows_what_it_has(lintx, run_folder, monkeypatch, command, told, rows, shown):
+    """Ctrl-C comes while the first group, or length, is told."""
+
+    seen = []
+
+    def stop(row):
+        if not seen:
+            os.kill(os.getpid(), signal.SIGINT)
+        seen.append(row)
+        return "told"
+
+    monkeypatch.setattr(f"linformer_cli.cli.{told}", stop)
+    where = ["-c", run_folder] if command[0] == "sample" else []
+    outcome = lintx("bench", *command, *where, "--repeats", 1, shown)
+    assert outcome.code == 130
+    assert outcome.stderr.splitlines()[-1] == "Stopped; what was measured by then is shown"
+    if shown == "--json":
+        assert outcome.document["ended"] == "interrupted"
+        assert [row["batch"] for row in outcome.document["rows"]] == rows
+    else:
+        table = outcome.stdout.partition("\n\n")[0]
+        assert len(table.splitlines()) == 2 + len(rows)
+
+
+@pytest.mark.parametrize("style", ["table", "md", "csv"])
+def test_bench_attention_says_why_a_row_is_empty(lintx, monkeypatch, style):
+    from linformer_cli.bench import scaling
+    from linformer_cli.bench.memory import PassFailed, PassMemory
+
+    def measure(setup, limit_seconds):
+        if setup.positions > 32:
+            raise PassFailed("needs more memory than there is")
+        return PassMemory(2**20, 0.01)
+
+    monkeypatch.setattr(scaling, "measure_pass_memory", measure)
+    monkeypatch.setenv("COLUMNS", "80")
+    base = ["bench", "attention", "--attention", "linear", "--positions", "32,64", "--repeats", 1, "--format", style]
+    outcome = lintx(*base, "--batch", 1)
+    assert outcome.code == 0, outcome.stderr
+    words = " ".join(outcome.stdout.replace("|", " ").split())
+    assert "linear" in words and "needs more" in words
+    assert max(map(len, outcome.stdout.splitlines())) <= 80 or style != "table"
+    if style == "csv":
+        rows = list(csv.DictReader(outcome.stdout.splitlines()))
+        assert [(row["positions"], row["peak_memory_bytes"], row["repeats"]) for row in rows] == [
+            ("32", str(2**20), "1"),
+            ("64", "", "0"),
+        ]
+        assert rows[0]["time_exponent_last_two"] == ""
+    else:
+        assert "1 MiB" in words and "exponents of" in words
+
+
+# Random features against softmax
+
+APPROXIMATION = ["bench", "approximation", "--features", "8,16", "--norms", "0.5,1", "--draws", 3, "--positions", 12]
+SMALL_WIDTH = ["--head-width", 4]
+
+
+def test_bench_approximation_gives_every_error_with_its_spread(lintx, tmp_path):
+    plot = tmp_path / "deep" / "errors.png"
+    document = lintx(*APPROXIMATION, *SMALL_WIDTH, "--plot", plot, "--json").document
+    assert len(document["rows"]) == 3 * 2 * 2 * 2
+    for row in document["rows"]:
+        for error in ("output", "bounded_output", "kernel", "small_kernel"):
+            spread = row[error]
+            assert 0 <= spread["first_quartile"] <= spread["median"] <= spread["third_quartile"]
+            assert spread["mean"] > 0
+        assert row["draws"] == 3
+    assert document["settings"]["positions"] == 12 and document["environment"]["versions"]["torch"]
+    with Image.open(plot) as picture:
+        assert picture.format == "PNG"
+    assert document["plot"] == str(plot)
+    assert lintx(*APPROXIMATION, *SMALL_WIDTH, "--json").document["rows"] == document["rows"]
+    assert lintx(*APPROXIMATION, *SMALL_WIDTH, "--seed", 1, "--json").document["rows"] != document["rows"]
+
+
+def test_bench_approximation_prints_what_is_compared_side_by_side(lintx, monkeypatch, tmp_path):
+    monkeypatch.setenv("COLUMNS", "80")
+    base = [*APPROXIMATION, *SMALL_WIDTH, "--maps", "positive,trig"]
+    table = lintx(*base).stdout
+    assert max(map(len, table.splitlines())) <= 80
+    rows = list(csv.DictReader(lintx(*base, "--format", "csv").stdout.splitlines()))
+    assert [(row["norm"], row["features"], row["feature_map"], row["directions"]) for row in rows[:4]] == [
+        ("0.5", "8", "positive", "orthogonal"),
+        ("0.5", "8", "positive", "independent"),
+        ("0.5", "8", "trig", "orthogonal"),
+        ("0.5", "8", "trig", "independent"),
+    ]
+    assert f"{float(rows[0]['output_mean']):.2e}" in table
+    plots = []
+    for error in ("output", "small-kernel"):
+        plot = tmp_path / f"{error}.svg"
+        assert lintx(*base, "--plot", plot, "--error", error).code == 0
+        plots.append(plot.read_text())
+    assert "mean squared error of the output" in plots[0] and "positive, independent" in plots[0]
+    assert "smallest quarter" in plots[1] and "norm 0.5 sqrt(K)" in plots[1]
