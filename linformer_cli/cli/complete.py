@@ -122,7 +122,8 @@ def complete(
         written = {"out": out, "gif": gif} if done else {"out": None, "gif": None}
         print_json({**settings, "images": len(results), "rows": results, "failures": failures, **written})
     if stopped is not None:
-        complain(f"stopped after {len(done)} of {len(images)} pictures" + (", which are kept" if done else ""))
+        if done:
+            complain(f"stopped after {len(done)} of {len(images)} pictures, which are kept")
         raise stopped
     if failures:
         rest = "; the others were completed" if done else ""

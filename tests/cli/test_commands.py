@@ -219,6 +219,7 @@ def test_complete_keeps_the_pictures_that_were_done(lintx, run_folder, tmp_path,
     outcome = lintx("complete", *names, "-c", run_folder, "-o", out, "--json")
     assert outcome.code == code and said in outcome.stderr
     assert read_png_metadata(out)["images"] == [str(names[0])] and len(outcome.document["rows"]) == 1
+    assert "pictures" not in lintx("complete", names[1], "-c", run_folder, "-o", out).stderr
 
 
 def test_complete_hints_at_invert(lintx, run_folder, tmp_path):
