@@ -21,9 +21,11 @@ from linformer_cli.runtime import StopRequest, choose_precision, describe_enviro
 
 from .ceilings import Ceilings
 from .copy_task import PAPER_UPDATES, CopySettings, choose_size, run_copy_task
+from .growth import describe_exponents
+from .paper_sizes import PAPER_LENGTHS, PAPER_TRAINING_BATCH, choose_lengths, choose_sizes
 from .published import HARDWARE, SOURCE
 from .run import SamplingPlan, measure_row_memory, run_sampling_bench
-from .scaling import PASS_POSITIONS, describe_exponents, run_scaling_bench
+from .scaling import PASS_POSITIONS, run_scaling_bench
 from .subjects import Subject, build_subjects, load_subjects, preset_network
 from .trained import TrainedRun, find_trained
 from .training import run_training_bench
@@ -32,9 +34,6 @@ from .variants import Variant, parse_variants
 METHODS = ("linear", "softmax", "lsh-1=lsh:rounds=1", "lsh-4=lsh:rounds=4")
 COPY_METHODS = ("linear", "softmax", "lsh-4=lsh:rounds=4")
 NETWORKS = ("mnist-paper", "cifar10-paper")
-# The paper's own, for what is reduced to be said against.
-PAPER_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
-PAPER_TRAINING_BATCH = {"mnist-paper": 10, "cifar10-paper": 4}
 # What each part gets of the time that is left when it begins, in relation to the parts after it.
 _SHARES = {"sampling": 0.42, "training": 0.14, "scaling": 0.22, "memory": 0.06, "copy": 0.16}
 # A part that takes so many times what it was given is broken off.
@@ -44,23 +43,10 @@ _TIMED_SHARE = 0.5
 _FIRST_RESULTS_SECONDS = 30.0
 # What comparing the two executions of every mechanism may take, before anything is timed.
 _STARTING_SECONDS = 30.0
-# One length of one mechanism, on average: a process for its memory, and a few passes of as many positions at any T.
-_SECONDS_PER_LENGTH = 5.0
-_FEWEST_LENGTHS = 3
 # Of the time for all lengths, what one mechanism may take at one: softmax at the longest has to be left out, not all.
 _LONGEST_POINT_SHARE = 0.12
 # Passes of a row in one round of time against T. Most take milliseconds: a single busy moment is much longer.
 _PASSES_OF_ROUND = 3
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """What a budget allows for. Every row is timed once in each of the `rounds`, and a few times against T."""
-
-    batches: Sequence[int]
-    rounds: int
-    training_batches: dict[str, int]
-    pass_positions: int = PASS_POSITIONS
 
 
 @dataclass
@@ -86,26 +72,6 @@ class _PartIsOver(Interrupted):
 
     def __init__(self) -> None:
         super().__init__("this part has had its time", 0)
-
-
-def choose_sizes(budget_seconds: float) -> Sizes:
-    """Batch sizes and rounds for a budget."""
-    minutes = budget_seconds / 60
-    if minutes >= 30:
-        return Sizes((1, 16, 64, 256), 5, dict(PAPER_TRAINING_BATCH))
-    if minutes >= 5:
-        return Sizes((1, 16, 64), 4, {"mnist-paper": 10, "cifar10-paper": 1}, PASS_POSITIONS // 4)
-    return Sizes((1, 16), 2, {"mnist-paper": 2, "cifar10-paper": 1}, PASS_POSITIONS // 8)
-
-
-def choose_lengths(seconds: float, methods: int) -> list[int]:
-    """As many of the paper's lengths as `seconds` allow for, spread over them."""
-    count = max(_FEWEST_LENGTHS, min(len(PAPER_LENGTHS), int(seconds / (_SECONDS_PER_LENGTH * methods))))
-    if count == len(PAPER_LENGTHS):
-        return list(PAPER_LENGTHS)
-    # The longest are left to larger budgets; exponents need lengths that are far apart.
-    longest = min(len(PAPER_LENGTHS) - 1, count + 1)
-    return [PAPER_LENGTHS[round(index * longest / (count - 1))] for index in range(count)]
 
 
 def _describe_extrapolated(rows: Sequence[dict[str, Any]]) -> list[str]:

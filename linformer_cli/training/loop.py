@@ -1,7 +1,6 @@
 """The training loop: evaluate, sample, save, stop?, train. It reads top to bottom and resumes exactly."""
 
 import contextlib
-import dataclasses
 import math
 import time
 from collections.abc import Mapping
@@ -15,10 +14,7 @@ from torch.nn import Module
 
 from linformer_cli.checkpoint import (
     Checkpoint,
-    CheckpointInfo,
-    DataSummary,
     TrainingState,
-    TrainingSummary,
     load_training_state,
     load_weights,
     read_checkpoint,
@@ -37,9 +33,10 @@ from linformer_cli.report.grids import encode_png, render_grid
 from linformer_cli.runtime import StopRequest, is_out_of_memory, measure_peak_memory, synchronize
 from linformer_cli.sampling.decode import sample_images
 
-from .optimizer import build_average, build_optimizer, load_optimizer_tensors, optimizer_tensors, strip_prefix
+from .optimizer import build_average, build_optimizer, load_optimizer_tensors, strip_prefix
 from .progress import Progress, Reporter, Silence
 from .run_folder import RunFolder
+from .saving import AVERAGED, IN_TRAINING, collect_state, describe_run
 from .schedule import learning_rate_at, measure_progress
 from .takeover import Takeover, take_over
 from .together import seed_own_dropout, share_batch, share_model
@@ -133,8 +130,8 @@ class Trainer:
         self.average = build_average(self.model, self.config.train)
         if self.average is not None:
             # The checkpoint's weights are the average; those in training lie beside the optimizer's state.
-            self.average.n_averaged.fill_(state.values.pop("averaged_steps"))
-            self.model.load_state_dict(strip_prefix(state.tensors, "training."))
+            self.average.n_averaged.fill_(state.values.pop(AVERAGED))
+            self.model.load_state_dict(strip_prefix(state.tensors, IN_TRAINING))
         self.optimizer = build_optimizer(self.model, self.config.train)
         load_optimizer_tensors(self.optimizer, state.tensors)
         torch.set_rng_state(state.tensors["random.cpu"])
@@ -362,31 +359,6 @@ class Trainer:
     def _save(self, folder: Path, with_state: bool) -> None:
         state = None
         if with_state:
-            tensors = optimizer_tensors(self.optimizer) | {"random.cpu": torch.get_rng_state()}
-            if self.device.startswith("cuda"):
-                tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
-            values = dataclasses.asdict(self.progress)
-            if self.average is not None:
-                tensors |= {f"training.{key}": tensor.cpu() for key, tensor in self.model.state_dict().items()}
-                values["averaged_steps"] = int(self.average.n_averaged)
-            state = TrainingState(tensors, values)
-        save_checkpoint(folder, self.evaluated_model, self._describe(), state)
-
-    def _describe(self) -> CheckpointInfo:
-        progress, data = self.progress, self.train_set
-        measured = progress.is_validated
-        return CheckpointInfo(
-            model=self.config.model,
-            data=DataSummary(name=data.name, train_images=len(data), border_mean=round(data.border_mean(), 2)),
-            training=TrainingSummary(
-                step=progress.step,
-                images_seen=progress.images_seen,
-                elapsed_seconds=round(progress.elapsed_seconds, 3),
-                validation_bits_per_dim=progress.validation_bits_per_dim if measured else None,
-                validation_standard_error=progress.validation_standard_error if measured else None,
-                validation_images=min(self.config.train.evaluate_images, len(self.validation)) if measured else None,
-                preset=self.config.preset,
-                init_from=self.config.init_from,
-                settings=self.config.train,
-            ),
-        )
+            state = collect_state(self.model, self.average, self.optimizer, self.progress, self.device)
+        info = describe_run(self.config, self.progress, self.train_set, self.validation)
+        save_checkpoint(folder, self.evaluated_model, info, state)

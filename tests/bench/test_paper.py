@@ -10,7 +10,8 @@ from machine import TIMED_ENGINE
 
 from linformer_cli.bench import paper as paper_module
 from linformer_cli.bench.memory import PassMemory
-from linformer_cli.bench.paper import PAPER_LENGTHS, PaperBench, PaperReport, Sizes, choose_lengths, choose_sizes
+from linformer_cli.bench.paper import PaperBench, PaperReport
+from linformer_cli.bench.paper_sizes import PAPER_LENGTHS, PAPER_TRAINING_BATCH, Sizes, choose_lengths, choose_sizes
 from linformer_cli.bench.trained import read_trained_runs
 from linformer_cli.checkpoint import save_checkpoint
 from linformer_cli.errors import Interrupted
@@ -48,7 +49,7 @@ def test_a_budget_decides_sizes() -> None:
     short, usual, long = (choose_sizes(60 * minutes) for minutes in (1, 10, 60))
     assert short.batches == (1, 16) and usual.batches == (1, 16, 64) and long.batches[-1] == 256
     assert short.rounds < usual.rounds < long.rounds
-    assert long.training_batches == paper_module.PAPER_TRAINING_BATCH
+    assert long.training_batches == PAPER_TRAINING_BATCH
     assert all(sizes.batches[0] == 1 for sizes in (short, usual, long))  # one image's latency
 
 

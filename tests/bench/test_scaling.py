@@ -6,7 +6,7 @@ from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.bench import scaling as scaling_module
 from linformer_cli.bench.memory import PassFailed, PassMemory
 from linformer_cli.bench.passes import PassSetup
-from linformer_cli.bench.scaling import choose_batch, extrapolate, find_overtaking, fit_exponent, run_scaling_bench
+from linformer_cli.bench.scaling import choose_batch, run_scaling_bench
 from linformer_cli.bench.timing import Timing
 from linformer_cli.bench.variants import parse_variants
 from linformer_cli.errors import DisagreementError, Interrupted, UsageError
@@ -222,53 +222,6 @@ def test_nothing_is_timed_whose_executions_disagree(machine, monkeypatch, raises
     with raises_one_line(DisagreementError, "'linear' is not timed"):
         run_scaling_bench(VARIANTS, [1000], 3, 100, batch=1)
     assert machine.measured == []
-
-
-def test_exponents_of_points() -> None:
-    assert fit_exponent([(10, 3.0), (100, 300.0)]) == pytest.approx(2)
-    assert fit_exponent([(1, 1.0), (2, 4.0), (4, 4.0)]) == pytest.approx(1)
-    assert fit_exponent([(10, 3.0)]) is None
-    assert fit_exponent([(10, 0.0), (20, 1.0)]) is None
-    assert fit_exponent([]) is None
-
-
-def test_extrapolation_follows_the_last_two_points() -> None:
-    assert extrapolate([], 10) is None
-    assert extrapolate([(10, 3.0)], 20) == pytest.approx(12)  # the worst is assumed
-    assert extrapolate([(1, 7.0), (10, 3.0), (20, 12.0)], 40) == pytest.approx(48)
-    assert extrapolate([(10, 3.0), (20, 2.0)], 40) == pytest.approx(4)  # never less than in proportion
-    assert extrapolate([(10, 1.0), (20, 30.0)], 40) == pytest.approx(120)  # nor more than with the square
-
-
-def test_what_grows_slower_overtakes_between_measured_lengths() -> None:
-    """Times 8 T and T^2 cross at 8, and logarithms of powers are straight lines."""
-    slow, fast = ([(length, float(f(length))) for length in (2, 4, 16, 32)] for f in (lambda t: t**2, lambda t: 8 * t))
-    found = find_overtaking(fast, slow)
-    assert found is not None and found.at == pytest.approx(8) and found.describe() == "8"
-    # And the other way round it is overtaken itself.
-    assert find_overtaking(slow, fast).describe() == "not up to 32"  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize(
-    ("mine", "rival", "expected"),
-    [
-        ([(10, 1.0), (20, 2.0)], [(10, 2.0), (20, 3.0)], "below 10"),
-        ([(10, 1.0), (20, 2.0)], [(10, 1.0), (20, 2.0)], "not up to 20"),
-        ([(10, 3.0), (20, 2.0)], [(10, 2.0), (40, 9.0)], "not up to 10"),  # only lengths that both have
-        ([(10, 1.0)], [(10, 1.5)], "below 10"),
-        # Faster, slower, and faster for good: the last crossing counts, at the middle of 20 and 80.
-        ([(10, 1.0), (20, 2.0), (80, 1.0)], [(10, 2.0), (20, 1.0), (80, 2.0)], "40"),
-    ],
-)
-def test_where_no_crossing_was_measured_none_is_invented(mine, rival, expected) -> None:
-    found = find_overtaking(mine, rival)
-    assert found is not None and found.describe() == expected
-    assert (found.at is None) == (not expected.isdigit())
-
-
-def test_nothing_is_overtaken_that_was_not_measured() -> None:
-    assert find_overtaking([(10, 1.0)], [(20, 1.0)]) is None
-    assert find_overtaking([], [(20, 1.0)]) is None
 
 
 def test_a_report_says_who_overtakes_softmax_and_what_fits(machine) -> None:

@@ -113,11 +113,12 @@ def little_paper(monkeypatch, tiny_model_config):
     """The paper's benchmark in networks and sizes that take no time."""
     from linformer_cli.bench import paper as module
     from linformer_cli.bench.memory import PassMemory
+    from linformer_cli.bench.paper_sizes import Sizes
 
     real = module.run_copy_task
     monkeypatch.setattr(module, "preset_network", lambda name: (name, tiny_model_config))
     monkeypatch.setattr(module, "NETWORKS", ("mnist-paper",))
-    monkeypatch.setattr(module, "choose_sizes", lambda seconds: module.Sizes((1, 2), 1, {}))
+    monkeypatch.setattr(module, "choose_sizes", lambda seconds: Sizes((1, 2), 1, {}))
     monkeypatch.setattr(module, "choose_lengths", lambda seconds, methods: [16, 32])
     monkeypatch.setattr(module, "measure_row_memory", lambda *given: 1000)
     monkeypatch.setattr("linformer_cli.bench.scaling.measure_pass_memory", lambda setup, limit: PassMemory(9, 0.001))

@@ -1,0 +1,43 @@
+"""What a budget of time allows `bench paper`: batch sizes, rounds and lengths, beside the paper's own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .scaling import PASS_POSITIONS
+
+# The paper's own, for what is reduced to be said against.
+PAPER_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+PAPER_TRAINING_BATCH = {"mnist-paper": 10, "cifar10-paper": 4}
+# One length of one mechanism, on average: a process for its memory, and a few passes of as many positions at any T.
+_SECONDS_PER_LENGTH = 5.0
+_FEWEST_LENGTHS = 3
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a budget allows for. Every row is timed once in each of the `rounds`, and a few times against T."""
+
+    batches: Sequence[int]
+    rounds: int
+    training_batches: dict[str, int]
+    pass_positions: int = PASS_POSITIONS
+
+
+def choose_sizes(budget_seconds: float) -> Sizes:
+    """Batch sizes and rounds for a budget."""
+    minutes = budget_seconds / 60
+    if minutes >= 30:
+        return Sizes((1, 16, 64, 256), 5, dict(PAPER_TRAINING_BATCH))
+    if minutes >= 5:
+        return Sizes((1, 16, 64), 4, {"mnist-paper": 10, "cifar10-paper": 1}, PASS_POSITIONS // 4)
+    return Sizes((1, 16), 2, {"mnist-paper": 2, "cifar10-paper": 1}, PASS_POSITIONS // 8)
+
+
+def choose_lengths(seconds: float, methods: int) -> list[int]:
+    """As many of the paper's lengths as `seconds` allow for, spread over them."""
+    count = max(_FEWEST_LENGTHS, min(len(PAPER_LENGTHS), int(seconds / (_SECONDS_PER_LENGTH * methods))))
+    if count == len(PAPER_LENGTHS):
+        return list(PAPER_LENGTHS)
+    # The longest are left to larger budgets; exponents need lengths that are far apart.
+    longest = min(len(PAPER_LENGTHS) - 1, count + 1)
+    return [PAPER_LENGTHS[round(index * longest / (count - 1))] for index in range(count)]

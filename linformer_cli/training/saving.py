@@ -1,0 +1,52 @@
+"""What a save of a run holds besides the weights: what describes them, and what --resume goes on from."""
+
+import dataclasses
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
+
+from linformer_cli.checkpoint import CheckpointInfo, DataSummary, TrainingState, TrainingSummary
+from linformer_cli.config import RunConfig
+from linformer_cli.data.images import ImageSet
+from linformer_cli.model.pixel_model import PixelModel
+
+from .optimizer import optimizer_tensors
+from .progress import Progress
+
+# Where weights are averaged: the number of steps behind the average, and the prefix of the weights in training.
+AVERAGED, IN_TRAINING = "averaged_steps", "training."
+
+
+def describe_run(config: RunConfig, progress: Progress, train: ImageSet, validation: ImageSet) -> CheckpointInfo:
+    """The network, its images and how far its training is; bits/dim only where they are of these weights."""
+    measured = progress.is_validated
+    return CheckpointInfo(
+        model=config.model,
+        data=DataSummary(name=train.name, train_images=len(train), border_mean=round(train.border_mean(), 2)),
+        training=TrainingSummary(
+            step=progress.step,
+            images_seen=progress.images_seen,
+            elapsed_seconds=round(progress.elapsed_seconds, 3),
+            validation_bits_per_dim=progress.validation_bits_per_dim if measured else None,
+            validation_standard_error=progress.validation_standard_error if measured else None,
+            validation_images=min(config.train.evaluate_images, len(validation)) if measured else None,
+            preset=config.preset,
+            init_from=config.init_from,
+            settings=config.train,
+        ),
+    )
+
+
+def collect_state(
+    model: PixelModel, average: AveragedModel | None, optimizer: Optimizer, progress: Progress, device: str
+) -> TrainingState:
+    """All that the next step depends on besides the saved weights, which are those of `average` where there is one."""
+    tensors = optimizer_tensors(optimizer) | {"random.cpu": torch.get_rng_state()}
+    if device.startswith("cuda"):
+        tensors["random.cuda"] = torch.cuda.get_rng_state(device)
+    values = dataclasses.asdict(progress)
+    if average is not None:
+        tensors |= {f"{IN_TRAINING}{key}": tensor.cpu() for key, tensor in model.state_dict().items()}
+        values[AVERAGED] = int(average.n_averaged)
+    return TrainingState(tensors, values)
