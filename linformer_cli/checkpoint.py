@@ -29,7 +29,7 @@ from .model.pixel_model import PixelModel
 from .report.terminal import format_bits
 
 FORMAT = 1
-DEFAULT_CHECKPOINT = "mnist-wide"
+DEFAULT_CHECKPOINT = "mnist-deep"
 WEIGHTS, CONFIG, TRAINING, CARD = "model.safetensors", "config.json", "training.safetensors", "README.md"
 
 

@@ -16,7 +16,7 @@ def info(
     Examples:
 
     - `lintx info runs/first`
-    - `lintx info mnist-wide --json`
+    - `lintx info mnist-deep --json`
     """
     from linformer_cli.checkpoint import load_weights, read_checkpoint
     from linformer_cli.report.terminal import format_bits, format_bytes, format_duration

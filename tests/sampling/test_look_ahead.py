@@ -9,7 +9,7 @@ from machine import HAS_COMPILER
 from sampling.cases import CHANGES, draw_tokens
 
 from linformer_cli.attention.base import fork_state
-from linformer_cli.checkpoint import DEFAULT_CHECKPOINT, load_model
+from linformer_cli.checkpoint import load_model
 from linformer_cli.config import ImageShape
 from linformer_cli.errors import Interrupted, LintxError
 from linformer_cli.model.pixel_model import PixelModel
@@ -140,9 +140,9 @@ def test_auto_looks_ahead(build_tiny_model) -> None:
 
 
 @pytest.mark.slow
-def test_two_thousand_images_of_the_shipped_model_are_those_of_stepping() -> None:
+def test_two_thousand_images_of_a_shipped_model_are_those_of_stepping() -> None:
     """In the precision that it is sampled in. Equal bit by bit, so that no statistic of them can differ."""
-    model = load_model(DEFAULT_CHECKPOINT, dtype=torch.bfloat16)
+    model = load_model("mnist-wide", dtype=torch.bfloat16)
     passes, images = 0, []
     for index in range(2_000):
         drawn = sample_values(model, [index], engine="native")
