@@ -6,7 +6,7 @@ Above training and bench, since it needs both. Everything is kept in files: what
 import functools
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,22 +18,28 @@ from linformer_cli.bench.groups import require_agreement
 from linformer_cli.bench.timing import Timing, measure_interleaved
 from linformer_cli.bench.variants import Variant
 from linformer_cli.checkpoint import Checkpoint, holds_checkpoint, load_weights, read_checkpoint
-from linformer_cli.config import RunConfig
+from linformer_cli.config import RunConfig, TrainConfig, parse_config
 from linformer_cli.data.images import ImageSet
 from linformer_cli.errors import DataError, LintxError, UsageError
 from linformer_cli.files import write_file
+from linformer_cli.native.compiler import has_library
 from linformer_cli.report.grids import encode_png, read_png_metadata, render_grid
 from linformer_cli.report.tables import to_json
-from linformer_cli.runtime import StopRequest
+from linformer_cli.runtime import StopRequest, processor_name
 from linformer_cli.sampling.decode import sample_images
+from linformer_cli.sampling.engines.native_layout import SOURCE
 from linformer_cli.training.loop import Trainer
 from linformer_cli.training.progress import Reporter
 from linformer_cli.training.run_folder import RunFolder
-from linformer_cli.training.settings import Settings, merge_settings
+from linformer_cli.training.settings import LENGTHS, Settings, merge_settings, read_tables
 
 # The network that comparisons are made with, unless another is asked for.
 DEFAULT_PRESET = "mnist-small"
 GRID_IMAGES = 25
+# Of validation, unless a file or a flag says otherwise.
+_EVALUATED_IMAGES = 2_000
+# What a comparison decides itself: as long as --images, validated at its end, with one grid of samples.
+_DECIDED = (*LENGTHS, "evaluate_every", "sample_every")
 # Training steps of one sample of its speed.
 TIMED_STEPS = 3
 # What may differ between a run and the plan it belongs to: where it is computed and where its data lies.
@@ -80,6 +86,18 @@ class Entry:
         if saved is None or saved.info.training.validation_bits_per_dim is None:
             return None
         return saved if saved.info.training.step == self.config.train.steps else None
+
+
+def choose_training(file: Path | None, given: Mapping[str, Any], say: Callable[[str], None]) -> TrainConfig:
+    """The training settings of all: `given` on the command line over `file` over defaults.
+
+    What a comparison decides itself is not among them; `say` is told where the file has it all the same, as that of a
+    run has.
+    """
+    table = {} if file is None else read_tables(file).get("train", {})
+    if ignored := [key for key in _DECIDED if table.pop(key, None) is not None]:
+        say(f"'{file}': {', '.join(ignored)} of [train] do not count: comparisons go by --images, validated at the end")
+    return parse_config(TrainConfig, {"evaluate_images": _EVALUATED_IMAGES, **table, **given, "steps": 1}, "train")
 
 
 def plan_entries(
@@ -167,27 +185,35 @@ def draw_grid(entry: Entry, device: str, check: Check = None) -> bool:
 
 @dataclass(frozen=True)
 class Speed:
-    """What a kept time is of: another batch, device, precision or number of threads is another measurement.
+    """What a kept time is of: another batch, precision, engine or machine is another measurement.
 
-    `weights` is the digest of those drawn with; None in training, whose time does not depend on them.
+    `weights_sha256` is of those drawn with; None in training, whose time does not depend on them. `kernels`
+    says whether compiled ones were to be had.
     """
 
     batch: int
     device: str
     precision: str
+    processor: str
     threads: int
+    torch: str
+    kernels: bool
     steps: int | None = None
     weights_sha256: str | None = None
 
 
 def training_speed(entry: Entry, device: str, precision: str) -> Speed:
     """What `time_training_once` measures."""
-    return Speed(entry.step_images, device, precision, torch.get_num_threads(), steps=TIMED_STEPS)
+    return Speed(entry.step_images, device, precision, *_describe_machine(), steps=TIMED_STEPS)
 
 
 def sampling_speed(checkpoint: Checkpoint, batch: int, device: str) -> Speed:
     """What `time_sampling_once` measures."""
-    return Speed(batch, device, "fp32", torch.get_num_threads(), weights_sha256=checkpoint.digest)
+    return Speed(batch, device, "fp32", *_describe_machine(), weights_sha256=checkpoint.digest)
+
+
+def _describe_machine() -> tuple[str, int, str, bool]:
+    return processor_name(), torch.get_num_threads(), str(torch.__version__), has_library(SOURCE)
 
 
 def time_training_once(

@@ -6,18 +6,19 @@ import os
 import platform
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from . import __version__
-from .errors import Interrupted, UsageError
+from .errors import Interrupted, LintxError, UsageError
 
 if TYPE_CHECKING:
     import torch
 
 Precision = Literal["auto", "fp32", "bf16"]
+Result = TypeVar("Result")
 
 # Of malloc.h: M_MMAP_MAX, no mappings of their own; M_TRIM_THRESHOLD, nothing back; M_TOP_PAD, bytes to grow by.
 _KEEPING = {-4: 0, -1: -1, -2: 2**26}
@@ -137,6 +138,45 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
+def work_in_batches(
+    indices: Sequence[int],
+    batch: int,
+    work: Callable[[Sequence[int]], Result],
+    on_halve: Callable[[int], None] | None = None,
+) -> Iterator[Result]:
+    """`work(part)`, which is never None, for all of `indices`, parts of `batch` at a time.
+
+    Where memory runs out the batch is halved for good, `on_halve` is told the new one, and the same indices are tried
+    again. Raises `LintxError` when there is no memory for a single one.
+    """
+    start = 0
+    while start < len(indices):
+        part = indices[start : start + batch]
+        if (result := _work_if_memory_allows(work, part)) is not None:
+            yield result
+            start += len(part)
+            continue
+        if len(part) == 1:
+            raise LintxError("there is not enough memory for even one image at a time")
+        batch = len(part) // 2
+        if on_halve is not None:
+            on_halve(batch)
+
+
+def _work_if_memory_allows(work: Callable[[Sequence[int]], Result], indices: Sequence[int]) -> Result | None:
+    import torch
+
+    try:
+        return work(indices)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+    # Here, and not in the handler, where the error still holds all that the attempt had allocated.
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return None
+
+
 def synchronize(device: str) -> None:
     """Wait until the device has done all work, so that a clock read next tells the truth."""
     import torch
@@ -177,11 +217,20 @@ def _version(package: str) -> str | None:
 
 
 def processor_name() -> str:
+    return _read_processor("model name") or platform.processor() or platform.machine()
+
+
+def processor_features() -> str:
+    """What the processor can do, as Linux lists it; empty elsewhere. A virtual machine may hide its model."""
+    return _read_processor("flags") or _read_processor("Features")
+
+
+def _read_processor(key: str) -> str:
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
         for line in lines:
-            if line.startswith("model name"):
+            if line.startswith(key):
                 return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    return ""
 
 
 @dataclass

@@ -15,6 +15,7 @@ from linformer_cli.bench.variants import parse_variants
 from linformer_cli.comparison import (
     TIMED_STEPS,
     Entry,
+    choose_training,
     describe_entry,
     draw_grid,
     forget_speeds,
@@ -39,6 +40,23 @@ SETS = [
     ImageSet("glyphs", split, *draw_glyphs("train", 8, start, start + 12))  # type: ignore[arg-type]
     for split, start in (("train", 0), ("validation", 100))
 ]
+
+
+def test_settings_are_flags_over_file_over_defaults(tmp_path: Path) -> None:
+    said: list[str] = []
+    file = tmp_path / "all.toml"
+    file.write_text('[train]\nseed = 3\nprecision = "fp32"\nevaluate_images = 7\n')
+    chosen = choose_training(file, {"evaluate_images": 9}, said.append)
+    assert (chosen.seed, chosen.precision, chosen.evaluate_images) == (3, "fp32", 9)
+    assert choose_training(file, {}, said.append).evaluate_images == 7
+    bare = choose_training(None, {}, said.append)
+    assert (bare.evaluate_images, bare.precision, bare.seed, bare.device) == (2_000, "auto", 0, "auto")
+    assert said == []
+    for line in ("steps = 9", "epochs = 1.0", "max_time = 60.0", "evaluate_every = 3", "sample_every = 3"):
+        file.write_text(f"[train]\nseed = 4\n{line}\n")
+        assert choose_training(file, {}, said.append).seed == 4
+        assert "all.toml" in said[-1] and line.partition(" ")[0] in said[-1] and "--images" in said[-1]
+    assert len(said) == 5
 
 
 class Silent:
@@ -183,6 +201,8 @@ def test_another_measurement_is_not_taken_for_this_one(finished) -> None:
     time_sampling_once(finished, 3, 1, "cpu")
     assert len(read_samples(finished.sampling_file, speed)) == 1
     for changes in ({"batch": 4}, {"device": "mps"}, {"threads": 99}, {"precision": "bf16"}, {"weights_sha256": "0"}):
+        assert read_samples(finished.sampling_file, dataclasses.replace(speed, **changes)) == []
+    for changes in ({"processor": "another"}, {"torch": "9.9"}, {"kernels": not speed.kernels}):
         assert read_samples(finished.sampling_file, dataclasses.replace(speed, **changes)) == []
     record = json.loads(finished.sampling_file.read_text())
     for text in ("[1", "[]", json.dumps({"samples_seconds": [1.0]}), json.dumps({**record, "samples_seconds": ["x"]})):

@@ -26,7 +26,8 @@ class FadingOptions(AttentionOptions):
         float | None,
         Field(
             ge=1,
-            description="positions after which the last to forget keeps 1/e (default: an image, at least the shortest)",
+            description="positions after which the last to forget keeps 1/e (default: an image, at least the shortest; "
+            "of one head the shortest)",
         ),
     ] = None
     output_gate: Annotated[bool, Field(description="every output is scaled by a gate learned from the input")] = True
@@ -44,7 +45,9 @@ class FadingOptions(AttentionOptions):
         Numbers, and what is made of them stays numbers until it is used: a buffer would be rounded when the model is
         cast to bfloat16, and one of float64 could not be moved to every device.
         """
-        # A default gives way to what is given, so that the two stay in order.
+        # A default gives way to what is given, so that the two stay in order, and where there is one length for both.
+        if count == 1 and self.shortest_memory and not self.longest_memory:
+            return [self.shortest_memory]
         longest = self.longest_memory or max(shape.positions, self.shortest_memory or 0)
         shortest = self.shortest_memory or min(shape.row, longest)
         return [longest * (shortest / longest) ** (place / max(1, count - 1)) for place in range(count)]

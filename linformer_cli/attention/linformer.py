@@ -7,8 +7,12 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional
 
+from linformer_cli.errors import UsageError
+
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
 from .near_and_rows import Pattern, attend_near_and_rows
+
+_DEFAULT_RANK = 4
 
 
 class LinformerOptions(AttentionOptions):
@@ -18,8 +22,8 @@ class LinformerOptions(AttentionOptions):
         int | None, Field(gt=0, description="positions that are projected together (default: one image row)")
     ] = None
     rank: Annotated[
-        int, Field(gt=0, description="rows that a block is projected to, no more than it has positions")
-    ] = 4
+        int, Field(gt=0, description="rows that a block is projected to; the default is less where a block is")
+    ] = _DEFAULT_RANK
     share: Annotated[
         Literal["none", "heads", "heads_keys_values"],
         Field(description="one projection for each head, for all heads, or for all heads and keys and values alike"),
@@ -27,7 +31,7 @@ class LinformerOptions(AttentionOptions):
 
     @model_validator(mode="after")
     def _rank_fits_the_block(self) -> Self:
-        if self.block is not None and self.rank > self.block:
+        if self.block is not None and self.rank > self.block and self.rank != _DEFAULT_RANK:
             raise ValueError(f"'rank' is at most 'block', found rank {self.rank} for a block of {self.block}")
         return self
 
@@ -66,6 +70,8 @@ class LinformerAttention(Attention):
     def __init__(self, options: LinformerOptions, shape: AttentionShape) -> None:
         super().__init__(options, shape)
         self.block = options.block or shape.row
+        if options.rank > self.block and options.rank != _DEFAULT_RANK:
+            raise UsageError(f"'rank' is at most the block of {self.block} (one row), found {options.rank}")
         self.rank = min(options.rank, self.block)
         sizes = shape.heads if options.share == "none" else 1, self.rank, self.block
         self.key_projection = nn.Parameter(torch.empty(sizes))

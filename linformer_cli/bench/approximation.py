@@ -3,6 +3,7 @@
 import itertools
 import math
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -75,6 +76,12 @@ def measure_approximation(
         if feature_map not in SOFTMAX_FEATURE_MAPS:
             known = ", ".join(SOFTMAX_FEATURE_MAPS)
             raise UsageError(f"feature map '{feature_map}' does not estimate softmax; those that do: {known}")
+    # The square of exp(|q| |k| / sqrt(K)), the largest that softmax is compared with, has to be a number.
+    largest = math.sqrt(math.log(sys.float_info.max) / 2) / key_width**0.25
+    if (norm := max(norms, default=0.0)) > largest:
+        raise UsageError(
+            f"at K = {key_width} norms above {largest:.3g} leave the numbers that there are, found {norm:g}"
+        )
     if draws < 1:
         raise UsageError(f"errors are measured over at least one draw, found {draws}")
     inputs = [_draw_inputs(seed + draw, positions, key_width, value_width) for draw in range(draws)]

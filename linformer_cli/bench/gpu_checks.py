@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from linformer_cli.attention import CATALOGUE
 from linformer_cli.attention.base import AttentionShape
 from linformer_cli.attention.linear import LinearAttention, LinearOptions
 from linformer_cli.config import ModelConfig
+from linformer_cli.model.catalogue import MIXERS
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native.compiler import textbook_only
 from linformer_cli.runtime import torch_dtype
@@ -67,7 +67,7 @@ def check_engines(device: str, networks: Sequence[tuple[str | None, ModelConfig]
 @torch.no_grad()
 def check_mechanisms(device: str) -> Iterator[Found]:
     """The two executions of every mechanism, in float32."""
-    for name in CATALOGUE:
+    for name in MIXERS:
         model = build_checked_model(PassSetup(name, {}, heads=2, head_width=16, positions=144)).to(device)
         values = torch.arange(2 * model.config.image.positions, device=device).view(2, -1) * 7 % 16
         tokens, state, stepped = model.shift_values(values), model.init_state(2), []

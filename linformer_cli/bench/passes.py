@@ -16,6 +16,8 @@ LEAST_TRAFFIC = (
     "written once, against copying memory; what a mechanism keeps and moves besides is its own"
 )
 
+_KINDS = ("q", "k", "v", "extra", "gradient")
+
 # The image on which a mechanism's two executions are compared before it is timed.
 _CHECKED_IMAGE = ImageShape(height=12, width=12, levels=16)
 
@@ -33,27 +35,39 @@ class PassSetup:
     device: str = "cpu"
 
 
-def build_pass(setup: PassSetup, seed: int = 0) -> Callable[[], None]:
-    """Work that makes its inputs, attends from nothing, and goes back from a random gradient to inputs and parameters.
+# Drawn tensors by their kind and size.
+Drawn = dict[tuple[str, int], torch.Tensor]
 
-    Rows are as long as the image is high. All tensors of a pass are freed at its end.
+
+def build_pass(setup: PassSetup, seed: int = 0, drawn: Drawn | None = None) -> Callable[[], None]:
+    """Work that attends from nothing, and goes back from a random gradient to inputs and parameters.
+
+    The first pass draws the inputs, for all: it is the one whose memory counts, or a warm-up, since drawing takes as
+    long as the fastest mechanism itself. They stay in `drawn`, where passes of the same positions, batch and heads find
+    them; nothing else stays. Rows are as long as the image is high.
     """
     attention = _build(setup, seed)
     shape = attention.shape  # a mechanism may have widths of its own
 
-    def draw(channels: int) -> torch.Tensor:
-        return torch.randn(setup.batch, shape.heads, shape.positions, channels, device=setup.device).requires_grad_()
+    found: Drawn = {} if drawn is None else drawn
+
+    def draw(kind: str, channels: int) -> torch.Tensor:
+        if (kind, channels) not in found:
+            size = (setup.batch, shape.heads, shape.positions, channels)
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed + _KINDS.index(kind))
+                found[kind, channels] = torch.randn(size, device=setup.device).requires_grad_(kind != "gradient")
+        return found[kind, channels]
 
     def work() -> None:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            k, v = draw(shape.key_width), draw(shape.value_width)
-            q = k if attention.shared_query_key else draw(shape.key_width)
-            extra = draw(attention.extra_per_head) if attention.extra_per_head else None
-            gradient = torch.randn_like(v)
+        k, v = draw("k", shape.key_width), draw("v", shape.value_width)
+        q = k if attention.shared_query_key else draw("q", shape.key_width)
+        extra = draw("extra", attention.extra_per_head) if attention.extra_per_head else None
         y, _ = attention.attend(q, k, v, None, extra)
-        y.backward(gradient)
+        y.backward(draw("gradient", shape.value_width))
         attention.zero_grad(set_to_none=True)
+        for tensor in found.values():
+            tensor.grad = None
 
     return work
 

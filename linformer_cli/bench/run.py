@@ -145,7 +145,7 @@ def _measure_group(
     planned = []
     for subject in group:
         # `auto` may be one of the others.
-        wanted = [choose_timed_engine(subject) if name == AUTO else name for name in plan.engines]
+        wanted = [choose_timed_engine(subject, name) for name in plan.engines]
         if subject.model.config.attention == "softmax" and plan.rerun:
             wanted.append(RERUN)
         planned += [
@@ -177,9 +177,9 @@ def _measure_group(
     return rows
 
 
-def choose_timed_engine(subject: Subject) -> str:
-    """What `auto` is for a model: without looking ahead in an untrained one, as that depends on the weights."""
-    chosen = choose_engine(AUTO, subject.model).value
+def choose_timed_engine(subject: Subject, engine: str) -> str:
+    """What `engine` is for a model: without looking ahead in an untrained one, as that depends on the weights."""
+    chosen = choose_engine(AUTO, subject.model).value if engine == AUTO else engine
     return chosen if subject.trained else _without_looking_ahead(chosen)
 
 
@@ -329,11 +329,13 @@ def _describe_shares(record: dict[str, Any], model: PixelModel, ceilings: Ceilin
     rate = speed * read * count_product_flops(model) / 1e9
     rows = batch * max(1, positions // 2) if rerun else batch
     by_precision = {kind: ceilings.product(list_products(model), rows, kind) for kind in ("fp32", "bf16")}
+    if record["engine"] == NATIVE and batch == 1:
+        # How many values a look-ahead multiplies the weights with, and reads and writes the state for, is not known.
+        # The ceilings are measured all the same, for the report.
+        return shares
     ceiling = by_precision[record["precision"]]
     shares |= {"product_gigaflops": rate, "product_share": rate / ceiling.gigaflops}
-    # Of how many values a look-ahead reads and writes the state once is not known here.
-    ahead = record["engine"] == NATIVE and batch == 1
-    traffic = None if rerun or ahead else state_traffic_bytes(model, batch)
+    traffic = None if rerun else state_traffic_bytes(model, batch)
     if traffic is not None:
         moved = speed / batch * positions * traffic / 1e9
         shares |= {"state_gigabytes": moved, "copy_share": moved / ceilings.copy.gigabytes_per_second}

@@ -13,7 +13,7 @@ from .ceilings import Ceilings
 from .groups import Ending, compare_with_softmax, require_agreement
 from .growth import Point, describe_exponents, extrapolate
 from .memory import WARM_UP_POSITIONS, PassFailed, PassMemory, measure_free_memory, measure_pass_memory
-from .passes import LEAST_TRAFFIC, PassSetup, build_checked_model, build_pass, count_least_bytes
+from .passes import LEAST_TRAFFIC, Drawn, PassSetup, build_checked_model, build_pass, count_least_bytes
 from .timing import Timing, measure_interleaved
 from .variants import Variant
 
@@ -148,8 +148,8 @@ class _Plan:
         batch = choose_batch(length, self.batch, self.pass_positions)
         return PassSetup(variant.attention, variant.options, self.heads, self.head_width, length, batch, self.device)
 
-    def build_work(self, variant: Variant, length: int) -> Callable[[], None]:
-        work = build_pass(self.setup(variant, length))
+    def build_work(self, variant: Variant, length: int, drawn: Drawn) -> Callable[[], None]:
+        work = build_pass(self.setup(variant, length), drawn=drawn)
 
         def checked() -> None:
             self.check()
@@ -178,7 +178,8 @@ def _measure_length(histories: Sequence[_History], length: int, plan: _Plan) -> 
                 history.left_out = str(reason)
     plan.check()  # what a Ctrl-C did to a process is no measurement
     timed = [history for history in histories if history.left_out is None]
-    works = [plan.build_work(history.variant, length) for history in timed]
+    drawn: Drawn = {}
+    works = [plan.build_work(history.variant, length, drawn) for history in timed]
     found = measure_interleaved(works, works, plan.repeats, plan.device)
     timings = {
         label: timing.after(samples.get(label, ()))

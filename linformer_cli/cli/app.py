@@ -1,5 +1,6 @@
 """The `lintx` command: one file per command, loaded here; errors become one line and an exit code here."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -69,7 +70,8 @@ def _run() -> NoReturn:
     terminated = _raise_on_sigterm()
     try:
         code = app(standalone_mode=False)
-        sys.stdout.flush()  # here, where a reader that has gone is foreseen
+        if sys.stdout is not None:  # it may be closed
+            sys.stdout.flush()  # here, where a reader that has gone is foreseen
     except Interrupted as stopped:
         _stop(str(stopped), stopped.exit_code)
     except LintxError as error:
@@ -119,5 +121,6 @@ def _stop(message: str, code: int) -> NoReturn:
 
 
 def _end(message: str, code: int) -> NoReturn:
-    complain(message)
+    with contextlib.suppress(OSError):  # whoever read it has gone, as at Ctrl-C in a pipe
+        complain(message)
     sys.exit(code)

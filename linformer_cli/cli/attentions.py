@@ -1,5 +1,6 @@
 """`lintx attentions`: the catalogue of mechanisms, and one of them in detail."""
 
+import functools
 import inspect
 import types
 import typing
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from linformer_cli.errors import UsageError
 from linformer_cli.report.tables import Column
 
 from . import options
@@ -33,13 +35,16 @@ _DETAIL_COLUMNS = (
 )
 
 
+_size = functools.partial(typer.Option, min=1, show_default=False)
+
+
 def attentions(
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", help="Show this one in detail.", show_default=False)
     ] = None,
-    positions: Annotated[int, typer.Option("--positions", min=1, help="T that state bytes are for.")] = 784,
-    heads: Annotated[int, typer.Option("--heads", min=1, help="Heads that state bytes are for.")] = 8,
-    head_width: Annotated[int, typer.Option("--head-width", min=1, help="Width of a head they are for.")] = 32,
+    positions: Annotated[int | None, _size("--positions", help="T that state bytes are for; default 784.")] = None,
+    heads: Annotated[int | None, _size("--heads", help="Heads that state bytes are for; default 8.")] = None,
+    head_width: Annotated[int | None, _size("--head-width", help="Width of a head they are for; default 32.")] = None,
     checkpoint: Annotated[
         str | None, typer.Option("--checkpoint", "-c", help="Take these sizes from a model.", show_default=False)
     ] = None,
@@ -66,11 +71,14 @@ def attentions(
     from linformer_cli.model.catalogue import MIXERS, find_mixer
 
     if checkpoint is not None:
+        if positions or heads or head_width:
+            raise UsageError("--checkpoint has sizes of its own; drop --positions, --heads and --head-width")
         model = read_checkpoint(checkpoint).info.model
         positions, heads, head_width = model.image.positions, model.heads, model.head_width
         row = model.image.values_per_row
         network: NetworkConfig = model
     else:
+        positions, heads, head_width = positions or 784, heads or 8, head_width or 32
         row = max(1, round(positions**0.5))
         width = heads * head_width
         widths = {"heads": heads, "head_width": head_width, "width": width, "feed_forward": 4 * width}

@@ -35,10 +35,10 @@ _LABELS = {
     ErrorName.SMALL_KERNEL: "kernel exp(x . y), smallest quarter",
 }
 _SETTINGS = (
-    Column("norm", "norm", format="g"),
-    Column("features", "m"),
-    Column("feature_map", "map"),
-    Column("directions", "directions"),
+    Column("norm", "norm", format="g", names=True),
+    Column("features", "m", names=True),
+    Column("feature_map", "map", names=True),
+    Column("directions", "directions", names=True),
 )
 _SPREAD = ("mean", "first_quartile", "median", "third_quartile")
 _CSV_COLUMNS = (
@@ -98,7 +98,13 @@ def approximation(
     from linformer_cli.runtime import describe_environment
 
     found = measure_approximation(
-        counts, sizes, maps.split(","), draws=draws, seed=seed, positions=positions, key_width=head_width
+        counts,
+        sizes,
+        [name.strip() for name in maps.split(",")],
+        draws=draws,
+        seed=seed,
+        positions=positions,
+        key_width=head_width,
     )
     settings = {"positions": positions, "head_width": head_width, "draws": draws, "seed": seed, "precision": "fp64"}
     if json:

@@ -107,9 +107,15 @@ def sample(
 
     trained = read_trained_runs(runs or [])
     source: dict[str, Any] = {}
-    if presets is None and checkpoint is None and names is None and trained:
+
+    def choose() -> tuple[str, str]:
         place = choose_device(device).value
-        kind = choose_precision(precision.value, place, "sampling").value
+        kind = choose_precision(precision.value, place, "sampling")
+        talk(f"device {place}, precision {kind.value} ({kind.reason})")
+        return place, kind.value
+
+    if presets is None and checkpoint is None and names is None and trained:
+        place, kind = choose()
         subjects = load_subjects(trained, place, kind)
     elif presets is None:
         session = open_session(checkpoint, device, precision.value)
@@ -119,8 +125,7 @@ def sample(
             network = session.model.config
             subjects = build_subjects(options.choose_variants(names, True), [(None, network)], place, kind)
     else:
-        place = choose_device(device).value
-        kind = choose_precision(precision.value, place, "sampling").value
+        place, kind = choose()
         networks = [preset_network(name.strip()) for name in presets.split(",")]
         if sides is not None:
             networks = [resize_network(*network, side) for network in networks for side in sides]

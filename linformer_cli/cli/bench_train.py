@@ -63,6 +63,7 @@ def train(
     options.require_plots(plot)
 
     from linformer_cli.bench.ceilings import Ceilings
+    from linformer_cli.bench.groups import TEXTBOOK
     from linformer_cli.bench.subjects import build_subjects, preset_network
     from linformer_cli.bench.trained import read_trained_runs
     from linformer_cli.bench.training import ENGINES, run_training_bench
@@ -72,7 +73,8 @@ def train(
     trained = read_trained_runs(runs or [])
     place = choose_device(device).value
     kind = choose_precision(precision.value, place, "training")
-    talk(f"device {place}, precision {kind.value} ({kind.reason})")
+    textbook = "; textbook fp32" if TEXTBOOK in engines and kind.value != "fp32" else ""
+    talk(f"device {place}, precision {kind.value} ({kind.reason}){textbook}")
     networks = [preset_network(name.strip()) for name in presets.split(",")]
     subjects = build_subjects(options.choose_variants(names or options.PRESET_VARIANTS, True), networks, place, "fp32")
     with catch_signals() as stop:

@@ -65,17 +65,33 @@ def compare(
         ),
     ] = None,
     evaluate_images: Annotated[
-        int, typer.Option("--evaluate-images", min=1, help="Validation images, the first of the split.")
-    ] = 2_000,
+        int | None,
+        typer.Option(
+            "--evaluate-images",
+            min=1,
+            help="Validation images, the first of the split; default 2000.",
+            show_default=False,
+        ),
+    ] = None,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Images drawn at once when sampling is timed.")] = 64,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Of both timings; the median counts.")] = 3,
     train: Annotated[bool, typer.Option("--train/--no-train", help="Or only show what is there.")] = True,
     retime: Annotated[bool, typer.Option("--retime", help="Throw kept times away and take them anew.")] = False,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of weights and order.")] = 0,
-    device: options.Device = "auto",
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, help="Of weights and order; default 0.", show_default=False)
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device", help="auto (default), cpu, cuda, cuda:INDEX or mps.", metavar="DEVICE", show_default=False
+        ),
+    ] = None,
     precision: Annotated[
-        options.PrecisionName, typer.Option("--precision", help="Of training and its timing; drawing is timed in fp32.")
-    ] = options.PrecisionName.AUTO,
+        options.PrecisionName | None,
+        typer.Option(
+            "--precision", help="Of training and its timing, auto by default; drawing in fp32.", show_default=False
+        ),
+    ] = None,
     style: options.Style = options.TableFormat.TABLE,
     json: options.Json = False,
 ) -> None:
@@ -99,11 +115,14 @@ def compare(
     if retime and not train:
         raise UsageError("--no-train only shows what is there; leave it or --retime out")
 
-    from linformer_cli.comparison import describe_entry, forget_speeds, plan_entries
+    from linformer_cli.comparison import choose_training, describe_entry, forget_speeds, plan_entries
     from linformer_cli.runtime import choose_device, choose_precision, describe_environment
 
-    place = choose_device(device)
-    kind = choose_precision(precision.value, place.value, "training")
+    given = {"evaluate_images": evaluate_images, "seed": seed, "device": device}
+    given["precision"] = precision and precision.value
+    chosen = choose_training(config, {key: value for key, value in given.items() if value is not None}, talk)
+    place = choose_device(chosen.device)
+    kind = choose_precision(chosen.precision, place.value, "training")
     talk(f"device {place.value} ({place.reason}), precision {kind.value} ({kind.reason})")
     given_data = {"name": data, "data_dir": data_dir, "image_size": image_size}
     entries, training, validation = plan_entries(
@@ -113,7 +132,7 @@ def compare(
         config,
         preset,
         {key: value for key, value in given_data.items() if value is not None},
-        {"evaluate_images": evaluate_images, "seed": seed, "device": device, "precision": kind.value},
+        chosen.model_dump(include={"evaluate_images", "seed", "device"}) | {"precision": kind.value},
         lambda settings: load_training_images(settings.data_config),
     )
     failures: dict[str, str] = {}

@@ -45,7 +45,7 @@ def complete(
     fit: Annotated[FitName, typer.Option("--fit", help="How another format becomes the model's.")] = FitName.CROP,
     invert: Annotated[bool, typer.Option("--invert", help="Swap dark and light first.")] = False,
     scale: Annotated[
-        int | None, typer.Option("--scale", min=1, help="Enlarges the pixels.", show_default=False)
+        int | None, typer.Option("--scale", min=1, max=64, help="Enlarges the pixels.", show_default=False)
     ] = None,
     gif: Annotated[
         Path | None,
@@ -77,6 +77,8 @@ def complete(
     """
     options.require_output("-o", out, ".png")
     options.require_output("--gif", gif, ".gif")
+    if given := [path for path in images for file in (out, gif) if file and file.resolve() == path.resolve()]:
+        raise UsageError(f"'{given[0]}' is one of the pictures and would be replaced; name another file to write")
     session = open_session(checkpoint, device, precision.value)
 
     from linformer_cli.files import write_file

@@ -53,7 +53,7 @@ CheckpointArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="CHECKPOINT",
-        help="A run, a checkpoint folder or a shipped name; an existing path wins. Default: the shipped mnist-wide.",
+        help="A run, a checkpoint folder or a shipped name; an existing path wins. Default: the shipped mnist-deep.",
         show_default=False,
     ),
 ]
@@ -68,7 +68,7 @@ OnlyCheckpointOption = Annotated[
     typer.Option(
         "--checkpoint",
         "-c",
-        help="A run, a checkpoint folder or a shipped name; an existing path wins. Default: the shipped mnist-wide.",
+        help="A run, a checkpoint folder or a shipped name; an existing path wins. Default: the shipped mnist-deep.",
         show_default=False,
     ),
 ]

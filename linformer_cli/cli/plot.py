@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from linformer_cli.errors import UsageError
+
 from . import options
 from .output import print_json, talk
 
@@ -33,8 +35,14 @@ def plot(
         ),
     ] = None,
     grids: Annotated[
-        int, typer.Option("--grids", min=1, help="At most so many grids a strip, evenly chosen over training.")
-    ] = 8,
+        int | None,
+        typer.Option(
+            "--grids",
+            min=1,
+            help="At most so many grids a strip, evenly chosen over training; default 8.",
+            show_default=False,
+        ),
+    ] = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
@@ -58,6 +66,8 @@ def plot(
     from linformer_cli.report.plots import parse_plot_format
     from linformer_cli.report.runs import render_runs, render_strips
 
+    if grids is not None and samples is None:
+        raise UsageError("--grids is for the strips of --samples FILE")
     if out is None and samples is None and not json:
         out = DEFAULT_PLOT
     kind = None if out is None else parse_plot_format(out)
@@ -67,7 +77,7 @@ def plot(
         write_file(out, render_runs(series, kind))
         talk(f"wrote {out}")
     if samples is not None:
-        write_file(samples, encode_png(render_strips(runs, grids), {"runs": [str(run) for run in runs]}))
+        write_file(samples, encode_png(render_strips(runs, grids or 8), {"runs": [str(run) for run in runs]}))
         talk(f"wrote {samples}")
     if json:
         print_json({"rows": series, "plot": out, "samples": samples})

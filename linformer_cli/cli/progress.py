@@ -21,11 +21,18 @@ _BAR_COLUMNS = 20
 _PERCENT_COLUMNS = 5
 
 
+class PatientConsole(Console):
+    """Whoever read it may go: rich would end the process, with what was trained since the last save."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 class TrainingDisplay:
     """A `Reporter` of the training loop that writes to `console`, which is stderr."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = Console(stderr=True) if console is None else console
+        self._console = PatientConsole(stderr=True) if console is None else console
         self._live: Progress | None = None
         self._bar = TaskID(0)
         self._began = time.monotonic()
@@ -39,6 +46,7 @@ class TrainingDisplay:
             self._live = Progress(*columns, console=self._console)
             self._bar = self._live.add_task("starting", total=1.0)
             self._live.start()
+            self._console.show_cursor(True)  # a second Ctrl-C leaves at once, and would leave the terminal without
         return self
 
     def __exit__(

@@ -55,7 +55,7 @@ def sample(
     first: Annotated[int, typer.Option("--first", min=0, max=2**62, help="The number of the first image.")] = 0,
     columns: Annotated[int | None, typer.Option("--columns", min=1, help="Of the grid.", show_default=False)] = None,
     scale: Annotated[
-        int | None, typer.Option("--scale", min=1, help="Enlarges the grid's pixels.", show_default=False)
+        int | None, typer.Option("--scale", min=1, max=64, help="Enlarges the grid's pixels.", show_default=False)
     ] = None,
     temperature: options.Temperature = 1.0,
     top_k: options.TopK = None,

@@ -25,8 +25,8 @@ DEFAULT_FOLDER_SIZE = 32
 # One part in ten for testing, one in ten for validation.
 _HELD_OUT = 10
 _SPLITS = ("train", "validation", "test")
-# Goes up when the same folder is split, ordered or kept in another way: what was kept before is then made anew.
-_CACHE_VERSION = 2
+# Goes up when the same folder is split, ordered, read or kept in another way: what was kept before is made anew then.
+_CACHE_VERSION = 3
 _IMAGES = "images.bin"
 _LEFTOVER_SECONDS = 24 * 60 * 60
 

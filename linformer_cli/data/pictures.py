@@ -77,7 +77,10 @@ def _flatten(picture: Image.Image) -> Image.Image:
     if picture.mode.startswith("I") or picture.mode == "F":
         # Pillow's own conversion clips at 255; these modes hold 16 bits and more.
         values = np.asarray(picture, dtype=np.float64)
-        top = 255.0 if values.max(initial=0) <= 255 else max(65535.0, float(values.max()))
+        highest = float(values.max(initial=0))
+        # Numbers with fractions are from 0 to 1 wherever pictures are computed with.
+        full = 1.0 if picture.mode == "F" else 255.0
+        top = full if highest <= full else 255.0 if highest <= 255 else max(65535.0, highest)
         return Image.fromarray((values.clip(0) / top * 255).round().astype(np.uint8))
     if not picture.has_transparency_data:
         return picture.convert("L" if picture.mode in ("1", "L") else "RGB")

@@ -1,7 +1,7 @@
 """bits/dim: how many bits per value a model needs for images it has not seen."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from linformer_cli.data.sequence import images_to_values
 from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.runtime import work_in_batches
 from linformer_cli.sampling.engines import build_engine
 
 
@@ -78,23 +79,26 @@ def measure_nats(
 
     `before_batch` is called before every batch, and may raise to give up. `nats` gives the nats [B, T] of values int64
     [B, T] and labels int64 [B] or None; by default those of the model in parallel. A model with classes needs `labels`
-    int64 [N], and the bits are those given the class.
+    int64 [N], and the bits are those given the class. Where memory does not suffice the batch is halved.
     """
+
+    def measure(part: Sequence[int]) -> tuple[Tensor, Tensor]:
+        if before_batch is not None:
+            before_batch()
+        chosen = slice(part[0], part[-1] + 1)
+        values = images_to_values(images[chosen], model.config.image.levels).to(model.device)
+        given = None if labels is None else torch.from_numpy(labels[chosen]).to(model.device)
+        found = (nats or model.nats)(values, given).cpu().double()
+        return found.sum(dim=1), found[:, 0]
+
     training = model.training
     model.eval()
-    per_image, first = [], []
     try:
-        for start in range(0, len(images), batch):
-            if before_batch is not None:
-                before_batch()
-            values = images_to_values(images[start : start + batch], model.config.image.levels).to(model.device)
-            given = None if labels is None else torch.from_numpy(labels[start : start + len(values)]).to(model.device)
-            found = (nats or model.nats)(values, given).cpu().double()
-            per_image.append(found.sum(dim=1))
-            first.append(found[:, 0])
+        measured = list(work_in_batches(range(len(images)), batch, measure))
     finally:
         model.train(training)
-    return ImageNats(torch.cat(per_image), torch.cat(first), model.config.image.positions)
+    whole, first = map(torch.cat, zip(*measured, strict=True))
+    return ImageNats(whole, first, model.config.image.positions)
 
 
 @torch.no_grad()

@@ -113,7 +113,7 @@ def build_head(config: ModelConfig) -> Head:
 
 
 def invert_cumulative(probabilities: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw from probabilities [B, levels] by inversion with uniforms [B] in [0, 1).
+    """Draw from probabilities [B, levels] by inversion with uniforms [B] in [0, 1) on any device.
 
     Returns the values int64 [B], and where in [0, 1) of its value's own share each uniform number fell. A value of
     probability 0 is never drawn.
@@ -123,6 +123,7 @@ def invert_cumulative(probabilities: Tensor, uniforms: Tensor) -> tuple[Tensor, 
     total = cumulative[..., -1:]
     # The total is 1 up to rounding; scaling the number by it gives no value more than its share, and staying below it
     # never falls behind the last value that has any.
+    # The numbers change device and type in one go: Apple's GPU has no float64 that they could lie in.
     targets = torch.minimum(
         uniforms.to(cumulative).unsqueeze(-1) * total, torch.nextafter(total, torch.zeros_like(total))
     )

@@ -1,6 +1,7 @@
 """A block without attention, for comparison: an LSTM, whose state is as small as states get."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -62,7 +63,7 @@ class LstmBlock(Block):
     def attend(self, x: Tensor, state: Any) -> tuple[Tensor, LstmState]:
         def branch(x: Tensor) -> tuple[Tensor, LstmState]:
             start = None if state is None else (state.h.unsqueeze(0), state.c.unsqueeze(0))
-            with torch.autocast(x.device.type, enabled=False):
+            with torch.autocast(x.device.type, enabled=False), _in_float32():
                 y, (h, c) = self.lstm(x.to(self.output.weight.dtype), start)
             # Copies: torch may return parts of something larger.
             return self.output(y), LstmState(h[0].clone(), c[0].clone())
@@ -87,6 +88,12 @@ class LstmBlock(Block):
 
     def branch_ends(self) -> Sequence[nn.Linear]:
         return (self.output,)
+
+
+def _in_float32() -> AbstractContextManager[None]:
+    """Inside it cuDNN multiplies float32 as a step does. By torch's default it rounds to TF32, for sequences alone."""
+    cudnn = torch.backends.cudnn
+    return cudnn.flags(cudnn.enabled, cudnn.benchmark, deterministic=cudnn.deterministic, allow_tf32=False)
 
 
 def choose_hidden(config: NetworkConfig) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 
 from linformer_cli.errors import LintxError
 from linformer_cli.files import user_cache
-from linformer_cli.runtime import processor_name
+from linformer_cli.runtime import processor_features, processor_name
 
 # What every source may include.
 HEADERS = Path(__file__).parent
@@ -97,7 +97,8 @@ def _load(source: Path) -> ctypes.CDLL:
         raise NoCompiler("there is no C++ compiler (c++, g++ or clang++) on the PATH")
     threads = _threads_library()
     texts = [file.read_bytes() for file in (source, *sorted(HEADERS.glob("*.h")))]
-    key = (texts, os.path.realpath(compiler), COMPILE, platform.machine(), processor_name(), str(threads))
+    processor = (platform.machine(), processor_name(), processor_features())
+    key = (texts, os.path.realpath(compiler), COMPILE, processor, str(threads))
     file = cache_folder() / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:20]}.so"
     try:
         if not _is_whole(file):
@@ -132,7 +133,8 @@ def _compile(compiler: str, source: Path, file: Path, threads: bool) -> None:
             (*COMPILE, *openmp, "-I", str(HEADERS), str(source), "-o", str(compiled)),
             (*LINK, str(compiled), "-o", str(linked), "-lm"),
         ):
-            result = subprocess.run([compiler, *arguments], capture_output=True, text=True)
+            # In a session of its own: a Ctrl-C that only asks a run to end would end the compiler at once.
+            result = subprocess.run([compiler, *arguments], capture_output=True, text=True, start_new_session=True)
             if result.returncode:
                 reason = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr[:200])
                 raise NoCompiler(f"{compiler} failed: {reason.strip()}")

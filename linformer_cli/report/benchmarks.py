@@ -17,7 +17,11 @@ def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-_METHOD = (Column("name", "attention"), Column("engine", "engine"), Column("batch", "batch"))
+_METHOD = (
+    Column("name", "attention", names=True),
+    Column("engine", "engine", names=True),
+    Column("batch", "batch", names=True),
+)
 _WHO = (Column("preset", "preset"), *_METHOD)
 _SPEED = (Column("images_per_second", "images/s", format=".4g"), Column("quartiles", "quartiles"))
 _EXTRAPOLATED = "extrapolated"
@@ -70,9 +74,9 @@ SAMPLING_TABLES: tuple[Sequence[Column], ...] = (
 )
 # Against the number of positions, over all networks.
 POSITION_COLUMNS = (
-    Column("network", "network"),
+    Column("network", "network", names=True),
     *_METHOD,
-    Column("positions", "T", format=","),
+    Column("positions", "T", format=",", names=True),
     Column("seconds_per_position", "a value", format=format_microseconds),
     Column("seconds_per_position_extrapolated", _EXTRAPOLATED, format=format_microseconds),
     _STATE[0],
@@ -109,8 +113,8 @@ TRAINING_FILE_COLUMNS = (
     _LEFT_OUT,
 )
 SCALING_COLUMNS = (
-    Column("name", "attention"),
-    Column("positions", "T", format=","),
+    Column("name", "attention", names=True),
+    Column("positions", "T", format=",", names=True),
     Column("batch", "batch"),
     Column("seconds_per_sequence", "time", format=format_milliseconds),
     Column("quartiles", "quartiles"),
@@ -125,9 +129,9 @@ _EXPONENTS = (
     Column("time_exponent_all", "time, all", format=".2f"),
     Column("memory_exponent_all", "memory, all", format=".2f"),
 )
-EXPONENT_COLUMNS = (Column("name", "exponents of"), *_EXPONENTS)
+EXPONENT_COLUMNS = (Column("name", "exponents of", names=True), *_EXPONENTS)
 REACH_COLUMNS = (
-    Column("name", "attention"),
+    Column("name", "attention", names=True),
     Column("longest_positions", "longest T that fits", format=","),
     Column("overtakes_softmax", "overtakes softmax at T"),
 )

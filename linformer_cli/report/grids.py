@@ -164,7 +164,19 @@ def read_png_metadata(source: bytes | str | os.PathLike[str]) -> dict[str, objec
 
     Raises `DataError` where the file cannot be read, is no PNG, or carries no `lintx` metadata.
     """
-    name = "the image" if isinstance(source, bytes) else os.fspath(source)
+    metadata = find_png_metadata(source)
+    if metadata is None:
+        raise DataError(f"{_name(source)} carries no {METADATA_KEYWORD} metadata; only images that lintx wrote do")
+    return metadata
+
+
+def _name(source: bytes | str | os.PathLike[str]) -> str:
+    return "the image" if isinstance(source, bytes) else os.fspath(source)
+
+
+def find_png_metadata(source: bytes | str | os.PathLike[str]) -> dict[str, object] | None:
+    """As `read_png_metadata`; None of a whole PNG that is another program's."""
+    name = _name(source)
     try:
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=["PNG"]) as image:
             # The property reads to the end of the file: other programs put text behind the pixels.
@@ -178,9 +190,7 @@ def read_png_metadata(source: bytes | str | os.PathLike[str]) -> dict[str, objec
         metadata = json.loads(text) if text is not None else None
     except json.JSONDecodeError:
         metadata = None
-    if not isinstance(metadata, dict):
-        raise DataError(f"{name} carries no {METADATA_KEYWORD} metadata; only images that lintx wrote do")
-    return metadata
+    return metadata if isinstance(metadata, dict) else None
 
 
 def require_images(images: NDArray[np.uint8]) -> None:

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from linformer_cli.errors import DataError
+from linformer_cli.errors import DataError, UsageError
 from linformer_cli.files import write_file
 
-from .grids import encode_png, read_png_metadata, render_grid
+from .grids import encode_png, find_png_metadata, render_grid
 from .tables import to_json
 
 # What an image does not depend on, or through rounding alone.
@@ -32,13 +32,18 @@ class NumberedImages:
         write_file(self.path(index), encode_png(render_grid(image[None], scale=1), self.describe(index)), flush=False)
 
     def holds(self, index: int) -> bool:
-        """Whether image number `index` is there, undamaged and drawn from the same."""
+        """Whether image number `index` is there, undamaged and drawn from the same.
+
+        Raises `UsageError` where a picture of that name is another program's: nobody could draw it again.
+        """
         if not self.path(index).exists():
             return False
         try:
-            found = read_png_metadata(self.path(index))
+            found = find_png_metadata(self.path(index))
         except DataError:
             return False
+        if found is None:
+            raise UsageError(f"'{self.path(index)}' is no image that lintx drew; give a folder of their own")
         wanted = json.loads(to_json(dict(self.describe(index))))
         return _essence(found) == _essence(wanted)
 

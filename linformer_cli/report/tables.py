@@ -14,10 +14,14 @@ import numpy as np
 from pydantic import BaseModel
 from rich import box
 from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from linformer_cli.errors import LintxError
+
+# Between two columns of a table, and what text is folded down to before a table is parted.
+_GAP, _FOLDED = 3, 16
 
 Record = Mapping[str, object]
 TableStyle = Literal["table", "md", "csv", "json"]
@@ -29,31 +33,102 @@ class Column:
 
     `key` is the name in the record and in the CSV header, so a unit belongs into it (`state_bytes`). `title` and
     `unit` head the column for people. `format` is a format specification such as `.2f`, or a function such as
-    `format_bytes`; it is applied to numbers only, and CSV and JSON keep every digit.
+    `format_bytes`; it is applied to numbers only, and CSV and JSON keep every digit. `names` says that it tells what a
+    record is of: it stands in every part of a table that is too wide. Where none says so the first does.
     """
 
     key: str
     title: str
     unit: str = ""
     format: str | Callable[[float], str] = ""
+    names: bool = False
 
     @property
     def heading(self) -> str:
         return f"{self.title} ({self.unit})" if self.unit else self.title
 
 
+@dataclasses.dataclass(frozen=True)
+class FittedTable:
+    """A table for a rich console: as several below each other where it is wider than the terminal.
+
+    Numbers are never cut or broken while one of them fits beside the columns that name records. Other text is folded
+    first, down to a few words. All parts but the first leave out the records of which they would say nothing.
+    """
+
+    cells: Sequence[Sequence[str]]
+    columns: Sequence[Column]
+    numeric: Sequence[bool]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for number, part in enumerate(self._split(options.max_width)):
+            if number:
+                yield Text()
+            yield self._render(part, options.max_width, complete=number == 0)
+
+    def _split(self, room: int) -> list[list[int]]:
+        """The places of the columns of each part."""
+        places = range(len(self.columns))
+        widths = [self._narrowest(place) + _GAP for place in places]
+        naming = [place for place in places if self._is_name(place)]
+        parts = [naming.copy()]
+        for place in places:
+            if place in naming:
+                continue
+            if parts[-1] != naming and sum(widths[other] for other in (*parts[-1], place)) - _GAP > room:
+                parts.append(naming.copy())
+            parts[-1].append(place)
+        return [sorted(part) for part in parts]
+
+    def _is_name(self, place: int) -> bool:
+        """Without any that says so it is the first column that names records."""
+        return self.columns[place].names or (place == 0 and not any(column.names for column in self.columns))
+
+    def _narrowest(self, place: int) -> int:
+        heading = max(map(cell_len, self.columns[place].heading.split()), default=0)
+        widest = max((cell_len(row[place]) for row in self.cells), default=0)
+        return max(heading, widest if self.numeric[place] else min(widest, _FOLDED))
+
+    def _widest(self, place: int) -> int:
+        return max(map(cell_len, (self.columns[place].heading, *(row[place] for row in self.cells))))
+
+    def _choose_widths(self, part: Sequence[int], room: int) -> dict[int, int]:
+        """As narrow as columns can be, and what is left to those that want it, numbers first."""
+        widths = {place: self._narrowest(place) for place in part}
+        spare = room - sum(widths.values()) - _GAP * (len(part) - 1)
+        while spare < 0 and max(widths.values()) > 1:
+            widths[max(part, key=lambda place: widths[place])] -= 1
+            spare += 1
+        for place in sorted(part, key=lambda place: not self.numeric[place]):
+            more = min(max(0, spare), self._widest(place) - widths[place])
+            widths[place], spare = widths[place] + more, spare - more
+        return widths
+
+    def _render(self, part: Sequence[int], room: int, complete: bool) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        widths = self._choose_widths(part, room)
+        for place in part:
+            # Text, not str: a name in square brackets is not markup. Folding never hides the end of a value.
+            heading, right = Text(self.columns[place].heading), self.numeric[place]
+            table.add_column(heading, justify="right" if right else "left", overflow="fold", width=widths[place])
+        for row in self.cells:
+            if complete or any(row[place] for place in part if not self._is_name(place)):
+                table.add_row(*(Text(row[place]) for place in part))
+        return table
+
+
 @overload
-def render_records(records: Sequence[Record], columns: Sequence[Column], style: Literal["table"]) -> Table: ...
+def render_records(records: Sequence[Record], columns: Sequence[Column], style: Literal["table"]) -> FittedTable: ...
 @overload
 def render_records(
     records: Sequence[Record], columns: Sequence[Column], style: Literal["md", "csv", "json"]
 ) -> str: ...
 @overload
-def render_records(records: Sequence[Record], columns: Sequence[Column], style: TableStyle) -> Table | str: ...
-def render_records(records: Sequence[Record], columns: Sequence[Column], style: TableStyle) -> Table | str:
+def render_records(records: Sequence[Record], columns: Sequence[Column], style: TableStyle) -> FittedTable | str: ...
+def render_records(records: Sequence[Record], columns: Sequence[Column], style: TableStyle) -> FittedTable | str:
     """`records` in one of four styles, one line each.
 
-    `table` is a rich table, `md` a Markdown table, `csv` comma separated values with the keys as the header, and
+    `table` is for a rich console, `md` a Markdown table, `csv` comma separated values with the keys as the header, and
     `json` a list of the records with everything in them, also what no column names. A key that a record lacks, or
     whose value is None, is an empty cell. The strings end in a newline and are final: write them as they are, since
     a rich console would wrap them and read square brackets as markup.
@@ -66,7 +141,7 @@ def render_records(records: Sequence[Record], columns: Sequence[Column], style: 
         return _render_csv(records, columns)
     cells = [[_cell(record.get(column.key), column) for column in columns] for record in records]
     numeric = [_is_numeric(record.get(column.key) for record in records) for column in columns]
-    return _render_markdown(cells, columns, numeric) if style == "md" else _render_table(cells, columns, numeric)
+    return _render_markdown(cells, columns, numeric) if style == "md" else FittedTable(cells, columns, numeric)
 
 
 def to_json(value: object, *, compact: bool = False) -> str:
@@ -142,17 +217,6 @@ def _cell(value: object, column: Column) -> str:
         number: int | float = value.item() if isinstance(value, np.generic) else value
         return column.format(number) if callable(column.format) else format(number, column.format)
     return str(value.value) if isinstance(value, enum.Enum) else str(value)
-
-
-def _render_table(cells: Sequence[Sequence[str]], columns: Sequence[Column], numeric: Sequence[bool]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for column, right in zip(columns, numeric, strict=True):
-        # Text, not str: a name in square brackets is not markup. Folding never hides the end of a value.
-        heading = Text(column.heading)
-        table.add_column(heading, justify="right" if right else "left", no_wrap=right, overflow="fold")
-    for row in cells:
-        table.add_row(*map(Text, row))
-    return table
 
 
 def _render_markdown(cells: Sequence[Sequence[str]], columns: Sequence[Column], numeric: Sequence[bool]) -> str:

@@ -106,6 +106,6 @@ def filter_log_probabilities(log_probabilities: Tensor, filters: Filters) -> Ten
 
 
 def draw_filtered(head: Head, parameters: Tensor, uniforms: Tensor, filters: Filters) -> Tensor:
-    """The next values int64 [B] from head parameters [B, P] after `filters`, with uniforms [B] in [0, 1)."""
+    """The next values int64 [B] from head parameters [B, P] after `filters`; uniforms [B] in [0, 1) on any device."""
     filtered = filter_log_probabilities(head.log_probabilities(parameters), filters)
     return invert_cumulative(filtered.exp(), uniforms)[0]

@@ -11,9 +11,9 @@ from linformer_cli.attention.base import fork_state
 from linformer_cli.config import ImageShape
 from linformer_cli.errors import UsageError
 from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.runtime import work_in_batches
 
 from .choose import Filters, UniformStreams
-from .decode import draw_in_batches
 from .engines import AUTO, build_engine
 
 
@@ -77,7 +77,7 @@ def complete_values(
     """`count` completions of `original` int64 [T] from its first `known` values; `label` is its class, if there are.
 
     The known values are read once, in parallel, whatever `count` is; the state is then forked. Completion i depends
-    on (seed, i) alone, as in sampling. Where memory does not suffice for all at once, `draw_in_batches` halves.
+    on (seed, i) alone, as in sampling. Where memory does not suffice for all at once, `work_in_batches` halves.
     """
     positions = model.config.image.positions
     labels = None if label is None else torch.tensor([label])
@@ -93,7 +93,7 @@ def complete_values(
         completed = torch.cat([original[:known].expand(copies, -1), rest], dim=1)
         return completed, _bits(model, completed, labels)
 
-    completed, bits = map(torch.cat, zip(*draw_in_batches(range(count), count, draw, on_halve), strict=True))
+    completed, bits = map(torch.cat, zip(*work_in_batches(range(count), count, draw, on_halve), strict=True))
     original_bits = _bits(model, original.unsqueeze(0), labels)[0]
     kept = float(original_bits[:known].mean()) if known else math.nan
     return Completion(known, completed, kept, bits[:, known:].mean(dim=1).tolist(), float(original_bits[known:].mean()))

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -11,14 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from linformer_cli.data.sequence import values_to_images
-from linformer_cli.errors import LintxError
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.runtime import is_out_of_memory
+from linformer_cli.runtime import work_in_batches
 
 from .choose import Filters, UniformStreams
 from .engines import AUTO, build_engine
 
-Drawn = TypeVar("Drawn")
 # The class of image number i at i.
 Labels = Sequence[int] | Mapping[int, int]
 
@@ -64,43 +61,6 @@ def sample_values(
     return SampledBatch(indices, values, time.perf_counter() - began, stepper.state_bytes, passes)
 
 
-def draw_in_batches(
-    indices: Sequence[int],
-    batch: int,
-    draw: Callable[[Sequence[int]], Drawn],
-    on_halve: Callable[[int], None] | None = None,
-) -> Iterator[Drawn]:
-    """`draw(part)` for all of `indices`, parts of `batch` at a time.
-
-    Where memory runs out the batch is halved for good, `on_halve` is told the new one, and the same indices are drawn
-    again. Raises `LintxError` when there is no memory for a single one.
-    """
-    start = 0
-    while start < len(indices):
-        part = indices[start : start + batch]
-        if (drawn := _draw_if_memory_allows(draw, part)) is not None:
-            yield drawn
-            start += len(part)
-            continue
-        if len(part) == 1:
-            raise LintxError("there is not enough memory to draw even one image at a time")
-        batch = len(part) // 2
-        if on_halve is not None:
-            on_halve(batch)
-
-
-def _draw_if_memory_allows(draw: Callable[[Sequence[int]], Drawn], indices: Sequence[int]) -> Drawn | None:
-    try:
-        return draw(indices)
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-    # Here, and not in the handler, where the error still holds all that the attempt had allocated.
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    return None
-
-
 def iter_samples(
     model: PixelModel,
     indices: Sequence[int],
@@ -115,13 +75,13 @@ def iter_samples(
     """Images number `indices` in batches, in that order.
 
     Image i depends on (seed, i) and its class alone, up to rounding, not on `batch`, `engine` or the other indices.
-    `on_halve` as in `draw_in_batches`, `before_step` as in `Engine.draw_values`, `labels` as in `sample_values`.
+    `on_halve` as in `work_in_batches`, `before_step` as in `Engine.draw_values`, `labels` as in `sample_values`.
     """
 
     def draw(part: Sequence[int]) -> SampledBatch:
         return sample_values(model, part, seed, filters, before_step, engine, labels)
 
-    return draw_in_batches(indices, batch, draw, on_halve)
+    return work_in_batches(indices, batch, draw, on_halve)
 
 
 def sample_images(

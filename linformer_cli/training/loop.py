@@ -137,6 +137,8 @@ class Trainer:
         torch.set_rng_state(state.tensors["random.cpu"])
         if "random.cuda" in state.tensors and self.device.startswith("cuda"):
             torch.cuda.set_rng_state(state.tensors["random.cuda"], self.device)
+        if "random.mps" in state.tensors and self.device == "mps":
+            torch.mps.set_rng_state(state.tensors["random.mps"])
         self.progress = Progress.from_values(state.values)
 
     def run(self, reporter: Reporter, stop: StopRequest) -> Progress:

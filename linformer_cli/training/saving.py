@@ -45,6 +45,8 @@ def collect_state(
     tensors = optimizer_tensors(optimizer) | {"random.cpu": torch.get_rng_state()}
     if device.startswith("cuda"):
         tensors["random.cuda"] = torch.cuda.get_rng_state(device)
+    elif device == "mps":
+        tensors["random.mps"] = torch.mps.get_rng_state()
     values = dataclasses.asdict(progress)
     if average is not None:
         tensors |= {f"{IN_TRAINING}{key}": tensor.cpu() for key, tensor in model.state_dict().items()}

@@ -98,7 +98,7 @@ def find_source(name: str | None, file: Path | None) -> Checkpoint | None:
     """
     if name is not None:
         return read_checkpoint(name)
-    table = None if file is None else _read_file(file).get(_INIT_FROM)
+    table = None if file is None else read_tables(file).get(_INIT_FROM)
     if table is None:
         return None
     wanted = parse_config(InitFrom, table, _INIT_FROM)
@@ -125,7 +125,7 @@ def merge_settings(
     With a `source` to begin with, its network and its data stand in for the defaults; a preset that was named wins.
     Raises `UsageError` for unknown keys and names, and for a file that is not TOML.
     """
-    document = _read_file(file) if file is not None else {}
+    document = read_tables(file) if file is not None else {}
     name = preset or document.get("preset")
     data = {**document.get("data", {}), **data}
     if document.get("model", {}).get("classes"):
@@ -190,7 +190,8 @@ def _merge_model(*layers: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _read_file(file: Path) -> dict[str, Any]:
+def read_tables(file: Path) -> dict[str, Any]:
+    """What a file of settings says, its values not yet checked; raises `UsageError` where it is none."""
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

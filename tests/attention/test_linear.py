@@ -98,8 +98,8 @@ def test_the_state_is_the_two_sums() -> None:
 def test_training_keeps_no_sum_for_every_position() -> None:
     attention = build(torch.float32)
     inputs = [part.requires_grad_() for part in draw(2048, torch.float32)]
-    # Which would be K V = 30 numbers per position more than this.
-    assert measure_saved_bytes(attention.attend, *inputs) < 2048 * 2 * 2 * 4 * 400
+    # A sum would be K V = 30 numbers for every position and head. It is 18 in compiled kernels and 90 in plain torch.
+    assert measure_saved_bytes(attention.attend, *inputs) < 2048 * 2 * 2 * 4 * 100
 
 
 @pytest.mark.parametrize("feature_map", ["elu", "relu", "poly2", "taylor2"])

@@ -37,6 +37,21 @@ def differentiate(attention: LinearAttention, inputs: list[Tensor], gradients: l
     return [*outputs, *torch.autograd.grad(outputs, inputs, gradients)]
 
 
+@pytest.mark.parametrize("feature_map", kernels.MAPS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_is_no_number_stays_none(feature_map: str, dtype: torch.dtype) -> None:
+    """A feature of 1 in its place would let a damaged model give figures that look right."""
+    attention = build(32, 32, feature_map)
+    for place in range(2):
+        q, k, v = (draw(1, 3, 20, 32, seed=seed).detach().to(dtype) for seed in range(3))
+        (q, k)[place][:, 1, 7, 3] = torch.nan
+        y, state = attention.attend(q, k, v)
+        damaged = y.isnan().any(dim=-1)[0]
+        assert damaged[1].tolist() == [t == 7 if place == 0 else t >= 7 for t in range(20)]
+        assert not damaged[0].any() and not damaged[2].any()
+        assert bool(state.s[0, 1].isnan().any()) == (place == 1)
+
+
 # Positions around groups of four and blocks of 128; widths around whole vectors of 8.
 @pytest.mark.parametrize("feature_map", kernels.MAPS)
 @pytest.mark.parametrize("carry", [False, True])

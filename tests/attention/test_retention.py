@@ -51,6 +51,11 @@ def test_heads_remember_from_an_image_down_to_a_row() -> None:
     assert weights[:, 9, 8].tolist() == pytest.approx([math.exp(-1 / 100), math.exp(-1 / 1.5)])
 
 
+@pytest.mark.parametrize("memories", [{"shortest_memory": 5}, {"longest_memory": 5}])
+def test_one_head_has_the_memory_that_is_given(memories: dict[str, float]) -> None:
+    assert float(weigh_pairs(heads=1, **memories)[0, 9, 8]) == pytest.approx(math.exp(-1 / 5))
+
+
 @pytest.mark.parametrize(("option", "memory"), [("longest_memory", 4), ("shortest_memory", 30)])
 def test_a_memory_that_is_given_bounds_the_default_of_the_other(option: str, memory: float) -> None:
     """The longest is less than a row here, the shortest more than an image."""

@@ -1,6 +1,7 @@
 """How random features compare with softmax and with each other: what a user must be able to reproduce."""
 
 import itertools
+import math
 from collections.abc import Callable
 
 import pytest
@@ -27,6 +28,13 @@ def measured() -> list[Approximation]:
 def find(measured: list[Approximation]) -> Find:
     by_kind = {(entry.feature_map, entry.orthogonal, entry.features, entry.norm): entry for entry in measured}
     return lambda *kind: by_kind[kind]
+
+
+def test_norms_that_leave_the_numbers_there_are_are_refused(raises_one_line) -> None:
+    (entry,) = measure_approximation([8], [9.4], ["positive"], [True], draws=1, positions=8, key_width=16)
+    assert math.isfinite(entry.kernel.mean)
+    with raises_one_line(UsageError, "norms above 9.42", "found 9.5"):
+        measure_approximation([8], [1.0, 9.5], ["positive"], [True], draws=1, positions=8, key_width=16)
 
 
 def test_every_combination_is_there_in_its_order(measured: list[Approximation]) -> None:

@@ -11,7 +11,7 @@ from linformer_cli.attention import CATALOGUE
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.bench import memory as memory_module
 from linformer_cli.bench.memory import PassFailed, measure_free_memory, measure_pass_memory
-from linformer_cli.bench.passes import PassSetup, build_checked_model, build_pass
+from linformer_cli.bench.passes import Drawn, PassSetup, build_checked_model, build_pass
 
 MIB = 2**20
 
@@ -131,7 +131,7 @@ def test_free_memory_is_known_here_or_not_at_all() -> None:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
-    """What `attend` of a mechanism with shared queries and extra scalars was called with."""
+    """What `attend` of a mechanism with shared queries and extra scalars was called with, and then the gradients."""
     calls: list[tuple] = []
 
     class Shared(LinearAttention):
@@ -140,7 +140,10 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
         extra_per_head = 3
 
         def attend(self, q, k, v, state=None, extra=None):
-            calls.append((q, k, v, state, extra, self.training))
+            gradients: list[torch.Tensor] = []
+            for part in (k, v, extra):
+                part.register_hook(gradients.append)
+            calls.append((q, k, v, state, extra, self.training, gradients))
             return super().attend(q, k, v * extra.sum(dim=-1, keepdim=True), state)
 
     monkeypatch.setitem(CATALOGUE, "shared", Shared)
@@ -150,10 +153,11 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
 def test_a_pass_gives_a_mechanism_what_it_asks_for(seen) -> None:
     work = build_pass(setup(20, attention="shared"))
     work()
-    ((q, k, v, state, extra, training),) = seen
+    ((q, k, v, state, extra, training, gradients),) = seen
     assert q is k and q.shape == v.shape == (1, 2, 20, 8) and extra.shape == (1, 2, 20, 3)
     assert state is None and training
-    assert all(part.grad is not None and part.grad.any() for part in (k, v, extra))
+    assert len(gradients) == 3 and all(gradient.any() for gradient in gradients)
+    assert all(part.grad is None for part in (k, v, extra))
 
 
 def test_passes_are_alike_and_leave_the_random_state(seen) -> None:
@@ -163,6 +167,18 @@ def test_passes_are_alike_and_leave_the_random_state(seen) -> None:
     work()
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(seen[0][0], seen[1][0])
+
+
+def test_inputs_are_drawn_once_for_all_mechanisms_of_a_size(seen, monkeypatch) -> None:
+    drawn: Drawn = {}
+    work = build_pass(setup(20, attention="shared"), drawn=drawn)
+    work()
+    build_pass(setup(20), drawn=drawn)()
+    assert sorted(drawn) == [("extra", 3), ("gradient", 8), ("k", 8), ("q", 8), ("v", 8)]
+    monkeypatch.setattr(torch, "randn", None)
+    work()
+    assert all(again is first for again, first in zip(seen[1][:5], seen[0][:5], strict=True))
+    assert all(part.grad is None for part in drawn.values())
 
 
 def test_the_parameters_keep_no_gradient(monkeypatch) -> None:

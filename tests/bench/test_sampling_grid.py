@@ -101,6 +101,14 @@ def test_shares_of_the_ceilings(subjects, monkeypatch) -> None:
     json.dumps(report.rows)
 
 
+@needs_compiler
+def test_an_untrained_model_is_not_timed_looking_ahead(subjects, monkeypatch) -> None:
+    fix_seconds(monkeypatch, 2.0)
+    plan = SamplingPlan([1], 1, engines=["native", "textbook"])
+    report = run_sampling_bench(subjects[1:2], plan, "fp32")
+    assert [row["engine"] for row in report.rows] == ["stepwise", "textbook"]
+
+
 def test_without_ceilings_there_are_no_shares(subjects, monkeypatch) -> None:
     fix_seconds(monkeypatch, 2.0)
     report = run_sampling_bench(subjects[1:2], SamplingPlan([1], 1), "fp32")
@@ -141,7 +149,8 @@ def test_parts_of_an_image_are_not_timed_twice_over(subjects, monkeypatch) -> No
     monkeypatch.setattr(run_module, "_time_second", lambda *given, **rest: 0.02)
     fix_seconds(monkeypatch, 2.0)
     plan = SamplingPlan([1], 3, limit_seconds=1.0, engines=["native", "stepwise"])
-    ahead, stepwise = run_sampling_bench(subjects[1:2], plan, "fp32").rows
+    trained = dataclasses.replace(subjects[1], trained=True)
+    ahead, stepwise = run_sampling_bench([trained], plan, "fp32").rows
     assert ahead["engine"] == "native" and not ahead["samples_seconds"]
     assert ahead["left_out"] == "an image takes longer than the limit of 1 s; see stepwise"
     assert stepwise["engine"] == "stepwise" and stepwise["extrapolated"]["timed_positions"] < 64
@@ -149,11 +158,13 @@ def test_parts_of_an_image_are_not_timed_twice_over(subjects, monkeypatch) -> No
 
 @needs_compiler
 @pytest.mark.parametrize("batch", [1, 2])
-def test_what_a_look_ahead_copies_is_not_known(subjects, monkeypatch, batch) -> None:
+def test_what_a_look_ahead_multiplies_and_copies_is_not_known(subjects, monkeypatch, batch) -> None:
     fix_seconds(monkeypatch, 2.0)
     plan = SamplingPlan([batch], 1, engines=["native", "stepwise"])
-    ahead, stepwise = run_sampling_bench(subjects[1:2], plan, "fp32", FixedCeilings()).rows
-    assert stepwise["copy_share"] > 0 and (ahead["copy_share"] is None) == (batch == 1)
+    trained = dataclasses.replace(subjects[1], trained=True)
+    ahead, stepwise = run_sampling_bench([trained], plan, "fp32", FixedCeilings()).rows
+    for share in ("product_share", "copy_share"):
+        assert stepwise[share] > 0 and (ahead[share] is None) == (batch == 1)
 
 
 def test_every_repeat_draws_other_images(subjects, drawn) -> None:

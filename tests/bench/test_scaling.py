@@ -37,7 +37,7 @@ class Machine:
             raise self.failing[setup.attention, setup.positions]
         return PassMemory(int(MIB * self.growth(setup)), self.seconds * self.growth(setup))
 
-    def build(self, setup):
+    def build(self, setup, drawn):
         def work() -> None:
             self.passes.append(setup)
 

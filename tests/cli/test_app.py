@@ -1,9 +1,12 @@
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from linformer_cli.cli.app import _run
 
 COMMANDS = [
     *("train", "sample", "complete", "eval", "check", "bench", "compare", "plot", "attentions", "info", "export", "env")
@@ -177,6 +180,10 @@ def test_the_reference_is_up_to_date(tmp_path):
         (["compare", "--attention", "linaer"], 2, "did you mean 'linear'?"),
         (["compare", "--data", "glyphs", "--preset", "tiyn"], 2, "did you mean 'tiny'?"),
         (["attentions", "linaer"], 2, "did you mean 'linear'?"),
+        (["attentions", "-c", "mnist-wide", "--heads", "2"], 2, "--checkpoint has sizes of its own"),
+        (["plot", "nowhere", "--grids", "3"], 2, "--grids is for the strips of --samples"),
+        (["bench", "approximation", "--norms", "1,9"], 2, "norms above 7.92"),
+        (["sample", "--scale", "1000"], 2, "less than or equal to 64"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -188,6 +195,26 @@ def test_a_mistake_is_one_line_and_an_exit_code(lintx, tmp_path, monkeypatch, ar
     assert len(errors) == 1 and message in errors[0]
     assert "Traceback" not in outcome.stderr and outcome.stdout == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_has_its_exit_code_where_nobody_reads_it(monkeypatch):
+    """As at Ctrl-C in a pipe, which ends the reader too."""
+
+    def refuse(_message):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("linformer_cli.cli.app.complain", refuse)
+    monkeypatch.setattr(sys, "argv", ["lintx", "info", "nosuch"])
+    with pytest.raises(SystemExit) as ended:
+        _run()
+    assert ended.value.code == 2
+
+
+@pytest.mark.skipif(os.name != "posix", reason="closes a stream in a shell")
+def test_a_closed_stdout_is_no_traceback():
+    command = f"{shlex.quote(sys.executable)} -m linformer_cli attentions --json >&-"
+    ended = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert "Traceback" not in ended.stderr
 
 
 def test_ctrl_c_is_one_word_and_130(lintx, monkeypatch, tmp_path):

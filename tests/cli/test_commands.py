@@ -196,6 +196,17 @@ def test_complete_keeps_the_top_of_each_picture(lintx, run_folder, tmp_path):
     assert outcome.document["out"] is None and not out.exists()
 
 
+@pytest.mark.parametrize("option", ["-o", "--gif"])
+def test_complete_does_not_replace_what_it_is_given(lintx, run_folder, tmp_path, monkeypatch, option):
+    name = "mine.png" if option == "-o" else "mine.gif"
+    Image.new("L", (8, 8), 9).save(tmp_path / name)
+    before = (tmp_path / name).read_bytes()
+    monkeypatch.chdir(tmp_path)
+    outcome = lintx("complete", tmp_path / name, "-c", run_folder, "-o", "out.png", option, name)
+    assert outcome.code == 2 and "is one of the pictures" in outcome.stderr
+    assert (tmp_path / name).read_bytes() == before and not (tmp_path / "out.png").exists()
+
+
 @pytest.mark.parametrize(
     ("fault", "code", "said"),
     [

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from linformer_cli.cli import output
-from linformer_cli.cli.progress import TrainingDisplay
+from linformer_cli.cli.progress import PatientConsole, TrainingDisplay
 
 ROW = {"step": 12345, "train_bits_per_dim": 1.23456, "images_per_second": 1234.5, "peak_memory_bytes": 3 << 30}
 
@@ -43,6 +43,26 @@ def test_the_live_line_fits_and_says_the_most_important_first(width: int) -> Non
 
 def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
     assert show(40, terminal=False, steps=5) == (" 50%  step 12345  1.235 bits/dim  ? left  1234.5 images/s  3 GiB\n")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_training_goes_on_where_nobody_reads(terminal: bool) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    output.set_quiet(False)
+    console = PatientConsole(file=Gone(), force_terminal=terminal, width=80)
+    with TrainingDisplay(console) as display:
+        display.on_step(ROW, 0.5)
+        display.on_spike("the loss jumped")
+
+
+def test_a_second_ctrl_c_leaves_a_terminal_with_its_cursor() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    with TrainingDisplay(console):
+        written = console.file.getvalue()  # type: ignore[attr-defined]
+        assert written.rindex("\x1b[?25h") > written.rindex("\x1b[?25l")
 
 
 def test_quiet_leaves_warnings(tmp_path) -> None:

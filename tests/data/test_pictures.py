@@ -102,6 +102,13 @@ def test_floating_point_pixels_are_scaled_to_what_fits(tmp_path: Path) -> None:
     assert np.abs(found - pixels).max() <= 0.5
 
 
+@pytest.mark.parametrize("highest", [1.0, 0.5])
+def test_floating_point_pixels_up_to_one_are_shares_of_white(tmp_path: Path, highest: float) -> None:
+    pixels = np.linspace(0, highest, 24, dtype=np.float32).reshape(6, 4)
+    found = load_picture(store(tmp_path, Image.fromarray(pixels), "picture.tiff"), GREY).image[..., 0]
+    assert np.abs(found - 255 * pixels).max() <= 0.5
+
+
 def test_printing_inks_become_light(tmp_path: Path) -> None:
     # No ink is white; all of the black ink is black; all cyan takes away the red.
     inks = np.array([[0, 0, 0, 0], [0, 0, 0, 255], [255, 0, 0, 0], [0, 255, 255, 0]], dtype=np.uint8)

@@ -87,6 +87,22 @@ def test_the_batch_size_changes_nothing_but_the_batches() -> None:
     assert len(set(found)) == 1
 
 
+def test_where_memory_runs_out_the_batch_is_halved_and_every_image_counts_once(monkeypatch) -> None:
+    model = Table(torch.rand(50, 7, generator=torch.Generator().manual_seed(0)))
+    expected = measure_bits(model, model.images())  # type: ignore[arg-type]
+    nats = model.nats
+
+    def limited(values: torch.Tensor, labels: torch.Tensor | None) -> torch.Tensor:
+        if len(values) > 9:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return nats(values, labels)
+
+    monkeypatch.setattr(model, "nats", limited)
+    model.batches.clear()
+    assert measure_bits(model, model.images()) == expected  # type: ignore[arg-type]
+    assert model.batches == [8] * 6 + [2]
+
+
 def test_the_batch_size_does_not_matter_to_a_real_model(build_tiny_model) -> None:
     model, images = build_tiny_model(), pictures(7)
     alone, together, cut = (measure_bits(model, images, batch) for batch in (1, 7, 3))

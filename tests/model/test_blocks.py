@@ -225,6 +225,16 @@ def count_parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
+def test_an_lstm_multiplies_sequences_as_exactly_as_steps(build_config: BuildConfig, monkeypatch) -> None:
+    """On a GPU; what there is of it on any machine is the setting that it reads."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    block, found = build_block(build_config("lstm")), []
+    block.lstm.register_forward_hook(lambda *_: found.append(torch.backends.cudnn.allow_tf32))
+    block.attend(draw(1, 3, 16), None)
+    assert found == [False]
+    assert torch.backends.cudnn.allow_tf32
+
+
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_an_lstm_block_is_torch_s_cell_between_norm_and_projection(build_config: BuildConfig, norm: str) -> None:
     block = build_block(build_config("lstm", norm=norm))

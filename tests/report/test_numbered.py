@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from linformer_cli.errors import DataError
+from linformer_cli.errors import DataError, UsageError
 from linformer_cli.report.numbered import NumberedImages
 
 SETTINGS = {"checkpoint": "a", "checkpoint_sha256": "1f", "seed": 3, "temperature": 0.9, "top_k": None, "batch": 2}
@@ -51,6 +52,14 @@ def test_an_image_under_another_number_is_not_the_one(tmp_path) -> None:
     folder.write(0, images()[0])
     folder.path(0).rename(folder.path(1))
     assert not folder.holds(1)
+
+
+def test_a_picture_of_another_program_is_not_replaced(tmp_path, raises_one_line) -> None:
+    folder = begin(tmp_path)
+    folder.folder.mkdir()
+    Image.new("L", (3, 3)).save(folder.path(0))
+    with raises_one_line(UsageError, "00000.png", "no image that lintx drew"):
+        folder.holds(0)
 
 
 def test_a_damaged_image_is_not_there(tmp_path, raises_one_line) -> None:

@@ -47,10 +47,49 @@ def test_table_for_people():
 
 
 def test_narrow_table_loses_no_letter():
-    lines = printed(render_records(RECORDS, COLUMNS, "table"), width=44)
-    column = "".join(line[:6].strip() for line in lines)
-    assert "softmax" in column, lines
+    lines = printed(render_records([*RECORDS, {"attention": "x" * 30}], COLUMNS, "table"), width=44)
+    assert "".join(line[:16].strip() for line in lines).count("x") == 31, lines  # one of them is in softmax
     assert not any("…" in line for line in lines)
+
+
+@pytest.mark.parametrize("width", [100, 80, 60, 45, 36])
+def test_a_table_that_is_too_wide_is_parted_and_numbers_stay_whole(width):
+    columns = (
+        Column("name", "attention", names=True),
+        Column("positions", "T", format=",", names=True),
+        Column("seconds", "time in seconds", format=",.3f"),
+        Column("bytes", "memory", format=format_bytes),
+        Column("share", "share of all copying", format=".1f"),
+        Column("left_out", "left out"),
+    )
+    reason = "would take about three minutes, the limit is one"
+    records = [
+        {"name": "softmax", "positions": 16384, "seconds": 1234.5678, "bytes": 123456789, "share": 12.34},
+        {"name": "longformer", "positions": 65536, "left_out": reason},
+    ]
+    lines = printed(render_records(records, columns, "table"), width)
+    assert max(map(len, lines)) <= width
+    text = "\n".join(lines)
+    for number in ("1,234.568", "118 MiB", "12.3"):
+        assert text.count(number) == 1, text
+    parts = text.split("\n\n")
+    assert (len(parts) == 1) == (width >= 80)
+    assert all(("attention" in part and "16,384" in part) or "65,536" in part for part in parts)
+    # Where a part has nothing of a record, it does not name it.
+    assert all(("longformer" in part) == (part in (parts[0], parts[-1])) for part in parts)
+    assert ("softmax" in parts[-1]) == ("12.3" in parts[-1])
+    words = parts[-1].replace("longformer", "").replace("65,536", "").split()
+    assert "".join(words).endswith(reason.replace(" ", ""))
+
+
+def test_without_columns_that_name_records_the_first_does():
+    columns = [Column("name", "name"), *(Column(f"c{place}", "x" * 12) for place in range(4))]
+    records = [{"name": "softmax", "c0": 1, "c1": 2, "c2": 3, "c3": 4}]
+    lines = printed(render_records(records, columns, "table"), width=40)
+    assert [line.split() for line in lines if line.startswith("softmax")] == [
+        ["softmax", "1", "2"],
+        ["softmax", "3", "4"],
+    ]
 
 
 def test_markdown():

@@ -12,8 +12,9 @@ from linformer_cli.config import ImageShape
 from linformer_cli.data.sequence import values_to_images
 from linformer_cli.errors import LintxError
 from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.runtime import work_in_batches
 from linformer_cli.sampling.choose import Filters, UniformStreams
-from linformer_cli.sampling.decode import draw_in_batches, iter_samples, sample_images, sample_values
+from linformer_cli.sampling.decode import iter_samples, sample_images, sample_values
 from linformer_cli.sampling.engines import TextbookEngine
 
 KINDS = [(attention, head) for attention in ("linear", "softmax") for head in ("categorical", "mixture")]
@@ -255,7 +256,7 @@ def test_the_memory_of_a_failed_attempt_is_free_before_the_next(model, monkeypat
             raise MemoryError
         return large.sum(dim=1)
 
-    assert len(list(draw_in_batches(range(4), 4, attempt))) == 4
+    assert len(list(work_in_batches(range(4), 4, attempt))) == 4
     assert len(alive) == 6
 
 

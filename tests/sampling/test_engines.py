@@ -1,7 +1,9 @@
 """Engines compute what the model's own step computes, from any state, and say what they do not serve."""
 
 import functools
+import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -254,6 +256,18 @@ def test_a_state_that_is_no_number_stays_so(build_tiny_model) -> None:
         assert bool(torch.isnan(NativeEngine(model, batch).step(model.start_tokens(batch))).any())
 
 
+@needs_compiler
+@pytest.mark.parametrize("feature_map", ["elu", "relu"])
+@pytest.mark.parametrize("row", [0, 16], ids=["query", "key"])
+def test_a_feature_that_is_no_number_stays_so(build_tiny_model, feature_map, row) -> None:
+    model = build_tiny_model(attention_options={"feature_map": feature_map})
+    projection = model.blocks[0].attention.input
+    with torch.no_grad():
+        projection.bias[row] = torch.nan
+    for batch in (1, 20):
+        assert bool(torch.isnan(NativeEngine(model, batch).step(model.start_tokens(batch))).any())
+
+
 @pytest.mark.parametrize(
     ("changes", "dtype", "reason"),
     [
@@ -274,6 +288,20 @@ def test_what_native_does_not_serve_is_left_to_the_textbook(build_tiny_model, ra
         choose_engine("native", model)
     assert isinstance(build_engine("auto", model, 2), TextbookEngine)
     assert choose_engine("textbook", model).reason == "asked for"
+
+
+def test_random_numbers_are_left_to_the_head_to_move(build_tiny_model, monkeypatch) -> None:
+    """Apple's GPU has no float64: they have to change device and type in one go."""
+    model, given = build_tiny_model(), []
+    monkeypatch.setattr(model.head, "draw", lambda parameters, uniforms: given.append(uniforms))
+    monkeypatch.setattr(
+        "linformer_cli.sampling.engines.base.draw_filtered",
+        lambda head, parameters, uniforms, filters: given.append(uniforms),
+    )
+    engine, uniforms = TextbookEngine(model, 2), torch.rand(2, dtype=torch.float64)
+    for filters in (Filters(), Filters(top_k=1)):
+        engine.draw(torch.empty(2, 16, device="meta"), uniforms, filters)
+    assert [number is uniforms for number in given] == [True, True]
 
 
 def test_an_unknown_engine_gets_a_suggestion(build_tiny_model, raises_one_line) -> None:
@@ -328,6 +356,28 @@ def test_kernels_are_compiled_once(build_tiny_model, fresh_compiler, monkeypatch
     monkeypatch.setattr(compiler, "_compile", None)
     assert choose_engine("auto", build_tiny_model()).value == "native"
     assert library.stat().st_mtime_ns == written
+
+
+@needs_compiler
+def test_a_processor_that_can_do_less_gets_kernels_of_its_own(build_tiny_model, fresh_compiler, monkeypatch) -> None:
+    """Two may have the same name, as a virtual machine can hide the model; the kernels of one may end the other."""
+    assert choose_engine("auto", build_tiny_model()).value == "native"
+    compiler._outcome.cache_clear()
+    monkeypatch.setattr(compiler, "processor_features", lambda: "fpu")
+    assert choose_engine("auto", build_tiny_model()).value == "native"
+    assert len(list(fresh_compiler.glob("*.so"))) == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_ctrl_c_in_the_terminal_does_not_reach_the_compiler(fresh_compiler, tmp_path, monkeypatch) -> None:
+    asked = tmp_path / "bin" / "c++"
+    asked.parent.mkdir()
+    asked.write_text('#!/bin/sh\nread -r stat < /proc/$$/stat\nset -- $stat\necho "error: session $6" >&2\nexit 1\n')
+    asked.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{asked.parent}:/usr/bin:/bin")
+    with pytest.raises(compiler.NoCompiler, match=r"session \d+") as raised:
+        compiler.load_library(SOURCE)
+    assert str(raised.value).split()[-1] != str(os.getsid(0))
 
 
 @needs_compiler

@@ -29,11 +29,11 @@ WANTED_PROGRAMS = 256
 
 @triton.jit
 def phi(x, MAP: tl.constexpr):
-    """The feature map, number `MAP` of `MAPS`."""
+    """The feature map, number `MAP` of `MAPS`; what is no number stays none."""
     if MAP == 0:
-        return tl.exp(tl.minimum(x, 0.0)) + tl.maximum(x, 0.0)
+        return tl.where(x < 0.0, tl.exp(x), x + 1.0)
     else:
-        return tl.maximum(x, 0.0)
+        return tl.where(x < 0.0, 0.0, x)
 
 
 @triton.jit

@@ -49,12 +49,12 @@ class Engine(ABC):
         Without a filter nothing makes the table of all values' probabilities.
         """
         if filters.active:
-            return draw_filtered(self.model.head, parameters, uniforms.to(parameters.device), filters)
+            return draw_filtered(self.model.head, parameters, uniforms, filters)
         return self.draw_unfiltered(parameters, uniforms)
 
     def draw_unfiltered(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
         """Values int64 [B] from exactly the head's distribution, with uniforms float64 [B] on the CPU."""
-        return self.model.head.draw(parameters, uniforms.to(parameters.device))
+        return self.model.head.draw(parameters, uniforms)
 
     @torch.no_grad()
     def draw_values(
