@@ -1,6 +1,7 @@
 """`lintx complete`: finish the user's own pictures."""
 
 import math
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -77,7 +78,8 @@ def complete(
     """
     options.require_output("-o", out, ".png")
     options.require_output("--gif", gif, ".gif")
-    if given := [path for path in images for file in (out, gif) if file and file.resolve() == path.resolve()]:
+    outputs = {os.path.realpath(file) for file in (out, gif) if file is not None}
+    if given := [path for path in images if os.path.realpath(path) in outputs]:
         raise UsageError(f"'{given[0]}' is one of the pictures and would be replaced; name another file to write")
     session = open_session(checkpoint, device, precision.value)
 

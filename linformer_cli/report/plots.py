@@ -186,6 +186,9 @@ def _choose_ticks(axis: Any, scale: Scale, measured: Sequence[float] | None) -> 
         axis.set_major_formatter("{x:,g}")
         return
     low, high = axis.get_view_interval()
+    if 0 < high <= 1.001 * low:  # of a single number matplotlib may make an axis without extent
+        low, high = low / 2, high * 2
+        getattr(axis.axes, f"set_{axis.axis_name}lim")(low, high)
     if measured is not None:
         labels = _label_places(measured or [1.0])
         axis.set_ticks(list(labels), list(labels.values()))

@@ -99,9 +99,13 @@ class FittedTable:
         while spare < 0 and max(widths.values()) > 1:
             widths[max(part, key=lambda place: widths[place])] -= 1
             spare += 1
-        for place in sorted(part, key=lambda place: not self.numeric[place]):
-            more = min(max(0, spare), self._widest(place) - widths[place])
-            widths[place], spare = widths[place] + more, spare - more
+        for numeric in (True, False):
+            # To each in the same ratio to what it would like.
+            wanted = {place: self._widest(place) - widths[place] for place in part if self.numeric[place] == numeric}
+            share = min(1.0, max(0, spare) / max(1, sum(wanted.values())))
+            for place, more in wanted.items():
+                widths[place] += int(share * more)
+                spare -= int(share * more)
         return widths
 
     def _render(self, part: Sequence[int], room: int, complete: bool) -> Table:

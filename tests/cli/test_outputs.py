@@ -58,7 +58,9 @@ def test_a_place_that_cannot_be_written_is_said_before_any_work(lintx, blocked, 
     ],
     ids=lambda command: command[1],
 )
-def test_a_plot_on_a_full_disk_takes_no_figures_along(lintx, tmp_path, monkeypatch, command) -> None:
+def test_a_plot_on_a_full_disk_takes_no_figures_along(lintx, run_folder, tmp_path, monkeypatch, command) -> None:
+    """`run_folder` is there to be made first: what is imported while nothing can be written keeps to that."""
+
     def refuse(path: Path, data: bytes) -> None:
         raise LintxError(f"cannot write {path}: no space left on device")
 

@@ -165,3 +165,11 @@ def test_no_table_is_wider_than_a_terminal(tables) -> None:
         console = Console(width=80, file=io.StringIO())
         console.print(render_records(rows, benchmarks.choose_columns(rows, columns), "table"))
         assert len(console.file.getvalue().rstrip().splitlines()) == 3  # heading, rule, row: nothing is folded
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("speed", [2291.5946457246673, 111.15814943998954, 380.2520802213031, 5.0])
+def test_a_single_speed_has_an_axis_around_it(speed: float) -> None:
+    """Of the first three matplotlib makes an axis from a number to itself."""
+    row = {**MEASURED, "images_per_second": speed, "images_per_second_quartiles": [speed, speed]}
+    assert benchmarks.render_speed([row], "png").startswith(b"\x89PNG")

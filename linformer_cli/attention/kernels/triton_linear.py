@@ -31,7 +31,7 @@ WANTED_PROGRAMS = 256
 def phi(x, MAP: tl.constexpr):
     """The feature map, number `MAP` of `MAPS`; what is no number stays none."""
     if MAP == 0:
-        return tl.where(x < 0.0, tl.exp(x), x + 1.0)
+        return tl.where(x < 0.0, tl.exp(tl.minimum(x, 0.0)), x + 1.0)
     else:
         return tl.where(x < 0.0, 0.0, x)
 
