@@ -196,7 +196,7 @@ def test_repeats_are_kept_until_there_are_enough(finished) -> None:
     forget_speeds(finished)
 
 
-def test_another_measurement_is_not_taken_for_this_one(finished) -> None:
+def test_another_measurement_is_not_taken_for_this_one(finished, monkeypatch) -> None:
     speed = sampling_speed(finished.finished, 3, "cpu")
     time_sampling_once(finished, 3, 1, "cpu")
     assert len(read_samples(finished.sampling_file, speed)) == 1
@@ -204,6 +204,8 @@ def test_another_measurement_is_not_taken_for_this_one(finished) -> None:
         assert read_samples(finished.sampling_file, dataclasses.replace(speed, **changes)) == []
     for changes in ({"processor": "another"}, {"torch": "9.9"}, {"kernels": not speed.kernels}):
         assert read_samples(finished.sampling_file, dataclasses.replace(speed, **changes)) == []
+    monkeypatch.setattr(comparison_module, "processor_name", lambda: "another")
+    assert read_samples(finished.sampling_file, sampling_speed(finished.finished, 3, "cpu")) == []
     record = json.loads(finished.sampling_file.read_text())
     for text in ("[1", "[]", json.dumps({"samples_seconds": [1.0]}), json.dumps({**record, "samples_seconds": ["x"]})):
         finished.sampling_file.write_text(text)

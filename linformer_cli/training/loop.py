@@ -36,7 +36,7 @@ from linformer_cli.sampling.decode import sample_images
 from .optimizer import build_average, build_optimizer, load_optimizer_tensors, strip_prefix
 from .progress import Progress, Reporter, Silence
 from .run_folder import RunFolder
-from .saving import AVERAGED, IN_TRAINING, collect_state, describe_run
+from .saving import AVERAGED, IN_TRAINING, collect_state, describe_run, restore_random_state
 from .schedule import learning_rate_at, measure_progress
 from .takeover import Takeover, take_over
 from .together import seed_own_dropout, share_batch, share_model
@@ -134,11 +134,7 @@ class Trainer:
             self.model.load_state_dict(strip_prefix(state.tensors, IN_TRAINING))
         self.optimizer = build_optimizer(self.model, self.config.train)
         load_optimizer_tensors(self.optimizer, state.tensors)
-        torch.set_rng_state(state.tensors["random.cpu"])
-        if "random.cuda" in state.tensors and self.device.startswith("cuda"):
-            torch.cuda.set_rng_state(state.tensors["random.cuda"], self.device)
-        if "random.mps" in state.tensors and self.device == "mps":
-            torch.mps.set_rng_state(state.tensors["random.mps"])
+        restore_random_state(state.tensors, self.device)
         self.progress = Progress.from_values(state.values)
 
     def run(self, reporter: Reporter, stop: StopRequest) -> Progress:

@@ -1,8 +1,10 @@
 """What a save of a run holds besides the weights: what describes them, and what --resume goes on from."""
 
 import dataclasses
+from collections.abc import Mapping
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
@@ -42,13 +44,27 @@ def collect_state(
     model: PixelModel, average: AveragedModel | None, optimizer: Optimizer, progress: Progress, device: str
 ) -> TrainingState:
     """All that the next step depends on besides the saved weights, which are those of `average` where there is one."""
-    tensors = optimizer_tensors(optimizer) | {"random.cpu": torch.get_rng_state()}
-    if device.startswith("cuda"):
-        tensors["random.cuda"] = torch.cuda.get_rng_state(device)
-    elif device == "mps":
-        tensors["random.mps"] = torch.mps.get_rng_state()
+    tensors = optimizer_tensors(optimizer) | _random_state(device)
     values = dataclasses.asdict(progress)
     if average is not None:
         tensors |= {f"{IN_TRAINING}{key}": tensor.cpu() for key, tensor in model.state_dict().items()}
         values[AVERAGED] = int(average.n_averaged)
     return TrainingState(tensors, values)
+
+
+def _random_state(device: str) -> dict[str, Tensor]:
+    tensors = {"random.cpu": torch.get_rng_state()}
+    if device.startswith("cuda"):
+        tensors["random.cuda"] = torch.cuda.get_rng_state(device)
+    elif device == "mps":
+        tensors["random.mps"] = torch.mps.get_rng_state()
+    return tensors
+
+
+def restore_random_state(tensors: Mapping[str, Tensor], device: str) -> None:
+    """Of this process, and of `device` where the save was made on one of its kind; raises `KeyError` without any."""
+    torch.set_rng_state(tensors["random.cpu"])
+    if "random.cuda" in tensors and device.startswith("cuda"):
+        torch.cuda.set_rng_state(tensors["random.cuda"], device)
+    if "random.mps" in tensors and device == "mps":
+        torch.mps.set_rng_state(tensors["random.mps"])

@@ -1,0 +1,23 @@
+"""What a save holds of the process: the random state of the device that was trained on."""
+
+import pytest
+import torch
+
+from linformer_cli.training.progress import Progress
+from linformer_cli.training.saving import collect_state, restore_random_state
+
+
+@pytest.mark.parametrize(("device", "kind"), [("mps", "mps"), ("cuda:1", "cuda")])
+def test_random_numbers_of_a_device_go_on_where_they_were(build_tiny_model, monkeypatch, device, kind) -> None:
+    """Pretended, as no such device need be there; of another kind the state is left aside."""
+    model, restored = build_tiny_model(), []
+    state = torch.arange(5, dtype=torch.uint8)
+    monkeypatch.setattr(getattr(torch, kind), "get_rng_state", lambda *_: state)
+    monkeypatch.setattr(getattr(torch, kind), "set_rng_state", lambda given, *_: restored.append(given))
+    optimizer = torch.optim.SGD(model.parameters())
+    saved = collect_state(model, None, optimizer, Progress(), device)
+    expected = torch.rand(3)
+    restore_random_state(saved.tensors, "cpu")
+    assert torch.equal(torch.rand(3), expected) and restored == []
+    restore_random_state(saved.tensors, device)
+    assert len(restored) == 1 and torch.equal(restored[0], state)
