@@ -59,9 +59,14 @@ def find_preset(name: str) -> NetworkConfig:
     return PRESETS[name]
 
 
+def find_preset_data(name: str) -> str:
+    """The data set that the preset `name` is made for."""
+    find_preset(name)
+    return "cifar10" if name.startswith("cifar10") else "mnist"
+
+
 def find_preset_image(name: str) -> ImageShape:
     """The images that the preset `name` is made for: 32 x 32 in colour for CIFAR-10, else the 28 x 28 of MNIST."""
-    find_preset(name)
-    if name.startswith("cifar10"):
+    if find_preset_data(name) == "cifar10":
         return ImageShape(height=32, width=32, channels=3)
     return ImageShape(height=28, width=28)

@@ -48,7 +48,7 @@ def compare(
     images: Annotated[int, typer.Option("--images", min=1, help="Training images that each sees.")] = 16_000,
     data: Annotated[
         str | None,
-        typer.Option("--data", help="As for lintx train; default mnist.", metavar="NAME", show_default=False),
+        typer.Option("--data", help="As for lintx train.", metavar="NAME", show_default=False),
     ] = None,
     data_dir: options.DataDir = None,
     image_size: options.ImageSize = None,

@@ -38,7 +38,10 @@ def train(
     data: Annotated[
         str | None,
         _for_run(
-            "--data", help="mnist (default), fashion-mnist, cifar10, array:DIR, folder:PATH or glyphs.", metavar="NAME"
+            "--data",
+            help="mnist, fashion-mnist, cifar10, array:DIR, folder:PATH or glyphs; default that of the preset, "
+            "cifar10 for cifar10-paper and else mnist.",
+            metavar="NAME",
         ),
     ] = None,
     data_dir: options.DataDir = None,

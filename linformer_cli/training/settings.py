@@ -20,7 +20,7 @@ from linformer_cli.config import (
 from linformer_cli.data.images import fit_size
 from linformer_cli.errors import CheckpointError, UsageError, unknown_name
 from linformer_cli.model.catalogue import parse_options
-from linformer_cli.presets import LEARNING_RATES, RECIPES, find_preset
+from linformer_cli.presets import LEARNING_RATES, RECIPES, find_preset, find_preset_data
 
 DEFAULT_PRESET = "mnist-wide"
 DEFAULT_EPOCHS = 3.0
@@ -122,8 +122,9 @@ def merge_settings(
 ) -> Settings:
     """Merge what was given on the command line (`preset`, `model`, `data`, `train`: given keys only) over `file`.
 
-    With a `source` to begin with, its network and its data stand in for the defaults; a preset that was named wins.
-    Raises `UsageError` for unknown keys and names, and for a file that is not TOML.
+    The images are those that the preset is made for, unless others are named. With a `source` to begin with, its
+    network and its data stand in for the defaults; a preset that was named wins. Raises `UsageError` for unknown keys
+    and names, and for a file that is not TOML.
     """
     document = read_tables(file) if file is not None else {}
     name = preset or document.get("preset")
@@ -133,6 +134,7 @@ def merge_settings(
     if source is None:
         name = name or default_preset
         network = find_preset(name).model_dump()
+        data = {"name": find_preset_data(name), **data}
     else:
         network = find_preset(name).model_dump() if name else source.info.model.model_dump(exclude=_OF_THE_DATA)
         name = name or source.info.training.preset or DEFAULT_PRESET

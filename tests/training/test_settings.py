@@ -88,6 +88,12 @@ def test_the_data_set_is_known_before_the_images(write) -> None:
     assert (data.name, data.image_size, data.data_dir) == ("glyphs", 9, "/somewhere")
 
 
+@pytest.mark.parametrize(("preset", "name"), [(None, "mnist"), ("tiny", "mnist"), ("cifar10-paper", "cifar10")])
+def test_a_preset_brings_its_images_unless_others_are_named(preset, name) -> None:
+    assert merge_settings(None, preset, {}, {"data_dir": "/somewhere"}, {}).data_config.name == name
+    assert merge_settings(None, preset, {}, {"name": "glyphs"}, {}).data_config.name == "glyphs"
+
+
 # Lengths
 
 
