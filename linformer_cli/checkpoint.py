@@ -189,7 +189,7 @@ class _WithoutDraws(TorchFunctionMode):
 def load_weights(checkpoint: Checkpoint, device: str = "cpu", dtype: torch.dtype = torch.float32) -> PixelModel:
     """Build the model of `checkpoint` and fill in its weights, after comparing their digest."""
     file = checkpoint.path / WEIGHTS
-    tensors = _load_tensors(file, checkpoint.info.weights_sha256)
+    tensors = _load_tensors(checkpoint, file, checkpoint.info.weights_sha256)
     try:
         # Shapes first, without memory: a damaged configuration may ask for any amount of it.
         with torch.device("meta"), _WithoutDraws():
@@ -217,7 +217,7 @@ def load_training_state(checkpoint: Checkpoint) -> TrainingState:
     if digest is None:
         raise CheckpointError(f"'{checkpoint.path}' has no training state, so it cannot be resumed; resume from last/")
     file = checkpoint.path / TRAINING
-    tensors = _load_tensors(file, digest)
+    tensors = _load_tensors(checkpoint, file, digest)
     with safe_open(file, "pt") as opened:
         written = (opened.metadata() or {}).get("values", "")
     try:
@@ -323,7 +323,24 @@ def _save_tensors(file: Path, tensors: dict[str, Tensor], values: dict[str, str]
     return hashlib.sha256(data).hexdigest()
 
 
-def _load_tensors(file: Path, digest: str) -> dict[str, Tensor]:
+def _load_tensors(checkpoint: Checkpoint, file: Path, digest: str) -> dict[str, Tensor]:
+    try:
+        return _read_tensors(file, digest)
+    except CheckpointError:
+        if _is_replaced(checkpoint):
+            raise CheckpointError(f"'{checkpoint.path}' was saved anew while it was read; try again") from None
+        raise
+
+
+def _is_replaced(checkpoint: Checkpoint) -> bool:
+    """Whether another checkpoint stands in its place by now, as a run's next save does."""
+    try:
+        return read_checkpoint(checkpoint.path).info != checkpoint.info
+    except CheckpointError:
+        return False
+
+
+def _read_tensors(file: Path, digest: str) -> dict[str, Tensor]:
     if not file.is_file():
         raise CheckpointError(f"no {file.name} in '{file.parent}'")
     if file.resolve().parent != file.parent.resolve():

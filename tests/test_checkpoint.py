@@ -250,6 +250,23 @@ def test_a_file_that_is_gone_is_named(mine, raises_one_line, name) -> None:
         load_model(mine) if name == WEIGHTS else load_training_state(read_checkpoint(mine))
 
 
+@pytest.mark.parametrize("load", [load_weights, load_training_state])
+def test_a_checkpoint_that_a_run_replaces_meanwhile_is_not_called_damaged(
+    mine, tiny_info, tiny_training_state, raises_one_line, load
+) -> None:
+    found = read_checkpoint(mine)
+    later = found.info.training.model_copy(update={"step": found.info.training.step + 1})
+    other = tiny_training_state.values | {"step": later.step}
+    save_checkpoint(
+        mine,
+        PixelModel(tiny_info.model),
+        tiny_info.model_copy(update={"training": later}),
+        TrainingState(tiny_training_state.tensors, other),
+    )
+    with raises_one_line(CheckpointError, str(mine), "saved anew while it was read; try again"):
+        load(found)
+
+
 def test_a_config_that_was_cut_off_is_refused_wherever_it_ends(mine, raises_one_line) -> None:
     whole = (mine / CONFIG).read_bytes().rstrip()
     for kept in (0, 1, len(whole) // 2, len(whole) - 1):
