@@ -25,7 +25,7 @@ from linformer_cli.native.gpu import triton_refusal
 from linformer_cli.report.benchmarks import describe_speed
 from linformer_cli.runtime import describe_environment, measure_peak_memory, synchronize
 from linformer_cli.sampling.decode import sample_values
-from linformer_cli.sampling.engines import choose_engine
+from linformer_cli.sampling.engines import TEXTBOOK, choose_engine
 
 from .cases import Check
 from .ceilings import Ceilings
@@ -176,7 +176,7 @@ class GpuBench:
         for precision in ("fp32", "bf16"):
             subjects = build_subjects(parse_variants(["linear"]), sizes.networks, self._device, precision)
             # Whole images, since recording the graph belongs to them; torch's own steps only as long as allowed.
-            for engine, limit in ((name_engine(subjects[0].model), None), ("textbook", sizes.textbook_seconds)):
+            for engine, limit in ((name_engine(subjects[0].model), None), (TEXTBOOK, sizes.textbook_seconds)):
                 plan = SamplingPlan(sizes.sampling_batches, sizes.repeats, False, limit, engines=(engine,))
                 report = run_sampling_bench(
                     subjects, plan, precision, self._ceilings, self._say_speed, self._check, checked=True

@@ -16,7 +16,7 @@ from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native.compiler import textbook_only
 from linformer_cli.runtime import torch_dtype
 from linformer_cli.sampling.decode import sample_values
-from linformer_cli.sampling.engines import AUTO, TextbookEngine, build_engine, choose_engine
+from linformer_cli.sampling.engines import AUTO, TEXTBOOK, TextbookEngine, build_engine, choose_engine
 from linformer_cli.sampling.engines.cuda import CudaEngine
 
 from .passes import PassSetup, build_checked_model
@@ -55,7 +55,7 @@ def check_engines(device: str, networks: Sequence[tuple[str | None, ModelConfig]
         model, images = subject.model, range(COMPARED_IMAGES)
         name = choose_engine(name_engine(model), model).value
         where = f"engine {name}, {subject.preset or 'tiny'}"
-        drawn, expected = (sample_values(model, images, engine=engine).values for engine in (name, "textbook"))
+        drawn, expected = (sample_values(model, images, engine=engine).values for engine in (name, TEXTBOOK))
         others = 1 - float((drawn == expected).all(dim=1).float().mean())
         yield f"{where}: share of images other than the textbook's", others, OTHER_IMAGES
         engines = build_engine(name, model, len(images)), TextbookEngine(model, len(images))

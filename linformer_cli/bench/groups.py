@@ -10,6 +10,7 @@ from linformer_cli.config import ModelConfig
 from linformer_cli.errors import DisagreementError, Interrupted
 from linformer_cli.evaluation.agreement import measure_agreement
 from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.sampling.engines import TEXTBOOK
 
 from .cases import RERUN, Check
 from .subjects import Subject
@@ -20,8 +21,6 @@ CHECKED_POSITIONS = 96
 CHECKED_LAYERS = 2
 # What every other attention is held against.
 RIVAL = "softmax"
-# What rows are called that are plain torch by choice.
-TEXTBOOK = "textbook"
 # What may differ between two models of one network, which are compared by their attention.
 _OF_ATTENTION = {"attention": RIVAL, "attention_options": {}, "dropout": 0.0}
 

@@ -16,19 +16,19 @@ from linformer_cli.native.compiler import textbook_only
 from linformer_cli.presets import RECIPES
 from linformer_cli.report.terminal import format_duration
 from linformer_cli.runtime import describe_environment, synchronize, torch_dtype
+from linformer_cli.sampling.engines import AUTO, TEXTBOOK
 from linformer_cli.training.loop import Trainer
 from linformer_cli.training.run_folder import RunFolder
 
 from .cases import Check
 from .ceilings import Ceilings
-from .groups import TEXTBOOK, BenchReport, compare_with_softmax, measure_groups
+from .groups import BenchReport, compare_with_softmax, measure_groups
 from .operations import TRAINING_FACTOR, WHAT_IS_COUNTED, count_product_flops, list_products
 from .subjects import Subject
 from .timing import Timing, measure_interleaved
 from .trained import TrainedRun
 
 _FEWEST_IMAGES = 16
-AUTO = "auto"
 # Plain torch in float32, whatever was asked for; and as a run computes.
 ENGINES = (TEXTBOOK, AUTO)
 

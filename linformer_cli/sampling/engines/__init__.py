@@ -13,7 +13,7 @@ from .textbook import TextbookEngine as TextbookEngine
 ENGINES: dict[str, type[Engine]] = {
     engine.name: engine for engine in (NativeEngine, StepwiseEngine, CudaEngine, TextbookEngine)
 }
-AUTO, NATIVE, STEPWISE = "auto", NativeEngine.name, StepwiseEngine.name
+AUTO, NATIVE, STEPWISE, TEXTBOOK = "auto", NativeEngine.name, StepwiseEngine.name, TextbookEngine.name
 
 
 def build_engine(wanted: str, model: PixelModel, batch: int, state: PixelState | None = None) -> Engine:
