@@ -1,7 +1,7 @@
 """`lintx export`: a checkpoint without its training state, small enough to share."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -15,8 +15,8 @@ def export(
     checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A run, a checkpoint folder or a name.")],
     out: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder to write; must not exist.")],
     dtype: Annotated[
-        options.PrecisionName, typer.Option("--dtype", help="Round the weights: bf16 halves the file.")
-    ] = options.PrecisionName.FP32,
+        Literal["fp32", "bf16"], typer.Option("--dtype", help="bf16 rounds the weights and halves the file.")
+    ] = "fp32",
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
@@ -32,12 +32,10 @@ def export(
     from linformer_cli.checkpoint import WEIGHTS, load_weights, read_checkpoint, save_checkpoint
     from linformer_cli.runtime import torch_dtype
 
-    if dtype is options.PrecisionName.AUTO:
-        raise UsageError("--dtype takes fp32 or bf16")
     if out.exists():
         raise UsageError(f"'{out}' exists already; name another folder")
     found = read_checkpoint(checkpoint)
-    details = save_checkpoint(out, load_weights(found), found.info, weights_dtype=torch_dtype(dtype.value))
+    details = save_checkpoint(out, load_weights(found), found.info, weights_dtype=torch_dtype(dtype))
     size = (out / WEIGHTS).stat().st_size
     talk(f"wrote {out}: {size:,} bytes of weights")
     if json:
