@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -306,6 +307,8 @@ def _swap(writing: Path, folder: Path) -> None:
     aside = folder.with_name(f".{folder.name}.replaced")
     if folder.exists():
         shutil.rmtree(aside, ignore_errors=True)
+        if aside.exists():  # on a network file system a file that another process has open stays
+            os.rename(aside, aside.with_name(f"{aside.name}-{time.time_ns()}"))
         os.rename(folder, aside)
     os.rename(writing, folder)
     flush_folder(folder.parent)
@@ -346,9 +349,11 @@ def _read_tensors(file: Path, digest: str) -> dict[str, Tensor]:
     if file.resolve().parent != file.parent.resolve():
         raise CheckpointError(f"'{file}' is a link out of its folder; copy the file itself there")
     try:
-        if _digest(file) != digest:
+        # Read, not mapped into memory: a run goes on to replace the very files that it was resumed from.
+        data = file.read_bytes()
+        if hashlib.sha256(data).hexdigest() != digest:
             raise CheckpointError(f"'{file}' is damaged or was exchanged: its SHA-256 is not the one in {CONFIG}")
-        return load_file(file)
+        return load(data)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"'{file}' cannot be read: {error}") from None
 
@@ -357,8 +362,3 @@ def _document_digest(document: Mapping[str, Any]) -> str:
     """The SHA-256 of a `config.json` without its own digest, whatever the order of its keys and its spaces."""
     content = {key: value for key, value in document.items() if key != "config_sha256"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _digest(file: Path) -> str:
-    with open(file, "rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()

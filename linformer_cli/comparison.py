@@ -158,10 +158,11 @@ def train_entry(
 ) -> None:
     """Begin or go on with the run of `entry`, to its end. Raises `Interrupted` after saving, when `stop` is set."""
     trainer = Trainer(entry.config, entry.folder, train, validation, device, precision)
-    if not entry.folder.config_file.exists():
+    begun = entry.folder.config_file.exists()
+    if not begun:
         entry.folder.create(entry.config)
     with entry.folder.lock():
-        if entry.saved is not None:
+        if begun:
             trainer.resume()
         trainer.run(reporter, stop)
 

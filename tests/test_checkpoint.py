@@ -250,6 +250,22 @@ def test_a_file_that_is_gone_is_named(mine, raises_one_line, name) -> None:
         load_model(mine) if name == WEIGHTS else load_training_state(read_checkpoint(mine))
 
 
+def test_saves_go_on_where_an_older_one_cannot_be_removed(tmp_path, tiny_info, monkeypatch) -> None:
+    """As on a network file system, where a file that another process has open stays."""
+    honest = shutil.rmtree
+    monkeypatch.setattr(
+        checkpoint_module.shutil,
+        "rmtree",
+        lambda path, **more: None if str(path).endswith(".replaced") else honest(path, **more),
+    )
+    for step in range(4):
+        training = tiny_info.training.model_copy(update={"step": step})
+        save_checkpoint(
+            tmp_path / "last", PixelModel(tiny_info.model), tiny_info.model_copy(update={"training": training})
+        )
+    assert read_checkpoint(tmp_path / "last").info.training.step == 3
+
+
 @pytest.mark.parametrize("load", [load_weights, load_training_state])
 def test_a_checkpoint_that_a_run_replaces_meanwhile_is_not_called_damaged(
     mine, tiny_info, tiny_training_state, raises_one_line, load

@@ -31,6 +31,7 @@ from linformer_cli.data.glyphs import draw_glyphs
 from linformer_cli.data.images import ImageSet
 from linformer_cli.errors import DisagreementError, Interrupted, LintxError, UsageError
 from linformer_cli.report.grids import read_png_metadata
+from linformer_cli.report.metrics import read_metrics
 from linformer_cli.runtime import StopRequest
 from linformer_cli.training.loop import Trainer
 
@@ -124,6 +125,17 @@ def test_the_images_are_loaded_once(tmp_path) -> None:
     assert [train, validation] == SETS
     with pytest.raises(UsageError, match="nothing to compare"):
         plan_entries([], *arguments[1:], lambda settings: tuple(SETS))
+
+
+def test_a_run_that_was_killed_between_its_two_first_files_goes_on_and_resumes(tmp_path) -> None:
+    (entry,) = plan(tmp_path, "linear")
+    entry.folder.create(entry.config)
+    entry.folder.metrics_file.unlink()
+    work(entry)
+    rows = read_metrics(entry.folder.metrics_file)
+    assert [row["step"] for row in rows] == ["2", "4", "6", "6"]
+    work(entry)
+    assert read_metrics(entry.folder.metrics_file) == rows
 
 
 def test_a_run_that_was_told_something_else_is_refused(finished, raises_one_line) -> None:

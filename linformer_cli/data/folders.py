@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,8 +25,14 @@ DEFAULT_FOLDER_SIZE = 32
 # One part in ten for testing, one in ten for validation.
 _HELD_OUT = 10
 _SPLITS = ("train", "validation", "test")
+# What data sets call the folders of their splits, in any case.
+_SPLIT_FOLDERS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
 # Goes up when the same folder is split, ordered, read or kept in another way: what was kept before is made anew then.
-_CACHE_VERSION = 3
+_CACHE_VERSION = 4
 _IMAGES = "images.bin"
 _LEFTOVER_SECONDS = 24 * 60 * 60
 
@@ -36,7 +42,7 @@ class FolderImages:
     """The pictures of one split: images uint8 [N, H, W, C], a read-only view of a file; labels int64 [N] or None.
 
     `classes` is how many there are in all splits, 0 where folders do not tell.
-    `skipped` names the files that look like pictures and cannot be read, each with the reason.
+    `skipped` names the files that look like pictures and the folders that cannot be read, each with the reason.
     """
 
     images: NDArray[np.uint8]
@@ -53,26 +59,28 @@ def load_folder(
     They have `image_size` (32) pixels a side. `channels` is 1 (grey) or 3 (RGB); None takes RGB as soon as one picture
     is coloured. Pictures that lie in at least two folders directly under `folder` are labelled by these, in the order
     of their names. One picture in ten, chosen by the digest of its name, is for testing, and as many are for
-    validation; a folder with `train/` and `test/` brings its own split, and validation is one in ten of what is not in
-    `test/`. Training pictures are in the order of their names, the others in that of the digests, so that the first of
+    validation, unless the folder brings them: beside `train/`, what lies in `test/` and in `val/` (or `valid/` or
+    `validation/`) is for that alone, and the classes are the folders in these. Links to folders are followed.
+    Training pictures are in the order of their names, the others in that of the digests, so that the first of
     them are of all classes. Both orders depend on names alone: a seed means the same everywhere.
 
     Decoded images are kept below `cache` and made anew when a name, size or date in the folder changes. Raises
     `DataError` where there is no folder, or fewer than three readable pictures in it, `UsageError` for an `image_size`
     that gives larger images than a model can have.
     """
-    try:
-        files = _list_pictures(folder)
-    except OSError as error:
-        raise DataError(f"cannot read the folder {folder} ({error.strerror or error})") from None
+    files, unread = _list_pictures(folder)
     side = image_size or DEFAULT_FOLDER_SIZE
-    home = cache / hashlib.sha256(f"{folder.resolve()} {side} {channels}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(os.fsencode(f"{folder.resolve()} {side} {channels}")).hexdigest()[:16]
     fingerprint = _fingerprint(folder, files)
+    # A name of its own for every state of the folder: where files in use cannot go, none has to be replaced.
+    home = cache / f"{key}-{fingerprint[:8]}"
     if not _is_current(home, fingerprint):
         _build(home, folder, files, side, channels, fingerprint)
+        _remove_leftovers(home, key)
     index = json.loads((home / "index.json").read_text(encoding="utf-8"))
     names: dict[str, list[str]] = index["names"]
-    classes = _classes([name for part in names.values() for name in part])
+    class_of = _class_of_each([name for part in names.values() for name in part])
+    classes = _number_classes(class_of.values())
     whole = np.memmap(home / _IMAGES, dtype=np.uint8, mode="r", shape=tuple(index["shape"]))
     found = []
     for split in splits:
@@ -80,24 +88,46 @@ def load_folder(
             raise DataError(f"{folder} holds no readable picture for '{split}'; add some")
         # The splits lie one after the other in the file, so that each is a view of it.
         start = sum(len(names[before]) for before in _SPLITS[: _SPLITS.index(split)])
-        labels = None if classes is None else np.array([classes[_class_of(name)] for name in names[split]], np.int64)
+        labels = None if classes is None else np.array([classes[class_of[name]] for name in names[split]], np.int64)
         images = whole[start : start + len(names[split])]
-        found.append(FolderImages(images, labels, tuple(index["skipped"]), len(classes or ())))
+        found.append(FolderImages(images, labels, (*unread, *index["skipped"]), len(classes or ())))
     return found
 
 
-def _list_pictures(folder: Path) -> list[str]:
-    """Paths below `folder`, with `/`, of all files with the ending of a picture; sorted, hidden ones left out."""
-    if not folder.is_dir():
-        raise DataError(f"the folder {folder} does not exist; name one that holds pictures, as in folder:PATH")
+def _list_pictures(folder: Path) -> tuple[list[str], list[str]]:
+    """Paths below `folder`, with `/`, of all files with the ending of a picture, sorted; and what cannot be read.
+
+    Hidden ones are left out. Raises `DataError` where `folder` itself cannot be read.
+    """
     endings = {ending for ending, kind in Image.registered_extensions().items() if kind in Image.OPEN}
-    found = []
-    for place, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in files:
-            if not name.startswith(".") and Path(name).suffix.lower() in endings:
-                found.append((Path(place) / name).relative_to(folder).as_posix())
-    return sorted(found)
+    found, unread = [], []
+
+    def enter(place: Path, above: frozenset[tuple[int, int]]) -> None:
+        status = place.stat()
+        if (own := (status.st_dev, status.st_ino)) in above:
+            return  # a link to a folder that it lies in
+        with os.scandir(place) as entries:
+            for entry in entries:
+                path = place / entry.name
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir():
+                    try:
+                        enter(path, above | {own})
+                    except OSError as error:
+                        unread.append(f"cannot read the folder {path} ({error.strerror or error})")
+                elif path.suffix.lower() in endings:
+                    found.append(path.relative_to(folder).as_posix())
+
+    try:
+        enter(folder, frozenset())
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(
+            f"the folder {folder} does not exist; name one that holds pictures, as in folder:PATH"
+        ) from None
+    except OSError as error:
+        raise DataError(f"cannot read the folder {folder} ({error.strerror or error})") from None
+    return sorted(found), sorted(unread)
 
 
 def _fingerprint(folder: Path, files: Sequence[str]) -> str:
@@ -129,7 +159,6 @@ def _build(home: Path, folder: Path, files: Sequence[str], side: int, channels: 
     skipped: list[str] = []
     try:
         home.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(home)
         writing = Path(tempfile.mkdtemp(prefix=f".{home.name}.", dir=home.parent))
     except OSError as error:
         raise DataError(f"cannot write the cache {home.parent} ({error.strerror or error})") from None
@@ -165,12 +194,15 @@ def _build(home: Path, folder: Path, files: Sequence[str], side: int, channels: 
         shutil.rmtree(writing, ignore_errors=True)
 
 
-def _remove_leftovers(home: Path) -> None:
-    """Remove what processes that were killed while they wrote `home` left beside it.
+def _remove_leftovers(home: Path, key: str) -> None:
+    """Remove earlier states of the folder with this `key` than `home`, and what killed processes left half-written.
 
     One that is alive writes on and on: what nobody has touched for a day is no one's.
     """
-    for folder in home.parent.glob(f".{home.name}.*"):
+    for folder in home.parent.glob(f"{key}*"):
+        if folder != home:
+            shutil.rmtree(folder, ignore_errors=True)
+    for folder in home.parent.glob(f".{key}*"):
         with contextlib.suppress(OSError):
             touched = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
             if time.time() - touched > _LEFTOVER_SECONDS:
@@ -188,26 +220,40 @@ def _is_coloured(path: Path) -> bool:
 
 def _split(names: Sequence[str]) -> dict[str, list[str]]:
     """The names of every split, in order. Depends on the names alone, not on which files turn out to be broken."""
-    own = [name for name in names if name.startswith("test/")]
-    rest = [name for name in names if not name.startswith("test/")]
-    if not (own and any(name.startswith("train/") for name in rest)):
-        own, rest = [], list(names)
     # By digest, not by name: the names often sort by class or by date. The held-out ones stay in this order, since
     # often only the first of them are looked at.
-    for part in (own, rest):
-        part.sort(key=lambda name: hashlib.sha256(os.fsencode(name)).digest())
-    held_out = max(1, len(rest) // _HELD_OUT)
-    if not own:
-        own, rest = rest[:held_out], rest[held_out:]
-    return {"train": sorted(rest[held_out:]), "validation": rest[:held_out], "test": own}
+    parts: dict[str, list[str]] = {split: [] for split in _SPLITS}
+    own = _brings_splits(names)
+    for name in sorted(names, key=lambda name: hashlib.sha256(os.fsencode(name)).digest()):
+        parts[(own and _split_folder(name)) or "train"].append(name)
+    held_out = max(1, len(parts["train"]) // _HELD_OUT)
+    for split in ("test", "validation"):
+        if not parts[split]:
+            parts[split], parts["train"] = parts["train"][:held_out], parts["train"][held_out:]
+    parts["train"].sort()
+    return parts
 
 
-def _class_of(name: str) -> str:
-    """The folder that a picture lies in, "" for none; a split's own folder is no class."""
-    return name.removeprefix("train/").removeprefix("test/").rpartition("/")[0].partition("/")[0]
+def _split_folder(name: str) -> str | None:
+    """The split whose folder a picture lies in, if it is called like one."""
+    first, _, rest = name.partition("/")
+    return _SPLIT_FOLDERS.get(first.casefold()) if rest else None
 
 
-def _classes(names: Sequence[str]) -> dict[str, int] | None:
+def _brings_splits(names: Sequence[str]) -> bool:
+    """Whether there is a folder for training and one to hold against it; a class may be called `train`, too."""
+    found = set(map(_split_folder, names))
+    return "train" in found and not found.isdisjoint({"validation", "test"})
+
+
+def _class_of_each(names: Sequence[str]) -> dict[str, str]:
+    """The folder that each picture lies in, "" for none; a split's own folder is no class."""
+    own = _brings_splits(names) or all(map(_split_folder, names))
+    within = {name: name.partition("/")[2] if own and _split_folder(name) else name for name in names}
+    return {name: rest.rpartition("/")[0].partition("/")[0] for name, rest in within.items()}
+
+
+def _number_classes(names: Iterable[str]) -> dict[str, int] | None:
     """The numbers of the classes, by name; None where folders do not tell."""
-    found = sorted({_class_of(name) for name in names})
+    found = sorted(set(names))
     return {name: index for index, name in enumerate(found)} if len(found) > 1 and "" not in found else None

@@ -49,7 +49,8 @@ def read_metrics(file: Path) -> list[dict[str, str]]:
     Nothing for a file that is missing. Raises `LintxError` where it cannot be read.
     """
     try:
-        with open(file, newline="", encoding="utf-8") as lines:
+        # A spreadsheet may have saved it with a byte order mark.
+        with open(file, newline="", encoding="utf-8-sig") as lines:
             return list(csv.DictReader(lines))
     except FileNotFoundError:
         return []

@@ -25,7 +25,7 @@ from linformer_cli.data.batches import Batches, shift_images
 from linformer_cli.data.images import ImageSet
 from linformer_cli.data.sequence import images_to_values
 from linformer_cli.distributed import ALONE, Team, keep_own
-from linformer_cli.errors import CheckpointError, DataError, Interrupted, TrainingError
+from linformer_cli.errors import CheckpointError, DataError, Interrupted, LintxError, TrainingError
 from linformer_cli.evaluation.bits import measure_bits
 from linformer_cli.files import write_file
 from linformer_cli.model.pixel_model import PixelModel
@@ -161,6 +161,8 @@ class Trainer:
             if self.progress.marks != self._saved and (finished or stopped or step % settings.save_every == 0):
                 self._saved = self.progress.marks
                 if self.team.leads:
+                    with contextlib.suppress(LintxError):  # it is to be safer with it, and no reason to end
+                        self.folder.hold_previous()
                     self._save(self.folder.last, with_state=True)
                     self.folder.keep(step, settings.keep_last)
                     reporter.on_save(self.folder.last, self.progress)
@@ -170,13 +172,15 @@ class Trainer:
                     f"Stopped at step {step}, saved; continue with: lintx train --resume '{self.folder.path}'", stopped
                 )
             if finished:
+                if self.team.leads:
+                    self.folder.drop_previous()
                 return self.progress
 
-            began = time.monotonic()
+            began = time.perf_counter()
             rate = learning_rate_at(settings, step, share)
             nats, gradient_norm = self._train_step(rate)
             # Training alone: validation, samples and saving would make the speed jump.
-            timed_steps, timed_seconds = timed_steps + 1, timed_seconds + time.monotonic() - began
+            timed_steps, timed_seconds = timed_steps + 1, timed_seconds + time.perf_counter() - began
             self._watch_loss(nats, reporter)
             self.progress = replace(
                 self.progress,
@@ -211,6 +215,8 @@ class Trainer:
     def take_step(self) -> None:
         """One training step as `run` takes it, at the full learning rate and always of the first batch: for timing."""
         self._train_step(self.config.train.learning_rate)
+        # What a mechanism does every so many steps is done as often as in a run.
+        self.progress = replace(self.progress, step=self.progress.step + 1)
 
     def time_one_step(self) -> float:
         """Seconds of one training step, after a first one to warm up. Changes the weights: for a dry run."""
@@ -255,12 +261,18 @@ class Trainer:
         """When the loss has jumped: say so, and keep the last save where the next one does not reach it."""
         trend = self.progress.loss
         self.progress = replace(self.progress, loss=trend.follow(nats))
-        if self.progress.loss.high and not trend.high and self.team.leads:
-            kept = self.folder.keep_before_spike(self.progress.step)
+        if not self.team.leads:
+            return
+        if self.progress.loss.high and not trend.high:
+            try:
+                kept = f"stays in '{self.folder.keep_before_spike(self.progress.step)}'"
+            except LintxError as error:
+                kept = f"could not be kept: {error}"
             reporter.on_spike(
                 f"the loss jumped from {trend.mean / math.log(2):.3f} to {nats / math.log(2):.3f} bits/dim at step "
-                f"{self.progress.step}, {self._describe_batch()}; what was saved before it stays in '{kept}'"
+                f"{self.progress.step}, {self._describe_batch()}; what was saved before it {kept}"
             )
+        self.folder.drop_previous()
 
     def _describe_batch(self) -> str:
         """Which images this step is trained on, as the user can find them."""

@@ -16,9 +16,9 @@ from typing import Any
 import tomli_w
 from filelock import FileLock, Timeout
 
-from linformer_cli.checkpoint import holds_checkpoint
+from linformer_cli.checkpoint import find_checkpoint, holds_checkpoint
 from linformer_cli.config import RunConfig, parse_config
-from linformer_cli.errors import CheckpointError, LintxError, UsageError
+from linformer_cli.errors import CheckpointError, DataError, LintxError, UsageError
 from linformer_cli.files import TEMPORARY_FILES, write_file
 from linformer_cli.report.metrics import METRICS_FILE, read_metrics
 
@@ -73,6 +73,7 @@ class RunFolder:
         self.best = path / "best"
         self.samples = path / "samples"
         self.kept = path / "kept"
+        self.previous = path / ".before-last"
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -95,19 +96,27 @@ class RunFolder:
         if keep_last > 1:
             self._keep_as("step", step, keep_last)
 
-    def keep_before_spike(self, step: int) -> Path:
-        """Keep what `last/` holds, saved before the loss rose at `step`, where later saves do not reach it."""
-        return self._keep_as("before-spike", step, _KEPT_SPIKES)
+    def hold_previous(self) -> None:
+        """Before a save: hold on to what `last/` holds until the loss of the weights that are saved now is known."""
+        if holds_checkpoint(self.last):
+            _link_folder(self.last, self.previous)
 
-    def _keep_as(self, kind: str, step: int, newest: int) -> Path:
-        """`last/` again as `kept/KIND-STEP`, as links that take no space; older than the `newest` of a kind go."""
+    def drop_previous(self) -> None:
+        """The loss of the weights in `last/` is known, and as it should be."""
+        shutil.rmtree(self.previous, ignore_errors=True)
+
+    def keep_before_spike(self, step: int) -> Path:
+        """Keep the save before the loss rose at `step` where later ones do not reach it.
+
+        Where `last/` was saved at `step`, its weights are those that gave this loss, and the save before it is kept.
+        """
+        return self._keep_as("before-spike", step, _KEPT_SPIKES, self.previous)
+
+    def _keep_as(self, kind: str, step: int, newest: int, preferred: Path | None = None) -> Path:
+        """`preferred`, or else `last/`, again as `kept/KIND-STEP`; older than the `newest` of a kind go."""
         folder = self.kept / f"{kind}-{step:07d}"
-        writing = self.kept / f".{folder.name}.writing"
+        _link_folder(preferred if preferred and holds_checkpoint(preferred) else self.last, folder)
         with _one_line(folder):
-            for leftover in (writing, folder):
-                shutil.rmtree(leftover, ignore_errors=True)
-            shutil.copytree(self.last, writing, copy_function=_link_or_copy)
-            os.rename(writing, folder)
             for old in sorted(self.kept.glob(f"{kind}-*"))[:-newest]:
                 shutil.rmtree(old)
         return folder
@@ -137,7 +146,15 @@ class RunFolder:
 
     def write_config(self, config: RunConfig) -> None:
         """`config.toml`: everything that was decided, defaults included. What is None is left out."""
-        write_file(self.config_file, tomli_w.dumps(config.model_dump(exclude_none=True)).encode())
+        try:
+            document = tomli_w.dumps(config.model_dump(exclude_none=True)).encode()
+        except UnicodeEncodeError as error:
+            line = ascii(error.object[: error.end].splitlines()[-1])
+            raise UsageError(
+                f"a name in the settings is no UTF-8 and cannot be kept in {self.config_file.name}: {line}; rename it, "
+                "or make a link to it"
+            ) from None
+        write_file(self.config_file, document)
 
     def read_config(self) -> RunConfig:
         try:
@@ -158,7 +175,12 @@ class RunFolder:
         self._write_metrics([row for row in self._read_metrics() if _is_kept(row, step, validated)])
 
     def _read_metrics(self) -> list[dict[str, str]]:
-        return read_metrics(self.metrics_file)  # nothing where it was killed between config.toml and this file
+        rows = read_metrics(self.metrics_file)  # nothing where it was killed between config.toml and this file
+        if missing := [name for name in METRICS if any(name not in row for row in rows)]:
+            raise DataError(
+                f"'{self.metrics_file}' has no column '{missing[0]}'; mend its first line, or move it away to go on"
+            )
+        return rows
 
     def _write_metrics(self, rows: Sequence[Mapping[str, Any]]) -> None:
         table = io.StringIO(newline="")
@@ -170,7 +192,7 @@ class RunFolder:
 
 def _is_kept(row: Mapping[str, str], step: int, validated: bool) -> bool:
     """Whether a row of metrics.csv was written before a checkpoint of `step`; a row cut short by a crash was not."""
-    if not (row["step"] or "").isdigit() or row["peak_memory_bytes"] is None:
+    if not (row["step"] or "").isdigit() or row["peak_memory_bytes"] is None or len(row) > len(METRICS):
         return False
     return int(row["step"]) < step or (int(row["step"]) == step and (validated or not row["validation_bits_per_dim"]))
 
@@ -178,6 +200,17 @@ def _is_kept(row: Mapping[str, str], step: int, validated: bool) -> bool:
 def _is_something(path: Path) -> bool:
     """Not merely a lock, or the temporary file of a write that was killed."""
     return path.name != _LOCK and not fnmatch.fnmatch(path.name, TEMPORARY_FILES)
+
+
+def _link_folder(checkpoint: Path, target: Path) -> None:
+    """The folder of a checkpoint again as `target`, in the place of what was there: links, which take no space."""
+    writing = target.with_name(f".{target.name}.writing")
+    with _one_line(target):
+        for leftover in (writing, target):
+            shutil.rmtree(leftover, ignore_errors=True)
+        # Where a swap was cut off, the checkpoint lies under another name.
+        shutil.copytree(find_checkpoint(checkpoint), writing, copy_function=_link_or_copy)
+        os.rename(writing, target)
 
 
 def _link_or_copy(source: str, target: str) -> None:

@@ -2,7 +2,6 @@
 
 import errno
 import io
-import json
 import os
 import shutil
 import sys
@@ -58,6 +57,54 @@ def test_own_splits_and_class_folders(tmp_path: Path, cache: Path) -> None:
     assert {part.classes for part in (train, validation, test)} == {2}
 
 
+def test_validation_that_the_folder_brings_is_no_class_and_not_trained_on(tmp_path: Path, cache: Path) -> None:
+    counts = {"Train/cat": 12, "Train/dog": 8, "VAL/cat": 2, "VAL/dog": 3}
+    for name, count in counts.items():
+        write_pictures(tmp_path / "pictures" / name, count, seed=count)
+    parts = {split: load(tmp_path / "pictures", split, 8, None, cache) for split in SPLITS}
+    assert {split: len(part.images) for split, part in parts.items()} == {"train": 18, "validation": 5, "test": 2}
+    assert {part.classes for part in parts.values()} == {2}
+    assert sorted(parts["validation"].labels) == [0, 0, 1, 1, 1]
+    write_pictures(tmp_path / "pictures" / "test" / "dog", 7, seed=1)
+    parts = {split: load(tmp_path / "pictures", split, 8, None, cache) for split in SPLITS}
+    assert {split: len(part.images) for split, part in parts.items()} == {"train": 20, "validation": 5, "test": 7}
+    assert set(parts["test"].labels) == {1}
+
+
+def test_a_class_may_be_called_like_a_split(tmp_path: Path, cache: Path) -> None:
+    for name in ("train", "car"):
+        write_pictures(tmp_path / "pictures" / name, 10, seed=len(name))
+    parts = [load(tmp_path / "pictures", split, 8, None, cache) for split in SPLITS]
+    assert [len(part.images) for part in parts] == [16, 2, 2] and parts[0].classes == 2
+
+
+def test_class_folders_may_be_links_and_end_where_they_meet_themselves(tmp_path: Path, cache: Path) -> None:
+    write_pictures(tmp_path / "pictures" / "dog", 6)
+    write_pictures(tmp_path / "elsewhere", 4, seed=1)
+    (tmp_path / "pictures" / "cat").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "again").symlink_to(tmp_path / "pictures")
+    parts = [load(tmp_path / "pictures", split, 8, None, cache) for split in SPLITS]
+    assert sum(len(part.images) for part in parts) == 10
+    assert {part.classes for part in parts} == {2}
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = os.scandir
+
+    def scan(place: Path):
+        if Path(place).name == "locked":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return honest(place)
+
+    write_pictures(tmp_path / "pictures", 6)
+    write_pictures(tmp_path / "pictures" / "locked", 6, seed=1)
+    monkeypatch.setattr(os, "scandir", scan)
+    part = load(tmp_path / "pictures", "train", 8, None, cache)
+    assert len(part.images) == 4
+    (line,) = part.skipped
+    assert "locked (Permission denied)" in line
+
+
 @pytest.mark.parametrize("own", [False, True])
 def test_the_first_held_out_pictures_are_of_all_classes(tmp_path: Path, cache: Path, own: bool) -> None:
     folders = ("train/", "test/") if own else ("",)
@@ -80,10 +127,10 @@ def test_what_an_earlier_version_kept_is_made_anew(
     monkeypatch.setattr(folders, "_CACHE_VERSION", 1)
     load(tmp_path / "pictures", "train", 8, 3, cache)
     monkeypatch.undo()
-    index = next(cache.iterdir()) / "index.json"
-    before = json.loads(index.read_text())["fingerprint"]
+    (before,) = cache.iterdir()
     load(tmp_path / "pictures", "train", 8, 3, cache)
-    assert json.loads(index.read_text())["fingerprint"] != before
+    (after,) = cache.iterdir()
+    assert after != before
 
 
 def test_pictures_of_an_own_test_folder_do_not_count_for_validation(tmp_path: Path, cache: Path) -> None:
@@ -139,6 +186,32 @@ def test_names_in_no_encoding_are_names_too(tmp_path: Path, cache: Path) -> None
     write_pictures(tmp_path / "pictures", 12)
     os.rename(tmp_path / "pictures" / "000.png", os.fsencode(tmp_path / "pictures") + b"/\xff.png")
     assert sum(len(load(tmp_path / "pictures", split, 8, None, cache).images) for split in SPLITS) == 12
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_a_folder_whose_name_is_in_no_encoding(tmp_path: Path, cache: Path) -> None:
+    write_pictures(tmp_path / "pictures", 12)
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/f\xfcr"))
+    os.rename(tmp_path / "pictures", folder)
+    assert len(load(folder, "train", 8, None, cache).images) == 10
+
+
+def test_a_folder_that_changes_while_its_pictures_are_in_use(tmp_path: Path, cache: Path, monkeypatch) -> None:
+    """As on a network file system, where a file that is mapped into memory cannot go."""
+    from linformer_cli.data import folders
+
+    write_pictures(tmp_path / "pictures", 10)
+    before = load(tmp_path / "pictures", "train", 8, None, cache).images
+    known, removed = before.tolist(), []
+    honest = shutil.rmtree
+    monkeypatch.setattr(
+        folders.shutil,
+        "rmtree",
+        lambda path, **more: removed.append(path) if Path(path).parent == cache else honest(path, **more),
+    )
+    write_pictures(tmp_path / "pictures", 20, seed=1)
+    assert len(load(tmp_path / "pictures", "train", 8, None, cache).images) == 16
+    assert before.tolist() == known and removed
 
 
 def test_two_processes_may_prepare_the_same_folder(tmp_path: Path, cache: Path, monkeypatch) -> None:
@@ -210,7 +283,8 @@ def test_what_killed_processes_left_is_removed_and_what_a_living_one_writes_is_n
     os.utime(dead / "images.bin", (1, 1))
     os.utime(tmp_path / "pictures" / "003.png", (1, 1))
     load(tmp_path / "pictures", "train", 8, 3, cache)
-    assert set(cache.iterdir()) == {home, alive}
+    (now,) = (folder for folder in cache.iterdir() if not folder.name.startswith("."))
+    assert now != home and set(cache.iterdir()) == {now, alive}
 
 
 def test_training_lists_a_folder_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

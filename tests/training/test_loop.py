@@ -3,10 +3,12 @@
 import csv
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import shutil
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -161,6 +163,33 @@ def record_order(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[list
 
 
 # Exact resumption
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not list what is mapped into memory")
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_resumed_run_holds_none_of_the_files_that_it_goes_on_to_replace(configure, tmp_path, optimizer) -> None:
+    config = configure(optimizer=optimizer)
+    train(begin(config, tmp_path / "run"))
+    trainer = begin(config, tmp_path / "run")
+    trainer.resume()
+    assert len(trainer.optimizer.state) > 0
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
+def test_metrics_that_a_spreadsheet_saved_are_read_and_others_refused_in_one_line(
+    configure, tmp_path, raises_one_line
+) -> None:
+    trainer = begin(configure(), tmp_path / "run")
+    train(trainer)
+    file = trainer.folder.metrics_file
+    known = file.read_text()
+    file.write_text("\ufeff" + known + "1,2" + "," * 20 + "\r\n", newline="")
+    begin(trainer.config, tmp_path / "run").resume()
+    assert file.read_text() == known
+    file.write_text(known.replace(",", ";"), newline="")
+    with raises_one_line(DataError, str(file), "has no column 'step'"):
+        begin(trainer.config, tmp_path / "run").resume()
+
 
 SETTINGS = [
     pytest.param({"optimizer": optimizer, "accumulation": accumulation}, precision, id=f"{optimizer}-{precision}")
@@ -694,16 +723,55 @@ def test_the_step_that_fails_names_its_images(configure, tmp_path) -> None:
     )
 
 
-def test_a_loss_that_jumps_is_said_once_and_the_save_before_it_kept(configure, tmp_path, monkeypatch) -> None:
-    trainer = begin(configure(steps=70, evaluate_every=100, sample_every=0, save_every=5), tmp_path / "run")
+def let_loss_jump(trainer: Trainer, monkeypatch: pytest.MonkeyPatch, step: int) -> list[float]:
+    """Four steps from `step` on have a hundred times the loss; returns all losses, as they come."""
     train_step, losses = trainer._train_step, []
 
     def jumping(rate: float) -> tuple[float, float]:
         nats, norm = train_step(rate)
-        losses.append(100 * nats if 63 <= trainer.progress.step < 67 else nats)
+        losses.append(100 * nats if step <= trainer.progress.step < step + 4 else nats)
         return losses[-1], norm
 
     monkeypatch.setattr(trainer, "_train_step", jumping)
+    return losses
+
+
+# The weights that were saved at step 60 are those that give the loss of step 60.
+@pytest.mark.parametrize(("jump", "saved"), [(60, 55), (61, 60)])
+def test_the_save_that_is_kept_is_one_whose_loss_was_good(configure, tmp_path, monkeypatch, jump, saved) -> None:
+    trainer = begin(configure(steps=64, evaluate_every=100, sample_every=0, save_every=5), tmp_path / "run")
+    let_loss_jump(trainer, monkeypatch, jump)
+    assert len(train(trainer).spikes) == 1
+    kept = read_checkpoint(trainer.folder.kept / f"before-spike-00000{jump}")
+    assert kept.info.training.step == saved and load_training_state(kept).values["step"] == saved
+    assert not trainer.folder.previous.exists()
+
+
+def test_a_loss_that_jumps_in_the_first_step_after_resume_has_the_save_before_kept(
+    configure, tmp_path, monkeypatch
+) -> None:
+    config = configure(steps=64, evaluate_every=100, sample_every=0, save_every=5, log_every=5)
+    with pytest.raises(Interrupted):
+        train(begin(config, tmp_path / "run"), Watcher().at("log", 60))
+    resumed = begin(config, tmp_path / "run")
+    resumed.resume()
+    let_loss_jump(resumed, monkeypatch, 60)
+    assert len(train(resumed).spikes) == 1
+    assert read_checkpoint(resumed.folder.kept / "before-spike-0000060").info.training.step == 55
+
+
+def test_a_save_that_cannot_be_kept_before_a_spike_ends_nothing(configure, tmp_path, monkeypatch) -> None:
+    trainer = begin(configure(steps=70, evaluate_every=100, sample_every=0, save_every=5), tmp_path / "run")
+    let_loss_jump(trainer, monkeypatch, 63)
+    (trainer.folder.path / "kept").write_text("in the way")
+    (message,) = train(trainer).spikes
+    assert "what was saved before it could not be kept: cannot read or write" in message
+    assert read_checkpoint(trainer.folder.last).info.training.step == 70
+
+
+def test_a_loss_that_jumps_is_said_once_and_the_save_before_it_kept(configure, tmp_path, monkeypatch) -> None:
+    trainer = begin(configure(steps=70, evaluate_every=100, sample_every=0, save_every=5), tmp_path / "run")
+    losses = let_loss_jump(trainer, monkeypatch, 63)
     watcher = train(trainer)
     (message,) = watcher.spikes
     kept = trainer.folder.kept / "before-spike-0000063"
@@ -715,6 +783,19 @@ def test_a_loss_that_jumps_is_said_once_and_the_save_before_it_kept(configure, t
     assert str(kept) in message
     assert read_checkpoint(kept).info.training.step == 60
     assert load_training_state(read_checkpoint(kept)).values["step"] == 60
+
+
+def test_steps_that_are_timed_are_counted(configure, tmp_path) -> None:
+    """What a mechanism does every so many steps must not be part of each."""
+    model = {"attention": "performer", "attention_options": {"redraw_every": 3}}
+    trainer = begin(configure(model=model), tmp_path / "run")
+    attention = trainer.model.blocks[0].inner
+    drawn = []
+    for _ in range(7):
+        trainer.take_step()
+        drawn.append(attention.directions.clone())
+    changed = [not torch.equal(one, other) for one, other in itertools.pairwise(drawn)]
+    assert changed == [False, False, True, False, False, True]
 
 
 def test_a_trend_knows_noise_from_a_jump() -> None:

@@ -285,3 +285,9 @@ def test_the_newest_saves_are_kept(tmp_path: Path) -> None:
     assert [(path / "config.json").read_text() for path in kept] == ["10", "15", "20"]
     folder.keep(25, 1)
     assert len(list(folder.kept.iterdir())) == 3
+
+
+def test_settings_with_a_name_in_no_encoding_are_refused_in_one_line(tmp_path, raises_one_line) -> None:
+    config = configure(data={"name": "folder:/pictures/f\udcfcr"})
+    with raises_one_line(UsageError, "no UTF-8", r'name = "folder:/pictures/f\udcfc', "rename it"):
+        RunFolder(tmp_path / "run").create(config)
