@@ -208,9 +208,13 @@ def _link_folder(checkpoint: Path, target: Path) -> None:
     with _one_line(target):
         for leftover in (writing, target):
             shutil.rmtree(leftover, ignore_errors=True)
-        # Where a swap was cut off, the checkpoint lies under another name.
-        shutil.copytree(find_checkpoint(checkpoint), writing, copy_function=_link_or_copy)
-        os.rename(writing, target)
+        try:
+            # Where a swap was cut off, the checkpoint lies under another name.
+            shutil.copytree(find_checkpoint(checkpoint), writing, copy_function=_link_or_copy)
+            os.rename(writing, target)
+        except OSError:
+            shutil.rmtree(writing, ignore_errors=True)  # half of it may fill the disk that the next save needs
+            raise
 
 
 def _link_or_copy(source: str, target: str) -> None:

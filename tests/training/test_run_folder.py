@@ -258,6 +258,21 @@ def test_what_was_saved_before_a_spike_stays(tmp_path: Path) -> None:
     assert kept == [*(f"before-spike-{step:07d}" for step in (10, 15, 20)), "step-0000015", "step-0000020"]
 
 
+def test_a_copy_that_fills_the_disk_leaves_its_room_to_the_save(tmp_path: Path, monkeypatch, raises_one_line) -> None:
+    """Where a file system has no links, what is kept is copied."""
+    folder = RunFolder(tmp_path / "run")
+    save(folder, 5)
+
+    def fill(source: str, target: str) -> None:
+        Path(target).write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(run_folder_module, "_link_or_copy", fill)
+    with raises_one_line(LintxError, "cannot read or write"):
+        folder.hold_previous()
+    assert [path.name for path in folder.path.iterdir()] == ["last"]
+
+
 def test_a_second_process_is_refused(tmp_path: Path, raises_one_line) -> None:
     RunFolder(tmp_path / "run").create(configure())
     holder = (
