@@ -29,6 +29,7 @@ class _ScanWithDecay(torch.autograd.Function):
         return states
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         states, decay = ctx.saved_tensors
         grad = grad_outputs[0].clone()
@@ -69,22 +70,30 @@ def decayed_causal_sums(
     length = phi_q.shape[2]
     chunk = min(chunk, length)
     queries, keys, values, log_decay = (_cut(x, chunk) for x in (phi_q, phi_k, v, log_decay.unsqueeze(-1)))
-    c = log_decay.squeeze(-1).cumsum(dim=-1)
+    c = sum_logs(log_decay.squeeze(-1), dim=-1)
     later = torch.ones(chunk, chunk, dtype=torch.bool, device=v.device).triu(1)
     # Masked before exp: behind the diagonal the difference is positive and may overflow.
-    weights = (c.unsqueeze(-1) - c.unsqueeze(-2)).masked_fill(later, -math.inf).exp()
+    weights = (c.unsqueeze(-1) - c.unsqueeze(-2)).to(v.dtype).masked_fill(later, -math.inf).exp()
     if factors is not None:
         factors = _cut(factors.view(1, 1, *factors.shape), chunk)
         weights = weights * (factors @ factors.transpose(-1, -2))
     y = (queries @ keys.transpose(-1, -2) * weights) @ values
     if factors is not None:
         queries, keys = multiply_features(queries, factors), multiply_features(keys, factors)
-    end = c[..., -1:]
-    parts = keys.transpose(-1, -2) @ (values * (end - c).exp().unsqueeze(-1))
-    states = _scan_chunks(parts, end.exp().unsqueeze(-1), carried)
-    y = y + (queries @ states[:, :, :-1]) * c.exp().unsqueeze(-1)
+    until, since = ((c[..., -1:] - c).to(v.dtype).exp().unsqueeze(-1), c.to(v.dtype).exp().unsqueeze(-1))
+    parts = keys.transpose(-1, -2) @ (values * until)
+    states = _scan_chunks(parts, since[..., -1:, :], carried)
+    y = y + (queries @ states[:, :, :-1]) * since
     # A copy: a view would keep the states of all chunks alive.
     return y.flatten(2, 3)[:, :, :length], states[:, :, -1].clone()
+
+
+def sum_logs(logs: Tensor, dim: int) -> Tensor:
+    """The sums of `logs` from the start of a chunk, in float64 where the device has it.
+
+    Only differences of them are of use, and behind gates that are nearly closed these are small ones of large numbers.
+    """
+    return logs.cumsum(dim=dim, dtype=logs.dtype if logs.device.type == "mps" else torch.float64)
 
 
 def multiply_features(features: Tensor, factors: Tensor) -> Tensor:
@@ -104,12 +113,12 @@ def featurewise_decayed_causal_sums(
     while chunk >= 2 * length:
         chunk //= 2
     queries, keys, values, log_decay = (_cut(x, chunk) for x in (phi_q, phi_k, v, log_decay))
-    c = log_decay.cumsum(dim=-2)
+    c = log_decay.cumsum(dim=-2)  # a float64 sum as above would cost a fifth of the time, one for every feature
     y = _PairwiseProducts.apply(queries, keys, c) @ values
-    end = c[..., -1:, :]
-    parts = (keys * (end - c).exp()).transpose(-1, -2) @ values
-    states = _scan_chunks(parts, end.exp().transpose(-1, -2), carried)
-    y = y + (queries * c.exp()) @ states[:, :, :-1]
+    until, since = (c[..., -1:, :] - c).exp(), c.exp()
+    parts = (keys * until).transpose(-1, -2) @ values
+    states = _scan_chunks(parts, since[..., -1:, :].transpose(-1, -2), carried)
+    y = y + (queries * since) @ states[:, :, :-1]
     return y.flatten(2, 3)[:, :, :length], states[:, :, -1].clone()
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .decayed_sums import sum_logs
 
 # Added to a square, of a length or of the mean output: zeros stay zeros, and their gradients are finite.
 _KEY_FLOOR = 1e-6
@@ -149,11 +150,11 @@ def delta_sums(
         functional.pad(x, (0, fill)).flatten(0, 1).unflatten(1, (chunks, chunk)).unsqueeze(-1)
         for x in (beta, log_alpha)
     )
-    c = log_alpha.cumsum(dim=2)
+    c = sum_logs(log_alpha, dim=2)
     later = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).triu(1)
     # Masked before exp: behind the diagonal the difference is positive and may overflow.
-    weights = (c - c.transpose(-1, -2)).masked_fill(later, -math.inf).exp()
-    since, until = c.exp(), (c[:, :, -1:] - c).exp()
+    weights = (c - c.transpose(-1, -2)).to(q.dtype).masked_fill(later, -math.inf).exp()
+    since, until = c.to(q.dtype).exp(), (c[:, :, -1:] - c).to(q.dtype).exp()
     keys, scaled = k.transpose(-1, -2), beta * k
     # Only what lies below the diagonal is read of the system's matrix.
     right = torch.cat([beta * v, scaled * since], dim=-1)

@@ -82,10 +82,10 @@ class _Rows(NamedTuple):
 class LongformerAttention(Attention):
     """y_t = sum over j in S(t) of softmax_j(q_t . k_j / sqrt(K)) v_j.
 
-    S(t) holds t, t - d, ..., t - (window - 1) d with d the dilation of the head, and every j < globals; all of them
-    from 0 to t, each once. Section 3.1 of the source, of which this is the causal half. Differs from it in that global
-    positions share the projections of all others, and that only their keys are global: a causal query at a global
-    position has nothing more to look at.
+    S(t) holds t, t - d, ..., t - (window - 1) d with d the dilation of the head, at most T, and every j < globals; all
+    of them from 0 to t, each once. Section 3.1 of the source, of which this is the causal half. Differs from it in that
+    global positions share the projections of all others, and that only their keys are global: a causal query at a
+    global position has nothing more to look at.
     """
 
     name = "longformer"

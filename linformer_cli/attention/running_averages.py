@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from .halves import corners, iter_halves, split_halves
@@ -93,6 +94,7 @@ class _ReadRunningAverages(torch.autograd.Function):
         return y, sums[:, :, -1].clone(), borders[:, :, -1].clone()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
         gates, scores, v, logs, borders, sums = ctx.saved_tensors
         grad_y, grad_averages, grad_log_weights = grad_outputs

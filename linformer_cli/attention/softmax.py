@@ -42,7 +42,9 @@ class SoftmaxAttention(CachedAttention):
             # torch's is_causal aligns the triangle to the top left, which is wrong as soon as a prefix is carried.
             mask = torch.ones(block, length, dtype=torch.bool, device=q.device).tril(length - block)
         keys, values = cache.keys[:, :, :length], cache.values[:, :, :length]
-        return functional.scaled_dot_product_attention(q, keys, values, attn_mask=mask), cache
+        # Under autocast and outside of it a cache may be of another type than what comes in.
+        y = functional.scaled_dot_product_attention(q.to(keys.dtype), keys, values, attn_mask=mask)
+        return y.to(v.dtype), cache
 
     @torch.no_grad()
     def step(
@@ -50,5 +52,5 @@ class SoftmaxAttention(CachedAttention):
     ) -> tuple[Tensor, KeyValueCache]:
         cache, length = push_in_place(state, k_t, v_t)
         keys, values = cache.keys[:, :, :length], cache.values[:, :, :length]
-        y = functional.scaled_dot_product_attention(q_t.unsqueeze(2), keys, values)
-        return y.squeeze(2), cache
+        y = functional.scaled_dot_product_attention(q_t.unsqueeze(2).to(keys.dtype), keys, values)
+        return y.squeeze(2).to(v_t.dtype), cache

@@ -131,3 +131,12 @@ def test_factors_are_features_multiplied_with_them(chunk: int) -> None:
     gradients = (torch.autograd.grad((y * y.detach().cos()).sum(), leaves) for y, _ in (found, expected))
     for ours, theirs in zip(*gradients, strict=True):
         assert_agree(ours, theirs, FLOAT64)
+
+
+def test_gates_that_are_nearly_closed_cost_no_precision() -> None:
+    """In float32 the sum of logs is some thousands behind them, and a pair's weight is the difference of two such."""
+    inputs = draw(64)
+    inputs[3][:, :, :24] = -100
+    expected, _ = by_recurrence(*inputs)
+    y, _ = decayed_causal_sums(*(part.float() for part in inputs), chunk=64)
+    assert float((y - expected).abs().max()) < 2e-5

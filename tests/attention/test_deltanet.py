@@ -7,10 +7,11 @@ import pytest
 import torch
 from tolerances import FLOAT32_DRIFT, FLOAT64, assert_agree
 from torch import Tensor
+from torch.nn import functional
 
 from linformer_cli.attention import build_attention
 from linformer_cli.attention.base import AttentionShape
-from linformer_cli.attention.deltanet import DeltanetAttention, DeltanetState
+from linformer_cli.attention.deltanet import DeltanetAttention, DeltanetState, delta_sums
 from linformer_cli.model.blocks import AttentionLayer
 
 CPU = torch.device("cpu")
@@ -217,3 +218,16 @@ def test_the_chunk_changes_nothing(gate: bool, chunk: int) -> None:
     y, state = build(gate=gate, chunk=chunk).attend(*inputs)
     assert_agree(y, expected, FLOAT64)
     assert_agree(state.s, expected_state.s, FLOAT64)
+
+
+def test_gates_that_are_nearly_closed_cost_no_precision() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 64, 8, generator=generator, dtype=torch.float64) for _ in range(3))
+    q, k = functional.normalize(q, dim=-1), functional.normalize(k, dim=-1)
+    beta = torch.rand(1, 2, 64, generator=generator, dtype=torch.float64)
+    log_alpha = -torch.rand(1, 2, 64, generator=generator, dtype=torch.float64)
+    log_alpha[:, :, :24] = -100
+    inputs = (q, k, v, beta, log_alpha)
+    expected, _ = delta_sums(*inputs, None, 1)
+    y, _ = delta_sums(*(part.float() for part in inputs), None, 64)
+    assert float((y - expected).abs().max()) < 2e-5

@@ -98,3 +98,17 @@ def test_an_unknown_attention_is_refused_with_a_suggestion() -> None:
         find_attention("softmx")
     with pytest.raises(UsageError, match=r"known: .*softmax"):
         find_attention("xyz")
+
+
+@pytest.mark.parametrize(("inside", "outside"), [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
+def test_a_cache_of_another_type_than_the_inputs(inside: torch.dtype, outside: torch.dtype) -> None:
+    """One that was filled under autocast, say, and is stepped with outside of it."""
+    attention, inputs = build(), draw(9)
+    expected, _ = attention.attend(*inputs)
+    _, state = attention.attend(*(part[:, :, :5].to(inside) for part in inputs), None)
+    rest = tuple(part[:, :, 5:].to(outside) for part in inputs)
+    y, _ = attention.attend(*rest, state)
+    stepped, _ = step_through(attention, rest, state)
+    for found in (y, stepped):
+        assert found.dtype == outside
+        assert float((found - expected[:, :, 5:]).abs().max()) < 0.05
