@@ -24,8 +24,7 @@ inline float error_function(float x) {
 }
 
 inline float activation(float x, bool gelu) {
-    // As for feature maps: relu as a sum, which keeps what is no number.
-    return 0.5f * (gelu ? x * (1 + error_function(x * 0.70710678f)) : x + std::fabs(x));
+    return gelu ? 0.5f * x * (1 + error_function(x * 0.70710678f)) : (x > 0 ? x : 0);
 }
 
 constexpr int64_t WIDEST_HEAD = 256;
