@@ -132,10 +132,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    # torch's allocator for the CPU has no exception of its own.
-    return isinstance(error, RuntimeError) and (
-        "can't allocate memory" in str(error) or "not enough memory" in str(error)
-    )
+    # torch's allocators for the CPU and for Apple's GPU have no exception of their own.
+    signs = ("can't allocate memory", "not enough memory", "out of memory", "Invalid buffer size")
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
 
 
 def work_in_batches(

@@ -17,6 +17,7 @@ from linformer_cli.runtime import (
     choose_device,
     choose_precision,
     describe_environment,
+    is_out_of_memory,
     limit_spinning,
     measure_peak_memory,
     torch_dtype,
@@ -245,3 +246,19 @@ def test_kept_memory_can_be_given_back() -> None:
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, env=bare, check=True).stdout
     full, kept, given_back = map(int, found.split())
     assert kept > full - 40 and given_back < full - 340
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), True),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)"), True),
+        (RuntimeError("Invalid buffer size: 16.00 GiB"), True),
+        (RuntimeError("shapes do not fit"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_memory_that_runs_out_is_told_from_other_faults(error: Exception, expected: bool) -> None:
+    assert is_out_of_memory(error) == expected

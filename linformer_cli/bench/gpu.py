@@ -159,9 +159,8 @@ class GpuBench:
             except Exception as error:  # the other parts are worth having all the same
                 self.result.failed[name] = f"{type(error).__name__}: {error}"
                 self._talk(f"{name} failed: {self.result.failed[name].splitlines()[0]}")
+            self.result.ceilings = self._ceilings.describe()
             self._save(self.result)
-        self.result.ceilings = self._ceilings.describe()
-        self._save(self.result)
         return self.result
 
     def _record(self, found: Iterable[Found]) -> None:
@@ -188,6 +187,8 @@ class GpuBench:
         subject = build_subjects(parse_variants(["linear"]), self._sizes.networks[:1], self._device, "bf16")[0]
         count, engine = self._sizes.many, name_engine(subject.model)
         sample_values(subject.model, range(2), engine=engine)  # compiles what there is to compile
+        if self._device.startswith("cuda"):
+            torch.cuda.reset_peak_memory_stats(self._device)
         samples = []
         for _ in range(self._sizes.repeats):
             synchronize(self._device)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from linformer_cli.errors import LintxError
-from linformer_cli.runtime import give_back_freed_memory, measure_peak_memory, synchronize
+from linformer_cli.runtime import give_back_freed_memory, is_out_of_memory, measure_peak_memory, synchronize
 
 from .passes import PassSetup, build_pass
 
@@ -39,6 +39,10 @@ class PassMemory:
     seconds: float
 
 
+# Why a row is left out whose memory ran out.
+OUT_OF_MEMORY = "needs more memory than there is"
+
+
 class PassFailed(LintxError):
     """A pass could not be made; the message says why in a few words."""
 
@@ -49,13 +53,16 @@ def measure_pass_memory(setup: PassSetup, limit_seconds: float) -> PassMemory:
         return _measure_in_a_process(setup, limit_seconds)
     try:
         return _measure_here(setup)
-    except torch.OutOfMemoryError:
-        raise PassFailed("needs more memory than there is") from None
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise PassFailed(OUT_OF_MEMORY) from None
 
 
 def measure_free_memory(device: str) -> int | None:
     """Bytes that can still be had, of the device or of this machine (and of the container); None where unknown."""
     if device.startswith("cuda"):
+        torch.cuda.empty_cache()  # what torch keeps for later use can be had
         return int(torch.cuda.mem_get_info(device)[0])
     give_back_freed_memory()
     bounds = []
@@ -64,7 +71,9 @@ def measure_free_memory(device: str) -> int | None:
         bounds.append(int(fields["MemAvailable"].split()[0]) * 1024)
     with contextlib.suppress(OSError, ValueError):
         group = Path("/sys/fs/cgroup")
-        used = int((group / "memory.current").read_text())
+        # What was read from files is counted as used, and can be had all the same.
+        statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        used = int((group / "memory.current").read_text()) - int(statistics["inactive_file"])
         bounds.append(int((group / "memory.max").read_text()) - used)
     return min(bounds) if bounds and device == "cpu" else None
 
@@ -99,7 +108,8 @@ def run_fresh_process(module: str, setup: dict[str, Any], limit_seconds: float) 
     paths = os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
         finished = subprocess.run(
-            [sys.executable, "-m", module],
+            # Not from the current folder, which may hold another version, or a numpy.py.
+            [sys.executable, "-P", "-m", module],
             input=json.dumps({"setup": setup, "threads": torch.get_num_threads()}),
             capture_output=True,
             text=True,
@@ -110,13 +120,13 @@ def run_fresh_process(module: str, setup: dict[str, Any], limit_seconds: float) 
     except subprocess.TimeoutExpired:
         raise PassFailed(f"one pass took more than {limit_seconds:.3g} s") from None
     if finished.returncode < 0:  # the signal that the system ends a process with, where memory is out
-        raise PassFailed("needs more memory than there is" if finished.returncode == -9 else "its process ended")
+        raise PassFailed(OUT_OF_MEMORY if finished.returncode == -9 else "its process ended")
     try:
         answer: dict[str, Any] = json.loads(finished.stdout)
     except ValueError:
         last = (finished.stderr.strip().splitlines() or ["no output"])[-1]
         if "allocate memory" in last or "MemoryError" in last:
-            raise PassFailed("needs more memory than there is") from None
+            raise PassFailed(OUT_OF_MEMORY) from None
         raise PassFailed(f"failed: {last[:200]}") from None
     return answer
 

@@ -9,7 +9,7 @@ from typing import Any
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.report.benchmarks import find_speed
 from linformer_cli.report.terminal import format_bytes, format_duration
-from linformer_cli.runtime import describe_environment, measure_peak_memory, synchronize
+from linformer_cli.runtime import describe_environment, is_out_of_memory, measure_peak_memory, synchronize
 from linformer_cli.sampling.engines import AUTO, ENGINES, NATIVE, STEPWISE, choose_engine
 
 from .cases import (
@@ -26,7 +26,7 @@ from .cases import (
 )
 from .ceilings import Ceilings
 from .groups import CHECKED_LAYERS, CHECKED_POSITIONS, BenchReport, compare_with_softmax, measure_groups
-from .memory import PassFailed, measure_free_memory
+from .memory import OUT_OF_MEMORY, PassFailed, measure_free_memory
 from .operations import (
     WHAT_IS_COUNTED,
     count_product_flops,
@@ -192,9 +192,14 @@ def _plan_row(
 ) -> _Row:
     if earlier is not None:
         return _plan_again(subject, batch, plan, engine, check, earlier)
-    if engine == RERUN:
-        return _plan_rerun(subject, batch, plan, check)
-    return _plan_steps(subject, batch, plan, engine, check)
+    try:
+        if engine == RERUN:
+            return _plan_rerun(subject, batch, plan, check)
+        return _plan_steps(subject, batch, plan, engine, check)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+    return _Row(subject, engine, None, OUT_OF_MEMORY)
 
 
 def _plan_again(
@@ -234,7 +239,7 @@ def _plan_steps(subject: Subject, batch: int, plan: SamplingPlan, engine: str, c
         if steps < positions and partly != engine and partly in plan.engines:
             limit = format_duration(plan.limit_seconds)
             return _Row(subject, engine, None, f"an image takes longer than the limit of {limit}; see {partly}")
-        if steps < positions:
+        if steps < positions and plan.repeats + 1 < positions:
             steps = max(1, min(steps, (positions - 1) // (plan.repeats + 1)))
             case = build_middle_case(model, batch, steps, plan.repeats, check, partly)
             return _Row(subject, case.engine, case)

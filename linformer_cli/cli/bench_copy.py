@@ -78,7 +78,7 @@ def copy(
     from linformer_cli.bench.ceilings import Ceilings
     from linformer_cli.bench.copy_task import CopySettings, choose_size, run_copy_task
     from linformer_cli.bench.variants import parse_variants
-    from linformer_cli.errors import Interrupted
+    from linformer_cli.errors import Interrupted, LintxError
     from linformer_cli.runtime import catch_signals, choose_device
 
     variants = parse_variants(names.split(","), baselines=True)
@@ -99,6 +99,8 @@ def copy(
     if report.ended != "finished":
         talk(f"{done}: {_ENDINGS[report.ended]}")
     options.talk_about(report.environment, report.ceilings)
+    if report.ended == "failed":
+        raise LintxError("every model failed; the table says why")
     if report.ended == "interrupted" and stop.signal_number is not None:
         raise Interrupted(f"Stopped after {done}, which are kept", stop.signal_number)
 

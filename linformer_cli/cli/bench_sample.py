@@ -149,7 +149,10 @@ def sample(
         options.talk_about(report.environment, report.ceilings)
     # Behind the figures, which a plot that cannot be written must not take along.
     write_plot(plot, lambda kind: benchmarks.render_speed(report.rows, kind))
-    write_plot(bits_plot, lambda kind: benchmarks.render_quality(report.rows, kind))
+    if benchmarks.trained_rows(report.rows):
+        write_plot(bits_plot, lambda kind: benchmarks.render_quality(report.rows, kind))
+    elif bits_plot is not None:
+        talk(f"no plot in '{bits_plot}': no trained model was timed")
     stop.raise_if_set(options.STOPPED)
 
 

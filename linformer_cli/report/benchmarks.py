@@ -231,7 +231,7 @@ def render_quality(rows: Sequence[Record], kind: PlotFormat) -> bytes:
 
     Raises `UsageError` where there is none: speed alone says nothing of bits/dim.
     """
-    drawn = [row for row in rows if row["bits_per_dim"] is not None and find_speed(row)]
+    drawn = trained_rows(rows)
     if not drawn:
         raise UsageError("no row has bits/dim and a speed; name trained runs of these models with --runs")
     seen = {row["images_seen"] for row in drawn}
@@ -254,6 +254,11 @@ def render_quality(rows: Sequence[Record], kind: PlotFormat) -> bytes:
     data = ", ".join(sorted({row["data"] for row in drawn}))
     title = f"validation bits/dim on {data}" + (f" after {seen.pop():,} training images" if len(seen) == 1 else "")
     return render_plot(panels, "images per second", "bits/dim", kind, title=title)
+
+
+def trained_rows(rows: Sequence[Record]) -> list[Record]:
+    """Those whose model was trained and that were timed: what `render_quality` draws."""
+    return [row for row in rows if row["bits_per_dim"] is not None and find_speed(row)]
 
 
 def find_speed(row: Record) -> Record:

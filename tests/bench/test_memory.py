@@ -203,3 +203,10 @@ def test_the_compared_model_has_the_mechanism_and_its_sizes() -> None:
         2,
         8,
     )
+
+
+def test_another_version_in_the_current_folder_is_not_what_is_measured(tmp_path, monkeypatch) -> None:
+    (tmp_path / "linformer_cli").mkdir()
+    (tmp_path / "linformer_cli" / "__init__.py").write_text("raise SystemExit('another one')")
+    monkeypatch.chdir(tmp_path)
+    assert measure_pass_memory(setup(64), 60).seconds > 0

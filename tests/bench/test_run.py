@@ -181,6 +181,31 @@ def test_a_whole_run_really_times(model) -> None:
         assert (row.get("extrapolated") or row)["images_per_second"] > 0
 
 
+@pytest.mark.parametrize("limit", [None, 60.0])
+def test_a_row_whose_memory_runs_out_takes_no_other_along(model, timed, monkeypatch, limit) -> None:
+    honest = run_module.build_rerun_case
+
+    def build(model: PixelModel, batch: int, check: Any) -> Any:
+        if batch == 3:
+            raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes")
+        return honest(model, batch, check)
+
+    monkeypatch.setattr(run_module, "build_rerun_case", build)
+    plan = SamplingPlan([1, 3], 2, limit_seconds=limit)
+    report = run_sampling_bench(with_softmax("shipped", model), plan, "fp32")
+    left_out = {(row["engine"], row["batch"]): row["left_out"] for row in report.rows}
+    assert len(left_out) == 6 and report.ended == "finished"
+    assert left_out.pop(("rerun", 3)) == "needs more memory than there is"
+    assert set(left_out.values()) == {None}
+
+
+def test_a_small_image_is_timed_whole_where_there_are_more_repeats_than_values(build_tiny_model) -> None:
+    model = build_tiny_model(image=ImageShape(height=5, width=6, levels=16))
+    report = run_sampling_bench(with_softmax("shipped", model), SamplingPlan([1], 30, False, 1e-3), "fp32")
+    for row in report.rows:
+        assert len(row["samples_seconds"]) == 30 and "extrapolated" not in row
+
+
 # The twin and the cases
 
 

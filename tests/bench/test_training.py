@@ -56,6 +56,26 @@ def test_images_per_second_of_steps(subjects, monkeypatch) -> None:
     assert row["product_share"] is None and row["bits_per_dim"] is None
 
 
+def test_a_row_whose_memory_runs_out_takes_no_other_along(subjects, monkeypatch) -> None:
+    honest = training_module.build_trainer
+
+    def build(model, preset, batch, device, precision) -> Trainer:
+        if model.attention == "softmax" and batch == 4:
+            raise MemoryError
+        return honest(model, preset, batch, device, precision)
+
+    monkeypatch.setattr(training_module, "build_trainer", build)
+    report = run_training_bench(subjects, [2, 4], 1, "fp32")
+    left_out = [(row["name"], row["batch"], row["left_out"]) for row in report.rows]
+    assert left_out == [
+        ("softmax", 2, None),
+        ("linear-16", 2, None),
+        ("softmax", 4, "needs more memory than there is"),
+        ("linear-16", 4, None),
+    ]
+    assert report.rows[3]["images_per_second"] > 0 and report.rows[2]["images_per_second"] is None
+
+
 def test_rows_are_held_against_softmax_in_their_own_precision(subjects, monkeypatch) -> None:
     samples = [(4.0, 8.0), (2.0, 2.0), (2.0, 4.0), (0.5, 0.5)]  # softmax, then linear; float32, then bfloat16
     monkeypatch.setattr(training_module, "measure_interleaved", lambda *_: [Timing(turns) for turns in samples])

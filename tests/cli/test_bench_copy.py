@@ -1,6 +1,7 @@
 """`lintx bench copy` from the command line to tables, JSON and a picture."""
 
 import csv
+import json
 import os
 import signal
 
@@ -50,6 +51,16 @@ def test_every_table_says_that_it_is_reduced(lintx, monkeypatch, style):
         assert outcome.stdout.startswith(TITLE + "\n")
         assert max(map(len, outcome.stdout.splitlines())) <= 80 or style == "md"
         assert "loss at update" in outcome.stdout and "failed" not in outcome.stdout
+
+
+def test_a_task_that_every_model_fails_is_no_success(lintx, monkeypatch):
+    from linformer_cli.bench import copy_task
+
+    monkeypatch.setattr(copy_task, "_update", lambda *_arguments: (float("nan"), 0.0))
+    outcome = lintx(*TINY, "--updates", 4, "--json")
+    assert outcome.code == 1
+    assert "every model failed; the table says why" in outcome.stderr
+    assert json.loads(outcome.stdout)["ended"] == "failed"
 
 
 def test_the_picture_says_that_it_is_reduced(lintx, tmp_path):
