@@ -75,8 +75,8 @@ def test_every_part_has_the_engine_that_is_measured(monkeypatch) -> None:
 def test_it_is_saved_after_every_part(found) -> None:
     report, saved = found
     documents = [json.loads(text) for text in saved]
-    assert len(documents) == 8 and documents[-1] == json.loads(to_json(report))
-    assert documents[0]["checks"] and not documents[0]["sampling"]
+    assert len(documents) == 7 and documents[-1] == json.loads(to_json(report))
+    assert documents[0]["checks"] and documents[0]["ceilings"] and not documents[0]["sampling"]
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="there is no C++ compiler")
