@@ -80,7 +80,7 @@ def decayed_causal_sums(
     y = (queries @ keys.transpose(-1, -2) * weights) @ values
     if factors is not None:
         queries, keys = multiply_features(queries, factors), multiply_features(keys, factors)
-    until, since = ((c[..., -1:] - c).to(v.dtype).exp().unsqueeze(-1), c.to(v.dtype).exp().unsqueeze(-1))
+    until, since = (x.to(v.dtype).exp().unsqueeze(-1) for x in (c[..., -1:] - c, c))
     parts = keys.transpose(-1, -2) @ (values * until)
     states = _scan_chunks(parts, since[..., -1:, :], carried)
     y = y + (queries @ states[:, :, :-1]) * since

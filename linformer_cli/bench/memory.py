@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -47,16 +47,23 @@ class PassFailed(LintxError):
     """A pass could not be made; the message says why in a few words."""
 
 
-def measure_pass_memory(setup: PassSetup, limit_seconds: float) -> PassMemory:
-    """Measure one pass in the way its device has. Raises `PassFailed` where it does not fit, ends or takes too long."""
-    if setup.device == "cpu":
-        return _measure_in_a_process(setup, limit_seconds)
+@contextlib.contextmanager
+def refuse_misfits() -> Iterator[None]:
+    """Turn memory that runs out in here, whatever the device says then, into `PassFailed`."""
     try:
-        return _measure_here(setup)
+        yield
     except Exception as error:
         if not is_out_of_memory(error):
             raise
         raise PassFailed(OUT_OF_MEMORY) from None
+
+
+def measure_pass_memory(setup: PassSetup, limit_seconds: float) -> PassMemory:
+    """Measure one pass in the way its device has. Raises `PassFailed` where it does not fit, ends or takes too long."""
+    if setup.device == "cpu":
+        return _measure_in_a_process(setup, limit_seconds)
+    with refuse_misfits():
+        return _measure_here(setup)
 
 
 def measure_free_memory(device: str) -> int | None:

@@ -9,7 +9,7 @@ from typing import Any
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.report.benchmarks import find_speed
 from linformer_cli.report.terminal import format_bytes, format_duration
-from linformer_cli.runtime import describe_environment, is_out_of_memory, measure_peak_memory, synchronize
+from linformer_cli.runtime import describe_environment, measure_peak_memory, synchronize
 from linformer_cli.sampling.engines import AUTO, ENGINES, NATIVE, STEPWISE, choose_engine
 
 from .cases import (
@@ -26,7 +26,7 @@ from .cases import (
 )
 from .ceilings import Ceilings
 from .groups import CHECKED_LAYERS, CHECKED_POSITIONS, BenchReport, compare_with_softmax, measure_groups
-from .memory import OUT_OF_MEMORY, PassFailed, measure_free_memory
+from .memory import PassFailed, measure_free_memory, refuse_misfits
 from .operations import (
     WHAT_IS_COUNTED,
     count_product_flops,
@@ -193,13 +193,12 @@ def _plan_row(
     if earlier is not None:
         return _plan_again(subject, batch, plan, engine, check, earlier)
     try:
-        if engine == RERUN:
-            return _plan_rerun(subject, batch, plan, check)
-        return _plan_steps(subject, batch, plan, engine, check)
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-    return _Row(subject, engine, None, OUT_OF_MEMORY)
+        with refuse_misfits():
+            if engine == RERUN:
+                return _plan_rerun(subject, batch, plan, check)
+            return _plan_steps(subject, batch, plan, engine, check)
+    except PassFailed as reason:
+        return _Row(subject, engine, None, str(reason))
 
 
 def _plan_again(

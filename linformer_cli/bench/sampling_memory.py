@@ -14,12 +14,12 @@ import torch
 from linformer_cli.attention.base import fork_state
 from linformer_cli.config import ModelConfig
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.runtime import is_out_of_memory, synchronize, torch_dtype
+from linformer_cli.runtime import synchronize, torch_dtype
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.engines import AUTO, build_engine
 
 from .cases import RERUN, place_state
-from .memory import OUT_OF_MEMORY, PassFailed, measure_work_growth, run_fresh_process
+from .memory import measure_work_growth, refuse_misfits, run_fresh_process
 
 STEPS = 4
 METHOD = (
@@ -47,7 +47,7 @@ def measure_sampling_memory(setup: SamplingSetup, limit_seconds: float) -> int |
         return max(int(found["peak_bytes"]), int(found["state_bytes"]))
     if not setup.device.startswith("cuda"):
         return None
-    try:
+    with refuse_misfits():
         work, _ = build_last_steps(setup)
         torch.cuda.synchronize(setup.device)
         torch.cuda.reset_peak_memory_stats(setup.device)
@@ -55,10 +55,6 @@ def measure_sampling_memory(setup: SamplingSetup, limit_seconds: float) -> int |
         work()
         synchronize(setup.device)
         return torch.cuda.max_memory_allocated(setup.device) - before
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        raise PassFailed(OUT_OF_MEMORY) from None
 
 
 def build_last_steps(setup: SamplingSetup) -> tuple[Callable[[], None], int]:

@@ -15,7 +15,7 @@ from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native.compiler import textbook_only
 from linformer_cli.presets import RECIPES
 from linformer_cli.report.terminal import format_duration
-from linformer_cli.runtime import describe_environment, is_out_of_memory, synchronize, torch_dtype
+from linformer_cli.runtime import describe_environment, synchronize, torch_dtype
 from linformer_cli.sampling.engines import AUTO, TEXTBOOK
 from linformer_cli.training.loop import Trainer
 from linformer_cli.training.run_folder import RunFolder
@@ -23,7 +23,7 @@ from linformer_cli.training.run_folder import RunFolder
 from .cases import Check
 from .ceilings import Ceilings
 from .groups import BenchReport, compare_with_softmax, measure_groups
-from .memory import OUT_OF_MEMORY
+from .memory import PassFailed, refuse_misfits
 from .operations import TRAINING_FACTOR, WHAT_IS_COUNTED, count_product_flops, list_products
 from .subjects import Subject
 from .timing import Timing, measure_interleaved
@@ -127,15 +127,14 @@ def _measure_group(
             continue
         kind = _precision_of(engine, precision)
         try:
-            trainer = build_trainer(subject.model.config, subject.preset, batch, device, kind)
-            work = functools.partial(step, trainer, engine)
-            began = time.perf_counter()
-            work()
-            synchronize(device)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            left_out[index] = OUT_OF_MEMORY
+            with refuse_misfits():
+                trainer = build_trainer(subject.model.config, subject.preset, batch, device, kind)
+                work = functools.partial(step, trainer, engine)
+                began = time.perf_counter()
+                work()
+                synchronize(device)
+        except PassFailed as reason:
+            left_out[index] = str(reason)
             continue
         seconds = time.perf_counter() - began
         if limit_seconds is not None and seconds > limit_seconds and not earlier:

@@ -272,7 +272,8 @@ class Trainer:
                 f"the loss jumped from {trend.mean / math.log(2):.3f} to {nats / math.log(2):.3f} bits/dim at step "
                 f"{self.progress.step}, {self._describe_batch()}; what was saved before it {kept}"
             )
-        self.folder.drop_previous()
+        if self._saved is not None and self._saved[0] == self.progress.step:
+            self.folder.drop_previous()  # the loss of what `last/` holds is known now
 
     def _describe_batch(self) -> str:
         """Which images this step is trained on, as the user can find them."""
