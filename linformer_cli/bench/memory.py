@@ -1,15 +1,11 @@
 """The peak memory of one forward and backward pass.
 
-On a GPU torch counts it. On a CPU nothing counts all of it, so it is the growth of a fresh process's resident memory:
-this file is that process too, which also keeps a pass that needs more memory than there is from ending the caller.
+On a GPU torch counts it. On a CPU nothing counts all of it, so it is the growth of a fresh process's resident memory,
+which also keeps a pass that needs more memory than there is from ending the caller.
 """
 
 import contextlib
 import gc
-import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -18,17 +14,13 @@ from typing import Any
 
 import torch
 
-from linformer_cli.errors import LintxError
 from linformer_cli.runtime import give_back_freed_memory, is_out_of_memory, measure_peak_memory, synchronize
 
+from .fresh_process import OUT_OF_MEMORY, PassFailed, run_fresh
 from .passes import PassSetup, build_pass
 
 # Where torch's lazy parts are loaded and its buffers made, so that they are not counted.
 WARM_UP_POSITIONS = 256
-# What starting a process may take on a busy machine, beside the pass itself.
-STARTING_SECONDS = 120.0
-# The C library then gives every large block back to the system as soon as it is freed: what is resident is in use.
-_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 
 @dataclass(frozen=True)
@@ -37,14 +29,6 @@ class PassMemory:
 
     peak_bytes: int | None
     seconds: float
-
-
-# Why a row is left out whose memory ran out.
-OUT_OF_MEMORY = "needs more memory than there is"
-
-
-class PassFailed(LintxError):
-    """A pass could not be made; the message says why in a few words."""
 
 
 @contextlib.contextmanager
@@ -61,7 +45,7 @@ def refuse_misfits() -> Iterator[None]:
 def measure_pass_memory(setup: PassSetup, limit_seconds: float) -> PassMemory:
     """Measure one pass in the way its device has. Raises `PassFailed` where it does not fit, ends or takes too long."""
     if setup.device == "cpu":
-        return _measure_in_a_process(setup, limit_seconds)
+        return PassMemory(**run_fresh(__name__, asdict(setup), limit_seconds))
     with refuse_misfits():
         return _measure_here(setup)
 
@@ -101,50 +85,17 @@ def _measure_here(setup: PassSetup) -> PassMemory:
     return PassMemory(torch.cuda.max_memory_allocated(setup.device) - before if counted else None, seconds)
 
 
-def _measure_in_a_process(setup: PassSetup, limit_seconds: float) -> PassMemory:
-    return PassMemory(**run_fresh_process(__name__, asdict(setup), limit_seconds))
+def measure(given: dict[str, Any]) -> dict[str, Any]:
+    """A `PassMemory` as plain values, of one pass on the CPU in this process, which should be fresh.
 
-
-def run_fresh_process(module: str, setup: dict[str, Any], limit_seconds: float) -> dict[str, Any]:
-    """What `python -m module` writes as JSON when it reads `setup` and the number of threads as JSON.
-
-    Raises `PassFailed` where it ends without, or takes longer than `limit_seconds` and what starting may take.
+    How far resident memory rises above what it was; `given` is a `PassSetup` as plain values.
     """
-    give_back_freed_memory()
-    package = Path(__file__).resolve().parents[2]
-    paths = os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])
-    try:
-        finished = subprocess.run(
-            # Not from the current folder, which may hold another version, or a numpy.py.
-            [sys.executable, "-P", "-m", module],
-            input=json.dumps({"setup": setup, "threads": torch.get_num_threads()}),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=limit_seconds + STARTING_SECONDS,
-            env={**os.environ, **_ALLOCATOR, "PYTHONPATH": paths},
-        )
-    except subprocess.TimeoutExpired:
-        raise PassFailed(f"one pass took more than {limit_seconds:.3g} s") from None
-    if finished.returncode < 0:  # the signal that the system ends a process with, where memory is out
-        raise PassFailed(OUT_OF_MEMORY if finished.returncode == -9 else "its process ended")
-    try:
-        answer: dict[str, Any] = json.loads(finished.stdout)
-    except ValueError:
-        last = (finished.stderr.strip().splitlines() or ["no output"])[-1]
-        if "allocate memory" in last or "MemoryError" in last:
-            raise PassFailed(OUT_OF_MEMORY) from None
-        raise PassFailed(f"failed: {last[:200]}") from None
-    return answer
-
-
-def measure_growth(setup: PassSetup) -> PassMemory:
-    """One pass on the CPU in this process, which should be fresh: how far resident memory rises above what it was."""
+    setup = PassSetup(**given)
     warm_up = PassSetup(**{**asdict(setup), "positions": min(setup.positions, WARM_UP_POSITIONS), "batch": 1})
     build_pass(warm_up)()
     work = build_pass(setup)
     seconds, growth = measure_work_growth(work)
-    return PassMemory(growth, seconds)
+    return asdict(PassMemory(growth, seconds))
 
 
 def measure_work_growth(work: Callable[[], object]) -> tuple[float, int]:
@@ -170,14 +121,3 @@ def _peak() -> int:
         fields = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
         return next((int(words[1]) * 1024 for words in fields if words[0] == "VmHWM:"), 0) or measure_peak_memory()
     return measure_peak_memory()
-
-
-def main() -> None:
-    """The process: a setup as JSON on stdin, what was measured as JSON on stdout."""
-    request: dict[str, Any] = json.load(sys.stdin)
-    torch.set_num_threads(request["threads"])
-    sys.stdout.write(json.dumps(asdict(measure_growth(PassSetup(**request["setup"])))))
-
-
-if __name__ == "__main__":
-    main()

@@ -8,8 +8,9 @@ from .scaling import PASS_POSITIONS
 # The paper's own, for what is reduced to be said against.
 PAPER_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 PAPER_TRAINING_BATCH = {"mnist-paper": 10, "cifar10-paper": 4}
-# One length of one mechanism, on average: a process for its memory, and a few passes of as many positions at any T.
-_SECONDS_PER_LENGTH = 5.0
+# One length of one mechanism, on average: a process for its memory, and in every round a few passes of as many
+# positions at any T.
+_SECONDS_PER_LENGTH = 3.5
 _FEWEST_LENGTHS = 3
 
 
@@ -29,7 +30,8 @@ def choose_sizes(budget_seconds: float) -> Sizes:
     if minutes >= 30:
         return Sizes((1, 16, 64, 256), 5, dict(PAPER_TRAINING_BATCH))
     if minutes >= 5:
-        return Sizes((1, 16, 64), 4, {"mnist-paper": 10, "cifar10-paper": 1}, PASS_POSITIONS // 4)
+        # A few rounds of small batches tell more than one of large ones.
+        return Sizes((1, 16, 64), 4, {"mnist-paper": 4, "cifar10-paper": 1}, PASS_POSITIONS // 4)
     return Sizes((1, 16), 2, {"mnist-paper": 2, "cifar10-paper": 1}, PASS_POSITIONS // 8)
 
 

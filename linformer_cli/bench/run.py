@@ -25,8 +25,9 @@ from .cases import (
     name_method,
 )
 from .ceilings import Ceilings
+from .fresh_process import PassFailed
 from .groups import CHECKED_LAYERS, CHECKED_POSITIONS, BenchReport, compare_with_softmax, measure_groups
-from .memory import PassFailed, measure_free_memory, refuse_misfits
+from .memory import measure_free_memory, refuse_misfits
 from .operations import (
     WHAT_IS_COUNTED,
     count_product_flops,

@@ -1,10 +1,8 @@
 """The peak memory of sampling: the state of a batch at the end of its images, and what a step needs besides.
 
-On a CPU it is the growth of a fresh process, which this file is too; on a GPU torch counts it.
+On a CPU it is the growth of a fresh process; on a GPU torch counts it.
 """
 
-import json
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -19,7 +17,8 @@ from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.engines import AUTO, build_engine
 
 from .cases import RERUN, place_state
-from .memory import measure_work_growth, refuse_misfits, run_fresh_process
+from .fresh_process import run_fresh
+from .memory import measure_work_growth, refuse_misfits
 
 STEPS = 4
 METHOD = (
@@ -43,7 +42,7 @@ class SamplingSetup:
 def measure_sampling_memory(setup: SamplingSetup, limit_seconds: float) -> int | None:
     """Peak bytes, the weights aside; None where nothing counts them. Raises `PassFailed` where it cannot be had."""
     if setup.device == "cpu":
-        found = run_fresh_process(__name__, asdict(setup), limit_seconds)
+        found = run_fresh(__name__, asdict(setup), limit_seconds)
         return max(int(found["peak_bytes"]), int(found["state_bytes"]))
     if not setup.device.startswith("cuda"):
         return None
@@ -90,14 +89,8 @@ def build_last_steps(setup: SamplingSetup) -> tuple[Callable[[], None], int]:
     return lambda: step(setup.batch), model.state_bytes(setup.batch)
 
 
-def main() -> None:
-    """The process: a setup as JSON on stdin, what was measured as JSON on stdout."""
-    request: dict[str, Any] = json.load(sys.stdin)
-    torch.set_num_threads(request["threads"])
-    work, state_bytes = build_last_steps(SamplingSetup(**request["setup"]))
+def measure(given: dict[str, Any]) -> dict[str, Any]:
+    """`peak_bytes` and `state_bytes` in this process, which should be fresh, of a `SamplingSetup` as plain values."""
+    work, state_bytes = build_last_steps(SamplingSetup(**given))
     _, growth = measure_work_growth(work)
-    sys.stdout.write(json.dumps({"peak_bytes": growth, "state_bytes": state_bytes}))
-
-
-if __name__ == "__main__":
-    main()
+    return {"peak_bytes": growth, "state_bytes": state_bytes}

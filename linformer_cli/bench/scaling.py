@@ -10,9 +10,10 @@ from linformer_cli.runtime import describe_environment
 
 from .cases import Check
 from .ceilings import Ceilings
+from .fresh_process import PassFailed
 from .groups import Ending, compare_with_softmax, require_agreement
 from .growth import Point, describe_exponents, extrapolate
-from .memory import WARM_UP_POSITIONS, PassFailed, PassMemory, measure_free_memory, measure_pass_memory
+from .memory import WARM_UP_POSITIONS, PassMemory, measure_free_memory, measure_pass_memory
 from .passes import LEAST_TRAFFIC, Drawn, PassSetup, build_checked_model, build_pass, count_least_bytes
 from .timing import Timing, measure_interleaved
 from .variants import Variant

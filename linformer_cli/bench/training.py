@@ -22,8 +22,9 @@ from linformer_cli.training.run_folder import RunFolder
 
 from .cases import Check
 from .ceilings import Ceilings
+from .fresh_process import PassFailed
 from .groups import BenchReport, compare_with_softmax, measure_groups
-from .memory import PassFailed, refuse_misfits
+from .memory import refuse_misfits
 from .operations import TRAINING_FACTOR, WHAT_IS_COUNTED, count_product_flops, list_products
 from .subjects import Subject
 from .timing import Timing, measure_interleaved
@@ -32,6 +33,8 @@ from .trained import TrainedRun
 _FEWEST_IMAGES = 16
 # Plain torch in float32, whatever was asked for; and as a run computes.
 ENGINES = (TEXTBOOK, AUTO)
+# Of a row's preset, name, engine and batch.
+Trainers = dict[tuple[str | None, str, str, int], Trainer]
 
 
 def run_training_bench(
@@ -47,6 +50,7 @@ def run_training_bench(
     checked: bool = False,
     engines: Sequence[str] = (AUTO,),
     earlier: Sequence[dict[str, Any]] = (),
+    warmed_up: Trainers | None = None,
 ) -> BenchReport:
     """Time training steps of every subject at every batch size, on random images, by the recipe of its preset.
 
@@ -56,7 +60,8 @@ def run_training_bench(
     a run takes, `textbook` plain torch in float32; each in rows of its own, in turns too.
 
     `earlier` has the rows that the same call gave before: their samples count too, and what they left out stays left
-    out. `check` is called before every step and may raise: `Interrupted` ends it with what was measured.
+    out. `warmed_up` keeps the trainers from one call to the next, which is spared a step of each. `check` is called
+    before every step and may raise: `Interrupted` ends it with what was measured.
 
     Raises `DisagreementError` before any timing where the two executions of a mechanism disagree, which `checked`
     says has been seen to.
@@ -65,7 +70,8 @@ def run_training_bench(
     def measure(group: Sequence[Subject], batch: int) -> list[dict[str, Any]]:
         # The same call gives the same rows in the same order.
         before = [row for row in earlier if (row["preset"], row["batch"]) == (group[0].preset, batch)]
-        found = _measure_group(group, batch, repeats, engines, precision, limit_seconds, ceilings, check, before)
+        kept = {} if warmed_up is None else warmed_up
+        found = _measure_group(group, batch, repeats, engines, precision, limit_seconds, ceilings, check, before, kept)
         for row in found:
             row |= _find(group, row["name"]).find_run(runs)
         return found
@@ -109,6 +115,7 @@ def _measure_group(
     ceilings: Ceilings | None,
     check: Check,
     earlier: Sequence[dict[str, Any]],
+    warmed_up: Trainers,
 ) -> list[dict[str, Any]]:
     device = str(group[0].model.device)
 
@@ -124,6 +131,10 @@ def _measure_group(
     slowest = 0.0
     for index, (subject, engine) in enumerate(planned):
         if index in left_out:
+            continue
+        identity = (subject.preset, subject.name, engine, batch)
+        if identity in warmed_up:
+            works[index] = functools.partial(step, warmed_up[identity], engine)
             continue
         kind = _precision_of(engine, precision)
         try:
@@ -141,6 +152,7 @@ def _measure_group(
             left_out[index] = f"one step took {format_duration(seconds)}"
         else:
             works[index] = work
+            warmed_up[identity] = trainer
             slowest = max(slowest, seconds)
     counted = repeats if limit_seconds is None else max(1, min(repeats, int(limit_seconds / max(slowest, 1e-9))))
     # Warmed up above.

@@ -1,6 +1,5 @@
 """The peak memory of sampling: at least the state, and no more for what the caller holds."""
 
-import json
 import sys
 
 import pytest
@@ -26,7 +25,7 @@ def test_a_process_counts_the_state_of_the_batch(build_tiny_model) -> None:
 def test_freed_memory_that_is_used_again_hides_no_state(build_tiny_model, monkeypatch) -> None:
     answers = iter([{"peak_bytes": 5, "state_bytes": 9}, {"peak_bytes": 12, "state_bytes": 9}])
     asked = []
-    monkeypatch.setattr(sampling_memory, "run_fresh_process", lambda *given: asked.append(given) or next(answers))
+    monkeypatch.setattr(sampling_memory, "run_fresh", lambda *given: asked.append(given) or next(answers))
     given = setup(build_tiny_model(), 2)
     assert [measure_sampling_memory(given, 7.0) for _ in range(2)] == [9, 12]
     (module, told, limit), _ = asked
@@ -56,13 +55,3 @@ def test_the_last_steps_are_those_of_the_batch(build_tiny_model, monkeypatch, en
         assert state_bytes == model.to(getattr(torch, {"fp32": "float32", "bf16": "bfloat16"}[precision])).state_bytes(
             3
         )
-
-
-def test_the_process_answers_in_json(build_tiny_model, monkeypatch, capsys) -> None:
-    import io
-
-    given = {"setup": vars(setup(build_tiny_model(), 2)), "threads": torch.get_num_threads()}
-    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(given)))
-    sampling_memory.main()
-    answer = json.loads(capsys.readouterr().out)
-    assert answer["peak_bytes"] >= 0 and answer["state_bytes"] == build_tiny_model().state_bytes(2)

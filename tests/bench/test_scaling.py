@@ -4,7 +4,8 @@ import pytest
 
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.bench import scaling as scaling_module
-from linformer_cli.bench.memory import PassFailed, PassMemory
+from linformer_cli.bench.fresh_process import PassFailed
+from linformer_cli.bench.memory import PassMemory
 from linformer_cli.bench.passes import PassSetup
 from linformer_cli.bench.scaling import choose_batch, run_scaling_bench
 from linformer_cli.bench.timing import Timing

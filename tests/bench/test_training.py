@@ -9,7 +9,7 @@ from linformer_cli.bench.operations import count_product_flops
 from linformer_cli.bench.subjects import Subject, build_subjects
 from linformer_cli.bench.timing import Timing
 from linformer_cli.bench.trained import TrainedRun
-from linformer_cli.bench.training import build_trainer, run_training_bench
+from linformer_cli.bench.training import Trainers, build_trainer, run_training_bench
 from linformer_cli.bench.variants import parse_variants
 from linformer_cli.errors import DisagreementError, Interrupted
 from linformer_cli.training.loop import Trainer
@@ -155,6 +155,20 @@ def test_steps_are_timed_again(subjects, monkeypatch) -> None:
     softmax, linear = run_training_bench(subjects, [2], 2, "fp32", limit_seconds=1.0, checked=True, earlier=first).rows
     assert softmax["left_out"] == "one step took 2 s" and softmax["samples_seconds"] == []
     assert linear["left_out"] is None and linear["samples_seconds"] == [*first[1]["samples_seconds"], 2]
+
+
+def test_trainers_that_are_kept_are_warmed_up_once(subjects, monkeypatch) -> None:
+    steps: list[int] = []
+    right = Trainer.take_step
+    monkeypatch.setattr(Trainer, "take_step", lambda self: steps.append(id(self)) or right(self))
+    kept: Trainers = {}
+    rows: list[dict] = []
+    for expected in (4, 2, 2):
+        rows = run_training_bench(subjects, [2], 1, "fp32", checked=True, earlier=rows, warmed_up=kept).rows
+        assert len(steps) == expected and {id(trainer) for trainer in kept.values()} == set(steps)
+        steps.clear()
+    assert [row["repeats"] for row in rows] == [3, 3]
+    assert sorted(name for _, name, *_ in kept) == ["linear-16", "softmax"]
 
 
 def test_bits_stand_beside_the_model_that_was_trained(subjects, tmp_path) -> None:

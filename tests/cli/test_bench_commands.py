@@ -264,7 +264,8 @@ def test_a_benchmark_that_is_stopped_shows_what_it_has(lintx, run_folder, monkey
 @pytest.mark.parametrize("style", ["table", "md", "csv"])
 def test_bench_attention_says_why_a_row_is_empty(lintx, monkeypatch, style):
     from linformer_cli.bench import scaling
-    from linformer_cli.bench.memory import PassFailed, PassMemory
+    from linformer_cli.bench.fresh_process import PassFailed
+    from linformer_cli.bench.memory import PassMemory
 
     def measure(setup, limit_seconds):
         if setup.positions > 32:

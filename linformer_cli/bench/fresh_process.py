@@ -1,0 +1,155 @@
+"""Measurements of memory in processes of their own, each of them fresh: one that did other work cannot tell.
+
+Starting Python and loading torch takes longer than most of them. So one process, which is this file, loads what they
+need, does nothing else, and forks another for every measurement.
+"""
+
+import atexit
+import contextlib
+import importlib
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from linformer_cli.errors import LintxError
+from linformer_cli.runtime import give_back_freed_memory, is_out_of_memory
+
+# What a measurement may take on a busy machine beside its limit: loading torch, a warm-up, compiling a kernel.
+STARTING_SECONDS = 120.0
+# Why a row is left out whose memory ran out.
+OUT_OF_MEMORY = "needs more memory than there is"
+# The C library then gives every large block back to the system as soon as it is freed: what is resident is in use.
+_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+
+_server: subprocess.Popen[str] | None = None
+
+
+class PassFailed(LintxError):
+    """A pass could not be made; the message says why in a few words."""
+
+
+def run_fresh(module: str, setup: dict[str, Any], limit_seconds: float) -> dict[str, Any]:
+    """What `measure(setup)` of `module` gives in a process of its own. JSON must be able to say both.
+
+    Raises `PassFailed` where it ends without an answer, or takes longer than `limit_seconds` and what starting may
+    take.
+    """
+    give_back_freed_memory()
+    server = _find_server()
+    request = {
+        "module": module,
+        "setup": setup,
+        "threads": torch.get_num_threads(),
+        "limit_seconds": limit_seconds,
+        "patience_seconds": limit_seconds + STARTING_SECONDS,
+    }
+    assert server.stdin is not None and server.stdout is not None
+    try:
+        with contextlib.suppress(BrokenPipeError):  # it has ended: there is no answer either
+            server.stdin.write(json.dumps(request) + "\n")
+            server.stdin.flush()
+        line = server.stdout.readline()
+    except BaseException:  # Ctrl-C: the answer to this would be taken for that to the next
+        end_server()
+        raise
+    if not line:
+        end_server()
+        raise PassFailed(_describe_end(server.wait()))
+    answer: dict[str, Any] = json.loads(line)
+    if "failed" in answer:
+        raise PassFailed(answer["failed"])
+    found: dict[str, Any] = answer["found"]
+    return found
+
+
+def end_server() -> None:
+    """End the process that forks, if there is one."""
+    global _server
+    server, _server = _server, None
+    if server is None:
+        return
+    server.kill()
+    server.wait()
+    for pipe in (server.stdin, server.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+
+def _find_server() -> subprocess.Popen[str]:
+    global _server
+    if _server is None:
+        package = Path(__file__).resolve().parents[2]
+        paths = os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])
+        _server = subprocess.Popen(
+            # Not from the current folder, which may hold another version, or a numpy.py.
+            [sys.executable, "-P", "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, **_ALLOCATOR, "PYTHONPATH": paths},
+        )
+        atexit.register(end_server)
+    return _server
+
+
+def _describe_end(code: int) -> str:
+    """Why a process ended without an answer; by the signal that the system ends one with where memory is out."""
+    return OUT_OF_MEMORY if code == -9 else "its process ended"
+
+
+def serve() -> None:
+    """The process that forks: a request a line on stdin, an answer a line on stdout."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends what is being measured, and the caller
+    # Elsewhere a fork is not safe once a system library has threads, and everything is loaded anew each time.
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    for line in sys.stdin:
+        request = json.loads(line)
+        with contextlib.suppress(Exception):  # which the measurement will meet as well, and report
+            importlib.import_module(request["module"])
+        sys.stdout.write(json.dumps(_measure(context, request)) + "\n")
+        sys.stdout.flush()
+
+
+def _measure(context: Any, request: dict[str, Any]) -> dict[str, Any]:
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(request, sender))
+    process.start()
+    sender.close()
+    try:
+        if not receiver.poll(request["patience_seconds"]):
+            return {"failed": f"one pass took more than {request['limit_seconds']:.3g} s"}
+        answer: dict[str, Any] = receiver.recv()
+        return answer
+    except EOFError:
+        process.join()
+        return {"failed": _describe_end(process.exitcode)}
+    finally:
+        process.kill()
+        process.join()
+        receiver.close()
+
+
+def _answer(request: dict[str, Any], sender: Connection) -> None:
+    """The fresh process."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.dup2(2, 1)  # what libraries print is no answer
+    torch.set_num_threads(request["threads"])
+    try:
+        sender.send({"found": importlib.import_module(request["module"]).measure(request["setup"])})
+    except BaseException as error:
+        reason = f"failed: {type(error).__name__}: {error}".splitlines()[0][:200]
+        sender.send({"failed": OUT_OF_MEMORY if is_out_of_memory(error) else reason})
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,122 @@
+"""Measurements in fresh processes: what they are given, what they answer, and what becomes of one that does not."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from linformer_cli.bench import fresh_process
+from linformer_cli.bench.fresh_process import PassFailed, end_server, run_fresh
+
+ODD = """
+import os, signal, time
+import torch
+
+here = []
+
+
+def measure(setup):
+    for name, value in setup.items():
+        if name == "raise":
+            raise {"memory": MemoryError, "value": ValueError}[value]("odd heads\\nand more")
+        if name == "kill":
+            os.kill(os.getpid(), value)
+        if name == "sleep":
+            time.sleep(value)
+        if name == "print":
+            print(value, flush=True)
+            os.write(1, value.encode())
+    here.append(setup)
+    return {"pid": os.getpid(), "parent": os.getppid(), "threads": torch.get_num_threads(), "seen": len(here)}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Iterator[Path]:
+    """A folder with the module `odd`, which the processes find; and another version of this package in it."""
+    folder = tmp_path_factory.mktemp("modules")
+    (folder / "odd.py").write_text(ODD)
+    (folder / "here" / "linformer_cli").mkdir(parents=True)
+    (folder / "here" / "linformer_cli" / "__init__.py").write_text("raise SystemExit('another one')")
+    end_server()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder))
+        patch.chdir(folder / "here")
+        yield folder
+    end_server()
+
+
+def test_every_measurement_has_a_process_of_its_own(folder, monkeypatch) -> None:
+    given_back: list[int] = []
+    monkeypatch.setattr(fresh_process, "give_back_freed_memory", lambda: given_back.append(1))
+    first, second = (run_fresh("odd", {}, 60) for _ in range(2))
+    assert len({first["pid"], second["pid"], os.getpid()}) == 3
+    assert first["parent"] == second["parent"] != os.getpid()  # loaded once
+    assert first["seen"] == second["seen"] == 1
+    assert first["threads"] == torch.get_num_threads()
+    assert given_back == [1, 1]
+
+
+def test_the_threads_are_those_of_the_caller(folder) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(before + 1)
+        assert run_fresh("odd", {}, 60)["threads"] == before + 1
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("setup", "message"),
+    [
+        ({"kill": int(signal.SIGKILL)}, "needs more memory than there is"),
+        ({"kill": int(signal.SIGSEGV)}, "its process ended"),
+        ({"raise": "memory"}, "needs more memory than there is"),
+        ({"raise": "value"}, "failed: ValueError: odd heads"),
+    ],
+)
+def test_a_process_that_fails_says_why_in_a_few_words(folder, raises_one_line, setup, message) -> None:
+    with raises_one_line(PassFailed, message):
+        run_fresh("odd", setup, 60)
+    assert run_fresh("odd", {}, 60)["seen"] == 1
+
+
+def test_a_module_that_cannot_be_loaded_is_named(folder, raises_one_line) -> None:
+    with raises_one_line(PassFailed, "No module named 'odder'"):
+        run_fresh("odder", {}, 60)
+
+
+def test_a_process_that_takes_too_long_is_ended(folder, monkeypatch, raises_one_line) -> None:
+    monkeypatch.setattr(fresh_process, "STARTING_SECONDS", 0.0)
+    with raises_one_line(PassFailed, "more than 0.5 s"):
+        run_fresh("odd", {"sleep": 600}, 0.5)
+
+
+def test_what_is_printed_is_no_answer(folder) -> None:
+    assert run_fresh("odd", {"print": '{"found": {}}\n'}, 60)["seen"] == 1
+
+
+def test_a_server_that_was_ended_is_replaced(folder, raises_one_line) -> None:
+    server = run_fresh("odd", {}, 60)["parent"]
+    os.kill(server, signal.SIGKILL)
+    os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
+    with raises_one_line(PassFailed, "needs more memory than there is"):
+        run_fresh("odd", {}, 60)
+    assert run_fresh("odd", {}, 60)["parent"] != server
+
+
+def test_no_answer_is_taken_for_that_to_another_question(folder, monkeypatch) -> None:
+    """Ctrl-C comes while one is measured: what is measured next starts anew."""
+    server = fresh_process._find_server()
+
+    def interrupt() -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(server.stdout, "readline", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run_fresh("odd", {}, 60)
+    assert server.poll() is not None
+    assert run_fresh("odd", {}, 60)["parent"] != server.pid
