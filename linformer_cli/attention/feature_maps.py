@@ -90,7 +90,7 @@ class Poly2(FeatureMap):
         first, second = self.pairs
         # Made here and not kept: a floating-point buffer would be rounded when the model is cast to bfloat16.
         weights = torch.where(first == second, 1.0, torch.tensor(2.0, dtype=x.dtype, device=x.device).sqrt())
-        # Four times as fast as x[..., first], forward and backward.
+        # Four times as fast as x[..., first] on a CPU, forward and backward.
         return x.index_select(-1, first) * x.index_select(-1, second) * weights
 
 

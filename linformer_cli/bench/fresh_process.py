@@ -13,23 +13,27 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
 from linformer_cli.errors import LintxError
 from linformer_cli.runtime import give_back_freed_memory, is_out_of_memory
 
-# What a measurement may take on a busy machine beside its limit: loading torch, a warm-up, compiling a kernel.
+# What a measurement may take on a busy machine beside its limit: a warm-up, compiling a kernel, loading torch.
 STARTING_SECONDS = 120.0
 # Why a row is left out whose memory ran out.
 OUT_OF_MEMORY = "needs more memory than there is"
+# Elsewhere a fork is not safe once a system library has threads, and everything is loaded anew each time.
+FORKS = sys.platform == "linux"
 # The C library then gives every large block back to the system as soon as it is freed: what is resident is in use.
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-
-_server: subprocess.Popen[str] | None = None
+# What the server has to end what is being measured, when it is told to end.
+_ENDING_SECONDS = 10.0
 
 
 class PassFailed(LintxError):
@@ -51,18 +55,19 @@ def run_fresh(module: str, setup: dict[str, Any], limit_seconds: float) -> dict[
         "limit_seconds": limit_seconds,
         "patience_seconds": limit_seconds + STARTING_SECONDS,
     }
-    assert server.stdin is not None and server.stdout is not None
     try:
         with contextlib.suppress(BrokenPipeError):  # it has ended: there is no answer either
-            server.stdin.write(json.dumps(request) + "\n")
-            server.stdin.flush()
-        line = server.stdout.readline()
+            server.requests.write(json.dumps(request) + "\n")
+            server.requests.flush()
+        line = server.answers.readline()
     except BaseException:  # Ctrl-C: the answer to this would be taken for that to the next
         end_server()
         raise
     if not line:
+        code = server.process.wait()
+        last = server.last_words()
         end_server()
-        raise PassFailed(_describe_end(server.wait()))
+        raise PassFailed(f"failed: {last}" if code > 0 and last else _describe_end(code))
     answer: dict[str, Any] = json.loads(line)
     if "failed" in answer:
         raise PassFailed(answer["failed"])
@@ -70,35 +75,60 @@ def run_fresh(module: str, setup: dict[str, Any], limit_seconds: float) -> dict[
     return found
 
 
+@dataclass(frozen=True)
+class _Server:
+    """The process that forks, its pipes, and what it and all that it forked have written on stderr."""
+
+    process: subprocess.Popen[str]
+    requests: IO[str]
+    answers: IO[str]
+    errors: IO[str]
+
+    def last_words(self) -> str:
+        self.errors.seek(0)
+        return (self.errors.read().strip().splitlines() or [""])[-1][:200]
+
+
+_server: _Server | None = None
+
+
+@atexit.register
 def end_server() -> None:
-    """End the process that forks, if there is one."""
+    """End the process that forks, if there is one, and what it measures."""
     global _server
     server, _server = _server, None
     if server is None:
         return
-    server.kill()
-    server.wait()
-    for pipe in (server.stdin, server.stdout):
-        if pipe is not None:
-            with contextlib.suppress(OSError):
-                pipe.close()
+    server.process.terminate()
+    try:
+        server.process.wait(_ENDING_SECONDS)
+    except subprocess.TimeoutExpired:
+        server.process.kill()
+        server.process.wait()
+    for pipe in (server.requests, server.answers, server.errors):
+        with contextlib.suppress(OSError):
+            pipe.close()
 
 
-def _find_server() -> subprocess.Popen[str]:
+def _find_server() -> _Server:
     global _server
+    if _server is not None and _server.process.poll() is not None:
+        end_server()
     if _server is None:
         package = Path(__file__).resolve().parents[2]
         paths = os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])
-        _server = subprocess.Popen(
+        errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # as long as the process
+        process = subprocess.Popen(
             # Not from the current folder, which may hold another version, or a numpy.py.
             [sys.executable, "-P", "-m", __name__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=errors,
             text=True,
             env={**os.environ, **_ALLOCATOR, "PYTHONPATH": paths},
         )
-        atexit.register(end_server)
+        assert process.stdin is not None and process.stdout is not None
+        _server = _Server(process, process.stdin, process.stdout, errors)
     return _server
 
 
@@ -107,17 +137,25 @@ def _describe_end(code: int) -> str:
     return OUT_OF_MEMORY if code == -9 else "its process ended"
 
 
+# In the process that forks: where its answers go. What libraries print is none.
+_answers: IO[str] | None = None
+
+
 def serve() -> None:
     """The process that forks: a request a line on stdin, an answer a line on stdout."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends what is being measured, and the caller
-    # Elsewhere a fork is not safe once a system library has threads, and everything is loaded anew each time.
-    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    global _answers
+    # Ctrl-C ends what is being measured, and the caller. Not SIG_IGN, which a new program would inherit.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    _answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    context = multiprocessing.get_context("fork" if FORKS else "spawn")
     for line in sys.stdin:
         request = json.loads(line)
         with contextlib.suppress(Exception):  # which the measurement will meet as well, and report
             importlib.import_module(request["module"])
-        sys.stdout.write(json.dumps(_measure(context, request)) + "\n")
-        sys.stdout.flush()
+        _answers.write(json.dumps(_measure(context, request)) + "\n")
+        _answers.flush()
 
 
 def _measure(context: Any, request: dict[str, Any]) -> dict[str, Any]:
@@ -142,7 +180,9 @@ def _measure(context: Any, request: dict[str, Any]) -> dict[str, Any]:
 def _answer(request: dict[str, Any], sender: Connection) -> None:
     """The fresh process."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.dup2(2, 1)  # what libraries print is no answer
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if _answers is not None:
+        _answers.close()  # or nobody would see the server's end while this goes on
     torch.set_num_threads(request["threads"])
     try:
         sender.send({"found": importlib.import_module(request["module"]).measure(request["setup"])})

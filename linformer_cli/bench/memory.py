@@ -116,7 +116,7 @@ def _forget_peak() -> int:
 
 
 def _peak() -> int:
-    # Not getrusage: its maximum outlives the exec that began this process, and may be that of the one before.
+    # Not getrusage: its maximum may be that of the process which this one was forked from.
     with contextlib.suppress(OSError):
         fields = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
         return next((int(words[1]) * 1024 for words in fields if words[0] == "VmHWM:"), 0) or measure_peak_memory()

@@ -175,16 +175,16 @@ class PaperBench:
         if time.monotonic() > self._part_ends:
             raise _PartIsOver
 
-    def _rounds(self, part: str, ends: float, first_is_longer: bool = False) -> Iterator[int]:
+    def _rounds(self, part: str, ends: float, first_costs: float = 1.0) -> Iterator[int]:
         """The numbers of a part's rounds, from 1, as long as one more would be done when `ends` comes.
 
-        What a round takes is told by the one before; by the first not where it did more than those after it.
+        What a round takes is told by the one before. The first takes about `first_costs` times as long as the others.
         """
         for number in range(1, self._sizes.rounds + 1):
             began = time.monotonic()
             yield number
             now = time.monotonic()
-            expected = 0.0 if number == 1 and first_is_longer else now - began
+            expected = (now - began) / (first_costs if number == 1 else 1.0)
             if number < self._sizes.rounds and now + expected > ends:
                 self.result.reduced.append(f"{part}: {number} of {self._sizes.rounds} rounds, the time was up")
                 return
@@ -257,8 +257,7 @@ class PaperBench:
                 self.result.reduced.append(f"training {name}: batch {batch}, the paper's is {paper}")
         subjects = {name: self._subjects((name, config), "fp32") for name, config in self._networks}
         warmed_up: Trainers = {}
-        # The first also warms up, and measures what this machine can do.
-        for number in self._rounds("training", time.monotonic() + seconds, first_is_longer=True):
+        for number in self._rounds("training", time.monotonic() + seconds, first_costs=2.0):  # it also warms up
             for name in subjects:
                 run_training_bench(
                     subjects[name],
@@ -288,7 +287,7 @@ class PaperBench:
             )
 
         # The first also measures memory, in processes that take longer to begin than the passes of a round.
-        for number in self._rounds("scaling", time.monotonic() + seconds, first_is_longer=True):
+        for number in self._rounds("scaling", time.monotonic() + seconds, first_costs=3.0):
             run_scaling_bench(
                 self._variants,
                 lengths,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .fresh_process import FORKS
 from .scaling import PASS_POSITIONS
 
 # The paper's own, for what is reduced to be said against.
@@ -10,7 +11,7 @@ PAPER_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 PAPER_TRAINING_BATCH = {"mnist-paper": 10, "cifar10-paper": 4}
 # One length of one mechanism, on average: a process for its memory, and in every round a few passes of as many
 # positions at any T.
-_SECONDS_PER_LENGTH = 3.5
+_SECONDS_PER_LENGTH = 3.5 if FORKS else 7.0
 _FEWEST_LENGTHS = 3
 
 

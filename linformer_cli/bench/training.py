@@ -60,18 +60,21 @@ def run_training_bench(
     a run takes, `textbook` plain torch in float32; each in rows of its own, in turns too.
 
     `earlier` has the rows that the same call gave before: their samples count too, and what they left out stays left
-    out. `warmed_up` keeps the trainers from one call to the next, which is spared a step of each. `check` is called
+    out. `warmed_up` keeps the trainers from the call that gave them, which spares a step of each. `check` is called
     before every step and may raise: `Interrupted` ends it with what was measured.
 
     Raises `DisagreementError` before any timing where the two executions of a mechanism disagree, which `checked`
     says has been seen to.
     """
 
+    trainers: Trainers = {} if warmed_up is None else warmed_up
+
     def measure(group: Sequence[Subject], batch: int) -> list[dict[str, Any]]:
         # The same call gives the same rows in the same order.
         before = [row for row in earlier if (row["preset"], row["batch"]) == (group[0].preset, batch)]
-        kept = {} if warmed_up is None else warmed_up
-        found = _measure_group(group, batch, repeats, engines, precision, limit_seconds, ceilings, check, before, kept)
+        found = _measure_group(
+            group, batch, repeats, engines, precision, limit_seconds, ceilings, check, before, trainers
+        )
         for row in found:
             row |= _find(group, row["name"]).find_run(runs)
         return found
@@ -133,27 +136,27 @@ def _measure_group(
         if index in left_out:
             continue
         identity = (subject.preset, subject.name, engine, batch)
-        if identity in warmed_up:
-            works[index] = functools.partial(step, warmed_up[identity], engine)
-            continue
-        kind = _precision_of(engine, precision)
-        try:
-            with refuse_misfits():
-                trainer = build_trainer(subject.model.config, subject.preset, batch, device, kind)
-                work = functools.partial(step, trainer, engine)
-                began = time.perf_counter()
-                work()
-                synchronize(device)
-        except PassFailed as reason:
-            left_out[index] = str(reason)
-            continue
-        seconds = time.perf_counter() - began
-        if limit_seconds is not None and seconds > limit_seconds and not earlier:
-            left_out[index] = f"one step took {format_duration(seconds)}"
+        trainer = warmed_up.get(identity)
+        if trainer is not None:
+            seconds = max(earlier[index]["samples_seconds"])
         else:
-            works[index] = work
+            try:
+                with refuse_misfits():
+                    kind = _precision_of(engine, precision)
+                    trainer = build_trainer(subject.model.config, subject.preset, batch, device, kind)
+                    began = time.perf_counter()
+                    step(trainer, engine)
+                    synchronize(device)
+            except PassFailed as reason:
+                left_out[index] = str(reason)
+                continue
+            seconds = time.perf_counter() - began
+            if limit_seconds is not None and seconds > limit_seconds and not earlier:
+                left_out[index] = f"one step took {format_duration(seconds)}"
+                continue
             warmed_up[identity] = trainer
-            slowest = max(slowest, seconds)
+        works[index] = functools.partial(step, trainer, engine)
+        slowest = max(slowest, seconds)
     counted = repeats if limit_seconds is None else max(1, min(repeats, int(limit_seconds / max(slowest, 1e-9))))
     # Warmed up above.
     timings = dict(zip(works, measure_interleaved(list(works.values()), [], counted, device), strict=True))

@@ -2,6 +2,9 @@
 
 import os
 import signal
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +27,12 @@ def measure(setup):
             raise {"memory": MemoryError, "value": ValueError}[value]("odd heads\\nand more")
         if name == "kill":
             os.kill(os.getpid(), value)
+        if name == "kill_parent":
+            os.kill(os.getppid(), value)
+            time.sleep(1)
+        if name == "tell":
+            with open(value, "w") as file:
+                file.write(f"{os.getpid()}\\n")
         if name == "sleep":
             time.sleep(value)
         if name == "print":
@@ -99,24 +108,74 @@ def test_what_is_printed_is_no_answer(folder) -> None:
     assert run_fresh("odd", {"print": '{"found": {}}\n'}, 60)["seen"] == 1
 
 
+def test_nor_is_what_a_module_prints_when_it_is_loaded(folder) -> None:
+    (folder / "loud.py").write_text("print('loaded')\n\n\ndef measure(setup):\n    return setup\n")
+    assert [run_fresh("loud", {"number": number}, 60) for number in range(2)] == [{"number": 0}, {"number": 1}]
+
+
 def test_a_server_that_was_ended_is_replaced(folder, raises_one_line) -> None:
     server = run_fresh("odd", {}, 60)["parent"]
     os.kill(server, signal.SIGKILL)
     os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
+    again = run_fresh("odd", {}, 60)["parent"]
+    assert again != server
     with raises_one_line(PassFailed, "needs more memory than there is"):
-        run_fresh("odd", {}, 60)
-    assert run_fresh("odd", {}, 60)["parent"] != server
+        run_fresh("odd", {"kill_parent": int(signal.SIGKILL)}, 60)
+    assert run_fresh("odd", {}, 60)["parent"] != again
 
 
-def test_no_answer_is_taken_for_that_to_another_question(folder, monkeypatch) -> None:
-    """Ctrl-C comes while one is measured: what is measured next starts anew."""
+def test_a_server_that_cannot_start_says_why(folder, monkeypatch, raises_one_line) -> None:
+    (folder / "broken").mkdir()
+    (folder / "broken" / "torch.py").write_text("raise ImportError('libgomp.so.1: cannot open')")
+    end_server()
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder / "broken"))
+        with raises_one_line(PassFailed, "failed: ImportError: libgomp.so.1: cannot open"):
+            run_fresh("odd", {}, 60)
+    assert run_fresh("odd", {}, 60)["seen"] == 1
+
+
+def wait_for_pid(path: Path) -> int:
+    while not path.exists() or not path.read_text().endswith("\n"):
+        time.sleep(0.01)
+    return int(path.read_text())
+
+
+def is_alive(pid: int) -> bool:
+    # One that has ended stays in the list until its parent, init for an orphan, has asked how.
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
+def test_an_interrupted_caller_leaves_no_process_and_takes_no_answer_for_another(folder, monkeypatch, tmp_path) -> None:
     server = fresh_process._find_server()
+    pid = tmp_path / "pid"
 
     def interrupt() -> str:
+        wait_for_pid(pid)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(server.stdout, "readline", interrupt)
+    monkeypatch.setattr(server.answers, "readline", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        run_fresh("odd", {}, 60)
-    assert server.poll() is not None
-    assert run_fresh("odd", {}, 60)["parent"] != server.pid
+        run_fresh("odd", {"tell": str(pid), "sleep": 600}, 60)
+    assert server.process.poll() is not None
+    assert not is_alive(wait_for_pid(pid))
+    assert run_fresh("odd", {}, 60)["parent"] != server.process.pid
+
+
+def test_ctrl_c_ends_what_is_measured_and_not_the_server(folder, tmp_path, raises_one_line) -> None:
+    server = run_fresh("odd", {}, 60)["parent"]
+    pid = tmp_path / "pid"
+
+    def press() -> None:
+        measured = wait_for_pid(pid)
+        for process in (server, measured):  # all that belong to a terminal are told
+            os.kill(process, signal.SIGINT)
+
+    pressing = threading.Thread(target=press)
+    pressing.start()
+    with raises_one_line(PassFailed, "failed: KeyboardInterrupt"):
+        run_fresh("odd", {"tell": str(pid), "sleep": 600}, 60)
+    pressing.join()
+    assert run_fresh("odd", {}, 60)["parent"] == server
