@@ -67,14 +67,12 @@ def run_training_bench(
     says has been seen to.
     """
 
-    trainers: Trainers = {} if warmed_up is None else warmed_up
-
     def measure(group: Sequence[Subject], batch: int) -> list[dict[str, Any]]:
         # The same call gives the same rows in the same order.
         before = [row for row in earlier if (row["preset"], row["batch"]) == (group[0].preset, batch)]
-        found = _measure_group(
-            group, batch, repeats, engines, precision, limit_seconds, ceilings, check, before, trainers
-        )
+        # Otherwise those of a group go with it: their gradients and averages take memory.
+        kept = {} if warmed_up is None else warmed_up
+        found = _measure_group(group, batch, repeats, engines, precision, limit_seconds, ceilings, check, before, kept)
         for row in found:
             row |= _find(group, row["name"]).find_run(runs)
         return found

@@ -1,5 +1,8 @@
 """Training steps: the ones that a run takes, and what is fewer or left out where time is short."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from machine import HAS_COMPILER
@@ -169,6 +172,21 @@ def test_trainers_that_are_kept_are_warmed_up_once(subjects, monkeypatch) -> Non
         steps.clear()
     assert [row["repeats"] for row in rows] == [3, 3]
     assert sorted(name for _, name, *_ in kept) == ["linear-16", "softmax"]
+
+
+def test_trainers_go_with_their_group(subjects, monkeypatch) -> None:
+    alive = weakref.WeakSet()
+    honest = training_module.build_trainer
+
+    def build(model, preset, batch, *rest):
+        gc.collect()
+        assert {trainer.config.train.batch for trainer in alive} <= {batch}
+        trainer = honest(model, preset, batch, *rest)
+        alive.add(trainer)
+        return trainer
+
+    monkeypatch.setattr(training_module, "build_trainer", build)
+    run_training_bench(subjects, [2, 3], 1, "fp32", checked=True)
 
 
 def test_bits_stand_beside_the_model_that_was_trained(subjects, tmp_path) -> None:
