@@ -35,16 +35,19 @@ METHODS = ("linear", "softmax", "lsh-1=lsh:rounds=1", "lsh-4=lsh:rounds=4")
 COPY_METHODS = ("linear", "softmax", "lsh-4=lsh:rounds=4")
 NETWORKS = ("mnist-paper", "cifar10-paper")
 # What each part gets of the time that is left when it begins, in relation to the parts after it.
-_SHARES = {"sampling": 0.42, "training": 0.18, "scaling": 0.2, "memory": 0.07, "copy": 0.13}
+_SHARES = {"sampling": 0.38, "training": 0.2, "scaling": 0.2, "memory": 0.07, "copy": 0.15}
 # A part that takes so many times what it was given is broken off.
 _PATIENCE = 1.25
 # Of what a row is given, the part for its repeats; the rest is for checks, probes and, in every round, warming up.
 _TIMED_SHARE = 0.5
+# A re-run may take so many times what another row may: it is four passes, of which none can be cut.
+_RERUN_PATIENCE = 6
 _FIRST_RESULTS_SECONDS = 30.0
 # What comparing the two executions of every mechanism may take, before anything is timed.
 _STARTING_SECONDS = 30.0
-# Of the time for all lengths, what one mechanism may take at one: softmax at the longest has to be left out, not all.
-_LONGEST_POINT_SHARE = 0.12
+# Of the time for all lengths and rounds, what one mechanism may take at one length in one round: softmax at the longest
+# has to be left out, not all.
+_LONGEST_POINT_SHARE = 0.05
 # Passes of a row in one round of time against T. Most take milliseconds: a single busy moment is much longer.
 _PASSES_OF_ROUND = 3
 
@@ -208,12 +211,21 @@ class PaperBench:
         groups = {network[0]: self._subjects(network, self._precision) for network in self._networks}
         if foreign := self._foreign_runs():
             groups["runs"] = load_subjects(foreign, self._device, self._precision)
-        each = seconds / len(groups) / len(self._sizes.batches) / self._sizes.rounds
+        largest = self._sizes.largest_batches
+        wanted = [
+            (batch, name)
+            for batch, name in itertools.product(self._sizes.batches, groups)
+            if batch <= largest.get(name, batch)
+        ]
+        self.result.reduced += [
+            f"sampling {name}: batches of at most {largest[name]}" for name in groups if name in largest
+        ]
+        each = seconds / len(wanted) / self._sizes.rounds
         ends = time.monotonic() + seconds + _STARTING_SECONDS
         took = dict.fromkeys(groups, 0.0)
-        wanted = list(itertools.product(self._sizes.batches, groups))
         try:
-            for number in self._rounds("sampling", ends):
+            # Memory that was touched before is quick to come by, and nothing is probed again.
+            for number in self._rounds("sampling", ends, first_costs=3.0):
                 for batch, name in wanted.copy():
                     began = time.monotonic()
                     if number == 1 and began + took[name] > ends:  # a larger batch takes no less
@@ -226,9 +238,17 @@ class PaperBench:
                         limit = min(limit, _FIRST_RESULTS_SECONDS / rows)
                     # The methods are compared once, in the first network, and so are the runs.
                     first = number == 1 and batch == self._sizes.batches[0]
+                    plan = SamplingPlan(
+                        [batch],
+                        repeats=1,
+                        limit_seconds=limit,
+                        runs=self._runs,
+                        earlier=list(self.result.sampling),
+                        rerun_limit_seconds=_RERUN_PATIENCE * limit,
+                    )
                     run_sampling_bench(
                         groups[name],
-                        SamplingPlan([batch], 1, True, limit, False, self._runs, earlier=list(self.result.sampling)),
+                        plan,
                         self._precision,
                         self._ceilings,
                         functools.partial(self._keep_row, "sampling", number),
@@ -292,7 +312,7 @@ class PaperBench:
                 self._variants,
                 lengths,
                 _PASSES_OF_ROUND,
-                _LONGEST_POINT_SHARE * seconds / self._sizes.rounds,
+                _LONGEST_POINT_SHARE * seconds,
                 device=self._device,
                 report=functools.partial(self._keep_row, "scaling", number),
                 check=self._go_on,

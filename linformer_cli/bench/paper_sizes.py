@@ -1,7 +1,7 @@
 """What a budget of time allows `bench paper`: batch sizes, rounds and lengths, beside the paper's own."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .fresh_process import FORKS
 from .scaling import PASS_POSITIONS
@@ -11,29 +11,36 @@ PAPER_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 PAPER_TRAINING_BATCH = {"mnist-paper": 10, "cifar10-paper": 4}
 # One length of one mechanism, on average: a process for its memory, and in every round a few passes of as many
 # positions at any T.
-_SECONDS_PER_LENGTH = 3.5 if FORKS else 7.0
+_SECONDS_PER_LENGTH = 3.0 if FORKS else 7.0
 _FEWEST_LENGTHS = 3
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a budget allows for. Every row is timed once in each of the `rounds`, and a few times against T."""
+    """What a budget allows for. Every row is timed once in each of the `rounds`, and a few times against T.
+
+    `batches` are those of sampling, for a network in `largest_batches` up to that one.
+    """
 
     batches: Sequence[int]
     rounds: int
     training_batches: dict[str, int]
     pass_positions: int = PASS_POSITIONS
+    largest_batches: dict[str, int] = field(default_factory=dict)
 
 
 def choose_sizes(budget_seconds: float) -> Sizes:
     """Batch sizes and rounds for a budget."""
     minutes = budget_seconds / 60
     if minutes >= 30:
-        return Sizes((1, 16, 64, 256), 5, dict(PAPER_TRAINING_BATCH))
+        return Sizes((1, 16, 64, 256), 16, dict(PAPER_TRAINING_BATCH))
     if minutes >= 5:
-        # A few rounds of small batches tell more than one of large ones.
-        return Sizes((1, 16, 64), 4, {"mnist-paper": 4, "cifar10-paper": 1}, PASS_POSITIONS // 4)
-    return Sizes((1, 16), 2, {"mnist-paper": 2, "cifar10-paper": 1}, PASS_POSITIONS // 8)
+        # Many rounds of small batches tell more than a few of large ones, and the keys and values of 64 images of
+        # CIFAR-10 are 6 GB, which take longer to come by than what is timed.
+        return Sizes(
+            (1, 16, 64), 12, {"mnist-paper": 4, "cifar10-paper": 1}, PASS_POSITIONS // 4, {"cifar10-paper": 16}
+        )
+    return Sizes((1, 16), 4, {"mnist-paper": 2, "cifar10-paper": 1}, PASS_POSITIONS // 8)
 
 
 def choose_lengths(seconds: float, methods: int) -> list[int]:

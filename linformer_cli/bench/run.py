@@ -50,7 +50,8 @@ class SamplingPlan:
     """How sampling is timed.
 
     `limit_seconds` bounds what all repeats of one row may take: a longer image is timed around its middle only, and a
-    longer re-run is left out. None times whole images whatever they take. `engines` step, each in rows of its own.
+    longer re-run, which cannot be cut, is left out, by `rerun_limit_seconds` where that is given. None times whole
+    images whatever they take. `engines` step, each in rows of its own.
 
     `earlier` has the rows that the same plan gave before: the same work is timed again and their samples count too.
     What they left out stays left out.
@@ -64,6 +65,7 @@ class SamplingPlan:
     runs: Sequence[TrainedRun] = ()
     engines: Sequence[str] = (AUTO,)
     earlier: Sequence[dict[str, Any]] = ()
+    rerun_limit_seconds: float | None = None
 
 
 def run_sampling_bench(
@@ -248,12 +250,13 @@ def _plan_steps(subject: Subject, batch: int, plan: SamplingPlan, engine: str, c
 
 def _plan_rerun(subject: Subject, batch: int, plan: SamplingPlan, check: Check) -> _Row:
     case = build_rerun_case(subject.model, batch, check)
-    if plan.limit_seconds is not None:
+    limit = plan.rerun_limit_seconds or plan.limit_seconds
+    if limit is not None:
         # The first prefix is the shortest: all of them take at least as much longer as they are longer together.
         first = _time_second(case, str(subject.model.device), 1, warm_up=False)
         seconds = first * sum(SHARES) / SHARES[0] * plan.repeats
-        if seconds > 2 * plan.limit_seconds:
-            reason = f"would take about {format_duration(seconds)}, the limit is {format_duration(plan.limit_seconds)}"
+        if seconds > 2 * limit:
+            reason = f"would take about {format_duration(seconds)}, the limit is {format_duration(limit)}"
             return _Row(subject, RERUN, None, reason)
     return _Row(subject, RERUN, case)
 

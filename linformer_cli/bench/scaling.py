@@ -23,6 +23,7 @@ from .variants import Variant
 PASS_POSITIONS = 65_536
 # Passes of a point besides the repeats: the one whose memory is measured, and a warm-up.
 _EXTRA_PASSES = 2
+_CHANCES = 2
 
 
 @dataclass(frozen=True)
@@ -212,14 +213,18 @@ def _predict_misfit(history: _History, setup: PassSetup, plan: _Plan) -> str | N
 
 
 def _try(setup: PassSetup, repeats: int, limit_seconds: float) -> PassMemory:
-    """The memory of one pass; a pass so slow that the repeats would not keep the limit is the last."""
-    memory = measure_pass_memory(setup, limit_seconds)
-    if memory.seconds * (repeats + _EXTRA_PASSES) > limit_seconds:
-        raise PassFailed(
-            f"one pass took {format_duration(memory.seconds)}, too long for {repeats} repeats within "
-            f"{format_duration(limit_seconds)}"
-        )
-    return memory
+    """The memory of one pass; a pass so slow that the repeats would not keep the limit is the last.
+
+    It is given a second chance first: a busy moment of the machine is no reason to leave a mechanism out.
+    """
+    for _ in range(_CHANCES):
+        memory = measure_pass_memory(setup, limit_seconds)
+        if memory.seconds * (repeats + _EXTRA_PASSES) <= limit_seconds:
+            return memory
+    raise PassFailed(
+        f"one pass took {format_duration(memory.seconds)}, too long for {repeats} repeats within "
+        f"{format_duration(limit_seconds)}"
+    )
 
 
 def _describe(

@@ -51,6 +51,7 @@ def test_a_budget_decides_sizes() -> None:
     assert short.rounds < usual.rounds < long.rounds
     assert long.training_batches == PAPER_TRAINING_BATCH
     assert all(sizes.batches[0] == 1 for sizes in (short, usual, long))  # one image's latency
+    assert usual.largest_batches == {"cifar10-paper": 16} and not long.largest_batches
 
 
 @pytest.mark.parametrize("seconds", [1, 60, 90, 150, 300, 10_000])
@@ -152,9 +153,9 @@ def test_what_is_left_out_is_said_once(networks, quick, monkeypatch) -> None:
 
 
 def test_rounds_end_with_the_time(networks, quick, monkeypatch) -> None:
-    """A clock on which a round of training takes 30 of the 186 s that it gets: there is no time for a seventh.
+    """A clock on which a round of training takes 30 of the 193 s that it gets: there is no time for a seventh.
 
-    The first of time against T takes 150 of 210 s and the others 16: three more, as the first does more than they do.
+    The first of time against T takes 150 of 200 s and the others 16: three more, as the first does more than they do.
     """
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(paper_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
@@ -227,7 +228,7 @@ def test_a_part_that_takes_far_too_long_is_broken_off_with_what_it_has(networks,
 
 
 def test_a_batch_that_the_time_does_not_reach_is_left_out(networks, quick, monkeypatch) -> None:
-    """A clock on which the first network takes 150 s of the 282 s of sampling and the second 100 s: 32 s are left."""
+    """A clock on which the first network takes 150 s of the 258 s of sampling and the second 100 s: 8 s are left."""
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(paper_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
     seconds = {"mnist-paper": 150.0, "two": 100.0}
@@ -244,6 +245,15 @@ def test_a_batch_that_the_time_does_not_reach_is_left_out(networks, quick, monke
         "sampling mnist-paper: 1 of 5 rows are extrapolated from some positions",
         "sampling two: 1 of 5 rows are extrapolated from some positions",
     ]
+
+
+def test_a_network_may_have_smaller_batches_than_the_others(networks, quick, monkeypatch) -> None:
+    sizes = Sizes((1, 2), 1, {"mnist-paper": 2}, 64, {"two": 1})
+    monkeypatch.setattr(paper_module, "choose_sizes", lambda seconds: sizes)
+    result = PaperBench(600.0, "cpu", networks=networks).run()
+    wanted = {("mnist-paper", 1), ("mnist-paper", 2), ("two", 1)}
+    assert {(row["preset"], row["batch"]) for row in result.sampling} == wanted
+    assert [line for line in result.reduced if "at most" in line] == ["sampling two: batches of at most 1"]
 
 
 def test_memory_goes_as_far_as_the_time(networks, quick) -> None:

@@ -214,6 +214,8 @@ def test_what_does_not_fit_or_takes_too_long_says_so(subjects, monkeypatch) -> N
     assert rerun["left_out"] == "would take about 1 min 36 s, the limit is 40 s"
     assert rerun["samples_seconds"] == [] and rerun["repeats"] == 0
     assert cached["left_out"] is None
+    patient = SamplingPlan([1], 2, limit_seconds=40.0, rerun_limit_seconds=48.0)
+    assert run_sampling_bench(subjects[:1], patient, "fp32").rows[1]["left_out"] is None
     monkeypatch.setattr(run_module, "measure_free_memory", lambda device: 1000)
     for row in run_sampling_bench(subjects[:2], SamplingPlan([1], 2, rerun=False), "fp32").rows:
         assert "1000 B are free" in row["left_out"] and row["product_share"] is None

@@ -154,6 +154,22 @@ def test_a_pass_that_is_too_slow_at_the_first_length_is_not_timed(machine) -> No
     assert machine.timed == [()]
 
 
+def test_a_busy_moment_leaves_no_mechanism_out(machine, monkeypatch) -> None:
+    slow = [("softmax", 2000)]
+
+    def memory(setup, limit_seconds: float) -> PassMemory:
+        found = machine.memory(setup, limit_seconds)
+        if (setup.attention, setup.positions) in slow:
+            slow.clear()
+            return PassMemory(found.peak_bytes, 50.0)
+        return found
+
+    monkeypatch.setattr(scaling_module, "measure_pass_memory", memory)
+    report = run_scaling_bench(VARIANTS, [1000, 2000, 4000], 3, 100, batch=1)
+    assert set(left_out(report).values()) == {None} and not slow
+    assert machine.measured.count(("softmax", 2000)) == 2 and len(machine.measured) == 7
+
+
 def test_the_batch_is_scaled_inversely_and_figures_are_of_one_sequence(machine) -> None:
     machine.free = None
     report = run_scaling_bench(VARIANTS, [512, 4096, 131_072], 3, 1e9)
