@@ -1,0 +1,185 @@
+"""Numbers that are none and losses that jump: what is said and what is kept."""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from training_runs import STEPS, Watcher, begin, train
+
+from linformer_cli.checkpoint import load_training_state, read_checkpoint
+from linformer_cli.errors import Interrupted, TrainingError
+from linformer_cli.training.loop import Trainer
+from linformer_cli.training.progress import LossTrend
+
+
+def poison(trainer: Trainer) -> Callable[[], None]:
+    def action() -> None:
+        with torch.no_grad():
+            trainer.model.head.projection.bias[0] = math.nan
+
+    return action
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_loss_that_is_no_number_names_the_step_and_leaves_the_last_checkpoint(
+    configure, tmp_path, raises_one_line, precision
+) -> None:
+    trainer = begin(configure(), tmp_path / "run", precision)
+    watcher = Watcher()
+    watcher.at("log", 4, poison(trainer))
+    with raises_one_line(TrainingError, "not a finite number at step 4", str(trainer.folder.last), "--learning-rate"):
+        train(trainer, watcher)
+    again = begin(configure(), tmp_path / "run", precision)
+    again.resume()
+    assert again.progress.step == 3
+    assert all(bool(torch.isfinite(parameter).all()) for parameter in again.model.parameters())
+    train(again)
+    assert again.progress.step == STEPS
+
+
+def test_a_gradient_that_is_no_number_is_noticed_before_the_weights_are_changed(
+    configure, tmp_path, monkeypatch
+) -> None:
+    trainer = begin(configure(), tmp_path / "run")
+    mean_nats = trainer._mean_nats
+
+    def broken(start: int) -> torch.Tensor:
+        nats = mean_nats(start)
+        if trainer.progress.step == 2:
+            nats.register_hook(lambda gradient: gradient * math.inf)
+        return nats
+
+    monkeypatch.setattr(trainer, "_mean_nats", broken)
+    with pytest.raises(TrainingError, match="step 2"):
+        train(trainer)
+    assert all(bool(torch.isfinite(parameter).all()) for parameter in trainer.model.parameters())
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_an_evaluation_that_is_no_number_is_one_line_and_nothing_best(
+    configure, tmp_path, raises_one_line, finished
+) -> None:
+    # Diverged since the last step, so that the evaluation is the first to meet it.
+    trainer = begin(configure(steps=4 if finished else STEPS, evaluate_every=4), tmp_path / "run")
+    watcher = Watcher()
+    watcher.at("log", 4, poison(trainer))
+    with raises_one_line(TrainingError, "not a finite number", "step 4"):
+        train(trainer, watcher)
+    assert not trainer.folder.best.exists()
+    assert read_checkpoint(trainer.folder.last).info.training.step == 3
+
+
+def test_the_step_that_fails_names_its_images(configure, tmp_path) -> None:
+    trainer = begin(configure(), tmp_path / "run")
+    watcher = Watcher()
+    watcher.at("log", 8, poison(trainer))
+    with pytest.raises(TrainingError) as error:
+        train(trainer, watcher)
+    # 8 steps of 4 images lie behind, of 30: the ninth batch is the first of the second epoch, from its third image on.
+    images = ", ".join(map(str, trainer.batches.batch(32, 3)))
+    assert f"at step 8 (loss nan, gradient norm nan), batch 1 of epoch 2 (training images {images}, ...)" in str(
+        error.value
+    )
+
+
+def let_loss_jump(trainer: Trainer, monkeypatch: pytest.MonkeyPatch, step: int) -> list[float]:
+    """Four steps from `step` on have a hundred times the loss; returns all losses, as they come."""
+    train_step, losses = trainer._train_step, []
+
+    def jumping(rate: float) -> tuple[float, float]:
+        nats, norm = train_step(rate)
+        losses.append(100 * nats if step <= trainer.progress.step < step + 4 else nats)
+        return losses[-1], norm
+
+    monkeypatch.setattr(trainer, "_train_step", jumping)
+    return losses
+
+
+# The weights that were saved at step 60 are those that give the loss of step 60.
+@pytest.mark.parametrize(("jump", "saved"), [(60, 55), (61, 60)])
+def test_the_save_that_is_kept_is_one_whose_loss_was_good(configure, tmp_path, monkeypatch, jump, saved) -> None:
+    trainer = begin(configure(steps=64, evaluate_every=100, sample_every=0, save_every=5), tmp_path / "run")
+    let_loss_jump(trainer, monkeypatch, jump)
+    assert len(train(trainer).spikes) == 1
+    kept = read_checkpoint(trainer.folder.kept / f"before-spike-00000{jump}")
+    assert kept.info.training.step == saved and load_training_state(kept).values["step"] == saved
+    assert not trainer.folder.previous.exists()
+
+
+def test_a_loss_that_jumps_in_the_first_step_after_resume_has_the_save_before_kept(
+    configure, tmp_path, monkeypatch
+) -> None:
+    config = configure(steps=64, evaluate_every=100, sample_every=0, save_every=5, log_every=5)
+    with pytest.raises(Interrupted):
+        train(begin(config, tmp_path / "run"), Watcher().at("log", 60))
+    resumed = begin(config, tmp_path / "run")
+    resumed.resume()
+    let_loss_jump(resumed, monkeypatch, 60)
+    assert len(train(resumed).spikes) == 1
+    assert read_checkpoint(resumed.folder.kept / "before-spike-0000060").info.training.step == 55
+
+
+def test_a_save_that_cannot_be_kept_before_a_spike_ends_nothing(configure, tmp_path, monkeypatch) -> None:
+    trainer = begin(configure(steps=70, evaluate_every=100, sample_every=0, save_every=5), tmp_path / "run")
+    let_loss_jump(trainer, monkeypatch, 63)
+    (trainer.folder.path / "kept").write_text("in the way")
+    (message,) = train(trainer).spikes
+    assert "what was saved before it could not be kept: cannot read or write" in message
+    assert read_checkpoint(trainer.folder.last).info.training.step == 70
+
+
+def test_a_loss_that_jumps_is_said_once_and_the_save_before_it_kept(configure, tmp_path, monkeypatch) -> None:
+    trainer = begin(configure(steps=70, evaluate_every=100, sample_every=0, save_every=5), tmp_path / "run")
+    losses = let_loss_jump(trainer, monkeypatch, 63)
+    watcher = train(trainer)
+    (message,) = watcher.spikes
+    kept = trainer.folder.kept / "before-spike-0000063"
+    images = ", ".join(map(str, trainer.batches.batch(63 * 4, 3)))
+    assert f"at step 63, batch 4 of epoch 9 (training images {images}, ...)" in message
+    trend = functools.reduce(LossTrend.follow, losses[:63], LossTrend())
+    before, after = (nats / math.log(2) for nats in (trend.mean, losses[63]))
+    assert f"the loss jumped from {before:.3f} to {after:.3f} bits/dim" in message
+    assert str(kept) in message
+    assert read_checkpoint(kept).info.training.step == 60
+    assert load_training_state(read_checkpoint(kept)).values["step"] == 60
+
+
+def test_steps_that_are_timed_are_counted(configure, tmp_path) -> None:
+    """What a mechanism does every so many steps must not be part of each."""
+    model = {"attention": "performer", "attention_options": {"redraw_every": 3}}
+    trainer = begin(configure(model=model), tmp_path / "run")
+    attention = trainer.model.blocks[0].inner
+    drawn = []
+    for _ in range(7):
+        trainer.take_step()
+        drawn.append(attention.directions.clone())
+    changed = [not torch.equal(one, other) for one, other in itertools.pairwise(drawn)]
+    assert changed == [False, False, True, False, False, True]
+
+
+def test_a_trend_knows_noise_from_a_jump() -> None:
+    trend = LossTrend()
+    noise = torch.Generator().manual_seed(0)
+    for step in range(400):  # falls, with a noise of a tenth
+        trend = trend.follow((0.5 + 3 * 0.97**step) * (1 + 0.1 * float(torch.randn((), generator=noise))))
+        assert not trend.high, step
+    assert trend.mean == pytest.approx(0.5, abs=0.05)
+    assert trend.follow(1.2).high
+    lasting = trend
+    for _ in range(200):
+        lasting = lasting.follow(1.2)
+    assert not lasting.high, "a new level that lasts is normal in the end"
+    assert not LossTrend().follow(9.0).high, "the first loss is nothing to compare with"
+    assert trend.follow(1e6).mean == pytest.approx(0.5, abs=0.05), "one loss that is far off moves the trend little"
+
+
+def test_a_jump_is_far_above_both_the_mean_and_the_noise() -> None:
+    noisy = functools.reduce(LossTrend.follow, [1.0, 3.0] * 100, LossTrend())
+    assert not noisy.follow(5.0).high
+    assert noisy.follow(20.0).high
+    steady = functools.reduce(LossTrend.follow, [1.0] * 200, LossTrend())
+    assert not steady.follow(1.4).high
+    assert steady.follow(1.6).high

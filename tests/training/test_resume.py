@@ -1,0 +1,408 @@
+"""Resumed a run is what it would have been; stopped it is saved."""
+
+import dataclasses
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from training_runs import (
+    EVALUATE_EVERY,
+    REDRAWN,
+    STEPS,
+    TRAIN,
+    VALIDATION,
+    Watcher,
+    all_equal,
+    begin,
+    read_metrics,
+    record_order,
+    train,
+)
+
+from linformer_cli.checkpoint import (
+    WEIGHTS,
+    TrainingState,
+    load_model,
+    load_training_state,
+    read_checkpoint,
+    save_checkpoint,
+)
+from linformer_cli.data.batches import shift_images
+from linformer_cli.errors import CheckpointError, DataError, Interrupted, UsageError
+from linformer_cli.evaluation.bits import measure_bits
+from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.runtime import StopRequest
+from linformer_cli.training import loop as loop_module
+from linformer_cli.training.loop import Trainer, build_model
+from linformer_cli.training.progress import Progress
+from linformer_cli.training.run_folder import RunFolder
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not list what is mapped into memory")
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_resumed_run_holds_none_of_the_files_that_it_goes_on_to_replace(configure, tmp_path, optimizer) -> None:
+    config = configure(optimizer=optimizer)
+    train(begin(config, tmp_path / "run"))
+    trainer = begin(config, tmp_path / "run")
+    trainer.resume()
+    assert len(trainer.optimizer.state) > 0
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
+def test_metrics_that_a_spreadsheet_saved_are_read_and_others_refused_in_one_line(
+    configure, tmp_path, raises_one_line
+) -> None:
+    trainer = begin(configure(), tmp_path / "run")
+    train(trainer)
+    file = trainer.folder.metrics_file
+    known = file.read_text()
+    file.write_text("\ufeff" + known + "1,2" + "," * 20 + "\r\n", newline="")
+    begin(trainer.config, tmp_path / "run").resume()
+    assert file.read_text() == known
+    file.write_text(known.replace(",", ";"), newline="")
+    with raises_one_line(DataError, str(file), "has no column 'step'"):
+        begin(trainer.config, tmp_path / "run").resume()
+
+
+SETTINGS = [
+    pytest.param({"optimizer": optimizer, "accumulation": accumulation}, precision, id=f"{optimizer}-{precision}")
+    for optimizer, accumulation, precision in (
+        ("adamw", 1, "fp32"),
+        ("radam", 2, "fp32"),
+        ("adamw", 2, "bf16"),
+        ("radam", 1, "bf16"),
+    )
+]
+SETTINGS.append(pytest.param({"ema": 0.9, "keep_last": 2}, "fp32", id="averaged"))
+SETTINGS.append(pytest.param({"optimizer": "muon", "accumulation": 2, "ema": 0.9}, "fp32", id="muon"))
+SETTINGS.append(pytest.param({"shift": 2, "accumulation": 2}, "fp32", id="shifted"))
+SETTINGS.append(pytest.param({"model": {"classes": 62}}, "fp32", id="classes"))
+SETTINGS.append(pytest.param({"ema": 0.9, "model": REDRAWN}, "fp32", id="redrawn"))
+
+
+def check_same(resumed: RunFolder, whole: RunFolder) -> None:
+    for name in ("last", "best"):
+        ours, theirs = (load_file(folder.path / name / WEIGHTS) for folder in (resumed, whole))
+        assert all_equal(ours, theirs), name
+    ours, theirs = (load_training_state(read_checkpoint(folder.last)) for folder in (resumed, whole))
+    assert all_equal(ours.tensors, theirs.tensors)
+    assert any(key.startswith("optimizer.") for key in ours.tensors)
+    for state in (ours, theirs):
+        state.values.pop("elapsed_seconds")
+    assert ours.values == theirs.values
+    assert read_metrics(resumed) == read_metrics(whole)
+    summaries = [read_checkpoint(folder.best).info.training for folder in (resumed, whole)]
+    assert len({summary.model_copy(update={"elapsed_seconds": 0.0}).model_dump_json() for summary in summaries}) == 1
+    grids = [sorted(path.name for path in folder.samples.iterdir()) for folder in (resumed, whole)]
+    assert grids[0] == grids[1]
+    for name in grids[0]:
+        assert (resumed.samples / name).read_bytes() == (whole.samples / name).read_bytes()
+
+
+@pytest.mark.parametrize(("settings", "precision"), SETTINGS)
+@pytest.mark.parametrize(
+    ("event", "step", "stopped_at"),
+    [
+        # Seen after the next step: neither logged nor evaluated nor saved there otherwise, half an interval is open.
+        ("save", 6, 7),
+        # Due for evaluation and a grid, which the resumed run makes up for before it goes on.
+        ("save", 9, 10),
+        # Seen at once, where a row of metrics was just written.
+        ("log", 8, 8),
+    ],
+)
+def test_a_stopped_and_resumed_run_is_the_uninterrupted_one_bit_for_bit(
+    configure, uninterrupted, tmp_path, monkeypatch, settings, precision, event, step, stopped_at
+) -> None:
+    whole, order = uninterrupted(settings, precision)
+    config = configure(**settings)
+    first = begin(config, tmp_path / "run", precision)
+    seen = record_order(first, monkeypatch)
+    with pytest.raises(Interrupted, match=f"topped at step {stopped_at}"):
+        train(first, Watcher().at(event, step))
+    assert read_checkpoint(first.folder.last).info.training.step == stopped_at
+    torch.manual_seed(12345)  # another process has another random state
+    second = begin(config, tmp_path / "run", precision)
+    seen_later = record_order(second, monkeypatch)
+    second.resume()
+    assert second.progress.step == stopped_at
+    train(second)
+    assert seen + seen_later == order
+    check_same(second.folder, whole)
+
+
+@pytest.mark.parametrize(("settings", "precision"), SETTINGS[:2])
+@pytest.mark.parametrize(("event", "step", "saved_at"), [("log", 8, 6), ("sample", 10, 9), ("log", 12, 9)])
+def test_a_killed_run_is_resumed_from_its_last_save_bit_for_bit(
+    configure, uninterrupted, tmp_path, settings, precision, event, step, saved_at
+) -> None:
+    def kill() -> None:
+        raise KeyboardInterrupt
+
+    whole, _ = uninterrupted(settings, precision)
+    config = configure(**settings)
+    first = begin(config, tmp_path / "run", precision)
+    with pytest.raises(KeyboardInterrupt):
+        train(first, Watcher().at(event, step, kill))
+    assert int(read_metrics(first.folder)[-1]["step"]) > saved_at
+    second = begin(config, tmp_path / "run", precision)
+    second.resume()
+    assert second.progress.step == saved_at
+    train(second)
+    check_same(second.folder, whole)
+
+
+def test_a_run_can_be_stopped_at_every_step(configure, uninterrupted, tmp_path) -> None:
+    settings, precision = SETTINGS[0].values
+    whole, _ = uninterrupted(settings, precision)
+    config = configure(**settings)
+    for step in range(1, STEPS + 1):
+        trainer = begin(config, tmp_path / "run", precision)
+        if step > 1:
+            trainer.resume()
+        stop = StopRequest()
+        take_step = trainer._train_step
+
+        def train_step(rate: float, stop=stop, take_step=take_step) -> tuple[float, float]:
+            stop.signal_number = int(signal.SIGTERM)
+            return take_step(rate)
+
+        trainer._train_step = train_step  # type: ignore[method-assign]
+        with pytest.raises(Interrupted, match=rf"topped at step {step}\b"):
+            train(trainer, Watcher(stop))
+    last = begin(config, tmp_path / "run", precision)
+    last.resume()
+    train(last)
+    check_same(last.folder, whole)
+
+
+def test_what_a_resumed_run_makes_up_for_is_not_counted_twice(configure, uninterrupted, tmp_path) -> None:
+    # Stopped where an evaluation was due, made up for it, and killed before the next save.
+    def kill() -> None:
+        raise KeyboardInterrupt
+
+    settings, precision = SETTINGS[0].values
+    whole, _ = uninterrupted(settings, precision)
+    config = configure(**settings)
+    for watcher, ends in ((Watcher().at("save", 9), Interrupted), (Watcher().at("log", 12, kill), KeyboardInterrupt)):
+        trainer = begin(config, tmp_path / "run", precision)
+        if ends is KeyboardInterrupt:
+            trainer.resume()
+            assert trainer.progress.step == 10
+        with pytest.raises(ends):
+            train(trainer, watcher)
+    last = begin(config, tmp_path / "run", precision)
+    last.resume()
+    assert last.progress.step == 10
+    train(last)
+    check_same(last.folder, whole)
+
+
+def test_dropout_and_the_seed_matter(configure, uninterrupted, tmp_path) -> None:
+    # Or the comparisons above could not notice a random state that was not kept.
+    settings, precision = SETTINGS[0].values
+    whole, _ = uninterrupted(settings, precision)
+    weights = load_file(whole.last / WEIGHTS)
+    for number, changes in enumerate(({"dropout": 0.0}, {"seed": 1}, {"learning_rate": 9e-3})):
+        trainer = begin(configure(**settings, **changes), tmp_path / str(number), precision)
+        train(trainer)
+        assert not all_equal(load_file(trainer.folder.last / WEIGHTS), weights)
+
+
+def test_training_images_are_shifted_and_validation_is_not(configure, tmp_path, monkeypatch) -> None:
+    read: list[Any] = []
+    convert = loop_module.images_to_values
+
+    def recorded(images: Any, levels: int) -> torch.Tensor:
+        read.append(images)
+        return convert(images, levels)
+
+    monkeypatch.setattr(loop_module, "images_to_values", recorded)
+    trainer = begin(configure(shift=1, steps=2, accumulation=2, sample_every=0), tmp_path / "run")
+    order = record_order(trainer, monkeypatch)
+    train(trainer)
+    stored = [TRAIN.images[indices] for indices in order]
+    shifts = [trainer.batches.shifts(4 * number, 4, 1) for number in range(4)]
+    assert len(read) == 4  # two steps of two batches; validation has its own conversion
+    for images, before, moves in zip(read, stored, shifts, strict=True):
+        assert not (images == before).all()
+        assert (images == shift_images(before, moves)).all()
+    # What validation reads is the set as it is.
+    assert trainer.progress.validation_bits_per_dim == measure_bits(trainer.model, VALIDATION.images).bits_per_dim
+
+
+def test_every_image_comes_with_its_label(configure, tmp_path, monkeypatch) -> None:
+    told: list[list[int]] = []
+    nats = PixelModel.nats
+
+    def recorded(self: PixelModel, values: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
+        if self.training:
+            assert labels is not None
+            told.append(labels.tolist())
+        return nats(self, values, labels)
+
+    monkeypatch.setattr(PixelModel, "nats", recorded)
+    config = configure(model={"classes": 62}, steps=9, accumulation=2, sample_every=0, evaluate_images=4)
+    trainer = begin(config, tmp_path / "run")
+    order = record_order(trainer, monkeypatch)
+    train(trainer)
+    assert TRAIN.labels is not None and VALIDATION.labels is not None
+    assert told == [TRAIN.labels[indices].tolist() for indices in order]
+    measured = measure_bits(trainer.model, VALIDATION.images[:4], labels=VALIDATION.labels)
+    assert trainer.progress.validation_bits_per_dim == measured.bits_per_dim
+
+
+def test_a_model_with_classes_needs_labels(configure, tmp_path, raises_one_line) -> None:
+    unlabelled = dataclasses.replace(VALIDATION, labels=None)
+    config = configure(model={"classes": 62})
+    for images in ((TRAIN, unlabelled), (unlabelled, VALIDATION)):
+        with raises_one_line(DataError, "'glyphs' has no labels"):
+            Trainer(config, RunFolder(tmp_path / "run"), *images, "cpu", "fp32")
+
+
+def test_bf16_is_really_used(configure, uninterrupted) -> None:
+    ours, theirs = (uninterrupted({"optimizer": "adamw", "accumulation": 2}, name)[0] for name in ("bf16", "fp32"))
+    weights = [load_file(folder.last / WEIGHTS) for folder in (ours, theirs)]
+    assert not all_equal(*weights)
+    assert {tensor.dtype for tensor in weights[0].values()} == {torch.float32}
+
+
+def test_the_untrained_weights_depend_on_the_seed_alone(configure) -> None:
+    torch.manual_seed(5)
+    ours = build_model(configure(seed=3)).state_dict()
+    torch.manual_seed(6)
+    assert all_equal(ours, build_model(configure(seed=3, batch=2)).state_dict())
+    assert not all_equal(ours, build_model(configure(seed=4)).state_dict())
+
+
+# Stopping
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stop_saves_and_tells_how_to_go_on(configure, tmp_path, raises_one_line, number, exit_code) -> None:
+    trainer = begin(configure(), tmp_path / "run")
+    path = str(tmp_path / "run")
+    with raises_one_line(Interrupted, "topped at step 7", "saved", f"lintx train --resume '{path}'") as error:
+        train(trainer, Watcher(signal_number=number).at("save", 6))
+    assert error.value.exit_code == exit_code
+    assert all_equal(load_model(trainer.folder.last).state_dict(), trainer.model.state_dict())
+
+
+@pytest.mark.parametrize("work", ["evaluation", "grid"])
+def test_a_stop_does_not_wait_for_an_evaluation_or_a_grid(
+    configure, uninterrupted, tmp_path, monkeypatch, work
+) -> None:
+    """It is given up, the run saved, and after --resume it is made anew: nothing differs in the end."""
+    whole, _ = uninterrupted({}, "fp32")
+    trainer, watcher = begin(configure(), tmp_path / "run"), Watcher()
+    calls: list[int] = []
+
+    def stop_inside(owner: object, name: str) -> None:
+        original = getattr(owner, name)
+
+        def call(*arguments: Any) -> Any:
+            if trainer.progress.step == EVALUATE_EVERY:
+                calls.append(1)
+                watcher.stop.signal_number = int(signal.SIGTERM)
+            return original(*arguments)
+
+        monkeypatch.setattr(owner, name, call)
+
+    stop_inside(trainer.model, "nats" if work == "evaluation" else "init_state")
+    if work == "evaluation":  # training uses the same method; only validation is to be stopped inside
+        monkeypatch.setattr(loop_module, "measure_bits", lambda *a, **k: measure_bits(*a, batch=2, **k))
+    with pytest.raises(Interrupted, match=f"topped at step {EVALUATE_EVERY}, saved"):
+        train(trainer, watcher)
+    assert len(calls) == 1, "it went on after the stop"
+    assert ("best" if work == "evaluation" else "sample", EVALUATE_EVERY) not in watcher.events
+    assert trainer.model.training
+    again = begin(configure(), tmp_path / "run")
+    again.resume()
+    train(again)
+    check_same(again.folder, whole)
+
+
+def test_a_run_that_was_killed_before_its_first_save_begins_anew(configure, uninterrupted, tmp_path) -> None:
+    whole, _ = uninterrupted({}, "fp32")
+    trainer = begin(configure(), tmp_path / "run")
+    trainer.folder.append_metrics({"step": 0, "images": 0, "validation_bits_per_dim": 4.0})
+    trainer.resume()
+    assert trainer.progress == Progress()
+    train(trainer)
+    check_same(trainer.folder, whole)
+
+
+def test_a_run_that_has_lost_its_saves_does_not_begin_anew(configure, tmp_path, raises_one_line) -> None:
+    trainer = begin(configure(), tmp_path / "run")
+    train(trainer)
+    shutil.rmtree(trainer.folder.last)
+    with raises_one_line(CheckpointError, str(trainer.folder.last)):
+        begin(configure(), tmp_path / "run").resume()
+    assert len(read_metrics(trainer.folder)) > 3
+
+
+def test_a_training_state_of_another_model_is_one_line(configure, tmp_path, raises_one_line) -> None:
+    trainer = begin(configure(), tmp_path / "run")
+    train(trainer)
+    checkpoint = read_checkpoint(trainer.folder.last)
+    state = load_training_state(checkpoint)
+    for change in (
+        lambda tensors, values: tensors.pop("random.cpu"),
+        lambda tensors, values: tensors.update({"random.cpu": tensors["random.cpu"][:7]}),
+        lambda tensors, values: tensors.update({"optimizer.0.exp_avg": torch.zeros(3)}),
+        lambda tensors, values: tensors.update({"optimizer.900.exp_avg": torch.zeros(3)}),
+        lambda tensors, values: tensors.update({"optimizer.x.exp_avg": torch.zeros(3)}),
+        lambda tensors, values: values.update(steps=3),
+        lambda tensors, values: values.update(loss={"level": 1}),
+    ):
+        tensors, values = dict(state.tensors), dict(state.values)
+        change(tensors, values)
+        save_checkpoint(trainer.folder.last, trainer.model, checkpoint.info, TrainingState(tensors, values))
+        again = begin(configure(), tmp_path / "run")
+        with raises_one_line(CheckpointError, "training state", str(trainer.folder.last)):
+            again.resume()
+
+
+def test_a_run_does_not_go_on_with_other_images(configure, tmp_path, raises_one_line) -> None:
+    trainer = begin(configure(), tmp_path / "run")
+    train(trainer)
+    before = read_metrics(trainer.folder)
+    fewer = dataclasses.replace(TRAIN, images=TRAIN.images[1:])
+    with raises_one_line(DataError, "has 30 training images, 'glyphs' holds 29 now", "start a new run"):
+        Trainer(configure(), trainer.folder, fewer, VALIDATION, "cpu", "fp32").resume()
+    assert read_metrics(trainer.folder) == before
+
+
+def test_images_of_another_size_are_refused(configure, tmp_path, raises_one_line) -> None:
+    for pixels in (TRAIN.images[:, 1:], TRAIN.images[:, :, 1:], TRAIN.images.repeat(3, axis=3)):
+        other = dataclasses.replace(TRAIN, images=pixels)
+        found = " x ".join(map(str, pixels.shape[1:]))
+        with raises_one_line(UsageError, "images of 8 x 8 x 1", f"'glyphs' has {found}"):
+            Trainer(configure(), RunFolder(tmp_path / "run"), other, VALIDATION, "cpu", "fp32")
+
+
+@pytest.mark.parametrize("kind", [torch.OutOfMemoryError, RuntimeError])
+def test_memory_that_runs_out_in_a_resume_is_not_blamed_on_the_state(configure, tmp_path, monkeypatch, kind) -> None:
+    train(begin(configure(), tmp_path / "run"))
+
+    def run_out(*_: object) -> None:
+        raise kind("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr("linformer_cli.training.loop.load_optimizer_tensors", run_out)
+    with pytest.raises(kind, match="can't allocate memory"):
+        begin(configure(), tmp_path / "run").resume()
+
+
+def test_what_a_stop_before_the_first_step_calls_saved_is_saved(configure, tmp_path) -> None:
+    config = configure()
+    trainer = begin(config, tmp_path / "run")
+    with pytest.raises(Interrupted, match=r"topped at step 0, saved"):
+        train(trainer, Watcher(StopRequest(int(signal.SIGINT))))
+    again = begin(config, tmp_path / "run")
+    again.resume()
+    assert again.progress.step == 0

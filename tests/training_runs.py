@@ -1,0 +1,117 @@
+"""Short runs on drawn glyphs, and someone who watches them."""
+
+import csv
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from machine import TIMING_METRICS
+
+from linformer_cli.checkpoint import read_checkpoint
+from linformer_cli.config import RunConfig
+from linformer_cli.data.glyphs import draw_glyphs
+from linformer_cli.data.images import ImageSet
+from linformer_cli.evaluation.bits import Bits
+from linformer_cli.runtime import StopRequest
+from linformer_cli.training.loop import Trainer
+from linformer_cli.training.progress import Progress
+from linformer_cli.training.run_folder import METRICS, RunFolder
+
+TRAINING_IMAGES, VALIDATION_IMAGES = 30, 6
+# Nothing falls together by chance, and 14 steps of 4 or 8 images go through the 30 more than once.
+STEPS, LOG_EVERY, EVALUATE_EVERY, SAVE_EVERY = 14, 4, 5, 3
+# Two layers, so that each has draws of its own, and none falls on a save, a stop or the end.
+REDRAWN = {"attention": "performer", "attention_options": {"redraw_every": 4, "features": 8}, "layers": 2}
+
+
+def glyphs(split: str) -> ImageSet:
+    start, stop = (0, TRAINING_IMAGES) if split == "train" else (100, 100 + VALIDATION_IMAGES)
+    return ImageSet("glyphs", split, *draw_glyphs("train", 8, start, stop))  # type: ignore[arg-type]
+
+
+TRAIN, VALIDATION = glyphs("train"), glyphs("validation")
+
+
+class Watcher:
+    """Keeps what it is told as (event, step), and does at one of these what a test wants: stop, break, look."""
+
+    def __init__(self, stop: StopRequest | None = None, signal_number: int = signal.SIGINT) -> None:
+        self.events: list[tuple[str, int]] = []
+        self.rows: list[dict[str, Any]] = []
+        self.spikes: list[str] = []
+        self.actions: dict[tuple[str, int], Callable[[], object]] = {}
+        self.stop = stop or StopRequest()
+        self.signal_number = int(signal_number)
+
+    def at(self, event: str, step: int, action: Callable[[], object] | None = None) -> "Watcher":
+        self.actions[event, step] = action or (lambda: setattr(self.stop, "signal_number", self.signal_number))
+        return self
+
+    def told(self, event: str, step: int) -> None:
+        self.events.append((event, step))
+        self.actions.get((event, step), lambda: None)()
+
+    def on_step(self, row: dict[str, Any], finished_share: float) -> None:
+        assert 0 <= finished_share <= 1
+        self.rows.append(row)
+        self.told("log", row["step"])
+
+    def on_evaluate(self, progress: Progress, bits: Bits, is_best: bool) -> None:
+        assert progress.validation_bits_per_dim == bits.bits_per_dim
+        self.told("best" if is_best else "evaluate", progress.step)
+
+    def on_sample(self, path: Path) -> None:
+        assert path.is_file()
+        self.told("sample", int(path.stem.removeprefix("step-")))
+
+    def on_spike(self, message: str) -> None:
+        self.spikes.append(message)
+
+    def on_save(self, path: Path, progress: Progress) -> None:
+        assert read_checkpoint(path).info.training.step == progress.step
+        self.told("save", progress.step)
+
+    def steps(self, event: str) -> list[int]:
+        # A run may save what it begins with, too.
+        return [step for name, step in self.events if name == event and step > 0]
+
+
+def begin(config: RunConfig, path: Path, precision: str = "fp32") -> Trainer:
+    folder = RunFolder(path)
+    if not folder.config_file.exists():
+        folder.create(config)
+    return Trainer(config, folder, TRAIN, VALIDATION, "cpu", precision)
+
+
+def train(trainer: Trainer, watcher: Watcher | None = None) -> Watcher:
+    watcher = watcher or Watcher()
+    trainer.run(watcher, watcher.stop)
+    return watcher
+
+
+def read_metrics(folder: RunFolder) -> list[dict[str, str]]:
+    """All rows, without what depends on the machine's speed."""
+    with open(folder.metrics_file, newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    return [{key: row[key] for key in METRICS if key not in TIMING_METRICS} for row in rows]
+
+
+def all_equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def record_order(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The images of every batch, by step, to be filled as it trains."""
+    order: list[list[int]] = []
+    draw = trainer.batches.batch
+
+    def batch(start: int, size: int) -> Any:
+        indices = draw(start, size)
+        order.append(indices.tolist())
+        return indices
+
+    monkeypatch.setattr(trainer.batches, "batch", batch)
+    return order
