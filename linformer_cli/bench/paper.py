@@ -1,15 +1,16 @@
 """The tables and figures of Katharopoulos 2020 on this machine, within a budget of time.
 
 The budget decides batch sizes, repeats, lengths and what is timed on whole images; what is less than the paper's own
-is listed under `reduced`. Every repeat is a round over all rows of a part, so that those of one row are minutes apart:
-a shared machine has slow and fast stretches of that length, which slow some rows down far more than others. Whatever
-was measured before an interruption is kept.
+is listed under `reduced`. Every repeat is a round over all rows of a part, and the parts take turns round by round, so
+that the repeats of one row are spread over nearly all of the time: a shared machine has slow and fast stretches of
+minutes, which slow some rows down far more than others. Whatever was measured before an interruption is kept.
 """
 
+import contextlib
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,8 +35,10 @@ from .variants import Variant, parse_variants
 METHODS = ("linear", "softmax", "lsh-1=lsh:rounds=1", "lsh-4=lsh:rounds=4")
 COPY_METHODS = ("linear", "softmax", "lsh-4=lsh:rounds=4")
 NETWORKS = ("mnist-paper", "cifar10-paper")
-# What each part gets of the time that is left when it begins, in relation to the parts after it.
+# What each part gets of the time that is left when it begins, in relation to the parts beside and after it.
 _SHARES = {"sampling": 0.38, "training": 0.2, "scaling": 0.2, "memory": 0.07, "copy": 0.15}
+# The numbers of the rounds that a part has done, from 1, each when it is done.
+_Rounds = Generator[int, None, None]
 # A part that takes so many times what it was given is broken off.
 _PATIENCE = 1.25
 # Of what a row is given, the part for its repeats; the rest is for checks, probes and, in every round, warming up.
@@ -96,7 +99,8 @@ def _identify(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 class PaperBench:
-    """The parts in turn. `save` is called with the report after every part, `report` with every row of a part.
+    """The parts, round by round. `save` is called with the report after the first round of every part and after its
+    last, `report` with every row of a part.
 
     What `report` is told is the part, the row as it is by then, and which round that was, from 1; rows that are left
     out only in the first.
@@ -122,6 +126,8 @@ class PaperBench:
         self._training_precision = choose_precision("auto", device, "training").value
         self._ceilings = Ceilings(device)
         self._began = time.monotonic()
+        # What the parts have taken by now, and when the one whose turn it is has had too much.
+        self._used = dict.fromkeys(_SHARES, 0.0)
         self._part_ends = float("inf")
 
     def run(self) -> PaperReport:
@@ -137,31 +143,39 @@ class PaperBench:
             "runs": [run.path for run in self._runs],
             "published": {"source": SOURCE, "hardware": HARDWARE},
         }
-        parts: dict[str, Callable[[float], None]] = {
-            "sampling": self._sample,
-            "training": self._train,
-            "scaling": self._scale,
-            "memory": self._measure_memory,
-            "copy": self._copy,
-        }
         try:
             self.result.ceilings = self._ceilings.describe()
-            for name, part in parts.items():
-                share = _SHARES[name] / sum(_SHARES[left] for left in self.result.unfinished)
-                seconds = max(1.0, share * (self.result.budget_seconds - self._elapsed()))
-                self._part_ends = (
-                    time.monotonic() + _PATIENCE * seconds + (_STARTING_SECONDS if name == "sampling" else 0)
-                )
-                try:
-                    part(seconds)
-                except _PartIsOver:
-                    self.result.reduced.append(f"{name}: broken off after {format_duration(_PATIENCE * seconds)}")
-                self.result.unfinished.remove(name)
-                self._keep()
+            self._take_turns({"sampling": self._sample, "training": self._train, "scaling": self._scale})
+            self._take_turns({"memory": self._measure_memory})  # of the rows of sampling
+            self._take_turns({"copy": self._copy})
         except BaseException:  # Ctrl-C as well
             self._keep()
             raise
         return self.result
+
+    def _take_turns(self, parts: dict[str, Callable[[float], _Rounds]]) -> None:
+        """A round of each part in turn to the end of all: next is always the one that is furthest behind its share."""
+        whole = sum(_SHARES[name] for name in self.result.unfinished)
+        left = self.result.budget_seconds - self._elapsed()
+        seconds = {name: max(1.0, _SHARES[name] / whole * left) for name in parts}
+        with contextlib.ExitStack() as leaving:
+            rounds = {name: leaving.enter_context(contextlib.closing(parts[name](seconds[name]))) for name in parts}
+            while rounds:
+                name = min(rounds, key=lambda part: self._used[part] / seconds[part])
+                patience = _PATIENCE * seconds[name]
+                began = time.monotonic()
+                self._part_ends = began - self._used[name] + patience + (_STARTING_SECONDS if name == "sampling" else 0)
+                try:
+                    done = next(rounds[name], None)
+                except _PartIsOver:
+                    self.result.reduced.append(f"{name}: broken off after {format_duration(patience)}")
+                    done = None
+                self._used[name] += time.monotonic() - began
+                if done is None:
+                    del rounds[name]
+                    self.result.unfinished.remove(name)
+                if done in (None, 1):
+                    self._keep()
 
     def _keep(self) -> None:
         self.result.elapsed_seconds = self._elapsed()
@@ -178,17 +192,16 @@ class PaperBench:
         if time.monotonic() > self._part_ends:
             raise _PartIsOver
 
-    def _rounds(self, part: str, ends: float, first_costs: float = 1.0) -> Iterator[int]:
-        """The numbers of a part's rounds, from 1, as long as one more would be done when `ends` comes.
+    def _rounds(self, part: str, seconds: float, first_costs: float = 1.0) -> Iterator[int]:
+        """The numbers of a part's rounds, from 1, as long as one more would be done within `seconds` of its own.
 
         What a round takes is told by the one before. The first takes about `first_costs` times as long as the others.
         """
         for number in range(1, self._sizes.rounds + 1):
-            began = time.monotonic()
+            before = self._used[part]
             yield number
-            now = time.monotonic()
-            expected = (now - began) / (first_costs if number == 1 else 1.0)
-            if number < self._sizes.rounds and now + expected > ends:
+            expected = (self._used[part] - before) / (first_costs if number == 1 else 1.0)
+            if number < self._sizes.rounds and self._used[part] + expected > seconds:
                 self.result.reduced.append(f"{part}: {number} of {self._sizes.rounds} rounds, the time was up")
                 return
 
@@ -206,7 +219,7 @@ class PaperBench:
     def _subjects(self, network: tuple[str, ModelConfig], precision: str) -> list[Subject]:
         return build_subjects(self._variants, [network], self._device, precision)
 
-    def _sample(self, seconds: float) -> None:
+    def _sample(self, seconds: float) -> _Rounds:
         """Every network in turn, and the runs of others; small batches first: the first results are one image's."""
         groups = {network[0]: self._subjects(network, self._precision) for network in self._networks}
         if foreign := self._foreign_runs():
@@ -221,14 +234,14 @@ class PaperBench:
             f"sampling {name}: batches of at most {largest[name]}" for name in groups if name in largest
         ]
         each = seconds / len(wanted) / self._sizes.rounds
-        ends = time.monotonic() + seconds + _STARTING_SECONDS
+        first_ends = time.monotonic() + seconds + _STARTING_SECONDS
         took = dict.fromkeys(groups, 0.0)
         try:
             # Memory that was touched before is quick to come by, and nothing is probed again.
-            for number in self._rounds("sampling", ends, first_costs=3.0):
+            for number in self._rounds("sampling", seconds + _STARTING_SECONDS, first_costs=3.0):
                 for batch, name in wanted.copy():
                     began = time.monotonic()
-                    if number == 1 and began + took[name] > ends:  # a larger batch takes no less
+                    if number == 1 and began + took[name] > first_ends:  # a larger batch takes no less
                         self.result.reduced.append(f"sampling {name}: batch {batch} left out, the time was up")
                         wanted.remove((batch, name))
                         continue
@@ -257,6 +270,7 @@ class PaperBench:
                     )
                     self._go_on()
                     took[name] = time.monotonic() - began
+                yield number
         finally:
             self.result.reduced += _describe_extrapolated(self.result.sampling)
 
@@ -269,7 +283,7 @@ class PaperBench:
         ]
         return [run for run in self._runs if all(find_trained([run], model) is None for model in ours)]
 
-    def _train(self, seconds: float) -> None:
+    def _train(self, seconds: float) -> _Rounds:
         limit = seconds / len(self._networks) / len(self._variants)
         batches = {name: self._sizes.training_batches.get(name, 1) for name, _ in self._networks}
         for name, batch in batches.items():
@@ -277,7 +291,7 @@ class PaperBench:
                 self.result.reduced.append(f"training {name}: batch {batch}, the paper's is {paper}")
         subjects = {name: self._subjects((name, config), "fp32") for name, config in self._networks}
         warmed_up: Trainers = {}
-        for number in self._rounds("training", time.monotonic() + seconds, first_costs=2.0):  # it also warms up
+        for number in self._rounds("training", seconds, first_costs=2.0):  # it also warms up
             for name in subjects:
                 run_training_bench(
                     subjects[name],
@@ -294,8 +308,9 @@ class PaperBench:
                     warmed_up=warmed_up,
                 )
                 self._go_on()
+            yield number
 
-    def _scale(self, seconds: float) -> None:
+    def _scale(self, seconds: float) -> _Rounds:
         lengths = choose_lengths(seconds, len(self._variants))
         if len(lengths) < len(PAPER_LENGTHS):
             listed = ", ".join(f"{length:,}" for length in lengths)
@@ -307,7 +322,7 @@ class PaperBench:
             )
 
         # The first also measures memory, in processes that take longer to begin than the passes of a round.
-        for number in self._rounds("scaling", time.monotonic() + seconds, first_costs=3.0):
+        for number in self._rounds("scaling", seconds, first_costs=3.0):
             run_scaling_bench(
                 self._variants,
                 lengths,
@@ -321,8 +336,9 @@ class PaperBench:
                 earlier=list(self.result.scaling),
             )
             self._go_on()
+            yield number
 
-    def _measure_memory(self, seconds: float) -> None:
+    def _measure_memory(self, seconds: float) -> _Rounds:
         """Of the rows of sampling, the largest batches first, as far as the time goes."""
         ends = time.monotonic() + seconds
         left = 0
@@ -344,8 +360,9 @@ class PaperBench:
             self._go_on()
         if left:
             self.result.reduced.append(f"peak memory of sampling: not measured for {left} rows")
+        yield 1
 
-    def _copy(self, seconds: float) -> None:
+    def _copy(self, seconds: float) -> _Rounds:
         """The copy task, as far as the time goes; what a Ctrl-C leaves of it is kept."""
         settings = CopySettings(*choose_size(self.result.budget_seconds, None, None), device=self._device)
         found = run_copy_task(parse_variants(COPY_METHODS), settings, seconds, self._stop, ceilings=self._ceilings)
@@ -355,3 +372,4 @@ class PaperBench:
         if (done := found.settings["updates"]) < PAPER_UPDATES:
             self.result.reduced.append(f"copy task: {done:,} of {PAPER_UPDATES:,} updates")
         self._go_on()
+        yield 1

@@ -74,8 +74,11 @@ def test_all_parts_are_measured_and_saved_one_by_one(networks, quick) -> None:
     )
     result = bench.run()
     assert result.unfinished == []
-    assert [report.unfinished for report in saved] == [PARTS[number:] for number in range(1, 6)]
+    # After the first round of each, and when it is over, which here is after one round.
+    unfinished = [len(report.unfinished) for report in saved]
+    assert unfinished == [5, 5, 5, 4, 3, 2, 2, 1, 1, 0]
     assert saved[0].sampling and not saved[0].training
+    assert saved[1].training and not saved[1].scaling
     methods = [
         *(("linear", TIMED_ENGINE), ("softmax", "cached"), ("softmax", "rerun")),
         *(("lsh-1", "textbook"), ("lsh-4", "textbook")),
@@ -147,15 +150,16 @@ def test_what_is_left_out_is_said_once(networks, quick, monkeypatch) -> None:
     monkeypatch.setattr(paper_module, "choose_sizes", lambda seconds: Sizes((1,), 3, {"mnist-paper": 2}, 64))
     monkeypatch.setattr(paper_module, "_LONGEST_POINT_SHARE", 0.0)
     told = []
-    PaperBench(600.0, "cpu", networks=networks, report=lambda *given: told.append(given))._scale(600.0)
+    bench = PaperBench(600.0, "cpu", networks=networks, report=lambda *given: told.append(given))
+    assert list(bench._scale(600.0)) == [1, 2, 3]
     left_out = [(row["name"], row["positions"], number) for part, row, number in told if row["left_out"]]
     assert left_out and len(left_out) == len(set(left_out)) and {number for *_, number in left_out} == {1}
 
 
 def test_rounds_end_with_the_time(networks, quick, monkeypatch) -> None:
-    """A clock on which a round of training takes 30 of the 193 s that it gets: there is no time for a seventh.
+    """A clock on which a round of training takes 32 of the 120 s that it gets: there is no time for a fourth.
 
-    The first of time against T takes 150 of 200 s and the others 16: three more, as the first does more than they do.
+    The first of time against T takes 60 of 120 s and the others 16: three more, as the first does more than they do.
     """
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(paper_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
@@ -163,13 +167,30 @@ def test_rounds_end_with_the_time(networks, quick, monkeypatch) -> None:
 
     def report(part, row, number):
         rows = {"training": 8, "scaling": 8}
-        seconds = {"training": 30, "scaling": 150 if number == 1 else 16}
+        seconds = {"training": 32, "scaling": 60 if number == 1 else 16}
         clock.now += seconds.get(part, 0) / rows.get(part, 1)
 
     result = PaperBench(600.0, "cpu", networks=networks, report=report).run()
-    assert {row["repeats"] for row in result.training} == {6}
+    assert {row["repeats"] for row in result.training} == {3}
     assert {row["repeats"] for row in result.scaling} == {4 * 3}
-    assert "training: 6 of 9 rounds, the time was up" in result.reduced
+    assert "training: 3 of 9 rounds, the time was up" in result.reduced
+
+
+def test_parts_take_turns_by_what_they_have_used_of_their_time(networks, quick, monkeypatch) -> None:
+    """A clock on which a round of sampling takes 0.45 of its 228 s, and the others' a quarter of their 120 s."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(paper_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(paper_module, "choose_sizes", lambda seconds: Sizes((1,), 9, {"mnist-paper": 2}, 64))
+    turns = []
+
+    def report(part, row, number):
+        clock.now += {"sampling": 0.45 * 228 / 10, "training": 30 / 8, "scaling": 30 / 8}[part]
+        if turns[-1:] != [(part, number)]:
+            turns.append((part, number))
+
+    PaperBench(600.0, "cpu", networks=networks, report=report).run()
+    begun = [("sampling", 1), ("training", 1), ("scaling", 1), ("training", 2), ("scaling", 2)]
+    assert turns[:7] == [*begun, ("sampling", 2), ("training", 3)]
 
 
 def test_runs_of_other_networks_are_timed_too(networks, quick, build_tiny_model, tiny_info, tmp_path) -> None:
@@ -202,17 +223,18 @@ def test_an_interruption_keeps_what_was_measured(networks, quick) -> None:
     stop, saved = StopRequest(), []
 
     def report(part, row, number):
-        if part == "training":
+        if part == "scaling":
             stop.signal_number = 2
 
     bench = PaperBench(600.0, "cpu", networks=networks, report=report, save=saved.append, stop=stop)
     with pytest.raises(Interrupted):
         bench.run()
-    assert bench.result.unfinished == PARTS[1:]
-    assert bench.result.sampling and len(bench.result.training) >= 1
+    assert bench.result.unfinished == PARTS
+    assert bench.result.sampling and bench.result.training and len(bench.result.scaling) >= 1
     assert saved[-1] is bench.result
     page = render_page(json.loads(to_json(bench.result)))
-    assert "Not finished: training, scaling, memory, copy." in page
+    assert "Not finished: sampling, training, scaling, memory, copy." in page
+    assert "rows are extrapolated" in page  # of a part whose turn it was not
 
 
 def test_a_part_that_takes_far_too_long_is_broken_off_with_what_it_has(networks, quick) -> None:
@@ -262,9 +284,9 @@ def test_memory_goes_as_far_as_the_time(networks, quick) -> None:
         {"preset": "two", "name": "linear", "batch": batch, "samples_seconds": seconds, "peak_memory_bytes": None}
         for batch, seconds in ((1, [1.0]), (16, [1.0]), (64, []))
     ]
-    bench._measure_memory(100.0)
+    list(bench._measure_memory(100.0))
     assert [row["peak_memory_bytes"] for row in bench.result.sampling] == [1000, 16_000, None]
-    bench._measure_memory(-1.0)
+    list(bench._measure_memory(-1.0))
     assert bench.result.reduced == ["peak memory of sampling: not measured for 2 rows"]
 
 
