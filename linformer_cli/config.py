@@ -58,7 +58,8 @@ class NetworkConfig(Config):
 
     `context` says which known values a position sees directly: `previous` is the value before it, as in
     Katharopoulos 2020; `neighbours` also the pixels to the left, above and two rows above; `wide` beside these all
-    pixels up to four columns away, of this row and of three above, as numbers. `embedding` is `grid`
+    pixels up to four columns away, of this row and of three above, as numbers; `hashed` beside all this the values of
+    two, three and four neighbours together, in hashed tables. `embedding` is `grid`
     (learned row, column and channel tables, added) or `paper` (a value embedding of half the width beside a
     sinusoidal position of the other half).
     """
@@ -73,7 +74,7 @@ class NetworkConfig(Config):
     activation: Literal["gelu", "relu"] = "gelu"
     norm: Literal["pre", "post"] = "pre"
     dropout: Fraction = 0.0
-    context: Literal["previous", "neighbours", "wide"] = "neighbours"
+    context: Literal["previous", "neighbours", "wide", "hashed"] = "neighbours"
     embedding: Literal["grid", "paper"] = "grid"
     head: Literal["categorical", "mixture"] = "categorical"
     mixtures: Size = 10

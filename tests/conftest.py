@@ -55,6 +55,8 @@ def build_tiny_model(tiny_model_config: ModelConfig) -> BuildModel:
             # An untrained head is nearly even, which would hide most mistakes.
             model.head.projection.weight.data.mul_(10)
             torch.nn.init.normal_(model.head.projection.bias, std=0.5)
+            if model.embedding.tables is not None:  # which begin with zeros
+                torch.nn.init.normal_(model.embedding.tables.rows)
         return model.to(dtype).eval()
 
     return build

@@ -92,7 +92,7 @@ def train(
         _for_model("--attention-option", help="An option of the attention; repeatable.", metavar="KEY=VALUE"),
     ] = None,
     context_name: Annotated[
-        Literal["previous", "neighbours", "wide"] | None,
+        Literal["previous", "neighbours", "wide", "hashed"] | None,
         _for_model("--context", help="Known values that a position sees; default that of the preset."),
     ] = None,
     head: Annotated[

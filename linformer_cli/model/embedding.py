@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from linformer_cli.config import ImageShape, ModelConfig
 
+from .neighbour_tables import TABLE_PIXELS, NeighbourTables
 from .surroundings import Surroundings, list_surroundings
 
 # (rows up, columns to the left) of the pixels that `neighbours` shows, besides the pixel itself.
@@ -52,23 +53,30 @@ def find_pixels(image: ImageShape, offsets: Sequence[tuple[int, int]]) -> Tensor
     """
     positions = torch.arange(image.positions, device="cpu")
     channel = positions % image.channels
-    column = positions // image.channels % image.width
-    row = positions // image.values_per_row
     slots = [torch.where(channel > other, positions - channel + other, -1) for other in range(image.channels - 1)]
+    for same in find_same_channel(image, offsets).unbind(dim=1):
+        slots += [torch.where(same < 0, -1, same - channel + other) for other in range(image.channels)]
+    return torch.stack(slots, dim=1)
+
+
+def find_same_channel(image: ImageShape, offsets: Sequence[tuple[int, int]]) -> Tensor:
+    """As `find_pixels`, of each pixel the position's own channel alone: int64 [T, offsets], or -1."""
+    positions = torch.arange(image.positions, device="cpu")
+    row, column = positions // image.values_per_row, positions // image.channels % image.width
+    slots = []
     for up, left in offsets:
-        there_row, there_column = row - up, column - left
-        inside = (there_row >= 0) & (there_column >= 0) & (there_column < image.width)
-        pixel = (there_row * image.width + there_column) * image.channels
-        slots += [torch.where(inside, pixel + other, -1) for other in range(image.channels)]
+        inside = (row >= up) & (column >= left) & (column < image.width + left)
+        slots.append(torch.where(inside, positions - up * image.values_per_row - left * image.channels, -1))
     return torch.stack(slots, dim=1)
 
 
 class PixelEmbedding(nn.Module):
     """Tokens int64 [B, T] to vectors [B, T, width], continuing from a state of bounded size.
 
-    The state holds the last `reach` values, about two image rows for `neighbours` and three for `wide`, whatever the
-    length. A slot with no value has an embedding of its own, which also stands for the start token. A class adds its
-    vector everywhere, and `wide` what `Surroundings` makes of more values.
+    The state holds the last `reach` values, about two image rows for `neighbours` and three for `wide` and `hashed`,
+    whatever the length. A slot with no value has an embedding of its own, which also stands for the start token. A
+    class adds its vector everywhere, `wide` what `Surroundings` makes of more values, and `hashed` also what
+    `NeighbourTables` have for several together.
     """
 
     sources: Tensor
@@ -78,15 +86,18 @@ class PixelEmbedding(nn.Module):
         super().__init__()
         image = config.image
         self.levels = image.levels
-        sources = context_sources(config.context, image)
-        self.slots = sources.shape[1]
+        seen = [context_sources(config.context, image)]
+        self.slots = seen[0].shape[1]
         self.surroundings: Surroundings | None = None
-        if config.context == "wide":
-            around = find_pixels(image, list_surroundings())
-            sources = torch.cat([sources, around], dim=1)
-            self.surroundings = Surroundings(around.shape[1], config.width, image.levels)
-        # Those of the tables, then those of the surroundings.
+        if config.context in ("wide", "hashed"):
+            seen.append(find_pixels(image, list_surroundings()))
+            self.surroundings = Surroundings(seen[1].shape[1], config.width, image.levels)
+        if config.context == "hashed":
+            seen.append(find_same_channel(image, TABLE_PIXELS))
+        sources = torch.cat(seen, dim=1)
         self.register_buffer("sources", sources, persistent=False)
+        # Where the columns of the surroundings begin, and those of the tables for several values.
+        self.bounds = (self.slots, sum(part.shape[1] for part in seen[:2]))
         distances = torch.arange(image.positions, device="cpu").unsqueeze(1) - sources
         self.reach = int(distances[sources >= 0].max()) if image.positions > 1 else 1
         paper = config.embedding == "paper"
@@ -103,6 +114,7 @@ class PixelEmbedding(nn.Module):
             self.channel = nn.Embedding(image.channels, config.width)
             for table in (self.row, self.column, self.channel):
                 nn.init.normal_(table.weight, std=0.5)
+        self.tables = NeighbourTables(config.width, image.channels) if config.context == "hashed" else None
         self.classes = nn.Embedding(config.classes, config.width) if config.classes else None
         if self.classes is not None:
             nn.init.normal_(self.classes.weight, std=0.5)
@@ -123,8 +135,9 @@ class PixelEmbedding(nn.Module):
         columns = (sources - (start - self.reach) + 1).clamp(min=0)
         values = known[:, columns.flatten()].unflatten(1, sources.shape).long()
         values = torch.where(sources < 0, self.levels, values)
+        values, around, together = values.tensor_split(self.bounds, dim=-1)
         table_starts = torch.arange(self.slots, device=tokens.device) * (self.levels + 1)
-        rows = (values[..., : self.slots] + table_starts).flatten(0, 1)
+        rows = (values + table_starts).flatten(0, 1)
         x = functional.embedding_bag(rows, self.values, mode="sum").unflatten(0, (batch, length))
         if self.sinusoids is not None:
             position = self.sinusoids[start : start + length].to(x.dtype).expand(batch, -1, -1)
@@ -132,7 +145,10 @@ class PixelEmbedding(nn.Module):
         else:
             x = x + self._grid(start, length)
         if self.surroundings is not None:
-            x = x + self.surroundings(values[..., self.slots :])
+            x = x + self.surroundings(around)
+        if self.tables is not None:
+            channels = torch.arange(start, start + length, device=tokens.device) % self.image.channels
+            x = x + self.tables(together, channels)
         # Copies: views would keep all tokens alive for as long as the state, or be the caller's.
         recent, label = known[:, length:].clone(), state.label
         if self.classes is not None:

@@ -1,5 +1,6 @@
 """What a position sees: the geometry of the neighbours against a plain computation, and the state of bounded size."""
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, Literal
@@ -9,10 +10,12 @@ import torch
 from torch import Tensor
 
 from linformer_cli.config import ImageShape, ModelConfig
-from linformer_cli.model.embedding import PixelEmbedding, context_sources, sinusoidal_table
+from linformer_cli.model.embedding import PixelEmbedding, context_sources, find_same_channel, sinusoidal_table
 
-Context = Literal["previous", "neighbours", "wide"]
-CONTEXTS = ["previous", "neighbours", "wide"]
+Context = Literal["previous", "neighbours", "wide", "hashed"]
+CONTEXTS = ["previous", "neighbours", "wide", "hashed"]
+# Those that look at more than tables of single values, with products.
+WIDER = ("wide", "hashed")
 CPU = torch.device("cpu")
 IMAGES = [(4, 5, 3), (4, 5, 1), (3, 1, 3), (3, 1, 1), (1, 4, 3), (3, 2, 1), (1, 1, 3), (1, 1, 1)]
 
@@ -32,7 +35,7 @@ def visible_places(context: Context, image: ImageShape, place: int) -> list[int]
                 beside = up == 0 and left in (1, 2)
                 above = (up == 1 and left in (-1, 0, 1)) or (up == 2 and left == 0)
                 around = (up in (1, 2, 3) and -4 <= left <= 4) or (up == 0 and 1 <= left <= 4)
-                if own or beside or above or (context == "wide" and around):
+                if own or beside or above or (context in WIDER and around):
                     places.append((other_row * image.width + other_column) * image.channels + other_channel)
     return places
 
@@ -42,7 +45,10 @@ def build(context: Context, size: tuple[int, int, int], embedding: str = "grid",
     image = ImageShape.model_validate({"height": height, "width": width, "channels": channels})
     config = ModelConfig.model_validate({"width": 16, "context": context, "embedding": embedding, "image": image})
     torch.manual_seed(3)
-    return PixelEmbedding(config.model_copy(update=changes)).double()
+    found = PixelEmbedding(config.model_copy(update=changes)).double()
+    if found.tables is not None:  # which begin with zeros
+        torch.nn.init.normal_(found.tables.rows)
+    return found
 
 
 def draw_tokens(embedding: PixelEmbedding, batch: int = 2) -> Tensor:
@@ -104,6 +110,37 @@ def test_a_vector_changes_with_what_it_sees_and_with_nothing_else(
         assert [source for source in range(positions - 1) if moved[source, place] > 1e-3] == seen
         assert [source for source in range(positions - 1) if moved[source, place] > 1e-9] == seen
         assert all(source < place for source in seen)
+
+
+@pytest.mark.parametrize("size", IMAGES)
+def test_the_same_channel_of_a_pixel(size: tuple[int, int, int]) -> None:
+    image = ImageShape.model_validate(dict(zip(("height", "width", "channels"), size, strict=True)))
+    offsets = [(0, 1), (1, 0), (1, 1), (1, -1)]
+    expected = torch.full((*size, len(offsets)), -1)
+    for row, column, channel in itertools.product(*map(range, size)):
+        for slot, (up, left) in enumerate(offsets):
+            if row >= up and 0 <= column - left < image.width:
+                expected[row, column, channel, slot] = ((row - up) * image.width + column - left) * size[2] + channel
+    assert torch.equal(find_same_channel(image, offsets), expected.flatten(0, 2))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_tables_of_several_values_are_of_four_pixels_and_one_channel(channels: int) -> None:
+    """What `hashed` adds to `wide`: how it changes with each value."""
+    hashed, wide = (build(context, (4, 5, channels)) for context in WIDER[::-1])
+    wide.load_state_dict({name: part for name, part in hashed.state_dict().items() if "tables" not in name})
+    assert hashed.tables is not None
+    hashed.tables.output.weight.data[:, :16] = 0  # of four values together
+    tokens = draw_tokens(hashed, 1)
+    positions = hashed.image.positions
+    changed = tokens.repeat(positions, 1)
+    for place in range(positions - 1):
+        changed[place + 1, place + 1] = (changed[place + 1, place + 1] + 100) % 256
+    added = embed(hashed, changed) - embed(wide, changed)
+    moved = (added[1:] - added[:1]).abs().amax(dim=-1) > 1e-3
+    sources = find_same_channel(hashed.image, [(0, 1), (1, 0), (1, 1), (1, -1)])
+    for place, row in enumerate(sources.tolist()):
+        assert moved[:, place].nonzero().flatten().tolist() == sorted(source for source in row if source >= 0)
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
@@ -176,7 +213,7 @@ def test_blocks_give_exactly_what_the_whole_gives(
             parts.append(x)
             state = following
     # Tables are looked up, and give the same to the last bit; products may add up in another order.
-    tolerance = 1e-12 if context == "wide" else 0
+    tolerance = 1e-12 if context in WIDER else 0
     torch.testing.assert_close(torch.cat(parts, dim=1), embed(embedding, tokens), rtol=0, atol=tolerance)
     assert int(state.position) == embedding.image.positions
 

@@ -39,6 +39,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         ),
         ("linear", (5, 4, 1), "wide", "grid", "pre", "categorical"),
         ("softmax", (3, 3, 3), "wide", "paper", "post", "mixture"),
+        ("linear", (5, 4, 1), "hashed", "grid", "pre", "categorical"),
+        ("softmax", (3, 3, 3), "hashed", "paper", "post", "mixture"),
         # Other blocks, which neither embedding nor head can tell apart from these.
         *itertools.product(
             ("gau", "flash", "lstm"),

@@ -30,6 +30,11 @@ CHANGES: dict[str, dict[str, Any]] = {
         **{"context": "wide", "width": 21, "feed_forward": 19, "norm": "post"},
         "image": ImageShape(height=5, width=4, channels=3, levels=256),
     },
+    "hashed": {"context": "hashed"},
+    "hashed, colour, odd widths": {
+        **{"context": "hashed", "width": 21, "feed_forward": 19, "norm": "post"},
+        "image": ImageShape(height=5, width=4, channels=3, levels=256),
+    },
     "many columns": {"width": 276, "norm": "post"},
 }
 

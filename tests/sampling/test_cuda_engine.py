@@ -53,7 +53,7 @@ def test_steps_are_those_of_the_model(build_tiny_model, changes, dtype, toleranc
 
 
 @pytest.mark.parametrize("known", [1, 9, 23, 40])
-@pytest.mark.parametrize("changes", [{}, {"classes": 3, "context": "wide"}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"classes": 3, "context": "hashed"}], ids=str)
 def test_it_goes_on_from_what_attend_gave(build_tiny_model, known, changes) -> None:
     model = build_tiny_model(**changes)
     tokens = draw_tokens(model, 2)
@@ -160,7 +160,7 @@ class _OnlyOn(TorchDispatchMode):
 
 @pytest.mark.parametrize("head", ["categorical", "mixture"])
 @pytest.mark.parametrize("filters", [Filters(), Filters(top_k=3, top_p=0.8)], ids=str)
-@pytest.mark.parametrize("changes", [{}, {"classes": 3, "context": "wide"}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"classes": 3, "context": "hashed"}], ids=str)
 def test_nothing_inside_an_image_needs_the_host(build_tiny_model, head, filters, changes) -> None:
     """On tensors that have a device and no contents: whatever asks for a number, or mixes devices, fails."""
     model, fake = build_tiny_model(head=head, **changes).cpu(), FakeTensorMode()

@@ -61,7 +61,7 @@ def test_the_image_is_that_of_stepping(build_tiny_model, draw_both, changes: dic
 @pytest.mark.parametrize("window", [2, 3, 16, 100])
 @pytest.mark.parametrize("known", [1, 2, 23, 60])
 def test_whatever_the_window_and_wherever_it_begins(build_tiny_model, draw_both, window: int, known: int) -> None:
-    model = sharpen(build_tiny_model(context="wide", classes=3))
+    model = sharpen(build_tiny_model(context="hashed", classes=3))
     ahead, stepwise = draw_both(model, window, 5, known)
     assert 0 < ahead.look_aheads < model.config.image.positions - known and not stepwise.look_aheads
 
@@ -83,9 +83,8 @@ def test_a_sure_model_is_drawn_in_far_fewer_passes(build_tiny_model, draw_both) 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_it_leaves_the_state_of_stepping(build_tiny_model, draw_both, dtype) -> None:
     """Of odd widths too."""
-    model = sharpen(build_tiny_model(layers=3, width=21, head_width=7, heads=3, feed_forward=29, context="wide")).to(
-        dtype
-    )
+    model = build_tiny_model(layers=3, width=21, head_width=7, heads=3, feed_forward=29, context="hashed")
+    model = sharpen(model).to(dtype)
     ahead, stepwise = draw_both(model, 7, 2, known=20, left=1)
     for one, other in zip(ahead._states, stepwise._states, strict=True):
         assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))

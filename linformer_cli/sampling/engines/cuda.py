@@ -186,10 +186,12 @@ class _Embedding:
         self.position = torch.tensor(start, device=device)
         self._levels, self._reach, self._table = embedding.levels, reach, embedding.values
         self._slots = torch.where(sources < 0, -1, sources % reach)
+        self._bounds, self._channels = embedding.bounds, embedding.image.channels
         self._rows = torch.arange(embedding.slots, device=device) * (embedding.levels + 1)
         self._places = embedding.places().to(dtype)
         self._beside = embedding.sinusoids is not None
-        self._surroundings, self._classes = embedding.surroundings, embedding.classes
+        self._surroundings, self._tables = embedding.surroundings, embedding.tables
+        self._classes = embedding.classes
         self.label = state.label.clone()
 
     def read(self, tokens_t: Tensor) -> Tensor:
@@ -201,11 +203,14 @@ class _Embedding:
         slots = self._slots.index_select(0, position).squeeze(0)
         values = self.recent.index_select(1, slots.clamp(min=0)).long()
         values = torch.where(slots < 0, self._levels, values)
-        x = functional.embedding_bag(values[:, : len(self._rows)] + self._rows, self._table, mode="sum")
+        values, around, together = values.tensor_split(self._bounds, dim=1)
+        x = functional.embedding_bag(values + self._rows, self._table, mode="sum")
         place = self._places.index_select(0, position)
         x = torch.cat([x, place.expand(len(x), -1)], dim=-1) if self._beside else x + place
         if self._surroundings is not None:
-            x = x + self._surroundings(values[:, len(self._rows) :])
+            x = x + self._surroundings(around)
+        if self._tables is not None:
+            x = x + self._tables(together, position % self._channels)
         if self._classes is not None:
             self.label.copy_(torch.where(position == 0, tokens_t.unsqueeze(1), self.label))
             x = x + self._classes(self.label.squeeze(1))

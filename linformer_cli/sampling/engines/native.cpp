@@ -3,6 +3,7 @@
 // Letters as everywhere: B images, H heads, K and V widths of keys and values; D the width of the model. All arrays are
 // row-major. Weights and the inputs of products are float or bfloat16 (T); the residual stream, sums and states float.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -107,6 +108,35 @@ struct Surroundings {
     const float *input_bias, *output_bias;
 };
 
+// Vectors for the values of several neighbours together (neighbour_tables.py); no channels: there are none.
+struct Tables {
+    int64_t channels, levels, reach;
+    const int32_t* places;       // [T, NEIGHBOURS]: in which place of the ring each value stands, -1 for none
+    const int16_t* recent;       // [B, reach], the ring of values
+    const float* rows;           // [channels, all rows of the tables, ROW_WIDTH]
+    const float *weight, *bias;  // [TABLES * ROW_WIDTH, D] and [D], of what reads a row of each table
+};
+
+constexpr int64_t NEIGHBOURS = 4, ROW_WIDTH = 8, TABLES = 3, TABLE_ROWS[TABLES] = {1 << 16, 1 << 15, 1 << 14};
+
+// The rows that the values of a position pick, one of each table: `find_rows` of neighbour_tables.py.
+inline void find_rows(const Tables& tables, const int32_t* places, const int16_t* recent, int64_t channel,
+                      const float** rows) {
+    uint64_t values[NEIGHBOURS], keys[TABLES], key = 0;
+    for (int64_t n = 0; n < NEIGHBOURS; n++) values[n] = places[n] < 0 ? tables.levels : recent[places[n]];
+    keys[0] = std::min<uint64_t>(values[0], 255) * 256 + std::min<uint64_t>(values[1], 255);
+    for (int64_t n = 0; n < NEIGHBOURS; n++) {
+        key = (key * 257 + values[n] + 1) * 0x1E3779B97F4A7C15 & ((uint64_t(1) << 61) - 1);
+        key ^= key >> 31;
+        if (n >= 2) keys[n - 1] = (key ^ (key >> 17)) & (TABLE_ROWS[n - 1] - 1);
+    }
+    const float* table = tables.rows + channel * (TABLE_ROWS[0] + TABLE_ROWS[1] + TABLE_ROWS[2]) * ROW_WIDTH;
+    for (int64_t n = 0; n < TABLES; n++) {
+        rows[n] = table + keys[n] * ROW_WIDTH;
+        table += TABLE_ROWS[n] * ROW_WIDTH;
+    }
+}
+
 struct Network {
     int64_t batch, width, heads, key_width, value_width, feed_forward, layers, outputs;
     int64_t pre, gelu, map, half;  // half: weights are bfloat16
@@ -116,6 +146,7 @@ struct Network {
     const float *first_gain, *first_shift;  // of the norm before all layers; null where there is none
     const float *last_gain, *last_shift;    // and behind them all, after the last layer's own; null where there is none
     Surroundings around;
+    Tables tables;
     const uint32_t* head;
     const float* head_bias;
     float* scratch;
@@ -212,6 +243,23 @@ class Pass {
             for (int64_t i = 0; i < D; i++) x[b * D + i] += sums[b * rows_of(D) + i] + around.output_bias[i];
     }
 
+    // What the tables have for the values beside each image's position goes into its vector.
+    void look_up(int64_t position) {
+        const Tables& tables = net.tables;
+        for (int64_t b = 0; b < B; b++) {
+            const int64_t own = position + (ahead ? b : 0);
+            const int16_t* recent = tables.recent + (ahead ? 0 : first + b) * tables.reach;
+            const float* rows[TABLES];
+            find_rows(tables, tables.places + own * NEIGHBOURS, recent, own % tables.channels, rows);
+            float* vector = x + b * D;
+            for (int64_t i = 0; i < D; i++) vector[i] += tables.bias[i];
+            for (int64_t n = 0; n < TABLES * ROW_WIDTH; n++) {
+                const float number = rows[n / ROW_WIDTH][n % ROW_WIDTH];
+                for (int64_t i = 0; i < D; i++) vector[i] += number * tables.weight[n * D + i];
+            }
+        }
+    }
+
     // One head of one row, on the state `s` and `z`.
     void mix_row(const Layer& layer, int64_t b, int64_t head, float* s, float* z, float* key, float* value) {
         const int64_t q = head * K, k = (H + head) * K, v = 2 * H * K + head * V;
@@ -272,6 +320,7 @@ public:
 
     void run(int64_t position, float* out) {
         if (net.around.slots) look_around(position);
+        if (net.tables.channels) look_up(position);
         for (int64_t b = 0; b < B; b++)
             for (int64_t i = 0; i < D; i++) h[b * narrow + i] = T(x[b * D + i]);
         if (net.first_gain) join(false, nullptr, net.first_gain, net.first_shift);

@@ -23,7 +23,7 @@ from linformer_cli.native.compiler import NoCompiler
 from linformer_cli.sampling.choose import Filters, UniformStreams
 
 from .base import DAMAGED, Engine
-from .native_layout import TILE_ROWS, Drawing, Layer, Network, Surroundings, load_kernels, pack
+from .native_layout import TILE_ROWS, Drawing, Layer, Network, Surroundings, Tables, load_kernels, pack
 
 # Up to so many images a thread, all threads work together on every product: one with fewer of its own would read all
 # weights for little. With more each thread takes its share of the images through all layers.
@@ -198,6 +198,7 @@ class NativeEngine(Engine):
             *self._norm(block.attention_norm if block.pre else None),
             *self._norm(None if block.pre else model.norm),
             around,
+            self._describe_tables(),
             *(self._pointer(pack(head.weight)), self._pointer(head.bias.float()), self._pointer(scratch)),
             *(self._window, self._pointer(trial)),
         )
@@ -212,6 +213,17 @@ class NativeEngine(Engine):
             *(embedding.around.data_ptr(), embedding.recent.data_ptr()),
             *(self._pointer(pack(layer.weight)) for layer in layers),
             *(self._pointer(layer.bias.float()) for layer in layers),
+        )
+
+    def _describe_tables(self) -> Tables:
+        tables, embedding = self.model.embedding.tables, self._embedding
+        if tables is None:
+            return Tables()
+        linear = tables.output
+        return Tables(
+            *(self.model.config.image.channels, embedding.levels, embedding.ring),
+            *(embedding.together.data_ptr(), embedding.recent.data_ptr()),
+            *(self._pointer(part.float()) for part in (tables.rows, linear.weight.T, linear.bias)),
         )
 
     def _norm(self, norm: nn.LayerNorm | None) -> _Norm:
@@ -237,13 +249,13 @@ class _Embedding:
     """Tokens to vectors, with the last values in a ring: value number v stands in place v mod its length.
 
     It is longer than what a position reaches, by what a window looks ahead. `around` int32 [T, slots] says in which
-    places stand the values that `Surroundings` looks at, -1 for none.
+    places stand the values that `Surroundings` looks at, `together` those of `NeighbourTables`, -1 for none.
     """
 
     def __init__(self, embedding: PixelEmbedding, state: EmbeddingState, batch: int, width: int, window: int) -> None:
         self._kernels = load_kernels()
         self._batch, self._width = batch, width
-        self._levels, reach = embedding.levels, embedding.reach
+        self.levels, reach = embedding.levels, embedding.reach
         self.ring = reach + window - 1
         self.position = int(state.position)
         # Column c of the state is token position - reach + c, which holds the value before it.
@@ -252,7 +264,8 @@ class _Embedding:
         self.recent[:, places % self.ring] = state.recent
         self.carried = self.recent[:, :reach]
         places = torch.where(embedding.sources < 0, -1, embedding.sources % self.ring).to(torch.int32)
-        self.slots, self.around = (part.contiguous() for part in places.tensor_split([embedding.slots], dim=1))
+        parts = places.tensor_split(embedding.bounds, dim=1)
+        self.slots, self.around, self.together = (part.contiguous() for part in parts)
         table, place = embedding.values.detach().float(), embedding.places().detach().float()
         # Where value and position stand side by side, each is 0 in the other's columns.
         self.table = functional.pad(table, (0, width - table.shape[1])).contiguous()
@@ -268,7 +281,7 @@ class _Embedding:
         if position:
             self.recent[:, (position - 1) % self.ring] = tokens_t
         self._kernels.lintx_embed(
-            *(self._batch, self._width, sources, self.ring, self._levels),
+            *(self._batch, self._width, sources, self.ring, self.levels),
             self.slots.data_ptr() + position * sources * self.slots.element_size(),
             *(self.recent.data_ptr(), self.table.data_ptr()),
             self.places.data_ptr() + position * self._width * self.places.element_size(),

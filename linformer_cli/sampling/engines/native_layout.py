@@ -55,6 +55,15 @@ class Surroundings(ctypes.Structure):
     ]
 
 
+class Tables(ctypes.Structure):
+    """`Tables` of native.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("channels", "levels", "reach")),
+        *((name, ctypes.c_void_p) for name in ("places", "recent", "rows", "weight", "bias")),
+    ]
+
+
 class Network(ctypes.Structure):
     """`Network` of native.cpp."""
 
@@ -62,6 +71,7 @@ class Network(ctypes.Structure):
         *((name, ctypes.c_int64) for name in _SIZES),
         *((name, ctypes.c_void_p) for name in _ENDS[:-3]),
         ("around", Surroundings),
+        ("tables", Tables),
         *((name, ctypes.c_void_p) for name in _ENDS[-3:]),
         ("window", ctypes.c_int64),
         ("trial", ctypes.c_void_p),
