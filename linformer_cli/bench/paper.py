@@ -6,7 +6,6 @@ that the repeats of one row are spread over nearly all of the time: a shared mac
 minutes, which slow some rows down far more than others. Whatever was measured before an interruption is kept.
 """
 
-import contextlib
 import functools
 import itertools
 import time
@@ -35,8 +34,8 @@ from .variants import Variant, parse_variants
 METHODS = ("linear", "softmax", "lsh-1=lsh:rounds=1", "lsh-4=lsh:rounds=4")
 COPY_METHODS = ("linear", "softmax", "lsh-4=lsh:rounds=4")
 NETWORKS = ("mnist-paper", "cifar10-paper")
-# What each part gets of the time that is left when it begins, in relation to the parts beside and after it.
-_SHARES = {"sampling": 0.38, "training": 0.2, "scaling": 0.2, "memory": 0.07, "copy": 0.15}
+# What each part is given of the time that is left when it begins, in relation to the parts that begin after it.
+_SHARES = {"sampling": 0.32, "training": 0.22, "scaling": 0.27, "memory": 0.07, "copy": 0.12}
 # The numbers of the rounds that a part has done, from 1, each when it is done.
 _Rounds = Generator[int, None, None]
 # A part that takes so many times what it was given is broken off.
@@ -46,13 +45,19 @@ _TIMED_SHARE = 0.5
 # A re-run may take so many times what another row may: it is four passes, of which none can be cut.
 _RERUN_PATIENCE = 6
 _FIRST_RESULTS_SECONDS = 30.0
-# What comparing the two executions of every mechanism may take, before anything is timed.
+# What sampling is given besides, for comparing the two executions of every mechanism before anything is timed.
 _STARTING_SECONDS = 30.0
+# How long what was measured may stay unsaved, but for a round that takes longer: drawing the figures takes seconds.
+_SAVE_SECONDS = 120.0
+# What a network that trains holds for every parameter while others are sampled, in float32: the parameter of the model
+# and of its trainer, its gradient, the optimizer's two averages, and the average that is evaluated.
+_TRAINING_BYTES_PER_PARAMETER = 24
 # Of the time for all lengths and rounds, what one mechanism may take at one length in one round: softmax at the longest
 # has to be left out, not all.
 _LONGEST_POINT_SHARE = 0.05
-# Passes of a row in one round of time against T. Most take milliseconds: a single busy moment is much longer.
-_PASSES_OF_ROUND = 3
+# Passes of a row in one round of time against T: more rounds tell more than more passes, which a busy moment, longer
+# than most of them, slows down alike.
+_PASSES_OF_ROUND = 2
 
 
 @dataclass
@@ -99,8 +104,8 @@ def _identify(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 class PaperBench:
-    """The parts, round by round. `save` is called with the report after the first round of every part and after its
-    last, `report` with every row of a part.
+    """The parts, round by round. `save` is called with the report every two minutes or so and at the end, `report`
+    with every row of a part.
 
     What `report` is told is the part, the row as it is by then, and which round that was, from 1; rows that are left
     out only in the first.
@@ -126,9 +131,13 @@ class PaperBench:
         self._training_precision = choose_precision("auto", device, "training").value
         self._ceilings = Ceilings(device)
         self._began = time.monotonic()
-        # What the parts have taken by now, and when the one whose turn it is has had too much.
+        self._reduced: list[str] = []
+        # Seconds of the parts that have begun, what all have used of theirs, and when the one whose turn it is has had
+        # far too much.
+        self._given: dict[str, float] = {}
         self._used = dict.fromkeys(_SHARES, 0.0)
         self._part_ends = float("inf")
+        self._next_save = self._began
 
     def run(self) -> PaperReport:
         """Measure everything. What a raised `Interrupted` or Ctrl-C leaves is in `result`."""
@@ -148,40 +157,54 @@ class PaperBench:
             self._take_turns({"sampling": self._sample, "training": self._train, "scaling": self._scale})
             self._take_turns({"memory": self._measure_memory})  # of the rows of sampling
             self._take_turns({"copy": self._copy})
-        except BaseException:  # Ctrl-C as well
+        finally:  # at Ctrl-C as well
             self._keep()
-            raise
         return self.result
 
     def _take_turns(self, parts: dict[str, Callable[[float], _Rounds]]) -> None:
-        """A round of each part in turn to the end of all: next is always the one that is furthest behind its share."""
-        whole = sum(_SHARES[name] for name in self.result.unfinished)
-        left = self.result.budget_seconds - self._elapsed()
-        seconds = {name: max(1.0, _SHARES[name] / whole * left) for name in parts}
-        with contextlib.ExitStack() as leaving:
-            rounds = {name: leaving.enter_context(contextlib.closing(parts[name](seconds[name]))) for name in parts}
-            while rounds:
-                name = min(rounds, key=lambda part: self._used[part] / seconds[part])
-                patience = _PATIENCE * seconds[name]
-                began = time.monotonic()
-                self._part_ends = began - self._used[name] + patience + (_STARTING_SECONDS if name == "sampling" else 0)
-                try:
-                    done = next(rounds[name], None)
-                except _PartIsOver:
-                    self.result.reduced.append(f"{name}: broken off after {format_duration(patience)}")
-                    done = None
-                self._used[name] += time.monotonic() - began
-                if done is None:
-                    del rounds[name]
-                    self.result.unfinished.remove(name)
-                if done in (None, 1):
-                    self._keep()
+        """The first round of each part, and then always one of the part that is furthest behind what it was given."""
+        running: dict[str, _Rounds] = {}
+        for name, part in parts.items():
+            self._given[name] = self._give(name)
+            running[name] = part(self._given[name])
+            self._take_turn(name, running)
+        while running:
+            self._take_turn(min(running, key=lambda part: self._used[part] / self._given[part]), running)
+
+    def _give(self, name: str) -> float:
+        """The seconds of a part that begins: its share of what is left of the budget and was given to no other."""
+        promised = sum(
+            max(0.0, self._given[part] - self._used[part]) for part in self._given if part in self.result.unfinished
+        )
+        free = self.result.budget_seconds - self._elapsed() - promised
+        starting = min(_STARTING_SECONDS, free) if name == "sampling" else 0.0
+        share = _SHARES[name] / sum(_SHARES[part] for part in _SHARES if part not in self._given)
+        return max(1.0, starting + share * (free - starting))
+
+    def _take_turn(self, name: str, running: dict[str, _Rounds]) -> None:
+        """The next round of a part, which is over and leaves `running` where it has none."""
+        patience = _PATIENCE * self._given[name]
+        began = time.monotonic()
+        self._part_ends = began - self._used[name] + patience
+        try:
+            over = next(running[name], None) is None
+        except _PartIsOver:
+            self._reduced.append(f"{name}: broken off after {format_duration(patience)}")
+            over = True
+        self._used[name] += time.monotonic() - began
+        if over:
+            del running[name]
+            self.result.unfinished.remove(name)
+        elif time.monotonic() > self._next_save:
+            self._keep()
 
     def _keep(self) -> None:
         self.result.elapsed_seconds = self._elapsed()
         self.result.ceilings = self._ceilings.describe()
         self.result.exponents = describe_exponents(self.result.scaling)
+        self.result.reduced = self._reduced + _describe_extrapolated(self.result.sampling)
         self._save(self.result)
+        self._next_save = time.monotonic() + _SAVE_SECONDS
 
     def _elapsed(self) -> float:
         return time.monotonic() - self._began
@@ -192,8 +215,8 @@ class PaperBench:
         if time.monotonic() > self._part_ends:
             raise _PartIsOver
 
-    def _rounds(self, part: str, seconds: float, first_costs: float = 1.0) -> Iterator[int]:
-        """The numbers of a part's rounds, from 1, as long as one more would be done within `seconds` of its own.
+    def _rounds(self, part: str, first_costs: float = 1.0) -> Iterator[int]:
+        """The numbers of a part's rounds, from 1, as long as one more would be done within what it was given.
 
         What a round takes is told by the one before. The first takes about `first_costs` times as long as the others.
         """
@@ -201,8 +224,8 @@ class PaperBench:
             before = self._used[part]
             yield number
             expected = (self._used[part] - before) / (first_costs if number == 1 else 1.0)
-            if number < self._sizes.rounds and self._used[part] + expected > seconds:
-                self.result.reduced.append(f"{part}: {number} of {self._sizes.rounds} rounds, the time was up")
+            if number < self._sizes.rounds and self._used[part] + expected > self._given[part]:
+                self._reduced.append(f"{part}: {number} of {self._sizes.rounds} rounds, the time was up")
                 return
 
     def _keep_row(self, part: str, number: int, row: dict[str, Any]) -> None:
@@ -230,49 +253,51 @@ class PaperBench:
             for batch, name in itertools.product(self._sizes.batches, groups)
             if batch <= largest.get(name, batch)
         ]
-        self.result.reduced += [
-            f"sampling {name}: batches of at most {largest[name]}" for name in groups if name in largest
-        ]
-        each = seconds / len(wanted) / self._sizes.rounds
-        first_ends = time.monotonic() + seconds + _STARTING_SECONDS
+        self._reduced += [f"sampling {name}: batches of at most {largest[name]}" for name in groups if name in largest]
+        each = max(0.0, seconds - _STARTING_SECONDS) / len(wanted) / self._sizes.rounds
+        spare = _TRAINING_BYTES_PER_PARAMETER * sum(
+            parameter.numel()
+            for name, _ in self._networks
+            for subject in groups[name]
+            for parameter in subject.model.parameters()
+        )
+        first_ends = time.monotonic() + seconds
         took = dict.fromkeys(groups, 0.0)
-        try:
-            # Memory that was touched before is quick to come by, and nothing is probed again.
-            for number in self._rounds("sampling", seconds + _STARTING_SECONDS, first_costs=3.0):
-                for batch, name in wanted.copy():
-                    began = time.monotonic()
-                    if number == 1 and began + took[name] > first_ends:  # a larger batch takes no less
-                        self.result.reduced.append(f"sampling {name}: batch {batch} left out, the time was up")
-                        wanted.remove((batch, name))
-                        continue
-                    rows = len(groups[name]) + 1  # softmax is there twice
-                    limit = _TIMED_SHARE * each / rows
-                    if not self.result.sampling:
-                        limit = min(limit, _FIRST_RESULTS_SECONDS / rows)
-                    # The methods are compared once, in the first network, and so are the runs.
-                    first = number == 1 and batch == self._sizes.batches[0]
-                    plan = SamplingPlan(
-                        [batch],
-                        repeats=1,
-                        limit_seconds=limit,
-                        runs=self._runs,
-                        earlier=list(self.result.sampling),
-                        rerun_limit_seconds=_RERUN_PATIENCE * limit,
-                    )
-                    run_sampling_bench(
-                        groups[name],
-                        plan,
-                        self._precision,
-                        self._ceilings,
-                        functools.partial(self._keep_row, "sampling", number),
-                        self._go_on,
-                        checked=not (first and name in (self._networks[0][0], "runs")),
-                    )
-                    self._go_on()
-                    took[name] = time.monotonic() - began
-                yield number
-        finally:
-            self.result.reduced += _describe_extrapolated(self.result.sampling)
+        # Memory that was touched before is quick to come by, and nothing is probed again.
+        for number in self._rounds("sampling", first_costs=3.0):
+            for batch, name in wanted.copy():
+                began = time.monotonic()
+                if number == 1 and began + took[name] > first_ends:  # a larger batch takes no less
+                    self._reduced.append(f"sampling {name}: batch {batch} left out, the time was up")
+                    wanted.remove((batch, name))
+                    continue
+                rows = len(groups[name]) + 1  # softmax is there twice
+                limit = _TIMED_SHARE * each / rows
+                if not self.result.sampling:
+                    limit = min(limit, _FIRST_RESULTS_SECONDS / rows)
+                # The methods are compared once, in the first network, and so are the runs.
+                first = number == 1 and batch == self._sizes.batches[0]
+                plan = SamplingPlan(
+                    [batch],
+                    repeats=1,
+                    limit_seconds=limit,
+                    runs=self._runs,
+                    earlier=list(self.result.sampling),
+                    rerun_limit_seconds=_RERUN_PATIENCE * limit,
+                    spare_bytes=spare,
+                )
+                run_sampling_bench(
+                    groups[name],
+                    plan,
+                    self._precision,
+                    self._ceilings,
+                    functools.partial(self._keep_row, "sampling", number),
+                    self._go_on,
+                    checked=not (first and name in (self._networks[0][0], "runs")),
+                )
+                self._go_on()
+                took[name] = time.monotonic() - began
+            yield number
 
     def _foreign_runs(self) -> list[TrainedRun]:
         """Those that are of none of the networks: they are timed themselves."""
@@ -288,10 +313,10 @@ class PaperBench:
         batches = {name: self._sizes.training_batches.get(name, 1) for name, _ in self._networks}
         for name, batch in batches.items():
             if batch != (paper := PAPER_TRAINING_BATCH.get(name, batch)):
-                self.result.reduced.append(f"training {name}: batch {batch}, the paper's is {paper}")
+                self._reduced.append(f"training {name}: batch {batch}, the paper's is {paper}")
         subjects = {name: self._subjects((name, config), "fp32") for name, config in self._networks}
         warmed_up: Trainers = {}
-        for number in self._rounds("training", seconds, first_costs=2.0):  # it also warms up
+        for number in self._rounds("training", first_costs=2.0):  # it also warms up
             for name in subjects:
                 run_training_bench(
                     subjects[name],
@@ -314,15 +339,15 @@ class PaperBench:
         lengths = choose_lengths(seconds, len(self._variants))
         if len(lengths) < len(PAPER_LENGTHS):
             listed = ", ".join(f"{length:,}" for length in lengths)
-            self.result.reduced.append(f"time and memory against T: at {listed}; the paper's are 512 to 65,536")
+            self._reduced.append(f"time and memory against T: at {listed}; the paper's are 512 to 65,536")
         if self._sizes.pass_positions < PASS_POSITIONS:
-            self.result.reduced.append(
+            self._reduced.append(
                 f"time and memory against T: {self._sizes.pass_positions:,} positions a pass (one sequence where T is "
                 f"longer), lintx bench attention takes {PASS_POSITIONS:,}"
             )
 
         # The first also measures memory, in processes that take longer to begin than the passes of a round.
-        for number in self._rounds("scaling", seconds, first_costs=3.0):
+        for number in self._rounds("scaling", first_costs=3.0):
             run_scaling_bench(
                 self._variants,
                 lengths,
@@ -359,7 +384,7 @@ class PaperBench:
             row["peak_memory_bytes"] = measure_row_memory(models[row["preset"], row["name"]], row, seconds)
             self._go_on()
         if left:
-            self.result.reduced.append(f"peak memory of sampling: not measured for {left} rows")
+            self._reduced.append(f"peak memory of sampling: not measured for {left} rows")
         yield 1
 
     def _copy(self, seconds: float) -> _Rounds:
@@ -368,8 +393,8 @@ class PaperBench:
         found = run_copy_task(parse_variants(COPY_METHODS), settings, seconds, self._stop, ceilings=self._ceilings)
         self.result.copy = vars(found)
         if settings.reduced:
-            self.result.reduced.append(settings.title)
+            self._reduced.append(settings.title)
         if (done := found.settings["updates"]) < PAPER_UPDATES:
-            self.result.reduced.append(f"copy task: {done:,} of {PAPER_UPDATES:,} updates")
+            self._reduced.append(f"copy task: {done:,} of {PAPER_UPDATES:,} updates")
         self._go_on()
         yield 1

@@ -54,7 +54,7 @@ class SamplingPlan:
     images whatever they take. `engines` step, each in rows of its own.
 
     `earlier` has the rows that the same plan gave before: the same work is timed again and their samples count too.
-    What they left out stays left out.
+    What they left out stays left out. `spare_bytes` have to be free beside the state: others take them between calls.
     """
 
     batches: Sequence[int]
@@ -66,6 +66,7 @@ class SamplingPlan:
     engines: Sequence[str] = (AUTO,)
     earlier: Sequence[dict[str, Any]] = ()
     rerun_limit_seconds: float | None = None
+    spare_bytes: int = 0
 
 
 def run_sampling_bench(
@@ -228,7 +229,7 @@ def _plan_steps(subject: Subject, batch: int, plan: SamplingPlan, engine: str, c
     if (refusal := ENGINES[engine].refusal(model)) is not None:
         return _Row(subject, engine, None, f"{engine}: {refusal}")
     needed, free = model.state_bytes(batch), measure_free_memory(str(model.device))
-    if free is not None and 1.2 * needed > free:
+    if free is not None and 1.2 * needed + plan.spare_bytes > free:
         reason = f"the state would need {format_bytes(needed)}, {format_bytes(free)} are free"
         return _Row(subject, method, None, reason)
     if plan.limit_seconds is not None and positions > 2 * _PROBED_STEPS:

@@ -39,7 +39,7 @@ def paper(
     sizes, repeats and lengths; where that is less than the paper's, it says so. bits/dim come from --runs alone, whose
     models are timed too where they are of other networks.
 
-    JSON, tables and figures are written after the first round of every part, at its end, and at Ctrl-C.
+    JSON, tables and figures are written every two minutes or so, at the end, and at Ctrl-C.
 
     Examples:
 

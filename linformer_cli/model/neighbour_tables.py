@@ -12,16 +12,16 @@ ROWS_OF_A_CHANNEL = sum(_ROWS)
 # Numbers of a row.
 WIDTH = 8
 # What scatters keys: the golden ratio's fraction in 64 bits, as in Fibonacci hashing (Knuth, TAOCP 3, section 6.4), but
-# for its highest, which is the sign of an int64; and how many bits of the product are kept.
+# for its highest, which is the sign of an int64; and the bits of the product that are kept.
 _SCATTER, _KEPT = 0x1E3779B97F4A7C15, 2**61 - 1
 
 
 class NeighbourTables(nn.Module):
-    """Values int64 [..., 4] of `TABLE_PIXELS`, `levels` where there is none, to vectors [..., width], 0 at the start.
+    """Values int64 [..., 4] of `TABLE_PIXELS`, `levels` where there is none, to vectors [..., width].
 
     The values of two neighbours, of three and of four each pick a row of a table, and a linear layer reads the three
-    rows side by side. Two values have a row of their own, where a missing one counts as 255; of three and four some
-    combinations share one, as in hash embeddings (Svenstrup 2017, arXiv 1709.03933): few of all that there could be
+    rows, zeros at the start, side by side. Two values have a row of their own, but that none is taken for 255; of three
+    and four some share one, as in hash embeddings (Svenstrup 2017, arXiv 1709.03933): few of all that there could be
     ever occur. Each channel has tables of its own.
     """
 

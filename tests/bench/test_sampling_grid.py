@@ -220,6 +220,12 @@ def test_what_does_not_fit_or_takes_too_long_says_so(subjects, monkeypatch) -> N
     for row in run_sampling_bench(subjects[:2], SamplingPlan([1], 2, rerun=False), "fp32").rows:
         assert "1000 B are free" in row["left_out"] and row["product_share"] is None
         assert not {"images_per_second", "extrapolated"} & row.keys()
+    # And where it fits, but not beside what others will need.
+    monkeypatch.setattr(run_module, "measure_free_memory", lambda device: 10**9)
+    for spare, fits in ((0, True), (10**9, False)):
+        plan = SamplingPlan([1], 2, rerun=False, spare_bytes=spare)
+        (row,) = run_sampling_bench(subjects[:1], plan, "fp32").rows
+        assert (row["left_out"] is None) == fits
 
 
 def test_the_same_work_is_timed_again(subjects, monkeypatch) -> None:

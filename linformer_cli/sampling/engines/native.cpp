@@ -1,7 +1,8 @@
 // One step of a model with `linear` attention, for the `native` engine (native.py); compiled on first use.
 //
 // Letters as everywhere: B images, H heads, K and V widths of keys and values; D the width of the model. All arrays are
-// row-major. Weights and the inputs of products are float or bfloat16 (T); the residual stream, sums and states float.
+// row-major. Weights of products and their inputs are float or bfloat16 (T); the residual stream, sums, states and all
+// that is looked up in tables float.
 
 #include <algorithm>
 #include <cmath>
