@@ -166,7 +166,8 @@ def test_bench_paper_keeps_what_ctrl_c_leaves(lintx, little_paper, monkeypatch, 
     assert outcome.code == 130
     assert "Stopped; what was measured is kept" in outcome.stderr
     document = json.loads((tmp_path / "paper.json").read_text())
-    assert document["unfinished"] == ["training", "scaling", "memory", "copy"]
+    # The parts take turns, and sampling has not had its last.
+    assert document["unfinished"] == ["sampling", "training", "scaling", "memory", "copy"]
     assert len(document["sampling"]) == 10
     assert (tmp_path / "images-per-second.png").exists()
 
