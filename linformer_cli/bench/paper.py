@@ -9,14 +9,12 @@ minutes, which slow some rows down far more than others. Whatever was measured b
 import functools
 import itertools
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from linformer_cli.config import ModelConfig
-from linformer_cli.errors import Interrupted
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.report.terminal import format_duration
 from linformer_cli.runtime import StopRequest, choose_precision, describe_environment
 
 from .ceilings import Ceilings
@@ -29,6 +27,7 @@ from .scaling import PASS_POSITIONS, run_scaling_bench
 from .subjects import Subject, build_subjects, load_subjects, preset_network
 from .trained import TrainedRun, find_trained
 from .training import Trainers, run_training_bench
+from .turns import Rounds, Turns
 from .variants import Variant, parse_variants
 
 METHODS = ("linear", "softmax", "lsh-1=lsh:rounds=1", "lsh-4=lsh:rounds=4")
@@ -36,10 +35,6 @@ COPY_METHODS = ("linear", "softmax", "lsh-4=lsh:rounds=4")
 NETWORKS = ("mnist-paper", "cifar10-paper")
 # What each part is given of the time that is left when it begins, in relation to the parts that begin after it.
 _SHARES = {"sampling": 0.32, "training": 0.22, "scaling": 0.27, "memory": 0.07, "copy": 0.12}
-# The numbers of the rounds that a part has done, from 1, each when it is done.
-_Rounds = Generator[int, None, None]
-# A part that takes so many times what it was given is broken off.
-_PATIENCE = 1.25
 # Of what a row is given, the part for its repeats; the rest is for checks, probes and, in every round, warming up.
 _TIMED_SHARE = 0.5
 # A re-run may take so many times what another row may: it is four passes, of which none can be cut.
@@ -76,13 +71,6 @@ class PaperReport:
     elapsed_seconds: float = 0.0
     settings: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
-
-
-class _PartIsOver(Interrupted):
-    """A part has taken far more than its share of the budget: it ends as at Ctrl-C, with what was measured."""
-
-    def __init__(self) -> None:
-        super().__init__("this part has had its time", 0)
 
 
 def _describe_extrapolated(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -130,14 +118,8 @@ class PaperBench:
         self._precision = choose_precision("auto", device, "sampling").value
         self._training_precision = choose_precision("auto", device, "training").value
         self._ceilings = Ceilings(device)
-        self._began = time.monotonic()
-        self._reduced: list[str] = []
-        # Seconds of the parts that have begun, what all have used of theirs, and when the one whose turn it is has had
-        # far too much.
-        self._given: dict[str, float] = {}
-        self._used = dict.fromkeys(_SHARES, 0.0)
-        self._part_ends = float("inf")
-        self._next_save = self._began
+        self._turns = Turns(budget_seconds, _SHARES, {"sampling": _STARTING_SECONDS}, self._sizes.rounds)
+        self._next_save = time.monotonic()
 
     def run(self) -> PaperReport:
         """Measure everything. What a raised `Interrupted` or Ctrl-C leaves is in `result`."""
@@ -154,79 +136,31 @@ class PaperBench:
         }
         try:
             self.result.ceilings = self._ceilings.describe()
-            self._take_turns({"sampling": self._sample, "training": self._train, "scaling": self._scale})
-            self._take_turns({"memory": self._measure_memory})  # of the rows of sampling
-            self._take_turns({"copy": self._copy})
+            timed = {"sampling": self._sample, "training": self._train, "scaling": self._scale}
+            # Memory is that of the rows of sampling.
+            for parts in (timed, {"memory": self._measure_memory}, {"copy": self._copy}):
+                self._turns.take(parts, self._keep_now_and_then)
         finally:  # at Ctrl-C as well
             self._keep()
         return self.result
 
-    def _take_turns(self, parts: dict[str, Callable[[float], _Rounds]]) -> None:
-        """The first round of each part, and then always one of the part that is furthest behind what it was given."""
-        running: dict[str, _Rounds] = {}
-        for name, part in parts.items():
-            self._given[name] = self._give(name)
-            running[name] = part(self._given[name])
-            self._take_turn(name, running)
-        while running:
-            self._take_turn(min(running, key=lambda part: self._used[part] / self._given[part]), running)
-
-    def _give(self, name: str) -> float:
-        """The seconds of a part that begins: its share of what is left of the budget and was given to no other."""
-        promised = sum(
-            max(0.0, self._given[part] - self._used[part]) for part in self._given if part in self.result.unfinished
-        )
-        free = self.result.budget_seconds - self._elapsed() - promised
-        starting = min(_STARTING_SECONDS, free) if name == "sampling" else 0.0
-        share = _SHARES[name] / sum(_SHARES[part] for part in _SHARES if part not in self._given)
-        return max(1.0, starting + share * (free - starting))
-
-    def _take_turn(self, name: str, running: dict[str, _Rounds]) -> None:
-        """The next round of a part, which is over and leaves `running` where it has none."""
-        patience = _PATIENCE * self._given[name]
-        began = time.monotonic()
-        self._part_ends = began - self._used[name] + patience
-        try:
-            over = next(running[name], None) is None
-        except _PartIsOver:
-            self._reduced.append(f"{name}: broken off after {format_duration(patience)}")
-            over = True
-        self._used[name] += time.monotonic() - began
-        if over:
-            del running[name]
-            self.result.unfinished.remove(name)
-        elif time.monotonic() > self._next_save:
+    def _keep_now_and_then(self) -> None:
+        if time.monotonic() > self._next_save:
             self._keep()
 
     def _keep(self) -> None:
-        self.result.elapsed_seconds = self._elapsed()
+        self.result.elapsed_seconds = self._turns.elapsed_seconds
+        self.result.unfinished = list(self._turns.unfinished)
         self.result.ceilings = self._ceilings.describe()
         self.result.exponents = describe_exponents(self.result.scaling)
-        self.result.reduced = self._reduced + _describe_extrapolated(self.result.sampling)
+        self.result.reduced = self._turns.reduced + _describe_extrapolated(self.result.sampling)
         self._save(self.result)
         self._next_save = time.monotonic() + _SAVE_SECONDS
-
-    def _elapsed(self) -> float:
-        return time.monotonic() - self._began
 
     def _go_on(self) -> None:
         """Called between steps: raises where the user has had enough, or the part its time."""
         self._stop.raise_if_set("Stopped; what was measured is kept")
-        if time.monotonic() > self._part_ends:
-            raise _PartIsOver
-
-    def _rounds(self, part: str, first_costs: float = 1.0) -> Iterator[int]:
-        """The numbers of a part's rounds, from 1, as long as one more would be done within what it was given.
-
-        What a round takes is told by the one before. The first takes about `first_costs` times as long as the others.
-        """
-        for number in range(1, self._sizes.rounds + 1):
-            before = self._used[part]
-            yield number
-            expected = (self._used[part] - before) / (first_costs if number == 1 else 1.0)
-            if number < self._sizes.rounds and self._used[part] + expected > self._given[part]:
-                self._reduced.append(f"{part}: {number} of {self._sizes.rounds} rounds, the time was up")
-                return
+        self._turns.check()
 
     def _keep_row(self, part: str, number: int, row: dict[str, Any]) -> None:
         """A row of round `number`, in place of what the rounds before had of it."""
@@ -242,7 +176,7 @@ class PaperBench:
     def _subjects(self, network: tuple[str, ModelConfig], precision: str) -> list[Subject]:
         return build_subjects(self._variants, [network], self._device, precision)
 
-    def _sample(self, seconds: float) -> _Rounds:
+    def _sample(self, seconds: float) -> Rounds:
         """Every network in turn, and the runs of others; small batches first: the first results are one image's."""
         groups = {network[0]: self._subjects(network, self._precision) for network in self._networks}
         if foreign := self._foreign_runs():
@@ -253,7 +187,9 @@ class PaperBench:
             for batch, name in itertools.product(self._sizes.batches, groups)
             if batch <= largest.get(name, batch)
         ]
-        self._reduced += [f"sampling {name}: batches of at most {largest[name]}" for name in groups if name in largest]
+        self._turns.reduced += [
+            f"sampling {name}: batches of at most {largest[name]}" for name in groups if name in largest
+        ]
         each = max(0.0, seconds - _STARTING_SECONDS) / len(wanted) / self._sizes.rounds
         spare = _TRAINING_BYTES_PER_PARAMETER * sum(
             parameter.numel()
@@ -264,11 +200,11 @@ class PaperBench:
         first_ends = time.monotonic() + seconds
         took = dict.fromkeys(groups, 0.0)
         # Memory that was touched before is quick to come by, and nothing is probed again.
-        for number in self._rounds("sampling", first_costs=3.0):
+        for number in self._turns.count("sampling", first_costs=3.0):
             for batch, name in wanted.copy():
                 began = time.monotonic()
                 if number == 1 and began + took[name] > first_ends:  # a larger batch takes no less
-                    self._reduced.append(f"sampling {name}: batch {batch} left out, the time was up")
+                    self._turns.reduced.append(f"sampling {name}: batch {batch} left out, the time was up")
                     wanted.remove((batch, name))
                     continue
                 rows = len(groups[name]) + 1  # softmax is there twice
@@ -308,15 +244,15 @@ class PaperBench:
         ]
         return [run for run in self._runs if all(find_trained([run], model) is None for model in ours)]
 
-    def _train(self, seconds: float) -> _Rounds:
+    def _train(self, seconds: float) -> Rounds:
         limit = seconds / len(self._networks) / len(self._variants)
         batches = {name: self._sizes.training_batches.get(name, 1) for name, _ in self._networks}
         for name, batch in batches.items():
             if batch != (paper := PAPER_TRAINING_BATCH.get(name, batch)):
-                self._reduced.append(f"training {name}: batch {batch}, the paper's is {paper}")
+                self._turns.reduced.append(f"training {name}: batch {batch}, the paper's is {paper}")
         subjects = {name: self._subjects((name, config), "fp32") for name, config in self._networks}
         warmed_up: Trainers = {}
-        for number in self._rounds("training", first_costs=2.0):  # it also warms up
+        for number in self._turns.count("training", first_costs=2.0):  # it also warms up
             for name in subjects:
                 run_training_bench(
                     subjects[name],
@@ -335,19 +271,19 @@ class PaperBench:
                 self._go_on()
             yield number
 
-    def _scale(self, seconds: float) -> _Rounds:
+    def _scale(self, seconds: float) -> Rounds:
         lengths = choose_lengths(seconds, len(self._variants))
         if len(lengths) < len(PAPER_LENGTHS):
             listed = ", ".join(f"{length:,}" for length in lengths)
-            self._reduced.append(f"time and memory against T: at {listed}; the paper's are 512 to 65,536")
+            self._turns.reduced.append(f"time and memory against T: at {listed}; the paper's are 512 to 65,536")
         if self._sizes.pass_positions < PASS_POSITIONS:
-            self._reduced.append(
+            self._turns.reduced.append(
                 f"time and memory against T: {self._sizes.pass_positions:,} positions a pass (one sequence where T is "
                 f"longer), lintx bench attention takes {PASS_POSITIONS:,}"
             )
 
         # The first also measures memory, in processes that take longer to begin than the passes of a round.
-        for number in self._rounds("scaling", first_costs=3.0):
+        for number in self._turns.count("scaling", first_costs=3.0):
             run_scaling_bench(
                 self._variants,
                 lengths,
@@ -363,7 +299,7 @@ class PaperBench:
             self._go_on()
             yield number
 
-    def _measure_memory(self, seconds: float) -> _Rounds:
+    def _measure_memory(self, seconds: float) -> Rounds:
         """Of the rows of sampling, the largest batches first, as far as the time goes."""
         ends = time.monotonic() + seconds
         left = 0
@@ -384,17 +320,17 @@ class PaperBench:
             row["peak_memory_bytes"] = measure_row_memory(models[row["preset"], row["name"]], row, seconds)
             self._go_on()
         if left:
-            self._reduced.append(f"peak memory of sampling: not measured for {left} rows")
+            self._turns.reduced.append(f"peak memory of sampling: not measured for {left} rows")
         yield 1
 
-    def _copy(self, seconds: float) -> _Rounds:
+    def _copy(self, seconds: float) -> Rounds:
         """The copy task, as far as the time goes; what a Ctrl-C leaves of it is kept."""
         settings = CopySettings(*choose_size(self.result.budget_seconds, None, None), device=self._device)
         found = run_copy_task(parse_variants(COPY_METHODS), settings, seconds, self._stop, ceilings=self._ceilings)
         self.result.copy = vars(found)
         if settings.reduced:
-            self._reduced.append(settings.title)
+            self._turns.reduced.append(settings.title)
         if (done := found.settings["updates"]) < PAPER_UPDATES:
-            self._reduced.append(f"copy task: {done:,} of {PAPER_UPDATES:,} updates")
+            self._turns.reduced.append(f"copy task: {done:,} of {PAPER_UPDATES:,} updates")
         self._go_on()
         yield 1

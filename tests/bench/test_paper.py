@@ -9,6 +9,7 @@ import pytest
 from machine import TIMED_ENGINE
 
 from linformer_cli.bench import paper as paper_module
+from linformer_cli.bench import turns as turns_module
 from linformer_cli.bench.memory import PassMemory
 from linformer_cli.bench.paper import PaperBench, PaperReport
 from linformer_cli.bench.paper_sizes import PAPER_LENGTHS, PAPER_TRAINING_BATCH, Sizes, choose_lengths, choose_sizes
@@ -43,6 +44,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "linformer_cli.bench.scaling.measure_pass_memory", lambda setup, limit: PassMemory(100 * setup.positions, 0.001)
     )
+
+
+def set_clock(monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace) -> None:
+    for module in (paper_module, turns_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
 
 
 def test_a_budget_decides_sizes() -> None:
@@ -152,7 +158,7 @@ def test_what_is_left_out_is_said_once(networks, quick, monkeypatch) -> None:
     monkeypatch.setattr(paper_module, "_LONGEST_POINT_SHARE", 0.0)
     told = []
     bench = PaperBench(600.0, "cpu", networks=networks, report=lambda *given: told.append(given))
-    bench._given["scaling"] = 600.0
+    bench._turns._given["scaling"] = 600.0
     assert list(bench._scale(600.0)) == [1, 2, 3]
     left_out = [(row["name"], row["positions"], number) for part, row, number in told if row["left_out"]]
     assert left_out and len(left_out) == len(set(left_out)) and {number for *_, number in left_out} == {1}
@@ -164,7 +170,7 @@ def test_rounds_end_with_the_time(networks, quick, monkeypatch) -> None:
     The first of time against T takes 90 of 154 s and the others 20: three more, as the first does more than they do.
     """
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(paper_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    set_clock(monkeypatch, clock)
     monkeypatch.setattr(paper_module, "choose_sizes", lambda seconds: Sizes((1,), 9, {"mnist-paper": 2}, 64))
 
     def report(part, row, number):
@@ -181,7 +187,7 @@ def test_rounds_end_with_the_time(networks, quick, monkeypatch) -> None:
 def test_parts_take_turns_by_what_they_have_used_of_their_time(networks, quick, monkeypatch) -> None:
     """A clock on which a round of sampling takes 0.45 of its time, the others' about a quarter of theirs."""
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(paper_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    set_clock(monkeypatch, clock)
     monkeypatch.setattr(paper_module, "choose_sizes", lambda seconds: Sizes((1,), 9, {"mnist-paper": 2}, 64))
     turns = []
 
@@ -199,10 +205,10 @@ def test_parts_take_turns_by_what_they_have_used_of_their_time(networks, quick, 
 def test_what_a_part_takes_too_much_is_taken_from_all_that_follow(networks, quick, monkeypatch) -> None:
     """A clock on which the first round of sampling takes 100 of 120 s."""
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(paper_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    set_clock(monkeypatch, clock)
 
     monkeypatch.setattr(paper_module, "choose_sizes", lambda seconds: Sizes((1,), 1, {"mnist-paper": 2}, 64))
-    monkeypatch.setattr(paper_module, "_PATIENCE", 10.0)
+    monkeypatch.setattr(turns_module, "_PATIENCE", 10.0)
 
     def report(part, row, number):
         clock.now += 10 if part == "sampling" else 0  # of ten rows
@@ -212,7 +218,7 @@ def test_what_a_part_takes_too_much_is_taken_from_all_that_follow(networks, quic
     # No other takes any time, and so the last two are given all that is left.
     training, scaling, memory, copy_task = 20 * 0.22 / 0.68, 20 * 0.27 / 0.68, 20 * 0.07 / 0.19, 20
     expected = [30 + 0.32 * 90, training, scaling, memory, copy_task]
-    assert [bench._given[part] for part in PARTS] == pytest.approx(expected)
+    assert [bench._turns._given[part] for part in PARTS] == pytest.approx(expected)
 
 
 def test_runs_of_other_networks_are_timed_too(networks, quick, build_tiny_model, tiny_info, tmp_path) -> None:
@@ -262,7 +268,7 @@ def test_an_interruption_keeps_what_was_measured(networks, quick) -> None:
 def test_a_part_that_takes_far_too_long_is_broken_off_with_what_it_has(networks, quick) -> None:
     def report(part, row, number):
         if part == "sampling":
-            bench._part_ends = -1.0
+            bench._turns._part_ends = -1.0
 
     bench = PaperBench(600.0, "cpu", networks=networks, report=report)
     result = bench.run()
@@ -274,7 +280,7 @@ def test_a_part_that_takes_far_too_long_is_broken_off_with_what_it_has(networks,
 def test_a_batch_that_the_time_does_not_reach_is_left_out(networks, quick, monkeypatch) -> None:
     """A clock on which the first network takes 120 s of the 212 s of sampling and the second 88 s: 4 s are left."""
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(paper_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    set_clock(monkeypatch, clock)
     seconds = {"mnist-paper": 120.0, "two": 88.0}
 
     def report(part, row, number):
@@ -309,7 +315,7 @@ def test_memory_goes_as_far_as_the_time(networks, quick) -> None:
     list(bench._measure_memory(100.0))
     assert [row["peak_memory_bytes"] for row in bench.result.sampling] == [1000, 16_000, None]
     list(bench._measure_memory(-1.0))
-    assert bench._reduced == ["peak memory of sampling: not measured for 2 rows"]
+    assert bench._turns.reduced == ["peak memory of sampling: not measured for 2 rows"]
 
 
 def test_an_empty_report_is_a_page(networks) -> None:
