@@ -21,53 +21,15 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from . import __version__
-from .config import Config, InitFrom, ModelConfig, TrainConfig, describe_validation_error
+from .config import CHECKPOINT_FORMAT, CheckpointInfo, describe_validation_error
 from .errors import CheckpointError, UsageError, unknown_name
 from .files import flush_folder, write_flushed
 from .model.catalogue import describe_mixing
 from .model.pixel_model import PixelModel
-from .report.terminal import format_bits
+from .report.model_card import render_card
 
-FORMAT = 1
 DEFAULT_CHECKPOINT = "mnist-deep"
 WEIGHTS, CONFIG, TRAINING, CARD = "model.safetensors", "config.json", "training.safetensors", "README.md"
-
-
-class DataSummary(Config):
-    """The images a model was trained on. `border_mean` (0 .. 255) tells a dark background from a light one."""
-
-    name: str
-    train_images: int
-    border_mean: float
-
-
-class TrainingSummary(Config):
-    """How far training had come, and what these weights, if they were validated, reached on the validation images."""
-
-    step: int
-    images_seen: int
-    elapsed_seconds: float
-    validation_bits_per_dim: float | None = None
-    validation_standard_error: float | None = None
-    validation_images: int | None = None
-    preset: str | None = None
-    init_from: InitFrom | None = None
-    settings: TrainConfig
-
-
-class CheckpointInfo(Config):
-    """`config.json`."""
-
-    format: int = FORMAT
-    lintx_version: str = __version__
-    model: ModelConfig
-    data: DataSummary
-    training: TrainingSummary
-    weights_sha256: str = ""
-    training_sha256: str | None = None
-    # Of this document without this line: whoever changes something on purpose leaves the line out.
-    config_sha256: str | None = None
 
 
 @dataclass(frozen=True)
@@ -157,8 +119,10 @@ def read_checkpoint(name: str | Path | None = None) -> Checkpoint:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"'{file}' is damaged: {error}") from None
     found = document.get("format") if isinstance(document, dict) else None
-    if isinstance(found, int) and found > FORMAT:
-        raise CheckpointError(f"'{path}' was written by a newer lintx (format {found}, this one reads {FORMAT})")
+    if isinstance(found, int) and found > CHECKPOINT_FORMAT:
+        raise CheckpointError(
+            f"'{path}' was written by a newer lintx (format {found}, this one reads {CHECKPOINT_FORMAT})"
+        )
     signed = document.get("config_sha256") if isinstance(document, dict) else None
     if signed is not None and signed != _document_digest(document):
         raise CheckpointError(
@@ -257,7 +221,10 @@ def save_checkpoint(
         info = info.model_copy(update={"weights_sha256": digest, "training_sha256": training_digest})
         info = info.model_copy(update={"config_sha256": _document_digest(json.loads(info.model_dump_json()))})
         write_flushed(writing / CONFIG, (info.model_dump_json(indent=2) + "\n").encode())
-        write_flushed(writing / CARD, render_card(folder.name, info, model.parameter_count()).encode())
+        write_flushed(
+            writing / CARD,
+            render_card(folder.name, info, model.parameter_count(), describe_mixing(info.model.attention)).encode(),
+        )
         flush_folder(writing)
         _swap(writing, folder)
     except (OSError, SafetensorError) as error:
@@ -265,34 +232,6 @@ def save_checkpoint(
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise CheckpointError(f"cannot save '{folder}': {reason}; what was saved before is untouched") from None
     return info
-
-
-def render_card(name: str, info: CheckpointInfo, parameters: int) -> str:
-    """The model card of a checkpoint, in Markdown."""
-    model, training = info.model, info.training
-    image = f"{model.image.height} x {model.image.width} x {model.image.channels}"
-    lines = [
-        f"# {name}",
-        "",
-        f"A lintx pixel model: {describe_mixing(model.attention)}, {model.layers} layers of width {model.width}, "
-        f"{parameters:,} parameters, images of {image}"
-        f"{f', told which of {model.classes} classes each is' if model.classes else ''}.",
-        "",
-        f"- Trained on {info.data.name}: {training.images_seen:,} images in {training.step:,} steps, "
-        f"{training.elapsed_seconds:,.0f} seconds.",
-    ]
-    if (start := training.init_from) is not None:
-        lines.append(
-            f"- Began with weights of {start.checkpoint} ({start.attention} attention, {start.step:,} steps, sha256 "
-            f"{start.weights_sha256})."
-        )
-    if training.validation_bits_per_dim is not None:
-        lines.append(
-            f"- Validation: {format_bits(training.validation_bits_per_dim, training.validation_standard_error)} "
-            f"bits/dim over {training.validation_images} images, every value counted"
-            f"{', given the class' if model.classes else ''}."
-        )
-    return "\n".join([*lines, f"- Written by lintx {info.lintx_version}.", ""])
 
 
 def _settled(folder: Path) -> Path | None:

@@ -17,21 +17,23 @@ from linformer_cli.bench.cases import Check, build_step_case
 from linformer_cli.bench.groups import require_agreement
 from linformer_cli.bench.timing import Timing, measure_interleaved
 from linformer_cli.bench.variants import Variant
-from linformer_cli.checkpoint import Checkpoint, holds_checkpoint, load_weights, read_checkpoint
-from linformer_cli.config import RunConfig, TrainConfig, parse_config
 from linformer_cli.data.images import ImageSet
-from linformer_cli.errors import DataError, LintxError, UsageError
-from linformer_cli.files import write_file
 from linformer_cli.native.compiler import has_library
 from linformer_cli.report.grids import encode_png, read_png_metadata, render_grid
 from linformer_cli.report.tables import to_json
-from linformer_cli.runtime import StopRequest, processor_name
 from linformer_cli.sampling.decode import sample_images
 from linformer_cli.sampling.engines.native_layout import SOURCE
+from linformer_cli.system.environment import processor_name
+from linformer_cli.system.signals import StopRequest
 from linformer_cli.training.loop import Trainer
 from linformer_cli.training.progress import Reporter
 from linformer_cli.training.run_folder import RunFolder
 from linformer_cli.training.settings import LENGTHS, Settings, merge_settings, read_tables
+
+from .checkpoint import Checkpoint, holds_checkpoint, load_weights, read_checkpoint
+from .config import RunConfig, TrainConfig, parse_config
+from .errors import DataError, LintxError, UsageError
+from .files import write_file
 
 # The network that comparisons are made with, unless another is asked for.
 DEFAULT_PRESET = "mnist-small"

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from . import __version__
 from .errors import UsageError, unknown_name
 
 OptionValue = bool | int | float | str
@@ -17,6 +18,7 @@ Positive = Annotated[int, Field(gt=0)]
 Size = Annotated[int, Field(gt=0, le=65_536)]
 Layers = Annotated[int, Field(gt=0, le=1_024)]
 LARGEST_IMAGE = 2**20
+CHECKPOINT_FORMAT = 1
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -188,6 +190,42 @@ class RunConfig(Config):
         if self.train.shift >= side:
             raise ValueError(f"train.shift must be less than the {side} pixels of an image, found {self.train.shift}")
         return self
+
+
+class DataSummary(Config):
+    """The images a model was trained on. `border_mean` (0 .. 255) tells a dark background from a light one."""
+
+    name: str
+    train_images: int
+    border_mean: float
+
+
+class TrainingSummary(Config):
+    """How far training had come, and what these weights, if they were validated, reached on the validation images."""
+
+    step: int
+    images_seen: int
+    elapsed_seconds: float
+    validation_bits_per_dim: float | None = None
+    validation_standard_error: float | None = None
+    validation_images: int | None = None
+    preset: str | None = None
+    init_from: InitFrom | None = None
+    settings: TrainConfig
+
+
+class CheckpointInfo(Config):
+    """`config.json`."""
+
+    format: int = CHECKPOINT_FORMAT
+    lintx_version: str = __version__
+    model: ModelConfig
+    data: DataSummary
+    training: TrainingSummary
+    weights_sha256: str = ""
+    training_sha256: str | None = None
+    # Of this document without this line: whoever changes something on purpose leaves the line out.
+    config_sha256: str | None = None
 
 
 def parse_config(kind: type[ConfigType], values: Mapping[str, Any], where: str) -> ConfigType:

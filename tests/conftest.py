@@ -10,14 +10,8 @@ import pytest
 import torch
 from machine import prepare_triton
 
-from linformer_cli.checkpoint import (
-    CheckpointInfo,
-    DataSummary,
-    TrainingState,
-    TrainingSummary,
-    save_checkpoint,
-)
-from linformer_cli.config import ImageShape, ModelConfig, TrainConfig
+from linformer_cli.checkpoint import TrainingState, save_checkpoint
+from linformer_cli.config import CheckpointInfo, DataSummary, ImageShape, ModelConfig, TrainConfig, TrainingSummary
 from linformer_cli.errors import LintxError
 from linformer_cli.model.pixel_model import PixelModel
 

@@ -35,7 +35,7 @@ from linformer_cli.checkpoint import (
 )
 from linformer_cli.errors import CheckpointError, UsageError
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.runtime import measure_peak_memory
+from linformer_cli.system.memory import measure_peak_memory
 
 
 @pytest.fixture

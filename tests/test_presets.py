@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from linformer_cli.attention import parse_options
+from linformer_cli.attention.catalogue import parse_options
 from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.errors import UsageError
 from linformer_cli.model.pixel_model import PixelModel

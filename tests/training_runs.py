@@ -15,7 +15,7 @@ from linformer_cli.config import RunConfig
 from linformer_cli.data.glyphs import draw_glyphs
 from linformer_cli.data.images import ImageSet
 from linformer_cli.evaluation.bits import Bits
-from linformer_cli.runtime import StopRequest
+from linformer_cli.system.signals import StopRequest
 from linformer_cli.training.loop import Trainer
 from linformer_cli.training.progress import Progress
 from linformer_cli.training.run_folder import METRICS, RunFolder

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .base import AttentionOptions, AttentionShape, Memory, accumulator_dtype
-from .caches import CachedAttention, KeyValueCache, extend_cache, push_in_place
+from .parts.caches import CachedAttention, KeyValueCache, extend_cache, push_in_place
 
 BigbirdState = KeyValueCache
 

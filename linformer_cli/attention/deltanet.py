@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
-from .decayed_sums import sum_logs
+from .parts.decayed_sums import sum_logs
 
 # Added to a square, of a length or of the mean output: zeros stay zeros, and their gradients are finite.
 _KEY_FLOOR = 1e-6

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .base import AttentionShape, Memory, accumulator_dtype
-from .gated import GatedAttention, GatedOptions
+from .parts.gated import GatedAttention, GatedOptions
 
 
 class FlashOptions(GatedOptions):

@@ -10,8 +10,8 @@ from torch import Tensor
 from linformer_cli.errors import UsageError
 
 from .base import AttentionShape, Memory, accumulator_dtype
-from .caches import CachedAttention, KeyValueCache, extend_cache, push_in_place
-from .gated import GatedAttention, GatedOptions
+from .parts.caches import CachedAttention, KeyValueCache, extend_cache, push_in_place
+from .parts.gated import GatedAttention, GatedOptions
 
 GauState = KeyValueCache
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from .base import Attention, AttentionShape, Memory, accumulator_dtype
-from .decayed_sums import decayed_causal_sums, featurewise_decayed_causal_sums
-from .fading import FadingOptions, scale_outputs
-from .halves import PowerOfTwo
+from .parts.decayed_sums import decayed_causal_sums, featurewise_decayed_causal_sums
+from .parts.fading import FadingOptions, scale_outputs
+from .parts.halves import PowerOfTwo
 
 
 class GlaOptions(FadingOptions):

@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
-from .causal_sums import causal_sums, divide_by_weight
-from .feature_maps import FEATURE_MAPS, FeatureMap, Learned
 from .kernels import folding
 from .kernels import linear as kernels
 from .kernels.folding import FoldedState
+from .parts.causal_sums import causal_sums, divide_by_weight
+from .parts.feature_maps import FEATURE_MAPS, FeatureMap, Learned
 
 
 class LinearOptions(AttentionOptions):

@@ -10,7 +10,7 @@ from torch.nn import functional
 from linformer_cli.errors import UsageError
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
-from .near_and_rows import Pattern, attend_near_and_rows
+from .parts.near_and_rows import Pattern, attend_near_and_rows
 
 _DEFAULT_RANK = 4
 

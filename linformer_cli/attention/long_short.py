@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
-from .near_and_rows import Pattern, attend_near_and_rows
+from .parts.near_and_rows import Pattern, attend_near_and_rows
 
 # Queries that share one piece of near keys: more of them copy less, and score more keys in vain.
 _QUERY_BLOCK = 32

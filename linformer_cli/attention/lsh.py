@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
-from .caches import KeyValueCache, cache_bytes, extend_cache, init_cache, push_in_place
+from .parts.caches import KeyValueCache, cache_bytes, extend_cache, init_cache, push_in_place
 
 # What a ring holds where nothing was written yet.
 EMPTY = -1

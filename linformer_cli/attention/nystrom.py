@@ -7,9 +7,9 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, Shared, accumulator_dtype
-from .causal_convolution import CausalConvolution, RecentValues
-from .halves import PowerOfTwo
-from .running_averages import NOTHING, read_running_averages
+from .parts.causal_convolution import CausalConvolution, RecentValues
+from .parts.halves import PowerOfTwo
+from .parts.running_averages import NOTHING, read_running_averages
 
 
 class NystromOptions(AttentionOptions):

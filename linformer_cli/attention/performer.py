@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
-from .causal_sums import causal_sums, divide_by_weight
-from .decayed_sums import decayed_causal_sums, scan_with_decay
-from .random_features import divide_by_floored_weight, draw_directions, seeded_normal, sine_features
+from .parts.causal_sums import causal_sums, divide_by_weight
+from .parts.decayed_sums import decayed_causal_sums, scan_with_decay
+from .parts.random_features import divide_by_floored_weight, draw_directions, seeded_normal, sine_features
 
 RELU_OFFSET = 1e-3
 # Positions taken pairwise, feature by feature, where a product of features would vanish.

@@ -8,8 +8,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from .base import Attention, AttentionShape, Memory, accumulator_dtype
-from .decayed_sums import decayed_causal_sums, multiply_features
-from .fading import FadingOptions, scale_outputs
+from .parts.decayed_sums import decayed_causal_sums, multiply_features
+from .parts.fading import FadingOptions, scale_outputs
 
 _DEFAULT_WAVES = 2
 

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
-from .causal_sums import causal_sums
-from .decayed_sums import decayed_causal_sums
-from .random_features import divide_by_floored_weight, draw_directions, sine_features
+from .parts.causal_sums import causal_sums
+from .parts.decayed_sums import decayed_causal_sums
+from .parts.random_features import divide_by_floored_weight, draw_directions, sine_features
 
 
 class RfaOptions(AttentionOptions):

@@ -14,7 +14,7 @@ from torch.nn import functional
 from linformer_cli.errors import UsageError
 
 from .base import AttentionOptions, AttentionShape, Memory, accumulator_dtype
-from .caches import CachedAttention, KeyValueCache, extend_cache, push_in_place
+from .parts.caches import CachedAttention, KeyValueCache, extend_cache, push_in_place
 
 SparseState = KeyValueCache
 

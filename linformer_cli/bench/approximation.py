@@ -11,8 +11,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from linformer_cli.attention import build_attention
 from linformer_cli.attention.base import AttentionShape
+from linformer_cli.attention.catalogue import build_attention
 from linformer_cli.attention.performer import PerformerAttention
 from linformer_cli.config import OptionValue
 from linformer_cli.errors import UsageError

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from linformer_cli.runtime import synchronize, torch_dtype
+from linformer_cli.system.device import synchronize, torch_dtype
+from linformer_cli.system.memory import measure_free_memory
 
-from .memory import measure_free_memory
 from .timing import Timing
 
 REPEATS = 5

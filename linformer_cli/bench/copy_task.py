@@ -20,7 +20,9 @@ from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.errors import UsageError
 from linformer_cli.model.blocks import Block, initialise_weights
 from linformer_cli.model.catalogue import build_block
-from linformer_cli.runtime import StopRequest, describe_environment, synchronize
+from linformer_cli.system.device import synchronize
+from linformer_cli.system.environment import describe_environment
+from linformer_cli.system.signals import StopRequest
 
 from .ceilings import Ceilings
 from .groups import require_agreement

@@ -22,7 +22,7 @@ from typing import IO, Any
 import torch
 
 from linformer_cli.errors import LintxError
-from linformer_cli.runtime import give_back_freed_memory, is_out_of_memory
+from linformer_cli.system.memory import give_back_freed_memory, is_out_of_memory
 
 # What a measurement may take on a busy machine beside its limit: a warm-up, compiling a kernel, loading torch.
 STARTING_SECONDS = 120.0

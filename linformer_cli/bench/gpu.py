@@ -23,9 +23,11 @@ from linformer_cli.errors import Interrupted
 from linformer_cli.native.compiler import textbook_only
 from linformer_cli.native.gpu import triton_refusal
 from linformer_cli.report.benchmarks import describe_speed
-from linformer_cli.runtime import describe_environment, measure_peak_memory, synchronize
 from linformer_cli.sampling.decode import sample_values
 from linformer_cli.sampling.engines import TEXTBOOK, choose_engine
+from linformer_cli.system.device import synchronize
+from linformer_cli.system.environment import describe_environment
+from linformer_cli.system.memory import measure_peak_memory
 
 from .cases import Check
 from .ceilings import Ceilings

@@ -14,10 +14,10 @@ from linformer_cli.config import ModelConfig
 from linformer_cli.model.catalogue import MIXERS
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native.compiler import textbook_only
-from linformer_cli.runtime import torch_dtype
 from linformer_cli.sampling.decode import sample_values
 from linformer_cli.sampling.engines import AUTO, TEXTBOOK, TextbookEngine, build_engine, choose_engine
 from linformer_cli.sampling.engines.cuda import CudaEngine
+from linformer_cli.system.device import torch_dtype
 
 from .passes import PassSetup, build_checked_model
 from .subjects import build_subjects

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from linformer_cli.runtime import give_back_freed_memory, is_out_of_memory, measure_peak_memory, synchronize
+from linformer_cli.system.device import synchronize
+from linformer_cli.system.memory import is_out_of_memory, measure_peak_memory
 
 from .fresh_process import OUT_OF_MEMORY, PassFailed, run_fresh
 from .passes import PassSetup, build_pass
@@ -48,25 +49,6 @@ def measure_pass_memory(setup: PassSetup, limit_seconds: float) -> PassMemory:
         return PassMemory(**run_fresh(__name__, asdict(setup), limit_seconds))
     with refuse_misfits():
         return _measure_here(setup)
-
-
-def measure_free_memory(device: str) -> int | None:
-    """Bytes that can still be had, of the device or of this machine (and of the container); None where unknown."""
-    if device.startswith("cuda"):
-        torch.cuda.empty_cache()  # what torch keeps for later use can be had
-        return int(torch.cuda.mem_get_info(device)[0])
-    give_back_freed_memory()
-    bounds = []
-    with contextlib.suppress(OSError, ValueError):
-        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        bounds.append(int(fields["MemAvailable"].split()[0]) * 1024)
-    with contextlib.suppress(OSError, ValueError):
-        group = Path("/sys/fs/cgroup")
-        # What was read from files is counted as used, and can be had all the same.
-        statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        used = int((group / "memory.current").read_text()) - int(statistics["inactive_file"])
-        bounds.append(int((group / "memory.max").read_text()) - used)
-    return min(bounds) if bounds and device == "cpu" else None
 
 
 def _measure_here(setup: PassSetup) -> PassMemory:

@@ -2,8 +2,8 @@
 
 from torch import nn
 
-from linformer_cli.attention import CATALOGUE
 from linformer_cli.attention.base import Memory
+from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.model.pixel_model import PixelModel
 
 # A backward pass multiplies every weight twice more: for the gradient of its input, and for its own.

@@ -15,7 +15,9 @@ from typing import Any
 
 from linformer_cli.config import ModelConfig
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.runtime import StopRequest, choose_precision, describe_environment
+from linformer_cli.system.device import choose_precision
+from linformer_cli.system.environment import describe_environment
+from linformer_cli.system.signals import StopRequest
 
 from .ceilings import Ceilings
 from .copy_task import PAPER_UPDATES, CopySettings, choose_size, run_copy_task

@@ -8,9 +8,11 @@ from typing import Any
 
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.report.benchmarks import find_speed
-from linformer_cli.report.terminal import format_bytes, format_duration
-from linformer_cli.runtime import describe_environment, measure_peak_memory, synchronize
 from linformer_cli.sampling.engines import AUTO, ENGINES, NATIVE, STEPWISE, choose_engine
+from linformer_cli.system.device import synchronize
+from linformer_cli.system.environment import describe_environment
+from linformer_cli.system.memory import measure_free_memory, measure_peak_memory
+from linformer_cli.units import format_bytes, format_duration
 
 from .cases import (
     RERUN,
@@ -27,14 +29,8 @@ from .cases import (
 from .ceilings import Ceilings
 from .fresh_process import PassFailed
 from .groups import CHECKED_LAYERS, CHECKED_POSITIONS, BenchReport, compare_with_softmax, measure_groups
-from .memory import measure_free_memory, refuse_misfits
-from .operations import (
-    WHAT_IS_COUNTED,
-    count_product_flops,
-    count_rerun_positions,
-    list_products,
-    state_traffic_bytes,
-)
+from .memory import refuse_misfits
+from .operations import WHAT_IS_COUNTED, count_product_flops, count_rerun_positions, list_products, state_traffic_bytes
 from .published import find_published
 from .sampling_memory import METHOD, SamplingSetup, measure_sampling_memory
 from .subjects import Subject

@@ -12,9 +12,9 @@ import torch
 from linformer_cli.attention.base import fork_state
 from linformer_cli.config import ModelConfig
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.runtime import synchronize, torch_dtype
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.engines import AUTO, build_engine
+from linformer_cli.system.device import synchronize, torch_dtype
 
 from .cases import RERUN, place_state
 from .fresh_process import run_fresh

@@ -5,15 +5,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from linformer_cli.errors import Interrupted, UsageError
-from linformer_cli.report.terminal import format_bytes, format_duration
-from linformer_cli.runtime import describe_environment
+from linformer_cli.system.environment import describe_environment
+from linformer_cli.system.memory import measure_free_memory
+from linformer_cli.units import format_bytes, format_duration
 
 from .cases import Check
 from .ceilings import Ceilings
 from .fresh_process import PassFailed
 from .groups import Ending, compare_with_softmax, require_agreement
 from .growth import Point, describe_exponents, extrapolate
-from .memory import WARM_UP_POSITIONS, PassMemory, measure_free_memory, measure_pass_memory
+from .memory import WARM_UP_POSITIONS, PassMemory, measure_pass_memory
 from .passes import LEAST_TRAFFIC, Drawn, PassSetup, build_checked_model, build_pass, count_least_bytes
 from .timing import Timing, measure_interleaved
 from .variants import Variant

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from linformer_cli.errors import Interrupted
-from linformer_cli.runtime import synchronize
+from linformer_cli.system.device import synchronize
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,12 @@ from linformer_cli.data.images import ImageSet
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native.compiler import textbook_only
 from linformer_cli.presets import RECIPES
-from linformer_cli.report.terminal import format_duration
-from linformer_cli.runtime import describe_environment, synchronize, torch_dtype
 from linformer_cli.sampling.engines import AUTO, TEXTBOOK
+from linformer_cli.system.device import synchronize, torch_dtype
+from linformer_cli.system.environment import describe_environment
 from linformer_cli.training.loop import Trainer
 from linformer_cli.training.run_folder import RunFolder
+from linformer_cli.units import format_duration
 
 from .cases import Check
 from .ceilings import Ceilings

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 
 from linformer_cli.errors import Interrupted
-from linformer_cli.report.terminal import format_duration
+from linformer_cli.units import format_duration
 
 # The numbers of the rounds that a part has done, from 1, each when it is done.
 Rounds = Generator[int, None, None]

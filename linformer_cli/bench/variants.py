@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from linformer_cli.attention import CATALOGUE, find_attention
+from linformer_cli.attention.catalogue import CATALOGUE, find_attention
 from linformer_cli.errors import UsageError
 from linformer_cli.model.catalogue import MIXERS, find_mixer, parse_options
 

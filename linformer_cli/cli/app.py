@@ -10,9 +10,10 @@ import typer
 from typer.exceptions import TyperException
 
 from linformer_cli import __version__
-from linformer_cli.distributed import end_process, process_rank
 from linformer_cli.errors import Interrupted, LintxError
-from linformer_cli.runtime import is_out_of_memory, keep_freed_memory, limit_spinning
+from linformer_cli.system.distributed import end_process, process_rank
+from linformer_cli.system.memory import is_out_of_memory, keep_freed_memory
+from linformer_cli.system.threads import limit_spinning
 
 from . import attentions, bench, check, compare, complete, env, evaluate, export, info, plot, sample, train
 from .output import complain

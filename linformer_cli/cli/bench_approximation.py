@@ -95,7 +95,7 @@ def approximation(
     options.require_plots(plot)
 
     from linformer_cli.bench.approximation import measure_approximation
-    from linformer_cli.runtime import describe_environment
+    from linformer_cli.system.environment import describe_environment
 
     found = measure_approximation(
         counts,

@@ -8,7 +8,7 @@ import typer
 
 from linformer_cli.report import benchmarks
 from linformer_cli.report.tables import Column
-from linformer_cli.report.terminal import format_bytes, format_milliseconds
+from linformer_cli.units import format_bytes, format_milliseconds
 
 from . import options
 from .output import print_json, print_records, talk, write_plot
@@ -72,7 +72,8 @@ def attention(
 
     from linformer_cli.bench.ceilings import Ceilings
     from linformer_cli.bench.scaling import run_scaling_bench
-    from linformer_cli.runtime import catch_signals, choose_device
+    from linformer_cli.system.device import choose_device
+    from linformer_cli.system.signals import catch_signals
 
     place = choose_device(device)
     talk(f"device {place.value} ({place.reason})")

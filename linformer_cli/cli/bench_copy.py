@@ -79,7 +79,8 @@ def copy(
     from linformer_cli.bench.copy_task import CopySettings, choose_size, run_copy_task
     from linformer_cli.bench.variants import parse_variants
     from linformer_cli.errors import Interrupted, LintxError
-    from linformer_cli.runtime import catch_signals, choose_device
+    from linformer_cli.system.device import choose_device
+    from linformer_cli.system.signals import catch_signals
 
     variants = parse_variants(names.split(","), baselines=True)
     place = choose_device(device)

@@ -43,7 +43,8 @@ def gpu(
     os.environ.setdefault(ASK, "1")  # what is to be tried here
 
     from linformer_cli.bench.gpu import GpuBench, full_sizes, tiny_sizes
-    from linformer_cli.runtime import catch_signals, choose_device
+    from linformer_cli.system.device import choose_device
+    from linformer_cli.system.signals import catch_signals
 
     place = choose_device(device)
     if not (tiny or place.value.startswith("cuda")):

@@ -11,7 +11,7 @@ from linformer_cli.errors import Interrupted
 from linformer_cli.files import require_writable
 from linformer_cli.report import benchmarks
 from linformer_cli.report.tables import Column, TableStyle
-from linformer_cli.report.terminal import format_milliseconds
+from linformer_cli.units import format_milliseconds
 
 from . import options
 from .bench_sample import print_speeds
@@ -53,7 +53,8 @@ def paper(
 
     from linformer_cli.bench.paper import PaperBench
     from linformer_cli.bench.trained import read_trained_runs
-    from linformer_cli.runtime import catch_signals, choose_device
+    from linformer_cli.system.device import choose_device
+    from linformer_cli.system.signals import catch_signals
 
     trained = read_trained_runs(runs or [])
     place = choose_device(device)

@@ -94,16 +94,11 @@ def sample(
 
     from linformer_cli.bench.ceilings import Ceilings
     from linformer_cli.bench.run import SamplingPlan, run_sampling_bench
-    from linformer_cli.bench.subjects import (
-        build_subjects,
-        load_subjects,
-        preset_network,
-        resize_network,
-        with_softmax,
-    )
+    from linformer_cli.bench.subjects import build_subjects, load_subjects, preset_network, resize_network, with_softmax
     from linformer_cli.bench.trained import read_trained_runs
-    from linformer_cli.runtime import catch_signals, choose_device, choose_precision
     from linformer_cli.sampling.engines import AUTO, ENGINES
+    from linformer_cli.system.device import choose_device, choose_precision
+    from linformer_cli.system.signals import catch_signals
 
     trained = read_trained_runs(runs or [])
     source: dict[str, Any] = {}

@@ -66,8 +66,9 @@ def train(
     from linformer_cli.bench.subjects import build_subjects, preset_network
     from linformer_cli.bench.trained import read_trained_runs
     from linformer_cli.bench.training import ENGINES, run_training_bench
-    from linformer_cli.runtime import catch_signals, choose_device, choose_precision
     from linformer_cli.sampling.engines import TEXTBOOK
+    from linformer_cli.system.device import choose_device, choose_precision
+    from linformer_cli.system.signals import catch_signals
 
     engines = options.parse_engines(engine, ENGINES)
     trained = read_trained_runs(runs or [])

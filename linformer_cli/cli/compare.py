@@ -9,7 +9,7 @@ import typer
 
 from linformer_cli.errors import Interrupted, LintxError, UsageError
 from linformer_cli.report.tables import Column
-from linformer_cli.report.terminal import format_bits, format_bytes, format_count
+from linformer_cli.units import format_bits, format_bytes, format_count
 
 from . import options
 from .images import load_training_images
@@ -116,7 +116,8 @@ def compare(
         raise UsageError("--no-train only shows what is there; leave it or --retime out")
 
     from linformer_cli.comparison import choose_training, describe_entry, forget_speeds, plan_entries
-    from linformer_cli.runtime import choose_device, choose_precision, describe_environment
+    from linformer_cli.system.device import choose_device, choose_precision
+    from linformer_cli.system.environment import describe_environment
 
     given = {"evaluate_images": evaluate_images, "seed": seed, "device": device}
     given["precision"] = precision and precision.value
@@ -169,7 +170,7 @@ def _work(
 ) -> Interrupted | None:
     """Everything that is still to be done, each mechanism's own failures aside; returns what a signal ended it with."""
     from linformer_cli.comparison import draw_grid, time_sampling_once, time_training_once, train_entry
-    from linformer_cli.runtime import catch_signals
+    from linformer_cli.system.signals import catch_signals
 
     with catch_signals() as stop:
         check = stop.raise_if_set
@@ -200,7 +201,7 @@ def _work(
 @contextlib.contextmanager
 def _noting(entry: "Entry", failures: dict[str, str]) -> Iterator[None]:
     """A mechanism that fails is no reason to leave out the others."""
-    from linformer_cli.runtime import is_out_of_memory
+    from linformer_cli.system.memory import is_out_of_memory
 
     try:
         yield

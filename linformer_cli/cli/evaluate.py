@@ -84,7 +84,7 @@ def evaluate(
     session = open_session(options.one_checkpoint(checkpoint, checkpoint_option), device, precision.value)
 
     from linformer_cli.evaluation.bits import measure_nats, stepped_nats
-    from linformer_cli.report.terminal import format_bits
+    from linformer_cli.units import format_bits
 
     name = data or session.checkpoint.info.data.name
     wanted = session.model.config.image

@@ -30,7 +30,7 @@ def export(
     - `lintx export runs/first digits --dtype bf16`
     """
     from linformer_cli.checkpoint import WEIGHTS, load_weights, read_checkpoint, save_checkpoint
-    from linformer_cli.runtime import torch_dtype
+    from linformer_cli.system.device import torch_dtype
 
     if out.exists():
         raise UsageError(f"'{out}' exists already; name another folder")

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from linformer_cli.distributed import ALONE, Team
+from linformer_cli.system.distributed import ALONE, Team
 
 from .output import talk
 

@@ -19,7 +19,7 @@ def info(
     - `lintx info mnist-deep --json`
     """
     from linformer_cli.checkpoint import load_weights, read_checkpoint
-    from linformer_cli.report.terminal import format_bits, format_bytes, format_duration
+    from linformer_cli.units import format_bits, format_bytes, format_duration
 
     found = read_checkpoint(options.one_checkpoint(checkpoint, checkpoint_option))
     model = load_weights(found)

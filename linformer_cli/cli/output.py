@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from linformer_cli.distributed import process_rank
 from linformer_cli.report.tables import Column, TableStyle, render_records, to_json
+from linformer_cli.system.distributed import process_rank
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from linformer_cli.report.terminal import format_bits, format_bytes, format_duration
+from linformer_cli.units import format_bits, format_bytes, format_duration
 
 from .output import is_quiet
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from linformer_cli.distributed import Team, join_team, notice_loss
 from linformer_cli.errors import UsageError
+from linformer_cli.system.distributed import Team, join_team, notice_loss
 
 from . import options
 from .output import complain, print_json, say_halved, show_preview, talk
@@ -107,9 +107,9 @@ def sample(
         from linformer_cli.report.animation import encode_gif, frame_rows, hide_rows
         from linformer_cli.report.grids import encode_png, render_grid
         from linformer_cli.report.numbered import NumberedImages
-        from linformer_cli.report.terminal import format_bytes, format_duration
         from linformer_cli.sampling.choose import Filters
         from linformer_cli.sampling.decode import iter_samples
+        from linformer_cli.units import format_bytes, format_duration
 
         filters = Filters(temperature, top_k, top_p)
         classed = session.model.config.classes

@@ -4,15 +4,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from linformer_cli.distributed import ALONE, Team
 from linformer_cli.errors import UsageError
+from linformer_cli.system.distributed import ALONE, Team
 
 from .output import talk
 
 if TYPE_CHECKING:
     from linformer_cli.checkpoint import Checkpoint
     from linformer_cli.model.pixel_model import PixelModel
-    from linformer_cli.runtime import Precision
+    from linformer_cli.system.device import Precision
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def open_session(
     """Load the checkpoint `name` (None: the shipped default), for one of `team`; says what was chosen on stderr."""
     from linformer_cli.checkpoint import load_weights, read_checkpoint
     from linformer_cli.model.catalogue import describe_mixing
-    from linformer_cli.runtime import choose_precision, torch_dtype
+    from linformer_cli.system.device import choose_precision, torch_dtype
 
     checkpoint = read_checkpoint(name)
     place = team.choose_device(device)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from linformer_cli.distributed import join_team, notice_loss
 from linformer_cli.errors import UsageError
+from linformer_cli.system.distributed import join_team, notice_loss
 
 from . import options
 from .images import load_training_images
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from linformer_cli.checkpoint import Checkpoint
     from linformer_cli.config import RunConfig
     from linformer_cli.data.images import ImageSet
-    from linformer_cli.distributed import Team
+    from linformer_cli.system.distributed import Team
     from linformer_cli.training.loop import Trainer
     from linformer_cli.training.run_folder import RunFolder
 
@@ -271,7 +271,7 @@ def _given(**values: Any) -> dict[str, Any]:
 def _build_trainer(
     settings: "RunConfig", folder: "RunFolder", train: "ImageSet", validation: "ImageSet", team: "Team"
 ) -> "Trainer":
-    from linformer_cli.runtime import choose_precision, torch_dtype
+    from linformer_cli.system.device import choose_precision, torch_dtype
     from linformer_cli.training.loop import Trainer
 
     device = team.choose_device(settings.train.device)
@@ -301,7 +301,7 @@ def _take_over(trainer: "Trainer", source: "Checkpoint") -> None:
 
 
 def _run(trainer: "Trainer", folder: "RunFolder", json: bool) -> None:
-    from linformer_cli.runtime import catch_signals
+    from linformer_cli.system.signals import catch_signals
 
     began = trainer.progress.step
     with catch_signals() as stop, TrainingDisplay() as display:
@@ -334,8 +334,8 @@ def _dry_run(trainer: "Trainer", json: bool) -> None:
     """What a run would be: its configuration, sizes, memory and the time of one step."""
     import tomli_w
 
-    from linformer_cli.report.terminal import format_bytes
-    from linformer_cli.runtime import measure_peak_memory
+    from linformer_cli.system.memory import measure_peak_memory
+    from linformer_cli.units import format_bytes
 
     seconds = trainer.time_one_step()
     if not trainer.team.leads:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from linformer_cli.data.sequence import images_to_values
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.runtime import work_in_batches
 from linformer_cli.sampling.engines import build_engine
+from linformer_cli.system.memory import work_in_batches
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linformer_cli.attention import build_for_model
 from linformer_cli.attention.base import Attention, AttentionShape
+from linformer_cli.attention.catalogue import build_for_model
 from linformer_cli.config import ModelConfig, NetworkConfig
 
 from .dropout import add_dropped

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from linformer_cli.attention import CATALOGUE, build_for_model
 from linformer_cli.attention.base import Attention, AttentionShape
+from linformer_cli.attention.catalogue import CATALOGUE, build_for_model
 from linformer_cli.config import Config, ModelConfig, NetworkConfig, parse_config
 from linformer_cli.errors import unknown_name
 

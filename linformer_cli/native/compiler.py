@@ -16,7 +16,7 @@ from typing import Any
 
 from linformer_cli.errors import LintxError
 from linformer_cli.files import user_cache
-from linformer_cli.runtime import processor_features, processor_name
+from linformer_cli.system.environment import processor_features, processor_name
 
 # What every source may include.
 HEADERS = Path(__file__).parent

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from linformer_cli.errors import UsageError
+from linformer_cli.units import format_bytes, format_count, format_microseconds, format_milliseconds
 
 from .plots import Curve, Panel, PlotFormat, Scale, number_styles, render_plot
 from .tables import Column
-from .terminal import format_bytes, format_count, format_microseconds, format_milliseconds
 
 Record = Mapping[str, Any]
 

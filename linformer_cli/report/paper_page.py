@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from linformer_cli.units import format_duration
+
 from .benchmarks import (
     COPY_COLUMNS,
     EXPONENT_COLUMNS,
@@ -21,7 +23,6 @@ from .benchmarks import (
 )
 from .plots import PlotFormat
 from .tables import Column, render_records
-from .terminal import format_duration
 
 PLOT_FORMATS: tuple[PlotFormat, ...] = ("png", "svg")
 _CEILING_COLUMNS = (

@@ -11,7 +11,7 @@ from linformer_cli.attention.base import fork_state
 from linformer_cli.config import ImageShape
 from linformer_cli.errors import UsageError
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.runtime import work_in_batches
+from linformer_cli.system.memory import work_in_batches
 
 from .choose import Filters, UniformStreams
 from .engines import AUTO, build_engine

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from linformer_cli.data.sequence import values_to_images
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.runtime import work_in_batches
+from linformer_cli.system.memory import work_in_batches
 
 from .choose import Filters, UniformStreams
 from .engines import AUTO, build_engine

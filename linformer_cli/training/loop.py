@@ -24,14 +24,16 @@ from linformer_cli.config import RunConfig
 from linformer_cli.data.batches import Batches, shift_images
 from linformer_cli.data.images import ImageSet
 from linformer_cli.data.sequence import images_to_values
-from linformer_cli.distributed import ALONE, Team, keep_own
 from linformer_cli.errors import CheckpointError, DataError, Interrupted, LintxError, TrainingError
 from linformer_cli.evaluation.bits import measure_bits
 from linformer_cli.files import write_file
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.report.grids import encode_png, render_grid
-from linformer_cli.runtime import StopRequest, is_out_of_memory, measure_peak_memory, synchronize
 from linformer_cli.sampling.decode import sample_images
+from linformer_cli.system.device import synchronize
+from linformer_cli.system.distributed import ALONE, Team, keep_own
+from linformer_cli.system.memory import is_out_of_memory, measure_peak_memory
+from linformer_cli.system.signals import StopRequest
 
 from .optimizer import build_average, build_optimizer, load_optimizer_tensors, strip_prefix
 from .progress import Progress, Reporter, Silence

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
-from linformer_cli.checkpoint import CheckpointInfo, DataSummary, TrainingState, TrainingSummary
-from linformer_cli.config import RunConfig
+from linformer_cli.checkpoint import TrainingState
+from linformer_cli.config import CheckpointInfo, DataSummary, RunConfig, TrainingSummary
 from linformer_cli.data.images import ImageSet
 from linformer_cli.model.pixel_model import PixelModel
 

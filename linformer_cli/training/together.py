@@ -4,9 +4,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from linformer_cli.distributed import Team
 from linformer_cli.errors import UsageError
 from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.system.distributed import Team
 
 
 def share_batch(team: Team, batch: int) -> range:

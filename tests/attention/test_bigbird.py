@@ -8,9 +8,9 @@ from attention.cases.bigbird import bigbird, drawn_blocks
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
-from linformer_cli.attention import build_attention
 from linformer_cli.attention.base import Attention, AttentionShape
 from linformer_cli.attention.bigbird import BigbirdAttention, draw_blocks
+from linformer_cli.attention.catalogue import build_attention
 
 CPU = torch.device("cpu")
 

@@ -15,7 +15,6 @@ from attention.measures import CountOperations, CountWork, measure_saved_bytes
 from tolerances import BFLOAT16, CAUSALITY, FLOAT32_DRIFT, FLOAT64, assert_agree
 from torch import Tensor
 
-from linformer_cli.attention import CATALOGUE, build_attention, parse_options
 from linformer_cli.attention.base import (
     Attention,
     AttentionShape,
@@ -24,6 +23,7 @@ from linformer_cli.attention.base import (
     measure_state_bytes,
     state_tensors,
 )
+from linformer_cli.attention.catalogue import CATALOGUE, build_attention, parse_options
 from linformer_cli.errors import UsageError
 
 CPU = torch.device("cpu")

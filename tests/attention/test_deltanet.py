@@ -9,8 +9,8 @@ from tolerances import FLOAT32_DRIFT, FLOAT64, assert_agree
 from torch import Tensor
 from torch.nn import functional
 
-from linformer_cli.attention import build_attention
 from linformer_cli.attention.base import AttentionShape
+from linformer_cli.attention.catalogue import build_attention
 from linformer_cli.attention.deltanet import DeltanetAttention, DeltanetState, delta_sums
 from linformer_cli.model.blocks import AttentionLayer
 

@@ -8,8 +8,8 @@ from attention.cases.gau import fill_parameters
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
-from linformer_cli.attention import build_attention
 from linformer_cli.attention.base import AttentionShape, state_tensors
+from linformer_cli.attention.catalogue import build_attention
 from linformer_cli.attention.flash import FlashAttention, FlashOptions, FlashState
 
 CPU = torch.device("cpu")

@@ -9,9 +9,9 @@ from attention.cases.gau import fill_parameters
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
-from linformer_cli.attention import build_attention, build_for_model
 from linformer_cli.attention import gau as gau_module
 from linformer_cli.attention.base import Attention, AttentionShape
+from linformer_cli.attention.catalogue import build_attention, build_for_model
 from linformer_cli.attention.gau import GauAttention
 from linformer_cli.errors import UsageError
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from tolerances import FLOAT64, assert_agree
 
-from linformer_cli.attention import build_attention, parse_options
 from linformer_cli.attention.base import AttentionShape
+from linformer_cli.attention.catalogue import build_attention, parse_options
 from linformer_cli.attention.gla import GlaAttention
 from linformer_cli.errors import UsageError
 from linformer_cli.model.blocks import AttentionLayer

@@ -8,10 +8,10 @@ from attention.measures import measure_saved_bytes
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
-from linformer_cli.attention import build_attention, parse_options
 from linformer_cli.attention.base import Attention, AttentionShape
-from linformer_cli.attention.feature_maps import FEATURE_MAPS
+from linformer_cli.attention.catalogue import build_attention, parse_options
 from linformer_cli.attention.linear import LinearAttention, LinearOptions, LinearState
+from linformer_cli.attention.parts.feature_maps import FEATURE_MAPS
 from linformer_cli.errors import UsageError
 
 CPU = torch.device("cpu")

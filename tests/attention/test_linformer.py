@@ -9,8 +9,8 @@ from attention.cases.linformer import SHARES
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
-from linformer_cli.attention import build_attention, parse_options
 from linformer_cli.attention.base import Attention, AttentionShape, measure_state_bytes
+from linformer_cli.attention.catalogue import build_attention, parse_options
 from linformer_cli.attention.linformer import LinformerAttention
 from linformer_cli.errors import UsageError
 

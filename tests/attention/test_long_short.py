@@ -10,8 +10,8 @@ from attention.inputs import Inputs
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
-from linformer_cli.attention import build_attention
 from linformer_cli.attention.base import AttentionShape, measure_state_bytes
+from linformer_cli.attention.catalogue import build_attention
 from linformer_cli.attention.long_short import LongShortAttention
 
 CPU = torch.device("cpu")

@@ -9,8 +9,8 @@ from attention.measures import measure_saved_bytes
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
-from linformer_cli.attention import build_attention, parse_options
 from linformer_cli.attention.base import Attention, AttentionShape
+from linformer_cli.attention.catalogue import build_attention, parse_options
 from linformer_cli.attention.longformer import LongformerAttention, LongformerOptions
 from linformer_cli.errors import UsageError
 

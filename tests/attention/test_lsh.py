@@ -10,8 +10,8 @@ from attention.inputs import Inputs
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
-from linformer_cli.attention import build_attention, parse_options
 from linformer_cli.attention.base import AttentionShape
+from linformer_cli.attention.catalogue import build_attention, parse_options
 from linformer_cli.attention.lsh import EMPTY, LshAttention, LshState
 from linformer_cli.errors import UsageError
 

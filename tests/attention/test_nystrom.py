@@ -9,8 +9,8 @@ from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 from torch.nn import functional
 
-from linformer_cli.attention import parse_options
 from linformer_cli.attention.base import AttentionShape, fork_state, measure_state_bytes, state_tensors
+from linformer_cli.attention.catalogue import parse_options
 from linformer_cli.attention.nystrom import NystromAttention, NystromOptions
 from linformer_cli.errors import UsageError
 

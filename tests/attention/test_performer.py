@@ -13,9 +13,9 @@ from attention.measures import measure_saved_bytes
 from tolerances import CAUSALITY, FLOAT64, assert_agree
 from torch import Tensor
 
-from linformer_cli.attention import build_attention, parse_options
 from linformer_cli.attention import performer as performer_module
 from linformer_cli.attention.base import AttentionShape
+from linformer_cli.attention.catalogue import build_attention, parse_options
 from linformer_cli.attention.performer import PerformerAttention, PerformerState
 from linformer_cli.errors import UsageError
 

@@ -8,8 +8,8 @@ import torch
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
-from linformer_cli.attention import build_attention, parse_options
 from linformer_cli.attention.base import AttentionShape
+from linformer_cli.attention.catalogue import build_attention, parse_options
 from linformer_cli.attention.retention import RetentionAttention
 from linformer_cli.errors import UsageError
 from linformer_cli.model.blocks import AttentionLayer

@@ -6,8 +6,8 @@ import pytest
 import torch
 from tolerances import FLOAT64, assert_agree
 
-from linformer_cli.attention import build_attention
 from linformer_cli.attention.base import AttentionShape
+from linformer_cli.attention.catalogue import build_attention
 from linformer_cli.attention.rfa import RfaAttention
 from linformer_cli.model.blocks import AttentionLayer
 

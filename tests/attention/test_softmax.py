@@ -6,9 +6,9 @@ from attention.cases.softmax import softmax
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
-from linformer_cli.attention import build_attention, find_attention, parse_options
 from linformer_cli.attention.base import Attention, AttentionShape, measure_state_bytes
-from linformer_cli.attention.caches import KeyValueCache
+from linformer_cli.attention.catalogue import build_attention, find_attention, parse_options
+from linformer_cli.attention.parts.caches import KeyValueCache
 from linformer_cli.errors import UsageError
 
 CPU = torch.device("cpu")

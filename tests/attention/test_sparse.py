@@ -10,9 +10,9 @@ from attention.measures import measure_saved_bytes
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
-from linformer_cli.attention import build_attention, parse_options
 from linformer_cli.attention import sparse as module
 from linformer_cli.attention.base import AttentionShape
+from linformer_cli.attention.catalogue import build_attention, parse_options
 from linformer_cli.attention.sparse import SparseAttention, SparseOptions
 from linformer_cli.errors import UsageError
 

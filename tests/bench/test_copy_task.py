@@ -21,7 +21,7 @@ from linformer_cli.bench.copy_task import (
 from linformer_cli.bench.operations import count_product_flops
 from linformer_cli.bench.variants import list_variants, parse_variants
 from linformer_cli.errors import DisagreementError, UsageError
-from linformer_cli.runtime import StopRequest
+from linformer_cli.system.signals import StopRequest
 
 VARIANTS = parse_variants(["softmax", "linear:chunk=4"])
 TINY = {"length": 12, "width": 16, "points_every": 2}

@@ -5,12 +5,13 @@ import sys
 import pytest
 import torch
 
-from linformer_cli.attention import CATALOGUE
+from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.bench import memory as memory_module
 from linformer_cli.bench.fresh_process import PassFailed
-from linformer_cli.bench.memory import measure_free_memory, measure_pass_memory
+from linformer_cli.bench.memory import measure_pass_memory
 from linformer_cli.bench.passes import Drawn, PassSetup, build_checked_model, build_pass
+from linformer_cli.system.memory import measure_free_memory
 
 MIB = 2**20
 

@@ -18,7 +18,7 @@ from linformer_cli.checkpoint import save_checkpoint
 from linformer_cli.errors import Interrupted
 from linformer_cli.report.paper_page import render_figures, render_page
 from linformer_cli.report.tables import to_json
-from linformer_cli.runtime import StopRequest
+from linformer_cli.system.signals import StopRequest
 
 PARTS = ["sampling", "training", "scaling", "memory", "copy"]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from linformer_cli.attention import CATALOGUE
+from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.bench.variants import list_variants, parse_variant, parse_variants
 from linformer_cli.errors import UsageError
 

@@ -8,10 +8,10 @@ import pytest
 import tomli_w
 from PIL import Image
 
-from linformer_cli import runtime
 from linformer_cli.checkpoint import read_checkpoint
 from linformer_cli.report.grids import read_png_metadata
-from linformer_cli.runtime import Choice
+from linformer_cli.system import device
+from linformer_cli.system.device import Choice
 
 SMALL = ("--data", "glyphs", "--image-size", "10", "--preset", "tiny", "--steps", "2", "--batch", "4")
 
@@ -44,7 +44,7 @@ def test_a_run_goes_on_in_the_precision_it_began_in(lintx, tmp_path, monkeypatch
 
     def resolve(auto):
         monkeypatch.setattr(
-            runtime, "choose_precision", lambda wanted, *_: Choice(auto if wanted == "auto" else wanted, "")
+            device, "choose_precision", lambda wanted, *_: Choice(auto if wanted == "auto" else wanted, "")
         )
 
     def found():

@@ -16,7 +16,7 @@ import torch
 from cli.conftest import Outcome, run_main
 
 from linformer_cli.checkpoint import CONFIG, TRAINING, WEIGHTS, load_model, read_checkpoint, save_checkpoint
-from linformer_cli.runtime import measure_peak_memory
+from linformer_cli.system.memory import measure_peak_memory
 
 TENTHS, FLIPS = 10, 50
 FILES = (WEIGHTS, CONFIG, TRAINING)

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from linformer_cli.attention import CATALOGUE, parse_options
+from linformer_cli.attention.catalogue import CATALOGUE, parse_options
 from linformer_cli.checkpoint import CONFIG, TRAINING, WEIGHTS, find_checkpoint, load_model, load_training_state
 from linformer_cli.checkpoint import read_checkpoint as read
 from linformer_cli.cli.app import main
@@ -28,9 +28,9 @@ from linformer_cli.config import ImageShape, RunConfig, parse_config
 from linformer_cli.data.pictures import load_picture
 from linformer_cli.errors import LintxError
 from linformer_cli.presets import find_preset
-from linformer_cli.runtime import choose_device
 from linformer_cli.sampling.choose import Filters
 from linformer_cli.sampling.complete import parse_keep
+from linformer_cli.system.device import choose_device
 from linformer_cli.training.settings import merge_settings
 
 SHAPE = ImageShape(height=6, width=4, channels=3)

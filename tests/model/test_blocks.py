@@ -9,8 +9,8 @@ from tolerances import FLOAT64, assert_agree
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linformer_cli.attention import CATALOGUE
 from linformer_cli.attention.base import measure_state_bytes, state_tensors
+from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.attention.softmax import SoftmaxAttention
 from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.model import catalogue

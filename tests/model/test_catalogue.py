@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from linformer_cli.attention import CATALOGUE
 from linformer_cli.attention.base import AttentionShape
+from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.config import ModelConfig, NetworkConfig
 from linformer_cli.errors import UsageError
 from linformer_cli.model.blocks import TransformerBlock

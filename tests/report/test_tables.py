@@ -14,7 +14,7 @@ from rich.console import Console
 from linformer_cli.config import DataConfig
 from linformer_cli.errors import LintxError
 from linformer_cli.report.tables import Column, render_records, to_json
-from linformer_cli.report.terminal import format_bytes
+from linformer_cli.units import format_bytes
 
 COLUMNS = (
     Column("attention", "attention"),

@@ -1,19 +1,11 @@
 import io
-import math
 
 import numpy as np
 import pytest
 from rich.console import Console
 
 from linformer_cli.errors import DataError
-from linformer_cli.report.terminal import (
-    format_bytes,
-    format_count,
-    format_duration,
-    format_microseconds,
-    format_milliseconds,
-    render_preview,
-)
+from linformer_cli.report.terminal import render_preview
 
 
 def grey(*images):
@@ -103,74 +95,3 @@ def test_preview_refuses_what_are_no_images():
 
 
 # The words for numbers
-
-
-@pytest.mark.parametrize(
-    "seconds, expected",
-    [
-        (0, "0 s"),
-        (-3, "0 s"),
-        (0.0123, "12.3 ms"),
-        (0.04, "40 ms"),
-        (0.1, "0.1 s"),
-        (0.44, "0.4 s"),
-        (9.94, "9.9 s"),
-        (9.96, "10 s"),
-        (45.4, "45 s"),
-        (59.6, "1 min 0 s"),
-        (723, "12 min 3 s"),
-        (3599.6, "1 h 0 min"),
-        (3840, "1 h 4 min"),
-        (86370, "1 d 0 h"),
-        (183600, "2 d 3 h"),
-        (math.nan, "unknown"),
-        (math.inf, "unknown"),
-    ],
-)
-def test_format_duration(seconds, expected):
-    assert format_duration(seconds) == expected
-
-
-@pytest.mark.parametrize(
-    "count, expected",
-    [
-        (0, "0 B"),
-        (512, "512 B"),
-        (1023, "1023 B"),
-        (1024, "1 KiB"),
-        (270336, "264 KiB"),
-        (1.5 * 2**20, "1.5 MiB"),
-        (2**20 - 1, "1 MiB"),
-        (3.14159 * 2**30, "3.14 GiB"),
-        (2**63, "8192 PiB"),
-    ],
-)
-def test_format_bytes(count, expected):
-    assert format_bytes(count) == expected
-
-
-@pytest.mark.parametrize(
-    "count, expected",
-    [
-        (0, "0"),
-        (784, "784"),
-        (1000, "1 k"),
-        (12_345, "12.3 k"),
-        (999_949, "1 M"),
-        (6_360_000, "6.36 M"),
-        (9_996_000, "10 M"),
-        (1_200_000_000, "1.2 G"),
-        (-4200, "-4.2 k"),
-    ],
-)
-def test_format_count(count, expected):
-    assert format_count(count) == expected
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [(0.000123, "0.12 ms"), (0.00123, "1.23 ms"), (0.0453, "45.3 ms"), (0.1234, "123 ms"), (1.2048, "1,205 ms")],
-)
-def test_measured_times_keep_three_digits(seconds: float, shown: str) -> None:
-    assert format_milliseconds(seconds) == shown
-    assert format_microseconds(seconds / 1000) == shown.replace("ms", "µs")

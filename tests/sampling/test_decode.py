@@ -12,10 +12,10 @@ from linformer_cli.config import ImageShape
 from linformer_cli.data.sequence import values_to_images
 from linformer_cli.errors import LintxError
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.runtime import work_in_batches
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.decode import iter_samples, sample_images, sample_values
 from linformer_cli.sampling.engines import TextbookEngine
+from linformer_cli.system.memory import work_in_batches
 
 KINDS = [(attention, head) for attention in ("linear", "softmax") for head in ("categorical", "mixture")]
 

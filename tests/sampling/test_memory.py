@@ -8,7 +8,7 @@ import sys
 from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.presets import PRESETS
-from linformer_cli.runtime import measure_peak_memory
+from linformer_cli.system.memory import measure_peak_memory
 from linformer_cli.sampling.decode import sample_values
 
 height, width, attention = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]

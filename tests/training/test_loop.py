@@ -18,8 +18,8 @@ from linformer_cli.checkpoint import WEIGHTS, load_model, read_checkpoint
 from linformer_cli.errors import Interrupted
 from linformer_cli.evaluation.bits import Bits, measure_bits
 from linformer_cli.report.grids import read_png_metadata, render_grid
-from linformer_cli.runtime import StopRequest
 from linformer_cli.sampling.decode import sample_images
+from linformer_cli.system.signals import StopRequest
 from linformer_cli.training import loop as loop_module
 from linformer_cli.training.loop import build_model
 from linformer_cli.training.progress import LossTrend, Progress

@@ -16,12 +16,12 @@ import torch
 from machine import TIMING_METRICS
 from PIL import Image
 
-from linformer_cli.attention import CATALOGUE
+from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.checkpoint import load_weights, read_checkpoint
-from linformer_cli.distributed import Team
 from linformer_cli.errors import UsageError
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.report.metrics import METRICS_FILE, read_metrics
+from linformer_cli.system.distributed import Team
 from linformer_cli.training.together import has_idle_parameters, seed_own_dropout, share_batch
 
 WORK = Path(__file__).parents[1] / "processes.py"

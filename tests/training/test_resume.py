@@ -36,7 +36,7 @@ from linformer_cli.data.batches import shift_images
 from linformer_cli.errors import CheckpointError, DataError, Interrupted, UsageError
 from linformer_cli.evaluation.bits import measure_bits
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.runtime import StopRequest
+from linformer_cli.system.signals import StopRequest
 from linformer_cli.training import loop as loop_module
 from linformer_cli.training.loop import Trainer, build_model
 from linformer_cli.training.progress import Progress

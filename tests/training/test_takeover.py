@@ -6,7 +6,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from linformer_cli.attention import CATALOGUE
+from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.errors import CheckpointError
 from linformer_cli.model.catalogue import MIXERS

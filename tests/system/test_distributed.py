@@ -9,7 +9,8 @@ import torch
 
 from linformer_cli.cli.app import main
 from linformer_cli.cli.output import complain, is_quiet, set_quiet, talk
-from linformer_cli.distributed import (
+from linformer_cli.errors import UsageError
+from linformer_cli.system.distributed import (
     ALONE,
     ProcessLost,
     Team,
@@ -19,7 +20,6 @@ from linformer_cli.distributed import (
     notice_loss,
     process_rank,
 )
-from linformer_cli.errors import UsageError
 
 TORCHRUN = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
 

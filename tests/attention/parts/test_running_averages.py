@@ -8,7 +8,7 @@ from attention.measures import measure_saved_bytes
 from tolerances import FLOAT32_DRIFT, FLOAT64, assert_agree
 from torch import Tensor
 
-from linformer_cli.attention.running_averages import NOTHING, read_running_averages
+from linformer_cli.attention.parts.running_averages import NOTHING, read_running_averages
 
 BATCH, HEADS, LANDMARKS, WIDTH = 2, 2, 3, 4
 Parts = list[Tensor]

@@ -5,7 +5,7 @@ import torch
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
-from linformer_cli.attention.causal_sums import causal_sums, divide_by_weight
+from linformer_cli.attention.parts.causal_sums import causal_sums, divide_by_weight
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:

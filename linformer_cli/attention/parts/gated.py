@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .base import Attention, AttentionOptions, AttentionShape
+from linformer_cli.attention.base import Attention, AttentionOptions, AttentionShape
 
 
 class GatedOptions(AttentionOptions):

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional
 
-from .base import AttentionOptions, AttentionShape
+from linformer_cli.attention.base import AttentionOptions, AttentionShape
 
 # Far below any sum that says something; it keeps a sum of nothing at nothing.
 _EPSILON = 1e-6

@@ -10,8 +10,8 @@ from attention.measures import measure_saved_bytes
 from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
-from linformer_cli.attention import near_and_rows
-from linformer_cli.attention.near_and_rows import Pattern, attend_near_and_rows
+from linformer_cli.attention.parts import near_and_rows
+from linformer_cli.attention.parts.near_and_rows import Pattern, attend_near_and_rows
 
 PATTERNS = {
     "blocks": Pattern(first=0, span=8, rank=3, window=8, before=0, missing=0, block=8),

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .base import Attention, AttentionShape
+from linformer_cli.attention.base import Attention, AttentionShape
 
 
 class KeyValueCache(NamedTuple):

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast
 
-from .errors import Interrupted, LintxError, UsageError
-from .runtime import Choice, choose_device
+from linformer_cli.errors import Interrupted, LintxError, UsageError
+
+from .device import Choice, choose_device
 
 if TYPE_CHECKING:
     from torch import nn
@@ -73,7 +74,7 @@ class Team:
         return replace(self, device=device)
 
     def choose_device(self, wanted: str) -> Choice:
-        """This process's device, as `runtime.choose_device` has it; of several processes each has a card of its own."""
+        """This process's device, as `choose_device` has it; of several processes each has a card of its own."""
         choice = choose_device(wanted)
         if self.count == 1 or choice.value == "cpu":
             return choice

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from linformer_cli.attention.random_features import (
+from linformer_cli.attention.parts.random_features import (
     divide_by_floored_weight,
     draw_directions,
     seeded_normal,

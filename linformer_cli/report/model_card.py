@@ -1,0 +1,32 @@
+"""The model card that every checkpoint folder has as its README.md."""
+
+from linformer_cli.config import CheckpointInfo
+from linformer_cli.units import format_bits
+
+
+def render_card(name: str, info: CheckpointInfo, parameters: int, mixing: str) -> str:
+    """The model card of a checkpoint, in Markdown."""
+    model, training = info.model, info.training
+    image = f"{model.image.height} x {model.image.width} x {model.image.channels}"
+    lines = [
+        f"# {name}",
+        "",
+        f"A lintx pixel model: {mixing}, {model.layers} layers of width {model.width}, "
+        f"{parameters:,} parameters, images of {image}"
+        f"{f', told which of {model.classes} classes each is' if model.classes else ''}.",
+        "",
+        f"- Trained on {info.data.name}: {training.images_seen:,} images in {training.step:,} steps, "
+        f"{training.elapsed_seconds:,.0f} seconds.",
+    ]
+    if (start := training.init_from) is not None:
+        lines.append(
+            f"- Began with weights of {start.checkpoint} ({start.attention} attention, {start.step:,} steps, sha256 "
+            f"{start.weights_sha256})."
+        )
+    if training.validation_bits_per_dim is not None:
+        lines.append(
+            f"- Validation: {format_bits(training.validation_bits_per_dim, training.validation_standard_error)} "
+            f"bits/dim over {training.validation_images} images, every value counted"
+            f"{', given the class' if model.classes else ''}."
+        )
+    return "\n".join([*lines, f"- Written by lintx {info.lintx_version}.", ""])

@@ -1,0 +1,57 @@
+"""What figures depend on: versions, processor, threads, GPUs."""
+
+import contextlib
+import os
+import platform
+from importlib import metadata
+from typing import Any
+
+from linformer_cli import __version__
+
+from .device import choose_precision
+
+
+def describe_environment() -> dict[str, Any]:
+    """What a figure depends on: versions, processor, threads, GPUs. Plain values, ready for JSON."""
+    import torch
+
+    packages = ("numpy", "pillow", "pydantic", "rich", "safetensors", "torch", "torchvision", "triton", "typer")
+    return {
+        "versions": {
+            "lintx": __version__,
+            "python": platform.python_version(),
+            **{name: _version(name) for name in packages},
+        },
+        "platform": platform.platform(),
+        "processor": processor_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "cpu_bf16": choose_precision("auto", "cpu", "training").value == "bf16",
+        "cuda": torch.version.cuda,
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "mps": torch.backends.mps.is_available(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def processor_name() -> str:
+    return _read_processor("model name") or platform.processor() or platform.machine()
+
+
+def processor_features() -> str:
+    """What the processor can do, as Linux lists it; empty elsewhere. A virtual machine may hide its model."""
+    return _read_processor("flags") or _read_processor("Features")
+
+
+def _read_processor(key: str) -> str:
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
+        for line in lines:
+            if line.startswith(key):
+                return line.partition(":")[2].strip()
+    return ""

@@ -1,0 +1,42 @@
+"""Ctrl-C and SIGTERM as a request that long work looks at between steps."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from linformer_cli.errors import Interrupted
+
+
+@dataclass
+class StopRequest:
+    """Set by the first Ctrl-C or SIGTERM; long work looks at it between steps."""
+
+    signal_number: int | None = field(default=None)
+
+    def raise_if_set(self, message: str = "Stopped") -> None:
+        if self.signal_number is not None:
+            raise Interrupted(message, self.signal_number)
+
+
+@contextlib.contextmanager
+def catch_signals() -> Iterator[StopRequest]:
+    """Inside, the first SIGINT or SIGTERM only sets the request; a second one ends the process at once."""
+    request = StopRequest()
+    previous: dict[int, Any] = {}
+
+    def handle(number: int, _frame: object) -> None:
+        if request.signal_number is not None:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        request.signal_number = number
+
+    for caught in (signal.SIGINT, signal.SIGTERM):
+        previous[caught] = signal.signal(caught, handle)
+    try:
+        yield request
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

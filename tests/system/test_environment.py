@@ -1,0 +1,61 @@
+"""The environment that figures depend on, and what is loaded when."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from linformer_cli.system.environment import describe_environment
+from linformer_cli.system.threads import limit_spinning
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, cards: int = 0, metal: bool = False) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cards > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: cards)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index=0: "Pretended")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: metal)
+
+
+def test_the_environment_is_plain_values(monkeypatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    environment = json.loads(json.dumps(describe_environment()))
+    assert environment["threads"] == 3
+    assert environment["versions"]["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
+    assert environment["versions"]["python"] == sys.version.split()[0]
+    assert {"processor", "cores", "cpu_bf16", "gpus", "mps", "platform"} <= set(environment)
+
+
+def test_configurations_need_no_torch() -> None:
+    modules = ("config", "presets", "errors", "system.device", "system.memory", "system.signals", "system.environment")
+    script = "; ".join(
+        ["import sys", *(f"import linformer_cli.{name}" for name in modules), "sys.exit('torch' in sys.modules)"]
+    )
+    assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
+
+
+def test_drawing_an_image_does_not_load_torchs_compiler() -> None:
+    """It takes seconds, as long as torch itself, which one image then waits for."""
+    script = (
+        "import sys, linformer_cli\n"
+        "linformer_cli.sample_images(linformer_cli.load_model('mnist-wide'), count=1)\n"
+        "sys.exit(', '.join({'torch._dynamo', 'torch._inductor', 'sympy'} & sys.modules.keys()) or None)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
+)
+def test_threads_sleep_soon_unless_the_environment_decides(monkeypatch, given, expected) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.setenv(name, "x")  # so that what is set is undone
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    limit_spinning()
+    assert os.environ.get("GOMP_SPINCOUNT") == expected

@@ -1,0 +1,75 @@
+"""Memory: kept, given back, counted, running out."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from linformer_cli.system.memory import is_out_of_memory, measure_peak_memory
+
+
+def test_peak_memory_is_counted_in_bytes() -> None:
+    ballast = torch.ones(8_000_000)  # 32 MB that are really touched
+    peak = measure_peak_memory("cpu")
+    assert ballast.numel() * 4 < peak < 2**40
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such setting")
+def test_freed_memory_is_kept_unless_the_environment_decides() -> None:
+    """Pages that twenty arrays of 40 MB need anew, after as many others were freed."""
+    script = (
+        "import resource, torch\n"
+        "from linformer_cli.system.memory import keep_freed_memory\n"
+        "keep_freed_memory()\n"
+        "def count(times):\n"
+        "    for _ in range(times): torch.ones(10_000_000)\n"
+        "    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "print(-count(20) + count(20))\n"
+    )
+    bare = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    kept, given_back = (
+        int(subprocess.run([sys.executable, "-c", script], capture_output=True, env=env, check=True).stdout)
+        for env in (bare, {**bare, "MALLOC_ARENA_TEST": "8"})
+    )
+    assert kept < 50_000 and given_back > 190_000
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such setting")
+def test_kept_memory_can_be_given_back() -> None:
+    """Resident MiB with an array of 400 MB behind which a small one lies, then without it, then given back."""
+    script = (
+        "import torch\n"
+        "from linformer_cli.system.memory import give_back_freed_memory, keep_freed_memory\n"
+        "keep_freed_memory()\n"
+        "def resident():\n"
+        "    return int(open('/proc/self/statm').read().split()[1]) // 256\n"
+        "held = [torch.ones(100_000_000), torch.ones(1000)]\n"
+        "seen = [resident()]\n"
+        "del held[0]\n"
+        "seen.append(resident())\n"
+        "give_back_freed_memory()\n"
+        "print(*seen, resident())\n"
+    )
+    bare = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, env=bare, check=True).stdout
+    full, kept, given_back = map(int, found.split())
+    assert kept > full - 40 and given_back < full - 340
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), True),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)"), True),
+        (RuntimeError("Invalid buffer size: 16.00 GiB"), True),
+        (RuntimeError("shapes do not fit"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_memory_that_runs_out_is_told_from_other_faults(error: Exception, expected: bool) -> None:
+    assert is_out_of_memory(error) == expected
