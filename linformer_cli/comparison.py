@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from linformer_cli.bench.cases import Check, build_step_case
-from linformer_cli.bench.groups import require_agreement
-from linformer_cli.bench.timing import Timing, measure_interleaved
+from linformer_cli.bench.agreement import require_agreement
+from linformer_cli.bench.measure.sampling_work import build_step_case
+from linformer_cli.bench.measure.timing import Check, Timing, measure_interleaved
 from linformer_cli.bench.variants import Variant
 from linformer_cli.data.images import ImageSet
 from linformer_cli.native.compiler import has_library

@@ -24,10 +24,10 @@ from linformer_cli.system.device import synchronize
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.signals import StopRequest
 
-from .ceilings import Ceilings
-from .groups import require_agreement
-from .operations import TRAINING_FACTOR, count_product_flops, list_products
-from .passes import PassSetup, build_checked_model
+from .agreement import require_agreement
+from .measure.attention_pass import PassSetup, build_checked_model
+from .measure.ceilings import Ceilings
+from .measure.costs import TRAINING_FACTOR, count_product_flops, list_products
 from .variants import Variant
 
 SYMBOLS = 10

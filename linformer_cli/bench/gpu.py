@@ -29,8 +29,6 @@ from linformer_cli.system.device import synchronize
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.memory import measure_peak_memory
 
-from .cases import Check
-from .ceilings import Ceilings
 from .gpu_checks import (
     Found,
     build_linear,
@@ -41,10 +39,11 @@ from .gpu_checks import (
     draw_inputs,
     name_engine,
 )
-from .run import SamplingPlan, run_sampling_bench
-from .subjects import build_subjects, preset_network
-from .timing import Timing, measure_interleaved
-from .training import run_training_bench
+from .measure.ceilings import Ceilings
+from .measure.timing import Check, Timing, measure_interleaved
+from .models import build_models, preset_network
+from .sample import SamplingPlan, run_sampling_bench
+from .train import run_training_bench
 from .variants import parse_variants
 
 
@@ -175,7 +174,7 @@ class GpuBench:
     def _measure_sampling(self) -> None:
         sizes = self._sizes
         for precision in ("fp32", "bf16"):
-            subjects = build_subjects(parse_variants(["linear"]), sizes.networks, self._device, precision)
+            subjects = build_models(parse_variants(["linear"]), sizes.networks, self._device, precision)
             # Whole images, since recording the graph belongs to them; torch's own steps only as long as allowed.
             for engine, limit in ((name_engine(subjects[0].model), None), (TEXTBOOK, sizes.textbook_seconds)):
                 plan = SamplingPlan(sizes.sampling_batches, sizes.repeats, False, limit, engines=(engine,))
@@ -186,7 +185,7 @@ class GpuBench:
 
     def _measure_many(self) -> None:
         """Many images as one batch of the first network, in bfloat16; the first time is counted apart."""
-        subject = build_subjects(parse_variants(["linear"]), self._sizes.networks[:1], self._device, "bf16")[0]
+        subject = build_models(parse_variants(["linear"]), self._sizes.networks[:1], self._device, "bf16")[0]
         count, engine = self._sizes.many, name_engine(subject.model)
         sample_values(subject.model, range(2), engine=engine)  # compiles what there is to compile
         if self._device.startswith("cuda"):
@@ -212,7 +211,7 @@ class GpuBench:
         self._talk(f"{count:,} images at once: {row['images_per_second']:.5g} images/s")
 
     def _measure_training(self) -> None:
-        subjects = build_subjects(parse_variants(["linear", "softmax"]), self._sizes.networks, self._device, "fp32")
+        subjects = build_models(parse_variants(["linear", "softmax"]), self._sizes.networks, self._device, "fp32")
         report = run_training_bench(
             subjects,
             self._sizes.training_batches,

@@ -19,8 +19,8 @@ from linformer_cli.sampling.engines import AUTO, TEXTBOOK, TextbookEngine, build
 from linformer_cli.sampling.engines.cuda import CudaEngine
 from linformer_cli.system.device import torch_dtype
 
-from .passes import PassSetup, build_checked_model
-from .subjects import build_subjects
+from .measure.attention_pass import PassSetup, build_checked_model
+from .models import build_models
 from .variants import parse_variants
 
 # Kernels against float64, by the type of their inputs.
@@ -51,7 +51,7 @@ def check_attention(device: str, lengths: Sequence[int]) -> Iterator[Found]:
 
 def check_engines(device: str, networks: Sequence[tuple[str | None, ModelConfig]]) -> Iterator[Found]:
     """The engine to be measured against the textbook: the images that it draws, and its predictions along them."""
-    for subject in build_subjects(parse_variants(["linear"]), networks, device, "fp32"):
+    for subject in build_models(parse_variants(["linear"]), networks, device, "fp32"):
         model, images = subject.model, range(COMPARED_IMAGES)
         name = choose_engine(name_engine(model), model).value
         where = f"engine {name}, {subject.preset or 'tiny'}"

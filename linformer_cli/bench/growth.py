@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .groups import RIVAL
+from .rounds import RIVAL
 
 # The worst growth that a mechanism here has: what is assumed where only one length was measured, and the most that two
 # lengths can say, one of which a busy moment of the machine may have spoiled.

@@ -19,16 +19,16 @@ from linformer_cli.system.device import choose_precision
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.signals import StopRequest
 
-from .ceilings import Ceilings
+from .attention import PASS_POSITIONS, run_scaling_bench
 from .copy_task import PAPER_UPDATES, CopySettings, choose_size, run_copy_task
 from .growth import describe_exponents
+from .measure.ceilings import Ceilings
+from .models import BenchModel, build_models, load_models, preset_network
 from .paper_sizes import PAPER_LENGTHS, PAPER_TRAINING_BATCH, choose_lengths, choose_sizes
 from .published import HARDWARE, SOURCE
-from .run import SamplingPlan, measure_row_memory, run_sampling_bench
-from .scaling import PASS_POSITIONS, run_scaling_bench
-from .subjects import Subject, build_subjects, load_subjects, preset_network
-from .trained import TrainedRun, find_trained
-from .training import Trainers, run_training_bench
+from .sample import SamplingPlan, measure_row_memory, run_sampling_bench
+from .train import Trainers, run_training_bench
+from .trained_runs import TrainedRun, find_trained
 from .turns import Rounds, Turns
 from .variants import Variant, parse_variants
 
@@ -175,14 +175,14 @@ class PaperBench:
         if number == 1 or not row["left_out"]:
             self._report(part, row, number)
 
-    def _subjects(self, network: tuple[str, ModelConfig], precision: str) -> list[Subject]:
-        return build_subjects(self._variants, [network], self._device, precision)
+    def _subjects(self, network: tuple[str, ModelConfig], precision: str) -> list[BenchModel]:
+        return build_models(self._variants, [network], self._device, precision)
 
     def _sample(self, seconds: float) -> Rounds:
         """Every network in turn, and the runs of others; small batches first: the first results are one image's."""
         groups = {network[0]: self._subjects(network, self._precision) for network in self._networks}
         if foreign := self._foreign_runs():
-            groups["runs"] = load_subjects(foreign, self._device, self._precision)
+            groups["runs"] = load_models(foreign, self._device, self._precision)
         largest = self._sizes.largest_batches
         wanted = [
             (batch, name)
@@ -310,7 +310,7 @@ class PaperBench:
             for name, config in self._networks
             for subject in self._subjects((name, config), self._precision)
         }
-        foreign = load_subjects(self._foreign_runs(), self._device, self._precision)
+        foreign = load_models(self._foreign_runs(), self._device, self._precision)
         models |= {(None, subject.name): subject.model for subject in foreign}
         for row in sorted(self.result.sampling, key=lambda row: -int(row["batch"])):
             if not row["samples_seconds"]:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .fresh_process import FORKS
-from .scaling import PASS_POSITIONS
+from .attention import PASS_POSITIONS
+from .measure.fresh_process import FORKS
 
 # The paper's own, for what is reduced to be said against.
 PAPER_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)

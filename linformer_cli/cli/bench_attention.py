@@ -14,7 +14,7 @@ from . import options
 from .output import print_json, print_records, talk, write_plot
 
 if TYPE_CHECKING:
-    from linformer_cli.bench.scaling import ScalingReport
+    from linformer_cli.bench.attention import ScalingReport
 
 SCALED = "scaled"
 
@@ -70,8 +70,8 @@ def attention(
     size = None if batch == SCALED else options.parse_size(batch, "--batch", f"16, or {SCALED}")
     seconds = options.parse_duration(limit)
 
-    from linformer_cli.bench.ceilings import Ceilings
-    from linformer_cli.bench.scaling import run_scaling_bench
+    from linformer_cli.bench.attention import run_scaling_bench
+    from linformer_cli.bench.measure.ceilings import Ceilings
     from linformer_cli.system.device import choose_device
     from linformer_cli.system.signals import catch_signals
 

@@ -75,8 +75,8 @@ def copy(
     seconds = options.parse_duration(budget)
     options.require_plots(plot)
 
-    from linformer_cli.bench.ceilings import Ceilings
     from linformer_cli.bench.copy_task import CopySettings, choose_size, run_copy_task
+    from linformer_cli.bench.measure.ceilings import Ceilings
     from linformer_cli.bench.variants import parse_variants
     from linformer_cli.errors import Interrupted, LintxError
     from linformer_cli.system.device import choose_device

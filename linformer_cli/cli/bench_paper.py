@@ -52,7 +52,7 @@ def paper(
     require_writable(out / "paper.json")
 
     from linformer_cli.bench.paper import PaperBench
-    from linformer_cli.bench.trained import read_trained_runs
+    from linformer_cli.bench.trained_runs import read_trained_runs
     from linformer_cli.system.device import choose_device
     from linformer_cli.system.signals import catch_signals
 

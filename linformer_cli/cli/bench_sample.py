@@ -92,10 +92,10 @@ def sample(
     if bits_plot is not None and not runs:
         raise UsageError("--bits-plot draws the bits/dim of trained runs; name them with --runs")
 
-    from linformer_cli.bench.ceilings import Ceilings
-    from linformer_cli.bench.run import SamplingPlan, run_sampling_bench
-    from linformer_cli.bench.subjects import build_subjects, load_subjects, preset_network, resize_network, with_softmax
-    from linformer_cli.bench.trained import read_trained_runs
+    from linformer_cli.bench.measure.ceilings import Ceilings
+    from linformer_cli.bench.models import build_models, load_models, preset_network, resize_network, with_softmax
+    from linformer_cli.bench.sample import SamplingPlan, run_sampling_bench
+    from linformer_cli.bench.trained_runs import read_trained_runs
     from linformer_cli.sampling.engines import AUTO, ENGINES
     from linformer_cli.system.device import choose_device, choose_precision
     from linformer_cli.system.signals import catch_signals
@@ -111,21 +111,21 @@ def sample(
 
     if presets is None and checkpoint is None and names is None and trained:
         place, kind = choose()
-        subjects = load_subjects(trained, place, kind)
+        subjects = load_models(trained, place, kind)
     elif presets is None:
         session = open_session(checkpoint, device, precision.value)
         place, kind, source = session.device, session.precision, {"checkpoint": str(session.checkpoint.path)}
         subjects = with_softmax(session.model.config.attention, session.model)
         if names is not None:
             network = session.model.config
-            subjects = build_subjects(options.choose_variants(names, True), [(None, network)], place, kind)
+            subjects = build_models(options.choose_variants(names, True), [(None, network)], place, kind)
     else:
         place, kind = choose()
         networks = [preset_network(name.strip()) for name in presets.split(",")]
         if sides is not None:
             networks = [resize_network(*network, side) for network in networks for side in sides]
         variants = options.choose_variants(names or options.PRESET_VARIANTS, True)
-        subjects = build_subjects(variants, networks, place, kind)
+        subjects = build_models(variants, networks, place, kind)
     plan = SamplingPlan(
         batches, repeats, rerun, seconds, memory, trained, options.parse_engines(engine, [AUTO, *ENGINES])
     )

@@ -62,10 +62,10 @@ def train(
 
     options.require_plots(plot)
 
-    from linformer_cli.bench.ceilings import Ceilings
-    from linformer_cli.bench.subjects import build_subjects, preset_network
-    from linformer_cli.bench.trained import read_trained_runs
-    from linformer_cli.bench.training import ENGINES, run_training_bench
+    from linformer_cli.bench.measure.ceilings import Ceilings
+    from linformer_cli.bench.models import build_models, preset_network
+    from linformer_cli.bench.train import ENGINES, run_training_bench
+    from linformer_cli.bench.trained_runs import read_trained_runs
     from linformer_cli.sampling.engines import TEXTBOOK
     from linformer_cli.system.device import choose_device, choose_precision
     from linformer_cli.system.signals import catch_signals
@@ -77,7 +77,7 @@ def train(
     textbook = "; textbook fp32" if TEXTBOOK in engines and kind.value != "fp32" else ""
     talk(f"device {place}, precision {kind.value} ({kind.reason}){textbook}")
     networks = [preset_network(name.strip()) for name in presets.split(",")]
-    subjects = build_subjects(options.choose_variants(names or options.PRESET_VARIANTS, True), networks, place, "fp32")
+    subjects = build_models(options.choose_variants(names or options.PRESET_VARIANTS, True), networks, place, "fp32")
     with catch_signals() as stop:
         report = run_training_bench(
             subjects,

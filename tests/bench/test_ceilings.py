@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from linformer_cli.bench import ceilings as ceilings_module
-from linformer_cli.bench.ceilings import MOST_ROWS, Ceilings, measure_copy_ceiling, measure_product_ceiling
+from linformer_cli.bench.measure import ceilings as ceilings_module
+from linformer_cli.bench.measure.ceilings import MOST_ROWS, Ceilings, measure_copy_ceiling, measure_product_ceiling
 
 
 @pytest.fixture

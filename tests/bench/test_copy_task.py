@@ -18,7 +18,7 @@ from linformer_cli.bench.copy_task import (
     learning_rate_at,
     run_copy_task,
 )
-from linformer_cli.bench.operations import count_product_flops
+from linformer_cli.bench.measure.costs import count_product_flops
 from linformer_cli.bench.variants import list_variants, parse_variants
 from linformer_cli.errors import DisagreementError, UsageError
 from linformer_cli.system.signals import StopRequest

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from linformer_cli.bench import fresh_process
-from linformer_cli.bench.fresh_process import PassFailed, end_server, run_fresh
+from linformer_cli.bench.measure import fresh_process
+from linformer_cli.bench.measure.fresh_process import PassFailed, end_server, run_fresh
 
 ODD = """
 import os, signal, time

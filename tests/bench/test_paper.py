@@ -10,10 +10,10 @@ from machine import TIMED_ENGINE
 
 from linformer_cli.bench import paper as paper_module
 from linformer_cli.bench import turns as turns_module
-from linformer_cli.bench.memory import PassMemory
+from linformer_cli.bench.measure.pass_memory import PassMemory
 from linformer_cli.bench.paper import PaperBench, PaperReport
 from linformer_cli.bench.paper_sizes import PAPER_LENGTHS, PAPER_TRAINING_BATCH, Sizes, choose_lengths, choose_sizes
-from linformer_cli.bench.trained import read_trained_runs
+from linformer_cli.bench.trained_runs import read_trained_runs
 from linformer_cli.checkpoint import save_checkpoint
 from linformer_cli.errors import Interrupted
 from linformer_cli.report.paper_page import render_figures, render_page
@@ -42,7 +42,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paper_module, "measure_row_memory", lambda model, row, limit: 1000 * row["batch"])
     monkeypatch.setattr(paper_module, "choose_lengths", lambda seconds, methods: [16, 32])
     monkeypatch.setattr(
-        "linformer_cli.bench.scaling.measure_pass_memory", lambda setup, limit: PassMemory(100 * setup.positions, 0.001)
+        "linformer_cli.bench.attention.measure_pass_memory",
+        lambda setup, limit: PassMemory(100 * setup.positions, 0.001),
     )
 
 

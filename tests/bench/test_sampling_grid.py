@@ -8,14 +8,14 @@ import pytest
 import torch
 from machine import FASTEST_ENGINE, HAS_COMPILER, TIMED_ENGINE
 
-from linformer_cli.bench import run as run_module
-from linformer_cli.bench.cases import build_middle_case, build_step_case, place_state
-from linformer_cli.bench.ceilings import Ceilings, CopyCeiling, ProductCeiling
-from linformer_cli.bench.operations import count_product_flops, count_rerun_positions, state_traffic_bytes
-from linformer_cli.bench.run import SamplingPlan, run_sampling_bench
-from linformer_cli.bench.subjects import Subject, build_subjects
-from linformer_cli.bench.timing import Timing
-from linformer_cli.bench.trained import TrainedRun
+from linformer_cli.bench import sample as run_module
+from linformer_cli.bench.measure.ceilings import Ceilings, CopyCeiling, ProductCeiling
+from linformer_cli.bench.measure.costs import count_product_flops, count_rerun_positions, state_traffic_bytes
+from linformer_cli.bench.measure.sampling_work import build_middle_case, build_step_case, place_state
+from linformer_cli.bench.measure.timing import Timing
+from linformer_cli.bench.models import BenchModel, build_models
+from linformer_cli.bench.sample import SamplingPlan, run_sampling_bench
+from linformer_cli.bench.trained_runs import TrainedRun
 from linformer_cli.bench.variants import parse_variants
 from linformer_cli.errors import Interrupted
 from linformer_cli.model.pixel_model import PixelModel
@@ -25,10 +25,10 @@ needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="the native engine 
 
 
 @pytest.fixture
-def subjects(tiny_model_config) -> list[Subject]:
+def subjects(tiny_model_config) -> list[BenchModel]:
     variants = parse_variants(["softmax", "linear:chunk=16", "lsh-1=lsh:rounds=1"])
     small = tiny_model_config.model_copy(update={"layers": 1})
-    return build_subjects(variants, [("one", tiny_model_config), ("two", small)], "cpu", "fp32")
+    return build_models(variants, [("one", tiny_model_config), ("two", small)], "cpu", "fp32")
 
 
 class FixedCeilings(Ceilings):
@@ -65,7 +65,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
         begun.append(list(indices))
         return UniformStreams(seed, indices)
 
-    monkeypatch.setattr("linformer_cli.bench.cases.UniformStreams", record)
+    monkeypatch.setattr("linformer_cli.bench.measure.sampling_work.UniformStreams", record)
     return begun
 
 

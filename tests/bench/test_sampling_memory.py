@@ -5,8 +5,8 @@ import sys
 import pytest
 import torch
 
-from linformer_cli.bench import sampling_memory
-from linformer_cli.bench.sampling_memory import SamplingSetup, build_last_steps, measure_sampling_memory
+from linformer_cli.bench.measure import sampling_memory
+from linformer_cli.bench.measure.sampling_memory import SamplingSetup, build_last_steps, measure_sampling_memory
 from linformer_cli.model.pixel_model import PixelModel
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from linformer_cli.bench.operations import count_product_flops
+from linformer_cli.bench.measure.costs import count_product_flops
 from linformer_cli.config import ModelConfig
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.presets import find_preset, find_preset_image

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from linformer_cli.bench import timing as timing_module
-from linformer_cli.bench.timing import Timing, compare_turns, measure_interleaved
+from linformer_cli.bench.measure import timing as timing_module
+from linformer_cli.bench.measure.timing import Timing, compare_turns, measure_interleaved
 from linformer_cli.errors import Interrupted
 
 

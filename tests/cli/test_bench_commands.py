@@ -113,7 +113,7 @@ def test_bench_train_times_steps(lintx, run_folder):
 def little_paper(monkeypatch, tiny_model_config):
     """The paper's benchmark in networks and sizes that take no time."""
     from linformer_cli.bench import paper as module
-    from linformer_cli.bench.memory import PassMemory
+    from linformer_cli.bench.measure.pass_memory import PassMemory
     from linformer_cli.bench.paper_sizes import Sizes
 
     real = module.run_copy_task
@@ -122,7 +122,7 @@ def little_paper(monkeypatch, tiny_model_config):
     monkeypatch.setattr(module, "choose_sizes", lambda seconds: Sizes((1, 2), 1, {}))
     monkeypatch.setattr(module, "choose_lengths", lambda seconds, methods: [16, 32])
     monkeypatch.setattr(module, "measure_row_memory", lambda *given: 1000)
-    monkeypatch.setattr("linformer_cli.bench.scaling.measure_pass_memory", lambda setup, limit: PassMemory(9, 0.001))
+    monkeypatch.setattr("linformer_cli.bench.attention.measure_pass_memory", lambda setup, limit: PassMemory(9, 0.001))
     monkeypatch.setattr(
         module,
         "run_copy_task",
@@ -194,15 +194,14 @@ def test_bench_attention_gives_points_and_exponents(lintx):
 
 
 def _of_a_pass(setup):
-    from linformer_cli.bench.memory import PassMemory
+    from linformer_cli.bench.measure.pass_memory import PassMemory
 
     return PassMemory(2**10 * setup.positions * setup.batch, 0.01)
 
 
 def test_bench_attention_draws_time_and_memory(lintx, monkeypatch, tmp_path):
-    from linformer_cli.bench import scaling
 
-    monkeypatch.setattr(scaling, "measure_pass_memory", lambda setup, limit: _of_a_pass(setup))
+    monkeypatch.setattr("linformer_cli.bench.attention.measure_pass_memory", lambda setup, limit: _of_a_pass(setup))
     monkeypatch.setenv("COLUMNS", "80")
     plot = tmp_path / "deep" / "scaling.svg"
     base = ["bench", "attention", "--attention", "softmax,linear", "--positions", "32,64", "--repeats", 1]
@@ -264,16 +263,15 @@ def test_a_benchmark_that_is_stopped_shows_what_it_has(lintx, run_folder, monkey
 
 @pytest.mark.parametrize("style", ["table", "md", "csv"])
 def test_bench_attention_says_why_a_row_is_empty(lintx, monkeypatch, style):
-    from linformer_cli.bench import scaling
-    from linformer_cli.bench.fresh_process import PassFailed
-    from linformer_cli.bench.memory import PassMemory
+    from linformer_cli.bench.measure.fresh_process import PassFailed
+    from linformer_cli.bench.measure.pass_memory import PassMemory
 
     def measure(setup, limit_seconds):
         if setup.positions > 32:
             raise PassFailed("needs more memory than there is")
         return PassMemory(2**20, 0.01)
 
-    monkeypatch.setattr(scaling, "measure_pass_memory", measure)
+    monkeypatch.setattr("linformer_cli.bench.attention.measure_pass_memory", measure)
     monkeypatch.setenv("COLUMNS", "80")
     base = ["bench", "attention", "--attention", "linear", "--positions", "32,64", "--repeats", 1, "--format", style]
     outcome = lintx(*base, "--batch", 1)

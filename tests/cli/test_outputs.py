@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from linformer_cli import files
-from linformer_cli.bench import run as run_module
+from linformer_cli.bench import sample as run_module
 from linformer_cli.errors import LintxError
 from linformer_cli.sampling import decode
 

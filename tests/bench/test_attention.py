@@ -3,12 +3,12 @@
 import pytest
 
 from linformer_cli.attention.linear import LinearAttention
-from linformer_cli.bench import scaling as scaling_module
-from linformer_cli.bench.fresh_process import PassFailed
-from linformer_cli.bench.memory import PassMemory
-from linformer_cli.bench.passes import PassSetup
-from linformer_cli.bench.scaling import choose_batch, run_scaling_bench
-from linformer_cli.bench.timing import Timing
+from linformer_cli.bench import attention as scaling_module
+from linformer_cli.bench.attention import choose_batch, run_scaling_bench
+from linformer_cli.bench.measure.attention_pass import PassSetup
+from linformer_cli.bench.measure.fresh_process import PassFailed
+from linformer_cli.bench.measure.pass_memory import PassMemory
+from linformer_cli.bench.measure.timing import Timing
 from linformer_cli.bench.variants import parse_variants
 from linformer_cli.errors import DisagreementError, Interrupted, UsageError
 

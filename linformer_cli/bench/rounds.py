@@ -4,21 +4,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
-
 from linformer_cli.config import ModelConfig
-from linformer_cli.errors import DisagreementError, Interrupted
-from linformer_cli.evaluation.agreement import measure_agreement
-from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.errors import Interrupted
 from linformer_cli.sampling.engines import TEXTBOOK
 
-from .cases import RERUN, Check
-from .subjects import Subject
-from .timing import compare_turns
+from .agreement import require_model_agrees
+from .measure.sampling_work import RERUN
+from .measure.timing import Check, compare_turns
+from .models import BenchModel
 
-# How much of the sequence is compared before anything is timed, and over how many layers of an untrained model.
-CHECKED_POSITIONS = 96
-CHECKED_LAYERS = 2
 # What every other attention is held against.
 RIVAL = "softmax"
 # What may differ between two models of one network, which are compared by their attention.
@@ -41,30 +35,10 @@ class BenchReport:
     ceilings: dict[str, Any] | None = None
 
 
-def require_agreement(model: PixelModel) -> None:
-    """Raises `DisagreementError` where the two executions of the model's mechanism disagree: it is not timed then."""
-    agreement = measure_agreement(model, positions=CHECKED_POSITIONS)
-    if not agreement.passed:
-        raise DisagreementError(
-            f"'{model.config.attention}' is not timed: {agreement.describe_failure()}; see lintx check"
-        )
-
-
-def require_subject_agrees(subject: Subject) -> None:
-    """As `require_agreement`, over the first layers only where the model was not trained."""
-    model = subject.model
-    if not subject.trained and model.config.layers > CHECKED_LAYERS:
-        # Its layers are alike, and the float64 copy of a deep one takes longer than what is timed.
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            model = PixelModel(model.config.model_copy(update={"layers": CHECKED_LAYERS})).eval()
-    require_agreement(model)
-
-
 def measure_groups(
-    subjects: Sequence[Subject],
+    subjects: Sequence[BenchModel],
     batches: Sequence[int],
-    measure: Callable[[Sequence[Subject], int], list[dict[str, Any]]],
+    measure: Callable[[Sequence[BenchModel], int], list[dict[str, Any]]],
     report: Callable[[dict[str, Any]], None],
     check: Check,
     checked: bool,
@@ -80,7 +54,7 @@ def measure_groups(
     try:
         for subject in () if checked else subjects:
             go_on()
-            require_subject_agrees(subject)
+            require_model_agrees(subject)
         for preset in dict.fromkeys(subject.preset for subject in subjects):
             group = [subject for subject in subjects if subject.preset == preset]
             for batch in batches:

@@ -7,10 +7,10 @@ import torch
 
 from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.attention.linear import LinearAttention
-from linformer_cli.bench import memory as memory_module
-from linformer_cli.bench.fresh_process import PassFailed
-from linformer_cli.bench.memory import measure_pass_memory
-from linformer_cli.bench.passes import Drawn, PassSetup, build_checked_model, build_pass
+from linformer_cli.bench.measure import pass_memory as memory_module
+from linformer_cli.bench.measure.attention_pass import Drawn, PassSetup, build_checked_model, build_pass
+from linformer_cli.bench.measure.fresh_process import PassFailed
+from linformer_cli.bench.measure.pass_memory import measure_pass_memory
 from linformer_cli.system.memory import measure_free_memory
 
 MIB = 2**20

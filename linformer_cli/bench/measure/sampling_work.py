@@ -13,6 +13,8 @@ from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.engines import AUTO, build_engine, choose_engine
 
+from .timing import Check
+
 # Where along the image a case whose cost grows with the position is timed, as shares of T. The midpoints of equal
 # parts: their mean stands for the mean over all positions, exactly for a cost that is linear in the position.
 SHARES = (0.125, 0.375, 0.625, 0.875)
@@ -20,9 +22,6 @@ SHARES = (0.125, 0.375, 0.625, 0.875)
 WARM_UP_STEPS = 32
 # What rows of `build_rerun_case` have for an engine.
 RERUN = "rerun"
-
-# Called between steps, and may raise to give up.
-Check = Callable[[], None] | None
 
 
 def is_interrupted(check: Check) -> bool:

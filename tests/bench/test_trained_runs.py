@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from linformer_cli.bench.subjects import Subject, load_subjects
-from linformer_cli.bench.trained import UNTRAINED, find_trained, read_trained_runs
+from linformer_cli.bench.models import BenchModel, load_models
+from linformer_cli.bench.trained_runs import UNTRAINED, find_trained, read_trained_runs
 from linformer_cli.checkpoint import save_checkpoint
 from linformer_cli.errors import CheckpointError
 
@@ -66,9 +66,9 @@ def test_a_folder_of_runs_is_all_that_were_validated(save_run, tmp_path, raises_
 def test_runs_are_models_to_be_timed_with_bits_of_their_own(save_run) -> None:
     """Also where another run of the same model is better."""
     runs = read_trained_runs([save_run("one", 1.5), save_run("two", 1.2)])
-    first, second = load_subjects(runs, "cpu", "bf16")
+    first, second = load_models(runs, "cpu", "bf16")
     assert (first.name, second.name, first.trained, first.preset) == ("one", "two", True, None)
     assert first.model.dtype == torch.bfloat16 and not first.model.training
     assert [subject.find_run(runs)["bits_per_dim"] for subject in (first, second)] == [1.5, 1.2]
-    other = Subject("other", first.model)
+    other = BenchModel("other", first.model)
     assert other.find_run(runs)["bits_per_dim"] == 1.2 and other.find_run([]) == UNTRAINED

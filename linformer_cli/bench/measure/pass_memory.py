@@ -17,8 +17,8 @@ import torch
 from linformer_cli.system.device import synchronize
 from linformer_cli.system.memory import is_out_of_memory, measure_peak_memory
 
+from .attention_pass import PassSetup, build_pass
 from .fresh_process import OUT_OF_MEMORY, PassFailed, run_fresh
-from .passes import PassSetup, build_pass
 
 # Where torch's lazy parts are loaded and its buffers made, so that they are not counted.
 WARM_UP_POSITIONS = 256

@@ -7,21 +7,21 @@ import pytest
 import torch
 from machine import HAS_COMPILER
 
-from linformer_cli.bench import training as training_module
-from linformer_cli.bench.operations import count_product_flops
-from linformer_cli.bench.subjects import Subject, build_subjects
-from linformer_cli.bench.timing import Timing
-from linformer_cli.bench.trained import TrainedRun
-from linformer_cli.bench.training import Trainers, build_trainer, run_training_bench
+from linformer_cli.bench import train as training_module
+from linformer_cli.bench.measure.costs import count_product_flops
+from linformer_cli.bench.measure.timing import Timing
+from linformer_cli.bench.models import BenchModel, build_models
+from linformer_cli.bench.train import Trainers, build_trainer, run_training_bench
+from linformer_cli.bench.trained_runs import TrainedRun
 from linformer_cli.bench.variants import parse_variants
 from linformer_cli.errors import DisagreementError, Interrupted
 from linformer_cli.training.loop import Trainer
 
 
 @pytest.fixture
-def subjects(tiny_model_config) -> list[Subject]:
+def subjects(tiny_model_config) -> list[BenchModel]:
     variants = parse_variants(["softmax", "linear:chunk=16"])
-    return build_subjects(variants, [("tiny", tiny_model_config)], "cpu", "fp32")
+    return build_models(variants, [("tiny", tiny_model_config)], "cpu", "fp32")
 
 
 def test_a_step_is_that_of_a_run(subjects, tmp_path, monkeypatch) -> None:

@@ -115,7 +115,7 @@ def _find_server() -> _Server:
     if _server is not None and _server.process.poll() is not None:
         end_server()
     if _server is None:
-        package = Path(__file__).resolve().parents[2]
+        package = Path(__file__).resolve().parents[3]
         paths = os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])
         errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # as long as the process
         process = subprocess.Popen(

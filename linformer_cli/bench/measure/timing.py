@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from linformer_cli.errors import Interrupted
 from linformer_cli.system.device import synchronize
 
+# Called between steps; raises to stop the work.
+Check = Callable[[], None] | None
+
 
 @dataclass(frozen=True)
 class Timing:

@@ -21,15 +21,14 @@ from linformer_cli.training.loop import Trainer
 from linformer_cli.training.run_folder import RunFolder
 from linformer_cli.units import format_duration
 
-from .cases import Check
-from .ceilings import Ceilings
-from .fresh_process import PassFailed
-from .groups import BenchReport, compare_with_softmax, measure_groups
-from .memory import refuse_misfits
-from .operations import TRAINING_FACTOR, WHAT_IS_COUNTED, count_product_flops, list_products
-from .subjects import Subject
-from .timing import Timing, measure_interleaved
-from .trained import TrainedRun
+from .measure.ceilings import Ceilings
+from .measure.costs import TRAINING_FACTOR, WHAT_IS_COUNTED, count_product_flops, list_products
+from .measure.fresh_process import PassFailed
+from .measure.pass_memory import refuse_misfits
+from .measure.timing import Check, Timing, measure_interleaved
+from .models import BenchModel
+from .rounds import BenchReport, compare_with_softmax, measure_groups
+from .trained_runs import TrainedRun
 
 _FEWEST_IMAGES = 16
 # Plain torch in float32, whatever was asked for; and as a run computes.
@@ -39,7 +38,7 @@ Trainers = dict[tuple[str | None, str, str, int], Trainer]
 
 
 def run_training_bench(
-    subjects: Sequence[Subject],
+    subjects: Sequence[BenchModel],
     batches: Sequence[int],
     repeats: int,
     precision: str,
@@ -68,7 +67,7 @@ def run_training_bench(
     says has been seen to.
     """
 
-    def measure(group: Sequence[Subject], batch: int) -> list[dict[str, Any]]:
+    def measure(group: Sequence[BenchModel], batch: int) -> list[dict[str, Any]]:
         # The same call gives the same rows in the same order.
         before = [row for row in earlier if (row["preset"], row["batch"]) == (group[0].preset, batch)]
         # Otherwise those of a group go with it: their gradients and averages take memory.
@@ -103,12 +102,12 @@ def build_trainer(model: ModelConfig, preset: str | None, batch: int, device: st
     return Trainer(config, RunFolder(Path("unused")), images, images, device, precision)
 
 
-def _find(group: Sequence[Subject], name: str) -> Subject:
+def _find(group: Sequence[BenchModel], name: str) -> BenchModel:
     return next(subject for subject in group if subject.name == name)
 
 
 def _measure_group(
-    group: Sequence[Subject],
+    group: Sequence[BenchModel],
     batch: int,
     repeats: int,
     engines: Sequence[str],
@@ -185,7 +184,7 @@ def _name_engine(model: PixelModel, engine: str, precision: str) -> str:
 
 
 def _describe(
-    subject: Subject, engine: str, batch: int, timing: Timing | None, precision: str, ceilings: Ceilings | None
+    subject: BenchModel, engine: str, batch: int, timing: Timing | None, precision: str, ceilings: Ceilings | None
 ) -> dict[str, Any]:
     model = subject.model
     positions = model.config.image.positions

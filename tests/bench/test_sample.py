@@ -11,12 +11,12 @@ from machine import FASTEST_ENGINE
 
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.attention.softmax import SoftmaxAttention
-from linformer_cli.bench import run as run_module
-from linformer_cli.bench.cases import SHARES, WARM_UP_STEPS, build_rerun_case, build_step_case
-from linformer_cli.bench.run import BenchReport, SamplingPlan, run_sampling_bench
-from linformer_cli.bench.subjects import Subject, build_softmax_twin, with_softmax
-from linformer_cli.bench.timing import Timing
-from linformer_cli.bench.trained import UNTRAINED
+from linformer_cli.bench import sample as run_module
+from linformer_cli.bench.measure.sampling_work import SHARES, WARM_UP_STEPS, build_rerun_case, build_step_case
+from linformer_cli.bench.measure.timing import Timing
+from linformer_cli.bench.models import BenchModel, build_softmax_twin, with_softmax
+from linformer_cli.bench.sample import BenchReport, SamplingPlan, run_sampling_bench
+from linformer_cli.bench.trained_runs import UNTRAINED
 from linformer_cli.config import ImageShape
 from linformer_cli.errors import DisagreementError
 from linformer_cli.model.pixel_model import PixelModel
@@ -139,7 +139,7 @@ def test_rows_say_how_many_times_as_fast_as_softmax_with_a_cache(model, monkeypa
 def test_a_rival_has_the_same_network(model, build_tiny_model, monkeypatch) -> None:
     larger = build_tiny_model(image=ImageShape(height=8, width=8, levels=16), attention="softmax", dropout=0.1)
     wide = build_tiny_model(image=ImageShape(height=8, width=8, levels=16))
-    subjects = [*with_softmax("small", model), Subject("large", larger), Subject("wide", wide)]
+    subjects = [*with_softmax("small", model), BenchModel("large", larger), BenchModel("wide", wide)]
     seconds = [2.0, 4.0, 1.0, 8.0]
     monkeypatch.setattr(run_module, "measure_interleaved", lambda *_: [Timing((number,)) for number in seconds])
     report = run_sampling_bench(subjects, SamplingPlan([2], 1, rerun=False), "fp32")

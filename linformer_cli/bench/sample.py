@@ -14,28 +14,34 @@ from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.memory import measure_free_memory, measure_peak_memory
 from linformer_cli.units import format_bytes, format_duration
 
-from .cases import (
+from .agreement import CHECKED_LAYERS, CHECKED_POSITIONS
+from .measure.ceilings import Ceilings
+from .measure.costs import (
+    WHAT_IS_COUNTED,
+    count_product_flops,
+    count_rerun_positions,
+    list_products,
+    state_traffic_bytes,
+)
+from .measure.fresh_process import PassFailed
+from .measure.pass_memory import refuse_misfits
+from .measure.sampling_memory import METHOD, SamplingSetup, measure_sampling_memory
+from .measure.sampling_work import (
     RERUN,
     SHARES,
     WARM_UP_STEPS,
     Case,
-    Check,
     build_middle_case,
     build_rerun_case,
     build_step_case,
     is_interrupted,
     name_method,
 )
-from .ceilings import Ceilings
-from .fresh_process import PassFailed
-from .groups import CHECKED_LAYERS, CHECKED_POSITIONS, BenchReport, compare_with_softmax, measure_groups
-from .memory import refuse_misfits
-from .operations import WHAT_IS_COUNTED, count_product_flops, count_rerun_positions, list_products, state_traffic_bytes
+from .measure.timing import Check, Timing, measure_interleaved
+from .models import BenchModel
 from .published import find_published
-from .sampling_memory import METHOD, SamplingSetup, measure_sampling_memory
-from .subjects import Subject
-from .timing import Timing, measure_interleaved
-from .trained import TrainedRun
+from .rounds import BenchReport, compare_with_softmax, measure_groups
+from .trained_runs import TrainedRun
 
 # Steps that tell how long an image would take.
 _PROBED_STEPS = 2
@@ -66,7 +72,7 @@ class SamplingPlan:
 
 
 def run_sampling_bench(
-    subjects: Sequence[Subject],
+    subjects: Sequence[BenchModel],
     plan: SamplingPlan,
     precision: str,
     ceilings: Ceilings | None = None,
@@ -107,7 +113,7 @@ def run_sampling_bench(
     return BenchReport(rows, ended, settings, describe_environment(), described)
 
 
-def _describe_network(subject: Subject) -> dict[str, Any]:
+def _describe_network(subject: BenchModel) -> dict[str, Any]:
     config = subject.model.config
     return {
         "name": subject.name,
@@ -125,7 +131,7 @@ def _describe_network(subject: Subject) -> dict[str, Any]:
 class _Row:
     """A case that is to be timed, or why it is left out."""
 
-    subject: Subject
+    subject: BenchModel
     engine: str
     case: Case | None
     left_out: str | None = None
@@ -133,7 +139,7 @@ class _Row:
 
 
 def _measure_group(
-    group: Sequence[Subject],
+    group: Sequence[BenchModel],
     batch: int,
     plan: SamplingPlan,
     precision: str,
@@ -177,7 +183,7 @@ def _measure_group(
     return rows
 
 
-def choose_timed_engine(subject: Subject, engine: str) -> str:
+def choose_timed_engine(subject: BenchModel, engine: str) -> str:
     """What `engine` is for a model: without looking ahead in an untrained one, as that depends on the weights."""
     chosen = choose_engine(AUTO, subject.model).value if engine == AUTO else engine
     return chosen if subject.trained else _without_looking_ahead(chosen)
@@ -188,7 +194,7 @@ def _without_looking_ahead(engine: str) -> str:
 
 
 def _plan_row(
-    subject: Subject, batch: int, plan: SamplingPlan, engine: str, check: Check, earlier: dict[str, Any] | None
+    subject: BenchModel, batch: int, plan: SamplingPlan, engine: str, check: Check, earlier: dict[str, Any] | None
 ) -> _Row:
     if earlier is not None:
         return _plan_again(subject, batch, plan, engine, check, earlier)
@@ -202,7 +208,7 @@ def _plan_row(
 
 
 def _plan_again(
-    subject: Subject, batch: int, plan: SamplingPlan, engine: str, check: Check, earlier: dict[str, Any]
+    subject: BenchModel, batch: int, plan: SamplingPlan, engine: str, check: Check, earlier: dict[str, Any]
 ) -> _Row:
     """The work that an earlier row timed, or its reason why none."""
     if earlier["left_out"]:
@@ -218,7 +224,7 @@ def _plan_again(
     return _Row(subject, earlier["engine"], case, earlier_samples=samples)
 
 
-def _plan_steps(subject: Subject, batch: int, plan: SamplingPlan, engine: str, check: Check) -> _Row:
+def _plan_steps(subject: BenchModel, batch: int, plan: SamplingPlan, engine: str, check: Check) -> _Row:
     """Whole images, or some steps around the middle, or a state that does not fit."""
     model = subject.model
     positions, method = model.config.image.positions, name_method(model, engine)
@@ -245,7 +251,7 @@ def _plan_steps(subject: Subject, batch: int, plan: SamplingPlan, engine: str, c
     return _Row(subject, method, build_step_case(model, batch, check, engine))
 
 
-def _plan_rerun(subject: Subject, batch: int, plan: SamplingPlan, check: Check) -> _Row:
+def _plan_rerun(subject: BenchModel, batch: int, plan: SamplingPlan, check: Check) -> _Row:
     case = build_rerun_case(subject.model, batch, check)
     limit = plan.rerun_limit_seconds or plan.limit_seconds
     if limit is not None:

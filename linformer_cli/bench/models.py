@@ -13,12 +13,12 @@ from linformer_cli.presets import find_preset, find_preset_image
 from linformer_cli.report.metrics import label_runs
 from linformer_cli.system.device import torch_dtype
 
-from .trained import UNTRAINED, TrainedRun, find_trained
+from .trained_runs import UNTRAINED, TrainedRun, find_trained
 from .variants import Variant
 
 
 @dataclass(frozen=True)
-class Subject:
+class BenchModel:
     """A model to be timed, under a name; `preset` is its network's, where it was made from one.
 
     `run` is the one that it is the model of; the bits/dim of other models are those of any run of the same model.
@@ -42,17 +42,17 @@ def build_softmax_twin(model: PixelModel) -> PixelModel:
     return PixelModel(config).to(device=model.device, dtype=model.dtype).eval()
 
 
-def with_softmax(name: str, model: PixelModel) -> list[Subject]:
+def with_softmax(name: str, model: PixelModel) -> list[BenchModel]:
     """A model, and softmax of the same size beside it where it is not softmax itself."""
-    subjects = [Subject(name, model)]
+    subjects = [BenchModel(name, model)]
     if model.config.attention != "softmax":
-        subjects.append(Subject("softmax", build_softmax_twin(model), trained=False))
+        subjects.append(BenchModel("softmax", build_softmax_twin(model), trained=False))
     return subjects
 
 
-def build_subjects(
+def build_models(
     variants: Sequence[Variant], networks: Sequence[tuple[str | None, ModelConfig]], device: str, precision: str
-) -> list[Subject]:
+) -> list[BenchModel]:
     """An untrained model of every network, by the name of its preset, with every mechanism in it."""
     subjects = []
     for preset, network in networks:
@@ -62,15 +62,15 @@ def build_subjects(
                 torch.manual_seed(0)
                 model = PixelModel(config)
             model = model.to(device=device, dtype=torch_dtype(precision)).eval()
-            subjects.append(Subject(variant.label, model, preset, trained=False))
+            subjects.append(BenchModel(variant.label, model, preset, trained=False))
     return subjects
 
 
-def load_subjects(runs: Sequence[TrainedRun], device: str, precision: str) -> list[Subject]:
+def load_models(runs: Sequence[TrainedRun], device: str, precision: str) -> list[BenchModel]:
     """The models of `runs`, by the names of their folders."""
     labels = label_runs([run.folder for run in runs])
     return [
-        Subject(label, load_weights(read_checkpoint(run.path), device, torch_dtype(precision)), run=run)
+        BenchModel(label, load_weights(read_checkpoint(run.path), device, torch_dtype(precision)), run=run)
         for label, run in zip(labels, runs, strict=True)
     ]
 

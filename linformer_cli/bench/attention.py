@@ -9,14 +9,14 @@ from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.memory import measure_free_memory
 from linformer_cli.units import format_bytes, format_duration
 
-from .cases import Check
-from .ceilings import Ceilings
-from .fresh_process import PassFailed
-from .groups import Ending, compare_with_softmax, require_agreement
+from .agreement import require_agreement
 from .growth import Point, describe_exponents, extrapolate
-from .memory import WARM_UP_POSITIONS, PassMemory, measure_pass_memory
-from .passes import LEAST_TRAFFIC, Drawn, PassSetup, build_checked_model, build_pass, count_least_bytes
-from .timing import Timing, measure_interleaved
+from .measure.attention_pass import LEAST_TRAFFIC, Drawn, PassSetup, build_checked_model, build_pass, count_least_bytes
+from .measure.ceilings import Ceilings
+from .measure.fresh_process import PassFailed
+from .measure.pass_memory import WARM_UP_POSITIONS, PassMemory, measure_pass_memory
+from .measure.timing import Check, Timing, measure_interleaved
+from .rounds import Ending, compare_with_softmax
 from .variants import Variant
 
 # Of all sequences of a pass together, unless a batch is given: as in Katharopoulos 2020 the batch is scaled inversely

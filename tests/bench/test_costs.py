@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from linformer_cli.bench.operations import (
+from linformer_cli.bench.measure.costs import (
     count_product_flops,
     count_rerun_positions,
     list_products,
     state_traffic_bytes,
 )
-from linformer_cli.bench.subjects import preset_network
+from linformer_cli.bench.models import preset_network
 from linformer_cli.config import ImageShape
 from linformer_cli.model.pixel_model import PixelModel
 

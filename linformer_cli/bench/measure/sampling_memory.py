@@ -16,9 +16,9 @@ from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.engines import AUTO, build_engine
 from linformer_cli.system.device import synchronize, torch_dtype
 
-from .cases import RERUN, place_state
 from .fresh_process import run_fresh
-from .memory import measure_work_growth, refuse_misfits
+from .pass_memory import measure_work_growth, refuse_misfits
+from .sampling_work import RERUN, place_state
 
 STEPS = 4
 METHOD = (
