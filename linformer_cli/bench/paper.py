@@ -20,7 +20,8 @@ from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.signals import StopRequest
 
 from .ceilings import Ceilings
-from .copy_task import PAPER_UPDATES, CopySettings, choose_size, run_copy_task
+from .copy import CopyReport, run_copy_task
+from .copy_task import PAPER_UPDATES, CopySettings, choose_size
 from .growth import describe_exponents
 from .paper_sizes import PAPER_LENGTHS, PAPER_TRAINING_BATCH, choose_lengths, choose_sizes
 from .published import HARDWARE, SOURCE
@@ -66,7 +67,7 @@ class PaperReport:
     training: list[dict[str, Any]] = field(default_factory=list)
     scaling: list[dict[str, Any]] = field(default_factory=list)
     exponents: list[dict[str, Any]] = field(default_factory=list)
-    copy: dict[str, Any] | None = None
+    copy: CopyReport | None = None
     ceilings: dict[str, Any] | None = None
     reduced: list[str] = field(default_factory=list)
     unfinished: list[str] = field(default_factory=lambda: list(_SHARES))
@@ -329,10 +330,10 @@ class PaperBench:
         """The copy task, as far as the time goes; what a Ctrl-C leaves of it is kept."""
         settings = CopySettings(*choose_size(self.result.budget_seconds, None, None), device=self._device)
         found = run_copy_task(parse_variants(COPY_METHODS), settings, seconds, self._stop, ceilings=self._ceilings)
-        self.result.copy = vars(found)
+        self.result.copy = found
         if settings.reduced:
             self._turns.reduced.append(settings.title)
-        if (done := found.settings["updates"]) < PAPER_UPDATES:
+        if (done := found.settings.updates) < PAPER_UPDATES:
             self._turns.reduced.append(f"copy task: {done:,} of {PAPER_UPDATES:,} updates")
         self._go_on()
         yield 1

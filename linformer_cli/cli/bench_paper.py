@@ -10,7 +10,8 @@ import typer
 from linformer_cli.errors import Interrupted
 from linformer_cli.files import require_writable
 from linformer_cli.report import benchmarks
-from linformer_cli.report.tables import Column, TableStyle
+from linformer_cli.report.copy import COPY_COLUMNS
+from linformer_cli.report.tables import Column, Record, TableStyle
 from linformer_cli.units import format_milliseconds
 
 from . import options
@@ -84,10 +85,10 @@ def _print(result: "PaperReport", style: options.TableFormat) -> None:
         return
     print_speeds(result.training, "training", style)
     scaling = [benchmarks.flatten_scaling(row) for row in result.scaling]
-    parts: list[tuple[list[dict[str, Any]], Sequence[Column]]] = [(scaling, benchmarks.SCALING_COLUMNS)]
+    parts: list[tuple[Sequence[Record], Sequence[Column]]] = [(scaling, benchmarks.SCALING_COLUMNS)]
     parts += [(result.exponents, columns) for columns in (benchmarks.EXPONENT_COLUMNS, benchmarks.REACH_COLUMNS)]
     if result.copy is not None:
-        parts.append((result.copy["rows"], benchmarks.COPY_COLUMNS))
+        parts.append((result.copy.rows, COPY_COLUMNS))
     shape: TableStyle = "md" if style is options.TableFormat.MD else "table"
     for rows, columns in parts:
         if not rows:

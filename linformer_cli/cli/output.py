@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from linformer_cli.report.tables import Column, TableStyle, render_records, to_json
+from linformer_cli.report.tables import Column, Record, TableStyle, render_records, to_json
 from linformer_cli.system.distributed import process_rank
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def print_json(value: object) -> None:
     print(to_json(value))
 
 
-def print_records(records: Sequence[Mapping[str, object]], columns: Sequence[Column], style: TableStyle) -> None:
+def print_records(records: Sequence[Record], columns: Sequence[Column], style: TableStyle) -> None:
     """Records on stdout as a table, as Markdown or as CSV."""
     if style == "table":
         Console().print(render_records(records, columns, "table"))

@@ -7,7 +7,7 @@ from typing import Any
 from linformer_cli.errors import UsageError
 from linformer_cli.units import format_bytes, format_count, format_microseconds, format_milliseconds
 
-from .plots import Curve, Panel, PlotFormat, Scale, number_styles, render_plot
+from .plots import Curve, Panel, PlotFormat, number_styles, render_plot
 from .tables import Column
 
 Record = Mapping[str, Any]
@@ -142,14 +142,6 @@ SCALING_FILE_COLUMNS = (
     *_EXPONENTS,
     *(Column(key, key) for key in ("longest_positions", "overtakes_softmax_at", "overtakes_softmax")),
     Column("left_out", "left out"),
-)
-COPY_COLUMNS = (
-    Column("name", "attention"),
-    Column("updates", "updates", format=","),
-    Column("loss", "loss, nats a symbol", format=".4f"),
-    Column("accuracy", "accuracy", format=".1%"),
-    Column("seconds_per_update", "an update", format=format_milliseconds),
-    _SHARES[0],
 )
 
 
@@ -318,23 +310,6 @@ def _describe_batches(rows: Sequence[Record]) -> str:
     if any(row["positions"] > product for row in rows):
         return f"batch max(1, {product:,} / T)"
     return f"batch x T = {product:,}"
-
-
-def render_copy(rows: Sequence[Record], title: str, kind: PlotFormat) -> bytes:
-    """Loss and accuracy of the copy task over updates, one colour a mechanism; points are records too."""
-
-    def build_panel(key: str, label: str, scale: Scale) -> Panel:
-        curves = []
-        for row, (colour, dash) in zip(rows, number_styles(len(rows)), strict=True):
-            x, y = ([point[name] for point in row["points"]] for name in ("update", key))
-            curves.append(Curve(row["name"], x, y, colour=colour, dash=dash))
-        return Panel("", curves, y_label=label, x_scale="linear", y_scale=scale)
-
-    panels = [
-        build_panel("loss", "loss (nats a copied symbol)", "log"),
-        build_panel("accuracy", "accuracy on the copy (share)", "linear"),
-    ]
-    return render_plot(panels, "updates", "", kind, title=title)
 
 
 def _label_methods(rows: Sequence[Record]) -> list[str]:

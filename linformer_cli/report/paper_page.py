@@ -6,7 +6,6 @@ from typing import Any
 from linformer_cli.units import format_duration
 
 from .benchmarks import (
-    COPY_COLUMNS,
     EXPONENT_COLUMNS,
     QUALITY,
     REACH_COLUMNS,
@@ -16,11 +15,11 @@ from .benchmarks import (
     choose_columns,
     flatten_scaling,
     flatten_speed,
-    render_copy,
     render_growth,
     render_quality,
     render_speed,
 )
+from .copy import COPY_COLUMNS, render_copy
 from .plots import PlotFormat
 from .tables import Column, render_records
 

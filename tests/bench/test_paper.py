@@ -101,8 +101,8 @@ def test_all_parts_are_measured_and_saved_one_by_one(networks, quick, monkeypatc
     assert [row["name"] for row in result.training] == ["linear", "softmax", "lsh-1", "lsh-4"] * 2
     assert {(row["positions"], row["batch"]) for row in result.scaling} == {(16, 4), (32, 2)}
     assert [row["name"] for row in result.exponents] == ["linear", "softmax", "lsh-1", "lsh-4"]
-    assert result.copy is not None and [row["name"] for row in result.copy["rows"]] == ["linear", "softmax", "lsh-4"]
-    assert all(row["product_share"] > 0 for row in result.copy["rows"])
+    assert result.copy is not None and [row.name for row in result.copy.rows] == ["linear", "softmax", "lsh-4"]
+    assert all(row.product_share > 0 for row in result.copy.rows)
     assert all(row["copy_share"] > 0 for row in result.scaling)
     assert {part for part, _ in told} == {"sampling", "training", "scaling"}
     timed = [row for row in result.sampling if row["samples_seconds"]]

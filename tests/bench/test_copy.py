@@ -1,4 +1,4 @@
-"""The copy task: its sequences, its models, and curves that are comparable wherever they end."""
+"""The copy task: sequences, models, and curves that are comparable wherever they end."""
 
 import math
 import signal
@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from linformer_cli.attention.linear import LinearAttention
-from linformer_cli.bench import copy_task
+from linformer_cli.bench.copy import Learner, run_copy_task
 from linformer_cli.bench.copy_task import (
+    BATCH,
     SEPARATOR,
     SYMBOLS,
     CopyModel,
@@ -16,7 +17,6 @@ from linformer_cli.bench.copy_task import (
     choose_size,
     draw_batch,
     learning_rate_at,
-    run_copy_task,
 )
 from linformer_cli.bench.operations import count_product_flops
 from linformer_cli.bench.variants import list_variants, parse_variants
@@ -50,7 +50,7 @@ def test_every_update_and_every_seed_has_sequences_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("variant", list_variants(baselines=True), ids=lambda variant: variant.label)
-def test_any_mechanism_can_be_in_the_model_and_sees_the_past_alone(variant) -> None:
+def test_every_mechanism_works_in_the_model_and_sees_only_the_past(variant) -> None:
     torch.manual_seed(0)
     model = CopyModel(variant, CopySettings(13, 32)).eval()
     sequences, _ = draw_batch(13, 0, 0, batch=3)
@@ -95,22 +95,22 @@ def test_sizes_that_cannot_be_are_one_line(length, width, part, raises_one_line)
 
 
 def test_points_average_the_last_updates(monkeypatch) -> None:
-    """Losses 1, 2, 3, .. are made up; softmax and linear get the same."""
-    monkeypatch.setattr(copy_task, "_update", lambda learner, s, c, update, seed: (update + 1.0, 0.1 * update))
+    """Every model gets the losses 1, 2, 3, ..."""
+    monkeypatch.setattr(Learner, "update", lambda learner, s, c, number: (number + 1.0, 0.1 * number))
     told = []
     report = run_copy_task(VARIANTS, CopySettings(updates=5, **TINY), report=lambda u, p: told.append((u, set(p))))
     assert report.ended == "finished"
     for row in report.rows:
-        assert [(point.update, point.loss) for point in row["points"]] == [(2, 1.5), (4, 3.5), (5, 4.5)]
-        assert row["points"][1].accuracy == pytest.approx(0.25)
-        assert (row["updates"], row["loss"], row["failed"]) == (5, 4.5, None)
+        assert [(point.update, point.loss) for point in row.points] == [(2, 1.5), (4, 3.5), (5, 4.5)]
+        assert row.points[1].accuracy == pytest.approx(0.25)
+        assert (row.updates, row.loss, row.failed) == (5, 4.5, None)
     assert told == [(update, {"softmax", "linear-4"}) for update in (2, 4, 5)]
 
 
 def test_training_is_repeatable_and_each_mechanism_alone_is_the_same() -> None:
     def losses(variants, seed: int = 0) -> dict[str, list[float]]:
         report = run_copy_task(variants, CopySettings(updates=4, seed=seed, **TINY))
-        return {row["name"]: [point.loss for point in row["points"]] for row in report.rows}
+        return {row.name: [point.loss for point in row.points] for row in report.rows}
 
     together = losses(VARIANTS)
     assert together == losses(VARIANTS)
@@ -121,10 +121,10 @@ def test_training_is_repeatable_and_each_mechanism_alone_is_the_same() -> None:
 
 
 def test_a_model_learns_from_its_updates() -> None:
-    """Not to copy, which takes longer: that separators never stand in a copy."""
+    """Not to copy, which takes longer, but that a copy has no separators."""
     report = run_copy_task(VARIANTS[:1], CopySettings(8, 32, updates=40, points_every=10))
     (row,) = report.rows
-    assert row["points"][-1].loss < row["points"][0].loss - 0.02
+    assert row.points[-1].loss < row.points[0].loss - 0.02
 
 
 @pytest.mark.parametrize("calls", [3, 4])
@@ -137,32 +137,32 @@ def test_a_stop_keeps_whole_turns(calls, monkeypatch) -> None:
             stop.signal_number = signal.SIGINT
         return float(len(made)), 0.0
 
-    monkeypatch.setattr(copy_task, "_update", update)
+    monkeypatch.setattr(Learner, "update", update)
     report = run_copy_task(VARIANTS, CopySettings(updates=9, **TINY), stop=stop)
-    assert report.ended == "interrupted" and report.settings["updates"] == calls // 2
+    assert report.ended == "interrupted" and report.settings.updates == calls // 2
     assert made == ["softmax", "linear-4"] * (calls // 2) + ["softmax"] * (calls % 2)
     for row in report.rows:
-        assert [point.update for point in row["points"]] == [calls // 2]
+        assert [point.update for point in row.points] == [calls // 2]
 
 
 def test_a_budget_that_is_spent_leaves_empty_rows() -> None:
     report = run_copy_task(VARIANTS, CopySettings(updates=9, **TINY), budget_seconds=1e-9)
     assert report.ended == "budget"
     for row in report.rows:
-        assert (row["points"], row["updates"], row["loss"], row["seconds_per_update"]) == ([], 0, None, None)
+        assert (row.points, row.updates, row.loss, row.seconds_per_update) == ((), 0, None, None)
 
 
-def test_a_loss_that_is_no_number_ends_one_model_only(monkeypatch) -> None:
-    def update(learner, s, c, number, seed) -> tuple[float, float]:
+def test_a_nan_loss_ends_one_model_only(monkeypatch) -> None:
+    def update(learner, s, c, number) -> tuple[float, float]:
         return (math.nan if learner.variant.attention == "linear" and number == 2 else 1.0), 0.5
 
-    monkeypatch.setattr(copy_task, "_update", update)
+    monkeypatch.setattr(Learner, "update", update)
     whole, broken = run_copy_task(VARIANTS, CopySettings(updates=6, **TINY)).rows
-    assert broken["failed"] == "the loss was no finite number at update 3"
-    assert [point.update for point in broken["points"]] == [2]
-    assert [point.update for point in whole["points"]] == [2, 4, 6]
+    assert broken.failed == "the loss was NaN or infinite at update 3"
+    assert [point.update for point in broken.points] == [2]
+    assert [point.update for point in whole.points] == [2, 4, 6]
     alone = run_copy_task(VARIANTS[1:], CopySettings(updates=6, **TINY))
-    assert alone.ended == "failed" and alone.rows[0]["points"] == broken["points"]
+    assert alone.ended == "failed" and alone.rows[0].points == broken.points
 
 
 def test_nothing_is_trained_whose_executions_disagree(monkeypatch, raises_one_line) -> None:
@@ -179,7 +179,7 @@ def test_nothing_is_trained_whose_executions_disagree(monkeypatch, raises_one_li
 def test_a_row_says_what_share_of_the_products_its_updates_reach() -> None:
     class Fixed:
         def product(self, shapes, rows, precision):
-            assert (rows, precision) == (copy_task.BATCH * 12, "fp32")
+            assert (rows, precision) == (BATCH * 12, "fp32")
             return type("Ceiling", (), {"gigaflops": 0.5})()
 
         def describe(self):
@@ -187,8 +187,8 @@ def test_a_row_says_what_share_of_the_products_its_updates_reach() -> None:
 
     settings = CopySettings(updates=2, **TINY)
     (row,) = run_copy_task(VARIANTS[1:], settings, ceilings=Fixed()).rows
-    flops = 3 * copy_task.BATCH * 12 * count_product_flops(CopyModel(VARIANTS[1], settings))
-    assert row["product_gigaflops"] == pytest.approx(flops / row["seconds_per_update"] / 1e9)
-    assert row["product_share"] == pytest.approx(row["product_gigaflops"] / 0.5)
+    flops = 3 * BATCH * 12 * count_product_flops(CopyModel(VARIANTS[1], settings))
+    assert row.product_gigaflops == pytest.approx(flops / row.seconds_per_update / 1e9)
+    assert row.product_share == pytest.approx(row.product_gigaflops / 0.5)
     (row,) = run_copy_task(VARIANTS[1:], settings).rows
-    assert row["product_gigaflops"] is row["product_share"] is None
+    assert row.product_gigaflops is row.product_share is None
