@@ -1,6 +1,6 @@
-"""Is everything right on this device? Each check gives its name, the error that was found, and what is allowed.
+"""The checks of `lintx bench gpu`. Each yields its name, the error found, and the error allowed.
 
-Errors are relative to max(1, the largest), and infinite where anything is not finite.
+Errors are relative to max(1, largest value), and infinite where a value is NaN or infinite.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,16 +25,16 @@ from .variants import parse_variants
 
 # Kernels against float64, by the type of their inputs.
 KERNEL_TOLERANCES = {"fp32": 1e-4, "bf16": 2e-2}
-# Two ways through a whole model in float32.
+# Two executions of a whole model in float32.
 MODEL_TOLERANCE = 1e-3
-# Rounding may decide otherwise at a border of two values, and all that follows in that image then differs.
+# Rounding may change one drawn value, and the rest of that image differs with it.
 COMPARED_IMAGES, OTHER_IMAGES = 32, 0.1
 
 Found = tuple[str, float, float]
 
 
 def check_attention(device: str, lengths: Sequence[int]) -> Iterator[Found]:
-    """Outputs, sums and gradients of `linear` as it is computed here against plain torch in float64."""
+    """Outputs, sums and gradients of `linear` on this device against plain torch in float64."""
     for feature_map in ("elu", "relu"):
         for width in (16, 32, 64):
             attention = build_linear(feature_map, width)
@@ -50,7 +50,7 @@ def check_attention(device: str, lengths: Sequence[int]) -> Iterator[Found]:
 
 
 def check_engines(device: str, networks: Sequence[tuple[str | None, ModelConfig]]) -> Iterator[Found]:
-    """The engine to be measured against the textbook: the images that it draws, and its predictions along them."""
+    """The measured engine against the textbook engine: the images drawn, and the predictions at every position."""
     for subject in build_subjects(parse_variants(["linear"]), networks, device, "fp32"):
         model, images = subject.model, range(COMPARED_IMAGES)
         name = choose_engine(name_engine(model), model).value
@@ -82,7 +82,7 @@ def check_mechanisms(device: str) -> Iterator[Found]:
 
 
 def name_engine(model: PixelModel) -> str:
-    """The engine to be measured: `cuda` where it serves the model, whether `auto` takes it yet or not, else `auto`."""
+    """The engine to measure: `cuda` where it supports the model, although `auto` may not choose it; else `auto`."""
     return CudaEngine.name if CudaEngine.refusal(model) is None else AUTO
 
 
@@ -98,7 +98,7 @@ def draw_inputs(batch: int, heads: int, length: int, width: int, device: str, dt
 
 
 def differentiate(attention: LinearAttention, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Output, sums, and the gradients of the inputs where that of the output is v."""
+    """Output, sums, and the gradients of the inputs; the gradient of the output is v."""
     leaves = [part.detach().requires_grad_() for part in inputs]
     y, state = attention.attend(*leaves)
     return [y, *state, *torch.autograd.grad(y, leaves, leaves[2].detach())]
