@@ -1,6 +1,7 @@
 """Every command on a small model of its own, from the command line to the file or the JSON document."""
 
 import csv
+import importlib
 import json
 import os
 import shutil
@@ -16,7 +17,6 @@ import torch
 from machine import HAS_COMPILER
 from PIL import Image
 
-from linformer_cli import comparison
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.checkpoint import load_model, read_checkpoint, save_checkpoint
 from linformer_cli.cli import complete as complete_module
@@ -517,16 +517,18 @@ def test_compare_goes_on_past_a_mechanism_that_fails(lintx, tmp_path, monkeypatc
     assert whole["missing"] is None and whole["images_per_second"] > 0
 
 
-@pytest.mark.parametrize("work", ["train_entry", "draw_grid", "time_sampling_once"])
+@pytest.mark.parametrize("work", ["entries.train_entry", "entries.draw_grid", "speed.time_sampling_once"])
 def test_compare_goes_on_past_a_mechanism_that_needs_too_much_memory(lintx, tmp_path, monkeypatch, work):
-    real = getattr(comparison, work)
+    module, _, name = work.partition(".")
+    module = importlib.import_module(f"linformer_cli.comparison.{module}")
+    real = getattr(module, name)
 
     def run_out(entry, *rest):
         if entry.variant.label == "linear":
             raise MemoryError
         return real(entry, *rest)
 
-    monkeypatch.setattr(comparison, work, run_out)
+    monkeypatch.setattr(module, name, run_out)
     outcome = compare(lintx, tmp_path, "--attention", "linear,softmax", "--json")
     assert outcome.code == 1 and "1 of 2 failed: linear" in outcome.stderr
     broken, whole = outcome.document["rows"]
@@ -546,7 +548,7 @@ def test_compare_interrupted_keeps_what_it_has(lintx, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Trainer, "_train_step", interrupted)
     outcome = compare(lintx, tmp_path, "--attention", "softmax,linear", "--format", "md")
-    assert outcome.code == 130 and "the same command goes on" in outcome.stderr
+    assert outcome.code == 130 and "the same command continues" in outcome.stderr
     assert "training and sampling not timed" in outcome.stdout and "step 2 of 2" in outcome.stdout  # but not validated
     monkeypatch.setattr(Trainer, "_train_step", train_step)
     rows = compare(lintx, tmp_path, "--attention", "softmax,linear", "--json").document["rows"]
