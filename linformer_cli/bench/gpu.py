@@ -7,7 +7,6 @@ beside softmax, and attention alone. A part that fails is recorded in the report
 
 import functools
 import importlib
-import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from torch.nn import functional
 
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.errors import Interrupted
+from linformer_cli.evaluation.agreement import AgreementRow
 from linformer_cli.native.compiler import textbook_only
 from linformer_cli.native.gpu import triton_refusal
 from linformer_cli.report.benchmarks import describe_speed
@@ -31,7 +31,6 @@ from linformer_cli.system.memory import measure_peak_memory
 from .cases import Check
 from .ceilings import Ceilings
 from .gpu_checks import (
-    Found,
     build_linear,
     check_attention,
     check_engines,
@@ -46,16 +45,6 @@ from .subjects import build_subjects
 from .timing import Timing, measure_interleaved
 from .training import run_training_bench
 from .variants import parse_variants
-
-
-@dataclass(frozen=True)
-class CheckRow:
-    """One check: the error found, None for NaN and infinity, and the error allowed."""
-
-    name: str
-    error: float | None
-    tolerance: float
-    passed: bool
 
 
 @dataclass(frozen=True)
@@ -91,7 +80,7 @@ class GpuReport:
     available here."""
 
     device: str
-    checks: list[CheckRow] = field(default_factory=list)
+    checks: list[AgreementRow] = field(default_factory=list)
     sampling: list[dict[str, Any]] = field(default_factory=list)
     many: list[ManyRow] = field(default_factory=list)
     training: list[dict[str, Any]] = field(default_factory=list)
@@ -149,12 +138,10 @@ class GpuBench:
             self._save(self.result)
         return self.result
 
-    def record(self, found: Iterable[Found]) -> None:
-        for name, error, tolerance in found:
-            passed = error <= tolerance  # NaN is not
-            known = error if math.isfinite(error) else None
-            self.result.checks.append(CheckRow(name, known, tolerance, passed))
-            self._talk(f"{'ok' if passed else 'WRONG'}: {name}: {error:.2g} of {tolerance:.0e} allowed")
+    def record(self, rows: Iterable[AgreementRow]) -> None:
+        for row in rows:
+            self.result.checks.append(row)
+            self._talk(f"{'ok' if row.passed else 'WRONG'}: {row}")
 
     def measure_sampling(self) -> None:
         sizes = self._sizes

@@ -1,4 +1,4 @@
-"""The checks of `lintx bench gpu`. Each yields its name, the error found, and the error allowed.
+"""The checks of `lintx bench gpu`. Each yields rows of an error found and an error allowed.
 
 Errors are relative to max(1, largest value), and infinite where a value is NaN or infinite.
 """
@@ -11,6 +11,7 @@ from torch import Tensor
 from linformer_cli.attention.base import AttentionShape
 from linformer_cli.attention.linear import LinearAttention, LinearOptions
 from linformer_cli.config import ModelConfig
+from linformer_cli.evaluation.agreement import AgreementRow, build_row, relative_error
 from linformer_cli.model.catalogue import MIXERS
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native.compiler import textbook_only
@@ -30,10 +31,8 @@ MODEL_TOLERANCE = 1e-3
 # Rounding may change one drawn value, and the rest of that image differs with it.
 COMPARED_IMAGES, OTHER_IMAGES = 32, 0.1
 
-Found = tuple[str, float, float]
 
-
-def check_attention(device: str, lengths: Sequence[int]) -> Iterator[Found]:
+def check_attention(device: str, lengths: Sequence[int]) -> Iterator[AgreementRow]:
     """Outputs, sums and gradients of `linear` on this device against plain torch in float64."""
     for feature_map in ("elu", "relu"):
         for width in (16, 32, 64):
@@ -46,10 +45,10 @@ def check_attention(device: str, lengths: Sequence[int]) -> Iterator[Found]:
                         expected = differentiate(attention, [part.double() for part in inputs])
                     kind = "compiled" if attention.is_compiled(inputs[0].device, inputs[0].dtype) else "torch"
                     name = f"linear, {feature_map}, {kind}, {precision}, heads of {width}, T = {length}"
-                    yield name, max(map(_error, found, expected)), tolerance
+                    yield build_row(name, max(map(relative_error, found, expected)), tolerance)
 
 
-def check_engines(device: str, networks: Sequence[tuple[str | None, ModelConfig]]) -> Iterator[Found]:
+def check_engines(device: str, networks: Sequence[tuple[str | None, ModelConfig]]) -> Iterator[AgreementRow]:
     """The measured engine against the textbook engine: the images drawn, and the predictions at every position."""
     for subject in build_subjects(parse_variants(["linear"]), networks, device, "fp32"):
         model, images = subject.model, range(COMPARED_IMAGES)
@@ -57,15 +56,15 @@ def check_engines(device: str, networks: Sequence[tuple[str | None, ModelConfig]
         where = f"engine {name}, {subject.preset or 'tiny'}"
         drawn, expected = (sample_values(model, images, engine=engine).values for engine in (name, TEXTBOOK))
         others = 1 - float((drawn == expected).all(dim=1).float().mean())
-        yield f"{where}: share of images other than the textbook's", others, OTHER_IMAGES
+        yield build_row(f"{where}: share of images other than the textbook's", others, OTHER_IMAGES)
         engines = build_engine(name, model, len(images)), TextbookEngine(model, len(images))
         tokens = model.shift_values(expected.long().to(device))
         steps = ((engine.step(token) for engine in engines) for token in tokens.unbind(dim=1))
-        yield f"{where}: predictions", max(_error(*step) for step in steps), MODEL_TOLERANCE
+        yield build_row(f"{where}: predictions", max(relative_error(*step) for step in steps), MODEL_TOLERANCE)
 
 
 @torch.no_grad()
-def check_mechanisms(device: str) -> Iterator[Found]:
+def check_mechanisms(device: str) -> Iterator[AgreementRow]:
     """The two executions of every mechanism, in float32."""
     for name in MIXERS:
         model = build_checked_model(PassSetup(name, {}, heads=2, head_width=16, positions=144)).to(device)
@@ -74,11 +73,8 @@ def check_mechanisms(device: str) -> Iterator[Found]:
         for token in tokens.unbind(dim=1):
             parameters, state = model.step(token, state)
             stepped.append(parameters)
-        yield (
-            f"{name}: parallel against step",
-            _error(torch.stack(stepped, dim=1), model.attend(tokens)[0]),
-            MODEL_TOLERANCE,
-        )
+        error = relative_error(torch.stack(stepped, dim=1), model.attend(tokens)[0])
+        yield build_row(f"{name}: parallel against step", error, MODEL_TOLERANCE)
 
 
 def name_engine(model: PixelModel) -> str:
@@ -102,10 +98,3 @@ def differentiate(attention: LinearAttention, inputs: Sequence[Tensor]) -> list[
     leaves = [part.detach().requires_grad_() for part in inputs]
     y, state = attention.attend(*leaves)
     return [y, *state, *torch.autograd.grad(y, leaves, leaves[2].detach())]
-
-
-def _error(found: Tensor, expected: Tensor) -> float:
-    found, expected = found.detach().double(), expected.detach().double()
-    if not bool(torch.isfinite(found).all() and torch.isfinite(expected).all()):
-        return float("inf")
-    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1))

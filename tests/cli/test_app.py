@@ -64,7 +64,7 @@ def test_every_help_page_has_examples(lintx, command):
     assert "Examples" in outcome.stdout
 
 
-@pytest.mark.parametrize("command", ["sample", "complete", "eval", "check", "bench sample", "info", "train"])
+@pytest.mark.parametrize("command", ["sample", "complete", "bench sample", "info", "train"])
 def test_every_command_on_a_model_takes_checkpoint(lintx, command):
     assert "--checkpoint" in lintx(*command.split(), "--help").stdout
 
