@@ -250,7 +250,7 @@ def test_eval_has_both_conventions(lintx, run_folder, tmp_path):
     assert document["images"] == 6 and document["images_in_split"] == 1000
     arguments[arguments.index("--limit") + 1] = 1
     one = lintx(*arguments[:-1], "--against", run_folder)
-    assert one.code == 0 and "+-" not in one.stdout and "difference           0.0000  (to" in one.stdout
+    assert one.code == 0 and "+-" not in one.stdout and "difference           0.0000  (from" in one.stdout
     assert lintx(*arguments).document["standard_error"] is None  # one image has none
     np.save(tmp_path / "test-images.npy", np.zeros((2, 8, 8), np.uint8))
     refused = lintx("eval", run_folder, "--data", f"array:{tmp_path}", "--split", "test")
