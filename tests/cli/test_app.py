@@ -181,7 +181,7 @@ def test_the_reference_is_up_to_date(tmp_path):
         (["compare", "--data", "glyphs", "--preset", "tiyn"], 2, "did you mean 'tiny'?"),
         (["attentions", "linaer"], 2, "did you mean 'linear'?"),
         (["attentions", "-c", "mnist-wide", "--heads", "2"], 2, "--checkpoint has sizes of its own"),
-        (["plot", "nowhere", "--grids", "3"], 2, "--grids is for the strips of --samples"),
+        (["plot", "nowhere", "--grids", "3"], 2, "--grids needs --samples FILE"),
         (["bench", "approximation", "--norms", "1,9"], 2, "norms above 7.92"),
         (["sample", "--scale", "1000"], 2, "less than or equal to 64"),
     ],

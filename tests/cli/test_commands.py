@@ -88,7 +88,7 @@ def test_weights_move_to_another_mechanism(lintx, run_folder, tmp_path):
     assert first["step"] == "0" and float(first["validation_bits_per_dim"]) == pytest.approx(8, abs=0.3)
     assert outcome.document["init_from"]["step"] == 6 and outcome.document["attention"] == "softmax"
     assert tomllib.loads((run / "config.toml").read_text())["init_from"]["attention"] == "linear"
-    assert "Began with weights of" in (run / "last" / "README.md").read_text()
+    assert "Initialised from" in (run / "last" / "README.md").read_text()
     shutil.rmtree(source)
     outcome = lintx("train", "--resume", run, "--steps", 3, "--json")
     assert outcome.document["steps"] == 3 and "taken over" not in outcome.stderr
