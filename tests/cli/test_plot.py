@@ -1,6 +1,7 @@
-"""`lintx plot` from run folders to pictures and JSON."""
+"""`lintx plot` from run folders to plots, strips and JSON."""
 
 import csv
+import os
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from linformer_cli.report.grids import read_png_metadata
 
 @pytest.fixture
 def logged_run(run_folder, tmp_path):
-    """The finished run again, with a row of training in its log: it was too short for one of its own."""
+    """A copy of the finished run with a row of training added to its log, which is too short to have one."""
     folder = tmp_path / "logged"
     shutil.copytree(run_folder, folder)
     with open(folder / "metrics.csv", "a", encoding="utf-8") as file:
@@ -72,6 +73,33 @@ def test_mistakes_are_one_line(lintx, tmp_path, monkeypatch, arguments, code, pa
     assert (outcome.code, outcome.stdout) == (code, "")
     assert part in outcome.stderr and len(outcome.stderr.splitlines()) == 1
     assert not list(tmp_path.glob("*.png"))
+
+
+@pytest.mark.parametrize(
+    ("option", "code", "part"),
+    [("-o", 2, "a plot is a PNG or an SVG, found '/'"), ("--samples", 1, "cannot write /: is a directory")],
+)
+def test_the_root_folder_is_no_output(lintx, run_folder, option, code, part):
+    outcome = lintx("plot", run_folder, option, "/")
+    assert (outcome.code, outcome.stdout) == (code, "")
+    assert part in outcome.stderr and len(outcome.stderr.splitlines()) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
+@pytest.mark.parametrize("option", ["-o", "--samples"])
+def test_a_pipe_without_a_reader_does_not_hang(lintx, run_folder, tmp_path, option):
+    pipe = tmp_path / "plot.png"
+    os.mkfifo(pipe)
+    outcome = lintx("plot", run_folder, option, pipe)
+    assert outcome.code == 1 and "nothing reads from this pipe" in outcome.stderr
+    assert len(outcome.stderr.splitlines()) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
+def test_a_pipe_among_the_grids_is_skipped(lintx, run_folder, tmp_path):
+    run = shutil.copytree(run_folder, tmp_path / "run")
+    os.mkfifo(run / "samples" / "step-0000099.png")
+    assert lintx("plot", run, "--samples", tmp_path / "samples.png").code == 0
 
 
 def test_drawing_needs_no_torch(run_folder, tmp_path):
