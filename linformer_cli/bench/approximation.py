@@ -9,7 +9,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ class Draws:
     head_width: int = 32
     draws: int = 20
     seed: int = 0
-    precision: str = "fp64"
+    precision: Literal["fp64"] = "fp64"
 
     def __post_init__(self) -> None:
         if self.draws < 1:
@@ -85,10 +85,12 @@ class Measurement:
         self._errors: list[tuple[float, float, float, float]] = []
 
     def measure_round(self) -> None:
+        """Measure the next draw."""
         draw = len(self._errors)
         self._errors.append(_measure_draw(self._attention, self._seed, draw, self._exact[draw]))
 
     def row(self) -> Approximation:
+        """Mean and quartiles over the draws so far."""
         options = self._attention.options
         spreads = [summarise(values) for values in zip(*self._errors, strict=True)]
         kind = options.feature_map, options.orthogonal, self._attention.features, self._norm
@@ -161,7 +163,7 @@ class _Exact:
 
 
 def _build_attention(feature_map: str, orthogonal: bool, features: int, draws: Draws) -> PerformerAttention:
-    """Its directions do not matter: every draw has its own. The random state of the process stays as it was."""
+    """Performer attention in float64. Its directions are redrawn before use; the process's random state is kept."""
     shape = AttentionShape(
         heads=1,
         key_width=draws.head_width,

@@ -44,7 +44,7 @@ Ending = Literal["finished", "budget", "interrupted", "failed"]
 
 @dataclass(frozen=True)
 class CopyPoint:
-    """Means over the last `points_every` updates: nats and share of right guesses of a copied symbol."""
+    """Means over the last `points_every` updates: loss in nats a copied symbol, and the share of correct guesses."""
 
     update: int
     loss: float
@@ -148,7 +148,7 @@ class Learner:
             self.failed = f"the loss was NaN or infinite at update {number + 1}"
 
     def update(self, sequences: Tensor, copied: Tensor, number: int) -> tuple[float, float]:
-        """Train on one batch; loss and accuracy from before the update, so on sequences never seen."""
+        """Train on one batch; returns loss and accuracy from before the update, so for unseen sequences."""
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate_at(number)
         for module in self.model.modules():
@@ -174,6 +174,7 @@ class Learner:
         return CopyPoint(update, loss, accuracy, learning_rate_at(update - 1))
 
     def row(self) -> CopyRow:
+        """All points so far, and one at the last update unless the model has failed."""
         done, every = len(self._updates), self._settings.points_every
         places = list(range(every, done + 1, every))
         if self.failed is None and done % every:
@@ -203,7 +204,7 @@ class Learner:
         )
 
     def _measure_products(self, seconds: float | None) -> tuple[float | None, float | None]:
-        """GFLOP/s of the matrix products of an update of so many seconds, and their share of the machine's ceiling."""
+        """GFLOP/s of the matrix products of an update that takes `seconds`, and their share of the machine's ceiling."""
         if seconds is None or self._ceilings is None:
             return None, None
         positions = BATCH * self._settings.length
