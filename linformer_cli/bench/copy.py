@@ -204,7 +204,7 @@ class Learner:
         )
 
     def _measure_products(self, seconds: float | None) -> tuple[float | None, float | None]:
-        """GFLOP/s of the matrix products of an update that takes `seconds`, and their share of the machine's ceiling."""
+        """GFLOP/s of the products of an update that takes `seconds`, and their share of the machine's ceiling."""
         if seconds is None or self._ceilings is None:
             return None, None
         positions = BATCH * self._settings.length
