@@ -1,7 +1,7 @@
 """Checkpoints: a folder of `model.safetensors`, `config.json` and a model card, written whole or not at all.
 
 `config.json` is the only copy of the configuration and holds the SHA-256 of the weights, and of the training state
-where there is one. No pickle is ever opened. See docs/formats.md.
+where there is one. No pickle is ever opened. See docs/reference/formats.md.
 """
 
 import hashlib

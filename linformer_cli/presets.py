@@ -26,7 +26,7 @@ PRESETS: dict[str, NetworkConfig] = {
     "cifar10-paper": _PAPER.model_copy(update={"layers": 16}),
     # What our comparisons are made with: 1.03 million parameters on MNIST.
     "mnist-small": NetworkConfig(),
-    # The best that two CPU cores train in an hour or two (docs/quality.md).
+    # The best that two CPU cores train in an hour or two (docs/notes/quality.md).
     "mnist-wide": NetworkConfig(context="wide"),
     # For tests and for trying things out: seconds, not minutes.
     "tiny": NetworkConfig(layers=2, heads=2, width=32, head_width=16, feed_forward=64),

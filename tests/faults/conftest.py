@@ -20,7 +20,7 @@ precision = "fp32"
 
 @pytest.fixture(scope="session")
 def full() -> bool:
-    """Whether to run the full counts, for the figures of docs/reliability.md, instead of those for every day."""
+    """Whether to run the full counts, for the figures of docs/notes/reliability.md, instead of those for every day."""
     return bool(os.environ.get("LINTX_FULL"))
 
 
