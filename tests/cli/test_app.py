@@ -1,12 +1,13 @@
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from linformer_cli.cli.app import _run
+from linformer_cli.cli.app import main
 
 COMMANDS = [
     *("train", "sample", "complete", "eval", "check", "bench", "compare", "plot", "attentions", "info", "export", "env")
@@ -198,7 +199,7 @@ def test_a_mistake_is_one_line_and_an_exit_code(lintx, tmp_path, monkeypatch, ar
 
 
 def test_an_error_has_its_exit_code_where_nobody_reads_it(monkeypatch):
-    """As at Ctrl-C in a pipe, which ends the reader too."""
+    """As with Ctrl-C in a pipe, which ends the reader too."""
 
     def refuse(_message):
         raise BrokenPipeError
@@ -206,15 +207,89 @@ def test_an_error_has_its_exit_code_where_nobody_reads_it(monkeypatch):
     monkeypatch.setattr("linformer_cli.cli.app.complain", refuse)
     monkeypatch.setattr(sys, "argv", ["lintx", "info", "nosuch"])
     with pytest.raises(SystemExit) as ended:
-        _run()
+        main()
     assert ended.value.code == 2
 
 
-@pytest.mark.skipif(os.name != "posix", reason="closes a stream in a shell")
-def test_a_closed_stdout_is_no_traceback():
-    command = f"{shlex.quote(sys.executable)} -m linformer_cli attentions --json >&-"
-    ended = subprocess.run(command, shell=True, capture_output=True, text=True)
-    assert "Traceback" not in ended.stderr
+def run_in_shell(command, **environment):
+    line = f"{shlex.quote(sys.executable)} -m linformer_cli {command}"
+    return subprocess.run(
+        line, shell=True, capture_output=True, text=True, env={**os.environ, **environment}, timeout=120
+    )
+
+
+@pytest.mark.skipif(os.name != "posix", reason="closes streams in a shell")
+def test_closed_streams_are_no_traceback_and_mix_nothing():
+    assert "Traceback" not in run_in_shell("attentions --json <&- >&-").stderr
+    assert "lintx attentions NAME" in run_in_shell("attentions").stderr
+    silent = run_in_shell("attentions 2>&-")
+    assert silent.returncode == 0 and "lintx attentions NAME" not in silent.stdout
+    wrong = run_in_shell("info nosuch 2>&-")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_behind_a_stream_is_a_line_where_there_is_room():
+    assert run_in_shell("info nosuch 2>/dev/full").returncode == 2
+    full = run_in_shell("attentions --json >/dev/full")
+    assert (full.returncode, full.stderr) == (1, "Error: No space left on device\n")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_help_prints_in_any_encoding(encoding):
+    page = run_in_shell("train --help", PYTHONIOENCODING=encoding)
+    assert (page.returncode, page.stderr) == (0, "")
+    assert "? lintx train --data mnist" in page.stdout  # the mark of a list
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "code"), [("typer", "SIGINT", 130), ("torch", "SIGINT", 130), ("torch", "SIGTERM", 143)]
+)
+def test_a_signal_during_an_import_is_no_traceback(tmp_path, module, name, code):
+    """Compiled modules turn the exception into another; the module here does as they do."""
+    text = (
+        "import signal\n"
+        "try:\n"
+        f"    signal.raise_signal(signal.{name})\n"
+        "except BaseException:\n"
+        "    raise RuntimeError('initialisation failed')\n"
+    )
+    (tmp_path / f"{module}.py").write_text(text)
+    ended = subprocess.run(
+        [sys.executable, "-m", "linformer_cli", "sample", "-o", str(tmp_path / "x.png")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
+        # What a shell starts in the background ignores Ctrl-C, and so do its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == code
+    assert "Traceback" not in ended.stderr and len(ended.stderr.splitlines()) <= 1
+
+
+@pytest.mark.parametrize("when", ["reporting", "computing"])
+def test_ctrl_c_at_an_odd_moment_is_no_traceback(when):
+    """While an error is reported, and in compiled code that turns it into another exception."""
+    script = (
+        "import signal, sys\n"
+        "from linformer_cli import __main__\n"
+        "from linformer_cli.cli import app\n"
+        "def interrupt(*_):\n"
+        "    try:\n"
+        "        signal.raise_signal(signal.SIGINT)\n"
+        "    except KeyboardInterrupt:\n"
+        f"        if {when!r} == 'reporting': raise\n"
+        "        raise RuntimeError('was interrupted')\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        f"if {when!r} == 'reporting': app.complain = interrupt\n"
+        "else: app.app = lambda **_: interrupt()\n"
+        "sys.argv = ['lintx', 'info', 'nosuch']\n"
+        "__main__.main()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 130
+    assert ended.stderr == ("" if when == "reporting" else "Stopped\n")
 
 
 def test_ctrl_c_is_one_word_and_130(lintx, monkeypatch, tmp_path):
