@@ -101,33 +101,41 @@ def _list_pictures(folder: Path) -> tuple[list[str], list[str]]:
     """
     endings = {ending for ending, kind in Image.registered_extensions().items() if kind in Image.OPEN}
     found, unread = [], []
-
-    def enter(place: Path, above: frozenset[tuple[int, int]]) -> None:
-        status = place.stat()
-        if (own := (status.st_dev, status.st_ino)) in above:
-            return  # a link to a folder that it lies in
-        with os.scandir(place) as entries:
-            for entry in entries:
-                path = place / entry.name
-                if entry.name.startswith("."):
-                    continue
-                if entry.is_dir():
-                    try:
-                        enter(path, above | {own})
-                    except OSError as error:
-                        unread.append(f"cannot read the folder {path} ({error.strerror or error})")
-                elif path.suffix.lower() in endings:
-                    found.append(path.relative_to(folder).as_posix())
-
-    try:
-        enter(folder, frozenset())
-    except (FileNotFoundError, NotADirectoryError):
-        raise DataError(
-            f"the folder {folder} does not exist; name one that holds pictures, as in folder:PATH"
-        ) from None
-    except OSError as error:
-        raise DataError(f"cannot read the folder {folder} ({error.strerror or error})") from None
+    # Each folder to read, with the identities of the folders above it: a link to one of these is not followed. A list
+    # and not a recursion, which Python limits to a depth of about 1,000.
+    waiting: list[tuple[Path, frozenset[tuple[int, int]]]] = [(folder, frozenset())]
+    while waiting:
+        place, above = waiting.pop()
+        try:
+            status = place.stat()
+            if (own := (status.st_dev, status.st_ino)) in above:
+                continue
+            with os.scandir(place) as opened:
+                entries = [entry for entry in opened if not entry.name.startswith(".")]
+        except OSError as error:
+            if place == folder:
+                raise _unreadable(folder, error) from None
+            unread.append(f"cannot read the folder {place} ({error.strerror or error})")
+            continue
+        for entry in entries:
+            path = place / entry.name
+            try:
+                is_folder = entry.is_dir()
+            except OSError as error:  # such as a link to itself, which is skipped like a broken picture
+                is_folder = False
+                if path.suffix.lower() not in endings:
+                    unread.append(f"cannot read {path} ({error.strerror or error})")
+            if is_folder:
+                waiting.append((path, above | {own}))
+            elif path.suffix.lower() in endings:
+                found.append(path.relative_to(folder).as_posix())
     return sorted(found), sorted(unread)
+
+
+def _unreadable(folder: Path, error: OSError) -> DataError:
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return DataError(f"the folder {folder} does not exist; name one that holds images, as in folder:PATH")
+    return DataError(f"cannot read the folder {folder} ({error.strerror or error})")
 
 
 def _fingerprint(folder: Path, files: Sequence[str]) -> str:

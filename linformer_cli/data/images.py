@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from linformer_cli.config import DataConfig, ImageShape, parse_config
 from linformer_cli.errors import DataError, UsageError, unknown_name
-from linformer_cli.files import user_cache
+from linformer_cli.files import is_special, user_cache
 
 from .folders import FolderImages, load_folder
 from .glyphs import CHARACTERS, COUNTS, DEFAULT_SIZE, draw_glyphs
@@ -229,7 +229,7 @@ def _load_arrays(folder: str, part: Literal["train", "test"]) -> tuple[NDArray[n
         raise DataError(
             f"{images_path}: there are no images in it, found shape {list(images.shape)}; save at least one"
         )
-    if not labels_path.exists():
+    if not os.path.lexists(labels_path):  # a broken link is an error, not a set without labels
         return images, None
     labels = _open_array(labels_path)
     if labels.ndim != 1 or len(labels) != len(images) or not np.issubdtype(labels.dtype, np.integer):
@@ -242,7 +242,11 @@ def _load_arrays(folder: str, part: Literal["train", "test"]) -> tuple[NDArray[n
 
 def _open_array(path: Path) -> NDArray[Any]:
     try:
+        if is_special(path):
+            raise DataError(f"{path} is a pipe or a device; save the array to a file with numpy.save")
         array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except DataError:
+        raise
     except FileNotFoundError as error:
         raise DataError(
             f"{path} does not exist; save the images there with numpy.save, or name another folder"

@@ -1,6 +1,5 @@
 """A user's own picture files, brought to the size and the channels of a model."""
 
-import stat
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from linformer_cli.config import ImageShape
 from linformer_cli.errors import DataError
+from linformer_cli.files import is_special
 
 Fit = Literal["crop", "pad", "stretch"]
 
@@ -34,8 +34,8 @@ def load_picture(path: str | Path, shape: ImageShape, fit: Fit = "crop", invert:
     """
     path = Path(path)
     try:
-        if stat.S_ISFIFO(path.stat().st_mode):
-            raise DataError(f"'{path}' is a pipe, not a file: a picture is read forwards and backwards")
+        if is_special(path):
+            raise DataError(f"'{path}' is a pipe or a device, and images are read from files only; save it to a file")
         with warnings.catch_warnings():
             # Pillow only warns of a bomb up to twice its limit; a picture for a small model needs no such size.
             warnings.simplefilter("error", Image.DecompressionBombWarning)

@@ -4,6 +4,7 @@ import errno
 import io
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -89,12 +90,12 @@ def test_class_folders_may_be_links_and_end_where_they_meet_themselves(tmp_path:
 
 
 def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = os.scandir
+    scandir = os.scandir
 
     def scan(place: Path):
         if Path(place).name == "locked":
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        return honest(place)
+        return scandir(place)
 
     write_pictures(tmp_path / "pictures", 6)
     write_pictures(tmp_path / "pictures" / "locked", 6, seed=1)
@@ -179,6 +180,28 @@ def test_a_link_to_nothing_is_skipped_and_named(tmp_path: Path, cache: Path) -> 
     Image.new("RGB", (9, 9)).save(target)
     found = [load(tmp_path / "pictures", split, 8, 3, cache) for split in SPLITS]
     assert sum(len(part.images) for part in found) == 21 and found[0].skipped == ()
+
+
+def test_a_link_to_itself_is_skipped_and_named(tmp_path: Path, cache: Path) -> None:
+    write_pictures(tmp_path / "pictures" / "deep", 20)
+    for name in ("folder", "picture.png", "deep/inner"):
+        (tmp_path / "pictures" / name).symlink_to(tmp_path / "pictures" / name)
+    found = [load(tmp_path / "pictures", split, 8, 3, cache) for split in SPLITS]
+    assert sum(len(part.images) for part in found) == 20
+    assert len(found[0].skipped) == 3 and all("symbolic links" in line for line in found[0].skipped)
+
+
+def test_folders_may_be_very_deep(tmp_path: Path, cache: Path) -> None:
+    write_pictures(tmp_path / "pictures", 6)
+    deep = str(tmp_path / "pictures")
+    for _ in range(1200):  # mkdir(parents=True) is a recursion
+        deep += "/d"
+        os.mkdir(deep)
+    write_pictures(Path(deep), 6, seed=1)
+    try:
+        assert sum(len(load(tmp_path / "pictures", split, 8, 3, cache).images) for split in SPLITS) == 12
+    finally:
+        subprocess.run(["rm", "-rf", str(tmp_path / "pictures")], check=True)  # too deep for pytest to remove
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")

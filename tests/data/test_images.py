@@ -210,6 +210,22 @@ def test_damaged_arrays_are_refused(how: str, tmp_path: Path) -> None:
     check_one_line(error, "train-images.npy", expected)
 
 
+@pytest.mark.parametrize("part", ["images", "labels"])
+def test_a_pipe_is_no_array(part: str, tmp_path: Path, raises_one_line) -> None:
+    name = save_arrays(tmp_path)
+    (tmp_path / f"train-{part}.npy").unlink(missing_ok=True)
+    os.mkfifo(tmp_path / f"train-{part}.npy")
+    with raises_one_line(DataError, f"train-{part}.npy is a pipe or a device; save the array to a file"):
+        load_images(name, "train")
+
+
+def test_a_broken_link_is_not_a_set_without_labels(tmp_path: Path, raises_one_line) -> None:
+    name = save_arrays(tmp_path)
+    (tmp_path / "train-labels.npy").symlink_to(tmp_path / "nowhere.npy")
+    with raises_one_line(DataError, "train-labels.npy does not exist"):
+        load_images(name, "train")
+
+
 def test_missing_arrays_are_refused(tmp_path: Path) -> None:
     name = save_arrays(tmp_path)
     with pytest.raises(DataError) as error:
