@@ -1,7 +1,7 @@
-"""What two processes of a test do: `python -m torch.distributed.run ... tests/processes.py WHAT ...`.
+"""The script of tests with two processes: `python -m torch.distributed.run ... tests/processes.py WHAT ...`.
 
-`train FOLDER` trains in several ways and compares them with one process; `dying STEP ...` is the command line, in which
-the second process is killed before training step or image number STEP.
+`train FOLDER` trains in several ways and compares the results with those of one process. `dying STEP ...` runs the
+command line and kills the second process before training step or image number STEP.
 """
 
 import json
@@ -39,7 +39,7 @@ MODEL = ModelConfig(
     feed_forward=32,
     image=ImageShape(height=8, width=8, levels=16),
 )
-# Five images are shared out as two and three.
+# A batch of five images is divided into two and three.
 TRAIN = TrainConfig(
     steps=STEPS,
     batch=5,
@@ -62,7 +62,7 @@ def build(folder: Path, team: Team, precision: str = "fp32", **model: Any) -> Tr
 
 
 class StopAt(StopRequest):
-    """A stop that comes while `trainer` is about to take step `step`."""
+    """A signal that arrives just before `trainer` takes step `step`."""
 
     def __init__(self, trainer: Trainer, step: int | None) -> None:
         self.trainer, self.step = trainer, step
@@ -73,7 +73,7 @@ class StopAt(StopRequest):
 
 
 def train_until(folder: Path, team: Team, step: int, **settings: Any) -> None:
-    """Go on with the run in `folder`, or begin it; the signal that stops it comes to the last process alone."""
+    """Start or resume the run in `folder` until `step`; only the last process receives the signal that stops it."""
     trainer = build(folder, team, **settings)
     team.wait()
     if (folder / "last").exists():
@@ -88,7 +88,7 @@ def train_until(folder: Path, team: Team, step: int, **settings: Any) -> None:
 
 
 def largest_difference(ours: Path, theirs: Path) -> float:
-    """Between the weights, the averaged weights and the optimizers of two runs' last saves."""
+    """The largest difference between the weights, averaged weights and optimizer states of two runs' last saves."""
     found = 0.0
     for name in (WEIGHTS, TRAINING):
         left, right = (load_file(run / "last" / name) for run in (ours, theirs))
@@ -99,7 +99,7 @@ def largest_difference(ours: Path, theirs: Path) -> float:
 
 
 def check_one_large_batch(folder: Path, team: Team, **model: Any) -> None:
-    """In float64, so that all that can differ is the order of sums."""
+    """Gradients and weights equal those of one process; in float64, so that only the order of sums can differ."""
     trainers = [
         build(folder / f"of-{each.count}", each, **model) for each in ((team, ALONE) if team.leads else (team,))
     ]
@@ -128,7 +128,7 @@ def check_training(folder: Path) -> None:
     with join_team() as team:
         assert team.count == 2
         check_one_large_batch(folder / "batch", team)
-        # Its chunks are longer than the image: it has parameters without a gradient.
+        # With chunks longer than the image, some parameters get no gradient.
         check_one_large_batch(folder / "idle", team, attention="flash", attention_options={})
         # From two processes to one and back.
         train_until(folder / "whole", team, STEPS)
@@ -137,7 +137,7 @@ def check_training(folder: Path) -> None:
             train_until(folder / "moved", ALONE, 6)
         team.wait()
         train_until(folder / "moved", team, STEPS)
-        # Interrupted and resumed by as many: the same dropout, the same sums, in any precision.
+        # Interrupted and resumed with the same number of processes: the same dropout and sums in any precision.
         for name, steps in (("dropout", [STEPS]), ("dropout-stopped", [4, 5, STEPS])):
             for step in steps:
                 train_until(folder / name, team, step, dropout=0.2, precision="bf16")
@@ -151,7 +151,7 @@ def check_training(folder: Path) -> None:
 
 
 def die_at(number: int) -> None:
-    """Let this process be killed before it takes step, or writes image, `number`."""
+    """Kill this process before it takes step `number` or writes image `number`."""
     step, write = Trainer._train_step, NumberedImages.write
 
     def dying_step(trainer: Trainer, rate: float) -> tuple[float, float]:

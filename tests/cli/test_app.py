@@ -137,7 +137,7 @@ def test_the_reference_is_up_to_date(tmp_path):
         (["complete", "x.png", "--gif", "x.webp"], 2, "--gif writes a GIF"),
         (["complete"], 2, "Missing argument"),
         (["complete", "x.png", "--keep", "left:0.5"], 2, "only keep the top"),
-        (["complete", "nosuch.png"], 1, "no picture at 'nosuch.png'"),
+        (["complete", "nosuch.png"], 1, "no image at 'nosuch.png'"),
         (["bench", "smaple"], 2, "Did you mean 'sample'?"),
         (["bench", "--repeats", "2", "sample"], 2, "No such option: --repeats"),
         (["bench", "sample", "--batch", "1,x"], 2, "--batch takes whole numbers above 0 separated by commas"),
@@ -162,7 +162,7 @@ def test_the_reference_is_up_to_date(tmp_path):
         (["bench", "approximation", "--maps", "positve"], 2, "'positve' does not estimate softmax"),
         (["bench", "attention", "--limit", "soon"], 2, "'soon' is not a time"),
         (["train", "--preset", "mnist-smal"], 2, "did you mean 'mnist-small'?"),
-        # Said before the data are looked for, which do not exist.
+        # Checked before the data set, which does not exist.
         (["train", "--data", "array:nowhere", "--attention", "linaer"], 2, "did you mean 'linear'?"),
         (["train", "--data", "array:nowhere", "--attention-option", "chunk=x"], 2, "chunk"),
         (["train", "--data", "array:nowhere", "--batch", "0"], 2, "train: batch"),
@@ -258,7 +258,7 @@ def test_a_signal_during_an_import_is_no_traceback(tmp_path, module, name, code)
     ended = subprocess.run(
         [sys.executable, "-m", "linformer_cli", "sample", "-o", str(tmp_path / "x.png")],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
-        # What a shell starts in the background ignores Ctrl-C, and so do its children.
+        # A background job of a shell ignores Ctrl-C, and so do its children.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         capture_output=True,
         text=True,

@@ -253,7 +253,7 @@ def test_eval_has_both_conventions(lintx, run_folder, tmp_path):
     assert lintx(*arguments).document["standard_error"] is None  # one image has none
     np.save(tmp_path / "test-images.npy", np.zeros((2, 8, 8), np.uint8))
     refused = lintx("eval", run_folder, "--data", f"array:{tmp_path}", "--split", "test")
-    assert refused.code == 2 and "the model draws images of 10 x 10 x 1" in refused.stderr
+    assert refused.code == 2 and "the model is for images of 10 x 10 x 1" in refused.stderr
 
 
 def test_eval_against_another_model_takes_the_difference(lintx, run_folder, tmp_path):

@@ -1,4 +1,4 @@
-"""What people are used to from other commands: quiet, pipes, signals, narrow terminals, another machine."""
+"""Conventions of command-line tools: --quiet, pipes, signals, narrow terminals, another machine."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def test_quiet_says_nothing_but_errors(lintx, run_folder, tmp_path, flag) -> Non
                     "-o", tmp_path / "c.png")  # fmt: skip
     assert outcome.code == 1
     assert [line[:7] for line in outcome.stderr.splitlines()] == ["Error: ", "Error: "]
-    # And the next command of the same process talks again.
+    # The next command in the same process is not quiet.
     assert "wrote" in lintx("sample", run_folder, "-n", 1, "-o", tmp_path / "x.png").stderr
 
 
@@ -65,7 +65,7 @@ def test_whoever_stops_sampling_keeps_what_is_done(run_folder, tmp_path, number,
         [sys.executable, "-m", "linformer_cli", *arguments],
         stderr=subprocess.PIPE,
         text=True,
-        # What a shell starts in the background is deaf to Ctrl-C, and so are its children.
+        # A background job of a shell ignores Ctrl-C, and so do its children.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         deadline = time.monotonic() + 120
@@ -116,12 +116,12 @@ def test_output_may_go_into_head(command) -> None:
     )
     assert len(ended.stdout.splitlines()) == 1
     assert ended.returncode in (0, 1, 141)  # 1 is what typer ends with on a closed pipe
-    # What is said beside the result may still come; a complaint may not.
+    # Other messages may follow, but no error.
     assert "Traceback" not in ended.stderr and "rror" not in ended.stderr and "ipe" not in ended.stderr
 
 
 def test_a_run_may_go_on_on_another_device(lintx, run_folder, tmp_path) -> None:
-    """Trained on a GPU that is not here: the random state of the GPU is left aside, all else goes on."""
+    """A run trained on a GPU that this machine lacks: the GPU's random state is ignored, everything else resumes."""
     folder = Path(shutil.copytree(run_folder, tmp_path / "run"))
     config = folder / "config.toml"
     config.write_text(config.read_text().replace('device = "auto"', 'device = "cuda"'))

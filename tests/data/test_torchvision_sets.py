@@ -1,4 +1,4 @@
-"""torchvision's sets: small files in its own formats, downloads that fail, and a torchvision for another torch."""
+"""torchvision's sets: small files in its formats, failing downloads, and a torchvision built for another torch."""
 
 import gzip
 import hashlib
@@ -153,7 +153,7 @@ def test_packed_files_that_lie_there_need_no_network(tmp_path: Path, monkeypatch
 
 
 class Downloading:
-    """Stands in for torchvision.datasets.MNIST: absent at first, then downloaded with some chatter."""
+    """Replaces torchvision.datasets.MNIST: missing at first, then downloaded, with some output."""
 
     failure: BaseException | None = None
     timeouts: list[float | None] = []
@@ -249,7 +249,7 @@ FAKE_TORCHVISION = {
 
 
 def test_operators_that_are_missing_are_declared_and_the_import_tried_again(tmp_path: Path) -> None:
-    """In a process of its own, for it changes what torch knows; the fake fails just as the real one does."""
+    """In a separate process, because it registers operators; the fake fails like the real torchvision."""
     (tmp_path / "torchvision").mkdir()
     for file, text in FAKE_TORCHVISION.items():
         (tmp_path / "torchvision" / file).write_text(textwrap.dedent(text))

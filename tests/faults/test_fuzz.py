@@ -1,4 +1,4 @@
-"""Whatever the parsers of options, settings, checkpoints and pictures are given: a result or one line."""
+"""Random input for the parsers of options, settings, checkpoints and images gives a result or one line."""
 
 import hashlib
 import io
