@@ -1,4 +1,7 @@
-"""Faults: kills, damaged files, full disks, foreign files. `LINTX_FULL=1 python -m pytest tests/faults -rP` runs the full counts."""
+"""Faults: kills, damaged files, full disks, foreign files.
+
+`LINTX_FULL=1 python -m pytest tests/faults -rP` runs the full counts.
+"""
 
 import os
 

@@ -39,7 +39,7 @@ def test_freed_memory_is_kept_unless_the_environment_decides() -> None:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such setting")
 def test_kept_memory_can_be_given_back() -> None:
-    """Resident MiB with an array of 400 MB followed by a small one, after freeing the large one, and after returning it."""
+    """Resident MiB with a large and a small array, after freeing the large one, and after returning its memory."""
     script = (
         "import torch\n"
         "from linformer_cli.system.memory import give_back_freed_memory, keep_freed_memory\n"
