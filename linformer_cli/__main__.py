@@ -8,7 +8,7 @@ from typing import NoReturn
 
 
 def main() -> NoReturn:
-    """Run the command line. Ctrl-C during startup or shutdown ends the process with 130 and no traceback."""
+    """Run the command line. A signal during startup or shutdown ends the process without a traceback."""
     foreground = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # background jobs ignore Ctrl-C
     if foreground:
         signal.signal(signal.SIGINT, _leave)
@@ -18,15 +18,16 @@ def main() -> NoReturn:
         from linformer_cli.cli.app import main as run
 
         run()
-    except KeyboardInterrupt:  # a second Ctrl-C, while the first was being handled
-        _leave()
+    except KeyboardInterrupt:  # a second signal, while the first was being handled
+        _leave(signal.SIGINT)
     finally:
+        signal.signal(signal.SIGTERM, _leave)
         if foreground:
             signal.signal(signal.SIGINT, _leave)
 
 
-def _leave(*_: object) -> NoReturn:
-    os._exit(128 + signal.SIGINT)
+def _leave(number: int, _frame: object = None) -> NoReturn:
+    os._exit(128 + number)
 
 
 def _open_closed_streams() -> None:

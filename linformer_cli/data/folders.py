@@ -134,7 +134,8 @@ def _list_pictures(folder: Path) -> tuple[list[str], list[str]]:
 
 def _unreadable(folder: Path, error: OSError) -> DataError:
     if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return DataError(f"the folder {folder} does not exist; name one that holds images, as in folder:PATH")
+        found = "is not a folder" if folder.exists() else "does not exist"
+        return DataError(f"{folder} {found}; name a folder that holds images, as in folder:PATH")
     return DataError(f"cannot read the folder {folder} ({error.strerror or error})")
 
 

@@ -268,6 +268,20 @@ def test_a_signal_during_an_import_is_no_traceback(tmp_path, module, name, code)
     assert "Traceback" not in ended.stderr and len(ended.stderr.splitlines()) <= 1
 
 
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_during_shutdown_is_no_traceback(name, code):
+    script = (
+        "import atexit, signal, sys\n"
+        "from linformer_cli.__main__ import main\n"
+        f"atexit.register(signal.raise_signal, signal.{name})\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "sys.argv = ['lintx', '--version']\n"
+        "main()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (code, "")
+
+
 @pytest.mark.parametrize("when", ["reporting", "computing"])
 def test_ctrl_c_at_an_odd_moment_is_no_traceback(when):
     """While an error is reported, and in compiled code that turns it into another exception."""
