@@ -39,7 +39,7 @@ _operator_libraries: list[Any] = []
 def load_torchvision_set(
     name: str, train: bool, root: Path, origin: str
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The training or the test images [N, H, W, C] and labels [N] of the set `name`, a key of `CLASS_NAMES`.
+    """Training or test images [N, H, W, C] and labels [N] of the set `name`, a key of `CLASS_NAMES`.
 
     Reads `root` in torchvision's own layout and downloads only missing files. `origin` tells the user where `root` was
     named. Raises `DataError` if torchvision does not load, files are damaged or the download fails.
