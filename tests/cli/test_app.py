@@ -116,7 +116,7 @@ def test_the_reference_is_up_to_date(tmp_path):
     made = tmp_path / "cli.md"
     arguments = ["typer", "linformer_cli.cli.app", "utils", "docs", "--name", "lintx", "--output", str(made)]
     subprocess.run([sys.executable, "-m", *arguments], capture_output=True, check=True, cwd=ROOT)
-    assert made.read_text(encoding="utf-8") == (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert made.read_text(encoding="utf-8") == (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
