@@ -75,8 +75,8 @@ class BigbirdAttention(CachedAttention):
             self._drawn = self._drawn.to(device)
         return self._drawn
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
     ) -> tuple[Tensor, KeyValueCache]:
         dtype, length = v.dtype, q.shape[2]
         cache = extend_cache(state, k, v)

@@ -75,8 +75,8 @@ class DeltanetAttention(Attention):
             return beta, None
         return beta, functional.logsigmoid(extra[..., 1] + self.gate_bias.to(dtype).unsqueeze(-1))
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
     ) -> tuple[Tensor, DeltanetState]:
         dtype = accumulator_dtype(q.dtype)
         with torch.autocast(q.device.type, enabled=False):

@@ -55,9 +55,7 @@ class FlashAttention(GatedAttention):
         # In both scales the linear products are divided by C, and by sqrt(K) where the others are.
         self.linear_scale = self.score_scale * self.weight_scale
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
-    ) -> tuple[Tensor, FlashState]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, FlashState]:
         dtype, chunk = accumulator_dtype(q.dtype), self.options.chunk
         z, values = k.squeeze(1), v.squeeze(1)
         if state is None:

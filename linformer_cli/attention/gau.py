@@ -55,8 +55,8 @@ class GauAttention(GatedAttention, CachedAttention):
         # mu = sqrt(1/2) and sigma sqrt(2) = sqrt(1 / (2 pi)).
         return 0.5 + 0.5 * torch.erf((scores - math.sqrt(0.5)) * math.sqrt(2 * math.pi))
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
     ) -> tuple[Tensor, KeyValueCache]:
         dtype, length = accumulator_dtype(q.dtype), q.shape[2]
         with torch.autocast(q.device.type, enabled=False):

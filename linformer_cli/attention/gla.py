@@ -75,9 +75,7 @@ class GlaAttention(Attention):
         log_gate = functional.logsigmoid(logits.to(dtype) + start) / self.options.temperature
         return log_gate, output_gate if self.options.output_gate else None
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
-    ) -> tuple[Tensor, GlaState]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, GlaState]:
         dtype = accumulator_dtype(q.dtype)
         carried = None if state is None else state.s
         with torch.autocast(q.device.type, enabled=False):

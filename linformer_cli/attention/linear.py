@@ -67,13 +67,11 @@ class LinearAttention(Attention):
     def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
         return kernels.serves(self.options.feature_map, device, dtype, self.shape.key_width, self.shape.value_width)
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
-    ) -> tuple[Tensor, LinearState]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, LinearState]:
         dtype = accumulator_dtype(q.dtype)
         s, z = (None, None) if state is None else state
         with torch.autocast(q.device.type, enabled=False):
-            if q.dtype == k.dtype == v.dtype and self.is_compiled(q.device, q.dtype):
+            if self.runs_compiled(q, k, v):
                 y, s, z = kernels.attend(q, k, v, s, z, self.options.feature_map)
                 return y, LinearState(s, z)
             phi_q, phi_k = self.feature_map(q.to(dtype)), self.feature_map(k.to(dtype))

@@ -87,8 +87,8 @@ class LinformerAttention(Attention):
         """E and F."""
         return self.key_projection, self.key_projection if self.value_projection is None else self.value_projection
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
     ) -> tuple[Tensor, LinformerState]:
         dtype, length = accumulator_dtype(v.dtype), q.shape[2]
         start = 0 if state is None else int(state.position)

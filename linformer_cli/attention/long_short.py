@@ -88,8 +88,8 @@ class LongShortAttention(Attention):
         self.window_norm = JointNorm(shape.heads, width)
         self.row_norm = JointNorm(shape.heads, width)
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
     ) -> tuple[Tensor, LongShortState]:
         if extra is None:
             raise ValueError("long_short needs its scores as extra [B, H, T, rank]")

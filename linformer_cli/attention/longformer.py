@@ -119,8 +119,8 @@ class LongformerAttention(Attention):
         self.register_buffer("first_rows", first_rows + options.globals, persistent=False)
         self.register_buffer("global_rows", first_rows + torch.arange(options.globals), persistent=False)
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
     ) -> tuple[Tensor, LongformerState]:
         dtype, length = v.dtype, q.shape[2]
         if state is None:

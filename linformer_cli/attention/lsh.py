@@ -83,9 +83,7 @@ class LshAttention(Attention):
         rotations = torch.randn(shape.heads, shape.key_width, options.rounds, options.buckets // 2)
         self.register_buffer("rotations", rotations)
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
-    ) -> tuple[Tensor, LshState]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, LshState]:
         cache = extend_cache(None if state is None else state.cache, q, v)
         length = int(cache.position)
         known = length - q.shape[2]

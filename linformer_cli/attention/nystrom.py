@@ -80,8 +80,8 @@ class NystromAttention(Attention):
         self.convolution = CausalConvolution(shape.heads, options.kernel) if options.kernel else None
         self.scale = shape.key_width**-0.5
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: NystromState | None = None, extra: Tensor | None = None
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: NystromState | None, extra: Tensor | None
     ) -> tuple[Tensor, NystromState]:
         dtype = accumulator_dtype(q.dtype)
         with torch.autocast(q.device.type, enabled=False):

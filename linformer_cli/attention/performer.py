@@ -137,8 +137,8 @@ class PerformerAttention(Attention):
         phi_q, phi_k = (self._log_query_features(q) - half_q).exp(), self._log_key_features(k).exp()
         return phi_q @ phi_k.transpose(-1, -2) / self.features
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
     ) -> tuple[Tensor, PerformerState]:
         dtype = accumulator_dtype(q.dtype)
         with torch.autocast(q.device.type, enabled=False):

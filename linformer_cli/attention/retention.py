@@ -94,8 +94,8 @@ class RetentionAttention(Attention):
         log_decay = torch.tensor(self.log_decay, device=column.device, dtype=dtype)
         return log_decay.view(-1, *[1] * column.dim()) * fades
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
     ) -> tuple[Tensor, RetentionState]:
         dtype, length = accumulator_dtype(q.dtype), v.shape[2]
         s, position = (None, torch.zeros((), dtype=torch.int64, device=v.device)) if state is None else state

@@ -67,9 +67,7 @@ class RfaAttention(Attention):
         scaled = functional.normalize(x, dim=-1) * sigma.to(x.dtype)
         return sine_features(scaled @ self.directions.to(x.dtype).transpose(0, 1))
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
-    ) -> tuple[Tensor, RfaState]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, RfaState]:
         dtype = accumulator_dtype(q.dtype)
         with torch.autocast(q.device.type, enabled=False):
             sigma = self.sigma.unsqueeze(1)

@@ -30,8 +30,8 @@ class SoftmaxAttention(CachedAttention):
     memory = Memory.GROWING
     options_type = SoftmaxOptions
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
     ) -> tuple[Tensor, KeyValueCache]:
         cache = extend_cache(state, k, v)
         if state is None:

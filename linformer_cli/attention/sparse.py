@@ -108,8 +108,8 @@ class SparseAttention(CachedAttention):
             second = second.tril()
         return [_Part(slice(0, None, 2), first, strided, False), _Part(slice(1, None, 2), second, False, True)]
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
     ) -> tuple[Tensor, KeyValueCache]:
         cache = extend_cache(state, k, v)
         length, stride = int(cache.position), self.stride

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import UnionType
@@ -25,6 +26,7 @@ from linformer_cli.attention.base import (
 )
 from linformer_cli.attention.catalogue import CATALOGUE, build_attention, parse_options
 from linformer_cli.errors import UsageError
+from linformer_cli.native.compiler import textbook_only
 
 CPU = torch.device("cpu")
 LENGTH = 130
@@ -262,6 +264,61 @@ def test_no_gradient_reaches_a_later_position(case: Case) -> None:
         for name in found.keys() & set(Inputs._fields):
             assert not found[name][:, :, place:].any()
         assert found["v"][:, :, place - 1 if case.sees_itself else 0 : place].any()
+
+
+def put(inputs: Inputs, name: str, value: float) -> Inputs:
+    """`inputs` with bad numbers in image 0, at positions 20 to 32."""
+    bad = getattr(inputs, name).clone()
+    bad[0, :, 20:33, -1] = value
+    return inputs._replace(**{name: bad})
+
+
+@every_case
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_bad_number_reaches_no_earlier_output_and_no_other_image(case: Case, value: float) -> None:
+    mechanism = build(case)
+    inputs = draw(mechanism, 40)
+    names = [name for name, part in inputs._asdict().items() if part is not None]
+    with textbook_only(), torch.no_grad():
+        expected, _ = attend(mechanism, inputs)
+        for name in names[mechanism.shared_query_key :]:
+            bad = share(mechanism, put(inputs, name, value))
+            for cuts in ([], [33]):  # at 33 only the state is bad
+                found, _ = attend_blocks(mechanism, bad, cuts)
+                assert_agree(found[0, :, :20], expected[0, :, :20], CAUSALITY)
+                assert_agree(found[1], expected[1], FLOAT64)
+
+
+@every_case
+def test_a_nan_reaches_no_earlier_gradient(case: Case) -> None:
+    mechanism = build(case)
+    inputs = draw(mechanism, 40)
+    with textbook_only():
+        found, expected = (
+            gradients(mechanism, x, lambda x: attend(mechanism, x)[0][:, :, :20])
+            for x in (put(inputs, "v", math.nan), inputs)
+        )
+    for name in found.keys() & set(Inputs._fields):
+        assert_agree(found[name][:, :, :20], expected[name][:, :, :20], FLOAT64)
+
+
+@every_mechanism
+def test_images_with_bad_numbers_keep_their_place_in_the_batch(key: str) -> None:
+    """Images are sorted by their first bad position on the way."""
+    mechanism = build(next(case for case in CASES.values() if case.attention == key))
+    inputs = draw(mechanism, 20, batch=4)
+    bad = inputs._replace(v=inputs.v.clone())
+    places = [12, 20, 5, 12]
+    for image, place in enumerate(places):
+        bad.v[image, :, place:] = math.nan
+    with textbook_only(), torch.no_grad():
+        (expected, expected_state), (found, state) = (attend(mechanism, x) for x in (inputs, bad))
+    for image, place in enumerate(places):
+        assert_agree(found[image, :, :place], expected[image, :, :place], FLOAT64)
+    for tensor, wanted in zip(state_tensors(state), state_tensors(expected_state), strict=True):
+        assert tensor.shape == wanted.shape
+        if len(wanted.shape) and len(wanted) == 4:
+            torch.testing.assert_close(tensor[1], wanted[1])
 
 
 # 3. Oracle.
