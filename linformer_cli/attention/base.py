@@ -167,6 +167,16 @@ def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def shrink_huge(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """x, multiplied by a constant over `dims` where it is so large that a sum of its squares could overflow.
+
+    For norms and directions, which do not depend on the size of x. The constant is 1, and x unchanged, up to the fourth
+    root of the largest number: 4e9 in float32.
+    """
+    limit = torch.finfo(x.dtype).max ** 0.25
+    return x * (limit / x.detach().abs().amax(dim=dims, keepdim=True).clamp(min=limit))
+
+
 def state_tensors(state: Any) -> Iterator[Tensor]:
     """Every tensor of a (nested) state."""
     if isinstance(state, Tensor):

@@ -16,7 +16,7 @@ from .parts.gated import GatedAttention, GatedOptions
 GauState = KeyValueCache
 
 # Rows taken at once in the parallel form: what lies above the diagonal is computed inside these blocks only.
-_ROWS = 200
+ROWS_AT_ONCE = 200
 
 
 class GauOptions(GatedOptions):
@@ -68,8 +68,8 @@ class GauAttention(GatedAttention, CachedAttention):
             queries = self.query(q.to(dtype)).squeeze(1)
             keys, values = (part[:, 0, : start + length].to(dtype) for part in (cache.keys, cache.values))
             blocks = []
-            for first in range(0, length, _ROWS):
-                rows = queries[:, first : first + _ROWS]
+            for first in range(0, length, ROWS_AT_ONCE):
+                rows = queries[:, first : first + ROWS_AT_ONCE]
                 seen = start + first + rows.shape[1]
                 blocks.append(self.mix(rows, keys[:, :seen], values[:, :seen], start + first))
             y = torch.cat(blocks, dim=1)

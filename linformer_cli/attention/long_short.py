@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype, shrink_huge
 from .parts.near_and_rows import Pattern, attend_near_and_rows
 
 # Queries that share one piece of near keys: more of them copy less, and score more keys in vain.
@@ -57,7 +57,7 @@ class JointNorm(nn.Module):
         weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
         if x.shape[-1] < weight.shape[-1]:
             weight, bias = weight[:, : x.shape[-1]], bias[:, : x.shape[-1]]
-        return functional.layer_norm(x, x.shape[-2:], weight, bias)
+        return functional.layer_norm(shrink_huge(x, (-2, -1)), x.shape[-2:], weight, bias)
 
 
 class LongShortAttention(Attention):

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 from torch import Tensor
 from torch.nn import functional
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype, shrink_huge
 from .parts.caches import KeyValueCache, cache_bytes, extend_cache, init_cache, push_in_place
 
 # What a ring holds where nothing was written yet.
@@ -84,6 +84,7 @@ class LshAttention(Attention):
         self.register_buffer("rotations", rotations)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, LshState]:
+        q = shrink_huge(q, (-1,))
         cache = extend_cache(None if state is None else state.cache, q, v)
         length = int(cache.position)
         known = length - q.shape[2]
@@ -226,7 +227,7 @@ class LshAttention(Attention):
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LshState, extra_t: Tensor | None = None
     ) -> tuple[Tensor, LshState]:
         with torch.autocast(q_t.device.type, enabled=False):
-            return self._step(q_t, v_t, state)
+            return self._step(shrink_huge(q_t, (-1,)), v_t, state)
 
     def _step(self, q_t: Tensor, v_t: Tensor, state: LshState) -> tuple[Tensor, LshState]:
         rounds, window = self.options.rounds, self.options.window

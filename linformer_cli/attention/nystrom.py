@@ -86,7 +86,7 @@ class NystromAttention(Attention):
         dtype = accumulator_dtype(q.dtype)
         with torch.autocast(q.device.type, enabled=False):
             queries, keys = self._scaled_landmarks(dtype)
-            inverse = self._inverse(keys)
+            inverse = self.invert_landmarks(keys)
             gates = (q.to(dtype) @ keys.transpose(-1, -2)).softmax(dim=-1) @ inverse
             scores = k.to(dtype) @ queries.transpose(-1, -2)
             if state is None:
@@ -105,7 +105,7 @@ class NystromAttention(Attention):
     def _scaled_landmarks(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return self.landmark_queries.to(dtype) * self.scale, self.landmark_keys.to(dtype) * self.scale
 
-    def _inverse(self, keys: Tensor) -> Tensor:
+    def invert_landmarks(self, keys: Tensor) -> Tensor:
         """Z [H, m, m], nearly the inverse of A, for landmark keys [H, m, K] as they are scaled."""
         a = (self.landmark_queries.to(keys.dtype) @ keys.transpose(-1, -2)).softmax(dim=-1)
         largest = a.sum(dim=-2).amax(dim=-1) * a.sum(dim=-1).amax(dim=-1)
@@ -127,7 +127,7 @@ class NystromAttention(Attention):
         accumulator = accumulator_dtype(dtype)
         averages, log_weights = self._nothing(batch, device, accumulator)
         with torch.autocast(device.type, enabled=False):
-            inverse = self._inverse(self._scaled_landmarks(accumulator)[1]).to(device)
+            inverse = self.invert_landmarks(self._scaled_landmarks(accumulator)[1]).to(device)
         recent = None
         if self.convolution is not None:
             recent = self.convolution.init_recent(batch, self.shape.value_width, device, dtype)

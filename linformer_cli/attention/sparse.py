@@ -155,11 +155,11 @@ class SparseAttention(CachedAttention):
             far = [x.contiguous() for x in far]
         outputs = []
         for start, *slab in zip(range(first, total, rows), *near, strict=True):
-            run = functools.partial(self._attend_slab, part, start)
+            run = functools.partial(self.attend_slab, part, start)
             outputs.append(_Recomputed.apply(run, len(slab), *slab, *far) if again else run(slab, far))
         return torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0]
 
-    def _attend_slab(self, part: _Part, start: int, slab: Sequence[Tensor], far: Sequence[Tensor]) -> Tensor:
+    def attend_slab(self, part: _Part, start: int, slab: Sequence[Tensor], far: Sequence[Tensor]) -> Tensor:
         """Outputs [N, rows, l, V] of some rows, the first of them number `start`.
 
         `slab` are queries, keys and values of these rows and, where a row sees the one before, keys and values of
@@ -207,19 +207,19 @@ class SparseAttention(CachedAttention):
         cache, length = push_in_place(state, k_t, v_t)
         q_t = q_t.to(cache.keys.dtype).unsqueeze(2)
         if self.options.heads == "merged":
-            keys, values = (torch.cat(self._seen(part, length - 1, True, True), dim=2) for part in cache[:2])
+            keys, values = (torch.cat(self.seen_rows(part, length - 1, True, True), dim=2) for part in cache[:2])
             y = functional.scaled_dot_product_attention(q_t, keys, values)
             return y.squeeze(2).to(v_t.dtype), cache
         y = torch.empty_like(v_t)
         for parity in (0, 1):
             keys, values = (
-                torch.cat(self._seen(part[:, parity::2], length - 1, not parity, bool(parity)), dim=2)
+                torch.cat(self.seen_rows(part[:, parity::2], length - 1, not parity, bool(parity)), dim=2)
                 for part in cache[:2]
             )
             y[:, parity::2] = functional.scaled_dot_product_attention(q_t[:, parity::2], keys, values).squeeze(2)
         return y, cache
 
-    def _seen(self, rows: Tensor, position: int, first: bool, second: bool) -> list[Tensor]:
+    def seen_rows(self, rows: Tensor, position: int, first: bool, second: bool) -> list[Tensor]:
         """Views of the rows [B, H, positions, width] that `position` sees by the first and by the second part."""
         stride = self.stride
         if self.options.pattern == "strided":

@@ -569,6 +569,22 @@ def test_hard_inputs_give_finite_outputs_and_gradients(
 
 
 @every_case
+@pytest.mark.parametrize("places", [slice(None), slice(20, 21)], ids=["all", "one"])
+def test_huge_keys_give_finite_outputs_and_gradients(case: Case, places: slice) -> None:
+    """Their squares overflow float32."""
+    mechanism = build(case, torch.float32)
+    if mechanism.gated:
+        pytest.skip("weights are squares of scores and not normalised, so that they overflow themselves")
+    inputs = draw(mechanism, 40, dtype=torch.float32)
+    inputs.k[:, :, places] *= 1e20
+    inputs = share(mechanism, inputs)
+    assert bool(torch.isfinite(attend(mechanism, inputs)[0]).all())
+    assert bool(torch.isfinite(step_through(mechanism, inputs)[0]).all())
+    for gradient in gradients(mechanism, inputs, lambda x: attend(mechanism, x)[0]).values():
+        assert bool(torch.isfinite(gradient).all())
+
+
+@every_case
 @every_hardness
 def test_hard_inputs_are_still_split_invariant(case: Case, harden: Callable[[Inputs], Inputs]) -> None:
     mechanism = build(case)

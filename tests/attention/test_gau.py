@@ -71,9 +71,9 @@ def test_the_rows_taken_at_once_change_nothing(monkeypatch: pytest.MonkeyPatch, 
         y, _ = mechanism.attend(z, z, v)
         return y, *torch.autograd.grad(y.square().sum(), leaves)
 
-    monkeypatch.setattr(gau_module, "_ROWS", 13)
+    monkeypatch.setattr(gau_module, "ROWS_AT_ONCE", 13)
     expected = run()
-    monkeypatch.setattr(gau_module, "_ROWS", rows)
+    monkeypatch.setattr(gau_module, "ROWS_AT_ONCE", rows)
     for found, other in zip(run(), expected, strict=True):
         assert_agree(found, other, FLOAT64)
 

@@ -183,3 +183,14 @@ def test_scores_are_needed() -> None:
     state = attention.init_state(2, 3, CPU, torch.float64)
     with pytest.raises(ValueError, match=r"extra_t \[B, H, rank\]"):
         attention.step(inputs.q[:, :, 0], inputs.k[:, :, 0], inputs.v[:, :, 0], state)
+
+
+@both_ways
+def test_keys_whose_squares_overflow_are_normalised_like_any_other(run: Any) -> None:
+    """Without a rescaling the variance is infinite, and normalised keys and values are all 0."""
+    attention, inputs = build(torch.float32, chunk=7, window=9), draw(40, dtype=torch.float32)
+    inputs = inputs._replace(k=1e20 * inputs.k)
+    with torch.no_grad():
+        found, _ = run(attention, inputs)
+        expected, _ = attend(attention.double(), inputs.map(Tensor.double))
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)

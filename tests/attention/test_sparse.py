@@ -69,14 +69,14 @@ def test_slabs_that_are_computed_again_backward_change_nothing(
     attention, inputs = build(row=12, pattern=pattern, heads=heads), draw()
     parts = strided_parts(LENGTH, 12) if pattern == "strided" else fixed_parts(LENGTH, 12, 4)
     called = 0
-    slab = SparseAttention._attend_slab
+    slab = SparseAttention.attend_slab
 
     def count(*arguments: Any) -> Tensor:
         nonlocal called
         called += 1
         return slab(*arguments)
 
-    monkeypatch.setattr(SparseAttention, "_attend_slab", count)
+    monkeypatch.setattr(SparseAttention, "attend_slab", count)
     monkeypatch.setattr(module, "SCORES_AT_ONCE", scores)
     found, expected = [], []
     for split, into in ((False, found), (None, expected), (True, found)):
@@ -121,7 +121,7 @@ def test_the_work_of_a_step_grows_with_the_square_root(pattern: str) -> None:
     for row in (10, 20, 40):
         attention = build(row=row, pattern=pattern)
         rows = torch.zeros(1, 2, row * row, 1)
-        seen = sum(part.shape[2] for part in attention._seen(rows, row * row - 1, True, True))
+        seen = sum(part.shape[2] for part in attention.seen_rows(rows, row * row - 1, True, True))
         assert seen == row + (row - 1) * (1 if pattern == "strided" else 4)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 # Scores held at once: few enough to stay near the processor, many enough to hide what a call costs.
-_GROUP_SCORES = 2**20
+GROUP_SCORES = 2**20
 
 
 class Pattern(NamedTuple):
@@ -37,7 +37,7 @@ class Pattern(NamedTuple):
     block: int
 
 
-class _Group(NamedTuple):
+class Group(NamedTuple):
     """Queries `start` to `stop`; all of them see the first `low` rows, the last one sees `high`.
 
     `near_hidden` [blocks or 1, block, before + block] and `rows_hidden` [stop - start, high - low] are True where a
@@ -52,13 +52,13 @@ class _Group(NamedTuple):
     rows_hidden: Tensor
 
 
-def _iter_groups(pattern: Pattern, q: Tensor, rows: int) -> Iterator[_Group]:
+def iter_groups(pattern: Pattern, q: Tensor, rows: int) -> Iterator[Group]:
     batch, length, _ = q.shape
     block, before = pattern.block, pattern.before
     query = torch.arange(block, device=q.device).unsqueeze(-1) + before
     key = torch.arange(before + block, device=q.device)
     out_of_window = ((key > query) | (key <= query - pattern.window)).unsqueeze(0)
-    blocks = max(1, _GROUP_SCORES // (batch * (rows + before + block) * block))
+    blocks = max(1, GROUP_SCORES // (batch * (rows + before + block) * block))
     for start in range(0, length, blocks * block):
         stop = min(start + blocks * block, length)
         hidden = out_of_window
@@ -68,7 +68,7 @@ def _iter_groups(pattern: Pattern, q: Tensor, rows: int) -> Iterator[_Group]:
         low, high = (min((pattern.first + place) // pattern.span * pattern.rank, rows) for place in (start, stop - 1))
         position = torch.arange(pattern.first + start, pattern.first + stop, device=q.device)
         seen = (position // pattern.span * pattern.rank).unsqueeze(-1)
-        yield _Group(start, stop, low, high, hidden, torch.arange(low, high, device=q.device) >= seen)
+        yield Group(start, stop, low, high, hidden, torch.arange(low, high, device=q.device) >= seen)
 
 
 class _NearAndRows(torch.autograd.Function):
@@ -80,7 +80,7 @@ class _NearAndRows(torch.autograd.Function):
     ) -> Tensor:
         y = near_v.new_empty(*q.shape[:2], near_v.shape[-1])
         log_total = q.new_empty(*q.shape[:2], 1)
-        for group in _iter_groups(pattern, q, row_k.shape[1]):
+        for group in iter_groups(pattern, q, row_k.shape[1]):
             part = slice(group.start, group.stop)
             queries = _blocks(q[:, part], pattern.block)
             near = queries @ _near(near_k, pattern, group).transpose(-1, -2)
@@ -114,7 +114,7 @@ class _NearAndRows(torch.autograd.Function):
         # With weights P and scores S, dS = P * (dP - sum of P dP) and the sum of P dP is y . dy.
         offset = (y * grad_y).sum(dim=-1, keepdim=True).neg_()
         with torch.autocast(q.device.type, enabled=False):
-            for group in _iter_groups(pattern, q, row_k.shape[1]):
+            for group in iter_groups(pattern, q, row_k.shape[1]):
                 part = slice(group.start, group.stop)
                 parts = q[:, part], grad_y[:, part], log_total[:, part].neg(), offset[:, part]
                 queries, outputs, minus_log_total, minus_sum = (_blocks(x, pattern.block) for x in parts)
@@ -145,14 +145,14 @@ def _blocks(x: Tensor, block: int) -> Tensor:
     return x.reshape(-1, block, x.shape[-1])
 
 
-def _near(x: Tensor, pattern: Pattern, group: _Group) -> Tensor:
+def _near(x: Tensor, pattern: Pattern, group: Group) -> Tensor:
     """The near keys or values of every block of the group, [N blocks, before + block, W]."""
     part = x[:, group.start : group.stop + pattern.before]
     pieces = part.unfold(1, pattern.before + pattern.block, pattern.block).transpose(-1, -2)
     return pieces.reshape(-1, *pieces.shape[2:])
 
 
-def _fold(total: Tensor, pieces: Tensor, pattern: Pattern, group: _Group) -> None:
+def _fold(total: Tensor, pieces: Tensor, pattern: Pattern, group: Group) -> None:
     """Add pieces [N blocks, before + block, W] to `total` where `_near` took them from: overlapping ones in turns."""
     size = pattern.before + pattern.block
     part = total[:, group.start : group.stop + pattern.before]

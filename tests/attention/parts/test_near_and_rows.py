@@ -64,7 +64,7 @@ def gradients(run: Callable[[], Tensor], inputs: list[Tensor]) -> tuple[Tensor, 
 def test_groups_of_any_size_give_the_definition(
     pattern: Pattern, group_scores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(near_and_rows, "_GROUP_SCORES", group_scores)
+    monkeypatch.setattr(near_and_rows, "GROUP_SCORES", group_scores)
     inputs = draw(pattern)
     assert_agree(attend(inputs, pattern), define(*inputs, pattern), FLOAT64)
     found = gradients(lambda: attend(inputs, pattern), inputs)
@@ -80,8 +80,8 @@ def test_the_sizes_tried_make_one_group_and_several() -> None:
     counts = []
     with pytest.MonkeyPatch.context() as patch:
         for group_scores in (1, 2000, 5000, 2**20):
-            patch.setattr(near_and_rows, "_GROUP_SCORES", group_scores)
-            groups = near_and_rows._iter_groups(pattern, inputs[0].flatten(0, 1), inputs[3].shape[2])
+            patch.setattr(near_and_rows, "GROUP_SCORES", group_scores)
+            groups = near_and_rows.iter_groups(pattern, inputs[0].flatten(0, 1), inputs[3].shape[2])
             counts.append(sum(1 for _ in groups))
     assert counts[0] == LENGTH // pattern.block and counts[-1] == 1
     assert all(first >= second for first, second in itertools.pairwise(counts)) and len(set(counts)) > 2
@@ -97,7 +97,7 @@ def test_without_rows_there_is_the_window_alone() -> None:
 @every_pattern
 def test_scores_of_any_size_are_finite(pattern: Pattern, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hidden scores that are far above the seen ones, too, in forward and backward pass."""
-    monkeypatch.setattr(near_and_rows, "_GROUP_SCORES", 2000)
+    monkeypatch.setattr(near_and_rows, "GROUP_SCORES", 2000)
     inputs = draw(pattern, torch.float32)
     with torch.no_grad():
         for part in (inputs[1], inputs[3]):
