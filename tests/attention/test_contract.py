@@ -574,7 +574,7 @@ def test_huge_keys_give_finite_outputs_and_gradients(case: Case, places: slice) 
     """Their squares overflow float32."""
     mechanism = build(case, torch.float32)
     if mechanism.gated:
-        pytest.skip("weights are squares of scores and not normalised, so that they overflow themselves")
+        pytest.skip("weights are squares of scores and not normalized, so that they overflow themselves")
     inputs = draw(mechanism, 40, dtype=torch.float32)
     inputs.k[:, :, places] *= 1e20
     inputs = share(mechanism, inputs)

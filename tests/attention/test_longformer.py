@@ -114,7 +114,7 @@ def test_the_state_is_the_globals_and_the_last_positions() -> None:
 
 def test_a_dilation_that_is_no_number_is_refused() -> None:
     for wrong in (0, -1, "1,x", "1,,2", "", "2,0", "1.5", "²"):
-        with pytest.raises(UsageError, match=r"dilation: takes a number of 1 or more.*found"):
+        with pytest.raises(UsageError, match=r"dilation: must be a number of 1 or more.*found"):
             parse_options("longformer", {"dilation": wrong})
 
 

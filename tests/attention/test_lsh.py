@@ -146,5 +146,5 @@ def test_after_a_cast_of_the_model_the_rounded_rotations_count_in_both_forms(cas
 
 
 def test_an_odd_number_of_buckets_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"buckets: buckets come in pairs.*take an even number, found 7"):
+    with pytest.raises(UsageError, match=r"buckets: must be even.*, found 7"):
         parse_options("lsh", {"buckets": 7})
