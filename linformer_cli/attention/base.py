@@ -174,7 +174,8 @@ def shrink_huge(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     root of the largest number: 4e9 in float32.
     """
     limit = torch.finfo(x.dtype).max ** 0.25
-    return x * (limit / x.detach().abs().amax(dim=dims, keepdim=True).clamp(min=limit))
+    shrunk: Tensor = x * (limit / x.detach().abs().amax(dim=dims, keepdim=True).clamp(min=limit))
+    return shrunk
 
 
 def state_tensors(state: Any) -> Iterator[Tensor]:

@@ -1,4 +1,4 @@
-"""The contract that every mechanism of the catalogue meets. A new mechanism is one file in `cases/`."""
+"""The contract that every mechanism of the catalogue must meet. A new mechanism needs one file in `cases/`."""
 
 import functools
 import importlib
@@ -101,7 +101,7 @@ def step_through(mechanism: Attention, inputs: Inputs, state: Any = None) -> tup
 
 
 def random_cuts(length: int, seed: int) -> list[int]:
-    """Some places between 0 and `length`, in order, in at most seven blocks."""
+    """Sorted cuts between 0 and `length`, into at most seven blocks."""
     generator = torch.Generator().manual_seed(seed)
     count = min(int(torch.randint(1, 7, (), generator=generator)), length - 1)
     return sorted((1 + torch.randperm(length - 1, generator=generator)[:count]).tolist())
@@ -130,7 +130,7 @@ def condition_of(case: Case, inputs: Inputs) -> Tensor | None:
     return case.condition(inputs) if case.condition else None
 
 
-# 0. Nothing of the catalogue goes without a case.
+# 0. Every mechanism and every choice of an option has a case.
 
 
 @every_mechanism
@@ -209,7 +209,7 @@ def test_gradients_pass_a_split_unchanged(case: Case, length: int) -> None:
 
 @every_case
 def test_an_earlier_block_learns_from_later_outputs(case: Case) -> None:
-    """The state alone carries the gradient: of outputs behind a split, with respect to values before it."""
+    """Gradients of outputs after a split reach values before it through the state alone."""
     mechanism = build(case)
     inputs = draw(mechanism)
 
@@ -250,7 +250,7 @@ def test_a_later_position_changes_no_earlier_output(case: Case, place: int, fact
         changed = inputs.map(Tensor.clone)
         for part in changed.leaves():
             part[:, :, place:stop] *= factor
-        # Shared only now: what is query and key in one would be changed twice, and by -1 not at all.
+        # Shared only now: a tensor that is both query and key would be changed twice, and with -1 not at all.
         after, _ = attend(mechanism, share(mechanism, changed))
         assert_agree(after[:, :, :place], before[:, :, :place], CAUSALITY)
         assert (after[:, :, place] - before[:, :, place]).abs().max() > 1e-3, "the change was not seen at all"
@@ -379,7 +379,7 @@ def test_a_state_holds_the_bytes_that_it_claims(case: Case, way: str, dtype: tor
 @every_case
 @every_way
 def test_a_state_keeps_no_more_memory_alive_than_it_claims(case: Case, way: str) -> None:
-    """A tensor that shows a part of a larger one keeps all of that one."""
+    """A view of a larger tensor keeps all of it in memory."""
     mechanism = build(case)
     state = make_state(mechanism, draw(mechanism), way)
     held = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in state_tensors(state)}
@@ -408,11 +408,11 @@ def test_a_state_grows_only_where_it_may(case: Case) -> None:
 @every_case
 @pytest.mark.parametrize("carry", [False, True])
 def test_what_training_keeps_grows_linearly(case: Case, carry: bool) -> None:
-    """Four times the positions, in rows of their square root: about four times the bytes that autograd saves."""
+    """Four times the positions, with rows of their square root: about four times the bytes saved by autograd."""
     excused = case.keeps_pairs == "always" or (carry and case.keeps_pairs == "behind a prefix")
     saved = []
     for length in (256, 1024) if excused else (4096, 16384):
-        # Of one width, since torch's own attention keeps its weights where keys and values differ in it.
+        # Equal widths, because torch's attention keeps its weights if keys and values differ in width.
         mechanism = build(case, torch.float32, 6, 6, positions=length + 50, row=round(length**0.5))
         inputs = draw(mechanism, length, batch=1, dtype=torch.float32)
         with torch.no_grad():
@@ -428,9 +428,9 @@ def test_what_training_keeps_grows_linearly(case: Case, carry: bool) -> None:
 
 @every_case
 def test_the_work_of_a_step_grows_only_where_it_may(case: Case) -> None:
-    """The most bytes that any of 60 steps handles, early and late: in so many every chunk and block ends.
+    """The most bytes that any of 60 steps handles, early and late; 60 steps cross the end of every chunk and block.
 
-    The first of them is left out, which may have to find out what the others know.
+    The first of them is left out, since it may fill a cache for the others.
     """
     mechanism = build(case, torch.float32)
     most = []
@@ -484,13 +484,13 @@ def test_forked_states_go_their_own_ways(case: Case, copies: int, forked_after: 
         shared = {tensor.data_ptr() for tensor in state_tensors(state)}
         assert not shared & {tensor.data_ptr() for tensor in state_tensors(forked)}
         ours, theirs = [], []
-        for place in range(LENGTH - 50):  # in turns, so that writing over each other would show
+        for place in range(LENGTH - 50):  # alternately, so that overwriting each other would show
             y, state = step_through(mechanism, rest.block(place, place + 1), state)
             ours.append(y)
             y, forked = step_through(mechanism, others.block(place, place + 1), forked)
             theirs.append(y)
         assert_agree(torch.cat(ours, dim=2), attend(mechanism, inputs)[0][:, :, 50:], FLOAT64)
-        # Image i becomes the images i * copies and on.
+        # Image i becomes images i * copies and on.
         repeated = prefix.map(lambda part: part[[image // copies for image in range(2 * copies)]])
         branches = share(mechanism, Inputs(*map(join, repeated, others)))
         assert_agree(torch.cat(theirs, dim=2), attend(mechanism, branches)[0][:, :, 50:], FLOAT64)
@@ -513,7 +513,7 @@ def test_attend_leaves_its_state_and_inputs_as_they_were(case: Case, prefix: str
             _, given = begin(mechanism, inputs.block(0, 40), given)
         kept = [tensor.clone() for tensor in state_tensors(given)]
         first, state = attend(mechanism, inputs.block(40, 60), given)
-        # Steps may write in place, so what attend returned must not be what it was given.
+        # Steps may write in place, so that attend must not return tensors of the given state.
         step_through(mechanism, inputs.block(60, 80), state)
         for tensor, before in zip(state_tensors(given), kept, strict=True):
             assert torch.equal(tensor, before)
@@ -637,7 +637,7 @@ def test_autocast_rounds_no_state_and_no_sum(case: Case, way: str) -> None:
 
 @every_case
 def test_autocast_may_bring_smaller_inputs_than_the_state_holds(case: Case) -> None:
-    """As projections under autocast give them, to a state of the model's type."""
+    """Projections under autocast return bfloat16, while the state has the type of the model."""
     mechanism = build(case, torch.float32)
     inputs = draw(mechanism, dtype=torch.bfloat16)
     with torch.no_grad():
@@ -657,7 +657,7 @@ def test_autocast_may_bring_smaller_inputs_than_the_state_holds(case: Case) -> N
 
 @every_case
 def test_a_new_mechanism_holds_no_float64(case: Case) -> None:
-    """Some devices do not have it, and a model is moved there as it was made."""
+    """Some devices have no float64, and a model is moved there unchanged."""
     mechanism = build_attention(case.attention, case.options, AttentionShape(case.heads, 6, 5, positions=784, row=28))
     for name, tensor in (*mechanism.named_parameters(), *mechanism.named_buffers()):
         assert tensor.dtype != torch.float64, name

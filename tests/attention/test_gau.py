@@ -1,4 +1,4 @@
-"""What is particular to the gated attention unit, and what it shares with flash; the rest is in test_contract.py."""
+"""Tests particular to the gated attention unit and to what it shares with flash; test_contract.py covers the rest."""
 
 import math
 from typing import Any
@@ -119,7 +119,7 @@ def test_scales_offsets_and_biases_start_as_the_page_says(name: str, scale: str,
 
 
 def test_attend_and_step_round_keys_alike_where_the_cache_is_wider_than_the_inputs() -> None:
-    """As projections under autocast bring them."""
+    """Projections under autocast return bfloat16."""
     mechanism, (z, v) = build(dtype=torch.float32), draw(40, torch.bfloat16)
     with torch.no_grad():
         _, attended = mechanism.attend(z, z, v, mechanism.init_state(2, 40, CPU, torch.float32))
@@ -132,7 +132,7 @@ def test_attend_and_step_round_keys_alike_where_the_cache_is_wider_than_the_inpu
 @pytest.mark.parametrize("name", GATED)
 @pytest.mark.parametrize("scale", ["length", "width"])
 def test_everything_learns_from_the_start(name: str, scale: str) -> None:
-    """Scales start near 0 and offsets at 0, which must not leave a parameter without a gradient."""
+    """Scales are initialized near 0 and offsets to 0, which must not leave a parameter without a gradient."""
     options = {"chunk": 16} if name == "flash" else {}
     mechanism, (z, v) = build(name, positions=40, filled=False, scale=scale, **options), draw(40)
     y, _ = mechanism.attend(z, z, v)

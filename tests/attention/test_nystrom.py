@@ -1,4 +1,4 @@
-"""What is particular to Nystrom attention; what it shares with all others is in test_contract.py."""
+"""Tests particular to Nystrom attention; test_contract.py covers what all mechanisms share."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def draw(length: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
 
 
 def test_a_query_that_is_a_landmark_gets_softmax_attention() -> None:
-    """f_t is a row of A then, f_t Z a unit vector where Z is the inverse, and b_t what that query sees in all keys."""
+    """Then f_t is a row of A, f_t Z is a unit vector if Z is the inverse, and b_t is the average for that query."""
     attention = build(kernel=0, iterations=12)
     _, k, v = draw(40)
     chosen = torch.randint(4, (2, 2, 40), generator=torch.Generator().manual_seed(1))
@@ -136,7 +136,7 @@ def test_autocast_leaves_z_as_it_is() -> None:
 def test_training_keeps_no_average_for_every_position() -> None:
     attention = build(torch.float32)
     inputs = [part.requires_grad_() for part in draw(2048, torch.float32)]
-    # Which would be m V = 20 numbers per position more than these.
+    # Averages per position would be another m V = 20 numbers each.
     assert measure_saved_bytes(attention.attend, *inputs) < 2048 * 2 * 2 * 4 * 60
 
 

@@ -1,4 +1,4 @@
-"""What is particular to performer; what it shares with all others is in test_contract.py."""
+"""Tests particular to performer; test_contract.py covers what all mechanisms share."""
 
 import math
 from collections.abc import Iterator
@@ -147,7 +147,7 @@ def test_the_state_is_in_units_of_the_running_maximum(feature_map: str) -> None:
 
 @pytest.fixture
 def pairwise_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many images times heads each call works out pair by pair."""
+    """The number of images times heads that each call computes pair by pair."""
     rows: list[int] = []
     attend_pairwise = performer_module.attend_pairwise
 
@@ -189,7 +189,7 @@ def test_only_the_heads_that_need_it_are_worked_out_pair_by_pair(feature_map: st
 def test_one_key_gets_all_the_weight_whatever_its_size_and_what_follows(
     feature_map: str, dtype: torch.dtype, size: float
 ) -> None:
-    """The first output is the first value: no epsilon, and no later maximum, comes near its denominator."""
+    """The first output is the first value: neither an epsilon nor a later maximum affects its denominator."""
     attention = build(dtype, feature_map=feature_map)
     q, k, v = draw(50, dtype)
     k[:, :, 0] *= size
@@ -204,7 +204,7 @@ ORACLES = {"positive": by_logarithms(positive), "hyperbolic": by_logarithms(hype
 def pairwise_inputs(
     request: pytest.FixtureRequest, pairwise_rows: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[list[Tensor]]:
-    """Inputs that are worked out pair by pair in float64: keys of huge and uneven size, or all, ordinary ones too."""
+    """Inputs that are computed pair by pair in float64: huge keys of different sizes, or any inputs at all."""
     q, k, v = draw(77)
     if request.param == "always":
         monkeypatch.setattr(performer_module, "smallest_weight", lambda _: 1e10)

@@ -1,4 +1,4 @@
-"""What is particular to sparse attention: its patterns and slabs. What it shares with others is in test_contract.py."""
+"""Tests particular to sparse attention: its patterns and slabs. What it shares with others is in test_contract.py."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def draw(length: int = LENGTH, heads: int = 2) -> Inputs:
 
 
 def seen_positions(attention: SparseAttention, place: int, head: int, way: str) -> list[int]:
-    """Whose values reach the output at `place`: values are one-hot, so that the outputs are the weights."""
+    """The positions whose values reach the output at `place`: with one-hot values, outputs are weights."""
     q, k = draw(place + 1, attention.shape.heads)[:2]
     v = torch.eye(place + 1, dtype=torch.float64).expand(2, attention.shape.heads, -1, -1).contiguous()
     if way == "attend":
@@ -92,7 +92,7 @@ def test_slabs_that_are_computed_again_backward_change_nothing(
     for tensors in found:
         for one, other in zip(tensors, expected[0], strict=True):
             assert_agree(one, other, FLOAT64)
-    assert called > 2 * (1 if heads == "merged" else 2) + 2, "there was but one slab"
+    assert called > 2 * (1 if heads == "merged" else 2) + 2, "there was only one slab"
 
 
 @pytest.mark.parametrize("pattern", ["strided", "fixed"])
