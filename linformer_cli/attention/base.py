@@ -99,8 +99,9 @@ class Attention(nn.Module, ABC):
     ) -> tuple[Tensor, Any]:
         """Outputs [B, H, T, V] of T >= 1 positions after those in `state` (None: no positions), and the new state.
 
-        Differentiable, also through `state`, which is left unchanged. A NaN or infinity in the inputs changes neither
-        earlier outputs nor other images; no gradient flows through the state from that position on.
+        Differentiable, also through `state`, which is left unchanged. The first NaN or infinity of an image changes
+        neither its earlier outputs nor other images. In plain torch, outputs from there on pass no gradient to earlier
+        positions if any of them is not finite.
         """
         y, after = self._attend(q, k, v, state, extra)
         # Plain torch masks a product by multiplying with 0, and 0 times NaN is NaN; compiled kernels skip the product.
@@ -225,7 +226,7 @@ def _map_states(
 def _has_finite_sum(x: Tensor) -> bool:
     """False where x holds a NaN or infinity; also where finite numbers add up to infinity.
 
-    The sum costs little beside an attention. On a GPU the answer takes one synchronization for each layer and call.
+    The sum costs little beside an attention. On a GPU the answer takes one synchronisation for each layer and call.
     """
     return bool(x.detach().sum().isfinite())
 

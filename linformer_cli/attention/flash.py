@@ -38,7 +38,7 @@ class FlashAttention(GatedAttention):
 
     with q, k, q', k' four scaled and shifted copies of Z. Section 3.2 of the source. Chunks start at multiples of C;
     the last may be partial. With `scale = "width"`: relu(q_t . k_j / sqrt(K))^2 / C, without b, and q'_t . k'_j / (C
-    sqrt(K)). Nothing is normalized, so that outputs can be large.
+    sqrt(K)). Nothing is normalised, so that outputs can be large.
 
     Differs from the source: the sum over earlier chunks is divided by C and not by the length of the sequence, which a
     step does not know; b is a plain table by distance; sums are float32 or float64, also under autocast.

@@ -42,7 +42,7 @@ class GlaAttention(Attention):
     head, in this order. b is fixed: at x = 0 a dimension of a key (for `scalar` a head) has a memory of m positions,
     a = exp(-1 / m), with m spaced geometrically from an image down to a row.
 
-    Section 4 of the source. Differs from it: the source computes the gates through a bottleneck of 16, initializes all
+    Section 4 of the source. Differs from it: the source computes the gates through a bottleneck of 16, initialises all
     of them alike, and has a layer norm with a gain. Logs of gates are summed, and no gate is divided by another.
     """
 

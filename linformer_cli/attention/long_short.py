@@ -29,7 +29,7 @@ class LongShortOptions(AttentionOptions):
 class LongShortState(NamedTuple):
     """Window and rows, the unfinished chunk, and the 0-d int64 number of positions.
 
-    keys [B, H, window + rows, K] and values [B, H, window + rows, V], normalized, hold the window first, as a ring
+    keys [B, H, window + rows, K] and values [B, H, window + rows, V], normalised, hold the window first, as a ring
     filled from its end (position t at window - 1 - t % window), then the rows of all finished chunks, so that a query
     always sees one slice. The unfinished chunk consists of its largest score [B, H, rank] and of sums
     [B, H, rank, 1 + K + V] of weights, weighted keys and weighted values, relative to that score.

@@ -67,8 +67,8 @@ class LshAttention(Attention):
     position depend on later positions. Here they are counted back from the position inside its bucket, and a step sees
     the same ones. A key found in several rounds counts once; the source subtracts log N instead.
 
-    Which keys a position sees depends on earlier positions alone. Later ones change the order in which `attend` adds
-    up, so that they can change the rounding of an earlier output, in its last bits, but not its value. Where two
+    Which keys a position sees depends on it and earlier positions alone. Later ones change the order in which `attend`
+    adds up, so that they can change the rounding of an earlier output, in its last bits, but not its value. Where two
     products are equal up to rounding, the hash can differ between `attend` and `step`, which then see different keys.
     """
 

@@ -54,7 +54,7 @@ class NystromAttention(Attention):
     A^T / (largest column sum of A x largest row sum). Z itself, not the inverse that it approximates, defines y_t.
     Differs from the source:
 
-    - Landmarks are learned parameters, initialized to N(0, 1) with q~ = k~. The source takes means of q and k over
+    - Landmarks are learned parameters, initialised to N(0, 1) with q~ = k~. The source takes means of q and k over
       segments of the whole sequence, which depend on later positions and have no step form.
     - b_t is a running average; in the source every landmark sees all keys.
     - The convolution covers the last `kernel` positions, its own included, and none after it.

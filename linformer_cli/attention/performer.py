@@ -132,7 +132,7 @@ class PerformerAttention(Attention):
     def kernel(self, q: Tensor, k: Tensor) -> Tensor:
         """phi(x_t) . phi(y_j) [B, H, T, J] of q [B, H, T, K] and k [B, H, J, K], scaled to estimate exp(x_t . y_j).
 
-        For inspection, with inputs of moderate size: exponentials are not stabilized. `relu` estimates another kernel.
+        For inspection, with inputs of moderate size: exponentials are not stabilised. `relu` estimates another kernel.
         """
         if self.options.feature_map == "relu":
             return self._relu_features(q) @ self._relu_features(k).transpose(-1, -2) / self.features

@@ -56,7 +56,7 @@ class RetentionAttention(Attention):
     exp(-W / m_h) at the first position of a row, else 1. In `raster`, phi(x) = x and d_t = exp(-1 / m_h).
 
     g_t are V extra scalars of the head. Equations 5 to 8 of the source. Differs from it: the source uses other decay
-    rates, rotates queries and keys, and normalizes within groups; `plane` is our addition.
+    rates, rotates queries and keys, and normalises within groups; `plane` is our addition.
     """
 
     name = "retention"

@@ -1,4 +1,4 @@
-"""Builds the optimizer, with weight decay on matrices only, and stores its state as named tensors."""
+"""Optimizers with weight decay on matrices only, their state as named tensors, and the average of the weights."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,17 +12,15 @@ from linformer_cli.model.heads import Head
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """AdamW or RAdam with decoupled weight decay, or Muon together with AdamW.
+    """AdamW or RAdam with decoupled weight decay, or Muon with AdamW.
 
-    Weight decay applies to the matrices of linear layers only, not to biases, norms and embedding tables. `muon` trains
-    these matrices with Muon, except the head's, whose rows are values; AdamW trains all other parameters. A joint
-    projection to queries, keys and values is one matrix to Muon. Its steps are scaled to the size of AdamW's (Liu 2025,
-    arXiv 2502.16982), so that both share one learning rate and one weight decay. Its momentum is 0.95; `beta1` and
-    `beta2` apply to AdamW.
+    Only the matrices of linear layers decay: biases, norms and embedding tables gain nothing from it. Muon trains those
+    matrices except the head's, whose rows are values rather than hidden vectors; the joint projection to queries, keys
+    and values is one matrix. Muon's steps are scaled to the size of AdamW's (Liu 2025, arXiv 2502.16982), so one
+    learning rate and one weight decay suit both. Muon's momentum is 0.95; `beta1` and `beta2` are AdamW's.
 
-    torch's Muon orthogonalizes in bfloat16, which amplifies rounding differences of the gradients, such as those
-    between one process and two: after nine steps at a learning rate of 0.01, weights differed by 4e-3 (with AdamW by
-    2e-6).
+    torch's Muon orthogonalises in bfloat16, which amplifies rounding differences of gradients, such as those between
+    one process and two: after nine steps at a learning rate of 0.01, weights differed by 4e-3, with AdamW by 2e-6.
     """
     linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
     head = {
@@ -49,7 +47,7 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
 
 
 class JoinedOptimizer(torch.optim.Optimizer):
-    """Several optimizers of disjoint parameters as one, which owns their groups and their state."""
+    """Several optimizers, each with parameters of its own, as one with all groups and states."""
 
     def __init__(self, *parts: torch.optim.Optimizer) -> None:
         self._parts = parts
@@ -66,7 +64,7 @@ class JoinedOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        self._share()  # super() has replaced both
+        self._share()  # loading replaces both
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -75,7 +73,7 @@ class JoinedOptimizer(torch.optim.Optimizer):
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's moments as `optimizer.<parameter>.<name>`, for a file of tensors."""
+    """The moments of an optimizer, named `optimizer.<parameter>.<name>`."""
     return {
         f"optimizer.{index}.{name}": value.detach().cpu()
         for index, moments in optimizer.state_dict()["state"].items()
@@ -84,9 +82,9 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Load moments as `optimizer_tensors` returns them; the settings of the groups stay those of `optimizer`.
+    """Load the result of `optimizer_tensors`; the settings of the groups stay as they are.
 
-    Raises `ValueError` for moments that do not fit its parameters, which torch would notice only in the next step.
+    Raises `ValueError` for moments that do not fit the parameters, which torch would only notice in a step.
     """
     shapes = {str(index): value.shape for index, value in enumerate(_parameters(optimizer))}
     state: dict[int, dict[str, Tensor]] = {}
@@ -99,7 +97,7 @@ def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, 
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    """All parameters in the order in which `state_dict` numbers them."""
+    """In the order in which `state_dict` numbers them."""
     for group in optimizer.param_groups:
         yield from group["params"]
 
@@ -107,8 +105,8 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 def build_average(model: nn.Module, config: TrainConfig) -> AveragedModel | None:
     """The exponential moving average of the weights of `model` with decay `config.ema`; None for a decay of 0.
 
-    The decay of the n-th step is at most (1 + n) / (10 + n). Otherwise the average of a short run would consist mostly
-    of the initial weights.
+    The decay of step n is at most (1 + n) / (10 + n). Otherwise the average of a short run would be mostly its initial
+    weights.
     """
 
     def follow(averaged: Any, current: Any, steps: Tensor | int) -> None:
@@ -118,5 +116,5 @@ def build_average(model: nn.Module, config: TrainConfig) -> AveragedModel | None
 
 
 def strip_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors whose name starts with `prefix`, by the rest of their name."""
+    """The tensors whose names begin with `prefix`, without it."""
     return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}

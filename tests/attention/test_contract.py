@@ -574,7 +574,7 @@ def test_huge_keys_give_finite_outputs_and_gradients(case: Case, places: slice) 
     """Their squares overflow float32."""
     mechanism = build(case, torch.float32)
     if mechanism.gated:
-        pytest.skip("weights are squares of scores and not normalized, so that they overflow themselves")
+        pytest.skip("weights are squares of scores and not normalised, so that they overflow themselves")
     inputs = draw(mechanism, 40, dtype=torch.float32)
     inputs.k[:, :, places] *= 1e20
     inputs = share(mechanism, inputs)
@@ -708,7 +708,7 @@ def test_one_name_serves_key_file_class_test_and_page(key: str) -> None:
     assert isinstance(build(case).init_state(1, 1, CPU, torch.float32), state_type)
     root = Path(__file__).parents[2]
     assert (root / "tests" / "attention" / f"test_{key}.py").is_file()
-    assert (root / "docs" / "attention" / f"{key}.md").is_file()
+    assert (root / "docs" / "reference" / "attention" / f"{key}.md").is_file()
 
 
 @every_mechanism

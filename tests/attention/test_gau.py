@@ -132,7 +132,7 @@ def test_attend_and_step_round_keys_alike_where_the_cache_is_wider_than_the_inpu
 @pytest.mark.parametrize("name", GATED)
 @pytest.mark.parametrize("scale", ["length", "width"])
 def test_everything_learns_from_the_start(name: str, scale: str) -> None:
-    """Scales are initialized near 0 and offsets to 0, which must not leave a parameter without a gradient."""
+    """Scales are initialised near 0 and offsets to 0, which must not leave a parameter without a gradient."""
     options = {"chunk": 16} if name == "flash" else {}
     mechanism, (z, v) = build(name, positions=40, filled=False, scale=scale, **options), draw(40)
     y, _ = mechanism.attend(z, z, v)

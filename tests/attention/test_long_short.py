@@ -186,8 +186,8 @@ def test_scores_are_needed() -> None:
 
 
 @both_ways
-def test_keys_whose_squares_overflow_are_normalized_like_any_other(run: Any) -> None:
-    """Without a rescaling the variance is infinite, and normalized keys and values are all 0."""
+def test_keys_whose_squares_overflow_are_normalised_like_any_other(run: Any) -> None:
+    """Without a rescaling the variance is infinite, and normalised keys and values are all 0."""
     attention, inputs = build(torch.float32, chunk=7, window=9), draw(40, dtype=torch.float32)
     inputs = inputs._replace(k=1e20 * inputs.k)
     with torch.no_grad():

@@ -24,7 +24,7 @@ class RecentValues(NamedTuple):
 class CausalConvolution(nn.Module):
     """y_t = sum over i < kernel of w_i v_{t - kernel + 1 + i}, w [H, kernel] shared by the columns of v; kernel >= 2.
 
-    The last weight belongs to position t. Weights are initialized uniformly within kernel^(-1/2) of 0.
+    The last weight belongs to position t. Weights are initialised uniformly within kernel^(-1/2) of 0.
     """
 
     def __init__(self, heads: int, kernel: int) -> None:

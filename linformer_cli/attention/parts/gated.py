@@ -1,7 +1,7 @@
 """Shared by the gated attentions of Hua 2022 (arXiv 2202.10447): one head, queries and keys from one projection Z.
 
 Z [B, 1, T, K] is passed as q and as k. Queries and keys are Z * scale + offset, each with a scale and an offset of its
-own. relu(x)^2 replaces softmax, and weights are not normalized.
+own. relu(x)^2 replaces softmax, and weights are not normalised.
 """
 
 import math
@@ -32,7 +32,7 @@ class GatedOptions(AttentionOptions):
 
 
 class ScaleOffset(nn.Module):
-    """x * scale + offset, both of size `width`; the offset is initialized to 0, the scale near `start`."""
+    """x * scale + offset, both of size `width`; the offset is initialised to 0, the scale near `start`."""
 
     def __init__(self, width: int, start: float) -> None:
         super().__init__()
