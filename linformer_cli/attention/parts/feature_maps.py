@@ -68,6 +68,12 @@ class Relu(FeatureMap):
         return x.relu()
 
 
+def _clamp_huge(x: Tensor) -> Tensor:
+    """x within +-(largest number)^(1/5), 5e7 in float32: products of four larger numbers overflow."""
+    limit = torch.finfo(x.dtype).max ** 0.2
+    return x.clamp(-limit, limit)
+
+
 class Poly2(FeatureMap):
     """The kernel (q . k)^2 by the K (K + 1) / 2 distinct products of two coordinates.
 
@@ -86,9 +92,9 @@ class Poly2(FeatureMap):
         return self.key_width * (self.key_width + 1) // 2
 
     def forward(self, x: Tensor) -> Tensor:
-        # Products of four larger numbers overflow.
-        limit = torch.finfo(x.dtype).max ** 0.2
-        x = x.clamp(-limit, limit)
+        return self._multiply_pairs(_clamp_huge(x))
+
+    def _multiply_pairs(self, x: Tensor) -> Tensor:
         first, second = self.pairs
         # Not a buffer, which would be rounded when the model is cast to bfloat16.
         weights = torch.where(first == second, 1.0, torch.tensor(2.0, dtype=x.dtype, device=x.device).sqrt())
@@ -107,8 +113,8 @@ class Taylor2(Poly2):
         return 1 + self.key_width + super().width
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x * self.key_width**-0.25
-        return torch.cat([torch.ones_like(x[..., :1]), x, super().forward(x) * math.sqrt(0.5)], dim=-1)
+        x = _clamp_huge(x * self.key_width**-0.25)
+        return torch.cat([torch.ones_like(x[..., :1]), x, self._multiply_pairs(x) * math.sqrt(0.5)], dim=-1)
 
 
 class Learned(FeatureMap):
