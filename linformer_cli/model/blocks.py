@@ -59,7 +59,7 @@ class AttentionLayer(nn.Module):
         if self.inner.extra_per_head:
             self.input.bias[-self.heads * self.inner.extra_per_head :] = self.inner.extra_bias
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """x [..., width] to q, k, v and extra, each [..., H, its own width]."""
         parts = self.input(x).split([self.heads * width for width in self.widths], dim=-1)
         q, k, v, extra = (part.unflatten(-1, (self.heads, -1)) if part.shape[-1] else None for part in parts)
@@ -67,13 +67,13 @@ class AttentionLayer(nn.Module):
         return (k if q is None else q), k, v, extra
 
     def attend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        q, k, v, extra = (None if part is None else part.transpose(1, 2) for part in self._project(x))
+        q, k, v, extra = (None if part is None else part.transpose(1, 2) for part in self.project(x))
         assert q is not None and k is not None and v is not None
         y, state = self.inner.attend(q, k, v, state, extra)
         return self.output(y.transpose(1, 2).flatten(2)), state
 
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
-        q_t, k_t, v_t, extra_t = self._project(x_t)
+        q_t, k_t, v_t, extra_t = self.project(x_t)
         y_t, state = self.inner.step(q_t, k_t, v_t, state, extra_t)
         return self.output(y_t.flatten(1)), state
 
@@ -173,11 +173,11 @@ class TransformerBlock(InnerBlock):
         return self.attention.inner
 
     def attend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        return self._mix(x, lambda x: self.attention.attend(x, state))
+        return self.add_branches(x, lambda x: self.attention.attend(x, state))
 
     @torch.no_grad()
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
-        return self._mix(x_t, lambda x_t: self.attention.step(x_t, state))
+        return self.add_branches(x_t, lambda x_t: self.attention.step(x_t, state))
 
     def branch_ends(self) -> Sequence[nn.Linear]:
         return self.attention.output, self.feed_forward.output
@@ -185,8 +185,8 @@ class TransformerBlock(InnerBlock):
     def start_biases(self) -> None:
         self.attention.start_extra_bias()
 
-    def _mix(self, x: Tensor, attention: Callable[[Tensor], tuple[Tensor, Any]]) -> tuple[Tensor, Any]:
-        # One formula for both executions: they differ in the attention alone.
+    def add_branches(self, x: Tensor, attention: Callable[[Tensor], tuple[Tensor, Any]]) -> tuple[Tensor, Any]:
+        """x after both branches, and the state that `attention` returns: the part that `attend` and `step` share."""
         x, state = self.add_branch(x, self.attention_norm, attention)
         x, _ = self.add_branch(x, self.feed_forward_norm, lambda x: (self.feed_forward(x), None))
         return x, state

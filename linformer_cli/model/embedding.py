@@ -33,6 +33,31 @@ class EmbeddingState(NamedTuple):
     label: Tensor
 
 
+def first_value(position: int, reach: int) -> int:
+    """The number of the value in column 0 of `recent` after `position` tokens; column c holds value first_value + c.
+
+    The newest of `position` tokens is value number `position - 2`, as token 0 is the start token.
+    """
+    return position - reach - 1
+
+
+def ring_slots(sources: Tensor, length: int) -> Tensor:
+    """The slots of a ring of `length` values that hold values number `sources`: value v is in slot v mod length.
+
+    -1 stays -1.
+    """
+    return torch.where(sources < 0, -1, sources % length)
+
+
+def fill_ring(state: EmbeddingState, length: int) -> Tensor:
+    """The recent values of `state` in a ring int16 [B, length], for `length` of at least `reach`; see `ring_slots`."""
+    reach = state.recent.shape[1]
+    ring = state.recent.new_zeros(len(state.recent), length)
+    values = torch.arange(reach, device=ring.device) + first_value(int(state.position), reach)
+    ring[:, values % length] = state.recent
+    return ring
+
+
 def context_sources(context: str, image: ImageShape) -> Tensor:
     """For each position the places of the known values it sees in tables: int64 [T, slots], -1 where there is none.
 
@@ -130,9 +155,8 @@ class PixelEmbedding(nn.Module):
         batch, length = tokens.shape
         start = int(state.position)
         known = torch.cat([state.recent, tokens.to(torch.int16)], dim=1)
-        # Column c of `known` is token start - reach + c, which holds value start - reach + c - 1.
         sources = self.sources[start : start + length]
-        columns = (sources - (start - self.reach) + 1).clamp(min=0)
+        columns = (sources - first_value(start, self.reach)).clamp(min=0)
         values = known[:, columns.flatten()].unflatten(1, sources.shape).long()
         values = torch.where(sources < 0, self.levels, values)
         values, around, together = values.tensor_split(self.bounds, dim=-1)

@@ -254,9 +254,29 @@ def test_with_triton_its_steps_are_those_of_the_model(build_tiny_model, monkeypa
         assert_agree(engine.step(token).float(), textbook.step(token).float(), tolerance)
 
 
+@pytest.mark.parametrize("triton", [False, True])
+def test_started_again_it_is_as_new_in_the_same_memory(build_tiny_model, monkeypatch, triton) -> None:
+    """The graphs of a GPU read and write the tensors that they were recorded with."""
+    if triton:
+        pytest.importorskip("triton", reason=NO_TRITON)
+        monkeypatch.setattr(kernels, "serves", lambda *arguments: True)
+    model = build_tiny_model(head_width=16, layers=1, classes=3, context="wide")
+    tokens = draw_tokens(model, 2)
+    with torch.no_grad():
+        _, state = model.attend(tokens[:, :5])
+    engine = CudaEngine(model, 2)
+    memory = [part.data_ptr() for part in engine.tensors()]
+    for known, start in ((0, None), (5, state), (0, None)):
+        engine.start(start and fork_state(start))
+        new = CudaEngine(model, 2, start and fork_state(start))
+        for token in tokens[:, known : known + 11].unbind(dim=1):
+            assert torch.equal(engine.step(token), new.step(token))
+    assert [part.data_ptr() for part in engine.tensors()] == memory
+
+
 def test_auto_takes_no_engine_that_has_never_run(build_tiny_model, monkeypatch) -> None:
     monkeypatch.setattr(CudaEngine, "refusal", lambda model: None)
     model = build_tiny_model(attention="softmax")
     choice = choose_engine("auto", model)
-    assert choice.value == "textbook" and "--engine cuda asks for it" in choice.reason
+    assert choice.value == "textbook" and "--engine cuda selects it" in choice.reason
     assert choose_engine("cuda", model).value == "cuda"

@@ -7,13 +7,14 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from sampling.cases import sample_values
 
 from linformer_cli.config import ImageShape
 from linformer_cli.data.sequence import values_to_images
 from linformer_cli.errors import LintxError
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.choose import Filters, UniformStreams
-from linformer_cli.sampling.decode import iter_samples, sample_images, sample_values
+from linformer_cli.sampling.decode import Sampler, sample_images
 from linformer_cli.sampling.engines import TextbookEngine
 from linformer_cli.system.memory import work_in_batches
 
@@ -26,8 +27,9 @@ def model(request, build_tiny_model) -> PixelModel:
     return build_tiny_model(dtype=torch.float64, attention=attention, head=head)
 
 
-def collect(model: PixelModel, count: int, batch: int, **options: object) -> torch.Tensor:
-    return torch.cat([part.values for part in iter_samples(model, range(count), batch, **options)])  # type: ignore[arg-type]
+def collect(model: PixelModel, count: int, batch: int, seed: int = 0, filters: Filters | None = None) -> torch.Tensor:
+    parts = Sampler(model, seed, filters).iter_batches(range(count), batch)
+    return torch.cat([part.values for part in parts])
 
 
 # The same images
@@ -224,7 +226,7 @@ def test_where_memory_runs_out_the_batch_is_halved_and_the_images_stay_the_same(
     expected = collect(model, 11, 11, seed=4)
     tried = refuse_above(monkeypatch, model, 3, error)
     halved: list[int] = []
-    parts = list(iter_samples(model, range(11), 10, 4, on_halve=halved.append))
+    parts = list(Sampler(model, 4).iter_batches(range(11), 10, on_halve=halved.append))
     assert halved == [5, 2]
     assert [len(part.values) for part in parts] == [2, 2, 2, 2, 2, 1]
     assert torch.equal(torch.cat([part.values for part in parts]), expected)

@@ -1,9 +1,11 @@
 """Engines compute what the model's own step computes, from any state, and say what they do not serve."""
 
 import functools
+import gc
 import os
 import shutil
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from machine import HAS_COMPILER
-from sampling.cases import CHANGES, draw_tokens
+from sampling.cases import CHANGES, draw_tokens, sample_values
 from tolerances import assert_agree
 
 from linformer_cli.attention.base import fork_state
@@ -21,10 +23,12 @@ from linformer_cli.evaluation.bits import measure_nats, stepped_nats
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native import compiler
 from linformer_cli.sampling.choose import Filters, UniformStreams
-from linformer_cli.sampling.decode import sample_values
-from linformer_cli.sampling.engines import ENGINES, TextbookEngine, build_engine, choose_engine
-from linformer_cli.sampling.engines.native import FEW, NativeEngine
+from linformer_cli.sampling.complete import complete_values
+from linformer_cli.sampling.decode import Sampler
+from linformer_cli.sampling.engines import ENGINES, EngineCache, TextbookEngine, build_engine, choose_engine
+from linformer_cli.sampling.engines.native import NativeEngine
 from linformer_cli.sampling.engines.native_layout import SOURCE
+from linformer_cli.sampling.engines.native_network import FEW
 
 FLOAT32, BFLOAT16 = 1e-5, 0.05
 needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="the native engine needs a C++ compiler")
@@ -229,7 +233,7 @@ def test_an_engine_can_be_evaluated(build_tiny_model) -> None:
     images = sample_values(model, range(7), seed=1).values.view(7, 8, 8, 1).mul(16).numpy()
     parallel = measure_nats(model, images, batch=3).describe()
     for name in (name for name, engine in ENGINES.items() if engine.refusal(model) is None):
-        nats = functools.partial(stepped_nats, model, engine=name)
+        nats = functools.partial(stepped_nats, EngineCache(name, model))
         stepped = measure_nats(model, images, batch=3, nats=nats).describe()
         assert stepped.bits_per_dim == pytest.approx(parallel.bits_per_dim, abs=1e-5)
         assert stepped.standard_error == pytest.approx(parallel.standard_error, abs=1e-5)
@@ -302,6 +306,62 @@ def test_random_numbers_are_left_to_the_head_to_move(build_tiny_model, monkeypat
     for filters in (Filters(), Filters(top_k=1)):
         engine.draw(torch.empty(2, 16, device="meta"), uniforms, filters)
     assert [number is uniforms for number in given] == [True, True]
+
+
+SERVED = ["textbook", pytest.param("native", marks=needs_compiler)]
+
+
+@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_an_engine_that_is_started_again_draws_the_images_of_a_new_one(build_tiny_model, name, batch) -> None:
+    """From the start of an image and from a state, with the same memory for the weights."""
+    model = build_tiny_model(context="hashed", classes=3)
+    tokens = draw_tokens(model, 1)
+    with torch.no_grad():
+        parameters, state = model.attend(tokens[:, :20])
+    engines, seen = EngineCache(name, model), []
+    for known in (None, state, None, state):
+        reused = engines.start(batch, known)
+        new = build_engine(name, model, batch, None if known is None else fork_state(known, batch))
+        drawn = []
+        for engine in (reused, new):
+            first = parameters[:, -1].expand(batch, -1) if known else engine.step(model.start_tokens(batch)).clone()
+            count = 64 - 19 if known else 64
+            drawn.append(engine.draw_values(first, UniformStreams(1, range(batch)), Filters(), count))
+        assert torch.equal(*drawn)
+        assert reused.look_aheads == new.look_aheads and reused.state_bytes == new.state_bytes
+        seen.append(reused)
+    assert all(engine is seen[0] for engine in seen)
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_one_engine_serves_all_batches_of_a_size(build_tiny_model, monkeypatch, name) -> None:
+    built = []
+    for kind in ENGINES.values():
+        real = kind.__init__
+
+        def watched(self, model, batch, *rest, real=real):
+            built.append(batch)
+            real(self, model, batch, *rest)
+
+        monkeypatch.setattr(kind, "__init__", watched)
+    model = build_tiny_model()
+    parts = list(Sampler(model, engine=name).iter_batches(range(11), 4))
+    assert [len(part.values) for part in parts] == [4, 4, 3] and built == [4, 3]
+    sampler = Sampler(model, engine=name)
+    for _ in range(3):
+        complete_values(sampler, torch.arange(64) % 16, 24, 2)
+    assert built == [4, 3, 2]
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_only_one_engine_and_one_state_are_kept(build_tiny_model, name) -> None:
+    model = build_tiny_model()
+    engines = EngineCache(name, model)
+    first = weakref.ref(engines.start(4))
+    engines.start(3)
+    gc.collect()
+    assert first() is None
 
 
 def test_an_unknown_engine_gets_a_suggestion(build_tiny_model, raises_one_line) -> None:

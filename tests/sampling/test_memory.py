@@ -9,13 +9,13 @@ from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.presets import PRESETS
 from linformer_cli.system.memory import measure_peak_memory
-from linformer_cli.sampling.decode import sample_values
+from linformer_cli.sampling.decode import Sampler
 
 height, width, attention = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 network = PRESETS["tiny"].model_copy(update={"attention": attention})
 model = PixelModel(ModelConfig(**network.model_dump(), image=ImageShape(height=height, width=width))).eval()
 before = measure_peak_memory()
-images = sample_values(model, range(128)).values
+images = Sampler(model).sample(range(128)).values
 print(measure_peak_memory() - before - images.numel() * images.element_size())
 """
 

@@ -11,6 +11,8 @@ from linformer_cli.native.compiler import load_function, load_library
 
 # How native.cpp takes weights: in panels of so many rows, and whole tiles of panels.
 LANES, TILE_ROWS = 16, 64
+# The sizes of arrays that the kernels keep on the stack.
+WIDEST_HEAD, MOST_LEVELS = 256, 1024
 
 SOURCE = Path(__file__).with_name("native.cpp")
 _SIZE, _POINTER, _REAL = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
