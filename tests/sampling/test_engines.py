@@ -2,12 +2,8 @@
 
 import functools
 import gc
-import os
-import shutil
-import sys
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,13 +17,11 @@ from linformer_cli.config import ImageShape
 from linformer_cli.errors import UsageError
 from linformer_cli.evaluation.bits import measure_nats, stepped_nats
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.native import compiler
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.complete import complete_values
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import ENGINES, EngineCache, TextbookEngine, build_engine, choose_engine
 from linformer_cli.sampling.engines.native import NativeEngine
-from linformer_cli.sampling.engines.native_layout import SOURCE
 from linformer_cli.sampling.engines.native_network import FEW
 
 FLOAT32, BFLOAT16 = 1e-5, 0.05
@@ -369,90 +363,17 @@ def test_an_unknown_engine_gets_a_suggestion(build_tiny_model, raises_one_line) 
         choose_engine("textbok", build_tiny_model())
 
 
-@pytest.fixture
-def fresh_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """An empty cache, and nothing loaded before."""
-    monkeypatch.setenv("LINTX_CACHE", str(tmp_path / "cache"))
-    compiler._outcome.cache_clear()
-    yield tmp_path / "cache" / "native"
-    compiler._outcome.cache_clear()
-
-
 def test_without_a_compiler_the_textbook_serves_and_that_is_said(build_tiny_model, fresh_compiler, monkeypatch) -> None:
     monkeypatch.setenv("PATH", str(fresh_compiler))
     choice = choose_engine("auto", build_tiny_model())
     assert choice.value == "textbook" and "no C++ compiler" in choice.reason
 
 
-def test_asking_again_for_what_is_not_there_keeps_nothing(fresh_compiler, monkeypatch) -> None:
-    """An error that was kept and raised again would hold on to every frame that it ever passed."""
-    monkeypatch.setenv("PATH", str(fresh_compiler))
-    errors = []
-    for _ in range(2):
-        assert not compiler.has_library(SOURCE)
-        with pytest.raises(compiler.NoCompiler, match="no C\\+\\+ compiler") as raised:
-            compiler.load_library(SOURCE)
-        errors.append(raised.value)
-    assert errors[0] is not errors[1]
-
-
-def test_a_compiler_that_fails_is_one_reason(build_tiny_model, fresh_compiler, tmp_path, monkeypatch) -> None:
-    broken = tmp_path / "bin" / "c++"
-    broken.parent.mkdir()
-    broken.write_text("#!/bin/sh\necho 'native.cpp:1: error: I cannot' >&2\nexit 1\n")
-    broken.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{broken.parent}:/usr/bin:/bin")
+def test_a_compiler_that_fails_is_one_reason(build_tiny_model, fresh_compiler, fake_compiler) -> None:
+    fake_compiler("echo 'native.cpp:1: error: I cannot' >&2\nexit 1")
     choice = choose_engine("auto", build_tiny_model())
     assert choice.value == "textbook" and "error: I cannot" in choice.reason
     assert not list(fresh_compiler.glob("*.so"))
-
-
-@needs_compiler
-def test_kernels_are_compiled_once(build_tiny_model, fresh_compiler, monkeypatch) -> None:
-    assert choose_engine("auto", build_tiny_model()).value == "native"
-    (library,) = fresh_compiler.glob("*.so")
-    written = library.stat().st_mtime_ns
-    compiler._outcome.cache_clear()
-    monkeypatch.setattr(compiler, "_compile", None)
-    assert choose_engine("auto", build_tiny_model()).value == "native"
-    assert library.stat().st_mtime_ns == written
-
-
-@needs_compiler
-def test_a_processor_that_can_do_less_gets_kernels_of_its_own(build_tiny_model, fresh_compiler, monkeypatch) -> None:
-    """Two may have the same name, as a virtual machine can hide the model; the kernels of one may end the other."""
-    assert choose_engine("auto", build_tiny_model()).value == "native"
-    compiler._outcome.cache_clear()
-    monkeypatch.setattr(compiler, "processor_features", lambda: "fpu")
-    assert choose_engine("auto", build_tiny_model()).value == "native"
-    assert len(list(fresh_compiler.glob("*.so"))) == 2
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_ctrl_c_in_the_terminal_does_not_reach_the_compiler(fresh_compiler, tmp_path, monkeypatch) -> None:
-    asked = tmp_path / "bin" / "c++"
-    asked.parent.mkdir()
-    asked.write_text('#!/bin/sh\nread -r stat < /proc/$$/stat\nset -- $stat\necho "error: session $6" >&2\nexit 1\n')
-    asked.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{asked.parent}:/usr/bin:/bin")
-    with pytest.raises(compiler.NoCompiler, match=r"session \d+") as raised:
-        compiler.load_library(SOURCE)
-    assert str(raised.value).split()[-1] != str(os.getsid(0))
-
-
-@needs_compiler
-def test_a_library_that_was_cut_off_is_compiled_again(build_tiny_model, fresh_compiler, tmp_path, monkeypatch) -> None:
-    assert choose_engine("auto", build_tiny_model()).value == "native"
-    (library,) = fresh_compiler.glob("*.so")
-    # Elsewhere, since this process would not open the same path twice.
-    monkeypatch.setenv("LINTX_CACHE", str(tmp_path / "other"))
-    cut_off = tmp_path / "other" / "native" / library.name
-    cut_off.parent.mkdir(parents=True)
-    cut_off.write_bytes(library.read_bytes()[:1000])
-    shutil.copy(library.with_suffix(".sha256"), cut_off.parent)
-    compiler._outcome.cache_clear()
-    assert choose_engine("auto", build_tiny_model()).value == "native"
-    assert cut_off.stat().st_size == library.stat().st_size
 
 
 @needs_compiler
