@@ -12,6 +12,7 @@ from linformer_cli.attention.base import AttentionShape
 from linformer_cli.attention.kernels import linear as kernels
 from linformer_cli.attention.linear import LinearAttention, LinearOptions, LinearState
 from linformer_cli.native.compiler import has_library, textbook_only
+from linformer_cli.native.constants import FEATURE_MAPS
 
 pytestmark = pytest.mark.skipif(not has_library(kernels.SOURCE), reason="there is no C++ compiler")
 
@@ -37,7 +38,7 @@ def differentiate(attention: LinearAttention, inputs: list[Tensor], gradients: l
     return [*outputs, *torch.autograd.grad(outputs, inputs, gradients)]
 
 
-@pytest.mark.parametrize("feature_map", kernels.MAPS)
+@pytest.mark.parametrize("feature_map", FEATURE_MAPS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_what_is_no_number_stays_none(feature_map: str, dtype: torch.dtype) -> None:
     """A feature of 1 in its place would let a damaged model give figures that look right."""
@@ -53,7 +54,7 @@ def test_what_is_no_number_stays_none(feature_map: str, dtype: torch.dtype) -> N
 
 
 # Positions around groups of four and blocks of 128; widths around whole vectors of 8.
-@pytest.mark.parametrize("feature_map", kernels.MAPS)
+@pytest.mark.parametrize("feature_map", FEATURE_MAPS)
 @pytest.mark.parametrize("carry", [False, True])
 @pytest.mark.parametrize(
     ("length", "key_width", "value_width"),
@@ -127,7 +128,7 @@ def test_gradients_may_come_in_as_they_like() -> None:
             assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("feature_map", kernels.MAPS)
+@pytest.mark.parametrize("feature_map", FEATURE_MAPS)
 def test_bfloat16_in_and_out_with_sums_in_float32(feature_map: str) -> None:
     attention = build(32, 32, feature_map)
     exact = [draw(2, 3, 300, 32, seed=seed).detach().bfloat16() for seed in range(3)]

@@ -20,29 +20,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .linear import MAPS, empty_like_projection, with_dense_rows
+from linformer_cli.native.constants import FEATURE_MAPS
+
+from .linear import empty_like_projection, with_dense_rows
+from .triton_maps import phi, slope
 
 CHUNK = 64
 # About two for each multiprocessor of a large device.
 WANTED_PROGRAMS = 256
-
-
-@triton.jit
-def phi(x, MAP: tl.constexpr):
-    """The feature map, number `MAP` of `MAPS`; what is no number stays none."""
-    if MAP == 0:
-        return tl.where(x < 0.0, tl.exp(tl.minimum(x, 0.0)), x + 1.0)
-    else:
-        return tl.where(x < 0.0, 0.0, x)
-
-
-@triton.jit
-def _slope(features, MAP: tl.constexpr):
-    """Its derivative, from what it gave."""
-    if MAP == 0:
-        return tl.minimum(features, 1.0)
-    else:
-        return tl.where(features > 0.0, 1.0, 0.0)
 
 
 @triton.jit
@@ -160,7 +145,7 @@ def _backward_queries_kernel(
         of_queries = tl.dot(tl.where(causal, of_scores, 0.0), keys, input_precision=PRECISION)
         of_queries += tl.dot(gradient, tl.trans(before_s), input_precision=PRECISION)
         of_queries += of_weight[:, None] * before_z[None, :]
-        _store_rows(grad_q, of_queries * _slope(queries, MAP), head, H, T, t, inside, C)
+        _store_rows(grad_q, of_queries * slope(queries, MAP), head, H, T, t, inside, C)
         before_s += tl.dot(tl.trans(keys), values, input_precision=PRECISION)
         before_z += tl.sum(keys, axis=0)
         sum_s += tl.dot(tl.trans(queries), gradient, input_precision=PRECISION)
@@ -201,7 +186,7 @@ def _backward_keys_kernel(
         of_keys += tl.dot(values, tl.trans(after_s), input_precision=PRECISION) + after_z[None, :]
         of_values = tl.dot(tl.trans(scores), gradient, input_precision=PRECISION)
         of_values += tl.dot(keys, after_s, input_precision=PRECISION)
-        _store_rows(grad_k, of_keys * _slope(keys, MAP), head, H, T, t, inside, C)
+        _store_rows(grad_k, of_keys * slope(keys, MAP), head, H, T, t, inside, C)
         _store_rows(grad_v, of_values, head, H, T, t, inside, V)
         after_s += tl.dot(tl.trans(queries), gradient, input_precision=PRECISION)
         after_z += tl.sum(queries * of_weight[:, None], axis=0)
@@ -216,7 +201,7 @@ def attend(
     q, k, v = map(with_dense_rows, (q, k, v))
     s = q.new_zeros(*q.shape[:2], q.shape[3], v.shape[3], dtype=torch.float32) if s is None else s.float()
     z = q.new_zeros(*q.shape[:2], q.shape[3], dtype=torch.float32) if z is None else z.float()
-    y, total_s, total_z = _LinearAttention.apply(q, k, v, s, z, MAPS[feature_map])
+    y, total_s, total_z = _LinearAttention.apply(q, k, v, s, z, FEATURE_MAPS[feature_map])
     return y, total_s, total_z
 
 

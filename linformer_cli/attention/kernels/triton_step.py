@@ -5,9 +5,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from linformer_cli.native.constants import FEATURE_MAPS
+
 from .folding import FoldedState
-from .linear import MAPS
-from .triton_linear import phi
+from .triton_maps import phi
 
 
 @triton.jit
@@ -75,7 +76,7 @@ def step(q_t: Tensor, k_t: Tensor, v_t: Tensor, state: FoldedState, feature_map:
             *state,
             y,
             heads,
-            MAP=MAPS[feature_map],
+            MAP=FEATURE_MAPS[feature_map],
             C=key_width,
             V=value_width,
             FOLD=state.keys.shape[2] + 1,

@@ -11,18 +11,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from linformer_cli.attention.kernels.linear import MAPS
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.errors import LintxError
 from linformer_cli.model.blocks import TransformerBlock
 from linformer_cli.model.heads import MixtureHead
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.native.compiler import NoCompiler
+from linformer_cli.native.constants import FEATURE_MAPS, MOST_LEVELS, WIDEST_HEAD
 from linformer_cli.sampling.choose import Filters, UniformStreams
 
 from .base import DAMAGED, Engine
 from .native_embedding import NativeEmbedding
-from .native_layout import MOST_LEVELS, WIDEST_HEAD, Drawing, load_kernels
+from .native_layout import Drawing, load_kernels
 from .native_network import NativeNetwork
 
 # Passes that look ahead between two calls of `before_step`.
@@ -30,7 +30,7 @@ _PASSES = 32
 
 
 class NativeEngine(Engine):
-    """Fused kernels for transformer blocks with `linear` attention (`elu` or `relu`), on the CPU.
+    """Fused kernels for transformer blocks with `linear` attention and one of `FEATURE_MAPS`, on the CPU.
 
     Weights are in the model's type, float32 or bfloat16; the residual stream, all sums and the state are float32.
     With `look_ahead` a single image is drawn several values a pass: given its random numbers, every value is a function
@@ -65,8 +65,8 @@ class NativeEngine(Engine):
             if not isinstance(block, TransformerBlock) or not isinstance(block.attention.inner, LinearAttention):
                 return "it serves linear attention only"
             inner = block.attention.inner
-            if inner.options.feature_map not in MAPS:
-                return f"it has the feature maps {' and '.join(MAPS)} only"
+            if inner.options.feature_map not in FEATURE_MAPS:
+                return f"it has the feature maps {' and '.join(FEATURE_MAPS)} only"
             if max(inner.shape.key_width, inner.shape.value_width) > WIDEST_HEAD:
                 return f"it has heads up to {WIDEST_HEAD} wide"
         try:

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linformer_cli.attention.kernels.linear import MAPS
 from linformer_cli.attention.linear import LinearAttention, LinearState
 from linformer_cli.model.blocks import TransformerBlock
 from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.native.constants import FEATURE_MAPS, TILE_ROWS
 
 from .native_embedding import NativeEmbedding
-from .native_layout import TILE_ROWS, Layer, Network, Surroundings, Tables, pack
+from .native_layout import Layer, Network, Surroundings, Tables, pack
 
 # Up to so many images a thread, all threads work together on every product: a thread with fewer images of its own
 # would read all weights for little work. With more, each thread takes its share of the images through all layers.
@@ -24,7 +24,7 @@ _Norm = tuple[int | None, int | None]
 
 
 class NativeNetwork:
-    """`Network` of native.cpp for `batch` images, or up to `window` positions of one, and the memory it points at."""
+    """`Network` of network.h for `batch` images, or up to `window` positions of one, and the memory it points at."""
 
     def __init__(self, model: PixelModel, embedding: NativeEmbedding, batch: int, window: int) -> None:
         self._model, self._embedding, self._batch, self._window = model, embedding, batch, window
@@ -83,7 +83,7 @@ class NativeNetwork:
             *(*sizes, len(self._blocks), head.out_features),
             int(block.pre),
             int(block.feed_forward.activation is functional.gelu),
-            MAPS[inner.options.feature_map],
+            FEATURE_MAPS[inner.options.feature_map],
             int(model.dtype == torch.bfloat16),
             *(threads if self._batch > FEW * threads else 1, widest, scratch_width),
             ctypes.addressof(self._layers),
