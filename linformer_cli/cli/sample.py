@@ -132,7 +132,8 @@ def sample(
         work = _add_up(team.gather(_draw(sampler, missing[team.rank :: team.count], batch, classes, folder)))
         seconds = time.perf_counter() - began
         drawn, done = len(work.drawn), there.union(work.drawn)
-        shown = [index for index in (wanted if folder is None else wanted[:_MOST_IN_GRID]) if index in done]
+        in_grid = wanted if folder is None else wanted[:_MOST_IN_GRID]
+        shown = sorted(index for index in done if index in in_grid)
         if not shown:
             raise KeyboardInterrupt
         rate = drawn / seconds

@@ -1,4 +1,4 @@
-"""The fused step of linear attention against the textbook's: on a GPU where there is one, else interpreted."""
+"""The fused step of linear attention against its textbook, on a GPU if there is one, else interpreted."""
 
 import pytest
 import torch

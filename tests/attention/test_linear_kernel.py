@@ -1,4 +1,4 @@
-"""The compiled form of linear attention against its textbook, which the other tests of the mechanism describe."""
+"""The compiled form of linear attention against its textbook, which has tests of its own."""
 
 import itertools
 
@@ -31,7 +31,7 @@ def draw(*shape: int, seed: int) -> Tensor:
 
 
 def differentiate(attention: LinearAttention, inputs: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
-    """Output, s and z, and the gradients of q, k, v and of the state that was carried in, if there was one."""
+    """Output, s and z, and the gradients of q, k, v and of the initial state, if any."""
     q, k, v, *carried = inputs
     y, state = attention.attend(q, k, v, LinearState(*carried) if carried else None)
     outputs = [y, *state]
@@ -41,7 +41,7 @@ def differentiate(attention: LinearAttention, inputs: list[Tensor], gradients: l
 @pytest.mark.parametrize("feature_map", FEATURE_MAPS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_what_is_no_number_stays_none(feature_map: str, dtype: torch.dtype) -> None:
-    """A feature of 1 in its place would let a damaged model give figures that look right."""
+    """A feature of 1 in its place would let a damaged model produce plausible figures."""
     attention = build(32, 32, feature_map)
     for place in range(2):
         q, k, v = (draw(1, 3, 20, 32, seed=seed).detach().to(dtype) for seed in range(3))
@@ -100,7 +100,7 @@ def test_what_was_not_used_has_no_gradient(used: str) -> None:
 
 
 def test_inputs_may_lie_in_memory_as_they_like() -> None:
-    """As a layer's projection has them, one head for all, and with the last dimension spread out."""
+    """As in a layer's projection, one head broadcast to all, and with a strided last dimension."""
     attention = build(8, 8)
     dense = [draw(2, 3, 40, 8, seed=seed).detach() for seed in range(3)]
     projected = torch.cat([part.transpose(1, 2).flatten(2) for part in dense], dim=-1)
@@ -185,7 +185,7 @@ def test_images_and_heads_do_not_depend_on_each_other_or_on_the_threads() -> Non
 
 
 def test_what_it_does_not_serve() -> None:
-    """Features that may be negative, other devices, smaller types."""
+    """Maps with negative features, other devices, smaller types."""
     assert not build(6, 5, "poly2").is_compiled(CPU, torch.float64)
     assert not build(6, 5).is_compiled(torch.device("cuda"), torch.float32)
     assert not build(6, 5).is_compiled(CPU, torch.float16)

@@ -1,4 +1,4 @@
-"""Models that are told the class of an image: by its vector at every position, in every execution."""
+"""Models with classes: the class adds its vector at every position, in every execution."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a position sees: the geometry of the neighbours against a plain computation, and the state of bounded size."""
+"""The input of a position: the geometry of the neighbours against a plain computation, and the bounded state."""
 
 import itertools
 import math
@@ -22,7 +22,7 @@ IMAGES = [(4, 5, 3), (4, 5, 1), (3, 1, 3), (3, 1, 1), (1, 4, 3), (3, 2, 1), (1, 
 
 
 def visible_places(context: Context, image: ImageShape, place: int) -> list[int]:
-    """The places whose values the position `place` sees, by row, column and channel, one at a time."""
+    """The numbers of the values that position `place` reads, found by row, column and channel."""
     if context == "previous":
         return [place - 1] if place else []
     row, rest = divmod(place, image.width * image.channels)

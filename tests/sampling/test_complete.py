@@ -1,4 +1,4 @@
-"""Completing: what is kept is kept, read in one pass as stepping would, and counted in bits."""
+"""Completing: the known part is unchanged and read in one pass, as by stepping; bits are counted by part."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The engine: images that depend on the seed and their number alone, drawn from what the likelihood says."""
+"""Sampling: an image depends on the seed and its number alone, and is drawn from the distribution of the likelihood."""
 
 import itertools
 import math
@@ -180,7 +180,7 @@ def test_a_model_that_gives_no_numbers_is_refused(build_tiny_model, raises_one_l
 
 @pytest.mark.parametrize("known", [0, 60])
 def test_numbers_that_end_before_the_last_value_are_noticed(build_tiny_model, raises_one_line, known) -> None:
-    """Wherever in the image it happens, and whatever the engine looks at on the way."""
+    """At any position of the image, also between two checks of the engine."""
     model = build_tiny_model()
     engine = TextbookEngine(model, 2, model.attend(torch.zeros(2, known, dtype=torch.int64))[1] if known else None)
     first = engine.step(model.start_tokens(2))
@@ -199,7 +199,7 @@ def test_numbers_that_end_before_the_last_value_are_noticed(build_tiny_model, ra
 
 
 def refuse_above(monkeypatch: pytest.MonkeyPatch, model: PixelModel, limit: int, error: Exception) -> list[int]:
-    """Let stepping more than `limit` images at once fail as memory does; the batches that were tried."""
+    """Make stepping more than `limit` images at once fail as if memory ran out; returns the batches that were tried."""
     tried, step = [], model.step
 
     def limited(tokens: torch.Tensor, state: object) -> object:
@@ -247,7 +247,7 @@ def test_another_error_is_no_reason_to_halve(model, monkeypatch) -> None:
 
 
 def test_the_memory_of_a_failed_attempt_is_free_before_the_next(model, monkeypatch) -> None:
-    """Inside the handler of the error its traceback still holds every tensor of the attempt."""
+    """Inside the error's handler the traceback still holds every tensor of the attempt."""
     alive: list[weakref.ref[torch.Tensor]] = []
 
     def attempt(indices: range) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Engines compute what the model's own step computes, from any state, and say what they do not serve."""
+"""Engines agree with the model's own step, from any state, and say why they do not serve a model."""
 
 import functools
 import gc
@@ -35,7 +35,7 @@ every_batch = pytest.mark.parametrize(
 
 @pytest.fixture
 def build_tiny_model(build_tiny_model: Callable[..., PixelModel]) -> Callable[..., PixelModel]:
-    """A tiny model whose biases, gains and shifts are not those that a model starts with: each of its own."""
+    """A tiny model whose biases, gains and shifts all differ from their initial values."""
 
     def build(**changes: Any) -> PixelModel:
         model = build_tiny_model(**changes)
@@ -51,7 +51,7 @@ def build_tiny_model(build_tiny_model: Callable[..., PixelModel]) -> Callable[..
 
 @pytest.fixture
 def use_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Images are shared out as for so many threads, however many there are."""
+    """Divide the images as if there were so many threads."""
     return lambda threads: monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
 
 
@@ -72,7 +72,7 @@ def test_native_steps_are_those_of_the_model(
 
 @needs_compiler
 def test_native_rounds_to_bfloat16_once_and_to_nearest(build_tiny_model) -> None:
-    """Sums and the residual stream are float32, so it is nearer to float32 than torch is in bfloat16."""
+    """Sums and the residual stream are float32, so the engine is nearer to float32 than torch in bfloat16."""
     model = build_tiny_model().to(torch.bfloat16)
     reference = build_tiny_model().to(torch.bfloat16).float()
     engines = (TextbookEngine(reference, 33), NativeEngine(model, 33), TextbookEngine(model, 33))
@@ -84,7 +84,7 @@ def test_native_rounds_to_bfloat16_once_and_to_nearest(build_tiny_model) -> None
 
 @needs_compiler
 def test_native_divides_by_the_smallest_floats(build_tiny_model) -> None:
-    """Features near exp(-45.5): the reciprocal of their products is no float."""
+    """Features near exp(-45.5): the reciprocal of their products overflows a float."""
     model = build_tiny_model()
     with torch.no_grad():
         for block in model.blocks:
@@ -197,7 +197,7 @@ def test_with_native_an_image_does_not_depend_on_the_others_at_all(build_tiny_mo
 @needs_compiler
 @pytest.mark.parametrize("batch", [2 * FEW, 40])
 def test_threads_leave_each_others_work_alone(build_tiny_model, batch) -> None:
-    """Real ones, on products large enough to be shared out."""
+    """With real threads, on products large enough to be divided."""
     model = build_tiny_model(width=128, heads=4, head_width=32, feed_forward=512)
     tokens = draw_tokens(model, batch)
     outputs, before = [], torch.get_num_threads()
@@ -289,7 +289,7 @@ def test_what_native_does_not_serve_is_left_to_the_textbook(build_tiny_model, ra
 
 
 def test_random_numbers_are_left_to_the_head_to_move(build_tiny_model, monkeypatch) -> None:
-    """Apple's GPU has no float64: they have to change device and type in one go."""
+    """Apple's GPU has no float64: uniforms must change device and type in one call."""
     model, given = build_tiny_model(), []
     monkeypatch.setattr(model.head, "draw", lambda parameters, uniforms: given.append(uniforms))
     monkeypatch.setattr(
@@ -378,7 +378,7 @@ def test_a_compiler_that_fails_is_one_reason(build_tiny_model, fresh_compiler, f
 
 @needs_compiler
 def test_kernels_leave_the_smallest_numbers_alone(build_tiny_model) -> None:
-    """Fast math linked in would flush them to zero in the whole process."""
+    """Linking with fast math would flush denormal numbers to zero in the whole process."""
     NativeEngine(build_tiny_model(), 1)
     assert float(torch.tensor([1e-40]) * 0.5) > 0
 
@@ -410,7 +410,7 @@ def test_uniforms_are_used_as_they_come(build_tiny_model) -> None:
 @needs_compiler
 @pytest.mark.parametrize("head", ["categorical", "mixture"])
 def test_native_draws_a_value_even_from_no_number(build_tiny_model, head) -> None:
-    """Finiteness is looked at only now and then: what is drawn before has to be a place in the embedding's tables."""
+    """NaN is checked for only now and then: a value drawn before must still be a row of the embedding's tables."""
     model = build_tiny_model(head=head)
     native = NativeEngine(model, 200)
     generator = torch.Generator().manual_seed(6)

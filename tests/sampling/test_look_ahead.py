@@ -1,4 +1,4 @@
-"""Looking ahead gives the image that stepping gives, value by value and bit by bit, in fewer passes."""
+"""Looking ahead draws the same image as stepping, bit for bit, in fewer passes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="the native engine need
 
 @pytest.fixture
 def draw_both(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[NativeEngine, ...]]:
-    """One image drawn by looking ahead so far and by stepping: both engines as they are then, of the same values."""
+    """Draw one image by looking ahead up to `window` positions and by stepping; returns both engines."""
 
     def draw(model: PixelModel, window: int, index: int, known: int = 1, left: int = 0) -> tuple[NativeEngine, ...]:
         monkeypatch.setattr(NativeEngine, "window", window)
@@ -44,7 +44,7 @@ def draw_both(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[NativeEngi
 
 
 def sharpen(model: PixelModel) -> PixelModel:
-    """With predictions so sure that many guesses are right, and others are not."""
+    """Predictions so confident that many guesses are right, but not all."""
     with torch.no_grad():
         model.head.projection.weight *= 12
     return model
@@ -81,7 +81,7 @@ def test_a_sure_model_is_drawn_in_far_fewer_passes(build_tiny_model, draw_both) 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_it_leaves_the_state_of_stepping(build_tiny_model, draw_both, dtype) -> None:
-    """Of odd widths too."""
+    """For odd widths too."""
     model = build_tiny_model(layers=3, width=21, head_width=7, heads=3, feed_forward=29, context="hashed")
     model = sharpen(model).to(dtype)
     ahead, stepwise = draw_both(model, 7, 2, known=20, left=1)
@@ -143,7 +143,7 @@ def test_an_engine_looks_ahead_unless_told_otherwise(build_tiny_model, look_ahea
 
 @pytest.mark.slow
 def test_two_thousand_images_of_a_shipped_model_are_those_of_stepping() -> None:
-    """In the precision that it is sampled in. Equal bit by bit, so that no statistic of them can differ."""
+    """In the precision of sampling; equal bit for bit, so no statistic can differ."""
     model = load_model("mnist-wide", dtype=torch.bfloat16)
     passes, images = 0, []
     for index in range(2_000):

@@ -1,4 +1,4 @@
-"""Linear sampling in memory that does not grow with the image; measured on whole processes."""
+"""Memory of linear sampling does not grow with the image; measured on whole processes."""
 
 import subprocess
 import sys
@@ -27,9 +27,9 @@ def measure_growth(height: int, width: int, attention: str) -> int:
 
 
 def test_sampling_memory_is_flat_for_linear_and_grows_for_softmax():
-    """784 against 3,072 positions. The model itself, torch and Python are not counted: they would hide a leak.
+    """784 against 3,072 positions. The model, torch and Python are not counted, since they would hide a leak.
 
-    A tensor kept per step once pinned the heap around each step's large ones and cost 260 KB a position.
+    A small tensor kept per step once pinned the heap around each step's large tensors and cost 260 KB a position.
     """
     short, long = measure_growth(28, 28, "linear"), measure_growth(48, 64, "linear")
     assert abs(long - short) < 0.1 * short + 2**20, (short, long)

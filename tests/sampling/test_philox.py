@@ -1,4 +1,4 @@
-"""Random words made all at once are those of numpy, bit by bit, wherever one begins."""
+"""Random words computed all at once are those of numpy, bit for bit, from any start."""
 
 import numpy as np
 import pytest
