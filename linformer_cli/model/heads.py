@@ -80,7 +80,7 @@ class MixtureHead(Head):
 
     def _log_mass(self, parameters: Tensor, values: Tensor) -> Tensor:
         # In float64: the edges of narrow bins, far from their mean, cancel too much in float32.
-        logits, means, log_scales = _precise(parameters).split(self.mixtures, dim=-1)
+        logits, means, log_scales = precise(parameters).split(self.mixtures, dim=-1)
         inverse_scales = torch.exp(-log_scales.clamp(*self.log_scale_bounds))
         values = values.unsqueeze(-1)
         bin_width = 2 / (self.levels - 1)
@@ -99,7 +99,7 @@ class MixtureHead(Head):
 
         One uniform number serves both draws, since its position within the chosen component's share is uniform again.
         """
-        logits, means, log_scales = _precise(parameters).split(self.mixtures, dim=-1)
+        logits, means, log_scales = precise(parameters).split(self.mixtures, dim=-1)
         component, place = invert_cumulative(logits.softmax(dim=-1), uniforms)
         mean, log_scale = (x.gather(-1, component.unsqueeze(-1)).squeeze(-1) for x in (means, log_scales))
         x = mean + log_scale.clamp(*self.log_scale_bounds).exp() * place.logit(eps=1e-12)
@@ -118,7 +118,7 @@ def invert_cumulative(probabilities: Tensor, uniforms: Tensor) -> tuple[Tensor, 
     Returns the values int64 [B], and where in [0, 1) of its value's own share each uniform number fell. A value of
     probability 0 is never drawn.
     """
-    probabilities = _precise(probabilities)
+    probabilities = precise(probabilities)
     cumulative = probabilities.cumsum(dim=-1)
     total = cumulative[..., -1:]
     # The total is 1 up to rounding. Targets scaled by it respect every value's share, and targets below it never select
@@ -133,7 +133,7 @@ def invert_cumulative(probabilities: Tensor, uniforms: Tensor) -> tuple[Tensor, 
     return values.squeeze(-1), place.clamp(0, 1).squeeze(-1)
 
 
-def _precise(x: Tensor) -> Tensor:
+def precise(x: Tensor) -> Tensor:
     """float64, or float32 if the device has no float64."""
     return x.float() if x.device.type == "mps" else x.double()
 

@@ -23,11 +23,11 @@ def draw_uniforms(seed: int, indices: Sequence[int], first: int, count: int, dev
     # Each counter gives four words; numpy increments the counter before it draws.
     blocks = torch.arange(first // 4, -(-(first + count) // 4), device=device).unsqueeze(1) + 1
     keys = torch.tensor([list(indices)], dtype=torch.int64, device=device)
-    words = _draw_words(seed, keys, blocks).flatten(0, 1)[first % 4 :][:count]
+    words = draw_words(seed, keys, blocks).flatten(0, 1)[first % 4 :][:count]
     return ((words >> 11) & (2**53 - 1)).double() * 2.0**-53
 
 
-def _draw_words(seed: int, keys: Tensor, counters: Tensor) -> Tensor:
+def draw_words(seed: int, keys: Tensor, counters: Tensor) -> Tensor:
     """Words of 64 bits as int64 [counters, 4, keys]; a product of int64 has the lower bits of an unsigned product."""
     zero = torch.zeros_like(counters + keys)
     words = (zero + counters, zero, zero, zero)

@@ -187,7 +187,7 @@ def test_each_image_of_a_batch_is_drawn_by_its_own_number(build_config: BuildCon
 @pytest.mark.parametrize("precise", [Tensor.double, Tensor.float], ids=["double", "device-without-double"])
 def test_a_value_of_probability_zero_is_never_drawn(dtype: torch.dtype, precise, monkeypatch) -> None:
     """Not even with a uniform number that float32 rounds to 1; top-k and top-p leave many values of probability 0."""
-    monkeypatch.setattr(heads, "_precise", precise)
+    monkeypatch.setattr(heads, "precise", precise)
     probabilities = torch.tensor([[0, 0.25, 0, 0.25, 0.5, 0, 0]], dtype=dtype)
     uniforms = torch.tensor([0.0, 0.1, 0.25, 0.3, 0.5, 0.75, 1 - 2**-24, 1 - 2**-30, 1 - 2**-53], dtype=torch.float64)
     values, places = invert_cumulative(probabilities.expand(9, -1), uniforms)

@@ -24,7 +24,7 @@ from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native.compiler import textbook_only
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.engines import TextbookEngine, choose_engine
-from linformer_cli.sampling.engines.cuda import CudaEngine, _Graphs
+from linformer_cli.sampling.engines.cuda import CudaEngine, Graphs
 
 FLOAT32, BFLOAT16 = 1e-5, 0.05
 every_change = pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
@@ -189,13 +189,13 @@ def test_work_is_run_once_then_recorded_once_and_replayed(monkeypatch) -> None:
             done.append("recorded")
             self.replay = work
 
-    monkeypatch.setattr(_Graphs, "_record", lambda graphs, work: Graph(work))
-    on_card = _Graphs(torch.device("cuda"))
+    monkeypatch.setattr(Graphs, "record", lambda graphs, work: Graph(work))
+    on_card = Graphs(torch.device("cuda"))
     for name in ("one", "one", "two", "one", "two"):
         on_card.run(name, lambda name=name: done.append(name))
     assert done == ["one", "recorded", "one", "two", "one", "recorded", "two"]
     done.clear()
-    elsewhere = _Graphs(torch.device("cpu"))
+    elsewhere = Graphs(torch.device("cpu"))
     for _ in range(3):
         elsewhere.run("one", lambda: done.append("run"))
     assert done == ["run"] * 3
@@ -249,7 +249,7 @@ def test_with_triton_its_steps_are_those_of_the_model(build_tiny_model, monkeypa
         for token in tokens[:, :known].unbind(dim=1):
             _, state = model.step(token, state)
     engine, textbook = CudaEngine(model, 2, fork_state(state)), TextbookEngine(model, 2, state)
-    assert all(isinstance(layer, FoldedState) for layer in engine._states)
+    assert all(isinstance(layer, FoldedState) for layer in engine.states)
     for token in tokens[:, known : known + 12].unbind(dim=1):  # more than are folded at once
         assert_agree(engine.step(token).float(), textbook.step(token).float(), tolerance)
 

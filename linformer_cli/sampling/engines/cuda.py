@@ -42,7 +42,7 @@ class CudaEngine(Engine):
         self._position = 0
         self._embedding = _Embedding(model.embedding, batch, model.dtype)
         self._blocks = cast(list[TransformerBlock], list(model.blocks))
-        self._states: list[FoldedState | LinearState] = []
+        self.states: list[FoldedState | LinearState] = []
         # The graphs read and write the same tensors at each replay, the states included.
         self._tokens = torch.zeros(batch, dtype=torch.int64, device=device)
         self._parameters = torch.zeros(batch, model.head.projection.out_features, dtype=model.dtype, device=device)
@@ -50,7 +50,7 @@ class CudaEngine(Engine):
         self._values = torch.zeros(positions, batch, dtype=torch.uint8, device=device)
         self._drawn = torch.zeros(1, dtype=torch.int64, device=device)
         self._finite = torch.ones((), dtype=torch.bool, device=device)
-        self._graphs = _Graphs(device)
+        self._graphs = Graphs(device)
         self.start(state)
 
     @classmethod
@@ -72,10 +72,10 @@ class CudaEngine(Engine):
         # The only time that the host reads the position from the device; from here on it counts by itself.
         self._position = int(state.embedding.position)
         self._embedding.start(state.embedding)
-        if not self._states:
-            self._states = [self._own(*pair) for pair in zip(self._blocks, state.layers, strict=True)]
+        if not self.states:
+            self.states = [self._own(*pair) for pair in zip(self._blocks, state.layers, strict=True)]
             return
-        for own, layer in zip(self._states, state.layers, strict=True):
+        for own, layer in zip(self.states, state.layers, strict=True):
             if isinstance(own, FoldedState):
                 folding.refill(own, *layer)
             else:
@@ -91,7 +91,7 @@ class CudaEngine(Engine):
 
     def tensors(self) -> list[Tensor]:
         """The tensors of the state, each once: folded states share the position."""
-        own = (self._embedding.recent, self._embedding.position, self._embedding.label, *self._states)
+        own = (self._embedding.recent, self._embedding.position, self._embedding.label, *self.states)
         return list({id(part): part for part in state_tensors(own)}.values())
 
     @torch.no_grad()
@@ -136,7 +136,7 @@ class CudaEngine(Engine):
     def take_step(self) -> None:
         """From the tokens to the parameters, without the host."""
         x = self._embedding.read(self._tokens)
-        for block, state in zip(self._blocks, self._states, strict=True):
+        for block, state in zip(self._blocks, self.states, strict=True):
             x = _step_block(block, x, state)
         self._parameters.copy_(self.model.head(self.model.norm(x)))
 
@@ -179,7 +179,7 @@ def _step_block(block: TransformerBlock, x_t: Tensor, state: FoldedState | Linea
     return block.add_branches(x_t, attention)[0]
 
 
-class _Graphs:
+class Graphs:
     """Pieces of work that read and write the same tensors each time: graphs from the second time on, on a CUDA device.
 
     The first time a piece runs as it is. That compiles and loads everything that must not happen while a graph is
@@ -196,13 +196,13 @@ class _Graphs:
         """Run `work`, which must be the same for the same `name`."""
         if name in self._warm and self._device.type == "cuda":
             if name not in self._graphs:
-                self._graphs[name] = self._record(work)
+                self._graphs[name] = self.record(work)
             self._graphs[name].replay()
         else:
             work()
             self._warm.add(name)
 
-    def _record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """The kernels that `work` launches, without running them."""
         with torch.cuda.device(self._device):
             graph = torch.cuda.CUDAGraph()
