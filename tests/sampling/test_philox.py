@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from linformer_cli.sampling.choose import UniformStreams
-from linformer_cli.sampling.philox import draw_words, draw_uniforms
+from linformer_cli.sampling.philox import draw_uniforms, draw_words
 
 CPU = torch.device("cpu")
 
