@@ -21,7 +21,7 @@ from linformer_cli.data.images import ImageSet
 from linformer_cli.native.compiler import has_library
 from linformer_cli.report.grids import encode_png, read_png_metadata, render_grid
 from linformer_cli.report.tables import to_json
-from linformer_cli.sampling.decode import sample_images
+from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines.native_layout import SOURCE
 from linformer_cli.system.environment import processor_name
 from linformer_cli.system.signals import StopRequest
@@ -180,7 +180,7 @@ def draw_grid(entry: Entry, device: str, check: Check = None) -> bool:
             return False
     except (DataError, KeyError):
         pass  # none yet, or another picture of that name
-    images = sample_images(load_weights(checkpoint, device), GRID_IMAGES, seed=0, before_step=check)
+    images = Sampler(load_weights(checkpoint, device)).sample_images(GRID_IMAGES, before_step=check)
     about = {"attention": entry.variant.label, "checkpoint_sha256": checkpoint.digest, "seed": 0}
     write_file(entry.grid_file, encode_png(render_grid(images), about))
     return True

@@ -14,10 +14,35 @@ from linformer_cli.checkpoint import TrainingState, save_checkpoint
 from linformer_cli.config import CheckpointInfo, DataSummary, ImageShape, ModelConfig, TrainConfig, TrainingSummary
 from linformer_cli.errors import LintxError
 from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.native import compiler
 
 BuildModel = Callable[..., PixelModel]
 
 prepare_triton()
+
+
+@pytest.fixture
+def fresh_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of an empty cache of compiled libraries, with nothing loaded before."""
+    monkeypatch.setenv("LINTX_CACHE", str(tmp_path / "cache"))
+    compiler.try_load.cache_clear()
+    yield tmp_path / "cache" / "native"
+    compiler.try_load.cache_clear()
+
+
+@pytest.fixture
+def fake_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """`fake_compiler(script)`: a shell script is the only C++ compiler on the PATH; returns its path."""
+
+    def install(script: str) -> Path:
+        file = tmp_path / "bin" / "c++"
+        file.parent.mkdir()
+        file.write_text(f"#!/bin/sh\n{script}\n")
+        file.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{file.parent}:/usr/bin:/bin")
+        return file
+
+    return install
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
-from .kernels import folding
 from .kernels import linear as kernels
-from .kernels.folding import FoldedState
 from .parts.causal_sums import causal_sums, divide_by_weight
 from .parts.feature_maps import FEATURE_MAPS, FeatureMap, Learned
 
@@ -93,8 +91,6 @@ class LinearAttention(Attention):
     def step(
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any, extra_t: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        if isinstance(state, FoldedState):  # that of an engine on a GPU
-            return folding.step(q_t, k_t, v_t, state, self.options.feature_map), state
         if torch.is_autocast_enabled(q_t.device.type):
             # Not every time: to enter it takes a good part of so short a step, and hardly anyone steps under autocast.
             with torch.autocast(q_t.device.type, enabled=False):

@@ -11,7 +11,7 @@ from linformer_cli.attention.base import fork_state
 from linformer_cli.errors import Interrupted
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.sampling.choose import Filters, UniformStreams
-from linformer_cli.sampling.engines import AUTO, build_engine, choose_engine
+from linformer_cli.sampling.engines import AUTO, NATIVE, build_engine, choose_engine
 
 # Where along the image a case whose cost grows with the position is timed, as shares of T. The midpoints of equal
 # parts: their mean stands for the mean over all positions, exactly for a cost that is linear in the position.
@@ -55,6 +55,15 @@ class Case:
         return self.steps == positions
 
 
+# The native engine without looking ahead, in a row of its own.
+STEPWISE = "stepwise"
+
+
+def find_engine(name: str) -> str:
+    """The engine that a row named `name` is timed with."""
+    return NATIVE if name == STEPWISE else name
+
+
 def build_step_case(
     model: PixelModel, batch: int, check: Check = None, engine: str = AUTO, first_image: int = 0
 ) -> Case:
@@ -62,13 +71,16 @@ def build_step_case(
 
     Every time they are other images, from `first_image` on: how far one can look ahead depends on the image.
     """
-    positions, chosen = model.config.image.positions, choose_engine(engine, model).value
+    positions, chosen = (
+        model.config.image.positions,
+        engine if engine == STEPWISE else choose_engine(engine, model).value,
+    )
     starts = itertools.count(first_image, batch)
 
     @torch.no_grad()
     def work(steps: int) -> None:
         start = next(starts)
-        stepper = build_engine(chosen, model, batch)
+        stepper = build_engine(find_engine(chosen), model, batch, look_ahead=chosen != STEPWISE)
         first = stepper.step(model.start_tokens(batch))
         stepper.draw_values(first, UniformStreams(0, range(start, start + batch)), Filters(), steps, check)
 
@@ -85,8 +97,9 @@ def build_middle_case(
     """
     positions = model.config.image.positions
     start = max(1, (positions - steps * repeats) // 2)
-    chosen = choose_engine(engine, model).value
-    stepper = build_engine(chosen, model, batch, place_state(model, batch, start))
+    chosen = engine if engine == STEPWISE else choose_engine(engine, model).value
+    placed = place_state(model, batch, start)
+    stepper = build_engine(find_engine(chosen), model, batch, placed, look_ahead=chosen != STEPWISE)
     streams = UniformStreams(0, range(batch))
 
     @torch.no_grad()

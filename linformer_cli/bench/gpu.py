@@ -23,7 +23,7 @@ from linformer_cli.errors import Interrupted
 from linformer_cli.native.compiler import textbook_only
 from linformer_cli.native.gpu import triton_refusal
 from linformer_cli.report.benchmarks import describe_speed
-from linformer_cli.sampling.decode import sample_values
+from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import TEXTBOOK, choose_engine
 from linformer_cli.system.device import synchronize
 from linformer_cli.system.environment import describe_environment
@@ -188,14 +188,14 @@ class GpuBench:
         """Many images as one batch of the first network, in bfloat16; the first time is counted apart."""
         subject = build_subjects(parse_variants(["linear"]), self._sizes.networks[:1], self._device, "bf16")[0]
         count, engine = self._sizes.many, name_engine(subject.model)
-        sample_values(subject.model, range(2), engine=engine)  # compiles what there is to compile
+        Sampler(subject.model, engine=engine).sample(range(2))  # compiles what there is to compile
         if self._device.startswith("cuda"):
             torch.cuda.reset_peak_memory_stats(self._device)
         samples = []
         for _ in range(self._sizes.repeats):
             synchronize(self._device)
             began = time.perf_counter()
-            batch = sample_values(subject.model, range(count), engine=engine, before_step=self._check)
+            batch = Sampler(subject.model, engine=engine).sample(range(count), before_step=self._check)
             samples.append(time.perf_counter() - began)
         timing = Timing(tuple(samples))
         row = {

@@ -14,7 +14,7 @@ from linformer_cli.config import ModelConfig
 from linformer_cli.model.catalogue import MIXERS
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native.compiler import textbook_only
-from linformer_cli.sampling.decode import sample_values
+from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import AUTO, TEXTBOOK, TextbookEngine, build_engine, choose_engine
 from linformer_cli.sampling.engines.cuda import CudaEngine
 from linformer_cli.system.device import torch_dtype
@@ -55,7 +55,7 @@ def check_engines(device: str, networks: Sequence[tuple[str | None, ModelConfig]
         model, images = subject.model, range(COMPARED_IMAGES)
         name = choose_engine(name_engine(model), model).value
         where = f"engine {name}, {subject.preset or 'tiny'}"
-        drawn, expected = (sample_values(model, images, engine=engine).values for engine in (name, TEXTBOOK))
+        drawn, expected = (Sampler(model, engine=engine).sample(images).values for engine in (name, TEXTBOOK))
         others = 1 - float((drawn == expected).all(dim=1).float().mean())
         yield f"{where}: share of images other than the textbook's", others, OTHER_IMAGES
         engines = build_engine(name, model, len(images)), TextbookEngine(model, len(images))

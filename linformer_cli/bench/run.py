@@ -8,7 +8,7 @@ from typing import Any
 
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.report.benchmarks import find_speed
-from linformer_cli.sampling.engines import AUTO, ENGINES, NATIVE, STEPWISE, choose_engine
+from linformer_cli.sampling.engines import AUTO, ENGINES, NATIVE, choose_engine
 from linformer_cli.system.device import synchronize
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.memory import measure_free_memory, measure_peak_memory
@@ -17,12 +17,14 @@ from linformer_cli.units import format_bytes, format_duration
 from .cases import (
     RERUN,
     SHARES,
+    STEPWISE,
     WARM_UP_STEPS,
     Case,
     Check,
     build_middle_case,
     build_rerun_case,
     build_step_case,
+    find_engine,
     is_interrupted,
     name_method,
 )
@@ -222,7 +224,7 @@ def _plan_steps(subject: Subject, batch: int, plan: SamplingPlan, engine: str, c
     """Whole images, or some steps around the middle, or a state that does not fit."""
     model = subject.model
     positions, method = model.config.image.positions, name_method(model, engine)
-    if (refusal := ENGINES[engine].refusal(model)) is not None:
+    if (refusal := ENGINES[find_engine(engine)].refusal(model)) is not None:
         return _Row(subject, engine, None, f"{engine}: {refusal}")
     needed, free = model.state_bytes(batch), measure_free_memory(str(model.device))
     if free is not None and 1.2 * needed + plan.spare_bytes > free:

@@ -16,7 +16,7 @@ from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.engines import AUTO, build_engine
 from linformer_cli.system.device import synchronize, torch_dtype
 
-from .cases import RERUN, place_state
+from .cases import RERUN, STEPWISE, find_engine, place_state
 from .fresh_process import run_fresh
 from .memory import measure_work_growth, refuse_misfits
 
@@ -81,7 +81,9 @@ def build_last_steps(setup: SamplingSetup) -> tuple[Callable[[], None], int]:
 
     @torch.no_grad()
     def step(batch: int) -> None:
-        stepper = build_engine(engine, model, batch, fork_state(placed, batch))
+        stepper = build_engine(
+            find_engine(engine), model, batch, fork_state(placed, batch), look_ahead=engine != STEPWISE
+        )
         first = stepper.step(torch.zeros(batch, dtype=torch.int64, device=setup.device))
         stepper.draw_values(first, UniformStreams(0, range(batch)), Filters(), min(STEPS, positions - 1))
 

@@ -127,7 +127,7 @@ def sample(
         variants = options.choose_variants(names or options.PRESET_VARIANTS, True)
         subjects = build_subjects(variants, networks, place, kind)
     plan = SamplingPlan(
-        batches, repeats, rerun, seconds, memory, trained, options.parse_engines(engine, [AUTO, *ENGINES])
+        batches, repeats, rerun, seconds, memory, trained, options.parse_engines(engine, [AUTO, *ENGINES, "stepwise"])
     )
     if bits_plot is not None and all(subject.find_run(trained)["bits_per_dim"] is None for subject in subjects):
         raise UsageError("--bits-plot has nothing to draw: none of --runs is of a model that would be timed")

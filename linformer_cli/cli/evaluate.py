@@ -44,7 +44,7 @@ def evaluate(
         str | None,
         typer.Option(
             "--engine",
-            help="Step through the values with this sampling engine (auto, native, stepwise, cuda, textbook), not in "
+            help="Step through the values with this sampling engine (auto, native, cuda, textbook), not in "
             "parallel: what its number format costs.",
             show_default=False,
             metavar="NAME",
@@ -84,6 +84,7 @@ def evaluate(
     session = open_session(options.one_checkpoint(checkpoint, checkpoint_option), device, precision.value)
 
     from linformer_cli.evaluation.bits import measure_nats, stepped_nats
+    from linformer_cli.sampling.engines import EngineCache
     from linformer_cli.units import format_bits
 
     name = data or session.checkpoint.info.data.name
@@ -100,7 +101,7 @@ def evaluate(
     nats, stepped = None, "parallel"
     if engine is not None:
         stepped = session.choose_engine(engine)
-        nats = functools.partial(stepped_nats, session.model, engine=stepped)
+        nats = functools.partial(stepped_nats, EngineCache(stepped, session.model))
     measured = measure_nats(session.model, chosen, batch, nats=nats, labels=labels)
     bits = measured.describe()
     with_class = bits.bits_per_dim + session.model.config.class_bits_per_dim

@@ -43,9 +43,9 @@ Engine = Annotated[
     str,
     typer.Option(
         "--engine",
-        help="How the model is stepped: auto takes the fastest that serves it, native (fused kernels, for linear "
-        "attention on a CPU with a C++ compiler) or textbook (plain torch, serves everything); stepwise is native "
-        "without looking ahead; cuda (graphs, for linear attention on a GPU) has to be asked for.",
+        help="How to step the model: auto (the fastest that serves it), native (fused kernels, for linear "
+        "attention on a CPU with a C++ compiler), cuda (CUDA graphs, for linear attention; never chosen by auto) or "
+        "textbook (plain torch, serves everything).",
         metavar="NAME",
     ),
 ]

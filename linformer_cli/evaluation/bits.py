@@ -11,7 +11,7 @@ from torch import Tensor
 
 from linformer_cli.data.sequence import images_to_values
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.sampling.engines import build_engine
+from linformer_cli.sampling.engines import EngineCache
 from linformer_cli.system.memory import work_in_batches
 
 
@@ -102,9 +102,9 @@ def measure_nats(
 
 
 @torch.no_grad()
-def stepped_nats(model: PixelModel, values: Tensor, labels: Tensor | None, engine: str) -> Tensor:
-    """Nats [B, T] of values int64 [B, T], of classes int64 [B], as the sampling `engine` predicts them step by step."""
-    stepper = build_engine(engine, model, len(values))
+def stepped_nats(engines: EngineCache, values: Tensor, labels: Tensor | None) -> Tensor:
+    """Nats [B, T] of values int64 [B, T], of classes int64 [B], predicted step by step by an engine of `engines`."""
+    model, stepper = engines.model, engines.start(len(values))
     found = torch.empty(values.shape, dtype=torch.float64 if model.dtype == torch.float64 else torch.float32)
     for position, token in enumerate(model.shift_values(values, labels).unbind(dim=1)):
         parameters = stepper.step(token)

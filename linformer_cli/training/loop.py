@@ -29,7 +29,7 @@ from linformer_cli.evaluation.bits import measure_bits
 from linformer_cli.files import write_file
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.report.grids import encode_png, render_grid
-from linformer_cli.sampling.decode import sample_images
+from linformer_cli.sampling.decode import Sampler
 from linformer_cli.system.device import synchronize
 from linformer_cli.system.distributed import ALONE, Team, keep_own
 from linformer_cli.system.memory import is_out_of_memory, measure_peak_memory
@@ -357,7 +357,7 @@ class Trainer:
         model, count = self.evaluated_model, self.config.train.sample_images
         model.eval()
         try:
-            images = sample_images(model, count, seed=self.config.train.seed, before_step=stop.raise_if_set)
+            images = Sampler(model, self.config.train.seed).sample_images(count, before_step=stop.raise_if_set)
         finally:
             model.train()
         path = self.folder.samples / f"step-{self.progress.step:07d}.png"

@@ -19,8 +19,8 @@ from PIL import Image
 from linformer_cli import comparison
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.checkpoint import load_model, read_checkpoint, save_checkpoint
-from linformer_cli.cli import complete as complete_module
 from linformer_cli.config import ImageShape
+from linformer_cli.data import pictures
 from linformer_cli.errors import LintxError
 from linformer_cli.model.catalogue import MIXERS
 from linformer_cli.report.grids import read_png_metadata
@@ -163,14 +163,14 @@ def test_torchvision_is_for_data_sets_only(run_folder, tmp_path, command):
     picture = tmp_path / "picture.png"
     Image.new("L", (10, 10)).save(picture)
     arguments = {
-        "sample": ["-n", "1", "-o", str(tmp_path / "x.png")],
-        "complete": [str(picture), "-n", "1", "-o", str(tmp_path / "x.png")],
-        "check": ["--positions", "10"],
-        "bench sample": ["--batch", "1", "--repeats", "1"],
+        "sample": [str(run_folder), "-n", "1", "-o", str(tmp_path / "x.png")],
+        "complete": [str(picture), "--checkpoint", str(run_folder), "-n", "1", "-o", str(tmp_path / "x.png")],
+        "check": [str(run_folder), "--positions", "10"],
+        "bench sample": ["--checkpoint", str(run_folder), "--batch", "1", "--repeats", "1"],
     }[command]
     script = (
         "import sys; from linformer_cli.cli.app import main\n"
-        f"sys.argv = ['lintx', *{command.split()!r}, *{arguments!r}, '--checkpoint', {str(run_folder)!r}]\n"
+        f"sys.argv = ['lintx', *{command.split()!r}, *{arguments!r}]\n"
         "try: main()\n"
         "except SystemExit as ended: assert not ended.code\n"
         "assert 'torchvision' not in sys.modules"
@@ -182,7 +182,9 @@ def test_complete_keeps_the_top_of_each_picture(lintx, run_folder, tmp_path):
     good, broken, out = tmp_path / "good.png", tmp_path / "broken.png", tmp_path / "out.png"
     Image.fromarray(np.linspace(0, 255, 600).astype(np.uint8).reshape(20, 30)).save(good)
     broken.write_text("not a picture")
-    outcome = lintx("complete", good, broken, "-c", run_folder, "--keep", "top:3rows", "-n", 2, "-o", out, "--json")
+    outcome = lintx(
+        "complete", good, broken, "--checkpoint", run_folder, "--keep", "top:3rows", "-n", 2, "-o", out, "--json"
+    )
     assert outcome.code == 1 and "1 of 2 pictures" in outcome.stderr
     document = outcome.document
     (row,) = document["rows"]
@@ -191,7 +193,7 @@ def test_complete_keeps_the_top_of_each_picture(lintx, run_folder, tmp_path):
     assert document["failures"][0]["image"] == str(broken)
     assert read_png_metadata(out)["keep"] == "top:3rows"
     out.unlink()
-    outcome = lintx("complete", broken, broken, "-c", run_folder, "-o", out, "--json")
+    outcome = lintx("complete", broken, broken, "--checkpoint", run_folder, "-o", out, "--json")
     assert outcome.code == 1 and outcome.stderr.splitlines()[-1].endswith("2 of 2 pictures could not be read")
     assert outcome.document["out"] is None and not out.exists()
 
@@ -202,7 +204,7 @@ def test_complete_does_not_replace_what_it_is_given(lintx, run_folder, tmp_path,
     Image.new("L", (8, 8), 9).save(tmp_path / name)
     before = (tmp_path / name).read_bytes()
     monkeypatch.chdir(tmp_path)
-    outcome = lintx("complete", tmp_path / name, "-c", run_folder, "-o", "out.png", option, name)
+    outcome = lintx("complete", tmp_path / name, "--checkpoint", run_folder, "-o", "out.png", option, name)
     assert outcome.code == 2 and "is one of the pictures" in outcome.stderr
     assert (tmp_path / name).read_bytes() == before and not (tmp_path / "out.png").exists()
 
@@ -218,25 +220,25 @@ def test_complete_keeps_the_pictures_that_were_done(lintx, run_folder, tmp_path,
     names = [tmp_path / f"{number}.png" for number in range(3)]
     for name in names:
         Image.new("L", (10, 10)).save(name)
-    real = complete_module._complete_one
+    real = pictures.load_picture
 
-    def complete_one(session, path, *rest):
+    def load_picture(path, *rest):
         if path == names[1]:
             raise fault
-        return real(session, path, *rest)
+        return real(path, *rest)
 
-    monkeypatch.setattr(complete_module, "_complete_one", complete_one)
+    monkeypatch.setattr(pictures, "load_picture", load_picture)
     out = tmp_path / "out.png"
-    outcome = lintx("complete", *names, "-c", run_folder, "-o", out, "--json")
+    outcome = lintx("complete", *names, "--checkpoint", run_folder, "-o", out, "--json")
     assert outcome.code == code and said in outcome.stderr
     assert read_png_metadata(out)["images"] == [str(names[0])] and len(outcome.document["rows"]) == 1
-    assert "pictures" not in lintx("complete", names[1], "-c", run_folder, "-o", out).stderr
+    assert "pictures" not in lintx("complete", names[1], "--checkpoint", run_folder, "-o", out).stderr
 
 
 def test_complete_hints_at_invert(lintx, run_folder, tmp_path):
     paper = tmp_path / "paper.png"
     Image.new("L", (10, 10), 255).save(paper)
-    arguments = ["complete", paper, "-c", run_folder, "-n", 1, "-o", tmp_path / "out.png"]
+    arguments = ["complete", paper, "--checkpoint", run_folder, "-n", 1, "-o", tmp_path / "out.png"]
     assert "try --invert" in lintx(*arguments).stderr
     assert "hint:" not in lintx(*arguments, "--invert").stderr
 

@@ -1,4 +1,4 @@
-"""The layers around an attention, against torch's own transformer layers and a stub that shows what it is given."""
+"""The layers around an attention, against torch's own transformer layers and a stub that records its inputs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -95,7 +95,7 @@ def test_steps_and_blocks_of_a_layer_agree(build_config: BuildConfig, attention:
 
 @pytest.mark.parametrize("attention", catalogue.MIXERS)
 def test_a_state_keeps_nothing_of_the_projections_alive(build_config: BuildConfig, attention: str) -> None:
-    """Queries, keys and values are parts of one tensor, and a part that is kept keeps all of it."""
+    """Queries, keys and values are views of one tensor, and a view in a state keeps all of it alive."""
     block = build_block(build_config(attention))
     for batch in (1, 3):
         with torch.no_grad():
@@ -105,7 +105,7 @@ def test_a_state_keeps_nothing_of_the_projections_alive(build_config: BuildConfi
 
 
 class ShowAttention(SoftmaxAttention):
-    """Keeps what it was given, and gives its extra scalars back as values."""
+    """Records its inputs and returns its extra scalars as values."""
 
     shared_query_key = True
     extra_per_head = 2
@@ -199,7 +199,7 @@ def test_a_gated_block_is_its_formula(build_config: BuildConfig, norm: str) -> N
 
 @pytest.mark.parametrize("attention", ["gau", "flash"])
 def test_a_gated_block_needs_no_feed_forward(build_config: BuildConfig, attention: str) -> None:
-    """Half the parameters of a transformer block with four times the width in between, as in the source."""
+    """Half the parameters of a transformer block with a feed-forward of four times the width, as in the source."""
     network = {"width": 64, "heads": 4, "head_width": 16, "feed_forward": 256, "attention_options": {}}
     gated, transformer = (build_block(build_config(name, **network)) for name in (attention, "softmax"))
     outside = 3 * 64 * 128 + 64 * 128 + 2 * 128 + 128 + 64 + 2 * 64
@@ -226,7 +226,7 @@ def count_parameters(module: nn.Module) -> int:
 
 
 def test_an_lstm_multiplies_sequences_as_exactly_as_steps(build_config: BuildConfig, monkeypatch) -> None:
-    """On a GPU; what there is of it on any machine is the setting that it reads."""
+    """This matters on a GPU; other machines can only check the setting."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     block, found = build_block(build_config("lstm")), []
     block.lstm.register_forward_hook(lambda *_: found.append(torch.backends.cudnn.allow_tf32))
