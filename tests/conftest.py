@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from machine import prepare_triton
+from machine import pin_threads, prepare_triton
 
 from linformer_cli.checkpoint import TrainingState, save_checkpoint
 from linformer_cli.config import CheckpointInfo, DataSummary, ImageShape, ModelConfig, TrainConfig, TrainingSummary
@@ -19,6 +19,7 @@ from linformer_cli.native import compiler
 BuildModel = Callable[..., PixelModel]
 
 prepare_triton()
+pin_threads()
 
 
 @pytest.fixture

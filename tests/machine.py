@@ -21,3 +21,10 @@ def prepare_triton() -> None:
     """Call before the first import of Triton, which decides then how kernels run."""
     if TRITON_DEVICE.type == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
+
+
+def pin_threads() -> None:
+    """One thread for each process of the suite and for those that its tests start, unless the environment says more."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        os.environ["OMP_NUM_THREADS"] = "1"
+        torch.set_num_threads(1)
