@@ -65,8 +65,8 @@ def compiled(feature_map: str, inputs: list[Tensor]) -> tuple[Tensor, Tensor, Te
         (64, 16, 16, True),
         (70, 16, 32, True),
         (200, 32, 16, True),
-        (200, 32, 32, False),
-        (257, 16, 16, True),
+        pytest.param(200, 32, 32, False, marks=pytest.mark.slow),
+        pytest.param(257, 16, 16, True, marks=pytest.mark.slow),
         (65, 64, 64, True),
     ],
 )

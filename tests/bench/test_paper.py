@@ -135,6 +135,7 @@ def test_all_parts_are_measured_and_saved_one_by_one(networks, quick, monkeypatc
     assert figures["attention.png"].startswith(b"\x89PNG") and b"<svg" in figures["images-per-second.svg"]
 
 
+@pytest.mark.slow
 def test_every_repeat_is_a_round_over_all_rows_of_a_part(networks, quick, monkeypatch) -> None:
     monkeypatch.setattr(paper_module, "choose_sizes", lambda seconds: Sizes((1, 2), 2, {"mnist-paper": 2}, 64))
     told = []
@@ -164,6 +165,7 @@ def test_what_is_left_out_is_said_once(networks, quick, monkeypatch) -> None:
     assert left_out and len(left_out) == len(set(left_out)) and {number for *_, number in left_out} == {1}
 
 
+@pytest.mark.slow
 def test_rounds_end_with_the_time(networks, quick, monkeypatch) -> None:
     """A clock on which a round of training takes 36 of the 125 s that it gets: there is no time for a fourth.
 
@@ -184,6 +186,7 @@ def test_rounds_end_with_the_time(networks, quick, monkeypatch) -> None:
     assert "training: 3 of 9 rounds, the time was up" in result.reduced
 
 
+@pytest.mark.slow
 def test_parts_take_turns_by_what_they_have_used_of_their_time(networks, quick, monkeypatch) -> None:
     """A clock on which a round of sampling takes 0.45 of its time, the others' about a quarter of theirs."""
     clock = SimpleNamespace(now=0.0)
@@ -202,6 +205,7 @@ def test_parts_take_turns_by_what_they_have_used_of_their_time(networks, quick, 
     assert turns[:7] == [*begun, ("sampling", 2), ("training", 3)]
 
 
+@pytest.mark.slow
 def test_what_a_part_takes_too_much_is_taken_from_all_that_follow(networks, quick, monkeypatch) -> None:
     """A clock on which the first round of sampling takes 100 of 120 s."""
     clock = SimpleNamespace(now=0.0)
@@ -221,6 +225,7 @@ def test_what_a_part_takes_too_much_is_taken_from_all_that_follow(networks, quic
     assert [bench._turns._given[part] for part in PARTS] == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_runs_of_other_networks_are_timed_too(networks, quick, build_tiny_model, tiny_info, tmp_path) -> None:
     changes = {"ours": {"attention_options": {}}, "wide": {"feed_forward": 64}, "rfa": {"attention": "rfa"}}
     for number, (name, change) in enumerate(changes.items()):
@@ -265,6 +270,7 @@ def test_an_interruption_keeps_what_was_measured(networks, quick) -> None:
     assert "rows are extrapolated" in page  # of a part whose turn it was not
 
 
+@pytest.mark.slow
 def test_a_part_that_takes_far_too_long_is_broken_off_with_what_it_has(networks, quick) -> None:
     def report(part, row, number):
         if part == "sampling":
@@ -277,6 +283,7 @@ def test_a_part_that_takes_far_too_long_is_broken_off_with_what_it_has(networks,
     assert any(line.startswith("sampling: broken off") for line in result.reduced)
 
 
+@pytest.mark.slow
 def test_a_batch_that_the_time_does_not_reach_is_left_out(networks, quick, monkeypatch) -> None:
     """A clock on which the first network takes 120 s of the 212 s of sampling and the second 88 s: 4 s are left."""
     clock = SimpleNamespace(now=0.0)
@@ -297,6 +304,7 @@ def test_a_batch_that_the_time_does_not_reach_is_left_out(networks, quick, monke
     ]
 
 
+@pytest.mark.slow
 def test_a_network_may_have_smaller_batches_than_the_others(networks, quick, monkeypatch) -> None:
     sizes = Sizes((1, 2), 1, {"mnist-paper": 2}, 64, {"two": 1})
     monkeypatch.setattr(paper_module, "choose_sizes", lambda seconds: sizes)

@@ -137,6 +137,7 @@ def _shrink(settings):
     return dataclasses.replace(settings, length=8, width=16, updates=2)
 
 
+@pytest.mark.slow
 def test_bench_paper_leaves_tables_and_figures(lintx, little_paper, tmp_path):
     out = tmp_path / "new" / "paper"
     outcome = lintx("bench", "paper", "--out", out, "--json")

@@ -158,7 +158,10 @@ def test_sample_to_stdout_is_a_png_and_nothing_else(run_folder):
     assert finished.stdout.startswith(b"\x89PNG") and finished.stdout.endswith(b"IEND\xaeB`\x82")
 
 
-@pytest.mark.parametrize("command", ["sample", "complete", "check", "bench sample"])
+@pytest.mark.parametrize(
+    "command",
+    ["sample", *(pytest.param(name, marks=pytest.mark.slow) for name in ("complete", "check", "bench sample"))],
+)
 def test_torchvision_is_for_data_sets_only(run_folder, tmp_path, command):
     picture = tmp_path / "picture.png"
     Image.new("L", (10, 10)).save(picture)
@@ -424,7 +427,9 @@ def test_nothing_is_said_on_stdout_beside_json(lintx, run_folder, tmp_path):
     assert json.loads(outcome.stdout) and "wrote" in outcome.stderr
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number, code):
     run = tmp_path / "run"
     options = [*SMALL, "--batch", "4", "--steps", "100000", "--sample-every", "0"]

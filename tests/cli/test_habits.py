@@ -57,7 +57,9 @@ def test_a_gif_shows_the_drawing(lintx, run_folder, tmp_path) -> None:
         assert gif.convert("L").tobytes() == grid.tobytes()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_whoever_stops_sampling_keeps_what_is_done(run_folder, tmp_path, number, code) -> None:
     arguments = ["sample", str(run_folder), "-n", "100000", "--batch", "2", "-o", str(tmp_path / "grid.png")]
     arguments += ["--files", str(tmp_path / "files"), "--quiet"]  # which keeps what matters
@@ -95,19 +97,28 @@ def test_whoever_stops_sampling_before_the_first_image_gets_no_file(lintx, run_f
 
 
 @pytest.mark.parametrize("columns", [40, 80, 200])
-def test_tables_fit_the_terminal_and_colours_can_be_turned_off(columns) -> None:
-    plain = run("attentions", COLUMNS=str(columns), NO_COLOR="1")
-    assert plain.returncode == 0
+def test_tables_fit_the_terminal_and_colours_can_be_turned_off(lintx, monkeypatch, columns) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("NO_COLOR", "1")
+    plain = lintx("attentions")
+    assert plain.code == 0
     assert max(map(len, plain.stdout.splitlines())) <= columns
     assert "\x1b[" not in plain.stdout
     assert "linear" in plain.stdout
-    page = run("sample", "--help", COLUMNS=str(columns), NO_COLOR="1")
+    page = lintx("sample", "--help")
     assert max(map(len, page.stdout.splitlines())) <= columns
     assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", page.stdout), "a colour in spite of NO_COLOR"
 
 
 @pytest.mark.parametrize(
-    "command", [["attentions"], ["attentions", "--json"], ["info", "--json"], ["sample", "--help"]]
+    "command",
+    [
+        ["attentions"],
+        *(
+            pytest.param(command, marks=pytest.mark.slow)
+            for command in (["attentions", "--json"], ["info", "--json"], ["sample", "--help"])
+        ),
+    ],
 )
 def test_output_may_go_into_head(command) -> None:
     lintx = f"{sys.executable} -m linformer_cli {' '.join(command)}"

@@ -251,7 +251,10 @@ def test_an_untrained_model_needs_eight_bits_a_value(preset: str, channels: int)
     assert bits_per_dim == pytest.approx(8.0, abs=0.1)
 
 
-@pytest.mark.parametrize("attention", ["softmax", "linear", "gau", "flash", "lstm"])
+@pytest.mark.parametrize(
+    "attention",
+    ["linear", *(pytest.param(name, marks=pytest.mark.slow) for name in ("softmax", "gau", "flash", "lstm"))],
+)
 def test_eight_images_can_be_learned_by_heart(attention: str) -> None:
     """Eight strokes at random places, of random brightness: 0.05 bits/dim would be enough to tell them apart."""
     generator = torch.Generator().manual_seed(0)

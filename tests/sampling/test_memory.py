@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import sys
 from linformer_cli.config import ImageShape, ModelConfig
@@ -26,6 +28,7 @@ def measure_growth(height: int, width: int, attention: str) -> int:
     return int(subprocess.run(arguments, capture_output=True, text=True, check=True).stdout)
 
 
+@pytest.mark.slow
 def test_sampling_memory_is_flat_for_linear_and_grows_for_softmax():
     """784 against 3,072 positions. The model, torch and Python are not counted, since they would hide a leak.
 
