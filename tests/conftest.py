@@ -1,6 +1,7 @@
 """What several test files share: tiny models, a checkpoint folder of one, and the check of an error's one line."""
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -8,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 from machine import pin_threads, prepare_triton
 
+import linformer_cli
 from linformer_cli.checkpoint import TrainingState, save_checkpoint
 from linformer_cli.config import CheckpointInfo, DataSummary, ImageShape, ModelConfig, TrainConfig, TrainingSummary
 from linformer_cli.errors import LintxError
@@ -20,6 +23,15 @@ BuildModel = Callable[..., PixelModel]
 
 prepare_triton()
 pin_threads()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compile_kernels_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """With an empty cache one worker compiles the kernels, and the others wait for it."""
+    folder = tmp_path_factory.getbasetemp()  # of this worker; workers share the folder above
+    with FileLock((folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "kernels.lock"):
+        for source in Path(linformer_cli.__file__).parent.rglob("*.cpp"):
+            compiler.has_library(source)
 
 
 @pytest.fixture
