@@ -221,7 +221,11 @@ NO_MEMORY = {
 }
 
 
-@pytest.mark.parametrize("error", NO_MEMORY.values(), ids=NO_MEMORY)
+@pytest.mark.parametrize(
+    "error",
+    [pytest.param(error, marks=() if name == "cpu" else pytest.mark.slow) for name, error in NO_MEMORY.items()],
+    ids=NO_MEMORY,
+)
 def test_where_memory_runs_out_the_batch_is_halved_and_the_images_stay_the_same(model, monkeypatch, error) -> None:
     expected = collect(model, 11, 11, seed=4)
     tried = refuse_above(monkeypatch, model, 3, error)

@@ -29,7 +29,10 @@ needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="the native engine 
 every_change = pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
 # Images that all threads work on together, and images that are shared out among three.
 every_batch = pytest.mark.parametrize(
-    ("batch", "threads"), [(1, 1), (17, 1), (3 * FEW, 3), (3 * FEW + 1, 3), (33, 3)], ids=lambda count: str(count)
+    ("batch", "threads"),
+    [(1, 1), pytest.param(17, 1, marks=pytest.mark.slow), pytest.param(3 * FEW, 3, marks=pytest.mark.slow)]
+    + [(3 * FEW + 1, 3), (33, 3)],
+    ids=str,
 )
 
 
