@@ -90,7 +90,7 @@ def test_whoever_stops_sampling_before_the_first_image_gets_no_file(lintx, run_f
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("linformer_cli.sampling.decode.iter_samples", stop)
+    monkeypatch.setattr("linformer_cli.sampling.decode.Sampler.iter_batches", stop)
     outcome = lintx("sample", run_folder, "-n", 1, "-o", tmp_path / "x.png")
     assert outcome.code == 130 and outcome.stderr.splitlines()[-1] == "Stopped"
     assert list(tmp_path.iterdir()) == []
