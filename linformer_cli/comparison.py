@@ -159,7 +159,7 @@ def train_entry(
     stop: StopRequest,
 ) -> None:
     """Begin or go on with the run of `entry`, to its end. Raises `Interrupted` after saving, when `stop` is set."""
-    trainer = Trainer(entry.config, entry.folder, train, validation, device, precision)
+    trainer = Trainer(entry.config, entry.folder, (train, validation), device, precision)
     begun = entry.folder.config_file.exists()
     if not begun:
         entry.folder.create(entry.config)
@@ -234,7 +234,7 @@ def time_training_once(
         return False
     if not samples:
         require_agreement(load_weights(checkpoint, device))
-    trainer = Trainer(entry.config, entry.folder, train, validation, device, precision)
+    trainer = Trainer(entry.config, entry.folder, (train, validation), device, precision)
 
     def work() -> None:
         for _ in range(TIMED_STEPS):

@@ -25,7 +25,7 @@ from linformer_cli.system.distributed import ALONE, Team, end_process, join_team
 from linformer_cli.system.signals import StopRequest
 from linformer_cli.training.loop import Trainer
 from linformer_cli.training.optimizer import build_average
-from linformer_cli.training.progress import Silence
+from linformer_cli.training.progress import Progress, Silence
 from linformer_cli.training.run_folder import RunFolder
 
 STEPS = 9
@@ -58,7 +58,7 @@ def build(folder: Path, team: Team, precision: str = "fp32", **model: Any) -> Tr
     run = RunFolder(folder)
     if team.leads and not run.config_file.exists():
         run.create(config)
-    return Trainer(config, run, IMAGES, IMAGES, "cpu", precision, team)
+    return Trainer(config, run, (IMAGES, IMAGES), "cpu", precision, team)
 
 
 class StopAt(StopRequest):
@@ -106,13 +106,13 @@ def check_one_large_batch(folder: Path, team: Team, **model: Any) -> None:
     for trainer in trainers:
         trainer.average = build_average(trainer.model.double(), trainer.config.train)
     shared = trainers[0]
-    losses = [shared._train_step(1e-2)]
+    losses = [shared.train_step(Progress(), 1e-2)]
     gradients = [None if found.grad is None else found.grad.clone() for found in shared.model.parameters()]
     for _ in range(3):
-        shared._train_step(1e-2)
+        shared.train_step(Progress(), 1e-2)
     if team.leads:
         alone = trainers[1]
-        losses.append(alone._train_step(1e-2))
+        losses.append(alone.train_step(Progress(), 1e-2))
         for ours, parameter in zip(gradients, alone.model.parameters(), strict=True):
             assert (ours is None) == (parameter.grad is None)
             if parameter.grad is not None:
@@ -120,7 +120,7 @@ def check_one_large_batch(folder: Path, team: Team, **model: Any) -> None:
         assert min(*losses[0], *losses[1]) > 0
         torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]), rtol=1e-9, atol=0)
         for _ in range(3):
-            alone._train_step(1e-2)
+            alone.train_step(Progress(), 1e-2)
         torch.testing.assert_close(shared.model.state_dict(), alone.model.state_dict(), rtol=0, atol=1e-8)
 
 
@@ -152,19 +152,19 @@ def check_training(folder: Path) -> None:
 
 def die_at(number: int) -> None:
     """Kill this process before it takes step `number` or writes image `number`."""
-    step, write = Trainer._train_step, NumberedImages.write
+    step, write = Trainer.train_step, NumberedImages.write
 
-    def dying_step(trainer: Trainer, rate: float) -> tuple[float, float]:
+    def dying_step(trainer: Trainer, progress: Progress, rate: float) -> tuple[float, float]:
         if trainer.progress.step == number:
             os.kill(os.getpid(), signal.SIGKILL)
-        return step(trainer, rate)
+        return step(trainer, progress, rate)
 
     def dying_write(folder: NumberedImages, index: int, image: Any) -> None:
         if index >= number:
             os.kill(os.getpid(), signal.SIGKILL)
         write(folder, index, image)
 
-    Trainer._train_step = dying_step  # type: ignore[method-assign]
+    Trainer.train_step = dying_step  # type: ignore[method-assign]
     NumberedImages.write = dying_write  # type: ignore[method-assign]
 
 

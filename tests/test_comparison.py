@@ -30,8 +30,8 @@ from linformer_cli.comparison import (
 from linformer_cli.data.glyphs import draw_glyphs
 from linformer_cli.data.images import ImageSet
 from linformer_cli.errors import DisagreementError, Interrupted, LintxError, UsageError
+from linformer_cli.metrics import read_metrics
 from linformer_cli.report.grids import read_png_metadata
-from linformer_cli.report.metrics import read_metrics
 from linformer_cli.system.signals import StopRequest
 from linformer_cli.training.loop import Trainer
 

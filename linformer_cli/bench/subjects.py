@@ -8,9 +8,9 @@ import torch
 
 from linformer_cli.checkpoint import load_weights, read_checkpoint
 from linformer_cli.config import ImageShape, ModelConfig, parse_config
+from linformer_cli.metrics import label_runs
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.presets import find_preset, find_preset_image
-from linformer_cli.report.metrics import label_runs
 from linformer_cli.system.device import torch_dtype
 
 from .trained import UNTRAINED, TrainedRun, find_trained

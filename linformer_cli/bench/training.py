@@ -100,7 +100,7 @@ def build_trainer(model: ModelConfig, preset: str | None, batch: int, device: st
     labels = np.arange(len(pixels)) % model.classes if model.classes else None
     images = ImageSet("random", "train", pixels, labels)
     config = RunConfig(preset=preset, model=model, train=train)
-    return Trainer(config, RunFolder(Path("unused")), images, images, device, precision)
+    return Trainer(config, RunFolder(Path("unused")), (images, images), device, precision)
 
 
 def _find(group: Sequence[Subject], name: str) -> Subject:

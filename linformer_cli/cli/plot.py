@@ -61,8 +61,8 @@ def plot(
     - `lintx plot runs/first --json`
     """
     from linformer_cli.files import write_file
+    from linformer_cli.metrics import load_runs
     from linformer_cli.report.grids import encode_png
-    from linformer_cli.report.metrics import load_runs
     from linformer_cli.report.plots import parse_plot_format
     from linformer_cli.report.runs import render_runs, render_strips
 

@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
@@ -14,6 +14,7 @@ from .output import is_quiet
 
 if TYPE_CHECKING:
     from linformer_cli.evaluation.bits import Bits
+    from linformer_cli.metrics import MetricsRow
     from linformer_cli.training.progress import Progress as RunProgress
 
 _PLAIN_INTERVAL_SECONDS = 10.0
@@ -57,13 +58,13 @@ class TrainingDisplay:
                 self._live.update(self._bar, completed=1.0)
             self._live.stop()
 
-    def on_step(self, row: dict[str, Any], finished_share: float) -> None:
+    def on_step(self, row: "MetricsRow", finished_share: float) -> None:
         facts = [
-            f"step {row['step']}",
-            f"{row['train_bits_per_dim']:.3f} bits/dim",
+            f"step {row.step}",
+            f"{row.train_bits_per_dim:.3f} bits/dim",
             f"{self._remaining(finished_share)} left",
-            f"{row['images_per_second']:.1f} images/s",
-            format_bytes(row["peak_memory_bytes"]),
+            f"{row.images_per_second:.1f} images/s",
+            format_bytes(row.peak_memory_bytes or 0),
         ]
         if self._live is not None:
             self._live.update(self._bar, completed=finished_share, description=self._fit(facts))

@@ -236,7 +236,7 @@ def train(
             merged.check()
             images = load_training_images(merged.data_config, team)
             settings = merged.build(images[0].shape, images[0].classes)
-        trainer = _build_trainer(settings, folder, *images, team)
+        trainer = _build_trainer(settings, folder, images, team)
         if source is not None:
             _take_over(trainer, source)
         if dry_run:
@@ -269,7 +269,7 @@ def _given(**values: Any) -> dict[str, Any]:
 
 
 def _build_trainer(
-    settings: "RunConfig", folder: "RunFolder", train: "ImageSet", validation: "ImageSet", team: "Team"
+    settings: "RunConfig", folder: "RunFolder", images: "tuple[ImageSet, ImageSet]", team: "Team"
 ) -> "Trainer":
     from linformer_cli.system.device import choose_precision, torch_dtype
     from linformer_cli.training.loop import Trainer
@@ -277,7 +277,7 @@ def _build_trainer(
     device = team.choose_device(settings.train.device)
     precision = choose_precision(settings.train.precision, device.value, "training")
     talk(f"device {device.value} ({device.reason}), precision {precision.value} ({precision.reason})")
-    trainer = Trainer(settings, folder, train, validation, device.value, precision.value, team)
+    trainer = Trainer(settings, folder, images, device.value, precision.value, team)
     if team.count > 1:
         talk(f"{team.count} processes, each with its share of every {settings.train.batch} images")
     if trainer.model.is_compiled(torch_dtype(precision.value)):

@@ -7,9 +7,9 @@ from pathlib import Path
 from PIL import Image
 
 from linformer_cli.errors import DataError, UsageError
+from linformer_cli.metrics import RunSeries, TrainingPoint, ValidationPoint, label_runs
 
 from .grids import render_captioned_row, render_title, stack_rows
-from .metrics import RunSeries, TrainingPoint, ValidationPoint, label_runs
 from .plots import PALETTE, Curve, Panel, PlotFormat, render_plot
 
 _Place = Callable[[TrainingPoint | ValidationPoint], float]

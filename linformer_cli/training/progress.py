@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from linformer_cli.evaluation.bits import Bits
+from linformer_cli.metrics import MetricsRow
 
 # How many steps the trend of the loss looks back, and how many it needs before it says anything.
 _TREND_STEPS = 50
@@ -72,7 +73,7 @@ class Progress:
 class Reporter(Protocol):
     """Who is told what happens; the command line's is a progress line."""
 
-    def on_step(self, row: dict[str, Any], finished_share: float) -> None: ...
+    def on_step(self, row: MetricsRow, finished_share: float) -> None: ...
     def on_evaluate(self, progress: Progress, bits: Bits, is_best: bool) -> None: ...
     def on_sample(self, path: Path) -> None: ...
     def on_save(self, path: Path, progress: Progress) -> None: ...
@@ -82,7 +83,7 @@ class Reporter(Protocol):
 class Silence:
     """A `Reporter` that tells no one."""
 
-    def on_step(self, row: dict[str, Any], finished_share: float) -> None:
+    def on_step(self, row: MetricsRow, finished_share: float) -> None:
         pass
 
     def on_evaluate(self, progress: Progress, bits: Bits, is_best: bool) -> None:

@@ -1,39 +1,23 @@
 """The folder of a training run: config.toml, metrics.csv, sample grids, and the checkpoints last/ and best/."""
 
 import contextlib
-import csv
 import datetime
 import fnmatch
-import io
 import itertools
 import os
 import shutil
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 from filelock import FileLock, Timeout
 
 from linformer_cli.checkpoint import find_checkpoint, holds_checkpoint
 from linformer_cli.config import RunConfig, parse_config
-from linformer_cli.errors import CheckpointError, DataError, LintxError, UsageError
+from linformer_cli.errors import CheckpointError, LintxError, UsageError
 from linformer_cli.files import TEMPORARY_FILES, write_file
-from linformer_cli.report.metrics import METRICS_FILE, read_metrics
-
-METRICS = (
-    "step",
-    "images",
-    "learning_rate",
-    "train_bits_per_dim",
-    "gradient_norm",
-    "validation_bits_per_dim",
-    "validation_standard_error",
-    "elapsed_seconds",
-    "images_per_second",
-    "peak_memory_bytes",
-)
+from linformer_cli.metrics import METRICS_FILE, create_metrics, has_steps
 
 RUNS = Path("runs")  # where runs lie that are not told where
 
@@ -126,7 +110,7 @@ class RunFolder:
         """Nothing was saved yet and no step was logged: a run that was killed before its first save."""
         if holds_checkpoint(self.last):
             return False
-        return all(row["step"] == "0" for row in self._read_metrics())
+        return not has_steps(self.metrics_file)
 
     def create(self, config: RunConfig) -> None:
         """Make the folder; raises `UsageError` where there is one with something in it already."""
@@ -136,7 +120,7 @@ class RunFolder:
         with self.lock():
             self._refuse_if_taken()  # another process may have been here in between
             self.write_config(config)
-            self._write_metrics([])
+            create_metrics(self.metrics_file)
 
     def _refuse_if_taken(self) -> None:
         if self.path.exists() and (not self.path.is_dir() or any(map(_is_something, self.path.iterdir()))):
@@ -164,37 +148,6 @@ class RunFolder:
         except (OSError, ValueError) as error:
             raise CheckpointError(f"'{self.config_file}' cannot be read: {error}") from None
         return parse_config(RunConfig, document, str(self.config_file))
-
-    def append_metrics(self, row: Mapping[str, Any]) -> None:
-        """Add one row; a value that was not measured is an empty cell."""
-        with _one_line(self.metrics_file), open(self.metrics_file, "a", newline="", encoding="utf-8") as file:
-            csv.DictWriter(file, METRICS).writerow(row)
-
-    def cut_metrics(self, step: int, validated: bool = True) -> None:
-        """Drop the rows after `step`, which a resumed run writes again; `validated` keeps the validation of `step`."""
-        self._write_metrics([row for row in self._read_metrics() if _is_kept(row, step, validated)])
-
-    def _read_metrics(self) -> list[dict[str, str]]:
-        rows = read_metrics(self.metrics_file)  # nothing where it was killed between config.toml and this file
-        if missing := [name for name in METRICS if any(name not in row for row in rows)]:
-            raise DataError(
-                f"'{self.metrics_file}' has no column '{missing[0]}'; mend its first line, or move it away to go on"
-            )
-        return rows
-
-    def _write_metrics(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        table = io.StringIO(newline="")
-        writer = csv.DictWriter(table, METRICS)
-        writer.writeheader()
-        writer.writerows(rows)
-        write_file(self.metrics_file, table.getvalue().encode())
-
-
-def _is_kept(row: Mapping[str, str], step: int, validated: bool) -> bool:
-    """Whether a row of metrics.csv was written before a checkpoint of `step`; a row cut short by a crash was not."""
-    if not (row["step"] or "").isdigit() or row["peak_memory_bytes"] is None or len(row) > len(METRICS):
-        return False
-    return int(row["step"]) < step or (int(row["step"]) == step and (validated or not row["validation_bits_per_dim"]))
 
 
 def _is_something(path: Path) -> bool:

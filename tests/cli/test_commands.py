@@ -22,9 +22,9 @@ from linformer_cli.checkpoint import load_model, read_checkpoint, save_checkpoin
 from linformer_cli.config import ImageShape
 from linformer_cli.data import pictures
 from linformer_cli.errors import LintxError
+from linformer_cli.metrics import COLUMNS
 from linformer_cli.model.catalogue import MIXERS
 from linformer_cli.report.grids import read_png_metadata
-from linformer_cli.training.run_folder import METRICS
 
 SMALL = ("--data", "glyphs", "--image-size", "10", "--preset", "tiny")  # images of 10 x 10, a model that starts at once
 
@@ -34,7 +34,7 @@ def test_training_leaves_the_documented_folder(run_folder):
     assert names == {"config.toml", "metrics.csv", "samples", "last", "best", ".lock"}
     with open(run_folder / "metrics.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert tuple(rows[0]) == METRICS
+    assert tuple(rows[0]) == COLUMNS
     assert float(rows[-1]["validation_bits_per_dim"]) == pytest.approx(8, abs=0.3)
     assert (run_folder / "samples" / "step-0000006.png").is_file()
 
@@ -544,18 +544,18 @@ def test_compare_goes_on_past_a_mechanism_that_needs_too_much_memory(lintx, tmp_
 def test_compare_interrupted_keeps_what_it_has(lintx, tmp_path, monkeypatch):
     from linformer_cli.training.loop import Trainer
 
-    train_step = Trainer._train_step
+    train_step = Trainer.train_step
 
-    def interrupted(self, rate):
+    def interrupted(self, progress, rate):
         if self.config.model.attention == "linear" and self.progress.step == 1:
             os.kill(os.getpid(), signal.SIGINT)
-        return train_step(self, rate)
+        return train_step(self, progress, rate)
 
-    monkeypatch.setattr(Trainer, "_train_step", interrupted)
+    monkeypatch.setattr(Trainer, "train_step", interrupted)
     outcome = compare(lintx, tmp_path, "--attention", "softmax,linear", "--format", "md")
     assert outcome.code == 130 and "the same command goes on" in outcome.stderr
     assert "training and sampling not timed" in outcome.stdout and "step 2 of 2" in outcome.stdout  # but not validated
-    monkeypatch.setattr(Trainer, "_train_step", train_step)
+    monkeypatch.setattr(Trainer, "train_step", train_step)
     rows = compare(lintx, tmp_path, "--attention", "softmax,linear", "--json").document["rows"]
     assert [row["missing"] for row in rows] == [None, None]
     assert all(row["bits_per_dim"] is not None for row in rows)

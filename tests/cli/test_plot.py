@@ -56,7 +56,7 @@ def test_what_is_drawn_is_what_is_asked_for(lintx, run_folder, tmp_path, monkeyp
     ("arguments", "code", "part"),
     [
         (["nowhere"], 2, "'nowhere' is not a run: it has no metrics.csv"),
-        (["empty"], 1, "nothing of the run is logged yet"),
+        (["empty"], 1, "has not logged anything yet"),
         (["nowhere", "--samples", "s.png"], 1, "'nowhere' has no grids"),
         (["empty", "-o", "x.pdf"], 2, ".png or .svg"),
         (["empty", "--samples", "x.svg"], 2, "ends in .png"),

@@ -9,8 +9,16 @@ from rich.console import Console
 
 from linformer_cli.cli import output
 from linformer_cli.cli.progress import PatientConsole, TrainingDisplay
+from linformer_cli.metrics import MetricsRow
 
-ROW = {"step": 12345, "train_bits_per_dim": 1.23456, "images_per_second": 1234.5, "peak_memory_bytes": 3 << 30}
+ROW = MetricsRow(
+    step=12345,
+    images=99,
+    elapsed_seconds=1.5,
+    train_bits_per_dim=1.23456,
+    images_per_second=1234.5,
+    peak_memory_bytes=3 << 30,
+)
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image, ImageColor
 
 from linformer_cli.errors import DataError, UsageError
+from linformer_cli.metrics import RunSeries, TrainingPoint, ValidationPoint
 from linformer_cli.report.grids import CAPTION_HEIGHT
-from linformer_cli.report.metrics import RunSeries, TrainingPoint, ValidationPoint
 from linformer_cli.report.plots import PALETTE
 from linformer_cli.report.runs import find_grids, render_runs, render_strips
 

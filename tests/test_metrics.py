@@ -1,14 +1,27 @@
 """metrics.csv as series: what counts, what is cut short, what is damaged, and what runs are called."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
+from machine import TIMING_METRICS
 
+from linformer_cli import files as files_module
+from linformer_cli import metrics as metrics_module
 from linformer_cli.errors import DataError, LintxError, UsageError
-from linformer_cli.report.metrics import label_runs, load_runs, read_metrics
-from linformer_cli.training.run_folder import METRICS
+from linformer_cli.metrics import (
+    COLUMNS,
+    MetricsRow,
+    append_row,
+    create_metrics,
+    cut_metrics,
+    label_runs,
+    load_runs,
+    read_metrics,
+)
 
-HEADER = ",".join(METRICS)
+HEADER = ",".join(COLUMNS)
 VALIDATED = "0,0,,,,8.1,0.02,0.5,,"
 TRAINED = "20,160,0.001,7.5,1.0,,,2.25,80.0,1000"
 
@@ -72,10 +85,77 @@ def test_missing_and_empty_metrics_are_one_line(tmp_path, raises_one_line) -> No
 
 def test_rows_are_read_as_they_are(tmp_path, raises_one_line) -> None:
     file = write_run(tmp_path / "first", TRAINED) / "metrics.csv"
-    assert read_metrics(file) == [dict(zip(METRICS, TRAINED.split(","), strict=True))]
+    assert read_metrics(file) == [dict(zip(COLUMNS, TRAINED.split(","), strict=True))]
     assert read_metrics(tmp_path / "missing.csv") == []
     with raises_one_line(LintxError, "cannot read"):
         read_metrics(tmp_path)
+
+
+# Written and cut
+
+
+def write_rows(file: Path, *rows: MetricsRow) -> list[dict[str, str]]:
+    create_metrics(file)
+    for row in rows:
+        append_row(file, row)
+    return read_metrics(file)
+
+
+def row_of(step: int, **values: float) -> MetricsRow:
+    return MetricsRow(step=step, images=8 * step, elapsed_seconds=step / 2, **values)  # type: ignore[arg-type]
+
+
+def test_rows_have_empty_cells_for_what_was_not_measured(tmp_path) -> None:
+    rows = row_of(3, train_bits_per_dim=0.1 + 0.2), row_of(3, validation_bits_per_dim=1e-9)
+    first, second = write_rows(tmp_path / "metrics.csv", *rows)
+    assert list(first) == list(COLUMNS)
+    assert float(first["train_bits_per_dim"]) == 0.1 + 0.2
+    assert first["validation_bits_per_dim"] == second["train_bits_per_dim"] == ""
+    assert float(second["validation_bits_per_dim"]) == 1e-9
+
+
+def test_timing_metrics_are_columns() -> None:
+    assert set(TIMING_METRICS) < set(COLUMNS)
+    assert "step" not in TIMING_METRICS
+
+
+@pytest.mark.parametrize(("step", "kept"), [(0, 0), (1, 0), (2, 1), (4, 3), (5, 3), (10, 4), (11, 4)])
+def test_cutting_drops_the_rows_after_a_step_and_changes_no_other(tmp_path, step: int, kept: int) -> None:
+    file = tmp_path / "metrics.csv"
+    before = write_rows(
+        file, row_of(2, gradient_norm=1 / 3), row_of(4), row_of(4, validation_bits_per_dim=2.5), row_of(10)
+    )
+    cut_metrics(file, step)
+    assert read_metrics(file) == before[:kept]
+    append_row(file, row_of(12))
+    assert [row["step"] for row in read_metrics(file)] == [row["step"] for row in before[:kept]] + ["12"]
+
+
+def test_a_validation_of_the_last_step_is_cut_unless_it_was_saved(tmp_path) -> None:
+    file = tmp_path / "metrics.csv"
+    before = write_rows(file, row_of(2), row_of(4, gradient_norm=1.0), row_of(4, validation_bits_per_dim=2.5))
+    cut_metrics(file, 4, validated=False)
+    assert read_metrics(file) == before[:2]
+
+
+def test_a_missing_file_is_created_when_cut(tmp_path) -> None:
+    cut_metrics(tmp_path / "metrics.csv", 1)
+    assert (tmp_path / "metrics.csv").read_text().strip() == HEADER
+
+
+def test_a_full_disk_is_one_line(tmp_path, monkeypatch, raises_one_line) -> None:
+    def full_disk(*_arguments: object, **_options: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for module in (metrics_module, files_module):
+        monkeypatch.setattr(module, "open", full_disk, raising=False)
+    file = tmp_path / "metrics.csv"
+    for fails in (lambda: append_row(file, row_of(1)), lambda: create_metrics(file)):
+        with raises_one_line(LintxError, str(file), "o space left on device"):
+            fails()
+
+
+# Labels
 
 
 @pytest.mark.parametrize(
