@@ -28,10 +28,10 @@ from linformer_cli.system.signals import StopRequest
 from linformer_cli.training.loop import Trainer
 from linformer_cli.training.progress import Reporter
 from linformer_cli.training.run_folder import RunFolder
-from linformer_cli.training.settings import LENGTHS, Settings, merge_settings, read_tables
+from linformer_cli.training.settings import Given, Settings, merge_settings, read_tables
 
 from .checkpoint import Checkpoint, holds_checkpoint, load_weights, read_checkpoint
-from .config import RunConfig, TrainConfig, parse_config
+from .config import LENGTHS, RunConfig, TrainConfig, parse_config
 from .errors import DataError, LintxError, UsageError
 from .files import write_file
 
@@ -122,7 +122,8 @@ def plan_entries(
     loaded: tuple[ImageSet, ImageSet] | None = None
     for variant in variants:
         model = {"attention": variant.attention, "attention_options": variant.options}
-        settings = merge_settings(file, preset, model, data, {**train, "steps": 1}, default_preset=DEFAULT_PRESET)
+        given = Given(preset, model, data, {**train, "steps": 1})
+        settings = merge_settings(given, file, default_preset=DEFAULT_PRESET)
         loaded = loaded or load(settings)
         config = settings.build(loaded[0].shape, loaded[0].classes)
         steps = math.ceil(images / (config.train.batch * config.train.accumulation))

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from linformer_cli.attention.base import AttentionShape
-from linformer_cli.attention.catalogue import build_attention
 from linformer_cli.attention.performer import PerformerAttention
 from linformer_cli.config import OptionValue
 from linformer_cli.errors import UsageError
+from linformer_cli.model.mixers import build_attention
 
 SOFTMAX_FEATURE_MAPS = ("positive", "hyperbolic", "trig")
 # The part of all pairs that counts as small ones.

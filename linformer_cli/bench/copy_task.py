@@ -19,7 +19,7 @@ from linformer_cli.attention.base import Attention
 from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.errors import UsageError
 from linformer_cli.model.blocks import Block, initialise_weights
-from linformer_cli.model.catalogue import build_block
+from linformer_cli.model.mixers import build_blocks
 from linformer_cli.system.device import synchronize
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.signals import StopRequest
@@ -136,7 +136,7 @@ class CopyModel(nn.Module):
         self.positions = nn.Embedding(settings.length, settings.width)
         for table in (self.symbols, self.positions):
             nn.init.normal_(table.weight, std=0.5)
-        blocks: list[Block] = [build_block(config, layer) for layer in range(config.layers)]
+        blocks = build_blocks(config)
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(settings.width)
         self.head = nn.Linear(settings.width, SYMBOLS + 1)

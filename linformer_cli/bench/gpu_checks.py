@@ -11,7 +11,7 @@ from torch import Tensor
 from linformer_cli.attention.base import AttentionShape
 from linformer_cli.attention.linear import LinearAttention, LinearOptions
 from linformer_cli.config import ModelConfig
-from linformer_cli.model.catalogue import MIXERS
+from linformer_cli.model.mixers import MIXERS
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native.compiler import textbook_only
 from linformer_cli.sampling.decode import Sampler

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from linformer_cli.attention.base import Attention, AttentionShape
-from linformer_cli.attention.catalogue import build_attention
 from linformer_cli.config import ImageShape, ModelConfig
+from linformer_cli.model.mixers import build_attention
 from linformer_cli.model.pixel_model import PixelModel
 
 LEAST_TRAFFIC = (

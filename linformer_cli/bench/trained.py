@@ -8,7 +8,7 @@ from typing import Any
 from linformer_cli.checkpoint import holds_checkpoint, read_checkpoint
 from linformer_cli.config import ModelConfig
 from linformer_cli.errors import CheckpointError
-from linformer_cli.model.catalogue import parse_options
+from linformer_cli.model.mixers import parse_options
 
 
 @dataclass(frozen=True)

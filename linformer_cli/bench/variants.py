@@ -7,7 +7,7 @@ from typing import Any
 
 from linformer_cli.attention.catalogue import CATALOGUE, find_attention
 from linformer_cli.errors import UsageError
-from linformer_cli.model.catalogue import MIXERS, find_mixer, parse_options
+from linformer_cli.model.mixers import MIXERS, find_mixer, parse_options
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 

@@ -68,7 +68,7 @@ def attentions(
     from linformer_cli.attention.base import AttentionShape
     from linformer_cli.checkpoint import read_checkpoint
     from linformer_cli.config import NetworkConfig, parse_config
-    from linformer_cli.model.catalogue import MIXERS, find_mixer
+    from linformer_cli.model.mixers import MIXERS, find_mixer
 
     if checkpoint is not None:
         if positions or heads or head_width:
@@ -139,7 +139,7 @@ def _print_one(row: dict[str, Any], sizes: dict[str, int], style: options.TableF
 
 
 def _describe(name: str, network: "NetworkConfig", shape: "AttentionShape") -> dict[str, Any]:
-    from linformer_cli.model.catalogue import default_state_bytes, find_mixer
+    from linformer_cli.model.mixers import default_state_bytes, find_mixer
 
     mechanism = find_mixer(name)
     return {

@@ -65,7 +65,7 @@ def open_session(
 ) -> Session:
     """Load the checkpoint `name` (None: the shipped default), for one of `team`; says what was chosen on stderr."""
     from linformer_cli.checkpoint import load_weights, read_checkpoint
-    from linformer_cli.model.catalogue import describe_mixing
+    from linformer_cli.model.mixers import describe_mixing
     from linformer_cli.system.device import choose_precision, torch_dtype
 
     checkpoint = read_checkpoint(name)

@@ -1,6 +1,6 @@
 """The residual blocks between embedding and head: the interface and the transformer block.
 
-`gated.py` and `lstm.py` have the other blocks; the catalogue of this package builds the one that is configured.
+`gated.py` and `lstm.py` have the other blocks; `mixers.py` builds the one that is configured.
 """
 
 import itertools
@@ -12,33 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linformer_cli.attention.base import Attention, AttentionShape
-from linformer_cli.attention.catalogue import build_for_model
+from linformer_cli.attention.base import Attention
 from linformer_cli.config import ModelConfig, NetworkConfig
 
 from .dropout import add_dropped
 
 
-def build_inner(config: ModelConfig, layer: int) -> Attention:
-    """The attention of layer number `layer`, in this model's sizes."""
-    shape = AttentionShape(
-        heads=config.heads,
-        key_width=config.head_width,
-        value_width=config.head_width,
-        positions=config.image.positions,
-        row=config.image.values_per_row,
-        layer=layer,
-    )
-    return build_for_model(config.attention, config.attention_options, shape, config.width)
-
-
 class AttentionLayer(nn.Module):
     """Projects vectors to heads, mixes positions by the inner attention, and projects back."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig, inner: Attention) -> None:
         super().__init__()
-        self.inner = build_inner(config, layer)
-        shape = self.inner.shape
+        self.inner = inner
+        shape = inner.shape
         self.heads = shape.heads
         keys = shape.key_width if self.inner.shared_query_key else 2 * shape.key_width
         self.widths = (keys - shape.key_width, shape.key_width, shape.value_width, self.inner.extra_per_head)
@@ -161,9 +147,9 @@ class InnerBlock(Block):
 class TransformerBlock(InnerBlock):
     """Attention and feed-forward, in one residual branch each."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig, inner: Attention) -> None:
         super().__init__(config)
-        self.attention = AttentionLayer(config, layer)
+        self.attention = AttentionLayer(config, inner)
         self.feed_forward = FeedForward(config)
         self.attention_norm = nn.LayerNorm(config.width)
         self.feed_forward_norm = nn.LayerNorm(config.width)

@@ -10,7 +10,7 @@ from torch.nn import functional
 from linformer_cli.attention.base import Attention
 from linformer_cli.config import ModelConfig
 
-from .blocks import InnerBlock, build_inner
+from .blocks import InnerBlock
 
 
 class GatedBlock(InnerBlock):
@@ -20,10 +20,10 @@ class GatedBlock(InnerBlock):
     `activation` are ignored. The source has `pre` norm only.
     """
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig, attention: Attention) -> None:
         super().__init__(config)
-        self.attention = build_inner(config, layer)
-        shape = self.attention.shape
+        self.attention = attention
+        shape = attention.shape
         self.widths = (shape.value_width, shape.value_width, shape.key_width)
         self.input = nn.Linear(config.width, sum(self.widths))
         self.output = nn.Linear(shape.value_width, config.width)

@@ -10,9 +10,9 @@ from linformer_cli.attention.base import Attention
 from linformer_cli.config import ModelConfig
 
 from .blocks import Block, initialise_weights
-from .catalogue import build_block
 from .embedding import EmbeddingState, PixelEmbedding
 from .heads import build_head
+from .mixers import build_blocks
 
 
 class PixelState(NamedTuple):
@@ -34,7 +34,7 @@ class PixelModel(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = PixelEmbedding(config)
-        self.blocks = nn.ModuleList(build_block(config, layer) for layer in range(config.layers))
+        self.blocks = nn.ModuleList(build_blocks(config))
         self.norm = nn.LayerNorm(config.width)
         self.head = build_head(config)
         initialise_weights(self, self._typed_blocks)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from linformer_cli.attention.base import Attention, AttentionShape
 from linformer_cli.attention.bigbird import BigbirdAttention, draw_blocks
-from linformer_cli.attention.catalogue import build_attention
+from linformer_cli.model.mixers import build_attention
 
 CPU = torch.device("cpu")
 

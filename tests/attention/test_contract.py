@@ -24,8 +24,9 @@ from linformer_cli.attention.base import (
     measure_state_bytes,
     state_tensors,
 )
-from linformer_cli.attention.catalogue import CATALOGUE, build_attention, parse_options
+from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.errors import UsageError
+from linformer_cli.model.mixers import build_attention, parse_options
 from linformer_cli.native.compiler import textbook_only
 
 CPU = torch.device("cpu")

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from linformer_cli.attention.base import AttentionShape
-from linformer_cli.attention.catalogue import build_attention
 from linformer_cli.attention.deltanet import DeltanetAttention, DeltanetState, delta_sums
 from linformer_cli.model.blocks import AttentionLayer
+from linformer_cli.model.mixers import build_attention
 
 CPU = torch.device("cpu")
 with_and_without_gate = pytest.mark.parametrize("gate", [True, False])

@@ -9,8 +9,8 @@ from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
 from linformer_cli.attention.base import AttentionShape, state_tensors
-from linformer_cli.attention.catalogue import build_attention
 from linformer_cli.attention.flash import FlashAttention, FlashOptions, FlashState
+from linformer_cli.model.mixers import build_attention
 
 CPU = torch.device("cpu")
 

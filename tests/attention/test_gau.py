@@ -11,9 +11,10 @@ from torch import Tensor
 
 from linformer_cli.attention import gau as gau_module
 from linformer_cli.attention.base import Attention, AttentionShape
-from linformer_cli.attention.catalogue import build_attention, build_for_model
+from linformer_cli.attention.catalogue import fit_attention
 from linformer_cli.attention.gau import GauAttention
 from linformer_cli.errors import UsageError
+from linformer_cli.model.mixers import build_attention, parse_options
 
 CPU = torch.device("cpu")
 GATED = ["gau", "flash"]
@@ -145,11 +146,11 @@ def test_everything_learns_from_the_start(name: str, scale: str) -> None:
 @pytest.mark.parametrize("name", GATED)
 def test_in_a_model_there_is_one_head_of_its_own_widths(name: str) -> None:
     shape = AttentionShape(heads=4, key_width=32, value_width=32, positions=784, row=28, layer=3)
-    fitted = build_for_model(name, {}, shape, width=96).shape
+    fitted = fit_attention(name, parse_options(name, {}), shape, width=96).shape
     assert (fitted.heads, fitted.key_width, fitted.value_width) == (1, 128, 192)
     assert (fitted.positions, fitted.row, fitted.layer) == (784, 28, 3)
-    assert build_for_model(name, {"z_width": 20}, shape, width=96).shape.key_width == 20
-    assert build_for_model("linear", {}, shape, width=96).shape == shape
+    assert fit_attention(name, parse_options(name, {"z_width": 20}), shape, width=96).shape.key_width == 20
+    assert fit_attention("linear", parse_options("linear", {}), shape, width=96).shape == shape
 
 
 @pytest.mark.parametrize("name", GATED)

@@ -8,10 +8,10 @@ import torch
 from tolerances import FLOAT64, assert_agree
 
 from linformer_cli.attention.base import AttentionShape
-from linformer_cli.attention.catalogue import build_attention, parse_options
 from linformer_cli.attention.gla import GlaAttention
 from linformer_cli.errors import UsageError
 from linformer_cli.model.blocks import AttentionLayer
+from linformer_cli.model.mixers import build_attention, parse_options
 
 CPU = torch.device("cpu")
 SHAPE = AttentionShape(heads=2, key_width=4, value_width=5, positions=784, row=28)

@@ -11,8 +11,8 @@ from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
 from linformer_cli.attention.base import AttentionShape, measure_state_bytes
-from linformer_cli.attention.catalogue import build_attention
 from linformer_cli.attention.long_short import LongShortAttention
+from linformer_cli.model.mixers import build_attention
 
 CPU = torch.device("cpu")
 

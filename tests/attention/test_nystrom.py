@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from linformer_cli.attention.base import AttentionShape, fork_state, measure_state_bytes, state_tensors
-from linformer_cli.attention.catalogue import parse_options
 from linformer_cli.attention.nystrom import NystromAttention, NystromOptions
 from linformer_cli.errors import UsageError
+from linformer_cli.model.mixers import parse_options
 
 CPU = torch.device("cpu")
 

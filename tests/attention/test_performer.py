@@ -14,9 +14,9 @@ from torch import Tensor
 
 from linformer_cli.attention import performer as performer_module
 from linformer_cli.attention.base import AttentionShape
-from linformer_cli.attention.catalogue import build_attention, parse_options
 from linformer_cli.attention.performer import PerformerAttention, PerformerState
 from linformer_cli.errors import UsageError
+from linformer_cli.model.mixers import build_attention, parse_options
 
 CPU = torch.device("cpu")
 FEATURE_MAPS = ["positive", "hyperbolic", "trig", "relu"]

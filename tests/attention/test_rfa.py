@@ -7,9 +7,9 @@ import torch
 from tolerances import FLOAT64, assert_agree
 
 from linformer_cli.attention.base import AttentionShape
-from linformer_cli.attention.catalogue import build_attention
 from linformer_cli.attention.rfa import RfaAttention
 from linformer_cli.model.blocks import AttentionLayer
+from linformer_cli.model.mixers import build_attention
 
 CPU = torch.device("cpu")
 with_and_without_gate = pytest.mark.parametrize("gate", [True, False])

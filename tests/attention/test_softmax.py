@@ -7,9 +7,10 @@ from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
 from linformer_cli.attention.base import Attention, AttentionShape, measure_state_bytes
-from linformer_cli.attention.catalogue import build_attention, find_attention, parse_options
+from linformer_cli.attention.catalogue import find_attention
 from linformer_cli.attention.parts.caches import KeyValueCache
 from linformer_cli.errors import UsageError
+from linformer_cli.model.mixers import build_attention, parse_options
 
 CPU = torch.device("cpu")
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from linformer_cli.attention import sparse as module
 from linformer_cli.attention.base import AttentionShape
-from linformer_cli.attention.catalogue import build_attention, parse_options
 from linformer_cli.attention.sparse import SparseAttention, SparseOptions
 from linformer_cli.errors import UsageError
+from linformer_cli.model.mixers import build_attention, parse_options
 
 CPU = torch.device("cpu")
 LENGTH = 130

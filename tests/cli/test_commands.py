@@ -23,7 +23,7 @@ from linformer_cli.config import ImageShape
 from linformer_cli.data import pictures
 from linformer_cli.errors import LintxError
 from linformer_cli.metrics import COLUMNS
-from linformer_cli.model.catalogue import MIXERS
+from linformer_cli.model.mixers import MIXERS
 from linformer_cli.report.grids import read_png_metadata
 
 SMALL = ("--data", "glyphs", "--image-size", "10", "--preset", "tiny")  # images of 10 x 10, a model that starts at once
@@ -71,7 +71,7 @@ def test_resume_goes_on_and_refuses_other_settings(lintx, tmp_path):
     outcome = lintx("train", "--resume", run, "--steps", 4, "--json")
     assert outcome.document["steps"] == 4 and outcome.document["images"] == 16
     assert "nothing was left" not in outcome.stderr
-    assert "nothing was left to train; a longer --steps" in lintx("train", "--resume", run).stderr
+    assert "nothing was left to train; give a longer --steps" in lintx("train", "--resume", run).stderr
 
 
 def test_weights_move_to_another_mechanism(lintx, run_folder, tmp_path):
@@ -80,8 +80,8 @@ def test_weights_move_to_another_mechanism(lintx, run_folder, tmp_path):
     arguments = ["train", "--init-from", source, "--attention", "softmax", "--steps", 2, "--batch", 4, "--out", run]
     outcome = lintx(*arguments, "--json")
     lines = outcome.stderr.splitlines()
-    assert f"taken over 32 tensors of {source / 'best'} (linear attention)" in lines
-    assert "new: none" in lines and "left: none" in lines
+    assert f"took over 32 tensors of {source / 'best'} (linear attention)" in lines
+    assert "newly initialised: none" in lines and "left out: none" in lines
     # What the move alone gives is measured before the first step.
     with open(run / "metrics.csv", newline="", encoding="utf-8") as file:
         first = next(csv.DictReader(file))
@@ -91,7 +91,7 @@ def test_weights_move_to_another_mechanism(lintx, run_folder, tmp_path):
     assert "Began with weights of" in (run / "last" / "README.md").read_text()
     shutil.rmtree(source)
     outcome = lintx("train", "--resume", run, "--steps", 3, "--json")
-    assert outcome.document["steps"] == 3 and "taken over" not in outcome.stderr
+    assert outcome.document["steps"] == 3 and "took over" not in outcome.stderr
 
 
 def test_a_move_that_cannot_be_leaves_no_folder(lintx, run_folder, tmp_path):

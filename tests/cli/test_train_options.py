@@ -81,7 +81,7 @@ def told(tmp_path_factory):
     for part, labels in (("train", np.arange(30) % 3), ("test", np.arange(30) % 2)):
         np.save(data / f"{part}-images.npy", images)
         np.save(data / f"{part}-labels.npy", labels)
-    arguments = ("--preset", "tiny", "--steps", "3", "--batch", "4", "--sample-every", "0", "--lr", "0.01")
+    arguments = ("--preset", "tiny", "--steps", "3", "--batch", "4", "--sample-every", "0", "--learning-rate", "0.01")
     config = {"model": {"attention": "linear"}, "data": {"name": f"array:{data}"}, "train": {}}
     file = run.parent / "given.toml"
     file.write_text(tomli_w.dumps(config), encoding="utf-8")
@@ -94,7 +94,7 @@ def told_run(told, lintx):
     if not run.exists():
         outcome = lintx(*arguments, "--out", run)
         assert outcome.code == 0, outcome.stderr
-        assert "told the class of each image, one of 3; " in outcome.stderr and "class: 0.0440 more" in outcome.stderr
+        assert "conditioned on 3 classes: " in outcome.stderr and "add 0.0440 to compare" in outcome.stderr
     return data, run
 
 

@@ -172,7 +172,7 @@ def test_a_link_out_of_the_folder_is_refused(copy: Path, tmp_path: Path, capsys,
     outside = tmp_path / "outside.safetensors"
     os.rename(copy / "last" / file, outside)
     (copy / "last" / file).symlink_to(outside)
-    assert_refused(copy, file, capsys, "link out of its folder")
+    assert_refused(copy, file, capsys, "links to a file outside its folder")
 
 
 @pytest.mark.parametrize("change", [{"width": 60_000}, {"layers": 1_024}, {"heads": 60_000}, {"feed_forward": 65_536}])

@@ -13,10 +13,10 @@ from linformer_cli.attention.base import measure_state_bytes, state_tensors
 from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.attention.softmax import SoftmaxAttention
 from linformer_cli.config import ImageShape, ModelConfig
-from linformer_cli.model import catalogue
 from linformer_cli.model.blocks import AttentionLayer, Block, FeedForward, TransformerBlock
 from linformer_cli.model.gated import GatedBlock
 from linformer_cli.model.lstm import LstmBlock, LstmState
+from linformer_cli.model.mixers import MIXERS, build_blocks
 from linformer_cli.presets import PRESETS
 
 BuildConfig = Callable[..., ModelConfig]
@@ -28,10 +28,21 @@ def draw(*shape: int) -> Tensor:
 
 def build_block(config: ModelConfig) -> Block:
     torch.manual_seed(1)
-    block = catalogue.build_block(config, 0).double().eval()
+    block = build_first(config).double().eval()
     for parameter in block.parameters():
         parameter.data.add_(0.1 * torch.randn_like(parameter))
     return block
+
+
+def build_first(config: ModelConfig) -> Block:
+    return build_blocks(config.model_copy(update={"layers": 1}))[0]
+
+
+def build_attention_layer(config: ModelConfig) -> AttentionLayer:
+    """That of the last block."""
+    block = build_blocks(config)[-1]
+    assert isinstance(block, TransformerBlock)
+    return block.attention
 
 
 def future_mask(length: int) -> Tensor:
@@ -40,7 +51,7 @@ def future_mask(length: int) -> Tensor:
 
 def test_projections_around_softmax_are_multi_head_attention(build_config: BuildConfig) -> None:
     torch.manual_seed(1)
-    layer = AttentionLayer(build_config("softmax", heads=4, width=24, head_width=6), 0).double()
+    layer = build_attention_layer(build_config("softmax", heads=4, width=24, head_width=6)).double()
     reference = nn.MultiheadAttention(24, 4, batch_first=True).double()
     reference.in_proj_weight.data, reference.in_proj_bias.data = layer.input.weight.data, layer.input.bias.data
     reference.out_proj.load_state_dict(layer.output.state_dict())
@@ -93,7 +104,7 @@ def test_steps_and_blocks_of_a_layer_agree(build_config: BuildConfig, attention:
         assert measure_state_bytes(held) == block.state_bytes(3, 20, torch.float64)
 
 
-@pytest.mark.parametrize("attention", catalogue.MIXERS)
+@pytest.mark.parametrize("attention", MIXERS)
 def test_a_state_keeps_nothing_of_the_projections_alive(build_config: BuildConfig, attention: str) -> None:
     """Queries, keys and values are views of one tensor, and a view in a state keeps all of it alive."""
     block = build_block(build_config(attention))
@@ -127,7 +138,7 @@ def test_extra_scalars_and_shared_keys_are_projected_as_declared(
 ) -> None:
     monkeypatch.setitem(CATALOGUE, "softmax", ShowAttention)
     torch.manual_seed(1)
-    layer = AttentionLayer(build_config("softmax", heads=3, width=16, head_width=6), 5).double()
+    layer = build_attention_layer(build_config("softmax", heads=3, width=16, head_width=6, layers=6)).double()
     inner = layer.inner
     assert isinstance(inner, ShowAttention)
     assert inner.shape.layer == 5
@@ -149,7 +160,7 @@ def test_extra_scalars_and_shared_keys_are_projected_as_declared(
 
 
 def test_separate_keys_and_no_extra_where_nothing_is_declared(build_config: BuildConfig) -> None:
-    layer = AttentionLayer(build_config("softmax", heads=3, width=16, head_width=6), 0)
+    layer = build_attention_layer(build_config("softmax", heads=3, width=16, head_width=6))
     assert layer.input.out_features == 3 * 3 * 6
     assert layer.output.in_features == 3 * 6
 
@@ -254,18 +265,18 @@ def test_an_lstm_block_is_torch_s_cell_between_norm_and_projection(build_config:
 def test_an_lstm_block_has_as_many_parameters_as_a_transformer_block(preset: str) -> None:
     image = ImageShape(height=28, width=28)
     config = ModelConfig(**{**PRESETS[preset].model_dump(), "attention": "softmax"}, image=image)
-    wanted = count_parameters(catalogue.build_block(config, 0))
-    found = catalogue.build_block(config.model_copy(update={"attention": "lstm"}), 0)
+    wanted = count_parameters(build_first(config))
+    found = build_first(config.model_copy(update={"attention": "lstm"}))
     assert isinstance(found, LstmBlock)
     distance = abs(count_parameters(found) - wanted)
     assert distance < 0.03 * wanted
     for hidden in (found.hidden - 1, found.hidden + 1):
         other = config.model_copy(update={"attention": "lstm", "attention_options": {"hidden": hidden}})
-        assert distance <= abs(count_parameters(catalogue.build_block(other, 0)) - wanted)
+        assert distance <= abs(count_parameters(build_first(other)) - wanted)
 
 
 def test_the_forget_gate_of_an_lstm_starts_open(build_config: BuildConfig) -> None:
-    block = catalogue.build_block(build_config("lstm", attention_options={"hidden": 9}), 0)
+    block = build_first(build_config("lstm", attention_options={"hidden": 9}))
     assert isinstance(block, LstmBlock)
     _, _, first, second = block.lstm.all_weights[0]
     assert (first + second).tolist() == [0.0] * 9 + [1.0] * 9 + [0.0] * 18

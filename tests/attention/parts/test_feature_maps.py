@@ -9,8 +9,8 @@ from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
 from linformer_cli.attention.base import AttentionShape
-from linformer_cli.attention.catalogue import build_attention
 from linformer_cli.attention.parts.feature_maps import FEATURE_MAPS, FeatureMap, Learned
+from linformer_cli.model.mixers import build_attention
 
 KERNELS = {
     "elu": oracles.elu_kernel,

@@ -1,19 +1,17 @@
 """What `attention` can name in a configuration, and the block that a name stands for."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from linformer_cli.attention.base import AttentionShape
 from linformer_cli.attention.catalogue import CATALOGUE
-from linformer_cli.config import ModelConfig, NetworkConfig
+from linformer_cli.config import ModelConfig
 from linformer_cli.errors import UsageError
 from linformer_cli.model.blocks import TransformerBlock
-from linformer_cli.model.catalogue import BASELINES, build_block, default_state_bytes, describe_mixing, parse_options
 from linformer_cli.model.gated import GatedBlock
 from linformer_cli.model.lstm import LstmBlock, LstmOptions
+from linformer_cli.model.mixers import BASELINES, build_blocks, describe_mixing, parse_options
 
 BuildConfig = Callable[..., ModelConfig]
 
@@ -21,7 +19,7 @@ BuildConfig = Callable[..., ModelConfig]
 def test_every_name_has_one_block(build_config: BuildConfig) -> None:
     assert not CATALOGUE.keys() & BASELINES.keys()
     for name in [*CATALOGUE, *BASELINES]:
-        block = build_block(build_config(name), 0)
+        (block, *_) = build_blocks(build_config(name))
         expected = LstmBlock if name == "lstm" else GatedBlock if name in ("gau", "flash") else TransformerBlock
         assert type(block) is expected
         if name in CATALOGUE:
@@ -33,7 +31,7 @@ def test_an_unknown_name_is_told_from_all_that_there_are(raises_one_line: Any, b
         with raises_one_line(UsageError, f"unknown attention '{wrong}'", f"did you mean '{right}'?"):
             parse_options(wrong, {})
     with raises_one_line(UsageError, "unknown attention 'xyz'", "lstm", "softmax"):
-        build_block(build_config("xyz"), 0)
+        build_blocks(build_config("xyz"))
 
 
 def test_options_of_a_baseline_are_checked_like_all_others(build_config: BuildConfig) -> None:
@@ -41,25 +39,9 @@ def test_options_of_a_baseline_are_checked_like_all_others(build_config: BuildCo
     with pytest.raises(UsageError, match=r"'lstm': unknown key 'hiden'; did you mean 'hidden'"):
         parse_options("lstm", {"hiden": 12})
     with pytest.raises(UsageError, match=r"hidden.*greater than 0.*found 0"):
-        build_block(build_config("lstm", attention_options={"hidden": 0}), 0)
+        build_blocks(build_config("lstm", attention_options={"hidden": 0}))
 
 
 def test_a_sentence_about_a_model_does_not_call_a_baseline_an_attention() -> None:
     assert describe_mixing("linear") == "linear attention"
     assert describe_mixing("lstm") == "lstm (recurrent baseline)"
-
-
-def test_the_table_of_the_docs_is_that_of_the_catalogue() -> None:
-    network = NetworkConfig(heads=8, head_width=32, width=256)
-    shape = AttentionShape(8, 32, 32, positions=784, row=28)
-    expected = [
-        f"| [{name}]({name}.md) | {mechanism.family} | {mechanism.memory.value} "
-        f"| {default_state_bytes(name, network, shape):,} |"
-        for name, mechanism in CATALOGUE.items()
-    ]
-    page = Path(__file__).parents[2] / "docs" / "attention" / "README.md"
-    lines = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| [")]
-    assert [line[: len(start)] for line, start in zip(lines, expected, strict=True)] == expected
-    for line, mechanism in zip(lines, CATALOGUE.values(), strict=True):
-        paper, number = mechanism.source.split(", arXiv ")
-        assert line.endswith(f"{paper}, [{number}](https://arxiv.org/abs/{number}) |")
