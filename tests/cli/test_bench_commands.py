@@ -254,7 +254,7 @@ def test_a_benchmark_that_is_stopped_shows_what_it_has(lintx, run_folder, monkey
     where = ["-c", run_folder] if command[0] == "sample" else []
     outcome = lintx("bench", *command, *where, "--repeats", 1, shown)
     assert outcome.code == 130
-    assert outcome.stderr.splitlines()[-1] == "Stopped; what was measured by then is shown"
+    assert outcome.stderr.splitlines()[-1] == "Stopped; the results so far are shown"
     if shown == "--json":
         assert outcome.document["ended"] == "interrupted"
         assert [row["batch"] for row in outcome.document["rows"]] == rows

@@ -102,7 +102,7 @@ def test_a_run_keeps_its_classes(told_run, lintx, tmp_path):
     data, run = told_run
     assert read_checkpoint(run).info.model.classes == 3
     assert "which of 3 classes" in (run / "best" / "README.md").read_text(encoding="utf-8")
-    assert "3, of which the model is told" in lintx("info", run).stdout
+    assert "3, the model is conditional" in lintx("info", run).stdout
     assert lintx("train", "--resume", run, "--steps", 4).code == 0
     refused = lintx("train", "--resume", run, "--no-classes")
     assert refused.code == 2 and "drop --classes" in refused.stderr
