@@ -42,11 +42,14 @@ def attentions(
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", help="Show this one in detail.", show_default=False)
     ] = None,
-    positions: Annotated[int | None, _size("--positions", help="T, the positions that state bytes are for. Default: 784.")] = None,
+    positions: Annotated[
+        int | None, _size("--positions", help="T, the positions that state bytes are for. Default: 784.")
+    ] = None,
     heads: Annotated[int | None, _size("--heads", help="Heads that state bytes are for. Default: 8.")] = None,
     head_width: Annotated[int | None, _size("--head-width", help="Width of a head. Default: 32.")] = None,
     checkpoint: Annotated[
-        str | None, typer.Option("--checkpoint", help="Take these sizes from a model.", show_default=False, metavar="CHECKPOINT")
+        str | None,
+        typer.Option("--checkpoint", help="Take these sizes from a model.", show_default=False, metavar="CHECKPOINT"),
     ] = None,
     style: options.Style = options.TableFormat.TABLE,
     json: options.Json = False,

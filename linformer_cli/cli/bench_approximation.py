@@ -87,7 +87,6 @@ def approximation(
     - `lintx bench approximation --features 32,64,128 --norms 1,2 --plot errors.svg`
     - `lintx bench approximation --maps positive --draws 100 --format csv`
     """
-    json = json or style is options.TableFormat.JSON
     from linformer_cli.report.plots import render_plot
 
     counts = options.parse_sizes(features, "--features", "64,128")

@@ -64,7 +64,6 @@ def attention(
     - `lintx bench attention --attention linear,linear:chunk=256 --limit 10s --json`
     - `lintx bench attention --attention linear,softmax,lsh --plot scaling.png`
     """
-    json = json or style is options.TableFormat.JSON
     options.require_plots(plot)
     lengths = options.parse_sizes(positions, "--positions", "1024,4096")
     size = None if batch == SCALED else options.parse_size(batch, "--batch", f"16, or {SCALED}")

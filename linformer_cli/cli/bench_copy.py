@@ -71,7 +71,6 @@ def copy(
     - `lintx bench copy --attention softmax,linear,lstm --budget 30m --json`
     - `lintx bench copy --budget 24h --device cuda`
     """
-    json = json or style is options.TableFormat.JSON
     seconds = options.parse_duration(budget)
     options.require_plots(plot)
 

@@ -47,7 +47,6 @@ def paper(
     - `lintx bench paper --budget 2m --out quick`
     - `lintx bench paper --budget 1h --runs runs/comparison --json`
     """
-    json = json or style is options.TableFormat.JSON
     seconds = options.parse_duration(budget)
     require_writable(out / "paper.json")
 

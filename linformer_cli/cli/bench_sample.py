@@ -21,7 +21,7 @@ Memory = Annotated[
 
 
 def sample(
-    checkpoint: options.OnlyCheckpointOption = None,
+    checkpoint: options.CheckpointOption = None,
     names: options.BenchVariants = None,
     presets: options.Presets = None,
     image_sizes: Annotated[
@@ -79,7 +79,6 @@ def sample(
     - `lintx bench sample --preset mnist-small --image-size 16,32,64,128 --batch 1 --no-rerun`
     - `lintx bench sample --batch 256 --format md --no-rerun --no-memory`
     """
-    json = json or style is options.TableFormat.JSON
     batches = options.parse_sizes(batch, "--batch", "1,64")
     seconds = options.parse_duration(limit)
     if presets is not None and checkpoint is not None:

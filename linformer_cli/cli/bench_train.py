@@ -56,7 +56,6 @@ def train(
     - `lintx bench train --attention linear --preset mnist-small,mnist-paper --engine textbook,auto`
     - `lintx bench train --preset mnist-paper,cifar10-paper --batch 1 --format md`
     """
-    json = json or style is options.TableFormat.JSON
     batches = options.parse_sizes(batch, "--batch", "4,16")
     seconds = options.parse_duration(limit)
 

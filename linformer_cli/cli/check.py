@@ -19,7 +19,6 @@ def check(
         int | None, typer.Option("--positions", min=2, help="Only this many; default all.", show_default=False)
     ] = None,
     seed: options.Seed = 0,
-    checkpoint_option: options.CheckpointOption = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
@@ -34,7 +33,7 @@ def check(
     - `lintx check`
     - `lintx check runs/first --json`
     """
-    session = open_session(options.one_checkpoint(checkpoint, checkpoint_option), "cpu", "fp32")
+    session = open_session(checkpoint, "cpu", "fp32")
 
     from linformer_cli.evaluation.agreement import measure_agreement
 

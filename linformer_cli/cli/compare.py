@@ -111,7 +111,6 @@ def compare(
     - `lintx compare --runs runs/comparison --no-train --format md`
     - `lintx compare --runs runs/comparison --retime --repeats 5`
     """
-    json = json or style is options.TableFormat.JSON
     if retime and not train:
         raise UsageError("--no-train only shows what is there; leave it or --retime out")
 

@@ -33,7 +33,7 @@ class FitName(StrEnum):
 
 def complete(
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Pictures of any size and format.")],
-    checkpoint: options.OnlyCheckpointOption = None,
+    checkpoint: options.CheckpointOption = None,
     keep: Annotated[
         str,
         typer.Option(

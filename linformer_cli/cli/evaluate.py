@@ -59,7 +59,6 @@ def evaluate(
             metavar="CHECKPOINT",
         ),
     ] = None,
-    checkpoint_option: options.CheckpointOption = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
@@ -81,7 +80,7 @@ def evaluate(
     - `lintx eval --limit 500`
     - `lintx eval runs/second --against runs/first`
     """
-    session = open_session(options.one_checkpoint(checkpoint, checkpoint_option), device, precision.value)
+    session = open_session(checkpoint, device, precision.value)
 
     from linformer_cli.evaluation.bits import measure_nats, stepped_nats
     from linformer_cli.sampling.engines import EngineCache

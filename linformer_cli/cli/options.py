@@ -52,28 +52,18 @@ Engine = Annotated[
         metavar="NAME",
     ),
 ]
+_CHECKPOINT = "A run, a checkpoint folder or a shipped name; an existing path wins. Default: the shipped mnist-deep."
 CheckpointArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="CHECKPOINT",
-        help="A run, a checkpoint folder or a shipped name; an existing path wins. Default: the shipped mnist-deep.",
+        help=_CHECKPOINT,
         show_default=False,
     ),
 ]
 CheckpointOption = Annotated[
     str | None,
-    typer.Option(
-        "--checkpoint", "-c", help="The same as the argument CHECKPOINT.", show_default=False, metavar="CHECKPOINT"
-    ),
-]
-OnlyCheckpointOption = Annotated[
-    str | None,
-    typer.Option(
-        "--checkpoint",
-        "-c",
-        help="A run, a checkpoint folder or a shipped name; an existing path wins. Default: the shipped mnist-deep.",
-        show_default=False,
-    ),
+    typer.Option("--checkpoint", help=_CHECKPOINT, show_default=False, metavar="CHECKPOINT"),
 ]
 Variants = Annotated[
     str | None,
@@ -275,13 +265,6 @@ def require_plots(*paths: Path | None) -> None:
         if path is not None:
             parse_plot_format(path)
             require_writable(path)
-
-
-def one_checkpoint(argument: str | None, option: str | None) -> str | None:
-    """The checkpoint, named once: as argument or as option."""
-    if argument is not None and option is not None and argument != option:
-        raise UsageError(f"two checkpoints are named, '{argument}' and --checkpoint '{option}'; name one")
-    return argument if argument is not None else option
 
 
 def talk_about(environment: dict[str, Any], ceilings: dict[str, Any] | None = None) -> None:

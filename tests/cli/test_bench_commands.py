@@ -32,7 +32,16 @@ def test_bench_extrapolates_in_one_place_only(lintx, run_folder):
 
 
 def test_bench_sample_goes_over_mechanisms_and_sizes(lintx, run_folder):
-    base = ["bench", "sample", "-c", run_folder, "--attention", "softmax,linear,few=lsh:rounds=1", "--batch", 1]
+    base = [
+        "bench",
+        "sample",
+        "--checkpoint",
+        run_folder,
+        "--attention",
+        "softmax,linear,few=lsh:rounds=1",
+        "--batch",
+        1,
+    ]
     base += ["--repeats", 1, "--no-memory", "--no-rerun", "--runs", run_folder]
     document = lintx(*base, "--json").document
     assert [(row["name"], row["engine"]) for row in document["rows"]] == [
@@ -251,7 +260,7 @@ def test_a_benchmark_that_is_stopped_shows_what_it_has(lintx, run_folder, monkey
         return "told"
 
     monkeypatch.setattr(f"linformer_cli.cli.{told}", stop)
-    where = ["-c", run_folder] if command[0] == "sample" else []
+    where = ["--checkpoint", run_folder] if command[0] == "sample" else []
     outcome = lintx("bench", *command, *where, "--repeats", 1, shown)
     assert outcome.code == 130
     assert outcome.stderr.splitlines()[-1] == "Stopped; the results so far are shown"

@@ -311,25 +311,8 @@ def test_check_passes_and_fails(lintx, run_folder, monkeypatch):
     outcome = lintx("check", run_folder, "--json")
     assert outcome.code == 1 and "disagree" in outcome.stderr
     assert outcome.document["passed"] is False
-    refused = lintx("bench", "sample", "-c", run_folder, "--batch", "1", "--repeats", 1)
+    refused = lintx("bench", "sample", "--checkpoint", run_folder, "--batch", "1", "--repeats", 1)
     assert refused.code == 1 and "is not timed" in refused.stderr
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["attentions", "linear"],
-        ["bench", "attention", "--attention", "linear", "--positions", "32", "--batch", 1, "--repeats", 1],
-        ["bench", "copy", "--attention", "linear", "--length", 8, "--width", 16, "--updates", 2],
-        ["bench", "train", "--preset", "tiny", "--batch", 1, "--repeats", 1],
-    ],
-)
-def test_json_is_a_format_too(lintx, command):
-    """The same document as --json, but for what was measured."""
-    documents = [lintx(*command, *last).document for last in (["--format", "json"], ["--json"])]
-    assert documents[0].keys() == documents[1].keys()
-    if command[0] == "attentions":
-        assert documents[0] == documents[1]
 
 
 def test_attentions_lists_everything_about_each(lintx):

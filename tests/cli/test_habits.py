@@ -31,7 +31,7 @@ def test_quiet_says_nothing_but_errors(lintx, run_folder, tmp_path, flag) -> Non
     options = ["--data", "glyphs", "--image-size", "10", "--preset", "tiny", "--batch", "4", "--steps", "2"]
     outcome = lintx("train", *options, "--out", tmp_path / "run", flag)
     assert (outcome.code, outcome.stdout, outcome.stderr) == (0, "", "")
-    outcome = lintx("complete", tmp_path / "missing.png", tmp_path / "x.png", "-c", run_folder, "-n", 1, flag,
+    outcome = lintx("complete", tmp_path / "missing.png", tmp_path / "x.png", "--checkpoint", run_folder, "-n", 1, flag,
                     "-o", tmp_path / "c.png")  # fmt: skip
     assert outcome.code == 1
     assert [line[:7] for line in outcome.stderr.splitlines()] == ["Error: ", "Error: "]
@@ -48,8 +48,8 @@ def test_a_gif_shows_the_drawing(lintx, run_folder, tmp_path) -> None:
         gif.seek(10)
         assert gif.convert("L").tobytes() == grid.tobytes()
     shutil.copy(tmp_path / "x.png", tmp_path / "mine.png")
-    lintx("complete", tmp_path / "mine.png", "-c", run_folder, "--keep", "top:4rows", "-n", 2, "-o", tmp_path / "c.png",
-          "--gif", tmp_path / "c.gif")  # fmt: skip
+    lintx("complete", tmp_path / "mine.png", "--checkpoint", run_folder, "--keep", "top:4rows", "-n", 2,
+          "-o", tmp_path / "c.png", "--gif", tmp_path / "c.gif")  # fmt: skip
     with Image.open(tmp_path / "c.gif") as gif, Image.open(tmp_path / "c.png") as grid:
         assert gif.n_frames == 7
         assert json.loads(gif.info["comment"]) == json.loads(grid.text["lintx"])  # type: ignore[attr-defined]

@@ -40,7 +40,7 @@ def test_a_place_that_cannot_be_written_is_said_before_any_work(lintx, blocked, 
     monkeypatch.chdir(tmp_path)
     place = blocked.with_suffix(".gif") if command[-1] == "--gif" else blocked
     # A model that is not there would be said next.
-    model = ["-c", "nothing"] if command[0] in ("sample", "complete") else []
+    model = {"sample": ["nothing"], "complete": ["--checkpoint", "nothing"]}.get(command[0], [])
     outcome = lintx(*command, place, *model)
     assert outcome.code == 1 and outcome.stdout == ""
     (line,) = outcome.stderr.splitlines()

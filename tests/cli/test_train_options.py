@@ -147,7 +147,7 @@ def test_a_class_that_does_not_exist_is_refused(told_run, lintx, tmp_path, wante
 def test_a_model_without_classes_refuses_one(run_folder, lintx, tmp_path):
     picture = tmp_path / "picture.png"
     Image.new("L", (10, 10)).save(picture)
-    for arguments in (("sample", run_folder), ("complete", picture, "-c", run_folder)):
+    for arguments in (("sample", run_folder), ("complete", picture, "--checkpoint", run_folder)):
         outcome = lintx(*arguments, "--class", 0, "-o", tmp_path / "out.png")
         assert outcome.code == 2 and "was trained without --classes; drop --class 0" in outcome.stderr
     assert not (tmp_path / "out.png").exists()
@@ -157,7 +157,7 @@ def test_complete_must_be_told_the_class(told_run, lintx, tmp_path):
     _, run = told_run
     picture = tmp_path / "picture.png"
     Image.new("L", (6, 6)).save(picture)
-    arguments = ("complete", picture, "-c", run, "-n", 1, "-o", tmp_path / "out.png")
+    arguments = ("complete", picture, "--checkpoint", run, "-n", 1, "-o", tmp_path / "out.png")
     for wrong in ((), ("--class", "all"), ("--class", "0,1")):
         outcome = lintx(*arguments, *wrong)
         assert outcome.code == 2 and "name the class of the pictures, 0 to 2, with --class" in outcome.stderr

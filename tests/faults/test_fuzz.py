@@ -89,7 +89,19 @@ def test_options(full: bool) -> None:
 
 COMMANDS = ("train", "sample", "complete", "eval", "check", "bench", "attentions", "info", "export", "env", "")
 FLAGS = (
-    *("-n", "-o", "-c", "--count", "--batch", "--seed", "--temperature", "--top-k", "--top-p", "--device", "--json"),
+    *(
+        "-n",
+        "-o",
+        "--checkpoint",
+        "--count",
+        "--batch",
+        "--seed",
+        "--temperature",
+        "--top-k",
+        "--top-p",
+        "--device",
+        "--json",
+    ),
     *("--precision", "--keep", "--fit", "--steps", "--epochs", "--max-time", "--preset", "--attention", "--resume"),
     *("--attention-option", "--config", "--split", "--data", "--limit", "--format", "--dtype", "--help", "--version"),
 )

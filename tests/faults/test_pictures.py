@@ -146,7 +146,7 @@ def test_what_can_be_completed_is_and_the_rest_is_a_line_each(tmp_path: Path, bu
     names = [*GOOD, *sorted(bad)]
     RANDOM.shuffle(names)
     outcome = run_main(
-        ("complete", *(folder / name for name in names), "-c", tmp_path / "model", "-n", "1", "--fit", fit)
+        ("complete", *(folder / name for name in names), "--checkpoint", tmp_path / "model", "-n", "1", "--fit", fit)
         + ("-o", tmp_path / "out.png", "--json"),
         capsys,
     )
