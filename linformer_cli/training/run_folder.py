@@ -19,14 +19,14 @@ from linformer_cli.errors import CheckpointError, LintxError, UsageError
 from linformer_cli.files import TEMPORARY_FILES, write_file
 from linformer_cli.metrics import METRICS_FILE, create_metrics, has_steps
 
-RUNS = Path("runs")  # where runs lie that are not told where
+RUNS = Path("runs")  # the default place of new runs
 
 _LOCK = ".lock"
 _KEPT_SPIKES = 3
 
 
 def claim_run(preset: str) -> Path:
-    """Make a new folder in runs/, named by date and preset: of runs begun in the same second each has its own."""
+    """Create a new folder in runs/, named after date and preset, with a number if that name is taken."""
     base = RUNS / f"{datetime.datetime.now():%Y-%m-%d-%H%M%S}-{preset}"
     with _one_line(RUNS):
         RUNS.mkdir(parents=True, exist_ok=True)
@@ -39,10 +39,10 @@ def claim_run(preset: str) -> Path:
 
 
 def find_newest_run() -> Path:
-    """The run in runs/ whose configuration was written last; raises `UsageError` where there is none."""
+    """The run in runs/ whose configuration was written last. Raises `UsageError` if there is none."""
     found = sorted(RUNS.glob("*/config.toml"), key=lambda file: file.stat().st_mtime)
     if not found:
-        raise UsageError(f"there is no run in '{RUNS}' to go on with; name one: lintx train --resume FOLDER")
+        raise UsageError(f"there is no run in '{RUNS}' to resume; name one: lintx train --resume FOLDER")
     return found[-1].parent
 
 
@@ -61,7 +61,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Refuse a second process on this run. The system lifts the lock when a process ends, however it ends."""
+        """Refuse a second process on this run. The system releases the lock when a process ends, however it ends."""
         lock = FileLock(self.path / _LOCK, blocking=False)
         with _one_line(self.path):
             try:
@@ -76,28 +76,28 @@ class RunFolder:
             lock.release()
 
     def keep(self, step: int, keep_last: int) -> None:
-        """Add what `last/` holds to `kept/`, and leave the `keep_last` newest there."""
+        """Add the save in `last/` to `kept/`, and delete all but the `keep_last` newest there."""
         if keep_last > 1:
             self._keep_as("step", step, keep_last)
 
     def hold_previous(self) -> None:
-        """Before a save: hold on to what `last/` holds until the loss of the weights that are saved now is known."""
+        """Before a save: keep the one in `last/` until the loss of the new weights is known."""
         if holds_checkpoint(self.last):
             _link_folder(self.last, self.previous)
 
     def drop_previous(self) -> None:
-        """The loss of the weights in `last/` is known, and as it should be."""
+        """Delete what `hold_previous` kept: the loss of the weights in `last/` turned out normal."""
         shutil.rmtree(self.previous, ignore_errors=True)
 
     def keep_before_spike(self, step: int) -> Path:
-        """Keep the save before the loss rose at `step` where later ones do not reach it.
+        """Keep the save before the loss rose at `step`, safe from later saves.
 
-        Where `last/` was saved at `step`, its weights are those that gave this loss, and the save before it is kept.
+        If `last/` was saved at `step`, its weights are those with this loss, so the save before it is kept.
         """
         return self._keep_as("before-spike", step, _KEPT_SPIKES, self.previous)
 
     def _keep_as(self, kind: str, step: int, newest: int, preferred: Path | None = None) -> Path:
-        """`preferred`, or else `last/`, again as `kept/KIND-STEP`; older than the `newest` of a kind go."""
+        """Keep `preferred`, otherwise `last/`, as `kept/KIND-STEP`; delete all but the `newest` of that kind."""
         folder = self.kept / f"{kind}-{step:07d}"
         _link_folder(preferred if preferred and holds_checkpoint(preferred) else self.last, folder)
         with _one_line(folder):
@@ -107,36 +107,36 @@ class RunFolder:
 
     @property
     def is_untouched(self) -> bool:
-        """Nothing was saved yet and no step was logged: a run that was killed before its first save."""
+        """Whether nothing was saved or logged after step 0: the run was killed before its first save."""
         if holds_checkpoint(self.last):
             return False
         return not has_steps(self.metrics_file)
 
     def create(self, config: RunConfig) -> None:
-        """Make the folder; raises `UsageError` where there is one with something in it already."""
+        """Create the folder. Raises `UsageError` if it exists and is not empty."""
         self._refuse_if_taken()
         with _one_line(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         with self.lock():
-            self._refuse_if_taken()  # another process may have been here in between
+            self._refuse_if_taken()  # another process may have created it meanwhile
             self.write_config(config)
             create_metrics(self.metrics_file)
 
     def _refuse_if_taken(self) -> None:
         if self.path.exists() and (not self.path.is_dir() or any(map(_is_something, self.path.iterdir()))):
             raise UsageError(
-                f"'{self.path}' exists already; continue it with --resume '{self.path}', or name another with --out"
+                f"'{self.path}' exists already; resume it with --resume '{self.path}', or choose another --out"
             )
 
     def write_config(self, config: RunConfig) -> None:
-        """`config.toml`: everything that was decided, defaults included. What is None is left out."""
+        """Write `config.toml`: every setting, defaults included. None is left out."""
         try:
             document = tomli_w.dumps(config.model_dump(exclude_none=True)).encode()
         except UnicodeEncodeError as error:
             line = ascii(error.object[: error.end].splitlines()[-1])
             raise UsageError(
-                f"a name in the settings is no UTF-8 and cannot be kept in {self.config_file.name}: {line}; rename it, "
-                "or make a link to it"
+                f"a name in the settings is not UTF-8 and cannot be written to {self.config_file.name}: {line}; rename "
+                "it, or link to it"
             ) from None
         write_file(self.config_file, document)
 
@@ -151,27 +151,27 @@ class RunFolder:
 
 
 def _is_something(path: Path) -> bool:
-    """Not merely a lock, or the temporary file of a write that was killed."""
+    """Whether it is more than a lock or the temporary file of a write that was killed."""
     return path.name != _LOCK and not fnmatch.fnmatch(path.name, TEMPORARY_FILES)
 
 
 def _link_folder(checkpoint: Path, target: Path) -> None:
-    """The folder of a checkpoint again as `target`, in the place of what was there: links, which take no space."""
+    """Replace `target` with a copy of a checkpoint folder made of hard links, which take no space."""
     writing = target.with_name(f".{target.name}.writing")
     with _one_line(target):
         for leftover in (writing, target):
             shutil.rmtree(leftover, ignore_errors=True)
         try:
-            # Where a swap was cut off, the checkpoint lies under another name.
+            # After an interrupted swap the checkpoint has another name.
             shutil.copytree(find_checkpoint(checkpoint), writing, copy_function=_link_or_copy)
             os.rename(writing, target)
         except OSError:
-            shutil.rmtree(writing, ignore_errors=True)  # half of it may fill the disk that the next save needs
+            shutil.rmtree(writing, ignore_errors=True)  # the next save may need its space
             raise
 
 
 def _link_or_copy(source: str, target: str) -> None:
-    """A checkpoint's files are never changed, only replaced, so two names may share one file."""
+    """Files of a checkpoint are replaced, never changed, so two names can share one file."""
     try:
         os.link(source, target)
     except OSError:
@@ -180,7 +180,7 @@ def _link_or_copy(source: str, target: str) -> None:
 
 @contextlib.contextmanager
 def _one_line(path: Path) -> Iterator[None]:
-    """Turn what the system refuses into one line that names the file."""
+    """Turn errors of the system into `LintxError`, which names the file."""
     try:
         yield
     except OSError as error:

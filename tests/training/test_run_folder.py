@@ -254,5 +254,5 @@ def test_the_newest_saves_are_kept(tmp_path: Path) -> None:
 
 def test_settings_with_a_name_in_no_encoding_are_refused_in_one_line(tmp_path, raises_one_line) -> None:
     config = configure(data={"name": "folder:/pictures/f\udcfcr"})
-    with raises_one_line(UsageError, "no UTF-8", r'name = "folder:/pictures/f\udcfc', "rename it"):
+    with raises_one_line(UsageError, "not UTF-8", r'name = "folder:/pictures/f\udcfc', "rename it"):
         RunFolder(tmp_path / "run").create(config)
