@@ -36,37 +36,18 @@ class Fields:
         known = self.config.model_fields
         return [name for name in known if name not in self.without and (self.only is None or name in self.only)]
 
-    def build_parameters(self) -> dict[str, inspect.Parameter]:
+    def build_parameters(self) -> list[inspect.Parameter]:
         """One keyword parameter of the command for each field, None by default."""
-        return {name: self._build_parameter(name, self.config.model_fields[name]) for name in self.names}
+        return [_build_parameter(name, self.config.model_fields[name], self.panel) for name in self.names]
 
-    def _build_parameter(self, name: str, field: FieldInfo) -> inspect.Parameter:
-        kind, metadata = unwrap(field)
-        option: dict[str, Any] = {
-            "help": f"{field.description}{describe_default(name, field)}",
-            "rich_help_panel": self.panel,
+    def take_given(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Remove the parameters of these fields from `values`; returns those that were given, by field."""
+        taken = {name: values.pop(name) for name in self.names}
+        return {
+            name: parse_pairs(value, _flag(name, self.config.model_fields[name])) if isinstance(value, list) else value
+            for name, value in taken.items()
+            if value is not None
         }
-        declaration = "--" + name.replace("_", "-")
-        annotation: Any = kind
-        if kind is bool:
-            declaration += declaration.replace("--", "/--no-", 1)
-        elif typing.get_origin(kind) is dict:  # given as pairs, in the singular
-            declaration, annotation = declaration.removesuffix("s"), list[str]
-            option["metavar"] = "KEY=VALUE"
-        elif any(isinstance(mark, Duration) for mark in metadata):
-            option |= {"parser": parse_duration, "metavar": "TIME"}
-        elif kind in (int, float):
-            option |= {"parser": _build_parser(kind, metadata), "metavar": f"<{kind.__name__}>"}
-        return inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[annotation | None, typer.Option(declaration, show_default=False, **option)],
-        )
-
-    def parse(self, name: str, value: Any) -> Any:
-        """A given value as the configuration takes it."""
-        return parse_pairs(value, f"--{name.replace('_', '-').removesuffix('s')}") if isinstance(value, list) else value
 
 
 def with_fields(command: Callable[..., None]) -> Callable[..., None]:
@@ -80,18 +61,41 @@ def with_fields(command: Callable[..., None]) -> Callable[..., None]:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
         else:
             groups[name] = group
-            parameters += group.build_parameters().values()
+            parameters += group.build_parameters()
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
-        for name, group in groups.items():
-            given = {field: values.pop(field) for field in group.names}
-            values[name] = {field: group.parse(field, value) for field, value in given.items() if value is not None}
-        command(**values)
+        command(**{name: group.take_given(values) for name, group in groups.items()}, **values)
 
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+def _build_parameter(name: str, field: FieldInfo, panel: str) -> inspect.Parameter:
+    kind, metadata = unwrap(field)
+    annotation: Any = kind
+    option: dict[str, Any] = {
+        "help": f"{field.description}{describe_default(name, field)}",
+        "rich_help_panel": panel,
+        "show_default": False,
+    }
+    if typing.get_origin(kind) is dict:
+        annotation, option["metavar"] = list[str], "KEY=VALUE"
+    elif any(isinstance(mark, Duration) for mark in metadata):
+        option |= {"parser": parse_duration, "metavar": "TIME"}
+    elif kind in (int, float):
+        option |= {"parser": _build_parser(kind, metadata), "metavar": f"<{kind.__name__}>"}
+    annotated = Annotated[annotation | None, typer.Option(_flag(name, field), **option)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotated)
+
+
+def _flag(name: str, field: FieldInfo) -> str:
+    """`--attention` for `attention`, `--fast/--no-fast` for a bool, `--option` for a table `options`."""
+    flag, (kind, _) = name.replace("_", "-"), unwrap(field)
+    if kind is bool:
+        return f"--{flag}/--no-{flag}"
+    return f"--{flag.removesuffix('s')}" if typing.get_origin(kind) is dict else f"--{flag}"
 
 
 def unwrap(field: FieldInfo) -> tuple[Any, list[Any]]:
