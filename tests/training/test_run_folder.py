@@ -215,9 +215,10 @@ def test_a_copy_that_fills_the_disk_leaves_its_room_to_the_save(tmp_path: Path, 
 
     def fill(source: str, target: str) -> None:
         Path(target).write_bytes(b"half")
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        full_disk()
 
-    monkeypatch.setattr(run_folder_module, "_link_or_copy", fill)
+    monkeypatch.setattr(os, "link", full_disk)
+    monkeypatch.setattr(shutil, "copyfile", fill)
     with raises_one_line(LintxError, "cannot read or write"):
         folder.hold_previous()
     assert [path.name for path in folder.path.iterdir()] == ["last"]
