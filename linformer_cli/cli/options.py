@@ -1,7 +1,7 @@
 """Options that several commands share, and the parsing of their texts."""
 
+import math
 import re
-import sys
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -207,7 +207,7 @@ def parse_size(text: str, option: str, example: str) -> int:
 
 def parse_numbers(text: str, option: str, example: str) -> list[float]:
     """The numbers in `0.5,1`. Raises `UsageError` unless they are finite and above 0."""
-    return _parse_list(text, float, "numbers", sys.float_info.max, option, example)
+    return _parse_list(text, float, "numbers", math.inf, option, example)
 
 
 def _parse_list(
@@ -217,7 +217,7 @@ def _parse_list(
         numbers = [kind(part) for part in text.split(",")]
     except ValueError:  # thousands of digits, too
         numbers = []
-    if not numbers or not all(number > 0 for number in numbers):
+    if not numbers or not all(0 < number < math.inf for number in numbers):
         raise UsageError(f"{option} takes {wanted} above 0 separated by commas, such as {example}, found '{text}'")
     if max(numbers) > most:
         raise UsageError(f"{option} takes {wanted} up to {most:.15g}, found '{text}'")
