@@ -348,7 +348,7 @@ def test_attentions_shows_one(lintx, run_folder, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     text = lintx("attentions", "linear", "--checkpoint", run_folder).stdout
     assert "y_t = phi(q_t) s_t" in text and "T = 100, 2 heads of 16" in text
-    assert "elu, relu, poly2," in text and "positions taken pairwise" in text
+    assert "elu, relu, poly2," in text and "positions per chunk" in text
     document = lintx("attentions", "linear", "--json").document
     assert document["attention"] == "linear" and "phi(k_t) v_t^T" in document["description"]
     assert document["options"]["feature_map"] == {

@@ -82,7 +82,7 @@ def test_bits_that_no_row_would_have_are_said_before_any_work(lintx, run_folder,
     "command", [["sample"], ["check"], ["bench", "copy"], ["bench", "approximation"]], ids=lambda command: command[-1]
 )
 def test_a_seed_beyond_64_bits_is_refused(lintx, monkeypatch, command) -> None:
-    monkeypatch.setattr(decode, "sample_values", None)
+    monkeypatch.setattr(decode, "Sampler", None)
     outcome = lintx(*command, "--seed", 2**63)
     assert outcome.code == 2 and "--seed" in outcome.stderr and "Traceback" not in outcome.stderr
 
