@@ -354,7 +354,7 @@ def test_attentions_shows_one(lintx, run_folder, monkeypatch):
     assert document["options"]["feature_map"] == {
         "default": "elu",
         "values": "elu, relu, poly2, taylor2, learned",
-        "description": "phi, the map of queries and keys",
+        "description": "phi, the feature map of queries and keys",
     }
     assert document["options"]["features"]["values"] == "int"
     assert "no options" in lintx("attentions", "softmax").stdout
