@@ -14,7 +14,7 @@ _HOMES = {"load_model": "checkpoint", "sample_images": "sampling.decode"}
 
 
 def __getattr__(name: str) -> Any:
-    """The Python interface, imported when first asked for, so that `import linformer_cli` needs no torch."""
+    """Import the Python interface on first use, so that `import linformer_cli` does not import torch."""
     if name not in _HOMES:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

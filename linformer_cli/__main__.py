@@ -1,4 +1,53 @@
-from .cli.app import main
+"""The start of the `lintx` command: prepares the process before anything slow is imported."""
+
+import io
+import os
+import signal
+import sys
+from typing import NoReturn
+
+
+def main() -> NoReturn:
+    """Run the command line. A signal during startup or shutdown ends the process without a traceback."""
+    foreground = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # background jobs ignore Ctrl-C
+    if foreground:
+        signal.signal(signal.SIGINT, _leave)
+    _open_closed_streams()
+    _replace_unknown_characters()
+    try:
+        from linformer_cli.cli.app import main as run
+
+        run()
+    except KeyboardInterrupt:  # a second signal, while the first was being handled
+        _leave(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGTERM, _leave)
+        if foreground:
+            signal.signal(signal.SIGINT, _leave)
+
+
+def _leave(number: int, _frame: object = None) -> NoReturn:
+    os._exit(128 + number)
+
+
+def _open_closed_streams() -> None:
+    """Open a null device for each standard stream that is closed (`>&-`).
+
+    Otherwise the next file to be opened would get the stream's descriptor, and `print` would write errors to stdout.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode)  # noqa: SIM115 - gets the lowest free descriptor, that of the closed stream
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
+
+
+def _replace_unknown_characters() -> None:
+    """Print `?` for characters that the terminal's encoding lacks, instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="replace")
+
 
 if __name__ == "__main__":
     main()

@@ -1,6 +1,7 @@
-"""Configurations: frozen, typed, and closed to keys they do not know. Nothing here needs torch.
+"""Configurations: frozen, typed, with unknown keys refused. Nothing here needs torch.
 
-A run is described by three tables, the same in `config.toml` and in memory: `[model]`, `[data]` and `[train]`.
+Three tables describe a run, in `config.toml` as in memory: `[model]`, `[data]` and `[train]`. The fields of
+`NetworkConfig` and `TrainConfig` are also the options of `lintx train`, with their descriptions as help.
 """
 
 import math
@@ -13,17 +14,31 @@ from . import __version__
 from .errors import UsageError, unknown_name
 
 OptionValue = bool | int | float | str
-Positive = Annotated[int, Field(gt=0)]
-# Far above what anyone trains, and low enough that a damaged file cannot ask for all memory.
+CHECKPOINT_FORMAT = 1
+LARGEST_IMAGE = 2**20
+# What can set the length of a run, and how long it is if nothing does.
+LENGTHS = ("steps", "epochs", "max_time")
+DEFAULT_EPOCHS = 3.0
+
+
+class Duration:
+    """Marks a number of seconds, which the command line reads as `90s`, `10m` or `1h30m`."""
+
+
+# The upper bounds are far above any use. They keep a damaged file from asking for all memory, and products in 64 bits.
 Size = Annotated[int, Field(gt=0, le=65_536)]
 Layers = Annotated[int, Field(gt=0, le=1_024)]
-LARGEST_IMAGE = 2**20
-CHECKPOINT_FORMAT = 1
+Images = Annotated[int, Field(gt=0, le=2**20)]
+Count = Annotated[int, Field(gt=0, le=2**40)]
+CountOrZero = Annotated[int, Field(ge=0, le=2**40)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[float, Field(gt=0)]
+PositiveOrZero = Annotated[float, Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0), Duration()]
 
 
 class Config(BaseModel):
-    """Base of every configuration: immutable, and an unknown key is an error."""
+    """Base of every configuration: immutable; an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -32,7 +47,7 @@ ConfigType = TypeVar("ConfigType", bound=Config)
 
 
 class ImageShape(Config):
-    """Size of the images a model draws. `levels` is the number of values a channel can take."""
+    """The size of a model's images. `levels` is the number of values a channel can take."""
 
     height: Size
     width: Size
@@ -42,7 +57,7 @@ class ImageShape(Config):
     @model_validator(mode="after")
     def _not_too_large(self) -> Self:
         if self.positions > LARGEST_IMAGE:
-            raise ValueError(f"an image can have {LARGEST_IMAGE:,} values, {self.positions:,} were asked for")
+            raise ValueError(f"an image can have at most {LARGEST_IMAGE:,} values, found {self.positions:,}")
         return self
 
     @property
@@ -56,30 +71,30 @@ class ImageShape(Config):
 
 
 class NetworkConfig(Config):
-    """The network without the images: what a preset fixes.
+    """The network, without the size of its images: what a preset fixes. Gated mechanisms choose heads of their own."""
 
-    `context` says which known values a position sees directly: `previous` is the value before it, as in
-    Katharopoulos 2020; `neighbours` also the pixels to the left, above and two rows above; `wide` beside these all
-    pixels up to four columns away, of this row and of three above, as numbers; `hashed` beside all this the values of
-    two, three and four neighbours together, in hashed tables. `embedding` is `grid`
-    (learned row, column and channel tables, added) or `paper` (a value embedding of half the width beside a
-    sinusoidal position of the other half).
-    """
-
-    attention: str = "linear"
-    attention_options: dict[str, OptionValue] = {}
-    layers: Layers = 4
-    heads: Size = 4
-    width: Size = 128
-    head_width: Size = 32
-    feed_forward: Size = 512
-    activation: Literal["gelu", "relu"] = "gelu"
-    norm: Literal["pre", "post"] = "pre"
-    dropout: Fraction = 0.0
-    context: Literal["previous", "neighbours", "wide", "hashed"] = "neighbours"
-    embedding: Literal["grid", "paper"] = "grid"
-    head: Literal["categorical", "mixture"] = "categorical"
-    mixtures: Size = 10
+    attention: str = Field("linear", description="The mechanism that mixes positions; see lintx attentions.")
+    attention_options: dict[str, OptionValue] = Field({}, description="An option of the attention; repeatable.")
+    layers: Layers = Field(4, description="Number of blocks.")
+    heads: Size = Field(4, description="Attention heads of a block.")
+    width: Size = Field(128, description="Width of the residual stream.")
+    head_width: Size = Field(32, description="Width of a head's queries, keys and values.")
+    feed_forward: Size = Field(512, description="Hidden width of the feed-forward layers.")
+    activation: Literal["gelu", "relu"] = Field("gelu", description="Activation of the feed-forward layers.")
+    norm: Literal["pre", "post"] = Field("pre", description="LayerNorm before each branch, or after the sum.")
+    dropout: Fraction = Field(0.0, description="Share of a branch's outputs that training sets to 0.")
+    context: Literal["previous", "neighbours", "wide", "hashed"] = Field(
+        "neighbours",
+        description="Known values that a position sees directly: the previous one; its neighbours; a window of four "
+        "columns and three rows; the window and hashed groups of neighbours.",
+    )
+    embedding: Literal["grid", "paper"] = Field(
+        "grid", description="Learned row, column and channel tables; or sinusoids, as in Katharopoulos 2020."
+    )
+    head: Literal["categorical", "mixture"] = Field(
+        "categorical", description="Distribution of a value: one logit per level, or a mixture of logistics."
+    )
+    mixtures: Size = Field(10, description="Logistics of a mixture head.")
 
     @model_validator(mode="after")
     def _paper_embedding_needs_an_even_half(self) -> Self:
@@ -89,9 +104,9 @@ class NetworkConfig(Config):
 
 
 class ModelConfig(NetworkConfig):
-    """A whole model: the network and the images it draws. Enough to rebuild it.
+    """A whole model: the network and its images. Enough to rebuild it.
 
-    With `classes` it is told of each image which of so many classes it is; 0 is a model that knows of none.
+    A model with `classes` is conditioned on the class of each image; 0 means unconditional.
     """
 
     image: ImageShape
@@ -99,18 +114,17 @@ class ModelConfig(NetworkConfig):
 
     @property
     def class_bits_per_dim(self) -> float:
-        """What an image's class, one of all alike, adds to its bits/dim: log2(classes) bits over all its values.
+        """What encoding an image's class adds to its bits/dim: log2(classes) bits, all classes alike, over T values.
 
-        bits/dim given the class may be held against those of a model without classes after this has been added:
-        -log2 p(image) <= -log2 p(image | class) - log2 p(class).
+        Add it before comparing with an unconditional model: -log2 p(image) <= -log2 p(image | class) - log2 p(class).
         """
         return math.log2(self.classes) / self.image.positions if self.classes else 0.0
 
 
 class DataConfig(Config):
-    """Where images come from. `image_size` and `channels` are for sets that can be had so.
+    """Where images come from. `image_size` and `channels` are for data sets without a size of their own.
 
-    With `labels` the model is told the classes of the images.
+    With `labels` the model is conditioned on the images' classes.
     """
 
     name: str = "mnist"
@@ -121,53 +135,59 @@ class DataConfig(Config):
 
 
 class TrainConfig(Config):
-    """How a model is trained. Exactly one of `steps`, `epochs` and `max_time` (seconds) sets the length.
+    """How a model is trained. Exactly one of `LENGTHS` is given. None is always a default, since TOML has no null."""
 
-    `clip` bounds the norm of the gradient; 0 leaves it. `ema` is the decay of an exponential moving average of the
-    weights (less in the first steps), which is then what is evaluated, sampled from and saved as the model; 0 keeps
-    none. `muon` trains the matrices of hidden layers and leaves the rest to AdamW, at the same learning rate.
-    `shift` moves every training image by up to so many pixels along each axis, anew each time; 0 leaves them.
-    `keep_last` is how many of the newest saves stay: `last/`, and older ones in `kept/`. None is only ever a default,
-    since TOML cannot say it.
-    """
-
-    steps: Positive | None = None
-    epochs: Annotated[float, Field(gt=0)] | None = None
-    max_time: Annotated[float, Field(gt=0)] | None = None
-    batch: Positive = 16
-    accumulation: Positive = 1
-    shift: Annotated[int, Field(ge=0)] = 0
-    optimizer: Literal["adamw", "radam", "muon"] = "adamw"
-    learning_rate: Annotated[float, Field(gt=0)] = 2e-3
-    final_learning_rate_fraction: Annotated[float, Field(ge=0, le=1)] = 0.02
-    schedule: Literal["cosine", "trapezoid", "constant"] = "cosine"
-    warmup_steps: Annotated[int, Field(ge=0)] = 100
-    weight_decay: Annotated[float, Field(ge=0)] = 0.05
-    beta1: Fraction = 0.9
-    beta2: Fraction = 0.98
-    clip: Annotated[float, Field(ge=0)] = 1.0
-    ema: Fraction = 0.0
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    device: str = "auto"
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    log_every: Positive = 20
-    evaluate_every: Positive = 500
-    evaluate_images: Positive = 512
-    sample_every: Annotated[int, Field(ge=0)] = 500
-    sample_images: Positive = 16
-    save_every: Positive = 200
-    keep_last: Positive = 1
+    steps: Count | None = Field(None, description="Optimizer steps.")
+    epochs: Positive | None = Field(
+        None, description=f"Passes over the training images; {DEFAULT_EPOCHS:g} if no length is given."
+    )
+    max_time: Seconds | None = Field(None, description="Such as 10m or 1h30m; includes the time before a --resume.")
+    batch: Images = Field(16, description="Images in a batch.")
+    accumulation: Images = Field(1, description="Batches whose gradients are summed for one step.")
+    shift: CountOrZero = Field(0, description="Randomly shift each training image by up to N pixels along each axis.")
+    optimizer: Literal["adamw", "radam", "muon"] = Field(
+        "adamw", description="muon trains the matrices of hidden layers and leaves the rest to AdamW."
+    )
+    learning_rate: Positive = Field(2e-3, description="Peak learning rate.")
+    final_learning_rate_fraction: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.02, description="Share of the peak learning rate at the end of the schedule."
+    )
+    schedule: Literal["cosine", "trapezoid", "constant"] = Field(
+        "cosine", description="Learning rate after warm-up; a trapezoid falls in the last quarter."
+    )
+    warmup_steps: CountOrZero = Field(100, description="Steps of linear warm-up.")
+    weight_decay: PositiveOrZero = Field(0.05, description="Decoupled weight decay of matrices.")
+    beta1: Fraction = Field(0.9, description="Adam's decay rate for the mean of gradients.")
+    beta2: Fraction = Field(0.98, description="Adam's decay rate for the mean of squared gradients.")
+    clip: PositiveOrZero = Field(1.0, description="Largest gradient norm; 0 turns clipping off.")
+    ema: Fraction = Field(
+        0.0,
+        description="Decay of an exponential moving average of the weights, such as 0.999; the average is what is "
+        "validated, sampled from and saved. 0 turns it off.",
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="Seed of weights, order and dropout.")
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:INDEX or mps.")
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto", description="bf16 uses autocast; auto selects it on hardware that multiplies bf16."
+    )
+    log_every: Count = Field(20, description="Steps between rows of metrics.csv.")
+    evaluate_every: Count = Field(500, description="Steps between validations.")
+    evaluate_images: Count = Field(512, description="Validation images, the first of the split.")
+    sample_every: CountOrZero = Field(500, description="Steps between sample grids; 0 turns them off.")
+    sample_images: Images = Field(16, description="Images of a sample grid.")
+    save_every: Count = Field(200, description="Steps between saves.")
+    keep_last: Count = Field(1, description="Number of newest saves to keep.")
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
-        given = [name for name in ("steps", "epochs", "max_time") if getattr(self, name) is not None]
+        given = [name for name in LENGTHS if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"exactly one of steps, epochs and max_time sets the length, found {given or 'none'}")
         return self
 
 
 class InitFrom(Config):
-    """The checkpoint whose weights a run began with, its mechanism, and how many steps it had been trained for."""
+    """The checkpoint whose weights a run started from, its mechanism, and the steps it had been trained for."""
 
     checkpoint: str
     weights_sha256: str
@@ -176,7 +196,7 @@ class InitFrom(Config):
 
 
 class RunConfig(Config):
-    """Everything that a training run was told; `config.toml` in its folder."""
+    """All settings of a training run: `config.toml` in its folder."""
 
     preset: str | None = None
     init_from: InitFrom | None = None
@@ -193,7 +213,7 @@ class RunConfig(Config):
 
 
 class DataSummary(Config):
-    """The images a model was trained on. `border_mean` (0 .. 255) tells a dark background from a light one."""
+    """The images a model was trained on. `border_mean` (0 to 255) distinguishes a dark background from a light one."""
 
     name: str
     train_images: int
@@ -201,7 +221,7 @@ class DataSummary(Config):
 
 
 class TrainingSummary(Config):
-    """How far training had come, and what these weights, if they were validated, reached on the validation images."""
+    """How long a model was trained, and its validation bits/dim if these weights were validated."""
 
     step: int
     images_seen: int
@@ -224,12 +244,12 @@ class CheckpointInfo(Config):
     training: TrainingSummary
     weights_sha256: str = ""
     training_sha256: str | None = None
-    # Of this document without this line: whoever changes something on purpose leaves the line out.
+    # Of this document without this line. Remove the line to edit the file by hand.
     config_sha256: str | None = None
 
 
 def parse_config(kind: type[ConfigType], values: Mapping[str, Any], where: str) -> ConfigType:
-    """Build `kind` from plain values; every fault becomes one `UsageError` that names `where` and the key."""
+    """Build `kind` from plain values. Raises `UsageError`, which names `where` and the key, for the first fault."""
     try:
         return kind.model_validate(dict(values))
     except ValidationError as error:
@@ -237,9 +257,9 @@ def parse_config(kind: type[ConfigType], values: Mapping[str, Any], where: str) 
 
 
 def describe_validation_error(kind: type[BaseModel], error: ValidationError, where: str) -> UsageError:
-    """The first fault of a pydantic error as one line, with a suggestion where a key is unknown."""
+    """The first fault of a pydantic error in one line, with a suggestion for an unknown key."""
     faults = error.errors()
-    # A misspelt key is also a missing one; the first says more.
+    # A misspelt key is also a missing key; the misspelling says more.
     first = next((fault for fault in faults if fault["type"] == "extra_forbidden"), faults[0])
     path = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
@@ -247,7 +267,7 @@ def describe_validation_error(kind: type[BaseModel], error: ValidationError, whe
         fault = unknown_name("key", name, _fields_at(kind, parents))
         return UsageError(f"{'.'.join([where, *parents])}: {fault}")
     message = first["msg"].removeprefix("Value error, ")
-    # A table that does not fit together says so itself; only a single value is worth showing again.
+    # The message about a table already names the values that conflict.
     found = "" if isinstance(first["input"], dict) else f", found {first['input']!r}"
     return UsageError(f"{where}: {f'{path}: ' if path else ''}{message}{found}")
 

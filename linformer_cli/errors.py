@@ -1,11 +1,11 @@
-"""Everything that can go wrong for a reason the user can mend, each with the exit code of the command it ends."""
+"""Errors that the user can fix, each with the exit code of the command that it ends."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class LintxError(Exception):
-    """A mistake or a fault that one line explains: what is wrong, what was found, what to do."""
+    """An error that one line explains: what is wrong, what was found, what to do."""
 
     exit_code = 1
 
@@ -21,15 +21,15 @@ class DataError(LintxError):
 
 
 class CheckpointError(LintxError):
-    """A checkpoint or a run folder is missing, damaged or not ours."""
+    """A checkpoint or a run folder is missing, damaged or from another program."""
 
 
 class TrainingError(LintxError):
-    """Training cannot go on: the loss is no longer a number, or the disk took no more."""
+    """Training cannot continue: the loss is NaN or infinite, or the disk is full."""
 
 
 class DisagreementError(LintxError):
-    """The parallel and the step form of a model give different answers."""
+    """The parallel and the step form of a model give different results."""
 
 
 class Interrupted(LintxError):
@@ -44,7 +44,7 @@ class Interrupted(LintxError):
 
 
 def unknown_name(kind: str, name: str, choices: Iterable[str]) -> UsageError:
-    """The error for a `name` that is none of `choices`, with the nearest one suggested."""
+    """The error for a `name` that is not in `choices`; suggests the nearest."""
     known = sorted(choices)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known) or 'none'}"

@@ -1,7 +1,4 @@
-"""The safe way to a file, and the one folder that lintx keeps things in unasked.
-
-Nothing here looks at what is written; what writes pictures, checkpoints and tables goes through it.
-"""
+"""Writing files safely, and the user's cache folder. Images, checkpoints and tables are all written through here."""
 
 import errno
 import os
@@ -10,7 +7,7 @@ from pathlib import Path
 
 from .errors import LintxError
 
-TEMPORARY_FILES = ".lintx-*.tmp"  # what `write_file` may leave behind when the process is killed
+TEMPORARY_FILES = ".lintx-*.tmp"  # `write_file` may leave one behind if the process is killed
 
 _ADVICE = {
     errno.EACCES: "choose a folder that you may write to",
@@ -22,13 +19,14 @@ _ADVICE = {
     errno.ENOTDIR: "a part of the path is a file, not a folder",
     errno.EEXIST: "a part of the path is a file, not a folder",
     errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ENXIO: "nothing reads from this pipe; start its reader first",
 }
 
 
 def user_cache() -> Path:
-    """Where downloads and compiled code are kept, perhaps not made yet: $LINTX_CACHE, else lintx in the user's cache.
+    """The folder for downloads and compiled code: $LINTX_CACHE, else `lintx` in the user's cache. It may not exist yet.
 
-    Raises `LintxError` where the user has no home folder.
+    Raises `LintxError` if the user has no home folder.
     """
     if chosen := os.environ.get("LINTX_CACHE"):
         return Path(os.path.expanduser(chosen))
@@ -36,23 +34,28 @@ def user_cache() -> Path:
     if not os.path.isabs(cache):  # the XDG rules: a relative path does not count
         cache = os.path.expanduser("~/.cache")
     if cache.startswith("~"):
-        raise LintxError("cannot find your home folder; set LINTX_CACHE to a folder for what lintx keeps")
+        raise LintxError("cannot find your home folder; set LINTX_CACHE to a folder for downloads and compiled code")
     return Path(cache) / "lintx"
 
 
+def is_special(path: Path) -> bool:
+    """Whether `path` is a pipe, a device or a socket: neither a file nor a folder."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
 def write_file(path: str | os.PathLike[str], data: bytes, flush: bool = True) -> None:
-    """Write `data` to `path` whole or not at all, making the folder where it is missing.
+    """Write all of `data` to `path` or nothing, creating missing folders.
 
-    The bytes go to a temporary file in the same folder, which then takes the name: a full disk or Ctrl-C leaves the
-    old file or none, never half a new one. A link keeps pointing where it did. A pipe or a device such as
-    /dev/stdout cannot be replaced and is written to directly. Without `flush` nobody waits for the disk: many small
-    files are written far sooner, but after a power cut the last ones may be damaged.
+    The bytes go to a temporary file in the same folder, which is then renamed: a full disk or Ctrl-C leaves the old
+    file or none, never a partial one. A symbolic link keeps its target. A pipe or a device such as /dev/stdout is
+    written to directly. `flush` waits for the disk; without it many small files are written much faster, but a power
+    cut may damage the last ones.
 
-    Raises `LintxError` with the path and the reason where the system refuses.
+    Raises `LintxError` with the path and the reason if the system refuses, and for a pipe that nobody reads.
     """
     try:
-        if Path(path).exists() and not Path(path).is_file():
-            Path(path).write_bytes(data)  # for a folder, the error says so
+        if is_special(Path(path)):
+            _write_directly(path, data)
         else:
             _write_then_rename(Path(os.path.realpath(path)), data, flush)
     except OSError as error:
@@ -60,23 +63,28 @@ def write_file(path: str | os.PathLike[str], data: bytes, flush: bool = True) ->
 
 
 def require_writable(path: str | os.PathLike[str]) -> None:
-    """Raises `LintxError`, as `write_file` would, where it shows already that `path` cannot be written.
+    """Raise `LintxError`, as `write_file` would, if it is already clear that `path` cannot be written.
 
-    For what is written behind hours of work. Makes nothing; a disk that will be full shows only then.
+    For outputs of hours of work. Creates nothing. A disk that is full later and a pipe without a reader pass.
     """
-    target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_file() and not target.is_dir():
-        return  # a pipe or a device
-    folder = next(parent for parent in target.parents if parent.exists())
+    try:
+        code = _foreseen_error(Path(os.path.realpath(path)))
+    except OSError as error:  # such as a name that is too long
+        raise _explain(path, error) from None
+    if code:
+        raise _explain(path, OSError(code, os.strerror(code)))
+
+
+def _foreseen_error(target: Path) -> int:
+    """The error number that writing to `target` would fail with, or 0."""
     if target.is_dir():
-        code = errno.EISDIR
-    elif not folder.is_dir():
-        code = errno.ENOTDIR
-    elif not os.access(folder, os.W_OK | os.X_OK):
-        code = errno.EACCES
-    else:
-        return
-    raise _explain(path, OSError(code, os.strerror(code)))
+        return errno.EISDIR
+    if is_special(target):
+        return 0
+    folder = next(parent for parent in target.parents if parent.exists())
+    if not folder.is_dir():
+        return errno.ENOTDIR
+    return 0 if os.access(folder, os.W_OK | os.X_OK) else errno.EACCES
 
 
 def _explain(path: str | os.PathLike[str], error: OSError) -> LintxError:
@@ -86,7 +94,7 @@ def _explain(path: str | os.PathLike[str], error: OSError) -> LintxError:
 
 
 def write_flushed(file: Path, data: bytes) -> None:
-    """Write a new file and wait until it is on the disk; some file systems report a full one only then."""
+    """Write a new file and wait until it is on the disk; some file systems report a full disk only then."""
     with open(file, "xb") as opened:
         opened.write(data)
         opened.flush()
@@ -94,8 +102,8 @@ def write_flushed(file: Path, data: bytes) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Wait until the names in `folder` are on the disk."""
-    if os.name == "nt":  # a folder cannot be opened for flushing there
+    """Wait until the list of names in `folder` is on the disk."""
+    if os.name == "nt":  # Windows cannot open a folder
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -104,9 +112,18 @@ def flush_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def _write_directly(path: str | os.PathLike[str], data: bytes) -> None:
+    # Without O_NONBLOCK, opening a pipe waits for a reader; with it, a pipe without a reader is an error.
+    handle = os.open(path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
+    with open(handle, "wb") as opened:
+        if hasattr(os, "O_NONBLOCK"):
+            os.set_blocking(handle, True)
+        opened.write(data)
+
+
 def _write_then_rename(target: Path, data: bytes, flush: bool) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Its own short name, not one derived from the target's, which may already be as long as the system allows.
+    # Not derived from the target's name, which may already be as long as the system allows.
     temporary = target.parent / TEMPORARY_FILES.replace("*", secrets.token_hex(6))
     try:
         if flush:
@@ -114,6 +131,6 @@ def _write_then_rename(target: Path, data: bytes, flush: bool) -> None:
         else:
             temporary.write_bytes(data)
         os.replace(temporary, target)
-    except BaseException:  # Ctrl-C as well
+    except BaseException:  # including Ctrl-C
         temporary.unlink(missing_ok=True)
         raise

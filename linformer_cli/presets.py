@@ -1,8 +1,9 @@
-"""Named networks. A preset says what the network is; image size and channels come from the data."""
+"""Named networks and the settings they are trained with. Image size and channels come from the data."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from .config import ImageShape, NetworkConfig
+from .config import ImageShape, NetworkConfig, TrainConfig
 from .errors import unknown_name
 
 _PAPER = NetworkConfig(
@@ -24,16 +25,18 @@ PRESETS: dict[str, NetworkConfig] = {
     # The two models of Katharopoulos 2020 (arXiv 2006.16236), section 4.2, as its released code builds them.
     "mnist-paper": _PAPER,
     "cifar10-paper": _PAPER.model_copy(update={"layers": 16}),
-    # What our comparisons are made with: 1.03 million parameters on MNIST.
+    # The network of our comparisons: 1.03 million parameters on MNIST.
     "mnist-small": NetworkConfig(),
-    # The best that two CPU cores train in an hour or two (docs/quality.md).
+    # The best of what two CPU cores train in an hour or two (docs/notes/quality.md).
     "mnist-wide": NetworkConfig(context="wide"),
-    # For tests and for trying things out: seconds, not minutes.
+    # For tests and first tries: trains in seconds.
     "tiny": NetworkConfig(layers=2, heads=2, width=32, head_width=16, feed_forward=64),
 }
 
-# What a preset's network is trained with where our defaults, made for `mnist-small`, would not do: what was best for
-# `mnist-wide`, and for the paper's networks its own settings (its section 4.2 and released code).
+DEFAULT_PRESET = "mnist-wide"
+
+# Training settings in which a preset differs from the defaults of `TrainConfig`, which suit `mnist-small`: the best
+# found for `mnist-wide`, and the source's own for the paper's networks (section 4.2 and released code).
 _PAPER_RECIPE = {
     "optimizer": "radam",
     "learning_rate": 1e-4,
@@ -48,8 +51,21 @@ RECIPES: dict[str, dict[str, Any]] = {
     "cifar10-paper": _PAPER_RECIPE,
 }
 
-# The learning rate of optimizers that want another than AdamW, where a recipe has none.
+# The learning rate of an optimizer that needs another than AdamW, unless a recipe names one.
 LEARNING_RATES = {"muon": 8e-3}
+
+
+def complete_recipe(train: Mapping[str, Any]) -> dict[str, Any]:
+    """Training settings with the learning rate of their optimizer, if they name none."""
+    optimizer = train.get("optimizer")
+    known = isinstance(optimizer, str) and optimizer in LEARNING_RATES  # a file can hold anything
+    return {"learning_rate": LEARNING_RATES[str(optimizer)], **train} if known else dict(train)
+
+
+def preset_defaults(name: str) -> dict[str, Any]:
+    """The default of every network and training setting, by key, in the preset `name`."""
+    training = {key: field.default for key, field in TrainConfig.model_fields.items()}
+    return {**training, **find_preset(name).model_dump(), **complete_recipe(RECIPES.get(name, {}))}
 
 
 def find_preset(name: str) -> NetworkConfig:
@@ -66,7 +82,7 @@ def find_preset_data(name: str) -> str:
 
 
 def find_preset_image(name: str) -> ImageShape:
-    """The images that the preset `name` is made for: 32 x 32 in colour for CIFAR-10, else the 28 x 28 of MNIST."""
+    """The images that the preset `name` is made for: 32 x 32 RGB for CIFAR-10, otherwise the 28 x 28 grey of MNIST."""
     if find_preset_data(name) == "cifar10":
         return ImageShape(height=32, width=32, channels=3)
     return ImageShape(height=28, width=28)

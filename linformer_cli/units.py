@@ -1,10 +1,10 @@
-"""Bits/dim, durations, bytes and counts as people read them."""
+"""Bits/dim, durations, bytes, counts and shares as text for people."""
 
 import math
 
 
 def format_bits(bits: float, error: float | None, digits: int = 4) -> str:
-    """bits/dim with their standard error, '0.6929 +- 0.0030', or without where one image gives none."""
+    """Bits/dim with the standard error, '0.6929 +- 0.0030'; one image has no standard error, '0.6929'."""
     return f"{bits:.{digits}f}" if error is None else f"{bits:.{digits}f} +- {error:.{digits}f}"
 
 
@@ -12,7 +12,7 @@ def format_duration(seconds: float) -> str:
     """A time as '12.3 ms', '0.4 s', '45 s', '12 min 3 s', '1 h 4 min' or '2 d 3 h'; 'unknown' for NaN and infinity."""
     if not math.isfinite(seconds):
         return "unknown"
-    if seconds <= 0:  # a clock that was set back
+    if seconds <= 0:  # the clock was set back
         return "0 s"
     if seconds < 0.1:
         return f"{_three_digits(seconds * 1000)} ms"
@@ -31,28 +31,33 @@ def format_duration(seconds: float) -> str:
 
 
 def format_milliseconds(seconds: float) -> str:
-    """A time that was measured, as milliseconds of three digits: '0.12 ms', '45.3 ms', '1,205 ms'."""
+    """A time in milliseconds with three digits: '0.12 ms', '45.3 ms', '1,205 ms'."""
     return f"{seconds * 1000:,.0f} ms" if seconds >= 1 else f"{_three_digits(seconds * 1000)} ms"
 
 
 def format_microseconds(seconds: float) -> str:
-    """A time that was measured, as microseconds of three digits: '0.12 µs', '45.3 µs', '1,205 µs'."""
+    """A time in microseconds with three digits: '0.12 µs', '45.3 µs', '1,205 µs'."""
     return f"{seconds * 1e6:,.0f} µs" if seconds >= 1e-3 else f"{_three_digits(seconds * 1e6)} µs"
 
 
 def format_bytes(count: float) -> str:
-    """A size with the prefixes of 1024 and three digits: '512 B', '264 KiB', '1.5 MiB'."""
+    """A size with binary prefixes and three digits: '512 B', '264 KiB', '1.5 MiB'."""
     return _with_prefix(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
 
 
 def format_count(count: float) -> str:
-    """A number with the prefixes of 1000 and three digits: '784', '12.3 k', '6.36 M', '1.2 G'."""
+    """A number with decimal prefixes and three digits: '784', '12.3 k', '6.36 M', '1.2 G'."""
     return _with_prefix(count, 1000, ("", "k", "M", "G", "T", "P"))
+
+
+def format_percent(share: float) -> str:
+    """A share as a percentage with three digits: '0.123 %', '45 %'."""
+    return f"{100 * share:.3g} %"
 
 
 def _with_prefix(count: float, base: int, units: tuple[str, ...]) -> str:
     value, unit = float(count), 0
-    # Compare what will be shown: 999,999 is '1 M', not '1000 k'.
+    # Compare the rounded value: 999,999 is '1 M', not '1000 k'.
     while unit + 1 < len(units) and float(_three_digits(abs(value))) >= base:
         value, unit = value / base, unit + 1
     return f"{_three_digits(value)} {units[unit]}".rstrip()

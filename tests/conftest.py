@@ -1,6 +1,7 @@
 """What several test files share: tiny models, a checkpoint folder of one, and the check of an error's one line."""
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -8,16 +9,53 @@ from typing import Any
 
 import pytest
 import torch
-from machine import prepare_triton
+from filelock import FileLock
+from machine import pin_threads, prepare_triton
 
+import linformer_cli
 from linformer_cli.checkpoint import TrainingState, save_checkpoint
 from linformer_cli.config import CheckpointInfo, DataSummary, ImageShape, ModelConfig, TrainConfig, TrainingSummary
 from linformer_cli.errors import LintxError
 from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.native import compiler
 
 BuildModel = Callable[..., PixelModel]
 
 prepare_triton()
+pin_threads()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compile_kernels_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """With an empty cache one worker compiles the kernels, and the others wait for it."""
+    folder = tmp_path_factory.getbasetemp()  # of this worker; workers share the folder above
+    with FileLock((folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "kernels.lock"):
+        for source in Path(linformer_cli.__file__).parent.rglob("*.cpp"):
+            compiler.has_library(source)
+
+
+@pytest.fixture
+def fresh_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of an empty cache of compiled libraries, with nothing loaded before."""
+    monkeypatch.setenv("LINTX_CACHE", str(tmp_path / "cache"))
+    compiler.try_load.cache_clear()
+    yield tmp_path / "cache" / "native"
+    compiler.try_load.cache_clear()
+
+
+@pytest.fixture
+def fake_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """`fake_compiler(script)`: a shell script is the only C++ compiler on the PATH; returns its path."""
+
+    def install(script: str) -> Path:
+        file = tmp_path / "bin" / "c++"
+        file.parent.mkdir()
+        file.write_text(f"#!/bin/sh\n{script}\n")
+        file.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{file.parent}:/usr/bin:/bin")
+        return file
+
+    return install
 
 
 @pytest.fixture(scope="session")

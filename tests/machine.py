@@ -1,4 +1,4 @@
-"""What the tests expect of the machine that they run on."""
+"""What the tests assume about the machine."""
 
 import os
 import shutil
@@ -8,9 +8,7 @@ import torch
 HAS_COMPILER = any(map(shutil.which, ("c++", "g++", "clang++")))
 # What `--engine auto` takes for linear attention in float32.
 FASTEST_ENGINE = "native" if HAS_COMPILER else "textbook"
-# And in a benchmark, of an untrained model.
-TIMED_ENGINE = "stepwise" if HAS_COMPILER else "textbook"
-# Kernels in Triton run where they are meant to, or else on the CPU, in Triton's own interpreter.
+# Kernels in Triton run on a GPU if there is one, else on the CPU in Triton's interpreter.
 TRITON_DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NO_TRITON = "Triton is not installed"
 # The metrics of a run that depend on the machine, not on the training: left out when two runs are compared.
@@ -18,6 +16,13 @@ TIMING_METRICS = ("elapsed_seconds", "images_per_second", "peak_memory_bytes")
 
 
 def prepare_triton() -> None:
-    """Before Triton is imported, by whatever: it decides then how kernels run."""
+    """Call before the first import of Triton, which decides then how kernels run."""
     if TRITON_DEVICE.type == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
+
+
+def pin_threads() -> None:
+    """One thread for each process of the suite and for those that its tests start, unless the environment says more."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        os.environ["OMP_NUM_THREADS"] = "1"
+        torch.set_num_threads(1)

@@ -1,7 +1,7 @@
-"""What two processes of a test do: `python -m torch.distributed.run ... tests/processes.py WHAT ...`.
+"""The script of tests with two processes: `python -m torch.distributed.run ... tests/processes.py WHAT ...`.
 
-`train FOLDER` trains in several ways and compares them with one process; `dying STEP ...` is the command line, in which
-the second process is killed before training step or image number STEP.
+`train FOLDER` trains in several ways and compares the results with those of one process. `dying STEP ...` runs the
+command line and kills the second process before training step or image number STEP.
 """
 
 import json
@@ -25,7 +25,7 @@ from linformer_cli.system.distributed import ALONE, Team, end_process, join_team
 from linformer_cli.system.signals import StopRequest
 from linformer_cli.training.loop import Trainer
 from linformer_cli.training.optimizer import build_average
-from linformer_cli.training.progress import Silence
+from linformer_cli.training.progress import Progress, Silence
 from linformer_cli.training.run_folder import RunFolder
 
 STEPS = 9
@@ -39,7 +39,7 @@ MODEL = ModelConfig(
     feed_forward=32,
     image=ImageShape(height=8, width=8, levels=16),
 )
-# Five images are shared out as two and three.
+# A batch of five images is divided into two and three.
 TRAIN = TrainConfig(
     steps=STEPS,
     batch=5,
@@ -58,11 +58,11 @@ def build(folder: Path, team: Team, precision: str = "fp32", **model: Any) -> Tr
     run = RunFolder(folder)
     if team.leads and not run.config_file.exists():
         run.create(config)
-    return Trainer(config, run, IMAGES, IMAGES, "cpu", precision, team)
+    return Trainer(config, run, (IMAGES, IMAGES), "cpu", precision, team)
 
 
 class StopAt(StopRequest):
-    """A stop that comes while `trainer` is about to take step `step`."""
+    """A signal that arrives just before `trainer` takes step `step`."""
 
     def __init__(self, trainer: Trainer, step: int | None) -> None:
         self.trainer, self.step = trainer, step
@@ -73,7 +73,7 @@ class StopAt(StopRequest):
 
 
 def train_until(folder: Path, team: Team, step: int, **settings: Any) -> None:
-    """Go on with the run in `folder`, or begin it; the signal that stops it comes to the last process alone."""
+    """Start or resume the run in `folder` until `step`; only the last process receives the signal that stops it."""
     trainer = build(folder, team, **settings)
     team.wait()
     if (folder / "last").exists():
@@ -88,7 +88,7 @@ def train_until(folder: Path, team: Team, step: int, **settings: Any) -> None:
 
 
 def largest_difference(ours: Path, theirs: Path) -> float:
-    """Between the weights, the averaged weights and the optimizers of two runs' last saves."""
+    """The largest difference between the weights, averaged weights and optimizer states of two runs' last saves."""
     found = 0.0
     for name in (WEIGHTS, TRAINING):
         left, right = (load_file(run / "last" / name) for run in (ours, theirs))
@@ -99,20 +99,20 @@ def largest_difference(ours: Path, theirs: Path) -> float:
 
 
 def check_one_large_batch(folder: Path, team: Team, **model: Any) -> None:
-    """In float64, so that all that can differ is the order of sums."""
+    """Gradients and weights equal those of one process; in float64, so that only the order of sums can differ."""
     trainers = [
         build(folder / f"of-{each.count}", each, **model) for each in ((team, ALONE) if team.leads else (team,))
     ]
     for trainer in trainers:
         trainer.average = build_average(trainer.model.double(), trainer.config.train)
     shared = trainers[0]
-    losses = [shared._train_step(1e-2)]
+    losses = [shared.train_step(Progress(), 1e-2)]
     gradients = [None if found.grad is None else found.grad.clone() for found in shared.model.parameters()]
     for _ in range(3):
-        shared._train_step(1e-2)
+        shared.train_step(Progress(), 1e-2)
     if team.leads:
         alone = trainers[1]
-        losses.append(alone._train_step(1e-2))
+        losses.append(alone.train_step(Progress(), 1e-2))
         for ours, parameter in zip(gradients, alone.model.parameters(), strict=True):
             assert (ours is None) == (parameter.grad is None)
             if parameter.grad is not None:
@@ -120,7 +120,7 @@ def check_one_large_batch(folder: Path, team: Team, **model: Any) -> None:
         assert min(*losses[0], *losses[1]) > 0
         torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]), rtol=1e-9, atol=0)
         for _ in range(3):
-            alone._train_step(1e-2)
+            alone.train_step(Progress(), 1e-2)
         torch.testing.assert_close(shared.model.state_dict(), alone.model.state_dict(), rtol=0, atol=1e-8)
 
 
@@ -128,7 +128,7 @@ def check_training(folder: Path) -> None:
     with join_team() as team:
         assert team.count == 2
         check_one_large_batch(folder / "batch", team)
-        # Its chunks are longer than the image: it has parameters without a gradient.
+        # With chunks longer than the image, some parameters get no gradient.
         check_one_large_batch(folder / "idle", team, attention="flash", attention_options={})
         # From two processes to one and back.
         train_until(folder / "whole", team, STEPS)
@@ -137,7 +137,7 @@ def check_training(folder: Path) -> None:
             train_until(folder / "moved", ALONE, 6)
         team.wait()
         train_until(folder / "moved", team, STEPS)
-        # Interrupted and resumed by as many: the same dropout, the same sums, in any precision.
+        # Interrupted and resumed with the same number of processes: the same dropout and sums in any precision.
         for name, steps in (("dropout", [STEPS]), ("dropout-stopped", [4, 5, STEPS])):
             for step in steps:
                 train_until(folder / name, team, step, dropout=0.2, precision="bf16")
@@ -151,20 +151,20 @@ def check_training(folder: Path) -> None:
 
 
 def die_at(number: int) -> None:
-    """Let this process be killed before it takes step, or writes image, `number`."""
-    step, write = Trainer._train_step, NumberedImages.write
+    """Kill this process before it takes step `number` or writes image `number`."""
+    step, write = Trainer.train_step, NumberedImages.write
 
-    def dying_step(trainer: Trainer, rate: float) -> tuple[float, float]:
+    def dying_step(trainer: Trainer, progress: Progress, rate: float) -> tuple[float, float]:
         if trainer.progress.step == number:
             os.kill(os.getpid(), signal.SIGKILL)
-        return step(trainer, rate)
+        return step(trainer, progress, rate)
 
     def dying_write(folder: NumberedImages, index: int, image: Any) -> None:
         if index >= number:
             os.kill(os.getpid(), signal.SIGKILL)
         write(folder, index, image)
 
-    Trainer._train_step = dying_step  # type: ignore[method-assign]
+    Trainer.train_step = dying_step  # type: ignore[method-assign]
     NumberedImages.write = dying_write  # type: ignore[method-assign]
 
 

@@ -1,4 +1,4 @@
-"""A comparison: the same for all, kept in files, done once; and rows that say what is missing."""
+"""Comparisons: alike for all mechanisms, kept in files, done once; rows say what is missing."""
 
 import dataclasses
 import json
@@ -9,38 +9,45 @@ from typing import Any
 
 import pytest
 
-from linformer_cli import comparison as comparison_module
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.bench.variants import parse_variants
-from linformer_cli.comparison import (
-    TIMED_STEPS,
+from linformer_cli.comparison import rows as rows_module
+from linformer_cli.comparison import speed as speed_module
+from linformer_cli.comparison.entries import (
+    Conditions,
     Entry,
+    Plan,
     choose_training,
-    describe_entry,
     draw_grid,
-    forget_speeds,
     plan_entries,
+    train_entry,
+)
+from linformer_cli.comparison.rows import ComparisonRow, describe_entry
+from linformer_cli.comparison.speed import (
+    TIMED_STEPS,
+    forget_speeds,
     read_samples,
     sampling_speed,
     time_sampling_once,
     time_training_once,
-    train_entry,
     training_speed,
 )
 from linformer_cli.data.glyphs import draw_glyphs
 from linformer_cli.data.images import ImageSet
 from linformer_cli.errors import DisagreementError, Interrupted, LintxError, UsageError
+from linformer_cli.metrics import read_metrics
 from linformer_cli.report.grids import read_png_metadata
-from linformer_cli.report.metrics import read_metrics
 from linformer_cli.system.signals import StopRequest
 from linformer_cli.training.loop import Trainer
 
 IMAGES, BATCH = 21, 4
 DATA = {"name": "glyphs", "image_size": 8}
-SETS = [
+SETS = tuple(
     ImageSet("glyphs", split, *draw_glyphs("train", 8, start, start + 12))  # type: ignore[arg-type]
     for split, start in (("train", 0), ("validation", 100))
-]
+)
+CPU = Conditions("cpu", "fp32", batch=8, repeats=1)
+SMALL_BATCH = dataclasses.replace(CPU, batch=3)
 
 
 def test_settings_are_flags_over_file_over_defaults(tmp_path: Path) -> None:
@@ -70,19 +77,23 @@ class Silent:
 def plan(runs: Path, *entries: str, images: int = IMAGES, **train: Any) -> list[Entry]:
     variants = parse_variants(entries or ["linear", "softmax", "fine=linear:chunk=16"])
     settings = {"batch": BATCH, "log_every": 2, "precision": "fp32", **train}
-    return plan_entries(variants, runs, images, None, "tiny", DATA, settings, lambda _settings: tuple(SETS))[0]
+    return plan_entries(variants, Plan(runs, images, None, "tiny", DATA, settings), lambda _settings: SETS)[0]
 
 
 def work(entry: Entry, stop: StopRequest | None = None) -> None:
-    train_entry(entry, *SETS, "cpu", "fp32", Silent(), stop or StopRequest())
+    train_entry(entry, SETS, CPU, Silent(), stop or StopRequest())
 
 
-def describe(entry: Entry, failure: str | None = None) -> dict[str, Any]:
-    return describe_entry(entry, 8, "cpu", "fp32", failure)
+def describe(entry: Entry, failure: str | None = None) -> ComparisonRow:
+    return describe_entry(entry, CPU, failure)
 
 
 def time_training(entry: Entry, repeats: int = 1) -> bool:
-    return time_training_once(entry, *SETS, repeats, "cpu", "fp32")
+    return time_training_once(entry, SETS, dataclasses.replace(CPU, repeats=repeats))
+
+
+def time_sampling(entry: Entry, repeats: int = 1) -> bool:
+    return time_sampling_once(entry, dataclasses.replace(SMALL_BATCH, repeats=repeats))
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +113,7 @@ def finished(trained: Path, tmp_path: Path) -> Entry:
 # The plan
 
 
-def test_all_are_told_the_same_but_for_the_mechanism(tmp_path) -> None:
+def test_all_runs_have_the_same_settings_but_for_the_mechanism(tmp_path) -> None:
     entries = plan(tmp_path)
     assert [entry.folder.path.name for entry in entries] == ["linear", "softmax", "fine"]
     for entry in entries:
@@ -119,12 +130,12 @@ def test_all_are_told_the_same_but_for_the_mechanism(tmp_path) -> None:
 
 def test_the_images_are_loaded_once(tmp_path) -> None:
     loads = []
-    arguments = (parse_variants(["linear", "softmax"]), tmp_path, IMAGES, None, "tiny", DATA, {})
-    _, train, validation = plan_entries(*arguments, lambda settings: loads.append(settings) or tuple(SETS))
+    variants, wanted = parse_variants(["linear", "softmax"]), Plan(tmp_path, IMAGES, None, "tiny", DATA)
+    _, images = plan_entries(variants, wanted, lambda settings: loads.append(settings) or SETS)
     assert len(loads) == 1 and loads[0].data_config.name == "glyphs"
-    assert [train, validation] == SETS
+    assert images == SETS
     with pytest.raises(UsageError, match="nothing to compare"):
-        plan_entries([], *arguments[1:], lambda settings: tuple(SETS))
+        plan_entries([], wanted, lambda settings: SETS)
 
 
 def test_a_run_that_was_killed_between_its_two_first_files_goes_on_and_resumes(tmp_path) -> None:
@@ -138,12 +149,12 @@ def test_a_run_that_was_killed_between_its_two_first_files_goes_on_and_resumes(t
     assert read_metrics(entry.folder.metrics_file) == rows
 
 
-def test_a_run_that_was_told_something_else_is_refused(finished, raises_one_line) -> None:
+def test_a_run_with_other_settings_is_refused(finished, raises_one_line) -> None:
     runs = finished.folder.path.parent
     plan(runs, "linear", device="cpu")
     for changes, part in (
-        ({"images": 2 * IMAGES}, "train.steps = 6, now it would be 11"),
-        ({"seed": 3}, "train.seed = 0, now it would be 3"),
+        ({"images": 2 * IMAGES}, "train.steps = 6, not 11"),
+        ({"seed": 3}, "train.seed = 0, not 3"),
     ):
         with raises_one_line(UsageError, part, "--runs"):
             plan(runs, "linear", **changes)
@@ -160,7 +171,7 @@ def test_what_was_stopped_goes_on_and_what_is_finished_stays(tmp_path) -> None:
     with pytest.raises(Interrupted):
         work(entry, StopRequest(int(signal.SIGINT)))
     assert entry.saved is not None and entry.finished is None
-    assert describe(entry)["missing"] == "step 0 of 6"
+    assert describe(entry).missing == "step 0 of 6"
     work(entry)
     assert entry.finished is not None and entry.finished.info.training.step == 6
 
@@ -192,32 +203,32 @@ def test_a_grid_is_drawn_once_for_the_same_weights(finished) -> None:
 
 
 def test_repeats_are_kept_until_there_are_enough(finished) -> None:
-    speed = sampling_speed(finished.finished, 3, "cpu")
-    assert [time_sampling_once(finished, 3, 2, "cpu") for _ in range(3)] == [True, True, False]
+    speed = sampling_speed(finished.finished, SMALL_BATCH)
+    assert [time_sampling(finished, 2) for _ in range(3)] == [True, True, False]
     samples = read_samples(finished.sampling_file, speed)
     assert len(samples) == 2 and min(samples) > 0
-    assert time_sampling_once(finished, 3, 3, "cpu")
+    assert time_sampling(finished, 3)
     assert read_samples(finished.sampling_file, speed)[:2] == samples
     assert [time_training(finished, 2) for _ in range(3)] == [True, True, False]
-    speed = training_speed(finished, "cpu", "fp32")
+    speed = training_speed(finished, CPU)
     samples = read_samples(finished.training_file, speed)
     assert len(samples) == 2 and min(samples) > 0
     forget_speeds(finished)
-    assert read_samples(finished.training_file, speed) == [] and time_sampling_once(finished, 3, 1, "cpu")
+    assert read_samples(finished.training_file, speed) == [] and time_sampling(finished)
     forget_speeds(finished)
     forget_speeds(finished)
 
 
-def test_another_measurement_is_not_taken_for_this_one(finished, monkeypatch) -> None:
-    speed = sampling_speed(finished.finished, 3, "cpu")
-    time_sampling_once(finished, 3, 1, "cpu")
+def test_times_of_another_measurement_are_not_used(finished, monkeypatch) -> None:
+    speed = sampling_speed(finished.finished, SMALL_BATCH)
+    time_sampling(finished)
     assert len(read_samples(finished.sampling_file, speed)) == 1
     for changes in ({"batch": 4}, {"device": "mps"}, {"threads": 99}, {"precision": "bf16"}, {"weights_sha256": "0"}):
         assert read_samples(finished.sampling_file, dataclasses.replace(speed, **changes)) == []
     for changes in ({"processor": "another"}, {"torch": "9.9"}, {"kernels": not speed.kernels}):
         assert read_samples(finished.sampling_file, dataclasses.replace(speed, **changes)) == []
-    monkeypatch.setattr(comparison_module, "processor_name", lambda: "another")
-    assert read_samples(finished.sampling_file, sampling_speed(finished.finished, 3, "cpu")) == []
+    monkeypatch.setattr(speed_module, "processor_name", lambda: "another")
+    assert read_samples(finished.sampling_file, sampling_speed(finished.finished, SMALL_BATCH)) == []
     record = json.loads(finished.sampling_file.read_text())
     for text in ("[1", "[]", json.dumps({"samples_seconds": [1.0]}), json.dumps({**record, "samples_seconds": ["x"]})):
         finished.sampling_file.write_text(text)
@@ -240,7 +251,7 @@ def test_training_is_timed_by_the_steps_of_the_run_and_leaves_it_alone(finished,
 def test_nothing_is_timed_whose_executions_disagree(finished, monkeypatch, raises_one_line) -> None:
     right = LinearAttention.step
     monkeypatch.setattr(LinearAttention, "step", lambda self, q, k, v, *rest: right(self, q, k, v * 1.01, *rest))
-    for use in (lambda: time_sampling_once(finished, 3, 1, "cpu"), lambda: time_training(finished)):
+    for use in (lambda: time_sampling(finished), lambda: time_training(finished)):
         with raises_one_line(DisagreementError, "'linear' is not timed"):
             use()
     assert not finished.sampling_file.exists() and not finished.training_file.exists()
@@ -248,45 +259,43 @@ def test_nothing_is_timed_whose_executions_disagree(finished, monkeypatch, raise
 
 def test_only_a_finished_run_is_timed(tmp_path, raises_one_line) -> None:
     entry = plan(tmp_path, "linear")[0]
-    for use in (draw_grid, lambda entry, device: time_sampling_once(entry, 3, 1, device)):
+    for use in (lambda entry: draw_grid(entry, "cpu"), time_sampling, time_training):
         with raises_one_line(LintxError, "is not finished"):
-            use(entry, "cpu")
-    with raises_one_line(LintxError, "is not finished"):
-        time_training(entry)
+            use(entry)
 
 
 # Rows
 
 
-def test_a_whole_row(finished, monkeypatch) -> None:
-    monkeypatch.setattr(comparison_module, "read_samples", lambda *_arguments: [1.0, 2.0, 4.0])
+def test_a_complete_row(finished, monkeypatch) -> None:
+    monkeypatch.setattr(rows_module, "read_samples", lambda *_arguments: [1.0, 2.0, 4.0])
     draw_grid(finished, "cpu")
     row = describe(finished)
     training = finished.finished.info.training
-    assert (row["bits_per_dim"], row["standard_error"]) == (
+    assert (row.bits_per_dim, row.standard_error) == (
         training.validation_bits_per_dim,
         training.validation_standard_error,
     )
-    assert (row["steps"], row["images"], row["validation_images"]) == (6, 24, 12)
-    assert row["bits_per_dim"] == pytest.approx(8, abs=0.3)
-    # s and z of 2 layers and 2 heads of 16, the last values, and the position.
-    assert row["state_bytes_per_image"] > 2 * 2 * 16 * 17 * 4
-    assert (row["images_per_second"], row["images_per_second_quartiles"]) == (4, pytest.approx([8 / 3, 16 / 3]))
+    assert (row.steps, row.images, row.validation_images) == (6, 24, 12)
+    assert row.bits_per_dim == pytest.approx(8, abs=0.3)
+    # At least s and z of 2 layers and 2 heads of width 16.
+    assert row.state_bytes_per_image > 2 * 2 * 16 * 17 * 4
+    assert (row.images_per_second, row.images_per_second_quartiles) == (4, pytest.approx([8 / 3, 16 / 3]))
     images = TIMED_STEPS * BATCH
-    assert row["training_images_per_second"] == images / 2
-    assert row["training_images_per_second_quartiles"] == pytest.approx([images / 3, images / 1.5])
-    assert row["missing"] is None and row["grid"] == finished.grid_file
+    assert row.training_images_per_second == images / 2
+    assert row.training_images_per_second_quartiles == pytest.approx([images / 3, images / 1.5])
+    assert row.missing is None and row.grid == finished.grid_file
 
 
 def test_a_row_says_what_is_missing(finished) -> None:
     row = describe(finished)
-    assert row["missing"] == "training and sampling not timed" and row["images_per_second"] is None
-    assert row["parameters"] > 0
-    assert describe(finished, "it broke")["missing"] == "it broke"
+    assert row.missing == "training and sampling not timed" and row.images_per_second is None
+    assert row.parameters > 0
+    assert describe(finished, "it broke").missing == "it broke"
     time_training(finished)
     row = describe(finished)
-    assert row["missing"] == "sampling not timed" and row["training_images_per_second"] > 0
+    assert row.missing == "sampling not timed" and row.training_images_per_second > 0
     other = dataclasses.replace(finished, folder=plan(finished.folder.path.parent, "softmax")[0].folder)
     row = describe(other, "it broke")
-    assert row["missing"] == "not begun: it broke"
-    assert row["bits_per_dim"] is row["parameters"] is row["training_images_per_second"] is None
+    assert row.missing == "not begun: it broke"
+    assert row.bits_per_dim is row.parameters is row.training_images_per_second is None

@@ -1,6 +1,8 @@
 import errno
 import os
 import stat
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -25,7 +27,7 @@ def test_a_cache_without_a_home_is_one_line(monkeypatch):
     for name in ("LINTX_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # what Python does for a user without a home
-    with pytest.raises(LintxError, match=r"^cannot find your home folder; set LINTX_CACHE to a folder for what"):
+    with pytest.raises(LintxError, match=r"^cannot find your home folder; set LINTX_CACHE to a folder for downloads"):
         user_cache()
 
 
@@ -85,10 +87,12 @@ def test_refusals_name_the_path_and_the_reason(tmp_path):
         assert str(caught.value).endswith("; a part of the path is a file, not a folder")
 
 
-def test_what_shows_before_is_refused_before(tmp_path, monkeypatch):
+def test_foreseen_errors_are_raised_before_the_work(tmp_path, monkeypatch):
     (tmp_path / "file").write_bytes(b"")
     for path, reason in (
         (tmp_path, "is a directory; give the name of a file"),
+        ("/", "is a directory; give the name of a file"),
+        (tmp_path / ("a" * 256), "file name too long; choose a shorter name"),
         (tmp_path / "file" / "b" / "a", "not a directory; a part of the path is a file, not a folder"),
     ):
         with pytest.raises(LintxError) as caught:
@@ -131,3 +135,27 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
     finally:
         os.close(reader)
     assert path.is_fifo()
+
+
+def test_more_than_a_pipe_holds_arrives_whole(tmp_path):
+    path, data = tmp_path / "pipe", bytes(range(256)) * 4096
+    os.mkfifo(path)
+    with subprocess.Popen(["cp", str(path), str(tmp_path / "copy")]) as reader:
+        deadline = time.monotonic() + 60
+        while True:  # until `cp` has opened its end
+            try:
+                write_file(path, data)
+            except LintxError:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            else:
+                break
+        assert reader.wait(timeout=60) == 0
+    assert (tmp_path / "copy").read_bytes() == data
+
+
+def test_a_pipe_without_a_reader_is_refused(tmp_path, raises_one_line):
+    os.mkfifo(tmp_path / "pipe")
+    require_writable(tmp_path / "pipe")  # the reader may still come
+    with raises_one_line(LintxError, f"cannot write {tmp_path / 'pipe'}: ", "; nothing reads from this pipe; start"):
+        write_file(tmp_path / "pipe", b"data")

@@ -3,9 +3,9 @@
 import pytest
 from pydantic import ValidationError
 
-from linformer_cli.attention.catalogue import parse_options
 from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.errors import UsageError
+from linformer_cli.model.mixers import parse_options
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.presets import PRESETS, find_preset
 

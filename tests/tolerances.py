@@ -1,29 +1,29 @@
-"""How close is equal: every tolerance of the attention and model tests, and the one comparison that applies them."""
+"""The tolerances of the attention and model tests, and the comparison that applies them."""
 
 import torch
 from torch import Tensor
 
-# Two ways to compute the same thing in float64: split or whole, parallel or step, ours or the definition.
+# Two computations of the same result in float64: split or whole, parallel or step, ours or the definition.
 FLOAT64 = 1e-9
 # Either execution in float32 against float64, after 784 positions.
 FLOAT32_DRIFT = 1e-4
-# How far a later value may change an earlier output in float64: another blocking of the same sums is all there is.
+# How much a later value may change an earlier output in float64: only rounding, in another order of the same sums.
 CAUSALITY = 1e-12
 # Inputs in bfloat16 against float32 on the same rounded inputs.
 BFLOAT16 = 1e-2
-# Where a denominator nearly cancels, rounding errors grow with its condition: this many of them are allowed.
+# Where a denominator nearly cancels, rounding errors grow with its condition number: allow this many of them.
 ROUNDINGS = 32
-# The probabilities of all values of a position add up to 1, in float32 as in float64.
+# The probabilities of all values of a position add up to 1, in float32 and in float64.
 PROBABILITY_TOTAL = 1e-6
 
 
 def assert_agree(
     found: Tensor, expected: Tensor, tolerance: float, condition: Tensor | None = None, dtype: torch.dtype | None = None
 ) -> None:
-    """`found` is `expected` up to `tolerance` times max(1, largest expected); all of both is finite.
+    """Assert that `found` is `expected` up to `tolerance` * max(1, largest expected), and that both are finite.
 
-    `condition` [B, H, T], at least 1, loosens single positions to `ROUNDINGS` times its rounding error in `dtype`
-    (default: that of `found`), where that is more than `tolerance`.
+    `condition` [B, H, T], at least 1, loosens the tolerance of single positions to `ROUNDINGS` * condition * the
+    rounding error of `dtype` (default: that of `found`), where that is more than `tolerance`.
     """
     assert bool(torch.isfinite(found).all()), "not everything found is finite"
     assert bool(torch.isfinite(expected).all()), "not everything expected is finite"

@@ -15,10 +15,11 @@ from linformer_cli.config import RunConfig
 from linformer_cli.data.glyphs import draw_glyphs
 from linformer_cli.data.images import ImageSet
 from linformer_cli.evaluation.bits import Bits
+from linformer_cli.metrics import COLUMNS, MetricsRow
 from linformer_cli.system.signals import StopRequest
 from linformer_cli.training.loop import Trainer
 from linformer_cli.training.progress import Progress
-from linformer_cli.training.run_folder import METRICS, RunFolder
+from linformer_cli.training.run_folder import RunFolder
 
 TRAINING_IMAGES, VALIDATION_IMAGES = 30, 6
 # Nothing falls together by chance, and 14 steps of 4 or 8 images go through the 30 more than once.
@@ -40,7 +41,7 @@ class Watcher:
 
     def __init__(self, stop: StopRequest | None = None, signal_number: int = signal.SIGINT) -> None:
         self.events: list[tuple[str, int]] = []
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[MetricsRow] = []
         self.spikes: list[str] = []
         self.actions: dict[tuple[str, int], Callable[[], object]] = {}
         self.stop = stop or StopRequest()
@@ -54,10 +55,10 @@ class Watcher:
         self.events.append((event, step))
         self.actions.get((event, step), lambda: None)()
 
-    def on_step(self, row: dict[str, Any], finished_share: float) -> None:
+    def on_step(self, row: MetricsRow, finished_share: float) -> None:
         assert 0 <= finished_share <= 1
         self.rows.append(row)
-        self.told("log", row["step"])
+        self.told("log", row.step)
 
     def on_evaluate(self, progress: Progress, bits: Bits, is_best: bool) -> None:
         assert progress.validation_bits_per_dim == bits.bits_per_dim
@@ -83,7 +84,7 @@ def begin(config: RunConfig, path: Path, precision: str = "fp32") -> Trainer:
     folder = RunFolder(path)
     if not folder.config_file.exists():
         folder.create(config)
-    return Trainer(config, folder, TRAIN, VALIDATION, "cpu", precision)
+    return Trainer(config, folder, (TRAIN, VALIDATION), "cpu", precision)
 
 
 def train(trainer: Trainer, watcher: Watcher | None = None) -> Watcher:
@@ -96,7 +97,7 @@ def read_metrics(folder: RunFolder) -> list[dict[str, str]]:
     """All rows, without what depends on the machine's speed."""
     with open(folder.metrics_file, newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    return [{key: row[key] for key in METRICS if key not in TIMING_METRICS} for row in rows]
+    return [{key: row[key] for key in COLUMNS if key not in TIMING_METRICS} for row in rows]
 
 
 def all_equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:

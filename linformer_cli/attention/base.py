@@ -1,13 +1,14 @@
-"""The contract that every attention meets: one class, two executions, one state.
+"""The contract of every attention: one class with two executions, parallel and step by step, that share one state.
 
 Axis letters, the same everywhere: B images, H heads, T positions, K width of a query or key, V width of a value,
-C width of a feature, E extra scalars of a head. Queries and keys are [B, H, T, K], values [B, H, T, V]; a tensor of
-one position has no T axis and its name ends in `_t`.
+C width of a feature, E extra scalars per head. Queries and keys are [B, H, T, K], values [B, H, T, V]. A tensor of
+one position has no T axis, and its name ends in `_t`.
 """
 
 import enum
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
@@ -20,7 +21,7 @@ State = TypeVar("State")
 
 
 class Memory(enum.StrEnum):
-    """What a state does as the number of positions grows."""
+    """How the size of a state depends on the number of positions."""
 
     CONSTANT = "constant"
     BOUNDED = "bounded"
@@ -31,8 +32,8 @@ class Memory(enum.StrEnum):
 class AttentionShape:
     """The sizes that a mechanism is built for.
 
-    `positions` is the T of a whole image and `row` the number of values of one image row; `layer` numbers the layer,
-    for mechanisms whose fixed pattern differs by layer.
+    `positions` is the T of a whole image, `row` the number of values in an image row, and `layer` the index of the
+    layer, for mechanisms whose fixed pattern differs between layers.
     """
 
     heads: int
@@ -44,15 +45,14 @@ class AttentionShape:
 
 
 class AttentionOptions(Config):
-    """Base of every mechanism's options: frozen, unknown keys refused. Field descriptions appear in the help."""
+    """Base class of every mechanism's options: frozen, unknown keys refused. The help shows field descriptions."""
 
 
 class Attention(nn.Module, ABC):
-    """One mechanism, in both its forms.
+    """One mechanism in both executions.
 
-    `attend` continuing from a state is the whole idea: training is `attend` from nothing, priming is `attend` over
-    the known values, and `step` is `attend` at T = 1 without gradients. For every way of cutting a sequence into
-    blocks the outputs are the same.
+    Training calls `attend` without a state, reading a prompt calls `attend` and keeps the state, and `step` is `attend`
+    at T = 1 without gradients. However a sequence is cut into blocks, the outputs are the same up to rounding.
     """
 
     name: ClassVar[str]
@@ -63,11 +63,11 @@ class Attention(nn.Module, ABC):
     options_type: ClassVar[type[AttentionOptions]]
     # The layer projects once and passes the same tensor as q and k.
     shared_query_key: ClassVar[bool] = False
-    # It replaces attention and feed-forward together: a gated block is built around it, not a transformer block.
+    # Replaces attention and feed-forward together: it needs a gated block instead of a transformer block.
     gated: ClassVar[bool] = False
     # E, the number of extra scalars per head and position that the layer projects for this mechanism.
     extra_per_head: int = 0
-    # Where the bias of that projection starts: 5, say, for a gate that should be nearly open at first.
+    # Initial bias of that projection: for example 5 for a gate that should be almost open at first.
     extra_bias: float = 0.0
 
     def __init__(self, options: AttentionOptions, shape: AttentionShape) -> None:
@@ -77,37 +77,77 @@ class Attention(nn.Module, ABC):
 
     @classmethod
     def fit_shape(cls, options: Any, shape: AttentionShape, width: int) -> AttentionShape:
-        """The sizes it has in a model of `width` whose vectors are cut into the heads of `shape`."""
+        """The sizes of this mechanism in a model of `width`, where a transformer block would use those of `shape`."""
         return shape
 
     def on_training_step(self, step: int, seed: int) -> None:
-        """Called before training step `step` of a run with `seed`, never in evaluation: a chance to draw buffers anew.
+        """Called before training step `step` of a run with `seed`, never in evaluation; may redraw random buffers.
 
-        What it does must depend on the two numbers and the layer alone, so that a resumed run is the unbroken one.
+        The result must depend on the two numbers and the layer alone, so that a resumed run equals an unbroken one.
         """
 
     def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
-        """Whether `attend` would compute inputs of this type with kernels compiled here, rather than in plain torch."""
+        """Whether `attend` runs compiled kernels for inputs of this type, rather than plain torch."""
         return False
 
-    @abstractmethod
+    def runs_compiled(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
+        """Whether `attend` runs compiled kernels for these inputs."""
+        return q.dtype == k.dtype == v.dtype and self.is_compiled(q.device, q.dtype)
+
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
     ) -> tuple[Tensor, Any]:
         """Outputs [B, H, T, V] of T >= 1 positions after those in `state` (None: no positions), and the new state.
 
-        Differentiable, also through `state`, which is left as it was.
+        Differentiable, also through `state`, which is left unchanged. The first NaN or infinity of an image changes
+        neither its earlier outputs nor other images. In plain torch, outputs from there on pass no gradient to earlier
+        positions if any of them is not finite.
         """
+        y, after = self._attend(q, k, v, state, extra)
+        # Plain torch masks a product by multiplying with 0, and 0 times NaN is NaN; compiled kernels skip the product.
+        if self.runs_compiled(q, k, v) or _has_finite_sum(y):
+            return y, after
+        finite = _count_finite_positions(q, k, v, extra)
+        groups = [(int(count), (finite == count).nonzero().flatten()) for count in finite.unique()]
+        if len(groups) == 1:
+            count = groups[0][0]
+            return (y, after) if count in (0, q.shape[2]) else self._attend_cut(count, q, k, v, state, extra)
+        parts = []
+        for count, images in groups:
+            select = functools.partial(torch.index_select, dim=0, index=images)
+            parts.append(self._attend_cut(count, *_map_states(select, (q, k, v, state, extra))))
+        order = torch.cat([images for _, images in groups]).argsort()
+        joined: tuple[Tensor, Any] = _map_states(lambda *x: torch.cat(x)[order], *parts)
+        return joined
+
+    def _attend_cut(
+        self, finite: int, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
+    ) -> tuple[Tensor, Any]:
+        """`attend` in two blocks: the first `finite` positions, and the rest, of which the first is not finite."""
+        if finite == q.shape[2]:
+            return self._attend(q, k, v, state, extra)
+        inputs, outputs = (q, k, v, extra), []
+        if finite:
+            q, k, v, extra = _map_states(lambda x: x[:, :, :finite], inputs)
+            y, state = self._attend(q, k, v, state, extra)
+            outputs.append(y)
+        q, k, v, extra = _map_states(lambda x: x[:, :, finite:], inputs)
+        y, state = self._attend(q, k, v, _map_states(Tensor.detach, state), extra)
+        return torch.cat([*outputs, y], dim=2), state
+
+    @abstractmethod
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, Any]:
+        """`attend` of this mechanism, which need not care for NaN and infinity."""
 
     @abstractmethod
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> Any:
-        """The state of the empty prefix; `capacity` is how many positions a GROWING state should make room for."""
+        """The state of the empty prefix; a GROWING state allocates room for `capacity` positions."""
 
     @abstractmethod
     def step(
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any, extra_t: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        """The output [B, H, V] of one position, no gradients; may update `state` in place: keep what it returns."""
+        """The output [B, H, V] of one position and the new state, without gradients; may update `state` in place."""
 
     @abstractmethod
     def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
@@ -115,17 +155,28 @@ class Attention(nn.Module, ABC):
 
 
 class Shared(NamedTuple):
-    """A tensor with axes of a state that is the same for all images, so that its first axis is not the batch.
+    """A state tensor that is the same for all images, so that its first axis is not the batch.
 
-    It is written once, when the state is made: neither `attend` nor `step` changes it.
+    Written once, when the state is made: neither `attend` nor `step` changes it.
     """
 
     tensor: Tensor
 
 
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type that running sums are kept in: float64 for float64 inputs, float32 for everything smaller."""
+    """The type of running sums: float64 for float64 inputs, otherwise float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def shrink_huge(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """x, multiplied by a constant over `dims` where it is so large that a sum of its squares could overflow.
+
+    For norms and directions, which do not depend on the size of x. The constant is 1, and x unchanged, up to the fourth
+    root of the largest number: 4e9 in float32.
+    """
+    limit = torch.finfo(x.dtype).max ** 0.25
+    shrunk: Tensor = x * (limit / x.detach().abs().amax(dim=dims, keepdim=True).clamp(min=limit))
+    return shrunk
 
 
 def state_tensors(state: Any) -> Iterator[Tensor]:
@@ -138,22 +189,50 @@ def state_tensors(state: Any) -> Iterator[Tensor]:
 
 
 def measure_state_bytes(state: Any) -> int:
-    """The bytes that the tensors of `state` really hold."""
+    """The bytes that the tensors of `state` occupy."""
     return sum(tensor.numel() * tensor.element_size() for tensor in state_tensors(state))
 
 
 def fork_state(state: State, copies: int = 1) -> State:
-    """An independent copy of `state`, each image repeated `copies` times (image i becomes i * copies and on).
+    """An independent copy of `state`, each image repeated `copies` times: image i becomes i * copies and on.
 
-    The first axis of every state tensor is the batch; a tensor without axes belongs to all images, and so does one
-    that is `Shared`: it is copied, but not repeated.
+    The first axis of a state tensor is the batch. Tensors without axes and `Shared` ones belong to all images: they are
+    copied, but not repeated.
     """
-    if isinstance(state, Shared):
-        return cast(State, Shared(state.tensor.clone()))
-    if isinstance(state, Tensor):
-        forked = state.repeat_interleave(copies, dim=0) if state.dim() and copies > 1 else state.clone()
-        return cast(State, forked)
-    if isinstance(state, tuple):
-        parts = (fork_state(part, copies) for part in state)
-        return cast(State, type(state)(*parts) if hasattr(state, "_fields") else tuple(parts))
-    return state
+
+    def repeat(x: Tensor) -> Tensor:
+        return x.repeat_interleave(copies, dim=0) if copies > 1 else x.clone()
+
+    return cast(State, _map_states(repeat, state, common=Tensor.clone))
+
+
+def _map_states(
+    change: Callable[..., Tensor], first: Any, *others: Any, common: Callable[[Tensor], Tensor] = lambda x: x
+) -> Any:
+    """The state of `change(*tensors)` for each tensor with a batch axis, taken from states of one structure.
+
+    Tensors that belong to all images are `common(tensor)` of the first state.
+    """
+    if isinstance(first, Shared):
+        return Shared(common(first.tensor))
+    if isinstance(first, Tensor):
+        return change(first, *others) if first.dim() else common(first)
+    if isinstance(first, tuple):
+        parts = [_map_states(change, *part, common=common) for part in zip(first, *others, strict=True)]
+        return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+    return first
+
+
+def _has_finite_sum(x: Tensor) -> bool:
+    """False where x holds a NaN or infinity; also where finite numbers add up to infinity.
+
+    The sum costs little beside an attention. On a GPU the answer takes one synchronisation for each layer and call.
+    """
+    return bool(x.detach().sum().isfinite())
+
+
+def _count_finite_positions(*inputs: Tensor | None) -> Tensor:
+    """How many positions of each image come before its first NaN or infinity, int64 [B]."""
+    finite = [x.isfinite().all(dim=3).all(dim=1) for x in inputs if x is not None]
+    counts: Tensor = torch.stack(finite).all(dim=0).long().cumprod(dim=1).sum(dim=1)
+    return counts

@@ -1,4 +1,4 @@
-"""BigBird attention (Zaheer 2020, arXiv 2007.14062): blocks nearby, the first blocks, and a few drawn at random."""
+"""BigBird attention (Zaheer 2020, arXiv 2007.14062): nearby blocks, the first blocks, and random blocks."""
 
 from typing import Annotated, Any, NamedTuple
 
@@ -14,9 +14,9 @@ from .parts.caches import CachedAttention, KeyValueCache, extend_cache, push_in_
 
 BigbirdState = KeyValueCache
 
-# A query's own block and the two before it.
+# Nearby blocks: the query's own and the two before it.
 _WINDOW = 3
-# A row can be wide where images are large; blocks need not be.
+# In large images a row would be a needlessly large block.
 _LARGEST_DEFAULT_BLOCK = 64
 
 
@@ -24,15 +24,17 @@ class BigbirdOptions(AttentionOptions):
     """Options of BigBird attention."""
 
     block: Annotated[
-        int | None, Field(gt=0, le=65_536, description="positions of a block (default: one image row, at most 64)")
+        int | None, Field(gt=0, le=65_536, description="positions per block (default: one image row, at most 64)")
     ] = None
-    globals: Annotated[int, Field(ge=0, le=65_536, description="first blocks, seen by every later position")] = 1
-    random: Annotated[int, Field(ge=0, le=1_024, description="earlier blocks drawn for each block and head")] = 2
-    seed: Annotated[int, Field(ge=0, lt=2**63, description="fixes what is drawn; a model keeps its own for good")] = 0
+    globals: Annotated[int, Field(ge=0, le=65_536, description="first blocks, visible to all later positions")] = 1
+    random: Annotated[int, Field(ge=0, le=1_024, description="random earlier blocks for each block and head")] = 2
+    seed: Annotated[
+        int, Field(ge=0, lt=2**63, description="seed of the random blocks, fixed for the life of a model")
+    ] = 0
 
 
 class _Span(NamedTuple):
-    """The query blocks first .. last, and the `drawn` columns that the last of them has."""
+    """The query blocks first .. last, and the number of random blocks that the last of them sees."""
 
     first: int
     last: int
@@ -43,10 +45,10 @@ class BigbirdAttention(CachedAttention):
     """y_t = sum over j in S(t) of softmax_j(q_t . k_j / sqrt(K)) v_j.
 
     With b the block of t, S(t) holds all j <= t in the blocks b - 2, b - 1 and b, in the first `globals` blocks, and in
-    `random` blocks drawn without replacement from the blocks globals .. b - 3 (all of these where there are no more),
-    each j once. The block-sparse pattern of section 2 of the source, of which this is the causal half. Differs from it
-    in that a query sees the two blocks before its own and none behind it, and that global blocks attend to nothing
-    but what every query sees. What is drawn depends on (seed, layer, head, b) alone, see `draw_blocks`.
+    `random` blocks drawn without replacement from the blocks globals .. b - 3 (all of them if there are fewer), each j
+    once. The causal half of the block-sparse pattern of section 2 of the source. Differs from it: a query sees the two
+    blocks before its own and none after it, and queries in global blocks see no more than others. The random blocks
+    depend on (seed, layer, head, b) alone, see `draw_blocks`.
     """
 
     name = "bigbird"
@@ -60,7 +62,7 @@ class BigbirdAttention(CachedAttention):
     def __init__(self, options: BigbirdOptions, shape: AttentionShape) -> None:
         super().__init__(options, shape)
         self.block = options.block or min(shape.row, _LARGEST_DEFAULT_BLOCK)
-        # What was drawn so far [H, blocks, random], and the rows that a step gathers, with what these are for.
+        # Caches: the blocks drawn so far [H, blocks, random], and the rows that a step gathers, with their key.
         self._drawn = torch.zeros(shape.heads, 0, options.random, dtype=torch.int64, device="cpu")
         self._step_rows: tuple[tuple[int, int, torch.device], Tensor] | None = None
 
@@ -75,8 +77,8 @@ class BigbirdAttention(CachedAttention):
             self._drawn = self._drawn.to(device)
         return self._drawn
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
     ) -> tuple[Tensor, KeyValueCache]:
         dtype, length = v.dtype, q.shape[2]
         cache = extend_cache(state, k, v)
@@ -84,7 +86,7 @@ class BigbirdAttention(CachedAttention):
         end = start + length
         first, last = start // self.block, (end - 1) // self.block
         span = _Span(first, last, min(self.options.random, max(last - _WINDOW + 1 - self.options.globals, 0)))
-        # On a CPU, products of small blocks take longer in bfloat16 and say less.
+        # On a CPU, products of small blocks are slower in bfloat16, and less accurate.
         wide = accumulator_dtype(q.dtype) if q.device.type == "cpu" else cache.keys.dtype
         keys, values = (self._gather(x[:, :, :end].to(wide), span) for x in (cache.keys, cache.values))
         offset = start - first * self.block
@@ -97,10 +99,10 @@ class BigbirdAttention(CachedAttention):
         return y[:, :, offset : offset + length].to(dtype), cache
 
     def _gather(self, x: Tensor, span: _Span) -> Tensor:
-        """All that each query block sees of x [B, H, T, W], as [B H, query blocks, S, W].
+        """Everything that each query block sees of x [B, H, T, W], as [B H, query blocks, S, W].
 
-        S: the global blocks, the drawn ones, the two before and the own one. Slices rather than indices where they will
-        do, since their gradients are cheaper to add up.
+        S: the global blocks, the random ones, the two before and the own one. Uses slices rather than indices where
+        possible, because their gradients are cheaper.
         """
         heads, width, queries = x.shape[1], x.shape[-1], span.last - span.first + 1
         x = functional.pad(x, (0, 0, 0, (span.last + 1) * self.block - x.shape[2]))
@@ -119,11 +121,11 @@ class BigbirdAttention(CachedAttention):
         return torch.cat(parts, dim=2)
 
     def _mask(self, span: _Span, device: torch.device) -> Tensor:
-        """What each query may see of what was gathered for its block, [1, query blocks, block, S]."""
+        """True where a query may look among what was gathered for its block, [1, query blocks, block, S]."""
         count = self.options.globals
         own = torch.arange(span.first, span.last + 1, device=device).unsqueeze(1)
         place = torch.arange(self.block, device=device)
-        # By block: which it is, and whether it is to be seen here. Drawn ones are always earlier than the query's.
+        # The index of each gathered block and whether it counts here. Random blocks always precede the query's.
         known = torch.arange(min(count, span.last + 1), device=device).expand(len(own), -1)
         column = torch.arange(span.drawn, device=device)
         nearby = own + torch.arange(1 - _WINDOW, 1, device=device)
@@ -140,13 +142,13 @@ class BigbirdAttention(CachedAttention):
         cache, length = push_in_place(state, k_t, v_t)
         block = (length - 1) // self.block
         if block < self.options.globals + _WINDOW:
-            # Nothing lies between the first blocks and the near ones yet.
+            # The first and the near blocks are still everything there is.
             keys, values = cache.keys[:, :, :length], cache.values[:, :, :length]
             y = functional.scaled_dot_product_attention(q_t.to(keys.dtype).unsqueeze(2), keys, values)
             return y.squeeze(2).to(v_t.dtype), cache
         rows, near = self._far_rows(block, cache.keys.shape[2], q_t.device), (block - _WINDOW + 1) * self.block
         wide = accumulator_dtype(q_t.dtype)
-        # What is far must be gathered; what is near is read where it lies, since many images make copies dear.
+        # Far rows must be gathered. Near rows are read in place: copies are slow for many images.
         (far_keys, near_keys), (far_values, near_values) = (
             (
                 x.flatten(1, 2).index_select(1, rows.flatten()).unflatten(1, rows.shape).to(wide),
@@ -162,15 +164,15 @@ class BigbirdAttention(CachedAttention):
         return y.squeeze(2).to(v_t.dtype), cache
 
     def _far_rows(self, block: int, capacity: int, device: torch.device) -> Tensor:
-        """Where in a cache of `capacity` rows a head the global and drawn blocks of `block` lie, [H, S].
+        """Rows [H, S] of the global and random blocks of `block` in a cache with `capacity` rows per head.
 
-        Kept for as long as the block lasts.
+        Cached until the next block.
         """
         wanted = (block, capacity, device)
         if self._step_rows is None or self._step_rows[0] != wanted:
             heads, count = self.shape.heads, self.options.globals
             known = torch.arange(count, device=device).expand(heads, -1)
-            # Of few earlier blocks all are drawn, and the columns behind them are empty.
+            # With few earlier blocks all of them are drawn, and the remaining columns are unused.
             drawn = self._drawn_blocks(block + 1, device)[:, block, : block - _WINDOW + 1 - count]
             blocks = torch.cat([known, drawn], dim=1).unsqueeze(-1) * self.block
             rows = (blocks + torch.arange(self.block, device=device)).flatten(1)
@@ -180,13 +182,13 @@ class BigbirdAttention(CachedAttention):
 
 
 def draw_blocks(seed: int, layer: int, heads: int, blocks: int, first: int, count: int) -> NDArray[np.int64]:
-    """Drawn blocks [heads, blocks, count]: for block b, distinct ones of first .. b - 3, all sets equally likely.
+    """Random blocks [heads, blocks, count]: for block b, distinct ones of first .. b - 3, all sets equally likely.
 
-    Where there are n < count of these, the first n columns hold them all and the others are to be left alone. Column i
-    of (head, b) is Floyd's draw without replacement: with m = min(count, n) columns and top = n - m + i, a number of
-    0 .. top, or top itself where an earlier column has that number; `first` is added. The number is x (top + 1) / 2^32,
-    rounded down, with x the upper half of a 64-bit hash of (seed, layer, head, b, i). So an entry depends on nothing
-    else, not on `blocks` and not on the version of a library.
+    If there are only n < count of them, the first n columns hold them all and the others are unused. Column i of
+    (head, b) is Floyd's draw without replacement: with m = min(count, n) columns and top = n - m + i, a number of
+    0 .. top, or top itself if an earlier column has that number; `first` is added. The number is x (top + 1) / 2^32,
+    rounded down, with x the upper half of a 64-bit hash of (seed, layer, head, b, i). So an entry depends on these
+    numbers alone, and not on `blocks` or on the version of a library.
     """
     b = np.arange(blocks, dtype=np.int64)
     available = np.maximum(b - _WINDOW + 1 - first, 0)
@@ -204,7 +206,7 @@ def draw_blocks(seed: int, layer: int, heads: int, blocks: int, first: int, coun
 
 
 def _hash(state: NDArray[np.uint64], number: "int | NDArray[np.uint64]") -> NDArray[np.uint64]:
-    """`state` with one more number mixed in, modulo 2^64: a step of splitmix64 that is number + 1 times as long."""
+    """`state` with one more number mixed in, modulo 2^64: splitmix64 with an increment number + 1 times as large."""
     added = np.asarray(number, dtype=np.uint64).reshape(np.shape(number) or (1, 1)) + np.uint64(1)
     z = state + added * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

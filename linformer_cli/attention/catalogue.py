@@ -1,9 +1,5 @@
-"""The catalogue: every attention by name. A new mechanism is one file, one line here, its test and its docs page."""
+"""Every attention by name. A new mechanism is one file, one line here, its test cases and its docs page."""
 
-from collections.abc import Mapping
-from typing import Any
-
-from linformer_cli.config import OptionValue, parse_config
 from linformer_cli.errors import unknown_name
 
 from .base import Attention, AttentionOptions, AttentionShape
@@ -54,17 +50,7 @@ def find_attention(name: str) -> type[Attention]:
     return CATALOGUE[name]
 
 
-def parse_options(name: str, options: Mapping[str, Any]) -> AttentionOptions:
-    """The validated options of mechanism `name`, defaults filled in; raises `UsageError` for what it does not know."""
-    return parse_config(find_attention(name).options_type, options, f"attention options of '{name}'")
-
-
-def build_attention(name: str, options: Mapping[str, OptionValue], shape: AttentionShape) -> Attention:
-    """Mechanism `name` with `options`, for the sizes in `shape`."""
-    return find_attention(name)(parse_options(name, options), shape)
-
-
-def build_for_model(name: str, options: Mapping[str, OptionValue], shape: AttentionShape, width: int) -> Attention:
+def fit_attention(name: str, options: AttentionOptions, shape: AttentionShape, width: int) -> Attention:
     """Mechanism `name` in the sizes it has in a model of `width` with the heads of `shape`: some choose their own."""
-    mechanism, parsed = find_attention(name), parse_options(name, options)
-    return mechanism(parsed, mechanism.fit_shape(parsed, shape, width))
+    mechanism = find_attention(name)
+    return mechanism(options, mechanism.fit_shape(options, shape, width))

@@ -1,4 +1,4 @@
-"""Gated DeltaNet (Yang 2024, arXiv 2412.06464): a state that overwrites what it holds for a key, and forgets."""
+"""Gated DeltaNet (Yang 2024, arXiv 2412.06464): a state that replaces the value of a key, and decays."""
 
 import math
 from typing import Annotated, Any, NamedTuple
@@ -11,7 +11,7 @@ from torch.nn import functional
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
 from .parts.decayed_sums import sum_logs
 
-# Added to a square, of a length or of the mean output: zeros stay zeros, and their gradients are finite.
+# Added to squared lengths and to mean squared outputs: zeros stay zeros, and their gradients are finite.
 _KEY_FLOOR = 1e-6
 _OUTPUT_FLOOR = 1e-5
 
@@ -19,15 +19,15 @@ _OUTPUT_FLOOR = 1e-5
 class DeltanetOptions(AttentionOptions):
     """Options of gated DeltaNet."""
 
-    gate: Annotated[bool, Field(description="the state fades, by a gate learned from the input")] = True
+    gate: Annotated[bool, Field(description="decay the state by a gate computed from the input")] = True
     negative_eigenvalues: Annotated[
-        bool, Field(description="beta up to 2 and not 1: a key's value can be turned over, not just replaced")
+        bool, Field(description="beta up to 2 instead of 1, so that the value of a key can also be negated")
     ] = False
-    chunk: Annotated[int, Field(gt=0, le=65_536, description="positions solved at once in the parallel form")] = 32
+    chunk: Annotated[int, Field(gt=0, le=65_536, description="positions per chunk of the parallel form")] = 32
 
 
 class DeltanetState(NamedTuple):
-    """s [B, H, K, V], the matrix that gives the value of a key."""
+    """s [B, H, K, V], the matrix that maps a key to its value."""
 
     s: Tensor
 
@@ -35,14 +35,14 @@ class DeltanetState(NamedTuple):
 class DeltanetAttention(Attention):
     """y_t = q_t s_t / rms(q_t s_t) with s_t = alpha_t (I - beta_t k_t k_t^T) s_{t-1} + beta_t k_t v_t^T
 
-    Queries and keys are silu(q) and silu(k) scaled to length 1, so that the bracket takes out of the state what it
-    holds for the key, and the last term puts the new value there: beta_t, the sigmoid of the head's first extra scalar,
-    says how much of both. alpha_t = sigmoid(x + b), with x the second scalar and b learned for each head, is a gate by
-    which all of the state fades. With `gate = false` alpha_t is 1: the DeltaNet of Yang 2024, arXiv 2406.06484. With
-    `negative_eigenvalues` beta_t is twice the sigmoid (Grazzi 2024, arXiv 2411.12537).
+    Queries and keys are silu(q) and silu(k) scaled to length 1. The bracket removes the value that the state holds for
+    the key, and the last term adds the new one; beta_t, the sigmoid of the head's first extra scalar, scales both.
+    alpha_t = sigmoid(x + b), with x the second scalar and b learned for each head, is a gate that decays the whole
+    state. With `gate = false`, alpha_t is 1: the DeltaNet of Yang 2024, arXiv 2406.06484. With `negative_eigenvalues`,
+    beta_t is twice the sigmoid (Grazzi 2024, arXiv 2411.12537).
 
-    Section 3 of the source. Differs from its layer in that there is no short convolution before queries, keys and
-    values and no output gate behind them, that the norm has no weights, and in the form of alpha.
+    Section 3 of the source. Differs from its layer: no short convolution of queries, keys and values, no output gate,
+    no weights in the norm, and another form of alpha.
     """
 
     name = "deltanet"
@@ -58,12 +58,12 @@ class DeltanetAttention(Attention):
         self.extra_per_head = 2 if options.gate else 1
         self.gate_bias: nn.Parameter | None = None
         if options.gate:
-            # Memories from a whole image down to a row of it, one for each head.
+            # Memories from a whole image down to a row, one for each head.
             longest, shortest = math.log(shape.positions), math.log(shape.row)
             self.gate_bias = nn.Parameter(torch.linspace(longest, shortest, shape.heads))
 
     def _gates(self, extra: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-        """beta [B, H, T] and, where there is a gate, log alpha [B, H, T], from the extra scalars [B, H, T, E]."""
+        """beta [B, H, T] and log alpha [B, H, T] (None without a gate) from the extra scalars [B, H, T, E]."""
         if extra is None or extra.shape[-1] != self.extra_per_head:
             found = None if extra is None else list(extra.shape)
             raise ValueError(f"deltanet needs extra scalars [B, H, T, {self.extra_per_head}], found {found}")
@@ -75,8 +75,8 @@ class DeltanetAttention(Attention):
             return beta, None
         return beta, functional.logsigmoid(extra[..., 1] + self.gate_bias.to(dtype).unsqueeze(-1))
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
     ) -> tuple[Tensor, DeltanetState]:
         dtype = accumulator_dtype(q.dtype)
         with torch.autocast(q.device.type, enabled=False):
@@ -103,7 +103,7 @@ class DeltanetAttention(Attention):
             if log_alpha is not None:
                 s.mul_(log_alpha.exp().unsqueeze(-1))
             pair = _directions(torch.stack([q_t, k_t], dim=-2).to(s.dtype))
-            # Both read what is there before; what is written then adds to the query's share.
+            # Query and key read the state before the update; the query then adds its share of the update.
             read, held = (pair @ s).unbind(-2)
             written = beta * (v_t.to(s.dtype) - held)
             q, k = pair.unbind(-2)
@@ -128,23 +128,23 @@ def delta_sums(
 ) -> tuple[Tensor, Tensor]:
     """q_t s_t [B, H, T, V] and the last s [B, H, K, V], for q, k [B, H, T, K], v [B, H, T, V], beta [B, H, T].
 
-    log alpha is [B, H, T], or [1, 1, T] where it is the same for all. `carried` is s before these positions (None: 0).
+    log alpha is [B, H, T], or [1, 1, T] if all heads share it. `carried` is s before these positions (None: 0).
 
-    The rule adds k_t u_t^T to a faded state, with u_t = beta_t (v_t - alpha_t s_{t-1}^T k_t). Let S be the state before
-    a chunk and c_t the sum of log alpha from its start: s_t = e^(c_t) S + sum over j <= t of e^(c_t - c_j) k_j u_j^T,
-    so that all u of the chunk solve one unit lower triangular system,
+    The rule adds k_t u_t^T to the decayed state, with u_t = beta_t (v_t - alpha_t s_{t-1}^T k_t). Let S be the state
+    before a chunk and c_t the sum of log alpha from its start: s_t = e^(c_t) S + sum over j <= t of
+    e^(c_t - c_j) k_j u_j^T, so that all u of the chunk solve one unit lower triangular system,
 
         u_t + beta_t sum over j < t of e^(c_t - c_j) (k_t . k_j) u_j = beta_t v_t - beta_t e^(c_t) S^T k_t
 
-    It is solved for all chunks at once, for each term on the right alone: U = W - E S. Then one matrix [K, K] moves the
-    state from a chunk to the next, and those products are all that is done chunk after chunk. With keys of length at
-    most 1 and beta at most 2 no number in the inverse of the system is above 2, whatever the keys.
+    It is solved for all chunks at once, separately for each term on the right: U = W - E S. Then one matrix [K, K] per
+    chunk advances the state, and only these products are sequential. With keys of length at most 1 and beta at most 2,
+    no entry of the inverse of the system exceeds 2.
     """
     batch, heads, length = q.shape[:3]
     chunk = min(chunk, length)
     chunks = -(-length // chunk)
     fill = chunks * chunk - length
-    # Behind the end, a beta of 0 writes nothing and a log alpha of 0 leaves the state as it is.
+    # In the padding, beta = 0 writes nothing and log alpha = 0 keeps the state.
     q, k, v = (functional.pad(x, (0, 0, 0, fill)).reshape(batch * heads, chunks, chunk, x.shape[-1]) for x in (q, k, v))
     beta, log_alpha = (
         functional.pad(x, (0, fill)).flatten(0, 1).unflatten(1, (chunks, chunk)).unsqueeze(-1)
@@ -152,11 +152,11 @@ def delta_sums(
     )
     c = sum_logs(log_alpha, dim=2)
     later = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).triu(1)
-    # Masked before exp: behind the diagonal the difference is positive and may overflow.
+    # Masked before exp: above the diagonal the difference is positive, and exp could overflow.
     weights = (c - c.transpose(-1, -2)).to(q.dtype).masked_fill(later, -math.inf).exp()
     since, until = c.to(q.dtype).exp(), (c[:, :, -1:] - c).to(q.dtype).exp()
     keys, scaled = k.transpose(-1, -2), beta * k
-    # Only what lies below the diagonal is read of the system's matrix.
+    # The solver reads the matrix only below the diagonal.
     right = torch.cat([beta * v, scaled * since], dim=-1)
     solved = torch.linalg.solve_triangular(scaled @ keys * weights, right, upper=False, unitriangular=True)
     written, erased = solved.split([v.shape[-1], k.shape[-1]], dim=-1)

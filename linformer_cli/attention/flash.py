@@ -14,14 +14,16 @@ from .parts.gated import GatedAttention, GatedOptions
 class FlashOptions(GatedOptions):
     """Options of mixed-chunk attention."""
 
-    chunk: Annotated[int, Field(gt=0, le=65_536, description="C, positions of a chunk, counted from the start")] = 256
+    chunk: Annotated[
+        int, Field(gt=0, le=65_536, description="C, positions per chunk, counted from the first position")
+    ] = 256
 
 
 class FlashState(NamedTuple):
-    """What is known of the chunk at hand, and the sum over the finished ones.
+    """The current chunk, and the sum over finished ones.
 
     z [B, 1, C, K] and v [B, 1, C, V], of which the first `position` mod C are valid; s [B, 1, K, V], the sum of
-    k_j v_j^T for the linear part; position, a 0-d int64 tensor.
+    k'_j v_j^T; `position`, the 0-d int64 number of positions.
     """
 
     z: Tensor
@@ -34,12 +36,12 @@ class FlashAttention(GatedAttention):
     """y_t = sum over j <= t in the chunk of t of relu(q_t . k_j / C + b[t - j])^2 v_j
            + sum over j in earlier chunks of (q'_t . k'_j / C) v_j
 
-    with q, k, q', k' four scaled and shifted copies of Z. Section 3.2 of the source. Chunks are cut at multiples of C
-    from the first position on; the last may be partial. With `scale = "width"`: relu(q_t . k_j / sqrt(K))^2 / C,
-    without b, and q'_t . k'_j / (C sqrt(K)). Nothing is normalised, so that outputs can be large.
+    with q, k, q', k' four scaled and shifted copies of Z. Section 3.2 of the source. Chunks start at multiples of C;
+    the last may be partial. With `scale = "width"`: relu(q_t . k_j / sqrt(K))^2 / C, without b, and q'_t . k'_j / (C
+    sqrt(K)). Nothing is normalised, so that outputs can be large.
 
-    Differs from the source in that its sum over earlier chunks is divided by C and not by a length, which a step
-    could not know, that b is one table by distance, and that sums are float32 or float64, also under autocast.
+    Differs from the source: the sum over earlier chunks is divided by C and not by the length of the sequence, which a
+    step does not know; b is a plain table by distance; sums are float32 or float64, also under autocast.
     """
 
     name = "flash"
@@ -52,12 +54,10 @@ class FlashAttention(GatedAttention):
     def __init__(self, options: FlashOptions, shape: AttentionShape) -> None:
         super().__init__(options, shape, span=options.chunk)
         self.linear_query, self.linear_key = (self.build_scale_offset() for _ in range(2))
-        # In both scales the linear products are divided by C, and by sqrt(K) where the others are.
+        # Linear products are always divided by C, and with scale 'width' also by sqrt(K).
         self.linear_scale = self.score_scale * self.weight_scale
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
-    ) -> tuple[Tensor, FlashState]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, FlashState]:
         dtype, chunk = accumulator_dtype(q.dtype), self.options.chunk
         z, values = k.squeeze(1), v.squeeze(1)
         if state is None:
@@ -65,11 +65,11 @@ class FlashAttention(GatedAttention):
             carried = z.new_zeros(len(z), z.shape[2], values.shape[2], dtype=dtype)
         else:
             known, position, carried = int(state.position) % chunk, state.position, state.s.squeeze(1)
-            # From the start of the chunk at hand: its known part is read again.
+            # Start at the beginning of the current chunk, whose known part is read again.
             z, values = (torch.cat([old[:, 0, :known], new], 1) for old, new in ((state.z, z), (state.v, values)))
         with torch.autocast(q.device.type, enabled=False):
             y, total = self._attend_chunks(z.to(dtype), values.to(dtype), carried, known)
-        # Copies: views would keep all positions alive for as long as the state.
+        # Copies: views would keep all positions in memory as long as the state lives.
         rest = z.shape[1] % chunk
         kept, room = z.shape[1] - rest, (0, 0, 0, chunk - rest)
         z, values = (functional.pad(x[:, kept:], room).unsqueeze(1) for x in (z, values))
@@ -77,9 +77,9 @@ class FlashAttention(GatedAttention):
         return y.unsqueeze(1).to(v.dtype), state
 
     def _attend_chunks(self, z: Tensor, v: Tensor, carried: Tensor, known: int) -> tuple[Tensor, Tensor]:
-        """Outputs [B, T, V] behind the first `known` of z [B, known + T, K] and v, and the sum over finished chunks.
+        """Outputs [B, T, V] after the first `known` of z [B, known + T, K] and v, and the sum over finished chunks.
 
-        z and v begin with a chunk, and `carried` [B, K, V] is the sum over the chunks before it.
+        z and v start at the beginning of a chunk, and `carried` [B, K, V] is the sum over the chunks before it.
         """
         chunk, length = self.options.chunk, z.shape[1]
         finished = length // chunk
@@ -95,7 +95,7 @@ class FlashAttention(GatedAttention):
         return torch.cat(outputs, dim=1), sums[:, -1]
 
     def _mix_chunk(self, z: Tensor, v: Tensor, before: Tensor, first: int) -> Tensor:
-        """Outputs [N, R - first, V] of chunks z [N, R, K], v, with the sums `before` them, from place `first` on."""
+        """Outputs [N, R - first, V] of chunks z [N, R, K], v from index `first` on; `before` sums earlier chunks."""
         rows = z[:, first:]
         inside = self.mix(self.query(rows), self.key(z), v, first)
         return torch.add(inside, self.linear_query(rows) @ before, alpha=self.linear_scale)
@@ -116,7 +116,7 @@ class FlashAttention(GatedAttention):
         z_t, s = k_t.to(s.dtype), s[:, 0]
         keys, values = (part[:, 0, : place + 1].to(s.dtype) for part in (z, v))
         with torch.autocast(k_t.device.type, enabled=False):
-            # The scale and offset of all keys, moved to the one query: q . (z * scale + offset).
+            # Apply the scale and offset of the keys to the one query instead: q . (z * scale + offset).
             q = self.query(z_t)
             scale, offset = self.key.scale.to(s.dtype), self.key.offset.to(s.dtype)
             start = self.start_scores(1, place + 1, place, keys)

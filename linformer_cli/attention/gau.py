@@ -1,4 +1,4 @@
-"""The gated attention unit (Hua 2022, 'FLASH-Quad', arXiv 2202.10447): one head, squared relu, every earlier key."""
+"""The gated attention unit (Hua 2022, 'FLASH-Quad', arXiv 2202.10447): one head, squared relu, all earlier keys."""
 
 import math
 from typing import Annotated, Any, Literal
@@ -15,28 +15,27 @@ from .parts.gated import GatedAttention, GatedOptions
 
 GauState = KeyValueCache
 
-# Rows taken at once in the parallel form: what lies above the diagonal is computed inside these blocks only.
-_ROWS = 200
+# Rows per block of the parallel form: scores above the diagonal are computed only inside these blocks.
+ROWS_AT_ONCE = 200
 
 
 class GauOptions(GatedOptions):
     """Options of the gated attention unit."""
 
     activation: Annotated[
-        Literal["relu2", "laplace"], Field(description="weights from scores: relu(x)^2, or a Laplace function near it")
+        Literal["relu2", "laplace"], Field(description="weight of a score x: relu(x)^2, or a bounded Laplace function")
     ] = "relu2"
 
 
 class GauAttention(GatedAttention, CachedAttention):
-    """y_t = sum over j <= t of relu(q_t . k_j / n + b[t - j])^2 v_j, q and k being scaled and shifted copies of Z.
+    """y_t = sum over j <= t of relu(q_t . k_j / n + b[t - j])^2 v_j, with q and k scaled and shifted copies of Z.
 
-    Section 2 of the source. n is the number of positions of a whole image, a constant; b has an entry for every
-    distance in it, so that a longer sequence is refused. With `scale = "width"`: relu(q_t . k_j / sqrt(K))^2 / n,
-    without b. `laplace` (Ma 2022, arXiv 2209.10655) puts (1 + erf((x - mu) / (sigma sqrt 2))) / 2 for relu(x)^2, with
-    mu = sqrt(1/2) and sigma = sqrt(1 / (4 pi)).
+    Section 2 of the source. n is the number of positions of a whole image, a constant. b has an entry for every
+    distance in an image, so that longer sequences are refused. With `scale = "width"`: relu(q_t . k_j / sqrt(K))^2 / n,
+    without b. `laplace` (Ma 2022, arXiv 2209.10655) replaces relu(x)^2 by (1 + erf((x - mu) / (sigma sqrt 2))) / 2,
+    with mu = sqrt(1/2) and sigma = sqrt(1 / (4 pi)).
 
-    Differs from the source in that b is one table by distance, with no structure of its own, and that sums are
-    float32 or float64, also under autocast.
+    Differs from the source: b is a plain table by distance, and sums are float32 or float64, also under autocast.
     """
 
     name = "gau"
@@ -55,12 +54,12 @@ class GauAttention(GatedAttention, CachedAttention):
         # mu = sqrt(1/2) and sigma sqrt(2) = sqrt(1 / (2 pi)).
         return 0.5 + 0.5 * torch.erf((scores - math.sqrt(0.5)) * math.sqrt(2 * math.pi))
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
     ) -> tuple[Tensor, KeyValueCache]:
         dtype, length = accumulator_dtype(q.dtype), q.shape[2]
         with torch.autocast(q.device.type, enabled=False):
-            # Keys are multiplied as the cache will hold them, so that every way of cutting rounds alike.
+            # Keys are rounded to the type of the cache first, so that a cut of the sequence does not change rounding.
             held = k.dtype if state is None else state.keys.dtype
             cache = extend_cache(state, self.key(k.to(dtype)).to(held), v)
             start = int(cache.position) - length
@@ -68,8 +67,8 @@ class GauAttention(GatedAttention, CachedAttention):
             queries = self.query(q.to(dtype)).squeeze(1)
             keys, values = (part[:, 0, : start + length].to(dtype) for part in (cache.keys, cache.values))
             blocks = []
-            for first in range(0, length, _ROWS):
-                rows = queries[:, first : first + _ROWS]
+            for first in range(0, length, ROWS_AT_ONCE):
+                rows = queries[:, first : first + ROWS_AT_ONCE]
                 seen = start + first + rows.shape[1]
                 blocks.append(self.mix(rows, keys[:, :seen], values[:, :seen], start + first))
             y = torch.cat(blocks, dim=1)
@@ -91,5 +90,5 @@ class GauAttention(GatedAttention, CachedAttention):
         if self.bias is not None and length > self.span:
             raise UsageError(
                 f"'gau' has a bias for the distances within {self.span} positions and was given position {length}; "
-                "use it for images of the size it was built for, or take scale=width, which has no such table"
+                "use it for images of the size it was built for, or use scale=width, which has no bias"
             )

@@ -1,4 +1,4 @@
-"""Gated linear attention (Yang 2023, arXiv 2312.06635): running sums that fade as the input says."""
+"""Gated linear attention (Yang 2023, arXiv 2312.06635): running sums with a decay computed from the input."""
 
 import math
 from typing import Annotated, Any, Literal, NamedTuple
@@ -18,18 +18,19 @@ class GlaOptions(FadingOptions):
     """Options of gated linear attention."""
 
     gate: Annotated[
-        Literal["vector", "scalar"], Field(description="one gate for every dimension of a key, or one for all of them")
+        Literal["vector", "scalar"],
+        Field(description="one gate per dimension of a key (vector), or one per head (scalar)"),
     ] = "vector"
     temperature: Annotated[
-        float, Field(ge=1, le=1000, description="tau: the larger, the slower a gate can forget at most")
+        float, Field(ge=1, le=1000, description="tau; larger values limit how fast a gate can forget")
     ] = 16.0
     chunk: Annotated[
-        PowerOfTwo, Field(gt=0, description="positions taken pairwise at once in the parallel form, a power of two")
+        PowerOfTwo, Field(gt=0, description="positions per chunk of the parallel form, a power of two")
     ] = 64
 
 
 class GlaState(NamedTuple):
-    """s [B, H, K, V], the faded sum of k_j v_j^T."""
+    """s [B, H, K, V], the decayed sum of k_j v_j^T."""
 
     s: Tensor
 
@@ -37,12 +38,12 @@ class GlaState(NamedTuple):
 class GlaAttention(Attention):
     """y_t = SiLU(g_t) * u_t / rms(u_t), with s_t = diag(a_t) s_{t-1} + k_t v_t^T and u_t = q_t s_t / sqrt(K).
 
-    The gates a_t = sigmoid(x_t + b)^(1 / tau) and the output gate g_t come from K (or, for `scalar`, 1) and V extra
-    scalars of the head, in this order. b is fixed: at x = 0 the dimensions of a key (for `scalar` the heads) remember
-    m positions, a = exp(-1 / m), with m spaced geometrically from an image down to a row.
+    The gates a_t = sigmoid(x_t + b)^(1 / tau) and the output gate g_t use K (for `scalar` 1) and V extra scalars of the
+    head, in this order. b is fixed: at x = 0 a dimension of a key (for `scalar` a head) has a memory of m positions,
+    a = exp(-1 / m), with m spaced geometrically from an image down to a row.
 
-    Section 4 of the source, which takes the gates from a bottleneck of 16, starts all of them alike, and has a layer
-    norm with a gain. Logs of gates are added up, and no gate is divided by another.
+    Section 4 of the source. Differs from it: the source computes the gates through a bottleneck of 16, initialises all
+    of them alike, and has a layer norm with a gain. Logs of gates are summed, and no gate is divided by another.
     """
 
     name = "gla"
@@ -59,7 +60,7 @@ class GlaAttention(Attention):
         vector = options.gate == "vector"
         self.gates = shape.key_width if vector else 1
         self.extra_per_head = self.gates + (shape.value_width if options.output_gate else 0)
-        # log sigmoid(b) = -tau / m, and b is the log of the odds.
+        # log sigmoid(b) = -tau / m, and b is the logit of that sigmoid.
         memories = options.memory_lengths(shape, self.gates if vector else shape.heads)
         log_sigmoids = [-options.temperature / memory for memory in memories]
         self.gate_start = [x - math.log(-math.expm1(x)) for x in log_sigmoids]
@@ -67,7 +68,7 @@ class GlaAttention(Attention):
     def _gates(self, extra: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         """log a [..., K or 1] in `dtype` and the output gate, of `extra` [B, H, ..., E]."""
         if extra is None:
-            raise ValueError(f"gla needs {self.extra_per_head} extra scalars a head and position: its gates")
+            raise ValueError(f"gla needs {self.extra_per_head} extra scalars per head and position")
         logits, output_gate = extra.split([self.gates, self.extra_per_head - self.gates], dim=-1)
         start = torch.tensor(self.gate_start, device=extra.device, dtype=dtype)
         if self.options.gate == "scalar":
@@ -75,9 +76,7 @@ class GlaAttention(Attention):
         log_gate = functional.logsigmoid(logits.to(dtype) + start) / self.options.temperature
         return log_gate, output_gate if self.options.output_gate else None
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
-    ) -> tuple[Tensor, GlaState]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, GlaState]:
         dtype = accumulator_dtype(q.dtype)
         carried = None if state is None else state.s
         with torch.autocast(q.device.type, enabled=False):

@@ -1,4 +1,4 @@
-"""Linear attention (Katharopoulos 2020, 'Transformers are RNNs', arXiv 2006.16236): a kernel with a fixed map."""
+"""Linear attention (Katharopoulos 2020, 'Transformers are RNNs', arXiv 2006.16236): a kernel with a feature map."""
 
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -8,9 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
-from .kernels import folding
 from .kernels import linear as kernels
-from .kernels.folding import FoldedState
 from .parts.causal_sums import causal_sums, divide_by_weight
 from .parts.feature_maps import FEATURE_MAPS, FeatureMap, Learned
 
@@ -19,12 +17,13 @@ class LinearOptions(AttentionOptions):
     """Options of linear attention."""
 
     feature_map: Annotated[
-        Literal["elu", "relu", "poly2", "taylor2", "learned"], Field(description="phi, the map of queries and keys")
+        Literal["elu", "relu", "poly2", "taylor2", "learned"],
+        Field(description="phi, the feature map of queries and keys"),
     ] = "elu"
     features: Annotated[
-        int | None, Field(gt=0, description="C of the learned map (default: the width of a key); for 'learned' only")
+        int | None, Field(gt=0, description="C, width of the 'learned' feature map (default: the width of a key)")
     ] = None
-    chunk: Annotated[int, Field(gt=0, description="positions taken pairwise at once in the parallel form")] = 64
+    chunk: Annotated[int, Field(gt=0, description="positions per chunk of the parallel form")] = 64
 
     @model_validator(mode="after")
     def _features_belong_to_the_learned_map(self) -> Self:
@@ -43,9 +42,8 @@ class LinearState(NamedTuple):
 class LinearAttention(Attention):
     """y_t = phi(q_t) s_t / (phi(q_t) . z_t), with s_t = s_{t-1} + phi(k_t) v_t^T and z_t = z_{t-1} + phi(k_t).
 
-    Equations 18 to 20 of the source. Differs from its code in that no epsilon is added to the denominator (it would
-    bias `poly2`, and the step form with it): where the denominator is exactly 0, y_t is 0. All sums are float32 or
-    float64, also under autocast.
+    Equations 18 to 20 of the source. Differs from its code: no epsilon is added to the denominator, since it would bias
+    `poly2`; where the denominator is exactly 0, y_t is 0. All sums are float32 or float64, also under autocast.
     """
 
     name = "linear"
@@ -67,13 +65,11 @@ class LinearAttention(Attention):
     def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
         return kernels.serves(self.options.feature_map, device, dtype, self.shape.key_width, self.shape.value_width)
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
-    ) -> tuple[Tensor, LinearState]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, LinearState]:
         dtype = accumulator_dtype(q.dtype)
         s, z = (None, None) if state is None else state
         with torch.autocast(q.device.type, enabled=False):
-            if q.dtype == k.dtype == v.dtype and self.is_compiled(q.device, q.dtype):
+            if self.runs_compiled(q, k, v):
                 y, s, z = kernels.attend(q, k, v, s, z, self.options.feature_map)
                 return y, LinearState(s, z)
             phi_q, phi_k = self.feature_map(q.to(dtype)), self.feature_map(k.to(dtype))
@@ -82,7 +78,7 @@ class LinearAttention(Attention):
             carried = None if s is None or z is None else torch.cat([s, z.unsqueeze(-1)], dim=-1)
             sums, total = causal_sums(phi_q, phi_k, values, carried, self.options.chunk)
             y = divide_by_weight(sums[..., :-1], sums[..., -1])
-        # Copies: as views, each would keep the other alive.
+        # Copies: as views, each would keep the other in memory.
         return y.to(v.dtype), LinearState(total[..., :-1].contiguous(), total[..., -1].contiguous())
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> LinearState:
@@ -95,8 +91,6 @@ class LinearAttention(Attention):
     def step(
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any, extra_t: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        if isinstance(state, FoldedState):  # that of an engine on a GPU
-            return folding.step(q_t, k_t, v_t, state, self.options.feature_map), state
         if torch.is_autocast_enabled(q_t.device.type):
             # Not every time: to enter it takes a good part of so short a step, and hardly anyone steps under autocast.
             with torch.autocast(q_t.device.type, enabled=False):

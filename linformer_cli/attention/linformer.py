@@ -1,4 +1,4 @@
-"""Linformer (Wang 2020, arXiv 2006.04768): a learned low-rank projection of the sequence, made causal by blocks."""
+"""Linformer (Wang 2020, arXiv 2006.04768): learned low-rank projections, made causal by blocks."""
 
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -21,12 +21,12 @@ class LinformerOptions(AttentionOptions):
     block: Annotated[
         int | None, Field(gt=0, description="positions that are projected together (default: one image row)")
     ] = None
-    rank: Annotated[
-        int, Field(gt=0, description="rows that a block is projected to; the default is less where a block is")
-    ] = _DEFAULT_RANK
+    rank: Annotated[int, Field(gt=0, description="rows that a block is projected to (default: 4, at most block)")] = (
+        _DEFAULT_RANK
+    )
     share: Annotated[
         Literal["none", "heads", "heads_keys_values"],
-        Field(description="one projection for each head, for all heads, or for all heads and keys and values alike"),
+        Field(description="what shares one projection: nothing, all heads, or all heads, keys and values"),
     ] = "none"
 
     @model_validator(mode="after")
@@ -37,10 +37,10 @@ class LinformerOptions(AttentionOptions):
 
 
 class LinformerState(NamedTuple):
-    """A stack: keys [B, H, capacity, K], values [B, H, capacity, V], and how many positions it holds (0-d int64).
+    """A stack: keys [B, H, capacity, K], values [B, H, capacity, V], and the 0-d int64 number of positions seen.
 
-    First the `rank` projected rows of every finished block, then the exact keys and values of the block that is not
-    finished yet. Its last position replaces them by their rows. What lies above is free room.
+    It holds the `rank` projected rows of each finished block, then the exact keys and values of the unfinished block,
+    which its last position replaces by their rows. The remaining capacity is free.
     """
 
     keys: Tensor
@@ -51,12 +51,11 @@ class LinformerState(NamedTuple):
 class LinformerAttention(Attention):
     """y_t = softmax(q_t [E k of earlier blocks; k_j of the own block, j <= t]^T / sqrt(K)) [F v of earlier ...; v_j].
 
-    One softmax over both. E and F are learned, `rank` rows over `block` positions, for each head or shared as in
-    section 4 of the source. The source projects the whole sequence of a fixed length at once, which mixes the future
-    into every row and so is for encoders only. Here a block is projected by itself once it is finished, with the same
-    E and F at every place, and its rows are seen from the next block on; inside its own block a query sees exact keys.
-    So a sequence may have any length, and the rows grow with it, by rank / block a position, where the source has a
-    fixed number.
+    One softmax over both. E and F [rank, block] are learned for each head, or shared as in section 4 of the source.
+    Differs from the source, which projects a whole sequence of fixed length at once: every row then depends on later
+    positions, which only an encoder allows. Here each block is projected when it is finished, always with the same E
+    and F, and its rows are visible from the next block on; inside its own block a query sees exact keys. So a sequence
+    may have any length, and the number of rows grows by rank / block per position, where the source has a fixed number.
     """
 
     name = "linformer"
@@ -75,10 +74,10 @@ class LinformerAttention(Attention):
         self.rank = min(options.rank, self.block)
         sizes = shape.heads if options.share == "none" else 1, self.rank, self.block
         self.key_projection = nn.Parameter(torch.empty(sizes))
-        # One tensor has one name, or a checkpoint would hold it twice.
+        # A shared tensor gets one name, or a checkpoint would hold it twice.
         own = options.share != "heads_keys_values"
         self.value_projection = nn.Parameter(torch.empty(sizes)) if own else None
-        # A projected key then has the size of a key, whatever the block.
+        # So that a projected key has the size of a key for any block.
         for projection in self.parameters():
             nn.init.normal_(projection, std=self.block**-0.5)
 
@@ -87,8 +86,8 @@ class LinformerAttention(Attention):
         """E and F."""
         return self.key_projection, self.key_projection if self.value_projection is None else self.value_projection
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
     ) -> tuple[Tensor, LinformerState]:
         dtype, length = accumulator_dtype(v.dtype), q.shape[2]
         start = 0 if state is None else int(state.position)
@@ -98,7 +97,7 @@ class LinformerAttention(Attention):
             cached_k, cached_v = (None, None) if state is None else (state.keys, state.values)
             rows_k, near_k = self._project(k.to(dtype), cached_k, start, project_keys)
             rows_v, near_v = self._project(v.to(dtype), cached_v, start, project_values)
-            # Blocks are counted from position 0: the carried part of one comes first, without its queries.
+            # Blocks are counted from position 0: the part of a block in the state comes first, without queries.
             missing = -(inside + length) % self.block
             y = attend_near_and_rows(
                 functional.pad(q.to(dtype) * self.shape.key_width**-0.5, (0, 0, inside, missing)),
@@ -116,9 +115,9 @@ class LinformerAttention(Attention):
         return y.to(v.dtype), LinformerState(stack_k, stack_v, torch.tensor(start + length, device=q.device))
 
     def _project(self, x: Tensor, cached: Tensor | None, start: int, projection: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows of all blocks that x [B, H, T, W] behind `start` cached positions finishes or that were finished.
+        """The rows of all finished blocks after x [B, H, T, W] follows `start` cached positions.
 
-        And the exact positions from the first unfinished block on, carried ones included.
+        Also the exact positions from the first block on that was unfinished before x, cached ones included.
         """
         finished, inside = divmod(start, self.block)
         if cached is not None:
@@ -136,9 +135,9 @@ class LinformerAttention(Attention):
         return functional.pad(stack, (0, 0, 0, capacity - stack.shape[2]))
 
     def _capacity(self, positions: int) -> int:
-        """Room for the stack on the way to `positions`: one block's exact positions on the rows of all before it.
+        """Room for the stack up to `positions`: the exact positions of one block on top of the rows of all before it.
 
-        No less than its greatest height, and just that where `positions` end a block or lie in the first.
+        At least the largest height on the way, and equal to it if `positions` end a block or lie in the first one.
         """
         return max(positions - 1, 0) // self.block * self.rank + min(positions, self.block)
 
@@ -157,7 +156,7 @@ class LinformerAttention(Attention):
         finished, inside = divmod(int(position), self.block)
         rows = finished * self.rank
         height = rows + inside + 1
-        if height > keys.shape[2]:  # more positions than there is room for: twice the room
+        if height > keys.shape[2]:  # full: double the capacity
             room = (0, 0, 0, max(keys.shape[2], self.block))
             keys, values = functional.pad(keys, room), functional.pad(values, room)
         keys[:, :, height - 1] = k_t

@@ -1,4 +1,4 @@
-"""Transformer-LS (Zhu 2021, 'Long-Short Transformer', arXiv 2107.02192): a window and dynamically projected chunks."""
+"""Transformer-LS (Zhu 2021, 'Long-Short Transformer', arXiv 2107.02192): a window and dynamic projections of chunks."""
 
 import math
 from typing import Annotated, Any, NamedTuple
@@ -8,10 +8,10 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype, shrink_huge
 from .parts.near_and_rows import Pattern, attend_near_and_rows
 
-# Queries that share one piece of near keys: more of them copy less, and score more keys in vain.
+# Queries that share one slice of near keys: with more of them fewer keys are copied, but more scores are masked.
 _QUERY_BLOCK = 32
 
 
@@ -21,17 +21,18 @@ class LongShortOptions(AttentionOptions):
     chunk: Annotated[int, Field(gt=0, description="positions that are compressed together")] = 16
     rank: Annotated[int, Field(gt=0, description="rows that a chunk is compressed to")] = 1
     window: Annotated[
-        int | None, Field(gt=0, description="latest positions seen exactly (default: two image rows)")
+        int | None,
+        Field(gt=0, description="most recent positions that a query sees uncompressed (default: two image rows)"),
     ] = None
 
 
 class LongShortState(NamedTuple):
-    """What is seen, what is being compressed, and how many positions there were.
+    """Window and rows, the unfinished chunk, and the 0-d int64 number of positions.
 
-    keys [B, H, window + rows, K] and values [B, H, window + rows, V] hold the window first, as a ring filled from its
-    end towards its beginning (position t at window - 1 - t % window), then the rows of all finished chunks: so what a
-    query sees is one piece at any time. Both are normalised. The unfinished chunk is its largest score [B, H, rank] and
-    its sums [B, H, rank, 1 + K + V] of weights, weighted keys and weighted values, relative to that score.
+    keys [B, H, window + rows, K] and values [B, H, window + rows, V], normalised, hold the window first, as a ring
+    filled from its end (position t at window - 1 - t % window), then the rows of all finished chunks, so that a query
+    always sees one slice. The unfinished chunk consists of its largest score [B, H, rank] and of sums
+    [B, H, rank, 1 + K + V] of weights, weighted keys and weighted values, relative to that score.
     """
 
     keys: Tensor
@@ -42,9 +43,9 @@ class LongShortState(NamedTuple):
 
 
 class JointNorm(nn.Module):
-    """LayerNorm of [..., H, W] over all heads together, with one scale and offset [H, W] for keys and values alike.
+    """LayerNorm of [..., H, W] over all heads together, with one scale and offset [H, W] shared by keys and values.
 
-    Where keys and values differ in width, the narrower ones use the first columns.
+    If keys and values differ in width, the narrower ones use the first columns.
     """
 
     def __init__(self, heads: int, width: int) -> None:
@@ -57,19 +58,18 @@ class JointNorm(nn.Module):
         weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
         if x.shape[-1] < weight.shape[-1]:
             weight, bias = weight[:, : x.shape[-1]], bias[:, : x.shape[-1]]
-        return functional.layer_norm(x, x.shape[-2:], weight, bias)
+        return functional.layer_norm(shrink_huge(x, (-2, -1)), x.shape[-2:], weight, bias)
 
 
 class LongShortAttention(Attention):
     """y_t = softmax(q_t [rows of earlier chunks; k_j with t - window < j <= t]^T / sqrt(K)) [their values].
 
-    A chunk's rows are p^T k and p^T v, with p = softmax over its positions of `rank` scores, a learned linear function
-    of the layer's input (the source's dynamic projection; the scores arrive as `extra`). Two LayerNorms over all heads
-    jointly, one for the window and one for the rows, each for keys and values alike, bring both to one scale (its
-    DualLN). A row is seen from the chunk after its own on; what lies in window and rows counts twice, as in the
-    source. Differs from it in that every query sees exactly `window` positions, where the source lets blocks of
-    queries share a piece, so that how many a query sees depends on its place, and in that there are no relative
-    positions: the model's embedding tells positions apart.
+    A chunk's rows are p^T k and p^T v, with p the softmax over its positions of `rank` scores, which are a learned
+    linear function of the layer's input, passed as `extra` (the source's dynamic projection). Two LayerNorms over all
+    heads jointly, one for the window and one for the rows, each shared by keys and values, bring both to one scale (the
+    source's DualLN). A row is visible from the next chunk on. A position in both the window and a row counts twice, as
+    in the source. Differs from the source: every query sees the same number of positions, `window`, where blocks of
+    queries share a segment in the source; and there are no relative positions, as the embedding encodes positions.
     """
 
     name = "long_short"
@@ -88,8 +88,8 @@ class LongShortAttention(Attention):
         self.window_norm = JointNorm(shape.heads, width)
         self.row_norm = JointNorm(shape.heads, width)
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
     ) -> tuple[Tensor, LongShortState]:
         if extra is None:
             raise ValueError("long_short needs its scores as extra [B, H, T, rank]")
@@ -127,19 +127,19 @@ class LongShortAttention(Attention):
     def _compress(
         self, k: Tensor, v: Tensor, extra: Tensor, state: LongShortState, start: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Means [B, H, chunks, rank, K + V] of the chunks that these positions finish, and the unfinished one.
+        """Means [B, H, chunks, rank, K + V] of the chunks that these positions finish, and the new unfinished chunk.
 
-        The latter is `largest` and `sums` of the state.
+        The latter as `largest` and `sums` of the state.
         """
         chunk, length = self.options.chunk, k.shape[2]
         inside = start % chunk
         finished = (inside + length) // chunk
         missing = -(inside + length) % chunk
-        # Chunks are counted from position 0; a position that is not there has no weight.
+        # Chunks are counted from position 0; padding has no weight.
         padding = (0, 0, inside, missing)
         scores = functional.pad(extra, padding, value=-math.inf).unflatten(2, (-1, chunk))
         content = functional.pad(torch.cat([torch.ones_like(k[..., :1]), k, v], dim=-1), padding)
-        # A constant to the gradient: it divides numerator and denominator alike.
+        # Needs no gradient, since it scales numerator and denominator alike.
         largest = scores.detach().amax(dim=3)
         if inside:
             largest[:, :, 0] = torch.maximum(largest[:, :, 0], state.largest)
@@ -150,14 +150,14 @@ class LongShortAttention(Attention):
             sums = torch.cat([(sums[:, :, 0] + carried).unsqueeze(2), sums[:, :, 1:]], dim=2)
         means = sums[:, :, :finished, :, 1:] / sums[:, :, :finished, :, :1]
         if missing:
-            # Copies: a view would keep the sums of all chunks alive for as long as the state.
+            # Copies: views would keep the sums of all chunks in memory as long as the state lives.
             return means, largest[:, :, -1].clone(), sums[:, :, -1].clone()
         return means, torch.full_like(state.largest, -math.inf), torch.zeros_like(state.sums)
 
     def _extend(self, cached: Tensor, x: Tensor, means: Tensor, start: int) -> tuple[Tensor, Tensor]:
-        """Keys or values behind `start` cached positions: near [B, H, window - 1 + T, W], all rows [B, H, R, W].
+        """Near keys or values [B, H, window - 1 + T, W] and all rows [B, H, R, W], after `start` cached positions.
 
-        From x [B, H, T, W] and the means [B, H, chunks, rank, W]. `near` begins with zeros where nothing was before.
+        Computed from x [B, H, T, W] and the means [B, H, chunks, rank, W]. `near` is zero before position 0.
         """
         recent = torch.arange(max(start - self.window + 1, 0), start, device=x.device)
         window = cached[:, :, self.window - 1 - recent % self.window].to(x.dtype)
@@ -168,14 +168,14 @@ class LongShortAttention(Attention):
         return near, torch.cat([rows, new_rows], dim=2)
 
     def _pack(self, near: Tensor, rows: Tensor, stop: int, capacity: int) -> Tensor:
-        """The last positions before `stop` as a ring, then the rows, then room up to `capacity`."""
+        """The last positions before `stop` as a ring, then the rows, padded to `capacity`."""
         slot = torch.arange(self.window, device=near.device)
         ring = near[:, :, -self.window :][:, :, (self.window - 1 - slot - stop) % self.window]
         packed = torch.cat([ring, rows], dim=2)
         return functional.pad(packed, (0, 0, 0, capacity - packed.shape[2]))
 
     def _capacity(self, positions: int) -> int:
-        """The window, and the rows of all chunks that `positions` positions finish."""
+        """The number of rows of window and chunks after `positions` positions."""
         return self.window + positions // self.options.chunk * self.options.rank
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> LongShortState:
@@ -211,7 +211,7 @@ class LongShortAttention(Attention):
         sums.addcmul_((scores - new_largest).exp_().unsqueeze(-1), content.unsqueeze(-2))
         if (place + 1) % self.options.chunk == 0:
             new_end = end + self.options.rank
-            if new_end > keys.shape[2]:  # more positions than there is room for: twice the room
+            if new_end > keys.shape[2]:  # full: double the capacity
                 room = (0, 0, 0, max(keys.shape[2], self.options.rank))
                 keys, values = functional.pad(keys, room), functional.pad(values, room)
             means = (sums[..., 1:] / sums[..., :1]).transpose(1, 2)  # [B, rank, H, K + V]

@@ -1,4 +1,4 @@
-"""Attention by locality-sensitive hashing (Kitaev 2020, 'Reformer', arXiv 2001.04451): only keys that hash alike."""
+"""Attention by locality-sensitive hashing (Kitaev 2020, 'Reformer', arXiv 2001.04451): only keys of the same hash."""
 
 import math
 from typing import Annotated, Any, NamedTuple
@@ -8,35 +8,35 @@ from pydantic import AfterValidator, Field
 from torch import Tensor
 from torch.nn import functional
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype, shrink_huge
 from .parts.caches import KeyValueCache, cache_bytes, extend_cache, init_cache, push_in_place
 
-# What a ring holds where nothing was written yet.
+# Marks an entry of a ring that was never written.
 EMPTY = -1
 
 
 def _even(buckets: int) -> int:
     if buckets % 2:
-        raise ValueError("buckets come in pairs, one for each direction of a random vector; take an even number")
+        raise ValueError("must be even, since each random vector gives two buckets")
     return buckets
 
 
 class LshOptions(AttentionOptions):
     """Options of attention by hashing."""
 
-    rounds: Annotated[int, Field(gt=0, le=64, description="independent hashes; a key found by any of them counts")] = 4
-    buckets: Annotated[
-        int, Field(gt=1, le=4096, description="values of a hash, an even number"), AfterValidator(_even)
-    ] = 32
+    rounds: Annotated[
+        int, Field(gt=0, le=64, description="independent hashes; a query sees the keys that any of them finds")
+    ] = 4
+    buckets: Annotated[int, Field(gt=1, le=4096, description="number of hash values, even"), AfterValidator(_even)] = 32
     window: Annotated[
-        int, Field(gt=0, le=4096, description="the last so many earlier positions of its bucket that a query sees")
+        int, Field(gt=0, le=4096, description="number of preceding positions of its bucket that a query sees")
     ] = 16
 
 
 class LshState(NamedTuple):
-    """The cache of queries (which are the keys) and values, and rings int32 [B, H, R, buckets, window].
+    """The cache of queries (also the keys) and values, and rings of positions, int32 [B, H, R, buckets, window].
 
-    A ring holds the last positions of its bucket, in any order, and `EMPTY` where there were fewer.
+    A ring holds the last `window` positions of its bucket in any order, and `EMPTY` if there were fewer.
     """
 
     cache: KeyValueCache
@@ -44,11 +44,11 @@ class LshState(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """Where everything stands once each round is sorted: all rounds R first, then images and heads N, then slots.
+    """The order of positions after sorting each round: rounds R first, then images and heads N, then slots.
 
-    rows [R, N, slots] is the position in a slot; slots [R, N, T] the slot of a new position. The code of a position
-    grows by one with every slot and by `window` more from bucket to bucket, so that t sees an earlier j in a round
-    if and only if their codes differ by no more than `window`: key_codes [R, N, positions], query_codes [R, N, slots].
+    rows [R, N, slots] is the position in each slot, and slots [R, N, T] the slot of each new position. The code of a
+    position grows by 1 per slot and by another `window` per bucket, so that t sees an earlier j in a round if and only
+    if their codes differ by at most `window`: key_codes [R, N, positions], query_codes [R, N, slots].
     """
 
     rows: Tensor
@@ -60,12 +60,16 @@ class _Layout(NamedTuple):
 class LshAttention(Attention):
     """y_t = sum over j in P(t) of softmax_j(q_t . k_j / sqrt(K)) v_j, where k_j = q_j / |q_j|; v_t where P(t) is empty.
 
-    P(t) is the union of P_1(t) to P_R(t), each j once; P_r(t) are the last `window` positions before t with the hash
-    of t, h_r(j) = argmax([q_j R_r; -q_j R_r]), R_r random and fixed, computed in float64 from the R that is saved.
+    P(t) is the union of P_1(t) to P_R(t), each j once. P_r(t) holds the last `window` positions before t with the hash
+    of t, h_r(j) = argmax([q_j R_r; -q_j R_r]), with R_r random, fixed and saved; hashes are computed in float64.
 
-    Section 2 of the source. It sorts the whole sequence and cuts the sorted one into chunks, so that the neighbours of
-    a position depend on what comes after it; here they are counted back from the position, inside its bucket, and
-    stepping sees the same ones. A key found in several rounds counts once, for which the source subtracts log N.
+    Section 2 of the source, which sorts the whole sequence and cuts it into chunks, so that the neighbours of a
+    position depend on later positions. Here they are counted back from the position inside its bucket, and a step sees
+    the same ones. A key found in several rounds counts once; the source subtracts log N instead.
+
+    Which keys a position sees depends on it and earlier positions alone. Later ones change the order in which `attend`
+    adds up, so that they can change the rounding of an earlier output, in its last bits, but not its value. Where two
+    products are equal up to rounding, the hash can differ between `attend` and `step`, which then see different keys.
     """
 
     name = "lsh"
@@ -83,9 +87,8 @@ class LshAttention(Attention):
         rotations = torch.randn(shape.heads, shape.key_width, options.rounds, options.buckets // 2)
         self.register_buffer("rotations", rotations)
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
-    ) -> tuple[Tensor, LshState]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, LshState]:
+        q = shrink_huge(q, (-1,))
         cache = extend_cache(None if state is None else state.cache, q, v)
         length = int(cache.position)
         known = length - q.shape[2]
@@ -98,7 +101,7 @@ class LshAttention(Attention):
 
     def _hash(self, q: Tensor) -> Tensor:
         """Buckets int64 [B, H, T, R] of q [B, H, T, K]."""
-        # A rounding error must not decide, and float64 leaves next to none. Not every device has it.
+        # In float64, rounding hardly ever decides between two buckets. MPS has no float64.
         wide = torch.float32 if q.device.type == "mps" else torch.float64
         products = (q.to(wide) @ self.rotations.to(wide).flatten(2)).unflatten(-1, self.rotations.shape[2:])
         most, most_at = products.max(dim=-1)
@@ -107,14 +110,14 @@ class LshAttention(Attention):
 
     @torch.no_grad()
     def _arrange(self, q: Tensor, rings: Tensor | None, known: int) -> tuple[_Layout, Tensor]:
-        """The layout of the new positions behind `known` others, and the rings after them."""
+        """The layout of the new positions after `known` earlier ones, and the new rings."""
         window, buckets = self.options.window, self.options.buckets
         bucket = self._hash(q).permute(3, 0, 1, 2).flatten(1, 2)
         rounds, rows_of, new = bucket.shape
         sorted_bucket, order = bucket.sort(dim=-1, stable=True)
         counts = bucket.new_zeros(rounds, rows_of, buckets).scatter_add_(-1, bucket, torch.ones_like(bucket))
         starts = counts.cumsum(dim=-1) - counts
-        gaps = (counts > 0).cumsum(dim=-1) - 1  # how many buckets that are not empty stand before this one
+        gaps = (counts > 0).cumsum(dim=-1) - 1  # number of non-empty buckets before this one
         place = torch.arange(new, device=q.device)
         gap = window * gaps.gather(-1, sorted_bucket)
         positions = order + known
@@ -125,7 +128,7 @@ class LshAttention(Attention):
             used, at = new, place.expand_as(gap)
         else:
             ring = rings.permute(2, 0, 1, 3, 4).flatten(1, 2).long().sort(dim=-1).values
-            # The ring of every bucket that is not empty stands before its new positions.
+            # The ring of each bucket with new positions precedes them.
             used, at = new + min(buckets, new) * window, place + gap + window
         codes = at + gap
         size = -(-used // window) * window
@@ -134,7 +137,7 @@ class LshAttention(Attention):
         query_codes = bucket.new_full((rounds, rows_of, size), -3 * window - 3).scatter_(-1, at, codes)
         offsets = torch.arange(window, device=q.device)
         if rings is not None:
-            # Rings without new positions go behind the last slot, which is cut off.
+            # Rings of buckets without new positions go after the last slot and are cut off.
             first = torch.where(counts > 0, starts + window * gaps, size).unsqueeze(-1)
             ring_rows = torch.where(ring == EMPTY, nowhere, ring).flatten(2)
             ring_at = (first + offsets).flatten(2)
@@ -145,21 +148,21 @@ class LshAttention(Attention):
             key_codes[..., nowhere] = -window - 1
         slots = torch.empty_like(order).scatter_(-1, order, at)
 
-        # The last `window` of each ring with its new positions behind it.
+        # The new ring: the last `window` entries of the old ring followed by the new positions.
         index = counts.unsqueeze(-1) + offsets
         newer = positions.gather(-1, (starts.unsqueeze(-1) + index - window).clamp(0, new - 1).flatten(2))
         kept = torch.where(index < window, ring.gather(-1, index.clamp(max=window - 1)), newer.view_as(index))
         kept = kept.to(torch.int32).unflatten(1, q.shape[:2]).permute(1, 2, 0, 3, 4).contiguous()
-        # Half as wide numbers take half the time; the codes are compared far more often than they are made.
+        # The codes are compared many times, and half the width takes half the time.
         narrow = torch.int16 if size + (buckets + 4) * (window + 1) < 2**15 else torch.int32
         return _Layout(rows[..., :size], slots, key_codes.to(narrow), query_codes.to(narrow)), kept
 
     def _mix(self, queries: Tensor, values: Tensor, layout: _Layout, known: int) -> Tensor:
         """Outputs [N, T, V] of the new positions, for queries [N, positions, K] and values [N, positions, V].
 
-        Chunks of `window` slots see themselves and the chunk before: exactly the `window` slots before each slot.
-        Slot i of a chunk sees those before i in its own chunk and those from i on in the one before, so one matrix
-        [window, window] a chunk holds all scores: below the diagonal the chunk itself, from it on the one before.
+        Each slot sees the `window` slots before it: slot i of a chunk of `window` slots sees those before i in its own
+        chunk and those from i on in the previous chunk. So one matrix [window, window] per chunk holds all scores: its
+        own chunk below the diagonal, the previous chunk on and above it.
         """
         window = self.options.window
         rounds, rows_of, size = layout.rows.shape
@@ -169,7 +172,7 @@ class LshAttention(Attention):
 
         base = torch.arange(rows_of, device=queries.device).unsqueeze(-1)
         rows = (layout.rows.clamp(max=length - 1) + base * length).flatten()
-        # All chunks stand in one line; one more in front lets the first look back too.
+        # All chunks in one line, with one more in front, so that the first has a previous chunk too.
         shifted = functional.pad(rows, (window, 0))
         chunk_queries = queries.flatten(0, 1).index_select(0, rows).unflatten(0, (-1, window))
         chunk_keys = keys.flatten(0, 1).index_select(0, shifted).unflatten(0, (-1, window))
@@ -183,7 +186,7 @@ class LshAttention(Attention):
             layout.slots + size * torch.arange(rounds * rows_of, device=rows.device).view(rounds, rows_of, 1)
         ).flatten()
         with torch.no_grad():
-            # One maximum for all rounds of a position makes it one softmax.
+            # One softmax over all rounds of a position, so one maximum.
             top = scores.amax(dim=-1).flatten().index_select(0, slots).view(rounds, rows_of, new).amax(dim=0)
             top = top.masked_fill_(top == -math.inf, 0)
             spread = top.new_zeros(rounds * rows_of * size)
@@ -197,12 +200,12 @@ class LshAttention(Attention):
 
     @torch.no_grad()
     def _hidden(self, layout: _Layout, below: Tensor) -> Tensor:
-        """Scores that do not count, bool [chunks, window, window]: unseen in their round, or seen in an earlier one."""
+        """Scores to mask, bool [chunks, window, window]: unseen in their round, or seen in an earlier round already."""
         rounds, rows_of, size = layout.rows.shape
         window = len(below)
         seen = torch.zeros(rounds, rows_of * size // window, window, window, dtype=torch.bool, device=below.device)
         for number in range(rounds):
-            # By the codes of round `number`, in the order of that round and of all later ones.
+            # The codes of round `number`, in the order of that round and of all later ones.
             later = rounds - number
             rows = layout.rows[number:]
             keys = layout.key_codes[number].expand(later, -1, -1).gather(-1, rows)
@@ -213,7 +216,7 @@ class LshAttention(Attention):
             near = near.view(later, -1, window, window)
             torch.gt(near[0], seen[number], out=seen[number])
             seen[number + 1 :] |= near[1:]
-        # The first chunk of a row has none before it; what stands there is another row.
+        # The first chunk of a row has no previous one: what precedes it belongs to another row.
         seen.view(rounds * rows_of, -1, window, window)[:, 0].logical_and_(below)
         return seen.logical_not_().flatten(0, 1)
 
@@ -228,7 +231,7 @@ class LshAttention(Attention):
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: LshState, extra_t: Tensor | None = None
     ) -> tuple[Tensor, LshState]:
         with torch.autocast(q_t.device.type, enabled=False):
-            return self._step(q_t, v_t, state)
+            return self._step(shrink_huge(q_t, (-1,)), v_t, state)
 
     def _step(self, q_t: Tensor, v_t: Tensor, state: LshState) -> tuple[Tensor, LshState]:
         rounds, window = self.options.rounds, self.options.window
@@ -245,7 +248,7 @@ class LshAttention(Attention):
         hidden = seen < 0
 
         dtype = accumulator_dtype(q_t.dtype)
-        # First of all the cache, which may have to move; no ring knows of the new position yet.
+        # The cache first, since it may be reallocated; the rings do not hold the new position yet.
         cache, length = push_in_place(state.cache, q_t, v_t)
         capacity = cache.keys.shape[2]
         base = torch.arange(0, rows_of * capacity, capacity, device=q_t.device).unsqueeze(-1)
@@ -257,12 +260,12 @@ class LshAttention(Attention):
         norms = torch.linalg.vector_norm(queries, dim=-1).mul_(math.sqrt(q_t.shape[-1])).clamp_(min=1e-12)
         q, v = q_t.flatten(0, 1).to(dtype), v_t.flatten(0, 1).to(dtype)
         scores = torch.bmm(queries, q.unsqueeze(-1)).squeeze(-1).div_(norms)
-        # Far below any score, and yet a number: a row without any key gives some mean, which is not used.
+        # Finite, so that a row without any key gives a mean that is replaced below, and not NaN.
         weights = scores.masked_fill_(hidden, torch.finfo(dtype).min).softmax(dim=-1)
         y = torch.bmm(weights.unsqueeze(1), values).squeeze(1)
         y = torch.where(hidden.all(dim=-1, keepdim=True), v, y).view_as(v_t).to(v_t.dtype)
 
-        # The oldest position of the ring makes room; it is the smallest number.
+        # Overwrite the oldest position of the ring, which is the smallest number.
         oldest = ring.argmin(dim=-1, keepdim=True)
         rings.view(-1)[cell * window + oldest.squeeze(-1)] = length - 1
         return y, LshState(cache, state.rings)

@@ -1,4 +1,4 @@
-"""Nystrom attention (Xiong 2021, 'Nystromformer', arXiv 2102.03902): low rank through landmarks, here learned ones."""
+"""Nystrom attention (Xiong 2021, 'Nystromformer', arXiv 2102.03902): low rank through learned landmarks."""
 
 from typing import Annotated, NamedTuple
 
@@ -15,13 +15,13 @@ from .parts.running_averages import NOTHING, read_running_averages
 class NystromOptions(AttentionOptions):
     """Options of Nystrom attention."""
 
-    landmarks: Annotated[int, Field(gt=0, description="m, the number of learned landmarks of a head")] = 32
-    iterations: Annotated[int, Field(gt=0, description="Newton iterations towards the inverse of A")] = 6
+    landmarks: Annotated[int, Field(gt=0, description="m, learned landmarks per head")] = 32
+    iterations: Annotated[int, Field(gt=0, description="Newton iterations that approximate the inverse of A")] = 6
     kernel: Annotated[
-        int, Field(ge=0, description="positions that the causal convolution of the values reaches over; 0 for none")
+        int, Field(ge=0, description="positions under the causal convolution of the values; 0 for no convolution")
     ] = 33
     chunk: Annotated[
-        PowerOfTwo, Field(gt=0, description="positions taken pairwise at once in the parallel form, a power of two")
+        PowerOfTwo, Field(gt=0, description="positions per chunk of the parallel form, a power of two")
     ] = 32
 
     @field_validator("kernel")
@@ -33,10 +33,10 @@ class NystromOptions(AttentionOptions):
 
 
 class NystromState(NamedTuple):
-    """The averages b [B, H, m, V], the logs l [B, H, m] of their total weights, Z [H, m, m], and the latest values.
+    """The averages b [B, H, m, V], the logs l [B, H, m] of their total weights, Z [H, m, m], and recent values.
 
-    Z belongs to the parameters alone, so that all images share it. It is that of the parameters when the state was
-    made: `step` reads it, `attend` makes it anew. `recent` is None where there is no convolution.
+    Z depends on the parameters alone, so that all images share it. `step` uses the Z of the parameters at the time when
+    the state was made; `attend` computes it again. `recent` is None without a convolution.
     """
 
     averages: Tensor
@@ -49,20 +49,20 @@ class NystromAttention(Attention):
     """y_t = f_t Z b_t + a causal depthwise convolution of v.
 
     With learned landmarks q~, k~ [m, K] of each head, and scores scaled by K^(-1/2): f_t = softmax(q_t k~^T) over the
-    m landmarks; row i of b_t [m, V] is the average of v_j over j <= t weighted by exp(q~_i . k_j); Z comes from
+    m landmarks; row i of b_t [m, V] is the average of v_j over j <= t weighted by exp(q~_i . k_j); Z is the result of
     `iterations` steps Z <- Z (13 I - A Z (15 I - A Z (7 I - A Z))) / 4 for A = softmax(q~ k~^T), starting at
-    A^T / (largest column sum of A x largest row sum). It is Z, not the inverse that it approaches, that defines y_t.
-    Differs from the source in that
+    A^T / (largest column sum of A x largest row sum). Z itself, not the inverse that it approximates, defines y_t.
+    Differs from the source:
 
-    - landmarks are learned parameters, at first N(0, 1) with q~ = k~. The source takes means of q and k over
-      stretches of the whole sequence, which lets the future in and has no step form;
-    - b_t is a running average, where in the source every landmark sees all keys;
-    - the convolution looks back only, over `kernel` positions that end with its own;
-    - Z starts at a scale for each head. The source's code by default takes one maximum over the whole batch, through
-      which one image would depend on the others.
+    - Landmarks are learned parameters, initialised to N(0, 1) with q~ = k~. The source takes means of q and k over
+      segments of the whole sequence, which depend on later positions and have no step form.
+    - b_t is a running average; in the source every landmark sees all keys.
+    - The convolution covers the last `kernel` positions, its own included, and none after it.
+    - The start of Z is scaled per head. The source's code by default uses one maximum over the whole batch, so that an
+      image would depend on the others.
 
-    Z and the averages are float32 or float64, also under autocast. Z is made once in each call of `attend`, with
-    gradients, and once in `init_state`.
+    Z and the averages are float32 or float64, also under autocast. Each call of `attend` computes Z once, with
+    gradients, and so does `init_state`.
     """
 
     name = "nystrom"
@@ -80,13 +80,13 @@ class NystromAttention(Attention):
         self.convolution = CausalConvolution(shape.heads, options.kernel) if options.kernel else None
         self.scale = shape.key_width**-0.5
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: NystromState | None = None, extra: Tensor | None = None
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: NystromState | None, extra: Tensor | None
     ) -> tuple[Tensor, NystromState]:
         dtype = accumulator_dtype(q.dtype)
         with torch.autocast(q.device.type, enabled=False):
             queries, keys = self._scaled_landmarks(dtype)
-            inverse = self._inverse(keys)
+            inverse = self.invert_landmarks(keys)
             gates = (q.to(dtype) @ keys.transpose(-1, -2)).softmax(dim=-1) @ inverse
             scores = k.to(dtype) @ queries.transpose(-1, -2)
             if state is None:
@@ -105,8 +105,8 @@ class NystromAttention(Attention):
     def _scaled_landmarks(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return self.landmark_queries.to(dtype) * self.scale, self.landmark_keys.to(dtype) * self.scale
 
-    def _inverse(self, keys: Tensor) -> Tensor:
-        """Z [H, m, m], nearly the inverse of A, for landmark keys [H, m, K] as they are scaled."""
+    def invert_landmarks(self, keys: Tensor) -> Tensor:
+        """Z [H, m, m], approximately the inverse of A, for scaled landmark keys [H, m, K]."""
         a = (self.landmark_queries.to(keys.dtype) @ keys.transpose(-1, -2)).softmax(dim=-1)
         largest = a.sum(dim=-2).amax(dim=-1) * a.sum(dim=-1).amax(dim=-1)
         z: Tensor = a.transpose(-1, -2) / largest[:, None, None]
@@ -117,7 +117,7 @@ class NystromAttention(Attention):
         return z
 
     def _nothing(self, batch: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Averages of nothing, and the logs of no weight."""
+        """The averages and log weights before the first position."""
         size = (batch, self.shape.heads, self.options.landmarks)
         averages = torch.zeros(*size, self.shape.value_width, device=device, dtype=dtype)
         return averages, torch.full(size, NOTHING, device=device, dtype=dtype)
@@ -127,7 +127,7 @@ class NystromAttention(Attention):
         accumulator = accumulator_dtype(dtype)
         averages, log_weights = self._nothing(batch, device, accumulator)
         with torch.autocast(device.type, enabled=False):
-            inverse = self._inverse(self._scaled_landmarks(accumulator)[1]).to(device)
+            inverse = self.invert_landmarks(self._scaled_landmarks(accumulator)[1]).to(device)
         recent = None
         if self.convolution is not None:
             recent = self.convolution.init_recent(batch, self.shape.value_width, device, dtype)
@@ -140,7 +140,7 @@ class NystromAttention(Attention):
         averages, log_weights, inverse, recent = state
         dtype = averages.dtype
         with torch.autocast(q_t.device.type, enabled=False):
-            # One product for each head, over all images: [H, B, K] with [H, K, m].
+            # One matrix product per head over all images: [H, B, K] with [H, K, m].
             queries, keys = (landmarks.transpose(1, 2) for landmarks in self._scaled_landmarks(dtype))
             gates = q_t.to(dtype).transpose(0, 1).bmm(keys).softmax(dim=-1).bmm(inverse.tensor)
             scores = k_t.to(dtype).transpose(0, 1).bmm(queries).transpose(0, 1)

@@ -14,32 +14,33 @@ from .parts.decayed_sums import decayed_causal_sums, scan_with_decay
 from .parts.random_features import divide_by_floored_weight, draw_directions, seeded_normal, sine_features
 
 RELU_OFFSET = 1e-3
-# Positions taken pairwise, feature by feature, where a product of features would vanish.
+# Positions per chunk where pairs are computed feature by feature because a product of features would underflow.
 PAIRWISE_CHUNK = 8
 
 
 class PerformerOptions(AttentionOptions):
-    """Options of performer attention."""
+    """Options of Performer attention."""
 
     feature_map: Annotated[
-        Literal["positive", "hyperbolic", "trig", "relu"], Field(description="phi, the random map of queries and keys")
+        Literal["positive", "hyperbolic", "trig", "relu"],
+        Field(description="phi, the random feature map of queries and keys"),
     ] = "positive"
     features: Annotated[
-        int | None, Field(gt=0, description="m, the width of phi (default: K ln K, rounded up to a multiple of 8)")
+        int | None, Field(gt=0, description="m, number of features (default: K ln K, rounded up to a multiple of 8)")
     ] = None
-    orthogonal: Annotated[bool, Field(description="directions at right angles, K at a time, or drawn one by one")] = (
-        True
-    )
+    orthogonal: Annotated[
+        bool, Field(description="orthogonal random directions, in blocks of K, rather than independent ones")
+    ] = True
     redraw_every: Annotated[
-        int, Field(ge=0, description="training steps between fresh directions; 0 keeps the first ones")
+        int, Field(ge=0, description="training steps between redraws of the directions; 0 never redraws")
     ] = 0
-    chunk: Annotated[int, Field(gt=0, description="positions taken pairwise at once in the parallel form")] = 64
+    chunk: Annotated[int, Field(gt=0, description="positions per chunk of the parallel form")] = 64
 
     @model_validator(mode="after")
     def _two_features_a_direction(self) -> Self:
         if self.features is not None and self.features % self.features_per_direction:
             raise ValueError(
-                f"feature_map '{self.feature_map}' makes two features of a direction and needs an even number of "
+                f"feature_map '{self.feature_map}' makes two features per direction and needs an even number of "
                 f"'features', found {self.features}"
             )
         return self
@@ -50,10 +51,10 @@ class PerformerOptions(AttentionOptions):
 
 
 class PerformerState(NamedTuple):
-    """s [B, H, m, V + 1], the sum of phi(k_j) [v_j, 1]^T: its last column is z, the sum of phi(k_j).
+    """s [B, H, m, V + 1], the sum of phi(k_j) [v_j, 1]^T, whose last column is z, the sum of phi(k_j).
 
-    Both are in units of exp(c), c the running maximum of what is exponentiated: [B, H, m], one for each feature, of
-    positive features; [B, H] of trig ones, with n [B, H], the keys' total weight. `relu` has neither.
+    Both are divided by exp(c), with c the running maximum of the exponents: [B, H, m] for `positive` and `hyperbolic`,
+    [B, H] for `trig`, which also has n [B, H], the total weight of the keys. `relu` has neither c nor n.
     """
 
     s: Tensor
@@ -64,18 +65,22 @@ class PerformerState(NamedTuple):
 class PerformerAttention(Attention):
     """y_t = sum over j <= t of A_tj v_j / sum of A_tj, A_tj = phi(x_t) . phi(y_j), x = q K^(-1/4), y = k K^(-1/4).
 
-    With w_i N(0, I); the first two are Lemma 1 of the source:
+    With w_i ~ N(0, I). The first two are Lemma 1 of the source:
 
         positive    phi_i(x) = exp(w_i . x - |x|^2 / 2)
         hyperbolic  exp(w_i . x - |x|^2 / 2) and exp(-w_i . x - |x|^2 / 2)
         trig        exp(|x|^2 / 2) [sin(w_i . x), cos(w_i . x)]
-        relu        max(w_i . x, 0) + 1e-3: another kernel, not softmax's
+        relu        max(w_i . x, 0) + 1e-3, which does not estimate the softmax kernel
 
-    Differs from the source's code in that no epsilon stands beside an exponential and nothing is stabilised by the
-    maximum over the sequence, which would tell a position of the keys behind it. With b_ji the logarithm of feature i
-    of key j and c_i(t) its maximum over j <= t, the state is the sum of exp(b_ji - c_i(t)), rescaled when c_i rises,
-    and is read with weights softmax over i of a_ti + c_i(t): the denominator is at least 1. `trig` keeps one maximum,
-    of |y_j|^2 / 2, and bounds its denominator from below by a tenth of the keys' total weight.
+    Differs from the source's code: no epsilon is added to an exponential, and no maximum over the whole sequence enters
+    a result, since it would depend on later keys. With b_ji the logarithm of feature i of key j and c_i(t) its maximum
+    over j <= t, the state is the sum of exp(b_ji - c_i(t)), rescaled when c_i rises, and is read with weights
+    softmax over i of a_ti + c_i(t), so that the denominator is at least 1. `trig` keeps one maximum, of |y_j|^2 / 2,
+    and its denominator is at least a tenth of the keys' total weight. |y_j|^2 / 2 is limited to a quarter of the
+    largest number, so that keys whose squares overflow still give finite outputs.
+
+    `attend` scales the sums of `positive` and `hyperbolic` by the maximum over its whole block, and the scale cancels
+    in the quotient. So a later key can change the rounding of an earlier output, in its last bits, but not its value.
     """
 
     name = "performer"
@@ -109,11 +114,12 @@ class PerformerAttention(Attention):
 
     def _half_square(self, x: Tensor) -> Tensor:
         """|x K^(-1/4)|^2 / 2 for x [..., K]: [...]."""
-        squares: Tensor = x.square().sum(dim=-1)
+        # Finite also where squares overflow: infinity minus infinity is NaN.
+        squares = x.square().sum(dim=-1).clamp(max=torch.finfo(x.dtype).max / 4)
         return squares * (0.5 / math.sqrt(self.shape.key_width))
 
     def _log_query_features(self, q: Tensor) -> Tensor:
-        """a, up to the query's own -|x|^2 / 2, which all its weights share."""
+        """Logarithms of the query's features, without -|x|^2 / 2: all weights of the query share that factor."""
         a = self._project(q)
         return torch.cat([a, -a], dim=-1) if self.options.feature_map == "hyperbolic" else a
 
@@ -126,7 +132,7 @@ class PerformerAttention(Attention):
     def kernel(self, q: Tensor, k: Tensor) -> Tensor:
         """phi(x_t) . phi(y_j) [B, H, T, J] of q [B, H, T, K] and k [B, H, J, K], scaled to estimate exp(x_t . y_j).
 
-        To look at, for inputs of moderate size: every exponential is taken as it is. `relu` estimates something else.
+        For inspection, with inputs of moderate size: exponentials are not stabilised. `relu` estimates another kernel.
         """
         if self.options.feature_map == "relu":
             return self._relu_features(q) @ self._relu_features(k).transpose(-1, -2) / self.features
@@ -137,8 +143,8 @@ class PerformerAttention(Attention):
         phi_q, phi_k = (self._log_query_features(q) - half_q).exp(), self._log_key_features(k).exp()
         return phi_q @ phi_k.transpose(-1, -2) / self.features
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
     ) -> tuple[Tensor, PerformerState]:
         dtype = accumulator_dtype(q.dtype)
         with torch.autocast(q.device.type, enabled=False):
@@ -157,14 +163,14 @@ class PerformerAttention(Attention):
     def _attend_exponential(
         self, q: Tensor, k: Tensor, values: Tensor, state: PerformerState | None
     ) -> tuple[Tensor, PerformerState]:
-        """Units of the maximum behind the last position, for all positions: right wherever no product vanishes.
+        """`positive` and `hyperbolic`: all features are divided by their maximum over the whole block.
 
-        Every feature is at most 1 in these units, and those too small for the type add up to less than rounding does
-        where a denominator is above `least`. Images and heads where one is not, which takes keys that outweigh
-        earlier ones by many orders of magnitude, are worked out again in units that look at no later position.
+        So every feature is at most 1. Features that underflow add up to less than a rounding error as long as the
+        denominator is at least `smallest_weight`. It is smaller only where keys outweigh earlier ones by many orders of
+        magnitude; those images and heads are computed again by `attend_pairwise`, which looks at no later position.
         """
         a, b = self._log_query_features(q), self._log_key_features(k)
-        # Units drop out of y, so that nothing is lost by treating them as constants.
+        # The scale cancels in y, so that it needs no gradient.
         c = b.detach().amax(dim=2)
         carried = None
         if state is not None:
@@ -174,16 +180,14 @@ class PerformerAttention(Attention):
         units = c.unsqueeze(2)
         phi_q, phi_k = (a + units).softmax(dim=-1), (b - units).exp()
         sums, s = causal_sums(phi_q, phi_k, values, carried, self.options.chunk)
-        limits = torch.finfo(sums.dtype)
-        least = limits.tiny / limits.eps**2
         weight = sums[..., -1]
-        vanished = weight < least
+        vanished = weight < smallest_weight(sums.dtype)
         y = sums[..., :-1] / weight.masked_fill(vanished, 1).unsqueeze(-1)
         if bool(vanished.any()):
             rows = vanished.any(dim=-1).flatten().nonzero().squeeze(-1)
             a, b, values = (x.flatten(0, 1)[rows] for x in (a, b, values))
             before = None if state is None or state.c is None else [x.flatten(0, 1)[rows] for x in (state.s, state.c)]
-            y = y.flatten(0, 1).index_copy(0, rows, _attend_pairwise(a, b, values, before)).view_as(y)
+            y = y.flatten(0, 1).index_copy(0, rows, attend_pairwise(a, b, values, before)).view_as(y)
         return y, PerformerState(s, c)
 
     def _attend_trigonometric(
@@ -195,7 +199,7 @@ class PerformerAttention(Attention):
         if state is not None:
             assert state.c is not None and state.n is not None
             c = torch.maximum(c, state.c.unsqueeze(-1))
-            # Behind no position there is no maximum, and nothing to rescale.
+            # After no position there is no maximum yet, and nothing to rescale.
             before = torch.where(state.c.isinf().unsqueeze(-1), c[..., :1], state.c.unsqueeze(-1))
             sums_before, total_before = state.s, state.n[..., None, None]
         log_decay = torch.cat([before, c[..., :-1]], dim=-1) - c
@@ -252,8 +256,14 @@ class PerformerAttention(Attention):
         return batch * self.shape.heads * per_head * accumulator_dtype(dtype).itemsize
 
 
+def smallest_weight(dtype: torch.dtype) -> float:
+    """The smallest denominator beside which features that underflow do not matter."""
+    limits = torch.finfo(dtype)
+    return limits.tiny / limits.eps**2
+
+
 def _raise_maximum(c: Tensor, exponents: Tensor) -> Tensor:
-    """Raise the running maxima c in place; returns what sums in units of the old exp(c) are to be multiplied by."""
+    """Raise the running maxima c in place; returns the factor that rescales sums divided by the old exp(c)."""
     before = c.clone()
     torch.maximum(c, exponents, out=c)
     return before.sub_(c).exp_()
@@ -265,13 +275,12 @@ def _add_and_read(s: Tensor, phi_q: Tensor, phi_k: Tensor, values: Tensor) -> Te
     return (phi_q.unsqueeze(-2) @ s).squeeze(-2)
 
 
-def _attend_pairwise(a: Tensor, b: Tensor, values: Tensor, before: list[Tensor] | None) -> Tensor:
-    """y [R, T, V] from logarithms of features a, b [R, T, C] and values [R, T, V + 1], whatever their size.
+def attend_pairwise(a: Tensor, b: Tensor, values: Tensor, before: list[Tensor] | None) -> Tensor:
+    """y [R, T, V] from logarithms of features a, b [R, T, C] and values [R, T, V + 1], stable for any finite size.
 
-    `before` is s and c of the positions before these.
-
-    In short chunks: earlier ones through their sums, in units of the running maximum of each feature at the chunk's
-    start; inside a chunk log A_tj is the logarithm of the sum of exp(a_ti + b_ji), pair by pair.
+    `before` is s and c of the positions before these. Short chunks: earlier ones enter through their sums, divided by
+    the exponential of each feature's running maximum at the start of the chunk; inside a chunk, log A_tj is the
+    logsumexp over i of a_ti + b_ji.
     """
     length = a.shape[1]
     chunks = -(-length // PAIRWISE_CHUNK)
@@ -290,6 +299,6 @@ def _attend_pairwise(a: Tensor, b: Tensor, values: Tensor, before: list[Tensor] 
     earlier = a + starts.unsqueeze(2)
     highest = torch.maximum(pairs.detach().amax(dim=-1, keepdim=True), earlier.detach().amax(dim=-1, keepdim=True))
     sums = (earlier - highest).exp() @ states[:, :-1] + (pairs - highest).exp() @ values
-    # The filling has no denominator, so it goes before the division.
+    # The padding has no denominator, so that it is cut off before the division.
     sums = sums.flatten(1, 2)[:, :length]
     return sums[..., :-1] / sums[..., -1:]

@@ -1,4 +1,4 @@
-"""Retention (Sun 2023, RetNet, arXiv 2307.08621): running sums that fade, each head at a rate of its own."""
+"""Retention (Sun 2023, RetNet, arXiv 2307.08621): running sums with a fixed decay per head."""
 
 import math
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -19,13 +19,13 @@ class RetentionOptions(FadingOptions):
 
     distance: Annotated[
         Literal["raster", "plane"],
-        Field(description="what a weight falls with: the positions in between, or the rows and columns"),
+        Field(description="decay with the distance in positions ('raster'), or in rows and columns ('plane')"),
     ] = "raster"
     waves: Annotated[
         int | None,
-        Field(gt=0, le=16, description="P, how sharply it falls with the columns (default: 2); for 'plane' only"),
+        Field(gt=0, le=16, description="P, sharpness of the decay over columns (default: 2); 'plane' only"),
     ] = None
-    chunk: Annotated[int, Field(gt=0, description="positions taken pairwise at once in the parallel form")] = 64
+    chunk: Annotated[int, Field(gt=0, description="positions per chunk of the parallel form")] = 64
 
     @model_validator(mode="after")
     def _waves_belong_to_the_plane(self) -> Self:
@@ -35,7 +35,7 @@ class RetentionOptions(FadingOptions):
 
 
 class RetentionState(NamedTuple):
-    """s [B, H, C, V], the faded sum of phi(k_j) v_j^T with C = (2 P + 1) K, and the 0-d int64 position."""
+    """s [B, H, C, V], the decayed sum of phi(k_j) v_j^T with C = (2 P + 1) K, and the 0-d int64 position."""
 
     s: Tensor
     position: Tensor
@@ -44,19 +44,19 @@ class RetentionState(NamedTuple):
 class RetentionAttention(Attention):
     """y_t = SiLU(g_t) * u_t / rms(u_t), with u_t = sum over j <= t of w(t, j) (q_t . k_j) v_j / sqrt(K).
 
-    With m_h the positions that head h remembers, spaced geometrically from an image down to a row, r and c the row
-    and column of a position and W the length of a row,
+    With m_h the memory of head h in positions, spaced geometrically from an image down to a row, r and c the row and
+    column of a position, and W the length of a row,
 
         raster:  w(t, j) = exp(-(t - j) / m_h)
         plane:   w(t, j) = exp(-(r_t - r_j) W / m_h) cos(pi (c_t - c_j) / 2 W)^(2 P)
 
-    Both are running sums. The power of the cosine is a sum of P waves and a constant, and each wave is one of the
-    query's column times one of the key's: s_t = d_t s_{t-1} + phi(k_t) v_t^T and u_t = phi(q_t) s_t / sqrt(K), where
-    phi(x_t) is x_t times 1, cos(pi n c_t / W) and sin(pi n c_t / W), n = 1 .. P, each in its scale; and d_t is
-    exp(-W / m_h) at the first position of a row, else 1. In `raster` phi(x) = x and d_t = exp(-1 / m_h).
+    Both are running sums. The power of the cosine is a constant plus P waves, each a product of a factor of the query's
+    column and one of the key's: s_t = d_t s_{t-1} + phi(k_t) v_t^T and u_t = phi(q_t) s_t / sqrt(K), where phi(x_t) is
+    x_t times 1, cos(pi n c_t / W) and sin(pi n c_t / W), n = 1 .. P, each with its coefficient, and d_t is
+    exp(-W / m_h) at the first position of a row, else 1. In `raster`, phi(x) = x and d_t = exp(-1 / m_h).
 
-    g_t are V extra scalars of the head. Equations 5 to 8 of the source, which differ in the rates, rotate queries and
-    keys, and normalise within groups; `plane` is ours.
+    g_t are V extra scalars of the head. Equations 5 to 8 of the source. Differs from it: the source uses other decay
+    rates, rotates queries and keys, and normalises within groups; `plane` is our addition.
     """
 
     name = "retention"
@@ -73,7 +73,7 @@ class RetentionAttention(Attention):
         self.plane = options.distance == "plane"
         self.waves = options.waves or _DEFAULT_WAVES if self.plane else 0
         self.extra_per_head = shape.value_width if options.output_gate else 0
-        # log d of each head [H], of every position or of the first of every row.
+        # log d of each head [H]: per position, or per row in 'plane'.
         span = shape.row if self.plane else 1
         self.log_decay = [-span / memory for memory in options.memory_lengths(shape, shape.heads)]
         # cos(x / 2)^(2 P) = sum over n of a_n cos(n x); query and key have sqrt(a_n) each.
@@ -81,7 +81,7 @@ class RetentionAttention(Attention):
         self.wave_scales = [math.sqrt(a) for a in (binomials[0], *(2 * a for a in binomials[1:]))]
 
     def _wave_factors(self, column: Tensor, dtype: torch.dtype) -> Tensor:
-        """f [*, 2 P + 1] of `column` [*]: f_t . f_j is the power of the cosine."""
+        """f [*, 2 P + 1] of `column` [*], so that f_t . f_j is the power of the cosine."""
         n = torch.arange(1, self.waves + 1, device=column.device)
         angles = (column.unsqueeze(-1) * n).to(dtype) * (math.pi / self.shape.row)
         scales = torch.tensor(self.wave_scales, device=column.device, dtype=dtype)
@@ -94,8 +94,8 @@ class RetentionAttention(Attention):
         log_decay = torch.tensor(self.log_decay, device=column.device, dtype=dtype)
         return log_decay.view(-1, *[1] * column.dim()) * fades
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
     ) -> tuple[Tensor, RetentionState]:
         dtype, length = accumulator_dtype(q.dtype), v.shape[2]
         s, position = (None, torch.zeros((), dtype=torch.int64, device=v.device)) if state is None else state
@@ -135,5 +135,5 @@ class RetentionAttention(Attention):
 
     def _output_gate(self, extra: Tensor | None) -> Tensor | None:
         if self.options.output_gate and extra is None:
-            raise ValueError("retention with an output gate needs as many extra scalars a position as a value is wide")
+            raise ValueError("retention with an output gate needs V extra scalars per head and position")
         return extra if self.options.output_gate else None

@@ -1,4 +1,4 @@
-"""Random feature attention (Peng 2021, arXiv 2103.02143): sines and cosines of random directions, and a gate."""
+"""Random feature attention (Peng 2021, arXiv 2103.02143): random Fourier features with a gate."""
 
 from typing import Annotated, Any, NamedTuple
 
@@ -16,11 +16,13 @@ from .parts.random_features import divide_by_floored_weight, draw_directions, si
 class RfaOptions(AttentionOptions):
     """Options of random feature attention."""
 
-    gate: Annotated[bool, Field(description="older positions fade, by a gate learned from the input")] = True
+    gate: Annotated[
+        bool, Field(description="decay the weight of older positions by a gate computed from the input")
+    ] = True
     frequencies: Annotated[
-        int | None, Field(gt=0, description="D, random directions, with a sine and a cosine of each (default: 2 K)")
+        int | None, Field(gt=0, description="D, random directions, each with a sine and a cosine (default: 2 K)")
     ] = None
-    chunk: Annotated[int, Field(gt=0, description="positions taken pairwise at once in the parallel form")] = 64
+    chunk: Annotated[int, Field(gt=0, description="positions per chunk of the parallel form")] = 64
 
 
 class RfaState(NamedTuple):
@@ -33,14 +35,14 @@ class RfaState(NamedTuple):
 class RfaAttention(Attention):
     """y_t = phi(q_t) s_t / max(phi(q_t) . z_t, 0.1 n_t), phi(x) = [sin(w_i . x), cos(w_i . x)] / sqrt(D), i = 1 .. D.
 
-    Queries and keys are scaled to length 1 first, and w_i = sigma * e_i with e_i N(0, I) fixed and sigma learned for
-    each head and dimension: phi(q) . phi(k) estimates exp(-|sigma * (q - k)|^2 / 2). Without the gate, s_t, z_t and
-    n_t add up phi(k_j) v_j^T, phi(k_j) and 1. With it, g_t is the sigmoid of the head's extra scalar, and
+    Queries and keys are scaled to length 1 first, and w_i = sigma * e_i with fixed e_i ~ N(0, I) and sigma learned for
+    each head and dimension: phi(q) . phi(k) estimates exp(-|sigma * (q - k)|^2 / 2). Without the gate, s_t, z_t and n_t
+    are the sums of phi(k_j) v_j^T, phi(k_j) and 1. With it, g_t is the sigmoid of the head's extra scalar, and
 
         s_t = g_t s_{t-1} + (1 - g_t) phi(k_t) v_t^T,  z_t and n_t likewise
 
-    Section 3 of the source. Differs from it in the denominator, which is bounded from below by a tenth of
-    n_t, its largest possible value: the sines and cosines can cancel to nothing and to less than nothing.
+    Section 3 of the source. Differs from it in the denominator, which is at least a tenth of n_t, its largest possible
+    value: sums of sines and cosines can be 0 or negative.
     """
 
     name = "rfa"
@@ -49,7 +51,7 @@ class RfaAttention(Attention):
     method = "random Fourier features, gated running sums"
     memory = Memory.CONSTANT
     options_type = RfaOptions
-    # At 2 the gate forgets before there is anything to learn from; at 5 it starts with a memory of about 150 positions.
+    # At 5 the initial memory is about 150 positions; at 2 it is too short to learn from.
     extra_bias = 5.0
     options: RfaOptions
     directions: Tensor
@@ -63,13 +65,11 @@ class RfaAttention(Attention):
         self.register_buffer("directions", draw_directions(self.frequencies, shape.key_width, orthogonal=False))
 
     def _features(self, x: Tensor, sigma: Tensor) -> Tensor:
-        """phi of x [..., K] for sigma in a shape that goes with it: [..., 2 D]."""
+        """phi of x [..., K]: [..., 2 D], for `sigma` that broadcasts with x."""
         scaled = functional.normalize(x, dim=-1) * sigma.to(x.dtype)
         return sine_features(scaled @ self.directions.to(x.dtype).transpose(0, 1))
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
-    ) -> tuple[Tensor, RfaState]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, RfaState]:
         dtype = accumulator_dtype(q.dtype)
         with torch.autocast(q.device.type, enabled=False):
             sigma = self.sigma.unsqueeze(1)
@@ -82,7 +82,7 @@ class RfaAttention(Attention):
                 log_gate = functional.logsigmoid(gate)
                 values = values * (-gate).sigmoid().unsqueeze(-1)
                 sums, s = decayed_causal_sums(phi_q, phi_k, values, log_gate, s, self.options.chunk)
-                # The weights 1 - g that a gate g leaves: all of the product of gates that is not yet there.
+                # n_t is 1 minus the product of all gates so far, plus what is left of the weight before.
                 log_kept = log_gate.cumsum(dim=-1)
                 weight = -log_kept.expm1()
                 if n is not None:
@@ -126,5 +126,5 @@ class RfaAttention(Attention):
 
 def _expect_gate(extra: Tensor | None) -> Tensor:
     if extra is None:
-        raise ValueError("rfa with a gate needs one extra scalar a head and position")
+        raise ValueError("rfa with a gate needs one extra scalar per head and position")
     return extra.squeeze(-1)

@@ -1,4 +1,4 @@
-"""Softmax attention (Vaswani 2017, arXiv 1706.03762): exact, with a key-value cache that grows."""
+"""Softmax attention (Vaswani 2017, arXiv 1706.03762), with a growing key-value cache."""
 
 from typing import Any
 
@@ -19,8 +19,8 @@ class SoftmaxOptions(AttentionOptions):
 class SoftmaxAttention(CachedAttention):
     """y_t = sum over j <= t of softmax_j(q_t . k_j / sqrt(K)) v_j.
 
-    The reference that every efficient attention is measured against. The state keeps all keys and values; a step at
-    position t costs t + 1 products.
+    The reference for all efficient attentions. The state keeps all keys and values; a step at position t (from 0)
+    costs t + 1 products.
     """
 
     name = "softmax"
@@ -30,8 +30,8 @@ class SoftmaxAttention(CachedAttention):
     memory = Memory.GROWING
     options_type = SoftmaxOptions
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
     ) -> tuple[Tensor, KeyValueCache]:
         cache = extend_cache(state, k, v)
         if state is None:
@@ -39,10 +39,10 @@ class SoftmaxAttention(CachedAttention):
         length, block = int(cache.position), q.shape[2]
         mask = None
         if block > 1:
-            # torch's is_causal aligns the triangle to the top left, which is wrong as soon as a prefix is carried.
+            # torch's is_causal aligns the triangle to the top left, which is wrong after a prefix.
             mask = torch.ones(block, length, dtype=torch.bool, device=q.device).tril(length - block)
         keys, values = cache.keys[:, :, :length], cache.values[:, :, :length]
-        # Under autocast and outside of it a cache may be of another type than what comes in.
+        # Under autocast, the inputs can have another type than the cache.
         y = functional.scaled_dot_product_attention(q.to(keys.dtype), keys, values, attn_mask=mask)
         return y.to(v.dtype), cache
 

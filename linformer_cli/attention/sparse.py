@@ -1,4 +1,4 @@
-"""Sparse attention by two fixed patterns, near and every l-th (Child 2019, arXiv 1904.10509)."""
+"""Sparse attention with two fixed patterns, near positions and every l-th one (Child 2019, arXiv 1904.10509)."""
 
 import functools
 import math
@@ -18,8 +18,8 @@ from .parts.caches import CachedAttention, KeyValueCache, extend_cache, push_in_
 
 SparseState = KeyValueCache
 
-# Scores of a head that are held at once in the parallel form, though no fewer than those of one row of l positions;
-# where there are more, they are computed again backward.
+# Scores per head that the parallel form holds at once, or those of one row of l positions if that is more. If there are
+# more scores in total, the backward pass computes them again.
 SCORES_AT_ONCE = 2**18
 DEFAULT_SUMMARY = 4
 
@@ -36,12 +36,12 @@ class SparseOptions(AttentionOptions):
         Field(description="'merged': every head sees both parts; 'split': even heads the first, odd heads the second"),
     ] = "merged"
     stride: Annotated[
-        int | None, Field(gt=0, description="l, the stride and the length of a block (default: one image row)")
+        int | None, Field(gt=0, description="l, the stride, also the length of a block (default: one image row)")
     ] = None
     summary: Annotated[
         int | None,
         Field(
-            gt=0, description="c, last positions of a block that later ones see (default: 4, at most l); 'fixed' only"
+            gt=0, description="c, last positions of a block that later blocks see (default: 4, at most l); 'fixed' only"
         ),
     ] = None
 
@@ -50,15 +50,15 @@ class SparseOptions(AttentionOptions):
         if self.summary is not None and self.pattern != "fixed":
             raise ValueError("'summary' is for pattern 'fixed'; 'strided' has no blocks")
         if self.summary is not None and self.stride is not None and self.summary > self.stride:
-            raise ValueError(f"'summary' is a part of a block of {self.stride}, found {self.summary}")
+            raise ValueError(f"'summary' is at most the block of {self.stride}, found {self.summary}")
         return self
 
 
 class _Part(NamedTuple):
-    """What some heads see: `near` bool [l, l] and, where `far`, the columns or summaries of earlier rows.
+    """What some heads see: `near` bool [l, l] and, if `far`, the columns or summaries of earlier rows.
 
-    Row i of `near` is the query at place i of a row of l positions; up to the diagonal, its columns are the places of
-    its own row, and behind it, where `before`, those of the row before.
+    Row i of `near` belongs to the query at index i of a row of l positions. Its columns up to the diagonal are
+    positions of the same row; after the diagonal, if `before`, they are positions of the previous row.
     """
 
     heads: slice
@@ -68,15 +68,15 @@ class _Part(NamedTuple):
 
 
 class SparseAttention(CachedAttention):
-    """y_t = sum over j in S(t) of softmax_j(q_t . k_j / sqrt(K)) v_j with S(t) a part of the positions j <= t.
+    """y_t = sum over j in S(t) of softmax_j(q_t . k_j / sqrt(K)) v_j with S(t) a subset of the positions j <= t.
 
-    `strided`: the first part is t - j < l, the second (t - j) mod l = 0. `fixed`: the first part is the own block of l
-    positions, the second all j with j mod l >= l - c. t itself is always seen. `merged` heads see the union, each
-    position once; of `split` heads the even ones see the first part, the odd ones the second.
+    `strided`: the first part of S(t) is t - j < l, the second (t - j) mod l = 0. `fixed`: the first part is the own
+    block of l positions, the second all j with j mod l >= l - c. S(t) always contains t. `merged` heads see the union,
+    each position once; even `split` heads see the first part, odd ones the second.
 
-    Sections 4.2 and 4.3 of the source, which also lets heads take different places of a block as its summary, and
-    layers take the two parts by turns; these are left out. With l one image row, the second part of `strided` is the
-    column above. Work is O(T (l + T / l)), that is O(T sqrt T) for l near sqrt T; memory is O(T).
+    Sections 4.2 and 4.3 of the source. Its variants with different summary positions per head, and with the two parts
+    in alternating layers, are left out. If l is one image row, the second part of `strided` is the column above. Work
+    is O(T (l + T / l)), which is O(T sqrt T) for l near sqrt T; memory is O(T).
     """
 
     name = "sparse"
@@ -92,9 +92,9 @@ class SparseAttention(CachedAttention):
         self.stride = options.stride or shape.row
         self.summary = options.summary or min(DEFAULT_SUMMARY, self.stride)
         if self.summary > self.stride:
-            raise UsageError(f"'summary' is a part of a block of {self.stride} (one row), found {self.summary}")
+            raise UsageError(f"'summary' is at most the block of {self.stride} (one row), found {self.summary}")
         if options.heads == "split" and shape.heads == 1:
-            raise UsageError("heads 'split' needs two heads or more, found 1; take 'merged'")
+            raise UsageError("heads 'split' needs two heads or more, found 1; use 'merged'")
 
     def _parts(self, device: torch.device) -> list[_Part]:
         strided = self.options.pattern == "strided"
@@ -108,12 +108,12 @@ class SparseAttention(CachedAttention):
             second = second.tril()
         return [_Part(slice(0, None, 2), first, strided, False), _Part(slice(1, None, 2), second, False, True)]
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
     ) -> tuple[Tensor, KeyValueCache]:
         cache = extend_cache(state, k, v)
         length, stride = int(cache.position), self.stride
-        before = (length - q.shape[2]) % stride  # places of the first row that are known already
+        before = (length - q.shape[2]) % stride  # positions of the first row that are in the cache already
         after = -length % stride
         dtype = accumulator_dtype(q.dtype)
         with torch.autocast(q.device.type, enabled=False):
@@ -137,7 +137,7 @@ class SparseAttention(CachedAttention):
         return y[:, :, before : before + q.shape[2]].to(v.dtype), cache
 
     def _attend_rows(self, part: _Part, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Outputs [N, rows, l, V] for the last rows, queries [N, rows, l, K], of all rows of keys and values."""
+        """Outputs [N, rows, l, V] of queries [N, rows, l, K], which are the last rows of all keys and values."""
         stride, total = self.stride, keys.shape[1]
         first = total - queries.shape[1]
         strided = self.options.pattern == "strided"
@@ -145,7 +145,7 @@ class SparseAttention(CachedAttention):
         scores_of_row = stride * (stride + total * far_of_row)
         rows = max(1, SCORES_AT_ONCE // scores_of_row)
         again = (total - first) * scores_of_row > SCORES_AT_ONCE and torch.is_grad_enabled()
-        # Split into slabs here, since a slice taken in each slab has a gradient of the size of the whole.
+        # Split into slabs once, since the gradient of a slice taken in each slab would have the size of the whole.
         near = [queries.split(rows, dim=1), *(x[:, first:].split(rows, dim=1) for x in (keys, values))]
         if part.before:
             near += [_rows_before(x, first).split(rows, dim=1) for x in (keys, values)]
@@ -155,15 +155,15 @@ class SparseAttention(CachedAttention):
             far = [x.contiguous() for x in far]
         outputs = []
         for start, *slab in zip(range(first, total, rows), *near, strict=True):
-            run = functools.partial(self._attend_slab, part, start)
+            run = functools.partial(self.attend_slab, part, start)
             outputs.append(_Recomputed.apply(run, len(slab), *slab, *far) if again else run(slab, far))
         return torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0]
 
-    def _attend_slab(self, part: _Part, start: int, slab: Sequence[Tensor], far: Sequence[Tensor]) -> Tensor:
-        """Outputs [N, rows, l, V] of some rows, the first of them number `start`.
+    def attend_slab(self, part: _Part, start: int, slab: Sequence[Tensor], far: Sequence[Tensor]) -> Tensor:
+        """Outputs [N, rows, l, V] of some rows, from row `start` on.
 
-        `slab` are queries, keys and values of these rows and, where a row sees the one before, keys and values of
-        each one's row before; `far` keys and values by column, or the summaries of all blocks.
+        `slab` holds queries, keys and values of these rows and, if rows see the previous one, keys and values of each
+        previous row; `far` holds keys and values by column, or the summaries of all blocks.
         """
         queries, keys, values, *before = slab
         stop = start + queries.shape[1]
@@ -173,7 +173,7 @@ class SparseAttention(CachedAttention):
         if before:
             own = part.near.tril()
             scores = torch.where(own, scores, queries @ before[0].transpose(-1, -2))
-            hidden = hidden | (~own & (row == 0))  # nothing stands before row 0
+            hidden = hidden | (~own & (row == 0))  # row 0 has no previous row
         scores = scores.masked_fill(hidden, -math.inf)
         if far:
             scores = torch.cat([scores, self._far_scores(queries, far[0], row, stop)], dim=-1)
@@ -190,7 +190,7 @@ class SparseAttention(CachedAttention):
         return y + (weights.flatten(1, 2) @ far[1][:, :stop].flatten(1, 2)).view_as(y)
 
     def _far_scores(self, queries: Tensor, far_keys: Tensor, row: Tensor, stop: int) -> Tensor:
-        """Scores [N, rows, l, keys] against the columns, or the summaries, of the rows before each `row` < `stop`."""
+        """Scores [N, rows, l, keys] of the columns, or of the summaries, in the rows before each `row` < `stop`."""
         key_row = torch.arange(stop, device=row.device)
         if self.options.pattern == "strided":
             scores = (queries.transpose(1, 2) @ far_keys[:, :, :stop].transpose(-1, -2)).transpose(1, 2)
@@ -207,20 +207,20 @@ class SparseAttention(CachedAttention):
         cache, length = push_in_place(state, k_t, v_t)
         q_t = q_t.to(cache.keys.dtype).unsqueeze(2)
         if self.options.heads == "merged":
-            keys, values = (torch.cat(self._seen(part, length - 1, True, True), dim=2) for part in cache[:2])
+            keys, values = (torch.cat(self.seen_rows(part, length - 1, True, True), dim=2) for part in cache[:2])
             y = functional.scaled_dot_product_attention(q_t, keys, values)
             return y.squeeze(2).to(v_t.dtype), cache
         y = torch.empty_like(v_t)
         for parity in (0, 1):
             keys, values = (
-                torch.cat(self._seen(part[:, parity::2], length - 1, not parity, bool(parity)), dim=2)
+                torch.cat(self.seen_rows(part[:, parity::2], length - 1, not parity, bool(parity)), dim=2)
                 for part in cache[:2]
             )
             y[:, parity::2] = functional.scaled_dot_product_attention(q_t[:, parity::2], keys, values).squeeze(2)
         return y, cache
 
-    def _seen(self, rows: Tensor, position: int, first: bool, second: bool) -> list[Tensor]:
-        """Views of the rows [B, H, positions, width] that `position` sees by the first and by the second part."""
+    def seen_rows(self, rows: Tensor, position: int, first: bool, second: bool) -> list[Tensor]:
+        """Views of the rows [B, H, positions, width] that `position` sees through the first and the second part."""
         stride = self.stride
         if self.options.pattern == "strided":
             start = max(0, position + 1 - stride) if first else position
@@ -237,14 +237,14 @@ class SparseAttention(CachedAttention):
 
 
 def _rows_before(x: Tensor, first: int) -> Tensor:
-    """Rows [N, rows, l, width]: for each row of x from `first` on the one before it, and zeros before row 0."""
+    """Rows [N, rows, l, width]: the previous row of each row of x from `first` on, zeros for row 0."""
     return x[:, first - 1 : -1] if first else functional.pad(x[:, :-1], (0, 0, 0, 0, 1, 0))
 
 
 class _Recomputed(torch.autograd.Function):
-    """`run(slab, far)`, of which nothing but these tensors is kept; the backward pass runs it again.
+    """`run(slab, far)`, keeping only these tensors; the backward pass runs it again.
 
-    What torch's checkpoint does, without its seconds of imports.
+    Does the same as torch's checkpoint, whose import takes seconds.
     """
 
     @staticmethod

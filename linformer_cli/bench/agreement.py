@@ -1,4 +1,4 @@
-"""Nothing is timed whose parallel and step executions disagree."""
+"""The check before any timing: a mechanism whose parallel and step executions disagree is not timed."""
 
 import torch
 
@@ -8,13 +8,13 @@ from linformer_cli.model.pixel_model import PixelModel
 
 from .models import BenchModel
 
-# How much of the sequence is compared before anything is timed, and over how many layers of an untrained model.
+# How much of the sequence is compared, and how many layers of an untrained model.
 CHECKED_POSITIONS = 96
 CHECKED_LAYERS = 2
 
 
 def require_agreement(model: PixelModel) -> None:
-    """Raises `DisagreementError` where the two executions of the model's mechanism disagree: it is not timed then."""
+    """Raises `DisagreementError` if the parallel and the step execution of the model disagree."""
     agreement = measure_agreement(model, positions=CHECKED_POSITIONS)
     if not agreement.passed:
         raise DisagreementError(
@@ -22,11 +22,11 @@ def require_agreement(model: PixelModel) -> None:
         )
 
 
-def require_model_agrees(subject: BenchModel) -> None:
-    """As `require_agreement`, over the first layers only where the model was not trained."""
-    model = subject.model
-    if not subject.trained and model.config.layers > CHECKED_LAYERS:
-        # Its layers are alike, and the float64 copy of a deep one takes longer than what is timed.
+def require_model_agrees(timed: BenchModel) -> None:
+    """As `require_agreement`; of an untrained model only the first layers are compared."""
+    model = timed.model
+    if not timed.trained and model.config.layers > CHECKED_LAYERS:
+        # Its layers are alike, and comparing a deep model in float64 would take longer than timing it.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = PixelModel(model.config.model_copy(update={"layers": CHECKED_LAYERS})).eval()

@@ -1,4 +1,7 @@
-"""How well performer's random features stand for softmax: errors by number of features and by norm of the inputs."""
+"""`lintx bench approximation`: how well performer's random features approximate softmax attention.
+
+Mean squared errors by feature map, kind of directions, number of features and norm of the inputs.
+"""
 
 import itertools
 import math
@@ -6,20 +9,36 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
 from linformer_cli.attention.base import AttentionShape
-from linformer_cli.attention.catalogue import build_attention
 from linformer_cli.attention.performer import PerformerAttention
 from linformer_cli.config import OptionValue
 from linformer_cli.errors import UsageError
+from linformer_cli.model.mixers import build_attention
 
 SOFTMAX_FEATURE_MAPS = ("positive", "hyperbolic", "trig")
-# The part of all pairs that counts as small ones.
+# The share of pairs that counts as small.
 SMALL_SHARE = 0.25
+VALUE_WIDTH = 32
+
+
+@dataclass(frozen=True)
+class Draws:
+    """How inputs and directions are drawn: `draws` times, with `positions` queries and keys of width `head_width`."""
+
+    positions: int = 128
+    head_width: int = 32
+    draws: int = 20
+    seed: int = 0
+    precision: Literal["fp64"] = "fp64"
+
+    def __post_init__(self) -> None:
+        if self.draws < 1:
+            raise UsageError(f"errors are measured over at least one draw, found {self.draws}")
 
 
 @dataclass(frozen=True)
@@ -36,11 +55,11 @@ class Spread:
 class Approximation:
     """Mean squared errors of one kind of features against softmax, each with its spread over `draws`.
 
-    `features` is m, what the state holds, so that kinds are compared at equal cost. `norm` is the length of queries and
-    keys in units of sqrt(K). `output` is the error of the outputs that the features alone give, as in the source, and
-    `bounded_output` that of the mechanism, whose `trig` bounds its denominator: for all others they are the same.
-    `kernel` is the error of phi(x) . phi(y) against exp(x . y), over the pairs j <= t, and `small_kernel` that over the
-    quarter of them with the smallest exp(x . y).
+    `features` is m, the size of the state, so kinds are compared at equal cost. `norm` is the length of queries and
+    keys in units of sqrt(K). `output` is the error of the attention outputs computed from the features alone, as in the
+    source. `bounded_output` is that of the mechanism, which differs for `trig` only: it bounds the denominator.
+    `kernel` is the error of phi(x) . phi(y) against exp(x . y) over the pairs j <= t, and `small_kernel` that over the
+    quarter of these pairs with the smallest exp(x . y).
     """
 
     feature_map: str
@@ -53,57 +72,83 @@ class Approximation:
     kernel: Spread
     small_kernel: Spread
 
+    @property
+    def directions(self) -> str:
+        return "orthogonal" if self.orthogonal else "independent"
+
+
+class Measurement:
+    """The errors of one kind of features at one norm; a round is one draw of inputs and directions."""
+
+    def __init__(self, attention: PerformerAttention, norm: float, exact: Sequence["_Exact"], seed: int) -> None:
+        self._attention, self._norm, self._exact, self._seed = attention, norm, exact, seed
+        self._errors: list[tuple[float, float, float, float]] = []
+
+    def measure_round(self) -> None:
+        """Measure the next draw."""
+        draw = len(self._errors)
+        self._errors.append(_measure_draw(self._attention, self._seed, draw, self._exact[draw]))
+
+    def row(self) -> Approximation:
+        """Mean and quartiles over the draws so far."""
+        options = self._attention.options
+        spreads = [summarise(values) for values in zip(*self._errors, strict=True)]
+        kind = options.feature_map, options.orthogonal, self._attention.features, self._norm
+        return Approximation(*kind, len(self._errors), *spreads)
+
+
+def prepare(
+    features: Sequence[int],
+    norms: Sequence[float],
+    feature_maps: Sequence[str],
+    orthogonal: Sequence[bool],
+    draws: Draws,
+) -> list[Measurement]:
+    """One measurement for each feature map, kind of directions, number of features and norm, in this nested order.
+
+    Attention is causal and in float64. Queries and keys have random directions and length norm sqrt(K), as if their
+    entries had variance norm^2; values are N(0, 1). Inputs and directions of a draw depend on the seed and the number
+    of the draw alone, so all measurements get the same inputs up to the norm.
+
+    Raises `UsageError` for a number of features that the mechanism refuses, a feature map that does not estimate
+    softmax, and a norm whose squared kernel overflows float64.
+    """
+    for feature_map in feature_maps:
+        if feature_map not in SOFTMAX_FEATURE_MAPS:
+            known = ", ".join(SOFTMAX_FEATURE_MAPS)
+            raise UsageError(f"feature map '{feature_map}' does not estimate softmax; those that do: {known}")
+    # The square of exp(|q| |k| / sqrt(K)), the largest kernel, has to be finite.
+    largest = math.sqrt(math.log(sys.float_info.max) / 2) / draws.head_width**0.25
+    if (norm := max(norms, default=0.0)) > largest:
+        raise UsageError(f"at K = {draws.head_width} norms above {largest:.3g} overflow float64, found {norm:g}")
+    inputs = [_draw_inputs(draws.seed + draw, draws) for draw in range(draws.draws)]
+    exact = {norm: [_Exact.of(norm * q, norm * k, v) for q, k, v in inputs] for norm in norms}
+    measurements = []
+    for feature_map, is_orthogonal, count in itertools.product(feature_maps, orthogonal, features):
+        attention = _build_attention(feature_map, is_orthogonal, count, draws)
+        measurements += [Measurement(attention, norm, exact[norm], draws.seed) for norm in norms]
+    return measurements
+
 
 def measure_approximation(
     features: Sequence[int],
     norms: Sequence[float],
     feature_maps: Sequence[str] = SOFTMAX_FEATURE_MAPS,
     orthogonal: Sequence[bool] = (True, False),
-    draws: int = 20,
-    seed: int = 0,
-    positions: int = 128,
-    key_width: int = 32,
-    value_width: int = 32,
+    draws: Draws | None = None,
 ) -> list[Approximation]:
-    """One entry for every feature map, kind of directions, number of features and norm, looped over in this order.
-
-    Attention is causal, in float64, over `positions` queries and keys of random direction and of length norm sqrt(K),
-    that of entries of variance norm^2; values are N(0, 1). Every draw has inputs and directions of its own, fixed by
-    `seed` and the number of the draw alone: all entries meet the same inputs up to their norm. Raises `UsageError` for
-    features that the mechanism refuses, a feature map that does not estimate softmax, and less than one draw.
-    """
-    for feature_map in feature_maps:
-        if feature_map not in SOFTMAX_FEATURE_MAPS:
-            known = ", ".join(SOFTMAX_FEATURE_MAPS)
-            raise UsageError(f"feature map '{feature_map}' does not estimate softmax; those that do: {known}")
-    # The square of exp(|q| |k| / sqrt(K)), the largest that softmax is compared with, has to be a number.
-    largest = math.sqrt(math.log(sys.float_info.max) / 2) / key_width**0.25
-    if (norm := max(norms, default=0.0)) > largest:
-        raise UsageError(
-            f"at K = {key_width} norms above {largest:.3g} leave the numbers that there are, found {norm:g}"
-        )
-    if draws < 1:
-        raise UsageError(f"errors are measured over at least one draw, found {draws}")
-    inputs = [_draw_inputs(seed + draw, positions, key_width, value_width) for draw in range(draws)]
-    exact = {norm: [_Exact.of(norm * q, norm * k, v) for q, k, v in inputs] for norm in norms}
-    shape = AttentionShape(heads=1, key_width=key_width, value_width=value_width, positions=positions, row=positions)
-    found = []
-    for feature_map, is_orthogonal, count in itertools.product(feature_maps, orthogonal, features):
-        # Built without touching the process's random numbers; the directions that count are drawn below.
-        with torch.random.fork_rng(devices=[]):
-            options: dict[str, OptionValue] = {"feature_map": feature_map, "features": count, "redraw_every": 1}
-            options["orthogonal"] = is_orthogonal
-            attention = cast(PerformerAttention, build_attention("performer", options, shape).double())
-        for norm in norms:
-            errors = [_measure_draw(attention, seed, draw, wanted) for draw, wanted in enumerate(exact[norm])]
-            spreads = [_spread(values) for values in zip(*errors, strict=True)]
-            found.append(Approximation(feature_map, is_orthogonal, count, norm, draws, *spreads))
-    return found
+    """The rows of all measurements of `prepare`."""
+    draws = draws or Draws()
+    measurements = prepare(features, norms, feature_maps, orthogonal, draws)
+    for measurement in measurements:
+        for _ in range(draws.draws):
+            measurement.measure_round()
+    return [measurement.row() for measurement in measurements]
 
 
 @dataclass(frozen=True)
 class _Exact:
-    """q, k, v [1, 1, T, width], exp(x . y) of all pairs [T, T], and what softmax makes of it [T, V]."""
+    """q, k, v [1, 1, T, width], exp(x . y) of all pairs [T, T], and the output of softmax attention [T, V]."""
 
     q: Tensor
     k: Tensor
@@ -117,19 +162,34 @@ class _Exact:
         return _Exact(q[None, None], k[None, None], v[None, None], kernel, _average(kernel, v))
 
 
-def _draw_inputs(seed: int, positions: int, key_width: int, value_width: int) -> tuple[Tensor, Tensor, Tensor]:
+def _build_attention(feature_map: str, orthogonal: bool, features: int, draws: Draws) -> PerformerAttention:
+    """Performer attention in float64. Its directions are redrawn before use; the process's random state is kept."""
+    shape = AttentionShape(
+        heads=1,
+        key_width=draws.head_width,
+        value_width=VALUE_WIDTH,
+        positions=draws.positions,
+        row=draws.positions,
+    )
+    options: dict[str, OptionValue] = {"feature_map": feature_map, "features": features}
+    options |= {"orthogonal": orthogonal, "redraw_every": 1}
+    with torch.random.fork_rng(devices=[]):
+        return cast(PerformerAttention, build_attention("performer", options, shape).double())
+
+
+def _draw_inputs(seed: int, draws: Draws) -> tuple[Tensor, Tensor, Tensor]:
     """q, k [T, K] of length sqrt(K), v [T, V]."""
     generator = torch.Generator().manual_seed(seed)
     q, k, v = (
-        torch.randn(positions, width, generator=generator, dtype=torch.float64)
-        for width in (key_width, key_width, value_width)
+        torch.randn(draws.positions, width, generator=generator, dtype=torch.float64)
+        for width in (draws.head_width, draws.head_width, VALUE_WIDTH)
     )
-    q, k = (math.sqrt(key_width) * torch.nn.functional.normalize(part, dim=-1) for part in (q, k))
+    q, k = (math.sqrt(draws.head_width) * torch.nn.functional.normalize(part, dim=-1) for part in (q, k))
     return q, k, v
 
 
 def _average(kernel: Tensor, v: Tensor) -> Tensor:
-    """Values weighted by the kernel over j <= t; nothing holds the denominator away from 0."""
+    """Values weighted by the kernel over j <= t, without a bound on the denominator."""
     weights = kernel.tril()
     return weights @ v / weights.sum(dim=-1, keepdim=True)
 
@@ -138,7 +198,7 @@ def _average(kernel: Tensor, v: Tensor) -> Tensor:
 def _measure_draw(
     attention: PerformerAttention, seed: int, draw: int, exact: _Exact
 ) -> tuple[float, float, float, float]:
-    """The errors of output, bounded output, kernel and small kernel."""
+    """Mean squared errors of output, bounded output, kernel and small kernel."""
     attention.on_training_step(draw, seed)
     kernel = attention.kernel(exact.q, exact.k)[0, 0]
     bounded, _ = attention.attend(exact.q, exact.k, exact.v)
@@ -154,7 +214,8 @@ def _measure_draw(
     return output, bounded_output, all_pairs, small_pairs
 
 
-def _spread(values: Sequence[float]) -> Spread:
+def summarise(values: Sequence[float]) -> Spread:
+    """Mean and quartiles; a single value is its own quartiles."""
     if len(values) == 1:
         return Spread(values[0], values[0], values[0], values[0])
     return Spread(statistics.fmean(values), *statistics.quantiles(values, n=4, method="inclusive"))

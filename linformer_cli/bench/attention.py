@@ -1,277 +1,282 @@
-"""How the time and the memory of one mechanism's forward and backward pass grow with the number of positions."""
+"""`lintx bench attention`: how time and memory of a mechanism's forward and backward pass grow with T."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, replace
 
-from linformer_cli.errors import Interrupted, UsageError
+from linformer_cli.errors import UsageError
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.memory import measure_free_memory
 from linformer_cli.units import format_bytes, format_duration
 
 from .agreement import require_agreement
-from .growth import Point, describe_exponents, extrapolate
-from .measure.attention_pass import LEAST_TRAFFIC, Drawn, PassSetup, build_checked_model, build_pass, count_least_bytes
+from .growth import Exponents, Point, describe_exponents, extrapolate
+from .measure.attention_pass import (
+    LEAST_TRAFFIC,
+    Inputs,
+    PassSetup,
+    build_checked_model,
+    build_pass,
+    count_least_bytes,
+)
 from .measure.ceilings import Ceilings
 from .measure.fresh_process import PassFailed
 from .measure.pass_memory import WARM_UP_POSITIONS, PassMemory, measure_pass_memory
-from .measure.timing import Check, Timing, measure_interleaved
-from .rounds import Ending, compare_with_softmax
+from .measure.timing import Check, Timing, time_work
+from .rounds import BenchReport, Ending, Measurement, is_interrupted, measure_groups
+from .rows import AttentionRow
 from .variants import Variant
 
-# Of all sequences of a pass together, unless a batch is given: as in Katharopoulos 2020 the batch is scaled inversely
-# with T, so that short sequences fill the machine as well as long ones.
+# Positions of all sequences of a pass. As in Katharopoulos 2020 the batch is inversely proportional to T, so that short
+# sequences keep the machine as busy as long ones.
 PASS_POSITIONS = 65_536
-# Passes of a point besides the repeats: the one whose memory is measured, and a warm-up.
+# Passes of a row besides the repeats: one for the memory and one to warm up.
 _EXTRA_PASSES = 2
-_CHANCES = 2
+# A pass that is too slow is tried again, as the machine may have been busy.
+_ATTEMPTS = 2
 
 
 @dataclass(frozen=True)
-class ScalingReport:
-    """`rows`, one for each mechanism and length, `exponents`, one for each mechanism, and what they depend on.
+class AttentionSettings:
+    """How a pass is measured.
 
-    Where it was interrupted, the rows are those measured by then.
+    A pass has `batch` sequences, or as many as make `pass_positions`, at least one. `limit_seconds` bounds all passes
+    of a row. Each round takes `passes` samples.
     """
 
-    rows: list[dict[str, Any]]
-    exponents: list[dict[str, Any]]
-    ended: Ending
-    settings: dict[str, Any]
-    environment: dict[str, Any]
-    ceilings: dict[str, Any] | None = None
+    repeats: int = 5
+    limit_seconds: float = 60.0
+    heads: int = 1
+    head_width: int = 32
+    device: str = "cpu"
+    batch: int | None = None
+    pass_positions: int = PASS_POSITIONS
+    passes: int = 1
 
+    def choose_batch(self, positions: int) -> int:
+        """How many sequences a pass has."""
+        return self.batch or max(1, self.pass_positions // positions)
 
-@dataclass
-class _History:
-    """What a sequence took of one mechanism at shorter lengths, and why it was left out, if it was."""
-
-    variant: Variant
-    seconds: list[Point] = field(default_factory=list)
-    memory: list[Point] = field(default_factory=list)
-    left_out: str | None = None
-
-
-def choose_batch(positions: int, batch: int | None = None, pass_positions: int = PASS_POSITIONS) -> int:
-    """How many sequences a pass has: `batch`, or as many as make `pass_positions`, and one at the least."""
-    return batch or max(1, pass_positions // positions)
-
-
-def run_scaling_bench(
-    variants: Sequence[Variant],
-    positions: Sequence[int],
-    repeats: int,
-    limit_seconds: float,
-    heads: int = 1,
-    head_width: int = 32,
-    device: str = "cpu",
-    report: Callable[[dict[str, Any]], None] = lambda row: None,
-    check: Check = None,
-    batch: int | None = None,
-    ceilings: Ceilings | None = None,
-    pass_positions: int = PASS_POSITIONS,
-    earlier: Sequence[dict[str, Any]] = (),
-) -> ScalingReport:
-    """Measure every variant at every length; `report` is told each row as it is made.
-
-    A pass has `batch` sequences, or as many as `choose_batch` says; time and memory are those of one of them. With
-    `ceilings`, rows say what share of the memory that can be copied they move at the least. `check` is called before
-    each pass and may raise: `Interrupted` ends it with what was measured. `earlier` has the rows that the same call
-    gave before: only time is measured then, and their samples count too.
-
-    At each length the memory of every variant is measured by itself, and then the time of all of them in turn. A
-    variant is left out at a length, and says so, where it cannot be built with these sizes, or where its memory or the
-    time of all its passes does not fit, by what it took at shorter ones or by the attempt.
-
-    Raises `DisagreementError` before any timing where the two executions of a mechanism disagree.
-    """
-    lengths = sorted(set(positions))
-    plan = _Plan(
-        repeats,
-        limit_seconds,
-        heads,
-        head_width,
-        device,
-        batch,
-        pass_positions,
-        ceilings,
-        check or (lambda: None),
-        {(row["name"], row["positions"]): row for row in earlier},
-    )
-    histories = [_History(variant) for variant in variants]
-    rows: list[dict[str, Any]] = []
-    ended: Ending = "finished"
-    try:
-        for history in () if earlier else histories:
-            plan.check()
-            try:
-                require_agreement(build_checked_model(plan.setup(history.variant, lengths[0])))
-            except UsageError as error:
-                history.left_out = str(error)
-        for length in lengths:
-            for row in _measure_length(histories, length, plan):
-                rows.append(row)
-                report(row)
-            plan.check()  # a length that was interrupted has given the rows that it had
-    except Interrupted:
-        ended = "interrupted"
-    settings = {
-        "repeats": repeats,
-        "warm_up_passes": 1,
-        "interleaved": True,
-        "limit_seconds": limit_seconds,
-        "heads": heads,
-        "head_width": head_width,
-        "batch": batch if batch is not None else f"scaled: {pass_positions:,} / T, at least 1",
-        "memory": _describe_method(device),
-        "copy_share": LEAST_TRAFFIC,
-    }
-    labels = [history.variant.label for history in histories]
-    rows.sort(key=lambda row: labels.index(row["name"]))  # stable: each by its length
-    described = None if ceilings is None else ceilings.describe()
-    return ScalingReport(rows, describe_exponents(rows), ended, settings, describe_environment(), described)
+    def setup(self, variant: Variant, length: int) -> PassSetup:
+        return PassSetup(
+            variant.attention,
+            variant.options,
+            self.heads,
+            self.head_width,
+            length,
+            self.choose_batch(length),
+            self.device,
+        )
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """What is the same for all passes."""
+class AttentionConditions:
+    """What the rows depend on."""
 
     repeats: int
     limit_seconds: float
     heads: int
     head_width: int
-    device: str
-    batch: int | None
-    pass_positions: int
-    ceilings: Ceilings | None
-    check: Callable[[], None]
-    earlier: dict[tuple[str, int], dict[str, Any]]
-
-    def setup(self, variant: Variant, length: int) -> PassSetup:
-        batch = choose_batch(length, self.batch, self.pass_positions)
-        return PassSetup(variant.attention, variant.options, self.heads, self.head_width, length, batch, self.device)
-
-    def build_work(self, variant: Variant, length: int, drawn: Drawn) -> Callable[[], None]:
-        work = build_pass(self.setup(variant, length), drawn=drawn)
-
-        def checked() -> None:
-            self.check()
-            work()
-
-        return checked
+    batch: int | str
+    memory: str
+    warm_up_passes: int = 1
+    interleaved: bool = True
+    copy_share: str = LEAST_TRAFFIC
 
 
-def _measure_length(histories: Sequence[_History], length: int, plan: _Plan) -> list[dict[str, Any]]:
-    """A row for every mechanism; each learns what it took, or why it is left out from here on."""
-    peaks: dict[str, int | None] = {}
-    samples: dict[str, Sequence[float]] = {}
-    for history in histories:
-        label = history.variant.label
-        if (earlier := plan.earlier.get((label, length))) is not None:
-            history.left_out = earlier["left_out"]
-            peaks[label], samples[label] = earlier["peak_memory_bytes"], earlier["samples_seconds"]
-            continue
-        setup = plan.setup(history.variant, length)
-        history.left_out = history.left_out or _predict_misfit(history, setup, plan)
-        plan.check()
-        if history.left_out is None:
-            try:
-                peaks[label] = _try(setup, plan.repeats, plan.limit_seconds).peak_bytes
-            except (PassFailed, UsageError) as reason:
-                history.left_out = str(reason)
-    plan.check()  # what a Ctrl-C did to a process is no measurement
-    timed = [history for history in histories if history.left_out is None]
-    drawn: Drawn = {}
-    works = [plan.build_work(history.variant, length, drawn) for history in timed]
-    found = measure_interleaved(works, works, plan.repeats, plan.device)
-    timings = {
-        label: timing.after(samples.get(label, ()))
-        for label, timing in zip([history.variant.label for history in timed], found, strict=True)
-    }
-    rows = []
-    for history in histories:
-        label = history.variant.label
-        setup = plan.setup(history.variant, length)
-        row = _describe(setup, history, peaks.get(label), timings.get(label), plan.ceilings)
-        if row["seconds_per_sequence"] is not None:
-            history.seconds.append((length, row["seconds_per_sequence"]))
-        if row["memory_bytes_per_sequence"] is not None:
-            history.memory.append((length, row["memory_bytes_per_sequence"]))
-        rows.append(row)
-    compare_with_softmax(rows, lambda row: row["seconds_per_sequence"] and 1 / row["seconds_per_sequence"])
-    return rows
+@dataclass(frozen=True)
+class AttentionReport(BenchReport[AttentionRow]):
+    """`exponents` has an entry for each mechanism."""
+
+    exponents: Sequence[Exponents] = ()
 
 
-def _predict_misfit(history: _History, setup: PassSetup, plan: _Plan) -> str | None:
-    """Why the next length is not tried, if it is not."""
-    seconds, memory = (extrapolate(points, setup.positions) for points in (history.seconds, history.memory))
-    if seconds is not None and (total := seconds * setup.batch * (plan.repeats + _EXTRA_PASSES)) > plan.limit_seconds:
-        return f"would take about {format_duration(total)}, the limit is {format_duration(plan.limit_seconds)}"
-    free = measure_free_memory(plan.device)
-    if memory is not None and free is not None and memory * setup.batch > free:
-        return f"would need about {format_bytes(memory * setup.batch)}, {format_bytes(free)} are free"
-    return None
+def run_attention_bench(
+    variants: Sequence[Variant],
+    positions: Sequence[int],
+    settings: AttentionSettings,
+    ceilings: Ceilings | None = None,
+    report: Callable[[AttentionRow], None] = lambda row: None,
+    check: Check = None,
+) -> AttentionReport:
+    """Measure every variant at every length, once the executions of each have been compared.
 
-
-def _try(setup: PassSetup, repeats: int, limit_seconds: float) -> PassMemory:
-    """The memory of one pass; a pass so slow that the repeats would not keep the limit is the last.
-
-    It is given a second chance first: a busy moment of the machine is no reason to leave a mechanism out.
+    `report` is called with each row of a finished length. `check` is called before each pass and may raise:
+    `Interrupted` ends the benchmark with what was measured. Raises `DisagreementError` before any timing.
     """
-    for _ in range(_CHANCES):
-        memory = measure_pass_memory(setup, limit_seconds)
-        if memory.seconds * (repeats + _EXTRA_PASSES) <= limit_seconds:
-            return memory
-    raise PassFailed(
-        f"one pass took {format_duration(memory.seconds)}, too long for {repeats} repeats within "
-        f"{format_duration(limit_seconds)}"
+    groups = prepare(variants, positions, settings, ceilings, check)
+    rows: list[AttentionRow] = []
+    ended: Ending = "interrupted"
+    for measurement in groups[0]:
+        if is_interrupted(check):
+            break
+        measurement.require_agreement()
+    else:
+        rows, ended = measure_groups(groups, settings.repeats, report, check)
+    labels = [variant.label for variant in variants]
+    rows.sort(key=lambda row: labels.index(row.name))  # stable: the lengths of a mechanism stay in order
+    conditions = AttentionConditions(
+        settings.repeats,
+        settings.limit_seconds,
+        settings.heads,
+        settings.head_width,
+        settings.batch if settings.batch is not None else f"scaled: {settings.pass_positions:,} / T, at least 1",
+        _describe_memory(settings.device),
     )
+    described = None if ceilings is None else ceilings.describe()
+    return AttentionReport(rows, ended, conditions, describe_environment(), described, describe_exponents(rows))
 
 
-def _describe(
-    setup: PassSetup,
-    history: _History,
-    peak_bytes: int | None,
-    timing: Timing | None,
-    ceilings: Ceilings | None,
-) -> dict[str, Any]:
-    """One record. Samples and `peak_memory_bytes` are those of whole passes, all else is that of one sequence."""
-    record: dict[str, Any] = {
-        "name": history.variant.label,
-        "attention": setup.attention,
-        "attention_options": setup.options,
-        "engine": "parallel",
-        "precision": "fp32",
-        "device": setup.device,
-        "batch": setup.batch,
-        "heads": setup.heads,
-        "head_width": setup.head_width,
-        "positions": setup.positions,
-        "seconds_per_sequence": None,
-        "seconds_per_sequence_quartiles": None,
-        "samples_seconds": [],
-        "repeats": 0,
-        "peak_memory_bytes": peak_bytes,
-        "memory_bytes_per_sequence": None,
-        "copy_share": None,
-        "left_out": history.left_out,
-    }
-    if peak_bytes is not None:
-        record["memory_bytes_per_sequence"] = peak_bytes / setup.batch
-    if timing is not None:
-        record |= {
-            "seconds_per_sequence": timing.median / setup.batch,
-            "seconds_per_sequence_quartiles": [seconds / setup.batch for seconds in timing.quartiles],
-            "samples_seconds": list(timing.samples),
-            "repeats": len(timing.samples),
-        }
-        if ceilings is not None:
-            moved = count_least_bytes(setup) / timing.median / 1e9
-            record["copy_share"] = moved / ceilings.copy.gigabytes_per_second
-    return record
+def prepare(
+    variants: Sequence[Variant],
+    positions: Sequence[int],
+    settings: AttentionSettings,
+    ceilings: Ceilings | None = None,
+    check: Check = None,
+) -> list[list["AttentionMeasurement"]]:
+    """The measurements of each length, from the shortest on; those of a group take turns."""
+    groups: list[list[AttentionMeasurement]] = []
+    for length in sorted(set(positions)):
+        inputs: Inputs = {}
+        shorter = groups[-1] if groups else [None] * len(variants)
+        groups.append(
+            [
+                AttentionMeasurement(settings, variant, length, inputs, before, ceilings, check)
+                for variant, before in zip(variants, shorter, strict=True)
+            ]
+        )
+    return groups
 
 
-def _describe_method(device: str) -> str:
+class AttentionMeasurement(Measurement[AttentionRow]):
+    """A mechanism at one length.
+
+    `shorter` is the same mechanism at the next shorter length: if that was left out so is this one, and its growth so
+    far predicts whether this one fits. Mechanisms of a length share their `inputs`.
+    """
+
+    def __init__(
+        self,
+        settings: AttentionSettings,
+        variant: Variant,
+        length: int,
+        inputs: Inputs,
+        shorter: "AttentionMeasurement | None" = None,
+        ceilings: Ceilings | None = None,
+        check: Check = None,
+    ) -> None:
+        super().__init__()
+        self.memory: PassMemory | None = None
+        self._settings, self._name, self._setup = settings, variant.label, settings.setup(variant, length)
+        self._inputs, self._shorter = inputs, shorter
+        self._ceilings, self._check = ceilings, check or (lambda: None)
+        self._work: Callable[[], None] | None = None
+
+    def require_agreement(self) -> None:
+        """Raises `DisagreementError` if the two executions disagree; a mechanism without these sizes is left out."""
+        try:
+            require_agreement(build_checked_model(self._setup))
+        except UsageError as error:
+            self.left_out = str(error)
+
+    def take_sample(self) -> None:
+        if self.memory is None:
+            self._require_fit()
+            self._check()
+            try:
+                self.memory = self._measure_memory()
+            finally:
+                self._check()  # Ctrl-C ends the fresh process, too
+        if self._work is None:
+            self._check()
+            self._work = build_pass(self._setup, inputs=self._inputs)
+            self._work()
+        for _ in range(self._settings.passes):
+            self._check()
+            self.samples.append(time_work(self._work, self._setup.device))
+
+    def release(self) -> None:
+        self._work = None
+        self._inputs.clear()
+
+    def row(self) -> AttentionRow:
+        setup, batch = self._setup, self._setup.batch
+        peak = None if self.memory is None else self.memory.peak_bytes
+        row = AttentionRow(
+            name=self._name,
+            attention=setup.attention,
+            attention_options=setup.options,
+            engine="parallel",
+            precision="fp32",
+            device=setup.device,
+            batch=batch,
+            heads=setup.heads,
+            head_width=setup.head_width,
+            positions=setup.positions,
+            repeats=len(self.samples),
+            samples_seconds=list(self.samples),
+            peak_memory_bytes=peak,
+            memory_bytes_per_sequence=None if peak is None else peak / batch,
+            left_out=self.left_out,
+        )
+        if not self.samples:
+            return row
+        timing = Timing(tuple(self.samples))
+        first, third = timing.quartiles
+        row = replace(
+            row,
+            seconds_per_sequence=timing.median / batch,
+            seconds_per_sequence_quartiles=(first / batch, third / batch),
+        )
+        if self._ceilings is None:
+            return row
+        moved = timing.rate(count_least_bytes(setup) / 1e9)
+        return replace(row, copy_share=moved / self._ceilings.copy.gigabytes_per_second)
+
+    def _require_fit(self) -> None:
+        """Raises `PassFailed` if the growth so far says that the passes take too long or too much memory."""
+        if self._shorter is None:
+            return
+        if self._shorter.left_out is not None:
+            raise PassFailed(self._shorter.left_out)
+        setup, limit = self._setup, self._settings.limit_seconds
+        times, sizes = self._shorter.list_points()
+        seconds, memory = extrapolate(times, setup.positions), extrapolate(sizes, setup.positions)
+        if seconds is not None and (total := seconds * setup.batch * self._count_passes()) > limit:
+            raise PassFailed(f"would take about {format_duration(total)}, the limit is {format_duration(limit)}")
+        free = measure_free_memory(setup.device)
+        if memory is not None and free is not None and memory * setup.batch > free:
+            raise PassFailed(f"would need about {format_bytes(memory * setup.batch)}, {format_bytes(free)} are free")
+
+    def list_points(self) -> tuple[list[Point], list[Point]]:
+        """Seconds and bytes of one sequence, at this length and all shorter ones."""
+        times, sizes = self._shorter.list_points() if self._shorter else ([], [])
+        length, batch = self._setup.positions, self._setup.batch
+        if self.samples:
+            times.append((length, Timing(tuple(self.samples)).median / batch))
+        if self.memory is not None and self.memory.peak_bytes is not None:
+            sizes.append((length, self.memory.peak_bytes / batch))
+        return times, sizes
+
+    def _measure_memory(self) -> PassMemory:
+        """Of one pass. Raises `PassFailed` if it is so slow that the repeats would exceed the limit."""
+        limit = self._settings.limit_seconds
+        for _ in range(_ATTEMPTS):
+            try:
+                memory = measure_pass_memory(self._setup, limit)
+            except UsageError as error:
+                raise PassFailed(str(error)) from None
+            if memory.seconds * self._count_passes() <= limit:
+                return memory
+        raise PassFailed(
+            f"one pass took {format_duration(memory.seconds)}, too long for {self._settings.repeats} repeats within "
+            f"{format_duration(limit)}"
+        )
+
+    def _count_passes(self) -> int:
+        return self._settings.repeats + _EXTRA_PASSES
+
+
+def _describe_memory(device: str) -> str:
     if device == "cpu":
         return (
             "growth of the peak resident memory of a fresh process over one pass, inputs included, after a warm-up at "

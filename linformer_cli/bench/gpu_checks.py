@@ -1,6 +1,6 @@
-"""Is everything right on this device? Each check gives its name, the error that was found, and what is allowed.
+"""The checks of `lintx bench gpu`. Each yields rows of an error found and an error allowed.
 
-Errors are relative to max(1, the largest), and infinite where anything is not finite.
+Errors are relative to max(1, largest value), and infinite where a value is NaN or infinite.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,10 +11,11 @@ from torch import Tensor
 from linformer_cli.attention.base import AttentionShape
 from linformer_cli.attention.linear import LinearAttention, LinearOptions
 from linformer_cli.config import ModelConfig
-from linformer_cli.model.catalogue import MIXERS
+from linformer_cli.evaluation.agreement import AgreementRow, build_row, relative_error
+from linformer_cli.model.mixers import MIXERS
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native.compiler import textbook_only
-from linformer_cli.sampling.decode import sample_values
+from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import AUTO, TEXTBOOK, TextbookEngine, build_engine, choose_engine
 from linformer_cli.sampling.engines.cuda import CudaEngine
 from linformer_cli.system.device import torch_dtype
@@ -25,16 +26,14 @@ from .variants import parse_variants
 
 # Kernels against float64, by the type of their inputs.
 KERNEL_TOLERANCES = {"fp32": 1e-4, "bf16": 2e-2}
-# Two ways through a whole model in float32.
+# Two executions of a whole model in float32.
 MODEL_TOLERANCE = 1e-3
-# Rounding may decide otherwise at a border of two values, and all that follows in that image then differs.
+# Rounding may change one drawn value, and the rest of that image differs with it.
 COMPARED_IMAGES, OTHER_IMAGES = 32, 0.1
 
-Found = tuple[str, float, float]
 
-
-def check_attention(device: str, lengths: Sequence[int]) -> Iterator[Found]:
-    """Outputs, sums and gradients of `linear` as it is computed here against plain torch in float64."""
+def check_attention(device: str, lengths: Sequence[int]) -> Iterator[AgreementRow]:
+    """Outputs, sums and gradients of `linear` on this device against plain torch in float64."""
     for feature_map in ("elu", "relu"):
         for width in (16, 32, 64):
             attention = build_linear(feature_map, width)
@@ -46,26 +45,26 @@ def check_attention(device: str, lengths: Sequence[int]) -> Iterator[Found]:
                         expected = differentiate(attention, [part.double() for part in inputs])
                     kind = "compiled" if attention.is_compiled(inputs[0].device, inputs[0].dtype) else "torch"
                     name = f"linear, {feature_map}, {kind}, {precision}, heads of {width}, T = {length}"
-                    yield name, max(map(_error, found, expected)), tolerance
+                    yield build_row(name, max(map(relative_error, found, expected)), tolerance)
 
 
-def check_engines(device: str, networks: Sequence[tuple[str | None, ModelConfig]]) -> Iterator[Found]:
-    """The engine to be measured against the textbook: the images that it draws, and its predictions along them."""
+def check_engines(device: str, networks: Sequence[tuple[str | None, ModelConfig]]) -> Iterator[AgreementRow]:
+    """The measured engine against the textbook engine: the images drawn, and the predictions at every position."""
     for subject in build_models(parse_variants(["linear"]), networks, device, "fp32"):
         model, images = subject.model, range(COMPARED_IMAGES)
         name = choose_engine(name_engine(model), model).value
         where = f"engine {name}, {subject.preset or 'tiny'}"
-        drawn, expected = (sample_values(model, images, engine=engine).values for engine in (name, TEXTBOOK))
+        drawn, expected = (Sampler(model, engine=engine).sample(images).values for engine in (name, TEXTBOOK))
         others = 1 - float((drawn == expected).all(dim=1).float().mean())
-        yield f"{where}: share of images other than the textbook's", others, OTHER_IMAGES
+        yield build_row(f"{where}: share of images other than the textbook's", others, OTHER_IMAGES)
         engines = build_engine(name, model, len(images)), TextbookEngine(model, len(images))
         tokens = model.shift_values(expected.long().to(device))
         steps = ((engine.step(token) for engine in engines) for token in tokens.unbind(dim=1))
-        yield f"{where}: predictions", max(_error(*step) for step in steps), MODEL_TOLERANCE
+        yield build_row(f"{where}: predictions", max(relative_error(*step) for step in steps), MODEL_TOLERANCE)
 
 
 @torch.no_grad()
-def check_mechanisms(device: str) -> Iterator[Found]:
+def check_mechanisms(device: str) -> Iterator[AgreementRow]:
     """The two executions of every mechanism, in float32."""
     for name in MIXERS:
         model = build_checked_model(PassSetup(name, {}, heads=2, head_width=16, positions=144)).to(device)
@@ -74,15 +73,12 @@ def check_mechanisms(device: str) -> Iterator[Found]:
         for token in tokens.unbind(dim=1):
             parameters, state = model.step(token, state)
             stepped.append(parameters)
-        yield (
-            f"{name}: parallel against step",
-            _error(torch.stack(stepped, dim=1), model.attend(tokens)[0]),
-            MODEL_TOLERANCE,
-        )
+        error = relative_error(torch.stack(stepped, dim=1), model.attend(tokens)[0])
+        yield build_row(f"{name}: parallel against step", error, MODEL_TOLERANCE)
 
 
 def name_engine(model: PixelModel) -> str:
-    """The engine to be measured: `cuda` where it serves the model, whether `auto` takes it yet or not, else `auto`."""
+    """The engine to measure: `cuda` where it supports the model, although `auto` may not choose it; else `auto`."""
     return CudaEngine.name if CudaEngine.refusal(model) is None else AUTO
 
 
@@ -98,14 +94,7 @@ def draw_inputs(batch: int, heads: int, length: int, width: int, device: str, dt
 
 
 def differentiate(attention: LinearAttention, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Output, sums, and the gradients of the inputs where that of the output is v."""
+    """Output, sums, and the gradients of the inputs; the gradient of the output is v."""
     leaves = [part.detach().requires_grad_() for part in inputs]
     y, state = attention.attend(*leaves)
     return [y, *state, *torch.autograd.grad(y, leaves, leaves[2].detach())]
-
-
-def _error(found: Tensor, expected: Tensor) -> float:
-    found, expected = found.detach().double(), expected.detach().double()
-    if not bool(torch.isfinite(found).all() and torch.isfinite(expected).all()):
-        return float("inf")
-    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1))

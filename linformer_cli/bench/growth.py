@@ -1,22 +1,39 @@
-"""The growth of time and memory with the number of positions: exponents, crossings, and what longer ones will take."""
+"""How time and memory grow with the number of positions: exponents, crossings and predictions."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from .rounds import RIVAL
+from .rows import BASELINE, AttentionRow
 
-# The worst growth that a mechanism here has: what is assumed where only one length was measured, and the most that two
-# lengths can say, one of which a busy moment of the machine may have spoiled.
+# The fastest growth of any mechanism here. It is assumed if only one length was measured, and it bounds the growth
+# between two lengths, either of which a busy moment of the machine may have spoiled.
 _WORST_EXPONENT = 2.0
 
 # A number of positions, and what was measured there.
 Point = tuple[int, float]
 
 
+@dataclass(frozen=True)
+class Exponents:
+    """Time and memory of a mechanism as powers of T: between the last two lengths, and fitted over all.
+
+    `longest_positions` is the longest T measured. `overtakes_softmax` says from which T on the mechanism is faster than
+    softmax; None for softmax itself and where softmax was not measured.
+    """
+
+    name: str
+    time_exponent_last_two: float | None
+    time_exponent_all: float | None
+    memory_exponent_last_two: float | None
+    memory_exponent_all: float | None
+    longest_positions: int | None
+    overtakes_softmax: str | None
+    overtakes_softmax_at: float | None
+
+
 def fit_exponent(points: Sequence[Point]) -> float | None:
-    """p of the least-squares line through log y = p log x + c; None where there are not two points above 0."""
+    """p of the least-squares line log y = p log x + c; None with fewer than two points above 0."""
     logs = [(math.log(x), math.log(y)) for x, y in points if y > 0]
     if len({x for x, _ in logs}) < 2:
         return None
@@ -30,7 +47,7 @@ def fit_exponent(points: Sequence[Point]) -> float | None:
 class Overtaking:
     """Where one mechanism becomes faster than another, between the `shortest` and the `longest` T measured of both.
 
-    `at` is None where that is not between them: it is faster at all of them, or slower at the last.
+    `at` is None if it is faster at every length or slower at the last.
     """
 
     at: float | None
@@ -44,12 +61,12 @@ class Overtaking:
         return f"below {self.shortest:,}" if self.faster_at_last else f"not up to {self.longest:,}"
 
 
-def find_overtaking(seconds: Sequence[Point], rival: Sequence[Point]) -> Overtaking | None:
-    """From where on the times `seconds` stay below those of `rival`, over the lengths that both have.
+def find_overtaking(seconds: Sequence[Point], others: Sequence[Point]) -> Overtaking | None:
+    """From which T on the times `seconds` stay below the times `others`, over the lengths that both have.
 
-    Between two lengths both times are straight lines in log T and log seconds. None where no length is in both.
+    Times are interpolated linearly in log T and log seconds. None without a common length.
     """
-    mine, other = dict(seconds), dict(rival)
+    mine, other = dict(seconds), dict(others)
     lengths = sorted(mine.keys() & other.keys())
     if not lengths:
         return None
@@ -64,9 +81,9 @@ def find_overtaking(seconds: Sequence[Point], rival: Sequence[Point]) -> Overtak
 
 
 def extrapolate(points: Sequence[Point], length: int) -> float | None:
-    """y at `length`, growing on as between the last two points, but at least linearly and at most with the square.
+    """y at `length`, with the growth between the last two points, at least linear and at most quadratic.
 
-    None where there is no point.
+    None without a point.
     """
     if not points:
         return None
@@ -76,32 +93,33 @@ def extrapolate(points: Sequence[Point], length: int) -> float | None:
     return float(y * (length / last) ** exponent)
 
 
-def describe_exponents(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A record for each mechanism in `rows`: between the last two lengths, where both were measured, and over all.
-
-    And where softmax is overtaken: `overtakes_softmax` is None for softmax itself, and where there is none to compare
-    with.
-    """
-    last = sorted({row["positions"] for row in rows})[-2:]
-    seconds, memory = (
-        {
-            name: [(row["positions"], row[key]) for row in rows if row["name"] == name and row[key] is not None]
-            for name in dict.fromkeys(row["name"] for row in rows)
-        }
-        for key in ("seconds_per_sequence", "memory_bytes_per_sequence")
-    )
-    rival = next((row["name"] for row in rows if row["attention"] == RIVAL), None)
-    records = []
+def describe_exponents(rows: Sequence[AttentionRow]) -> list[Exponents]:
+    """The exponents of each mechanism in `rows`; "last two" are the two longest T of all rows."""
+    last_two = sorted({row.positions for row in rows})[-2:]
+    seconds: dict[str, list[Point]] = {row.name: [] for row in rows}
+    memory: dict[str, list[Point]] = {row.name: [] for row in rows}
+    for row in rows:
+        if row.seconds_per_sequence is not None:
+            seconds[row.name].append((row.positions, row.seconds_per_sequence))
+        if row.memory_bytes_per_sequence is not None:
+            memory[row.name].append((row.positions, row.memory_bytes_per_sequence))
+    softmax = next((row.name for row in rows if row.attention == BASELINE), None)
+    attentions = {row.name: row.attention for row in rows}
+    found = []
     for name in seconds:
-        record: dict[str, Any] = {"name": name}
-        for kind, points in (("time", seconds[name]), ("memory", memory[name])):
-            record[f"{kind}_exponent_last_two"] = fit_exponent([point for point in points if point[0] in last])
-            record[f"{kind}_exponent_all"] = fit_exponent(points)
-        record["longest_positions"] = max((length for length, _ in seconds[name]), default=None)
-        attention = next(row["attention"] for row in rows if row["name"] == name)
-        compared = rival is not None and attention != RIVAL
-        overtaking = find_overtaking(seconds[name], seconds[rival or ""]) if compared else None
-        record["overtakes_softmax"] = None if overtaking is None else overtaking.describe()
-        record["overtakes_softmax_at"] = None if overtaking is None else overtaking.at
-        records.append(record)
-    return records
+        compared = softmax is not None and attentions[name] != BASELINE
+        overtaking = find_overtaking(seconds[name], seconds[softmax or ""]) if compared else None
+        time, bytes_ = seconds[name], memory[name]
+        found.append(
+            Exponents(
+                name,
+                fit_exponent([point for point in time if point[0] in last_two]),
+                fit_exponent(time),
+                fit_exponent([point for point in bytes_ if point[0] in last_two]),
+                fit_exponent(bytes_),
+                max((length for length, _ in time), default=None),
+                None if overtaking is None else overtaking.describe(),
+                None if overtaking is None else overtaking.at,
+            )
+        )
+    return found

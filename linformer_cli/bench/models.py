@@ -1,27 +1,30 @@
-"""The models that a benchmark times: one that was trained, or untrained ones of a preset's size."""
+"""The models that a benchmark times: trained ones, or untrained ones of a preset's size."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from linformer_cli.checkpoint import load_weights, read_checkpoint
 from linformer_cli.config import ImageShape, ModelConfig, parse_config
+from linformer_cli.metrics import label_runs
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.presets import find_preset, find_preset_image
-from linformer_cli.report.metrics import label_runs
 from linformer_cli.system.device import torch_dtype
 
-from .trained_runs import UNTRAINED, TrainedRun, find_trained
+from .rows import BASELINE, Quality
+from .trained_runs import TrainedRun, find_trained
 from .variants import Variant
+
+# The name of a preset, or None, and the network.
+Network = tuple[str | None, ModelConfig]
 
 
 @dataclass(frozen=True)
 class BenchModel:
-    """A model to be timed, under a name; `preset` is its network's, where it was made from one.
+    """A model to time, and its name in tables. `preset` names the network if it was built from a preset.
 
-    `run` is the one that it is the model of; the bits/dim of other models are those of any run of the same model.
+    `run` is the trained run that the model was loaded from.
     """
 
     name: str
@@ -30,31 +33,42 @@ class BenchModel:
     trained: bool = True
     run: TrainedRun | None = None
 
-    def find_run(self, runs: Sequence[TrainedRun]) -> dict[str, Any]:
-        """What its own run reached, or else the best of `runs` that has exactly its model, as a record."""
+    def find_quality(self, runs: Sequence[TrainedRun]) -> Quality:
+        """The bits/dim of its own run, or else of the best of `runs` with exactly this model."""
         found = self.run or find_trained(runs, self.model.config)
-        return UNTRAINED if found is None else found.record
+        return Quality() if found is None else found.quality
+
+    @property
+    def network(self) -> ModelConfig:
+        """The model's sizes alone: models of equal networks are compared with each other."""
+        return self.model.config.model_copy(update={"attention": BASELINE, "attention_options": {}, "dropout": 0.0})
+
+
+def group_by_preset(models: Sequence[BenchModel]) -> list[list[BenchModel]]:
+    """`models` of one preset together, in the order in which the presets come first."""
+    presets = dict.fromkeys(timed.preset for timed in models)
+    return [[timed for timed in models if timed.preset == preset] for preset in presets]
 
 
 def build_softmax_twin(model: PixelModel) -> PixelModel:
-    """Softmax of the same size with random weights: time does not depend on their values."""
-    config = model.config.model_copy(update={"attention": "softmax", "attention_options": {}})
+    """Softmax of the same size with random weights; time does not depend on their values."""
+    config = model.config.model_copy(update={"attention": BASELINE, "attention_options": {}})
     return PixelModel(config).to(device=model.device, dtype=model.dtype).eval()
 
 
 def with_softmax(name: str, model: PixelModel) -> list[BenchModel]:
-    """A model, and softmax of the same size beside it where it is not softmax itself."""
-    subjects = [BenchModel(name, model)]
-    if model.config.attention != "softmax":
-        subjects.append(BenchModel("softmax", build_softmax_twin(model), trained=False))
-    return subjects
+    """A trained model, and beside it softmax of the same size unless the model is softmax itself."""
+    models = [BenchModel(name, model)]
+    if model.config.attention != BASELINE:
+        models.append(BenchModel(BASELINE, build_softmax_twin(model), trained=False))
+    return models
 
 
 def build_models(
-    variants: Sequence[Variant], networks: Sequence[tuple[str | None, ModelConfig]], device: str, precision: str
+    variants: Sequence[Variant], networks: Sequence[Network], device: str, precision: str
 ) -> list[BenchModel]:
-    """An untrained model of every network, by the name of its preset, with every mechanism in it."""
-    subjects = []
+    """An untrained model for every network and every mechanism."""
+    models = []
     for preset, network in networks:
         for variant in variants:
             config = network.model_copy(update={"attention": variant.attention, "attention_options": variant.options})
@@ -62,12 +76,12 @@ def build_models(
                 torch.manual_seed(0)
                 model = PixelModel(config)
             model = model.to(device=device, dtype=torch_dtype(precision)).eval()
-            subjects.append(BenchModel(variant.label, model, preset, trained=False))
-    return subjects
+            models.append(BenchModel(variant.label, model, preset, trained=False))
+    return models
 
 
 def load_models(runs: Sequence[TrainedRun], device: str, precision: str) -> list[BenchModel]:
-    """The models of `runs`, by the names of their folders."""
+    """The models of `runs`, named after their folders."""
     labels = label_runs([run.folder for run in runs])
     return [
         BenchModel(label, load_weights(read_checkpoint(run.path), device, torch_dtype(precision)), run=run)
@@ -76,7 +90,7 @@ def load_models(runs: Sequence[TrainedRun], device: str, precision: str) -> list
 
 
 def preset_network(name: str) -> tuple[str, ModelConfig]:
-    """The network called `name` for the images that it is made for."""
+    """The network of preset `name`, for the images that the preset is made for."""
     return name, ModelConfig(**find_preset(name).model_dump(), image=find_preset_image(name))
 
 

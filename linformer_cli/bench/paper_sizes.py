@@ -1,42 +1,43 @@
-"""What a budget of time allows `bench paper`: batch sizes, rounds and lengths, beside the paper's own."""
+"""The batch sizes, rounds and lengths of `bench paper` for a budget of time, beside those of the paper."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .attention import PASS_POSITIONS
 from .measure.fresh_process import FORKS
 
-# The paper's own, for what is reduced to be said against.
+# The paper's own, to report what is reduced.
 PAPER_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 PAPER_TRAINING_BATCH = {"mnist-paper": 10, "cifar10-paper": 4}
-# One length of one mechanism, on average: a process for its memory, and in every round a few passes of as many
-# positions at any T.
+# One length of one mechanism, on average: a process for its memory, and a few passes in every round.
 _SECONDS_PER_LENGTH = 3.0 if FORKS else 7.0
 _FEWEST_LENGTHS = 3
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a budget allows for. Every row is timed once in each of the `rounds`, and a few times against T.
+    """What a budget allows for. Every row has at most one sample in each of the `rounds`; of attention, a few.
 
-    `batches` are those of sampling, for a network in `largest_batches` up to that one.
+    `batches` are those of sampling, up to that in `largest_batches` for the networks there. Without `lengths` the time
+    decides.
     """
 
     batches: Sequence[int]
     rounds: int
-    training_batches: dict[str, int]
+    training_batches: Mapping[str, int]
     pass_positions: int = PASS_POSITIONS
-    largest_batches: dict[str, int] = field(default_factory=dict)
+    largest_batches: Mapping[str, int] = field(default_factory=dict)
+    lengths: Sequence[int] | None = None
 
 
 def choose_sizes(budget_seconds: float) -> Sizes:
     """Batch sizes and rounds for a budget."""
     minutes = budget_seconds / 60
     if minutes >= 30:
-        return Sizes((1, 16, 64, 256), 16, dict(PAPER_TRAINING_BATCH))
+        return Sizes((1, 16, 64, 256), 16, PAPER_TRAINING_BATCH)
     if minutes >= 5:
         # Many rounds of small batches tell more than a few of large ones, and the keys and values of 64 images of
-        # CIFAR-10 are 6 GB, which take longer to come by than what is timed.
+        # CIFAR-10 are 6 GB, which take longer to allocate than the timed steps.
         return Sizes(
             (1, 16, 64), 12, {"mnist-paper": 4, "cifar10-paper": 1}, PASS_POSITIONS // 4, {"cifar10-paper": 16}
         )
@@ -44,10 +45,10 @@ def choose_sizes(budget_seconds: float) -> Sizes:
 
 
 def choose_lengths(seconds: float, methods: int) -> list[int]:
-    """As many of the paper's lengths as `seconds` allow for, spread over them."""
+    """As many of the paper's lengths as `seconds` allow for, spread over their range."""
     count = max(_FEWEST_LENGTHS, min(len(PAPER_LENGTHS), int(seconds / (_SECONDS_PER_LENGTH * methods))))
     if count == len(PAPER_LENGTHS):
         return list(PAPER_LENGTHS)
-    # The longest are left to larger budgets; exponents need lengths that are far apart.
+    # Only larger budgets reach the longest lengths, but exponents need lengths that are far apart.
     longest = min(len(PAPER_LENGTHS) - 1, count + 1)
     return [PAPER_LENGTHS[round(index * longest / (count - 1))] for index in range(count)]

@@ -1,12 +1,13 @@
-"""What Katharopoulos 2020 published of its models, to stand beside figures measured here."""
+"""Figures that Katharopoulos 2020 published for its models, to stand beside those measured here."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, field
+
+from linformer_cli.config import OptionValue
 
 SOURCE = "Katharopoulos 2020, arXiv 2006.16236, tables 1, 2, 4 and 5"
 # The paper names an NVidia P40 (24 GB) for training on CIFAR-10 and a GTX 1080 Ti for its figure of time and memory,
-# but no machine beside these tables.
+# but no machine for these tables.
 HARDWARE = {
     "images_per_second": "one GPU, its model not named, at the batch that fits it",
     "seconds_per_image_cpu": "CPU, its model not named",
@@ -16,15 +17,17 @@ HARDWARE = {
 
 @dataclass(frozen=True)
 class Published:
-    """One method on one data set. `bits_per_dim` leaves the first value of an image out, ours counts every value."""
+    """One method on one data set. `bits_per_dim` leaves out the first value of an image; ours counts every value."""
 
     bits_per_dim: float
     images_per_second: float
     seconds_per_image_cpu: float
     seconds_per_image_gpu: float
+    hardware: Mapping[str, str] = field(default_factory=lambda: HARDWARE)
+    source: str = SOURCE
 
 
-# (preset, method). `softmax` there reads the whole image again at every pixel, and so does its hashing.
+# By (preset, method). The paper's `softmax` reads the whole image again for every value, and so does its hashing.
 PUBLISHED: dict[tuple[str, str], Published] = {
     ("mnist-paper", "softmax-rerun"): Published(0.621, 0.45, 72.6, 10.2),
     ("mnist-paper", "softmax-cached"): Published(0.621, 7.56, 7.4, 10.4),
@@ -40,9 +43,9 @@ PUBLISHED: dict[tuple[str, str], Published] = {
 
 
 def find_published(
-    preset: str | None, attention: str, options: Mapping[str, Any], engine: str
-) -> dict[str, Any] | None:
-    """The paper's figures of the method that a row of ours belongs to, as a record; None where it has none."""
+    preset: str | None, attention: str, options: Mapping[str, OptionValue], engine: str
+) -> Published | None:
+    """The paper's figures of the method of one of our rows; None if the paper has none."""
     method = attention
     if attention == "softmax":
         method = f"softmax-{engine}"
@@ -50,5 +53,4 @@ def find_published(
         method = f"lsh-{options.get('rounds')}"
     elif attention == "linear" and options.get("feature_map", "elu") != "elu":
         return None
-    found = PUBLISHED.get((preset or "", method))
-    return None if found is None else {**asdict(found), "hardware": HARDWARE, "source": SOURCE}
+    return PUBLISHED.get((preset or "", method))

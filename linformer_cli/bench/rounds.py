@@ -1,100 +1,117 @@
-"""What the benchmarks of whole models have in common: nothing is timed that disagrees, groups in turn, an early end."""
+"""What every benchmark of rows shares: measurements that take turns, round by round, and an early end."""
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
-from linformer_cli.config import ModelConfig
 from linformer_cli.errors import Interrupted
-from linformer_cli.sampling.engines import TEXTBOOK
 
-from .agreement import require_model_agrees
-from .measure.sampling_work import RERUN
-from .measure.timing import Check, compare_turns
-from .models import BenchModel
+from .measure.ceilings import CeilingsReport
+from .measure.fresh_process import PassFailed
+from .measure.pass_memory import refuse_misfits
+from .measure.timing import Check
+from .rows import Row, compare_with_softmax
 
-# What every other attention is held against.
-RIVAL = "softmax"
-# What may differ between two models of one network, which are compared by their attention.
-_OF_ATTENTION = {"attention": RIVAL, "attention_options": {}, "dropout": 0.0}
-
+AnyRow = TypeVar("AnyRow", bound=Row)
 Ending = Literal["finished", "interrupted"]
 
 
-@dataclass(frozen=True)
-class BenchReport:
-    """`rows` as plain records, and what they depend on. Where it was interrupted, the rows are those measured by then.
+class Measurement(ABC, Generic[AnyRow]):
+    """One row of a benchmark, measured round by round. Building one costs nothing; the first round prepares the work.
 
-    An interrupted group has a row for every subject as soon as each was timed once; its `repeats` say how often.
+    `network` tells which rows are compared with which softmax row: those of an equal network.
     """
 
-    rows: list[dict[str, Any]]
+    def __init__(self, network: object = None) -> None:
+        self.network = network
+        self.samples: list[float] = []
+        self.left_out: str | None = None
+        self._over = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether `row` has anything to say."""
+        return bool(self.samples) or self.left_out is not None
+
+    def measure_round(self) -> None:
+        """Take the next sample. Out of memory or of time, a measurement without a sample is left out, others end."""
+        if self._over or self.left_out is not None:
+            return
+        try:
+            with refuse_misfits():
+                self.take_sample()
+        except PassFailed as reason:
+            self._over = True
+            if not self.samples:
+                self.left_out = str(reason)
+
+    @abstractmethod
+    def take_sample(self) -> None:
+        """Append to `samples`. Raises `PassFailed` if the work does not fit into memory or time."""
+
+    def release(self) -> None:  # most keep nothing
+        """Free what is kept between rounds. The next round prepares it again."""
+
+    @abstractmethod
+    def row(self) -> AnyRow:
+        """What was measured so far."""
+
+
+@dataclass(frozen=True)
+class BenchReport(Generic[AnyRow]):
+    """All rows and what they depend on. After an interruption, `rows` are those with at least one sample."""
+
+    rows: list[AnyRow]
     ended: Ending
-    settings: dict[str, Any]
-    environment: dict[str, Any]
-    ceilings: dict[str, Any] | None = None
+    settings: object
+    environment: Mapping[str, Any]
+    ceilings: CeilingsReport | None = None
 
 
 def measure_groups(
-    subjects: Sequence[BenchModel],
-    batches: Sequence[int],
-    measure: Callable[[Sequence[BenchModel], int], list[dict[str, Any]]],
-    report: Callable[[dict[str, Any]], None],
-    check: Check,
-    checked: bool,
-) -> tuple[list[dict[str, Any]], Ending]:
-    """The rows that `measure` makes of the subjects of each preset at each batch size, told to `report` as they come.
+    groups: Iterable[Sequence[Measurement[AnyRow]]],
+    repeats: int,
+    report: Callable[[AnyRow], None] = lambda row: None,
+    check: Check = None,
+) -> tuple[list[AnyRow], Ending]:
+    """The rows of all groups; within a group the measurements take turns (A B C A B C).
 
-    An `Interrupted` that `check` raises, here or inside `measure`, ends it with the rows that there are. Raises
-    `DisagreementError` before any measuring where the two executions of a mechanism disagree, which `checked` says has
-    been seen to.
+    So a busy moment of the machine hits all rows of a group alike. What a group keeps is freed before the next one.
+    `report` is called with each row of a finished group. An `Interrupted` from `check`, here or inside a measurement,
+    ends the benchmark with what was measured.
     """
-    rows: list[dict[str, Any]] = []
-    go_on = check or (lambda: None)
+    rows: list[AnyRow] = []
+    ended: Ending = "finished"
+    for group in groups:
+        try:
+            for _ in range(repeats):
+                for measurement in group:
+                    measurement.measure_round()
+        except Interrupted:
+            ended = "interrupted"
+        for measurement in group:
+            measurement.release()
+        for row in rows_of(group):
+            rows.append(row)
+            report(row)
+        if ended == "interrupted" or is_interrupted(check):
+            return rows, "interrupted"
+    return rows, ended
+
+
+def rows_of(group: Sequence[Measurement[AnyRow]]) -> list[AnyRow]:
+    """The rows of the measurements that have begun, compared with softmax."""
+    begun = [measurement for measurement in group if measurement.begun]
+    rows = [measurement.row() for measurement in begun]
+    return compare_with_softmax(rows, [measurement.network for measurement in begun])
+
+
+def is_interrupted(check: Check) -> bool:
+    """Whether `check` raises `Interrupted`; other errors pass through."""
     try:
-        for subject in () if checked else subjects:
-            go_on()
-            require_model_agrees(subject)
-        for preset in dict.fromkeys(subject.preset for subject in subjects):
-            group = [subject for subject in subjects if subject.preset == preset]
-            for batch in batches:
-                for row in measure(group, batch):
-                    rows.append(row)
-                    report(row)
-                go_on()  # a group that was interrupted has given the rows that it had
+        if check is not None:
+            check()
     except Interrupted:
-        return rows, "interrupted"
-    return rows, "finished"
-
-
-def compare_with_softmax(
-    rows: Sequence[dict[str, Any]],
-    find_speed: Callable[[dict[str, Any]], float | None],
-    models: Sequence[ModelConfig] | None = None,
-) -> None:
-    """Give each of `rows`, which took turns, `times_softmax`: how many times as fast as exact attention it is.
-
-    The rival is a row of softmax in the same precision that is no re-run; where `models` are given, in the same
-    network; where several are, the first that is plain torch if the row is, and not if not. None where there is no
-    rival or either was not timed.
-    """
-    networks = [None] * len(rows) if models is None else [model.model_copy(update=_OF_ATTENTION) for model in models]
-    for row, network in zip(rows, networks, strict=True):
-        rivals = (
-            other
-            for other, other_network in zip(rows, networks, strict=True)
-            if other["attention"] == RIVAL
-            and other["engine"] != RERUN
-            and other["precision"] == row["precision"]
-            and other_network == network
-            and find_speed(other)
-        )
-        plain = row["engine"] == TEXTBOOK
-        rival = min(rivals, key=lambda other: (other["engine"] == TEXTBOOK) != plain, default=None)
-        speed = find_speed(row)
-        rival_speed = None if rival is None else find_speed(rival)
-        row["times_softmax"] = (
-            compare_turns(speed, row["samples_seconds"], rival_speed, rival["samples_seconds"])
-            if rival and rival_speed and speed
-            else None
-        )
+        return True
+    return False

@@ -1,20 +1,18 @@
-"""Images per second of sampling: mechanisms x batch sizes x networks, softmax with and without a cache among them."""
+"""`lintx bench sample`: images per second of sampling, for models x engines x batch sizes.
 
-import functools
-import time
+Softmax has two kinds of rows: with a key-value cache, and re-run at every value.
+"""
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.report.benchmarks import find_speed
-from linformer_cli.sampling.engines import AUTO, ENGINES, NATIVE, STEPWISE, choose_engine
-from linformer_cli.system.device import synchronize
+from linformer_cli.config import ImageShape
+from linformer_cli.sampling.engines import AUTO, ENGINES, choose_engine
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.memory import measure_free_memory, measure_peak_memory
 from linformer_cli.units import format_bytes, format_duration
 
-from .agreement import CHECKED_LAYERS, CHECKED_POSITIONS
+from .agreement import CHECKED_LAYERS, CHECKED_POSITIONS, require_model_agrees
 from .measure.ceilings import Ceilings
 from .measure.costs import (
     WHAT_IS_COUNTED,
@@ -24,330 +22,287 @@ from .measure.costs import (
     state_traffic_bytes,
 )
 from .measure.fresh_process import PassFailed
-from .measure.pass_memory import refuse_misfits
 from .measure.sampling_memory import METHOD, SamplingSetup, measure_sampling_memory
 from .measure.sampling_work import (
     RERUN,
     SHARES,
     WARM_UP_STEPS,
-    Case,
-    build_middle_case,
-    build_rerun_case,
-    build_step_case,
-    is_interrupted,
-    name_method,
+    MiddleSteps,
+    RerunPrefixes,
+    SamplingWork,
+    WholeImages,
 )
-from .measure.timing import Check, Timing, measure_interleaved
-from .models import BenchModel
+from .measure.timing import Check, Timing, time_work
+from .models import BenchModel, group_by_preset
 from .published import find_published
-from .rounds import BenchReport, compare_with_softmax, measure_groups
+from .rounds import BenchReport, Ending, Measurement, is_interrupted, measure_groups
+from .rows import BASELINE, Extrapolated, SamplingRow
 from .trained_runs import TrainedRun
 
+# What softmax rows with a key-value cache have for an engine.
+CACHED = "cached"
 # Steps that tell how long an image would take.
 _PROBED_STEPS = 2
+# A step needs some memory beside the state.
+_STATE_MARGIN = 1.2
+_MEMORY_LIMIT_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class SamplingPlan:
+class SamplingSettings:
     """How sampling is timed.
 
-    `limit_seconds` bounds what all repeats of one row may take: a longer image is timed around its middle only, and a
-    longer re-run, which cannot be cut, is left out, by `rerun_limit_seconds` where that is given. None times whole
-    images whatever they take. `engines` step, each in rows of its own.
-
-    `earlier` has the rows that the same plan gave before: the same work is timed again and their samples count too.
-    What they left out stays left out. `spare_bytes` have to be free beside the state: others take them between calls.
+    `limit_seconds` bounds all repeats of a row: an image that takes longer is timed over some steps around its middle.
+    A re-run cannot be cut and is left out if it takes more than `rerun_patience` times the limit. None always times
+    whole images. Untrained models are always sampled without `look_ahead`, whose speed depends on the weights.
     """
 
     batches: Sequence[int]
-    repeats: int
+    precision: str
+    repeats: int = 3
+    engines: Sequence[str] = (AUTO,)
+    look_ahead: bool = True
     rerun: bool = True
+    rerun_patience: float = 2.0
     limit_seconds: float | None = None
     memory: bool = False
     runs: Sequence[TrainedRun] = ()
-    engines: Sequence[str] = (AUTO,)
-    earlier: Sequence[dict[str, Any]] = ()
-    rerun_limit_seconds: float | None = None
-    spare_bytes: int = 0
-
-
-def run_sampling_bench(
-    subjects: Sequence[BenchModel],
-    plan: SamplingPlan,
-    precision: str,
-    ceilings: Ceilings | None = None,
-    report: Callable[[dict[str, Any]], None] = lambda row: None,
-    check: Check = None,
-    checked: bool = False,
-) -> BenchReport:
-    """Time sampling of every subject at every batch size; `softmax` with a cache, and re-run at every value.
-
-    Subjects of one preset and batch size are timed in turn, preset by preset; `report` is told each row as it is made,
-    and `check` is called between steps and may raise: `Interrupted` ends it with what was measured. With `ceilings`,
-    every row says what share of the machine's it reaches.
-
-    Raises `DisagreementError` before any timing where the two executions of a mechanism disagree, which `checked`
-    says has been seen to.
-    """
-    rows, ended = measure_groups(
-        subjects,
-        plan.batches,
-        lambda group, batch: _measure_group(group, batch, plan, precision, ceilings, check),
-        report,
-        check,
-        checked,
-    )
-    settings = {
-        "repeats": plan.repeats,
-        "warm_up_steps": WARM_UP_STEPS,
-        "interleaved": True,
-        "limit_seconds": plan.limit_seconds,
-        "checked": f"the first {CHECKED_POSITIONS} positions, of untrained models {CHECKED_LAYERS} layers",
-        "peak_memory": METHOD if plan.memory else None,
-        "product_share": WHAT_IS_COUNTED,
-        "copy_share": "the state as read and written by one step, against copying memory; see docs/bench.md",
-        "networks": [_describe_network(subject) for subject in subjects],
-        "peak_memory_bytes": measure_peak_memory(str(subjects[0].model.device)) if subjects else 0,
-    }
-    described = None if ceilings is None else ceilings.describe()
-    return BenchReport(rows, ended, settings, describe_environment(), described)
-
-
-def _describe_network(subject: BenchModel) -> dict[str, Any]:
-    config = subject.model.config
-    return {
-        "name": subject.name,
-        "preset": subject.preset,
-        "image": config.image.model_dump(),
-        "layers": config.layers,
-        "heads": config.heads,
-        "width": config.width,
-        "parameters": subject.model.parameter_count(),
-        "product_flops_per_position": count_product_flops(subject.model),
-    }
 
 
 @dataclass(frozen=True)
-class _Row:
-    """A case that is to be timed, or why it is left out."""
+class NetworkFacts:
+    """The size of a model."""
 
-    subject: BenchModel
-    engine: str
-    case: Case | None
-    left_out: str | None = None
-    earlier_samples: Sequence[float] = ()
-
-
-def _measure_group(
-    group: Sequence[BenchModel],
-    batch: int,
-    plan: SamplingPlan,
-    precision: str,
-    ceilings: Ceilings | None,
-    check: Check,
-) -> list[dict[str, Any]]:
-    # The same plan gives the same rows in the same order.
-    earlier = (row for row in plan.earlier if (row["preset"], row["batch"]) == (group[0].preset, batch))
-    planned = []
-    for subject in group:
-        # `auto` may be one of the others.
-        wanted = [choose_timed_engine(subject, name) for name in plan.engines]
-        if subject.model.config.attention == "softmax" and plan.rerun:
-            wanted.append(RERUN)
-        planned += [
-            _plan_row(subject, batch, plan, engine, check, next(earlier, None)) for engine in dict.fromkeys(wanted)
-        ]
-    cases = [row.case for row in planned if row.case is not None]
-    device = str(group[0].model.device)
-    works = [functools.partial(case.work, case.steps) for case in cases]
-    found = iter(measure_interleaved(works, [case.warm_up for case in cases], plan.repeats, device) if cases else ())
-    timings = [next(found).after(row.earlier_samples) if row.case else None for row in planned]
-    rows = [_describe(row, batch, timing, precision) for row, timing in zip(planned, timings, strict=True)]
-    compare_with_softmax(
-        rows, lambda row: find_speed(row).get("images_per_second"), [row.subject.model.config for row in planned]
-    )
-    del cases, works
-    planned = [replace(row, case=None) for row in planned]  # the states that they hold are no longer needed
-    for row, record in zip(planned, rows, strict=True):
-        model = row.subject.model
-        record |= row.subject.find_run(plan.runs)
-        record["published"] = find_published(
-            row.subject.preset, model.config.attention, model.config.attention_options, row.engine
-        )
-        record["peak_memory_bytes"] = (
-            measure_row_memory(model, record, plan.limit_seconds)
-            if plan.memory and record["samples_seconds"] and not is_interrupted(check)
-            else None
-        )
-        record |= _describe_shares(record, model, ceilings)
-    return rows
+    name: str
+    preset: str | None
+    image: ImageShape
+    layers: int
+    heads: int
+    width: int
+    parameters: int
+    product_flops_per_position: int
 
 
-def choose_timed_engine(subject: BenchModel, engine: str) -> str:
-    """What `engine` is for a model: without looking ahead in an untrained one, as that depends on the weights."""
-    chosen = choose_engine(AUTO, subject.model).value if engine == AUTO else engine
-    return chosen if subject.trained else _without_looking_ahead(chosen)
+@dataclass(frozen=True)
+class SamplingConditions:
+    """What the rows depend on."""
+
+    repeats: int
+    limit_seconds: float | None
+    peak_memory: str | None
+    networks: list[NetworkFacts]
+    peak_memory_bytes: int
+    warm_up_steps: int = WARM_UP_STEPS
+    interleaved: bool = True
+    checked: str = f"the first {CHECKED_POSITIONS} positions, of untrained models {CHECKED_LAYERS} layers"
+    product_share: str = WHAT_IS_COUNTED
+    copy_share: str = "the state as read and written by one step, against copying memory; see docs/bench.md"
 
 
-def _without_looking_ahead(engine: str) -> str:
-    return STEPWISE if engine == NATIVE else engine
+def run_sampling_bench(
+    models: Sequence[BenchModel],
+    settings: SamplingSettings,
+    ceilings: Ceilings | None = None,
+    report: Callable[[SamplingRow], None] = lambda row: None,
+    check: Check = None,
+) -> BenchReport[SamplingRow]:
+    """Time all rows of `prepare`, once every model has been checked.
 
-
-def _plan_row(
-    subject: BenchModel, batch: int, plan: SamplingPlan, engine: str, check: Check, earlier: dict[str, Any] | None
-) -> _Row:
-    if earlier is not None:
-        return _plan_again(subject, batch, plan, engine, check, earlier)
-    try:
-        with refuse_misfits():
-            if engine == RERUN:
-                return _plan_rerun(subject, batch, plan, check)
-            return _plan_steps(subject, batch, plan, engine, check)
-    except PassFailed as reason:
-        return _Row(subject, engine, None, str(reason))
-
-
-def _plan_again(
-    subject: BenchModel, batch: int, plan: SamplingPlan, engine: str, check: Check, earlier: dict[str, Any]
-) -> _Row:
-    """The work that an earlier row timed, or its reason why none."""
-    if earlier["left_out"]:
-        return _Row(subject, earlier["engine"], None, earlier["left_out"])
-    model, samples = subject.model, earlier["samples_seconds"]
-    if engine == RERUN:
-        case = build_rerun_case(model, batch, check)
-    elif "extrapolated" in earlier:
-        steps = earlier["extrapolated"]["timed_positions"]
-        case = build_middle_case(model, batch, steps, plan.repeats, check, _without_looking_ahead(engine))
+    `report` is called with each row of a finished group. `check` is called between steps and may raise: `Interrupted`
+    ends the benchmark with what was measured. Raises `DisagreementError` before any timing.
+    """
+    rows: list[SamplingRow] = []
+    ended: Ending = "interrupted"
+    for timed in models:
+        if is_interrupted(check):
+            break
+        require_model_agrees(timed)
     else:
-        case = build_step_case(model, batch, check, engine, first_image=batch * len(samples))
-    return _Row(subject, earlier["engine"], case, earlier_samples=samples)
-
-
-def _plan_steps(subject: BenchModel, batch: int, plan: SamplingPlan, engine: str, check: Check) -> _Row:
-    """Whole images, or some steps around the middle, or a state that does not fit."""
-    model = subject.model
-    positions, method = model.config.image.positions, name_method(model, engine)
-    if (refusal := ENGINES[engine].refusal(model)) is not None:
-        return _Row(subject, engine, None, f"{engine}: {refusal}")
-    needed, free = model.state_bytes(batch), measure_free_memory(str(model.device))
-    if free is not None and 1.2 * needed + plan.spare_bytes > free:
-        reason = f"the state would need {format_bytes(needed)}, {format_bytes(free)} are free"
-        return _Row(subject, method, None, reason)
-    if plan.limit_seconds is not None and positions > 2 * _PROBED_STEPS:
-        # Behind a prefix that is none of the model's there is nothing to look ahead in.
-        partly = _without_looking_ahead(engine)
-        probe = build_middle_case(model, batch, _PROBED_STEPS, 2, check, partly)
-        per_step = _time_second(probe, str(model.device)) / _PROBED_STEPS
-        del probe
-        steps = int(plan.limit_seconds / (per_step * plan.repeats))
-        if steps < positions and partly != engine and partly in plan.engines:
-            limit = format_duration(plan.limit_seconds)
-            return _Row(subject, engine, None, f"an image takes longer than the limit of {limit}; see {partly}")
-        if steps < positions and plan.repeats + 1 < positions:
-            steps = max(1, min(steps, (positions - 1) // (plan.repeats + 1)))
-            case = build_middle_case(model, batch, steps, plan.repeats, check, partly)
-            return _Row(subject, case.engine, case)
-    return _Row(subject, method, build_step_case(model, batch, check, engine))
-
-
-def _plan_rerun(subject: BenchModel, batch: int, plan: SamplingPlan, check: Check) -> _Row:
-    case = build_rerun_case(subject.model, batch, check)
-    limit = plan.rerun_limit_seconds or plan.limit_seconds
-    if limit is not None:
-        # The first prefix is the shortest: all of them take at least as much longer as they are longer together.
-        first = _time_second(case, str(subject.model.device), 1, warm_up=False)
-        seconds = first * sum(SHARES) / SHARES[0] * plan.repeats
-        if seconds > 2 * limit:
-            reason = f"would take about {format_duration(seconds)}, the limit is {format_duration(limit)}"
-            return _Row(subject, RERUN, None, reason)
-    return _Row(subject, RERUN, case)
-
-
-def _time_second(case: Case, device: str, steps: int = _PROBED_STEPS, warm_up: bool = True) -> float:
-    if warm_up:
-        case.work(steps)
-    synchronize(device)
-    began = time.perf_counter()
-    case.work(steps)
-    synchronize(device)
-    return time.perf_counter() - began
-
-
-def _describe(row: _Row, batch: int, timing: Timing | None, precision: str) -> dict[str, Any]:
-    """One record. A figure for whole images that was not measured on whole images stands under `extrapolated`."""
-    model, case = row.subject.model, row.case
-    figures: dict[str, Any] = {}
-    if case is not None and timing is not None:
-        first, third = (batch / seconds for seconds in reversed(timing.quartiles))
-        rate, positions = batch / timing.median, model.config.image.positions
-        figures = {
-            "images_per_second": rate,
-            "images_per_second_quartiles": [first, third],
-            "seconds_per_image": timing.median / batch,
-        }
-        if not case.is_whole(positions):
-            share = case.steps / positions
-            figures = {
-                "extrapolated": {
-                    "images_per_second": rate * share,
-                    "images_per_second_quartiles": [first * share, third * share],
-                    "seconds_per_image": timing.median / batch / share,
-                    "timed_positions": case.steps,
-                    "of_positions": positions,
-                }
-            }
-    state = 0 if row.engine == RERUN else model.state_bytes(batch)
-    return {
-        "name": row.subject.name,
-        "preset": row.subject.preset,
-        "attention": model.config.attention,
-        "attention_options": model.config.attention_options,
-        "engine": row.engine,
-        "precision": precision,
-        "device": str(model.device),
-        "batch": batch,
-        "positions": model.config.image.positions,
-        **figures,
-        "state_bytes": state,
-        "state_bytes_per_image": state // batch,
-        "repeats": 0 if timing is None else len(timing.samples),
-        "samples_seconds": [] if timing is None else list(timing.samples),
-        "left_out": row.left_out,
-    }
-
-
-def measure_row_memory(model: PixelModel, record: dict[str, Any], limit_seconds: float | None) -> int | None:
-    """Peak bytes of what the row `record` of this model timed; None where that could not be had."""
-    setup = SamplingSetup(
-        model.config.model_dump(), record["batch"], record["engine"], record["precision"], record["device"]
+        rows, ended = measure_groups(prepare(models, settings, ceilings, check), settings.repeats, report, check)
+    conditions = SamplingConditions(
+        settings.repeats,
+        settings.limit_seconds,
+        METHOD if settings.memory else None,
+        [_describe_network(timed) for timed in models],
+        measure_peak_memory(str(models[0].model.device)) if models else 0,
     )
-    try:
-        return measure_sampling_memory(setup, limit_seconds or 60.0)
-    except PassFailed:
-        return None
+    described = None if ceilings is None else ceilings.describe()
+    return BenchReport(rows, ended, conditions, describe_environment(), described)
 
 
-def _describe_shares(record: dict[str, Any], model: PixelModel, ceilings: Ceilings | None) -> dict[str, Any]:
-    """The share of the matrix products that the machine can do, and of the memory that it can copy, in that time."""
-    shares: dict[str, Any] = dict.fromkeys(("product_gigaflops", "product_share", "state_gigabytes", "copy_share"))
-    speed = find_speed(record).get("images_per_second")
-    if ceilings is None or speed is None:
-        return shares
-    batch, positions = record["batch"], model.config.image.positions
-    rerun = record["engine"] == RERUN
-    read = count_rerun_positions(positions) if rerun else positions
-    rate = speed * read * count_product_flops(model) / 1e9
-    rows = batch * max(1, positions // 2) if rerun else batch
-    by_precision = {kind: ceilings.product(list_products(model), rows, kind) for kind in ("fp32", "bf16")}
-    if record["engine"] == NATIVE and batch == 1:
-        # How many values a look-ahead multiplies the weights with, and reads and writes the state for, is not known.
-        # The ceilings are measured all the same, for the report.
-        return shares
-    ceiling = by_precision[record["precision"]]
-    shares |= {"product_gigaflops": rate, "product_share": rate / ceiling.gigaflops}
-    traffic = None if rerun else state_traffic_bytes(model, batch)
-    if traffic is not None:
+def prepare(
+    models: Sequence[BenchModel], settings: SamplingSettings, ceilings: Ceilings | None = None, check: Check = None
+) -> list[list["SamplingMeasurement"]]:
+    """The measurements of each preset at each batch size; those of a group take turns."""
+    return [
+        [
+            SamplingMeasurement(timed, engine, batch, settings, ceilings, check)
+            for timed in group
+            for engine in _list_engines(timed, settings)
+        ]
+        for group in group_by_preset(models)
+        for batch in settings.batches
+    ]
+
+
+def _list_engines(timed: BenchModel, settings: SamplingSettings) -> list[str]:
+    """The engines asked for, each once though `auto` may be one of the others; and the re-run of softmax."""
+    engines = [choose_engine(AUTO, timed.model).value if name == AUTO else name for name in settings.engines]
+    if settings.rerun and timed.model.config.attention == BASELINE:
+        engines.append(RERUN)
+    return list(dict.fromkeys(engines))
+
+
+class SamplingMeasurement(Measurement[SamplingRow]):
+    """A model sampled by one engine at one batch size."""
+
+    def __init__(
+        self,
+        timed: BenchModel,
+        engine: str,
+        batch: int,
+        settings: SamplingSettings,
+        ceilings: Ceilings | None = None,
+        check: Check = None,
+    ) -> None:
+        super().__init__(timed.network)
+        self.batch = batch
+        self._timed, self._model, self._engine = timed, timed.model, engine
+        self._settings, self._ceilings, self._check = settings, ceilings, check
+        self._look_ahead = settings.look_ahead and timed.trained
+        self._work: SamplingWork | None = None
+        self._peak_memory_bytes: int | None = None
+
+    def take_sample(self) -> None:
+        if self._work is None:
+            self._work = self._plan_rerun() if self._engine == RERUN else self._plan_steps()
+            if self._settings.memory:
+                self.measure_memory()
+        self._require_memory()
+        self.samples.append(self._work.time_sample())
+
+    def measure_memory(self) -> None:
+        """Measure the peak memory, in a fresh process on a CPU. The row has None if that fails."""
+        setup = SamplingSetup(
+            self._model.config.model_dump(),
+            self.batch,
+            self._engine,
+            self._settings.precision,
+            str(self._model.device),
+            self._look_ahead,
+        )
+        try:
+            found = measure_sampling_memory(setup, self._settings.limit_seconds or _MEMORY_LIMIT_SECONDS)
+        except PassFailed:
+            return
+        finally:
+            if self._check is not None:
+                self._check()  # Ctrl-C ends the fresh process, too
+        self._peak_memory_bytes = found
+
+    def row(self) -> SamplingRow:
+        timed, model, batch, work = self._timed, self._model, self.batch, self._work
+        config = model.config
+        state = 0 if self._engine == RERUN else model.state_bytes(batch)
+        row = SamplingRow(
+            name=timed.name,
+            preset=timed.preset,
+            attention=config.attention,
+            attention_options=config.attention_options,
+            engine=self._name_engine(),
+            look_ahead=work is not None and work.looked_ahead,
+            precision=self._settings.precision,
+            device=str(model.device),
+            batch=batch,
+            positions=config.image.positions,
+            state_bytes=state,
+            state_bytes_per_image=state // batch,
+            peak_memory_bytes=self._peak_memory_bytes,
+            repeats=len(self.samples),
+            samples_seconds=list(self.samples),
+            left_out=self.left_out,
+            published=find_published(timed.preset, config.attention, config.attention_options, self._name_engine()),
+            **vars(timed.find_quality(self._settings.runs)),
+        )
+        return self._with_shares(self._with_speed(row))
+
+    def _name_engine(self) -> str:
+        """Softmax rows are named after how they treat the past."""
+        return CACHED if self._timed.model.config.attention == BASELINE and self._engine != RERUN else self._engine
+
+    def _require_memory(self) -> None:
+        if self._engine == RERUN:
+            return
+        needed, free = self._model.state_bytes(self.batch), measure_free_memory(str(self._model.device))
+        if free is not None and _STATE_MARGIN * needed > free:
+            raise PassFailed(f"the state would need {format_bytes(needed)}, {format_bytes(free)} are free")
+
+    def _plan_steps(self) -> SamplingWork:
+        """Whole images, or as many steps around the middle as the limit allows for."""
+        model, batch, check, limit = self._model, self.batch, self._check, self._settings.limit_seconds
+        if (refusal := ENGINES[self._engine].refusal(model)) is not None:
+            raise PassFailed(f"{self._engine}: {refusal}")
+        self._require_memory()
+        positions = model.config.image.positions
+        if limit is not None and positions > 2 * _PROBED_STEPS:
+            probe = MiddleSteps(model, batch, self._engine, _PROBED_STEPS, check)
+            steps = int(limit / self._settings.repeats / (probe.time_sample() / _PROBED_STEPS))
+            if steps < positions - 1:  # the untimed step comes before the timed ones
+                return MiddleSteps(model, batch, self._engine, max(1, steps), check)
+        return WholeImages(model, batch, self._engine, self._look_ahead, check)
+
+    def _plan_rerun(self) -> SamplingWork:
+        work, limit = RerunPrefixes(self._model, self.batch, self._check), self._settings.limit_seconds
+        if limit is not None:
+            # The time grows at least in proportion to the length of the prefix, and the first prefix is the shortest.
+            first = time_work(lambda: work.read(1), str(self._model.device))
+            seconds = first * sum(SHARES) / SHARES[0] * self._settings.repeats
+            if seconds > self._settings.rerun_patience * limit:
+                raise PassFailed(f"would take about {format_duration(seconds)}, the limit is {format_duration(limit)}")
+        return work
+
+    def _with_speed(self, row: SamplingRow) -> SamplingRow:
+        """With the figures of whole images, measured or extrapolated."""
+        work, positions = self._work, row.positions
+        if work is None or not self.samples:
+            return row
+        timing, images = Timing(tuple(self.samples)), self.batch * work.steps / positions
+        rate, quartiles, seconds = timing.rate(images), timing.rate_quartiles(images), timing.median / images
+        if work.steps < positions:
+            return replace(row, extrapolated=Extrapolated(rate, quartiles, seconds, work.steps, positions))
+        return replace(row, images_per_second=rate, images_per_second_quartiles=quartiles, seconds_per_image=seconds)
+
+    def _with_shares(self, row: SamplingRow) -> SamplingRow:
+        """With the shares of the machine's matrix products and memory copies."""
+        ceilings, speed, model = self._ceilings, row.speed, self._model
+        if ceilings is None or speed is None:
+            return row
+        batch, positions, rerun = self.batch, row.positions, self._engine == RERUN
+        rows = batch * max(1, positions // 2) if rerun else batch
+        # In both precisions, for the report.
+        products = {kind: ceilings.product(list_products(model), rows, kind) for kind in ("fp32", "bf16")}
+        if row.look_ahead:  # how often the weights and the state were read is not known
+            return row
+        read = count_rerun_positions(positions) if rerun else positions
+        rate = speed * read * count_product_flops(model) / 1e9
+        row = replace(row, product_gigaflops=rate, product_share=rate / products[row.precision].gigaflops)
+        traffic = None if rerun else state_traffic_bytes(model, batch)
+        if traffic is None:
+            return row
         moved = speed / batch * positions * traffic / 1e9
-        shares |= {"state_gigabytes": moved, "copy_share": moved / ceilings.copy.gigabytes_per_second}
-    return shares
+        return replace(row, state_gigabytes=moved, copy_share=moved / ceilings.copy.gigabytes_per_second)
+
+
+def _describe_network(timed: BenchModel) -> NetworkFacts:
+    model = timed.model
+    config = model.config
+    return NetworkFacts(
+        timed.name,
+        timed.preset,
+        config.image,
+        config.layers,
+        config.heads,
+        config.width,
+        model.parameter_count(),
+        count_product_flops(model),
+    )

@@ -1,97 +1,195 @@
-"""Images per second of whole training steps: forward, backward, clipping and the optimizer, as a run takes them."""
+"""`lintx bench train`: images per second of whole training steps, as a run takes them."""
 
 import contextlib
-import functools
-import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from linformer_cli.config import ModelConfig, RunConfig, TrainConfig
 from linformer_cli.data.images import ImageSet
-from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native.compiler import textbook_only
 from linformer_cli.presets import RECIPES
-from linformer_cli.sampling.engines import AUTO, TEXTBOOK
-from linformer_cli.system.device import synchronize, torch_dtype
+from linformer_cli.sampling.engines import AUTO, NATIVE, TEXTBOOK
+from linformer_cli.system.device import torch_dtype
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.training.loop import Trainer
 from linformer_cli.training.run_folder import RunFolder
 from linformer_cli.units import format_duration
 
+from .agreement import require_model_agrees
 from .measure.ceilings import Ceilings
 from .measure.costs import TRAINING_FACTOR, WHAT_IS_COUNTED, count_product_flops, list_products
 from .measure.fresh_process import PassFailed
-from .measure.pass_memory import refuse_misfits
-from .measure.timing import Check, Timing, measure_interleaved
-from .models import BenchModel
-from .rounds import BenchReport, compare_with_softmax, measure_groups
+from .measure.timing import Check, Timing, time_work
+from .models import BenchModel, group_by_preset
+from .rounds import BenchReport, Ending, Measurement, is_interrupted, measure_groups
+from .rows import TrainingRow
 from .trained_runs import TrainedRun
 
-_FEWEST_IMAGES = 16
-# Plain torch in float32, whatever was asked for; and as a run computes.
+# As a run computes, and plain torch in float32.
 ENGINES = (TEXTBOOK, AUTO)
-# Of a row's preset, name, engine and batch.
-Trainers = dict[tuple[str | None, str, str, int], Trainer]
+_FEWEST_IMAGES = 16
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """How training is timed.
+
+    `precision` is that of the matrix products of the engine `auto`; weights are float32. `limit_seconds` bounds all
+    repeats of a row: a row whose repeats would take longer has fewer, and a row whose single step does is left out.
+    """
+
+    batches: Sequence[int]
+    precision: str
+    repeats: int = 3
+    engines: Sequence[str] = (AUTO,)
+    limit_seconds: float | None = None
+    runs: Sequence[TrainedRun] = ()
+
+
+@dataclass(frozen=True)
+class TrainingConditions:
+    """What the rows depend on."""
+
+    repeats: int
+    limit_seconds: float | None
+    warm_up_steps: int = 1
+    interleaved: bool = True
+    step: str = "random images to values, forward, backward, clipping, optimizer, by the recipe of the preset"
+    product_share: str = f"{TRAINING_FACTOR} times {WHAT_IS_COUNTED}"
 
 
 def run_training_bench(
-    subjects: Sequence[BenchModel],
-    batches: Sequence[int],
-    repeats: int,
-    precision: str,
-    limit_seconds: float | None = None,
-    runs: Sequence[TrainedRun] = (),
+    models: Sequence[BenchModel],
+    settings: TrainingSettings,
     ceilings: Ceilings | None = None,
-    report: Callable[[dict[str, Any]], None] = lambda row: None,
+    report: Callable[[TrainingRow], None] = lambda row: None,
     check: Check = None,
-    checked: bool = False,
-    engines: Sequence[str] = (AUTO,),
-    earlier: Sequence[dict[str, Any]] = (),
-    warmed_up: Trainers | None = None,
-) -> BenchReport:
-    """Time training steps of every subject at every batch size, on random images, by the recipe of its preset.
+) -> BenchReport[TrainingRow]:
+    """Time all rows of `prepare`, once every model has been checked.
 
-    Subjects of one preset and batch size are timed in turn. Where the repeats of one would take longer than
-    `limit_seconds`, that group has fewer, and a row says so under `reduced`; what takes longer for a single step is
-    left out. `precision` is that of the matrix products, as in training: weights are float32. `engines`: `auto` is what
-    a run takes, `textbook` plain torch in float32; each in rows of its own, in turns too.
+    `report` is called with each row of a finished group. `check` is called before every step and may raise:
+    `Interrupted` ends the benchmark with what was measured. Raises `DisagreementError` before any timing.
+    """
+    rows: list[TrainingRow] = []
+    ended: Ending = "interrupted"
+    for timed in models:
+        if is_interrupted(check):
+            break
+        require_model_agrees(timed)
+    else:
+        rows, ended = measure_groups(prepare(models, settings, ceilings, check), settings.repeats, report, check)
+    conditions = TrainingConditions(settings.repeats, settings.limit_seconds)
+    described = None if ceilings is None else ceilings.describe()
+    return BenchReport(rows, ended, conditions, describe_environment(), described)
 
-    `earlier` has the rows that the same call gave before: their samples count too, and what they left out stays left
-    out. `warmed_up` keeps the trainers from the call that gave them, which spares a step of each. `check` is called
-    before every step and may raise: `Interrupted` ends it with what was measured.
 
-    Raises `DisagreementError` before any timing where the two executions of a mechanism disagree, which `checked`
-    says has been seen to.
+def prepare(
+    models: Sequence[BenchModel], settings: TrainingSettings, ceilings: Ceilings | None = None, check: Check = None
+) -> list[list["TrainingMeasurement"]]:
+    """The measurements of each preset at each batch size; those of a group take turns."""
+    return [
+        [
+            TrainingMeasurement(timed, engine, batch, settings, ceilings, check)
+            for timed in group
+            for engine in settings.engines
+        ]
+        for group in group_by_preset(models)
+        for batch in settings.batches
+    ]
+
+
+class TrainingMeasurement(Measurement[TrainingRow]):
+    """Training steps of a model with one engine at one batch size, on random images, by the recipe of its preset.
+
+    The trainer is kept between rounds, as a new one would have to warm up. Its gradients and averages take memory.
     """
 
-    def measure(group: Sequence[BenchModel], batch: int) -> list[dict[str, Any]]:
-        # The same call gives the same rows in the same order.
-        before = [row for row in earlier if (row["preset"], row["batch"]) == (group[0].preset, batch)]
-        # Otherwise those of a group go with it: their gradients and averages take memory.
-        kept = {} if warmed_up is None else warmed_up
-        found = _measure_group(group, batch, repeats, engines, precision, limit_seconds, ceilings, check, before, kept)
-        for row in found:
-            row |= _find(group, row["name"]).find_run(runs)
-        return found
+    def __init__(
+        self,
+        timed: BenchModel,
+        engine: str,
+        batch: int,
+        settings: TrainingSettings,
+        ceilings: Ceilings | None = None,
+        check: Check = None,
+    ) -> None:
+        super().__init__(timed.network)
+        self._timed, self._batch, self._plain = timed, batch, engine == TEXTBOOK
+        self._settings, self._ceilings, self._check = settings, ceilings, check
+        self._precision = "fp32" if self._plain else settings.precision
+        self._device = str(timed.model.device)
+        self._trainer: Trainer | None = None
 
-    rows, ended = measure_groups(subjects, batches, measure, report, check, checked)
-    settings = {
-        "repeats": repeats,
-        "warm_up_steps": 1,
-        "interleaved": True,
-        "limit_seconds": limit_seconds,
-        "step": "random images to values, forward, backward, clipping, optimizer, by the recipe of the preset",
-        "product_share": f"{TRAINING_FACTOR} times {WHAT_IS_COUNTED}",
-    }
-    described = None if ceilings is None else ceilings.describe()
-    return BenchReport(rows, ended, settings, describe_environment(), described)
+    def take_sample(self) -> None:
+        limit = self._settings.limit_seconds
+        if self._trainer is None:
+            self._trainer = build_trainer(
+                self._timed.model.config, self._timed.preset, self._batch, self._device, self._precision
+            )
+            seconds = self._time_step(self._trainer)
+            if limit is not None and seconds > limit:
+                self._trainer = None
+                raise PassFailed(f"one step took {format_duration(seconds)}")
+        if limit is not None and self.samples and sum(self.samples) + self.samples[-1] > limit:
+            raise PassFailed("the limit is reached")
+        self.samples.append(self._time_step(self._trainer))
+
+    def release(self) -> None:
+        self._trainer = None
+
+    def row(self) -> TrainingRow:
+        model, batch, repeats = self._timed.model, self._batch, len(self.samples)
+        config, fewer = model.config, 0 < repeats < self._settings.repeats
+        row = TrainingRow(
+            name=self._timed.name,
+            preset=self._timed.preset,
+            attention=config.attention,
+            attention_options=config.attention_options,
+            engine=self._name_engine(),
+            precision=self._precision,
+            device=self._device,
+            batch=batch,
+            positions=config.image.positions,
+            repeats=repeats,
+            samples_seconds=list(self.samples),
+            left_out=self.left_out,
+            reduced=f"{repeats} of {self._settings.repeats} repeats" if fewer else None,
+            **vars(self._timed.find_quality(self._settings.runs)),
+        )
+        if not self.samples:
+            return row
+        timing = Timing(tuple(self.samples))
+        row = replace(
+            row,
+            images_per_second=timing.rate(batch),
+            images_per_second_quartiles=timing.rate_quartiles(batch),
+            seconds_per_step=timing.median,
+        )
+        if self._ceilings is None:
+            return row
+        values = batch * row.positions
+        rate = timing.rate(values) * TRAINING_FACTOR * count_product_flops(model) / 1e9
+        products = {kind: self._ceilings.product(list_products(model), values, kind) for kind in ("fp32", "bf16")}
+        return replace(row, product_gigaflops=rate, product_share=rate / products[self._precision].gigaflops)
+
+    def _time_step(self, trainer: Trainer) -> float:
+        if self._check is not None:
+            self._check()
+        with textbook_only() if self._plain else contextlib.nullcontext():
+            return time_work(trainer.take_step, self._device)
+
+    def _name_engine(self) -> str:
+        """`native` if the attention has compiled kernels, `parallel` if it has none."""
+        if self._plain:
+            return TEXTBOOK
+        return NATIVE if self._timed.model.is_compiled(torch_dtype(self._precision)) else "parallel"
 
 
 def build_trainer(model: ModelConfig, preset: str | None, batch: int, device: str, precision: str) -> Trainer:
-    """A run that never begins: its trainer, with random images and the recipe of `preset`. Writes nothing."""
+    """The trainer of a run with random images and the recipe of `preset`. It writes nothing."""
     train = TrainConfig.model_validate({**RECIPES.get(preset or "", {}), "batch": batch, "steps": 1})
     image = model.image
     shape = (max(batch, _FEWEST_IMAGES), image.height, image.width, image.channels)
@@ -99,125 +197,4 @@ def build_trainer(model: ModelConfig, preset: str | None, batch: int, device: st
     labels = np.arange(len(pixels)) % model.classes if model.classes else None
     images = ImageSet("random", "train", pixels, labels)
     config = RunConfig(preset=preset, model=model, train=train)
-    return Trainer(config, RunFolder(Path("unused")), images, images, device, precision)
-
-
-def _find(group: Sequence[BenchModel], name: str) -> BenchModel:
-    return next(subject for subject in group if subject.name == name)
-
-
-def _measure_group(
-    group: Sequence[BenchModel],
-    batch: int,
-    repeats: int,
-    engines: Sequence[str],
-    precision: str,
-    limit_seconds: float | None,
-    ceilings: Ceilings | None,
-    check: Check,
-    earlier: Sequence[dict[str, Any]],
-    warmed_up: Trainers,
-) -> list[dict[str, Any]]:
-    device = str(group[0].model.device)
-
-    def step(trainer: Trainer, engine: str) -> None:
-        if check is not None:
-            check()
-        with textbook_only() if engine == TEXTBOOK else contextlib.nullcontext():
-            trainer.take_step()
-
-    planned = [(subject, engine) for subject in group for engine in engines]
-    works: dict[int, Callable[[], None]] = {}
-    left_out: dict[int, str] = {index: row["left_out"] for index, row in enumerate(earlier) if row["left_out"]}
-    slowest = 0.0
-    for index, (subject, engine) in enumerate(planned):
-        if index in left_out:
-            continue
-        identity = (subject.preset, subject.name, engine, batch)
-        trainer = warmed_up.get(identity)
-        if trainer is not None:
-            seconds = max(earlier[index]["samples_seconds"])
-        else:
-            try:
-                with refuse_misfits():
-                    kind = _precision_of(engine, precision)
-                    trainer = build_trainer(subject.model.config, subject.preset, batch, device, kind)
-                    began = time.perf_counter()
-                    step(trainer, engine)
-                    synchronize(device)
-            except PassFailed as reason:
-                left_out[index] = str(reason)
-                continue
-            seconds = time.perf_counter() - began
-            if limit_seconds is not None and seconds > limit_seconds and not earlier:
-                left_out[index] = f"one step took {format_duration(seconds)}"
-                continue
-            warmed_up[identity] = trainer
-        works[index] = functools.partial(step, trainer, engine)
-        slowest = max(slowest, seconds)
-    counted = repeats if limit_seconds is None else max(1, min(repeats, int(limit_seconds / max(slowest, 1e-9))))
-    # Warmed up above.
-    timings = dict(zip(works, measure_interleaved(list(works.values()), [], counted, device), strict=True))
-    if earlier:
-        timings = {index: timing.after(earlier[index]["samples_seconds"]) for index, timing in timings.items()}
-    rows = []
-    for index, (subject, engine) in enumerate(planned):
-        row = _describe(subject, engine, batch, timings.get(index), _precision_of(engine, precision), ceilings)
-        fewer = index in timings and row["repeats"] < repeats
-        row["left_out"] = left_out.get(index)
-        row["reduced"] = f"{row['repeats']} of {repeats} repeats" if fewer else None
-        rows.append(row)
-    models = [subject.model.config for subject, _ in planned]
-    compare_with_softmax(rows, lambda row: row["images_per_second"], models)
-    return rows
-
-
-def _precision_of(engine: str, precision: str) -> str:
-    return "fp32" if engine == TEXTBOOK else precision
-
-
-def _name_engine(model: PixelModel, engine: str, precision: str) -> str:
-    """What a row is called: of `auto`, `native` where the attention has compiled kernels, else `parallel`."""
-    if engine == TEXTBOOK:
-        return TEXTBOOK
-    return "native" if model.is_compiled(torch_dtype(precision)) else "parallel"
-
-
-def _describe(
-    subject: BenchModel, engine: str, batch: int, timing: Timing | None, precision: str, ceilings: Ceilings | None
-) -> dict[str, Any]:
-    model = subject.model
-    positions = model.config.image.positions
-    record: dict[str, Any] = {
-        "name": subject.name,
-        "preset": subject.preset,
-        "attention": model.config.attention,
-        "attention_options": model.config.attention_options,
-        "engine": _name_engine(model, engine, precision),
-        "precision": precision,
-        "device": str(model.device),
-        "batch": batch,
-        "positions": positions,
-        "images_per_second": None,
-        "images_per_second_quartiles": None,
-        "seconds_per_step": None,
-        "repeats": 0,
-        "samples_seconds": [],
-        "product_gigaflops": None,
-        "product_share": None,
-    }
-    if timing is None:
-        return record
-    first, third = (batch / seconds for seconds in reversed(timing.quartiles))
-    record |= {
-        "images_per_second": batch / timing.median,
-        "images_per_second_quartiles": [first, third],
-        "seconds_per_step": timing.median,
-        "repeats": len(timing.samples),
-        "samples_seconds": list(timing.samples),
-    }
-    if ceilings is not None:
-        rate = batch / timing.median * positions * TRAINING_FACTOR * count_product_flops(model) / 1e9
-        found = {kind: ceilings.product(list_products(model), batch * positions, kind) for kind in ("fp32", "bf16")}
-        record |= {"product_gigaflops": rate, "product_share": rate / found[precision].gigaflops}
-    return record
+    return Trainer(config, RunFolder(Path("unused")), (images, images), device, precision)

@@ -1,19 +1,20 @@
-"""Bits/dim of trained runs, to stand beside the speed of the same model. Speed needs no training; these do."""
+"""bits/dim of trained runs, to stand beside the speed of the same model. Speed needs no training."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from linformer_cli.checkpoint import holds_checkpoint, read_checkpoint
 from linformer_cli.config import ModelConfig
 from linformer_cli.errors import CheckpointError
-from linformer_cli.model.catalogue import parse_options
+from linformer_cli.model.mixers import parse_options
+
+from .rows import Quality
 
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """What a run reached: validation bits/dim with the standard error, and the images it had seen by then."""
+    """The model of a run and its validation bits/dim, with the standard error and the training images seen by then."""
 
     path: Path
     model: ModelConfig
@@ -25,32 +26,28 @@ class TrainedRun:
 
     @property
     def folder(self) -> Path:
-        """The run itself, where `path` is a checkpoint in it."""
+        """The run's folder, if `path` is a checkpoint in it."""
         return self.path.parent if self.path.name in ("best", "last") else self.path
 
     @property
-    def record(self) -> dict[str, Any]:
-        return {
-            "run": self.path,
-            "data": self.data,
-            "classes": self.model.classes,
-            "images_seen": self.images_seen,
-            "bits_per_dim": self.bits_per_dim,
-            "bits_per_dim_standard_error": self.standard_error,
-            "validation_images": self.validation_images,
-        }
-
-
-# The same record for a row that no run belongs to.
-UNTRAINED: dict[str, Any] = dict.fromkeys(
-    ("run", "data", "classes", "images_seen", "bits_per_dim", "bits_per_dim_standard_error", "validation_images")
-)
+    def quality(self) -> Quality:
+        """The columns of a row."""
+        return Quality(
+            run=self.path,
+            data=self.data,
+            classes=self.model.classes,
+            images_seen=self.images_seen,
+            bits_per_dim=self.bits_per_dim,
+            bits_per_dim_standard_error=self.standard_error,
+            validation_images=self.validation_images,
+        )
 
 
 def read_trained_runs(folders: Sequence[str]) -> list[TrainedRun]:
-    """The runs (or checkpoints) named, and all that are in a folder of runs.
+    """What each folder reached: a run, a checkpoint, or a folder of runs.
 
-    Raises `CheckpointError` for one whose weights were never validated; in a folder of runs it is left out.
+    In a folder of runs, those without a validation are skipped. Raises `CheckpointError` if a folder has no checkpoint
+    or no validated one.
     """
     runs = []
     for folder in folders:
@@ -58,26 +55,33 @@ def read_trained_runs(folders: Sequence[str]) -> list[TrainedRun]:
         validated = [run for run in map(_read, inside or [folder]) if run is not None]
         if not validated:
             raise CheckpointError(
-                f"'{folder}' has no bits/dim: its weights were never validated; train it on, or leave it out"
+                f"'{folder}' has no bits/dim: its weights were never validated; train it further, or leave it out"
             )
         runs += validated
     return runs
 
 
+def find_trained(runs: Sequence[TrainedRun], model: ModelConfig) -> TrainedRun | None:
+    """The run with the lowest bits/dim of exactly this model, options included; dropout may differ."""
+    wanted = _without_dropout(model)
+    same = [run for run in runs if _without_dropout(run.model) == wanted]
+    return min(same, key=lambda run: run.bits_per_dim, default=None)
+
+
 def _list_runs(folder: Path) -> list[Path]:
-    """The runs in `folder` that have saved something; none where it is a run or a checkpoint itself."""
+    """The runs with a checkpoint in `folder`; none if `folder` is a run or a checkpoint itself."""
     if not folder.is_dir() or _is_run(folder):
         return []
     return [path for path in sorted(folder.iterdir()) if _is_run(path)]
 
 
 def _is_run(folder: Path) -> bool:
-    """Whether there is a checkpoint, or the best or last one of a run."""
+    """Whether `folder` is a checkpoint or has the best or last one of a run."""
     return any(holds_checkpoint(path) for path in (folder, folder / "best", folder / "last"))
 
 
 def _read(folder: str) -> TrainedRun | None:
-    """None where its weights were never validated."""
+    """None if its weights were never validated."""
     checkpoint = read_checkpoint(folder)
     training = checkpoint.info.training
     if training.validation_bits_per_dim is None:
@@ -93,13 +97,7 @@ def _read(folder: str) -> TrainedRun | None:
     )
 
 
-def find_trained(runs: Sequence[TrainedRun], model: ModelConfig) -> TrainedRun | None:
-    """The best run of exactly this model, its mechanism's options included; dropout may differ."""
-    wanted = _identify(model)
-    same = [run for run in runs if _identify(run.model) == wanted]
-    return min(same, key=lambda run: run.bits_per_dim, default=None)
-
-
-def _identify(model: ModelConfig) -> dict[str, Any]:
+def _without_dropout(model: ModelConfig) -> ModelConfig:
+    """With all options of its mechanism written out."""
     options = parse_options(model.attention, model.attention_options).model_dump(exclude_none=True)
-    return {**model.model_dump(exclude={"dropout"}), "attention_options": options}
+    return model.model_copy(update={"attention_options": options, "dropout": 0.0})

@@ -1,4 +1,4 @@
-"""Mechanisms with options, as they are named on a command line and in the rows of a table."""
+"""Mechanisms with options, as named on a command line and in rows."""
 
 import re
 from collections.abc import Sequence
@@ -7,14 +7,14 @@ from typing import Any
 
 from linformer_cli.attention.catalogue import CATALOGUE, find_attention
 from linformer_cli.errors import UsageError
-from linformer_cli.model.catalogue import MIXERS, find_mixer, parse_options
+from linformer_cli.model.mixers import MIXERS, find_mixer, parse_options
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A mechanism with all its options, under a name of its own: `lsh-4` for lsh with 4 rounds."""
+    """A mechanism with all its options, and its name in rows: `lsh-4` for lsh with 4 rounds."""
 
     label: str
     attention: str
@@ -22,12 +22,12 @@ class Variant:
 
 
 def list_variants(baselines: bool = False) -> list[Variant]:
-    """Every mechanism of the catalogue with its defaults, and the `baselines` that a model can have in its place."""
+    """Every mechanism of the catalogue with its defaults; with `baselines`, also the LSTM."""
     return [parse_variant(name, baselines) for name in (MIXERS if baselines else CATALOGUE)]
 
 
 def parse_variants(entries: Sequence[str], baselines: bool = False) -> list[Variant]:
-    """One variant for each entry; raises `UsageError` where two have the same name."""
+    """One variant per entry; raises `UsageError` if two have the same name."""
     variants = [parse_variant(entry.strip(), baselines) for entry in entries]
     labels = [variant.label for variant in variants]
     for label in labels:
@@ -37,10 +37,10 @@ def parse_variants(entries: Sequence[str], baselines: bool = False) -> list[Vari
 
 
 def parse_variant(entry: str, baselines: bool = False) -> Variant:
-    """`lsh`, `lsh:rounds=4`, `lsh:rounds=4:window=16` or, to choose the name, `wide=lsh:window=64`.
+    """The mechanism of `lsh`, `lsh:rounds=4`, `lsh:rounds=4:window=16`, or `wide=lsh:window=64` with a name.
 
-    Without a name of its own it is called by the mechanism and the values given, `lsh-4-16`.
-    Raises `UsageError` for what the catalogue does not know, or is a baseline where `baselines` are not wanted.
+    Without a name it is called by the mechanism and the given values, `lsh-4-16`. Raises `UsageError` for an unknown
+    mechanism or option, and for a baseline without `baselines`.
     """
     head, *pairs = entry.split(":")
     label, equals, attention = head.rpartition("=")

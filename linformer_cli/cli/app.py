@@ -1,9 +1,10 @@
-"""The `lintx` command: one file per command, loaded here; errors become one line and an exit code here."""
+"""The `lintx` command: collects the commands, and turns every error into one line and an exit code."""
 
 import contextlib
 import os
 import signal
 import sys
+from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
@@ -58,7 +59,7 @@ app.command("env")(env.env)
 
 
 def main() -> NoReturn:
-    """Run the command line; every foreseen failure is one line on stderr and its exit code."""
+    """Run the command line; every expected failure is one line on stderr and its exit code."""
     try:
         _run()
     except SystemExit as ended:
@@ -68,17 +69,16 @@ def main() -> NoReturn:
 def _run() -> NoReturn:
     limit_spinning()
     keep_freed_memory()
-    terminated = _raise_on_sigterm()
+    received = _unwind_on_signals()
     try:
         code = app(standalone_mode=False)
-        if sys.stdout is not None:  # it may be closed
-            sys.stdout.flush()  # here, where a reader that has gone is foreseen
+        sys.stdout.flush()  # inside the try, because the reader may have gone
     except Interrupted as stopped:
         _stop(str(stopped), stopped.exit_code)
     except LintxError as error:
         _end(f"Error: {error}", error.exit_code)
     except TyperException as error:
-        # Typer raises its own help page as an exception where no command was given.
+        # Typer raises the help page as an exception when no command is given.
         if type(error).__name__ == "NoArgsIsHelpError":
             typer.echo(error.format_message())
             sys.exit(2)
@@ -88,40 +88,58 @@ def _run() -> NoReturn:
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except BrokenPipeError:
-        # Whoever read our output has gone; Python must not complain again when it flushes at exit.
+        # The reader of our output has gone. Python would complain again when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except OSError as error:  # what the system refuses is no fault of ours, and says itself what it is
+    except OSError as error:  # a refusal of the system, not a bug
         where = f": '{str(error.filename)[:200]}'" if error.filename is not None else ""
         _end(f"Error: {error.strerror or error}{where}", 1)
     except Exception as error:
-        if not ("torch" in sys.modules and is_out_of_memory(error)):
+        if received:  # compiled code may turn a KeyboardInterrupt into another exception
+            code = 130
+        elif "torch" in sys.modules and is_out_of_memory(error):
+            _end("Error: out of memory; try a smaller --batch", 1)
+        else:
             raise
-        _end("Error: there is not enough memory; try a smaller --batch", 1)
-    if code == 130:  # Typer, too, turns a Ctrl-C into this number
-        _stop("Stopped", 128 + signal.SIGTERM if terminated else 130)
+    if code == 130:  # Typer also returns 130 after Ctrl-C
+        _stop("Stopped", 128 + (received[0] if received else signal.SIGINT))
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _raise_on_sigterm() -> list[int]:
-    """Let SIGTERM unwind like Ctrl-C, so that nothing half-written stays; what is returned fills when one came."""
+def _unwind_on_signals() -> list[int]:
+    """Let Ctrl-C and SIGTERM raise `KeyboardInterrupt`, so that no half-written file stays.
+
+    Returns a list to which each received signal's number is appended.
+    """
     received: list[int] = []
 
-    def handle(number: int, _frame: object) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         received.append(number)
+        if _is_importing(frame):  # compiled modules swallow the exception or turn it into another
+            os._exit(128 + number)
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, handle)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # background jobs ignore Ctrl-C
+        signal.signal(signal.SIGINT, handle)
     return received
 
 
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib._bootstrap"):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _stop(message: str, code: int) -> NoReturn:
-    if process_rank():  # the first of several says it
+    if process_rank():  # of several processes, only the first reports it
         sys.exit(code)
     _end(message, code)
 
 
 def _end(message: str, code: int) -> NoReturn:
-    with contextlib.suppress(OSError):  # whoever read it has gone, as at Ctrl-C in a pipe
+    with contextlib.suppress(OSError):  # the reader of stderr may have gone, as with Ctrl-C in a pipe
         complain(message)
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""`lintx attentions`: the catalogue of mechanisms, and one of them in detail."""
+"""`lintx attentions`: the table of mechanisms, or one of them in detail."""
 
 import functools
 import inspect
@@ -35,28 +35,31 @@ _DETAIL_COLUMNS = (
 )
 
 
-_size = functools.partial(typer.Option, min=1, show_default=False)
+_size = functools.partial(typer.Option, min=1, max=options.LARGEST_COUNT, show_default=False)
 
 
 def attentions(
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", help="Show this one in detail.", show_default=False)
     ] = None,
-    positions: Annotated[int | None, _size("--positions", help="T that state bytes are for; default 784.")] = None,
-    heads: Annotated[int | None, _size("--heads", help="Heads that state bytes are for; default 8.")] = None,
-    head_width: Annotated[int | None, _size("--head-width", help="Width of a head they are for; default 32.")] = None,
+    positions: Annotated[
+        int | None, _size("--positions", help="T, the positions that state bytes are for. Default: 784.")
+    ] = None,
+    heads: Annotated[int | None, _size("--heads", help="Heads that state bytes are for. Default: 8.")] = None,
+    head_width: Annotated[int | None, _size("--head-width", help="Width of a head. Default: 32.")] = None,
     checkpoint: Annotated[
-        str | None, typer.Option("--checkpoint", "-c", help="Take these sizes from a model.", show_default=False)
+        str | None,
+        typer.Option("--checkpoint", help="Take these sizes from a model.", show_default=False, metavar="CHECKPOINT"),
     ] = None,
     style: options.Style = options.TableFormat.TABLE,
     json: options.Json = False,
 ) -> None:
-    """List every attention, or show one.
+    """List the attentions, or show one.
 
-    Where it comes from, how it approximates, what its state does as images grow, and its options. State bytes are those
-    of one layer and one image in float32, with default options. Gated ones have one head of their own widths, in place
-    of the heads given. The last is no attention but a recurrent baseline, which --attention takes as well. With NAME:
-    its definition, and every option with its values, default and meaning.
+    The list shows the source of each attention, its method, how its state grows, and its options. State bytes are for
+    one layer and one image in float32, with default options; gated attentions have one head of their own widths. The
+    last row is a recurrent baseline, which --attention accepts too. NAME shows the definition of one attention, and the
+    values, default and meaning of each option.
 
     Examples:
 
@@ -64,11 +67,10 @@ def attentions(
     - `lintx attentions linear`
     - `lintx attentions --positions 3072 --json`
     """
-    json = json or style is options.TableFormat.JSON
     from linformer_cli.attention.base import AttentionShape
     from linformer_cli.checkpoint import read_checkpoint
     from linformer_cli.config import NetworkConfig, parse_config
-    from linformer_cli.model.catalogue import MIXERS, find_mixer
+    from linformer_cli.model.mixers import MIXERS, find_mixer
 
     if checkpoint is not None:
         if positions or heads or head_width:
@@ -103,12 +105,12 @@ def _print_list(rows: list[dict[str, Any]], sizes: dict[str, int], style: option
     if style.value != "table":
         print_records(rows, (*_COLUMNS, _OPTIONS), style.value)
         return
-    # In two tables: a terminal is too narrow for one.
+    # Two tables, since a terminal is too narrow for one.
     name, source, *others = _COLUMNS
     print_records(rows, (name, *others), "table")
     print()
     print_records(rows, (name, source, _OPTIONS), "table")
-    talk("what they mean: lintx attentions NAME")
+    talk("details: lintx attentions NAME")
 
 
 def _print_one(row: dict[str, Any], sizes: dict[str, int], style: options.TableFormat, json: bool) -> None:
@@ -139,7 +141,7 @@ def _print_one(row: dict[str, Any], sizes: dict[str, int], style: options.TableF
 
 
 def _describe(name: str, network: "NetworkConfig", shape: "AttentionShape") -> dict[str, Any]:
-    from linformer_cli.model.catalogue import default_state_bytes, find_mixer
+    from linformer_cli.model.mixers import default_state_bytes, find_mixer
 
     mechanism = find_mixer(name)
     return {
@@ -161,7 +163,7 @@ def _describe(name: str, network: "NetworkConfig", shape: "AttentionShape") -> d
 
 
 def _describe_values(annotation: Any) -> str:
-    """What an option takes: `elu, relu` of a choice, `int` of a number; None is only ever a default."""
+    """The values of an option: `elu, relu` for a choice, `int` for a number. None is always a default."""
     if typing.get_origin(annotation) is typing.Literal:
         return ", ".join(map(str, typing.get_args(annotation)))
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):

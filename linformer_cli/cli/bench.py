@@ -1,4 +1,4 @@
-"""`lintx bench`: the group of its benchmarks. It has no options of its own: they would swallow those of a command."""
+"""`lintx bench`: the group of its benchmarks. It has no options, which would hide those of its commands."""
 
 import typer
 
@@ -7,7 +7,8 @@ from . import bench_approximation, bench_attention, bench_copy, bench_gpu, bench
 app = typer.Typer(
     help="""Measure speed, memory, learning and approximation.
 
-    Figures come with their spread and the environment, and nothing is timed whose two executions disagree.
+    Every figure comes with its spread and the environment. A mechanism whose parallel and step executions disagree is
+    not timed.
 
     Examples:
 

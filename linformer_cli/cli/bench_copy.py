@@ -2,28 +2,22 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from linformer_cli.report.benchmarks import COPY_COLUMNS, render_copy
-from linformer_cli.report.tables import Column, TableStyle
+from linformer_cli.report.copy import CSV_COLUMNS, choose_columns, list_points, render_copy, tabulate_losses
+from linformer_cli.report.tables import TableStyle
 
 from . import options
+from .bench_tables import talk_about_machine
 from .output import print_json, print_records, talk, write_plot
 
 if TYPE_CHECKING:
-    from linformer_cli.bench.copy_task import CopyPoint, CopyReport
+    from linformer_cli.bench.copy import CopyPoint, CopyReport
 
 _TALK_SECONDS = 10.0
-_SHOWN_POINTS = 10
-_ENDINGS = {"budget": "the budget was spent", "interrupted": "it was stopped", "failed": "every model failed"}
-
-_FAILED = Column("failed", "failed")
-_CSV_COLUMNS = tuple(
-    Column(key, key)
-    for key in ("task", "reduced", "name", "attention", "device", "update", "loss", "accuracy", "learning_rate")
-)
+_ENDINGS = {"budget": "the budget was spent", "interrupted": "interrupted", "failed": "every model failed"}
 
 
 def copy(
@@ -31,25 +25,25 @@ def copy(
         str,
         typer.Option(
             "--attention",
-            help="Mechanisms, separated by commas, lstm too. With options: lsh:rounds=4, or NAME=lsh:rounds=4.",
+            help="Comma-separated mechanisms or lstm. With options: lsh:rounds=4, or NAME=lsh:rounds=4.",
             metavar="LIST",
         ),
     ] = "softmax,linear,lsh:rounds=4",
     budget: Annotated[
-        str, typer.Option("--budget", help="Time for all of it. Below 1h the task is smaller: length 32, width 128.")
+        str, typer.Option("--budget", help="Total time. Below 1h the task is smaller: length 32, width 128.")
     ] = "10m",
-    updates: Annotated[int, typer.Option("--updates", min=1, help="The most updates of each model.")] = 10_000,
+    updates: Annotated[int, typer.Option("--updates", min=1, help="Updates of each model.")] = 10_000,
     length: Annotated[
-        int | None, typer.Option("--length", min=1, help="Of a sequence; default 128, or 32.", show_default=False)
+        int | None, typer.Option("--length", min=1, help="Sequence length; default 128, or 32.", show_default=False)
     ] = None,
     width: Annotated[
-        int | None, typer.Option("--width", min=1, help="Of the models; default 256, or 128.", show_default=False)
+        int | None, typer.Option("--width", min=1, help="Model width; default 256, or 128.", show_default=False)
     ] = None,
-    every: Annotated[int, typer.Option("--every", min=1, help="Updates that a point of the curve averages.")] = 25,
+    every: Annotated[int, typer.Option("--every", min=1, help="Updates averaged in one point of the curve.")] = 25,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     plot: Annotated[
-        Path | None, typer.Option("--plot", help="Also the curves: .png or .svg.", show_default=False)
+        Path | None, typer.Option("--plot", help="Write the curves to a .png or .svg file.", show_default=False)
     ] = None,
     style: options.Style = options.TableFormat.TABLE,
     json: options.Json = False,
@@ -57,13 +51,13 @@ def copy(
     """Measure how fast models learn to copy.
 
     The copy task of Katharopoulos 2020, section 4.1: a string of random symbols (10 of them), a separator, and the
-    string again; 4 layers, 8 heads, batches of 64 new sequences, RAdam with a learning rate of 1e-3, and of 1e-4 after
-    3,000 updates. Loss and accuracy are those of the copied symbols. A string has a random length, from a quarter of
-    the sequence to nearly half of it.
+    string again. Models have 4 layers and 8 heads. Each update has a batch of 64 new sequences; RAdam, learning rate
+    1e-3, and 1e-4 after 3,000 updates. Loss and accuracy are those of the copied symbols. The string has a random
+    length, from a quarter of the sequence to nearly half of it.
 
-    All models see the same sequences and take turns of one update, so that their curves are comparable wherever they
-    end: after --updates, after --budget, or at Ctrl-C, which prints what was measured. A task smaller than the paper's
-    is labelled as reduced everywhere. Nothing is trained whose parallel and step form disagree.
+    All models see the same sequences and take turns of one update, so their curves are comparable wherever they end:
+    after --updates, after --budget, or at Ctrl-C, which prints the results so far. A task smaller than the paper's is
+    marked as reduced. A mechanism whose parallel and step forms disagree is not trained.
 
     Examples:
 
@@ -71,11 +65,11 @@ def copy(
     - `lintx bench copy --attention softmax,linear,lstm --budget 30m --json`
     - `lintx bench copy --budget 24h --device cuda`
     """
-    json = json or style is options.TableFormat.JSON
     seconds = options.parse_duration(budget)
     options.require_plots(plot)
 
-    from linformer_cli.bench.copy_task import CopySettings, choose_size, run_copy_task
+    from linformer_cli.bench.copy import run_copy_task
+    from linformer_cli.bench.copy_task import CopySettings, choose_size
     from linformer_cli.bench.measure.ceilings import Ceilings
     from linformer_cli.bench.variants import parse_variants
     from linformer_cli.errors import Interrupted, LintxError
@@ -88,26 +82,25 @@ def copy(
     talk(f"{settings.title}; device {place.value} ({place.reason})")
     with catch_signals() as stop:
         report = run_copy_task(variants, settings, seconds, stop, _Reporter(), Ceilings(place.value))
-    has_points = any(row["points"] for row in report.rows)
+    has_points = any(row.points for row in report.rows)
     if json:
         print_json({**vars(report), "plot": plot if has_points else None})
     else:
         _print(report, style)
     if has_points:
-        rows = [{**row, "points": [vars(point) for point in row["points"]]} for row in report.rows]
-        write_plot(plot, lambda kind: render_copy(rows, report.settings["task"], kind))
-    done = f"{report.settings['updates']:,} of {updates:,} updates"
+        write_plot(plot, lambda kind: render_copy(report.rows, report.settings.task, kind))
+    done = f"{report.settings.updates:,} of {updates:,} updates"
     if report.ended != "finished":
         talk(f"{done}: {_ENDINGS[report.ended]}")
-    options.talk_about(report.environment, report.ceilings)
+    talk_about_machine(report.environment, report.ceilings)
     if report.ended == "failed":
         raise LintxError("every model failed; the table says why")
     if report.ended == "interrupted" and stop.signal_number is not None:
-        raise Interrupted(f"Stopped after {done}, which are kept", stop.signal_number)
+        raise Interrupted(f"Stopped after {done}; their results are shown", stop.signal_number)
 
 
 class _Reporter:
-    """A long job says what it has, the first time at once."""
+    """Tells the newest losses: the first ones at once, later ones every few seconds."""
 
     def __init__(self) -> None:
         self._next = 0.0
@@ -121,25 +114,12 @@ class _Reporter:
 
 def _print(report: "CopyReport", style: options.TableFormat) -> None:
     if style is options.TableFormat.CSV:
-        rows = [{**row, **vars(point)} for row in report.rows for point in row["points"]]
-        print_records(rows, _CSV_COLUMNS, "csv")
+        print_records(list_points(report.rows), CSV_COLUMNS, "csv")
         return
-    print(f"{report.settings['task']}\n")
-    columns = (*COPY_COLUMNS, _FAILED) if any(row["failed"] for row in report.rows) else COPY_COLUMNS
+    print(f"{report.settings.task}\n")
     shape: TableStyle = "md" if style is options.TableFormat.MD else "table"
-    print_records(report.rows, columns, shape)
-    curve = _tabulate(report)
-    if len(curve) > 1:
+    print_records(report.rows, choose_columns(report.rows), shape)
+    losses, columns = tabulate_losses(report.rows)
+    if len(losses) > 1:
         print()
-        names = (Column(row["name"], row["name"], format=".4f") for row in report.rows)
-        print_records(curve, (Column("update", "loss at update", format=","), *names), shape)
-
-
-def _tabulate(report: "CopyReport") -> list[dict[str, Any]]:
-    """The losses beside each other, at the last of the updates and at some that lie evenly before it."""
-    losses = {
-        row["name"]: {point.update: point.loss for point in row["points"]} for row in report.rows if row["points"]
-    }
-    updates = sorted({update for points in losses.values() for update in points}, reverse=True)
-    shown = sorted(updates[:: max(1, -(-len(updates) // _SHOWN_POINTS))])
-    return [{"update": update, **{name: points.get(update) for name, points in losses.items()}} for update in shown]
+        print_records(losses, columns, shape)

@@ -1,4 +1,4 @@
-"""`lintx bench gpu`: everything there is to check and to measure on a GPU, in one go."""
+"""`lintx bench gpu`: correctness and speed on a GPU in one run."""
 
 import contextlib
 import os
@@ -18,37 +18,37 @@ if TYPE_CHECKING:
 
 
 def gpu(
-    out: Annotated[Path, typer.Option("--out", help="The JSON file, written anew after every part.")] = Path(
-        "gpu.json"
-    ),
+    out: Annotated[Path, typer.Option("--out", help="The JSON file, rewritten after every part.")] = Path("gpu.json"),
     tiny: Annotated[
-        bool, typer.Option("--tiny", help="Tiny sizes, on any device: shows that it works, its figures mean nothing.")
+        bool, typer.Option("--tiny", help="Tiny sizes on any device, as a trial run; the figures mean nothing.")
     ] = False,
     device: options.Device = "auto",
     json: options.Json = False,
 ) -> None:
-    """Check and measure all that runs on a GPU.
+    """Check and measure everything that runs on a GPU.
 
-    Kernels against their textbook in float64, the sampling engine against the model's own step, both executions of
-    every mechanism on the device; then images/s of sampling and training in the paper's networks, 10,000 images of
-    MNIST's size at once, and attention alone beside torch's softmax and, where it is installed,
-    flash-linear-attention. A part that fails says so and does not stop the others. Exit code 1 where anything was
-    wrong.
+    Checks kernels against plain torch in float64, the sampling engine against the model's own step, and both executions
+    of every mechanism on the device. Then measures images/s of sampling and training in the paper's networks, 10,000
+    images of MNIST's size at once, and attention alone beside torch's softmax and, if installed,
+    flash-linear-attention. A part that fails does not stop the others. The exit code is 1 if a check or a part failed.
 
     Examples:
 
     - `lintx bench gpu --out gpu.json`
     - `lintx bench gpu --tiny --device cpu`
     """
-    os.environ.setdefault(ASK, "1")  # what is to be tried here
+    os.environ.setdefault(ASK, "1")  # use the kernels that are off by default
 
-    from linformer_cli.bench.gpu import GpuBench, full_sizes, tiny_sizes
+    from linformer_cli.bench.gpu import GpuBench
+    from linformer_cli.bench.gpu_sizes import full_sizes, tiny_sizes
     from linformer_cli.system.device import choose_device
     from linformer_cli.system.signals import catch_signals
 
     place = choose_device(device)
     if not (tiny or place.value.startswith("cuda")):
-        raise UsageError(f"there is no CUDA device here ({place.reason}); --tiny tries all of it on any device")
+        raise UsageError(
+            f"there is no CUDA device here ({place.reason}); --tiny runs every part at tiny sizes on any device"
+        )
     talk(f"device {place.value} ({place.reason})")
     with catch_signals() as stop:
         bench = GpuBench(
@@ -58,16 +58,16 @@ def gpu(
             talk=talk,
             check=stop.raise_if_set,
         )
-        with contextlib.suppress(Interrupted):  # what there is by then is written first
+        with contextlib.suppress(Interrupted):  # the results so far are written first
             bench.run()
         _write(out, bench.result)
     talk(f"wrote {out}")
     if json:
         print_json(bench.result)
-    stop.raise_if_set("Stopped; what was measured is kept")
+    stop.raise_if_set("Stopped; the results so far are kept")
     if not bench.result.passed:
-        wrong = [check["name"] for check in bench.result.checks if not check["passed"]]
-        raise DisagreementError(f"not everything is right here: {', '.join([*wrong, *bench.result.failed])[:300]}")
+        wrong = [check.name for check in bench.result.checks if not check.passed]
+        raise DisagreementError(f"failed here: {', '.join([*wrong, *bench.result.failed])[:300]}")
 
 
 def _write(out: Path, report: "GpuReport") -> None:

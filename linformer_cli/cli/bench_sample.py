@@ -1,56 +1,69 @@
-"""`lintx bench sample`: images per second of sampling, measured so that the figure can be trusted."""
+"""`lintx bench sample`: images per second of sampling."""
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from linformer_cli.errors import UsageError
-from linformer_cli.report import benchmarks
+from linformer_cli.report import benchmark_plots
 
 from . import options
-from .output import print_json, print_records, talk, write_plot
+from .bench_tables import print_position_times, print_sampling, talk_about_machine, talk_about_speed
+from .output import print_json, talk, write_plot
 from .session import open_session
 
+if TYPE_CHECKING:
+    from linformer_cli.bench.models import BenchModel
+    from linformer_cli.bench.trained_runs import TrainedRun
+
 Rerun = Annotated[
-    bool, typer.Option("--rerun/--no-rerun", help="Also softmax without a cache, extrapolated from a few positions.")
+    bool, typer.Option("--rerun/--no-rerun", help="Also time softmax without a cache, extrapolated from 4 positions.")
+]
+LookAhead = Annotated[
+    bool,
+    typer.Option(
+        "--look-ahead/--no-look-ahead",
+        help="Let the native engine compute several values of a single image at once; never of untrained models.",
+    ),
 ]
 Memory = Annotated[
-    bool, typer.Option("--memory/--no-memory", help="Also the peak memory of each row, in a process of its own.")
+    bool, typer.Option("--memory/--no-memory", help="Also measure the peak memory of each row, in a fresh process.")
+]
+ImageSizes = Annotated[
+    str | None,
+    typer.Option(
+        "--image-size",
+        help="Comma-separated side lengths of square images, for --preset: time against the number of positions.",
+        show_default=False,
+        metavar="LIST",
+    ),
+]
+Engines = Annotated[
+    str, typer.Option("--engine", help="Comma-separated engines: auto, native, cuda, textbook.", metavar="LIST")
+]
+BitsPlot = Annotated[
+    Path | None,
+    typer.Option("--bits-plot", help="Also plot bits/dim of --runs against images/s.", show_default=False),
 ]
 
 
 def sample(
-    checkpoint: options.OnlyCheckpointOption = None,
+    checkpoint: options.CheckpointOption = None,
     names: options.BenchVariants = None,
     presets: options.Presets = None,
-    image_sizes: Annotated[
-        str | None,
-        typer.Option(
-            "--image-size",
-            help="Pixels a side of square images, separated by commas, for --preset: time against the number of "
-            "positions.",
-            show_default=False,
-            metavar="LIST",
-        ),
-    ] = None,
+    image_sizes: ImageSizes = None,
     batch: options.Batches = "1,64",
-    engine: Annotated[
-        str,
-        typer.Option(
-            "--engine", help="Engines to step with, separated by commas: auto, native, stepwise, cuda, textbook."
-        ),
-    ] = "auto",
+    engine: Engines = "auto",
+    look_ahead: LookAhead = True,
     repeats: options.Repeats = 3,
     rerun: Rerun = True,
     limit: options.RowLimit = "60s",
     memory: Memory = True,
     runs: options.Runs = None,
     plot: options.SpeedPlot = None,
-    bits_plot: Annotated[
-        Path | None,
-        typer.Option("--bits-plot", help="Also bits/dim of --runs against images/s.", show_default=False),
-    ] = None,
+    bits_plot: BitsPlot = None,
     device: options.Device = "auto",
     precision: options.SamplingPrecision = options.PrecisionName.AUTO,
     style: options.Style = options.TableFormat.TABLE,
@@ -58,16 +71,15 @@ def sample(
 ) -> None:
     """Measure images/s of sampling, by attention, batch size and network.
 
-    Without --attention and --preset it is this checkpoint's model beside softmax of the same size, or the models of
-    --runs. Others are untrained models: of the checkpoint's size, or of --preset. Softmax comes with a key-value cache,
-    and re-run at every value.
+    By default the checkpoint's model, beside softmax of the same size. With --runs alone, the models of the runs. With
+    --attention or --preset, untrained models of the checkpoint's or the preset's size. Softmax is timed with a
+    key-value cache, and re-run at every value.
 
-    One warm-up, then interleaved repeats: the median and quartiles of images per second, seconds an image at batch 1,
-    state and peak memory, and the shares of the machine's own matrix products and memory copies, measured in the same
-    run. What would take longer than --limit is timed over some steps around the middle of the image; that, and the
-    re-run, which is timed at four positions, stands under `extrapolated`. Nothing is timed whose parallel and step form
-    disagree. bits/dim come from --runs alone. The paper's presets have its published figures beside ours. Ctrl-C shows
-    what was measured.
+    Repeats of all rows are interleaved. Reported are the median and quartiles of images/s, seconds per image at batch
+    1, state and peak memory, and the shares of this machine's matrix products and memory copies. An image that would
+    take longer than --limit is timed over some steps around its middle. Extrapolated figures are marked. Mechanisms
+    whose parallel and step executions disagree are not timed. bits/dim come from --runs. Presets of the paper have its
+    published figures beside them. Ctrl-C shows what was measured.
 
     Examples:
 
@@ -79,115 +91,112 @@ def sample(
     - `lintx bench sample --preset mnist-small --image-size 16,32,64,128 --batch 1 --no-rerun`
     - `lintx bench sample --batch 256 --format md --no-rerun --no-memory`
     """
-    json = json or style is options.TableFormat.JSON
     batches = options.parse_sizes(batch, "--batch", "1,64")
     seconds = options.parse_duration(limit)
     if presets is not None and checkpoint is not None:
         raise UsageError("--preset and --checkpoint both name a network; give one of them")
     if presets is None and image_sizes is not None:
-        raise UsageError("--image-size is for --preset: a trained model has the images it was trained on")
+        raise UsageError("--image-size is for --preset: a trained model has the image size it was trained on")
     sides = None if image_sizes is None else options.parse_sizes(image_sizes, "--image-size", "16,32,64")
-
     options.require_plots(plot, bits_plot)
     if bits_plot is not None and not runs:
-        raise UsageError("--bits-plot draws the bits/dim of trained runs; name them with --runs")
+        raise UsageError("--bits-plot plots the bits/dim of trained runs; name them with --runs")
 
     from linformer_cli.bench.measure.ceilings import Ceilings
-    from linformer_cli.bench.models import build_models, load_models, preset_network, resize_network, with_softmax
-    from linformer_cli.bench.sample import SamplingPlan, run_sampling_bench
+    from linformer_cli.bench.sample import SamplingSettings, run_sampling_bench
     from linformer_cli.bench.trained_runs import read_trained_runs
     from linformer_cli.sampling.engines import AUTO, ENGINES
-    from linformer_cli.system.device import choose_device, choose_precision
     from linformer_cli.system.signals import catch_signals
 
+    engines = options.parse_engines(engine, [AUTO, *ENGINES])
     trained = read_trained_runs(runs or [])
-    source: dict[str, Any] = {}
-
-    def choose() -> tuple[str, str]:
-        place = choose_device(device).value
-        kind = choose_precision(precision.value, place, "sampling")
-        talk(f"device {place}, precision {kind.value} ({kind.reason})")
-        return place, kind.value
-
-    if presets is None and checkpoint is None and names is None and trained:
-        place, kind = choose()
-        subjects = load_models(trained, place, kind)
-    elif presets is None:
-        session = open_session(checkpoint, device, precision.value)
-        place, kind, source = session.device, session.precision, {"checkpoint": str(session.checkpoint.path)}
-        subjects = with_softmax(session.model.config.attention, session.model)
-        if names is not None:
-            network = session.model.config
-            subjects = build_models(options.choose_variants(names, True), [(None, network)], place, kind)
+    source: dict[str, str] = {}
+    if presets is not None:
+        models, kind = _build_presets(presets, sides, names, device, precision)
+    elif checkpoint is None and names is None and trained:
+        models, kind = _load_runs(trained, device, precision)
     else:
-        place, kind = choose()
-        networks = [preset_network(name.strip()) for name in presets.split(",")]
-        if sides is not None:
-            networks = [resize_network(*network, side) for network in networks for side in sides]
-        variants = options.choose_variants(names or options.PRESET_VARIANTS, True)
-        subjects = build_models(variants, networks, place, kind)
-    plan = SamplingPlan(
-        batches, repeats, rerun, seconds, memory, trained, options.parse_engines(engine, [AUTO, *ENGINES])
+        models, kind, path = _open_checkpoint(checkpoint, names, device, precision)
+        source["checkpoint"] = path
+    if bits_plot is not None and all(timed.find_quality(trained).bits_per_dim is None for timed in models):
+        raise UsageError("--bits-plot has nothing to plot: none of --runs is of a model that would be timed")
+    settings = SamplingSettings(
+        batches,
+        kind,
+        repeats,
+        engines,
+        look_ahead=look_ahead,
+        rerun=rerun,
+        limit_seconds=seconds,
+        memory=memory,
+        runs=trained,
     )
-    if bits_plot is not None and all(subject.find_run(trained)["bits_per_dim"] is None for subject in subjects):
-        raise UsageError("--bits-plot has nothing to draw: none of --runs is of a model that would be timed")
+    ceilings = Ceilings(str(models[0].model.device))
     with catch_signals() as stop:
-        report = run_sampling_bench(subjects, plan, kind, Ceilings(place), talk_about_row, stop.raise_if_set)
+        report = run_sampling_bench(models, settings, ceilings, talk_about_speed, stop.raise_if_set)
     if not report.rows:
         stop.raise_if_set("Stopped before anything was measured")
     if json:
         print_json({**source, **vars(report), "plot": plot, "bits_plot": bits_plot})
     else:
-        print_speeds(report.rows, "sampling", style)
+        print_sampling(report.rows, style)
         if sides is not None and style is options.TableFormat.TABLE:
             print_position_times(report.rows)
-        options.talk_about(report.environment, report.ceilings)
-    # Behind the figures, which a plot that cannot be written must not take along.
-    write_plot(plot, lambda kind: benchmarks.render_speed(report.rows, kind))
-    if benchmarks.trained_rows(report.rows):
-        write_plot(bits_plot, lambda kind: benchmarks.render_quality(report.rows, kind))
+        talk_about_machine(report.environment, report.ceilings)
+    # After the figures, so that a plot that cannot be written does not lose them.
+    rows = [asdict(row) for row in report.rows]
+    write_plot(plot, lambda kind: benchmark_plots.render_speed(rows, kind))
+    if benchmark_plots.trained_rows(rows):
+        write_plot(bits_plot, lambda kind: benchmark_plots.render_quality(rows, kind))
     elif bits_plot is not None:
         talk(f"no plot in '{bits_plot}': no trained model was timed")
     stop.raise_if_set(options.STOPPED)
 
 
-def print_speeds(rows: list[dict[str, Any]], kind: str, style: options.TableFormat) -> None:
-    """Rows of images per second, of `sampling` or `training`, on stdout."""
-    flat = [benchmarks.flatten_speed(row) for row in rows]
-    tables, columns = {
-        "sampling": (benchmarks.SAMPLING_TABLES, benchmarks.SAMPLING_FILE_COLUMNS),
-        "training": (benchmarks.TRAINING_TABLES, benchmarks.TRAINING_FILE_COLUMNS),
-    }[kind]
-    if style is options.TableFormat.CSV:
-        print_records(flat, columns, "csv")
-        return
-    if style is options.TableFormat.MD:
-        print_records(flat, benchmarks.choose_columns(flat, columns, benchmarks.QUALITY), "md")
-        return
-    for preset in dict.fromkeys(row["preset"] for row in flat):
-        if preset is not None:
-            print(preset)
-        of_preset = [row for row in flat if row["preset"] == preset]
-        for table in tables:
-            if shown := benchmarks.choose_columns(of_preset, table):
-                print_records(of_preset, shown, "table")
-                print()
+def _open_checkpoint(
+    checkpoint: str | None, names: str | None, device: str, precision: options.PrecisionName
+) -> "tuple[list[BenchModel], str, str]":
+    """The checkpoint's model beside softmax, or mechanisms in its size; the precision and the checkpoint's path."""
+    from linformer_cli.bench.models import build_models, with_softmax
+
+    session = open_session(checkpoint, device, precision.value)
+    if names is None:
+        models = with_softmax(session.model.config.attention, session.model)
+    else:
+        variants = options.choose_variants(names, True)
+        models = build_models(variants, [(None, session.model.config)], session.device, session.precision)
+    return models, session.precision, str(session.checkpoint.path)
 
 
-def print_position_times(rows: list[dict[str, Any]]) -> None:
-    """Time of one value of one image against the number of positions, on stdout."""
-    # A preset is called by its network and the size of its images here.
-    flat = [{**benchmarks.flatten_speed(row), "network": row["preset"].partition(",")[0]} for row in rows]
+def _load_runs(
+    runs: "list[TrainedRun]", device: str, precision: options.PrecisionName
+) -> "tuple[list[BenchModel], str]":
+    """The models of the runs, and the precision."""
+    from linformer_cli.bench.models import load_models
 
-    def method(row: dict[str, Any]) -> tuple[Any, ...]:
-        return tuple(row[key] for key in ("network", "name", "engine", "batch"))
-
-    methods = list(dict.fromkeys(map(method, flat)))
-    flat.sort(key=lambda row: (methods.index(method(row)), row["positions"]))
-    print_records(flat, benchmarks.choose_columns(flat, benchmarks.POSITION_COLUMNS), "table")
-    print()
+    place, kind = _choose_place(device, precision)
+    return load_models(runs, place, kind), kind
 
 
-def talk_about_row(row: dict[str, Any]) -> None:
-    """A long job says what it has."""
-    talk(benchmarks.describe_speed(row))
+def _build_presets(
+    presets: str, sides: list[int] | None, names: str | None, device: str, precision: options.PrecisionName
+) -> "tuple[list[BenchModel], str]":
+    """Untrained models of the presets' sizes, and the precision."""
+    from linformer_cli.bench.models import build_models, preset_network, resize_network
+
+    place, kind = _choose_place(device, precision)
+    networks = [preset_network(name.strip()) for name in presets.split(",")]
+    if sides is not None:
+        networks = [resize_network(*network, side) for network in networks for side in sides]
+    variants = options.choose_variants(names or options.PRESET_VARIANTS, True)
+    return build_models(variants, networks, place, kind), kind
+
+
+def _choose_place(device: str, precision: options.PrecisionName) -> tuple[str, str]:
+    """Device and precision; says what was chosen on stderr."""
+    from linformer_cli.system.device import choose_device, choose_precision
+
+    place = choose_device(device).value
+    kind = choose_precision(precision.value, place, "sampling")
+    talk(f"device {place}, precision {kind.value} ({kind.reason})")
+    return place, kind.value

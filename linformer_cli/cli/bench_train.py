@@ -1,28 +1,29 @@
 """`lintx bench train`: images per second of whole training steps."""
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from linformer_cli.report import benchmarks
+from linformer_cli.report import benchmark_plots
 
 from . import options
-from .bench_sample import print_speeds, talk_about_row
+from .bench_tables import print_training, talk_about_machine, talk_about_speed
 from .output import print_json, talk, write_plot
 
 TrainingPrecision = Annotated[
     options.PrecisionName,
-    typer.Option("--precision", help="Of matrix products. auto trains in bf16 where the hardware multiplies it."),
+    typer.Option("--precision", help="Of matrix products; auto is bf16 if the hardware multiplies it."),
 ]
 TrainingPresets = Annotated[
-    str, typer.Option("--preset", help="Networks, separated by commas: mnist-paper, cifar10-paper, ...", metavar="LIST")
+    str, typer.Option("--preset", help="Comma-separated networks: mnist-paper, cifar10-paper, ...", metavar="LIST")
 ]
 TrainingEngines = Annotated[
     str,
     typer.Option(
         "--engine",
-        help="Separated by commas: auto, as a run computes, with kernels compiled for linear attention on a CPU; "
-        "textbook, plain torch in float32.",
+        help="Comma-separated engines: auto, as lintx train computes, with compiled kernels for linear attention on a "
+        "CPU; textbook, plain torch in float32.",
         metavar="LIST",
     ),
 ]
@@ -45,9 +46,10 @@ def train(
     """Measure images/s of whole training steps.
 
     A step is what `lintx train` does: forward, backward, clipping and the optimizer, by the recipe of the preset, on
-    random images. One warm-up, then interleaved repeats; the median and quartiles of images per second, and the share
-    of the machine's own matrix products. Where repeats would take longer than --limit there are fewer, and the row says
-    so. Nothing is timed whose parallel and step form disagree. Ctrl-C shows what was measured.
+    random images. Repeats of all rows are interleaved, after one warm-up step. Reported are the median and quartiles of
+    images/s, and the share of this machine's matrix products. A row that would take longer than --limit has fewer
+    repeats and says so. Mechanisms whose parallel and step executions disagree are not timed. Ctrl-C shows what was
+    measured.
 
     Examples:
 
@@ -56,7 +58,6 @@ def train(
     - `lintx bench train --attention linear --preset mnist-small,mnist-paper --engine textbook,auto`
     - `lintx bench train --preset mnist-paper,cifar10-paper --batch 1 --format md`
     """
-    json = json or style is options.TableFormat.JSON
     batches = options.parse_sizes(batch, "--batch", "4,16")
     seconds = options.parse_duration(limit)
 
@@ -64,7 +65,7 @@ def train(
 
     from linformer_cli.bench.measure.ceilings import Ceilings
     from linformer_cli.bench.models import build_models, preset_network
-    from linformer_cli.bench.train import ENGINES, run_training_bench
+    from linformer_cli.bench.train import ENGINES, TrainingSettings, run_training_bench
     from linformer_cli.bench.trained_runs import read_trained_runs
     from linformer_cli.sampling.engines import TEXTBOOK
     from linformer_cli.system.device import choose_device, choose_precision
@@ -77,26 +78,17 @@ def train(
     textbook = "; textbook fp32" if TEXTBOOK in engines and kind.value != "fp32" else ""
     talk(f"device {place}, precision {kind.value} ({kind.reason}){textbook}")
     networks = [preset_network(name.strip()) for name in presets.split(",")]
-    subjects = build_models(options.choose_variants(names or options.PRESET_VARIANTS, True), networks, place, "fp32")
+    variants = options.choose_variants(names or options.PRESET_VARIANTS, True)
+    models = build_models(variants, networks, place, "fp32")
+    settings = TrainingSettings(batches, kind.value, repeats, engines, seconds, trained)
     with catch_signals() as stop:
-        report = run_training_bench(
-            subjects,
-            batches,
-            repeats,
-            kind.value,
-            seconds,
-            trained,
-            Ceilings(place),
-            talk_about_row,
-            stop.raise_if_set,
-            engines=engines,
-        )
+        report = run_training_bench(models, settings, Ceilings(place), talk_about_speed, stop.raise_if_set)
     if not report.rows:
         stop.raise_if_set("Stopped before anything was measured")
     if json:
         print_json({**vars(report), "plot": plot})
     else:
-        print_speeds(report.rows, "training", style)
-        options.talk_about(report.environment, report.ceilings)
-    write_plot(plot, lambda form: benchmarks.render_speed(report.rows, form))
+        print_training(report.rows, style)
+        talk_about_machine(report.environment, report.ceilings)
+    write_plot(plot, lambda form: benchmark_plots.render_speed([asdict(row) for row in report.rows], form))
     stop.raise_if_set(options.STOPPED)

@@ -1,15 +1,15 @@
-"""`lintx compare`: every mechanism trained alike, in one table."""
+"""`lintx compare`: mechanisms trained alike, in one table."""
 
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from linformer_cli.errors import Interrupted, LintxError, UsageError
 from linformer_cli.report.tables import Column
-from linformer_cli.units import format_bits, format_bytes, format_count
+from linformer_cli.units import format_bytes, format_count
 
 from . import options
 from .images import load_training_images
@@ -17,7 +17,7 @@ from .output import print_json, print_records, talk
 from .progress import TrainingDisplay
 
 if TYPE_CHECKING:
-    from linformer_cli.comparison import Entry
+    from linformer_cli.comparison.entries import Conditions, Entry
     from linformer_cli.data.images import ImageSet
 
 _TABLE_COLUMNS = (
@@ -43,9 +43,9 @@ _CSV_COLUMNS = tuple(
 def compare(
     names: options.Variants = None,
     runs: Annotated[
-        Path, typer.Option("--runs", help="The folder of the runs, one for each mechanism.", metavar="FOLDER")
+        Path, typer.Option("--runs", help="Folder for the runs, one for each mechanism.", metavar="FOLDER")
     ] = Path("runs/comparison"),
-    images: Annotated[int, typer.Option("--images", min=1, help="Training images that each sees.")] = 16_000,
+    images: Annotated[int, typer.Option("--images", min=1, help="Training images for each mechanism.")] = 16_000,
     data: Annotated[
         str | None,
         typer.Option("--data", help="As for lintx train.", metavar="NAME", show_default=False),
@@ -59,7 +59,7 @@ def compare(
         Path | None,
         typer.Option(
             "--config",
-            help="TOML with [model], [data], [train] for all of them.",
+            help="TOML file with [model], [data], [train] for all runs.",
             metavar="FILE",
             show_default=False,
         ),
@@ -69,16 +69,19 @@ def compare(
         typer.Option(
             "--evaluate-images",
             min=1,
-            help="Validation images, the first of the split; default 2000.",
+            help="Number of validation images; default 2000.",
             show_default=False,
         ),
     ] = None,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Images drawn at once when sampling is timed.")] = 64,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Of both timings; the median counts.")] = 3,
-    train: Annotated[bool, typer.Option("--train/--no-train", help="Or only show what is there.")] = True,
-    retime: Annotated[bool, typer.Option("--retime", help="Throw kept times away and take them anew.")] = False,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Images sampled at once when sampling is timed.")] = 64,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Repeats of both timings; the median is shown.")] = 3,
+    train: Annotated[
+        bool, typer.Option("--train/--no-train", help="Train and time, or only show existing results.")
+    ] = True,
+    retime: Annotated[bool, typer.Option("--retime", help="Discard kept times and measure again.")] = False,
     seed: Annotated[
-        int | None, typer.Option("--seed", min=0, help="Of weights and order; default 0.", show_default=False)
+        int | None,
+        typer.Option("--seed", min=0, help="Seed of weights and image order; default 0.", show_default=False),
     ] = None,
     device: Annotated[
         str | None,
@@ -89,7 +92,9 @@ def compare(
     precision: Annotated[
         options.PrecisionName | None,
         typer.Option(
-            "--precision", help="Of training and its timing, auto by default; drawing in fp32.", show_default=False
+            "--precision",
+            help="Precision of training and its timing; default auto. Sampling is timed in fp32.",
+            show_default=False,
         ),
     ] = None,
     style: options.Style = options.TableFormat.TABLE,
@@ -97,12 +102,12 @@ def compare(
 ) -> None:
     """Train every attention alike and compare.
 
-    All have the same network but for the attention, the same images in the same order, and the same settings. Each is a
-    run in a folder of its own: whoever runs the command again goes on where it was, and what is finished is not done
-    again. Then a table: validation bits/dim at the end with the standard error, parameters, bytes of state, and
-    images/s of whole training steps and of drawing, medians over --repeats in which the finished mechanisms take turns.
-    Times are kept beside the runs; --retime takes them anew, on a quiet machine say. A grid of samples of each lies
-    beside its run. Ctrl-C saves first; the table then says what is missing.
+    All runs have the same network except for the attention, the same images in the same order, and the same settings.
+    Each has a folder of its own. Run the command again to continue: finished work is not repeated. The table has
+    validation bits/dim at the end with the standard error, parameters, bytes of state, and images/s of whole training
+    steps and of sampling: medians over --repeats, in which the finished mechanisms take turns. Times are kept beside
+    the runs; --retime measures again. A grid of samples is written beside each run. Ctrl-C saves first; the table then
+    says what is missing.
 
     Examples:
 
@@ -111,11 +116,12 @@ def compare(
     - `lintx compare --runs runs/comparison --no-train --format md`
     - `lintx compare --runs runs/comparison --retime --repeats 5`
     """
-    json = json or style is options.TableFormat.JSON
     if retime and not train:
-        raise UsageError("--no-train only shows what is there; leave it or --retime out")
+        raise UsageError("--retime measures and --no-train does not; drop one of them")
 
-    from linformer_cli.comparison import choose_training, describe_entry, forget_speeds, plan_entries
+    from linformer_cli.comparison.entries import Conditions, Plan, choose_training, plan_entries
+    from linformer_cli.comparison.rows import describe_entry
+    from linformer_cli.comparison.speed import forget_speeds
     from linformer_cli.system.device import choose_device, choose_precision
     from linformer_cli.system.environment import describe_environment
 
@@ -126,32 +132,32 @@ def compare(
     kind = choose_precision(chosen.precision, place.value, "training")
     talk(f"device {place.value} ({place.reason}), precision {kind.value} ({kind.reason})")
     given_data = {"name": data, "data_dir": data_dir, "image_size": image_size}
-    entries, training, validation = plan_entries(
-        options.choose_variants(names, baselines=True),
+    plan = Plan(
         runs,
         images,
         config,
         preset,
         {key: value for key, value in given_data.items() if value is not None},
         chosen.model_dump(include={"evaluate_images", "seed", "device"}) | {"precision": kind.value},
+    )
+    entries, sets = plan_entries(
+        options.choose_variants(names, baselines=True),
+        plan,
         lambda settings: load_training_images(settings.data_config),
     )
+    conditions = Conditions(place.value, kind.value, batch, repeats)
     failures: dict[str, str] = {}
     for entry in entries if retime else []:
         forget_speeds(entry)
-    stopped = _work(entries, training, validation, place.value, kind.value, batch, repeats, failures) if train else None
-    rows = [
-        describe_entry(entry, batch, place.value, kind.value, failures.get(entry.variant.label)) for entry in entries
-    ]
+    stopped = _work(entries, sets, conditions, failures) if train else None
+    rows = [describe_entry(entry, conditions, failures.get(entry.variant.label)) for entry in entries]
     if json:
         first = entries[0].config
         settings = {"images": images, "batch": batch, "repeats": repeats, "data": first.data, "train": first.train}
         print_json({"rows": rows, "settings": settings, "environment": describe_environment()})
-    elif style.value == "csv":
-        print_records(rows, _CSV_COLUMNS, "csv")
     else:
-        columns = (*_TABLE_COLUMNS, _MISSING) if any(row["missing"] for row in rows) else _TABLE_COLUMNS
-        print_records([{**row, "bits": _show_bits(row)} for row in rows], columns, style.value)
+        columns = (*_TABLE_COLUMNS, _MISSING) if any(row.missing for row in rows) else _TABLE_COLUMNS
+        print_records(rows, _CSV_COLUMNS if style is options.TableFormat.CSV else columns, style.value)
     if stopped is not None:
         raise stopped
     if failures:
@@ -159,17 +165,11 @@ def compare(
 
 
 def _work(
-    entries: "list[Entry]",
-    training: "ImageSet",
-    validation: "ImageSet",
-    device: str,
-    precision: str,
-    batch: int,
-    repeats: int,
-    failures: dict[str, str],
+    entries: "list[Entry]", images: "tuple[ImageSet, ImageSet]", conditions: "Conditions", failures: dict[str, str]
 ) -> Interrupted | None:
-    """Everything that is still to be done, each mechanism's own failures aside; returns what a signal ended it with."""
-    from linformer_cli.comparison import draw_grid, time_sampling_once, time_training_once, train_entry
+    """Do all work that is left, and note in `failures` what failed. Returns the interruption that ended it, if any."""
+    from linformer_cli.comparison.entries import draw_grid, train_entry
+    from linformer_cli.comparison.speed import time_sampling_once, time_training_once
     from linformer_cli.system.signals import catch_signals
 
     with catch_signals() as stop:
@@ -179,28 +179,28 @@ def _work(
                 if entry.finished is None:
                     talk(f"{entry.variant.label}: training in {entry.folder.path}")
                     with _noting(entry, failures), TrainingDisplay() as display:
-                        train_entry(entry, training, validation, device, precision, display, stop)
+                        train_entry(entry, images, conditions, display, stop)
             done = [entry for entry in entries if entry.finished is not None]
             for entry in done:
                 check()
                 with _noting(entry, failures):
-                    if draw_grid(entry, device, check):
+                    if draw_grid(entry, conditions.device, check):
                         talk(f"wrote {entry.grid_file}")
-            for _ in range(repeats):
+            for _ in range(conditions.repeats):
                 for entry in done:
                     check()
                     if entry.variant.label not in failures:
                         with _noting(entry, failures):
-                            time_training_once(entry, training, validation, repeats, device, precision)
-                            time_sampling_once(entry, batch, repeats, device, check)
+                            time_training_once(entry, images, conditions)
+                            time_sampling_once(entry, conditions, check)
         except Interrupted as signal:
-            return Interrupted("Stopped; everything is saved, the same command goes on", signal.exit_code - 128)
+            return Interrupted("Stopped; everything is saved, the same command continues", signal.exit_code - 128)
     return None
 
 
 @contextlib.contextmanager
 def _noting(entry: "Entry", failures: dict[str, str]) -> Iterator[None]:
-    """A mechanism that fails is no reason to leave out the others."""
+    """Note a failure of `entry`, so that the others still run."""
     from linformer_cli.system.memory import is_out_of_memory
 
     try:
@@ -212,8 +212,3 @@ def _noting(entry: "Entry", failures: dict[str, str]) -> Iterator[None]:
             raise
         failures[entry.variant.label] = str(error) if isinstance(error, LintxError) else "out of memory"
         talk(f"{entry.variant.label}: {failures[entry.variant.label]}")
-
-
-def _show_bits(row: dict[str, Any]) -> str | None:
-    bits = row["bits_per_dim"]
-    return None if bits is None else format_bits(bits, row["standard_error"], digits=3)

@@ -2,6 +2,8 @@
 
 import math
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,8 +18,11 @@ from .session import Session, open_session
 
 if TYPE_CHECKING:
     from linformer_cli.data.pictures import Picture
-    from linformer_cli.sampling.choose import Filters
     from linformer_cli.sampling.complete import Completion
+    from linformer_cli.sampling.decode import Sampler
+
+# All completions of a picture stand in one row of the result.
+_MOST_COMPLETIONS = 100_000
 
 
 class FitName(StrEnum):
@@ -28,30 +33,32 @@ class FitName(StrEnum):
 
 def complete(
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Pictures of any size and format.")],
-    checkpoint: options.OnlyCheckpointOption = None,
+    checkpoint: options.CheckpointOption = None,
     keep: Annotated[
         str,
         typer.Option(
             "--keep",
-            help="What is given: top:0.5 (fraction), top:50%, top:14rows (or top:14), top:392px.",
+            help="The part to keep: top:0.5 (fraction), top:50%, top:14rows (or top:14), top:392px.",
             metavar="PART",
         ),
     ] = "top:0.5",
     class_name: Annotated[
         str | None,
-        typer.Option("--class", help="What the pictures show, for a model with classes.", show_default=False),
+        typer.Option("--class", help="The class of the pictures, for a model with classes.", show_default=False),
     ] = None,
-    count: Annotated[int, typer.Option("-n", "--count", min=1, help="Completions of each picture.")] = 3,
-    out: Annotated[Path, typer.Option("-o", "--out", help="One PNG for all pictures.")] = Path("completed.png"),
-    fit: Annotated[FitName, typer.Option("--fit", help="How another format becomes the model's.")] = FitName.CROP,
-    invert: Annotated[bool, typer.Option("--invert", help="Swap dark and light first.")] = False,
+    count: Annotated[
+        int, typer.Option("-n", "--count", min=1, max=_MOST_COMPLETIONS, help="Completions of each picture.")
+    ] = 3,
+    out: Annotated[Path, typer.Option("-o", "--out", help="PNG file for all pictures.")] = Path("completed.png"),
+    fit: Annotated[FitName, typer.Option("--fit", help="How to fit a picture of another aspect ratio.")] = FitName.CROP,
+    invert: Annotated[bool, typer.Option("--invert", help="Invert the pictures first.")] = False,
     scale: Annotated[
-        int | None, typer.Option("--scale", min=1, max=64, help="Enlarges the pixels.", show_default=False)
+        int | None, typer.Option("--scale", min=1, max=64, help="Enlarge the pixels.", show_default=False)
     ] = None,
     gif: Annotated[
         Path | None,
         typer.Option(
-            "--gif", help="Also an animation of the pictures being drawn.", show_default=False, metavar="FILE"
+            "--gif", help="Also write an animation of the pictures being drawn.", show_default=False, metavar="FILE"
         ),
     ] = None,
     temperature: options.Temperature = 1.0,
@@ -66,10 +73,10 @@ def complete(
 ) -> None:
     """Complete your own pictures.
 
-    The top of each picture is kept and the model draws the rest, several times. The result shows a row per picture:
-    given | completions | original. The bits/dim of the kept part, of each completion and of the original's rest tell
-    how likely the model finds them. Pictures are turned as their EXIF says, transparency is flattened, and they are
-    resized to the model's size. The given part is read in parallel.
+    The top of each picture is kept and the model draws the rest, several times. The result has a row per picture:
+    given | completions | original. The bits/dim of the kept part, of each completion and of the rest of the original
+    say how likely they are under the model. Pictures are rotated as their EXIF data says, transparency is flattened,
+    and they are resized to the model's size. The kept part is read in parallel.
 
     Examples:
 
@@ -83,11 +90,9 @@ def complete(
         raise UsageError(f"'{given[0]}' is one of the pictures and would be replaced; name another file to write")
     session = open_session(checkpoint, device, precision.value)
 
-    from linformer_cli.files import write_file
-    from linformer_cli.report.animation import encode_gif, frame_rows
-    from linformer_cli.report.grids import encode_png, stack_rows
     from linformer_cli.sampling.choose import Filters
     from linformer_cli.sampling.complete import parse_keep
+    from linformer_cli.sampling.decode import Sampler
 
     filters = Filters(temperature, top_k, top_p)
     known = parse_keep(keep, session.model.config.image)
@@ -95,85 +100,118 @@ def complete(
     chosen = session.choose_engine(engine)
     asked = {"seed": seed, "batch": count, "keep": keep, "invert": invert, **vars(filters), "class": label}
     settings = {**session.record, "engine": chosen, **asked}
+    sampler = Sampler(session.model, seed, filters, chosen)
+    work = _complete_all(_Task(session, sampler, known, count, label, fit, invert), images)
+    if work.done:
+        record = {**settings, "images": [picture.path for picture, _ in work.done]}
+        _write_pictures(session, work.done, (out, gif), scale, record)
+    if json:
+        written = {"out": out, "gif": gif} if work.done else {"out": None, "gif": None}
+        rows = [_describe(*pair) for pair in work.done]
+        print_json({**settings, "images": len(rows), "rows": rows, "failures": work.failures, **written})
+    if work.stopped is not None:
+        if work.done:
+            complain(f"stopped after {len(work.done)} of {len(images)} pictures, which are kept")
+        raise work.stopped
+    if work.failures:
+        others = "; the others were completed" if work.done else ""
+        raise DataError(f"{len(work.failures)} of {len(images)} pictures could not be read{others}")
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What to do with each picture."""
+
+    session: Session
+    sampler: "Sampler"
+    known: int
+    count: int
+    label: int | None
+    fit: FitName
+    invert: bool
+
+    def complete(self, path: Path) -> "tuple[Picture, Completion]":
+        """The picture at `path` and its completions; says on stderr what was noticed about the picture."""
+        from linformer_cli.data.pictures import border_brightness, load_picture
+        from linformer_cli.data.sequence import images_to_values
+        from linformer_cli.sampling.complete import complete_values
+
+        shape = self.session.model.config.image
+        picture = load_picture(path, shape, self.fit.value, self.invert)
+        for note in picture.notes:
+            talk(f"{path}: {note}")
+        trained_on = self.session.checkpoint.info.data.border_mean
+        if shape.channels == 1 and abs((ours := border_brightness(picture.image)) - trained_on) > 128:
+            colours = ("light", "dark") if ours > 127 else ("dark", "light")
+            remedy = "leave out --invert" if self.invert else "try --invert"
+            talk(f"hint: {path} has a {colours[0]} background, the model was trained on a {colours[1]} one; {remedy}")
+        values = images_to_values(picture.image[None], shape.levels)[0]
+        return picture, complete_values(self.sampler, values, self.known, self.count, self.label, say_halved)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Completed pictures, pictures that could not be read, and what ended the command early, if anything."""
+
+    done: "list[tuple[Picture, Completion]]"
+    failures: list[dict[str, object]]
+    stopped: BaseException | None
+
+
+def _complete_all(task: _Task, images: Sequence[Path]) -> _Work:
+    """Complete the pictures one by one; skips those that cannot be read, unless there is only one picture."""
     done: list[tuple[Picture, Completion]] = []
-    results, failures = [], []
-    stopped: BaseException | None = None
+    failures: list[dict[str, object]] = []
     for path in images:
         try:
-            picture, completion = _complete_one(session, path, known, count, seed, filters, fit, invert, chosen, label)
+            done.append(task.complete(path))
         except DataError as error:
             if len(images) == 1:
                 raise
             complain(f"Error: {error}")
             failures.append({"image": path, "error": str(error)})
-            continue
         except (KeyboardInterrupt, LintxError) as error:  # what is done is written first
-            stopped = error
-            break
-        done.append((picture, completion))
-        results.append(_describe(picture, completion))
-    if done:
-        record = {**settings, "images": [result["image"] for result in results]}
-        height = session.model.config.image.height
-        write_file(out, encode_png(stack_rows([_render(session, *pair, scale) for pair in done]), record))
-        talk(f"wrote {out}")
-        if gif is not None:
-            shown = frame_rows(height, known // session.model.config.image.values_per_row)
-            frames = [stack_rows([_render(session, *pair, scale, rows) for pair in done]) for rows in shown]
-            write_file(gif, encode_gif(frames, record))
-            talk(f"wrote {gif}")
-    if json:
-        written = {"out": out, "gif": gif} if done else {"out": None, "gif": None}
-        print_json({**settings, "images": len(results), "rows": results, "failures": failures, **written})
-    if stopped is not None:
-        if done:
-            complain(f"stopped after {len(done)} of {len(images)} pictures, which are kept")
-        raise stopped
-    if failures:
-        rest = "; the others were completed" if done else ""
-        raise DataError(f"{len(failures)} of {len(images)} pictures could not be read{rest}")
+            return _Work(done, failures, error)
+        else:
+            _say_bits(*done[-1])
+    return _Work(done, failures, None)
+
+
+def _write_pictures(
+    session: Session,
+    done: "Sequence[tuple[Picture, Completion]]",
+    files: tuple[Path, Path | None],
+    scale: int | None,
+    record: dict[str, Any],
+) -> None:
+    """All rows as one PNG and, if wanted, their animation; `files` are both."""
+    from linformer_cli.files import write_file
+    from linformer_cli.report.animation import encode_gif, frame_rows
+    from linformer_cli.report.grids import encode_png, stack_rows
+
+    out, gif = files
+    image = session.model.config.image
+    write_file(out, encode_png(stack_rows([_render(session, *pair, scale) for pair in done]), record))
+    talk(f"wrote {out}")
+    if gif is not None:
+        shown = frame_rows(image.height, done[0][1].known // image.values_per_row)
+        frames = [stack_rows([_render(session, *pair, scale, rows) for pair in done]) for rows in shown]
+        write_file(gif, encode_gif(frames, record))
+        talk(f"wrote {gif}")
 
 
 def _choose_class(session: Session, wanted: str | None) -> int | None:
-    """The one class of all pictures; None in a model without classes. Raises `UsageError` unless there is just one."""
+    """The class of all pictures, None in a model without classes; raises `UsageError` unless exactly one is named."""
     chosen, classes = session.choose_classes(wanted), session.model.config.classes
     if classes and len(chosen) != 1:
-        raise UsageError(f"the model has classes: say with --class which of 0 to {classes - 1} the pictures show")
+        raise UsageError(f"the model has classes: name the class of the pictures, 0 to {classes - 1}, with --class")
     return chosen[0] if chosen else None
-
-
-def _complete_one(
-    session: Session,
-    path: Path,
-    known: int,
-    count: int,
-    seed: int,
-    filters: "Filters",
-    fit: FitName,
-    invert: bool,
-    engine: str,
-    label: int | None,
-) -> "tuple[Picture, Completion]":
-    from linformer_cli.data.pictures import border_brightness, load_picture
-    from linformer_cli.data.sequence import images_to_values
-    from linformer_cli.sampling.complete import complete_values
-
-    shape = session.model.config.image
-    picture = load_picture(path, shape, fit.value, invert)
-    for note in picture.notes:
-        talk(f"{path}: {note}")
-    if shape.channels == 1 and abs(border_brightness(picture.image) - session.checkpoint.info.data.border_mean) > 128:
-        ours, theirs = ("light", "dark") if border_brightness(picture.image) > 127 else ("dark", "light")
-        remedy = "leave out --invert" if invert else "try --invert"
-        talk(f"hint: {path} has a {ours} background, the model learned a {theirs} one; {remedy}")
-    values = images_to_values(picture.image[None], shape.levels)[0]
-    return picture, complete_values(session.model, values, known, count, seed, filters, say_halved, engine, label)
 
 
 def _render(
     session: Session, picture: "Picture", completion: "Completion", scale: int | None, shown_rows: int | None = None
 ) -> Any:
-    """The row of one picture; of the completions only the first `shown_rows` rows, where that is given."""
+    """The row of one picture; with `shown_rows`, only so many rows of each completion."""
     from linformer_cli.data.sequence import values_to_images
     from linformer_cli.report.animation import hide_rows
     from linformer_cli.report.grids import render_completion
@@ -184,21 +222,23 @@ def _render(
     return render_completion(picture.image, completion.known, completed, picture.image, scale)
 
 
-def _describe(picture: "Picture", completion: "Completion") -> dict[str, Any]:
-    """One picture's record; a part without values has no bits/dim."""
-    kept = None if math.isnan(completion.kept_bits_per_dim) else completion.kept_bits_per_dim
-    completed = completion.completed_bits_per_dim
-    mean = sum(completed) / len(completed)
-    shown = "none" if kept is None else f"{kept:.3f}"
+def _say_bits(picture: "Picture", completion: "Completion") -> None:
+    kept, completed = completion.kept_bits_per_dim, completion.completed_bits_per_dim
+    shown = "none" if math.isnan(kept) else f"{kept:.3f}"
     talk(
-        f"{picture.path}: bits/dim kept {shown}, completions {mean:.3f} on average, "
-        f"original's rest {completion.original_rest_bits_per_dim:.3f}"
+        f"{picture.path}: bits/dim kept {shown}, completions {sum(completed) / len(completed):.3f} on average, "
+        f"rest of the original {completion.original_rest_bits_per_dim:.3f}"
     )
+
+
+def _describe(picture: "Picture", completion: "Completion") -> dict[str, object]:
+    """The JSON record of one picture; a part without values has no bits/dim."""
+    kept = completion.kept_bits_per_dim
     return {
         "image": picture.path,
         "known_values": completion.known,
-        "kept_bits_per_dim": kept,
-        "completed_bits_per_dim": completed,
+        "kept_bits_per_dim": None if math.isnan(kept) else kept,
+        "completed_bits_per_dim": completion.completed_bits_per_dim,
         "original_rest_bits_per_dim": completion.original_rest_bits_per_dim,
         "notes": picture.notes,
     }

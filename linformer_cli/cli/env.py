@@ -1,13 +1,13 @@
-"""`lintx env`: what figures depend on."""
+"""`lintx env`: the machine and versions that results depend on."""
 
 from . import options
 from .output import print_facts, print_json
 
 
 def env(json: options.Json = False) -> None:
-    """Show what figures depend on here.
+    """Show the machine and versions that results depend on.
 
-    Versions, processor, threads and GPUs, and which device and precision `auto` means.
+    Versions, processor, threads, GPUs, and the device and precision that `auto` selects.
 
     Examples:
 
@@ -31,7 +31,7 @@ def env(json: options.Json = False) -> None:
         facts[f"auto_precision_{purpose}"] = f"{choice.value} ({choice.reason})"
     facts["native_engine"] = describe_library(engine.SOURCE)
     facts["native_attention"] = describe_library(attention.SOURCE)
-    facts["triton_kernels"] = triton_refusal(torch.device(device.value)) or "to be had"
+    facts["triton_kernels"] = triton_refusal(torch.device(device.value)) or "available"
     facts["shipped_checkpoints"] = {name: str(path) for name, path in shipped_checkpoints().items()}
     if json:
         print_json(facts)

@@ -27,25 +27,25 @@ def evaluate(
     data: Annotated[
         str | None,
         typer.Option(
-            "--data", help="Default: the data that the model was trained on.", show_default=False, metavar="NAME"
+            "--data", help="Data set; default: the one the model was trained on.", show_default=False, metavar="NAME"
         ),
     ] = None,
-    split: Annotated[SplitName, typer.Option("--split", help="Choose settings on validation, not on test.")] = (
-        SplitName.VALIDATION
-    ),
+    split: Annotated[
+        SplitName, typer.Option("--split", help="Split to measure. Choose settings on validation, not on test.")
+    ] = (SplitName.VALIDATION),
     data_dir: options.DataDir = None,
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, help="Only the first images of the split.", show_default=False)
     ] = None,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Images at once.")] = 64,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Batch size.")] = 64,
     device: options.Device = "auto",
     precision: options.SamplingPrecision = options.PrecisionName.AUTO,
     engine: Annotated[
         str | None,
         typer.Option(
             "--engine",
-            help="Step through the values with this sampling engine (auto, native, stepwise, cuda, textbook), not in "
-            "parallel: what its number format costs.",
+            help="Predict step by step with this sampling engine (auto, native, cuda, textbook) instead of in "
+            "parallel, to measure the cost of its number format.",
             show_default=False,
             metavar="NAME",
         ),
@@ -54,26 +54,25 @@ def evaluate(
         str | None,
         typer.Option(
             "--against",
-            help="Another checkpoint, measured in parallel on the same images: the difference, image by image.",
+            help="Another checkpoint, measured in parallel on the same images; shows the paired difference.",
             show_default=False,
             metavar="CHECKPOINT",
         ),
     ] = None,
-    checkpoint_option: options.CheckpointOption = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
     """Measure bits/dim over a split.
 
-    That is how many bits the model needs per value, with the standard error over images. Every value counts, the first
-    one too: nats are summed over all values of all images and divided once by ln 2 and by their number. The second
-    figure leaves out the first value of each image, as the code of Katharopoulos 2020 does; use it beside that paper's
-    figures only. A model with classes is told the label of each image; what it costs to say the label, log2(classes)
-    bits an image, is added in a figure of its own, which may be held against a model without classes.
+    Bits/dim is the number of bits that the model needs per value, shown with the standard error over images. Every
+    value counts: nats are summed over all values of all images and divided once by ln 2 and by the number of values.
+    The second figure leaves out the first value of each image, as the code of Katharopoulos 2020 does; compare it with
+    that paper's figures only. A model with classes receives the label of each image. A further figure adds the cost of
+    the label, log2(classes) bits an image, to compare with a model without classes.
 
-    With --against, how much less or more that is than another model needs for the same images, class included. Images
-    differ far more from each other than two models do in one image, so the standard error of this difference is much
-    smaller than those of both figures: it can tell models apart that they cannot.
+    With --against, also shows the difference from another model on the same images, class included. It is taken image
+    by image. Images differ far more from each other than two models do in one image, so the standard error of this
+    difference is much smaller than those of the two figures.
 
     Examples:
 
@@ -81,9 +80,10 @@ def evaluate(
     - `lintx eval --limit 500`
     - `lintx eval runs/second --against runs/first`
     """
-    session = open_session(options.one_checkpoint(checkpoint, checkpoint_option), device, precision.value)
+    session = open_session(checkpoint, device, precision.value)
 
     from linformer_cli.evaluation.bits import measure_nats, stepped_nats
+    from linformer_cli.sampling.engines import EngineCache
     from linformer_cli.units import format_bits
 
     name = data or session.checkpoint.info.data.name
@@ -93,20 +93,20 @@ def evaluate(
     labels = images.require_labels(classes) if classes else None
     other = None if against is None else open_session(against, device, precision.value)
     if other is not None and other.model.config.image != wanted:
-        raise UsageError(f"'{against}' draws other images than '{session.checkpoint.path}': they have no difference")
+        raise UsageError(f"'{against}' models images of another size than '{session.checkpoint.path}'")
     chosen = images.images[:limit]
     talk(f"{len(chosen):,} of {len(images):,} {split.value} images of {name}")
     began = time.perf_counter()
-    nats, stepped = None, "parallel"
+    nats, executed = None, "parallel"
     if engine is not None:
-        stepped = session.choose_engine(engine)
-        nats = functools.partial(stepped_nats, session.model, engine=stepped)
+        executed = session.choose_engine(engine)
+        nats = functools.partial(stepped_nats, EngineCache(executed, session.model))
     measured = measure_nats(session.model, chosen, batch, nats=nats, labels=labels)
     bits = measured.describe()
     with_class = bits.bits_per_dim + session.model.config.class_bits_per_dim
     result = {
         **session.record,
-        "engine": stepped,
+        "engine": executed,
         "data": name,
         "split": split.value,
         "images_in_split": len(images),
@@ -139,10 +139,10 @@ def evaluate(
     }
     if classes:
         facts["with the class"] = (
-            f"{format_bits(with_class, bits.standard_error)}  (log2({classes})/{bits.values_per_image} added: to hold "
-            "against a model without classes)"
+            f"{format_bits(with_class, bits.standard_error)}  (log2({classes})/{bits.values_per_image} added, to "
+            "compare with a model without classes)"
         )
     if other is not None:
         sign = "+" if difference > 0 else ""
-        facts["difference"] = f"{sign}{format_bits(difference, error)}  (to {other.checkpoint.path}, image by image)"
+        facts["difference"] = f"{sign}{format_bits(difference, error)}  (from {other.checkpoint.path}, image by image)"
     print_facts(facts)

@@ -12,8 +12,10 @@ from .output import print_json, talk
 
 
 def export(
-    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A run, a checkpoint folder or a name.")],
-    out: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder to write; must not exist.")],
+    checkpoint: Annotated[
+        str, typer.Argument(metavar="CHECKPOINT", help="A run, a checkpoint folder or a shipped name.")
+    ],
+    out: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder to create.")],
     dtype: Annotated[
         Literal["fp32", "bf16"], typer.Option("--dtype", help="bf16 rounds the weights and halves the file.")
     ] = "fp32",
@@ -22,8 +24,8 @@ def export(
 ) -> None:
     """Copy a model out of its run.
 
-    Weights, configuration and model card, without the training state: ready to share. Measure what rounding costs with
-    `lintx eval` on the result.
+    The copy holds weights, configuration and model card, without the training state. `lintx eval` shows what rounding
+    costs.
 
     Examples:
 

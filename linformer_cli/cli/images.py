@@ -1,4 +1,4 @@
-"""Images ready for use by a command: loaded, and what their owner may not expect said on stderr."""
+"""Images loaded for a command, with notes about them on stderr."""
 
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def load_training_images(data: "DataConfig", team: Team = ALONE) -> "tuple[ImageSet, ImageSet]":
-    """The training and the validation images, for one of `team`; says how many there are."""
+    """The training and validation images, for one of `team`. Prints how many there are."""
     from linformer_cli.data.images import load_for_training
 
     with team.leader_first():  # it may download them
@@ -23,7 +23,7 @@ def load_training_images(data: "DataConfig", team: Team = ALONE) -> "tuple[Image
 
 
 def load_images_to_fit(name: str, split: "Split", data_dir: str | None, wanted: "ImageShape") -> "ImageSet":
-    """One split of the data set `name`; raises `UsageError` where it cannot be had as images of the size `wanted`."""
+    """One split of the data set `name`. Raises `UsageError` if it does not come in images of the size `wanted`."""
     from linformer_cli.data.images import fit_size, load_images
 
     sizes = fit_size(name, wanted)

@@ -1,4 +1,4 @@
-"""`lintx info`: what a checkpoint is."""
+"""`lintx info`: the model, data and training of a checkpoint."""
 
 from . import options
 from .output import print_facts, print_json
@@ -6,12 +6,9 @@ from .output import print_facts, print_json
 
 def info(
     checkpoint: options.CheckpointArgument = None,
-    checkpoint_option: options.CheckpointOption = None,
     json: options.Json = False,
 ) -> None:
-    """Show what a checkpoint is.
-
-    Its model, data, training and sizes. Without a checkpoint: the shipped default.
+    """Show the model, data, training and sizes of a checkpoint.
 
     Examples:
 
@@ -21,7 +18,7 @@ def info(
     from linformer_cli.checkpoint import load_weights, read_checkpoint
     from linformer_cli.units import format_bits, format_bytes, format_duration
 
-    found = read_checkpoint(options.one_checkpoint(checkpoint, checkpoint_option))
+    found = read_checkpoint(checkpoint)
     model = load_weights(found)
     details, training = found.info, found.info.training
     sizes = {"parameters": model.parameter_count(), "state_bytes": model.state_bytes(1)}
@@ -35,9 +32,9 @@ def info(
         "network": f"{network.layers} layers, {network.heads} heads of {network.head_width}, width {network.width}, "
         f"feed-forward {network.feed_forward}, {network.norm}-norm, {network.context} context, {network.head} head",
         "images": f"{image.height} x {image.width} x {image.channels}, {image.levels} levels, T = {image.positions}",
-        "classes": f"{network.classes}, of which the model is told" if network.classes else "none",
+        "classes": f"{network.classes}, the model is conditional" if network.classes else "none",
         "parameters": f"{sizes['parameters']:,}",
-        "state": f"{format_bytes(sizes['state_bytes'])} an image after {image.positions} positions",
+        "state": f"{format_bytes(sizes['state_bytes'])} per image after {image.positions} positions",
         "trained on": f"{details.data.name}, {training.images_seen:,} images in {training.step:,} steps, "
         f"{format_duration(training.elapsed_seconds)}",
         "weights": f"sha256 {found.digest}",

@@ -1,13 +1,14 @@
-"""Where words go: results to stdout, talk to stderr."""
+"""Printing: results go to stdout, messages to stderr."""
 
+import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from rich.console import Console
 
-from linformer_cli.report.tables import Column, TableStyle, render_records, to_json
+from linformer_cli.report.tables import Column, Record, TableStyle, render_records, to_json
 from linformer_cli.system.distributed import process_rank
 
 if TYPE_CHECKING:
@@ -21,45 +22,73 @@ _quiet = False
 
 
 def set_quiet(quiet: bool) -> None:
-    """Whether `talk` and all progress are left out; every command sets it anew."""
+    """Whether to drop messages and progress; set at the start of every command."""
     global _quiet
     _quiet = quiet
 
 
 def is_quiet() -> bool:
-    """Whether `talk` and all progress are left out: with --quiet, and of several processes in all but the first."""
+    """Whether messages and progress are dropped: with --quiet, and in all processes of a job but the first."""
     return _quiet or process_rank() > 0
 
 
 def talk(message: str) -> None:
-    """A line for the user on stderr, unless `is_quiet`."""
+    """Print a message on stderr, unless `is_quiet`."""
     if not is_quiet():
         complain(message)
 
 
 def complain(message: str) -> None:
-    """A line on stderr about something that went wrong, also with --quiet. A process that is not the first says so."""
+    """Print a warning or an error on stderr, also with --quiet. Processes other than the first give their number."""
     rank = process_rank()
-    print(f"{f'process {rank}: ' if rank else ''}{one_line(message)}", file=sys.stderr, flush=True)
+    if (stream := patient_stderr()) is not None:
+        print(f"{f'process {rank}: ' if rank else ''}{one_line(message)}", file=stream, flush=True)
+
+
+class PatientStream:
+    """A text stream that drops what cannot be written: its reader may have gone, or its disk may be full.
+
+    A message is not worth ending hours of work.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError, ValueError):  # the latter from a closed file
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def patient_stderr() -> TextIO | None:
+    """Stderr that never fails; None if it was closed before the start."""
+    return None if sys.stderr is None else cast(TextIO, PatientStream(sys.stderr))
 
 
 def one_line(message: str) -> str:
-    """`message` without line ends and without what a file's name or content could do to a terminal."""
+    """`message` without line ends and control characters, which file names may contain."""
     return " ".join("".join(sign if sign.isprintable() else " " for sign in message).split())
 
 
 def say_halved(batch: int) -> None:
-    """For `on_halve` of the sampling functions."""
-    complain(f"out of memory; going on with {batch} at once, the images stay the same")
+    """Warn about a smaller batch; `on_halve` of the sampling functions."""
+    complain(f"out of memory; continuing with a batch of {batch}, which gives the same images")
 
 
 def print_json(value: object) -> None:
-    """One JSON document on stdout."""
+    """Print one JSON document on stdout."""
     print(to_json(value))
 
 
-def print_records(records: Sequence[Mapping[str, object]], columns: Sequence[Column], style: TableStyle) -> None:
-    """Records on stdout as a table, as Markdown or as CSV."""
+def print_records(records: Sequence[Record], columns: Sequence[Column], style: TableStyle) -> None:
+    """Print records on stdout as a table, Markdown or CSV."""
     if style == "table":
         Console().print(render_records(records, columns, "table"))
     else:
@@ -67,7 +96,7 @@ def print_records(records: Sequence[Mapping[str, object]], columns: Sequence[Col
 
 
 def write_plot(path: Path | None, render: Callable[["PlotFormat"], bytes]) -> None:
-    """The plot that `render` makes in the format of `path`, where one is wanted; says so."""
+    """Write the plot that `render` makes in the format of `path`, if there is one."""
     from linformer_cli.files import write_file
     from linformer_cli.report.plots import parse_plot_format
 
@@ -77,14 +106,14 @@ def write_plot(path: Path | None, render: Callable[["PlotFormat"], bytes]) -> No
 
 
 def print_facts(facts: Mapping[str, object]) -> None:
-    """Names and values, one pair a line, on stdout."""
+    """Print names and values on stdout, one pair per line."""
     width = max(len(name) for name in facts)
     for name, value in facts.items():
         print(f"{name:<{width}}  {value}")
 
 
 def show_preview(images: "NDArray[np.uint8]") -> None:
-    """Images as half blocks on stderr, if that is a terminal."""
+    """Print images as half blocks on stderr, if it is a terminal."""
     from linformer_cli.report.terminal import render_preview
 
     console = Console(stderr=True)

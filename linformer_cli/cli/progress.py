@@ -1,19 +1,20 @@
-"""Training, as seen in a terminal: one live line, or plain lines where there is no terminal."""
+"""The progress of training on stderr: one live line in a terminal, otherwise a plain line every few seconds."""
 
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from linformer_cli.units import format_bits, format_bytes, format_duration
 
-from .output import is_quiet
+from .output import is_quiet, patient_stderr
 
 if TYPE_CHECKING:
     from linformer_cli.evaluation.bits import Bits
+    from linformer_cli.metrics import MetricsRow
     from linformer_cli.training.progress import Progress as RunProgress
 
 _PLAIN_INTERVAL_SECONDS = 10.0
@@ -21,18 +22,11 @@ _BAR_COLUMNS = 20
 _PERCENT_COLUMNS = 5
 
 
-class PatientConsole(Console):
-    """Whoever read it may go: rich would end the process, with what was trained since the last save."""
-
-    def on_broken_pipe(self) -> None:
-        self.quiet = True
-
-
 class TrainingDisplay:
-    """A `Reporter` of the training loop that writes to `console`, which is stderr."""
+    """A `Reporter` of the training loop that writes to `console`, by default stderr."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = PatientConsole(stderr=True) if console is None else console
+        self._console = Console(stderr=True, file=patient_stderr()) if console is None else console
         self._live: Progress | None = None
         self._bar = TaskID(0)
         self._began = time.monotonic()
@@ -46,24 +40,24 @@ class TrainingDisplay:
             self._live = Progress(*columns, console=self._console)
             self._bar = self._live.add_task("starting", total=1.0)
             self._live.start()
-            self._console.show_cursor(True)  # a second Ctrl-C leaves at once, and would leave the terminal without
+            self._console.show_cursor(True)  # a second Ctrl-C ends the process without restoring it
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._live is not None:
-            if kind is None:  # the last step is seldom one that is logged
+            if kind is None:  # the last step is rarely a logged one
                 self._live.update(self._bar, completed=1.0)
             self._live.stop()
 
-    def on_step(self, row: dict[str, Any], finished_share: float) -> None:
+    def on_step(self, row: "MetricsRow", finished_share: float) -> None:
         facts = [
-            f"step {row['step']}",
-            f"{row['train_bits_per_dim']:.3f} bits/dim",
+            f"step {row.step}",
+            f"{row.train_bits_per_dim:.3f} bits/dim",
             f"{self._remaining(finished_share)} left",
-            f"{row['images_per_second']:.1f} images/s",
-            format_bytes(row["peak_memory_bytes"]),
+            f"{row.images_per_second:.1f} images/s",
+            format_bytes(row.peak_memory_bytes or 0),
         ]
         if self._live is not None:
             self._live.update(self._bar, completed=finished_share, description=self._fit(facts))
@@ -82,13 +76,13 @@ class TrainingDisplay:
         self._say(f"wrote {path}")
 
     def on_save(self, path: Path, progress: "RunProgress") -> None:
-        """Saving is not news; the progress line goes on."""
+        """Saves are not reported."""
 
     def on_spike(self, message: str) -> None:
         self._print(f"warning: {message}")
 
     def _remaining(self, share: float) -> str:
-        """The time left, from the speed since this process began (a resumed run starts in the middle)."""
+        """The time left, from the speed of this process alone: a resumed run starts in the middle."""
         if self._first_share is None:
             self._first_share, self._began = share, time.monotonic()
         done = share - self._first_share
@@ -98,11 +92,11 @@ class TrainingDisplay:
 
     @property
     def _has_bar(self) -> bool:
-        """In a narrow terminal, words are worth more than a bar."""
+        """A narrow terminal has room for the text only."""
         return self._console.width >= 100
 
     def _fit(self, facts: list[str]) -> str:
-        """As many of the `facts`, the first ones, as one line of the terminal takes."""
+        """As many of the first `facts` as fit in one line of the terminal."""
         room = self._console.width - _PERCENT_COLUMNS - (_BAR_COLUMNS + 1) * self._has_bar
         line = facts[0]
         for fact in facts[1:]:

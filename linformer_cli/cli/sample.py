@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,26 +20,28 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from linformer_cli.config import ImageShape
     from linformer_cli.report.numbered import NumberedImages
-    from linformer_cli.sampling.decode import SampledBatch
+    from linformer_cli.sampling.decode import Sampler
 
-# More images than that make no picture; where they are in files too, they need not be in memory.
+# The grid of more images than this would be useless. With --files the others need not be in memory either.
 _MOST_IN_GRID = 10_000
+# More than anyone draws; with --first and classes, the numbers of images still fit 63 bits.
+_MOST_IMAGES, _LAST_FIRST = 2**40, 2**62
 
 
 def sample(
     checkpoint: options.CheckpointArgument = None,
-    count: Annotated[int, typer.Option("-n", "--count", min=1, help="How many images.")] = 16,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="How many at once.")] = 64,
+    count: Annotated[int, typer.Option("-n", "--count", min=1, max=_MOST_IMAGES, help="Number of images.")] = 16,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Images drawn at once.")] = 64,
     out: Annotated[
-        str, typer.Option("-o", "--out", help="The grid as PNG; - writes it to stdout.", metavar="FILE")
+        str, typer.Option("-o", "--out", help="PNG file for the grid; - writes it to stdout.", metavar="FILE")
     ] = "samples.png",
     class_name: Annotated[
         str | None,
         typer.Option(
             "--class",
-            help="Of a model with classes: 7, or 1,7, or all; -n images of each, a row for each. Default: all in turn.",
+            help="For a model with classes: 7, or 1,7, or all. Draws -n images of each, a row for each. Default: all "
+            "classes in turn.",
             show_default=False,
             metavar="CLASS",
         ),
@@ -48,14 +50,16 @@ def sample(
         Path | None,
         typer.Option(
             "--files",
-            help="Also every image as a numbered PNG in this folder; what is there already is not drawn again.",
+            help="Also write every image as a numbered PNG to this folder; images already there are not drawn again.",
             show_default=False,
         ),
     ] = None,
-    first: Annotated[int, typer.Option("--first", min=0, max=2**62, help="The number of the first image.")] = 0,
-    columns: Annotated[int | None, typer.Option("--columns", min=1, help="Of the grid.", show_default=False)] = None,
+    first: Annotated[int, typer.Option("--first", min=0, max=_LAST_FIRST, help="Number of the first image.")] = 0,
+    columns: Annotated[
+        int | None, typer.Option("--columns", min=1, help="Columns of the grid.", show_default=False)
+    ] = None,
     scale: Annotated[
-        int | None, typer.Option("--scale", min=1, max=64, help="Enlarges the grid's pixels.", show_default=False)
+        int | None, typer.Option("--scale", min=1, max=64, help="Enlarge the grid's pixels.", show_default=False)
     ] = None,
     temperature: options.Temperature = 1.0,
     top_k: options.TopK = None,
@@ -66,22 +70,23 @@ def sample(
     engine: options.Engine = "auto",
     gif: Annotated[
         Path | None,
-        typer.Option("--gif", help="Also an animation of the grid being drawn.", show_default=False, metavar="FILE"),
+        typer.Option(
+            "--gif", help="Also write an animation of the grid being drawn.", show_default=False, metavar="FILE"
+        ),
     ] = None,
     preview: Annotated[bool, typer.Option(help="Show some images in the terminal.")] = True,
-    checkpoint_option: options.CheckpointOption = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
     """Draw images from a model.
 
     The model is stepped value by value; with linear attention its memory does not grow with the image. Filters act in
-    this order: temperature, top-k, top-p; by default none does, and images are drawn from exactly the distribution that
-    bits/dim are counted with. They act on the probabilities of the 256 values, also where the model is a mixture of
-    logistics. Image number i depends on --seed and i, not on --batch.
+    this order: temperature, top-k, top-p. By default there are none, and images are drawn from exactly the distribution
+    that bits/dim measure. Filters act on the probabilities of the 256 values, also for a mixture of logistics. Image
+    number i depends on --seed and i, not on --batch.
 
-    `torchrun --nproc-per-node N -m linformer_cli sample ...` shares the images out among N processes. Whoever was
-    stopped gives the same command again, with --files, and what is missing is drawn.
+    `torchrun --nproc-per-node N -m linformer_cli sample ...` splits the images among N processes. With --files, an
+    interrupted command can be repeated: it draws the missing images.
 
     Examples:
 
@@ -97,76 +102,45 @@ def sample(
     options.require_output("-o", out, ".png")
     options.require_output("--gif", gif, ".gif")
     with join_team() as team, notice_loss("with --files, the same command draws what is missing"):
-        session = open_session(
-            options.one_checkpoint(checkpoint, checkpoint_option), device, precision.value, team=team
-        )
+        session = open_session(checkpoint, device, precision.value, team=team)
 
-        import numpy as np
-
-        from linformer_cli.files import write_file
-        from linformer_cli.report.animation import encode_gif, frame_rows, hide_rows
-        from linformer_cli.report.grids import encode_png, render_grid
         from linformer_cli.report.numbered import NumberedImages
         from linformer_cli.sampling.choose import Filters
-        from linformer_cli.sampling.decode import iter_samples
+        from linformer_cli.sampling.decode import Sampler
         from linformer_cli.units import format_bytes, format_duration
 
         filters = Filters(temperature, top_k, top_p)
-        classed = session.model.config.classes
-        labelled = [label for label in session.choose_classes(class_name) for _ in range(count)]
-        if labelled:
-            columns = columns or (count if len(labelled) > count else None)
-            count = len(labelled)
-        elif classed:
-            talk(f"classes 0 to {classed - 1} in turn; --class chooses")
+        classes = _Classes(first, count, session.choose_classes(class_name), session.model.config.classes)
+        if classes.count and not classes.chosen:
+            talk(f"classes 0 to {classes.count - 1} in turn; --class chooses")
         chosen = session.choose_engine(engine)
-        settings = {
-            **session.record,
-            "engine": chosen,
-            "seed": seed,
-            "batch": batch,
-            **vars(filters),
-            "class": class_name,
-        }
-        wanted = range(first, first + count)
-        in_order = labelled or session.model.take_turns(wanted).tolist()
-        labels = dict(zip(wanted, in_order, strict=True)) if classed else None
+        asked = {"seed": seed, "batch": batch, **vars(filters), "class": class_name}
+        settings = {**session.record, "engine": chosen, **asked}
 
         def describe(index: int) -> dict[str, object]:
-            return {**settings, "index": index, "class": None if labels is None else labels[index]}
+            return {**settings, "index": index, "class": classes[index] if classes.count else None}
 
+        wanted = classes.images
         folder = None if files is None else NumberedImages(files, describe)
         there = _find(wanted, folder, team)
         if there:
-            talk(f"{len(there)} of {count} images are in {files} already")
-        # Dealt out in turn, so that it is the first ones that there are when a long job is stopped.
+            talk(f"{len(there)} of {len(wanted)} images are in {files} already")
+        # Dealt out in turn: the images that exist when a long job is stopped are then the first ones.
         missing = [index for index in wanted if index not in there] if there else wanted
-        own = missing[team.rank :: team.count]
         began = time.perf_counter()
-        work = _draw(
-            lambda: iter_samples(session.model, own, batch, seed, filters, say_halved, None, chosen, labels),
-            session.model.config.image,
-            folder,
-        )
-        work = _add_up(team.gather(work))
+        sampler = Sampler(session.model, seed, filters, chosen)
+        work = _add_up(team.gather(_draw(sampler, missing[team.rank :: team.count], batch, classes, folder)))
         seconds = time.perf_counter() - began
         drawn, done = len(work.drawn), there.union(work.drawn)
-        shown = [index for index in (wanted if folder is None else wanted[:_MOST_IN_GRID]) if index in done]
+        in_grid = wanted if folder is None else wanted[:_MOST_IN_GRID]
+        shown = sorted(index for index in done if index in in_grid)
         if not shown:
             raise KeyboardInterrupt
         rate = drawn / seconds
         if team.leads:
-            images = np.stack([work.images[index] for index in shown]) if folder is None else folder.read(shown)
-            grid = encode_png(render_grid(images, columns, scale), {**settings, "count": len(shown)})
-            if out == "-":
-                sys.stdout.buffer.write(grid)
-                sys.stdout.buffer.flush()
-            else:
-                write_file(out, grid)
-            if gif is not None:
-                rows = frame_rows(images.shape[1])
-                frames = [render_grid(hide_rows(images, known), columns, scale) for known in rows]
-                write_file(gif, encode_gif(frames, {**settings, "count": len(shown)}))
+            images = _collect(work.images, shown) if folder is None else folder.read(shown)
+            row = columns or (count if len(classes.chosen) > 1 else None)
+            _write_pictures(images, out, gif, (row, scale), {**settings, "count": len(shown)})
             if preview:
                 show_preview(images)
         talk(
@@ -179,8 +153,8 @@ def sample(
         if work.stopped:
             if team.leads:
                 rest = "; the same command draws the rest" if files else ""
-                complain(f"stopped after {len(done)} of {count} images, which are kept{rest}")
-            team.wait()  # a process that ends sooner has the one that writes ended, too
+                complain(f"stopped after {len(done)} of {len(wanted)} images, which are kept{rest}")
+            team.wait()  # the end of one process ends the others, and one of them is still writing
             raise KeyboardInterrupt
         if json and team.leads:
             print_json(
@@ -201,9 +175,27 @@ def sample(
             )
 
 
+@dataclass(frozen=True)
+class _Classes:
+    """The class of each image: `each` images of every class in `chosen`, or all `count` classes in turn."""
+
+    first: int
+    each: int
+    chosen: Sequence[int]
+    count: int
+
+    @property
+    def images(self) -> range:
+        """The numbers of all images."""
+        return range(self.first, self.first + self.each * max(1, len(self.chosen)))
+
+    def __getitem__(self, index: int, /) -> int:
+        return self.chosen[(index - self.first) // self.each] if self.chosen else index % max(1, self.count)
+
+
 @dataclass
 class _Work:
-    """What was drawn: the numbers, and the images themselves where no folder has them."""
+    """The numbers of the drawn images, and the images themselves if no folder holds them."""
 
     drawn: list[int] = field(default_factory=list)
     images: "dict[int, NDArray[np.uint8]]" = field(default_factory=dict)
@@ -221,20 +213,23 @@ def _find(wanted: range, folder: "NumberedImages | None", team: Team) -> set[int
     return set[int]().union(*team.gather(found))
 
 
-def _draw(parts: "Callable[[], Iterator[SampledBatch]]", shape: "ImageShape", folder: "NumberedImages | None") -> _Work:
-    """Draw all `parts`, into the folder if there is one. Ctrl-C ends it, and what is done is kept."""
+def _draw(
+    sampler: "Sampler", indices: Sequence[int], batch: int, classes: _Classes, folder: "NumberedImages | None"
+) -> _Work:
+    """Draw images number `indices`, into the folder if there is one. Ctrl-C ends it and keeps the finished images."""
     from linformer_cli.data.sequence import values_to_images
 
     work = _Work()
     try:
-        for part in parts():
+        for part in sampler.iter_batches(indices, batch, classes if classes.count else None, on_halve=say_halved):
             work.state_bytes = max(work.state_bytes, part.state_bytes)
             work.passes += part.passes * len(part.indices)
-            for index, image in zip(part.indices, values_to_images(part.values, shape), strict=True):
+            images = values_to_images(part.values, sampler.model.config.image)
+            for index, image in zip(part.indices, images, strict=True):
                 if folder is None:
                     work.images[index] = image
                 else:
-                    folder.write(index, image)  # as they come: whoever stops a long job keeps what is done
+                    folder.write(index, image)  # at once: a long job that is stopped keeps what is done
                 work.drawn.append(index)
     except KeyboardInterrupt:
         work.stopped = True
@@ -242,7 +237,7 @@ def _draw(parts: "Callable[[], Iterator[SampledBatch]]", shape: "ImageShape", fo
 
 
 def _add_up(works: list[_Work]) -> _Work:
-    """What all processes drew."""
+    """The work of all processes together."""
     total = _Work()
     for work in works:
         total.drawn += work.drawn
@@ -251,3 +246,32 @@ def _add_up(works: list[_Work]) -> _Work:
         total.passes += work.passes
         total.stopped = total.stopped or work.stopped
     return total
+
+
+def _collect(images: "dict[int, NDArray[np.uint8]]", shown: Sequence[int]) -> "NDArray[np.uint8]":
+    import numpy as np
+
+    return np.stack([images[index] for index in shown])
+
+
+def _write_pictures(
+    images: "NDArray[np.uint8]",
+    out: str,
+    gif: Path | None,
+    layout: tuple[int | None, int | None],
+    record: dict[str, object],
+) -> None:
+    """The grid as PNG and, if wanted, its animation; `layout` is columns and scale."""
+    from linformer_cli.files import write_file
+    from linformer_cli.report.animation import encode_gif, frame_rows, hide_rows
+    from linformer_cli.report.grids import encode_png, render_grid
+
+    grid = encode_png(render_grid(images, *layout), record)
+    if out == "-":
+        sys.stdout.buffer.write(grid)
+        sys.stdout.buffer.flush()
+    else:
+        write_file(out, grid)
+    if gif is not None:
+        frames = [render_grid(hide_rows(images, known), *layout) for known in frame_rows(images.shape[1])]
+        write_file(gif, encode_gif(frames, record))

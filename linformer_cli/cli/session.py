@@ -1,4 +1,4 @@
-"""A model ready for use by a command: found, placed on a device, in a precision, and what was chosen."""
+"""A checkpoint opened for a command: its model on a device, in a precision."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Session:
-    """`record` holds what every result of this model names: checkpoint, attention, precision, device."""
+    """An opened model. `record` identifies it in every result: checkpoint, attention, precision, device."""
 
     checkpoint: "Checkpoint"
     model: "PixelModel"
@@ -35,9 +35,9 @@ class Session:
         }
 
     def choose_classes(self, wanted: str | None) -> list[int]:
-        """The classes that `--class` names: `7`, `1,7` or `all`; none where it is not given.
+        """The classes in the value of `--class`: `7`, `1,7` or `all`; none if it is not given.
 
-        Raises `UsageError` for a class that the model does not have, and for a model without classes.
+        Raises `UsageError` for a class that the model does not have, and for an unconditional model.
         """
         classes = self.model.config.classes
         if wanted is None:
@@ -52,7 +52,7 @@ class Session:
         return [int(part) for part in parts]
 
     def choose_engine(self, wanted: str) -> str:
-        """The name of the engine to sample with; says what was chosen on stderr."""
+        """The name of the engine to sample with. Prints the choice on stderr."""
         from linformer_cli.sampling.engines import choose_engine
 
         choice = choose_engine(wanted, self.model)
@@ -63,9 +63,9 @@ class Session:
 def open_session(
     name: str | None, device: str, precision: "Precision", quiet: bool = False, team: Team = ALONE
 ) -> Session:
-    """Load the checkpoint `name` (None: the shipped default), for one of `team`; says what was chosen on stderr."""
+    """Load the checkpoint `name` (None: the shipped default) for one of `team`. Prints what was chosen on stderr."""
     from linformer_cli.checkpoint import load_weights, read_checkpoint
-    from linformer_cli.model.catalogue import describe_mixing
+    from linformer_cli.model.mixers import describe_mixing
     from linformer_cli.system.device import choose_precision, torch_dtype
 
     checkpoint = read_checkpoint(name)
@@ -73,7 +73,7 @@ def open_session(
     kind = choose_precision(precision, place.value, "sampling")
     model = load_weights(checkpoint, place.value, torch_dtype(kind.value))
     if not quiet:
-        # A shipped model by its name; of a run, which of its checkpoints it is.
+        # A shipped model is shown by its name; the path of a run's checkpoint says which one it is.
         title = checkpoint.path if name is not None and Path(name).exists() else checkpoint.path.name
         mixing = describe_mixing(model.config.attention)
         talk(f"{title}: {mixing}, {model.parameter_count():,} parameters")

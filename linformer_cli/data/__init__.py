@@ -1,5 +1,4 @@
-"""Images: where they come from, how they become sequences, and in which order training meets them.
+"""Data sets (`images`), images as sequences of values (`sequence`), and the order of training (`batches`).
 
-Import from the modules: `images` (data sets by name), `sequence` (image <-> values) and `batches` (order). Nothing is
-re-exported here: `sequence` imports torch, and a help text that lists the data sets must not wait for it.
+Nothing is re-exported here: `sequence` imports torch, and help pages that list the data sets must not wait for it.
 """

@@ -1,23 +1,20 @@
-"""The order in which training meets the images, and how far it moves each: random, yet fixed by the seed alone, so
-that it can be resumed.
-"""
+"""The order of the training images and their random shifts, both fixed by the seed, so that a run can be resumed."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 # A batch rarely touches more than two epochs; older permutations are dropped.
 _EPOCHS_KEPT = 2
-# The second word of a key is the epoch of a permutation, or this, which no epoch reaches.
+# The second word of a key is a permutation's epoch, or this number, which no epoch reaches.
 _SHIFTS = 2**64 - 1
 _WORDS_PER_COUNT = 4
 
 
 class Batches:
-    """An endless stream of epochs over `count` images, each epoch a fresh permutation drawn from (seed, epoch).
+    """An endless stream of epochs over `count` images, each a permutation drawn from (seed, epoch).
 
-    Which image stands at a place of the stream depends on `seed`, `count` and the place alone. A trainer that stores
-    how many images it has seen therefore resumes exactly, whatever batch size it goes on with. The last permutations
-    are kept, so a batch costs a copy of a few indices.
+    The image at a place in the stream depends only on `seed`, `count` and the place. A trainer that stores how many
+    images it has seen therefore resumes with the same images, at any batch size. The latest permutations are cached.
     """
 
     def __init__(self, count: int, seed: int) -> None:
@@ -31,7 +28,7 @@ class Batches:
         self._permutations: dict[int, NDArray[np.int64]] = {}
 
     def batch(self, start: int, size: int) -> NDArray[np.int64]:
-        """Image indices [size] at the places start .. start + size - 1 of the stream, across epochs where need be."""
+        """Image indices [size] at the places start .. start + size - 1 of the stream, which may span epochs."""
         if start < 0 or size < 1:
             raise ValueError(f"a batch needs start >= 0 and size >= 1, found {start} and {size}")
         pieces = []
@@ -44,12 +41,12 @@ class Batches:
         return np.concatenate(pieces)
 
     def shifts(self, start: int, size: int, most: int) -> NDArray[np.int64]:
-        """Pixels down and to the right, int64 [size, 2], by which to move the images at these places of the stream.
+        """Shifts in pixels (down, right) for the images at these places of the stream, int64 [size, 2].
 
-        Each is uniform over -most .. most, and depends on the seed and the place alone.
+        Each is uniform over -most .. most and depends only on the seed and the place.
         """
-        # A place is a count of the generator, which gives four words; two of them are taken. The remainder of a 64-bit
-        # word is as good as uniform.
+        # A place is a counter value of the generator, which yields four words, of which two are used. The remainder
+        # of a 64-bit word is uniform to within (2 * most + 1) / 2**64.
         key = np.array([self.seed, _SHIFTS], dtype=np.uint64)
         words = np.random.Philox(key=key, counter=start).random_raw(size * _WORDS_PER_COUNT)
         chosen = words.reshape(size, _WORDS_PER_COUNT)[:, :2] % np.uint64(2 * most + 1)
@@ -57,8 +54,8 @@ class Batches:
 
     def _permutation(self, epoch: int) -> NDArray[np.int64]:
         if epoch not in self._permutations:
-            # Sorting raw words instead of Generator.permutation: numpy promises that the raw stream of a bit generator
-            # stays the same for ever, but not what its methods make of it, and a resumed run may meet another numpy.
+            # Sorts raw words instead of calling Generator.permutation: numpy guarantees the raw stream of a bit
+            # generator across versions, but not the results of Generator's methods.
             words = np.random.Philox(key=np.array([self.seed, epoch], dtype=np.uint64)).random_raw(self.count)
             while len(self._permutations) >= _EPOCHS_KEPT:
                 del self._permutations[next(iter(self._permutations))]
@@ -67,9 +64,9 @@ class Batches:
 
 
 def shift_images(images: NDArray[np.uint8], shifts: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Images uint8 [N, H, W, C], each moved by its row of int64 [N, 2] pixels down and to the right.
+    """Images uint8 [N, H, W, C], each shifted by its row of `shifts`, int64 [N, 2]: pixels down and to the right.
 
-    What moves in repeats the edge: black around a digit, and around a photograph no frame that it never had.
+    Uncovered pixels repeat the edge: black around a digit, and no frame around a photograph.
     """
     count, height, width, _ = images.shape
     rows = (np.arange(height) - shifts[:, :1]).clip(0, height - 1)

@@ -1,4 +1,4 @@
-"""A folder of the user's own pictures as a data set: decoded once into a file that is mapped into memory."""
+"""A folder of the user's own images as a data set, decoded once into a file that is memory-mapped."""
 
 import contextlib
 import hashlib
@@ -22,27 +22,27 @@ from linformer_cli.errors import DataError
 from .pictures import load_picture
 
 DEFAULT_FOLDER_SIZE = 32
-# One part in ten for testing, one in ten for validation.
+# A tenth of the images for testing, a tenth for validation.
 _HELD_OUT = 10
 _SPLITS = ("train", "validation", "test")
-# What data sets call the folders of their splits, in any case.
+# Common names of split folders, in lower case.
 _SPLIT_FOLDERS = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("val", "valid", "validation"), "validation"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-# Goes up when the same folder is split, ordered, read or kept in another way: what was kept before is made anew then.
-_CACHE_VERSION = 4
+# To be raised when folders are split, ordered, decoded or stored differently, which invalidates older caches.
+CACHE_VERSION = 4
 _IMAGES = "images.bin"
 _LEFTOVER_SECONDS = 24 * 60 * 60
 
 
 @dataclass(frozen=True)
 class FolderImages:
-    """The pictures of one split: images uint8 [N, H, W, C], a read-only view of a file; labels int64 [N] or None.
+    """The images of one split: uint8 [N, H, W, C], a read-only view of a file; labels int64 [N] or None.
 
-    `classes` is how many there are in all splits, 0 where folders do not tell.
-    `skipped` names the files that look like pictures and the folders that cannot be read, each with the reason.
+    `classes` is the number of classes in all splits, 0 without class folders.
+    `skipped` names the images and folders that cannot be read, each with the reason.
     """
 
     images: NDArray[np.uint8]
@@ -54,25 +54,25 @@ class FolderImages:
 def load_folder(
     folder: Path, splits: Sequence[str], image_size: int | None, channels: int | None, cache: Path
 ) -> list[FolderImages]:
-    """The pictures of each of `splits` in `folder`, in any depth, cropped around the middle and resized.
+    """The images of each of `splits` in `folder` and its subfolders, cropped to a square and resized.
 
-    They have `image_size` (32) pixels a side. `channels` is 1 (grey) or 3 (RGB); None takes RGB as soon as one picture
-    is coloured. Pictures that lie in at least two folders directly under `folder` are labelled by these, in the order
-    of their names. One picture in ten, chosen by the digest of its name, is for testing, and as many are for
-    validation, unless the folder brings them: beside `train/`, what lies in `test/` and in `val/` (or `valid/` or
-    `validation/`) is for that alone, and the classes are the folders in these. Links to folders are followed.
-    Training pictures are in the order of their names, the others in that of the digests, so that the first of
-    them are of all classes. Both orders depend on names alone: a seed means the same everywhere.
+    Their sides are `image_size` (32) pixels. `channels` is 1 (grey) or 3 (RGB); None means RGB if any image is
+    coloured. If all images are in two or more folders directly under `folder`, these are the classes, sorted by name.
 
-    Decoded images are kept below `cache` and made anew when a name, size or date in the folder changes. Raises
-    `DataError` where there is no folder, or fewer than three readable pictures in it, `UsageError` for an `image_size`
-    that gives larger images than a model can have.
+    A tenth of the images, chosen by the digest of their names, is for testing, and a tenth for validation, unless
+    `folder` has such splits: beside `train/`, the folders `test/` and `val/` (or `valid/`, `validation/`) hold these
+    splits, and the folders inside them are the classes. Links to folders are followed. Training images are sorted by
+    name, the others by digest, so that the first of them cover all classes. Both orders depend only on the names, so
+    that a seed means the same on every machine.
+
+    Decoded images are cached in `cache`, until a name, size or date in the folder changes. Raises `DataError` if the
+    folder is missing or has fewer than three readable images, `UsageError` for an `image_size` too large for a model.
     """
     files, unread = _list_pictures(folder)
     side = image_size or DEFAULT_FOLDER_SIZE
     key = hashlib.sha256(os.fsencode(f"{folder.resolve()} {side} {channels}")).hexdigest()[:16]
     fingerprint = _fingerprint(folder, files)
-    # A name of its own for every state of the folder: where files in use cannot go, none has to be replaced.
+    # Each state of the folder has its own name, because some systems cannot replace files in use.
     home = cache / f"{key}-{fingerprint[:8]}"
     if not _is_current(home, fingerprint):
         _build(home, folder, files, side, channels, fingerprint)
@@ -85,8 +85,8 @@ def load_folder(
     found = []
     for split in splits:
         if not names[split]:
-            raise DataError(f"{folder} holds no readable picture for '{split}'; add some")
-        # The splits lie one after the other in the file, so that each is a view of it.
+            raise DataError(f"{folder} has no readable image for '{split}'; add some")
+        # The splits are adjacent in the file, so that each is a view of it.
         start = sum(len(names[before]) for before in _SPLITS[: _SPLITS.index(split)])
         labels = None if classes is None else np.array([classes[class_of[name]] for name in names[split]], np.int64)
         images = whole[start : start + len(names[split])]
@@ -95,48 +95,57 @@ def load_folder(
 
 
 def _list_pictures(folder: Path) -> tuple[list[str], list[str]]:
-    """Paths below `folder`, with `/`, of all files with the ending of a picture, sorted; and what cannot be read.
+    """Relative paths, with `/`, of all files below `folder` that have an image's extension; and what cannot be read.
 
-    Hidden ones are left out. Raises `DataError` where `folder` itself cannot be read.
+    Both are sorted. Hidden files and folders are left out. Raises `DataError` if `folder` itself cannot be read.
     """
     endings = {ending for ending, kind in Image.registered_extensions().items() if kind in Image.OPEN}
     found, unread = [], []
-
-    def enter(place: Path, above: frozenset[tuple[int, int]]) -> None:
-        status = place.stat()
-        if (own := (status.st_dev, status.st_ino)) in above:
-            return  # a link to a folder that it lies in
-        with os.scandir(place) as entries:
-            for entry in entries:
-                path = place / entry.name
-                if entry.name.startswith("."):
-                    continue
-                if entry.is_dir():
-                    try:
-                        enter(path, above | {own})
-                    except OSError as error:
-                        unread.append(f"cannot read the folder {path} ({error.strerror or error})")
-                elif path.suffix.lower() in endings:
-                    found.append(path.relative_to(folder).as_posix())
-
-    try:
-        enter(folder, frozenset())
-    except (FileNotFoundError, NotADirectoryError):
-        raise DataError(
-            f"the folder {folder} does not exist; name one that holds pictures, as in folder:PATH"
-        ) from None
-    except OSError as error:
-        raise DataError(f"cannot read the folder {folder} ({error.strerror or error})") from None
+    # Each folder to read, with the identities of the folders above it: a link to one of these is not followed. A list
+    # and not a recursion, which Python limits to a depth of about 1,000.
+    waiting: list[tuple[Path, frozenset[tuple[int, int]]]] = [(folder, frozenset())]
+    while waiting:
+        place, above = waiting.pop()
+        try:
+            status = place.stat()
+            if (own := (status.st_dev, status.st_ino)) in above:
+                continue
+            with os.scandir(place) as opened:
+                entries = [entry for entry in opened if not entry.name.startswith(".")]
+        except OSError as error:
+            if place == folder:
+                raise _unreadable(folder, error) from None
+            unread.append(f"cannot read the folder {place} ({error.strerror or error})")
+            continue
+        for entry in entries:
+            path = place / entry.name
+            try:
+                is_folder = entry.is_dir()
+            except OSError as error:  # such as a link to itself, which is skipped like a broken picture
+                is_folder = False
+                if path.suffix.lower() not in endings:
+                    unread.append(f"cannot read {path} ({error.strerror or error})")
+            if is_folder:
+                waiting.append((path, above | {own}))
+            elif path.suffix.lower() in endings:
+                found.append(path.relative_to(folder).as_posix())
     return sorted(found), sorted(unread)
 
 
+def _unreadable(folder: Path, error: OSError) -> DataError:
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        found = "is not a folder" if folder.exists() else "does not exist"
+        return DataError(f"{folder} {found}; name a folder that holds images, as in folder:PATH")
+    return DataError(f"cannot read the folder {folder} ({error.strerror or error})")
+
+
 def _fingerprint(folder: Path, files: Sequence[str]) -> str:
-    digest = hashlib.sha256(f"{_CACHE_VERSION}\n".encode())
+    digest = hashlib.sha256(f"{CACHE_VERSION}\n".encode())
     for name in files:
         try:
             status = (folder / name).stat()
             digest.update(os.fsencode(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n"))
-        except OSError:  # a link to nothing, say: `_build` skips it and names it
+        except OSError:  # such as a broken link: `_build` skips and reports it
             digest.update(os.fsencode(f"{name}\0\n"))
     return digest.hexdigest()
 
@@ -150,9 +159,9 @@ def _is_current(home: Path, fingerprint: str) -> bool:
 
 
 def _build(home: Path, folder: Path, files: Sequence[str], side: int, channels: int | None, fingerprint: str) -> None:
-    """Decode everything into a new folder and put it in the place of an old one."""
+    """Decode all images into a new folder, then rename it to `home`."""
     if len(files) < len(_SPLITS):
-        raise DataError(f"{folder} holds {len(files)} pictures; at least 3 are needed, one of them for each split")
+        raise DataError(f"{folder} has {len(files)} images; at least 3 are needed, one for each split")
     channels = channels or (3 if any(_is_coloured(folder / name) for name in files) else 1)
     shape = parse_config(ImageShape, {"height": side, "width": side, "channels": channels}, f"--image-size {side}")
     names: dict[str, list[str]] = {split: [] for split in _SPLITS}
@@ -163,7 +172,7 @@ def _build(home: Path, folder: Path, files: Sequence[str], side: int, channels: 
     except OSError as error:
         raise DataError(f"cannot write the cache {home.parent} ({error.strerror or error})") from None
     try:
-        # Not through a map of the file into memory: where the disk is full, a write to that kills the process.
+        # Not memory-mapped: writing to a mapped file on a full disk kills the process.
         with open(writing / _IMAGES, "wb") as file:
             for split, chosen in _split(files).items():
                 for name in chosen:
@@ -178,7 +187,7 @@ def _build(home: Path, folder: Path, files: Sequence[str], side: int, channels: 
             os.fsync(file.fileno())
         count = sum(map(len, names.values()))
         if not count:
-            raise DataError(f"{folder} holds no readable picture, {len(skipped)} broken ones; {skipped[0]}")
+            raise DataError(f"{folder} has no readable image, and {len(skipped)} broken ones; {skipped[0]}")
         sizes = [count, side, side, channels]
         index = {"fingerprint": fingerprint, "shape": sizes, "names": names, "skipped": skipped}
         (writing / "index.json").write_text(json.dumps(index), encoding="utf-8")
@@ -186,7 +195,7 @@ def _build(home: Path, folder: Path, files: Sequence[str], side: int, channels: 
         try:
             os.rename(writing, home)
         except OSError:
-            if not _is_current(home, fingerprint):  # another process may have been sooner, with the same
+            if not _is_current(home, fingerprint):  # unless another process has just written the same
                 raise
     except OSError as error:
         raise DataError(f"cannot write the cache {home} ({error.strerror or error})") from None
@@ -195,9 +204,9 @@ def _build(home: Path, folder: Path, files: Sequence[str], side: int, channels: 
 
 
 def _remove_leftovers(home: Path, key: str) -> None:
-    """Remove earlier states of the folder with this `key` than `home`, and what killed processes left half-written.
+    """Remove caches of earlier states of the folder with this `key`, and partial ones of killed processes.
 
-    One that is alive writes on and on: what nobody has touched for a day is no one's.
+    A partial cache belongs to a killed process if it has not changed for a day.
     """
     for folder in home.parent.glob(f"{key}*"):
         if folder != home:
@@ -210,7 +219,7 @@ def _remove_leftovers(home: Path, key: str) -> None:
 
 
 def _is_coloured(path: Path) -> bool:
-    """Whether a picture has colours, told by a small copy: most grey scans are stored as RGB."""
+    """Whether an image has colours, judged by a small copy. Its mode does not tell: many grey scans are RGB files."""
     shape = ImageShape(height=16, width=16, channels=3)
     with contextlib.suppress(DataError):
         pixels = load_picture(path, shape).image.astype(np.int16)
@@ -219,7 +228,7 @@ def _is_coloured(path: Path) -> bool:
 
 
 def _split(names: Sequence[str]) -> dict[str, list[str]]:
-    """The names of every split, in order. Depends on the names alone, not on which files turn out to be broken."""
+    """The names in every split, in order. Depends only on the names: broken files do not move others."""
     # By digest, not by name: the names often sort by class or by date. The held-out ones stay in this order, since
     # often only the first of them are looked at.
     parts: dict[str, list[str]] = {split: [] for split in _SPLITS}
@@ -235,25 +244,25 @@ def _split(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _split_folder(name: str) -> str | None:
-    """The split whose folder a picture lies in, if it is called like one."""
+    """The split that a file's top folder is named after, or None."""
     first, _, rest = name.partition("/")
     return _SPLIT_FOLDERS.get(first.casefold()) if rest else None
 
 
 def _brings_splits(names: Sequence[str]) -> bool:
-    """Whether there is a folder for training and one to hold against it; a class may be called `train`, too."""
+    """Whether there are folders for training and for another split; `train` alone may be a class."""
     found = set(map(_split_folder, names))
     return "train" in found and not found.isdisjoint({"validation", "test"})
 
 
 def _class_of_each(names: Sequence[str]) -> dict[str, str]:
-    """The folder that each picture lies in, "" for none; a split's own folder is no class."""
+    """The class folder of each file, "" for none. A split's folder is not a class."""
     own = _brings_splits(names) or all(map(_split_folder, names))
     within = {name: name.partition("/")[2] if own and _split_folder(name) else name for name in names}
     return {name: rest.rpartition("/")[0].partition("/")[0] for name, rest in within.items()}
 
 
 def _number_classes(names: Iterable[str]) -> dict[str, int] | None:
-    """The numbers of the classes, by name; None where folders do not tell."""
+    """The numbers of the classes by name, or None unless every file is in one of several class folders."""
     found = sorted(set(names))
     return {name: index for index, name in enumerate(found)} if len(found) > 1 and "" not in found else None

@@ -1,7 +1,7 @@
-"""A set that needs no download: letters and digits, drawn with the font that comes with Pillow.
+"""A data set without a download: letters and digits in the font that comes with Pillow.
 
-Character, size, place, tilt and brightness of image i of a split are drawn from the split and i alone, so the same
-image can be had at any size. Its pixels may differ in the last bits between versions of Pillow and its FreeType.
+The character, size, position, tilt and brightness of image i depend only on the split and i, so the same image exists
+at any resolution. Pixels may differ in the last bits between versions of Pillow and its FreeType.
 """
 
 import math
@@ -21,9 +21,9 @@ COUNTS = {"train": 8_000, "test": 1_000}
 
 _SEEDS = {"train": 20_200_610, "test": 20_200_611}
 _PARAMETERS = 6
-# Drawn at twice the size and then averaged down: a tilted stroke stays smooth.
+# Drawn at twice the size and averaged down, so that tilted strokes are smooth.
 _OVERSAMPLING = 2
-# Font heights as fractions of the image; the widest character, tilted the most, still fits at the largest.
+# Font heights as fractions of the image. At the largest, the widest character still fits at any tilt.
 _FONT_SIZES = (0.65, 0.90)
 _LARGEST_TILT_DEGREES = 10.0
 _LARGEST_SHIFT = 0.15
@@ -35,16 +35,16 @@ def draw_glyphs(
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Images start .. stop - 1 of a split, uint8 [N, size, size, 1], light on black, and labels int64 [N].
 
-    A label is the character's place in `CHARACTERS`. Image i depends on the split, i and `size` only, not on which
-    others are drawn with it. Raises `UsageError` for a size outside 8 .. 512 pixels.
+    A label is the character's index in `CHARACTERS`. Image i depends only on the split, i and `size`. Raises
+    `UsageError` for a size outside 8 .. 512 pixels.
     """
     if not SMALLEST_SIZE <= size <= LARGEST_SIZE:
         raise UsageError(
-            f"glyphs are drawn at {SMALLEST_SIZE} to {LARGEST_SIZE} pixels a side, found {size}; choose a size between"
+            f"glyphs are {SMALLEST_SIZE} to {LARGEST_SIZE} pixels wide, found {size}; choose a size in this range"
         )
     stop = COUNTS[split] if stop is None else stop
-    # Row i of one table holds all that is random about image i; rows come in order, so `stop` changes none of them.
-    # The bit generator is used raw because numpy promises its stream, and not that of its methods, to stay for ever.
+    # Row i of the table holds the random numbers of image i, whatever `stop` is. numpy guarantees the raw stream of a
+    # bit generator across versions, but not the results of Generator's methods.
     words = np.random.Philox(key=_SEEDS[split]).random_raw(stop * _PARAMETERS).reshape(stop, _PARAMETERS)
     uniform: NDArray[np.float64] = (words[start:] >> np.uint64(11)).astype(np.float64) * 2.0**-53
     labels = (uniform[:, 0] * len(CHARACTERS)).astype(np.int64)
@@ -82,6 +82,6 @@ def _draw(labels: NDArray[np.int64], uniform: NDArray[np.float64], size: int) ->
 
 
 def _half_extents(width: float, height: float, tilt_degrees: float) -> tuple[float, float]:
-    """Half the width and half the height of the upright box around a tilted one."""
+    """Half the width and half the height of the axis-aligned box around a tilted one."""
     cosine, sine = math.cos(math.radians(tilt_degrees)), abs(math.sin(math.radians(tilt_degrees)))
     return (width * cosine + height * sine) / 2, (width * sine + height * cosine) / 2

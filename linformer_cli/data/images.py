@@ -1,4 +1,4 @@
-"""Data sets of images by name, and the one rule that cuts them into training, validation and test images."""
+"""Data sets by name, and the rule that splits them into training, validation and test images."""
 
 import os
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from linformer_cli.config import DataConfig, ImageShape, parse_config
 from linformer_cli.errors import DataError, UsageError, unknown_name
-from linformer_cli.files import user_cache
+from linformer_cli.files import is_special, user_cache
 
 from .folders import FolderImages, load_folder
 from .glyphs import CHARACTERS, COUNTS, DEFAULT_SIZE, draw_glyphs
@@ -23,11 +23,11 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 DATA_SETS = {
     "mnist": "handwritten digits, 60,000 + 10,000, 28x28 grey; downloaded once",
-    "fashion-mnist": "pieces of clothing, 60,000 + 10,000, 28x28 grey; downloaded once",
-    "cifar10": "photographs of ten things, 50,000 + 10,000, 32x32 colour; downloaded once",
-    "array:DIR": "your own: DIR/{train,test}-images.npy, uint8 [N, H, W] or [N, H, W, 3]; {train,test}-labels.npy",
-    "folder:PATH": "your own pictures, in any depth, cropped to --image-size (32); class folders give labels",
-    "glyphs": "drawn letters and digits, 8,000 + 1,000, any --image-size (28x28 grey); no download",
+    "fashion-mnist": "clothing, 60,000 + 10,000, 28x28 grey; downloaded once",
+    "cifar10": "photographs in ten classes, 50,000 + 10,000, 32x32 colour; downloaded once",
+    "array:DIR": "your arrays: DIR/{train,test}-images.npy, uint8 [N, H, W] or [N, H, W, 3]; {train,test}-labels.npy",
+    "folder:PATH": "your image files, in any subfolder, cropped to --image-size (32); class folders give labels",
+    "glyphs": "letters and digits, 8,000 + 1,000, any --image-size (28x28 grey); no download",
 }
 
 _BORDER_IMAGES = 1000
@@ -37,10 +37,10 @@ _BORDER_IMAGES = 1000
 class ImageSet:
     """The images of one split of a data set.
 
-    images: uint8 [N, H, W, C], N >= 1, C is 1 or 3; perhaps a read-only view of a file
-    labels: int64 [N], or None where the set has none
-    classes: how many classes the whole set has, numbered from 0; 0 where it has no labels
-    notes: what its owner may not expect, a line each: files that were skipped
+    images: uint8 [N, H, W, C], N >= 1, C is 1 or 3; may be a read-only view of a file
+    labels: int64 [N], or None if the set has none
+    classes: number of classes in the whole set, numbered from 0; 0 if it has no labels
+    notes: lines that the user should see, such as skipped files
     """
 
     name: str
@@ -55,23 +55,23 @@ class ImageSet:
 
     @property
     def shape(self) -> ImageShape:
-        """Size of each image, with all 256 levels; raises `UsageError` where that is more than a model can draw."""
+        """Size of each image, with 256 levels; raises `UsageError` if it is too large for a model."""
         _, height, width, channels = self.images.shape
         return parse_config(ImageShape, {"height": height, "width": width, "channels": channels}, f"'{self.name}'")
 
     def require_shape(self, wanted: ImageShape) -> None:
-        """Raise `UsageError` where the images have another height, width or number of channels than `wanted`."""
+        """Raise `UsageError` if the height, width or channels of the images differ from `wanted`."""
         found, shape = self.images.shape[1:], (wanted.height, wanted.width, wanted.channels)
         if found != shape:
             raise UsageError(
-                f"the model draws images of {' x '.join(map(str, shape))}, '{self.name}' has "
-                f"{' x '.join(map(str, found))}; take images of the model's size"
+                f"the model is for images of {' x '.join(map(str, shape))}, '{self.name}' has "
+                f"{' x '.join(map(str, found))}; use images of the model's size"
             )
 
     def require_labels(self, classes: int) -> NDArray[np.int64]:
-        """The labels, which must be 0 .. classes - 1; raises `DataError` where there are none, or others."""
+        """The labels; raises `DataError` if there are none, or if some are not in 0 .. classes - 1."""
         if self.labels is None:
-            raise DataError(f"'{self.name}' has no labels, and the model must be told the class of each image")
+            raise DataError(f"'{self.name}' has no labels, and the model needs the class of each image")
         lowest, highest = int(self.labels.min()), int(self.labels.max())
         if lowest < 0 or highest >= classes:
             raise DataError(
@@ -80,20 +80,20 @@ class ImageSet:
         return self.labels
 
     def border_mean(self) -> float:
-        """Mean brightness, 0 to 255, of the outermost ring of pixels of the first 1,000 images.
+        """Mean brightness, 0 to 255, of the border pixels of the first 1,000 images.
 
-        Near 0 the pictures are light on dark, near 255 dark on light.
+        Near 0 for images that are light on dark, near 255 for dark on light.
         """
         return float(np.mean([border_brightness(image) for image in self.images[:_BORDER_IMAGES]]))
 
 
 def takes_size(name: str) -> bool:
-    """Whether the images of a data set can be had at any size."""
+    """Whether the images of a data set are available at any size."""
     return name == "glyphs" or name.startswith("folder:")
 
 
 def fit_size(name: str, image: ImageShape) -> dict[str, int]:
-    """The `image_size` and `channels` that make data set `name` fit a model of `image`, as far as it has a choice."""
+    """The `image_size` and `channels` for which data set `name` fits a model of `image`, if it takes such settings."""
     sizes = {"image_size": image.height} if takes_size(name) else {}
     return {**sizes, "channels": image.channels} if name.startswith("folder:") else sizes
 
@@ -107,12 +107,13 @@ def load_images(
 ) -> ImageSet:
     """The images of one split of the data set `name`, one of `DATA_SETS`.
 
-    The training images of the set are cut in two: the last 5,000 of them, or the last tenth (at least one) where there
-    are fewer than 50,000, are `validation`, the others `train`; `test` is the set's own. `data_dir` (else the
-    environment variable LINTX_DATA, else data/ in `user_cache()`) is where torchvision's sets lie, or are downloaded
-    to if absent. `image_size` in pixels a side is for `glyphs` and `folder:PATH`, `channels` (1 grey, 3 RGB) for the
-    latter. Raises `UsageError` for a name, split or size that cannot be had, `DataError` where images are missing,
-    damaged or of the wrong form.
+    The set's own training images are divided: the last 5,000, or the last tenth (at least one) of fewer than 50,000,
+    are `validation`, the others `train`. `test` is the set's own. `data_dir` (default: the environment variable
+    LINTX_DATA, then data/ in `user_cache()`) holds torchvision's sets; missing ones are downloaded into it.
+    `image_size`, in pixels, is for `glyphs` and `folder:PATH`; `channels` (1 grey, 3 RGB) for `folder:PATH`.
+
+    Raises `UsageError` for an unknown name or split or an impossible size, `DataError` if images are missing, damaged
+    or of the wrong form.
     """
     return _load(name, [split], data_dir, image_size, channels)[0]
 
@@ -126,7 +127,7 @@ def load_for_training(data: DataConfig) -> tuple[ImageSet, ImageSet]:
 def _load(
     name: str, splits: Sequence[Split], data_dir: str | Path | None, image_size: int | None, channels: int | None
 ) -> list[ImageSet]:
-    """The images of `splits`, which are `test` or all of the set's own training part."""
+    """The images of `splits`: `test` alone, or splits of the set's own training images."""
     for split in splits:
         if split not in SPLITS:
             raise unknown_name("split", split, SPLITS)
@@ -139,9 +140,9 @@ def _load(
         raise UsageError(f"--data {name} needs a folder, as in {kind}:DIR; found none")
     if image_size is not None and not takes_size(name):
         raise UsageError(
-            f"--image-size {image_size} does not fit --data {name}: only glyphs and folder:PATH have a choice; drop it"
+            f"--image-size {image_size} does not fit --data {name}: it is for glyphs and folder:PATH; drop it"
         )
-    if image_size is not None:  # before so much is drawn or decoded
+    if image_size is not None:  # before anything is drawn or decoded
         sides = {"height": image_size, "width": image_size, "channels": channels or 1}
         parse_config(ImageShape, sides, f"--image-size {image_size}")
     if channels is not None and not (own and kind == "folder"):
@@ -190,9 +191,9 @@ def _cut(name: str, split: Split, images: NDArray[np.uint8], labels: NDArray[np.
 
 
 def _find_data_dir(data_dir: str | Path | None) -> tuple[Path, str]:
-    """The folder of torchvision's sets, which exists, and where its name came from.
+    """The existing folder of torchvision's sets, and where it was named.
 
-    Only the default is made if absent: a folder that was named and does not exist is more likely misspelt.
+    Only the default is created if missing: a named folder that does not exist is probably misspelt.
     """
     named, origin = (data_dir, "--data-dir") if data_dir is not None else (os.environ.get("LINTX_DATA"), "LINTX_DATA")
     try:
@@ -212,7 +213,7 @@ def _find_data_dir(data_dir: str | Path | None) -> tuple[Path, str]:
 
 
 def _load_arrays(folder: str, part: Literal["train", "test"]) -> tuple[NDArray[np.uint8], NDArray[np.int64] | None]:
-    """Images [N, H, W, C], mapped into memory and not read, and labels [N] if there are any."""
+    """Images [N, H, W, C], memory-mapped, and labels [N] if there are any."""
     images_path = Path(os.path.expanduser(folder)) / f"{part}-images.npy"
     labels_path = images_path.with_name(f"{part}-labels.npy")
     images = _open_array(images_path)
@@ -227,35 +228,39 @@ def _load_arrays(folder: str, part: Literal["train", "test"]) -> tuple[NDArray[n
         )
     if images.size == 0:
         raise DataError(
-            f"{images_path}: there are no images in it, found shape {list(images.shape)}; save at least one"
+            f"{images_path}: there are no images in it, its shape is {list(images.shape)}; save at least one"
         )
-    if not labels_path.exists():
+    if not os.path.lexists(labels_path):  # a broken link is an error, not a set without labels
         return images, None
     labels = _open_array(labels_path)
     if labels.ndim != 1 or len(labels) != len(images) or not np.issubdtype(labels.dtype, np.integer):
         raise DataError(
             f"{labels_path}: labels must be {len(images)} integers, one per image, found {labels.dtype} "
-            f"{list(labels.shape)}; mend or remove the file"
+            f"{list(labels.shape)}; fix or remove the file"
         )
     return images, labels.astype(np.int64)
 
 
 def _open_array(path: Path) -> NDArray[Any]:
     try:
+        if is_special(path):
+            raise DataError(f"{path} is a pipe or a device; save the array to a file with numpy.save")
         array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except DataError:
+        raise
     except FileNotFoundError as error:
         raise DataError(
             f"{path} does not exist; save the images there with numpy.save, or name another folder"
         ) from error
     except OSError as error:
         raise DataError(f"cannot read {path} ({error.strerror or error}); check the file and its rights") from error
-    # numpy's reader raises ValueError, EOFError, SyntaxError or UnicodeError, as the damage happens to fall.
+    # For damaged files, numpy raises ValueError, EOFError, SyntaxError or UnicodeError.
     except Exception as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise DataError(
-            f"{path} is not a whole .npy file of numbers ({reason}); save it again with numpy.save"
+            f"{path} is not a complete .npy file of numbers ({reason}); save it again with numpy.save"
         ) from error
     if not isinstance(array, np.ndarray):  # an .npz archive under the name of an .npy file
         array.close()
-        raise DataError(f"{path} is an archive of several arrays; save the images alone, with numpy.save")
+        raise DataError(f"{path} is an archive of several arrays; save only the images, with numpy.save")
     return array

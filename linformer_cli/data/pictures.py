@@ -1,6 +1,5 @@
-"""A user's own picture files, brought to the size and the channels of a model."""
+"""A user's own image files, converted to the size and the channels of a model."""
 
-import stat
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +11,14 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from linformer_cli.config import ImageShape
 from linformer_cli.errors import DataError
+from linformer_cli.files import is_special
 
 Fit = Literal["crop", "pad", "stretch"]
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture as a model takes it: uint8 [H, W, C]. `notes` tell what was done that its owner may not expect."""
+    """An image for a model, uint8 [H, W, C]. `notes` name changes that the user may not expect."""
 
     path: Path
     image: NDArray[np.uint8]
@@ -26,18 +26,18 @@ class Picture:
 
 
 def load_picture(path: str | Path, shape: ImageShape, fit: Fit = "crop", invert: bool = False) -> Picture:
-    """Read any file that Pillow reads: turned as its EXIF says, alpha flattened, resized, made grey or RGB.
+    """Read any file that Pillow reads: rotated as its EXIF says, flattened, resized, and converted to grey or RGB.
 
-    `fit` is how another format becomes that of `shape`: `crop` cuts off what is too much around the middle, `pad` adds
-    the colour of the border, `stretch` distorts. Transparent parts become black behind a light drawing and white
-    behind a dark one. Raises `DataError`, one line, for what is missing, broken or too large to open safely.
+    `fit` says how another aspect ratio becomes that of `shape`: `crop` keeps the middle, `pad` adds the colour of the
+    border, `stretch` distorts. Transparent parts become black behind a light drawing and white behind a dark one.
+    Raises `DataError` for a file that is missing, broken or too large to open safely.
     """
     path = Path(path)
     try:
-        if stat.S_ISFIFO(path.stat().st_mode):
-            raise DataError(f"'{path}' is a pipe, not a file: a picture is read forwards and backwards")
+        if is_special(path):
+            raise DataError(f"'{path}' is a pipe or a device, and images are read from files only; save it to a file")
         with warnings.catch_warnings():
-            # Pillow only warns of a bomb up to twice its limit; a picture for a small model needs no such size.
+            # Pillow only warns of a decompression bomb up to twice its limit; no image for a small model is as large.
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             warnings.filterwarnings("ignore", category=UserWarning)
             with Image.open(path) as opened:
@@ -46,20 +46,22 @@ def load_picture(path: str | Path, shape: ImageShape, fit: Fit = "crop", invert:
     except DataError:
         raise
     except FileNotFoundError:
-        raise DataError(f"no picture at '{path}'") from None
+        raise DataError(f"no image at '{path}'") from None
     except IsADirectoryError:
-        raise DataError(f"'{path}' is a folder, not a picture") from None
+        raise DataError(f"'{path}' is a folder, not an image") from None
     except UnidentifiedImageError:
-        raise DataError(f"'{path}' is not a picture that Pillow can read") from None
+        raise DataError(f"'{path}' is not an image that Pillow can read") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise DataError(f"'{path}' has more pixels than is safe to open ({Image.MAX_IMAGE_PIXELS:,})") from None
     except Exception as error:
-        # Pillow's decoders raise whatever the damage makes them: OSError, SyntaxError, struct.error, IndexError ...
+        # Pillow's decoders raise OSError, SyntaxError, struct.error, IndexError and more.
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise DataError(f"'{path}' cannot be read: {reason}") from None
-    notes = [f"has {frames} frames; the first is taken"] if frames > 1 else []
+    notes = [f"has {frames} frames; only the first is used"] if frames > 1 else []
     if picture.size != (shape.width, shape.height):
-        notes.append(f"{picture.width} x {picture.height} pixels made {shape.width} x {shape.height} ({fit})")
+        notes.append(
+            f"resized from {picture.width} x {picture.height} to {shape.width} x {shape.height} pixels ({fit})"
+        )
     picture = _resize(picture.convert("L" if shape.channels == 1 else "RGB"), shape, fit)
     image = np.asarray(picture).reshape(shape.height, shape.width, shape.channels)
     return Picture(path, 255 - image if invert else image.copy(), tuple(notes))
@@ -75,10 +77,10 @@ def border_brightness(image: NDArray[np.uint8]) -> float:
 def _flatten(picture: Image.Image) -> Image.Image:
     """A copy without transparency and with 8 bits a channel: mode L or RGB."""
     if picture.mode.startswith("I") or picture.mode == "F":
-        # Pillow's own conversion clips at 255; these modes hold 16 bits and more.
+        # These modes hold 16 bits or more, and Pillow's own conversion clips them at 255.
         values = np.asarray(picture, dtype=np.float64)
         highest = float(values.max(initial=0))
-        # Numbers with fractions are from 0 to 1 wherever pictures are computed with.
+        # Floating-point images conventionally range from 0 to 1.
         full = 1.0 if picture.mode == "F" else 255.0
         top = full if highest <= full else 255.0 if highest <= 255 else max(65535.0, highest)
         return Image.fromarray((values.clip(0) / top * 255).round().astype(np.uint8))

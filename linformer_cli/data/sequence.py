@@ -1,4 +1,4 @@
-"""Images as sequences of values and back: raster order, the channels of a pixel one after the other."""
+"""Images as sequences of values, and back: raster order, with the channels of each pixel adjacent."""
 
 from typing import Any
 
@@ -12,12 +12,12 @@ from linformer_cli.config import ImageShape
 def images_to_values(images: NDArray[np.uint8], levels: int = 256) -> torch.Tensor:
     """uint8 images [N, H, W, C] as int64 values [N, T] in [0, levels), with T = H * W * C.
 
-    Position t is row t // (W * C), column t // C % W, channel t % C. With fewer than 256 levels the 256 brightnesses
-    are cut into `levels` runs of equal length (give or take one). Raises `ValueError` for other dtypes and ranks.
+    Position t is row t // (W * C), column t // C % W, channel t % C. With fewer than 256 levels, the 256 brightnesses
+    are divided into `levels` ranges of equal length, give or take one. Raises `ValueError` for other dtypes and ranks.
     """
     if images.dtype != np.uint8 or images.ndim != 4:
         raise ValueError(f"images must be uint8 [N, H, W, C], found {images.dtype} {list(images.shape)}")
-    # The copy that the conversion makes is wanted: the images may be a read-only view of a file.
+    # Always a copy, because the images may be a read-only view of a file.
     values: NDArray[Any] = np.array(images, dtype=np.int64).reshape(images.shape[0], -1)
     if levels != 256:
         values = values * levels // 256
@@ -27,9 +27,9 @@ def images_to_values(images: NDArray[np.uint8], levels: int = 256) -> torch.Tens
 def values_to_images(values: torch.Tensor, shape: ImageShape) -> NDArray[np.uint8]:
     """Integer values [N, T] in [0, shape.levels) as uint8 images [N, H, W, C]; the inverse of `images_to_values`.
 
-    With fewer than 256 levels the levels are spread evenly over the brightnesses: 0 is black and the highest is 255.
-    Rounding up, not to nearest, keeps each inside its own run, so that the way there and back changes no level.
-    Raises `ValueError` where T is not that of `shape`, or a value is out of range.
+    With fewer than 256 levels, the levels are spread evenly over the brightnesses, from 0 to 255. They are rounded up,
+    not to nearest, which keeps each in its own range: converting to images and back changes no value. Raises
+    `ValueError` if T does not match `shape` or a value is out of range.
     """
     if values.ndim != 2 or values.shape[1] != shape.positions:
         raise ValueError(f"values must be [N, {shape.positions}], found {list(values.shape)}")

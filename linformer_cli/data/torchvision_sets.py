@@ -1,6 +1,6 @@
-"""MNIST, Fashion-MNIST and CIFAR-10, read and downloaded by torchvision.
+"""MNIST, Fashion-MNIST and CIFAR-10, downloaded and read by torchvision.
 
-The only module that imports torchvision, and only inside a function: the import takes seconds.
+Only this module imports torchvision, inside a function, because the import takes seconds.
 """
 
 import contextlib
@@ -22,34 +22,33 @@ from linformer_cli.errors import DataError
 
 CLASS_NAMES = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST", "cifar10": "CIFAR10"}
 
-# Where a set's packed files lie; whoever has only these needs no network.
+# Archives inside the data folder: unpacking them needs no network.
 _ARCHIVES = {"mnist": "MNIST/raw/*.gz", "fashion-mnist": "FashionMNIST/raw/*.gz", "cifar10": "cifar-10-python.tar.gz"}
 
-# One attempt to connect or to read may take this long. torchvision itself sets no limit, so behind a firewall that
-# drops packets it would wait for minutes, several times over.
+# The limit for one attempt to connect or to read. torchvision sets none, so behind a firewall that drops packets it
+# would wait for minutes, several times.
 NETWORK_TIMEOUT_SECONDS = 10.0
 
-# Operators whose shape functions torchvision registers without asking whether its own library could be loaded.
+# torchvision registers shape functions for these operators without checking that its own library was loaded.
 _UNGUARDED_OPERATORS = ("nms", "qnms")
 
-# A torch.library.Library takes its operators with it when it is collected, so this one lives as long as the process.
+# The operators of a torch.library.Library disappear when it is garbage-collected, so keep it for the whole process.
 _operator_libraries: list[Any] = []
 
 
 def load_torchvision_set(
     name: str, train: bool, root: Path, origin: str
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The training or the test images [N, H, W, C] and labels [N] of the set `name`, a key of `CLASS_NAMES`.
+    """Training or test images [N, H, W, C] and labels [N] of the set `name`, a key of `CLASS_NAMES`.
 
-    Takes what lies in `root`, in torchvision's own layout, and downloads into it only what is absent. `origin` says in
-    an error where `root` came from. Raises `DataError` where torchvision does not load, where files are damaged and
-    where the download fails.
+    Reads `root` in torchvision's own layout and downloads only missing files. `origin` tells the user where `root` was
+    named. Raises `DataError` if torchvision does not load, files are damaged or the download fails.
     """
     build = getattr(import_torchvision_datasets(), CLASS_NAMES[name])
     try:
         with _quiet():
             data = build(root=str(root), train=train, download=False)
-    # torchvision checks files with assertions, views and unpickling: a damaged one may raise anything.
+    # torchvision checks files by assertions, views and unpickling: a damaged file may raise anything.
     except Exception as error:
         if not (isinstance(error, RuntimeError) and "not found" in str(error)):
             raise DataError(
@@ -73,9 +72,9 @@ def _as_arrays(name: str, data: Any, root: Path) -> tuple[NDArray[np.uint8], NDA
 
 
 def _download(name: str, build: Any, train: bool, root: Path, origin: str) -> Any:
-    """Download the set beside its place, then move it in file by file: a broken-off download leaves nothing behind.
+    """Download the set into a temporary folder, then move its files into `root`: an aborted download leaves nothing.
 
-    Packed files that lie in `root` already are unpacked and not downloaded.
+    Archives that are in `root` already are unpacked and not downloaded.
     """
     try:
         with tempfile.TemporaryDirectory(dir=root, prefix=".download-") as staging_name, _quiet(), _network_timeout():
@@ -86,26 +85,25 @@ def _download(name: str, build: Any, train: bool, root: Path, origin: str) -> An
                 shutil.copy(archive, copy)
             data = build(root=staging_name, train=train, download=True)
             for source in sorted(staging.rglob("*")):
-                if source.is_file() and source.suffix != ".gz":  # archives are of no use once they are unpacked
+                if source.is_file() and source.suffix != ".gz":  # unpacked archives are not needed
                     target = root / source.relative_to(staging)
                     target.parent.mkdir(parents=True, exist_ok=True)
                     os.replace(source, target)
-    # urllib, http.client, tarfile and torchvision itself each have errors of their own; all of them end here.
+    # urllib, http.client, tarfile and torchvision each raise errors of their own.
     except Exception as error:
         raise DataError(
             f"no complete {name} in {root} ({origin}), and downloading it failed ({_one_line(error)}); "
-            "name a folder that holds it with --data-dir, or take --data glyphs, which needs no download"
+            "name a folder that holds it with --data-dir, or use --data glyphs, which needs no download"
         ) from error
     return data
 
 
 def import_torchvision_datasets() -> Any:
-    """The module `torchvision.datasets`, also where torchvision was built for another torch than the one installed.
+    """The module `torchvision.datasets`, even if torchvision was built for another torch than the one installed.
 
-    The registry's torchvision is built for CUDA; beside a CPU-only torch its library does not load, and its import
-    then fails while it describes operators that the library would have brought. Reading images needs none of them, so
-    they are declared, without code behind them, and the import is tried once more. Raises `DataError` where torchvision
-    is missing or does not load even so.
+    PyPI's torchvision is built for CUDA. Beside a CPU-only torch its library does not load, and the import fails at
+    operators which that library would define. Reading images needs none of them, so they are declared without an
+    implementation and the import is tried again. Raises `DataError` if torchvision is missing or still does not load.
     """
     with _quiet():
         try:
@@ -114,13 +112,13 @@ def import_torchvision_datasets() -> Any:
             if error.name != "torchvision":
                 raise _mismatch(error) from error
             raise DataError(
-                "this data set is read by torchvision, which is not installed; pip install torchvision, "
-                "or take --data array:DIR or --data glyphs"
+                "this data set needs torchvision, which is not installed; pip install torchvision, "
+                "or use --data array:DIR or --data glyphs"
             ) from error
         except RuntimeError as error:
             if "operator torchvision::nms does not exist" not in str(error):
                 raise _mismatch(error) from error
-        # A damaged binary package may fail in any way while it is imported.
+        # A damaged binary package may fail to import in any way.
         except Exception as error:
             raise _mismatch(error) from error
         try:
@@ -153,7 +151,7 @@ def _forget_half_imported_modules() -> None:
 
 
 def _mismatch(error: Exception) -> DataError:
-    """torch and torchvision do not fit together; names both versions and what the installed torchvision asks for."""
+    """The error for a torchvision that does not fit torch, with both versions and the torch that it requires."""
     torch_version = importlib.metadata.version("torch")
     torchvision_version = importlib.metadata.version("torchvision")
     requirements = importlib.metadata.requires("torchvision") or []
@@ -162,13 +160,13 @@ def _mismatch(error: Exception) -> DataError:
     return DataError(
         f"torchvision {torchvision_version} does not load beside torch {torch_version} ({_one_line(error)}); install "
         f"torchvision=={torchvision_version} and {wanted}, both from the same index, "
-        "or take --data array:DIR or --data glyphs"
+        "or use --data array:DIR or --data glyphs"
     )
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """What torchvision prints goes to stderr, for stdout belongs to results; its warnings say nothing of use here."""
+    """Send torchvision's output to stderr, because stdout is for results, and hide its warnings."""
     with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -185,7 +183,7 @@ def _network_timeout() -> Iterator[None]:
 
 
 def _one_line(error: Exception) -> str:
-    """The last line of an error's text, which is where torchvision puts the cause, or its type where it has no text."""
+    """The last line of an error's text, where torchvision puts the cause, or the type of an error without text."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__

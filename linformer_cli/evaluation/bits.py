@@ -1,4 +1,4 @@
-"""bits/dim: how many bits per value a model needs for images it has not seen."""
+"""Bits/dim: how many bits per value a model needs for a set of images."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,17 +11,16 @@ from torch import Tensor
 
 from linformer_cli.data.sequence import images_to_values
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.sampling.engines import build_engine
+from linformer_cli.sampling.engines import EngineCache
 from linformer_cli.system.memory import work_in_batches
 
 
 @dataclass(frozen=True)
 class Bits:
-    """bits/dim of a model over `images` images of `values_per_image` values.
+    """Bits/dim of a model over `images` images of `values_per_image` values.
 
-    `bits_per_dim` counts every value, the first one too; `bits_per_dim_without_first_value` is the convention of the
-    code that came with Katharopoulos 2020, which never scores the first. The standard errors are over images; None of
-    one image.
+    `bits_per_dim` counts every value. `bits_per_dim_without_first_value` is the convention of the code of Katharopoulos
+    2020, which does not score the first value. The standard errors are over images; None for a single image.
     """
 
     bits_per_dim: float
@@ -34,23 +33,23 @@ class Bits:
 
 @dataclass(frozen=True)
 class ImageNats:
-    """Nats of every image, float64 [N]: of all its `positions` values, and of its first one."""
+    """Nats of every image, float64 [N]: of all its `positions` values, and of its first value."""
 
     whole: Tensor
     first: Tensor
     positions: int
 
     def describe(self) -> Bits:
-        """Divided once by ln 2 and by the number of values."""
+        """The nats divided once by ln 2 and by the number of values."""
         bits, error = _mean_and_error(self.whole, self.positions)
         rest, rest_error = _mean_and_error(self.whole - self.first, self.positions - 1)
         return Bits(bits, error, rest, rest_error, len(self.whole), self.positions)
 
     def measure_difference(self, other: "ImageNats") -> tuple[float, float | None]:
-        """bits/dim less than `other`'s of the same images (below 0: better), and the standard error of that.
+        """Bits/dim minus those of `other` for the same images (negative: better), and the standard error.
 
-        Taken image by image: images differ far more from each other than two models do in one image, so this error is
-        much smaller than that of either figure.
+        The difference is taken image by image. Images differ far more from each other than two models do in one image,
+        so this standard error is much smaller than that of either figure.
         """
         return _mean_and_error(self.whole - other.whole, self.positions)
 
@@ -62,7 +61,7 @@ def measure_bits(
     before_batch: Callable[[], None] | None = None,
     labels: NDArray[np.int64] | None = None,
 ) -> Bits:
-    """bits/dim over uint8 images [N, H, W, C], as `measure_nats` counts them."""
+    """Bits/dim over uint8 images [N, H, W, C]; arguments as of `measure_nats`."""
     return measure_nats(model, images, batch, before_batch, labels=labels).describe()
 
 
@@ -75,11 +74,11 @@ def measure_nats(
     nats: Callable[[Tensor, Tensor | None], Tensor] | None = None,
     labels: NDArray[np.int64] | None = None,
 ) -> ImageNats:
-    """Sum the nats of every value of each of uint8 images [N, H, W, C].
+    """The nats of each of uint8 images [N, H, W, C], summed over its values.
 
-    `before_batch` is called before every batch, and may raise to give up. `nats` gives the nats [B, T] of values int64
-    [B, T] and labels int64 [B] or None; by default those of the model in parallel. A model with classes needs `labels`
-    int64 [N], and the bits are those given the class. Where memory does not suffice the batch is halved.
+    `before_batch` is called before every batch and may raise to stop. `nats` computes the nats [B, T] of values int64
+    [B, T] and labels int64 [B] or None; the default is the model's parallel form. A model with classes needs `labels`
+    int64 [N], and the nats are conditional on the class. The batch is halved when memory runs out.
     """
 
     def measure(part: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -102,9 +101,9 @@ def measure_nats(
 
 
 @torch.no_grad()
-def stepped_nats(model: PixelModel, values: Tensor, labels: Tensor | None, engine: str) -> Tensor:
-    """Nats [B, T] of values int64 [B, T], of classes int64 [B], as the sampling `engine` predicts them step by step."""
-    stepper = build_engine(engine, model, len(values))
+def stepped_nats(engines: EngineCache, values: Tensor, labels: Tensor | None) -> Tensor:
+    """Nats [B, T] of values int64 [B, T] given classes int64 [B], from the predictions of an engine of `engines`."""
+    model, stepper = engines.model, engines.start(len(values))
     found = torch.empty(values.shape, dtype=torch.float64 if model.dtype == torch.float64 else torch.float32)
     for position, token in enumerate(model.shift_values(values, labels).unbind(dim=1)):
         parameters = stepper.step(token)
@@ -112,7 +111,7 @@ def stepped_nats(model: PixelModel, values: Tensor, labels: Tensor | None, engin
     return found
 
 
-def _mean_and_error(nats_per_image: torch.Tensor, values: int) -> tuple[float, float | None]:
+def _mean_and_error(nats_per_image: Tensor, values: int) -> tuple[float, float | None]:
     bits = nats_per_image / (math.log(2) * max(values, 1))
     error = float(bits.std()) / math.sqrt(len(bits)) if len(bits) > 1 else None
     return float(bits.mean()), error

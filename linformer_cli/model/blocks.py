@@ -1,6 +1,6 @@
-"""The layers between embedding and head: what every residual block is, and the block of a transformer.
+"""The residual blocks between embedding and head: the interface and the transformer block.
 
-`gated.py` and `lstm.py` hold the other blocks, `catalogue.py` chooses.
+`gated.py` and `lstm.py` have the other blocks; `mixers.py` builds the one that is configured.
 """
 
 import itertools
@@ -12,33 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from linformer_cli.attention.base import Attention, AttentionShape
-from linformer_cli.attention.catalogue import build_for_model
+from linformer_cli.attention.base import Attention
 from linformer_cli.config import ModelConfig, NetworkConfig
 
 from .dropout import add_dropped
 
 
-def build_inner(config: ModelConfig, layer: int) -> Attention:
-    """The attention of layer number `layer`, in the sizes it has in this model."""
-    shape = AttentionShape(
-        heads=config.heads,
-        key_width=config.head_width,
-        value_width=config.head_width,
-        positions=config.image.positions,
-        row=config.image.values_per_row,
-        layer=layer,
-    )
-    return build_for_model(config.attention, config.attention_options, shape, config.width)
-
-
 class AttentionLayer(nn.Module):
-    """Projects vectors to heads, lets the inner attention mix positions, projects back. Owns no mixing of its own."""
+    """Projects vectors to heads, mixes positions by the inner attention, and projects back."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig, inner: Attention) -> None:
         super().__init__()
-        self.inner = build_inner(config, layer)
-        shape = self.inner.shape
+        self.inner = inner
+        shape = inner.shape
         self.heads = shape.heads
         keys = shape.key_width if self.inner.shared_query_key else 2 * shape.key_width
         self.widths = (keys - shape.key_width, shape.key_width, shape.value_width, self.inner.extra_per_head)
@@ -47,7 +33,7 @@ class AttentionLayer(nn.Module):
 
     @property
     def input_rows(self) -> dict[str, slice]:
-        """Which rows of `input` give q, k, v and extra; `qk` where one projection gives both, and nothing absent."""
+        """The rows of `input` for q, k, v and extra; `qk` if one projection serves both. Absent parts have no entry."""
         names = ("q", "qk" if self.inner.shared_query_key else "k", "v", "extra")
         ends = list(itertools.accumulate(self.heads * width for width in self.widths))
         rows = zip(names, [0, *ends], ends, strict=False)
@@ -55,11 +41,11 @@ class AttentionLayer(nn.Module):
 
     @torch.no_grad()
     def start_extra_bias(self) -> None:
-        """The extra scalars start around the value that the mechanism asks for."""
+        """Set the bias of the extra scalars to the value that the mechanism asks for."""
         if self.inner.extra_per_head:
             self.input.bias[-self.heads * self.inner.extra_per_head :] = self.inner.extra_bias
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """x [..., width] to q, k, v and extra, each [..., H, its own width]."""
         parts = self.input(x).split([self.heads * width for width in self.widths], dim=-1)
         q, k, v, extra = (part.unflatten(-1, (self.heads, -1)) if part.shape[-1] else None for part in parts)
@@ -67,13 +53,13 @@ class AttentionLayer(nn.Module):
         return (k if q is None else q), k, v, extra
 
     def attend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        q, k, v, extra = (None if part is None else part.transpose(1, 2) for part in self._project(x))
+        q, k, v, extra = (None if part is None else part.transpose(1, 2) for part in self.project(x))
         assert q is not None and k is not None and v is not None
         y, state = self.inner.attend(q, k, v, state, extra)
         return self.output(y.transpose(1, 2).flatten(2)), state
 
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
-        q_t, k_t, v_t, extra_t = self._project(x_t)
+        q_t, k_t, v_t, extra_t = self.project(x_t)
         y_t, state = self.inner.step(q_t, k_t, v_t, state, extra_t)
         return self.output(y_t.flatten(1)), state
 
@@ -93,10 +79,10 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module, ABC):
-    """Mixes positions and changes vectors, in branches that are added to what comes in. The unit a model stacks.
+    """Mixes positions and changes vectors in residual branches. A model is a stack of blocks.
 
-    The same calls as an attention has, on vectors of the model's width. LayerNorm stands before a branch (`pre`) or
-    behind the sum (`post`).
+    A block has the same calls as an attention, on vectors of the model's width. LayerNorm stands before each branch
+    (`pre`) or behind the sum (`post`).
     """
 
     def __init__(self, config: NetworkConfig) -> None:
@@ -106,7 +92,7 @@ class Block(nn.Module, ABC):
 
     @abstractmethod
     def attend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Vectors [B, T, width] behind the positions in `state` (None: none), and the state after them."""
+        """Vectors [B, T, width] of positions that follow those in `state` (None: none), and the state after them."""
 
     @abstractmethod
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -114,7 +100,7 @@ class Block(nn.Module, ABC):
 
     @abstractmethod
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> Any:
-        """The state of the empty prefix; `capacity` is how many positions a growing one should make room for."""
+        """The state before the first position; a growing state reserves room for `capacity` positions."""
 
     @abstractmethod
     def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
@@ -122,26 +108,26 @@ class Block(nn.Module, ABC):
 
     @abstractmethod
     def branch_ends(self) -> Sequence[nn.Linear]:
-        """The last layer of every residual branch, which starts the smaller the more branches are added up."""
+        """The last layer of every residual branch; its initial weights shrink with the number of branches."""
 
     def start_biases(self) -> None:
-        """Set the biases that do not start at 0."""
+        """Set the biases whose initial value is not 0."""
 
     def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
-        """Whether kernels compiled here mix the positions, for vectors of this type, rather than plain torch."""
+        """Whether compiled kernels, not plain torch, mix the positions of vectors of this type."""
         return False
 
     def add_branch(
         self, x: Tensor, norm: nn.LayerNorm, branch: Callable[[Tensor], tuple[Tensor, Any]]
     ) -> tuple[Tensor, Any]:
-        """x and what `branch` makes of it, added up; and the state that `branch` gives."""
+        """The sum of x and the output of `branch`, normalised as configured; and the state that `branch` returns."""
         y, state = branch(norm(x) if self.pre else x)
         x = add_dropped(x, y, self.dropout) if self.training and self.dropout else x + y
         return (x if self.pre else norm(x)), state
 
 
 class InnerBlock(Block):
-    """A block around an attention, whose state is its own."""
+    """A block whose state is that of its attention."""
 
     @property
     @abstractmethod
@@ -159,11 +145,11 @@ class InnerBlock(Block):
 
 
 class TransformerBlock(InnerBlock):
-    """Attention and feed-forward, each in a branch of its own."""
+    """Attention and feed-forward, in one residual branch each."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig, inner: Attention) -> None:
         super().__init__(config)
-        self.attention = AttentionLayer(config, layer)
+        self.attention = AttentionLayer(config, inner)
         self.feed_forward = FeedForward(config)
         self.attention_norm = nn.LayerNorm(config.width)
         self.feed_forward_norm = nn.LayerNorm(config.width)
@@ -173,11 +159,11 @@ class TransformerBlock(InnerBlock):
         return self.attention.inner
 
     def attend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        return self._mix(x, lambda x: self.attention.attend(x, state))
+        return self.add_branches(x, lambda x: self.attention.attend(x, state))
 
     @torch.no_grad()
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
-        return self._mix(x_t, lambda x_t: self.attention.step(x_t, state))
+        return self.add_branches(x_t, lambda x_t: self.attention.step(x_t, state))
 
     def branch_ends(self) -> Sequence[nn.Linear]:
         return self.attention.output, self.feed_forward.output
@@ -185,17 +171,17 @@ class TransformerBlock(InnerBlock):
     def start_biases(self) -> None:
         self.attention.start_extra_bias()
 
-    def _mix(self, x: Tensor, attention: Callable[[Tensor], tuple[Tensor, Any]]) -> tuple[Tensor, Any]:
-        # One formula for both executions: they differ in the attention alone.
+    def add_branches(self, x: Tensor, attention: Callable[[Tensor], tuple[Tensor, Any]]) -> tuple[Tensor, Any]:
+        """x after both branches, and the state that `attention` returns: the part that `attend` and `step` share."""
         x, state = self.add_branch(x, self.attention_norm, attention)
         x, _ = self.add_branch(x, self.feed_forward_norm, lambda x: (self.feed_forward(x), None))
         return x, state
 
 
 def initialise_weights(model: nn.Module, blocks: Sequence[Block]) -> None:
-    """Linear layers of `model` N(0, 1 / inputs); those that end a branch of its `blocks` divided by sqrt(branches).
+    """Linear layers of `model` start as N(0, 1 / inputs); those that end a branch are divided by sqrt(branches).
 
-    So the sum of all branches starts at the scale of one, whatever the depth.
+    The sum of all branches therefore starts at the scale of one branch, at any depth.
     """
     for module in model.modules():
         if isinstance(module, nn.Linear):

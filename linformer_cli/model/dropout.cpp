@@ -1,6 +1,6 @@
-// x plus what dropout leaves of a branch, and its gradient, for the CPU; dropout.py calls it.
+// x plus a branch after dropout, and the gradient, for the CPU; dropout.py calls it.
 //
-// Whether number i is kept follows from the seed and i alone, so that no mask is stored: the backward pass asks again.
+// Whether element i is kept is a function of the seed and i alone. No mask is stored: the backward pass computes it again.
 
 #include <cmath>
 #include <cstdint>
@@ -9,14 +9,14 @@
 
 namespace {
 
-// A hash of 32 bits, each of which depends on every bit of what went in (the rounds of "lowbias32", Wellons 2018).
+// A hash of 32 bits, each of which depends on every bit of the input (the rounds of "lowbias32", Wellons 2018).
 inline uint32_t mix(uint32_t word) {
     word = (word ^ (word >> 16)) * 0x7feb352du;
     word = (word ^ (word >> 15)) * 0x846ca68bu;
     return word ^ (word >> 16);
 }
 
-// Numbers that share one seed of 32 bits, and what one thread does at once.
+// Elements that share one seed of 32 bits; also the work of a thread at a time.
 constexpr int64_t BLOCK = 4096;
 
 template <class F>

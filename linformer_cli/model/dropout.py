@@ -1,7 +1,7 @@
-"""Dropout of what is added to the residual stream (Srivastava 2014, JMLR 15).
+"""Dropout of residual branches (Srivastava 2014, JMLR 15).
 
-torch draws the mask of the CPU with one thread and one number after another, which takes a fifth of a training step of
-the paper's model. The compiled form takes both numbers and sum in one pass, and stores no mask.
+On the CPU torch draws the mask number by number in one thread, which takes a fifth of a training step of the paper's
+model. The compiled form draws and adds in one pass of all threads and stores no mask.
 """
 
 import ctypes
@@ -23,9 +23,9 @@ _SIGNATURES = {
 
 
 def add_dropped(x: Tensor, branch: Tensor, probability: float) -> Tensor:
-    """x plus what is left of `branch`, of the same shape: 0 with `probability`, else 1 / (1 - probability) as much.
+    """x plus `branch`, of the same shape; its elements become 0 with `probability`, the rest scales to keep the mean.
 
-    Which ones follows from torch's generator of the device, but not in the same way with and without a compiler.
+    The mask follows from torch's generator of the device; it differs with and without a compiler.
     """
     types = branch.dtype in (torch.float32, torch.bfloat16) and x.dtype == torch.float32
     if x.device.type == "cpu" and types and has_library(SOURCE):

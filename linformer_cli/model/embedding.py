@@ -1,8 +1,8 @@
-"""What a position sees directly: where it is, and the known values around it.
+"""The input of a position: its place in the image and the known values around it.
 
 Tokens are the values of an image in raster order, channels innermost, behind one start token: token 0 is the start
-and token i holds value i - 1. At token i the model predicts value i, so a position may look at values 0 .. i - 1.
-Where the model has classes, the start token is the image's class, which every position sees.
+token and token i holds value i - 1. At token i the model predicts value i, so a position may read values 0 .. i - 1.
+In a model with classes the start token is the image's class, which every position reads.
 """
 
 import math
@@ -18,7 +18,7 @@ from linformer_cli.config import ImageShape, ModelConfig
 from .neighbour_tables import TABLE_PIXELS, NeighbourTables
 from .surroundings import Surroundings, list_surroundings
 
-# (rows up, columns to the left) of the pixels that `neighbours` shows, besides the pixel itself.
+# (rows up, columns to the left) of the pixels that `neighbours` reads, besides the pixel itself.
 _NEIGHBOURS = ((0, 1), (0, 2), (1, 1), (1, 0), (1, -1), (2, 0))
 
 
@@ -33,23 +33,48 @@ class EmbeddingState(NamedTuple):
     label: Tensor
 
 
-def context_sources(context: str, image: ImageShape) -> Tensor:
-    """For each position the places of the known values it sees in tables: int64 [T, slots], -1 where there is none.
+def first_value(position: int, reach: int) -> int:
+    """The number of the value in column 0 of `recent` after `position` tokens; column c holds value first_value + c.
 
-    `previous` has one slot, the value before. The others have one for every channel of six pixels (left, two left,
-    above left, above, above right, two above) and for the channels of the pixel itself that come before this one; a
-    pixel outside the image is missing. Every place is smaller than its position.
+    The newest of `position` tokens is value number `position - 2`, as token 0 is the start token.
+    """
+    return position - reach - 1
+
+
+def ring_slots(sources: Tensor, length: int) -> Tensor:
+    """The slots of a ring of `length` values that hold values number `sources`: value v is in slot v mod length.
+
+    -1 stays -1.
+    """
+    return torch.where(sources < 0, -1, sources % length)
+
+
+def fill_ring(state: EmbeddingState, length: int) -> Tensor:
+    """The recent values of `state` in a ring int16 [B, length], for `length` of at least `reach`; see `ring_slots`."""
+    reach = state.recent.shape[1]
+    ring = state.recent.new_zeros(len(state.recent), length)
+    values = torch.arange(reach, device=ring.device) + first_value(int(state.position), reach)
+    ring[:, values % length] = state.recent
+    return ring
+
+
+def context_sources(context: str, image: ImageShape) -> Tensor:
+    """For each position the numbers of the known values that it looks up in tables: int64 [T, slots], -1 for none.
+
+    `previous` has one slot, the value before. The other contexts have one for each channel of six pixels (left, two
+    left, above left, above, above right, two above) and for the earlier channels of the pixel itself. Pixels outside
+    the image are missing. Every number is smaller than its position.
     """
     if context == "previous":
-        # Counted now, also for a model without memory.
+        # On the CPU also for a model on the meta device, as `reach` is computed from it.
         return (torch.arange(image.positions, device="cpu") - 1).unsqueeze(1)
     return find_pixels(image, _NEIGHBOURS)
 
 
 def find_pixels(image: ImageShape, offsets: Sequence[tuple[int, int]]) -> Tensor:
-    """For each position the places of the values so many (rows up, columns to the left): int64 [T, slots], or -1.
+    """For each position the numbers of the values at `offsets` (rows up, columns to the left): int64 [T, slots], or -1.
 
-    Before them stand the channels of the pixel itself that come before this one.
+    The first slots are the earlier channels of the pixel itself.
     """
     positions = torch.arange(image.positions, device="cpu")
     channel = positions % image.channels
@@ -60,7 +85,7 @@ def find_pixels(image: ImageShape, offsets: Sequence[tuple[int, int]]) -> Tensor
 
 
 def find_same_channel(image: ImageShape, offsets: Sequence[tuple[int, int]]) -> Tensor:
-    """As `find_pixels`, of each pixel the position's own channel alone: int64 [T, offsets], or -1."""
+    """As `find_pixels`, but only the position's own channel of each pixel: int64 [T, offsets], or -1."""
     positions = torch.arange(image.positions, device="cpu")
     row, column = positions // image.values_per_row, positions // image.channels % image.width
     slots = []
@@ -73,10 +98,9 @@ def find_same_channel(image: ImageShape, offsets: Sequence[tuple[int, int]]) -> 
 class PixelEmbedding(nn.Module):
     """Tokens int64 [B, T] to vectors [B, T, width], continuing from a state of bounded size.
 
-    The state holds the last `reach` values, about two image rows for `neighbours` and three for `wide` and `hashed`,
-    whatever the length. A slot with no value has an embedding of its own, which also stands for the start token. A
-    class adds its vector everywhere, `wide` what `Surroundings` makes of more values, and `hashed` also what
-    `NeighbourTables` have for several together.
+    The state holds the last `reach` values: about two image rows for `neighbours`, three for `wide` and `hashed`. A
+    slot without a value has an embedding of its own, which also stands for the start token. A class adds its vector
+    at every position, `wide` adds `Surroundings`, and `hashed` adds `Surroundings` and `NeighbourTables`.
     """
 
     sources: Tensor
@@ -96,13 +120,13 @@ class PixelEmbedding(nn.Module):
             seen.append(find_same_channel(image, TABLE_PIXELS))
         sources = torch.cat(seen, dim=1)
         self.register_buffer("sources", sources, persistent=False)
-        # Where the columns of the surroundings begin, and those of the tables for several values.
+        # The first column of the surroundings, and the first one of the neighbour tables.
         self.bounds = (self.slots, sum(part.shape[1] for part in seen[:2]))
         distances = torch.arange(image.positions, device="cpu").unsqueeze(1) - sources
         self.reach = int(distances[sources >= 0].max()) if image.positions > 1 else 1
         paper = config.embedding == "paper"
         value_width = config.width // 2 if paper else config.width
-        # One table for all slots, looked up and added up in one pass.
+        # One table for all slots, so that one call looks up and adds.
         self.values = nn.Parameter(torch.empty(self.slots * (image.levels + 1), value_width))
         nn.init.normal_(self.values, std=self.slots**-0.5)
         if paper:
@@ -126,13 +150,12 @@ class PixelEmbedding(nn.Module):
         return EmbeddingState(recent, torch.zeros((), dtype=torch.int64, device=device), label)
 
     def forward(self, tokens: Tensor, state: EmbeddingState) -> tuple[Tensor, EmbeddingState]:
-        """Vectors [B, T, width] for tokens int64 [B, T] behind those in `state`, and the state after them."""
+        """Vectors [B, T, width] for tokens int64 [B, T] that follow those in `state`, and the state after them."""
         batch, length = tokens.shape
         start = int(state.position)
         known = torch.cat([state.recent, tokens.to(torch.int16)], dim=1)
-        # Column c of `known` is token start - reach + c, which holds value start - reach + c - 1.
         sources = self.sources[start : start + length]
-        columns = (sources - (start - self.reach) + 1).clamp(min=0)
+        columns = (sources - first_value(start, self.reach)).clamp(min=0)
         values = known[:, columns.flatten()].unflatten(1, sources.shape).long()
         values = torch.where(sources < 0, self.levels, values)
         values, around, together = values.tensor_split(self.bounds, dim=-1)
@@ -149,7 +172,7 @@ class PixelEmbedding(nn.Module):
         if self.tables is not None:
             channels = torch.arange(start, start + length, device=tokens.device) % self.image.channels
             x = x + self.tables(together, channels)
-        # Copies: views would keep all tokens alive for as long as the state, or be the caller's.
+        # Copies: a view would keep all tokens alive as long as the state, or share memory with the caller.
         recent, label = known[:, length:].clone(), state.label
         if self.classes is not None:
             label = label if start else tokens[:, :1].clone()
@@ -157,7 +180,7 @@ class PixelEmbedding(nn.Module):
         return x, EmbeddingState(recent, state.position + length, label)
 
     def places(self) -> Tensor:
-        """What every position adds, [T, its share of the width]."""
+        """The vectors of all positions, [T, width], or [T, width / 2] for sinusoids, which are concatenated."""
         return self._grid(0, self.image.positions) if self.sinusoids is None else self.sinusoids
 
     def _grid(self, start: int, length: int) -> Tensor:
@@ -172,7 +195,10 @@ class PixelEmbedding(nn.Module):
 
 
 def sinusoidal_table(positions: int, width: int) -> Tensor:
-    """Sines and cosines [positions, width] of geometrically spaced wavelengths (Vaswani 2017, section 3.5)."""
-    frequencies = torch.exp(torch.arange(0, width, 2) * (-math.log(10_000.0) / width))
+    """Sines and cosines [positions, width] of geometrically spaced wavelengths (Vaswani 2017, section 3.5).
+
+    float32, rounded once: float32 angles would be wrong by up to 2e-4 at 3,072 positions.
+    """
+    frequencies = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(10_000.0) / width))
     angles = torch.arange(positions).unsqueeze(1) * frequencies
-    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1).float()

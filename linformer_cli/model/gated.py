@@ -10,20 +10,20 @@ from torch.nn import functional
 from linformer_cli.attention.base import Attention
 from linformer_cli.config import ModelConfig
 
-from .blocks import InnerBlock, build_inner
+from .blocks import InnerBlock
 
 
 class GatedBlock(InnerBlock):
-    """x + (U * (A V)) W_o, with U, V = SiLU(x W) of twice the model's width and Z = SiLU(x W_z), of which A is made.
+    """x + (U * (A V)) W_o, with U, V = SiLU(x W) of twice the model's width, and A computed from Z = SiLU(x W_z).
 
-    Figure 2 and equation 4 of the source; the attention A is the one named in the configuration. `heads`,
-    `head_width`, `feed_forward` and `activation` mean nothing here. With `post` norm it is not the source's.
+    Figure 2 and equation 4 of the source; A is the configured attention. `heads`, `head_width`, `feed_forward` and
+    `activation` are ignored. The source has `pre` norm only.
     """
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig, attention: Attention) -> None:
         super().__init__(config)
-        self.attention = build_inner(config, layer)
-        shape = self.attention.shape
+        self.attention = attention
+        shape = attention.shape
         self.widths = (shape.value_width, shape.value_width, shape.key_width)
         self.input = nn.Linear(config.width, sum(self.widths))
         self.output = nn.Linear(shape.value_width, config.width)
@@ -54,6 +54,6 @@ class GatedBlock(InnerBlock):
         return (self.output,)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """U, V and Z, each in memory of its own: a part of a larger tensor would keep all of it in a state."""
+        """U, V and Z, in separate memory: a view in a state would keep the whole larger tensor alive."""
         u, v, z = (functional.silu(part) for part in self.input(x).split(self.widths, dim=-1))
         return u, v, z

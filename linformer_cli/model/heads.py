@@ -1,6 +1,6 @@
-"""Output heads: what the last vector says about the next value. One distribution, for likelihood and for sampling.
+"""Output heads: from the last vector to the distribution of the next value, for both likelihood and sampling.
 
-`parameters` are what a head's projection gives, [..., P]; `levels` is how many values there are.
+`parameters` [..., P] are the output of a head's projection; `levels` is the number of values.
 """
 
 from abc import ABC, abstractmethod
@@ -59,12 +59,12 @@ class MixtureHead(Head):
     """A mixture of K logistic distributions, cut into `levels` bins (Salimans 2017, PixelCNN++, arXiv 1701.05517).
 
     Values lie evenly on [-1, 1]; the first bin reaches to minus and the last to plus infinity. P holds K mixture
-    logits, K means and K log scales. A bin's mass is exact where the source approximates a narrow one by the density:
-    with bin edges a < b in units of the scale, sigmoid(b) - sigmoid(a) = sigmoid(b) sigmoid(-a) (1 - exp(a - b)),
-    which cancels nowhere, so that the probabilities of all values add up to 1.
+    logits, K means and K log scales. The source approximates the mass of a narrow bin by the density. Here, with bin
+    edges a < b in units of the scale, the mass is sigmoid(b) - sigmoid(a) = sigmoid(b) sigmoid(-a) (1 - exp(a - b)),
+    which does not cancel, so the probabilities of all values add up to 1.
     """
 
-    # Narrower than a bin, and so wide that it is flat: beyond these nothing changes but the rounding.
+    # Narrower than a bin, and so wide that it is flat: beyond these bounds only the rounding changes.
     log_scale_bounds = (-7.0, 40.0)
 
     def __init__(self, config: ModelConfig) -> None:
@@ -80,7 +80,7 @@ class MixtureHead(Head):
 
     def _log_mass(self, parameters: Tensor, values: Tensor) -> Tensor:
         # In float64: the edges of narrow bins, far from their mean, cancel too much in float32.
-        logits, means, log_scales = _precise(parameters).split(self.mixtures, dim=-1)
+        logits, means, log_scales = precise(parameters).split(self.mixtures, dim=-1)
         inverse_scales = torch.exp(-log_scales.clamp(*self.log_scale_bounds))
         values = values.unsqueeze(-1)
         bin_width = 2 / (self.levels - 1)
@@ -95,11 +95,11 @@ class MixtureHead(Head):
         return mass.to(_wide(parameters).dtype)
 
     def draw(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
-        """A component, then its logistic by inversion, then the bin: no table of all values is needed.
+        """Draws a component, then its logistic by inversion, then rounds: no table of all values is needed.
 
-        One uniform number serves both draws, since its place within the chosen component's share is uniform again.
+        One uniform number serves both draws, since its position within the chosen component's share is uniform again.
         """
-        logits, means, log_scales = _precise(parameters).split(self.mixtures, dim=-1)
+        logits, means, log_scales = precise(parameters).split(self.mixtures, dim=-1)
         component, place = invert_cumulative(logits.softmax(dim=-1), uniforms)
         mean, log_scale = (x.gather(-1, component.unsqueeze(-1)).squeeze(-1) for x in (means, log_scales))
         x = mean + log_scale.clamp(*self.log_scale_bounds).exp() * place.logit(eps=1e-12)
@@ -118,12 +118,12 @@ def invert_cumulative(probabilities: Tensor, uniforms: Tensor) -> tuple[Tensor, 
     Returns the values int64 [B], and where in [0, 1) of its value's own share each uniform number fell. A value of
     probability 0 is never drawn.
     """
-    probabilities = _precise(probabilities)
+    probabilities = precise(probabilities)
     cumulative = probabilities.cumsum(dim=-1)
     total = cumulative[..., -1:]
-    # The total is 1 up to rounding; scaling the number by it gives no value more than its share, and staying below it
-    # never falls behind the last value that has any.
-    # The numbers change device and type in one go: Apple's GPU has no float64 that they could lie in.
+    # The total is 1 up to rounding. Targets scaled by it respect every value's share, and targets below it never select
+    # a value behind the last one with a share. The numbers change device and type in one call, since Apple's GPU has no
+    # float64.
     targets = torch.minimum(
         uniforms.to(cumulative).unsqueeze(-1) * total, torch.nextafter(total, torch.zeros_like(total))
     )
@@ -133,11 +133,11 @@ def invert_cumulative(probabilities: Tensor, uniforms: Tensor) -> tuple[Tensor, 
     return values.squeeze(-1), place.clamp(0, 1).squeeze(-1)
 
 
-def _precise(x: Tensor) -> Tensor:
-    """float64 where the device has it."""
+def precise(x: Tensor) -> Tensor:
+    """float64, or float32 if the device has no float64."""
     return x.float() if x.device.type == "mps" else x.double()
 
 
 def _wide(parameters: Tensor) -> Tensor:
-    """At least float32: a likelihood summed over a thousand values is not counted in bfloat16."""
+    """At least float32: bfloat16 is too coarse for likelihoods that are summed over a thousand values."""
     return parameters if parameters.dtype == torch.float64 else parameters.float()

@@ -1,4 +1,4 @@
-"""A block without attention, for comparison: an LSTM, whose state is as small as states get."""
+"""A block without attention, for comparison: an LSTM, with a very small state."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -31,11 +31,11 @@ class LstmState(NamedTuple):
 
 
 class LstmBlock(Block):
-    """x + W_o LSTM(x): one layer of long short-term memory in the place of attention and feed-forward.
+    """x + W_o LSTM(x): one layer of long short-term memory instead of attention and feed-forward.
 
     As in the source with forget gates, which start with a bias of 1; gates are those of `torch.nn.LSTM`. The block
-    has, as nearly as a whole `hidden` allows, the parameters of the transformer block of the same configuration. h and
-    c are in the type of the weights, and autocast is off inside: a cell is a running sum.
+    has about as many parameters as the transformer block of the same configuration. h and c have the type of the
+    weights, and autocast is off inside, since a cell is a running sum.
     """
 
     name = "lstm"
@@ -51,7 +51,7 @@ class LstmBlock(Block):
         self.lstm = nn.LSTM(config.width, self.hidden, batch_first=True)
         self.output = nn.Linear(self.hidden, config.width)
         self.norm = nn.LayerNorm(config.width)
-        # Inside as every linear layer of the model: N(0, 1 / inputs).
+        # As every linear layer of the model: N(0, 1 / inputs).
         input_weight, hidden_weight, input_bias, hidden_bias = self.lstm.all_weights[0]
         nn.init.normal_(input_weight, std=config.width**-0.5)
         nn.init.normal_(hidden_weight, std=self.hidden**-0.5)
@@ -65,7 +65,7 @@ class LstmBlock(Block):
             start = None if state is None else (state.h.unsqueeze(0), state.c.unsqueeze(0))
             with torch.autocast(x.device.type, enabled=False), _in_float32():
                 y, (h, c) = self.lstm(x.to(self.output.weight.dtype), start)
-            # Copies: torch may return parts of something larger.
+            # Copies: torch may return views of a larger tensor.
             return self.output(y), LstmState(h[0].clone(), c[0].clone())
 
         return self.add_branch(x, self.norm, branch)
@@ -91,13 +91,13 @@ class LstmBlock(Block):
 
 
 def _in_float32() -> AbstractContextManager[None]:
-    """Inside it cuDNN multiplies float32 as a step does. By torch's default it rounds to TF32, for sequences alone."""
+    """Inside it cuDNN multiplies in float32, as a step does; by default torch rounds to TF32, for sequences only."""
     cudnn = torch.backends.cudnn
     return cudnn.flags(cudnn.enabled, cudnn.benchmark, deterministic=cudnn.deterministic, allow_tf32=False)
 
 
 def choose_hidden(config: NetworkConfig) -> int:
-    """The width of h with which an LSTM block comes nearest to a transformer block's parameters, attention's aside."""
+    """The width of h for which an LSTM block has most nearly as many parameters as a transformer block."""
     width, heads_width, feed_forward = config.width, config.heads * config.head_width, config.feed_forward
     attention = 3 * heads_width * (width + 1) + width * (heads_width + 1)
     wanted = attention + feed_forward * (width + 1) + width * (feed_forward + 1) + 2 * 2 * width

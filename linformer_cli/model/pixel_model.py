@@ -1,4 +1,4 @@
-"""The whole model: images as sequences of values, one prediction a position, in parallel or step by step."""
+"""The whole model: images as sequences of values, with one prediction per position, in parallel or step by step."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
@@ -10,40 +10,40 @@ from linformer_cli.attention.base import Attention
 from linformer_cli.config import ModelConfig
 
 from .blocks import Block, initialise_weights
-from .catalogue import build_block
 from .embedding import EmbeddingState, PixelEmbedding
 from .heads import build_head
+from .mixers import build_blocks
 
 
 class PixelState(NamedTuple):
-    """What stepping carries: the last values, the position and the class, and one state per layer."""
+    """The state of stepping: the recent values, the position and the class, and one state per layer."""
 
     embedding: EmbeddingState
     layers: tuple[Any, ...]
 
 
 class PixelModel(nn.Module):
-    """p(x) = product over t of p(x_t | x_0 .. x_{t-1}) for the T values of an image; all given its class, if there are.
+    """p(x) = product over t of p(x_t | x_0 .. x_{t-1}) for the T values of an image, given its class if it has one.
 
-    The same three calls as an attention has. Tokens are values behind a start token (`shift_values`): token i holds
-    value i - 1 and the output at token i is the distribution of value i, as parameters of `head`. Equality of `attend`
-    and `step` holds for every checkpoint; `lintx check` measures it.
+    The model has the same three calls as an attention. Tokens are values behind a start token (`shift_values`): token i
+    holds value i - 1, and the output at token i is the distribution of value i, as parameters of `head`. `attend` and
+    `step` agree up to rounding; `lintx check` measures it.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
         self.embedding = PixelEmbedding(config)
-        self.blocks = nn.ModuleList(build_block(config, layer) for layer in range(config.layers))
+        self.blocks = nn.ModuleList(build_blocks(config))
         self.norm = nn.LayerNorm(config.width)
         self.head = build_head(config)
         initialise_weights(self, self._typed_blocks)
-        # Near zero: an untrained model is close to uniform.
+        # Near zero, so that an untrained model is close to uniform.
         self.head.projection.weight.data.mul_(0.1)
 
     @property
     def _typed_blocks(self) -> list[Block]:
-        # A ModuleList does not say what it holds.
+        # A ModuleList has no type for its elements.
         return cast(list[Block], list(self.blocks))
 
     @property
@@ -55,13 +55,13 @@ class PixelModel(nn.Module):
         return self.head.projection.weight.dtype
 
     def is_compiled(self, dtype: torch.dtype) -> bool:
-        """Whether `attend` runs kernels compiled here, where its products are of `dtype`, or plain torch alone."""
+        """Whether `attend` runs compiled kernels for products in `dtype`, not only plain torch."""
         return any(block.is_compiled(self.device, dtype) for block in self._typed_blocks)
 
     def start_tokens(self, batch: int, labels: Tensor | None = None) -> Tensor:
-        """The start token of every image, int64 [B]: the first thing to step with.
+        """The start token of every image, int64 [B]: the first token to step with.
 
-        It is the image's class, `labels` int64 [B], 0 by default; a model without classes never looks it up. Raises
+        It is the image's class, `labels` int64 [B], 0 by default; a model without classes ignores it. Raises
         `ValueError` for a class that the model does not have.
         """
         if labels is None:
@@ -74,20 +74,20 @@ class PixelModel(nn.Module):
     def shift_values(self, values: Tensor, labels: Tensor | None = None) -> Tensor:
         """Tokens [B, T] for values int64 [B, T]: the start token, then all values but the last.
 
-        The start token is the class, `labels` int64 [B], or 0. But for that position 0 sees only missing values.
+        The start token is the class, `labels` int64 [B], or 0.
         """
         first = torch.zeros_like(values[:, :1]) if labels is None else labels.unsqueeze(1)
         return torch.cat([first, values[:, :-1]], dim=1)
 
     def take_turns(self, indices: Sequence[int]) -> Tensor:
-        """Every class in turn for images number `indices`, int64 [B] on the CPU: 0 for all where there are none."""
+        """Every class in turn for images number `indices`, int64 [B] on the CPU; 0 for a model without classes."""
         return torch.tensor(indices, dtype=torch.int64, device="cpu") % max(1, self.config.classes)
 
     def attend(self, tokens: Tensor, state: PixelState | None = None) -> tuple[Tensor, PixelState]:
-        """Head parameters [B, T, P] at tokens int64 [B, T] behind those in `state`, and the state after them.
+        """Head parameters [B, T, P] at tokens int64 [B, T] that follow those in `state`, and the state after them.
 
-        `state` None is the start of an image, and the first token is the start token then. Differentiable; `state` is
-        left as it was.
+        `state` None is the start of an image; the first token is then the start token. Differentiable; `state` is not
+        changed.
         """
         embedding = self.embedding.init_state(len(tokens), tokens.device) if state is None else state.embedding
         x, embedding = self.embedding(tokens, embedding)
@@ -98,14 +98,14 @@ class PixelModel(nn.Module):
         return self.head(self.norm(x)), PixelState(embedding, tuple(layers))
 
     def init_state(self, batch: int, capacity: int | None = None) -> PixelState:
-        """The state before the first token, for `batch` images; `capacity` (default T) bounds a growing one."""
+        """The state before the first token, for `batch` images; a growing state holds up to `capacity` (default T)."""
         capacity = capacity or self.config.image.positions
         layers = tuple(block.init_state(batch, capacity, self.device, self.dtype) for block in self._typed_blocks)
         return PixelState(self.embedding.init_state(batch, self.device), layers)
 
     @torch.no_grad()
     def step(self, tokens_t: Tensor, state: PixelState) -> tuple[Tensor, PixelState]:
-        """Head parameters [B, P] at one more token int64 [B]; may update `state` in place: keep what it returns."""
+        """Head parameters [B, P] at one more token int64 [B], and the new state; may update `state` in place."""
         x, embedding = self.embedding(tokens_t.unsqueeze(1), state.embedding)
         x = x.squeeze(1)
         layers = []
@@ -115,7 +115,7 @@ class PixelModel(nn.Module):
         return self.head(self.norm(x)), PixelState(embedding, tuple(layers))
 
     def on_training_step(self, step: int, seed: int) -> None:
-        """Tell every attention that training step `step` of a run with `seed` begins."""
+        """Tell every attention that training step number `step` of a run with `seed` begins."""
         for module in self.modules():
             if isinstance(module, Attention):
                 module.on_training_step(step, seed)
@@ -123,15 +123,15 @@ class PixelModel(nn.Module):
     def nats(self, values: Tensor, labels: Tensor | None = None) -> Tensor:
         """Negative log likelihood in nats of every value, [B, T], for values int64 [B, T].
 
-        A model with classes must be told them, `labels` int64 [B]; raises `ValueError` otherwise.
+        A model with classes needs `labels` int64 [B]; raises `ValueError` without them.
         """
         if labels is None and self.config.classes:
-            raise ValueError("a model with classes has a likelihood only of images whose class it is told")
+            raise ValueError("a model with classes needs labels to compute a likelihood")
         parameters, _ = self.attend(self.shift_values(values, labels))
         return -self.head.log_likelihood(parameters, values)
 
     def state_bytes(self, batch: int, positions: int | None = None) -> int:
-        """Bytes that stepping carries for `batch` images after `positions` (default T) positions."""
+        """Bytes of the state of `batch` images after `positions` (default T) positions."""
         positions = positions or self.config.image.positions
         layers = sum(block.state_bytes(batch, positions, self.dtype) for block in self._typed_blocks)
         recent = batch * self.embedding.reach * torch.int16.itemsize

@@ -1,25 +1,25 @@
-"""A wide view of the known values around a position: as numbers, through a small network."""
+"""A wide view of the known values around a position, read as numbers by a small network."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-# Pixels up to so many rows above, and so many columns to either side.
+# The rows above and the columns to either side that are read.
 ROWS_ABOVE, SIDE = 3, 4
 
 
 def list_surroundings() -> list[tuple[int, int]]:
-    """(rows up, columns to the left) of every pixel that is seen: those of this row to the left, and of rows above."""
+    """(rows up, columns to the left) of every pixel that is read: to the left in its row, and in the rows above."""
     left = [(0, left) for left in range(1, SIDE + 1)]
     return left + [(up, left) for up in range(1, ROWS_ABOVE + 1) for left in range(SIDE, -SIDE - 1, -1)]
 
 
 class Surroundings(nn.Module):
-    """Values int64 [..., slots], `levels` where there is none, to vectors [..., width].
+    """Values int64 [..., slots], `levels` where there is no value, to vectors [..., width].
 
-    Each value gives two numbers: itself on [-1, 1], and whether it is above the lowest, which an empty background has;
-    a missing one gives 0 and 1/2. Two layers with a gelu between them make a vector of all numbers together, so that
-    a stroke's edge can be told by its shape, which a sum over tables of single values cannot.
+    Each value becomes two numbers: itself on [-1, 1], and whether it is above 0, the value of an empty background. A
+    missing value becomes 0 and 1/2. Two layers with a gelu between them read all numbers together and can recognise a
+    stroke's edge by its shape, which a sum over tables of single values cannot.
     """
 
     def __init__(self, slots: int, width: int, levels: int) -> None:

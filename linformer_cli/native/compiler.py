@@ -5,9 +5,11 @@ import contextvars
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -15,34 +17,30 @@ from pathlib import Path
 from typing import Any
 
 from linformer_cli.errors import LintxError
-from linformer_cli.files import user_cache
 from linformer_cli.system.environment import processor_features, processor_name
+
+from .cache import UnsafeCache, describe_risk, open_cache, require_private
+from .constants import definitions
 
 # What every source may include.
 HEADERS = Path(__file__).parent
-# Fast math lets exponentials and sums be vectorised; it is left out when linking, where it would change how the whole
-# process treats the smallest numbers.
-COMPILE = ("-std=c++17", "-O3", "-march=native", "-ffast-math", "-fPIC", "-c")
+# Fast math lets exponentials and sums be vectorised. It is left out when linking, where it would flush denormal numbers
+# to zero in the whole process.
+COMPILE = ("-std=c++17", "-O3", "-march=native", "-ffast-math", "-fPIC", "-c", *definitions())
 LINK = ("-shared",)
+# Compiling takes a few seconds. A compiler that takes longer than this hangs.
+COMPILE_SECONDS = 120.0
 
 _allowed = contextvars.ContextVar("allowed", default=True)
 
 
 class NoCompiler(LintxError):
-    """Compiled code cannot be had here; the message says why."""
-
-
-def cache_folder() -> Path:
-    """Where compiled libraries are kept; raises `NoCompiler` where there is no such place."""
-    try:
-        return user_cache() / "native"
-    except LintxError as error:
-        raise NoCompiler(str(error)) from None
+    """Compiled code is not available here; the message says why."""
 
 
 @contextlib.contextmanager
 def textbook_only() -> Iterator[None]:
-    """Inside it, what has a compiled form and a textbook one in plain torch computes by the textbook."""
+    """Inside it, the plain torch form of everything is used, never the compiled form."""
     token = _allowed.set(False)
     try:
         yield
@@ -56,23 +54,24 @@ def compiled_allowed() -> bool:
 
 
 def has_library(source: Path) -> bool:
-    """Whether the library of `source` may be used here and can be had."""
-    return compiled_allowed() and not isinstance(_outcome(source), NoCompiler)
+    """Whether the library of `source` may be used here and is available."""
+    return compiled_allowed() and not isinstance(try_load(source), NoCompiler)
 
 
 @functools.cache
-def _outcome(source: Path) -> ctypes.CDLL | NoCompiler:
+def try_load(source: Path) -> ctypes.CDLL | NoCompiler:
+    """The library of `source`, or the reason why there is none. Tried once in a process."""
     try:
         return _load(source)
     except NoCompiler as error:
-        return error  # kept too: no second try in this process
+        return error
 
 
 def load_library(source: Path) -> ctypes.CDLL:
-    """The compiled functions of `source`; raises `NoCompiler` where there is no compiler or it fails."""
-    outcome = _outcome(source)
+    """The compiled functions of `source`; raises `NoCompiler` if there is no compiler or it fails."""
+    outcome = try_load(source)
     if isinstance(outcome, NoCompiler):
-        raise NoCompiler(str(outcome))  # a new one: an error that is raised again and again keeps every frame it passed
+        raise NoCompiler(str(outcome))  # a new one: an error that is raised again keeps every frame that it passed
     return outcome
 
 
@@ -84,11 +83,17 @@ def load_function(source: Path, name: str, *arguments: Any) -> Callable[..., Non
 
 
 def describe_library(source: Path) -> str:
-    """Where the library is, or why there is none."""
+    """Where the library of `source` is, or why there is none."""
     try:
         return f"compiled, in {load_library(source)._name}"
     except NoCompiler as error:
-        return f"not to be had: {error}"
+        return f"not available: {error}"
+
+
+@functools.cache
+def _warn(message: str) -> None:
+    """Log a warning, once in a process; unless logging is set up otherwise, it is one line on stderr."""
+    logging.getLogger(__name__).warning(message)
 
 
 def _load(source: Path) -> ctypes.CDLL:
@@ -99,17 +104,32 @@ def _load(source: Path) -> ctypes.CDLL:
     texts = [file.read_bytes() for file in (source, *sorted(HEADERS.glob("*.h")))]
     processor = (platform.machine(), processor_name(), processor_features())
     key = (texts, os.path.realpath(compiler), COMPILE, processor, str(threads))
-    file = cache_folder() / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:20]}.so"
+    name = f"{hashlib.sha256(repr(key).encode()).hexdigest()[:20]}.so"
     try:
-        if not _is_whole(file):
-            _compile(compiler, source, file, threads is not None)
-        return ctypes.CDLL(str(file))
+        try:
+            return _load_file(compiler, source, open_cache() / name, threads is not None)
+        except UnsafeCache as risk:
+            _warn(f"warning: kernels are compiled for this process only, not kept in the cache: {risk}")
+            with tempfile.TemporaryDirectory(prefix="lintx-") as folder:  # readable and writable by its owner only
+                place = Path(os.path.realpath(folder))
+                require_private(place)
+                return _load_file(compiler, source, place / name, threads is not None)
+    except NoCompiler:
+        raise
+    except LintxError as error:
+        raise NoCompiler(str(error)) from None
     except OSError as error:
         raise NoCompiler(f"the kernels cannot be compiled or loaded: {error.strerror or error}") from None
 
 
+def _load_file(compiler: str, source: Path, file: Path, threads: bool) -> ctypes.CDLL:
+    if not _is_whole(file):
+        _compile(compiler, source, file, threads)
+    return ctypes.CDLL(str(file))
+
+
 def _threads_library() -> str | None:
-    """The OpenMP runtime that torch has loaded, made visible to ours: a second one would fight over the cores."""
+    """The OpenMP runtime that torch has loaded, made visible to the kernels: two would compete for the cores."""
     try:
         with open("/proc/self/maps", encoding="utf-8") as maps:
             paths = {line.split(maxsplit=5)[5].strip() for line in maps if "libgomp" in line}
@@ -125,31 +145,70 @@ def _threads_library() -> str | None:
 
 
 def _compile(compiler: str, source: Path, file: Path, threads: bool) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
-        compiled, linked = Path(folder) / "compiled.o", Path(folder) / "linked.so"
+        compiled, linked, digest = (Path(folder) / name for name in ("compiled.o", "linked.so", "digest"))
         openmp = ("-fopenmp",) if threads else ("-fopenmp-simd",)
-        for arguments in (
-            (*COMPILE, *openmp, "-I", str(HEADERS), str(source), "-o", str(compiled)),
-            (*LINK, str(compiled), "-o", str(linked), "-lm"),
-        ):
-            # In a session of its own: a Ctrl-C that only asks a run to end would end the compiler at once.
-            result = subprocess.run([compiler, *arguments], capture_output=True, text=True, start_new_session=True)
-            if result.returncode:
-                reason = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr[:200])
-                raise NoCompiler(f"{compiler} failed: {reason.strip()}")
-        digest = _digest(linked)
-        os.replace(linked, file)
-        file.with_suffix(".sha256").write_text(digest)
+        _run(compiler, *COMPILE, *openmp, "-I", str(HEADERS), str(source), "-o", str(compiled))
+        _run(compiler, *LINK, str(compiled), "-o", str(linked), "-lm")
+        digest.write_bytes(_digest(linked))
+        for made, target in ((linked, file), (digest, _digest_file(file))):
+            made.chmod(0o755)  # whatever the umask lets others do
+            os.replace(made, target)
+
+
+def _run(compiler: str, *arguments: str) -> None:
+    """Run the compiler; raises `NoCompiler` if it fails or hangs."""
+    if compiler in _hanging:
+        raise NoCompiler(_hanging[compiler])
+    # In a session of its own: a Ctrl-C that only asks a run to end would end the compiler at once.
+    process = subprocess.Popen(
+        [compiler, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        _, errors = process.communicate(timeout=COMPILE_SECONDS)
+    except subprocess.TimeoutExpired:
+        _end(process)
+        # Kept, as the next source would hang for as long.
+        _hanging[compiler] = f"{compiler} did not finish within {COMPILE_SECONDS:.0f} s"
+        _warn(f"warning: {_hanging[compiler]}; plain torch is used instead of compiled kernels")
+        raise NoCompiler(_hanging[compiler]) from None
+    except BaseException:
+        _end(process)
+        raise
+    if process.returncode:
+        reason = next((line for line in errors.splitlines() if "error" in line), errors[:200])
+        raise NoCompiler(f"{compiler} failed: {reason.strip()}")
+
+
+# Compilers that did not finish in this process, and the message about each.
+_hanging: dict[str, str] = {}
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    """End the compiler and the programs that it started."""
+    if hasattr(os, "killpg"):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
+    process.communicate()
 
 
 def _is_whole(file: Path) -> bool:
-    """Whether what was compiled is still that: opening a library that was cut off ends the process."""
+    """Whether `file` is a library that this user compiled, undamaged: opening a truncated one ends the process."""
     try:
-        return file.with_suffix(".sha256").read_text() == _digest(file)
+        for part in (file, _digest_file(file)):
+            if (risk := describe_risk(part)) is not None:
+                _warn(f"warning: compiled kernels in the cache are replaced: {risk}")
+                return False
+        return _digest_file(file).read_bytes() == _digest(file)
     except OSError:
         return False
 
 
-def _digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+def _digest_file(file: Path) -> Path:
+    return file.with_suffix(".sha256")
+
+
+def _digest(file: Path) -> bytes:
+    return hashlib.sha256(file.read_bytes()).hexdigest().encode()

@@ -1,18 +1,25 @@
-// The feature maps of linear attention that the kernels have, and what they divide with.
+// The compiled feature maps of linear attention, their slopes, and the division by the denominator.
 #pragma once
 
 #include <cmath>
 
-enum FeatureMap { ELU = 0, RELU = 1 };
+enum FeatureMap { ELU = LINTX_MAP_ELU, RELU = LINTX_MAP_RELU };
 
 template <class A>
 inline A feature(A x, int map) {
-    // What is no number stays none, or a damaged model would draw on as if it were whole: fast math may turn a choice
-    // between x and 0 into a maximum, which drops it, but not one between two sums.
+    // NaN must stay NaN, or a damaged model would keep drawing values. Fast math may turn a choice between x and 0 into
+    // a maximum, which drops NaN, but not a choice between two sums.
     if (map == RELU) return A(0.5) * (x + std::abs(x));
     return x < 0 ? std::exp(x) : x + 1;
 }
 
-// What a quotient by `weight` is multiplied with, 0 where there is no weight. In double, since the reciprocal of the
-// smallest floats is no float, while the quotient may well be one.
+// The slope of the map at the place where its value is `phi`.
+template <class A>
+inline A slope(A phi, int map) {
+    if (map == RELU) return phi > 0 ? 1 : 0;
+    return phi < 1 ? phi : 1;
+}
+
+// The factor that divides by `weight`; 0 where `weight` is 0. In double, since the reciprocal of the smallest floats
+// overflows a float, even where the quotient does not.
 inline double reciprocal(double weight) { return weight == 0 ? 0 : 1 / weight; }

@@ -1,6 +1,6 @@
-"""Whether kernels written in Triton, which compiles them for a CUDA device on first use, can be had.
+"""Whether kernels written in Triton, which compiles them for a CUDA device on first use, are available.
 
-They are checked in Triton's interpreter and have never run on a GPU: until they have, they must be asked for.
+They are tested in Triton's interpreter and have never run on a GPU, so an environment variable must enable them.
 """
 
 import functools
@@ -13,7 +13,7 @@ from .compiler import compiled_allowed
 if TYPE_CHECKING:
     import torch
 
-# Where matrix units for TF32 and bfloat16 begin.
+# The first capability with matrix units for TF32 and bfloat16.
 _LEAST_CAPABILITY = (8, 0)
 ASK = "LINTX_TRITON"
 
@@ -25,15 +25,15 @@ def has_triton(device: "torch.device") -> bool:
 
 @functools.cache
 def triton_refusal(device: "torch.device") -> str | None:
-    """Why there are no kernels for tensors of `device`; None where there are."""
+    """Why there are no kernels for tensors of `device`; None if there are."""
     import torch
 
     if device.type != "cuda" or torch.version.cuda is None:
         return "kernels in Triton are for CUDA devices"
     if os.environ.get(ASK) != "1":
-        return f"kernels in Triton have not been tried on a GPU yet; {ASK}=1 asks for them"
+        return f"kernels in Triton have not been run on a GPU yet; {ASK}=1 enables them"
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     if torch.cuda.is_available() and torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY:
-        return "this GPU is older than the kernels in Triton need"
+        return "this GPU is too old for the kernels in Triton"
     return None

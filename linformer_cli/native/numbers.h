@@ -1,4 +1,4 @@
-// Numbers that C++ has not: bfloat16, and vectors as wide as a processor's.
+// Numbers that C++ lacks: bfloat16, and vectors of a processor's width.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct bfloat16 {
     }
 };
 
-// 64 bytes of floats or doubles, which the compiler cuts to what the processor has.
+// 64 bytes of floats or doubles, which the compiler splits as the processor needs.
 template <class A>
 struct Lanes {
     static constexpr int64_t count = 64 / sizeof(A);

@@ -1,1 +1,1 @@
-"""Everything a person or a program sees: tables, pictures, terminal previews. It renders and never prints."""
+"""Tables, plots, image grids and terminal previews. Nothing here prints."""

@@ -1,4 +1,4 @@
-"""A picture being drawn, as an animated GIF: row after row, as the model drew it."""
+"""Images being sampled row by row, as an animated GIF."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -12,24 +12,24 @@ from .tables import to_json
 
 MOST_FRAMES = 64
 FRAME_MILLISECONDS = 60
-LAST_MILLISECONDS = 2000  # long enough to look at what came out
+LAST_MILLISECONDS = 2000  # time to look at the result
 
 
 def frame_rows(height: int, first: int = 0) -> list[int]:
-    """How many rows each frame shows: from `first` to all `height`, a row more each time, or several in tall images."""
+    """The number of rows in each frame, from `first` to `height`: one more each time, or several in tall images."""
     count = min(height - first, MOST_FRAMES)
     return [first + round(index * (height - first) / count) for index in range(count)] + [height]
 
 
 def hide_rows(images: NDArray[np.uint8], shown: int) -> NDArray[np.uint8]:
-    """A copy of images [N, H, W, C] of which only the first `shown` rows are drawn yet."""
+    """A copy of images [N, H, W, C] in which only the first `shown` rows are visible."""
     hidden = images.copy()
     hidden[:, shown:] = BACKGROUND
     return hidden
 
 
 def encode_gif(frames: Sequence[Image.Image], metadata: Mapping[str, object]) -> bytes:
-    """`frames`, all of one size, as a GIF that repeats for ever, with `metadata` as its comment."""
+    """`frames` of one size as an endlessly repeating GIF with `metadata` as its comment."""
     durations = [FRAME_MILLISECONDS] * (len(frames) - 1) + [LAST_MILLISECONDS]
     buffer = io.BytesIO()
     frames[0].save(

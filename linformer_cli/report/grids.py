@@ -1,4 +1,4 @@
-"""Pictures of samples and completions, and the PNG that says where it came from.
+"""Grids of samples and completions, and PNG files with metadata about their origin.
 
 Images are uint8 arrays [N, H, W, C]: N images of H rows and W columns with C = 1 (grey) or 3 (RGB) channels.
 """
@@ -21,27 +21,27 @@ from .tables import to_json
 Value = TypeVar("Value", bound=np.generic)
 
 METADATA_KEYWORD = "lintx"
-BACKGROUND = 64  # a dark grey that neither black nor white images melt into
+BACKGROUND = 64  # a dark grey, distinct from both black and white images
 CAPTION_COLOUR = 224
 CAPTION_FONT_PIXELS = 14
 CAPTION_HEIGHT = 20
-CAPTION_MARGIN = 4  # pixels that keep the captions of small images apart
-HIDDEN_TONES = (112, 144)  # two mid-tones that no one takes for a part of the image
-HIDDEN_CELL = 4  # pixels of the finished picture, so that the checker looks the same at every scale
-LONG_SIDE = 600  # pixels that a default scale aims at
+CAPTION_MARGIN = 4  # pixels between the captions of small images
+HIDDEN_TONES = (112, 144)  # two mid-tones of the checkerboard for hidden values
+HIDDEN_CELL = 4  # pixels of the finished picture, so the checkerboard looks the same at every scale
+LONG_SIDE = 600  # pixels that the default scale aims for
 LARGEST_DEFAULT_SCALE = 8
 
 
 def render_grid(
     images: NDArray[np.uint8], columns: int | None = None, scale: int | None = None, gap: int = 2
 ) -> Image.Image:
-    """All `images` [N, H, W, C] in raster order on one picture.
+    """All `images` [N, H, W, C] in raster order in one picture.
 
-    `columns` defaults to a nearly square picture, `scale` (each pixel becomes scale x scale, never blurred) to one
-    that makes the long side about 600 pixels, 8 at most. `gap` is the dark grey between images, in pixels of the
-    finished picture; there is none around them, so that one image at scale 1 is exactly itself.
+    The default of `columns` makes the picture nearly square. Each pixel becomes a block of scale x scale pixels; the
+    default makes the long side about 600 pixels, with a scale of at most 8. `gap` is the dark grey between images, in
+    pixels of the finished picture. There is no border, so one image at scale 1 is unchanged.
 
-    Raises `DataError` where `images` is not such an array, `UsageError` where a number makes no sense.
+    Raises `DataError` if `images` is not such an array, `UsageError` for a number out of range.
     """
     require_images(images)
     count, height, width, _ = images.shape
@@ -66,13 +66,13 @@ def render_completion(
     scale: int | None = None,
     gap: int = 2,
 ) -> Image.Image:
-    """One row, captioned: what the model was given, what it made of it, and what it was.
+    """One row with captions: the image given to the model, its completions, and the original.
 
     `given` and `original` are [H, W, C], `completions` [N, H, W, C]. `known` counts the values that the model saw, in
-    raster order with the channels innermost; the rest of `given` is drawn as a checker, value by value, so that a
-    pixel of which only red is known shows its red. `scale` and `gap` are those of `render_grid`.
+    raster order with the channels innermost. The other values of `given` are drawn as a checkerboard, each channel by
+    itself: a pixel whose red alone is known shows its red. `scale` and `gap` are those of `render_grid`.
 
-    Raises `DataError` where the arrays do not fit together, `UsageError` where a number makes no sense.
+    Raises `DataError` if the arrays do not fit together, `UsageError` for a number out of range.
     """
     require_images(completions)
     count, height, width, _ = completions.shape
@@ -95,9 +95,9 @@ def render_completion(
 
 
 def render_captioned_row(pictures: Sequence[Image.Image], captions: Sequence[str], gap: int = 2) -> Image.Image:
-    """Pictures beside each other, each in the middle of a column wide enough for its caption; RGB as soon as one is.
+    """Pictures side by side, each centred in a column wide enough for its caption; RGB if any of them is.
 
-    Raises `DataError` where there are none.
+    Raises `DataError` if there are none.
     """
     if not pictures:
         raise DataError("there are no pictures to put in a row")
@@ -120,7 +120,7 @@ def render_captioned_row(pictures: Sequence[Image.Image], captions: Sequence[str
 
 
 def render_title(text: str) -> Image.Image:
-    """One line of text as a grey picture of its size, to stand above a row."""
+    """One line of text as a grey picture, to put above a row."""
     font = ImageFont.load_default(CAPTION_FONT_PIXELS)
     width = math.ceil(font.getlength(text)) + 2 * CAPTION_MARGIN
     picture = Image.new("L", (width, CAPTION_HEIGHT), BACKGROUND)
@@ -130,9 +130,9 @@ def render_title(text: str) -> Image.Image:
 
 
 def stack_rows(rows: Sequence[Image.Image], gap: int = 8) -> Image.Image:
-    """Pictures below each other, left-aligned, with `gap` pixels of dark grey between them; RGB as soon as one is.
+    """Pictures stacked, left-aligned, with `gap` pixels of dark grey between them; RGB if any of them is.
 
-    Raises `DataError` where there are none.
+    Raises `DataError` if there are none.
     """
     if not rows:
         raise DataError("there are no pictures to stack")
@@ -149,8 +149,8 @@ def stack_rows(rows: Sequence[Image.Image], gap: int = 8) -> Image.Image:
 def encode_png(image: Image.Image, metadata: Mapping[str, object]) -> bytes:
     """`image` as PNG with `metadata` in one text chunk named `lintx`, as compact JSON with sorted keys.
 
-    `metadata` may hold whatever `to_json` takes. Nothing else goes in, no time and no version: the same image and
-    metadata give the same bytes.
+    `metadata` may hold whatever `to_json` takes. The file has no time and no version: the same image and metadata give
+    the same bytes.
     """
     information = PngImagePlugin.PngInfo()
     information.add_text(METADATA_KEYWORD, to_json(dict(metadata), compact=True))
@@ -160,13 +160,13 @@ def encode_png(image: Image.Image, metadata: Mapping[str, object]) -> bytes:
 
 
 def read_png_metadata(source: bytes | str | os.PathLike[str]) -> dict[str, object]:
-    """The metadata that `encode_png` put into a PNG, from its bytes or its path.
+    """The metadata that `encode_png` put into a PNG, given as bytes or as a path.
 
-    Raises `DataError` where the file cannot be read, is no PNG, or carries no `lintx` metadata.
+    Raises `DataError` if the file cannot be read, is not a PNG, or has no `lintx` metadata.
     """
     metadata = find_png_metadata(source)
     if metadata is None:
-        raise DataError(f"{_name(source)} carries no {METADATA_KEYWORD} metadata; only images that lintx wrote do")
+        raise DataError(f"{_name(source)} has no {METADATA_KEYWORD} metadata; only images written by lintx have it")
     return metadata
 
 
@@ -175,11 +175,11 @@ def _name(source: bytes | str | os.PathLike[str]) -> str:
 
 
 def find_png_metadata(source: bytes | str | os.PathLike[str]) -> dict[str, object] | None:
-    """As `read_png_metadata`; None of a whole PNG that is another program's."""
+    """As `read_png_metadata`; None for a valid PNG of another program."""
     name = _name(source)
     try:
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=["PNG"]) as image:
-            # The property reads to the end of the file: other programs put text behind the pixels.
+            # The property reads to the end of the file: other programs put text after the pixels.
             text = image.text.get(METADATA_KEYWORD) if isinstance(image, PngImagePlugin.PngImageFile) else None
     except UnidentifiedImageError:
         raise DataError(f"{name} is not a PNG image") from None
@@ -203,7 +203,7 @@ def require_images(images: NDArray[np.uint8]) -> None:
 
 
 def _near_square(count: int, height: int, width: int) -> int:
-    """Columns for the picture nearest to a square, or one more where that leaves fewer cells empty (8: 4 x 2)."""
+    """Columns of the most nearly square picture, or one more if that leaves fewer empty cells (8: 4 x 2)."""
     nearest = min(count, max(1, math.ceil(math.sqrt(count * height / width))))
     return min((nearest, min(count, nearest + 1)), key=lambda columns: -count % columns)
 
@@ -235,7 +235,7 @@ def _to_picture(image: NDArray[np.uint8]) -> Image.Image:
 
 
 def _checker(height: int, width: int) -> NDArray[np.uint8]:
-    """A checkerboard [height, width] of the two tones for what is hidden."""
+    """A checkerboard [height, width] in the two tones for hidden values."""
     cells = np.arange(height)[:, None] // HIDDEN_CELL + np.arange(width)[None, :] // HIDDEN_CELL
     dark, light = (np.uint8(tone) for tone in HIDDEN_TONES)
     return np.where(cells % 2 == 0, dark, light)

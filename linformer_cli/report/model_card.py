@@ -1,4 +1,4 @@
-"""The model card that every checkpoint folder has as its README.md."""
+"""The model card, README.md in every checkpoint folder."""
 
 from linformer_cli.config import CheckpointInfo
 from linformer_cli.units import format_bits
@@ -13,14 +13,14 @@ def render_card(name: str, info: CheckpointInfo, parameters: int, mixing: str) -
         "",
         f"A lintx pixel model: {mixing}, {model.layers} layers of width {model.width}, "
         f"{parameters:,} parameters, images of {image}"
-        f"{f', told which of {model.classes} classes each is' if model.classes else ''}.",
+        f"{f', conditional on one of {model.classes} classes' if model.classes else ''}.",
         "",
         f"- Trained on {info.data.name}: {training.images_seen:,} images in {training.step:,} steps, "
         f"{training.elapsed_seconds:,.0f} seconds.",
     ]
     if (start := training.init_from) is not None:
         lines.append(
-            f"- Began with weights of {start.checkpoint} ({start.attention} attention, {start.step:,} steps, sha256 "
+            f"- Initialised from {start.checkpoint} ({start.attention} attention, {start.step:,} steps, sha256 "
             f"{start.weights_sha256})."
         )
     if training.validation_bits_per_dim is not None:

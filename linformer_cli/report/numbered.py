@@ -1,4 +1,4 @@
-"""A folder of drawn images: one PNG each, named by its number, with what it was drawn from in its metadata."""
+"""A folder of sampled images: one numbered PNG each, with the settings it was sampled with in its metadata."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -14,12 +14,12 @@ from linformer_cli.files import write_file
 from .grids import encode_png, find_png_metadata, render_grid
 from .tables import to_json
 
-# What an image does not depend on, or through rounding alone.
+# Metadata that does not determine an image, except for rounding.
 _CIRCUMSTANCES = ("checkpoint", "device", "engine", "batch")
 
 
 class NumberedImages:
-    """Images in `folder`, which need not exist yet; `describe(index)` is what determines image number `index`."""
+    """Images in `folder`, which need not exist yet; `describe(index)` is the metadata of image number `index`."""
 
     def __init__(self, folder: Path, describe: Callable[[int], Mapping[str, object]]) -> None:
         self.folder, self.describe = folder, describe
@@ -28,13 +28,13 @@ class NumberedImages:
         return self.folder / f"{index:05d}.png"
 
     def write(self, index: int, image: NDArray[np.uint8]) -> None:
-        """Image number `index`, uint8 [H, W, C]. One that a power cut has damaged can be told by `holds`."""
+        """Write image number `index`, uint8 [H, W, C]. `holds` detects one damaged by a power cut."""
         write_file(self.path(index), encode_png(render_grid(image[None], scale=1), self.describe(index)), flush=False)
 
     def holds(self, index: int) -> bool:
-        """Whether image number `index` is there, undamaged and drawn from the same.
+        """Whether image number `index` exists, is undamaged and was sampled with the same settings.
 
-        Raises `UsageError` where a picture of that name is another program's: nobody could draw it again.
+        Raises `UsageError` if the file is another program's: lintx must not overwrite it.
         """
         if not self.path(index).exists():
             return False
@@ -43,12 +43,12 @@ class NumberedImages:
         except DataError:
             return False
         if found is None:
-            raise UsageError(f"'{self.path(index)}' is no image that lintx drew; give a folder of their own")
+            raise UsageError(f"'{self.path(index)}' was not written by lintx; choose another folder")
         wanted = json.loads(to_json(dict(self.describe(index))))
         return _essence(found) == _essence(wanted)
 
     def read(self, indices: Iterable[int]) -> NDArray[np.uint8]:
-        """Images number `indices`, uint8 [N, H, W, C]; raises `DataError` for one that cannot be read."""
+        """Images number `indices`, uint8 [N, H, W, C]; raises `DataError` if one cannot be read."""
         return np.stack([self._read_one(index) for index in indices])
 
     def _read_one(self, index: int) -> NDArray[np.uint8]:

@@ -1,12 +1,12 @@
-"""What `lintx bench paper` leaves in its folder: one page of tables, and the figures."""
+"""The files of `lintx bench paper`: one page of tables, and the figures, both from the contents of paper.json."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from linformer_cli.units import format_duration
 
+from .benchmark_plots import render_growth, render_quality, render_speed, trained_rows
 from .benchmarks import (
-    COPY_COLUMNS,
     EXPONENT_COLUMNS,
     QUALITY,
     REACH_COLUMNS,
@@ -16,11 +16,8 @@ from .benchmarks import (
     choose_columns,
     flatten_scaling,
     flatten_speed,
-    render_copy,
-    render_growth,
-    render_quality,
-    render_speed,
 )
+from .copy import COPY_COLUMNS, render_copy
 from .plots import PlotFormat
 from .tables import Column, render_records
 
@@ -34,7 +31,7 @@ _CEILING_COLUMNS = (
 
 
 def render_page(report: Mapping[str, Any]) -> str:
-    """The report of the paper's benchmark, as plain values, in Markdown."""
+    """`report`, the contents of paper.json, as Markdown."""
     machine, published = report["environment"], report["settings"].get("published", {})
     lines = [
         "# The tables of Katharopoulos 2020 on this machine",
@@ -47,7 +44,7 @@ def render_page(report: Mapping[str, Any]) -> str:
     lines += _table("Sampling", [flatten_speed(row) for row in report["sampling"]], SAMPLING_FILE_COLUMNS)
     if published and report["sampling"]:
         lines += ["", f"Published: {published['source']}. Its hardware: {_list(published['hardware'])}."]
-        lines += ["Its bits/dim leave the first value of an image out; ours count every value."]
+        lines += ["Its bits/dim leave out the first value of an image; ours count every value."]
     lines += _table("Training", [flatten_speed(row) for row in report["training"]], TRAINING_FILE_COLUMNS)
     lines += _table("Time and memory against T", [flatten_scaling(row) for row in report["scaling"]], SCALING_COLUMNS)
     lines += _table("Exponents", report["exponents"], EXPONENT_COLUMNS)
@@ -56,21 +53,21 @@ def render_page(report: Mapping[str, Any]) -> str:
         title = report["copy"]["settings"]["task"]
         lines += _table(title[0].upper() + title[1:], report["copy"]["rows"], COPY_COLUMNS)
     if report["ceilings"]:
-        lines += _table("What this machine can do", report["ceilings"]["products"], _CEILING_COLUMNS)
+        lines += _table("The ceilings of this machine", report["ceilings"]["products"], _CEILING_COLUMNS)
         speed = report["ceilings"]["copy"]["gigabytes_per_second"]
-        lines += ["", f"Memory is copied at {speed:.3g} GB/s, each byte counted as read and as written."]
+        lines += ["", f"Memory copies reach {speed:.3g} GB/s, with each byte counted twice, as read and as written."]
     if report["reduced"]:
-        lines += ["", "## Where less was done", "", *(f"- {line}" for line in report["reduced"])]
+        lines += ["", "## Less than in the paper", "", *(f"- {line}" for line in report["reduced"])]
     return "\n".join([*lines, ""])
 
 
 def render_figures(report: Mapping[str, Any]) -> dict[str, bytes]:
-    """The figures that there is anything to draw for, by the name of the file."""
+    """The figures that have something to draw, by file name."""
     figures: dict[str, bytes] = {}
     for kind in PLOT_FORMATS:
         if any(row["samples_seconds"] for row in report["sampling"]):
             figures[f"images-per-second.{kind}"] = render_speed(report["sampling"], kind)
-        if any(row["bits_per_dim"] is not None and row["samples_seconds"] for row in report["sampling"]):
+        if trained_rows(report["sampling"]):
             figures[f"bits-per-dim.{kind}"] = render_quality(report["sampling"], kind)
         if any(row["samples_seconds"] for row in report["scaling"]):
             figures[f"attention.{kind}"] = render_growth(report["scaling"], report["exponents"], kind)

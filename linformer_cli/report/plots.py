@@ -1,4 +1,4 @@
-"""Curves as PNG or SVG, in one style and in colours that everyone can tell apart. matplotlib is imported to draw."""
+"""Curves as PNG or SVG, in one style and colour-blind safe colours. Only drawing imports matplotlib."""
 
 import io
 import math
@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 from linformer_cli.errors import UsageError
 
-# Okabe and Ito 2008, without yellow, which white paper swallows.
+# Okabe and Ito 2008, without yellow, which is hard to see on white.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 DASHES: tuple[Literal["-", "--", ":"], ...] = ("-", "--", ":")
 MARKERS = "osD^vPX"
-# With the dashes, so that points without a line can be told apart too.
+# With the dashes, to distinguish points without a line too.
 FILLS: tuple[Literal["full", "none", "left"], ...] = ("full", "none", "left")
 PlotFormat = Literal["png", "svg"]
 Scale = Literal["log", "linear"]
@@ -25,15 +25,15 @@ _MOST_TICKS = 6
 _MARKERS_OF_A_CURVE = 8
 _FEW_MARKERS = 12
 _RING_SIZE = 70  # square points
-# How much of a legend fits beside each other: what a letter takes, and the line before a label in letters.
+# To estimate how many labels of the legend fit in a row; a handle is the line before a label.
 _LETTERS_PER_INCH = 14
 _TITLE_LETTERS_PER_INCH = 12
 _HANDLE_LETTERS = 8
-# What a letter of a number under an axis takes of its length.
+# The width of a letter under an axis as a share of the axis.
 _LETTER_SHARE = 0.027
-# Ticks of an axis that spans less than so many times its smallest number, as factors of the powers of ten.
+# For a logarithmic axis whose largest value is less than N times the smallest: ticks as factors of powers of ten.
 _STEPS = ((16, (1, 1.5, 2, 3, 4, 6, 8)), (200, (1, 2, 5)))
-# Powers of ten between these are written out.
+# Powers of ten in this range are written out.
 _PLAIN_NUMBERS = (1e-3, 1e5)
 _STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -51,10 +51,10 @@ _STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Curve:
-    """Points (x, y), with a band from `low` to `high` where they are given; around a single point it is a bar.
+    """Points (x, y), with an optional band from `low` to `high`; around a single point it is a bar.
 
-    `colour` numbers the hue and the marker, `dash` the dashes and how the marker is filled. A curve of many points has
-    a marker at some of them. The points number `ringed` have a ring around them.
+    `colour` is the index of the hue and the marker, `dash` that of the dashes and the filling of the marker. A curve of
+    many points has markers at some of them. `ringed` are the indices of points with a ring around them.
     """
 
     label: str
@@ -69,7 +69,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves in one frame. An axis has the whole plot's label where it has none of its own, and may be linear."""
+    """Curves in one frame. An axis without a label of its own gets that of the plot."""
 
     title: str
     curves: Sequence[Curve]
@@ -77,12 +77,12 @@ class Panel:
     y_label: str | None = None
     x_scale: Scale = "log"
     y_scale: Scale = "log"
-    # Whether the numbers on a logarithmic x axis are those of the points: sizes that were chosen, not measured.
+    # Whether the ticks of a logarithmic x axis are at the points: for chosen sizes, not for measured values.
     ticks_at_points: bool = True
 
 
 def parse_plot_format(path: Path) -> PlotFormat:
-    """The format that a file's name asks for; raises `UsageError` for any but PNG and SVG."""
+    """The format of a file, from its name; raises `UsageError` for any but PNG and SVG."""
     match path.suffix.lower():
         case ".png":
             return "png"
@@ -92,7 +92,7 @@ def parse_plot_format(path: Path) -> PlotFormat:
 
 
 def number_styles(count: int) -> list[tuple[int, int]]:
-    """Colour and dash of each of `count` curves: other dashes where the colours are used up."""
+    """Colour and dash of each of `count` curves; the dash changes when all colours are used."""
     return [(index % len(PALETTE), index // len(PALETTE)) for index in range(count)]
 
 
@@ -104,9 +104,9 @@ def render_plot(
     title: str | None = None,
     columns: int | None = None,
 ) -> bytes:
-    """Panels in `columns` side by side, under one legend. Axes of one label are the same in all panels that have it.
+    """Panels in `columns` columns with one legend. Panels with the same axis label share that axis.
 
-    The labels name the quantity and its unit. The same panels give the same bytes.
+    Labels should name the quantity and its unit. The same panels give the same bytes.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -141,7 +141,7 @@ def render_plot(
         if title is not None:
             lines = textwrap.wrap(title, int(width * columns * _TITLE_LETTERS_PER_INCH))
             figure.suptitle("\n".join(lines), fontsize=_STYLE["font.size"] + 1)
-        # Long labels need more room each.
+        # Long labels need more room.
         widest = max(map(len, handles), default=1)
         fitting = int(width * columns * _LETTERS_PER_INCH / (widest + _HANDLE_LETTERS))
         across = max(1, min(max(2, columns * 3 // 2), fitting))
@@ -154,7 +154,7 @@ def render_plot(
 
 
 def _draw_curve(frame: Any, curve: Curve) -> Any:
-    """The line of `curve`, for the legend."""
+    """Draw `curve`; returns its line, for the legend."""
     colour = PALETTE[curve.colour % len(PALETTE)]
     if len(curve.low) == 1:
         frame.vlines(curve.x, curve.low, curve.high, color=colour, linewidth=1)
@@ -178,7 +178,7 @@ def _draw_curve(frame: Any, curve: Curve) -> Any:
 
 
 def _choose_ticks(axis: Any, scale: Scale, measured: Sequence[float] | None) -> None:
-    """Few numbers that can be read: at what was `measured` where that is given, and never as a power with an offset."""
+    """Few readable tick labels, at the values of `measured` where given."""
     from matplotlib.ticker import LogLocator, MaxNLocator
 
     if scale == "linear":
@@ -186,7 +186,7 @@ def _choose_ticks(axis: Any, scale: Scale, measured: Sequence[float] | None) -> 
         axis.set_major_formatter("{x:,g}")
         return
     low, high = axis.get_view_interval()
-    if 0 < high <= 1.001 * low:  # of a single number matplotlib may make an axis without extent
+    if 0 < high <= 1.001 * low:  # for a single value matplotlib may make an axis of no extent
         low, high = low / 2, high * 2
         getattr(axis.axes, f"set_{axis.axis_name}lim")(low, high)
     if measured is not None:
@@ -202,7 +202,7 @@ def _choose_ticks(axis: Any, scale: Scale, measured: Sequence[float] | None) -> 
 
 
 def _label_places(places: Sequence[float]) -> dict[float, str]:
-    """The numbers of those `places` on a logarithmic axis that leave room for each other, the largest first."""
+    """Labels for those `places` on a logarithmic axis that do not overlap, from the largest down."""
     labels: dict[float, str] = {}
     span = math.log(max(places) / min(places))
     last = math.inf

@@ -1,4 +1,4 @@
-"""Pictures of training runs: their curves beside each other, and their sample grids over training as strips."""
+"""Plots of training runs, and strips of the sample grids that were drawn during training."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -7,15 +7,15 @@ from pathlib import Path
 from PIL import Image
 
 from linformer_cli.errors import DataError, UsageError
+from linformer_cli.metrics import RunSeries, TrainingPoint, ValidationPoint, label_runs
 
 from .grids import render_captioned_row, render_title, stack_rows
-from .metrics import RunSeries, TrainingPoint, ValidationPoint, label_runs
 from .plots import PALETTE, Curve, Panel, PlotFormat, render_plot
 
 _Place = Callable[[TrainingPoint | ValidationPoint], float]
 
 _VALIDATION_DASH, _TRAINING_DASH = 0, 2
-# The longest time in seconds that is still shown in a unit.
+# For each unit: the longest time in seconds shown in it, its name, its seconds.
 _TIME_UNITS = ((180.0, "s", 1.0), (3 * 3600.0, "min", 60.0), (float("inf"), "h", 3600.0))
 _SAMPLES = "samples"
 _STEP = re.compile(r"step-(\d+)\.png")
@@ -24,12 +24,12 @@ _STRIP_GAP = 6
 
 
 def render_runs(series: Sequence[RunSeries], kind: PlotFormat) -> bytes:
-    """Bits/dim and learning rate over images seen and over time, one colour a run, validation with its standard error.
+    """Bits/dim and learning rate against images seen and against time, one colour for each run.
 
-    Raises `UsageError` for more runs than there are colours.
+    Validation has its standard error as a band. Raises `UsageError` for more runs than colours.
     """
     if len(series) > len(PALETTE):
-        raise UsageError(f"one picture has colours for {len(PALETTE)} runs, found {len(series)}; name fewer")
+        raise UsageError(f"a plot has colours for {len(PALETTE)} runs, found {len(series)}; name fewer")
     longest = max(point.elapsed_seconds for run in series for part in (run.training, run.validation) for point in part)
     unit, seconds = next((unit, seconds) for limit, unit, seconds in _TIME_UNITS if longest <= limit)
     places: tuple[tuple[str, _Place], ...] = (
@@ -71,13 +71,13 @@ def _training_label(run: RunSeries) -> str:
 
 
 def find_grids(run: Path, most: int) -> dict[int, Path]:
-    """The grids of samples of a run by their step, at most so many: the last, the first, and evenly between them.
+    """The sample grids of a run by step, at most `most`: the last, the first, and evenly spaced ones between them.
 
-    Raises `DataError` where there are none.
+    Raises `DataError` if there are none.
     """
-    found = {int(match[1]): path for path in (run / _SAMPLES).glob("*.png") if (match := _STEP.fullmatch(path.name))}
+    found = {int(match[1]): path for path in _list_pictures(run) if (match := _STEP.fullmatch(path.name))}
     if not found:
-        raise DataError(f"'{run}' has no grids in {_SAMPLES}/; lintx train draws them every --sample-every steps")
+        raise DataError(f"'{run}' has no grids in {_SAMPLES}/; lintx train writes one every --sample-every steps")
     steps = sorted(found)
     if len(steps) > most:
         last = len(steps) - 1
@@ -85,11 +85,15 @@ def find_grids(run: Path, most: int) -> dict[int, Path]:
     return {step: found[step] for step in steps}
 
 
-def render_strips(runs: Sequence[Path], most: int) -> Image.Image:
-    """One strip for each run under its name: its grids of samples over training, captioned with the step.
+def _list_pictures(run: Path) -> list[Path]:
+    return [path for path in (run / _SAMPLES).glob("*.png") if path.is_file()]  # opening a pipe would wait
 
-    Grids are made smaller, by a whole number, where the strip would be too wide to look at. Raises `DataError` where a
-    run has no grids or one cannot be read, `UsageError` where a run is named twice.
+
+def render_strips(runs: Sequence[Path], most: int) -> Image.Image:
+    """One strip for each run, under its name: its sample grids over training, with the step as caption.
+
+    Grids of a very wide strip are reduced by a whole factor. Raises `DataError` if a run has no grids or one cannot be
+    read, `UsageError` if a run is named twice.
     """
     rows = []
     for run, label in zip(runs, label_runs(runs), strict=True):
@@ -109,5 +113,5 @@ def _read_grid(path: Path) -> Image.Image:
         with Image.open(path, formats=["PNG"]) as picture:
             return picture.convert("L" if picture.mode == "L" else "RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not a whole PNG"
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not a complete PNG"
         raise DataError(f"cannot read the grid '{path}': {reason.lower()}") from None

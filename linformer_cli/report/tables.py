@@ -1,4 +1,4 @@
-"""The same records as a table for people, as Markdown, as CSV and as JSON."""
+"""Records as a table in the terminal, as Markdown, as CSV and as JSON."""
 
 import csv
 import dataclasses
@@ -8,7 +8,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, TypeGuard, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard, overload
 
 import numpy as np
 from pydantic import BaseModel
@@ -20,21 +20,25 @@ from rich.text import Text
 
 from linformer_cli.errors import LintxError
 
-# Between two columns of a table, and what text is folded down to before a table is parted.
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+# Characters between two columns, and the width down to which text is folded before a table is split.
 _GAP, _FOLDED = 3, 16
 
-Record = Mapping[str, object]
+Record: TypeAlias = "Mapping[str, object] | DataclassInstance"
 TableStyle = Literal["table", "md", "csv", "json"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """One column: where its values stand in a record, and how people read them.
+    """One column of a table.
 
-    `key` is the name in the record and in the CSV header, so a unit belongs into it (`state_bytes`). `title` and
-    `unit` head the column for people. `format` is a format specification such as `.2f`, or a function such as
-    `format_bytes`; it is applied to numbers only, and CSV and JSON keep every digit. `names` says that it tells what a
-    record is of: it stands in every part of a table that is too wide. Where none says so the first does.
+    `key` is the key of a mapping or the field or property of a dataclass. It is also the CSV header, so it should name
+    the unit (`state_bytes`). `title` and `unit` are the heading in tables. `format` is a format specification such as
+    `.2f`, or a function such as `format_bytes`; it applies to numbers in tables, CSV and JSON keep every digit. `names`
+    marks a column that identifies the record: it is repeated in every part of a table that is too wide. If no column is
+    marked, the first one is used.
     """
 
     key: str
@@ -50,10 +54,10 @@ class Column:
 
 @dataclasses.dataclass(frozen=True)
 class FittedTable:
-    """A table for a rich console: as several below each other where it is wider than the terminal.
+    """A table for a rich console, split into several parts where it is wider than the terminal.
 
-    Numbers are never cut or broken while one of them fits beside the columns that name records. Other text is folded
-    first, down to a few words. All parts but the first leave out the records of which they would say nothing.
+    Text is folded first. Numbers stay whole as long as one of them fits beside the naming columns. Parts after the
+    first leave out records for which all their cells would be empty.
     """
 
     cells: Sequence[Sequence[str]]
@@ -67,7 +71,7 @@ class FittedTable:
             yield self._render(part, options.max_width, complete=number == 0)
 
     def _split(self, room: int) -> list[list[int]]:
-        """The places of the columns of each part."""
+        """The indices of the columns in each part."""
         places = range(len(self.columns))
         widths = [self._narrowest(place) + _GAP for place in places]
         naming = [place for place in places if self._is_name(place)]
@@ -81,7 +85,7 @@ class FittedTable:
         return [sorted(part) for part in parts]
 
     def _is_name(self, place: int) -> bool:
-        """Without any that says so it is the first column that names records."""
+        """Whether the column names records; the first one does if none is marked."""
         return self.columns[place].names or (place == 0 and not any(column.names for column in self.columns))
 
     def _narrowest(self, place: int) -> int:
@@ -93,14 +97,14 @@ class FittedTable:
         return max(map(cell_len, (self.columns[place].heading, *(row[place] for row in self.cells))))
 
     def _choose_widths(self, part: Sequence[int], room: int) -> dict[int, int]:
-        """As narrow as columns can be, and what is left to those that want it, numbers first."""
+        """The narrowest widths, then the spare room shared out: first among numbers, then among text."""
         widths = {place: self._narrowest(place) for place in part}
         spare = room - sum(widths.values()) - _GAP * (len(part) - 1)
         while spare < 0 and max(widths.values()) > 1:
             widths[max(part, key=lambda place: widths[place])] -= 1
             spare += 1
         for numeric in (True, False):
-            # To each in the same ratio to what it would like.
+            # Every column gets the same share of the width that it would like.
             wanted = {place: self._widest(place) - widths[place] for place in part if self.numeric[place] == numeric}
             share = min(1.0, max(0, spare) / max(1, sum(wanted.values())))
             for place, more in wanted.items():
@@ -112,7 +116,7 @@ class FittedTable:
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
         widths = self._choose_widths(part, room)
         for place in part:
-            # Text, not str: a name in square brackets is not markup. Folding never hides the end of a value.
+            # Text, not str: rich reads square brackets in a str as markup. Folding never hides the end of a value.
             heading, right = Text(self.columns[place].heading), self.numeric[place]
             table.add_column(heading, justify="right" if right else "left", overflow="fold", width=widths[place])
         for row in self.cells:
@@ -130,32 +134,36 @@ def render_records(
 @overload
 def render_records(records: Sequence[Record], columns: Sequence[Column], style: TableStyle) -> FittedTable | str: ...
 def render_records(records: Sequence[Record], columns: Sequence[Column], style: TableStyle) -> FittedTable | str:
-    """`records` in one of four styles, one line each.
+    """Render `records`, mappings or dataclasses, one line each.
 
-    `table` is for a rich console, `md` a Markdown table, `csv` comma separated values with the keys as the header, and
-    `json` a list of the records with everything in them, also what no column names. A key that a record lacks, or
-    whose value is None, is an empty cell. The strings end in a newline and are final: write them as they are, since
-    a rich console would wrap them and read square brackets as markup.
+    `table` is for a rich console, `md` a Markdown table, `csv` comma-separated values with the keys as the header, and
+    `json` a list of the records with all their fields. A missing key or a value of None is an empty cell. Write the
+    strings as they are: a rich console would wrap them and read square brackets as markup. They end in a newline.
 
-    Raises `LintxError` where JSON cannot hold a number.
+    Raises `LintxError` for NaN and infinity in JSON.
     """
     if style == "json":
         return to_json(records) + "\n"
     if style == "csv":
         return _render_csv(records, columns)
-    cells = [[_cell(record.get(column.key), column) for column in columns] for record in records]
-    numeric = [_is_numeric(record.get(column.key) for record in records) for column in columns]
+    values = [[find_value(record, column.key) for column in columns] for record in records]
+    cells = [[_cell(value, column) for value, column in zip(row, columns, strict=True)] for row in values]
+    numeric = [_is_numeric(row[index] for row in values) for index in range(len(columns))]
     return _render_markdown(cells, columns, numeric) if style == "md" else FittedTable(cells, columns, numeric)
+
+
+def find_value(record: Record, key: str) -> Any:
+    """What `record` has under `key`: the item of a mapping, the field or property of a dataclass; else None."""
+    return record.get(key) if isinstance(record, Mapping) else getattr(record, key, None)
 
 
 def to_json(value: object, *, compact: bool = False) -> str:
     """`value` as a JSON document: dataclasses and pydantic models as objects, paths as text, enums by their value.
 
-    Numpy scalars and arrays become numbers and lists. Indented and in the given order for people; `compact` has no
-    spaces and sorts the keys. Pure ASCII, so that every terminal and file takes it.
+    NumPy scalars and arrays become numbers and lists. The text is indented and keeps the order of keys; `compact` has
+    no spaces and sorts the keys. It is pure ASCII, which every terminal and file can hold.
 
-    Raises `LintxError` where a number is NaN or infinite, which JSON does not know, and TypeError where the type of
-    something has no JSON form.
+    Raises `LintxError` for NaN and infinity, which JSON does not have, and TypeError for a type without a JSON form.
     """
     plain = _to_plain(value, "")
     if compact:
@@ -164,7 +172,7 @@ def to_json(value: object, *, compact: bool = False) -> str:
 
 
 def _to_plain(value: object, where: str) -> object:
-    """`value` made of dict, list, str, int, float, bool and None only; `where` is its path, for the error."""
+    """`value` as dict, list, str, int, float, bool and None; `where` is its path, for error messages."""
     match value:
         case enum.Enum():
             return _to_plain(value.value, where)
@@ -206,13 +214,13 @@ def _is_number(value: object) -> TypeGuard[int | float | np.integer | np.floatin
 
 
 def _is_numeric(values: Iterable[object]) -> bool:
-    """Whether a column holds numbers and is set to the right; empty cells do not count."""
+    """Whether all values that are not None are numbers: the column is then aligned right."""
     present = [value for value in values if value is not None]
     return bool(present) and all(map(_is_number, present))
 
 
 def _cell(value: object, column: Column) -> str:
-    """What people read: formatted numbers, yes and no, and nothing for None."""
+    """The text of a table cell: formatted numbers, yes and no, empty for None."""
     if value is None:
         return ""
     if isinstance(value, bool | np.bool):
@@ -237,7 +245,7 @@ def _pad(text: str, width: int, right: bool) -> str:
 
 
 def _escape_markdown(text: str) -> str:
-    """Text that stays in its cell: no bare `|`, no backslash that would escape the one after it, no line end."""
+    """Escape what would end a Markdown cell: `|`, a backslash before it, and line ends."""
     return " ".join(text.replace("\\", "\\\\").replace("|", "\\|").splitlines())
 
 
@@ -245,13 +253,13 @@ def _render_csv(records: Sequence[Record], columns: Sequence[Column]) -> str:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow([column.key for column in columns])
-    writer.writerows([[_csv_cell(record.get(column.key)) for column in columns] for record in records])
+    writer.writerows([[_csv_cell(find_value(record, column.key)) for column in columns] for record in records])
     return buffer.getvalue()
 
 
 def _csv_cell(value: object) -> object:
-    """Every digit, `true` and `false`, and compact JSON where a cell holds several values."""
-    if isinstance(value, float | np.floating):  # NaN and infinity are fine in CSV
+    """Numbers with every digit, `true` and `false`, and compact JSON for lists and mappings."""
+    if isinstance(value, float | np.floating):  # CSV may hold NaN and infinity
         return repr(float(value))
     plain = _to_plain(value, "")
     return json.dumps(plain, separators=(",", ":")) if isinstance(plain, bool | list | dict) else plain

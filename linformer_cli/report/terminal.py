@@ -1,4 +1,4 @@
-"""Images as characters of a terminal."""
+"""Images as text in a terminal."""
 
 import math
 from itertools import groupby
@@ -15,7 +15,7 @@ from .grids import require_images
 UPPER_HALF = "\u2580"
 GAP_COLUMNS = 2
 
-# Without colour: each character with the brightness, 0 to 1, that it gives the upper and the lower half of its cell.
+# Without colour: characters with the brightness, 0 to 1, of the upper and the lower half of their cell.
 _SHADES = (
     (" ", 0.0, 0.0),
     ("\u2591", 0.25, 0.25),
@@ -25,20 +25,20 @@ _SHADES = (
     (UPPER_HALF, 1.0, 0.0),
     ("\u2584", 0.0, 1.0),
 )
-_GREY_WEIGHTS = np.array([0.299, 0.587, 0.114])  # ITU-R 601, as Pillow
+_GREY_WEIGHTS = np.array([0.299, 0.587, 0.114])  # ITU-R 601, as in Pillow
 
 
 def render_preview(images: NDArray[np.uint8], width: int, height_limit: int = 28, *, colour: bool) -> Text:
     """`images` [N, H, W, C] as text: one character is one pixel wide and two high, so pixels stay square.
 
-    As many images side by side as fit into `width` columns, and as many such lines as fit into `height_limit` rows; an
-    image larger than that is scaled down, none is scaled up. Where not all are shown, one more row says so.
+    Images are placed side by side within `width` columns, in lines within `height_limit` rows. Larger images are scaled
+    down; none is scaled up. If not all are shown, one more row says so.
 
-    `colour` draws with U+2580 and 24 bit colours, which rich brings down to what the terminal has. Without, block
-    characters stand for brightness, as light text on a dark ground. A caller with a console passes
+    `colour` uses U+2580 and 24-bit colours, which rich reduces to those of the terminal. Otherwise block characters
+    represent brightness, as light text on a dark background. A caller with a console passes
     `colour=console.color_system is not None and not console.no_color`.
 
-    Raises `DataError` where `images` is not such an array.
+    Raises `DataError` if `images` is not such an array.
     """
     require_images(images)
     width, height_limit = max(1, width), max(1, height_limit)
@@ -46,7 +46,9 @@ def render_preview(images: NDArray[np.uint8], width: int, height_limit: int = 28
     count, image_rows, image_columns = images.shape[0], math.ceil(images.shape[1] / 2), images.shape[2]
     per_line = (width + GAP_COLUMNS) // (image_columns + GAP_COLUMNS)
     lines = min(math.ceil(count / per_line), height_limit // image_rows)
-    gap_rows = 1 if lines * (image_rows + 1) - 1 <= height_limit else 0  # rather one more line of images than gaps
+    gap_rows = (
+        1 if lines * (image_rows + 1) - 1 <= height_limit else 0
+    )  # one more line of images is worth more than gaps
     text = Text(no_wrap=True, overflow="crop")
     for line in range(lines):
         if line:
@@ -59,19 +61,19 @@ def render_preview(images: NDArray[np.uint8], width: int, height_limit: int = 28
 
 
 def _shrink_to_fit(images: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:
-    """`images` with their proportions kept, at most `width` x `height` pixels."""
+    """`images` scaled down in proportion to at most `width` x `height` pixels."""
     ratio = min(width / images.shape[2], height / images.shape[1])
     if ratio >= 1:
         return images
     size = max(1, int(images.shape[2] * ratio)), max(1, int(images.shape[1] * ratio))
     pictures = (Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image) for image in images)
-    # A box takes the mean of the pixels that fall together and adds no ringing to hard edges.
+    # A box filter averages pixels and adds no ringing at hard edges.
     small = [np.asarray(picture.resize(size, Image.Resampling.BOX)) for picture in pictures]
     return np.stack(small).reshape(len(small), size[1], size[0], images.shape[3])
 
 
 def _append_colours(text: Text, images: NDArray[np.uint8]) -> None:
-    """One line of images side by side. Equal neighbours share a style, which keeps the escape codes few."""
+    """One line of images side by side. Equal neighbours share a style, for fewer escape codes."""
     height = images.shape[1]
     colours = np.broadcast_to(images, (*images.shape[:3], 3))
     for top in range(0, height, 2):
@@ -91,7 +93,7 @@ def _append_colours(text: Text, images: NDArray[np.uint8]) -> None:
 
 
 def _append_shades(text: Text, images: NDArray[np.uint8]) -> None:
-    """One line of images side by side, each cell the character whose halves come nearest in brightness."""
+    """One line of images side by side; each cell is the character whose halves are nearest in brightness."""
     grey = images / 255.0
     grey = grey[:, :, :, 0] if grey.shape[3] == 1 else grey @ _GREY_WEIGHTS
     grey = np.pad(grey, ((0, 0), (0, grey.shape[1] % 2), (0, 0)))

@@ -1,4 +1,4 @@
-"""From a distribution to a value: random streams, filters, and the choice itself. Pure functions of their inputs."""
+"""From a distribution to a value: random streams, filters and the draw. Everything is a function of its inputs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ _BLOCK = 64
 
 @dataclass(frozen=True)
 class Filters:
-    """What is taken from a distribution before drawing, in this order: temperature, top-k, top-p.
+    """Changes to a distribution before drawing, in this order: temperature, top-k, top-p.
 
-    Log probabilities are divided by `temperature`; then all but the `top_k` likeliest values are dropped; then all
-    but the fewest likeliest values that together reach the mass `top_p`; what is left is scaled to 1. The filters act
-    on the probabilities of the values, so they mean the same for every head: a logistic mixture is first turned into
-    its table of probabilities. The default changes nothing.
+    Log probabilities are divided by `temperature`. Then all but the `top_k` likeliest values are dropped, then all but
+    the fewest likeliest values that together reach the mass `top_p`. The rest is scaled to 1. The filters act on the
+    probabilities of the values, so they mean the same for every head: a mixture of logistics is first turned into a
+    table of probabilities. The default changes nothing.
     """
 
     temperature: float = 1.0
@@ -48,7 +48,7 @@ class Filters:
 class UniformStreams:
     """One stream of random numbers for every image, fixed by (seed, image index) alone.
 
-    So an image does not depend on the batch it is drawn in. Numbers come in blocks, so that memory stays constant.
+    An image therefore does not depend on its batch. Numbers come in blocks, so that memory stays constant.
     """
 
     def __init__(self, seed: int, indices: Sequence[int]) -> None:
@@ -66,7 +66,7 @@ class UniformStreams:
             for generator in self._generators if self._taken else ():
                 generator.random_raw(self._taken)
         if self._used == self._block.shape[1]:
-            # The raw words are numpy's promise for ever, its distributions are not; 53 bits fill a float64.
+            # numpy guarantees the raw words in all versions, but not its distributions; 53 bits fill a float64.
             words = np.stack([generator.random_raw(_BLOCK) for generator in self._generators])
             self._block, self._used = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53, 0
         self._used += 1
@@ -74,10 +74,10 @@ class UniformStreams:
         return torch.from_numpy(self._block[:, self._used - 1].copy())
 
     def take_many(self, count: int, device: torch.device) -> Tensor:
-        """The next `count` of every stream, as `take` gives them one by one: float64 [count, B], made on `device`."""
+        """The next `count` numbers of every stream, as from `take`: float64 [count, B], computed on `device`."""
         numbers = draw_uniforms(self._seed, self._indices, self._taken, count, device)
         self._taken += count
-        # Those of numpy are behind now.
+        # The generators of numpy are behind now.
         self._generators, self._used = [], self._block.shape[1]
         return numbers
 
@@ -87,9 +87,9 @@ def filter_log_probabilities(log_probabilities: Tensor, filters: Filters) -> Ten
 
     Among equally likely values at the border of top-k or top-p the smaller value is kept.
     """
-    if log_probabilities.device.type != "mps":  # which has no float64, without which a tiny temperature or top-p is 0
+    if log_probabilities.device.type != "mps":  # has no float64; a tiny temperature or top-p is 0 there
         log_probabilities = log_probabilities.double()
-    # From the largest, so that the likeliest value stays at 0 however small the temperature is.
+    # Relative to the largest, so that the likeliest value stays at 0 at any temperature.
     likeliest = log_probabilities.max(dim=-1, keepdim=True).values
     filtered = ((log_probabilities - likeliest) / filters.temperature).log_softmax(dim=-1)
     if filters.top_k is None and filters.top_p is None:

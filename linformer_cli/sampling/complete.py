@@ -1,4 +1,4 @@
-"""Completing a picture: the known values in one parallel pass, the rest value by value."""
+"""Completes a picture: the known values are read in one parallel pass, the rest is drawn value by value."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -7,22 +7,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from linformer_cli.attention.base import fork_state
 from linformer_cli.config import ImageShape
 from linformer_cli.errors import UsageError
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.system.memory import work_in_batches
 
-from .choose import Filters, UniformStreams
-from .engines import AUTO, build_engine
+from .choose import UniformStreams
+from .decode import Sampler
 
 
 @dataclass(frozen=True)
 class Completion:
     """Completions of one picture whose first `known` values were given.
 
-    values: int64 [n, T], the known ones included. The others are bits/dim of a part, NaN for an empty one: of the
-    given part, of what each completion added, and of what the original had there.
+    `values` int64 [n, T] include the known ones. The other fields are bits/dim, NaN for a part without values: of the
+    known part, of the rest of each completion, and of the rest of the original.
     """
 
     known: int
@@ -33,9 +32,9 @@ class Completion:
 
 
 def parse_keep(text: str, shape: ImageShape) -> int:
-    """How many values `--keep` keeps of an image: `top:0.5` (fraction), `top:14rows`, `top:392px`, `top:50%`.
+    """How many values of an image `--keep` keeps: `top:0.5` (fraction), `top:14rows`, `top:392px`, `top:50%`.
 
-    A bare whole number means rows. Raises `UsageError` for anything else, and where nothing is left to complete.
+    A whole number without a unit means rows. Raises `UsageError` for anything else, and if nothing is left to complete.
     """
     side, _, amount = text.strip().lower().partition(":")
     if side in ("left", "right", "bottom"):
@@ -64,32 +63,29 @@ def parse_keep(text: str, shape: ImageShape) -> int:
 
 @torch.no_grad()
 def complete_values(
-    model: PixelModel,
+    sampler: Sampler,
     original: Tensor,
     known: int,
     count: int,
-    seed: int = 0,
-    filters: Filters | None = None,
-    on_halve: Callable[[int], None] | None = None,
-    engine: str = AUTO,
     label: int | None = None,
+    on_halve: Callable[[int], None] | None = None,
 ) -> Completion:
-    """`count` completions of `original` int64 [T] from its first `known` values; `label` is its class, if there are.
+    """`count` completions of `original` int64 [T] from its first `known` values; `label` is its class, if any.
 
-    The known values are read once, in parallel, whatever `count` is; the state is then forked. Completion i depends
-    on (seed, i) alone, as in sampling. Where memory does not suffice for all at once, `work_in_batches` halves.
+    The known values are read once, in parallel, for all completions. Completion i depends on (seed, i) alone, as in
+    sampling. `on_halve` as in `work_in_batches`.
     """
-    positions = model.config.image.positions
+    model, positions = sampler.model, sampler.model.config.image.positions
     labels = None if label is None else torch.tensor([label])
     tokens = torch.cat([model.start_tokens(1, labels), original[:known].to(model.device)]).unsqueeze(0)
     parameters, state = model.attend(tokens, model.init_state(1, positions))
 
     def draw(indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Completions number `indices` [n, T], and the bits of their values."""
-        streams, copies = UniformStreams(seed, indices), len(indices)
-        first = parameters[:, -1].expand(copies, -1)
-        stepper = build_engine(engine, model, copies, fork_state(state, copies))
-        rest = stepper.draw_values(first, streams, filters or Filters(), positions - known).long()
+        copies = len(indices)
+        engine = sampler.engines.start(copies, state)
+        first, streams = parameters[:, -1].expand(copies, -1), UniformStreams(sampler.seed, indices)
+        rest = engine.draw_values(first, streams, sampler.filters, positions - known).long()
         completed = torch.cat([original[:known].expand(copies, -1), rest], dim=1)
         return completed, _bits(model, completed, labels)
 

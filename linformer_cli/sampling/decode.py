@@ -1,8 +1,9 @@
-"""Images drawn value by value: an engine steps the model, this draws from what it predicts."""
+"""Images drawn value by value: an engine steps the model, and values are drawn from its predictions."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,10 +15,13 @@ from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.system.memory import work_in_batches
 
 from .choose import Filters, UniformStreams
-from .engines import AUTO, build_engine
+from .engines import AUTO, EngineCache
 
-# The class of image number i at i.
-Labels = Sequence[int] | Mapping[int, int]
+
+class Labels(Protocol):
+    """A sequence or mapping with the class of image number i at i."""
+
+    def __getitem__(self, index: int, /) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -34,54 +38,64 @@ class SampledBatch:
     passes: int
 
 
-@torch.no_grad()
-def sample_values(
-    model: PixelModel,
-    indices: Sequence[int],
-    seed: int = 0,
-    filters: Filters | None = None,
-    before_step: Callable[[], None] | None = None,
-    engine: str = AUTO,
-    labels: Labels | None = None,
-) -> SampledBatch:
-    """Whole images number `indices` of `seed`, as one batch, by `engine`; `before_step` as in `Engine.draw_values`.
+class Sampler:
+    """Draws images from `model`, with one engine that all batches of the same size share.
 
-    `labels` are the classes of all images, image i's being `labels[i]`; by default a model with classes takes all in
-    turn. Raises `LintxError` when the model gives no numbers.
-    """
-    began = time.perf_counter()
-    batch, positions = len(indices), model.config.image.positions
-    chosen = model.take_turns(indices) if labels is None else torch.tensor([labels[index] for index in indices])
-    stepper = build_engine(engine, model, batch)
-    streams = UniformStreams(seed, indices)
-    first = stepper.step(model.start_tokens(batch, chosen))
-    values = stepper.draw_values(first, streams, filters or Filters(), positions, before_step)
-    # That with the start token is one, too.
-    passes = 1 + stepper.look_aheads if stepper.look_aheads else positions
-    return SampledBatch(indices, values, time.perf_counter() - began, stepper.state_bytes, passes)
-
-
-def iter_samples(
-    model: PixelModel,
-    indices: Sequence[int],
-    batch: int = 64,
-    seed: int = 0,
-    filters: Filters | None = None,
-    on_halve: Callable[[int], None] | None = None,
-    before_step: Callable[[], None] | None = None,
-    engine: str = AUTO,
-    labels: Labels | None = None,
-) -> Iterator[SampledBatch]:
-    """Images number `indices` in batches, in that order.
-
-    Image i depends on (seed, i) and its class alone, up to rounding, not on `batch`, `engine` or the other indices.
-    `on_halve` as in `work_in_batches`, `before_step` as in `Engine.draw_values`, `labels` as in `sample_values`.
+    Image i depends on (seed, i) and its class alone, up to rounding: not on the batch size, the engine or the other
+    images. `filters` defaults to none, `engine` is one of `ENGINES` or `auto`.
     """
 
-    def draw(part: Sequence[int]) -> SampledBatch:
-        return sample_values(model, part, seed, filters, before_step, engine, labels)
+    def __init__(self, model: PixelModel, seed: int = 0, filters: Filters | None = None, engine: str = AUTO) -> None:
+        self.model, self.seed, self.filters = model, seed, filters or Filters()
+        self.engines = EngineCache(engine, model)
 
-    return work_in_batches(indices, batch, draw, on_halve)
+    @torch.no_grad()
+    def sample(
+        self, indices: Sequence[int], labels: Labels | None = None, before_step: Callable[[], None] | None = None
+    ) -> SampledBatch:
+        """Whole images number `indices` as one batch.
+
+        `labels` holds the classes of all images, image i's at `labels[i]`; by default a model with classes takes all
+        of them in turn. `before_step` as in `Engine.draw_values`. Raises `LintxError` if the model predicts NaN or
+        infinity.
+        """
+        began = time.perf_counter()
+        batch, positions = len(indices), self.model.config.image.positions
+        if labels is None:
+            chosen = self.model.take_turns(indices)
+        else:
+            chosen = torch.tensor([labels[index] for index in indices])
+        engine = self.engines.start(batch)
+        first = engine.step(self.model.start_tokens(batch, chosen))
+        values = engine.draw_values(first, UniformStreams(self.seed, indices), self.filters, positions, before_step)
+        # The start token counts as one pass.
+        passes = 1 + engine.look_aheads if engine.look_aheads else positions
+        return SampledBatch(indices, values, time.perf_counter() - began, engine.state_bytes, passes)
+
+    def iter_batches(
+        self,
+        indices: Sequence[int],
+        batch: int = 64,
+        labels: Labels | None = None,
+        before_step: Callable[[], None] | None = None,
+        on_halve: Callable[[int], None] | None = None,
+    ) -> Iterator[SampledBatch]:
+        """Images number `indices` in batches, in that order; `labels` and `before_step` as in `sample`.
+
+        `on_halve` as in `work_in_batches`.
+        """
+        return work_in_batches(indices, batch, lambda part: self.sample(part, labels, before_step), on_halve)
+
+    def sample_images(
+        self,
+        count: int,
+        batch: int = 64,
+        labels: Labels | None = None,
+        before_step: Callable[[], None] | None = None,
+    ) -> NDArray[np.uint8]:
+        """Images number 0 to `count` - 1, uint8 [count, H, W, C]; the rest as in `iter_batches`."""
+        parts = self.iter_batches(range(count), batch, labels, before_step)
+        return values_to_images(torch.cat([part.values for part in parts]), self.model.config.image)
 
 
 def sample_images(
@@ -90,10 +104,8 @@ def sample_images(
     batch: int = 64,
     seed: int = 0,
     filters: Filters | None = None,
-    before_step: Callable[[], None] | None = None,
     engine: str = AUTO,
     labels: Sequence[int] | None = None,
 ) -> NDArray[np.uint8]:
     """`count` images, uint8 [count, H, W, C], of the classes `labels`, one each; by default of all in turn."""
-    parts = iter_samples(model, range(count), batch, seed, filters, None, before_step, engine, labels)
-    return values_to_images(torch.cat([part.values for part in parts]), model.config.image)
+    return Sampler(model, seed, filters, engine).sample_images(count, batch, labels)

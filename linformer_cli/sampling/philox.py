@@ -1,7 +1,7 @@
-"""The random words of numpy's `Philox` generators on any device, all of them at once.
+"""The random words of numpy's `Philox` generators, computed on any device and all at once.
 
-Philox4x64-10 (Salmon 2011, 'Parallel random numbers: as easy as 1, 2, 3'): word number w of the stream of a key is a
-function of the key and w alone, so a whole image's numbers are made where they are used, without the host.
+Philox4x64-10 (Salmon 2011, 'Parallel random numbers: as easy as 1, 2, 3'): word number w of a stream is a function of
+its key and w alone, so the numbers of a whole image are computed where they are used, without the host.
 """
 
 from collections.abc import Sequence
@@ -18,17 +18,17 @@ _LOW = 2**32 - 1
 def draw_uniforms(seed: int, indices: Sequence[int], first: int, count: int, device: torch.device) -> Tensor:
     """Numbers `first` to `first + count` of the streams of (seed, index), float64 [count, B] in [0, 1).
 
-    The same, bit by bit, as 53 bits of what numpy's `Philox(key=[seed, index]).random_raw()` gives.
+    Bit for bit the upper 53 bits of numpy's `Philox(key=[seed, index]).random_raw()`.
     """
-    # Four words come of each counter; numpy counts on before it draws.
+    # Each counter gives four words; numpy increments the counter before it draws.
     blocks = torch.arange(first // 4, -(-(first + count) // 4), device=device).unsqueeze(1) + 1
     keys = torch.tensor([list(indices)], dtype=torch.int64, device=device)
-    words = _draw_words(seed, keys, blocks).flatten(0, 1)[first % 4 :][:count]
+    words = draw_words(seed, keys, blocks).flatten(0, 1)[first % 4 :][:count]
     return ((words >> 11) & (2**53 - 1)).double() * 2.0**-53
 
 
-def _draw_words(seed: int, keys: Tensor, counters: Tensor) -> Tensor:
-    """64 bits in an int64 each, [counters, 4, keys]; a product of int64 keeps the lower bits of one without a sign."""
+def draw_words(seed: int, keys: Tensor, counters: Tensor) -> Tensor:
+    """Words of 64 bits as int64 [counters, 4, keys]; a product of int64 has the lower bits of an unsigned product."""
     zero = torch.zeros_like(counters + keys)
     words = (zero + counters, zero, zero, zero)
     for turn in range(_ROUNDS):
@@ -39,7 +39,7 @@ def _draw_words(seed: int, keys: Tensor, counters: Tensor) -> Tensor:
 
 
 def _multiply(words: Tensor, factor: int) -> tuple[Tensor, Tensor]:
-    """The upper and lower 64 bits of the product, by halves: nothing multiplies 64 bits into 128."""
+    """The upper and lower 64 bits of the product, by halves, since torch has no product of 128 bits."""
     low, high = words & _LOW, (words >> 32) & _LOW
     factor_low, factor_high = factor & _LOW, factor >> 32
     cross, other = high * factor_low, low * factor_high
@@ -49,6 +49,6 @@ def _multiply(words: Tensor, factor: int) -> tuple[Tensor, Tensor]:
 
 
 def _signed(bits: int) -> int:
-    """64 bits as the number with a sign that an int64 takes them for."""
+    """64 bits as a signed number, as int64 reads them."""
     bits %= 2**64
     return bits - 2**64 if bits >= 2**63 else bits

@@ -1,4 +1,4 @@
-"""Devices and number formats: which there are, and what `auto` chooses."""
+"""Devices and number formats, and what `auto` chooses."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -13,14 +13,14 @@ Precision = Literal["auto", "fp32", "bf16"]
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen and why, for the user to read."""
+    """A choice and its reason, in words for the user."""
 
     value: str
     reason: str
 
 
 def choose_device(wanted: str) -> Choice:
-    """A device for `auto`, `cpu`, `cuda`, `cuda:i` or `mps`; raises `UsageError` for one that is not there."""
+    """The device for `auto`, `cpu`, `cuda`, `cuda:i` or `mps`; raises `UsageError` if this machine lacks it."""
     import torch
 
     kind, colon, index = wanted.partition(":")
@@ -28,29 +28,29 @@ def choose_device(wanted: str) -> Choice:
     metal = torch.backends.mps.is_available()
     if wanted == "auto":
         if cards:
-            return Choice("cuda", f"a CUDA device is there ({torch.cuda.get_device_name(0)})")
-        return Choice("mps", "Apple's GPU is there") if metal else Choice("cpu", "no GPU was found")
+            return Choice("cuda", f"CUDA device found ({torch.cuda.get_device_name(0)})")
+        return Choice("mps", "Apple GPU found") if metal else Choice("cpu", "no GPU found")
     if kind not in ("cpu", "cuda", "mps") or (colon and not (kind == "cuda" and index.isdigit())):
         raise UsageError(f"unknown device '{wanted}'; known: auto, cpu, cuda, cuda:INDEX, mps")
     if kind == "cuda" and not cards:
-        raise UsageError("device 'cuda' asked for, but torch finds no CUDA device here; use --device cpu")
+        raise UsageError("torch finds no CUDA device on this machine; use --device cpu")
     if index and int(index) >= cards:
-        raise UsageError(f"device '{wanted}' asked for, but there are only {cards} CUDA devices")
+        raise UsageError(f"'{wanted}' does not exist; this machine has only {cards} CUDA devices")
     if kind == "mps" and not metal:
-        raise UsageError("device 'mps' asked for, but torch finds no Apple GPU here; use --device cpu")
-    return Choice(wanted, "asked for")
+        raise UsageError("torch finds no Apple GPU on this machine; use --device cpu")
+    return Choice(wanted, "requested")
 
 
 def choose_precision(wanted: Precision, device: str, purpose: Literal["training", "sampling"]) -> Choice:
-    """fp32 or bf16. `auto` trains in bf16 where the hardware multiplies it, and samples in fp32."""
+    """fp32 or bf16. `auto` trains in bf16 if the hardware multiplies it, and samples in fp32."""
     import torch
 
     if wanted != "auto":
-        return Choice(wanted, "asked for")
+        return Choice(wanted, "requested")
     if purpose == "sampling":
-        return Choice("fp32", "the same images at nearly every batch size; bf16 has to be asked for")
+        return Choice("fp32", "nearly every image is then independent of the batch size; bf16 has to be requested")
     if device == "cpu":
-        # A private name, and the only one that tells: without these instructions bf16 products are slower than fp32.
+        # A private name, but torch has no public one. Without these instructions bf16 products are slower than fp32.
         supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
         if supported is not None and supported():
             return Choice("bf16", "this processor multiplies bf16")
@@ -68,7 +68,7 @@ def torch_dtype(precision: str) -> "torch.dtype":
 
 
 def synchronize(device: str) -> None:
-    """Wait until the device has done all work, so that a clock read next tells the truth."""
+    """Wait until the device has finished all work; call it before reading a clock."""
     import torch
 
     if device.startswith("cuda"):

@@ -1,4 +1,4 @@
-"""Several processes on one job, as torchrun starts them. With one process all of it does nothing."""
+"""Several processes that work on one job, started by torchrun. With one process, nothing here has an effect."""
 
 import contextlib
 import inspect
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 
-# What torch needs to find the other processes, as torchrun sets it.
-_MEETING = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# A process that is gone is noticed by its closed connection. Waiting is for one that validates, saves or draws.
-_PATIENCE = timedelta(days=1)
+# torchrun sets these variables, by which torch finds the other processes.
+_RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# A lost process is noticed by its closed connection. The timeout only has to outlast validating, saving and sampling.
+_TIMEOUT = timedelta(days=1)
 
 
 class ProcessLost(LintxError):
-    """Another process of the job has ended, so that this one cannot go on."""
+    """Another process of the job has ended, and this one cannot continue."""
 
 
 def process_rank(environment: Mapping[str, str] = os.environ) -> int:
-    """The number of this process in its job, from 0; 0 where it is alone. Needs no torch."""
+    """The rank of this process in its job, 0 for a single process. Needs no torch."""
     return int(environment["RANK"]) if _count(environment) > 1 else 0
 
 
 def _count(environment: Mapping[str, str] = os.environ) -> int:
-    return int(environment["WORLD_SIZE"]) if all(environment.get(name) for name in _MEETING) else 1
+    return int(environment["WORLD_SIZE"]) if all(environment.get(name) for name in _RENDEZVOUS) else 1
 
 
 def end_process(code: int) -> NoReturn:
-    """End this process now, where it is one of several; alone, as `sys.exit` does.
+    """End this process: like `sys.exit` for a single process, immediately for one of several.
 
-    While the interpreter is torn down, threads of torch that still belong to the others' connection may ask for it once
-    more, which aborts a process that has done all its work.
+    torch's communication threads may call into the interpreter while it shuts down, which aborts a process that has
+    finished its work.
     """
     if _count() > 1:
         sys.stdout.flush()
@@ -53,11 +53,11 @@ def end_process(code: int) -> NoReturn:
 
 @dataclass(frozen=True)
 class Team:
-    """The processes of one job, as one of them sees them: `rank` of `count`, and `local_rank` on this machine.
+    """The processes of one job, from the view of one: `rank` of `count`, and `local_rank` on this machine.
 
-    Rank 0 leads: it alone talks and writes. Every process must make the same calls in the same order, but for `share`
-    and what only looks; each waits for all. Numbers travel by way of `device`. Raises whatever torch does where
-    another process is gone; `join_team` makes `ProcessLost` of it.
+    Rank 0 leads: only it prints and writes files. Methods that communicate wait for all processes, so every process
+    must make the same calls in the same order. Numbers are sent from `device`. If another process is lost, methods
+    raise torch's own errors, which `join_team` turns into `ProcessLost`.
     """
 
     rank: int = 0
@@ -70,11 +70,11 @@ class Team:
         return self.rank == 0
 
     def on(self, device: str) -> Self:
-        """The same, with numbers that travel by way of `device`."""
+        """The same team, sending numbers from `device`."""
         return replace(self, device=device)
 
     def choose_device(self, wanted: str) -> Choice:
-        """This process's device, as `choose_device` has it; of several processes each has a card of its own."""
+        """The device for this process, as in `choose_device`; each of several processes gets its own GPU."""
         choice = choose_device(wanted)
         if self.count == 1 or choice.value == "cpu":
             return choice
@@ -83,23 +83,23 @@ class Team:
         import torch
 
         own = choose_device(f"cuda:{self.local_rank}").value
-        torch.cuda.set_device(own)  # by which torch finds the card for what it sends between processes
+        torch.cuda.set_device(own)  # NCCL sends from the current device
         return Choice(own, choice.reason)
 
     def share(self, count: int) -> range:
-        """Which of `count` things are this process's: neighbours, as many as another's or one more or less."""
+        """This process's part of `range(count)`: consecutive, and of equal size in all, give or take one."""
         return range(self.rank * count // self.count, (self.rank + 1) * count // self.count)
 
     def total(self, value: float) -> float:
-        """The sum of every process's `value`."""
+        """The sum of `value` over all processes."""
         return self._reduce(value, "SUM")
 
     def most(self, value: int) -> int:
-        """The largest `value` of any process."""
+        """The largest `value` of all processes."""
         return int(self._reduce(value, "MAX"))
 
     def from_leader(self, work: Callable[[], Value]) -> Value:
-        """What `work` gives in rank 0, which alone does it; it can be pickled. `Interrupted` there is so everywhere."""
+        """The picklable result of `work`, which only rank 0 runs. `Interrupted` is raised in every process."""
         if self.count == 1:
             return work()
         from torch import distributed
@@ -118,7 +118,7 @@ class Team:
         return cast(Value, parts[0])
 
     def gather(self, part: Value) -> list[Value]:
-        """Every process's `part`, which can be pickled, in the order of ranks."""
+        """The `part` of every process, by rank; it must be picklable."""
         if self.count == 1:
             return [part]
         from torch import distributed
@@ -128,12 +128,12 @@ class Team:
         return cast(list[Value], parts)
 
     def wait(self) -> None:
-        """Until every process is here."""
+        """Wait for all processes."""
         self.total(0.0)
 
     @contextlib.contextmanager
     def leader_first(self) -> Iterator[None]:
-        """Inside, rank 0 does alone what the others then find done, such as a download."""
+        """Rank 0 runs the body first and the others after it, to find a download finished, for example."""
         if not self.leads:
             self.wait()
         yield
@@ -141,15 +141,15 @@ class Team:
             self.wait()
 
     def parallel(self, module: "nn.Module", has_idle: bool = False) -> "nn.Module":
-        """`module`, whose gradients a backward pass leaves as the mean over all processes' own.
+        """`module`, wrapped so that a backward pass averages its gradients over all processes.
 
-        `has_idle` says that some of its parameters get none: to find them takes time.
+        `has_idle`: some parameters get no gradient. Finding them takes time.
         """
         if self.count == 1:
             return module
         from torch.nn.parallel import DistributedDataParallel
 
-        # Buffers are constants here, or drawn anew from the seed and the step: the same in every process already.
+        # Buffers need no synchronisation: they are constants, or drawn from the seed and the step.
         known = inspect.signature(DistributedDataParallel).parameters
         buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
         settings: dict[str, Any] = {buffers: False, "gradient_as_bucket_view": True, "find_unused_parameters": has_idle}
@@ -170,16 +170,16 @@ ALONE = Team()
 
 
 def keep_own(module: "nn.Module") -> contextlib.AbstractContextManager[None]:
-    """Inside, a backward pass through what `Team.parallel` gave adds to this process's gradients alone."""
+    """Inside, a backward pass through a module of `Team.parallel` is not averaged over processes."""
     no_sync = getattr(module, "no_sync", None)
     return contextlib.nullcontext() if no_sync is None else no_sync()
 
 
 @contextlib.contextmanager
 def join_team() -> Iterator[Team]:
-    """The team that this process belongs to, alone or as torchrun says; inside, they can reach each other.
+    """The team of this process: `ALONE`, or as torchrun's variables say, connected inside the `with` block.
 
-    Leaving waits for all, unless there is an error. Raises `ProcessLost` where another process has ended.
+    Leaving the block waits for all processes, except after an error. Raises `ProcessLost` if another process has ended.
     """
     if _count() == 1:
         yield ALONE
@@ -189,8 +189,8 @@ def join_team() -> Iterator[Team]:
 
     cards = torch.cuda.is_available() and distributed.is_nccl_available()
     team = Team(process_rank(), _count(), int(os.environ.get("LOCAL_RANK", "0")))
-    with notice_loss("what it said tells why"):
-        distributed.init_process_group("cpu:gloo,cuda:nccl" if cards else "gloo", timeout=_PATIENCE)
+    with notice_loss("its own message says why"):
+        distributed.init_process_group("cpu:gloo,cuda:nccl" if cards else "gloo", timeout=_TIMEOUT)
         yield team
         team.wait()
     distributed.destroy_process_group()
@@ -198,9 +198,9 @@ def join_team() -> Iterator[Team]:
 
 @contextlib.contextmanager
 def notice_loss(advice: str) -> Iterator[None]:
-    """Inside, what torch says of another process that is gone becomes `ProcessLost`, with what to do.
+    """Turn torch's errors about a lost process into `ProcessLost`, with `advice` for the user.
 
-    The process should end then; of SIGTERM it hears no more.
+    The process should then end; it ignores SIGTERM from here on.
     """
     try:
         yield
@@ -209,9 +209,9 @@ def notice_loss(advice: str) -> Iterator[None]:
             raise
         from torch import distributed
 
-        # gloo's errors have no type of their own.
+        # gloo raises plain RuntimeErrors.
         if not isinstance(error, distributed.DistError) and "gloo" not in str(error):
             raise
-        # torchrun is about to end this process as well, which ends by itself as soon as it has said why.
+        # torchrun is about to send SIGTERM to this process too, which should end by itself, after its message.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise ProcessLost(f"another of the {_count()} processes has ended; {advice}") from None

@@ -1,4 +1,4 @@
-"""What figures depend on: versions, processor, threads, GPUs."""
+"""The environment that measurements depend on: versions, processor, threads, GPUs."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from .device import choose_precision
 
 
 def describe_environment() -> dict[str, Any]:
-    """What a figure depends on: versions, processor, threads, GPUs. Plain values, ready for JSON."""
+    """Versions, processor, threads and GPUs, as plain values for JSON."""
     import torch
 
     packages = ("numpy", "pillow", "pydantic", "rich", "safetensors", "torch", "torchvision", "triton", "typer")
@@ -41,11 +41,12 @@ def _version(package: str) -> str | None:
 
 
 def processor_name() -> str:
+    """The processor's model, or its architecture if the model is unknown."""
     return _read_processor("model name") or platform.processor() or platform.machine()
 
 
 def processor_features() -> str:
-    """What the processor can do, as Linux lists it; empty elsewhere. A virtual machine may hide its model."""
+    """The processor's instruction sets as Linux lists them; empty on other systems."""
     return _read_processor("flags") or _read_processor("Features")
 
 

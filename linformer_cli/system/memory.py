@@ -1,4 +1,4 @@
-"""Memory: how freed blocks are kept, what is free, what was used at the peak, and batches that shrink to fit."""
+"""Memory: free and peak bytes, reuse of freed blocks, and batches that shrink to fit."""
 
 import contextlib
 import ctypes
@@ -12,53 +12,52 @@ from linformer_cli.errors import LintxError
 
 Result = TypeVar("Result")
 
-
-# Of malloc.h: M_MMAP_MAX, no mappings of their own; M_TRIM_THRESHOLD, nothing back; M_TOP_PAD, bytes to grow by.
+# Of malloc.h: M_MMAP_MAX (no separate mappings), M_TRIM_THRESHOLD (never shrink), M_TOP_PAD (grow by 64 MiB).
 _KEEPING = {-4: 0, -1: -1, -2: 2**26}
 
 
 def keep_freed_memory() -> None:
-    """Let the C library (glibc) keep what is freed for what is asked for next, unless the environment says otherwise.
+    """Let glibc reuse freed memory, unless the environment configures malloc itself.
 
-    It gives every large block back to the system and takes the next one anew, page by page, each of them cleared. In
-    a long training run a fifth of the time was seen to go there.
+    By default glibc returns every large block to the system, which clears each page again at the next allocation. In
+    a long training run this took a fifth of the time.
     """
     if sys.platform != "linux" or any(name.startswith("MALLOC_") for name in os.environ):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # other C libraries have none
+    if mallopt is not None:  # other C libraries lack it
         for option, value in _KEEPING.items():
             mallopt(option, value)
 
 
 def give_back_freed_memory() -> None:
-    """Give back to the system what `keep_freed_memory` keeps (glibc), for other processes to have."""
+    """Return the memory that `keep_freed_memory` keeps to the system, for other processes."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
 
 
 def measure_peak_memory(device: str = "cpu") -> int:
-    """Bytes: peak resident memory of this process, or peak allocated memory of a CUDA device."""
+    """Peak bytes: resident memory of this process, or allocated memory of a CUDA device; 0 on Windows."""
     if device.startswith("cuda"):
         import torch
 
         return torch.cuda.max_memory_allocated(device)
     try:
         import resource
-    except ImportError:  # Windows has no resource module
+    except ImportError:  # on Windows
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that memory ran out: Python's, a GPU's, or that of torch on the CPU."""
+    """Whether `error` means that memory ran out, on the CPU or on a GPU."""
     import torch
 
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    # torch's allocators for the CPU and for Apple's GPU have no exception of their own.
+    # torch's allocators for the CPU and for Apple GPUs raise plain RuntimeErrors.
     signs = ("can't allocate memory", "not enough memory", "out of memory", "Invalid buffer size")
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
 
@@ -69,10 +68,10 @@ def work_in_batches(
     work: Callable[[Sequence[int]], Result],
     on_halve: Callable[[int], None] | None = None,
 ) -> Iterator[Result]:
-    """`work(part)`, which is never None, for all of `indices`, parts of `batch` at a time.
+    """Yield `work(part)` for consecutive parts of `indices`, each of at most `batch`. `work` never returns None.
 
-    Where memory runs out the batch is halved for good, `on_halve` is told the new one, and the same indices are tried
-    again. Raises `LintxError` when there is no memory for a single one.
+    When memory runs out, the batch is halved for the rest of the work, `on_halve` gets the new batch, and the same
+    indices are tried again. Raises `LintxError` if memory does not suffice for one.
     """
     start = 0
     while start < len(indices):
@@ -82,7 +81,7 @@ def work_in_batches(
             start += len(part)
             continue
         if len(part) == 1:
-            raise LintxError("there is not enough memory for even one image at a time")
+            raise LintxError("there is not enough memory for a single image")
         batch = len(part) // 2
         if on_halve is not None:
             on_halve(batch)
@@ -96,19 +95,21 @@ def _work_if_memory_allows(work: Callable[[Sequence[int]], Result], indices: Seq
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-    # Here, and not in the handler, where the error still holds all that the attempt had allocated.
+    # Not in the handler, where the exception still keeps the attempt's tensors alive.
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return None
 
 
 def measure_free_memory(device: str) -> int | None:
-    """Bytes that can still be had, of the device or of this machine (and of the container); None where unknown."""
+    """Bytes that can still be allocated on the device, or on this machine within its container; None if unknown."""
     if device.startswith("cuda"):
         import torch
 
-        torch.cuda.empty_cache()  # what torch keeps for later use can be had
+        torch.cuda.empty_cache()  # torch's own reserve counts as free
         return int(torch.cuda.mem_get_info(device)[0])
+    if device != "cpu":
+        return None
     give_back_freed_memory()
     bounds = []
     with contextlib.suppress(OSError, ValueError):
@@ -116,8 +117,8 @@ def measure_free_memory(device: str) -> int | None:
         bounds.append(int(fields["MemAvailable"].split()[0]) * 1024)
     with contextlib.suppress(OSError, ValueError):
         group = Path("/sys/fs/cgroup")
-        # What was read from files is counted as used, and can be had all the same.
+        # Cached file contents count as used, but the system frees them when memory is needed.
         statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         used = int((group / "memory.current").read_text()) - int(statistics["inactive_file"])
         bounds.append(int((group / "memory.max").read_text()) - used)
-    return min(bounds) if bounds and device == "cpu" else None
+    return min(bounds, default=None)

@@ -1,10 +1,10 @@
-"""Ctrl-C and SIGTERM as a request that long work looks at between steps."""
+"""Ctrl-C and SIGTERM as a request that long work checks between steps."""
 
 import contextlib
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from linformer_cli.errors import Interrupted
@@ -12,18 +12,19 @@ from linformer_cli.errors import Interrupted
 
 @dataclass
 class StopRequest:
-    """Set by the first Ctrl-C or SIGTERM; long work looks at it between steps."""
+    """A request to stop, made by the first Ctrl-C or SIGTERM and checked by long work between steps."""
 
-    signal_number: int | None = field(default=None)
+    signal_number: int | None = None
 
     def raise_if_set(self, message: str = "Stopped") -> None:
+        """Raise `Interrupted` with `message` if a signal has arrived."""
         if self.signal_number is not None:
             raise Interrupted(message, self.signal_number)
 
 
 @contextlib.contextmanager
 def catch_signals() -> Iterator[StopRequest]:
-    """Inside, the first SIGINT or SIGTERM only sets the request; a second one ends the process at once."""
+    """Inside, the first SIGINT or SIGTERM sets the request; the second ends the process at once."""
     request = StopRequest()
     previous: dict[int, Any] = {}
 

@@ -1,4 +1,4 @@
-"""How far a run has come, how its loss moves, and who is told."""
+"""The progress of a run, the trend of its loss, and the interface of those who report on it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from linformer_cli.evaluation.bits import Bits
+from linformer_cli.metrics import MetricsRow
 
-# How many steps the trend of the loss looks back, and how many it needs before it says anything.
+# Steps that the trend of the loss averages over, and needs before it can call a loss high.
 _TREND_STEPS = 50
 
 
 @dataclass(frozen=True)
 class LossTrend:
-    """Running mean and mean deviation of a step's loss in nats, and whether the loss stands far above them."""
+    """Running mean and mean deviation of the loss in nats, and whether the last loss was far above them."""
 
     steps: int = 0
     mean: float = 0.0
@@ -21,12 +22,12 @@ class LossTrend:
     high: bool = False
 
     def follow(self, nats: float) -> "LossTrend":
-        """After one more step. A loss counts as high from half the mean and ten mean deviations above the mean on."""
+        """The trend after one more step. A loss is high if it exceeds the mean by half of it and by ten deviations."""
         excess = nats - self.mean
-        # A young trend knows neither mean nor deviation.
+        # The first steps determine neither mean nor deviation.
         high = self.steps >= _TREND_STEPS and excess > max(0.5 * self.mean, 10 * self.deviation)
         if high:
-            # What is far off moves the trend as far as what is just not: a lasting new level is normal in the end.
+            # Clipped, so that an outlier moves the trend little, but a lasting new level becomes normal.
             excess = max(0.5 * self.mean, 10 * self.deviation)
         weight = 1 / min(self.steps + 1, _TREND_STEPS)
         return LossTrend(
@@ -39,7 +40,7 @@ class LossTrend:
 
 @dataclass(frozen=True)
 class Progress:
-    """Everything about a run that is not a tensor; saved with it. `interval_*` add up what was not logged yet."""
+    """The state of a run that is not tensors; saved with it. `interval_*` sum up the steps since the last log."""
 
     step: int = 0
     images_seen: int = 0
@@ -55,24 +56,24 @@ class Progress:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "Progress":
-        """Back from `dataclasses.asdict`; raises `TypeError` for what is none."""
+        """The inverse of `dataclasses.asdict`. Raises `TypeError` for other values."""
         return cls(**{**values, "loss": LossTrend(**values.get("loss", {}))})
 
     @property
     def marks(self) -> tuple[int, int, int]:
-        """What tells one moment of a run from another."""
+        """Identifies a moment of the run."""
         return self.step, self.evaluated_at, self.sampled_at
 
     @property
     def is_validated(self) -> bool:
-        """Whether the validation is that of this step's weights, and not of earlier ones."""
+        """Whether the last validation was of the current weights."""
         return self.validation_bits_per_dim is not None and self.evaluated_at == self.step
 
 
 class Reporter(Protocol):
-    """Who is told what happens; the command line's is a progress line."""
+    """Called by the training loop; the one of the command line shows a progress line."""
 
-    def on_step(self, row: dict[str, Any], finished_share: float) -> None: ...
+    def on_step(self, row: MetricsRow, finished_share: float) -> None: ...
     def on_evaluate(self, progress: Progress, bits: Bits, is_best: bool) -> None: ...
     def on_sample(self, path: Path) -> None: ...
     def on_save(self, path: Path, progress: Progress) -> None: ...
@@ -80,9 +81,9 @@ class Reporter(Protocol):
 
 
 class Silence:
-    """A `Reporter` that tells no one."""
+    """A `Reporter` that does nothing."""
 
-    def on_step(self, row: dict[str, Any], finished_share: float) -> None:
+    def on_step(self, row: MetricsRow, finished_share: float) -> None:
         pass
 
     def on_evaluate(self, progress: Progress, bits: Bits, is_best: bool) -> None:

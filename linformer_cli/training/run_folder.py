@@ -1,48 +1,32 @@
 """The folder of a training run: config.toml, metrics.csv, sample grids, and the checkpoints last/ and best/."""
 
 import contextlib
-import csv
 import datetime
 import fnmatch
-import io
 import itertools
 import os
 import shutil
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 from filelock import FileLock, Timeout
 
 from linformer_cli.checkpoint import find_checkpoint, holds_checkpoint
 from linformer_cli.config import RunConfig, parse_config
-from linformer_cli.errors import CheckpointError, DataError, LintxError, UsageError
+from linformer_cli.errors import CheckpointError, LintxError, UsageError
 from linformer_cli.files import TEMPORARY_FILES, write_file
-from linformer_cli.report.metrics import METRICS_FILE, read_metrics
+from linformer_cli.metrics import METRICS_FILE, create_metrics, has_steps
 
-METRICS = (
-    "step",
-    "images",
-    "learning_rate",
-    "train_bits_per_dim",
-    "gradient_norm",
-    "validation_bits_per_dim",
-    "validation_standard_error",
-    "elapsed_seconds",
-    "images_per_second",
-    "peak_memory_bytes",
-)
-
-RUNS = Path("runs")  # where runs lie that are not told where
+RUNS = Path("runs")  # the default place of new runs
 
 _LOCK = ".lock"
 _KEPT_SPIKES = 3
 
 
 def claim_run(preset: str) -> Path:
-    """Make a new folder in runs/, named by date and preset: of runs begun in the same second each has its own."""
+    """Create a new folder in runs/, named after date and preset, with a number if that name is taken."""
     base = RUNS / f"{datetime.datetime.now():%Y-%m-%d-%H%M%S}-{preset}"
     with _one_line(RUNS):
         RUNS.mkdir(parents=True, exist_ok=True)
@@ -55,10 +39,10 @@ def claim_run(preset: str) -> Path:
 
 
 def find_newest_run() -> Path:
-    """The run in runs/ whose configuration was written last; raises `UsageError` where there is none."""
+    """The run in runs/ whose configuration was written last. Raises `UsageError` if there is none."""
     found = sorted(RUNS.glob("*/config.toml"), key=lambda file: file.stat().st_mtime)
     if not found:
-        raise UsageError(f"there is no run in '{RUNS}' to go on with; name one: lintx train --resume FOLDER")
+        raise UsageError(f"there is no run in '{RUNS}' to resume; name one: lintx train --resume FOLDER")
     return found[-1].parent
 
 
@@ -77,7 +61,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Refuse a second process on this run. The system lifts the lock when a process ends, however it ends."""
+        """Refuse a second process on this run. The system releases the lock when a process ends, however it ends."""
         lock = FileLock(self.path / _LOCK, blocking=False)
         with _one_line(self.path):
             try:
@@ -92,28 +76,28 @@ class RunFolder:
             lock.release()
 
     def keep(self, step: int, keep_last: int) -> None:
-        """Add what `last/` holds to `kept/`, and leave the `keep_last` newest there."""
+        """Add the save in `last/` to `kept/`, and delete all but the `keep_last` newest there."""
         if keep_last > 1:
             self._keep_as("step", step, keep_last)
 
     def hold_previous(self) -> None:
-        """Before a save: hold on to what `last/` holds until the loss of the weights that are saved now is known."""
+        """Before a save: keep the one in `last/` until the loss of the new weights is known."""
         if holds_checkpoint(self.last):
             _link_folder(self.last, self.previous)
 
     def drop_previous(self) -> None:
-        """The loss of the weights in `last/` is known, and as it should be."""
+        """Delete what `hold_previous` kept: the loss of the weights in `last/` turned out normal."""
         shutil.rmtree(self.previous, ignore_errors=True)
 
     def keep_before_spike(self, step: int) -> Path:
-        """Keep the save before the loss rose at `step` where later ones do not reach it.
+        """Keep the save before the loss rose at `step`, safe from later saves.
 
-        Where `last/` was saved at `step`, its weights are those that gave this loss, and the save before it is kept.
+        If `last/` was saved at `step`, its weights are those with this loss, so the save before it is kept.
         """
         return self._keep_as("before-spike", step, _KEPT_SPIKES, self.previous)
 
     def _keep_as(self, kind: str, step: int, newest: int, preferred: Path | None = None) -> Path:
-        """`preferred`, or else `last/`, again as `kept/KIND-STEP`; older than the `newest` of a kind go."""
+        """Keep `preferred`, otherwise `last/`, as `kept/KIND-STEP`; delete all but the `newest` of that kind."""
         folder = self.kept / f"{kind}-{step:07d}"
         _link_folder(preferred if preferred and holds_checkpoint(preferred) else self.last, folder)
         with _one_line(folder):
@@ -123,36 +107,36 @@ class RunFolder:
 
     @property
     def is_untouched(self) -> bool:
-        """Nothing was saved yet and no step was logged: a run that was killed before its first save."""
+        """Whether nothing was saved or logged after step 0: the run was killed before its first save."""
         if holds_checkpoint(self.last):
             return False
-        return all(row["step"] == "0" for row in self._read_metrics())
+        return not has_steps(self.metrics_file)
 
     def create(self, config: RunConfig) -> None:
-        """Make the folder; raises `UsageError` where there is one with something in it already."""
+        """Create the folder. Raises `UsageError` if it exists and is not empty."""
         self._refuse_if_taken()
         with _one_line(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         with self.lock():
-            self._refuse_if_taken()  # another process may have been here in between
+            self._refuse_if_taken()  # another process may have created it meanwhile
             self.write_config(config)
-            self._write_metrics([])
+            create_metrics(self.metrics_file)
 
     def _refuse_if_taken(self) -> None:
         if self.path.exists() and (not self.path.is_dir() or any(map(_is_something, self.path.iterdir()))):
             raise UsageError(
-                f"'{self.path}' exists already; continue it with --resume '{self.path}', or name another with --out"
+                f"'{self.path}' exists already; resume it with --resume '{self.path}', or choose another --out"
             )
 
     def write_config(self, config: RunConfig) -> None:
-        """`config.toml`: everything that was decided, defaults included. What is None is left out."""
+        """Write `config.toml`: every setting, defaults included. None is left out."""
         try:
             document = tomli_w.dumps(config.model_dump(exclude_none=True)).encode()
         except UnicodeEncodeError as error:
             line = ascii(error.object[: error.end].splitlines()[-1])
             raise UsageError(
-                f"a name in the settings is no UTF-8 and cannot be kept in {self.config_file.name}: {line}; rename it, "
-                "or make a link to it"
+                f"a name in the settings is not UTF-8 and cannot be written to {self.config_file.name}: {line}; rename "
+                "it, or link to it"
             ) from None
         write_file(self.config_file, document)
 
@@ -165,60 +149,29 @@ class RunFolder:
             raise CheckpointError(f"'{self.config_file}' cannot be read: {error}") from None
         return parse_config(RunConfig, document, str(self.config_file))
 
-    def append_metrics(self, row: Mapping[str, Any]) -> None:
-        """Add one row; a value that was not measured is an empty cell."""
-        with _one_line(self.metrics_file), open(self.metrics_file, "a", newline="", encoding="utf-8") as file:
-            csv.DictWriter(file, METRICS).writerow(row)
-
-    def cut_metrics(self, step: int, validated: bool = True) -> None:
-        """Drop the rows after `step`, which a resumed run writes again; `validated` keeps the validation of `step`."""
-        self._write_metrics([row for row in self._read_metrics() if _is_kept(row, step, validated)])
-
-    def _read_metrics(self) -> list[dict[str, str]]:
-        rows = read_metrics(self.metrics_file)  # nothing where it was killed between config.toml and this file
-        if missing := [name for name in METRICS if any(name not in row for row in rows)]:
-            raise DataError(
-                f"'{self.metrics_file}' has no column '{missing[0]}'; mend its first line, or move it away to go on"
-            )
-        return rows
-
-    def _write_metrics(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        table = io.StringIO(newline="")
-        writer = csv.DictWriter(table, METRICS)
-        writer.writeheader()
-        writer.writerows(rows)
-        write_file(self.metrics_file, table.getvalue().encode())
-
-
-def _is_kept(row: Mapping[str, str], step: int, validated: bool) -> bool:
-    """Whether a row of metrics.csv was written before a checkpoint of `step`; a row cut short by a crash was not."""
-    if not (row["step"] or "").isdigit() or row["peak_memory_bytes"] is None or len(row) > len(METRICS):
-        return False
-    return int(row["step"]) < step or (int(row["step"]) == step and (validated or not row["validation_bits_per_dim"]))
-
 
 def _is_something(path: Path) -> bool:
-    """Not merely a lock, or the temporary file of a write that was killed."""
+    """Whether it is more than a lock or the temporary file of a write that was killed."""
     return path.name != _LOCK and not fnmatch.fnmatch(path.name, TEMPORARY_FILES)
 
 
 def _link_folder(checkpoint: Path, target: Path) -> None:
-    """The folder of a checkpoint again as `target`, in the place of what was there: links, which take no space."""
+    """Replace `target` with a copy of a checkpoint folder made of hard links, which take no space."""
     writing = target.with_name(f".{target.name}.writing")
     with _one_line(target):
         for leftover in (writing, target):
             shutil.rmtree(leftover, ignore_errors=True)
         try:
-            # Where a swap was cut off, the checkpoint lies under another name.
+            # After an interrupted swap the checkpoint has another name.
             shutil.copytree(find_checkpoint(checkpoint), writing, copy_function=_link_or_copy)
             os.rename(writing, target)
         except OSError:
-            shutil.rmtree(writing, ignore_errors=True)  # half of it may fill the disk that the next save needs
+            shutil.rmtree(writing, ignore_errors=True)  # the next save may need its space
             raise
 
 
 def _link_or_copy(source: str, target: str) -> None:
-    """A checkpoint's files are never changed, only replaced, so two names may share one file."""
+    """Files of a checkpoint are replaced, never changed, so two names can share one file."""
     try:
         os.link(source, target)
     except OSError:
@@ -227,7 +180,7 @@ def _link_or_copy(source: str, target: str) -> None:
 
 @contextlib.contextmanager
 def _one_line(path: Path) -> Iterator[None]:
-    """Turn what the system refuses into one line that names the file."""
+    """Turn errors of the system into `LintxError`, which names the file."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What a save of a run holds besides the weights: what describes them, and what --resume goes on from."""
+"""What a save of a run holds besides the weights: their description, and the state that --resume needs."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -16,12 +16,12 @@ from linformer_cli.model.pixel_model import PixelModel
 from .optimizer import optimizer_tensors
 from .progress import Progress
 
-# Where weights are averaged: the number of steps behind the average, and the prefix of the weights in training.
+# For averaged weights: the key of the number of averaged steps, and the prefix of the weights in training.
 AVERAGED, IN_TRAINING = "averaged_steps", "training."
 
 
 def describe_run(config: RunConfig, progress: Progress, train: ImageSet, validation: ImageSet) -> CheckpointInfo:
-    """The network, its images and how far its training is; bits/dim only where they are of these weights."""
+    """The network, its images and its training, with bits/dim only if the current weights were validated."""
     measured = progress.is_validated
     return CheckpointInfo(
         model=config.model,
@@ -43,7 +43,7 @@ def describe_run(config: RunConfig, progress: Progress, train: ImageSet, validat
 def collect_state(
     model: PixelModel, average: AveragedModel | None, optimizer: Optimizer, progress: Progress, device: str
 ) -> TrainingState:
-    """All that the next step depends on besides the saved weights, which are those of `average` where there is one."""
+    """Everything else that the next step depends on. The saved weights are those of `average` if there is one."""
     tensors = optimizer_tensors(optimizer) | _random_state(device)
     values = dataclasses.asdict(progress)
     if average is not None:
@@ -62,7 +62,7 @@ def _random_state(device: str) -> dict[str, Tensor]:
 
 
 def restore_random_state(tensors: Mapping[str, Tensor], device: str) -> None:
-    """Of this process, and of `device` where the save was made on one of its kind; raises `KeyError` without any."""
+    """Restore the random state of this process, and of `device` if the save has one. Raises `KeyError` without any."""
     torch.set_rng_state(tensors["random.cpu"])
     if "random.cuda" in tensors and device.startswith("cuda"):
         torch.cuda.set_rng_state(tensors["random.cuda"], device)

@@ -1,15 +1,15 @@
-"""How far a run has come, and the learning rate there. Pure functions."""
+"""The finished share of a run and the learning rate there. Pure functions."""
 
 import math
 
 from linformer_cli.config import TrainConfig
 
-# The share of a run, its last, in which the rate of a trapezoid falls.
+# The last share of a run, in which the learning rate of a trapezoid falls.
 FALL = 0.25
 
 
 def measure_progress(config: TrainConfig, step: int, elapsed_seconds: float, train_images: int) -> float:
-    """The finished share of the run in [0, 1]: of its steps, of its epochs' images, or of its time."""
+    """The finished share of the run in [0, 1], measured in steps, images or time."""
     if config.max_time is not None:
         done = elapsed_seconds / config.max_time
     elif config.steps is not None:
@@ -21,10 +21,10 @@ def measure_progress(config: TrainConfig, step: int, elapsed_seconds: float, tra
 
 
 def learning_rate_at(config: TrainConfig, step: int, progress: float) -> float:
-    """The learning rate of the step after `step` steps, of a run that is `progress` in [0, 1] on its way.
+    """The learning rate after `step` steps, at the finished share `progress` in [0, 1].
 
-    After a linear warm-up it is a half `cosine`, a `trapezoid` (constant, then a straight fall over the last quarter)
-    or `constant`. A run whose trapezoid has not yet begun to fall can be made longer as if it had always been so.
+    Linear warm-up, then half a `cosine`, a `trapezoid` (constant, then linear over the last quarter) or `constant`. A
+    run can be extended without a trace until its trapezoid begins to fall.
     """
     falling = {
         "cosine": (1 + math.cos(math.pi * progress)) / 2,

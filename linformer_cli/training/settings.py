@@ -1,13 +1,15 @@
-"""From preset, file and flags to one resolved configuration: flag over file over preset over default."""
+"""From preset, file and command line to one configuration: command line over file over preset over default."""
 
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from linformer_cli.checkpoint import Checkpoint, read_checkpoint
 from linformer_cli.config import (
+    DEFAULT_EPOCHS,
+    LENGTHS,
     DataConfig,
     ImageShape,
     InitFrom,
@@ -19,23 +21,34 @@ from linformer_cli.config import (
 )
 from linformer_cli.data.images import fit_size
 from linformer_cli.errors import CheckpointError, UsageError, unknown_name
-from linformer_cli.model.catalogue import parse_options
-from linformer_cli.presets import LEARNING_RATES, RECIPES, find_preset, find_preset_data
+from linformer_cli.model.mixers import parse_options
+from linformer_cli.presets import DEFAULT_PRESET, RECIPES, complete_recipe, find_preset, find_preset_data
 
-DEFAULT_PRESET = "mnist-wide"
-DEFAULT_EPOCHS = 3.0
-LENGTHS = ("steps", "epochs", "max_time")
 _TABLES = ("model", "data", "train")
 _INIT_FROM = "init_from"
-# What of a model's configuration the data decide.
+# The part of a model's configuration that the data determine.
 _OF_THE_DATA = {"image", "classes"}
+# What a resumed run may change besides its length and its data folder.
+_FREE = ("device", "precision")
+# Options whose name is not that of their key.
+_FLAGS = {"name": "data", "labels": "classes", "attention_options": "attention_option"}
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a command line gave: a preset, and the given keys of each table."""
+
+    preset: str | None = None
+    model: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+    train: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The layers merged, before the images are known. `model`, `data` and `train` are plain values.
+    """The merged layers, before the images are known. `model`, `data` and `train` are plain values.
 
-    `source` is the checkpoint whose weights the run begins with.
+    `source` is the checkpoint whose weights the run starts from.
     """
 
     preset: str
@@ -49,14 +62,14 @@ class Settings:
         return parse_config(DataConfig, self.data, "data")
 
     def check(self) -> None:
-        """Raise `UsageError` for what is wrong whatever the images are: reading them may take long."""
+        """Raise `UsageError` for faults that do not depend on the images, which may take long to read."""
         self._parse_network()
         parse_config(TrainConfig, self.train, "train")
 
     def build(self, image: ImageShape, classes: int = 0) -> RunConfig:
-        """The whole configuration for images of this shape, attention options filled in and checked.
+        """The whole configuration for images of this shape, with attention options filled in and checked.
 
-        The model has the images' `classes` where `[data] labels` asks for it; raises `UsageError` where there are none.
+        The model gets the images' `classes` if `[data] labels` asks for it; raises `UsageError` if they have none.
         """
         if self.source is not None and image != self.source.info.model.image:
             raise UsageError(
@@ -74,14 +87,14 @@ class Settings:
         return parse_config(RunConfig, {"preset": self.preset, "init_from": start, **tables}, "run")
 
     def _parse_network(self) -> dict[str, Any]:
-        """The network's plain values, every option of its attention filled in."""
+        """The network as plain values, with every option of its attention."""
         network = parse_config(NetworkConfig, self.model, "model")
         options = parse_options(network.attention, network.attention_options).model_dump(exclude_none=True)
         return {**network.model_dump(), "attention_options": options}
 
 
 def describe_source(source: Checkpoint) -> InitFrom:
-    """What a run keeps about the checkpoint that it began with."""
+    """What a run records about the checkpoint it starts from."""
     info = source.info
     return InitFrom(
         checkpoint=str(source.path),
@@ -92,9 +105,9 @@ def describe_source(source: Checkpoint) -> InitFrom:
 
 
 def find_source(name: str | None, file: Path | None) -> Checkpoint | None:
-    """The checkpoint to begin with: `name`, or else the one that `file`, a run's config.toml, says it began with.
+    """The checkpoint to start from: `name`, otherwise the one in `file` if that is a run's config.toml.
 
-    Raises `CheckpointError` where the weights are not those that the file names.
+    Raises `CheckpointError` if its weights are not those that the file names.
     """
     if name is not None:
         return read_checkpoint(name)
@@ -105,30 +118,24 @@ def find_source(name: str | None, file: Path | None) -> Checkpoint | None:
     source = read_checkpoint(wanted.checkpoint)
     if source.digest != wanted.weights_sha256:
         raise CheckpointError(
-            f"'{source.path}' has other weights than '{file}' began with; name them with --init-from, or remove "
-            f"[{_INIT_FROM}] from the file"
+            f"'{source.path}' has other weights than those '{file}' started from; name them with --init-from, or "
+            f"remove [{_INIT_FROM}] from the file"
         )
     return source
 
 
 def merge_settings(
-    file: Path | None,
-    preset: str | None,
-    model: Mapping[str, Any],
-    data: Mapping[str, Any],
-    train: Mapping[str, Any],
-    source: Checkpoint | None = None,
-    default_preset: str = DEFAULT_PRESET,
+    given: Given, file: Path | None = None, source: Checkpoint | None = None, default_preset: str = DEFAULT_PRESET
 ) -> Settings:
-    """Merge what was given on the command line (`preset`, `model`, `data`, `train`: given keys only) over `file`.
+    """Merge what a command line gave over `file`, over the preset.
 
-    The images are those that the preset is made for, unless others are named. With a `source` to begin with, its
-    network and its data stand in for the defaults; a preset that was named wins. Raises `UsageError` for unknown keys
-    and names, and for a file that is not TOML.
+    The data set is the preset's unless another is named. With a `source`, its network and its data replace those of the
+    default preset; a preset that was named wins. Raises `UsageError` for unknown keys and names, and for a file that is
+    not TOML.
     """
     document = read_tables(file) if file is not None else {}
-    name = preset or document.get("preset")
-    data = {**document.get("data", {}), **data}
+    name = given.preset or document.get("preset")
+    data = {**document.get("data", {}), **given.data}
     if document.get("model", {}).get("classes"):
         data = {"labels": True, **data}
     if source is None:
@@ -140,46 +147,44 @@ def merge_settings(
         name = name or source.info.training.preset or DEFAULT_PRESET
         data = {"name": source.info.data.name, "labels": source.info.model.classes > 0, **data}
         data = {**fit_size(str(data["name"]), source.info.model.image), **data}
-    from_file = {table: dict(document.get(table, {})) for table in _TABLES}
-    # A run's own config.toml can be given again; these come from the data all the same.
-    for key in _OF_THE_DATA:
-        from_file["model"].pop(key, None)
-    merged_model = _merge_model(network, from_file["model"], model)
-    lengths = [key for layer in (train, from_file["train"]) for key in LENGTHS if key in layer]
-    merged_train = {**RECIPES.get(name, {}), **from_file["train"], **train}
-    optimizer = merged_train.get("optimizer")
-    if isinstance(optimizer, str) and optimizer in LEARNING_RATES:  # a file can hold anything
-        merged_train.setdefault("learning_rate", LEARNING_RATES[optimizer])
-    if any(key in train for key in LENGTHS):
-        for key in LENGTHS:
-            if key not in train:
-                merged_train.pop(key, None)
-    if not lengths:
-        merged_train["epochs"] = DEFAULT_EPOCHS
-    return Settings(name, merged_model, data, merged_train, source)
+    # A run's own config.toml holds these too; they come from the data all the same.
+    from_file = {key: value for key, value in document.get("model", {}).items() if key not in _OF_THE_DATA}
+    model = _merge_model(network, from_file, given.model)
+    train = _merge_training(name, document.get("train", {}), given.train)
+    return Settings(name, model, data, train, source)
 
 
-def extend_settings(
-    config: RunConfig, train: Mapping[str, Any], changed: Mapping[str, Any], data_dir: str | None
-) -> RunConfig:
-    """A resumed run's configuration: another length, device, precision or data folder is all that may change.
+def _merge_training(preset: str, from_file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Later layers win, and the length of one layer replaces that of another. A default length fills in for none."""
+    if any(key in given for key in LENGTHS):
+        from_file = {key: value for key, value in from_file.items() if key not in LENGTHS}
+    merged = complete_recipe({**RECIPES.get(preset, {}), **from_file, **given})
+    return merged if any(key in merged for key in LENGTHS) else {**merged, "epochs": DEFAULT_EPOCHS}
 
-    `train` and `changed` are what was given on the command line for training and for all else; raises `UsageError`
-    where that would make another run of it.
+
+def extend_settings(config: RunConfig, given: Given, others: Collection[str] = ()) -> RunConfig:
+    """The configuration of a resumed run: only length, device, precision and data folder may change.
+
+    `others` are the names of other options that were given. Raises `UsageError` for an option that would make it
+    another run.
     """
-    refused = [*changed, *(key for key in train if key not in (*LENGTHS, "device", "precision"))]
+    data = dict(given.data)
+    data_dir = data.pop("data_dir", None)
+    refused = [*given.model, *data, *(["preset"] if given.preset else []), *others]
+    refused += [key for key in given.train if key not in (*LENGTHS, *_FREE)]
     if refused:
-        flag = "--" + refused[0].replace("_", "-")
-        raise UsageError(f"--resume goes on with the run's own settings; drop {flag} or start a new run")
+        flag = "--" + _FLAGS.get(refused[0], refused[0]).replace("_", "-")
+        raise UsageError(f"--resume keeps the run's settings; drop {flag} or start a new run")
     settings = config.train.model_dump()
-    if any(key in train for key in LENGTHS):
+    if any(key in given.train for key in LENGTHS):
         settings |= dict.fromkeys(LENGTHS)
-    data = config.data if data_dir is None else config.data.model_copy(update={"data_dir": data_dir})
-    return config.model_copy(update={"data": data, "train": parse_config(TrainConfig, {**settings, **train}, "train")})
+    train = parse_config(TrainConfig, {**settings, **given.train}, "train")
+    folder = config.data if data_dir is None else config.data.model_copy(update={"data_dir": data_dir})
+    return config.model_copy(update={"data": folder, "train": train})
 
 
 def _merge_model(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Later layers win. Attention options belong to their mechanism and go when it is replaced."""
+    """Later layers win. Attention options belong to their mechanism: replacing it drops them."""
     merged: dict[str, Any] = {}
     for layer in layers:
         given = layer.get("attention_options", {})
@@ -193,7 +198,7 @@ def _merge_model(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_tables(file: Path) -> dict[str, Any]:
-    """What a file of settings says, its values not yet checked; raises `UsageError` where it is none."""
+    """The tables of a settings file, with unchecked values. Raises `UsageError` if it is not such a file."""
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""Weights that move from one model into another: every tensor that fits by name and shape, projections by parts.
+"""Copies weights from one model into another: every tensor that fits by name and shape, projections by parts.
 
-A deeper model has the blocks of the other spread evenly among its own.
+The blocks of a shallower source are spread evenly among those of the model.
 """
 
 import re
@@ -21,10 +21,10 @@ _BLOCK = re.compile(r"^blocks\.(\d+)\.")
 
 @dataclass(frozen=True)
 class Takeover:
-    """What became of every tensor, by name; `name[part]` is one part of a projection that was taken apart.
+    """What happened to every tensor, by name; `name[part]` is one part of a projection.
 
-    `taken` and `new` are tensors of the model: those that have the source's values, and those that stay as they were.
-    `left` are tensors of the source that nothing in the model has the place for.
+    `taken` are the tensors of the model that got values of the source, `new` those that did not. `left` are the tensors
+    of the source that fit nowhere.
     """
 
     taken: tuple[str, ...]
@@ -36,9 +36,9 @@ class Takeover:
 def take_over(model: PixelModel, source: PixelModel) -> Takeover:
     """Copy every tensor of `source` into `model` that fits there by name and shape.
 
-    Where `model` has more blocks, those of `source` are spread among them, and the branches of the others begin with
-    outputs of zero: with LayerNorm before the branches it computes what `source` does (as in Net2Net, Chen 2016).
-    Raises `CheckpointError` where no tensor fits; `model` is as it was then.
+    If `model` has more blocks, the branches of the additional ones start with outputs of zero. With LayerNorm before
+    the branches the model then computes what `source` does (as in Net2Net, Chen 2016). Raises `CheckpointError`, with
+    `model` unchanged, if no tensor fits.
     """
     places = spread_blocks(len(source.blocks), len(model.blocks))
     ours, theirs = split_projections(model, source, places)
@@ -51,8 +51,8 @@ def take_over(model: PixelModel, source: PixelModel) -> Takeover:
             used.add(origin)
     if not taken:
         raise CheckpointError(
-            f"none of the {len(theirs)} tensors of the checkpoint fits the model by name and shape; leave out the "
-            "options that change its sizes"
+            f"none of the {len(theirs)} tensors of the checkpoint fits the model by name and shape; drop the options "
+            "that change its sizes"
         )
     if len(model.blocks) > len(source.blocks):
         for index in set(range(len(model.blocks))) - set(places):
@@ -66,7 +66,7 @@ def take_over(model: PixelModel, source: PixelModel) -> Takeover:
 
 
 def spread_blocks(source: int, target: int) -> list[int]:
-    """The place among `target` blocks of each of `source` ones: its own where there are no more of them."""
+    """The place of each of `source` blocks among `target` ones, spread evenly if there are more of these."""
     return [index * max(source, target) // source for index in range(source)]
 
 
@@ -78,12 +78,12 @@ def _move_name(name: str, places: Sequence[int] | Mapping[int, int]) -> str:
 def split_projections(
     model: PixelModel, source: PixelModel, places: Sequence[int]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The tensors of both models by name, views of their own storage; blocks of `source` by their `places` in `model`.
+    """The tensors of both models by name, as views; blocks of `source` are named after their `places` in `model`.
 
-    One Linear projects to queries, keys, values and what else a mechanism asks for. Where two mechanisms ask for
-    different things, that tensor is `name[q]`, `name[k]`, `name[v]`, `name[qk]` (one projection for queries and keys)
-    and `name[extra of MECHANISM]`: what the extra scalars are differs by mechanism, so they fit only the same one.
-    A tensor of which no part would fit stays whole.
+    One Linear projects to queries, keys, values and the extra scalars of a mechanism. If the two mechanisms differ in
+    these, the tensor is split into `name[q]`, `name[k]`, `name[v]`, `name[qk]` (shared by queries and keys) and
+    `name[extra of MECHANISM]`, since extra scalars mean something else in each mechanism. A tensor without a part that
+    fits is not split.
     """
     ours, our_layout = model.state_dict(), _layout(model)
     theirs = {_move_name(name, places): tensor for name, tensor in source.state_dict().items()}
@@ -102,7 +102,7 @@ def split_projections(
 
 
 def _layout(model: PixelModel) -> Layout:
-    """The rows of every part of the input projections, by the name of the tensor."""
+    """The rows of each part of the input projections, by tensor name."""
     layout: Layout = {}
     for name, layer in model.named_modules():
         if isinstance(layer, AttentionLayer):
@@ -113,10 +113,10 @@ def _layout(model: PixelModel) -> Layout:
 
 
 def _find_origin(name: str, tensor: Tensor, theirs: Mapping[str, Tensor]) -> str | None:
-    """The tensor in `theirs` that fills `name`, if one has its shape.
+    """The tensor in `theirs` with the values for `name`, if one has its shape.
 
-    A shared projection becomes both queries and keys. It is made of queries: a mechanism that shares them takes the
-    length of a key away, so less is lost than with the keys'.
+    A shared projection becomes both queries and keys. It is made from queries: a mechanism that shares them normalises
+    keys, so using the keys would lose more.
     """
     names = [name]
     for part, other in (("[q]", "[qk]"), ("[k]", "[qk]"), ("[qk]", "[q]")):
@@ -126,7 +126,7 @@ def _find_origin(name: str, tensor: Tensor, theirs: Mapping[str, Tensor]) -> str
 
 
 def summarise_names(names: Iterable[str]) -> str:
-    """Names in one line: `blocks.0.x` and `blocks.1.x` are `blocks.0-1.x`."""
+    """Names in one line; `blocks.0.x` and `blocks.1.x` become `blocks.0-1.x`."""
     groups: dict[str, list[int]] = {}
     for name in names:
         block = _BLOCK.match(name)
@@ -137,7 +137,7 @@ def summarise_names(names: Iterable[str]) -> str:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """`0-3`, or `0-1,5` where some are missing."""
+    """`0-3`, or `0-1,5` if some are missing."""
     ranges: list[list[int]] = []
     for number in sorted(numbers):
         if ranges and number == ranges[-1][1] + 1:

@@ -1,6 +1,6 @@
-"""A process that compiles the kernels in Triton for a GPU, which it does without having one.
+"""A process that compiles the kernels in Triton for a GPU, which needs no GPU.
 
-Writes a line for each: its name and the bytes of shared memory that it takes.
+Writes a line for each: its name and its bytes of shared memory.
 """
 
 import inspect
@@ -12,6 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from linformer_cli.attention.kernels import triton_linear, triton_step
+from linformer_cli.native.constants import FEATURE_MAPS
 
 WIDTHS = {"C": 32, "V": 32}
 SUMS = {**WIDTHS, "SIZE": triton_linear.CHUNK, "PRECISION": "tf32"}
@@ -21,7 +22,7 @@ _NUMBERS = {"H", "T", "segments", "chunks"}
 
 
 def compile_for(kernel: Any, constants: dict[str, Any], capability: int, **options: Any) -> Any:
-    """What Triton makes of `kernel` for bfloat16 inputs."""
+    """`kernel` compiled for bfloat16 inputs."""
     signature: dict[str, str] = {}
     fixed: dict[tuple[int], Any] = {}
     for place, name in enumerate(inspect.signature(kernel.fn).parameters):
@@ -42,7 +43,7 @@ def main() -> None:
     kernels = [(getattr(triton_linear, name), SUMS, {"num_warps": 4, "num_stages": 1}) for name in sums]
     kernels += [(triton_step._step_kernel, {**WIDTHS, "FOLD": fold}, {"num_warps": 1}) for fold in (1, 8)]
     for kernel, constants, options in kernels:
-        compiled = compile_for(kernel, {"MAP": 0, **constants}, 90, **options)
+        compiled = compile_for(kernel, {"MAP": FEATURE_MAPS["elu"], **constants}, 90, **options)
         assert compiled.asm["cubin"]
         sys.stdout.write(f"{kernel.fn.__name__} {compiled.metadata.shared}\n")
 

@@ -1,4 +1,4 @@
-"""What a case of the contract is made of: random inputs, and a mechanism with small options beside its definition."""
+"""The parts of a contract case: random inputs, and a mechanism with small options and its definition."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
@@ -9,7 +9,7 @@ Tensors = Mapping[str, Tensor]
 
 
 class Inputs(NamedTuple):
-    """q, k [B, H, T, K], v [B, H, T, V] and, for a mechanism that asks for it, extra [B, H, T, E]."""
+    """q, k [B, H, T, K], v [B, H, T, V] and, for mechanisms that need it, extra [B, H, T, E]."""
 
     q: Tensor
     k: Tensor
@@ -29,14 +29,14 @@ class Inputs(NamedTuple):
 class Case(NamedTuple):
     """A mechanism with options so small that 130 positions cross at least three of its boundaries.
 
-    `oracle` gets the inputs and all parameters and buffers by name. `condition` [B, H, T] says how far a denominator
-    cancels, for the mechanisms where it can. `heads` is 2 wherever a mechanism has heads at all. `sees_itself` is
-    false where a position looks at others alone, if there are any, so that its own value need not show. `prepare` sets
-    parameters that start where a mistake would not show, at 0 say.
+    `oracle` gets the inputs, and all parameters and buffers by name. `condition` [B, H, T] is the cancellation in the
+    denominator, for mechanisms where it can cancel. `heads` is 2 for every mechanism with heads. `sees_itself` is
+    false if a position attends to other positions only, where there are any, so that its own value need not matter.
+    `prepare` sets parameters whose initial value, such as 0, would hide a mistake.
 
-    What a mechanism is allowed, and the contract sees that it needs: `keeps_pairs`, when training keeps a number for
-    every pair of positions; `autocast_rounds`, the executions whose scores autocast takes in bfloat16, of float32
-    inputs too. `steady_steps` says more than a growing state promises: the work of a step does not grow.
+    Exemptions, which the contract checks to be needed: `keeps_pairs`, when training keeps a number for every pair of
+    positions; `autocast_rounds`, the executions whose scores autocast computes in bfloat16, even for float32 inputs.
+    `steady_steps` is a stronger promise than a growing state makes: the work of a step does not grow.
     """
 
     attention: str

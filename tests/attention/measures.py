@@ -1,4 +1,4 @@
-"""What a run costs, counted and not timed: operations, the bytes that they handle, the bytes kept to train with."""
+"""Counts the cost of a run without timing it: operations, the bytes they handle, and the bytes kept for training."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class CountOperations(TorchDispatchMode):
-    """How many operations run."""
+    """Counts operations."""
 
     count = 0
 
@@ -19,12 +19,12 @@ class CountOperations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-# They read of their first input no more than they give, or write of it no more than they are given.
+# These read no more of their first input than they return, or write no more of it than they are given.
 _PICKING = ("index", "gather", "scatter", "embedding")
 
 
 class CountWork(TorchDispatchMode):
-    """The bytes that operations read and write. A view is no work; of rows picked from many, only those picked are."""
+    """Counts the bytes that operations read and write. Views count nothing; of indexed rows only the selected ones."""
 
     bytes = 0
 
@@ -39,7 +39,7 @@ class CountWork(TorchDispatchMode):
 
 
 def measure_saved_bytes(run: Callable[..., Any], *arguments: Any) -> int:
-    """All that autograd keeps for the backward pass of `run(*arguments)`, every piece of memory once."""
+    """The bytes that autograd keeps for the backward pass of `run(*arguments)`, each storage once."""
     storages: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -48,6 +48,6 @@ def measure_saved_bytes(run: Callable[..., Any], *arguments: Any) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         results = run(*arguments)
-    # Alive until here, or one address would stand for two pieces.
+    # Kept until here, so that no address is reused.
     del results
     return sum(storages.values())

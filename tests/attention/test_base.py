@@ -1,4 +1,4 @@
-"""What a state is to those who carry it: forked, counted, walked through."""
+"""Functions on states: copying, counting bytes, listing tensors."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""What is particular to BigBird attention; what it shares with all others is in test_contract.py."""
+"""Tests particular to BigBird attention; test_contract.py covers what all mechanisms share."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from linformer_cli.attention.base import Attention, AttentionShape
 from linformer_cli.attention.bigbird import BigbirdAttention, draw_blocks
-from linformer_cli.attention.catalogue import build_attention
+from linformer_cli.model.mixers import build_attention
 
 CPU = torch.device("cpu")
 
@@ -28,7 +28,7 @@ def draw(length: int) -> list[Tensor]:
 
 
 def test_the_positions_that_a_query_sees() -> None:
-    """Equal keys weigh all that is seen alike, and values that name their position tell which it is."""
+    """Equal keys give equal weights to everything seen, and one-hot values tell the positions."""
     attention = build(value_width=40, block=2, globals=1, random=2)
     q, k, _ = draw(40)
     k[:] = 1.0
@@ -113,7 +113,7 @@ def test_a_step_looks_at_no_more_positions_late_than_early() -> None:
     attention = build(block=4)
     q, k, v = draw(400)
     state = attention.attend(q, k, v, attention.init_state(2, 400, CPU, torch.float64))[1]
-    # Everything but the 6 blocks that a late query can see is made worthless; only they may be read.
+    # Everything but the 6 blocks that a late query sees is overwritten with NaN: only they may be read.
     for head in range(2):
         seen = {0, 97, 98, 99, *drawn_blocks(0, 0, head, 99, 1, 2)}
         unseen = [j for j in range(400) if j // 4 not in seen]

@@ -1,4 +1,4 @@
-"""What is particular to the delta rule; what it shares with all others is in test_contract.py."""
+"""Tests particular to the delta rule; test_contract.py covers what all mechanisms share."""
 
 import math
 from typing import Any
@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from linformer_cli.attention.base import AttentionShape
-from linformer_cli.attention.catalogue import build_attention
 from linformer_cli.attention.deltanet import DeltanetAttention, DeltanetState, delta_sums
 from linformer_cli.model.blocks import AttentionLayer
+from linformer_cli.model.mixers import build_attention
 
 CPU = torch.device("cpu")
 with_and_without_gate = pytest.mark.parametrize("gate", [True, False])
 every_largest_beta = pytest.mark.parametrize(("negative", "largest"), [(False, 1.0), (True, 2.0)])
-# From this scalar on a sigmoid is 1 in every type, and 0 below its opposite.
+# The sigmoid of this scalar is 1 in every type, and that of its negative is 0.
 CERTAIN = 2000.0
 
 
@@ -59,7 +59,7 @@ def test_the_defaults_are_a_gate_and_a_beta_below_one() -> None:
 
 @pytest.mark.parametrize(("heads", "memories"), [(1, [784]), (2, [784, 28]), (3, [784, math.sqrt(784 * 28), 28])])
 def test_the_heads_start_with_memories_from_an_image_down_to_a_row(heads: int, memories: list[float]) -> None:
-    """Behind n positions, e^-1 of a value is left where n is the memory."""
+    """With a memory of n positions, a value has decayed to 1/e after n positions."""
     attention = build(heads=heads)
     assert attention.gate_bias is not None
     forgotten = (-attention.gate_bias).sigmoid()
@@ -89,7 +89,7 @@ def test_other_scalars_than_it_needs_are_refused(gate: bool) -> None:
 
 
 def held_for(state: DeltanetState, k_t: Tensor) -> Tensor:
-    """What a state [B, H, K, V] gives for a key [B, H, K]: [B, H, V]."""
+    """The value [B, H, V] that a state [B, H, K, V] holds for a key [B, H, K]."""
     direction = torch.nn.functional.normalize(torch.nn.functional.silu(k_t), dim=-1)
     return (direction.unsqueeze(-2) @ state.s).squeeze(-2)
 
@@ -100,7 +100,7 @@ def test_a_key_that_comes_again_has_its_value_replaced(negative: bool, largest: 
     q, k, v, _, extra = draw(2, gate=False)
     k[:, :, 1] = k[:, :, 0]
     _, state = attention.attend(q, k, v, None, torch.full_like(extra, CERTAIN))
-    # Beta 1 forgets the first value; beta 2 turns it over.
+    # Beta 1 removes the first value; beta 2 negates it.
     expected = (1 - largest) * largest * v[:, :, 0] + largest * v[:, :, 1]
     assert_agree(held_for(state, k[:, :, 0]), expected, 1e-5)
 
@@ -146,7 +146,7 @@ def repeat(k: Tensor) -> Tensor:
     return k[:, :, :1].expand_as(k)
 
 
-# Keys that make the triangular system as bad as it can be: every product of two of them is 1, or nearly, or alternates.
+# The worst keys for the triangular system: every product of two of them is 1, or nearly 1, or alternates in sign.
 ADVERSARIES = {
     "one key": repeat,
     "nearly one key": lambda k: repeat(k) + 1e-4 * k,
@@ -162,7 +162,7 @@ ADVERSARIES = {
 def test_the_system_is_solved_well_whatever_the_keys(
     adversary: str, negative: bool, largest: float, chunk: int
 ) -> None:
-    """The state of the two forms, with beta at its limit and the gate open: nothing fades that was written wrongly."""
+    """The state of both executions, with beta at its limit and the gate open, so that no error decays."""
     attention = build(negative_eigenvalues=negative, chunk=chunk)
     q, k, v, _, extra = draw(100)
     inputs = [q, ADVERSARIES[adversary](k), v, None, extra + CERTAIN]
@@ -191,9 +191,9 @@ def test_a_gate_that_is_open_or_shut_is_harmless(dtype: torch.dtype, shift: floa
         for tensor in (y, *torch.autograd.grad(y.sum(), leaves)):
             assert bool(torch.isfinite(tensor).all())
         stepped, _ = step_through(attention, [q, k, v, None, scalars])
-        # Logarithms of thousands add up in a chunk, and float32 rounds them before their difference is taken.
+        # Logs of thousands add up in a chunk, and float32 would round them before their difference is taken.
         assert_agree(y, stepped, FLOAT64 if dtype == torch.float64 else 1e-2 if shift == CERTAIN else FLOAT32_DRIFT)
-        # Behind a shut gate nothing is left.
+        # After a closed gate nothing is left.
         shut = int((sign < 0).nonzero().max()) if (sign < 0).any() else 0
         rest, _ = attention.attend(*(part[:, :, shut:] for part in leaves[:3]), None, scalars[:, :, shut:])
         assert_agree(y[:, :, shut:], rest, FLOAT64 if dtype == torch.float64 and shift > 15 else 1e-2)

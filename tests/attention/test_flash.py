@@ -1,4 +1,4 @@
-"""What is particular to mixed-chunk attention; what it shares with `gau` is in test_gau.py."""
+"""Tests particular to mixed-chunk attention; what it shares with `gau` is in test_gau.py."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
 from linformer_cli.attention.base import AttentionShape, state_tensors
-from linformer_cli.attention.catalogue import build_attention
 from linformer_cli.attention.flash import FlashAttention, FlashOptions, FlashState
+from linformer_cli.model.mixers import build_attention
 
 CPU = torch.device("cpu")
 
@@ -41,7 +41,7 @@ def test_one_chunk_is_a_gated_attention_unit(scale: str) -> None:
 
 
 def test_chunks_are_cut_where_the_image_begins_not_where_the_call_does() -> None:
-    """The linear part alone sees what lies before a chunk, so without it the first of a chunk sees itself alone."""
+    """Only the linear part sees earlier chunks, so that without it the first position of a chunk sees itself alone."""
     mechanism, (z, _, v) = build(chunk=16), draw(40)
     for part in mechanism.linear_query.parameters():
         part.data.zero_()
@@ -72,7 +72,7 @@ def test_the_state_is_the_chunk_at_hand_and_one_sum(length: int) -> None:
 
 
 def test_the_state_of_a_single_image_keeps_nothing_else_alive() -> None:
-    """With a batch of 1, parts of larger tensors are contiguous, so that only a copy lets go of these."""
+    """With a batch of 1, slices of larger tensors are contiguous, so that only an explicit copy frees the memory."""
     mechanism = build(chunk=16)
     for length in (1, 16, 40):
         _, state = mechanism.attend(*draw(length, batch=1))

@@ -1,4 +1,4 @@
-"""The fused step of linear attention against the textbook's: on a GPU where there is one, else interpreted."""
+"""The fused step of linear attention against its textbook, on a GPU if there is one, else interpreted."""
 
 import pytest
 import torch
@@ -7,6 +7,7 @@ from tolerances import assert_agree
 from torch import Tensor
 
 from linformer_cli.attention.base import AttentionShape
+from linformer_cli.attention.kernels import folding
 from linformer_cli.attention.kernels.folding import build_folded_state
 from linformer_cli.attention.linear import LinearAttention, LinearOptions, LinearState
 
@@ -35,12 +36,14 @@ def step_through(
 ) -> Tensor:
     """Outputs [B, H, T, V], by the textbook where `fold` is None; steps are counted from `first`."""
     steps = torch.tensor(first, device=TRITON_DEVICE)
-    s, z = (part.clone() for part in state)
-    carried = LinearState(s, z) if fold is None else build_folded_state(s, z, steps, inputs[0].dtype, fold)
+    summed = LinearState(*(part.clone() for part in state))
+    folded = None if fold is None else build_folded_state(*summed, steps, inputs[0].dtype, fold)
     outputs = []
-    for q_t, k_t, v_t in zip(*(part.unbind(dim=2) for part in inputs), strict=True):
-        y_t, carried = attention.step(q_t, k_t, v_t, carried)
-        outputs.append(y_t)
+    for step in zip(*(part.unbind(dim=2) for part in inputs), strict=True):
+        if folded is None:
+            outputs.append(attention.step(*step, summed)[0])
+        else:
+            outputs.append(folding.step(*step, folded, attention.options.feature_map))
         steps += 1
     return torch.stack(outputs, dim=2)
 
@@ -72,7 +75,7 @@ def test_only_every_foldth_step_writes_the_sums() -> None:
     expected = s.clone()
     for position in range(9):
         before = s.clone()
-        attention.step(keys[position], keys[position], values[position], state)
+        folding.step(keys[position], keys[position], values[position], state, "elu")
         steps += 1
         expected += attention.feature_map(keys[position]).unsqueeze(-1) * values[position].unsqueeze(-2)
         if position % 4 == 3:

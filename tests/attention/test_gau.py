@@ -1,4 +1,4 @@
-"""What is particular to the gated attention unit, and what it shares with flash; the rest is in test_contract.py."""
+"""Tests particular to the gated attention unit and to what it shares with flash; test_contract.py covers the rest."""
 
 import math
 from typing import Any
@@ -11,9 +11,10 @@ from torch import Tensor
 
 from linformer_cli.attention import gau as gau_module
 from linformer_cli.attention.base import Attention, AttentionShape
-from linformer_cli.attention.catalogue import build_attention, build_for_model
+from linformer_cli.attention.catalogue import fit_attention
 from linformer_cli.attention.gau import GauAttention
 from linformer_cli.errors import UsageError
+from linformer_cli.model.mixers import build_attention, parse_options
 
 CPU = torch.device("cpu")
 GATED = ["gau", "flash"]
@@ -71,9 +72,9 @@ def test_the_rows_taken_at_once_change_nothing(monkeypatch: pytest.MonkeyPatch, 
         y, _ = mechanism.attend(z, z, v)
         return y, *torch.autograd.grad(y.square().sum(), leaves)
 
-    monkeypatch.setattr(gau_module, "_ROWS", 13)
+    monkeypatch.setattr(gau_module, "ROWS_AT_ONCE", 13)
     expected = run()
-    monkeypatch.setattr(gau_module, "_ROWS", rows)
+    monkeypatch.setattr(gau_module, "ROWS_AT_ONCE", rows)
     for found, other in zip(run(), expected, strict=True):
         assert_agree(found, other, FLOAT64)
 
@@ -119,7 +120,7 @@ def test_scales_offsets_and_biases_start_as_the_page_says(name: str, scale: str,
 
 
 def test_attend_and_step_round_keys_alike_where_the_cache_is_wider_than_the_inputs() -> None:
-    """As projections under autocast bring them."""
+    """Projections under autocast return bfloat16."""
     mechanism, (z, v) = build(dtype=torch.float32), draw(40, torch.bfloat16)
     with torch.no_grad():
         _, attended = mechanism.attend(z, z, v, mechanism.init_state(2, 40, CPU, torch.float32))
@@ -132,7 +133,7 @@ def test_attend_and_step_round_keys_alike_where_the_cache_is_wider_than_the_inpu
 @pytest.mark.parametrize("name", GATED)
 @pytest.mark.parametrize("scale", ["length", "width"])
 def test_everything_learns_from_the_start(name: str, scale: str) -> None:
-    """Scales start near 0 and offsets at 0, which must not leave a parameter without a gradient."""
+    """Scales are initialised near 0 and offsets to 0, which must not leave a parameter without a gradient."""
     options = {"chunk": 16} if name == "flash" else {}
     mechanism, (z, v) = build(name, positions=40, filled=False, scale=scale, **options), draw(40)
     y, _ = mechanism.attend(z, z, v)
@@ -145,11 +146,11 @@ def test_everything_learns_from_the_start(name: str, scale: str) -> None:
 @pytest.mark.parametrize("name", GATED)
 def test_in_a_model_there_is_one_head_of_its_own_widths(name: str) -> None:
     shape = AttentionShape(heads=4, key_width=32, value_width=32, positions=784, row=28, layer=3)
-    fitted = build_for_model(name, {}, shape, width=96).shape
+    fitted = fit_attention(name, parse_options(name, {}), shape, width=96).shape
     assert (fitted.heads, fitted.key_width, fitted.value_width) == (1, 128, 192)
     assert (fitted.positions, fitted.row, fitted.layer) == (784, 28, 3)
-    assert build_for_model(name, {"z_width": 20}, shape, width=96).shape.key_width == 20
-    assert build_for_model("linear", {}, shape, width=96).shape == shape
+    assert fit_attention(name, parse_options(name, {"z_width": 20}), shape, width=96).shape.key_width == 20
+    assert fit_attention("linear", parse_options("linear", {}), shape, width=96).shape == shape
 
 
 @pytest.mark.parametrize("name", GATED)

@@ -1,4 +1,4 @@
-"""What is particular to gated linear attention; what it shares with all others is in test_contract.py."""
+"""Tests particular to gated linear attention; test_contract.py covers what all mechanisms share."""
 
 import math
 from typing import Any
@@ -8,10 +8,10 @@ import torch
 from tolerances import FLOAT64, assert_agree
 
 from linformer_cli.attention.base import AttentionShape
-from linformer_cli.attention.catalogue import build_attention, parse_options
 from linformer_cli.attention.gla import GlaAttention
 from linformer_cli.errors import UsageError
 from linformer_cli.model.blocks import AttentionLayer
+from linformer_cli.model.mixers import build_attention, parse_options
 
 CPU = torch.device("cpu")
 SHAPE = AttentionShape(heads=2, key_width=4, value_width=5, positions=784, row=28)
@@ -43,7 +43,7 @@ def test_the_gates_come_before_the_output_gate() -> None:
 
 @pytest.mark.parametrize("temperature", [1.0, 16.0, 400.0])
 def test_gates_start_with_memories_from_an_image_down_to_a_row(temperature: float) -> None:
-    """After so many positions with extra scalars of 0, a key of ones has faded to 1/e."""
+    """The number of positions, with extra scalars of 0, until a key of ones has decayed to 1/e."""
     attention = build(temperature=temperature, shortest_memory=10, longest_memory=640)
     q, k, v, _, extra = draw(attention, 641)
     k[:, :, 1:] = 0

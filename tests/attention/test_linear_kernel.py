@@ -1,4 +1,4 @@
-"""The compiled form of linear attention against its textbook, which the other tests of the mechanism describe."""
+"""The compiled form of linear attention against its textbook, which has tests of its own."""
 
 import itertools
 
@@ -12,6 +12,7 @@ from linformer_cli.attention.base import AttentionShape
 from linformer_cli.attention.kernels import linear as kernels
 from linformer_cli.attention.linear import LinearAttention, LinearOptions, LinearState
 from linformer_cli.native.compiler import has_library, textbook_only
+from linformer_cli.native.constants import FEATURE_MAPS
 
 pytestmark = pytest.mark.skipif(not has_library(kernels.SOURCE), reason="there is no C++ compiler")
 
@@ -30,17 +31,17 @@ def draw(*shape: int, seed: int) -> Tensor:
 
 
 def differentiate(attention: LinearAttention, inputs: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
-    """Output, s and z, and the gradients of q, k, v and of the state that was carried in, if there was one."""
+    """Output, s and z, and the gradients of q, k, v and of the initial state, if any."""
     q, k, v, *carried = inputs
     y, state = attention.attend(q, k, v, LinearState(*carried) if carried else None)
     outputs = [y, *state]
     return [*outputs, *torch.autograd.grad(outputs, inputs, gradients)]
 
 
-@pytest.mark.parametrize("feature_map", kernels.MAPS)
+@pytest.mark.parametrize("feature_map", FEATURE_MAPS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_what_is_no_number_stays_none(feature_map: str, dtype: torch.dtype) -> None:
-    """A feature of 1 in its place would let a damaged model give figures that look right."""
+    """A feature of 1 in its place would let a damaged model produce plausible figures."""
     attention = build(32, 32, feature_map)
     for place in range(2):
         q, k, v = (draw(1, 3, 20, 32, seed=seed).detach().to(dtype) for seed in range(3))
@@ -53,7 +54,7 @@ def test_what_is_no_number_stays_none(feature_map: str, dtype: torch.dtype) -> N
 
 
 # Positions around groups of four and blocks of 128; widths around whole vectors of 8.
-@pytest.mark.parametrize("feature_map", kernels.MAPS)
+@pytest.mark.parametrize("feature_map", FEATURE_MAPS)
 @pytest.mark.parametrize("carry", [False, True])
 @pytest.mark.parametrize(
     ("length", "key_width", "value_width"),
@@ -99,7 +100,7 @@ def test_what_was_not_used_has_no_gradient(used: str) -> None:
 
 
 def test_inputs_may_lie_in_memory_as_they_like() -> None:
-    """As a layer's projection has them, one head for all, and with the last dimension spread out."""
+    """As in a layer's projection, one head broadcast to all, and with a strided last dimension."""
     attention = build(8, 8)
     dense = [draw(2, 3, 40, 8, seed=seed).detach() for seed in range(3)]
     projected = torch.cat([part.transpose(1, 2).flatten(2) for part in dense], dim=-1)
@@ -127,7 +128,7 @@ def test_gradients_may_come_in_as_they_like() -> None:
             assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("feature_map", kernels.MAPS)
+@pytest.mark.parametrize("feature_map", FEATURE_MAPS)
 def test_bfloat16_in_and_out_with_sums_in_float32(feature_map: str) -> None:
     attention = build(32, 32, feature_map)
     exact = [draw(2, 3, 300, 32, seed=seed).detach().bfloat16() for seed in range(3)]
@@ -184,7 +185,7 @@ def test_images_and_heads_do_not_depend_on_each_other_or_on_the_threads() -> Non
 
 
 def test_what_it_does_not_serve() -> None:
-    """Features that may be negative, other devices, smaller types."""
+    """Maps with negative features, other devices, smaller types."""
     assert not build(6, 5, "poly2").is_compiled(CPU, torch.float64)
     assert not build(6, 5).is_compiled(torch.device("cuda"), torch.float32)
     assert not build(6, 5).is_compiled(CPU, torch.float16)

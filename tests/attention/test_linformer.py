@@ -1,4 +1,4 @@
-"""What is particular to Linformer; what it shares with all others is in test_contract.py."""
+"""Tests particular to Linformer; test_contract.py covers what all mechanisms share."""
 
 import itertools
 from typing import Any
@@ -10,9 +10,9 @@ from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
 from linformer_cli.attention.base import Attention, AttentionShape, measure_state_bytes
-from linformer_cli.attention.catalogue import build_attention, parse_options
 from linformer_cli.attention.linformer import LinformerAttention
 from linformer_cli.errors import UsageError
+from linformer_cli.model.mixers import build_attention, parse_options
 
 CPU = torch.device("cpu")
 
@@ -74,7 +74,7 @@ def test_the_state_is_a_stack_of_rows_and_the_unfinished_block(way: str) -> None
 
 
 def test_a_state_steps_on_beyond_its_room() -> None:
-    """Of a capacity of no position, of too few, and where it grew out of attend from nothing."""
+    """From a capacity of 0, from a capacity that is too small, and after attend without a state."""
     attention = build(block=8, rank=2)
     inputs = draw(60)
     expected, _ = attention.attend(*inputs)

@@ -1,4 +1,4 @@
-"""What is particular to Transformer-LS; what it shares with all others is in test_contract.py."""
+"""Tests particular to Transformer-LS; test_contract.py covers what all mechanisms share."""
 
 import math
 from typing import Any
@@ -11,8 +11,8 @@ from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
 from linformer_cli.attention.base import AttentionShape, measure_state_bytes
-from linformer_cli.attention.catalogue import build_attention
 from linformer_cli.attention.long_short import LongShortAttention
+from linformer_cli.model.mixers import build_attention
 
 CPU = torch.device("cpu")
 
@@ -22,7 +22,7 @@ def build(dtype: torch.dtype = torch.float64, key_width: int = 6, **options: Any
     shape = AttentionShape(heads=2, key_width=key_width, value_width=5, positions=784, row=28)
     attention = build_attention("long_short", options, shape).to(dtype)
     assert isinstance(attention, LongShortAttention)
-    with torch.no_grad():  # not the ones and zeros that it starts with
+    with torch.no_grad():  # not the initial ones and zeros
         for parameter in attention.parameters():
             parameter += 0.3 * torch.randn(parameter.shape, dtype=torch.float64).to(dtype)
     return attention
@@ -56,7 +56,7 @@ both_ways = pytest.mark.parametrize("run", [attend, step_through])
 @both_ways
 @pytest.mark.parametrize("rank", [1, 3])
 def test_norms_that_are_no_longer_at_their_start(run: Any, rank: int) -> None:
-    """Where they start, with ones and zeros, the norm of the window could stand for that of the rows."""
+    """With their initial ones and zeros, the norms of window and rows could be swapped unnoticed."""
     attention = build(chunk=7, rank=rank, window=9)
     inputs = draw(40, rank)
     expected = long_short(inputs, dict(attention.named_parameters()), 7, 9)
@@ -103,7 +103,7 @@ def test_the_scores_of_a_chunk_may_be_shifted_and_may_be_huge(run: Any) -> None:
     expected, _ = run(attention, inputs)
     for shift in (-1000.0, 1000.0):
         assert_agree(run(attention, inputs._replace(extra=inputs.extra + shift))[0], expected, FLOAT64)
-    # Rising and falling by far more than an exponential can hold.
+    # Scores that rise and fall by more than an exponential can represent.
     for factor in (-1000.0, 1000.0):
         extreme = inputs._replace(
             extra=factor * torch.arange(80.0, dtype=torch.float64).view(1, 1, 40, 2).expand(2, 2, -1, -1)
@@ -183,3 +183,14 @@ def test_scores_are_needed() -> None:
     state = attention.init_state(2, 3, CPU, torch.float64)
     with pytest.raises(ValueError, match=r"extra_t \[B, H, rank\]"):
         attention.step(inputs.q[:, :, 0], inputs.k[:, :, 0], inputs.v[:, :, 0], state)
+
+
+@both_ways
+def test_keys_whose_squares_overflow_are_normalised_like_any_other(run: Any) -> None:
+    """Without a rescaling the variance is infinite, and normalised keys and values are all 0."""
+    attention, inputs = build(torch.float32, chunk=7, window=9), draw(40, dtype=torch.float32)
+    inputs = inputs._replace(k=1e20 * inputs.k)
+    with torch.no_grad():
+        found, _ = run(attention, inputs)
+        expected, _ = attend(attention.double(), inputs.map(Tensor.double))
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)

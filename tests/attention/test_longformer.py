@@ -1,4 +1,4 @@
-"""What is particular to Longformer attention; what it shares with all others is in test_contract.py."""
+"""Tests particular to Longformer attention; test_contract.py covers what all mechanisms share."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
 from linformer_cli.attention.base import Attention, AttentionShape
-from linformer_cli.attention.catalogue import build_attention, parse_options
 from linformer_cli.attention.longformer import LongformerAttention, LongformerOptions
 from linformer_cli.errors import UsageError
+from linformer_cli.model.mixers import build_attention, parse_options
 
 CPU = torch.device("cpu")
 
@@ -32,11 +32,11 @@ def draw(length: int) -> list[Tensor]:
     [
         ("1,4", 0, [[17, 18, 19], [11, 15, 19]]),
         ("4,1", 2, [[0, 1, 11, 15, 19], [0, 1, 17, 18, 19]]),
-        (9, 3, [[0, 1, 2, 10, 19], [0, 1, 2, 10, 19]]),  # 19 - 2 * 9 is a global one, seen once
+        (9, 3, [[0, 1, 2, 10, 19], [0, 1, 2, 10, 19]]),  # 19 - 2 * 9 is also a global position, seen once
     ],
 )
 def test_the_positions_that_a_query_sees(dilation: int | str, global_count: int, seen: list[list[int]]) -> None:
-    """Equal keys weigh all that is seen alike, and values that name their position tell which it is."""
+    """Equal keys give equal weights to everything seen, and one-hot values tell the positions."""
     attention = build(value_width=20, window=3, dilation=dilation, globals=global_count)
     q, k, _ = draw(20)
     k[:] = 1.0
@@ -60,7 +60,7 @@ def test_a_window_of_one_is_the_value_itself() -> None:
 
 @pytest.mark.parametrize("window", [1, 2])
 def test_a_dilation_beyond_the_image_is_not_padded_to(window: int) -> None:
-    """Nothing but itself is seen, whatever the dilation."""
+    """A query sees only itself, for any dilation."""
     q, k, v = (x.requires_grad_() for x in draw(784))
     attention = build(window=window, dilation=1_000_000, globals=0)
     assert_agree(attention.attend(q, k, v)[0], v, FLOAT64)
@@ -78,7 +78,7 @@ def test_a_window_over_everything_is_softmax() -> None:
 
 
 def test_a_window_wider_than_the_products_are_taken_at_once() -> None:
-    """A query of a wide window starts with hundreds of masked keys."""
+    """The first queries of a wide window have hundreds of masked keys."""
     inputs = draw(1500)
     y, _ = build(window=700, dilation="1,2", globals=0).attend(*inputs)
     assert_agree(y, longformer(*inputs, 700, [1, 2], 0), FLOAT64)
@@ -114,7 +114,7 @@ def test_the_state_is_the_globals_and_the_last_positions() -> None:
 
 def test_a_dilation_that_is_no_number_is_refused() -> None:
     for wrong in (0, -1, "1,x", "1,,2", "", "2,0", "1.5", "²"):
-        with pytest.raises(UsageError, match=r"dilation: takes a number of 1 or more.*found"):
+        with pytest.raises(UsageError, match=r"dilation: must be a number of 1 or more.*found"):
             parse_options("longformer", {"dilation": wrong})
 
 

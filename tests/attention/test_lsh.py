@@ -1,4 +1,4 @@
-"""What is particular to attention by hashing; what it shares with all others is in test_contract.py."""
+"""Tests particular to attention by hashing; test_contract.py covers what all mechanisms share."""
 
 import math
 from typing import Any
@@ -11,9 +11,9 @@ from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
 from linformer_cli.attention.base import AttentionShape
-from linformer_cli.attention.catalogue import build_attention, parse_options
 from linformer_cli.attention.lsh import EMPTY, LshAttention, LshState
 from linformer_cli.errors import UsageError
+from linformer_cli.model.mixers import build_attention, parse_options
 
 CPU = torch.device("cpu")
 LENGTH = 130
@@ -43,7 +43,7 @@ def step_through(attention: LshAttention, q: Tensor, v: Tensor, state: LshState)
 
 @pytest.mark.parametrize("rounds", [1, 2, 5])
 def test_joining_the_rounds_with_their_overlap_taken_off_is_one_softmax_over_the_union(rounds: int) -> None:
-    """The source's way: a softmax a round with logits less log N, joined by the rounds' logsumexp."""
+    """As in the source: one softmax per round with logits minus log N, combined by the logsumexp of the rounds."""
     attention, (q, v) = build(rounds=rounds, buckets=4, window=6), draw()
     seen = seen_by_rounds(q, attention.rotations, 6)
     times = seen.sum(dim=0)
@@ -59,7 +59,7 @@ def test_joining_the_rounds_with_their_overlap_taken_off_is_one_softmax_over_the
 
 def test_whoever_has_no_neighbour_gives_its_own_value() -> None:
     attention, (q, v) = build(rounds=1, buckets=4, window=3), draw(12)
-    # In one direction all, but for one position in the opposite one.
+    # All in one direction, except for one position in the opposite direction.
     q = q[:, :, :1].expand_as(q).clone()
     q[:, :, 7] *= -1
     q.requires_grad_()
@@ -104,7 +104,7 @@ def test_a_ring_holds_the_last_positions_of_its_bucket(way: str) -> None:
 
 @pytest.mark.parametrize("length", [7, 700])
 def test_many_buckets_and_few_positions_and_the_other_way_round(length: int) -> None:
-    """Codes are 16 bits wide where that is enough, and 32 where not; neither may change what is seen."""
+    """Codes have 16 bits if that is enough, otherwise 32; the width must not change what is seen."""
     for options in ({"rounds": 2, "buckets": 2, "window": 3}, {"rounds": 2, "buckets": 600, "window": 60}):
         attention, (q, v) = build(**options), draw(length)
         with torch.no_grad():
@@ -146,5 +146,5 @@ def test_after_a_cast_of_the_model_the_rounded_rotations_count_in_both_forms(cas
 
 
 def test_an_odd_number_of_buckets_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"buckets: buckets come in pairs.*take an even number, found 7"):
+    with pytest.raises(UsageError, match=r"buckets: must be even.*, found 7"):
         parse_options("lsh", {"buckets": 7})

@@ -1,4 +1,4 @@
-"""What is particular to Nystrom attention; what it shares with all others is in test_contract.py."""
+"""Tests particular to Nystrom attention; test_contract.py covers what all mechanisms share."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from linformer_cli.attention.base import AttentionShape, fork_state, measure_state_bytes, state_tensors
-from linformer_cli.attention.catalogue import parse_options
 from linformer_cli.attention.nystrom import NystromAttention, NystromOptions
 from linformer_cli.errors import UsageError
+from linformer_cli.model.mixers import parse_options
 
 CPU = torch.device("cpu")
 
@@ -30,7 +30,7 @@ def draw(length: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
 
 
 def test_a_query_that_is_a_landmark_gets_softmax_attention() -> None:
-    """f_t is a row of A then, f_t Z a unit vector where Z is the inverse, and b_t what that query sees in all keys."""
+    """Then f_t is a row of A, f_t Z is a unit vector if Z is the inverse, and b_t is the average for that query."""
     attention = build(kernel=0, iterations=12)
     _, k, v = draw(40)
     chosen = torch.randint(4, (2, 2, 40), generator=torch.Generator().manual_seed(1))
@@ -78,8 +78,10 @@ def test_landmarks_start_normal_and_alike() -> None:
 def test_z_is_made_once_and_never_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     attention = build()
     calls = []
-    original = NystromAttention._inverse
-    monkeypatch.setattr(NystromAttention, "_inverse", lambda self, keys: calls.append(1) or original(self, keys))
+    original = NystromAttention.invert_landmarks
+    monkeypatch.setattr(
+        NystromAttention, "invert_landmarks", lambda self, keys: calls.append(1) or original(self, keys)
+    )
     q, k, v = draw(40)
     state = attention.init_state(2, 40, CPU, torch.float64)
     assert len(calls) == 1
@@ -134,7 +136,7 @@ def test_autocast_leaves_z_as_it_is() -> None:
 def test_training_keeps_no_average_for_every_position() -> None:
     attention = build(torch.float32)
     inputs = [part.requires_grad_() for part in draw(2048, torch.float32)]
-    # Which would be m V = 20 numbers per position more than these.
+    # Averages per position would be another m V = 20 numbers each.
     assert measure_saved_bytes(attention.attend, *inputs) < 2048 * 2 * 2 * 4 * 60
 
 

@@ -1,8 +1,7 @@
-"""What is particular to performer; what it shares with all others is in test_contract.py."""
+"""Tests particular to performer; test_contract.py covers what all mechanisms share."""
 
 import math
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +14,9 @@ from torch import Tensor
 
 from linformer_cli.attention import performer as performer_module
 from linformer_cli.attention.base import AttentionShape
-from linformer_cli.attention.catalogue import build_attention, parse_options
 from linformer_cli.attention.performer import PerformerAttention, PerformerState
 from linformer_cli.errors import UsageError
+from linformer_cli.model.mixers import build_attention, parse_options
 
 CPU = torch.device("cpu")
 FEATURE_MAPS = ["positive", "hyperbolic", "trig", "relu"]
@@ -148,15 +147,15 @@ def test_the_state_is_in_units_of_the_running_maximum(feature_map: str) -> None:
 
 @pytest.fixture
 def pairwise_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many images times heads each call works out pair by pair."""
+    """The number of images times heads that each call computes pair by pair."""
     rows: list[int] = []
-    attend_pairwise = performer_module._attend_pairwise
+    attend_pairwise = performer_module.attend_pairwise
 
     def count(a: Tensor, *rest: Any) -> Tensor:
         rows.append(len(a))
         return attend_pairwise(a, *rest)
 
-    monkeypatch.setattr(performer_module, "_attend_pairwise", count)
+    monkeypatch.setattr(performer_module, "attend_pairwise", count)
     return rows
 
 
@@ -190,7 +189,7 @@ def test_only_the_heads_that_need_it_are_worked_out_pair_by_pair(feature_map: st
 def test_one_key_gets_all_the_weight_whatever_its_size_and_what_follows(
     feature_map: str, dtype: torch.dtype, size: float
 ) -> None:
-    """The first output is the first value: no epsilon, and no later maximum, comes near its denominator."""
+    """The first output is the first value: neither an epsilon nor a later maximum affects its denominator."""
     attention = build(dtype, feature_map=feature_map)
     q, k, v = draw(50, dtype)
     k[:, :, 0] *= size
@@ -205,10 +204,10 @@ ORACLES = {"positive": by_logarithms(positive), "hyperbolic": by_logarithms(hype
 def pairwise_inputs(
     request: pytest.FixtureRequest, pairwise_rows: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[list[Tensor]]:
-    """Inputs that are worked out pair by pair in float64: keys of huge and uneven size, or all, ordinary ones too."""
+    """Inputs that are computed pair by pair in float64: huge keys of different sizes, or any inputs at all."""
     q, k, v = draw(77)
     if request.param == "always":
-        monkeypatch.setattr(torch, "finfo", lambda _: SimpleNamespace(tiny=1e10, eps=1.0))
+        monkeypatch.setattr(performer_module, "smallest_weight", lambda _: 1e10)
     else:
         k = 200 * k
     yield [q, k, v]

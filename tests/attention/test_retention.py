@@ -1,4 +1,4 @@
-"""What is particular to retention; what it shares with all others is in test_contract.py."""
+"""Tests particular to retention; test_contract.py covers what all mechanisms share."""
 
 import math
 from typing import Any
@@ -9,10 +9,10 @@ from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
 from linformer_cli.attention.base import AttentionShape
-from linformer_cli.attention.catalogue import build_attention, parse_options
 from linformer_cli.attention.retention import RetentionAttention
 from linformer_cli.errors import UsageError
 from linformer_cli.model.blocks import AttentionLayer
+from linformer_cli.model.mixers import build_attention, parse_options
 
 CPU = torch.device("cpu")
 ROW, LENGTH = 6, 24
@@ -34,7 +34,7 @@ def draw(length: int = 40) -> list[Any]:
 
 
 def weigh_pairs(heads: int = 2, **options: Any) -> Tensor:
-    """w(t, j) / w(t, t) of each head, [H, T, T]: equal queries and keys, and a value of its own for every position."""
+    """w(t, j) / w(t, t) of each head, [H, T, T], measured with equal queries and keys and one-hot values."""
     same = torch.ones(1, heads, LENGTH, 4, dtype=torch.float64)
     values = torch.eye(LENGTH, dtype=torch.float64).expand(1, heads, -1, -1)
     y, _ = build(heads, LENGTH, output_gate=False, **options).attend(same, same, values)
@@ -58,7 +58,7 @@ def test_one_head_has_the_memory_that_is_given(memories: dict[str, float]) -> No
 
 @pytest.mark.parametrize(("option", "memory"), [("longest_memory", 4), ("shortest_memory", 30)])
 def test_a_memory_that_is_given_bounds_the_default_of_the_other(option: str, memory: float) -> None:
-    """The longest is less than a row here, the shortest more than an image."""
+    """The given longest memory is less than a row, the given shortest one more than an image."""
     assert weigh_pairs(**{option: memory})[:, 9, 8].tolist() == pytest.approx([math.exp(-1 / memory)] * 2)
 
 
@@ -76,7 +76,7 @@ def test_in_the_plane_rows_and_columns_count(waves: int) -> None:
         rows, columns = t // ROW - j // ROW, t % ROW - j % ROW
         expected = math.exp(-rows * ROW / 24) * math.cos(math.pi * columns / (2 * ROW)) ** (2 * waves)
         assert float(weights[t, j]) == pytest.approx(expected if j <= t else 0, abs=1e-12)
-    # Above and to the left is as far as above and to the right, and the end of the row above is far.
+    # Above left is as far as above right, and the end of the previous row is far.
     assert float(weights[14, 7]) == pytest.approx(float(weights[14, 9]))
     assert weights[12, 11] < weights[12, 6] / 2
     assert bool((weights.tril() > -1e-12).all())

@@ -1,4 +1,4 @@
-"""What is particular to random feature attention; what it shares with all others is in test_contract.py."""
+"""Tests particular to random feature attention; test_contract.py covers what all mechanisms share."""
 
 from typing import Any
 
@@ -7,9 +7,9 @@ import torch
 from tolerances import FLOAT64, assert_agree
 
 from linformer_cli.attention.base import AttentionShape
-from linformer_cli.attention.catalogue import build_attention
 from linformer_cli.attention.rfa import RfaAttention
 from linformer_cli.model.blocks import AttentionLayer
+from linformer_cli.model.mixers import build_attention
 
 CPU = torch.device("cpu")
 with_and_without_gate = pytest.mark.parametrize("gate", [True, False])
@@ -24,7 +24,7 @@ def build(dtype: torch.dtype = torch.float64, width: int = 6, **options: Any) ->
 
 
 def draw(length: int, gate: bool = True, dtype: torch.dtype = torch.float64) -> list[Any]:
-    """q, k, v, no state, and the gate's scalar."""
+    """q, k, v, no state, and the scalar of the gate."""
     generator = torch.Generator().manual_seed(0)
     q, k, v, extra = (
         torch.randn(2, 2, length, width, generator=generator, dtype=torch.float64).to(dtype) for width in (6, 6, 5, 1)
@@ -130,9 +130,9 @@ def test_a_gate_that_is_open_or_shut_is_harmless(dtype: torch.dtype, open_by: fl
         for t in range(40):
             y_t, carried = attention.step(*(part.detach()[:, :, t] for part in leaves[:3]), carried, leaves[3][:, :, t])
             outputs.append(y_t)
-        # The first sums behind an open gate are tiny, but no less exact for it.
+        # The first sums after an open gate are tiny, but not less accurate.
         torch.testing.assert_close(torch.stack(outputs, dim=2), y.detach(), rtol=1e-3, atol=1e-3)
-    # Shut: nothing is kept, and every position is alone.
+    # Closed gates: nothing is kept, and every position sees itself alone.
     for t in range(0, 40, 7):
         single, _ = attention.attend(*(part[:, :, t : t + 1] for part in leaves[:3]), None, leaves[3][:, :, t : t + 1])
         torch.testing.assert_close(y[:, :, t : t + 1], single, rtol=1e-4, atol=1e-4)

@@ -1,4 +1,4 @@
-"""What is particular to softmax attention: its cache. What it shares with all others is in test_contract.py."""
+"""Tests particular to softmax attention: its cache. What it shares with all others is in test_contract.py."""
 
 import pytest
 import torch
@@ -7,9 +7,10 @@ from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
 from linformer_cli.attention.base import Attention, AttentionShape, measure_state_bytes
-from linformer_cli.attention.catalogue import build_attention, find_attention, parse_options
+from linformer_cli.attention.catalogue import find_attention
 from linformer_cli.attention.parts.caches import KeyValueCache
 from linformer_cli.errors import UsageError
+from linformer_cli.model.mixers import build_attention, parse_options
 
 CPU = torch.device("cpu")
 
@@ -102,7 +103,7 @@ def test_an_unknown_attention_is_refused_with_a_suggestion() -> None:
 
 @pytest.mark.parametrize(("inside", "outside"), [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
 def test_a_cache_of_another_type_than_the_inputs(inside: torch.dtype, outside: torch.dtype) -> None:
-    """One that was filled under autocast, say, and is stepped with outside of it."""
+    """For example a cache that was filled under autocast and is used in steps outside of it."""
     attention, inputs = build(), draw(9)
     expected, _ = attention.attend(*inputs)
     _, state = attention.attend(*(part[:, :, :5].to(inside) for part in inputs), None)

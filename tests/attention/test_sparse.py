@@ -1,4 +1,4 @@
-"""What is particular to sparse attention: its patterns and slabs. What it shares with others is in test_contract.py."""
+"""Tests particular to sparse attention: its patterns and slabs. What it shares with others is in test_contract.py."""
 
 from typing import Any
 
@@ -12,9 +12,9 @@ from torch import Tensor
 
 from linformer_cli.attention import sparse as module
 from linformer_cli.attention.base import AttentionShape
-from linformer_cli.attention.catalogue import build_attention, parse_options
 from linformer_cli.attention.sparse import SparseAttention, SparseOptions
 from linformer_cli.errors import UsageError
+from linformer_cli.model.mixers import build_attention, parse_options
 
 CPU = torch.device("cpu")
 LENGTH = 130
@@ -35,7 +35,7 @@ def draw(length: int = LENGTH, heads: int = 2) -> Inputs:
 
 
 def seen_positions(attention: SparseAttention, place: int, head: int, way: str) -> list[int]:
-    """Whose values reach the output at `place`: values are one-hot, so that the outputs are the weights."""
+    """The positions whose values reach the output at `place`: with one-hot values, outputs are weights."""
     q, k = draw(place + 1, attention.shape.heads)[:2]
     v = torch.eye(place + 1, dtype=torch.float64).expand(2, attention.shape.heads, -1, -1).contiguous()
     if way == "attend":
@@ -69,14 +69,14 @@ def test_slabs_that_are_computed_again_backward_change_nothing(
     attention, inputs = build(row=12, pattern=pattern, heads=heads), draw()
     parts = strided_parts(LENGTH, 12) if pattern == "strided" else fixed_parts(LENGTH, 12, 4)
     called = 0
-    slab = SparseAttention._attend_slab
+    slab = SparseAttention.attend_slab
 
     def count(*arguments: Any) -> Tensor:
         nonlocal called
         called += 1
         return slab(*arguments)
 
-    monkeypatch.setattr(SparseAttention, "_attend_slab", count)
+    monkeypatch.setattr(SparseAttention, "attend_slab", count)
     monkeypatch.setattr(module, "SCORES_AT_ONCE", scores)
     found, expected = [], []
     for split, into in ((False, found), (None, expected), (True, found)):
@@ -92,7 +92,7 @@ def test_slabs_that_are_computed_again_backward_change_nothing(
     for tensors in found:
         for one, other in zip(tensors, expected[0], strict=True):
             assert_agree(one, other, FLOAT64)
-    assert called > 2 * (1 if heads == "merged" else 2) + 2, "there was but one slab"
+    assert called > 2 * (1 if heads == "merged" else 2) + 2, "there was only one slab"
 
 
 @pytest.mark.parametrize("pattern", ["strided", "fixed"])
@@ -121,16 +121,16 @@ def test_the_work_of_a_step_grows_with_the_square_root(pattern: str) -> None:
     for row in (10, 20, 40):
         attention = build(row=row, pattern=pattern)
         rows = torch.zeros(1, 2, row * row, 1)
-        seen = sum(part.shape[2] for part in attention._seen(rows, row * row - 1, True, True))
+        seen = sum(part.shape[2] for part in attention.seen_rows(rows, row * row - 1, True, True))
         assert seen == row + (row - 1) * (1 if pattern == "strided" else 4)
 
 
 def test_options_that_do_not_fit_are_refused() -> None:
     with pytest.raises(UsageError, match="'summary' is for pattern 'fixed'; 'strided' has no blocks"):
         parse_options("sparse", {"summary": 3})
-    with pytest.raises(UsageError, match="'summary' is a part of a block of 8, found 9"):
+    with pytest.raises(UsageError, match="'summary' is at most the block of 8, found 9"):
         parse_options("sparse", {"pattern": "fixed", "stride": 8, "summary": 9})
-    with pytest.raises(UsageError, match=r"'summary' is a part of a block of 28 \(one row\), found 29"):
+    with pytest.raises(UsageError, match=r"'summary' is at most the block of 28 \(one row\), found 29"):
         build(pattern="fixed", summary=29)
-    with pytest.raises(UsageError, match="heads 'split' needs two heads or more, found 1; take 'merged'"):
+    with pytest.raises(UsageError, match="heads 'split' needs two heads or more, found 1; use 'merged'"):
         build(1, heads="split")

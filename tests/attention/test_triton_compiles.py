@@ -1,4 +1,4 @@
-"""Kernels in Triton compile for a GPU, on a machine that has none: the interpreter takes more than the compiler."""
+"""Kernels in Triton compile for a GPU, on a machine without one: the interpreter accepts more than the compiler."""
 
 import os
 import platform
@@ -21,5 +21,5 @@ def test_every_kernel_compiles_and_fits_on_the_chip() -> None:
     finished = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, check=False)
     assert finished.returncode == 0, finished.stderr
     shared = [int(line.split()[1]) for line in finished.stdout.splitlines()]
-    # What a block may take on cards of compute capability 8.6, which have least.
+    # The limit of a block on cards of compute capability 8.6, the lowest of all.
     assert len(shared) == 6 and max(shared) <= 99 * 1024

@@ -1,4 +1,4 @@
-"""Linear attention in Triton against its textbook: on a GPU where there is one, else in Triton's interpreter."""
+"""Linear attention in Triton against its textbook, on a GPU if there is one, else in Triton's interpreter."""
 
 from collections.abc import Iterator
 
@@ -22,7 +22,7 @@ FLOAT32 = 2e-5
 
 @pytest.fixture(autouse=True)
 def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as make two segments of the heads here: the interpreter takes them one after another."""
+    """Enough for two segments with the heads here: the interpreter runs programs one after another."""
     monkeypatch.setattr(kernels, "WANTED_PROGRAMS", 5)
 
 
@@ -31,7 +31,7 @@ def draw(*shape: int, seed: int) -> Tensor:
 
 
 def draw_inputs(length: int, key_width: int, value_width: int, carry: bool) -> list[Tensor]:
-    """q, k, v, and perhaps s and z, of 2 images and 2 heads."""
+    """q, k, v and, if wanted, s and z of 2 images and 2 heads."""
     widths = (key_width, key_width, value_width)
     inputs = [draw(2, 2, length, width, seed=seed) for seed, width in enumerate(widths)]
     if carry:
@@ -65,8 +65,8 @@ def compiled(feature_map: str, inputs: list[Tensor]) -> tuple[Tensor, Tensor, Te
         (64, 16, 16, True),
         (70, 16, 32, True),
         (200, 32, 16, True),
-        (200, 32, 32, False),
-        (257, 16, 16, True),
+        pytest.param(200, 32, 32, False, marks=pytest.mark.slow),
+        pytest.param(257, 16, 16, True, marks=pytest.mark.slow),
         (65, 64, 64, True),
     ],
 )
@@ -111,7 +111,7 @@ def test_queries_without_any_weight_give_exactly_zero() -> None:
 
 
 def test_inputs_and_gradients_may_lie_in_memory_as_they_like() -> None:
-    """As a layer's projection has them, one head for all, and with the last dimension spread out."""
+    """As in a layer's projection, one head broadcast to all, and with a strided last dimension."""
     dense = [part.detach() for part in draw_inputs(70, 16, 16, carry=False)]
     expected = compiled("elu", dense)[0]
     projected = torch.cat([part.transpose(1, 2).flatten(2) for part in dense], dim=-1)
@@ -178,7 +178,7 @@ def test_segments_cover_all_positions_once(monkeypatch, batch: int, length: int)
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Kernels in Triton are asked for, and nothing is remembered of who asked before."""
+    """Kernels in Triton are enabled, and earlier answers are forgotten."""
     monkeypatch.setenv(gpu.ASK, "1")
     gpu.triton_refusal.cache_clear()
     yield

@@ -1,4 +1,4 @@
-"""How random features compare with softmax and with each other: what a user must be able to reproduce."""
+"""Random features against softmax and each other: results that a user must be able to reproduce."""
 
 import itertools
 import math
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from linformer_cli.bench.approximation import Approximation, Spread, _spread, measure_approximation
+from linformer_cli.bench.approximation import Approximation, Draws, Spread, measure_approximation, summarise
 from linformer_cli.errors import UsageError
 
 KEY_WIDTH = 16
@@ -21,7 +21,7 @@ Find = Callable[[str, bool, int, float], Approximation]
 
 @pytest.fixture(scope="module")
 def measured() -> list[Approximation]:
-    return measure_approximation(FEATURES, NORMS, draws=40, positions=48, key_width=KEY_WIDTH, value_width=8)
+    return measure_approximation(FEATURES, NORMS, draws=Draws(positions=48, head_width=KEY_WIDTH, draws=40))
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +30,12 @@ def find(measured: list[Approximation]) -> Find:
     return lambda *kind: by_kind[kind]
 
 
-def test_norms_that_leave_the_numbers_there_are_are_refused(raises_one_line) -> None:
-    (entry,) = measure_approximation([8], [9.4], ["positive"], [True], draws=1, positions=8, key_width=16)
+def test_norms_that_overflow_are_refused(raises_one_line) -> None:
+    draws = Draws(positions=8, head_width=16, draws=1)
+    (entry,) = measure_approximation([8], [9.4], ["positive"], [True], draws)
     assert math.isfinite(entry.kernel.mean)
     with raises_one_line(UsageError, "norms above 9.42", "found 9.5"):
-        measure_approximation([8], [1.0, 9.5], ["positive"], [True], draws=1, positions=8, key_width=16)
+        measure_approximation([8], [1.0, 9.5], ["positive"], [True], draws)
 
 
 def test_every_combination_is_there_in_its_order(measured: list[Approximation]) -> None:
@@ -53,7 +54,7 @@ def test_the_error_falls_with_the_number_of_features_at_every_norm(kind: str, or
         errors = [find(kind, orthogonal, features, norm).bounded_output for features in (fewer, more)]
         assert errors[1].mean < errors[0].mean
         assert errors[1].median < errors[0].median
-    # Four times the features, about a quarter of the error or less, where no weight stands out.
+    # Without dominant weights, four times the features give about a quarter of the error or less.
     assert find(kind, orthogonal, 128, 0.25).output.mean < 0.35 * find(kind, orthogonal, 32, 0.25).output.mean
 
 
@@ -65,7 +66,7 @@ def test_orthogonal_is_below_independent_at_small_norms_and_not_above_it_elsewhe
             assert orthogonal.output.mean < 0.9 * independent.output.mean
             assert orthogonal.kernel.mean < 0.9 * independent.kernel.mean
         assert orthogonal.bounded_output.mean < 1.1 * independent.bounded_output.mean
-    if kind != "positive":  # whose constant features no angle between directions makes better
+    if kind != "positive":  # its features of small inputs are nearly constant for any directions
         assert find(kind, True, 32, 0.125).output.mean < 0.2 * find(kind, False, 32, 0.125).output.mean
 
 
@@ -74,7 +75,7 @@ def test_positive_beats_trig_by_orders_of_magnitude_at_norms_of_one_and_more(fin
         positive, trig = (find(kind, orthogonal, features, norm) for kind in ("positive", "trig"))
         assert trig.output.mean > 100 * positive.output.mean
         assert trig.output.median > 30 * positive.output.median
-        # The bound under its denominator is what makes trig bearable.
+        # The bound on the denominator makes trig usable.
         assert trig.bounded_output.mean < 0.01 * trig.output.mean
 
 
@@ -93,8 +94,8 @@ def test_trig_is_better_at_small_norms(find: Find) -> None:
         assert trig.kernel.mean < 0.7 * positive.kernel.mean
 
 
-def test_the_mechanism_is_what_its_features_say(measured: list[Approximation]) -> None:
-    """Worked out by sums over positions and by a table of all pairs; only the bound under trig is not in both."""
+def test_the_mechanism_computes_what_its_features_say(measured: list[Approximation]) -> None:
+    """Sums over positions and a table of all pairs give the same; only the sums have the bound for trig."""
     for entry in measured:
         if entry.feature_map != "trig" or (entry.norm in SMALL_NORMS and entry.features >= 32):
             for side in ("mean", "median"):
@@ -105,8 +106,9 @@ def test_the_mechanism_is_what_its_features_say(measured: list[Approximation]) -
 # The function
 
 
-def measure(**changes: object) -> list[Approximation]:
-    return measure_approximation(**{"features": [8], "norms": [0.5], "draws": 3, "positions": 9, **changes})  # type: ignore[arg-type]
+def measure(draws: int = 3, seed: int = 0, **changes: object) -> list[Approximation]:
+    settings = Draws(positions=9, draws=draws, seed=seed)
+    return measure_approximation(**{"features": [8], "norms": [0.5], "draws": settings, **changes})  # type: ignore[arg-type]
 
 
 def test_seed_and_inputs_are_all_that_matters() -> None:
@@ -121,13 +123,13 @@ def test_seed_and_inputs_are_all_that_matters() -> None:
     assert measure(feature_maps=["trig"], orthogonal=[False])[0] in first
 
 
-def test_one_draw_has_no_spread() -> None:
+def test_one_draw_has_nosummarise() -> None:
     spread = measure(draws=1)[0].output
     assert spread.mean == spread.first_quartile == spread.median == spread.third_quartile > 0
 
 
 def test_a_spread_is_mean_and_quartiles() -> None:
-    assert _spread([9.0, 1.0, 2.0, 3.0, 5.0]) == Spread(4.0, 2.0, 3.0, 5.0)
+    assert summarise([9.0, 1.0, 2.0, 3.0, 5.0]) == Spread(4.0, 2.0, 3.0, 5.0)
 
 
 def test_what_cannot_be_measured_is_one_line() -> None:

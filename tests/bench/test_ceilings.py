@@ -4,33 +4,31 @@ import pytest
 import torch
 
 from linformer_cli.bench.measure import ceilings as ceilings_module
-from linformer_cli.bench.measure.ceilings import MOST_ROWS, Ceilings, measure_copy_ceiling, measure_product_ceiling
+from linformer_cli.bench.measure.ceilings import MOST_ROWS, Ceilings, time_samples
 
 
-@pytest.fixture
-def seconds(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Every sample takes 1, 2, 3 .. seconds; the works are run once and kept."""
-    works: list[object] = []
+class Timer:
+    """Every sample takes 1, 2, 3 .. seconds; each work is done once."""
 
-    def measure(work, device, repeats):
+    def __init__(self) -> None:
+        self.timed = 0
+
+    def __call__(self, work, device, repeats):
         work()
-        works.append(work)
+        self.timed += 1
         return tuple(float(number + 1) for number in range(repeats))
 
-    monkeypatch.setattr(ceilings_module, "_time", measure)
-    return works
 
-
-def test_products_are_counted_and_divided(seconds) -> None:
-    found = measure_product_ceiling([(8, 4), (4, 16)], 10, "fp32", "cpu", repeats=3)
-    assert found.flops == 2 * 10 * (8 * 4 + 4 * 16)
-    assert found.gigaflops == found.flops / 2 / 1e9
-    assert found.gigaflops_quartiles == (found.flops / 2.5 / 1e9, found.flops / 1.5 / 1e9)
+def test_products_are_counted_and_divided() -> None:
+    found = Ceilings("cpu", 3, Timer()).product([(8, 4), (4, 16)], 10, "fp32")
+    assert found.flops == 2 * 10 * (8 * 4 + 4 * 16) and found.products == 2
+    assert found.gigaflops == pytest.approx(found.flops / 2 / 1e9)
+    assert found.gigaflops_quartiles == pytest.approx((found.flops / 2.5 / 1e9, found.flops / 1.5 / 1e9))
     assert (found.rows, found.precision, found.samples_seconds) == (10, "fp32", (1.0, 2.0, 3.0))
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
-def test_products_are_in_the_precision_asked_for(monkeypatch, seconds, precision, dtype) -> None:
+def test_products_are_in_the_precision_asked_for(monkeypatch, precision, dtype) -> None:
     seen = []
     linear = torch.nn.functional.linear
     monkeypatch.setattr(
@@ -38,18 +36,21 @@ def test_products_are_in_the_precision_asked_for(monkeypatch, seconds, precision
         "linear",
         lambda x, w: seen.append((x.dtype, w.dtype, x.shape, w.shape)) or linear(x, w),
     )
-    measure_product_ceiling([(8, 4), (8, 2)], 3, precision, "cpu", repeats=1)
+    Ceilings("cpu", 1, Timer()).product([(8, 4), (8, 2)], 3, precision)
     assert seen == [(dtype, dtype, (3, 8), (4, 8)), (dtype, dtype, (3, 8), (2, 8))]
 
 
-def test_a_copy_reads_and_writes(seconds) -> None:
-    found = measure_copy_ceiling("cpu", copied_bytes=4000, repeats=3)
+def test_a_copy_reads_and_writes(monkeypatch) -> None:
+    monkeypatch.setattr(ceilings_module, "measure_free_memory", lambda device: 8 * 4000)
+    found = Ceilings("cpu", 3, Timer()).copy
     assert found.copied_bytes == 4000
-    assert found.gigabytes_per_second == 2 * 4000 / 2.0 / 1e9
+    assert found.gigabytes_per_second == pytest.approx(2 * 4000 / 2.0 / 1e9)
 
 
-def test_each_ceiling_is_measured_once(seconds) -> None:
-    ceilings = Ceilings("cpu", repeats=2)
+def test_each_ceiling_is_measured_once(monkeypatch) -> None:
+    monkeypatch.setattr(ceilings_module, "measure_free_memory", lambda device: 8000)
+    timer = Timer()
+    ceilings = Ceilings("cpu", 2, timer)
     first = ceilings.product([(8, 4), (8, 4)], 5, "fp32")
     assert ceilings.product([(8, 4), (8, 4)], 5, "fp32") is first
     assert ceilings.product([(8, 4)], 5, "fp32") is not first
@@ -57,12 +58,12 @@ def test_each_ceiling_is_measured_once(seconds) -> None:
     assert ceilings.product([(8, 4)], 10 * MOST_ROWS, "fp32").rows == MOST_ROWS
     assert ceilings.copy is ceilings.copy
     described = ceilings.describe()
-    assert [row["products"] for row in described["products"]] == [2, 1, 1, 1]
-    assert len(seconds) == 5
+    assert [row.products for row in described.products] == [2, 1, 1, 1] and described.copy is ceilings.copy
+    assert timer.timed == 5
 
 
 def test_short_work_is_repeated_within_a_sample() -> None:
     calls = []
-    samples = ceilings_module._time(lambda: calls.append(0), "cpu", 2)
+    samples = time_samples(lambda: calls.append(0), "cpu", 2)
     assert len(samples) == 2 and min(samples) > 0
     assert len(calls) > 100

@@ -1,4 +1,4 @@
-"""Measurements in fresh processes: what they are given, what they answer, and what becomes of one that does not."""
+"""Measurements in fresh processes: what they get, what they answer, and what happens to those that fail."""
 
 import os
 import signal
@@ -148,20 +148,21 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
-def test_an_interrupted_caller_leaves_no_process_and_takes_no_answer_for_another(folder, monkeypatch, tmp_path) -> None:
-    server = fresh_process._find_server()
+def test_an_interrupted_caller_leaves_no_process_and_takes_no_answer_for_another(folder, tmp_path) -> None:
+    server = run_fresh("odd", {}, 60)["parent"]
     pid = tmp_path / "pid"
 
-    def interrupt() -> str:
+    def press() -> None:
         wait_for_pid(pid)
-        raise KeyboardInterrupt
+        os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(server.answers, "readline", interrupt)
+    pressing = threading.Thread(target=press)
+    pressing.start()
     with pytest.raises(KeyboardInterrupt):
         run_fresh("odd", {"tell": str(pid), "sleep": 600}, 60)
-    assert server.process.poll() is not None
-    assert not is_alive(wait_for_pid(pid))
-    assert run_fresh("odd", {}, 60)["parent"] != server.process.pid
+    pressing.join()
+    assert not is_alive(server) and not is_alive(wait_for_pid(pid))
+    assert run_fresh("odd", {}, 60)["parent"] != server
 
 
 def test_ctrl_c_ends_what_is_measured_and_not_the_server(folder, tmp_path, raises_one_line) -> None:

@@ -1,4 +1,4 @@
-"""The measurement of a GPU in one go, tried on the CPU at tiny sizes: every part gives what it should."""
+"""`bench gpu` at tiny sizes on the CPU: every part gives what it should."""
 
 import json
 
@@ -7,8 +7,9 @@ from machine import HAS_COMPILER
 
 from linformer_cli.attention.kernels import linear as kernels
 from linformer_cli.bench import gpu, gpu_checks
-from linformer_cli.bench.gpu import GpuBench, GpuReport, tiny_sizes
+from linformer_cli.bench.gpu import GpuBench, GpuReport
 from linformer_cli.bench.gpu_checks import check_attention, check_engines, name_engine
+from linformer_cli.bench.gpu_sizes import tiny_sizes
 from linformer_cli.errors import Interrupted
 from linformer_cli.report.tables import to_json
 from linformer_cli.sampling.engines.cuda import CudaEngine
@@ -25,27 +26,27 @@ def found() -> tuple[GpuReport, list[str]]:
 def test_every_part_gives_what_it_should(found) -> None:
     report, _ = found
     assert report.failed == {} and report.passed
-    names = [check["name"] for check in report.checks]
+    names = [check.name for check in report.checks]
     assert len(names) == len(set(names))
     assert {"linear: parallel against step", "softmax: parallel against step"} < set(names)
     assert (
         sum("T = 20" in name for name in names) == 2 * 3 * 2 and sum(name.startswith("engine ") for name in names) == 2
     )
-    assert all(0 <= check["error"] <= check["tolerance"] for check in report.checks)
-    assert {(row["engine"], row["precision"]) for row in report.sampling} >= {
+    assert all(0 <= check.error <= check.tolerance for check in report.checks)
+    assert {(row.engine, row.precision) for row in report.sampling} >= {
         ("textbook", "fp32"),
         ("textbook", "bf16"),
     }
-    assert all(row["product_share"] > 0 for row in report.sampling if row["images_per_second"])
+    assert all(row.product_share > 0 for row in report.sampling if row.images_per_second)
     (many,) = report.many
-    assert many["images"] == 3 and many["images_per_second"] > 0 and many["state_bytes"] > 0
-    assert {row["attention"] for row in report.training} == {"linear", "softmax"}
-    assert [row["name"] for row in report.attention[:3]] == ["linear", "linear, plain torch", "softmax of torch"]
-    assert all(row["seconds"] > 0 for row in report.attention)
+    assert many.images == 3 and many.images_per_second > 0 and many.state_bytes > 0
+    assert {row.attention for row in report.training} == {"linear", "softmax"}
+    assert [row.name for row in report.attention[:3]] == ["linear", "linear, plain torch", "softmax of torch"]
+    assert all(row.seconds > 0 for row in report.attention)
     assert report.ceilings is not None and report.environment["versions"]["torch"]
 
 
-def test_what_is_not_there_is_said_to_be_missing(found) -> None:
+def test_the_report_lists_what_is_missing(found) -> None:
     report, _ = found
     assert "kernels in Triton: kernels in Triton are for CUDA devices" in report.missing
 
@@ -60,16 +61,15 @@ def test_the_engine_for_gpus_is_measured_before_auto_takes_it(monkeypatch, build
 def test_every_part_has_the_engine_that_is_measured(monkeypatch) -> None:
     for module in (gpu, gpu_checks):
         monkeypatch.setattr(module, "name_engine", lambda model: "textbook")
-    real, asked = gpu.sample_values, []
-    monkeypatch.setattr(
-        gpu, "sample_values", lambda *given, **rest: asked.append(rest["engine"]) or real(*given, **rest)
-    )
+    real, asked = gpu.Sampler, []
+    monkeypatch.setattr(gpu, "Sampler", lambda *given, **rest: asked.append(rest["engine"]) or real(*given, **rest))
     bench = GpuBench("cpu", tiny_sizes())
-    bench._record(check_engines("cpu", tiny_sizes().networks))
-    bench._measure_sampling()
-    bench._measure_many()
-    assert all(check["name"].startswith("engine textbook") for check in bench.result.checks)
-    assert {row["engine"] for row in (*bench.result.sampling, *bench.result.many)} == {*asked} == {"textbook"}
+    bench.record(check_engines("cpu", tiny_sizes().networks))
+    bench.measure_sampling()
+    bench.measure_many()
+    assert all(check.name.startswith("engine textbook") for check in bench.result.checks)
+    assert {row.engine for row in bench.result.sampling} == {"textbook"}
+    assert {row.engine for row in bench.result.many} == {*asked} == {"textbook"}
 
 
 def test_it_is_saved_after_every_part(found) -> None:
@@ -84,24 +84,24 @@ def test_a_wrong_kernel_is_noticed(monkeypatch) -> None:
     bench = GpuBench("cpu", tiny_sizes())
     real = kernels.attend
     monkeypatch.setattr(kernels, "attend", lambda q, k, v, *rest: real(q, k, 1.1 * v, *rest))
-    bench._record(check_attention("cpu", (1, 20)))
+    bench.record(check_attention("cpu", (1, 20)))
     assert len(bench.result.checks) == 24 and not bench.result.passed
-    assert all(not check["passed"] for check in bench.result.checks)
+    assert all(not check.passed for check in bench.result.checks)
 
 
 def test_a_part_that_fails_does_not_stop_the_others(monkeypatch) -> None:
     def fail(*arguments: object) -> None:
         raise RuntimeError("no such instruction")
 
-    for name in ("_record", "_measure_sampling", "_measure_training"):
-        monkeypatch.setattr(GpuBench, name, fail if name == "_measure_sampling" else lambda *arguments: None)
-    monkeypatch.setattr(gpu, "_find_flash_linear_attention", lambda: None)
+    for name in ("record", "measure_sampling", "measure_training"):
+        monkeypatch.setattr(GpuBench, name, fail if name == "measure_sampling" else lambda *arguments: None)
+    monkeypatch.setattr(gpu, "find_flash_linear_attention", lambda: None)
     report = GpuBench("cpu", tiny_sizes()).run()
     assert report.failed == {"sampling": "RuntimeError: no such instruction"} and not report.passed
     assert report.many and report.attention and "flash-linear-attention" in report.missing
 
 
-def test_an_end_that_was_asked_for_keeps_what_there_is(monkeypatch) -> None:
+def test_an_interruption_keeps_what_was_measured(monkeypatch) -> None:
     asked = []
 
     def check() -> None:

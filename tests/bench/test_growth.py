@@ -1,4 +1,4 @@
-"""Exponents, crossings and what longer sequences will take, of points that are known."""
+"""Exponents, crossings and predictions from known points."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def test_extrapolation_follows_the_last_two_points() -> None:
 
 
 def test_what_grows_slower_overtakes_between_measured_lengths() -> None:
-    """Times 8 T and T^2 cross at 8, and logarithms of powers are straight lines."""
+    """The times 8 T and T^2 cross at 8; logarithms of powers are straight lines."""
     slow, fast = ([(length, float(f(length))) for length in (2, 4, 16, 32)] for f in (lambda t: t**2, lambda t: 8 * t))
     found = find_overtaking(fast, slow)
     assert found is not None and found.at == pytest.approx(8) and found.describe() == "8"

@@ -1,4 +1,4 @@
-"""The peak memory of a pass: what a fresh process really grows by; and the pass."""
+"""The peak memory of a pass, as the growth of a fresh process; and the pass itself."""
 
 import sys
 
@@ -7,8 +7,9 @@ import torch
 
 from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.attention.linear import LinearAttention
+from linformer_cli.bench.measure import attention_pass, timing
 from linformer_cli.bench.measure import pass_memory as memory_module
-from linformer_cli.bench.measure.attention_pass import Drawn, PassSetup, build_checked_model, build_pass
+from linformer_cli.bench.measure.attention_pass import Inputs, PassSetup, build_checked_model, build_pass
 from linformer_cli.bench.measure.fresh_process import PassFailed
 from linformer_cli.bench.measure.pass_memory import measure_pass_memory
 from linformer_cli.system.memory import measure_free_memory
@@ -43,18 +44,18 @@ def test_a_pass_has_the_whole_batch(monkeypatch) -> None:
 
 
 def test_on_a_gpu_torch_counts(monkeypatch, raises_one_line) -> None:
-    """What torch would say; whether it is true, only a machine with a GPU can tell."""
+    """Torch's counters are made up here; only a machine with a GPU could check them."""
     order: list[str] = []
     bytes_in_use = iter([1000])
     monkeypatch.setattr(memory_module, "build_pass", lambda given: lambda: order.append("pass"))
-    monkeypatch.setattr(memory_module, "synchronize", lambda device: order.append("synchronize"))
+    monkeypatch.setattr(timing, "synchronize", lambda device: order.append("synchronize"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: order.append("synchronize"))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: order.append("reset"))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: next(bytes_in_use))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 5000)
     found = measure_pass_memory(setup(32, device="cuda:0"), 1)
     assert found.peak_bytes == 4000 and found.seconds >= 0
-    assert order == ["synchronize", "reset", "pass", "synchronize"]
+    assert order == ["synchronize", "reset", "synchronize", "pass", "synchronize"]
 
     def full(*_arguments: object) -> None:
         raise torch.OutOfMemoryError
@@ -67,7 +68,7 @@ def test_on_a_gpu_torch_counts(monkeypatch, raises_one_line) -> None:
 
 def test_what_this_process_keeps_is_free(monkeypatch) -> None:
     order: list[str] = []
-    monkeypatch.setattr(memory_module, "give_back_freed_memory", lambda: order.append("given back"))
+    monkeypatch.setattr("linformer_cli.system.memory.give_back_freed_memory", lambda: order.append("given back"))
     measure_free_memory("cpu")
     assert order == ["given back"]
 
@@ -83,7 +84,7 @@ def test_free_memory_is_known_here_or_not_at_all() -> None:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
-    """What `attend` of a mechanism with shared queries and extra scalars was called with, and then the gradients."""
+    """The arguments and gradients of `attend`, of a mechanism with shared queries and extra scalars."""
     calls: list[tuple] = []
 
     class Shared(LinearAttention):
@@ -122,26 +123,26 @@ def test_passes_are_alike_and_leave_the_random_state(seen) -> None:
 
 
 def test_inputs_are_drawn_once_for_all_mechanisms_of_a_size(seen, monkeypatch) -> None:
-    drawn: Drawn = {}
-    work = build_pass(setup(20, attention="shared"), drawn=drawn)
+    inputs: Inputs = {}
+    work = build_pass(setup(20, attention="shared"), inputs=inputs)
     work()
-    build_pass(setup(20), drawn=drawn)()
-    assert sorted(drawn) == [("extra", 3), ("gradient", 8), ("k", 8), ("q", 8), ("v", 8)]
+    build_pass(setup(20), inputs=inputs)()
+    assert sorted(inputs) == [("extra", 3), ("gradient", 8), ("k", 8), ("q", 8), ("v", 8)]
     monkeypatch.setattr(torch, "randn", None)
     work()
     assert all(again is first for again, first in zip(seen[1][:5], seen[0][:5], strict=True))
-    assert all(part.grad is None for part in drawn.values())
+    assert all(part.grad is None for part in inputs.values())
 
 
 def test_the_parameters_keep_no_gradient(monkeypatch) -> None:
     built = []
-    build = memory_module.build_pass.__globals__["build_attention"]
+    build = attention_pass.build_attention
 
     def keep(*arguments):
         built.append(build(*arguments))
         return built[-1]
 
-    monkeypatch.setitem(memory_module.build_pass.__globals__, "build_attention", keep)
+    monkeypatch.setattr(attention_pass, "build_attention", keep)
     build_pass(setup(20, options={"feature_map": "learned"}))()
     parameters = list(built[0].parameters())
     assert parameters and all(parameter.grad is None for parameter in parameters)

@@ -1,212 +1,276 @@
-"""The benchmark: what its rows say, what is marked as extrapolated, and what it refuses to time."""
+"""`bench sample`: its rows, what is shortened or left out and why, and what it refuses to time."""
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
-from machine import FASTEST_ENGINE
+from machine import FASTEST_ENGINE, HAS_COMPILER
 
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.attention.softmax import SoftmaxAttention
-from linformer_cli.bench import sample as run_module
-from linformer_cli.bench.measure.sampling_work import SHARES, WARM_UP_STEPS, build_rerun_case, build_step_case
-from linformer_cli.bench.measure.timing import Timing
-from linformer_cli.bench.models import BenchModel, build_softmax_twin, with_softmax
-from linformer_cli.bench.sample import BenchReport, SamplingPlan, run_sampling_bench
-from linformer_cli.bench.trained_runs import UNTRAINED
-from linformer_cli.config import ImageShape
-from linformer_cli.errors import DisagreementError
-from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.bench import sample
+from linformer_cli.bench.measure.costs import count_product_flops, count_rerun_positions, state_traffic_bytes
+from linformer_cli.bench.measure.fresh_process import PassFailed
+from linformer_cli.bench.models import BenchModel, build_models, build_softmax_twin, with_softmax
+from linformer_cli.bench.rounds import BenchReport
+from linformer_cli.bench.rows import SamplingRow
+from linformer_cli.bench.sample import SamplingSettings, run_sampling_bench
+from linformer_cli.bench.trained_runs import TrainedRun
+from linformer_cli.bench.variants import parse_variants
+from linformer_cli.errors import DisagreementError, Interrupted
+from linformer_cli.report.tables import to_json
 
-MEASURED = {"images_per_second", "images_per_second_quartiles", "seconds_per_image"}
-COMMON = {
-    "positions",
-    "name",
-    "preset",
-    "attention",
-    "attention_options",
-    "engine",
-    "precision",
-    "device",
-    "batch",
-    "state_bytes",
-    "state_bytes_per_image",
-    "repeats",
-    "samples_seconds",
-    "times_softmax",
-    "left_out",
-    "peak_memory_bytes",
-    "published",
-    "product_gigaflops",
-    "product_share",
-    "state_gigabytes",
-    "copy_share",
-    *UNTRAINED,
-}
-Works = Sequence[Callable[[], object]]
-SECONDS = (2.0, 4.0, 8.0, 16.0, 32.0)
+needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="the native engine needs a C++ compiler")
 
 
 @pytest.fixture
-def model(build_tiny_model) -> PixelModel:
-    return build_tiny_model(image=ImageShape(height=4, width=8, levels=16))
+def models(tiny_model_config) -> list[BenchModel]:
+    variants = parse_variants(["softmax", "linear:chunk=16", "lsh-1=lsh:rounds=1"])
+    small = tiny_model_config.model_copy(update={"layers": 1})
+    return build_models(variants, [("one", tiny_model_config), ("two", small)], "cpu", "fp32")
 
 
-@pytest.fixture
-def timed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Every case takes 2, 4, 8, 16 and 32 seconds; the works are run once, their number kept by batch size."""
-    turns: list[int] = []
-
-    def measure(works: Works, warm_ups: Works, repeats: int, device: str) -> list[Timing]:
-        assert device == "cpu"
-        assert len(warm_ups) == len(works)
-        for work in (*warm_ups, *works):
-            work()
-        turns.append(len(works))
-        return [Timing(SECONDS[:repeats]) for _ in works]
-
-    monkeypatch.setattr(run_module, "measure_interleaved", measure)
-    return turns
+def bench(models: list[BenchModel], batches: list[int], repeats: int = 1, **changes: Any) -> BenchReport[SamplingRow]:
+    ceilings = changes.pop("ceilings", None)
+    calls = {name: changes.pop(name) for name in ("report", "check") if name in changes}
+    return run_sampling_bench(models, SamplingSettings(batches, "fp32", repeats, **changes), ceilings, **calls)
 
 
-def bench(model: PixelModel, batches: list[int], repeats: int, rerun: bool = True) -> BenchReport:
-    """A model beside softmax, as `lintx bench sample` does without options, and without a limit."""
-    return run_sampling_bench(with_softmax("shipped", model), SamplingPlan(batches, repeats, rerun), "fp32")
+def test_every_model_at_every_batch_size_and_softmax_twice(models, clock) -> None:
+    told: list[SamplingRow] = []
+    report = bench(models, [1, 2], report=told.append)
+    methods = [("softmax", "cached"), ("softmax", "rerun"), ("linear-16", FASTEST_ENGINE), ("lsh-1", "textbook")]
+    assert [(row.preset, row.name, row.engine, row.batch) for row in report.rows] == [
+        (preset, *method, batch) for preset in ("one", "two") for batch in (1, 2) for method in methods
+    ]
+    assert told == report.rows and report.ended == "finished"
+    assert report.rows[3].attention_options["rounds"] == 1
+    assert all(row.published is None and row.bits_per_dim is None for row in report.rows)
+    assert [network.preset for network in report.settings.networks] == ["one"] * 3 + ["two"] * 3
 
 
-def find(report: BenchReport, **wanted: Any) -> dict[str, Any]:
-    (row,) = [row for row in report.rows if all(row[key] == value for key, value in wanted.items())]
-    return row
+def test_a_trained_model_stands_beside_softmax(build_tiny_model, clock) -> None:
+    rows = bench(with_softmax("shipped", build_tiny_model()), [2], rerun=False).rows
+    assert [(row.name, row.engine) for row in rows] == [("shipped", FASTEST_ENGINE), ("softmax", "cached")]
+    softmax = with_softmax("exact", build_tiny_model(attention="softmax"))
+    assert [timed.name for timed in softmax] == ["exact"]
 
 
-def test_a_model_stands_beside_softmax_with_and_without_a_cache(model, timed) -> None:
-    report = bench(model, [1, 3], 5)
-    found = [(row["attention"], row["engine"], row["batch"]) for row in report.rows]
-    kinds = [("linear", FASTEST_ENGINE), ("softmax", "cached"), ("softmax", "rerun")]
-    assert found == [(*kind, batch) for batch in (1, 3) for kind in kinds]
-    assert timed == [3, 3]  # all of a batch size in turn
-    for row in report.rows:
-        assert set(row) >= COMMON
-        assert (row["precision"], row["device"], row["repeats"]) == ("fp32", "cpu", 5)
-        assert row["samples_seconds"] == list(SECONDS)
+def test_rows_of_a_group_take_turns(models, clock) -> None:
+    clock.take(*[4.0, 8.0, 2.0] * 2, 1.0)
+    softmax, rerun, linear = bench(models[:2], [3], 3).rows
+    assert softmax.samples_seconds == [4.0, 4.0, 1.0] and rerun.samples_seconds == [8.0, 8.0, 1.0]
+    assert linear.samples_seconds == [2.0, 2.0, 1.0]
+    # Round by round twice, twice and once as fast.
+    assert linear.times_softmax == 2
 
 
-def test_the_rerun_can_be_left_out(model, timed) -> None:
-    report = bench(model, [2], 1, rerun=False)
-    assert [row["engine"] for row in report.rows] == [FASTEST_ENGINE, "cached"]
+def test_whole_images_are_measured(models, clock) -> None:
+    clock.take(2.0, 4.0, 8.0, 16.0, 32.0)
+    (row,) = bench(models[1:2], [3], 5).rows
+    # Three images in 8 seconds at the median, in 4 and 16 at the quartiles.
+    assert row.images_per_second == row.speed == 3 / 8
+    assert row.images_per_second_quartiles == (3 / 16, 3 / 4)
+    assert row.seconds_per_image == pytest.approx(8 / 3)
+    assert row.extrapolated is None and row.repeats == 5
 
 
-def test_softmax_itself_needs_no_twin(build_tiny_model, timed) -> None:
-    softmax = build_tiny_model(attention="softmax", image=ImageShape(height=4, width=8, levels=16))
-    report = bench(softmax, [2], 1)
-    assert [(row["attention"], row["engine"]) for row in report.rows] == [("softmax", "cached"), ("softmax", "rerun")]
+def test_a_rerun_is_extrapolated(models, clock) -> None:
+    clock.take(8.0)
+    row = bench(models[:1], [3], 2).rows[1]
+    assert row.images_per_second is row.seconds_per_image is None and row.state_bytes == 0
+    # Four of 64 positions in 8 seconds: a batch of three takes 128.
+    assert (row.extrapolated.timed_positions, row.extrapolated.of_positions) == (4, 64)
+    assert row.extrapolated.images_per_second == row.speed == pytest.approx(3 / 128)
+    assert row.extrapolated.seconds_per_image == pytest.approx(128 / 3)
 
 
-def test_whole_images_are_measured(model, timed) -> None:
-    report = bench(model, [3], 5)
-    for row in (find(report, engine=FASTEST_ENGINE), find(report, engine="cached")):
-        assert set(row) == COMMON | MEASURED
-        # Three images in 8 seconds at the median, in 4 and 16 at the quartiles.
-        assert row["images_per_second"] == 3 / 8
-        assert row["images_per_second_quartiles"] == [3 / 16, 3 / 4]
-        assert row["seconds_per_image"] == pytest.approx(8 / 3, rel=1e-12)
+@pytest.mark.parametrize(("limit", "steps"), [(10.0, 64), (1.0, 33), (0.001, 1)])
+def test_a_long_image_is_timed_around_its_middle(models, clock, limit, steps) -> None:
+    """A probe of two steps takes 0.02 s; three repeats are wanted."""
+    clock.take(0.02, 2.0)
+    (row,) = bench(models[1:2], [2], 3, limit_seconds=limit).rows
+    if steps == 64:
+        assert row.images_per_second == 1.0 and row.extrapolated is None
+        return
+    assert (row.extrapolated.timed_positions, row.extrapolated.of_positions) == (steps, 64)
+    assert row.extrapolated.images_per_second == pytest.approx(2 / 2 * steps / 64)
+    assert row.images_per_second is None
 
 
-def test_a_rerun_is_extrapolated_and_says_nothing_else(model, timed) -> None:
-    row = find(bench(model, [3], 5), engine="rerun")
-    assert set(row) == COMMON | {"extrapolated"}
-    figures = row["extrapolated"]
-    assert set(figures) == MEASURED | {"timed_positions", "of_positions"}
-    assert (figures["timed_positions"], figures["of_positions"]) == (4, 32)
-    # Four of 32 positions in 8 seconds: a whole batch of three takes 64.
-    assert figures["images_per_second"] == pytest.approx(3 / 64, rel=1e-12)
-    assert figures["images_per_second_quartiles"] == pytest.approx([3 / 128, 3 / 32], rel=1e-12)
-    assert figures["seconds_per_image"] == pytest.approx(64 / 3, rel=1e-12)
+@needs_compiler
+@pytest.mark.parametrize(
+    ("trained", "wanted", "limit", "batch", "found"),
+    [
+        (True, True, None, 1, True),
+        (True, True, None, 2, False),
+        (True, False, None, 1, False),
+        (False, True, None, 1, False),
+        (True, True, 1.0, 1, False),
+    ],
+)
+def test_only_whole_single_images_of_trained_models_look_ahead(
+    models, clock, ceilings, trained, wanted, limit, batch, found
+) -> None:
+    clock.take(0.02, 2.0) if limit else clock.take(2.0)
+    timed = dataclasses.replace(models[1], trained=trained)
+    (row,) = bench([timed], [batch], 3, look_ahead=wanted, limit_seconds=limit, ceilings=ceilings).rows
+    assert (row.engine, row.look_ahead) == ("native", found)
+    # How often a look-ahead reads the weights and the state is not known.
+    assert (row.product_share is None) == (row.copy_share is None) == found
 
 
-def test_rows_say_how_many_times_as_fast_as_softmax_with_a_cache(model, monkeypatch) -> None:
-    samples = {"linear": (1.0, 2.0, 9.0), "cached": (4.0, 8.0, 9.0), "rerun": (8.0, 1.0, 9.0)}
-    monkeypatch.setattr(run_module, "measure_interleaved", lambda *_: [Timing(turns) for turns in samples.values()])
-    report = bench(model, [3], 3)
-    # Turn by turn: 4, 4 and 1 times. The re-run has done four of 32 positions in its time: 1/16, 1 and 1/8 times.
-    expected = {FASTEST_ENGINE: 4, "cached": 1, "rerun": 1 / 8}
-    assert {row["engine"]: row["times_softmax"] for row in report.rows} == pytest.approx(expected, rel=1e-12)
+def test_engines_have_rows_of_their_own_each_once(models, clock) -> None:
+    rows = bench(models[1:2], [1], engines=["textbook", "auto", FASTEST_ENGINE]).rows
+    assert [row.engine for row in rows] == list(dict.fromkeys(["textbook", FASTEST_ENGINE]))
+    (row,) = bench(models[:1], [1], engines=["cuda"], rerun=False).rows
+    assert row.left_out.startswith("cuda: ")
 
 
-def test_a_rival_has_the_same_network(model, build_tiny_model, monkeypatch) -> None:
-    larger = build_tiny_model(image=ImageShape(height=8, width=8, levels=16), attention="softmax", dropout=0.1)
-    wide = build_tiny_model(image=ImageShape(height=8, width=8, levels=16))
-    subjects = [*with_softmax("small", model), BenchModel("large", larger), BenchModel("wide", wide)]
-    seconds = [2.0, 4.0, 1.0, 8.0]
-    monkeypatch.setattr(run_module, "measure_interleaved", lambda *_: [Timing((number,)) for number in seconds])
-    report = run_sampling_bench(subjects, SamplingPlan([2], 1, rerun=False), "fp32")
-    assert [row["times_softmax"] for row in report.rows] == [2, 1, 1, 1 / 8]
+def test_shares_of_the_ceilings(models, clock, ceilings) -> None:
+    cached, rerun, linear = bench(models[:2], [4], ceilings=ceilings).rows
+    flops = count_product_flops(models[1].model)
+    # Four images of 64 positions in two seconds, against 100 GFLOP/s and 10 GB/s.
+    assert linear.product_gigaflops == pytest.approx(4 / 2 * 64 * flops / 1e9)
+    assert linear.product_share == pytest.approx(linear.product_gigaflops / 100)
+    moved = 64 / 2 * state_traffic_bytes(models[1].model, 4) / 1e9
+    assert (linear.state_gigabytes, linear.copy_share) == pytest.approx((moved, moved / 10))
+    # A re-run reads every prefix and has no state.
+    assert rerun.product_gigaflops == pytest.approx(rerun.speed * count_rerun_positions(64) * flops / 1e9)
+    assert rerun.copy_share is None and cached.copy_share > 0
+    assert set(ceilings.asked) == {(4, "fp32"), (4, "bf16"), (4 * 32, "fp32"), (4 * 32, "bf16")}
+    assert bench(models[1:2], [1]).rows[0].product_share is None
 
 
-def test_without_softmax_nothing_is_said_of_it(model, timed) -> None:
-    report = run_sampling_bench(with_softmax("shipped", model)[:1], SamplingPlan([2], 2), "fp32")
-    assert [row["times_softmax"] for row in report.rows] == [None]
+def test_what_takes_too_long_says_so(models, clock) -> None:
+    """The first of the four prefixes is a sixteenth of them: 48 seconds, twice."""
+    clock.take(3.0)
+    settings = {"repeats": 2, "limit_seconds": 40.0}
+    cached, rerun = bench(models[:1], [1], **settings).rows
+    assert rerun.left_out == "would take about 1 min 36 s, the limit is 40 s"
+    assert (rerun.samples_seconds, rerun.repeats, rerun.speed) == ([], 0, None)
+    assert cached.left_out is None
+    assert bench(models[:1], [1], **settings, rerun_patience=2.5).rows[1].left_out is None
 
 
-def test_state_bytes_are_those_of_the_batch(model, timed) -> None:
-    report = bench(model, [1, 3], 1)
-    for batch in (1, 3):
-        for engine, candidate in ((FASTEST_ENGINE, model), ("cached", build_softmax_twin(model))):
-            row = find(report, engine=engine, batch=batch)
-            assert row["state_bytes"] == candidate.state_bytes(batch)
-            assert row["state_bytes_per_image"] == row["state_bytes"] // batch
-        assert find(report, engine="rerun", batch=batch)["state_bytes"] == 0
-
-
-def test_what_the_figures_depend_on_stands_beside_them(model, timed) -> None:
-    report = bench(model, [1], 5)
-    settings = report.settings
-    assert (settings["repeats"], settings["warm_up_steps"], settings["interleaved"]) == (5, WARM_UP_STEPS, True)
-    network = settings["networks"][0]
-    assert network["image"] == {"height": 4, "width": 8, "channels": 1, "levels": 16}
-    assert network["parameters"] == model.parameter_count()
-    assert report.environment["versions"]["torch"]
-    assert report.environment["threads"] == torch.get_num_threads()
-    json.dumps([report.rows, settings, report.environment])
-
-
-def test_a_whole_run_really_times(model) -> None:
-    report = bench(model, [2], 2)
-    for row in report.rows:
-        assert len(row["samples_seconds"]) == 2
-        assert min(row["samples_seconds"]) > 0
-        assert (row.get("extrapolated") or row)["images_per_second"] > 0
+def test_a_state_that_does_not_fit_says_so(models, clock, monkeypatch) -> None:
+    monkeypatch.setattr(sample, "measure_free_memory", lambda device: 1000)
+    for row in bench(models[:2], [1], rerun=False).rows:
+        assert "1000 B are free" in row.left_out and row.speed is None
+    free = iter([10**9, 10**9, 10**9, 1000])  # others take memory after the first round
+    monkeypatch.setattr(sample, "measure_free_memory", lambda device: next(free))
+    (row,) = bench(models[:1], [1], 3, rerun=False).rows
+    assert row.left_out is None and row.repeats == 2
 
 
 @pytest.mark.parametrize("limit", [None, 60.0])
-def test_a_row_whose_memory_runs_out_takes_no_other_along(model, timed, monkeypatch, limit) -> None:
-    honest = run_module.build_rerun_case
+def test_a_row_that_runs_out_of_memory_takes_no_other_along(models, clock, monkeypatch, limit) -> None:
+    right = SoftmaxAttention.attend
 
-    def build(model: PixelModel, batch: int, check: Any) -> Any:
-        if batch == 3:
+    def attend(self, q, *rest):
+        if q.shape[0] == 3:
             raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes")
-        return honest(model, batch, check)
+        return right(self, q, *rest)
 
-    monkeypatch.setattr(run_module, "build_rerun_case", build)
-    plan = SamplingPlan([1, 3], 2, limit_seconds=limit)
-    report = run_sampling_bench(with_softmax("shipped", model), plan, "fp32")
-    left_out = {(row["engine"], row["batch"]): row["left_out"] for row in report.rows}
+    monkeypatch.setattr(SoftmaxAttention, "attend", attend)
+    report = bench(models[:2], [1, 3], 2, limit_seconds=limit)
+    left_out = {(row.engine, row.batch): row.left_out for row in report.rows}
     assert len(left_out) == 6 and report.ended == "finished"
     assert left_out.pop(("rerun", 3)) == "needs more memory than there is"
     assert set(left_out.values()) == {None}
 
 
-def test_a_small_image_is_timed_whole_where_there_are_more_repeats_than_values(build_tiny_model) -> None:
-    model = build_tiny_model(image=ImageShape(height=5, width=6, levels=16))
-    report = run_sampling_bench(with_softmax("shipped", model), SamplingPlan([1], 30, False, 1e-3), "fp32")
-    for row in report.rows:
-        assert len(row["samples_seconds"]) == 30 and "extrapolated" not in row
+def test_memory_is_that_of_each_row(models, clock, monkeypatch) -> None:
+    asked = []
+
+    def measure(setup, limit):
+        asked.append((setup.engine, setup.batch, limit))
+        if setup.engine == "rerun":
+            raise PassFailed("its process ended")
+        return 77
+
+    monkeypatch.setattr(sample, "measure_sampling_memory", measure)
+    rows = bench(models[:2], [1, 2], memory=True).rows
+    assert [row.peak_memory_bytes for row in rows] == [77, None, 77] * 2
+    engines = ("textbook", "rerun", FASTEST_ENGINE)
+    assert asked == [(engine, batch, 60.0) for batch in (1, 2) for engine in engines]
 
 
-# The twin and the cases
+def test_state_bytes_are_those_of_the_batch(build_tiny_model, clock) -> None:
+    model = build_tiny_model()
+    owners = [model, build_softmax_twin(model)]
+    for row, owner in zip(bench(with_softmax("a", model), [3], rerun=False).rows, owners, strict=True):
+        assert (row.state_bytes, row.state_bytes_per_image) == (owner.state_bytes(3), owner.state_bytes(3) // 3)
+
+
+def test_bits_stand_beside_the_model_that_was_trained(models, clock, tmp_path) -> None:
+    run = TrainedRun(tmp_path, models[1].model.config, "glyphs", 480, 1.25, 0.01, 90)
+    rows = bench(models[:3], [1], runs=[run]).rows
+    assert [row.bits_per_dim for row in rows] == [None, None, 1.25, None]
+    assert (rows[2].images_seen, rows[2].run) == (480, tmp_path)
+
+
+def test_a_report_is_a_document_with_all_that_rows_depend_on(models, clock) -> None:
+    document = json.loads(to_json(bench(models[1:2], [1], 5)))
+    settings = document["settings"]
+    assert (settings["repeats"], settings["warm_up_steps"], settings["interleaved"]) == (5, 32, True)
+    network = settings["networks"][0]
+    assert network["image"] == {"height": 8, "width": 8, "channels": 1, "levels": 16}
+    assert network["parameters"] == models[1].model.parameter_count()
+    assert document["environment"]["threads"] == torch.get_num_threads()
+    assert document["rows"][0]["samples_seconds"] == [2.0] * 5
+
+
+def test_a_real_clock_gives_real_figures(models) -> None:
+    for row in bench(models[:2], [2], 2).rows:
+        assert len(row.samples_seconds) == 2 and min(row.samples_seconds) > 0 and row.speed > 0
+
+
+@pytest.mark.parametrize(
+    ("calls", "repeats"),
+    [
+        (0, []),  # before the executions are compared
+        (20, []),  # warming up for the first round
+        (3 * 96 + 40, [3]),  # warming up for the second group
+        (3 * 96 + 2 * 96 + 40, [3, 2]),  # in its third round
+        (10_000, [3, 3]),
+    ],
+)
+def test_an_interruption_keeps_what_was_measured(models, clock, calls, repeats) -> None:
+    """Every step asks whether to stop: 32 of a warm-up and 64 of an image."""
+    left = iter(range(calls))
+
+    def stop() -> None:
+        if next(left, None) is None:
+            raise Interrupted("enough", 2)
+
+    report = bench(models[1:2], [1, 2], 3, check=stop)
+    assert report.ended == ("finished" if calls == 10_000 else "interrupted")
+    assert [row.repeats for row in report.rows] == repeats
+
+
+@pytest.mark.parametrize("mechanism", [LinearAttention, SoftmaxAttention])
+def test_a_mechanism_whose_executions_disagree_is_not_timed(
+    build_tiny_model, monkeypatch, clock, raises_one_line, mechanism
+) -> None:
+    right = mechanism.step
+
+    def wrong(self: Any, q_t: torch.Tensor, k_t: torch.Tensor, v_t: torch.Tensor, *rest: Any) -> Any:
+        return right(self, q_t, k_t, v_t * 1.01, *rest)
+
+    monkeypatch.setattr(mechanism, "step", wrong)
+    with raises_one_line(DisagreementError, f"'{mechanism.name}' is not timed", "parallel against step", "lintx check"):
+        bench(with_softmax("shipped", build_tiny_model()), [1])
+    assert clock.timed == 0
+
+
+def test_a_mechanism_that_hides_bytes_is_not_timed(models, monkeypatch, clock, raises_one_line) -> None:
+    monkeypatch.setattr(LinearAttention, "state_bytes", lambda *_arguments: 1)
+    with raises_one_line(DisagreementError, "'linear' is not timed", "bytes"):
+        bench(models, [1])
+    assert clock.timed == 0
 
 
 def test_the_twin_has_the_same_size_and_softmax(build_tiny_model) -> None:
@@ -217,76 +281,3 @@ def test_the_twin_has_the_same_size_and_softmax(build_tiny_model) -> None:
     assert twin.dtype == torch.float64
     assert not twin.training
     assert twin.parameter_count() == model.parameter_count()
-
-
-def test_a_step_case_draws_whole_images(model, monkeypatch) -> None:
-    steps = []
-    take_step = PixelModel.step
-
-    def counted(self: PixelModel, tokens_t: torch.Tensor, state: Any) -> Any:
-        steps.append(len(tokens_t))
-        return take_step(self, tokens_t, state)
-
-    case = build_step_case(model, 3, engine="textbook")
-    monkeypatch.setattr(PixelModel, "step", counted)
-    case.work(case.steps)
-    assert steps == [3] * 32
-    assert case.is_whole(32)
-    assert not case.is_whole(33)
-
-
-def test_a_warm_up_is_a_few_steps_of_the_same_work(build_tiny_model) -> None:
-    model = build_tiny_model(image=ImageShape(height=8, width=8, levels=16))
-    for build, expected in ((build_step_case, WARM_UP_STEPS), (build_rerun_case, 1)):
-        case, steps = build(model, 3), []
-        dataclasses.replace(case, work=steps.append).warm_up()
-        assert steps == [expected]
-    assert WARM_UP_STEPS < 64
-
-
-def test_a_rerun_case_reads_prefixes_whose_mean_is_half_the_image(model, monkeypatch) -> None:
-    shapes = []
-    attend = PixelModel.attend
-
-    def watched(self: PixelModel, tokens: torch.Tensor, state: Any = None) -> Any:
-        assert state is None
-        shapes.append(tuple(tokens.shape))
-        return attend(self, tokens, state)
-
-    case = build_rerun_case(model, 3)
-    monkeypatch.setattr(PixelModel, "attend", watched)
-    case.work(case.steps)
-    assert shapes == [(3, 4), (3, 12), (3, 20), (3, 28)]
-    assert sum(SHARES) / len(SHARES) == 0.5
-    assert case.steps == 4
-    assert not case.is_whole(32)
-
-
-# Refusals
-
-
-def refuse_timing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def measure(*_arguments: object) -> None:
-        raise AssertionError("timed in spite of a disagreement")
-
-    monkeypatch.setattr(run_module, "measure_interleaved", measure)
-
-
-@pytest.mark.parametrize("mechanism", [LinearAttention, SoftmaxAttention])
-def test_a_mechanism_whose_executions_disagree_is_not_timed(model, monkeypatch, raises_one_line, mechanism) -> None:
-    right = mechanism.step
-
-    def wrong(self: Any, q_t: torch.Tensor, k_t: torch.Tensor, v_t: torch.Tensor, *rest: Any) -> Any:
-        return right(self, q_t, k_t, v_t * 1.01, *rest)
-
-    monkeypatch.setattr(mechanism, "step", wrong)
-    refuse_timing(monkeypatch)
-    with raises_one_line(DisagreementError, f"'{mechanism.name}' is not timed", "parallel against step", "lintx check"):
-        bench(model, [1], 1)
-
-
-def test_a_mechanism_that_hides_bytes_is_not_timed(model, monkeypatch, raises_one_line) -> None:
-    monkeypatch.setattr(LinearAttention, "state_bytes", lambda *_arguments: 1)
-    refuse_timing(monkeypatch)
-    with raises_one_line(DisagreementError, "'linear' is not timed", "bytes"):
-        bench(model, [1], 1)

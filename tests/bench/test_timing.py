@@ -1,4 +1,4 @@
-"""Timing: in turn, warmed up, every sample kept. The clock here is made up, so that no machine decides a test."""
+"""Timing: turns, warm-ups and samples, with a made-up clock, so that no machine decides a test."""
 
 import functools
 import statistics
@@ -13,7 +13,7 @@ from linformer_cli.errors import Interrupted
 
 @pytest.fixture
 def journal(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What happened in which order, the readings of the clock and the synchronisations too."""
+    """All events in order, with the readings of the clock and the synchronisations."""
     written: list[str] = []
     monkeypatch.setattr(timing_module, "synchronize", lambda device: written.append(f"synchronize {device}"))
     return written

@@ -1,10 +1,11 @@
-"""bits/dim come from trained runs, and stand beside exactly the model that was trained."""
+"""bits/dim come from trained runs and belong to exactly the model that was trained."""
 
 import pytest
 import torch
 
 from linformer_cli.bench.models import BenchModel, load_models
-from linformer_cli.bench.trained_runs import UNTRAINED, find_trained, read_trained_runs
+from linformer_cli.bench.rows import Quality
+from linformer_cli.bench.trained_runs import find_trained, read_trained_runs
 from linformer_cli.checkpoint import save_checkpoint
 from linformer_cli.errors import CheckpointError
 
@@ -12,7 +13,7 @@ from linformer_cli.errors import CheckpointError
 @pytest.fixture
 def save_run(tmp_path, build_tiny_model, tiny_info):
     def save(name: str, bits: float | None, **changes):
-        """At `name` in the test's folder."""
+        """Save a checkpoint at `name` in the test's folder."""
         model = build_tiny_model(**changes)
         training = tiny_info.training.model_copy(
             update={"validation_bits_per_dim": bits, "validation_standard_error": 0.1, "validation_images": 9}
@@ -27,9 +28,8 @@ def save_run(tmp_path, build_tiny_model, tiny_info):
 
 def test_a_run_says_what_it_reached(save_run) -> None:
     (run,) = read_trained_runs([save_run("one", 1.5)])
-    assert run.record.keys() == UNTRAINED.keys()
-    assert (run.record["bits_per_dim"], run.record["images_seen"], run.record["data"]) == (1.5, 48, "glyphs")
-    assert set(UNTRAINED.values()) == {None}
+    assert (run.quality.bits_per_dim, run.quality.images_seen, run.quality.data) == (1.5, 48, "glyphs")
+    assert set(vars(Quality()).values()) == {None}
 
 
 def test_the_best_run_of_the_same_model_counts(save_run, build_tiny_model) -> None:
@@ -37,7 +37,7 @@ def test_the_best_run_of_the_same_model_counts(save_run, build_tiny_model) -> No
     found = find_trained(runs, build_tiny_model().config)
     assert found is not None and found.path.name == "two"
     assert find_trained(runs, build_tiny_model(attention="softmax").config) is None
-    # Options that were not written are their defaults, and dropout is no part of the model that samples.
+    # Missing options have their defaults, and dropout plays no part in sampling.
     given = build_tiny_model(attention_options={"chunk": 16, "feature_map": "elu"}, dropout=0.5).config
     assert find_trained(runs, given) is found
     assert find_trained(runs, build_tiny_model(attention_options={"chunk": 32}).config) is None
@@ -57,18 +57,18 @@ def test_a_folder_of_runs_is_all_that_were_validated(save_run, tmp_path, raises_
     runs = read_trained_runs([str(tmp_path / "runs")])
     assert [(run.folder.name, run.bits_per_dim) for run in runs] == [("a", 1.2), ("b", 1.4)]
     assert [run.path.name for run in runs] == ["last", "best"]
-    # A run is no folder of runs, though it holds folders of checkpoints.
+    # A run is not a folder of runs, although it has folders of checkpoints.
     assert [run.bits_per_dim for run in read_trained_runs([str(tmp_path / "runs" / "b")])] == [1.4]
     with raises_one_line(CheckpointError, "holds no checkpoint"):
         read_trained_runs([str(tmp_path / "runs" / "empty")])
 
 
-def test_runs_are_models_to_be_timed_with_bits_of_their_own(save_run) -> None:
-    """Also where another run of the same model is better."""
+def test_a_run_is_timed_with_its_own_bits(save_run) -> None:
+    """Even if another run of the same model is better."""
     runs = read_trained_runs([save_run("one", 1.5), save_run("two", 1.2)])
     first, second = load_models(runs, "cpu", "bf16")
     assert (first.name, second.name, first.trained, first.preset) == ("one", "two", True, None)
     assert first.model.dtype == torch.bfloat16 and not first.model.training
-    assert [subject.find_run(runs)["bits_per_dim"] for subject in (first, second)] == [1.5, 1.2]
+    assert [timed.find_quality(runs).bits_per_dim for timed in (first, second)] == [1.5, 1.2]
     other = BenchModel("other", first.model)
-    assert other.find_run(runs)["bits_per_dim"] == 1.2 and other.find_run([]) == UNTRAINED
+    assert other.find_quality(runs).bits_per_dim == 1.2 and other.find_quality([]) == Quality()

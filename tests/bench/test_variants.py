@@ -1,4 +1,4 @@
-"""Mechanisms with options, by name: what a command line says and what a row is called."""
+"""Mechanisms with options: entries of a command line, and names of rows."""
 
 import pytest
 

@@ -1,12 +1,13 @@
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from linformer_cli.cli.app import _run
+from linformer_cli.cli.app import main
 
 COMMANDS = [
     *("train", "sample", "complete", "eval", "check", "bench", "compare", "plot", "attentions", "info", "export", "env")
@@ -64,9 +65,10 @@ def test_every_help_page_has_examples(lintx, command):
     assert "Examples" in outcome.stdout
 
 
-@pytest.mark.parametrize("command", ["sample", "complete", "eval", "check", "bench sample", "info", "train"])
-def test_every_command_on_a_model_takes_checkpoint(lintx, command):
-    assert "--checkpoint" in lintx(*command.split(), "--help").stdout
+@pytest.mark.parametrize("command", ["sample", "eval", "check", "info", "export"])
+def test_a_command_on_a_model_takes_a_checkpoint_once(lintx, command):
+    text = lintx(command, "--help").stdout
+    assert "CHECKPOINT" in text and "--checkpoint" not in text
 
 
 @pytest.mark.parametrize("arguments", [[], ["bench"]])
@@ -115,7 +117,7 @@ def test_the_reference_is_up_to_date(tmp_path):
     made = tmp_path / "cli.md"
     arguments = ["typer", "linformer_cli.cli.app", "utils", "docs", "--name", "lintx", "--output", str(made)]
     subprocess.run([sys.executable, "-m", *arguments], capture_output=True, check=True, cwd=ROOT)
-    assert made.read_text(encoding="utf-8") == (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert made.read_text(encoding="utf-8") == (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -128,7 +130,6 @@ def test_the_reference_is_up_to_date(tmp_path):
         (["sample", "-n", "0"], 2, "-n"),
         (["sample", "--temperature", "0"], 2, "--temperature must be above 0"),
         (["sample", "--device", "tpu"], 2, "unknown device 'tpu'"),
-        (["sample", "one", "--checkpoint", "two"], 2, "two checkpoints are named"),
         (["sample", "-o", "-", "--json"], 2, "both want stdout"),
         (["sample", "-o", "grid.jpg"], 2, "-o writes a PNG, found 'grid.jpg'; give it a name that ends in .png"),
         (["sample", "--gif", "grid.png"], 2, "--gif writes a GIF, found 'grid.png'"),
@@ -136,15 +137,15 @@ def test_the_reference_is_up_to_date(tmp_path):
         (["complete", "x.png", "--gif", "x.webp"], 2, "--gif writes a GIF"),
         (["complete"], 2, "Missing argument"),
         (["complete", "x.png", "--keep", "left:0.5"], 2, "only keep the top"),
-        (["complete", "nosuch.png"], 1, "no picture at 'nosuch.png'"),
+        (["complete", "nosuch.png"], 1, "no image at 'nosuch.png'"),
         (["bench", "smaple"], 2, "Did you mean 'sample'?"),
         (["bench", "--repeats", "2", "sample"], 2, "No such option: --repeats"),
         (["bench", "sample", "--batch", "1,x"], 2, "--batch takes whole numbers above 0 separated by commas"),
         (["bench", "sample", "--preset", "mnist-papr"], 2, "did you mean 'mnist-paper'?"),
-        (["bench", "sample", "--preset", "tiny", "-c", "mnist-wide"], 2, "both name a network"),
+        (["bench", "sample", "--preset", "tiny", "--checkpoint", "mnist-wide"], 2, "both name a network"),
         (["bench", "sample", "--image-size", "16"], 2, "--image-size is for --preset"),
         (["bench", "sample", "--preset", "tiny", "--image-size", "16,x"], 2, "--image-size takes whole numbers"),
-        (["bench", "sample", "--preset", "tiny", "--image-size", "5000"], 2, "can have 1,048,576 values"),
+        (["bench", "sample", "--preset", "tiny", "--image-size", "5000"], 2, "can have at most 1,048,576 values"),
         (["bench", "sample", "--preset", "tiny", "--attention", "linaer"], 2, "did you mean 'linear'?"),
         (["bench", "train", "--preset", "tiny,mnist-smal"], 2, "did you mean 'mnist-small'?"),
         (["bench", "train", "--batch", "0"], 2, "--batch takes whole numbers above 0 separated by commas"),
@@ -161,10 +162,10 @@ def test_the_reference_is_up_to_date(tmp_path):
         (["bench", "approximation", "--maps", "positve"], 2, "'positve' does not estimate softmax"),
         (["bench", "attention", "--limit", "soon"], 2, "'soon' is not a time"),
         (["train", "--preset", "mnist-smal"], 2, "did you mean 'mnist-small'?"),
-        # Said before the data are looked for, which do not exist.
+        # Checked before the data set, which does not exist.
         (["train", "--data", "array:nowhere", "--attention", "linaer"], 2, "did you mean 'linear'?"),
         (["train", "--data", "array:nowhere", "--attention-option", "chunk=x"], 2, "chunk"),
-        (["train", "--data", "array:nowhere", "--batch", "0"], 2, "train: batch"),
+        (["train", "--data", "array:nowhere", "--batch", "0"], 2, "Invalid value for '--batch'"),
         (["train", "--data", "array:nowhere", "--steps", "1", "--epochs", "1"], 2, "exactly one of steps, epochs"),
         (["train", "--data", "glyphs", "--attention", "linaer"], 2, "did you mean 'linear'?"),
         (["train", "--data", "glyphs", "--attention-option", "chnk=3"], 2, "did you mean 'chunk'?"),
@@ -180,8 +181,8 @@ def test_the_reference_is_up_to_date(tmp_path):
         (["compare", "--attention", "linaer"], 2, "did you mean 'linear'?"),
         (["compare", "--data", "glyphs", "--preset", "tiyn"], 2, "did you mean 'tiny'?"),
         (["attentions", "linaer"], 2, "did you mean 'linear'?"),
-        (["attentions", "-c", "mnist-wide", "--heads", "2"], 2, "--checkpoint has sizes of its own"),
-        (["plot", "nowhere", "--grids", "3"], 2, "--grids is for the strips of --samples"),
+        (["attentions", "--checkpoint", "mnist-wide", "--heads", "2"], 2, "--checkpoint has sizes of its own"),
+        (["plot", "nowhere", "--grids", "3"], 2, "--grids needs --samples FILE"),
         (["bench", "approximation", "--norms", "1,9"], 2, "norms above 7.92"),
         (["sample", "--scale", "1000"], 2, "less than or equal to 64"),
     ],
@@ -198,7 +199,7 @@ def test_a_mistake_is_one_line_and_an_exit_code(lintx, tmp_path, monkeypatch, ar
 
 
 def test_an_error_has_its_exit_code_where_nobody_reads_it(monkeypatch):
-    """As at Ctrl-C in a pipe, which ends the reader too."""
+    """As with Ctrl-C in a pipe, which ends the reader too."""
 
     def refuse(_message):
         raise BrokenPipeError
@@ -206,15 +207,103 @@ def test_an_error_has_its_exit_code_where_nobody_reads_it(monkeypatch):
     monkeypatch.setattr("linformer_cli.cli.app.complain", refuse)
     monkeypatch.setattr(sys, "argv", ["lintx", "info", "nosuch"])
     with pytest.raises(SystemExit) as ended:
-        _run()
+        main()
     assert ended.value.code == 2
 
 
-@pytest.mark.skipif(os.name != "posix", reason="closes a stream in a shell")
-def test_a_closed_stdout_is_no_traceback():
-    command = f"{shlex.quote(sys.executable)} -m linformer_cli attentions --json >&-"
-    ended = subprocess.run(command, shell=True, capture_output=True, text=True)
-    assert "Traceback" not in ended.stderr
+def run_in_shell(command, **environment):
+    line = f"{shlex.quote(sys.executable)} -m linformer_cli {command}"
+    return subprocess.run(
+        line, shell=True, capture_output=True, text=True, env={**os.environ, **environment}, timeout=120
+    )
+
+
+@pytest.mark.skipif(os.name != "posix", reason="closes streams in a shell")
+def test_closed_streams_are_no_traceback_and_mix_nothing():
+    assert "Traceback" not in run_in_shell("attentions --json <&- >&-").stderr
+    assert "lintx attentions NAME" in run_in_shell("attentions").stderr
+    silent = run_in_shell("attentions 2>&-")
+    assert silent.returncode == 0 and "lintx attentions NAME" not in silent.stdout
+    wrong = run_in_shell("info nosuch 2>&-")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_behind_a_stream_is_a_line_where_there_is_room():
+    assert run_in_shell("info nosuch 2>/dev/full").returncode == 2
+    full = run_in_shell("attentions --json >/dev/full")
+    assert (full.returncode, full.stderr) == (1, "Error: No space left on device\n")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_help_prints_in_any_encoding(encoding):
+    page = run_in_shell("train --help", PYTHONIOENCODING=encoding)
+    assert (page.returncode, page.stderr) == (0, "")
+    assert "? lintx train --data mnist" in page.stdout  # the mark of a list
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "code"), [("typer", "SIGINT", 130), ("torch", "SIGINT", 130), ("torch", "SIGTERM", 143)]
+)
+def test_a_signal_during_an_import_is_no_traceback(tmp_path, module, name, code):
+    """Compiled modules turn the exception into another; the module here does as they do."""
+    text = (
+        "import signal\n"
+        "try:\n"
+        f"    signal.raise_signal(signal.{name})\n"
+        "except BaseException:\n"
+        "    raise RuntimeError('initialisation failed')\n"
+    )
+    (tmp_path / f"{module}.py").write_text(text)
+    ended = subprocess.run(
+        [sys.executable, "-m", "linformer_cli", "sample", "-o", str(tmp_path / "x.png")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
+        # A background job of a shell ignores Ctrl-C, and so do its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == code
+    assert "Traceback" not in ended.stderr and len(ended.stderr.splitlines()) <= 1
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_during_shutdown_is_no_traceback(name, code):
+    script = (
+        "import atexit, signal, sys\n"
+        "from linformer_cli.__main__ import main\n"
+        f"atexit.register(signal.raise_signal, signal.{name})\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "sys.argv = ['lintx', '--version']\n"
+        "main()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (code, "")
+
+
+@pytest.mark.parametrize("when", ["reporting", "computing"])
+def test_ctrl_c_at_an_odd_moment_is_no_traceback(when):
+    """While an error is reported, and in compiled code that turns it into another exception."""
+    script = (
+        "import signal, sys\n"
+        "from linformer_cli import __main__\n"
+        "from linformer_cli.cli import app\n"
+        "def interrupt(*_):\n"
+        "    try:\n"
+        "        signal.raise_signal(signal.SIGINT)\n"
+        "    except KeyboardInterrupt:\n"
+        f"        if {when!r} == 'reporting': raise\n"
+        "        raise RuntimeError('was interrupted')\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        f"if {when!r} == 'reporting': app.complain = interrupt\n"
+        "else: app.app = lambda **_: interrupt()\n"
+        "sys.argv = ['lintx', 'info', 'nosuch']\n"
+        "__main__.main()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 130
+    assert ended.stderr == ("" if when == "reporting" else "Stopped\n")
 
 
 def test_ctrl_c_is_one_word_and_130(lintx, monkeypatch, tmp_path):

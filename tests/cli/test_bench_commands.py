@@ -7,7 +7,7 @@ import re
 import signal
 
 import pytest
-from machine import FASTEST_ENGINE, TIMED_ENGINE
+from machine import FASTEST_ENGINE
 from PIL import Image
 
 
@@ -21,10 +21,11 @@ def test_bench_extrapolates_in_one_place_only(lintx, run_folder):
         for kind in (("linear", FASTEST_ENGINE), ("softmax", "cached"), ("softmax", "rerun"))
     ]
     for row in document["rows"]:
-        assert ("extrapolated" in row) == (row["engine"] == "rerun")
-        assert ("images_per_second" in row) == (row["engine"] != "rerun")
+        assert (row["extrapolated"] is not None) == (row["engine"] == "rerun")
+        assert (row["images_per_second"] is None) == (row["engine"] == "rerun")
         assert row["peak_memory_bytes"] > 0 and row["bits_per_dim"] is None
-        assert (row["product_share"] is None) == (row["engine"] == "native" and row["batch"] == 1)
+        assert row["look_ahead"] == (row["engine"] == "native" and row["batch"] == 1)
+        assert (row["product_share"] is None) == row["look_ahead"]
     assert document["ceilings"]["copy"]["gigabytes_per_second"] > 0
     assert document["environment"]["versions"]["torch"]
     markdown = lintx(*base, "--batch", "1", "--repeats", 1, "--format", "md").stdout
@@ -32,12 +33,21 @@ def test_bench_extrapolates_in_one_place_only(lintx, run_folder):
 
 
 def test_bench_sample_goes_over_mechanisms_and_sizes(lintx, run_folder):
-    base = ["bench", "sample", "-c", run_folder, "--attention", "softmax,linear,few=lsh:rounds=1", "--batch", 1]
+    base = [
+        "bench",
+        "sample",
+        "--checkpoint",
+        run_folder,
+        "--attention",
+        "softmax,linear,few=lsh:rounds=1",
+        "--batch",
+        1,
+    ]
     base += ["--repeats", 1, "--no-memory", "--no-rerun", "--runs", run_folder]
     document = lintx(*base, "--json").document
     assert [(row["name"], row["engine"]) for row in document["rows"]] == [
         ("softmax", "cached"),
-        ("linear", TIMED_ENGINE),
+        ("linear", FASTEST_ENGINE),
         ("few", "textbook"),
     ]
     assert document["rows"][2]["attention_options"]["rounds"] == 1
@@ -112,31 +122,21 @@ def test_bench_train_times_steps(lintx, run_folder):
 @pytest.fixture
 def little_paper(monkeypatch, tiny_model_config):
     """The paper's benchmark in networks and sizes that take no time."""
-    from linformer_cli.bench import paper as module
+    from linformer_cli.bench import attention, paper, sample
+    from linformer_cli.bench.copy_task import CopySettings
     from linformer_cli.bench.measure.pass_memory import PassMemory
     from linformer_cli.bench.paper_sizes import Sizes
 
-    real = module.run_copy_task
-    monkeypatch.setattr(module, "preset_network", lambda name: (name, tiny_model_config))
-    monkeypatch.setattr(module, "NETWORKS", ("mnist-paper",))
-    monkeypatch.setattr(module, "choose_sizes", lambda seconds: Sizes((1, 2), 1, {}))
-    monkeypatch.setattr(module, "choose_lengths", lambda seconds, methods: [16, 32])
-    monkeypatch.setattr(module, "measure_row_memory", lambda *given: 1000)
-    monkeypatch.setattr("linformer_cli.bench.attention.measure_pass_memory", lambda setup, limit: PassMemory(9, 0.001))
-    monkeypatch.setattr(
-        module,
-        "run_copy_task",
-        lambda variants, settings, seconds, *rest, **named: real(variants, _shrink(settings), None, *rest, **named),
-    )
-    return module
+    monkeypatch.setattr(paper, "preset_network", lambda name: (name, tiny_model_config))
+    monkeypatch.setattr(paper, "NETWORKS", ("mnist-paper",))
+    monkeypatch.setattr(paper, "METHODS", ("linear", "softmax"))
+    monkeypatch.setattr(paper, "choose_sizes", lambda seconds: Sizes((1, 2), 1, {}, lengths=(16, 32)))
+    monkeypatch.setattr(paper, "CopySettings", lambda *size, device: CopySettings(8, 16, 2, device=device))
+    monkeypatch.setattr(sample, "measure_sampling_memory", lambda setup, limit: 1000)
+    monkeypatch.setattr(attention, "measure_pass_memory", lambda setup, limit: PassMemory(9, 0.001))
 
 
-def _shrink(settings):
-    import dataclasses
-
-    return dataclasses.replace(settings, length=8, width=16, updates=2)
-
-
+@pytest.mark.slow
 def test_bench_paper_leaves_tables_and_figures(lintx, little_paper, tmp_path):
     out = tmp_path / "new" / "paper"
     outcome = lintx("bench", "paper", "--out", out, "--json")
@@ -150,25 +150,25 @@ def test_bench_paper_leaves_tables_and_figures(lintx, little_paper, tmp_path):
     assert "142.8" in (out / "paper.md").read_text()
     shown = lintx("bench", "paper", "--out", out, "--format", "md")
     assert "| exponents of" in shown.stdout and "loss, nats a symbol" in shown.stdout
-    assert f"wrote {out}" in shown.stderr and "less: " in shown.stderr
-    assert lintx("bench", "paper", "--out", out, "--format", "csv").stdout.count("\n") == 11
+    assert f"wrote {out}" in shown.stderr and "reduced: " in shown.stderr
+    assert lintx("bench", "paper", "--out", out, "--format", "csv").stdout.count("\n") == 1 + 2 * 3
 
 
 def test_bench_paper_keeps_what_ctrl_c_leaves(lintx, little_paper, monkeypatch, tmp_path):
+    from linformer_cli.bench import train
 
-    def interrupted(*given, **rest):
+    def press(*given):
         os.kill(os.getpid(), signal.SIGINT)
-        return real(*given, **rest)
+        return right(*given)
 
-    real = little_paper.run_training_bench
-    monkeypatch.setattr(little_paper, "run_training_bench", interrupted)
+    right = train.build_trainer
+    monkeypatch.setattr(train, "build_trainer", press)
     outcome = lintx("bench", "paper", "--out", tmp_path)
     assert outcome.code == 130
     assert "Stopped; what was measured is kept" in outcome.stderr
     document = json.loads((tmp_path / "paper.json").read_text())
-    # The parts take turns, and sampling has not had its last.
-    assert document["unfinished"] == ["sampling", "training", "scaling", "memory", "copy"]
-    assert len(document["sampling"]) == 10
+    assert document["unfinished"] == ["training", "scaling", "memory", "copy"]
+    assert len(document["sampling"]) == 2 * 3 and document["training"] == []
     assert (tmp_path / "images-per-second.png").exists()
 
 
@@ -193,15 +193,14 @@ def test_bench_attention_gives_points_and_exponents(lintx):
     assert "fine, T = 64, batch 2: " in outcome.stderr
 
 
-def _of_a_pass(setup):
+def test_bench_attention_draws_time_and_memory(lintx, monkeypatch, tmp_path):
+    from linformer_cli.bench import attention
     from linformer_cli.bench.measure.pass_memory import PassMemory
 
-    return PassMemory(2**10 * setup.positions * setup.batch, 0.01)
+    def measure(setup, limit_seconds):
+        return PassMemory(2**10 * setup.positions * setup.batch, 0.01)
 
-
-def test_bench_attention_draws_time_and_memory(lintx, monkeypatch, tmp_path):
-
-    monkeypatch.setattr("linformer_cli.bench.attention.measure_pass_memory", lambda setup, limit: _of_a_pass(setup))
+    monkeypatch.setattr(attention, "measure_pass_memory", measure)
     monkeypatch.setenv("COLUMNS", "80")
     plot = tmp_path / "deep" / "scaling.svg"
     base = ["bench", "attention", "--attention", "softmax,linear", "--positions", "32,64", "--repeats", 1]
@@ -227,11 +226,11 @@ def test_bench_attention_draws_time_and_memory(lintx, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("command", "told", "rows"),
     [
-        (["sample", "--batch", "1,2", "--no-memory"], "bench_sample.talk_about_row", [1, 1, 1]),
-        (["train", "--preset", "tiny", "--batch", "1,2"], "bench_train.talk_about_row", [1, 1]),
+        (["sample", "--batch", "1,2", "--no-memory"], "bench_sample.talk_about_speed", [1, 1, 1]),
+        (["train", "--preset", "tiny", "--batch", "1,2"], "bench_train.talk_about_speed", [1, 1]),
         (
             ["attention", "--attention", "linear", "--positions", "32,64", "--batch", "1"],
-            "bench_attention._report",
+            "bench_attention.talk_about_passes",
             [1],
         ),
     ],
@@ -249,10 +248,10 @@ def test_a_benchmark_that_is_stopped_shows_what_it_has(lintx, run_folder, monkey
         return "told"
 
     monkeypatch.setattr(f"linformer_cli.cli.{told}", stop)
-    where = ["-c", run_folder] if command[0] == "sample" else []
+    where = ["--checkpoint", run_folder] if command[0] == "sample" else []
     outcome = lintx("bench", *command, *where, "--repeats", 1, shown)
     assert outcome.code == 130
-    assert outcome.stderr.splitlines()[-1] == "Stopped; what was measured by then is shown"
+    assert outcome.stderr.splitlines()[-1] == "Stopped; the results so far are shown"
     if shown == "--json":
         assert outcome.document["ended"] == "interrupted"
         assert [row["batch"] for row in outcome.document["rows"]] == rows
@@ -263,6 +262,7 @@ def test_a_benchmark_that_is_stopped_shows_what_it_has(lintx, run_folder, monkey
 
 @pytest.mark.parametrize("style", ["table", "md", "csv"])
 def test_bench_attention_says_why_a_row_is_empty(lintx, monkeypatch, style):
+    from linformer_cli.bench import attention
     from linformer_cli.bench.measure.fresh_process import PassFailed
     from linformer_cli.bench.measure.pass_memory import PassMemory
 
@@ -271,7 +271,7 @@ def test_bench_attention_says_why_a_row_is_empty(lintx, monkeypatch, style):
             raise PassFailed("needs more memory than there is")
         return PassMemory(2**20, 0.01)
 
-    monkeypatch.setattr("linformer_cli.bench.attention.measure_pass_memory", measure)
+    monkeypatch.setattr(attention, "measure_pass_memory", measure)
     monkeypatch.setenv("COLUMNS", "80")
     base = ["bench", "attention", "--attention", "linear", "--positions", "32,64", "--repeats", 1, "--format", style]
     outcome = lintx(*base, "--batch", 1)

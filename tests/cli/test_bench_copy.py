@@ -1,4 +1,4 @@
-"""`lintx bench copy` from the command line to tables, JSON and a picture."""
+"""`lintx bench copy` from the command line to tables, JSON and a plot."""
 
 import csv
 import json
@@ -8,7 +8,7 @@ import signal
 import pytest
 from PIL import Image
 
-from linformer_cli.bench import copy_task
+from linformer_cli.bench.copy import Learner
 
 TINY = ["bench", "copy", "--attention", "softmax,few=linear:chunk=4", "--length", 12, "--width", 16, "--every", 2]
 TITLE = "copy task, length 12, width 16 (reduced from length 128, width 256)"
@@ -54,9 +54,7 @@ def test_every_table_says_that_it_is_reduced(lintx, monkeypatch, style):
 
 
 def test_a_task_that_every_model_fails_is_no_success(lintx, monkeypatch):
-    from linformer_cli.bench import copy_task
-
-    monkeypatch.setattr(copy_task, "_update", lambda *_arguments: (float("nan"), 0.0))
+    monkeypatch.setattr(Learner, "update", lambda *_arguments: (float("nan"), 0.0))
     outcome = lintx(*TINY, "--updates", 4, "--json")
     assert outcome.code == 1
     assert "every model failed; the table says why" in outcome.stderr
@@ -71,19 +69,19 @@ def test_the_picture_says_that_it_is_reduced(lintx, tmp_path):
         assert f"<!-- {words} -->" in text
 
 
-def test_whoever_stops_it_keeps_what_was_measured(lintx, monkeypatch, tmp_path):
-    update = copy_task._update
+def test_an_interruption_keeps_what_was_measured(lintx, monkeypatch, tmp_path):
+    update = Learner.update
 
-    def interrupted(learner, sequences, copied, number, seed):
+    def interrupted(learner, sequences, copied, number):
         if number == 3:
             os.kill(os.getpid(), signal.SIGINT)
-        return update(learner, sequences, copied, number, seed)
+        return update(learner, sequences, copied, number)
 
-    monkeypatch.setattr(copy_task, "_update", interrupted)
+    monkeypatch.setattr(Learner, "update", interrupted)
     plot = tmp_path / "copy.png"
     outcome = lintx(*TINY, "--updates", 50, "--plot", plot, "--json")
     assert outcome.code == 130
-    assert "Stopped after 3 of 50 updates, which are kept" in outcome.stderr
+    assert "Stopped after 3 of 50 updates; their results are shown" in outcome.stderr
     assert outcome.document["ended"] == "interrupted"
     for row in outcome.document["rows"]:
         assert [point["update"] for point in row["points"]] == [2, 3]

@@ -8,6 +8,7 @@ import torch
 
 from linformer_cli.bench import gpu
 from linformer_cli.bench.gpu import GpuBench
+from linformer_cli.evaluation.agreement import AgreementRow, build_row
 from linformer_cli.native.gpu import ASK
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
@@ -21,20 +22,20 @@ def test_without_a_gpu_nothing_is_measured(lintx, tmp_path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_the_file_has_what_is_found_and_a_mistake_gives_an_error(lintx, tmp_path, monkeypatch) -> None:
-    found: list[tuple[str, float, float]] = []
+def test_the_file_has_the_report_and_a_failed_check_is_an_error(lintx, tmp_path, monkeypatch) -> None:
+    found: list[AgreementRow] = []
     monkeypatch.setattr(gpu, "check_attention", lambda *arguments: found)
     monkeypatch.setattr(gpu, "check_engines", lambda *arguments: [])
     monkeypatch.setattr(gpu, "check_mechanisms", lambda *arguments: [])
-    for name in ("_measure_sampling", "_measure_many", "_measure_training", "_measure_attention"):
+    for name in ("measure_sampling", "measure_many", "measure_training", "measure_attention"):
         monkeypatch.setattr(GpuBench, name, lambda self: None)
-    monkeypatch.setenv(ASK, "x")  # so that what is set is undone
+    monkeypatch.setenv(ASK, "x")  # restored after the test
     monkeypatch.delenv(ASK)
     arguments = ["bench", "gpu", "--tiny", "--device", "cpu", "--out", tmp_path / "deep" / "gpu.json", "--json"]
     outcome = lintx(*arguments)
     assert outcome.code == 0, outcome.stderr
-    assert os.environ[ASK] == "1"  # kernels that have to be asked for
+    assert os.environ[ASK] == "1"  # use the kernels that are off by default
     assert json.loads((tmp_path / "deep" / "gpu.json").read_text()) == outcome.document
-    found.append(("a kernel", float("inf"), 1e-4))
+    found.append(build_row("a kernel", float("inf"), 1e-4))
     outcome = lintx(*arguments)
-    assert outcome.code == 1 and "not everything is right here: a kernel" in outcome.stderr
+    assert outcome.code == 1 and "failed here: a kernel" in outcome.stderr

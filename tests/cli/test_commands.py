@@ -1,6 +1,7 @@
 """Every command on a small model of its own, from the command line to the file or the JSON document."""
 
 import csv
+import importlib
 import json
 import os
 import shutil
@@ -16,15 +17,14 @@ import torch
 from machine import HAS_COMPILER
 from PIL import Image
 
-from linformer_cli import comparison
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.checkpoint import load_model, read_checkpoint, save_checkpoint
-from linformer_cli.cli import complete as complete_module
 from linformer_cli.config import ImageShape
+from linformer_cli.data import pictures
 from linformer_cli.errors import LintxError
-from linformer_cli.model.catalogue import MIXERS
+from linformer_cli.metrics import COLUMNS
+from linformer_cli.model.mixers import MIXERS
 from linformer_cli.report.grids import read_png_metadata
-from linformer_cli.training.run_folder import METRICS
 
 SMALL = ("--data", "glyphs", "--image-size", "10", "--preset", "tiny")  # images of 10 x 10, a model that starts at once
 
@@ -34,7 +34,7 @@ def test_training_leaves_the_documented_folder(run_folder):
     assert names == {"config.toml", "metrics.csv", "samples", "last", "best", ".lock"}
     with open(run_folder / "metrics.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert tuple(rows[0]) == METRICS
+    assert tuple(rows[0]) == COLUMNS
     assert float(rows[-1]["validation_bits_per_dim"]) == pytest.approx(8, abs=0.3)
     assert (run_folder / "samples" / "step-0000006.png").is_file()
 
@@ -71,7 +71,7 @@ def test_resume_goes_on_and_refuses_other_settings(lintx, tmp_path):
     outcome = lintx("train", "--resume", run, "--steps", 4, "--json")
     assert outcome.document["steps"] == 4 and outcome.document["images"] == 16
     assert "nothing was left" not in outcome.stderr
-    assert "nothing was left to train; a longer --steps" in lintx("train", "--resume", run).stderr
+    assert "nothing was left to train; give a longer --steps" in lintx("train", "--resume", run).stderr
 
 
 def test_weights_move_to_another_mechanism(lintx, run_folder, tmp_path):
@@ -80,18 +80,18 @@ def test_weights_move_to_another_mechanism(lintx, run_folder, tmp_path):
     arguments = ["train", "--init-from", source, "--attention", "softmax", "--steps", 2, "--batch", 4, "--out", run]
     outcome = lintx(*arguments, "--json")
     lines = outcome.stderr.splitlines()
-    assert f"taken over 32 tensors of {source / 'best'} (linear attention)" in lines
-    assert "new: none" in lines and "left: none" in lines
+    assert f"took over 32 tensors of {source / 'best'} (linear attention)" in lines
+    assert "newly initialised: none" in lines and "left out: none" in lines
     # What the move alone gives is measured before the first step.
     with open(run / "metrics.csv", newline="", encoding="utf-8") as file:
         first = next(csv.DictReader(file))
     assert first["step"] == "0" and float(first["validation_bits_per_dim"]) == pytest.approx(8, abs=0.3)
     assert outcome.document["init_from"]["step"] == 6 and outcome.document["attention"] == "softmax"
     assert tomllib.loads((run / "config.toml").read_text())["init_from"]["attention"] == "linear"
-    assert "Began with weights of" in (run / "last" / "README.md").read_text()
+    assert "Initialised from" in (run / "last" / "README.md").read_text()
     shutil.rmtree(source)
     outcome = lintx("train", "--resume", run, "--steps", 3, "--json")
-    assert outcome.document["steps"] == 3 and "taken over" not in outcome.stderr
+    assert outcome.document["steps"] == 3 and "took over" not in outcome.stderr
 
 
 def test_a_move_that_cannot_be_leaves_no_folder(lintx, run_folder, tmp_path):
@@ -158,19 +158,22 @@ def test_sample_to_stdout_is_a_png_and_nothing_else(run_folder):
     assert finished.stdout.startswith(b"\x89PNG") and finished.stdout.endswith(b"IEND\xaeB`\x82")
 
 
-@pytest.mark.parametrize("command", ["sample", "complete", "check", "bench sample"])
+@pytest.mark.parametrize(
+    "command",
+    ["sample", *(pytest.param(name, marks=pytest.mark.slow) for name in ("complete", "check", "bench sample"))],
+)
 def test_torchvision_is_for_data_sets_only(run_folder, tmp_path, command):
     picture = tmp_path / "picture.png"
     Image.new("L", (10, 10)).save(picture)
     arguments = {
-        "sample": ["-n", "1", "-o", str(tmp_path / "x.png")],
-        "complete": [str(picture), "-n", "1", "-o", str(tmp_path / "x.png")],
-        "check": ["--positions", "10"],
-        "bench sample": ["--batch", "1", "--repeats", "1"],
+        "sample": [str(run_folder), "-n", "1", "-o", str(tmp_path / "x.png")],
+        "complete": [str(picture), "--checkpoint", str(run_folder), "-n", "1", "-o", str(tmp_path / "x.png")],
+        "check": [str(run_folder), "--positions", "10"],
+        "bench sample": ["--checkpoint", str(run_folder), "--batch", "1", "--repeats", "1"],
     }[command]
     script = (
         "import sys; from linformer_cli.cli.app import main\n"
-        f"sys.argv = ['lintx', *{command.split()!r}, *{arguments!r}, '--checkpoint', {str(run_folder)!r}]\n"
+        f"sys.argv = ['lintx', *{command.split()!r}, *{arguments!r}]\n"
         "try: main()\n"
         "except SystemExit as ended: assert not ended.code\n"
         "assert 'torchvision' not in sys.modules"
@@ -182,7 +185,9 @@ def test_complete_keeps_the_top_of_each_picture(lintx, run_folder, tmp_path):
     good, broken, out = tmp_path / "good.png", tmp_path / "broken.png", tmp_path / "out.png"
     Image.fromarray(np.linspace(0, 255, 600).astype(np.uint8).reshape(20, 30)).save(good)
     broken.write_text("not a picture")
-    outcome = lintx("complete", good, broken, "-c", run_folder, "--keep", "top:3rows", "-n", 2, "-o", out, "--json")
+    outcome = lintx(
+        "complete", good, broken, "--checkpoint", run_folder, "--keep", "top:3rows", "-n", 2, "-o", out, "--json"
+    )
     assert outcome.code == 1 and "1 of 2 pictures" in outcome.stderr
     document = outcome.document
     (row,) = document["rows"]
@@ -191,7 +196,7 @@ def test_complete_keeps_the_top_of_each_picture(lintx, run_folder, tmp_path):
     assert document["failures"][0]["image"] == str(broken)
     assert read_png_metadata(out)["keep"] == "top:3rows"
     out.unlink()
-    outcome = lintx("complete", broken, broken, "-c", run_folder, "-o", out, "--json")
+    outcome = lintx("complete", broken, broken, "--checkpoint", run_folder, "-o", out, "--json")
     assert outcome.code == 1 and outcome.stderr.splitlines()[-1].endswith("2 of 2 pictures could not be read")
     assert outcome.document["out"] is None and not out.exists()
 
@@ -202,7 +207,7 @@ def test_complete_does_not_replace_what_it_is_given(lintx, run_folder, tmp_path,
     Image.new("L", (8, 8), 9).save(tmp_path / name)
     before = (tmp_path / name).read_bytes()
     monkeypatch.chdir(tmp_path)
-    outcome = lintx("complete", tmp_path / name, "-c", run_folder, "-o", "out.png", option, name)
+    outcome = lintx("complete", tmp_path / name, "--checkpoint", run_folder, "-o", "out.png", option, name)
     assert outcome.code == 2 and "is one of the pictures" in outcome.stderr
     assert (tmp_path / name).read_bytes() == before and not (tmp_path / "out.png").exists()
 
@@ -218,25 +223,25 @@ def test_complete_keeps_the_pictures_that_were_done(lintx, run_folder, tmp_path,
     names = [tmp_path / f"{number}.png" for number in range(3)]
     for name in names:
         Image.new("L", (10, 10)).save(name)
-    real = complete_module._complete_one
+    real = pictures.load_picture
 
-    def complete_one(session, path, *rest):
+    def load_picture(path, *rest):
         if path == names[1]:
             raise fault
-        return real(session, path, *rest)
+        return real(path, *rest)
 
-    monkeypatch.setattr(complete_module, "_complete_one", complete_one)
+    monkeypatch.setattr(pictures, "load_picture", load_picture)
     out = tmp_path / "out.png"
-    outcome = lintx("complete", *names, "-c", run_folder, "-o", out, "--json")
+    outcome = lintx("complete", *names, "--checkpoint", run_folder, "-o", out, "--json")
     assert outcome.code == code and said in outcome.stderr
     assert read_png_metadata(out)["images"] == [str(names[0])] and len(outcome.document["rows"]) == 1
-    assert "pictures" not in lintx("complete", names[1], "-c", run_folder, "-o", out).stderr
+    assert "pictures" not in lintx("complete", names[1], "--checkpoint", run_folder, "-o", out).stderr
 
 
 def test_complete_hints_at_invert(lintx, run_folder, tmp_path):
     paper = tmp_path / "paper.png"
     Image.new("L", (10, 10), 255).save(paper)
-    arguments = ["complete", paper, "-c", run_folder, "-n", 1, "-o", tmp_path / "out.png"]
+    arguments = ["complete", paper, "--checkpoint", run_folder, "-n", 1, "-o", tmp_path / "out.png"]
     assert "try --invert" in lintx(*arguments).stderr
     assert "hint:" not in lintx(*arguments, "--invert").stderr
 
@@ -249,11 +254,11 @@ def test_eval_has_both_conventions(lintx, run_folder, tmp_path):
     assert document["images"] == 6 and document["images_in_split"] == 1000
     arguments[arguments.index("--limit") + 1] = 1
     one = lintx(*arguments[:-1], "--against", run_folder)
-    assert one.code == 0 and "+-" not in one.stdout and "difference           0.0000  (to" in one.stdout
+    assert one.code == 0 and "+-" not in one.stdout and "difference           0.0000  (from" in one.stdout
     assert lintx(*arguments).document["standard_error"] is None  # one image has none
     np.save(tmp_path / "test-images.npy", np.zeros((2, 8, 8), np.uint8))
     refused = lintx("eval", run_folder, "--data", f"array:{tmp_path}", "--split", "test")
-    assert refused.code == 2 and "the model draws images of 10 x 10 x 1" in refused.stderr
+    assert refused.code == 2 and "the model is for images of 10 x 10 x 1" in refused.stderr
 
 
 def test_eval_against_another_model_takes_the_difference(lintx, run_folder, tmp_path):
@@ -271,7 +276,7 @@ def test_eval_against_another_model_takes_the_difference(lintx, run_folder, tmp_
         in lintx(*arguments, "--against", other).stdout
     )
     refused = lintx(*arguments, "--against", "mnist-wide")
-    assert refused.code == 2 and "draws other images" in refused.stderr
+    assert refused.code == 2 and "images of another size" in refused.stderr
 
 
 def test_every_command_that_reads_images_says_what_was_skipped(lintx, run_folder, tmp_path, monkeypatch):
@@ -306,25 +311,8 @@ def test_check_passes_and_fails(lintx, run_folder, monkeypatch):
     outcome = lintx("check", run_folder, "--json")
     assert outcome.code == 1 and "disagree" in outcome.stderr
     assert outcome.document["passed"] is False
-    refused = lintx("bench", "sample", "-c", run_folder, "--batch", "1", "--repeats", 1)
+    refused = lintx("bench", "sample", "--checkpoint", run_folder, "--batch", "1", "--repeats", 1)
     assert refused.code == 1 and "is not timed" in refused.stderr
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["attentions", "linear"],
-        ["bench", "attention", "--attention", "linear", "--positions", "32", "--batch", 1, "--repeats", 1],
-        ["bench", "copy", "--attention", "linear", "--length", 8, "--width", 16, "--updates", 2],
-        ["bench", "train", "--preset", "tiny", "--batch", 1, "--repeats", 1],
-    ],
-)
-def test_json_is_a_format_too(lintx, command):
-    """The same document as --json, but for what was measured."""
-    documents = [lintx(*command, *last).document for last in (["--format", "json"], ["--json"])]
-    assert documents[0].keys() == documents[1].keys()
-    if command[0] == "attentions":
-        assert documents[0] == documents[1]
 
 
 def test_attentions_lists_everything_about_each(lintx):
@@ -360,13 +348,13 @@ def test_attentions_shows_one(lintx, run_folder, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     text = lintx("attentions", "linear", "--checkpoint", run_folder).stdout
     assert "y_t = phi(q_t) s_t" in text and "T = 100, 2 heads of 16" in text
-    assert "elu, relu, poly2," in text and "positions taken pairwise" in text
+    assert "elu, relu, poly2," in text and "positions per chunk" in text
     document = lintx("attentions", "linear", "--json").document
     assert document["attention"] == "linear" and "phi(k_t) v_t^T" in document["description"]
     assert document["options"]["feature_map"] == {
         "default": "elu",
         "values": "elu, relu, poly2, taylor2, learned",
-        "description": "phi, the map of queries and keys",
+        "description": "phi, the feature map of queries and keys",
     }
     assert document["options"]["features"]["values"] == "int"
     assert "no options" in lintx("attentions", "softmax").stdout
@@ -422,7 +410,9 @@ def test_nothing_is_said_on_stdout_beside_json(lintx, run_folder, tmp_path):
     assert json.loads(outcome.stdout) and "wrote" in outcome.stderr
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number, code):
     run = tmp_path / "run"
     options = [*SMALL, "--batch", "4", "--steps", "100000", "--sample-every", "0"]
@@ -517,16 +507,18 @@ def test_compare_goes_on_past_a_mechanism_that_fails(lintx, tmp_path, monkeypatc
     assert whole["missing"] is None and whole["images_per_second"] > 0
 
 
-@pytest.mark.parametrize("work", ["train_entry", "draw_grid", "time_sampling_once"])
+@pytest.mark.parametrize("work", ["entries.train_entry", "entries.draw_grid", "speed.time_sampling_once"])
 def test_compare_goes_on_past_a_mechanism_that_needs_too_much_memory(lintx, tmp_path, monkeypatch, work):
-    real = getattr(comparison, work)
+    module, _, name = work.partition(".")
+    module = importlib.import_module(f"linformer_cli.comparison.{module}")
+    real = getattr(module, name)
 
     def run_out(entry, *rest):
         if entry.variant.label == "linear":
             raise MemoryError
         return real(entry, *rest)
 
-    monkeypatch.setattr(comparison, work, run_out)
+    monkeypatch.setattr(module, name, run_out)
     outcome = compare(lintx, tmp_path, "--attention", "linear,softmax", "--json")
     assert outcome.code == 1 and "1 of 2 failed: linear" in outcome.stderr
     broken, whole = outcome.document["rows"]
@@ -537,18 +529,18 @@ def test_compare_goes_on_past_a_mechanism_that_needs_too_much_memory(lintx, tmp_
 def test_compare_interrupted_keeps_what_it_has(lintx, tmp_path, monkeypatch):
     from linformer_cli.training.loop import Trainer
 
-    train_step = Trainer._train_step
+    train_step = Trainer.train_step
 
-    def interrupted(self, rate):
+    def interrupted(self, progress, rate):
         if self.config.model.attention == "linear" and self.progress.step == 1:
             os.kill(os.getpid(), signal.SIGINT)
-        return train_step(self, rate)
+        return train_step(self, progress, rate)
 
-    monkeypatch.setattr(Trainer, "_train_step", interrupted)
+    monkeypatch.setattr(Trainer, "train_step", interrupted)
     outcome = compare(lintx, tmp_path, "--attention", "softmax,linear", "--format", "md")
-    assert outcome.code == 130 and "the same command goes on" in outcome.stderr
+    assert outcome.code == 130 and "the same command continues" in outcome.stderr
     assert "training and sampling not timed" in outcome.stdout and "step 2 of 2" in outcome.stdout  # but not validated
-    monkeypatch.setattr(Trainer, "_train_step", train_step)
+    monkeypatch.setattr(Trainer, "train_step", train_step)
     rows = compare(lintx, tmp_path, "--attention", "softmax,linear", "--json").document["rows"]
     assert [row["missing"] for row in rows] == [None, None]
     assert all(row["bits_per_dim"] is not None for row in rows)

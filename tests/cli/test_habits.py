@@ -1,4 +1,4 @@
-"""What people are used to from other commands: quiet, pipes, signals, narrow terminals, another machine."""
+"""Conventions of command-line tools: --quiet, pipes, signals, narrow terminals, another machine."""
 
 import json
 import os
@@ -31,11 +31,11 @@ def test_quiet_says_nothing_but_errors(lintx, run_folder, tmp_path, flag) -> Non
     options = ["--data", "glyphs", "--image-size", "10", "--preset", "tiny", "--batch", "4", "--steps", "2"]
     outcome = lintx("train", *options, "--out", tmp_path / "run", flag)
     assert (outcome.code, outcome.stdout, outcome.stderr) == (0, "", "")
-    outcome = lintx("complete", tmp_path / "missing.png", tmp_path / "x.png", "-c", run_folder, "-n", 1, flag,
+    outcome = lintx("complete", tmp_path / "missing.png", tmp_path / "x.png", "--checkpoint", run_folder, "-n", 1, flag,
                     "-o", tmp_path / "c.png")  # fmt: skip
     assert outcome.code == 1
     assert [line[:7] for line in outcome.stderr.splitlines()] == ["Error: ", "Error: "]
-    # And the next command of the same process talks again.
+    # The next command in the same process is not quiet.
     assert "wrote" in lintx("sample", run_folder, "-n", 1, "-o", tmp_path / "x.png").stderr
 
 
@@ -48,8 +48,8 @@ def test_a_gif_shows_the_drawing(lintx, run_folder, tmp_path) -> None:
         gif.seek(10)
         assert gif.convert("L").tobytes() == grid.tobytes()
     shutil.copy(tmp_path / "x.png", tmp_path / "mine.png")
-    lintx("complete", tmp_path / "mine.png", "-c", run_folder, "--keep", "top:4rows", "-n", 2, "-o", tmp_path / "c.png",
-          "--gif", tmp_path / "c.gif")  # fmt: skip
+    lintx("complete", tmp_path / "mine.png", "--checkpoint", run_folder, "--keep", "top:4rows", "-n", 2,
+          "-o", tmp_path / "c.png", "--gif", tmp_path / "c.gif")  # fmt: skip
     with Image.open(tmp_path / "c.gif") as gif, Image.open(tmp_path / "c.png") as grid:
         assert gif.n_frames == 7
         assert json.loads(gif.info["comment"]) == json.loads(grid.text["lintx"])  # type: ignore[attr-defined]
@@ -57,7 +57,9 @@ def test_a_gif_shows_the_drawing(lintx, run_folder, tmp_path) -> None:
         assert gif.convert("L").tobytes() == grid.tobytes()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_whoever_stops_sampling_keeps_what_is_done(run_folder, tmp_path, number, code) -> None:
     arguments = ["sample", str(run_folder), "-n", "100000", "--batch", "2", "-o", str(tmp_path / "grid.png")]
     arguments += ["--files", str(tmp_path / "files"), "--quiet"]  # which keeps what matters
@@ -65,7 +67,7 @@ def test_whoever_stops_sampling_keeps_what_is_done(run_folder, tmp_path, number,
         [sys.executable, "-m", "linformer_cli", *arguments],
         stderr=subprocess.PIPE,
         text=True,
-        # What a shell starts in the background is deaf to Ctrl-C, and so are its children.
+        # A background job of a shell ignores Ctrl-C, and so do its children.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         deadline = time.monotonic() + 120
@@ -88,26 +90,35 @@ def test_whoever_stops_sampling_before_the_first_image_gets_no_file(lintx, run_f
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("linformer_cli.sampling.decode.iter_samples", stop)
+    monkeypatch.setattr("linformer_cli.sampling.decode.Sampler.iter_batches", stop)
     outcome = lintx("sample", run_folder, "-n", 1, "-o", tmp_path / "x.png")
     assert outcome.code == 130 and outcome.stderr.splitlines()[-1] == "Stopped"
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("columns", [40, 80, 200])
-def test_tables_fit_the_terminal_and_colours_can_be_turned_off(columns) -> None:
-    plain = run("attentions", COLUMNS=str(columns), NO_COLOR="1")
-    assert plain.returncode == 0
+def test_tables_fit_the_terminal_and_colours_can_be_turned_off(lintx, monkeypatch, columns) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("NO_COLOR", "1")
+    plain = lintx("attentions")
+    assert plain.code == 0
     assert max(map(len, plain.stdout.splitlines())) <= columns
     assert "\x1b[" not in plain.stdout
     assert "linear" in plain.stdout
-    page = run("sample", "--help", COLUMNS=str(columns), NO_COLOR="1")
+    page = lintx("sample", "--help")
     assert max(map(len, page.stdout.splitlines())) <= columns
     assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", page.stdout), "a colour in spite of NO_COLOR"
 
 
 @pytest.mark.parametrize(
-    "command", [["attentions"], ["attentions", "--json"], ["info", "--json"], ["sample", "--help"]]
+    "command",
+    [
+        ["attentions"],
+        *(
+            pytest.param(command, marks=pytest.mark.slow)
+            for command in (["attentions", "--json"], ["info", "--json"], ["sample", "--help"])
+        ),
+    ],
 )
 def test_output_may_go_into_head(command) -> None:
     lintx = f"{sys.executable} -m linformer_cli {' '.join(command)}"
@@ -116,12 +127,12 @@ def test_output_may_go_into_head(command) -> None:
     )
     assert len(ended.stdout.splitlines()) == 1
     assert ended.returncode in (0, 1, 141)  # 1 is what typer ends with on a closed pipe
-    # What is said beside the result may still come; a complaint may not.
+    # Other messages may follow, but no error.
     assert "Traceback" not in ended.stderr and "rror" not in ended.stderr and "ipe" not in ended.stderr
 
 
 def test_a_run_may_go_on_on_another_device(lintx, run_folder, tmp_path) -> None:
-    """Trained on a GPU that is not here: the random state of the GPU is left aside, all else goes on."""
+    """A run trained on a GPU that this machine lacks: the GPU's random state is ignored, everything else resumes."""
     folder = Path(shutil.copytree(run_folder, tmp_path / "run"))
     config = folder / "config.toml"
     config.write_text(config.read_text().replace('device = "auto"', 'device = "cuda"'))

@@ -1,6 +1,6 @@
 import pytest
 
-from linformer_cli.cli.options import parse_duration, parse_pairs
+from linformer_cli.cli.options import LARGEST_COUNT, parse_duration, parse_numbers, parse_pairs, parse_size, parse_sizes
 from linformer_cli.errors import UsageError
 
 
@@ -40,3 +40,23 @@ def test_pairs():
 def test_wrong_pairs_are_refused(pairs):
     with pytest.raises(UsageError, match="--x"):
         parse_pairs(pairs, "--x")
+
+
+def test_sizes_and_numbers() -> None:
+    assert parse_sizes("1,64", "--x", "1") == [1, 64]
+    assert parse_size(str(LARGEST_COUNT), "--x", "1") == LARGEST_COUNT
+    assert parse_numbers("0.5,1e300", "--x", "1") == [0.5, 1e300]
+
+
+@pytest.mark.parametrize("parse", [parse_size, parse_sizes, parse_numbers])
+@pytest.mark.parametrize("text", ["", "0", "-1", "x", "1,", "nan", "inf"])
+def test_what_is_not_a_positive_number_is_refused(parse, text) -> None:
+    with pytest.raises(UsageError, match="--x takes"):
+        parse(text, "--x", "1")
+
+
+@pytest.mark.parametrize("parse", [parse_size, parse_sizes])
+@pytest.mark.parametrize("text", [str(LARGEST_COUNT + 1), str(2**63), "9" * 20, "9" * 5000])
+def test_a_size_that_no_machine_holds_is_refused(parse, text) -> None:
+    with pytest.raises(UsageError, match="--x takes"):
+        parse(text, "--x", "1")

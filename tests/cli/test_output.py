@@ -1,7 +1,11 @@
 """What is said, what --quiet leaves out, and what only a terminal shows."""
 
 import io
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +28,7 @@ def test_quiet_leaves_out_talk_and_no_warning(capsys, quiet) -> None:
     output.complain("it broke")
     output.say_halved(3)
     said = capsys.readouterr()
-    warnings = "it broke\nout of memory; going on with 3 at once, the images stay the same\n"
+    warnings = "it broke\nout of memory; continuing with a batch of 3, which gives the same images\n"
     assert (said.out, said.err) == ("", warnings if quiet else "wrote a file\n" + warnings)
 
 
@@ -38,3 +42,20 @@ def test_a_preview_is_for_terminals_that_want_to_hear(monkeypatch, terminal, qui
     output.show_preview(np.zeros((1, 4, 4, 1), np.uint8))
     assert ("▀" in written.getvalue()) == shown
     assert shown or not written.getvalue()
+
+
+def test_messages_of_a_process_without_stderr_do_not_reach_stdout(monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sys.stderr", None)
+    output.complain("it broke")
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_training_continues_if_stderr_is_full(tmp_path) -> None:
+    """Also at exit, when Python flushes stderr once more."""
+    arguments = ["train", "--data", "glyphs", "--image-size", "8", "--preset", "tiny", "--steps", "2", "--batch", "2"]
+    command = [sys.executable, "-m", "linformer_cli", *arguments, "--out", str(tmp_path / "run"), "--json"]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, text=True, timeout=120)
+    assert ended.returncode == 0
+    assert json.loads(ended.stdout)["steps"] == 2

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from linformer_cli import files
-from linformer_cli.bench import sample as run_module
+from linformer_cli.bench import sample
 from linformer_cli.errors import LintxError
 from linformer_cli.sampling import decode
 
@@ -40,7 +40,7 @@ def test_a_place_that_cannot_be_written_is_said_before_any_work(lintx, blocked, 
     monkeypatch.chdir(tmp_path)
     place = blocked.with_suffix(".gif") if command[-1] == "--gif" else blocked
     # A model that is not there would be said next.
-    model = ["-c", "nothing"] if command[0] in ("sample", "complete") else []
+    model = {"sample": ["nothing"], "complete": ["--checkpoint", "nothing"]}.get(command[0], [])
     outcome = lintx(*command, place, *model)
     assert outcome.code == 1 and outcome.stdout == ""
     (line,) = outcome.stderr.splitlines()
@@ -71,7 +71,7 @@ def test_a_plot_on_a_full_disk_takes_no_figures_along(lintx, run_folder, tmp_pat
 
 
 def test_bits_that_no_row_would_have_are_said_before_any_work(lintx, run_folder, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(run_module, "measure_interleaved", None)
+    monkeypatch.setattr(sample, "run_sampling_bench", None)
     plot = tmp_path / "bits.png"
     outcome = lintx("bench", "sample", "--preset", "tiny", "--runs", run_folder, "--bits-plot", plot, *QUICK)
     assert outcome.code == 2 and "none of --runs is of a model that would be timed" in outcome.stderr
@@ -82,7 +82,7 @@ def test_bits_that_no_row_would_have_are_said_before_any_work(lintx, run_folder,
     "command", [["sample"], ["check"], ["bench", "copy"], ["bench", "approximation"]], ids=lambda command: command[-1]
 )
 def test_a_seed_beyond_64_bits_is_refused(lintx, monkeypatch, command) -> None:
-    monkeypatch.setattr(decode, "sample_values", None)
+    monkeypatch.setattr(decode, "Sampler", None)
     outcome = lintx(*command, "--seed", 2**63)
     assert outcome.code == 2 and "--seed" in outcome.stderr and "Traceback" not in outcome.stderr
 

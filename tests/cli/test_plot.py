@@ -1,6 +1,7 @@
-"""`lintx plot` from run folders to pictures and JSON."""
+"""`lintx plot` from run folders to plots, strips and JSON."""
 
 import csv
+import os
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from linformer_cli.report.grids import read_png_metadata
 
 @pytest.fixture
 def logged_run(run_folder, tmp_path):
-    """The finished run again, with a row of training in its log: it was too short for one of its own."""
+    """A copy of the finished run with a row of training added to its log, which is too short to have one."""
     folder = tmp_path / "logged"
     shutil.copytree(run_folder, folder)
     with open(folder / "metrics.csv", "a", encoding="utf-8") as file:
@@ -56,7 +57,7 @@ def test_what_is_drawn_is_what_is_asked_for(lintx, run_folder, tmp_path, monkeyp
     ("arguments", "code", "part"),
     [
         (["nowhere"], 2, "'nowhere' is not a run: it has no metrics.csv"),
-        (["empty"], 1, "nothing of the run is logged yet"),
+        (["empty"], 1, "has not logged anything yet"),
         (["nowhere", "--samples", "s.png"], 1, "'nowhere' has no grids"),
         (["empty", "-o", "x.pdf"], 2, ".png or .svg"),
         (["empty", "--samples", "x.svg"], 2, "ends in .png"),
@@ -72,6 +73,35 @@ def test_mistakes_are_one_line(lintx, tmp_path, monkeypatch, arguments, code, pa
     assert (outcome.code, outcome.stdout) == (code, "")
     assert part in outcome.stderr and len(outcome.stderr.splitlines()) == 1
     assert not list(tmp_path.glob("*.png"))
+
+
+@pytest.mark.parametrize(
+    ("option", "code", "part"),
+    [("-o", 2, "a plot is a PNG or an SVG, found '/'"), ("--samples", 1, "cannot write /: is a directory")],
+)
+def test_the_root_folder_is_no_output(lintx, run_folder, option, code, part):
+    outcome = lintx("plot", run_folder, option, "/")
+    assert (outcome.code, outcome.stdout) == (code, "")
+    assert part in outcome.stderr and len(outcome.stderr.splitlines()) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
+@pytest.mark.parametrize("option", ["-o", "--samples"])
+def test_a_pipe_without_a_reader_does_not_hang(run_folder, tmp_path, option):
+    """In a process of its own: a hanging open() cannot be interrupted here."""
+    pipe = tmp_path / "plot.png"
+    os.mkfifo(pipe)
+    command = [sys.executable, "-m", "linformer_cli", "plot", str(run_folder), option, str(pipe)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1 and "nothing reads from this pipe" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
+def test_a_pipe_among_the_grids_is_skipped(lintx, run_folder, tmp_path):
+    run = shutil.copytree(run_folder, tmp_path / "run")
+    os.mkfifo(run / "samples" / "step-0000099.png")
+    assert lintx("plot", run, "--samples", tmp_path / "samples.png").code == 0
 
 
 def test_drawing_needs_no_torch(run_folder, tmp_path):

@@ -1,5 +1,6 @@
-"""What is seen of a training: one line that fits its terminal, or lines now and then where there is none."""
+"""The progress of training: one line that fits its terminal, or a line now and then without a terminal."""
 
+import errno
 import io
 import re
 from collections.abc import Iterator
@@ -8,9 +9,17 @@ import pytest
 from rich.console import Console
 
 from linformer_cli.cli import output
-from linformer_cli.cli.progress import PatientConsole, TrainingDisplay
+from linformer_cli.cli.progress import TrainingDisplay
+from linformer_cli.metrics import MetricsRow
 
-ROW = {"step": 12345, "train_bits_per_dim": 1.23456, "images_per_second": 1234.5, "peak_memory_bytes": 3 << 30}
+ROW = MetricsRow(
+    step=12345,
+    images=99,
+    elapsed_seconds=1.5,
+    train_bits_per_dim=1.23456,
+    images_per_second=1234.5,
+    peak_memory_bytes=3 << 30,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -45,14 +54,15 @@ def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
     assert show(40, terminal=False, steps=5) == (" 50%  step 12345  1.235 bits/dim  ? left  1234.5 images/s  3 GiB\n")
 
 
+@pytest.mark.parametrize("error", [BrokenPipeError(), OSError(errno.ENOSPC, "full"), ValueError("closed file")])
 @pytest.mark.parametrize("terminal", [True, False])
-def test_training_goes_on_where_nobody_reads(terminal: bool) -> None:
+def test_training_continues_if_its_progress_cannot_be_written(terminal: bool, error: Exception) -> None:
     class Gone(io.StringIO):
         def write(self, text: str) -> int:
-            raise BrokenPipeError
+            raise error
 
     output.set_quiet(False)
-    console = PatientConsole(file=Gone(), force_terminal=terminal, width=80)
+    console = Console(file=output.PatientStream(Gone()), force_terminal=terminal, width=80)  # type: ignore[arg-type]
     with TrainingDisplay(console) as display:
         display.on_step(ROW, 0.5)
         display.on_spike("the loss jumped")

@@ -81,7 +81,7 @@ def told(tmp_path_factory):
     for part, labels in (("train", np.arange(30) % 3), ("test", np.arange(30) % 2)):
         np.save(data / f"{part}-images.npy", images)
         np.save(data / f"{part}-labels.npy", labels)
-    arguments = ("--preset", "tiny", "--steps", "3", "--batch", "4", "--sample-every", "0", "--lr", "0.01")
+    arguments = ("--preset", "tiny", "--steps", "3", "--batch", "4", "--sample-every", "0", "--learning-rate", "0.01")
     config = {"model": {"attention": "linear"}, "data": {"name": f"array:{data}"}, "train": {}}
     file = run.parent / "given.toml"
     file.write_text(tomli_w.dumps(config), encoding="utf-8")
@@ -94,7 +94,7 @@ def told_run(told, lintx):
     if not run.exists():
         outcome = lintx(*arguments, "--out", run)
         assert outcome.code == 0, outcome.stderr
-        assert "told the class of each image, one of 3; " in outcome.stderr and "class: 0.0440 more" in outcome.stderr
+        assert "conditioned on 3 classes: " in outcome.stderr and "add 0.0440 to compare" in outcome.stderr
     return data, run
 
 
@@ -102,7 +102,7 @@ def test_a_run_keeps_its_classes(told_run, lintx, tmp_path):
     data, run = told_run
     assert read_checkpoint(run).info.model.classes == 3
     assert "which of 3 classes" in (run / "best" / "README.md").read_text(encoding="utf-8")
-    assert "3, of which the model is told" in lintx("info", run).stdout
+    assert "3, the model is conditional" in lintx("info", run).stdout
     assert lintx("train", "--resume", run, "--steps", 4).code == 0
     refused = lintx("train", "--resume", run, "--no-classes")
     assert refused.code == 2 and "drop --classes" in refused.stderr
@@ -147,7 +147,7 @@ def test_a_class_that_does_not_exist_is_refused(told_run, lintx, tmp_path, wante
 def test_a_model_without_classes_refuses_one(run_folder, lintx, tmp_path):
     picture = tmp_path / "picture.png"
     Image.new("L", (10, 10)).save(picture)
-    for arguments in (("sample", run_folder), ("complete", picture, "-c", run_folder)):
+    for arguments in (("sample", run_folder), ("complete", picture, "--checkpoint", run_folder)):
         outcome = lintx(*arguments, "--class", 0, "-o", tmp_path / "out.png")
         assert outcome.code == 2 and "was trained without --classes; drop --class 0" in outcome.stderr
     assert not (tmp_path / "out.png").exists()
@@ -157,10 +157,10 @@ def test_complete_must_be_told_the_class(told_run, lintx, tmp_path):
     _, run = told_run
     picture = tmp_path / "picture.png"
     Image.new("L", (6, 6)).save(picture)
-    arguments = ("complete", picture, "-c", run, "-n", 1, "-o", tmp_path / "out.png")
+    arguments = ("complete", picture, "--checkpoint", run, "-n", 1, "-o", tmp_path / "out.png")
     for wrong in ((), ("--class", "all"), ("--class", "0,1")):
         outcome = lintx(*arguments, *wrong)
-        assert outcome.code == 2 and "say with --class which of 0 to 2" in outcome.stderr
+        assert outcome.code == 2 and "name the class of the pictures, 0 to 2, with --class" in outcome.stderr
     assert "from 0 to 2" in lintx(*arguments, "--class", 3).stderr
     assert lintx(*arguments, "--class", 2, "--json").document["class"] == 2
     assert read_png_metadata(tmp_path / "out.png")["class"] == 2

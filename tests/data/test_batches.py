@@ -1,4 +1,4 @@
-"""The order of training: each epoch a permutation, fixed by the seed, the same from whatever place it is resumed."""
+"""The order of training: each epoch a permutation, fixed by the seed and the same after a resume at any place."""
 
 import numpy as np
 import pytest
@@ -60,7 +60,7 @@ def test_a_step_is_cheap_because_permutations_are_kept(monkeypatch: pytest.Monke
 
 
 def test_the_order_never_changes() -> None:
-    """Pinned: a run saved today must resume in the same order under any later version of this code or of numpy."""
+    """Fixed values: a saved run must resume in the same order with later versions of this code and of numpy."""
     assert Batches(8, seed=42).batch(0, 16).tolist() == [7, 1, 6, 4, 3, 5, 0, 2, 4, 5, 3, 0, 2, 7, 1, 6]
 
 
@@ -101,7 +101,7 @@ def test_shifts_depend_on_the_seed_and_the_place_alone() -> None:
 
 
 def test_shifts_never_change() -> None:
-    """Pinned, as the order is: a resumed run must move its images as the unbroken one would have."""
+    """Fixed values, as for the order: a resumed run must shift its images like an uninterrupted one."""
     assert Batches(8, seed=42).shifts(3, 5, most=2).tolist() == [[1, 0], [1, 1], [1, 2], [-2, 0], [1, 2]]
 
 

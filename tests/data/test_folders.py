@@ -1,9 +1,10 @@
-"""Folders of pictures, made by the tests."""
+"""Folders of images as data sets."""
 
 import errno
 import io
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -89,12 +90,12 @@ def test_class_folders_may_be_links_and_end_where_they_meet_themselves(tmp_path:
 
 
 def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = os.scandir
+    scandir = os.scandir
 
     def scan(place: Path):
         if Path(place).name == "locked":
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        return honest(place)
+        return scandir(place)
 
     write_pictures(tmp_path / "pictures", 6)
     write_pictures(tmp_path / "pictures" / "locked", 6, seed=1)
@@ -124,7 +125,7 @@ def test_what_an_earlier_version_kept_is_made_anew(
     from linformer_cli.data import folders
 
     write_pictures(tmp_path / "pictures", 10)
-    monkeypatch.setattr(folders, "_CACHE_VERSION", 1)
+    monkeypatch.setattr(folders, "CACHE_VERSION", 1)
     load(tmp_path / "pictures", "train", 8, 3, cache)
     monkeypatch.undo()
     (before,) = cache.iterdir()
@@ -175,10 +176,32 @@ def test_a_link_to_nothing_is_skipped_and_named(tmp_path: Path, cache: Path) -> 
     found = [load(tmp_path / "pictures", split, 8, 3, cache) for split in SPLITS]
     assert sum(len(part.images) for part in found) == 20
     (line,) = found[0].skipped
-    assert "no picture at" in line and "link.png" in line
+    assert "no image at" in line and "link.png" in line
     Image.new("RGB", (9, 9)).save(target)
     found = [load(tmp_path / "pictures", split, 8, 3, cache) for split in SPLITS]
     assert sum(len(part.images) for part in found) == 21 and found[0].skipped == ()
+
+
+def test_a_link_to_itself_is_skipped_and_named(tmp_path: Path, cache: Path) -> None:
+    write_pictures(tmp_path / "pictures" / "deep", 20)
+    for name in ("folder", "picture.png", "deep/inner"):
+        (tmp_path / "pictures" / name).symlink_to(tmp_path / "pictures" / name)
+    found = [load(tmp_path / "pictures", split, 8, 3, cache) for split in SPLITS]
+    assert sum(len(part.images) for part in found) == 20
+    assert len(found[0].skipped) == 3 and all("symbolic links" in line for line in found[0].skipped)
+
+
+def test_folders_may_be_very_deep(tmp_path: Path, cache: Path) -> None:
+    write_pictures(tmp_path / "pictures", 6)
+    deep = str(tmp_path / "pictures")
+    for _ in range(1200):  # mkdir(parents=True) is a recursion
+        deep += "/d"
+        os.mkdir(deep)
+    write_pictures(Path(deep), 6, seed=1)
+    try:
+        assert sum(len(load(tmp_path / "pictures", split, 8, 3, cache).images) for split in SPLITS) == 12
+    finally:
+        subprocess.run(["rm", "-rf", str(tmp_path / "pictures")], check=True)  # too deep for pytest to remove
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
@@ -197,17 +220,17 @@ def test_a_folder_whose_name_is_in_no_encoding(tmp_path: Path, cache: Path) -> N
 
 
 def test_a_folder_that_changes_while_its_pictures_are_in_use(tmp_path: Path, cache: Path, monkeypatch) -> None:
-    """As on a network file system, where a file that is mapped into memory cannot go."""
+    """As on a network file system, where a memory-mapped file cannot be deleted."""
     from linformer_cli.data import folders
 
     write_pictures(tmp_path / "pictures", 10)
     before = load(tmp_path / "pictures", "train", 8, None, cache).images
     known, removed = before.tolist(), []
-    honest = shutil.rmtree
+    rmtree = shutil.rmtree
     monkeypatch.setattr(
         folders.shutil,
         "rmtree",
-        lambda path, **more: removed.append(path) if Path(path).parent == cache else honest(path, **more),
+        lambda path, **more: removed.append(path) if Path(path).parent == cache else rmtree(path, **more),
     )
     write_pictures(tmp_path / "pictures", 20, seed=1)
     assert len(load(tmp_path / "pictures", "train", 8, None, cache).images) == 16
@@ -215,7 +238,7 @@ def test_a_folder_that_changes_while_its_pictures_are_in_use(tmp_path: Path, cac
 
 
 def test_two_processes_may_prepare_the_same_folder(tmp_path: Path, cache: Path, monkeypatch) -> None:
-    """The other one puts its pictures there between the last look and the renaming."""
+    """The other process writes its cache just before this one renames its own."""
     write_pictures(tmp_path / "pictures", 12)
     rename = os.rename
 
@@ -231,11 +254,11 @@ def test_decoded_once_until_the_folder_changes(tmp_path: Path, cache: Path, monk
     from linformer_cli.data import folders
 
     decoded: list[Path] = []
-    honest = folders.load_picture
+    load_picture = folders.load_picture
 
     def counting(path, shape):
         decoded.append(path)
-        return honest(path, shape)
+        return load_picture(path, shape)
 
     monkeypatch.setattr(folders, "load_picture", counting)
     write_pictures(tmp_path / "pictures", 10)
@@ -288,15 +311,13 @@ def test_what_killed_processes_left_is_removed_and_what_a_living_one_writes_is_n
 
 
 def test_training_lists_a_folder_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from linformer_cli.data import folders
-
     monkeypatch.setenv("LINTX_CACHE", str(tmp_path / "cache"))
     write_pictures(tmp_path / "pictures", 20)
-    lists, honest = [], folders._list_pictures
-    monkeypatch.setattr(folders, "_list_pictures", lambda folder: lists.append(folder) or honest(folder))
+    listed, scandir = [], os.scandir
+    monkeypatch.setattr(os, "scandir", lambda place: listed.append(place) or scandir(place))
     name = f"folder:{tmp_path / 'pictures'}"
     found = load_for_training(DataConfig(name=name, image_size=8))
-    assert lists == [tmp_path / "pictures"]
+    assert listed.count(tmp_path / "pictures") == 1
     for images in found:
         assert np.array_equal(images.images, load_images(name, images.split, image_size=8).images)
 
@@ -304,7 +325,7 @@ def test_training_lists_a_folder_once(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("count", [0, 2])
 def test_too_few_pictures(tmp_path: Path, cache: Path, count: int) -> None:
     write_pictures(tmp_path / "pictures", count)
-    with pytest.raises(DataError, match=f"holds {count} pictures; at least 3"):
+    with pytest.raises(DataError, match=f"has {count} images; at least 3"):
         load(tmp_path / "pictures", "train", 8, None, cache)
 
 
@@ -320,7 +341,7 @@ def test_only_broken_pictures(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "pictures").mkdir()
     for index in range(4):
         (tmp_path / "pictures" / f"{index}.jpg").write_bytes(b"")
-    with pytest.raises(DataError, match="no readable picture, 4 broken ones"):
+    with pytest.raises(DataError, match="no readable image, and 4 broken ones"):
         load(tmp_path / "pictures", "train", 8, 3, cache)
     assert list(cache.iterdir()) == []
 
@@ -333,8 +354,10 @@ def test_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = load_images(f"folder:{tmp_path / 'pictures'}", "train", image_size=16, channels=3)
     assert found.images.shape[1:] == (16, 16, 3)
     assert len(found.notes) == 1 and "1 file skipped: " in found.notes[0] and "broken.png" in found.notes[0]
-    with pytest.raises(DataError, match="does not exist"):
+    with pytest.raises(DataError, match="nowhere does not exist; name a folder"):
         load_images(f"folder:{tmp_path / 'nowhere'}", "train")
+    with pytest.raises(DataError, match=r"notes.txt is not a folder; name a folder"):
+        load_images(f"folder:{tmp_path / 'pictures' / 'notes.txt'}", "train")
     with pytest.raises(UsageError, match="needs a folder"):
         load_images("folder:", "train")
     with pytest.raises(UsageError, match="--channels 3"):

@@ -1,4 +1,4 @@
-"""The drawn set: the same image whatever is drawn with it, whole characters, light on dark, quick."""
+"""The `glyphs` set: images independent of each other, complete characters, light on dark, drawn quickly."""
 
 import time
 
@@ -61,7 +61,7 @@ def test_images_of_one_character_vary() -> None:
 
 
 def test_the_mean_picture_of_a_character_looks_like_it() -> None:
-    """'L' is heavy below, 'T' above, 'I' narrow: the label belongs to the drawing, and it stands upright."""
+    """'L' is heavy below, 'T' above, 'I' is narrow: labels match the images, which are upright."""
     images, labels = draw_glyphs("train", 28, 0, 3000)
     mean = {character: images[labels == CHARACTERS.index(character), :, :, 0].mean(axis=0) for character in "LTIO"}
     assert mean["L"][14:].sum() > 1.2 * mean["L"][:14].sum()

@@ -1,4 +1,4 @@
-"""Data sets by name: the split rule, the data folder, arrays of one's own; every fault one line."""
+"""Data sets by name: the split rule, the data folder, the user's own arrays, and one line for every fault."""
 
 import os
 import pickle
@@ -162,7 +162,7 @@ def test_arrays_are_mapped_and_labels_become_int64(tmp_path: Path) -> None:
         (np.zeros((20, 4, 5, 3, 1), np.uint8), "[20, 4, 5, 3, 1]"),
         (np.zeros((0, 4, 5), np.uint8), "no images"),
         (np.zeros((20, 0, 5), np.uint8), "no images"),
-        (np.array([{}, None], dtype=object), "not a whole .npy file"),
+        (np.array([{}, None], dtype=object), "not a complete .npy file"),
     ],
 )
 def test_arrays_of_another_form_are_refused(pixels: np.ndarray, part: str, tmp_path: Path) -> None:
@@ -206,8 +206,24 @@ def test_damaged_arrays_are_refused(how: str, tmp_path: Path) -> None:
     damage(tmp_path / "train-images.npy", how)
     with pytest.raises(DataError) as error:
         load_images(name, "train")
-    expected = {"archive": "is an archive", "folder": "cannot read"}.get(how, "is not a whole .npy file")
+    expected = {"archive": "is an archive", "folder": "cannot read"}.get(how, "is not a complete .npy file")
     check_one_line(error, "train-images.npy", expected)
+
+
+@pytest.mark.parametrize("part", ["images", "labels"])
+def test_a_pipe_is_no_array(part: str, tmp_path: Path, raises_one_line) -> None:
+    name = save_arrays(tmp_path)
+    (tmp_path / f"train-{part}.npy").unlink(missing_ok=True)
+    os.mkfifo(tmp_path / f"train-{part}.npy")
+    with raises_one_line(DataError, f"train-{part}.npy is a pipe or a device; save the array to a file"):
+        load_images(name, "train")
+
+
+def test_a_broken_link_is_not_a_set_without_labels(tmp_path: Path, raises_one_line) -> None:
+    name = save_arrays(tmp_path)
+    (tmp_path / "train-labels.npy").symlink_to(tmp_path / "nowhere.npy")
+    with raises_one_line(DataError, "train-labels.npy does not exist"):
+        load_images(name, "train")
 
 
 def test_missing_arrays_are_refused(tmp_path: Path) -> None:
@@ -228,7 +244,7 @@ def test_missing_arrays_are_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def asked_root(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, str]]:
-    """Where torchvision's sets are looked for, without torchvision."""
+    """Replaces the torchvision loader; returns the list of folders that it was given."""
     roots: list[tuple[Path, str]] = []
 
     def load(name: str, train: bool, root: Path, origin: str) -> tuple[np.ndarray, np.ndarray]:
@@ -272,12 +288,13 @@ def test_the_split_rule_holds_for_torchvision_sets(
 def test_training_reads_a_set_once_and_cuts_it_as_ever(
     name: str, asked_root: list[tuple[Path, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reads, read = [], images_module._load_arrays
-    monkeypatch.setattr(images_module, "_load_arrays", lambda *given: reads.append(given) or read(*given))
+    reads, read = [], np.load
+    monkeypatch.setattr(np, "load", lambda path, **given: reads.append(path) or read(path, **given))
     if name == "array":
         name = save_arrays(tmp_path / "mine", labels=np.arange(20))
     found = load_for_training(DataConfig(name=name))
-    assert len(asked_root) + len(reads) == (name != "glyphs")
+    assert len(asked_root) == (name == "mnist")
+    assert len(reads) == (2 if name.startswith("array") else 0)  # images and labels
     assert [images.split for images in found] == ["train", "validation"]
     for images in found:
         alone = load_images(name, images.split)

@@ -1,4 +1,4 @@
-"""A user's own pictures: every mode and format that Pillow reads, three ways to fit, one line for what is broken."""
+"""A user's own images: all modes and formats of Pillow, three ways to fit, one line for a broken file."""
 
 import io
 import re
@@ -128,7 +128,7 @@ def test_a_palette_is_looked_up(tmp_path: Path) -> None:
 
 
 def drawing(colour: tuple[int, int, int], hidden: tuple[int, int, int]) -> Image.Image:
-    """Two columns of `colour` before nothing: the pixels of the nothing hold `hidden`, which nobody may see."""
+    """Two columns of `colour`, the rest transparent with the colour `hidden`, which must not show."""
     pixels = np.zeros((6, 4, 4), dtype=np.uint8)
     pixels[..., :3] = hidden
     pixels[:, 1:3] = (*colour, 255)
@@ -215,7 +215,7 @@ def test_of_an_animation_the_first_frame_is_taken_and_that_is_said(tmp_path: Pat
         path = store(tmp_path, frames[0], name, save_all=True, append_images=frames[1:])
         picture = load_picture(path, GREY)
         assert picture.image.max() <= 1
-        assert picture.notes == ("has 3 frames; the first is taken",)
+        assert picture.notes == ("has 3 frames; only the first is used",)
 
 
 # Fitting
@@ -226,7 +226,7 @@ def test_a_picture_of_another_size_is_resized_and_that_is_said(tmp_path: Path) -
     for fit in ("crop", "pad", "stretch"):
         picture = load_picture(path, GREY, fit)
         assert (picture.image == 77).all()
-        assert picture.notes == (f"40 x 60 pixels made 4 x 6 ({fit})",)
+        assert picture.notes == (f"resized from 40 x 60 to 4 x 6 pixels ({fit})",)
 
 
 def test_crop_cuts_around_the_middle(tmp_path: Path) -> None:
@@ -279,15 +279,15 @@ def test_inverting_happens_after_the_fit(tmp_path: Path) -> None:
 
 
 def test_what_is_no_picture_is_refused(tmp_path: Path, raises_one_line) -> None:
-    with raises_one_line(DataError, "no picture at", "missing.png"):
+    with raises_one_line(DataError, "no image at", "missing.png"):
         load_picture(tmp_path / "missing.png", GREY)
     with raises_one_line(DataError, str(tmp_path), "is a folder"):
         load_picture(tmp_path, GREY)
     (tmp_path / "text.png").write_text("I am not a picture.\n")
-    with raises_one_line(DataError, "text.png", "not a picture"):
+    with raises_one_line(DataError, "text.png", "not an image"):
         load_picture(tmp_path / "text.png", GREY)
     (tmp_path / "empty.png").touch()
-    with raises_one_line(DataError, "empty.png", "not a picture"):
+    with raises_one_line(DataError, "empty.png", "not an image"):
         load_picture(tmp_path / "empty.png", GREY)
 
 
@@ -332,7 +332,7 @@ def test_a_damaged_file_gives_a_picture_or_one_line(tmp_path: Path, kind: str) -
 
 
 def claim(width: int, height: int) -> bytes:
-    """The beginning of a PNG that says it is so large."""
+    """A PNG whose header declares this size."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

@@ -1,4 +1,4 @@
-"""Images to values and back: raster order, channels innermost, evenly cut levels."""
+"""Images to values and back: raster order, channels innermost, evenly spaced levels."""
 
 import numpy as np
 import pytest

@@ -1,7 +1,8 @@
-"""torchvision's sets: small files in its own formats, downloads that fail, and a torchvision for another torch."""
+"""torchvision's sets: small files in its formats, failing downloads, and a torchvision built for another torch."""
 
 import gzip
 import hashlib
+import importlib.abc
 import pickle
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from linformer_cli.data import torchvision_sets
 from linformer_cli.data.torchvision_sets import NETWORK_TIMEOUT_SECONDS, load_torchvision_set
@@ -153,7 +155,7 @@ def test_packed_files_that_lie_there_need_no_network(tmp_path: Path, monkeypatch
 
 
 class Downloading:
-    """Stands in for torchvision.datasets.MNIST: absent at first, then downloaded with some chatter."""
+    """Replaces torchvision.datasets.MNIST: missing at first, then downloaded, with some output."""
 
     failure: BaseException | None = None
     timeouts: list[float | None] = []
@@ -249,7 +251,7 @@ FAKE_TORCHVISION = {
 
 
 def test_operators_that_are_missing_are_declared_and_the_import_tried_again(tmp_path: Path) -> None:
-    """In a process of its own, for it changes what torch knows; the fake fails just as the real one does."""
+    """In a separate process, because it registers operators; the fake fails like the real torchvision."""
     (tmp_path / "torchvision").mkdir()
     for file, text in FAKE_TORCHVISION.items():
         (tmp_path / "torchvision" / file).write_text(textwrap.dedent(text))
@@ -283,6 +285,19 @@ def test_operators_that_are_missing_are_declared_and_the_import_tried_again(tmp_
     assert done.stdout.replace("chatter\n", "", 1) == ""  # the script's own import may chatter, ours may not
 
 
+def break_torchvision(failure: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every import of torchvision raise `failure`, also where it is loaded already."""
+
+    class Refusal(importlib.abc.MetaPathFinder):
+        def find_spec(self, name: str, *_: object) -> None:
+            if name.partition(".")[0] == "torchvision":
+                raise failure
+
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Refusal(), *sys.meta_path])
+
+
 @pytest.mark.parametrize(
     "failure",
     [
@@ -296,13 +311,9 @@ def test_operators_that_are_missing_are_declared_and_the_import_tried_again(tmp_
 def test_a_torchvision_that_does_not_load_names_a_pair_that_does(
     failure: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail() -> None:
-        raise failure
-
-    monkeypatch.setattr(torchvision_sets, "_import", fail)
-    declared: list[bool] = []
-    monkeypatch.setattr(torchvision_sets, "_declare_missing_operators", lambda: declared.append(True))
-    monkeypatch.setattr(torchvision_sets, "_forget_half_imported_modules", lambda: None)
+    break_torchvision(failure, monkeypatch)
+    declared: list[str] = []
+    monkeypatch.setattr(torch.library, "Library", lambda *_: SimpleNamespace(define=declared.append))
     monkeypatch.setattr("importlib.metadata.version", {"torch": "2.13.0+cpu", "torchvision": "0.28.0"}.__getitem__)
     monkeypatch.setattr("importlib.metadata.requires", lambda name: ["numpy", "torch (==2.13.0)", "pillow"])
     with pytest.raises(DataError) as error:
@@ -312,10 +323,7 @@ def test_a_torchvision_that_does_not_load_names_a_pair_that_does(
 
 
 def test_no_torchvision_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise ModuleNotFoundError("No module named 'torchvision'", name="torchvision")
-
-    monkeypatch.setattr(torchvision_sets, "_import", fail)
+    break_torchvision(ModuleNotFoundError("No module named 'torchvision'", name="torchvision"), monkeypatch)
     with pytest.raises(DataError) as error:
         torchvision_sets.import_torchvision_datasets()
     check_one_line(error, "pip install torchvision", "--data glyphs")

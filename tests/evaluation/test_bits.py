@@ -1,4 +1,4 @@
-"""bits/dim: summed over everything, divided once, the same at every batch size."""
+"""Bits/dim: summed over all values, divided once, the same at every batch size."""
 
 import math
 import statistics
@@ -17,7 +17,7 @@ def pictures(count: int, shape: tuple[int, ...] = (8, 8, 1)) -> np.ndarray:
 
 
 class Table(torch.nn.Module):
-    """A model whose nats of an image are looked up: image i, marked by its first value, has row i."""
+    """A model that looks up its nats: the first value of an image is its row."""
 
     def __init__(self, nats: torch.Tensor) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def test_a_sum_by_hand() -> None:
 
 
 def test_a_difference_is_taken_image_by_image() -> None:
-    # Per image 2 and 6 bits/dim against 1.5 and 5: unlike images, and nearly the same lead in both.
+    # Per image 2 and 6 bits/dim against 1.5 and 5: the images differ a lot, the lead in both is similar.
     tables = [[[1.0, 3.0], [8.0, 4.0]], [[2.0, 1.0], [5.0, 5.0]]]
     models = [Table(torch.tensor(table, dtype=torch.float64) * math.log(2)) for table in tables]
     one, other = (measure_nats(model, model.images()) for model in models)  # type: ignore[arg-type]
@@ -87,7 +87,7 @@ def test_the_batch_size_changes_nothing_but_the_batches() -> None:
     assert len(set(found)) == 1
 
 
-def test_where_memory_runs_out_the_batch_is_halved_and_every_image_counts_once(monkeypatch) -> None:
+def test_out_of_memory_halves_the_batch_and_counts_every_image_once(monkeypatch) -> None:
     model = Table(torch.rand(50, 7, generator=torch.Generator().manual_seed(0)))
     expected = measure_bits(model, model.images())  # type: ignore[arg-type]
     nats = model.nats
@@ -113,7 +113,7 @@ def test_the_batch_size_does_not_matter_to_a_real_model(build_tiny_model) -> Non
 
 def test_nats_in_float32_are_added_up_in_float64() -> None:
     nats = torch.rand(40, 5_000, generator=torch.Generator().manual_seed(0)) * 7
-    nats[:, 0] = 1e6  # beside which the others lose their last digits
+    nats[:, 0] = 1e6  # a float32 sum would lose the last digits of the others
     model = Table(nats)
     bits = measure_bits(model, model.images())  # type: ignore[arg-type]
     exact = math.fsum(nats.double().flatten().tolist()) / math.log(2) / nats.numel()
@@ -157,10 +157,10 @@ def test_colour_counts_every_channel(build_tiny_model) -> None:
 
 def test_every_image_is_measured_with_its_own_label(build_tiny_model) -> None:
     model = build_tiny_model(dtype=torch.float64, classes=3)
-    images, labels = pictures(5), np.array([2, 0, 1, 2, 0, 1, 1])  # more labels than images: the first count
+    images, labels = pictures(5), np.array([2, 0, 1, 2, 0, 1, 1])  # more labels than images: the first ones are used
     bits = measure_bits(model, images, batch=2, labels=labels)
     each = [measure_bits(model, images[i : i + 1], labels=labels[i : i + 1]).bits_per_dim for i in range(5)]
     assert bits.bits_per_dim == pytest.approx(statistics.mean(each), rel=1e-12)
     assert bits.bits_per_dim != measure_bits(model, images, labels=labels[1:]).bits_per_dim
-    with pytest.raises(ValueError, match="whose class it is told"):
+    with pytest.raises(ValueError, match="needs labels"):
         measure_bits(model, images)

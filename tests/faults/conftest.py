@@ -1,4 +1,7 @@
-"""Faults: killed, damaged, full, foreign. `LINTX_FULL=1 python -m pytest tests/faults -rP` runs the full counts."""
+"""Faults: kills, damaged files, full disks, foreign files.
+
+`LINTX_FULL=1 python -m pytest tests/faults -rP` runs the full counts.
+"""
 
 import os
 
@@ -20,13 +23,13 @@ precision = "fp32"
 
 @pytest.fixture(scope="session")
 def full() -> bool:
-    """Whether to run the full counts, for the figures of docs/reliability.md, instead of those for every day."""
+    """Whether to run the full counts, for the figures in docs/notes/reliability.md, instead of the everyday ones."""
     return bool(os.environ.get("LINTX_FULL"))
 
 
 @pytest.fixture(scope="session")
 def small_run_options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Options of `lintx train` for a run that starts at once and takes milliseconds a step: 40 images of 6 x 6."""
+    """Options of `lintx train` for a run with steps of a few milliseconds: 40 images of 6 x 6."""
     folder = tmp_path_factory.mktemp("data")
     (folder / "settings.toml").write_text(SETTINGS)
     images = np.random.default_rng(0).integers(0, 256, (40, 6, 6, 1), dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""Damaged and foreign checkpoints: one line, exit 1, nothing overwritten, no memory blown up."""
+"""Damaged and foreign checkpoints: one line, exit 1, nothing overwritten, no excessive memory."""
 
 import hashlib
 import json
@@ -32,7 +32,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory, small_run_options: li
 
 
 class _Nothing:
-    """Stands for pytest's capture where a fixture of a module cannot have it."""
+    """Replaces pytest's `capsys`, which a module fixture cannot use."""
 
     def readouterr(self) -> Any:
         return type("Captured", (), {"out": "", "err": ""})
@@ -103,7 +103,7 @@ def test_one_bit_is_enough_to_be_refused(copy: Path, capsys, file: str) -> None:
 
 
 def same_document(damaged: bytes, whole: bytes) -> bool:
-    """A flipped bit in the last digit of a float may not change the number at all."""
+    """A flipped bit in the last digit of a float may leave the number unchanged."""
     try:
         return bool(json.loads(damaged) == json.loads(whole))
     except ValueError:
@@ -111,7 +111,7 @@ def same_document(damaged: bytes, whole: bytes) -> bool:
 
 
 def sign(folder: Path, **digests_of: str) -> None:
-    """Make the digests those of the damaged files, so that what lies behind that door is tried as well."""
+    """Update the digests to those of the damaged files, so that the checks after the digests are tested too."""
     document = json.loads((folder / CONFIG).read_text())
     document |= {key: hashlib.sha256((folder / file).read_bytes()).hexdigest() for key, file in digests_of.items()}
     del document["config_sha256"]
@@ -172,7 +172,7 @@ def test_a_link_out_of_the_folder_is_refused(copy: Path, tmp_path: Path, capsys,
     outside = tmp_path / "outside.safetensors"
     os.rename(copy / "last" / file, outside)
     (copy / "last" / file).symlink_to(outside)
-    assert_refused(copy, file, capsys, "link out of its folder")
+    assert_refused(copy, file, capsys, "links to a file outside its folder")
 
 
 @pytest.mark.parametrize("change", [{"width": 60_000}, {"layers": 1_024}, {"heads": 60_000}, {"feed_forward": 65_536}])

@@ -1,4 +1,4 @@
-"""Whatever the parsers of options, settings, checkpoints and pictures are given: a result or one line."""
+"""Random input for the parsers of options, settings, checkpoints and images gives a result or one line."""
 
 import hashlib
 import io
@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from linformer_cli.attention.catalogue import CATALOGUE, parse_options
+from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.checkpoint import CONFIG, TRAINING, WEIGHTS, find_checkpoint, load_model, load_training_state
 from linformer_cli.checkpoint import read_checkpoint as read
 from linformer_cli.cli.app import main
@@ -27,11 +27,12 @@ from linformer_cli.cli.output import one_line
 from linformer_cli.config import ImageShape, RunConfig, parse_config
 from linformer_cli.data.pictures import load_picture
 from linformer_cli.errors import LintxError
+from linformer_cli.model.mixers import parse_options
 from linformer_cli.presets import find_preset
 from linformer_cli.sampling.choose import Filters
 from linformer_cli.sampling.complete import parse_keep
 from linformer_cli.system.device import choose_device
-from linformer_cli.training.settings import merge_settings
+from linformer_cli.training.settings import Given, merge_settings
 
 SHAPE = ImageShape(height=6, width=4, channels=3)
 
@@ -88,7 +89,19 @@ def test_options(full: bool) -> None:
 
 COMMANDS = ("train", "sample", "complete", "eval", "check", "bench", "attentions", "info", "export", "env", "")
 FLAGS = (
-    *("-n", "-o", "-c", "--count", "--batch", "--seed", "--temperature", "--top-k", "--top-p", "--device", "--json"),
+    *(
+        "-n",
+        "-o",
+        "--checkpoint",
+        "--count",
+        "--batch",
+        "--seed",
+        "--temperature",
+        "--top-k",
+        "--top-p",
+        "--device",
+        "--json",
+    ),
     *("--precision", "--keep", "--fit", "--steps", "--epochs", "--max-time", "--preset", "--attention", "--resume"),
     *("--attention-option", "--config", "--split", "--data", "--limit", "--format", "--dtype", "--help", "--version"),
 )
@@ -145,7 +158,7 @@ def test_settings(full: bool, tmp_path: Path) -> None:
         inside = {**valid[table], **document} if isinstance(valid[table], dict) else document
         one_line_or_result(lambda: parse_config(RunConfig, {**valid, table: inside}, "run"))
         file.write_text(text if len(text) % 2 else f"[model]\nlayers = {text}\n", encoding="utf-8", errors="replace")
-        one_line_or_result(lambda: merge_settings(file, None, {}, {}, {}).build(SHAPE))
+        one_line_or_result(lambda: merge_settings(Given(), file).build(SHAPE))
 
     run()
 

@@ -1,4 +1,4 @@
-"""A training that is killed again and again, saving included, ends with the weights of one that never was."""
+"""A run that is killed repeatedly, also while saving, ends with the weights of an uninterrupted run."""
 
 import multiprocessing
 import os
@@ -21,7 +21,7 @@ EVERYTHING_TO_LOSE = ["--save-every", "1", "--ema", "0.9", "--keep-last", "2"]
 
 
 def run_main(arguments: list[str]) -> None:
-    """In a process of its own: the whole command, with nothing to say."""
+    """The whole command in a separate process, without output."""
     sys.argv = ["lintx", *arguments]
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         main()
@@ -29,7 +29,7 @@ def run_main(arguments: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def context() -> ForkServerContext:
-    """Processes that start with torch imported, so that most of their life is training."""
+    """Processes that start with torch imported, so that they spend most of their time training."""
     found = multiprocessing.get_context("forkserver")
     found.set_forkserver_preload(["linformer_cli.training.loop", "linformer_cli.cli.app"])
     return found
@@ -46,7 +46,7 @@ def start(context: ForkServerContext, options: list[str], run: Path, steps: int 
 
 
 def saved_at(run: Path) -> float | None:
-    """When `last/` was written; None where there is none."""
+    """The time at which `last/` was written, or None."""
     try:
         return (run / "last" / "config.json").stat().st_mtime
     except FileNotFoundError:
@@ -54,7 +54,7 @@ def saved_at(run: Path) -> float | None:
 
 
 def wait_for_a_save(run: Path, before: float | None, process: BaseProcess) -> None:
-    """Until there is a save newer than the one of `before`."""
+    """Wait until there is a save newer than `before`."""
     deadline = time.monotonic() + 120
     while (now := saved_at(run)) is None or now == before:
         assert time.monotonic() < deadline

@@ -1,4 +1,4 @@
-"""Forty and more kinds of picture files in one `lintx complete`: the valid are completed, the others a line each."""
+"""More than forty kinds of image files in one `lintx complete`: valid ones are completed, others get a line each."""
 
 import io
 import os
@@ -46,7 +46,7 @@ def chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def claim(width: int, height: int) -> bytes:
-    """The beginning of a PNG that says it is so large."""
+    """A PNG whose header declares this size."""
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
 
@@ -146,7 +146,7 @@ def test_what_can_be_completed_is_and_the_rest_is_a_line_each(tmp_path: Path, bu
     names = [*GOOD, *sorted(bad)]
     RANDOM.shuffle(names)
     outcome = run_main(
-        ("complete", *(folder / name for name in names), "-c", tmp_path / "model", "-n", "1", "--fit", fit)
+        ("complete", *(folder / name for name in names), "--checkpoint", tmp_path / "model", "-n", "1", "--fit", fit)
         + ("-o", tmp_path / "out.png", "--json"),
         capsys,
     )
@@ -163,7 +163,7 @@ def test_what_can_be_completed_is_and_the_rest_is_a_line_each(tmp_path: Path, bu
     for name, error in failed.items():
         assert name in error and "\n" not in error
     for name, row in done.items():
-        assert any("frames; the first is taken" in note for note in row["notes"]) == (name in MANY_FRAMES), name
+        assert any("frames; only the first is used" in note for note in row["notes"]) == (name in MANY_FRAMES), name
     with Image.open(tmp_path / "out.png") as written:
         assert written.height > len(GOOD) * 8
     print(f"{len(GOOD)} kinds completed, {len(bad)} refused with a line each, --fit {fit}")

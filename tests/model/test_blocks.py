@@ -1,4 +1,4 @@
-"""The layers around an attention, against torch's own transformer layers and a stub that shows what it is given."""
+"""The layers around an attention, against torch's own transformer layers and a stub that records its inputs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +13,10 @@ from linformer_cli.attention.base import measure_state_bytes, state_tensors
 from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.attention.softmax import SoftmaxAttention
 from linformer_cli.config import ImageShape, ModelConfig
-from linformer_cli.model import catalogue
 from linformer_cli.model.blocks import AttentionLayer, Block, FeedForward, TransformerBlock
 from linformer_cli.model.gated import GatedBlock
 from linformer_cli.model.lstm import LstmBlock, LstmState
+from linformer_cli.model.mixers import MIXERS, build_blocks
 from linformer_cli.presets import PRESETS
 
 BuildConfig = Callable[..., ModelConfig]
@@ -28,10 +28,21 @@ def draw(*shape: int) -> Tensor:
 
 def build_block(config: ModelConfig) -> Block:
     torch.manual_seed(1)
-    block = catalogue.build_block(config, 0).double().eval()
+    block = build_first(config).double().eval()
     for parameter in block.parameters():
         parameter.data.add_(0.1 * torch.randn_like(parameter))
     return block
+
+
+def build_first(config: ModelConfig) -> Block:
+    return build_blocks(config.model_copy(update={"layers": 1}))[0]
+
+
+def build_attention_layer(config: ModelConfig) -> AttentionLayer:
+    """That of the last block."""
+    block = build_blocks(config)[-1]
+    assert isinstance(block, TransformerBlock)
+    return block.attention
 
 
 def future_mask(length: int) -> Tensor:
@@ -40,7 +51,7 @@ def future_mask(length: int) -> Tensor:
 
 def test_projections_around_softmax_are_multi_head_attention(build_config: BuildConfig) -> None:
     torch.manual_seed(1)
-    layer = AttentionLayer(build_config("softmax", heads=4, width=24, head_width=6), 0).double()
+    layer = build_attention_layer(build_config("softmax", heads=4, width=24, head_width=6)).double()
     reference = nn.MultiheadAttention(24, 4, batch_first=True).double()
     reference.in_proj_weight.data, reference.in_proj_bias.data = layer.input.weight.data, layer.input.bias.data
     reference.out_proj.load_state_dict(layer.output.state_dict())
@@ -93,9 +104,9 @@ def test_steps_and_blocks_of_a_layer_agree(build_config: BuildConfig, attention:
         assert measure_state_bytes(held) == block.state_bytes(3, 20, torch.float64)
 
 
-@pytest.mark.parametrize("attention", catalogue.MIXERS)
+@pytest.mark.parametrize("attention", MIXERS)
 def test_a_state_keeps_nothing_of_the_projections_alive(build_config: BuildConfig, attention: str) -> None:
-    """Queries, keys and values are parts of one tensor, and a part that is kept keeps all of it."""
+    """Queries, keys and values are views of one tensor, and a view in a state keeps all of it alive."""
     block = build_block(build_config(attention))
     for batch in (1, 3):
         with torch.no_grad():
@@ -105,7 +116,7 @@ def test_a_state_keeps_nothing_of_the_projections_alive(build_config: BuildConfi
 
 
 class ShowAttention(SoftmaxAttention):
-    """Keeps what it was given, and gives its extra scalars back as values."""
+    """Records its inputs and returns its extra scalars as values."""
 
     shared_query_key = True
     extra_per_head = 2
@@ -127,7 +138,7 @@ def test_extra_scalars_and_shared_keys_are_projected_as_declared(
 ) -> None:
     monkeypatch.setitem(CATALOGUE, "softmax", ShowAttention)
     torch.manual_seed(1)
-    layer = AttentionLayer(build_config("softmax", heads=3, width=16, head_width=6), 5).double()
+    layer = build_attention_layer(build_config("softmax", heads=3, width=16, head_width=6, layers=6)).double()
     inner = layer.inner
     assert isinstance(inner, ShowAttention)
     assert inner.shape.layer == 5
@@ -149,7 +160,7 @@ def test_extra_scalars_and_shared_keys_are_projected_as_declared(
 
 
 def test_separate_keys_and_no_extra_where_nothing_is_declared(build_config: BuildConfig) -> None:
-    layer = AttentionLayer(build_config("softmax", heads=3, width=16, head_width=6), 0)
+    layer = build_attention_layer(build_config("softmax", heads=3, width=16, head_width=6))
     assert layer.input.out_features == 3 * 3 * 6
     assert layer.output.in_features == 3 * 6
 
@@ -199,7 +210,7 @@ def test_a_gated_block_is_its_formula(build_config: BuildConfig, norm: str) -> N
 
 @pytest.mark.parametrize("attention", ["gau", "flash"])
 def test_a_gated_block_needs_no_feed_forward(build_config: BuildConfig, attention: str) -> None:
-    """Half the parameters of a transformer block with four times the width in between, as in the source."""
+    """Half the parameters of a transformer block with a feed-forward of four times the width, as in the source."""
     network = {"width": 64, "heads": 4, "head_width": 16, "feed_forward": 256, "attention_options": {}}
     gated, transformer = (build_block(build_config(name, **network)) for name in (attention, "softmax"))
     outside = 3 * 64 * 128 + 64 * 128 + 2 * 128 + 128 + 64 + 2 * 64
@@ -226,7 +237,7 @@ def count_parameters(module: nn.Module) -> int:
 
 
 def test_an_lstm_multiplies_sequences_as_exactly_as_steps(build_config: BuildConfig, monkeypatch) -> None:
-    """On a GPU; what there is of it on any machine is the setting that it reads."""
+    """This matters on a GPU; other machines can only check the setting."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     block, found = build_block(build_config("lstm")), []
     block.lstm.register_forward_hook(lambda *_: found.append(torch.backends.cudnn.allow_tf32))
@@ -254,18 +265,18 @@ def test_an_lstm_block_is_torch_s_cell_between_norm_and_projection(build_config:
 def test_an_lstm_block_has_as_many_parameters_as_a_transformer_block(preset: str) -> None:
     image = ImageShape(height=28, width=28)
     config = ModelConfig(**{**PRESETS[preset].model_dump(), "attention": "softmax"}, image=image)
-    wanted = count_parameters(catalogue.build_block(config, 0))
-    found = catalogue.build_block(config.model_copy(update={"attention": "lstm"}), 0)
+    wanted = count_parameters(build_first(config))
+    found = build_first(config.model_copy(update={"attention": "lstm"}))
     assert isinstance(found, LstmBlock)
     distance = abs(count_parameters(found) - wanted)
     assert distance < 0.03 * wanted
     for hidden in (found.hidden - 1, found.hidden + 1):
         other = config.model_copy(update={"attention": "lstm", "attention_options": {"hidden": hidden}})
-        assert distance <= abs(count_parameters(catalogue.build_block(other, 0)) - wanted)
+        assert distance <= abs(count_parameters(build_first(other)) - wanted)
 
 
 def test_the_forget_gate_of_an_lstm_starts_open(build_config: BuildConfig) -> None:
-    block = catalogue.build_block(build_config("lstm", attention_options={"hidden": 9}), 0)
+    block = build_first(build_config("lstm", attention_options={"hidden": 9}))
     assert isinstance(block, LstmBlock)
     _, _, first, second = block.lstm.all_weights[0]
     assert (first + second).tolist() == [0.0] * 9 + [1.0] * 9 + [0.0] * 18

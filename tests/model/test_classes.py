@@ -1,4 +1,4 @@
-"""Models that are told the class of an image: by its vector at every position, in every execution."""
+"""Models with classes: the class adds its vector at every position, in every execution."""
 
 import math
 from collections.abc import Callable
@@ -91,7 +91,7 @@ def test_a_class_that_does_not_exist_is_refused(build_model: BuildModel) -> None
     assert model.start_tokens(2, torch.tensor([2, 1])).tolist() == [2, 1]
     with pytest.raises(ValueError, match="from 0 to 0"):
         build_model().start_tokens(1, torch.tensor([1]))
-    with pytest.raises(ValueError, match="whose class it is told"):
+    with pytest.raises(ValueError, match="needs labels"):
         model.nats(draw_values(model))
 
 

@@ -1,4 +1,4 @@
-"""Dropout in one pass: the share, the scale, the gradient, and that nothing but the seed decides."""
+"""Dropout in one pass: the share, the scale, the gradient, and that the mask depends on the seed alone."""
 
 import math
 from pathlib import Path
@@ -19,7 +19,7 @@ def source() -> Path:
 
 
 def drop(probability: float, seed: int, dtype: torch.dtype = torch.float32, count: int = COUNT) -> Tensor:
-    """What is left of ones."""
+    """Ones after dropout."""
     torch.manual_seed(seed)
     return add_dropped(torch.zeros(count), torch.ones(count, dtype=dtype), probability)
 

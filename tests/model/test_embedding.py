@@ -1,10 +1,11 @@
-"""What a position sees: the geometry of the neighbours against a plain computation, and the state of bounded size."""
+"""The input of a position: the geometry of the neighbours against a plain computation, and the bounded state."""
 
 import itertools
 import math
 from collections.abc import Callable
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ IMAGES = [(4, 5, 3), (4, 5, 1), (3, 1, 3), (3, 1, 1), (1, 4, 3), (3, 2, 1), (1, 
 
 
 def visible_places(context: Context, image: ImageShape, place: int) -> list[int]:
-    """The places whose values the position `place` sees, by row, column and channel, one at a time."""
+    """The numbers of the values that position `place` reads, found by row, column and channel."""
     if context == "previous":
         return [place - 1] if place else []
     row, rest = divmod(place, image.width * image.channels)
@@ -187,12 +188,14 @@ def test_paper_vectors_are_a_value_and_a_place_side_by_side() -> None:
     assert not any(parameter is embedding.sinusoids for parameter in embedding.parameters())
 
 
-def test_sinusoids_are_precise_far_into_the_image() -> None:
-    table = sinusoidal_table(3072, 128).double()
-    places = torch.arange(3072, dtype=torch.float64).unsqueeze(1)
-    angles = places * 10_000.0 ** (-torch.arange(0, 128, 2, dtype=torch.float64) / 128)
-    expected = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
-    torch.testing.assert_close(table, expected, rtol=0, atol=1e-3)
+@pytest.mark.parametrize("positions", [784, 3072])
+def test_sinusoids_are_those_of_float64_rounded_once(positions: int) -> None:
+    table = sinusoidal_table(positions, 128)
+    assert table.dtype == torch.float32
+    angles = np.arange(positions)[:, None] * 10_000.0 ** (-np.arange(0, 128, 2) / 128)
+    expected = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(positions, 128)
+    # Half of the spacing of float32 below 1.
+    assert np.abs(table.numpy() - expected).max() <= 2.0**-25 + 1e-11
 
 
 @pytest.mark.parametrize("context", CONTEXTS)

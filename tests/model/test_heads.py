@@ -1,4 +1,4 @@
-"""Heads: one distribution for likelihood and drawing, that adds up to one, whatever the network says."""
+"""Heads: one distribution for likelihood and drawing, which adds up to 1 for any parameters."""
 
 import math
 from collections.abc import Callable
@@ -130,7 +130,7 @@ def test_no_gradient_is_lost_at_the_extremes(build_config: BuildConfig, kind: st
 
 
 def chi_square_excess(counts: Tensor, expected: Tensor) -> float:
-    """How many standard deviations chi-square lies above its mean; bins expected below 5 are merged with the next."""
+    """Standard deviations by which chi-square exceeds its mean; bins with an expectation below 5 join the next."""
     merged: list[tuple[float, float]] = []
     count_sum = expected_sum = 0.0
     for count, share in zip(counts.tolist(), expected.tolist(), strict=True):
@@ -186,8 +186,8 @@ def test_each_image_of_a_batch_is_drawn_by_its_own_number(build_config: BuildCon
 @every_type
 @pytest.mark.parametrize("precise", [Tensor.double, Tensor.float], ids=["double", "device-without-double"])
 def test_a_value_of_probability_zero_is_never_drawn(dtype: torch.dtype, precise, monkeypatch) -> None:
-    """Not even by a number that float32 rounds to 1: top-k and top-p leave many such values."""
-    monkeypatch.setattr(heads, "_precise", precise)
+    """Not even with a uniform number that float32 rounds to 1; top-k and top-p leave many values of probability 0."""
+    monkeypatch.setattr(heads, "precise", precise)
     probabilities = torch.tensor([[0, 0.25, 0, 0.25, 0.5, 0, 0]], dtype=dtype)
     uniforms = torch.tensor([0.0, 0.1, 0.25, 0.3, 0.5, 0.75, 1 - 2**-24, 1 - 2**-30, 1 - 2**-53], dtype=torch.float64)
     values, places = invert_cumulative(probabilities.expand(9, -1), uniforms)

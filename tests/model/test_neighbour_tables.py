@@ -1,4 +1,4 @@
-"""Which rows the values of neighbours pick, against Python's own integers, and what becomes of the rows."""
+"""The rows that the values of neighbours select, against Python's own integers, and the vectors from those rows."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""The whole model: two executions, one distribution over images, and the sizes that the paper states."""
+"""The whole model: two executions, one distribution over images, and the sizes of the paper."""
 
 import itertools
 import math
@@ -181,7 +181,7 @@ def test_float32_does_not_drift_over_a_whole_digit(build_model: BuildModel, atte
 def test_the_ends_of_all_branches_add_up_to_the_scale_of_one(
     build_config: BuildConfig, attention: str, branches: int, layers: int
 ) -> None:
-    """N(0, 1 / inputs), divided by the square root of how many branches are added up in the whole model."""
+    """N(0, 1 / inputs), divided by the square root of the number of branches in the whole model."""
     torch.manual_seed(0)
     model = PixelModel(build_config(attention, layers=layers, width=64, feed_forward=96))
     for block in model.blocks:
@@ -251,7 +251,10 @@ def test_an_untrained_model_needs_eight_bits_a_value(preset: str, channels: int)
     assert bits_per_dim == pytest.approx(8.0, abs=0.1)
 
 
-@pytest.mark.parametrize("attention", ["softmax", "linear", "gau", "flash", "lstm"])
+@pytest.mark.parametrize(
+    "attention",
+    ["linear", *(pytest.param(name, marks=pytest.mark.slow) for name in ("softmax", "gau", "flash", "lstm"))],
+)
 def test_eight_images_can_be_learned_by_heart(attention: str) -> None:
     """Eight strokes at random places, of random brightness: 0.05 bits/dim would be enough to tell them apart."""
     generator = torch.Generator().manual_seed(0)

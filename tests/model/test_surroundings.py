@@ -1,4 +1,4 @@
-"""The numbers that the values around a position become, and the two layers that read them."""
+"""The numbers for the values around a position, and the two layers that read them."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""A picture being drawn: row after row, to the end."""
+"""Frames and the GIF of images sampled row by row."""
 
 import io
 
@@ -18,7 +18,7 @@ def test_frames_go_from_the_first_row_to_the_last(height: int, first: int) -> No
     assert len(rows) == min(height - first, MOST_FRAMES) + 1
 
 
-def test_rows_that_are_not_drawn_yet_are_hidden_in_a_copy() -> None:
+def test_later_rows_are_hidden_in_a_copy() -> None:
     images = np.full((2, 4, 3, 1), 200, dtype=np.uint8)
     hidden = hide_rows(images, 1)
     assert (hidden[:, :1] == 200).all() and (hidden[:, 1:] == BACKGROUND).all()

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from linformer_cli.errors import UsageError
-from linformer_cli.report import benchmarks
+from linformer_cli.report import benchmark_plots, benchmarks
 from linformer_cli.report.tables import Column
 
 MEASURED = {
@@ -76,21 +76,21 @@ def test_columns_without_anything_are_left_out() -> None:
 
 def test_speed_is_drawn_by_network_and_method() -> None:
     two = {**MEASURED, "batch": 64, "images_per_second": 30.0, "images_per_second_quartiles": [29.0, 31.0]}
-    text = benchmarks.render_speed([MEASURED, two, EXTRAPOLATED, LEFT_OUT], "svg").decode()
+    text = benchmark_plots.render_speed([MEASURED, two, EXTRAPOLATED, LEFT_OUT], "svg").decode()
     assert ElementTree.fromstring(text).tag.endswith("svg")
     for words in ("mnist-paper", "linear", "softmax, rerun", "images at once", "64"):
         assert f"<!-- {words} -->" in text
     assert "<!-- 16 -->" not in text  # nothing was measured there
     assert "images per second (in a ring: extrapolated)" in text
-    text = benchmarks.render_speed([MEASURED, two], "svg").decode()
+    text = benchmark_plots.render_speed([MEASURED, two], "svg").decode()
     assert "<!-- linear -->" in text and "in a ring" not in text
 
 
 def test_engines_of_one_mechanism_are_curves_of_their_own() -> None:
     other = {**MEASURED, "engine": "native", "images_per_second": 3.0}
     for text in (
-        benchmarks.render_speed([MEASURED, other, {**MEASURED, "name": "rfa"}], "svg").decode(),
-        benchmarks.render_quality([_trained("linear", 1.2), _trained("linear", 1.2, row=other)], "svg").decode(),
+        benchmark_plots.render_speed([MEASURED, other, {**MEASURED, "name": "rfa"}], "svg").decode(),
+        benchmark_plots.render_quality([_trained("linear", 1.2), _trained("linear", 1.2, row=other)], "svg").decode(),
     ):
         assert "<!-- linear, step -->" in text and "<!-- linear, native -->" in text and "<!-- linear -->" not in text
         assert "rfa," not in text
@@ -122,7 +122,7 @@ def test_growth_is_that_of_a_sequence_and_says_how_many_a_pass_had(batches, said
         {"name": name, "time_exponent_all": time, "memory_exponent_all": memory}
         for name, time, memory in (("linear", 1.0, 0.5), ("slow", None, None))
     ]
-    text = benchmarks.render_growth([*rows, slow], exponents, "svg").decode()
+    text = benchmark_plots.render_growth([*rows, slow], exponents, "svg").decode()
     assert f"backward, {said} (slopes: time, memory)" in text
     assert "<!-- linear (1.00, 0.50) -->" in text and "slow" not in text  # nothing was measured of it
 
@@ -135,19 +135,19 @@ def _trained(name: str, bits: float, seen: int = 8000, row=MEASURED, **changes):
 def test_bits_are_drawn_against_speed_where_they_are_known() -> None:
     rows = [_trained("linear", 1.25), _trained("rfa", 1.5, batch=64), {**MEASURED, "bits_per_dim": None}]
     rows.append(_trained("softmax", 1.0, row=EXTRAPOLATED))
-    text = benchmarks.render_quality(rows, "svg").decode()
+    text = benchmark_plots.render_quality(rows, "svg").decode()
     for words in ("batch 1", "batch 64", "linear", "rfa", "softmax, rerun", "images per second", "bits/dim"):
         assert f"<!-- {words} -->" in text
     assert "validation bits/dim on mnist after 8,000 training images" in text
     # The images seen stand with each where they are not the same.
-    text = benchmarks.render_quality([*rows, _trained("flash", 1.1, 500)], "svg").decode()
+    text = benchmark_plots.render_quality([*rows, _trained("flash", 1.1, 500)], "svg").decode()
     assert "<!-- flash, 500 images -->" in text and "<!-- linear, 8 k images -->" in text
-    assert benchmarks.render_quality(rows, "png").startswith(b"\x89PNG")
+    assert benchmark_plots.render_quality(rows, "png").startswith(b"\x89PNG")
 
 
 def test_speed_alone_has_no_bits_to_draw(raises_one_line) -> None:
     with raises_one_line(UsageError, "--runs"):
-        benchmarks.render_quality([{**MEASURED, "bits_per_dim": None}, _trained("x", 1.0, row=LEFT_OUT)], "png")
+        benchmark_plots.render_quality([{**MEASURED, "bits_per_dim": None}, _trained("x", 1.0, row=LEFT_OUT)], "png")
 
 
 @pytest.mark.parametrize("tables", ["SAMPLING_TABLES", "TRAINING_TABLES"])
@@ -172,4 +172,4 @@ def test_no_table_is_wider_than_a_terminal(tables) -> None:
 def test_a_single_speed_has_an_axis_around_it(speed: float) -> None:
     """Of the first three matplotlib makes an axis from a number to itself."""
     row = {**MEASURED, "images_per_second": speed, "images_per_second_quartiles": [speed, speed]}
-    assert benchmarks.render_speed([row], "png").startswith(b"\x89PNG")
+    assert benchmark_plots.render_speed([row], "png").startswith(b"\x89PNG")

@@ -1,3 +1,5 @@
+"""Grids, completions, captions, and PNG metadata."""
+
 import io
 from pathlib import Path
 
@@ -100,7 +102,7 @@ def test_grid_refuses_impossible_numbers(options, message):
         (np.zeros((0, 3, 3, 1), np.uint8), r"found an array of \[0, 3, 3, 1\]"),
     ],
 )
-def test_grid_refuses_what_are_no_images(images, found):
+def test_grid_refuses_other_arrays(images, found):
     with pytest.raises(DataError, match=found):
         render_grid(images)
 
@@ -204,7 +206,7 @@ def test_png_is_the_image_with_one_compact_sorted_chunk():
     assert data == encode_png(image, {"a": None, "b": [1, 2]})
 
 
-def test_metadata_behind_the_pixels_is_found():
+def test_metadata_after_the_pixels_is_found():
     data = encode_png(Image.new("L", (2, 2)), {"seed": 3})
     start = data.index(b"tEXt") - 4
     end = start + 12 + int.from_bytes(data[start : start + 4], "big")
@@ -233,9 +235,9 @@ def plain_image(format):
     [
         (b"", "the image is not a PNG image"),
         (plain_image("GIF"), "the image is not a PNG image"),
-        (plain_image("PNG"), "the image carries no lintx metadata"),
-        (png_with_text("not json"), "the image carries no lintx metadata"),
-        (png_with_text("[1]"), "the image carries no lintx metadata"),
+        (plain_image("PNG"), "the image has no lintx metadata"),
+        (png_with_text("not json"), "the image has no lintx metadata"),
+        (png_with_text("[1]"), "the image has no lintx metadata"),
         (encode_png(Image.new("L", (64, 64)), {})[:-30], "cannot read the image: "),
     ],
     ids=["empty", "gif", "plain", "no-json", "no-object", "cut"],

@@ -1,4 +1,4 @@
-"""A folder of drawn images: what is there is known again, and only what was drawn from the same."""
+"""A folder of sampled images: an existing image counts only if it was sampled with the same settings."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ def begin(folder: Path, **changes: object) -> NumberedImages:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_what_was_written_is_held_and_read_again(tmp_path, channels) -> None:
+def test_a_written_image_is_held_and_read_again(tmp_path, channels) -> None:
     folder, drawn = begin(tmp_path), images(channels)
     assert not folder.holds(0)
     for index, image in zip((0, 7, 123_456), drawn, strict=True):
@@ -36,18 +36,18 @@ def test_what_was_written_is_held_and_read_again(tmp_path, channels) -> None:
 @pytest.mark.parametrize(
     "change", [{"seed": 4}, {"temperature": 1.0}, {"top_k": 1}, {"checkpoint_sha256": "2f"}, {"new": 1}]
 )
-def test_an_image_drawn_from_something_else_is_not_the_one(tmp_path, change) -> None:
+def test_an_image_of_other_settings_does_not_count(tmp_path, change) -> None:
     begin(tmp_path).write(0, images()[0])
     assert not begin(tmp_path, **change).holds(0)
 
 
 @pytest.mark.parametrize("change", [{"batch": 64}, {"device": "cuda"}, {"engine": "native"}, {"checkpoint": "b"}])
-def test_an_image_drawn_elsewhere_is_the_same(tmp_path, change) -> None:
+def test_device_engine_and_batch_do_not_matter(tmp_path, change) -> None:
     begin(tmp_path).write(0, images()[0])
     assert begin(tmp_path, **change).holds(0)
 
 
-def test_an_image_under_another_number_is_not_the_one(tmp_path) -> None:
+def test_an_image_under_another_number_does_not_count(tmp_path) -> None:
     folder = begin(tmp_path)
     folder.write(0, images()[0])
     folder.path(0).rename(folder.path(1))
@@ -58,11 +58,11 @@ def test_a_picture_of_another_program_is_not_replaced(tmp_path, raises_one_line)
     folder = begin(tmp_path)
     folder.folder.mkdir()
     Image.new("L", (3, 3)).save(folder.path(0))
-    with raises_one_line(UsageError, "00000.png", "no image that lintx drew"):
+    with raises_one_line(UsageError, "00000.png", "was not written by lintx"):
         folder.holds(0)
 
 
-def test_a_damaged_image_is_not_there(tmp_path, raises_one_line) -> None:
+def test_a_damaged_image_does_not_count(tmp_path, raises_one_line) -> None:
     folder = begin(tmp_path)
     folder.write(0, images()[0])
     whole = folder.path(0).read_bytes()

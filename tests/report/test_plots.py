@@ -1,4 +1,4 @@
-"""Plots: readable files, the same for the same curves, with labelled axes and colours that can be told apart."""
+"""Plots: readable, reproducible files with labelled axes and distinguishable colours."""
 
 import dataclasses
 import io
@@ -31,7 +31,7 @@ def test_a_png_is_a_picture_with_all_curves() -> None:
     for colour in PALETTE[:2]:
         assert ImageColor.getrgb(colour) in found
     assert ImageColor.getrgb(PALETTE[2]) not in found
-    # More panels take more room, and the last row may be short.
+    # More panels need more room, and the last row may be short.
     assert Image.open(io.BytesIO(render_plot(panels(4), "x", "y", "png"))).height > 1.5 * picture.height
 
 
@@ -51,7 +51,7 @@ def _long_names(panel: Panel) -> list[Curve]:
     return [dataclasses.replace(panel.curves[0], label=name) for name in names]
 
 
-def test_an_svg_is_one_and_has_both_axes_on_a_log_scale() -> None:
+def test_an_svg_is_valid_and_has_logarithmic_axes() -> None:
     text = render_plot(panels(), "features m", "error", "svg").decode()
     assert ElementTree.fromstring(text).tag.endswith("svg")
     for words in ("features m", "error", "norm 1", "first", "second"):
@@ -72,14 +72,14 @@ def test_panels_may_have_axes_of_their_own() -> None:
 
 
 def test_panels_share_what_has_one_label() -> None:
-    """The second panel's few points are drawn on the axis of the first, so 64 is a tick of both."""
+    """Both panels have the axis of the first, so 64 is a tick of both."""
     few = [Panel("", [Curve("curve", [16], [1.0])], y_label=f"quantity {number}") for number in range(2)]
     more = [dataclasses.replace(few[0], curves=[Curve("curve", [16, 64], [1.0, 2.0])]), few[1]]
     assert render_plot(few, "m", "", "svg").decode().count("<!-- 64 -->") == 0
     assert render_plot(more, "m", "", "svg").decode().count("<!-- 64 -->") == 2
     apart = [more[0], dataclasses.replace(few[1], x_label="other")]
     assert render_plot(apart, "m", "", "svg").decode().count("<!-- 64 -->") == 1
-    # And the axis itself, not its ticks alone.
+    # The axis itself is shared, not only its ticks.
     low, high = (Panel("", [Curve("curve", [1, 2], [0, top])], x_scale="linear", y_scale="linear") for top in (1, 100))
     assert render_plot([low, high], "m", "y", "svg").decode().count("<!-- 100 -->") == 2
     apart = [low, dataclasses.replace(high, y_label="other")]
@@ -89,7 +89,7 @@ def test_panels_share_what_has_one_label() -> None:
 def test_many_lengths_have_few_numbers() -> None:
     x = [2**index for index in range(12)]
     text = render_plot([Panel("", [Curve("curve", x, x)])], "T", "s", "svg").decode()
-    # As many as there is room for; those of one digit take less.
+    # As many as fit; one digit needs less room.
     assert [length for length in x if f"<!-- {length:,} -->" in text] == [1, 2, 4, 8, 16, 32, 128, 512, 2048]
 
 
@@ -97,7 +97,7 @@ def test_many_points_have_few_markers() -> None:
     def count_signs(count: int) -> int:
         x = range(1, count + 1)
         panel = Panel("", [Curve("curve", x, x)], x_scale="linear", y_scale="linear")
-        return render_plot([panel], "T", "s", "svg").decode().count("<use")  # letters are signs, too
+        return render_plot([panel], "T", "s", "svg").decode().count("<use")  # letters are drawn with <use, too
 
     assert count_signs(400) < count_signs(12) + 50
 

@@ -1,4 +1,4 @@
-"""Pictures of runs: curves of all of them, and strips of their samples."""
+"""Plots of runs, and strips of their sample grids."""
 
 import io
 from pathlib import Path
@@ -8,8 +8,8 @@ import pytest
 from PIL import Image, ImageColor
 
 from linformer_cli.errors import DataError, UsageError
+from linformer_cli.metrics import RunSeries, TrainingPoint, ValidationPoint
 from linformer_cli.report.grids import CAPTION_HEIGHT
-from linformer_cli.report.metrics import RunSeries, TrainingPoint, ValidationPoint
 from linformer_cli.report.plots import PALETTE
 from linformer_cli.report.runs import find_grids, render_runs, render_strips
 
@@ -39,7 +39,7 @@ def test_time_has_a_unit_of_its_size(seconds, unit) -> None:
     assert f"<!-- time of training ({unit}) -->" in text
 
 
-def test_a_run_may_have_only_begun() -> None:
+def test_a_run_may_have_one_point() -> None:
     begun = RunSeries("begun", Path("begun"), [], [ValidationPoint(0, 0, 0.0, 8.0, 0.1)])
     assert b"begun, validation" in render_runs([begun], "svg")
 
@@ -76,7 +76,7 @@ def test_a_strip_has_every_grid_in_order(tmp_path) -> None:
     assert render_strips([*runs, coloured], 8).mode == "RGB"
 
 
-def test_a_strip_stays_small_enough_to_look_at(tmp_path) -> None:
+def test_a_wide_strip_is_reduced(tmp_path) -> None:
     run = write_grids(tmp_path / "run", range(8), (600, 600))
     strip = render_strips([run], 8)
     assert 2000 < strip.width < 2600 and 250 < strip.height < 400

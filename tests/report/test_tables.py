@@ -1,3 +1,5 @@
+"""Records as tables, Markdown, CSV and JSON."""
+
 import csv
 import enum
 import io
@@ -48,7 +50,7 @@ def test_table_for_people():
 
 def test_narrow_table_loses_no_letter():
     lines = printed(render_records([*RECORDS, {"attention": "x" * 30}], COLUMNS, "table"), width=44)
-    assert "".join(line[:16].strip() for line in lines).count("x") == 31, lines  # one of them is in softmax
+    assert "".join(line[:16].strip() for line in lines).count("x") == 31, lines  # one x is in softmax
     assert not any("…" in line for line in lines)
 
 
@@ -75,7 +77,7 @@ def test_a_table_that_is_too_wide_is_parted_and_numbers_stay_whole(width):
     parts = text.split("\n\n")
     assert (len(parts) == 1) == (width >= 80)
     assert all(("attention" in part and "16,384" in part) or "65,536" in part for part in parts)
-    # Where a part has nothing of a record, it does not name it.
+    # A part leaves out a record that would be empty.
     assert all(("longformer" in part) == (part in (parts[0], parts[-1])) for part in parts)
     assert ("softmax" in parts[-1]) == ("12.3" in parts[-1])
     words = parts[-1].replace("longformer", "").replace("65,536", "").split()
@@ -116,7 +118,7 @@ def test_csv_has_keys_and_every_digit():
     )
 
 
-def test_csv_reads_back_what_is_awkward():
+def test_csv_reads_back_awkward_values():
     record = {"text": 'a,"b"\nc', "list": [1, 2], "third": 1 / 3, "nan": math.nan, "path": Path("a")}
     columns = [Column(key, key, format=".1f") for key in record]
     rows = list(csv.reader(io.StringIO(render_records([record], columns, "csv"))))
@@ -191,7 +193,7 @@ def test_json_layouts():
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, np.float32("nan"), np.array(math.inf)])
-def test_json_refuses_what_is_no_number_and_says_where(value):
+def test_json_refuses_nan_and_infinity_and_says_where(value):
     with pytest.raises(LintxError, match=r"^JSON cannot hold (nan|-?inf), found at epochs\.1\.loss$"):
         to_json({"epochs": [{"loss": 1.0}, {"loss": value}]})
 
@@ -200,3 +202,17 @@ def test_json_refuses_what_is_no_number_and_says_where(value):
 def test_json_refuses_other_types(value):
     with pytest.raises(TypeError, match=r"has no JSON form, found at key$"):
         to_json({"key": value})
+
+
+def test_dataclasses_are_records_with_their_properties():
+    @dataclass(frozen=True)
+    class Row:
+        seconds: float
+
+        @property
+        def doubled(self) -> float:
+            return 2 * self.seconds
+
+    columns = [Column(key, key) for key in ("seconds", "doubled", "missing")]
+    assert render_records([Row(1.5)], columns, "csv") == "seconds,doubled,missing\n1.5,3.0,\n"
+    assert render_records([Row(1.5)], columns[:2], "md").splitlines()[-1] == "|     1.5 |     3.0 |"

@@ -1,3 +1,5 @@
+"""Previews in the terminal, with and without colour."""
+
 import io
 
 import numpy as np
@@ -92,6 +94,3 @@ def test_shrinking_takes_the_mean():
 def test_preview_refuses_what_are_no_images():
     with pytest.raises(DataError, match=r"found float64 \[1, 2, 2, 1\]"):
         render_preview(np.zeros((1, 2, 2, 1)), 80, colour=True)
-
-
-# The words for numbers

@@ -1,11 +1,14 @@
-"""Models that engines are tried on, as changes to a tiny one, and what they are stepped with."""
+"""Models to test engines with, as changes to a tiny one, and their inputs."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from linformer_cli.config import ImageShape
 from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.sampling.choose import Filters
+from linformer_cli.sampling.decode import SampledBatch, Sampler
 
 CHANGES: dict[str, dict[str, Any]] = {
     "as it is": {},
@@ -39,7 +42,19 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
+def sample_values(
+    model: PixelModel,
+    indices: Sequence[int],
+    seed: int = 0,
+    filters: Filters | None = None,
+    engine: str = "auto",
+    **options: Any,
+) -> SampledBatch:
+    """One batch of a new sampler; `options` are those of `Sampler.sample`."""
+    return Sampler(model, seed, filters, engine).sample(indices, **options)
+
+
 def draw_tokens(model: PixelModel, batch: int) -> torch.Tensor:
-    """Start tokens, of all classes in turn, and random values, [batch, 60]: the same for models of as many levels."""
+    """Start tokens, of all classes in turn, and random values, [batch, 60]; fixed by the number of levels."""
     values = torch.randint(0, model.config.image.levels, (batch, 60), generator=torch.Generator().manual_seed(3))
     return model.shift_values(values, model.take_turns(range(1, 1 + batch))).to(model.device)

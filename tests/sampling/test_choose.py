@@ -1,4 +1,4 @@
-"""From a distribution to a value: filters in their order, ties, extremes; random streams that never change."""
+"""From a distribution to a value: the order of filters, ties, extremes, and random streams that never change."""
 
 import math
 

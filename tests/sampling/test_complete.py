@@ -1,16 +1,17 @@
-"""Completing: what is kept is kept, read in one pass as stepping would, and counted in bits."""
+"""Completing: the known part is unchanged and read in one pass, as by stepping; bits are counted by part."""
 
 import math
 
 import pytest
 import torch
+from sampling.cases import sample_values
 
 from linformer_cli.config import ImageShape
 from linformer_cli.errors import LintxError, UsageError
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.complete import complete_values, parse_keep
-from linformer_cli.sampling.decode import sample_values
+from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import TextbookEngine
 
 GREY = ImageShape(height=28, width=28)
@@ -110,7 +111,7 @@ def original() -> torch.Tensor:
 @pytest.mark.parametrize("known", [1, 24, 63])
 def test_the_known_part_is_untouched_and_the_rest_is_drawn(model, original, known) -> None:
     before = original.clone()
-    completion = complete_values(model, original, known, 4, seed=2)
+    completion = complete_values(Sampler(model, 2), original, known, 4)
     assert completion.known == known
     assert completion.values.shape == (4, 64)
     assert completion.values.dtype == torch.int64
@@ -134,7 +135,7 @@ def complete_by_steps(model: PixelModel, original: torch.Tensor, known: int, cou
 
 @pytest.mark.parametrize("known", [0, 1, 24, 63])
 def test_reading_the_known_values_at_once_equals_stepping_through_them(model, original, known) -> None:
-    completion = complete_values(model, original, known, 5, seed=2)
+    completion = complete_values(Sampler(model, 2), original, known, 5)
     assert torch.equal(completion.values[:, known:], complete_by_steps(model, original, known, 5, seed=2))
 
 
@@ -148,12 +149,12 @@ def test_the_known_values_are_read_once_whatever_the_count(build_tiny_model, ori
         return attend(self, tokens, state)  # type: ignore[arg-type]
 
     monkeypatch.setattr(PixelModel, "attend", watched)
-    complete_values(model, original, 24, 5)
+    complete_values(Sampler(model), original, 24, 5)
     assert shapes[0] == (1, 25)
 
 
 def test_with_nothing_known_it_is_sampling(model, original) -> None:
-    completion = complete_values(model, original, 0, 5, seed=3)
+    completion = complete_values(Sampler(model, 3), original, 0, 5)
     assert torch.equal(completion.values, sample_values(model, range(5), seed=3).values.long())
     assert math.isnan(completion.kept_bits_per_dim)
     assert len(completion.completed_bits_per_dim) == 5
@@ -161,7 +162,7 @@ def test_with_nothing_known_it_is_sampling(model, original) -> None:
 
 def test_completion_number_i_depends_on_the_seed_and_i_alone(model, original) -> None:
     many, few, other = (
-        complete_values(model, original, 24, count, seed=seed).values for count, seed in ((6, 2), (2, 2), (6, 3))
+        complete_values(Sampler(model, seed), original, 24, count).values for count, seed in ((6, 2), (2, 2), (6, 3))
     )
     assert torch.equal(many[:2], few)
     assert not torch.equal(many, other)
@@ -170,18 +171,18 @@ def test_completion_number_i_depends_on_the_seed_and_i_alone(model, original) ->
 def test_the_rest_does_not_depend_on_what_the_original_had_there(model, original) -> None:
     changed = original.clone()
     changed[24:] = 15 - changed[24:]
-    ours, theirs = (complete_values(model, image, 24, 3, seed=2) for image in (original, changed))
+    ours, theirs = (complete_values(Sampler(model, 2), image, 24, 3) for image in (original, changed))
     assert torch.equal(ours.values, theirs.values)
     assert ours.kept_bits_per_dim == pytest.approx(theirs.kept_bits_per_dim, rel=1e-12)
     assert ours.original_rest_bits_per_dim != theirs.original_rest_bits_per_dim
     changed = original.clone()
     changed[23] = (changed[23] + 8) % 16
-    assert not torch.equal(complete_values(model, changed, 24, 3, seed=2).values[:, 24:], ours.values[:, 24:])
+    assert not torch.equal(complete_values(Sampler(model, 2), changed, 24, 3).values[:, 24:], ours.values[:, 24:])
 
 
 def test_bits_are_those_of_the_parts_by_hand(model, original) -> None:
     known, count = 24, 3
-    completion = complete_values(model, original, known, count, seed=2)
+    completion = complete_values(Sampler(model, 2), original, known, count)
 
     def bits(values: torch.Tensor, start: int, stop: int) -> float:
         logs = model.head.log_probabilities(model.attend(model.shift_values(values.unsqueeze(0)))[0]).detach()[0]
@@ -196,7 +197,7 @@ def test_bits_are_those_of_the_parts_by_hand(model, original) -> None:
 
 
 def test_filters_reach_the_completions(model, original) -> None:
-    greedy = complete_values(model, original, 24, 3, seed=2, filters=Filters(top_k=1)).values
+    greedy = complete_values(Sampler(model, 2, Filters(top_k=1)), original, 24, 3).values
     assert len(torch.unique(greedy, dim=0)) == 1
     logs = model.head.log_probabilities(model.attend(model.shift_values(greedy[:1]))[0])[0].detach()
     assert torch.equal(logs.argmax(dim=-1)[24:], greedy[0, 24:])
@@ -206,14 +207,14 @@ def test_a_model_that_gives_no_numbers_is_refused(build_tiny_model, original, ra
     model = build_tiny_model()
     model.head.projection.bias.data[3] = math.nan
     with raises_one_line(LintxError, "not a finite number", "damaged"):
-        complete_values(model, original, 24, 2)
+        complete_values(Sampler(model), original, 24, 2)
 
 
 @pytest.mark.parametrize("known", [0, 40])
 def test_completions_are_halved_too_where_memory_runs_out(build_tiny_model, monkeypatch, known) -> None:
     model = build_tiny_model(dtype=torch.float64)
     original = sample_values(model, range(1), seed=9).values[0].long()
-    expected = complete_values(model, original, known, 5, seed=2)
+    expected = complete_values(Sampler(model, 2), original, known, 5)
     step, halved = model.step, []
 
     def limited(tokens: torch.Tensor, state: object) -> object:
@@ -222,7 +223,7 @@ def test_completions_are_halved_too_where_memory_runs_out(build_tiny_model, monk
         return step(tokens, state)  # type: ignore[arg-type]
 
     monkeypatch.setattr(model, "step", limited)
-    found = complete_values(model, original, known, 5, seed=2, on_halve=halved.append)
+    found = complete_values(Sampler(model, 2), original, known, 5, on_halve=halved.append)
     assert halved == [2]
     assert torch.equal(found.values, expected.values)
     assert found.completed_bits_per_dim == pytest.approx(expected.completed_bits_per_dim, abs=1e-12)
@@ -238,7 +239,7 @@ def test_a_completion_is_of_the_class_it_is_told(build_tiny_model) -> None:
     original, known = torch.arange(64) % 16, 24
     seen = []
     for label in range(3):
-        done = complete_values(model, original, known, 2, seed=6, label=label)
+        done = complete_values(Sampler(model, 6), original, known, 2, label=label)
         state = model.init_state(2)
         start = model.start_tokens(2, torch.tensor([label, label]))
         for token in (start, *original[:known].unsqueeze(1).expand(-1, 2)):

@@ -1,4 +1,4 @@
-"""The engine for GPUs, run on the CPU as it would be recorded there: what it computes, and that it never waits."""
+"""The engine for GPUs, run on the CPU: its results, and that a recorded step never waits for the host."""
 
 import gc
 import weakref
@@ -24,7 +24,7 @@ from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native.compiler import textbook_only
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.engines import TextbookEngine, choose_engine
-from linformer_cli.sampling.engines.cuda import CudaEngine, _Graphs
+from linformer_cli.sampling.engines.cuda import CudaEngine, Graphs
 
 FLOAT32, BFLOAT16 = 1e-5, 0.05
 every_change = pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
@@ -32,7 +32,7 @@ every_change = pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
 
 @pytest.fixture(autouse=True)
 def _torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No other kernels, but where a test says so."""
+    """Only torch's own operations, unless a test says otherwise."""
     monkeypatch.setattr(kernels, "serves", lambda *arguments: False)
 
 
@@ -84,7 +84,7 @@ def test_images_are_those_of_the_textbook(build_tiny_model, head, filters) -> No
 
 
 def test_an_image_may_be_drawn_in_parts(build_tiny_model) -> None:
-    """Each goes on from the numbers and the state of the one before; a filter may change between them."""
+    """Each part continues with the random numbers and the state of the one before; a filter may change in between."""
     model = build_tiny_model()
     whole, parts = CudaEngine(model, 2), CudaEngine(model, 2)
     streams, again = UniformStreams(0, range(2)), UniformStreams(0, range(2))
@@ -117,7 +117,7 @@ def test_a_damaged_model_is_said_at_the_end(build_tiny_model, raises_one_line, h
 
 
 def test_what_is_drawn_is_always_a_value(build_tiny_model, monkeypatch) -> None:
-    """From no number a head may draw anything, and it is looked up before the host knows."""
+    """A head may draw any number from NaN, and it is looked up before the host knows."""
     model = build_tiny_model()
     engine = CudaEngine(model, 3)
     engine.step(model.start_tokens(3))
@@ -145,7 +145,7 @@ def test_the_state_has_the_bytes_of_the_model_and_does_not_grow(build_tiny_model
 
 
 class _OnlyOn(TorchDispatchMode):
-    """Every tensor that goes into an operation or comes out of one is on `device`."""
+    """Every input and output of an operation is on `device`."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ class _OnlyOn(TorchDispatchMode):
 @pytest.mark.parametrize("filters", [Filters(), Filters(top_k=3, top_p=0.8)], ids=str)
 @pytest.mark.parametrize("changes", [{}, {"classes": 3, "context": "hashed"}], ids=str)
 def test_nothing_inside_an_image_needs_the_host(build_tiny_model, head, filters, changes) -> None:
-    """On tensors that have a device and no contents: whatever asks for a number, or mixes devices, fails."""
+    """On tensors with a device but no contents: reading a number or mixing devices fails."""
     model, fake = build_tiny_model(head=head, **changes).cpu(), FakeTensorMode()
     with fake, torch.no_grad(), textbook_only():
         for module in model.modules():
@@ -189,13 +189,13 @@ def test_work_is_run_once_then_recorded_once_and_replayed(monkeypatch) -> None:
             done.append("recorded")
             self.replay = work
 
-    monkeypatch.setattr(_Graphs, "_record", lambda graphs, work: Graph(work))
-    on_card = _Graphs(torch.device("cuda"))
+    monkeypatch.setattr(Graphs, "record", lambda graphs, work: Graph(work))
+    on_card = Graphs(torch.device("cuda"))
     for name in ("one", "one", "two", "one", "two"):
         on_card.run(name, lambda name=name: done.append(name))
     assert done == ["one", "recorded", "one", "two", "one", "recorded", "two"]
     done.clear()
-    elsewhere = _Graphs(torch.device("cpu"))
+    elsewhere = Graphs(torch.device("cpu"))
     for _ in range(3):
         elsewhere.run("one", lambda: done.append("run"))
     assert done == ["run"] * 3
@@ -249,14 +249,34 @@ def test_with_triton_its_steps_are_those_of_the_model(build_tiny_model, monkeypa
         for token in tokens[:, :known].unbind(dim=1):
             _, state = model.step(token, state)
     engine, textbook = CudaEngine(model, 2, fork_state(state)), TextbookEngine(model, 2, state)
-    assert all(isinstance(layer, FoldedState) for layer in engine._states)
+    assert all(isinstance(layer, FoldedState) for layer in engine.states)
     for token in tokens[:, known : known + 12].unbind(dim=1):  # more than are folded at once
         assert_agree(engine.step(token).float(), textbook.step(token).float(), tolerance)
+
+
+@pytest.mark.parametrize("triton", [False, True])
+def test_started_again_it_is_as_new_in_the_same_memory(build_tiny_model, monkeypatch, triton) -> None:
+    """The graphs of a GPU keep reading and writing the tensors they were recorded with."""
+    if triton:
+        pytest.importorskip("triton", reason=NO_TRITON)
+        monkeypatch.setattr(kernels, "serves", lambda *arguments: True)
+    model = build_tiny_model(head_width=16, layers=1, classes=3, context="wide")
+    tokens = draw_tokens(model, 2)
+    with torch.no_grad():
+        _, state = model.attend(tokens[:, :5])
+    engine = CudaEngine(model, 2)
+    memory = [part.data_ptr() for part in engine.tensors()]
+    for known, start in ((0, None), (5, state), (0, None)):
+        engine.start(start and fork_state(start))
+        new = CudaEngine(model, 2, start and fork_state(start))
+        for token in tokens[:, known : known + 11].unbind(dim=1):
+            assert torch.equal(engine.step(token), new.step(token))
+    assert [part.data_ptr() for part in engine.tensors()] == memory
 
 
 def test_auto_takes_no_engine_that_has_never_run(build_tiny_model, monkeypatch) -> None:
     monkeypatch.setattr(CudaEngine, "refusal", lambda model: None)
     model = build_tiny_model(attention="softmax")
     choice = choose_engine("auto", model)
-    assert choice.value == "textbook" and "--engine cuda asks for it" in choice.reason
+    assert choice.value == "textbook" and "--engine cuda selects it" in choice.reason
     assert choose_engine("cuda", model).value == "cuda"

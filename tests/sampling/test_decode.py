@@ -1,4 +1,4 @@
-"""The engine: images that depend on the seed and their number alone, drawn from what the likelihood says."""
+"""Sampling: an image depends on the seed and its number alone, and is drawn from the distribution of the likelihood."""
 
 import itertools
 import math
@@ -7,13 +7,14 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from sampling.cases import sample_values
 
 from linformer_cli.config import ImageShape
 from linformer_cli.data.sequence import values_to_images
 from linformer_cli.errors import LintxError
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.choose import Filters, UniformStreams
-from linformer_cli.sampling.decode import iter_samples, sample_images, sample_values
+from linformer_cli.sampling.decode import Sampler, sample_images
 from linformer_cli.sampling.engines import TextbookEngine
 from linformer_cli.system.memory import work_in_batches
 
@@ -26,8 +27,9 @@ def model(request, build_tiny_model) -> PixelModel:
     return build_tiny_model(dtype=torch.float64, attention=attention, head=head)
 
 
-def collect(model: PixelModel, count: int, batch: int, **options: object) -> torch.Tensor:
-    return torch.cat([part.values for part in iter_samples(model, range(count), batch, **options)])  # type: ignore[arg-type]
+def collect(model: PixelModel, count: int, batch: int, seed: int = 0, filters: Filters | None = None) -> torch.Tensor:
+    parts = Sampler(model, seed, filters).iter_batches(range(count), batch)
+    return torch.cat([part.values for part in parts])
 
 
 # The same images
@@ -178,7 +180,7 @@ def test_a_model_that_gives_no_numbers_is_refused(build_tiny_model, raises_one_l
 
 @pytest.mark.parametrize("known", [0, 60])
 def test_numbers_that_end_before_the_last_value_are_noticed(build_tiny_model, raises_one_line, known) -> None:
-    """Wherever in the image it happens, and whatever the engine looks at on the way."""
+    """At any position of the image, also between two checks of the engine."""
     model = build_tiny_model()
     engine = TextbookEngine(model, 2, model.attend(torch.zeros(2, known, dtype=torch.int64))[1] if known else None)
     first = engine.step(model.start_tokens(2))
@@ -197,7 +199,7 @@ def test_numbers_that_end_before_the_last_value_are_noticed(build_tiny_model, ra
 
 
 def refuse_above(monkeypatch: pytest.MonkeyPatch, model: PixelModel, limit: int, error: Exception) -> list[int]:
-    """Let stepping more than `limit` images at once fail as memory does; the batches that were tried."""
+    """Make stepping more than `limit` images at once fail as if memory ran out; returns the batches that were tried."""
     tried, step = [], model.step
 
     def limited(tokens: torch.Tensor, state: object) -> object:
@@ -219,12 +221,16 @@ NO_MEMORY = {
 }
 
 
-@pytest.mark.parametrize("error", NO_MEMORY.values(), ids=NO_MEMORY)
+@pytest.mark.parametrize(
+    "error",
+    [pytest.param(error, marks=() if name == "cpu" else pytest.mark.slow) for name, error in NO_MEMORY.items()],
+    ids=NO_MEMORY,
+)
 def test_where_memory_runs_out_the_batch_is_halved_and_the_images_stay_the_same(model, monkeypatch, error) -> None:
     expected = collect(model, 11, 11, seed=4)
     tried = refuse_above(monkeypatch, model, 3, error)
     halved: list[int] = []
-    parts = list(iter_samples(model, range(11), 10, 4, on_halve=halved.append))
+    parts = list(Sampler(model, 4).iter_batches(range(11), 10, on_halve=halved.append))
     assert halved == [5, 2]
     assert [len(part.values) for part in parts] == [2, 2, 2, 2, 2, 1]
     assert torch.equal(torch.cat([part.values for part in parts]), expected)
@@ -245,7 +251,7 @@ def test_another_error_is_no_reason_to_halve(model, monkeypatch) -> None:
 
 
 def test_the_memory_of_a_failed_attempt_is_free_before_the_next(model, monkeypatch) -> None:
-    """Inside the handler of the error its traceback still holds every tensor of the attempt."""
+    """Inside the error's handler the traceback still holds every tensor of the attempt."""
     alive: list[weakref.ref[torch.Tensor]] = []
 
     def attempt(indices: range) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Looking ahead gives the image that stepping gives, value by value and bit by bit, in fewer passes."""
+"""Looking ahead draws the same image as stepping, bit for bit, in fewer passes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from machine import HAS_COMPILER
-from sampling.cases import CHANGES, draw_tokens
+from sampling.cases import CHANGES, draw_tokens, sample_values
 
 from linformer_cli.attention.base import fork_state
 from linformer_cli.checkpoint import load_model
@@ -14,24 +14,27 @@ from linformer_cli.config import ImageShape
 from linformer_cli.errors import Interrupted, LintxError
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.choose import Filters, UniformStreams
-from linformer_cli.sampling.decode import iter_samples, sample_values
-from linformer_cli.sampling.engines import choose_engine
-from linformer_cli.sampling.engines.native import NativeEngine, StepwiseEngine
+from linformer_cli.sampling.decode import Sampler
+from linformer_cli.sampling.engines import build_engine, choose_engine
+from linformer_cli.sampling.engines.native import NativeEngine
 
 pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="the native engine needs a C++ compiler")
+
+# Of the shipped model: 313,600 values.
+IMAGES = 400
 
 
 @pytest.fixture
 def draw_both(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[NativeEngine, ...]]:
-    """One image drawn by looking ahead so far and by stepping: both engines as they are then, of the same values."""
+    """Draw one image by looking ahead up to `window` positions and by stepping; returns both engines."""
 
     def draw(model: PixelModel, window: int, index: int, known: int = 1, left: int = 0) -> tuple[NativeEngine, ...]:
         monkeypatch.setattr(NativeEngine, "window", window)
         tokens, engines, drawn = draw_tokens(model, 1), [], []
         with torch.no_grad():
             parameters, state = model.attend(tokens[:, :known])
-        for kind in (NativeEngine, StepwiseEngine):
-            engine = kind(model, 1, fork_state(state, 1))
+        for look_ahead in (True, False):
+            engine = NativeEngine(model, 1, fork_state(state, 1), look_ahead)
             streams, count = UniformStreams(3, [index]), model.config.image.positions - known + 1 - left
             drawn.append(engine.draw_values(parameters[:, -1], streams, Filters(), count))
             engines.append(engine)
@@ -44,7 +47,7 @@ def draw_both(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[NativeEngi
 
 
 def sharpen(model: PixelModel) -> PixelModel:
-    """With predictions so sure that many guesses are right, and others are not."""
+    """Predictions so confident that many guesses are right, but not all."""
     with torch.no_grad():
         model.head.projection.weight *= 12
     return model
@@ -77,16 +80,15 @@ def test_a_sure_model_is_drawn_in_far_fewer_passes(build_tiny_model, draw_both) 
     alone.draw_values(alone.step(model.start_tokens(1)), UniformStreams(0, [0]), Filters(), 256)
     # The start token takes a pass of its own.
     assert sample_values(model, [0], engine="native").passes == 1 + alone.look_aheads
-    assert sample_values(model, [0], engine="stepwise").passes == 256
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_it_leaves_the_state_of_stepping(build_tiny_model, draw_both, dtype) -> None:
-    """Of odd widths too."""
+    """For odd widths too."""
     model = build_tiny_model(layers=3, width=21, head_width=7, heads=3, feed_forward=29, context="hashed")
     model = sharpen(model).to(dtype)
     ahead, stepwise = draw_both(model, 7, 2, known=20, left=1)
-    for one, other in zip(ahead._states, stepwise._states, strict=True):
+    for one, other in zip(ahead.network.states, stepwise.network.states, strict=True):
         assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
     token = torch.tensor([3])
     # One value is drawn that no step has followed yet.
@@ -126,28 +128,32 @@ def test_what_is_no_number_is_said(build_tiny_model, raises_one_line) -> None:
     model = build_tiny_model()
     engine = NativeEngine(model, 1)
     parameters = engine.step(model.start_tokens(1)).clone()
-    for state in engine._states:
+    for state in engine.network.states:
         state.s.fill_(torch.nan)
     for first in (parameters, torch.full_like(parameters, torch.nan)):
         with raises_one_line(LintxError, "damaged"):
             engine.draw_values(first, UniformStreams(0, [0]), Filters(), 64)
 
 
-def test_auto_looks_ahead(build_tiny_model) -> None:
-    assert choose_engine("auto", build_tiny_model()).value == "native"
-    assert choose_engine("stepwise", build_tiny_model()).value == "stepwise"
+@pytest.mark.parametrize("look_ahead", [True, False])
+def test_an_engine_looks_ahead_unless_told_otherwise(build_tiny_model, look_ahead) -> None:
+    model = build_tiny_model()
+    assert choose_engine("auto", model).value == "native"
+    engine = build_engine("auto", model, 1, look_ahead=look_ahead)
+    engine.draw_values(engine.step(model.start_tokens(1)), UniformStreams(0, [0]), Filters(), 64)
+    assert bool(engine.look_aheads) == look_ahead
 
 
 @pytest.mark.slow
-def test_two_thousand_images_of_a_shipped_model_are_those_of_stepping() -> None:
-    """In the precision that it is sampled in. Equal bit by bit, so that no statistic of them can differ."""
+def test_images_of_a_shipped_model_are_those_of_stepping() -> None:
+    """In the precision of sampling; equal bit for bit, so no statistic can differ."""
     model = load_model("mnist-wide", dtype=torch.bfloat16)
     passes, images = 0, []
-    for index in range(2_000):
+    for index in range(IMAGES):
         drawn = sample_values(model, [index], engine="native")
         images.append(drawn.values)
         passes += drawn.passes
-    together = torch.cat([part.values for part in iter_samples(model, range(2_000), 250, engine="stepwise")])
+    together = torch.cat([part.values for part in Sampler(model, engine="native").iter_batches(range(IMAGES), 200)])
     assert torch.equal(torch.cat(images), together)
-    assert len(torch.unique(together, dim=0)) == 2_000
+    assert len(torch.unique(together, dim=0)) == IMAGES
     assert 2 * passes < together.numel()

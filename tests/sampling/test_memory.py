@@ -1,7 +1,9 @@
-"""Linear sampling in memory that does not grow with the image; measured on whole processes."""
+"""Memory of linear sampling does not grow with the image; measured on whole processes."""
 
 import subprocess
 import sys
+
+import pytest
 
 SCRIPT = """
 import sys
@@ -9,13 +11,13 @@ from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.presets import PRESETS
 from linformer_cli.system.memory import measure_peak_memory
-from linformer_cli.sampling.decode import sample_values
+from linformer_cli.sampling.decode import Sampler
 
 height, width, attention = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 network = PRESETS["tiny"].model_copy(update={"attention": attention})
 model = PixelModel(ModelConfig(**network.model_dump(), image=ImageShape(height=height, width=width))).eval()
 before = measure_peak_memory()
-images = sample_values(model, range(128)).values
+images = Sampler(model).sample(range(128)).values
 print(measure_peak_memory() - before - images.numel() * images.element_size())
 """
 
@@ -26,10 +28,11 @@ def measure_growth(height: int, width: int, attention: str) -> int:
     return int(subprocess.run(arguments, capture_output=True, text=True, check=True).stdout)
 
 
+@pytest.mark.slow
 def test_sampling_memory_is_flat_for_linear_and_grows_for_softmax():
-    """784 against 3,072 positions. The model itself, torch and Python are not counted: they would hide a leak.
+    """784 against 3,072 positions. The model, torch and Python are not counted, since they would hide a leak.
 
-    A tensor kept per step once pinned the heap around each step's large ones and cost 260 KB a position.
+    A small tensor kept per step once pinned the heap around each step's large tensors and cost 260 KB a position.
     """
     short, long = measure_growth(28, 28, "linear"), measure_growth(48, 64, "linear")
     assert abs(long - short) < 0.1 * short + 2**20, (short, long)

@@ -1,11 +1,11 @@
-"""Random words made all at once are those of numpy, bit by bit, wherever one begins."""
+"""Random words computed all at once are those of numpy, bit for bit, from any start."""
 
 import numpy as np
 import pytest
 import torch
 
 from linformer_cli.sampling.choose import UniformStreams
-from linformer_cli.sampling.philox import _draw_words, draw_uniforms
+from linformer_cli.sampling.philox import draw_uniforms, draw_words
 
 CPU = torch.device("cpu")
 
@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 def test_words_are_numpys(seed: int, index: int) -> None:
     expected = np.random.Philox(key=np.array([seed, index], dtype=np.uint64)).random_raw(40)
     counters = torch.arange(1, 11).unsqueeze(1)
-    words = _draw_words(seed, torch.tensor([[index]]), counters)
+    words = draw_words(seed, torch.tensor([[index]]), counters)
     assert words.flatten().numpy().astype(np.uint64).tolist() == expected.tolist()
 
 

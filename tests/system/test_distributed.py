@@ -1,4 +1,4 @@
-"""The team of processes as one of them sees it, alone or pretended; with real ones: training/test_processes.py."""
+"""The team seen from one process, single or simulated. Real processes: training/test_processes.py."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The environment that figures depend on, and what is loaded when."""
+"""The environment that measurements depend on, and when slow modules are loaded."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def test_configurations_need_no_torch() -> None:
 
 
 def test_drawing_an_image_does_not_load_torchs_compiler() -> None:
-    """It takes seconds, as long as torch itself, which one image then waits for."""
+    """Loading it takes seconds, as long as torch itself."""
     script = (
         "import sys, linformer_cli\n"
         "linformer_cli.sample_images(linformer_cli.load_model('mnist-wide'), count=1)\n"

@@ -1,4 +1,4 @@
-"""Memory: kept, given back, counted, running out."""
+"""Memory: reused, returned, measured, running out."""
 
 import os
 import platform
@@ -19,7 +19,7 @@ def test_peak_memory_is_counted_in_bytes() -> None:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such setting")
 def test_freed_memory_is_kept_unless_the_environment_decides() -> None:
-    """Pages that twenty arrays of 40 MB need anew, after as many others were freed."""
+    """Page faults of twenty arrays of 40 MB, allocated after as many were freed."""
     script = (
         "import resource, torch\n"
         "from linformer_cli.system.memory import keep_freed_memory\n"
@@ -39,7 +39,7 @@ def test_freed_memory_is_kept_unless_the_environment_decides() -> None:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such setting")
 def test_kept_memory_can_be_given_back() -> None:
-    """Resident MiB with an array of 400 MB behind which a small one lies, then without it, then given back."""
+    """Resident MiB with a large and a small array, after freeing the large one, and after returning its memory."""
     script = (
         "import torch\n"
         "from linformer_cli.system.memory import give_back_freed_memory, keep_freed_memory\n"

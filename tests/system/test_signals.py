@@ -1,4 +1,4 @@
-"""The first signal asks, the second ends."""
+"""The first signal sets the request, the second ends the process."""
 
 import signal
 import subprocess

@@ -20,8 +20,9 @@ from linformer_cli.evaluation.bits import Bits, measure_bits
 from linformer_cli.report.grids import read_png_metadata, render_grid
 from linformer_cli.sampling.decode import sample_images
 from linformer_cli.system.signals import StopRequest
+from linformer_cli.training import learner as learner_module
 from linformer_cli.training import loop as loop_module
-from linformer_cli.training.loop import build_model
+from linformer_cli.training.learner import build_model
 from linformer_cli.training.progress import LossTrend, Progress
 
 # What happens when
@@ -75,7 +76,7 @@ def test_training_learns(configure, tmp_path) -> None:
     watcher = train(trainer)
     assert before > 3
     assert trainer.progress.validation_bits_per_dim < before - 0.5
-    assert watcher.rows[-1]["train_bits_per_dim"] < watcher.rows[0]["train_bits_per_dim"]
+    assert watcher.rows[-1].train_bits_per_dim < watcher.rows[0].train_bits_per_dim
 
 
 def test_a_grid_holds_the_samples_of_the_seed(configure, tmp_path) -> None:
@@ -91,21 +92,21 @@ def test_a_grid_holds_the_samples_of_the_seed(configure, tmp_path) -> None:
 def test_logged_rows_are_means_over_the_interval(configure, tmp_path, monkeypatch) -> None:
     trainer = begin(configure(sample_every=0, accumulation=2), tmp_path / "run")
     losses: list[float] = []
-    mean_nats = trainer._mean_nats
+    mean_nats = trainer.mean_nats
 
     def recorded(start: int) -> torch.Tensor:
         nats = mean_nats(start)
         losses.append(float(nats.detach()))
         return nats
 
-    monkeypatch.setattr(trainer, "_mean_nats", recorded)
+    monkeypatch.setattr(trainer, "mean_nats", recorded)
     watcher = train(trainer)
     assert len(losses) == 2 * STEPS
     for number, row in enumerate(watcher.rows):
         interval = losses[8 * number : 8 * number + 8]
-        assert row["train_bits_per_dim"] == pytest.approx(sum(interval) / 8 / math.log(2), rel=1e-6)
-        assert row["images"] == row["step"] * 8
-        assert row["gradient_norm"] > 0
+        assert row.train_bits_per_dim == pytest.approx(sum(interval) / 8 / math.log(2), rel=1e-6)
+        assert row.images == row.step * 8
+        assert row.gradient_norm > 0
 
 
 def test_accumulated_batches_are_one_large_batch(configure, tmp_path) -> None:
@@ -223,7 +224,7 @@ def test_the_speed_counts_only_the_images_of_its_own_time(configure, tmp_path, m
     config = configure(sample_every=0, evaluate_every=100)
     monkeypatch.setattr(loop_module, "time", Clock(0.0))
     whole = train(begin(config, tmp_path / "whole"))
-    fastest = max(row["images_per_second"] for row in whole.rows)
+    fastest = max(row.images_per_second for row in whole.rows)
     first = begin(config, tmp_path / "run")
     with pytest.raises(Interrupted):
         train(first, Watcher().at("save", 6))
@@ -231,14 +232,14 @@ def test_the_speed_counts_only_the_images_of_its_own_time(configure, tmp_path, m
     second.resume()
     # The first row after the resume closes an interval of which three of four steps were trained before.
     row = train(second).rows[0]
-    assert row["step"] == 8
-    assert row["images_per_second"] <= fastest
+    assert row.step == 8
+    assert row.images_per_second <= fastest
 
 
 def test_a_dry_run_times_a_step(configure, tmp_path, monkeypatch) -> None:
     trainer = begin(configure(), tmp_path / "run")
     readings = iter([10.0, 12.5])
-    monkeypatch.setattr(loop_module, "time", SimpleNamespace(perf_counter=lambda: next(readings)))
+    monkeypatch.setattr(learner_module, "time", SimpleNamespace(perf_counter=lambda: next(readings)))
     assert trainer.time_one_step() == 2.5
 
 
@@ -261,16 +262,16 @@ def test_what_is_saved_and_evaluated_is_the_average(configure, tmp_path) -> None
     """By hand: the average starts at the weights after the first step and moves by 1 - decay at each, more at first."""
     trainer = begin(configure(ema=0.2, steps=4, sample_every=0), tmp_path / "run")
     decays = iter([0, 2 / 11, 0.2, 0.2])
-    take_step = trainer._train_step
+    take_step = trainer.train_step
     expected: dict[str, torch.Tensor] = {}
 
-    def train_step(rate: float) -> tuple[float, float]:
-        taken, decay = take_step(rate), next(decays)
+    def train_step(progress: Progress, rate: float) -> tuple[float, float]:
+        taken, decay = take_step(progress, rate), next(decays)
         for key, weight in trainer.model.state_dict().items():
             expected[key] = expected[key] * decay + weight * (1 - decay) if decay else weight.clone()
         return taken
 
-    trainer._train_step = train_step  # type: ignore[method-assign]
+    trainer.train_step = train_step  # type: ignore[method-assign]
     train(trainer)
     for folder in (trainer.folder.last, trainer.folder.best):
         saved = load_model(folder).state_dict()
@@ -326,12 +327,12 @@ def directions(model: torch.nn.Module) -> list[torch.Tensor]:
 
 def test_random_draws_change_when_they_should_and_the_average_has_those_of_the_model(configure, tmp_path) -> None:
     trainer = begin(configure(model=REDRAWN, ema=0.75, sample_every=5), tmp_path / "run")
-    take_step = trainer._train_step
+    take_step = trainer.train_step
     changed: list[int] = []
 
-    def train_step(rate: float) -> tuple[float, float]:
+    def train_step(progress: Progress, rate: float) -> tuple[float, float]:
         before = directions(trainer.model)
-        taken = take_step(rate)
+        taken = take_step(progress, rate)
         after = directions(trainer.model)
         assert not torch.equal(*after), "two layers of the same draw"
         if not torch.equal(before[0], after[0]):
@@ -340,7 +341,7 @@ def test_random_draws_change_when_they_should_and_the_average_has_those_of_the_m
             assert torch.equal(ours, theirs)
         return taken
 
-    trainer._train_step = train_step  # type: ignore[method-assign]
+    trainer.train_step = train_step  # type: ignore[method-assign]
     assert trainer.evaluated_model is not trainer.model
     train(trainer)
     assert changed == [0, 4, 8, 12]

@@ -12,7 +12,7 @@ from training_runs import STEPS, Watcher, begin, train
 from linformer_cli.checkpoint import load_training_state, read_checkpoint
 from linformer_cli.errors import Interrupted, TrainingError
 from linformer_cli.training.loop import Trainer
-from linformer_cli.training.progress import LossTrend
+from linformer_cli.training.progress import LossTrend, Progress
 
 
 def poison(trainer: Trainer) -> Callable[[], None]:
@@ -30,7 +30,7 @@ def test_a_loss_that_is_no_number_names_the_step_and_leaves_the_last_checkpoint(
     trainer = begin(configure(), tmp_path / "run", precision)
     watcher = Watcher()
     watcher.at("log", 4, poison(trainer))
-    with raises_one_line(TrainingError, "not a finite number at step 4", str(trainer.folder.last), "--learning-rate"):
+    with raises_one_line(TrainingError, "NaN or infinite at step 4", str(trainer.folder.last), "--learning-rate"):
         train(trainer, watcher)
     again = begin(configure(), tmp_path / "run", precision)
     again.resume()
@@ -44,7 +44,7 @@ def test_a_gradient_that_is_no_number_is_noticed_before_the_weights_are_changed(
     configure, tmp_path, monkeypatch
 ) -> None:
     trainer = begin(configure(), tmp_path / "run")
-    mean_nats = trainer._mean_nats
+    mean_nats = trainer.mean_nats
 
     def broken(start: int) -> torch.Tensor:
         nats = mean_nats(start)
@@ -52,7 +52,7 @@ def test_a_gradient_that_is_no_number_is_noticed_before_the_weights_are_changed(
             nats.register_hook(lambda gradient: gradient * math.inf)
         return nats
 
-    monkeypatch.setattr(trainer, "_mean_nats", broken)
+    monkeypatch.setattr(trainer, "mean_nats", broken)
     with pytest.raises(TrainingError, match="step 2"):
         train(trainer)
     assert all(bool(torch.isfinite(parameter).all()) for parameter in trainer.model.parameters())
@@ -66,7 +66,7 @@ def test_an_evaluation_that_is_no_number_is_one_line_and_nothing_best(
     trainer = begin(configure(steps=4 if finished else STEPS, evaluate_every=4), tmp_path / "run")
     watcher = Watcher()
     watcher.at("log", 4, poison(trainer))
-    with raises_one_line(TrainingError, "not a finite number", "step 4"):
+    with raises_one_line(TrainingError, "NaN or infinite", "step 4"):
         train(trainer, watcher)
     assert not trainer.folder.best.exists()
     assert read_checkpoint(trainer.folder.last).info.training.step == 3
@@ -87,14 +87,14 @@ def test_the_step_that_fails_names_its_images(configure, tmp_path) -> None:
 
 def let_loss_jump(trainer: Trainer, monkeypatch: pytest.MonkeyPatch, step: int) -> list[float]:
     """Four steps from `step` on have a hundred times the loss; returns all losses, as they come."""
-    train_step, losses = trainer._train_step, []
+    train_step, losses = trainer.train_step, []
 
-    def jumping(rate: float) -> tuple[float, float]:
-        nats, norm = train_step(rate)
+    def jumping(progress: Progress, rate: float) -> tuple[float, float]:
+        nats, norm = train_step(progress, rate)
         losses.append(100 * nats if step <= trainer.progress.step < step + 4 else nats)
         return losses[-1], norm
 
-    monkeypatch.setattr(trainer, "_train_step", jumping)
+    monkeypatch.setattr(trainer, "train_step", jumping)
     return losses
 
 
@@ -127,7 +127,7 @@ def test_a_save_that_cannot_be_kept_before_a_spike_ends_nothing(configure, tmp_p
     let_loss_jump(trainer, monkeypatch, 63)
     (trainer.folder.path / "kept").write_text("in the way")
     (message,) = train(trainer).spikes
-    assert "what was saved before it could not be kept: cannot read or write" in message
+    assert "the save before it could not be kept: cannot read or write" in message
     assert read_checkpoint(trainer.folder.last).info.training.step == 70
 
 

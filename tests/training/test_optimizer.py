@@ -1,4 +1,4 @@
-"""The optimizer: what decays, and a state that can be given back."""
+"""The optimizer: weight decay, steps of Muon, and storing its state."""
 
 import copy
 
@@ -40,8 +40,8 @@ def test_only_the_matrices_of_linear_layers_decay(build_tiny_model, name, change
 
 @pytest.mark.parametrize("name", ["adamw", "radam", "muon"])
 def test_the_decay_is_decoupled_from_the_gradient(build_tiny_model, name) -> None:
-    # With no gradient at all, steps only shrink the matrices, by exactly learning rate times decay each. More than
-    # five of them: before, RAdam's step is proportional to the gradient, in which a coupled decay would hide.
+    # Without gradients, a step only shrinks the matrices, by learning rate * decay. More than five steps, because the
+    # first five of RAdam are proportional to the gradient, which would hide a coupled decay.
     model = build_tiny_model()
     before = copy.deepcopy(model.state_dict())
     optimizer = build_optimizer(model, configure(name, weight_decay=0.5, learning_rate=0.1))
@@ -66,7 +66,7 @@ def test_the_settings_reach_the_optimizer(build_tiny_model) -> None:
 def test_the_state_can_be_taken_and_given_back_bit_for_bit(build_tiny_model, name) -> None:
     model, config = build_tiny_model(), configure(name, weight_decay=0.1)
     optimizer = build_optimizer(model, config)
-    take_steps(model, optimizer, 7, seed=0)  # RAdam changes its formula after five
+    take_steps(model, optimizer, 7, seed=0)  # RAdam changes its formula after five steps
     tensors = {key: value.clone() for key, value in optimizer_tensors(optimizer).items()}
     other = build_tiny_model(seed=1)
     other.load_state_dict(model.state_dict())
@@ -82,8 +82,8 @@ def test_the_state_can_be_taken_and_given_back_bit_for_bit(build_tiny_model, nam
 
 
 def test_a_step_of_muon_evens_out_the_singular_values(build_tiny_model) -> None:
-    # In the first step only the gradient counts: U S V' becomes nearly U V', scaled to a root mean square of 0.2
-    # learning rates, which is that of a usual step of AdamW.
+    # The first step depends on the gradient alone: U S V' becomes nearly U V', scaled to a root mean square of 0.2
+    # learning rates, as in a typical step of AdamW.
     model = build_tiny_model()
     before = copy.deepcopy(model.state_dict())
     optimizer = build_optimizer(model, configure("muon", learning_rate=0.25, weight_decay=0.0))
@@ -105,7 +105,7 @@ def test_beside_muon_the_rest_is_what_adamw_makes_of_it(build_tiny_model) -> Non
         config = configure(name, learning_rate=0.1, weight_decay=0.3, beta1=0.5, beta2=0.75)
         optimizer = build_optimizer(model, config)
         take_steps(model, optimizer, 2, seed=0)
-        for group in optimizer.param_groups:  # as the loop sets the rate of a step
+        for group in optimizer.param_groups:  # as the training loop sets the rate of a step
             group["lr"] = 0.05
         take_steps(model, optimizer, 1, seed=1)
     linear = {f"{path}.weight" for path, module in models["muon"].named_modules() if isinstance(module, nn.Linear)}
@@ -115,7 +115,7 @@ def test_beside_muon_the_rest_is_what_adamw_makes_of_it(build_tiny_model) -> Non
 
 
 def test_a_fresh_optimizer_would_not_do(build_tiny_model) -> None:
-    # Or the test above could pass without giving anything back.
+    # Otherwise the test above could pass without loading anything.
     model, config = build_tiny_model(), configure("adamw")
     optimizer = build_optimizer(model, config)
     take_steps(model, optimizer, 7, seed=0)

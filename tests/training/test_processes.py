@@ -19,8 +19,8 @@ from PIL import Image
 from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.checkpoint import load_weights, read_checkpoint
 from linformer_cli.errors import UsageError
+from linformer_cli.metrics import METRICS_FILE, read_metrics
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.report.metrics import METRICS_FILE, read_metrics
 from linformer_cli.system.distributed import Team
 from linformer_cli.training.together import has_idle_parameters, seed_own_dropout, share_batch
 

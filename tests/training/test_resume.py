@@ -35,10 +35,13 @@ from linformer_cli.checkpoint import (
 from linformer_cli.data.batches import shift_images
 from linformer_cli.errors import CheckpointError, DataError, Interrupted, UsageError
 from linformer_cli.evaluation.bits import measure_bits
+from linformer_cli.metrics import MetricsRow, append_row
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.system.signals import StopRequest
+from linformer_cli.training import learner as learner_module
 from linformer_cli.training import loop as loop_module
-from linformer_cli.training.loop import Trainer, build_model
+from linformer_cli.training.learner import build_model
+from linformer_cli.training.loop import Trainer
 from linformer_cli.training.progress import Progress
 from linformer_cli.training.run_folder import RunFolder
 
@@ -166,13 +169,13 @@ def test_a_run_can_be_stopped_at_every_step(configure, uninterrupted, tmp_path) 
         if step > 1:
             trainer.resume()
         stop = StopRequest()
-        take_step = trainer._train_step
+        take_step = trainer.train_step
 
-        def train_step(rate: float, stop=stop, take_step=take_step) -> tuple[float, float]:
+        def train_step(progress: Progress, rate: float, stop=stop, take_step=take_step) -> tuple[float, float]:
             stop.signal_number = int(signal.SIGTERM)
-            return take_step(rate)
+            return take_step(progress, rate)
 
-        trainer._train_step = train_step  # type: ignore[method-assign]
+        trainer.train_step = train_step  # type: ignore[method-assign]
         with pytest.raises(Interrupted, match=rf"topped at step {step}\b"):
             train(trainer, Watcher(stop))
     last = begin(config, tmp_path / "run", precision)
@@ -216,13 +219,13 @@ def test_dropout_and_the_seed_matter(configure, uninterrupted, tmp_path) -> None
 
 def test_training_images_are_shifted_and_validation_is_not(configure, tmp_path, monkeypatch) -> None:
     read: list[Any] = []
-    convert = loop_module.images_to_values
+    convert = learner_module.images_to_values
 
     def recorded(images: Any, levels: int) -> torch.Tensor:
         read.append(images)
         return convert(images, levels)
 
-    monkeypatch.setattr(loop_module, "images_to_values", recorded)
+    monkeypatch.setattr(learner_module, "images_to_values", recorded)
     trainer = begin(configure(shift=1, steps=2, accumulation=2, sample_every=0), tmp_path / "run")
     order = record_order(trainer, monkeypatch)
     train(trainer)
@@ -262,7 +265,7 @@ def test_a_model_with_classes_needs_labels(configure, tmp_path, raises_one_line)
     config = configure(model={"classes": 62})
     for images in ((TRAIN, unlabelled), (unlabelled, VALIDATION)):
         with raises_one_line(DataError, "'glyphs' has no labels"):
-            Trainer(config, RunFolder(tmp_path / "run"), *images, "cpu", "fp32")
+            Trainer(config, RunFolder(tmp_path / "run"), images, "cpu", "fp32")
 
 
 def test_bf16_is_really_used(configure, uninterrupted) -> None:
@@ -330,7 +333,8 @@ def test_a_stop_does_not_wait_for_an_evaluation_or_a_grid(
 def test_a_run_that_was_killed_before_its_first_save_begins_anew(configure, uninterrupted, tmp_path) -> None:
     whole, _ = uninterrupted({}, "fp32")
     trainer = begin(configure(), tmp_path / "run")
-    trainer.folder.append_metrics({"step": 0, "images": 0, "validation_bits_per_dim": 4.0})
+    row = MetricsRow(step=0, images=0, elapsed_seconds=0.0, validation_bits_per_dim=4.0)
+    append_row(trainer.folder.metrics_file, row)
     trainer.resume()
     assert trainer.progress == Progress()
     train(trainer)
@@ -373,8 +377,8 @@ def test_a_run_does_not_go_on_with_other_images(configure, tmp_path, raises_one_
     train(trainer)
     before = read_metrics(trainer.folder)
     fewer = dataclasses.replace(TRAIN, images=TRAIN.images[1:])
-    with raises_one_line(DataError, "has 30 training images, 'glyphs' holds 29 now", "start a new run"):
-        Trainer(configure(), trainer.folder, fewer, VALIDATION, "cpu", "fp32").resume()
+    with raises_one_line(DataError, "was trained on 30 images, 'glyphs' now has 29", "start a new run"):
+        Trainer(configure(), trainer.folder, (fewer, VALIDATION), "cpu", "fp32").resume()
     assert read_metrics(trainer.folder) == before
 
 
@@ -383,7 +387,7 @@ def test_images_of_another_size_are_refused(configure, tmp_path, raises_one_line
         other = dataclasses.replace(TRAIN, images=pixels)
         found = " x ".join(map(str, pixels.shape[1:]))
         with raises_one_line(UsageError, "images of 8 x 8 x 1", f"'glyphs' has {found}"):
-            Trainer(configure(), RunFolder(tmp_path / "run"), other, VALIDATION, "cpu", "fp32")
+            Trainer(configure(), RunFolder(tmp_path / "run"), (other, VALIDATION), "cpu", "fp32")
 
 
 @pytest.mark.parametrize("kind", [torch.OutOfMemoryError, RuntimeError])
@@ -393,7 +397,7 @@ def test_memory_that_runs_out_in_a_resume_is_not_blamed_on_the_state(configure, 
     def run_out(*_: object) -> None:
         raise kind("DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr("linformer_cli.training.loop.load_optimizer_tensors", run_out)
+    monkeypatch.setattr("linformer_cli.training.learner.load_optimizer_tensors", run_out)
     with pytest.raises(kind, match="can't allocate memory"):
         begin(configure(), tmp_path / "run").resume()
 

@@ -1,7 +1,6 @@
 """The folder of a run: never overwritten, read back exactly, metrics that can be cut."""
 
 import contextlib
-import csv
 import errno
 import os
 import shutil
@@ -12,24 +11,19 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from machine import TIMING_METRICS
 
 from linformer_cli import files as files_module
 from linformer_cli.config import Config, DataConfig, ModelConfig, RunConfig, TrainConfig, parse_config
 from linformer_cli.errors import CheckpointError, LintxError, UsageError
+from linformer_cli.metrics import COLUMNS, MetricsRow, append_row
 from linformer_cli.training import run_folder as run_folder_module
-from linformer_cli.training.run_folder import METRICS, RunFolder, claim_run, find_newest_run
+from linformer_cli.training.run_folder import RunFolder, claim_run, find_newest_run
 
 PLAIN: dict[str, Any] = {"model": {"image": {"height": 8, "width": 8}}, "train": {"steps": 5}}
 
 
 def configure(**tables: Any) -> RunConfig:
     return parse_config(RunConfig, {**PLAIN, **tables}, "run")
-
-
-def read_metrics(folder: RunFolder) -> list[dict[str, str]]:
-    with open(folder.metrics_file, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def save(folder: RunFolder, step: int) -> None:
@@ -83,14 +77,14 @@ def test_a_new_run_has_its_configuration_and_empty_metrics(tmp_path: Path, exist
         folder.path.mkdir(parents=True)
     folder.create(configure())
     assert {path.name for path in folder.path.iterdir()} == {"config.toml", "metrics.csv", ".lock"}
-    assert folder.metrics_file.read_text().strip() == ",".join(METRICS)
+    assert folder.metrics_file.read_text().strip() == ",".join(COLUMNS)
     assert folder.read_config() == configure()
 
 
 def test_a_run_is_never_overwritten(tmp_path: Path, raises_one_line) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.create(configure())
-    folder.append_metrics({"step": 3})
+    append_row(folder.metrics_file, MetricsRow(step=3, images=24, elapsed_seconds=1.5))
     before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
     with raises_one_line(UsageError, str(folder.path), "exists already", f"--resume '{folder.path}'", "--out"):
         folder.create(configure(train={"steps": 9}))
@@ -183,40 +177,6 @@ def test_a_configuration_with_an_unknown_key_is_refused(tmp_path: Path, raises_o
         folder.read_config()
 
 
-# metrics.csv
-
-
-def test_metrics_are_rows_with_empty_cells_for_what_was_not_measured(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run")
-    folder.create(configure())
-    folder.append_metrics({"step": 3, "train_bits_per_dim": 0.1 + 0.2})
-    folder.append_metrics({"step": 3, "validation_bits_per_dim": 1e-9})
-    first, second = read_metrics(folder)
-    assert list(first) == list(METRICS)
-    assert float(first["train_bits_per_dim"]) == 0.1 + 0.2
-    assert first["validation_bits_per_dim"] == second["train_bits_per_dim"] == ""
-    assert float(second["validation_bits_per_dim"]) == 1e-9
-
-
-def test_timing_metrics_are_metrics() -> None:
-    assert set(TIMING_METRICS) < set(METRICS)
-    assert "step" not in TIMING_METRICS
-
-
-@pytest.mark.parametrize(("step", "kept"), [(0, 0), (1, 0), (2, 1), (4, 3), (5, 3), (10, 4), (11, 4)])
-def test_cutting_drops_the_rows_after_a_step_and_changes_no_other(tmp_path: Path, step: int, kept: int) -> None:
-    folder = RunFolder(tmp_path / "run")
-    folder.create(configure())
-    rows = [{"step": 2, "gradient_norm": 1 / 3}, {"step": 4}, {"step": 4, "validation_bits_per_dim": 2.5}, {"step": 10}]
-    for row in rows:
-        folder.append_metrics(row)
-    before = read_metrics(folder)
-    folder.cut_metrics(step)
-    assert read_metrics(folder) == before[:kept]
-    folder.append_metrics({"step": 12})
-    assert [row["step"] for row in read_metrics(folder)] == [row["step"] for row in before[:kept]] + ["12"]
-
-
 def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch, raises_one_line) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.create(configure())
@@ -224,20 +184,10 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch, raises_one_line) -
     monkeypatch.setattr(files_module, "open", full_disk, raising=False)
     for fails in (
         lambda: RunFolder(tmp_path / "other").create(configure()),
-        lambda: folder.append_metrics({"step": 1}),
-        lambda: folder.cut_metrics(1),
         lambda: folder.write_config(configure()),
     ):
         with raises_one_line(LintxError, str(tmp_path), "o space left on device"):
             fails()
-
-
-def test_a_run_whose_metrics_are_gone_begins_new_ones(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run")
-    folder.create(configure())
-    folder.metrics_file.unlink()
-    folder.cut_metrics(1)
-    assert folder.metrics_file.read_text().strip() == ",".join(METRICS)
 
 
 def test_what_a_killed_write_left_does_not_make_a_folder_taken(tmp_path: Path) -> None:
@@ -265,9 +215,10 @@ def test_a_copy_that_fills_the_disk_leaves_its_room_to_the_save(tmp_path: Path, 
 
     def fill(source: str, target: str) -> None:
         Path(target).write_bytes(b"half")
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        full_disk()
 
-    monkeypatch.setattr(run_folder_module, "_link_or_copy", fill)
+    monkeypatch.setattr(os, "link", full_disk)
+    monkeypatch.setattr(shutil, "copyfile", fill)
     with raises_one_line(LintxError, "cannot read or write"):
         folder.hold_previous()
     assert [path.name for path in folder.path.iterdir()] == ["last"]
@@ -304,5 +255,5 @@ def test_the_newest_saves_are_kept(tmp_path: Path) -> None:
 
 def test_settings_with_a_name_in_no_encoding_are_refused_in_one_line(tmp_path, raises_one_line) -> None:
     config = configure(data={"name": "folder:/pictures/f\udcfcr"})
-    with raises_one_line(UsageError, "no UTF-8", r'name = "folder:/pictures/f\udcfc', "rename it"):
+    with raises_one_line(UsageError, "not UTF-8", r'name = "folder:/pictures/f\udcfc', "rename it"):
         RunFolder(tmp_path / "run").create(config)

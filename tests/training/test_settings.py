@@ -1,16 +1,17 @@
 """Flag over file over preset over default, and one line for what does not fit."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from linformer_cli.checkpoint import read_checkpoint, save_checkpoint
-from linformer_cli.config import ImageShape, InitFrom, RunConfig, TrainConfig
+from linformer_cli.config import DEFAULT_EPOCHS, ImageShape, InitFrom, RunConfig, TrainConfig
 from linformer_cli.errors import CheckpointError, UsageError
-from linformer_cli.presets import PRESETS
+from linformer_cli.presets import DEFAULT_PRESET, PRESETS
 from linformer_cli.training.run_folder import RunFolder
-from linformer_cli.training.settings import DEFAULT_EPOCHS, DEFAULT_PRESET, extend_settings, find_source, merge_settings
+from linformer_cli.training.settings import Given, extend_settings, find_source, merge_settings
 
 IMAGE = ImageShape(height=8, width=8)
 
@@ -26,7 +27,7 @@ def write(tmp_path: Path):
 
 def build(file: Path | None = None, preset: str | None = None, **flags: dict[str, Any]) -> RunConfig:
     tables = {table: flags.get(table, {}) for table in ("model", "data", "train")}
-    return merge_settings(file, preset, **tables).build(IMAGE)
+    return merge_settings(Given(preset, **tables), file).build(IMAGE)
 
 
 # Layers
@@ -83,15 +84,15 @@ def test_a_preset_may_bring_what_it_is_trained_with(write) -> None:
 
 def test_the_data_set_is_known_before_the_images(write) -> None:
     file = write('[data]\nname = "glyphs"\nimage_size = 9')
-    settings = merge_settings(file, None, {}, {"data_dir": "/somewhere"}, {})
+    settings = merge_settings(Given(data={"data_dir": "/somewhere"}), file)
     data = settings.data_config
     assert (data.name, data.image_size, data.data_dir) == ("glyphs", 9, "/somewhere")
 
 
 @pytest.mark.parametrize(("preset", "name"), [(None, "mnist"), ("tiny", "mnist"), ("cifar10-paper", "cifar10")])
 def test_a_preset_brings_its_images_unless_others_are_named(preset, name) -> None:
-    assert merge_settings(None, preset, {}, {"data_dir": "/somewhere"}, {}).data_config.name == name
-    assert merge_settings(None, preset, {}, {"name": "glyphs"}, {}).data_config.name == "glyphs"
+    assert merge_settings(Given(preset, data={"data_dir": "/somewhere"})).data_config.name == name
+    assert merge_settings(Given(preset, data={"name": "glyphs"})).data_config.name == "glyphs"
 
 
 # Lengths
@@ -151,7 +152,7 @@ def test_the_configuration_of_a_run_can_be_given_again(write, tmp_path: Path) ->
     file = tmp_path / "run" / "config.toml"
     assert build(file) == first
     larger = ImageShape(height=14, width=12, channels=3)
-    again = merge_settings(file, None, {}, {}, {"epochs": 1.0}).build(larger)
+    again = merge_settings(Given(train={"epochs": 1.0}), file).build(larger)
     assert again.model.image == larger
     assert again.model.layers == 3
     assert (again.train.steps, again.train.epochs) == (None, 1.0)
@@ -216,21 +217,33 @@ def test_merging_leaves_presets_and_flags_alone(write) -> None:
 
 def test_a_resumed_run_may_get_another_length_device_precision_and_data_folder() -> None:
     config = build(preset="tiny", train={"steps": 5, "batch": 3, "device": "cpu"})
-    longer = extend_settings(config, {"max_time": 60.0, "device": "auto", "precision": "bf16"}, {}, "elsewhere")
+    longer = extend_settings(
+        config,
+        Given(data={"data_dir": "elsewhere"}, train={"max_time": 60.0, "device": "auto", "precision": "bf16"}),
+    )
     assert (longer.train.steps, longer.train.epochs, longer.train.max_time) == (None, None, 60.0)
     assert (longer.train.batch, longer.train.device, longer.data.data_dir) == (3, "auto", "elsewhere")
     assert longer.train.precision == "bf16"
     assert longer.model == config.model
-    assert extend_settings(config, {}, {}, None) == config
+    assert extend_settings(config, Given()) == config
 
 
 @pytest.mark.parametrize(
-    ("train", "changed", "flag"),
-    [({"learning_rate": 0.1}, {}, "--learning-rate"), ({}, {"layers": 3}, "--layers"), ({}, {"out": "x"}, "--out")],
+    ("given", "others", "flag"),
+    [
+        (Given(train={"learning_rate": 0.1}), (), "--learning-rate"),
+        (Given(model={"layers": 3}), (), "--layers"),
+        (Given(model={"attention_options": {"chunk": 8}}), (), "--attention-option"),
+        (Given(data={"name": "mnist"}), (), "--data"),
+        (Given(data={"labels": False}), (), "--classes"),
+        (Given("tiny"), (), "--preset"),
+        (Given(), ("init_from",), "--init-from"),
+    ],
 )
-def test_a_resumed_run_keeps_everything_else(train, changed, flag, raises_one_line) -> None:
+def test_a_resumed_run_keeps_everything_else(given, others, flag, raises_one_line) -> None:
+    longer = replace(given, train={**given.train, "steps": 6})
     with raises_one_line(UsageError, f"drop {flag} or start a new run"):
-        extend_settings(build(preset="tiny", train={"steps": 5}), {**train, "steps": 6}, changed, None)
+        extend_settings(build(preset="tiny", train={"steps": 5}), longer, others)
 
 
 # Beginning with a checkpoint
@@ -244,7 +257,7 @@ def source(tmp_path: Path, build_tiny_model, tiny_info):
 
 def build_from(source, file: Path | None = None, preset: str | None = None, **flags: dict[str, Any]) -> RunConfig:
     tables = {table: flags.get(table, {}) for table in ("model", "data", "train")}
-    return merge_settings(file, preset, **tables, source=source).build(source.info.model.image)
+    return merge_settings(Given(preset, **tables), file, source).build(source.info.model.image)
 
 
 def test_the_network_and_the_data_are_the_sources(source) -> None:
@@ -257,7 +270,7 @@ def test_the_network_and_the_data_are_the_sources(source) -> None:
     assert config.init_from == InitFrom(
         checkpoint=str(source.path), weights_sha256=source.digest, attention="linear", step=3
     )
-    assert merge_settings(None, None, {}, {}, {}).build(IMAGE).init_from is None
+    assert merge_settings(Given()).build(IMAGE).init_from is None
 
 
 def test_another_mechanism_has_its_own_options(source) -> None:
@@ -275,7 +288,7 @@ def test_a_named_preset_wins_over_the_source_and_the_file_over_both(source, writ
 
 
 def test_images_of_another_shape_are_refused(source, raises_one_line) -> None:
-    settings = merge_settings(None, None, {}, {"name": "mnist"}, {}, source)
+    settings = merge_settings(Given(data={"name": "mnist"}), None, source)
     with raises_one_line(UsageError, "8 x 8 x 1 with 16 levels", "28 x 28 x 1 with 256 levels", "--data"):
         settings.build(ImageShape(height=28, width=28))
 

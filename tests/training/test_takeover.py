@@ -9,7 +9,7 @@ import torch
 from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.errors import CheckpointError
-from linformer_cli.model.catalogue import MIXERS
+from linformer_cli.model.mixers import MIXERS
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.training.takeover import summarise_names, take_over
 

@@ -1,1 +1,1 @@
-"""Compiled forms of what `attend` computes, gradients included. The textbook of each, in plain torch, defines it."""
+"""Compiled forms of `attend`, gradients included. Each has a textbook form in plain torch, which defines it."""

@@ -1,7 +1,7 @@
-"""One step of linear attention on a CUDA device that writes its sums only now and then.
+"""One step of linear attention on a CUDA device that writes its sums only every few steps.
 
-At each step a state of sums is read and written whole, and that is nearly all that a step of many images costs. Here
-the newest keys and values are kept beside s, and every `fold`-th step adds them to it. In between, s is only read:
+A step of many images mostly reads and writes the state of sums. Here the newest keys and values are kept beside s, and
+every `fold`-th step adds them to it. In between, s is only read:
 
     y_t = (phi(q_t) s + sum over pending j of (phi(q_t) . phi(k_j)) v_j) / (phi(q_t) . z_t)
 
@@ -13,17 +13,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# The more pairs, the more is read of them at each step, and the less often s is written. With heads of 32 and pairs in
-# bfloat16 the bytes to move are fewest here, 0.64 of those of a step that reads and writes s.
+# With more pairs, each step reads more of them and s is written less often. For heads of width 32 and pairs in bfloat16
+# this value moves the fewest bytes, 0.64 of those of a step that reads and writes s.
 FOLD = 8
 
 
 class FoldedState(NamedTuple):
     """s float32 [B, H, C, V] without the pending pairs, z float32 [B, H, C] with them, and the pairs.
 
-    Pair number `steps` mod fold is that of the step to come: pending are those before it in keys [B, H, fold - 1, C]
-    and values [B, H, fold - 1, V]. `steps`, 0-d int64, is a count that whoever steps adds 1 to, once for all states
-    that share it; it may begin anywhere, since pairs that never were have values of 0 and add nothing.
+    The step to come writes pair number `steps` mod fold. The pairs before it are pending, in keys [B, H, fold - 1, C]
+    and values [B, H, fold - 1, V]. `steps`, 0-d int64, is a count to which the caller adds 1 after each step, once for
+    all states that share it. It may begin anywhere, since the values of missing pairs are 0 and add nothing.
     """
 
     s: Tensor
@@ -34,12 +34,20 @@ class FoldedState(NamedTuple):
 
 
 def build_folded_state(s: Tensor, z: Tensor, steps: Tensor, dtype: torch.dtype, fold: int = FOLD) -> FoldedState:
-    """A state without pending pairs from s float32 [B, H, C, V] and z [B, H, C], which it takes for its own.
+    """A state without pending pairs from s float32 [B, H, C, V] and z [B, H, C], which become its own.
 
-    `dtype` is that of keys and values; `fold` a power of 2.
+    `dtype` is the type of keys and values; `fold` is a power of 2.
     """
     keys, values = (s.new_zeros(*s.shape[:2], fold - 1, width, dtype=dtype) for width in s.shape[2:])
     return FoldedState(s.contiguous(), z.contiguous(), keys, values, steps)
+
+
+def refill(state: FoldedState, s: Tensor, z: Tensor) -> None:
+    """Make `state`, in place, a state without pending pairs from the sums s and z, which are copied."""
+    state.s.copy_(s)
+    state.z.copy_(z)
+    state.keys.zero_()
+    state.values.zero_()
 
 
 def step(q_t: Tensor, k_t: Tensor, v_t: Tensor, state: FoldedState, feature_map: str) -> Tensor:
@@ -47,6 +55,6 @@ def step(q_t: Tensor, k_t: Tensor, v_t: Tensor, state: FoldedState, feature_map:
 
     For tensors that `serves` of `linear.py` allows.
     """
-    from . import triton_step  # where it is served, Triton is there
+    from . import triton_step  # needs Triton, which `serves` has checked
 
     return triton_step.step(q_t, k_t, v_t, state, feature_map)

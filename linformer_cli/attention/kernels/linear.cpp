@@ -1,7 +1,7 @@
 // Linear attention over whole sequences, forward and backward, for the CPU; linear.py calls it.
 //
-// Letters as everywhere: B images, H heads, T positions, C features, V values. Elements E of what comes in and goes out
-// are float, double or bfloat16; sums A are float, or double for double.
+// Letters as everywhere: B images, H heads, T positions, C features, V values. Elements E of inputs and outputs are
+// float, double or bfloat16; sums A are float, or double for double.
 
 #include <cmath>
 #include <cstdint>
@@ -12,13 +12,6 @@
 #include "numbers.h"
 
 namespace {
-
-// The slope of the map where its value is `phi`.
-template <class A>
-inline A slope(A phi, int map) {
-    if (map == RELU) return phi > 0 ? 1 : 0;
-    return phi < 1 ? phi : 1;
-}
 
 // For P positions in turn: S <- S + a b^T, then out <- o^T S. S [N, M] crosses the cache once for all of them.
 template <class A, int P>
@@ -92,7 +85,7 @@ void apply_map(int64_t count, int64_t width, A* x, int map) {
         for (int64_t i = 0; i < width; i++) x[t * padded + i] = feature(x[t * padded + i], map);
 }
 
-// A dense state [N, M] (or none) to rows padded to whole vectors, or its transpose.
+// Copies a dense state [N, M] (null: zeros), or its transpose, to rows padded to whole vectors.
 template <class A>
 void read_state(const A* from, int64_t N, int64_t M, A* to, bool transpose) {
     const int64_t padded_n = Lanes<A>::pad(N), padded_m = Lanes<A>::pad(M);
@@ -112,16 +105,16 @@ A* part(void* tensor, int64_t index, int64_t size) {
     return tensor ? static_cast<A*>(tensor) + index * size : nullptr;
 }
 
-// Positions that are worked on at once, so that what belongs to them stays in the cache.
+// Positions of a block, few enough that all of their data stays in the cache.
 constexpr int64_t BLOCK = 128;
 
 struct Call {
     int64_t B, H, T, C, V, map;
-    View q, k, v, y;                 // y: what comes out, or its gradient
+    View q, k, v, y;                 // y: the output, or its gradient
     View grad_q, grad_k, grad_v;
-    void *s, *z;                     // carried in (or null): [B, H, C, V], [B, H, C]
-    void *total_s, *total_z;         // carried out, or their gradients
-    void *grad_s, *grad_z;           // gradients of what was carried in
+    void *s, *z;                     // before the positions (or null): [B, H, C, V], [B, H, C]
+    void *total_s, *total_z;         // after the positions, or their gradients
+    void *grad_s, *grad_z;           // gradients of s and z
     void* weights;                   // phi(q_t) . z_t [B, H, T]
 };
 
@@ -166,8 +159,8 @@ void forward(const Call& call) {
 
 // With n_t = phi(q_t) s_t, w_t = phi(q_t) . z_t, y_t = n_t / w_t, the gradients of n_t and w_t are g_t = dy_t / w_t and
 // c_t = -(dy_t . y_t) / w_t. Then d phi(q_t) = s_t g_t + c_t z_t, and with the sums from t on, r_t of phi(q_j) g_j^T and
-// x_t of c_j phi(q_j), d phi(k_t) = r_t v_t + x_t and d v_t = phi(k_t) r_t. Nothing of size C V is kept for a position:
-// s is summed up anew, and dy_t . y_t is phi(q_t) . s_t g_t.
+// x_t of c_j phi(q_j), d phi(k_t) = r_t v_t + x_t and d v_t = phi(k_t) r_t. No position keeps anything of size C V:
+// s is summed up again, and dy_t . y_t is phi(q_t) . s_t g_t.
 template <class E, class A>
 void backward(const Call& call) {
     const int64_t T = call.T, C = call.C, V = call.V, Cp = Lanes<A>::pad(C), Vp = Lanes<A>::pad(V), map = call.map;

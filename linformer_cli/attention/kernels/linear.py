@@ -1,13 +1,13 @@
-"""The compiled forms of linear attention: which there is, and that of the CPU. `triton_linear.py` is a GPU's.
+"""The compiled forms of linear attention: which one serves, and the one for CPUs; `triton_linear.py` is for GPUs.
 
-On the CPU it is one pass over the positions forward, two backward.
+On the CPU the forward pass goes over the positions once, the backward pass twice.
 
     y_t = phi(q_t) s_t / (phi(q_t) . z_t),    s_t = s + sum over j <= t of phi(k_j) v_j^T,    z_t = z + sum of phi(k_j)
 
-The sums of one head are updated and read position by position while they lie in the innermost cache, four positions at
-a time; the feature map, the division and the conversion of bfloat16 happen on the way. The backward pass keeps nothing
-but the inputs and the denominators: it sums up s anew forwards for the queries, and the gradient of s backwards for
-keys and values (linear.cpp). Textbook: `causal_sums` and `divide_by_weight`.
+The sums of one head are updated and read position by position, four at a time, while they are in the innermost cache.
+The same pass applies the feature map, divides, and converts bfloat16. The backward pass needs only the inputs and the
+denominators: it sums up s again forwards for the queries, and the gradient of s backwards for keys and values
+(linear.cpp). Textbook: `causal_sums` and `divide_by_weight`.
 """
 
 import ctypes
@@ -19,19 +19,17 @@ from torch import Tensor
 
 from linformer_cli.attention.base import accumulator_dtype
 from linformer_cli.native.compiler import has_library, load_function
+from linformer_cli.native.constants import FEATURE_MAPS
 from linformer_cli.native.gpu import has_triton
 
 SOURCE = Path(__file__).with_name("linear.cpp")
-# Features that are never negative. Where they are, denominators may nearly cancel, and the pairwise products of the
-# textbook have the advantage of rounding numerator and denominator alike.
-MAPS = {"elu": 0, "relu": 1}
 _ELEMENTS = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 _VIEWS = ("q", "k", "v", "y", "grad_q", "grad_k", "grad_v")
 _STATES = ("s", "z", "total_s", "total_z", "grad_s", "grad_z", "weights")
 
 
 class _View(ctypes.Structure):
-    """`View` of linear.cpp: where the rows of a tensor [B, H, T, width] lie."""
+    """`View` of linear.cpp: the address and strides of a tensor [B, H, T, width]."""
 
     _fields_ = [("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("image", "head", "position"))]
 
@@ -46,14 +44,14 @@ class _Call(ctypes.Structure):
     ]
 
 
-# What Triton's kernels take: whole tiles of a matrix unit, and sums that fit on the chip.
+# The widths and types that Triton's kernels serve: whole tiles of a matrix unit, and sums that fit on the chip.
 TRITON_WIDTHS = (16, 32, 64)
 TRITON_TYPES = (torch.float32, torch.bfloat16)
 
 
 def serves(feature_map: str, device: torch.device, dtype: torch.dtype, key_width: int, value_width: int) -> bool:
-    """Whether inputs of this type can be computed by compiled kernels, with this map and these widths of a head."""
-    if feature_map not in MAPS:
+    """Whether compiled kernels serve inputs of this type, with this map and these widths of a head."""
+    if feature_map not in FEATURE_MAPS:
         return False
     if device.type == "cpu":
         return dtype in _ELEMENTS and has_library(SOURCE)
@@ -66,22 +64,22 @@ def attend(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs [B, H, T, V] for q, k [B, H, T, C] and v [B, H, T, V], and s [B, H, C, V], z [B, H, C] after them.
 
-    `s` and `z` are those before (None: no positions); `feature_map` is one of `MAPS`. q, k and v are of one type, which
-    the outputs have too; s and z are in its accumulator's. Differentiable once, in everything. Raises as `require_fit`.
+    `s` and `z` are the sums before (None: no positions); `feature_map` is one of `FEATURE_MAPS`. q, k, v and y have one
+    type, s and z its accumulator's. Differentiable once, in everything. Raises as `require_fit`.
     """
     require_fit(q, k, v, s, z)
     if q.device.type != "cpu":
-        from . import triton_linear  # where it is served, Triton is there
+        from . import triton_linear  # needs Triton, which `serves` has checked
 
         return triton_linear.attend(q, k, v, s, z, feature_map)
     q, k, v = map(with_dense_rows, (q, k, v))
     s, z = (None if x is None else x.to(accumulator_dtype(q.dtype)).contiguous() for x in (s, z))
-    y, total_s, total_z = _LinearAttention.apply(q, k, v, s, z, MAPS[feature_map])
+    y, total_s, total_z = _LinearAttention.apply(q, k, v, s, z, FEATURE_MAPS[feature_map])
     return y, total_s, total_z
 
 
 def require_fit(q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, z: Tensor | None) -> None:
-    """Raises `ValueError` where types or sizes do not fit: the kernels would read whatever lies behind a tensor."""
+    """Raises `ValueError` if types or sizes do not fit: the kernels would read beyond the end of a tensor."""
     sizes = [q.shape, (*q.shape[:3], v.shape[-1]), (*q.shape[:2], q.shape[3], v.shape[-1]), (*q.shape[:2], q.shape[3])]
     given = [k, v, s, z]
     if any(x is not None and x.shape != torch.Size(size) for x, size in zip(given, sizes, strict=True)):
@@ -137,12 +135,12 @@ class _LinearAttention(torch.autograd.Function):
 
 
 def with_dense_rows(x: Tensor) -> Tensor:
-    """x, copied only where its last dimension is spread out: kernels take any other strides."""
+    """x, copied only if its last dimension is not dense; kernels accept any other strides."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def empty_like_projection(x: Tensor) -> Tensor:
-    """Room for a tensor like x [B, H, T, width], where the heads of a position lie side by side, as layers have it."""
+    """An empty tensor like x [B, H, T, width], with the heads of a position adjacent in memory, as in layers."""
     batch, heads, length, width = x.shape
     return x.new_empty(batch, length, heads, width).transpose(1, 2)
 

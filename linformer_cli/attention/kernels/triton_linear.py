@@ -2,15 +2,14 @@
 
     y_t = phi(q_t) s_t / (phi(q_t) . z_t),    s_t = s + sum over j <= t of phi(k_j) v_j^T,    z_t = z + sum of phi(k_j)
 
-One program takes one head through its positions, a chunk at a time: products inside a chunk are taken pairwise under a
-triangular mask, what lies before enters through s and z, which never leave the chip in between. Where images and heads
-are too few to fill the device, the positions are cut into segments too: a first pass sums each of them up, and a
-running sum over segments gives each its start. Feature map, normaliser, division and the conversion of bfloat16 happen
-on the way. The backward pass keeps the inputs, the denominators and the starts of segments: one pass forwards for the
-queries, one backwards, which carries the gradient of s and z, for keys and values.
+One program takes one head through its positions, a chunk at a time. Inside a chunk, products are taken pairwise under a
+triangular mask; earlier chunks enter through s and z, which stay on the chip. If images and heads are too few to fill
+the device, positions are also cut into segments: a first pass sums up each segment, and a running sum over segments
+gives the start of each. The same pass applies the feature map, divides, and converts bfloat16. The backward pass
+needs the inputs, the denominators and the starts of segments: one pass forwards for the queries, and one backwards,
+which carries the gradient of s and z, for keys and values.
 
-Textbook: `causal_sums` and `divide_by_weight`. Importing this file needs Triton; `gpu.py` of `native` says whether it
-is there.
+Textbook: `causal_sums` and `divide_by_weight`. Importing this file needs Triton; see `native/gpu.py`.
 """
 
 from typing import Any
@@ -20,7 +19,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .linear import MAPS, empty_like_projection, with_dense_rows
+from linformer_cli.native.constants import FEATURE_MAPS
+
+from .linear import empty_like_projection, with_dense_rows
+from .triton_maps import phi, slope
 
 CHUNK = 64
 # About two for each multiprocessor of a large device.
@@ -28,26 +30,8 @@ WANTED_PROGRAMS = 256
 
 
 @triton.jit
-def phi(x, MAP: tl.constexpr):
-    """The feature map, number `MAP` of `MAPS`; what is no number stays none."""
-    if MAP == 0:
-        return tl.where(x < 0.0, tl.exp(tl.minimum(x, 0.0)), x + 1.0)
-    else:
-        return tl.where(x < 0.0, 0.0, x)
-
-
-@triton.jit
-def _slope(features, MAP: tl.constexpr):
-    """Its derivative, from what it gave."""
-    if MAP == 0:
-        return tl.minimum(features, 1.0)
-    else:
-        return tl.where(features > 0.0, 1.0, 0.0)
-
-
-@triton.jit
 def _load_rows(x, head, H, image_stride, head_stride, position_stride, t, inside, WIDTH: tl.constexpr):
-    """Rows t of one head of x [B, H, T, WIDTH], in float32, 0 where there are none; `head` counts over all images."""
+    """Rows t of one head of x [B, H, T, WIDTH], in float32, 0 outside; `head` counts over all images."""
     start = x + (head // H).to(tl.int64) * image_stride + (head % H).to(tl.int64) * head_stride
     places = t.to(tl.int64)[:, None] * position_stride + tl.arange(0, WIDTH)[None, :]
     return tl.load(start + places, mask=inside[:, None], other=0.0).to(tl.float32)
@@ -55,7 +39,7 @@ def _load_rows(x, head, H, image_stride, head_stride, position_stride, t, inside
 
 @triton.jit
 def _store_rows(x, rows, head, H, T, t, inside, WIDTH: tl.constexpr):
-    """Write rows t of one head of x [B, H, T, WIDTH], where the heads of a position lie side by side."""
+    """Write rows t of one head of x [B, H, T, WIDTH], with the heads of a position adjacent in memory."""
     row = ((head // H).to(tl.int64) * T + t) * H + head % H
     places = row[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     tl.store(x + places, rows.to(x.dtype.element_ty), mask=inside[:, None])
@@ -63,7 +47,7 @@ def _store_rows(x, rows, head, H, T, t, inside, WIDTH: tl.constexpr):
 
 @triton.jit
 def _sums_places(index, C: tl.constexpr, V: tl.constexpr):
-    """Where number `index` of sums [.., C, V] lies."""
+    """The offsets of number `index` of sums [.., C, V]."""
     return index.to(tl.int64) * C * V + tl.arange(0, C)[:, None] * V + tl.arange(0, V)[None, :]
 
 
@@ -160,7 +144,7 @@ def _backward_queries_kernel(
         of_queries = tl.dot(tl.where(causal, of_scores, 0.0), keys, input_precision=PRECISION)
         of_queries += tl.dot(gradient, tl.trans(before_s), input_precision=PRECISION)
         of_queries += of_weight[:, None] * before_z[None, :]
-        _store_rows(grad_q, of_queries * _slope(queries, MAP), head, H, T, t, inside, C)
+        _store_rows(grad_q, of_queries * slope(queries, MAP), head, H, T, t, inside, C)
         before_s += tl.dot(tl.trans(keys), values, input_precision=PRECISION)
         before_z += tl.sum(keys, axis=0)
         sum_s += tl.dot(tl.trans(queries), gradient, input_precision=PRECISION)
@@ -201,7 +185,7 @@ def _backward_keys_kernel(
         of_keys += tl.dot(values, tl.trans(after_s), input_precision=PRECISION) + after_z[None, :]
         of_values = tl.dot(tl.trans(scores), gradient, input_precision=PRECISION)
         of_values += tl.dot(keys, after_s, input_precision=PRECISION)
-        _store_rows(grad_k, of_keys * _slope(keys, MAP), head, H, T, t, inside, C)
+        _store_rows(grad_k, of_keys * slope(keys, MAP), head, H, T, t, inside, C)
         _store_rows(grad_v, of_values, head, H, T, t, inside, V)
         after_s += tl.dot(tl.trans(queries), gradient, input_precision=PRECISION)
         after_z += tl.sum(queries * of_weight[:, None], axis=0)
@@ -212,16 +196,16 @@ def _backward_keys_kernel(
 def attend(
     q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, z: Tensor | None, feature_map: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `attend` of `linear.py`, which has seen to the sizes, for tensors that `serves` allows."""
+    """As `attend` of `linear.py`, which has checked the sizes, for tensors that `serves` allows."""
     q, k, v = map(with_dense_rows, (q, k, v))
     s = q.new_zeros(*q.shape[:2], q.shape[3], v.shape[3], dtype=torch.float32) if s is None else s.float()
     z = q.new_zeros(*q.shape[:2], q.shape[3], dtype=torch.float32) if z is None else z.float()
-    y, total_s, total_z = _LinearAttention.apply(q, k, v, s, z, MAPS[feature_map])
+    y, total_s, total_z = _LinearAttention.apply(q, k, v, s, z, FEATURE_MAPS[feature_map])
     return y, total_s, total_z
 
 
 def cut_into_segments(batch: int, heads: int, length: int) -> tuple[int, int]:
-    """How many segments the positions are cut into, so that there is work for the whole device, and their chunks."""
+    """The number of segments, so that there is work for the whole device, and the chunks of each."""
     chunks = -(-length // CHUNK)
     wanted = -(-WANTED_PROGRAMS // (batch * heads))
     per_segment = -(-chunks // wanted)
@@ -266,7 +250,7 @@ class _LinearAttention(torch.autograd.Function):
         inputs = [part for x in (q, k, v, g) for part in (x, *x.stride()[:3])]
         outputs = (starts_s, starts_z, weights, grad_q, grad_weights, each_s, each_z)
         _launch(_backward_queries_kernel, q, v, ctx.feature_map, ctx.sizes, *inputs, *outputs)
-        # What reaches the sums after each segment: from the segments that follow, and from what was given on.
+        # The gradients of the sums after each segment: from the segments that follow, and from the final sums.
         later_s, later_z = _sum_later(each_s, of_total_s), _sum_later(each_z, of_total_z)
         grad_s, grad_z = torch.empty_like(later_s), torch.empty_like(later_z)
         last = (later_s, later_z, weights, grad_weights, grad_k, grad_v, grad_s, grad_z)
@@ -275,7 +259,7 @@ class _LinearAttention(torch.autograd.Function):
 
 
 def _sum_later(each: Tensor, last: Tensor | None) -> Tensor:
-    """For each segment the sum over those behind it, and `last`, in `each` [B, H, segments, ...]."""
+    """For each segment of `each` [B, H, segments, ...], the sum over the segments behind it plus `last`."""
     end = torch.zeros_like(each[:, :, :1]) if last is None else last.unsqueeze(2)
     return torch.cat([each[:, :, 1:], end], dim=2).flip(2).cumsum(dim=2).flip(2).contiguous()
 
@@ -283,7 +267,7 @@ def _sum_later(each: Tensor, last: Tensor | None) -> Tensor:
 def _launch(
     kernel: Any, q: Tensor, v: Tensor, feature_map: int, sizes: tuple[int, int, int, int], *arguments: Any
 ) -> None:
-    """One program for each head of every image and each segment."""
+    """Launch one program for each head of every image and each segment."""
     heads, _, segments, _ = sizes
     options = {
         "MAP": feature_map,
@@ -292,7 +276,7 @@ def _launch(
         "SIZE": CHUNK,
         # TF32 has three bits more than bfloat16; three of its products keep nearly all of those of float32.
         "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32",
-        # Nothing is read ahead: it would take more shared memory than smaller cards have.
+        # No pipelining: it would need more shared memory than smaller cards have.
         "num_stages": 1,
         "num_warps": 4,
         "enable_fp_fusion": True,

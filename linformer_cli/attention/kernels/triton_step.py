@@ -5,9 +5,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from linformer_cli.native.constants import FEATURE_MAPS
+
 from .folding import FoldedState
-from .linear import MAPS
-from .triton_linear import phi
+from .triton_maps import phi
 
 
 @triton.jit
@@ -47,7 +48,7 @@ def _step_kernel(
     nothing = weight == 0.0
     quotient = tl.where(nothing, 0.0, numerator / tl.where(nothing, 1.0, weight))
     tl.store(y + place * V + channels, quotient.to(y.dtype.element_ty))
-    # Several threads may have loaded the same number, and all of them must have before one of them writes.
+    # Several threads may load the same number; all of them must have it before one of them writes.
     tl.debug_barrier()
     tl.store(z + place * C + features, weights)
     if slot == FOLD - 1:
@@ -75,11 +76,11 @@ def step(q_t: Tensor, k_t: Tensor, v_t: Tensor, state: FoldedState, feature_map:
             *state,
             y,
             heads,
-            MAP=MAPS[feature_map],
+            MAP=FEATURE_MAPS[feature_map],
             C=key_width,
             V=value_width,
             FOLD=state.keys.shape[2] + 1,
-            # Thirty-two numbers of s for each thread.
+            # Thirty-two elements of s per thread.
             num_warps=max(1, key_width * value_width // 1024),
             enable_fp_fusion=True,
         )

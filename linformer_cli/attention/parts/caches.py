@@ -1,4 +1,4 @@
-"""A key-value cache, for the mechanisms that must keep every position."""
+"""A key-value cache, for mechanisms that keep every position."""
 
 from typing import NamedTuple
 
@@ -30,7 +30,7 @@ class CachedAttention(Attention):
 def init_cache(
     batch: int, shape: AttentionShape, capacity: int, device: torch.device, dtype: torch.dtype
 ) -> KeyValueCache:
-    """An empty cache with room for `capacity` positions of keys and values of the heads and widths in `shape`."""
+    """An empty cache with room for `capacity` positions."""
     keys, values = (
         torch.zeros(batch, shape.heads, capacity, width, device=device, dtype=dtype)
         for width in (shape.key_width, shape.value_width)
@@ -39,15 +39,15 @@ def init_cache(
 
 
 def extend_cache(cache: KeyValueCache | None, k: Tensor, v: Tensor) -> KeyValueCache:
-    """A new cache that holds `cache` and then k [B, H, T, K], v [B, H, T, V]; differentiable, `cache` is untouched.
+    """A new cache: `cache` followed by k [B, H, T, K] and v [B, H, T, V]. Differentiable; `cache` stays unchanged.
 
-    The capacity stays as it was where the new positions fit, so that a cache is allocated once. With nothing before
-    them, k and v are the cache; where no gradient is wanted, in memory of their own.
+    The capacity is kept if the new positions fit. Without `cache`, k and v themselves become the new one, as copies
+    where gradients are disabled.
     """
     if cache is None:
         if not torch.is_grad_enabled():
-            # In a model they are parts of one projection, and would keep all of it alive. The backward pass of a
-            # training step does so anyway and the state is dropped, so that copies would be for nothing there.
+            # In a model they are views of one projection, and would keep all of it in memory. In training, the backward
+            # pass keeps it anyway and the state is dropped, so that copies would be wasted.
             k, v = _own(k), _own(v)
         return KeyValueCache(k, v, torch.tensor(k.shape[2], device=k.device))
     start = int(cache.position)
@@ -58,14 +58,14 @@ def extend_cache(cache: KeyValueCache | None, k: Tensor, v: Tensor) -> KeyValueC
 
 
 def _own(x: Tensor) -> Tensor:
-    """x in memory that holds nothing else."""
+    """x in a storage that holds nothing else."""
     return x if x.untyped_storage().nbytes() == x.nbytes else x.clone(memory_format=torch.contiguous_format)
 
 
 def push_in_place(cache: KeyValueCache, k_t: Tensor, v_t: Tensor) -> tuple[KeyValueCache, int]:
-    """Write k_t [B, H, K], v_t [B, H, V] behind the last valid position; returns the cache and its length.
+    """Append k_t [B, H, K] and v_t [B, H, V] in place; returns the cache and its new length.
 
-    A full cache (one that grew out of `attend` from nothing, say) is moved to one of twice the capacity.
+    A full cache is first copied to one of twice the capacity.
     """
     start = int(cache.position)
     if start == cache.keys.shape[2]:
@@ -77,6 +77,6 @@ def push_in_place(cache: KeyValueCache, k_t: Tensor, v_t: Tensor) -> tuple[KeyVa
 
 
 def cache_bytes(batch: int, shape: AttentionShape, capacity: int, dtype: torch.dtype) -> int:
-    """Bytes of a cache with room for `capacity` positions, its position included."""
+    """Bytes of a cache with room for `capacity` positions, including the position counter."""
     width = shape.key_width + shape.value_width
     return batch * shape.heads * capacity * width * dtype.itemsize + torch.int64.itemsize

@@ -1,4 +1,4 @@
-"""A causal depthwise convolution of the values, one kernel for each head; its state is a ring of values."""
+"""A causal depthwise convolution of the values with one kernel per head; its state is a ring of recent values."""
 
 from typing import NamedTuple
 
@@ -6,15 +6,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-# Positions taken as one matrix product, at least; enough for its speed, few enough not to multiply with zeros.
+# Smallest number of positions per matrix product: larger products are faster, but hold more zeros.
 _BLOCK = 32
 
 
 class RecentValues(NamedTuple):
-    """The last kernel - 1 values [B, H, kernel - 1, V], zeros for those before the first, and where the oldest stands.
+    """The last kernel - 1 values [B, H, kernel - 1, V] as a ring, with zeros before the first position.
 
-    `values` is a ring: place `oldest` (a 0-d int64 tensor) holds the oldest, the places behind it the later ones,
-    and so around. A step overwrites the oldest.
+    `oldest` (a 0-d int64 tensor) is the index of the oldest value; later ones follow, wrapping around. A step
+    overwrites the oldest.
     """
 
     values: Tensor
@@ -24,7 +24,7 @@ class RecentValues(NamedTuple):
 class CausalConvolution(nn.Module):
     """y_t = sum over i < kernel of w_i v_{t - kernel + 1 + i}, w [H, kernel] shared by the columns of v; kernel >= 2.
 
-    The last weight is that of the position itself. Weights start uniform within kernel^(-1/2) of 0.
+    The last weight belongs to position t. Weights are initialised uniformly within kernel^(-1/2) of 0.
     """
 
     def __init__(self, heads: int, kernel: int) -> None:
@@ -33,7 +33,7 @@ class CausalConvolution(nn.Module):
         self.weight = nn.Parameter(torch.empty(heads, kernel).uniform_(-(kernel**-0.5), kernel**-0.5))
 
     def attend(self, v: Tensor, recent: RecentValues | None, dtype: torch.dtype) -> tuple[Tensor, RecentValues]:
-        """y [B, H, T, V] in `dtype` for v [B, H, T, V] behind `recent` (None: nothing), and the values to carry on."""
+        """y [B, H, T, V] in `dtype` for v [B, H, T, V] after `recent` (None: no positions), and the new ring."""
         ring, length = self.kernel - 1, v.shape[2]
         if recent is None:
             before = v.new_zeros(*v.shape[:2], ring, v.shape[3])
@@ -41,12 +41,12 @@ class CausalConvolution(nn.Module):
             order = (torch.arange(ring, device=v.device) + recent.oldest) % ring
             before = recent.values.index_select(2, order)
         values = torch.cat([before, v], dim=2)
-        # A copy: a view would keep all values alive for as long as the state.
+        # A copy: a view would keep all values in memory as long as the state lives.
         kept = values[:, :, length:].to(before.dtype, copy=True)
-        # Blocks at least as long as the ring reach into the one before them and no further.
+        # A block at least as long as the ring reaches into the block before it, but no further.
         block = max(ring, _BLOCK)
         blocks = functional.pad(values.to(dtype), (0, 0, block - ring, -length % block)).unflatten(2, (-1, block))
-        # Blocks, images and columns of v side by side, so that the matrix of a head is there once: [H, block, N B V].
+        # Blocks, images and columns of v side by side, so that each head needs its matrix only once: [H, block, N B V].
         columns = blocks.permute(1, 3, 2, 0, 4).flatten(2)
         one = v.shape[0] * v.shape[3]
         earlier, own = self._matrix(block, dtype).split(block, dim=-1)
@@ -55,7 +55,7 @@ class CausalConvolution(nn.Module):
         return y[:, :, :length], RecentValues(kept, torch.zeros((), dtype=torch.int64, device=v.device))
 
     def _matrix(self, block: int, dtype: torch.dtype) -> Tensor:
-        """[H, block, 2 block]: what each position of a block takes of the block before it and of its own."""
+        """[H, block, 2 block]: the weights of the previous and of the own block for each position of a block."""
         places = torch.arange(block, device=self.weight.device)
         index = torch.arange(2 * block, device=self.weight.device) - places.unsqueeze(1) - block + self.kernel - 1
         outside = (index < 0) | (index >= self.kernel)
@@ -71,7 +71,7 @@ class CausalConvolution(nn.Module):
         """y_t [B, H, V] in `dtype`; writes v_t into the ring, in place."""
         oldest, ring = int(recent.oldest), self.kernel - 1
         weight = self.weight.to(dtype)
-        # The weights turn around the ring, not the values: weight i belongs to the place i behind the oldest.
+        # Rotate the weights instead of the ring: weight i belongs to the value i places after the oldest.
         turned = torch.cat([weight[:, ring - oldest : ring], weight[:, : ring - oldest]], dim=1).unsqueeze(1)
         y_t = torch.addcmul((turned @ recent.values.to(dtype)).squeeze(2), weight[:, ring:], v_t.to(dtype))
         recent.values.select(2, oldest).copy_(v_t)
@@ -79,5 +79,5 @@ class CausalConvolution(nn.Module):
         return y_t
 
     def recent_bytes(self, batch: int, value_width: int, dtype: torch.dtype) -> int:
-        """Bytes of the ring for values of `dtype`, its place included."""
+        """Bytes of the ring for values of `dtype`, including its index."""
         return batch * self.weight.shape[0] * (self.kernel - 1) * value_width * dtype.itemsize + torch.int64.itemsize

@@ -1,10 +1,9 @@
-"""Causal sums over features, the heart of every linear attention, in chunks.
+"""Causal sums over features, in chunks: the core of linear attention.
 
     y_t = sum over j <= t of (phi(q_t) . phi(k_j)) v_j
 
-Inside a chunk the products are taken pairwise under a triangular mask; what lies in earlier chunks enters through one
-running [C, V] sum per chunk. Time and memory are linear in T: autograd keeps T * chunk products and T / chunk sums,
-and its backward pass of the running sum is the reverse running sum over chunks.
+Inside a chunk, products are computed for all pairs under a triangular mask. Earlier chunks enter through one running
+[C, V] sum per chunk. Time and memory are linear in T: autograd keeps T * chunk products and T / chunk sums.
 """
 
 import torch
@@ -13,15 +12,15 @@ from torch.nn import functional
 
 
 def causal_sums(phi_q: Tensor, phi_k: Tensor, v: Tensor, carried: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
-    """Sums [B, H, T, V] for phi_q, phi_k [B, H, T, C] and v [B, H, T, V], and the sum [B, H, C, V] over all of it.
+    """y [B, H, T, V] for phi_q, phi_k [B, H, T, C] and v [B, H, T, V], and the sum of phi(k_j) v_j^T [B, H, C, V].
 
-    `carried` [B, H, C, V] is the sum over the positions before these (None: no positions). Append a column of ones
-    to v to get the normaliser phi(q_t) . z_t from the same products.
+    `carried` [B, H, C, V] is that sum before these positions (None: no positions). Append a column of ones to v to get
+    the normaliser phi(q_t) . z_t from the same products.
     """
     length = phi_q.shape[2]
     chunk = min(chunk, length)
     chunks = -(-length // chunk)
-    # Zero features add nothing to any sum, so the last chunk is filled up with them.
+    # The last chunk is padded with zero features, which add nothing to any sum.
     padding = (0, 0, 0, chunks * chunk - length)
     queries, keys, values = (
         functional.pad(x, padding).unflatten(2, (chunks, chunk)) if padding[3] else x.unflatten(2, (chunks, chunk))
@@ -33,14 +32,14 @@ def causal_sums(phi_q: Tensor, phi_k: Tensor, v: Tensor, carried: Tensor | None,
         first = torch.zeros_like(per_chunk[:, :, :1]) if carried is None else carried.unsqueeze(2)
         sums = torch.cat([first, per_chunk], dim=2).cumsum(dim=2)
         y = y + queries @ sums[:, :, :-1]
-        total = sums[:, :, -1].clone()  # a view would keep the sums of all chunks alive
+        total = sums[:, :, -1].clone()  # a view would keep the sums of all chunks in memory
     else:
         total = per_chunk[:, :, 0]
     return y.flatten(2, 3)[:, :, :length], total
 
 
 def divide_by_weight(numerator: Tensor, weight: Tensor) -> Tensor:
-    """numerator [..., V] / weight [...], and 0 where the weight is exactly 0 (no earlier key has any weight)."""
+    """numerator [..., V] / weight [...], and 0 where the weight is exactly 0."""
     weight = weight.unsqueeze(-1)
     nothing = weight == 0
     return (numerator / torch.where(nothing, torch.ones_like(weight), weight)).masked_fill(nothing, 0)

@@ -1,8 +1,8 @@
-"""Causal sums that fade: what `causal_sums` adds up, with everything before a position scaled down by its decay.
+"""Causal sums with decay: the sums of `causal_sums`, where each position multiplies everything before it by its decay.
 
     s_t = d_t s_{t-1} + phi(k_t) v_t^T,    y_t = phi(q_t) s_t,    0 <= d_t <= 1
 
-A gate is such a decay; so is moving a sum to a new running maximum. d_t is a number, or one for every feature.
+A gate is such a decay, and so is rescaling to a new running maximum. d_t is one number, or one for each feature.
 """
 
 import math
@@ -42,9 +42,9 @@ class _ScanWithDecay(torch.autograd.Function):
 
 
 def scan_with_decay(parts: Tensor, decay: Tensor, first: Tensor) -> Tensor:
-    """The running sums [R, N + 1, C, V] of parts [R, N, C, V] behind first [R, C, V], each faded by the next decay.
+    """Running sums [R, N + 1, C, V] of parts [R, N, C, V] after first [R, C, V], multiplied by a decay at each part.
 
-    decay [R, N, C, 1] or [R, N, 1, 1]. Entry n is what stands before part n, the last one the end.
+    decay [R, N, C, 1] or [R, N, 1, 1]. Entry n is the sum before part n; the last entry is the final sum.
     """
     states: Tensor = _ScanWithDecay.apply(parts, decay, first)
     return states
@@ -61,18 +61,18 @@ def decayed_causal_sums(
 ) -> tuple[Tensor, Tensor]:
     """y [B, H, T, V] and the last s [B, H, C, V], for phi_q, phi_k [B, H, T, C], v [B, H, T, V], log d [B or 1, H, T].
 
-    Chunks as in `causal_sums`. Weights inside a chunk are exp(c_t - c_j) with c the sum of log d from the chunk's
-    start, so none is above 1 or a quotient of two that have vanished. `carried` is s before these positions.
+    Chunks as in `causal_sums`. Weights inside a chunk are exp(c_t - c_j), with c the sum of log d from the start of the
+    chunk: at most 1, and never a quotient of two numbers that underflowed. `carried` is s before these positions.
 
-    `factors` [T, F] say the same as features multiplied with them, `multiply_features`, and s is that of those,
-    [B, H, F C, V]; but inside a chunk a pair costs no more than without.
+    With `factors` [T, F] the result is that of phi_q and phi_k after `multiply_features`, and s is [B, H, F C, V], but
+    pairs inside a chunk cost no more than without.
     """
     length = phi_q.shape[2]
     chunk = min(chunk, length)
     queries, keys, values, log_decay = (_cut(x, chunk) for x in (phi_q, phi_k, v, log_decay.unsqueeze(-1)))
     c = sum_logs(log_decay.squeeze(-1), dim=-1)
     later = torch.ones(chunk, chunk, dtype=torch.bool, device=v.device).triu(1)
-    # Masked before exp: behind the diagonal the difference is positive and may overflow.
+    # Masked before exp: above the diagonal the difference is positive, and exp could overflow.
     weights = (c.unsqueeze(-1) - c.unsqueeze(-2)).to(v.dtype).masked_fill(later, -math.inf).exp()
     if factors is not None:
         factors = _cut(factors.view(1, 1, *factors.shape), chunk)
@@ -84,36 +84,36 @@ def decayed_causal_sums(
     parts = keys.transpose(-1, -2) @ (values * until)
     states = _scan_chunks(parts, since[..., -1:, :], carried)
     y = y + (queries @ states[:, :, :-1]) * since
-    # A copy: a view would keep the states of all chunks alive.
+    # A copy: a view would keep the states of all chunks in memory.
     return y.flatten(2, 3)[:, :, :length], states[:, :, -1].clone()
 
 
 def sum_logs(logs: Tensor, dim: int) -> Tensor:
-    """The sums of `logs` from the start of a chunk, in float64 where the device has it.
+    """Running sums of `logs` from the start of a chunk, in float64 where the device has it.
 
-    Only differences of them are of use, and behind gates that are nearly closed these are small ones of large numbers.
+    Only their differences are used. After gates that are almost closed these are small differences of large numbers.
     """
     return logs.cumsum(dim=dim, dtype=logs.dtype if logs.device.type == "mps" else torch.float64)
 
 
 def multiply_features(features: Tensor, factors: Tensor) -> Tensor:
-    """Every product of features [..., C] and factors [..., F] of a position, [..., F C]."""
+    """All products of features [..., C] and factors [..., F] of a position: [..., F C]."""
     return (factors.unsqueeze(-1) * features.unsqueeze(-2)).flatten(-2)
 
 
 def featurewise_decayed_causal_sums(
     phi_q: Tensor, phi_k: Tensor, v: Tensor, log_decay: Tensor, carried: Tensor | None, chunk: int
 ) -> tuple[Tensor, Tensor]:
-    """The same where every feature has a decay of its own, log d [B, H, T, C]; `chunk` is a power of two.
+    """`decayed_causal_sums` with one decay per feature, log d [B, H, T, C]; `chunk` is a power of two.
 
-    The weight of a pair then differs from feature to feature and stands inside the product of query and key. No exp
-    in it is above 1: see `_PairwiseProducts`.
+    The weight of a pair differs between features, so that it is part of the product of query and key. No exponential
+    is above 1, see `_PairwiseProducts`.
     """
     length = phi_q.shape[2]
     while chunk >= 2 * length:
         chunk //= 2
     queries, keys, values, log_decay = (_cut(x, chunk) for x in (phi_q, phi_k, v, log_decay))
-    c = log_decay.cumsum(dim=-2)  # a float64 sum as above would cost a fifth of the time, one for every feature
+    c = log_decay.cumsum(dim=-2)  # not `sum_logs`: with one sum per feature, float64 would cost a fifth of the time
     y = _PairwiseProducts.apply(queries, keys, c) @ values
     until, since = (c[..., -1:, :] - c).exp(), c.exp()
     parts = (keys * until).transpose(-1, -2) @ values
@@ -123,7 +123,7 @@ def featurewise_decayed_causal_sums(
 
 
 def _cut(x: Tensor, chunk: int) -> Tensor:
-    """x [B, H, T, W] as [B, H, N, chunk, W], the last one filled up with zeros: they add nothing, fade nothing."""
+    """x [B, H, T, W] as [B, H, N, chunk, W], padded with zeros, which add nothing and decay nothing."""
     fill = -x.shape[2] % chunk
     chunks: Tensor = (functional.pad(x, (0, 0, 0, fill)) if fill else x).unflatten(2, (-1, chunk))
     return chunks
@@ -141,10 +141,10 @@ def _scan_chunks(parts: Tensor, decay: Tensor, carried: Tensor | None) -> Tensor
 class _PairwiseProducts(torch.autograd.Function):
     """a[t, j] = sum over features of q_t k_j exp(c_t - c_j) for j <= t, else 0; q, k, c [..., R, C], a [..., R, R].
 
-    c falls from position to position. In pieces of 2, 4, .. R positions the queries of the second half meet the keys of
-    the first one, and exp(c_t - c_j) is exp(c_t - c_m) exp(c_m - c_j) with m the last position of the first half:
-    neither is above 1, and neither vanishes where their product does not. Log R products of matrices make up all
-    pairs. Only the inputs are kept; the backward pass makes the factors again.
+    c decreases with the position. In pieces of 2, 4, .. R positions, queries of the second half are multiplied with
+    keys of the first, and exp(c_t - c_j) = exp(c_t - c_m) exp(c_m - c_j) with m the last position of the first half:
+    neither factor is above 1, and neither underflows unless their product does. All pairs take log R matrix products.
+    Only the inputs are kept; the backward pass computes the factors again.
     """
 
     @staticmethod
@@ -167,14 +167,14 @@ class _PairwiseProducts(torch.autograd.Function):
             pairs = corners(grad, half)
             split_halves(grad_q, half)[1].addcmul_(pairs @ early, late_factor)
             split_halves(grad_k, half)[0].addcmul_(pairs.transpose(-1, -2) @ late, early_factor)
-        # Every pair has the gradient of its exponent from q as from k; t = j has none.
+        # The exponent of a pair gets its gradient once through t and once, negated, through j; t = j has no exponent.
         grad_c = q * grad_q - k * grad_k
         own = grad.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
         return grad_q.addcmul_(own, k), grad_k.addcmul_(own, q), grad_c
 
 
 def _faded_halves(q: Tensor, k: Tensor, c: Tensor, half: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Queries of the second half of each piece and keys of the first, as faded to the border, and the factors."""
+    """Queries of each piece's second half and keys of its first, decayed to the border, and the two decay factors."""
     queries, keys = split_halves(q, half)[1], split_halves(k, half)[0]
     first, second = split_halves(c, half)
     border = first[..., -1:, :]

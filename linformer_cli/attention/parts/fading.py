@@ -1,4 +1,4 @@
-"""What retention and gated linear attention have in common: how long is remembered, and how outputs are scaled."""
+"""Shared by retention and gated linear attention: the lengths of their memory, and the scaling of outputs."""
 
 from typing import Annotated, Self
 
@@ -8,29 +8,29 @@ from torch.nn import functional
 
 from linformer_cli.attention.base import AttentionOptions, AttentionShape
 
-# Far below any sum that says something; it keeps a sum of nothing at nothing.
+# Far below the square of any useful sum; it keeps a sum of 0 at 0.
 _EPSILON = 1e-6
 
 
 class FadingOptions(AttentionOptions):
-    """Options of sums that fade and of what is made of them."""
+    """Options of sums with decay."""
 
     shortest_memory: Annotated[
         float | None,
         Field(
             ge=1,
-            description="positions after which the first to forget keeps 1/e (default: a row, at most the longest)",
+            description="shortest memory: positions until a weight falls to 1/e (default: a row, at most the longest)",
         ),
     ] = None
     longest_memory: Annotated[
         float | None,
         Field(
             ge=1,
-            description="positions after which the last to forget keeps 1/e (default: an image, at least the shortest; "
-            "of one head the shortest)",
+            description="longest memory: positions until a weight falls to 1/e (default: an image, at least the "
+            "shortest; with one head the shortest)",
         ),
     ] = None
-    output_gate: Annotated[bool, Field(description="every output is scaled by a gate learned from the input")] = True
+    output_gate: Annotated[bool, Field(description="multiply every output by a gate computed from the input")] = True
 
     @model_validator(mode="after")
     def _memories_in_order(self) -> Self:
@@ -40,12 +40,12 @@ class FadingOptions(AttentionOptions):
         return self
 
     def memory_lengths(self, shape: AttentionShape, count: int) -> list[float]:
-        """`count` lengths in positions: from the longest down, each in the same ratio to the next.
+        """`count` lengths in positions, spaced geometrically from the longest down.
 
-        Numbers, and what is made of them stays numbers until it is used: a buffer would be rounded when the model is
-        cast to bfloat16, and one of float64 could not be moved to every device.
+        Python numbers and not a buffer: a buffer would be rounded when the model is cast to bfloat16, and a float64
+        buffer cannot be moved to every device.
         """
-        # A default gives way to what is given, so that the two stay in order, and where there is one length for both.
+        # A default gives way to a given length, so that the two stay in order; one head has room for one length only.
         if count == 1 and self.shortest_memory and not self.longest_memory:
             return [self.shortest_memory]
         longest = self.longest_memory or max(shape.positions, self.shortest_memory or 0)
@@ -56,7 +56,7 @@ class FadingOptions(AttentionOptions):
 def scale_outputs(sums: Tensor, output_gate: Tensor | None) -> Tensor:
     """Sums [..., V] divided by their root mean square, times SiLU of `output_gate` [..., V] where there is one.
 
-    It stands in for a denominator where queries and keys have signs, so that their weights add up to anything.
+    It replaces a denominator, since weights of signed queries and keys may add up to any number.
     """
     y = functional.rms_norm(sums, sums.shape[-1:], eps=_EPSILON)
     return y if output_gate is None else y * functional.silu(output_gate.to(y.dtype))

@@ -1,7 +1,6 @@
-"""Feature maps phi of linear attention: x [B, H, T, K] (or [B, H, K]) to phi(x) [..., C], every product >= 0.
+"""Feature maps phi of linear attention: x [B, H, T, K] (or [B, H, K]) to phi(x) [..., C], with phi(q) . phi(k) >= 0.
 
-The kernel of a map is phi(q) . phi(k). No map adds an epsilon anywhere: a zero denominator is handled where the
-division is.
+The kernel of a map is phi(q) . phi(k). No map adds an epsilon: the division handles a denominator of 0.
 """
 
 import math
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 
 class FeatureMap(nn.Module, ABC):
-    """One feature map; `width` is C. `heads` is for a map with weights, which each head has for itself."""
+    """One feature map; `width` is C. Maps with weights have them for each of `heads`."""
 
     def __init__(self, heads: int, key_width: int) -> None:
         super().__init__()
@@ -35,8 +34,8 @@ def _elu_plus_one(x: Tensor) -> Tensor:
 class _EluPlusOne(torch.autograd.Function):
     """exp(min(x, 0)) + max(x, 0): x + 1 above zero and exp(x) below.
 
-    The same function as elu(x) + 1, but elu rounds exp(x) - 1 to -1 for x < -17 in float32, so that the sum becomes
-    exactly 0. Its slope is min(phi, 1), which spares the backward pass everything but the output.
+    Mathematically elu(x) + 1, but in float32 elu rounds exp(x) - 1 to -1 for x < -17, so that the sum would be 0. The
+    slope is min(phi, 1), so that the backward pass needs the output alone.
     """
 
     @staticmethod
@@ -56,24 +55,30 @@ class Elu(FeatureMap):
     """elu(x) + 1, the map of Katharopoulos 2020, equation 7; C = K."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not torch.is_grad_enabled():  # a step is short enough for the bookkeeping to show
+        if not torch.is_grad_enabled():  # the overhead of a Function shows in a step
             return _elu_plus_one(x)
         y: Tensor = _EluPlusOne.apply(x)
         return y
 
 
 class Relu(FeatureMap):
-    """max(x, 0); C = K. All features of a query can be 0; its output is 0 then."""
+    """max(x, 0); C = K. If all features of a query are 0, its output is 0."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.relu()
 
 
+def _clamp_huge(x: Tensor) -> Tensor:
+    """x within +-(largest number)^(1/5), 5e7 in float32: products of four larger numbers overflow."""
+    limit = torch.finfo(x.dtype).max ** 0.2
+    return x.clamp(-limit, limit)
+
+
 class Poly2(FeatureMap):
     """The kernel (q . k)^2 by the K (K + 1) / 2 distinct products of two coordinates.
 
-    Off-diagonal products stand for two equal terms each and weigh sqrt(2). Costs T C V, so it pays where T is well
-    above K^2 (Katharopoulos 2020, section 3.2.1).
+    A product of different coordinates stands for two equal terms and is weighted by sqrt(2). The cost is T C V, which
+    pays off where T is well above K^2 (Katharopoulos 2020, section 3.2.1).
     """
 
     pairs: Tensor
@@ -87,8 +92,11 @@ class Poly2(FeatureMap):
         return self.key_width * (self.key_width + 1) // 2
 
     def forward(self, x: Tensor) -> Tensor:
+        return self._multiply_pairs(_clamp_huge(x))
+
+    def _multiply_pairs(self, x: Tensor) -> Tensor:
         first, second = self.pairs
-        # Made here and not kept: a floating-point buffer would be rounded when the model is cast to bfloat16.
+        # Not a buffer, which would be rounded when the model is cast to bfloat16.
         weights = torch.where(first == second, 1.0, torch.tensor(2.0, dtype=x.dtype, device=x.device).sqrt())
         # Four times as fast as x[..., first] on a CPU, forward and backward.
         return x.index_select(-1, first) * x.index_select(-1, second) * weights
@@ -97,7 +105,7 @@ class Poly2(FeatureMap):
 class Taylor2(Poly2):
     """The kernel 1 + x.y + (x.y)^2 / 2 of x = q K^(-1/4), y = k K^(-1/4): exp(q.k / sqrt(K)) to second order.
 
-    Never below 1/2, so the denominator never vanishes; C = 1 + K + K (K + 1) / 2.
+    At least 1/2, so that the denominator is never 0; C = 1 + K + K (K + 1) / 2.
     """
 
     @property
@@ -105,14 +113,14 @@ class Taylor2(Poly2):
         return 1 + self.key_width + super().width
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x * self.key_width**-0.25
-        return torch.cat([torch.ones_like(x[..., :1]), x, super().forward(x) * math.sqrt(0.5)], dim=-1)
+        x = _clamp_huge(x * self.key_width**-0.25)
+        return torch.cat([torch.ones_like(x[..., :1]), x, self._multiply_pairs(x) * math.sqrt(0.5)], dim=-1)
 
 
 class Learned(FeatureMap):
     """relu(W x + b) with W [H, C, K], b [H, C] per head, shared by queries and keys (Kasai 2021, arXiv 2103.13076).
 
-    b starts at a small positive value so that few features are dead at the start.
+    b starts at 0.1, so that few features are dead at the start.
     """
 
     def __init__(self, heads: int, key_width: int, width: int | None = None) -> None:

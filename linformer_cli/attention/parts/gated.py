@@ -1,7 +1,7 @@
-"""What the gated attentions of Hua 2022 (arXiv 2202.10447) share: one head whose queries and keys are both made of Z.
+"""Shared by the gated attentions of Hua 2022 (arXiv 2202.10447): one head, queries and keys from one projection Z.
 
-Z [B, 1, T, K] arrives as q and as k. A query or a key is Z times a scale plus an offset, both of its own. Weights are
-not normalised; relu(x)^2 stands where softmax would.
+Z [B, 1, T, K] is passed as q and as k. Queries and keys are Z * scale + offset, each with a scale and an offset of its
+own. relu(x)^2 replaces softmax, and weights are not normalised.
 """
 
 import math
@@ -19,18 +19,20 @@ from linformer_cli.attention.base import Attention, AttentionOptions, AttentionS
 class GatedOptions(AttentionOptions):
     """Options of every gated attention."""
 
-    z_width: Annotated[int, Field(gt=0, le=65_536, description="width of Z, of which queries and keys are made")] = 128
+    z_width: Annotated[
+        int, Field(gt=0, le=65_536, description="width of Z, the projection that queries and keys share")
+    ] = 128
     scale: Annotated[
         Literal["length", "width"],
         Field(
-            description="what divides q.k: 'length', the positions of an image (of a chunk in flash), and a bias by "
-            "distance is added; 'width', sqrt(z_width), without a bias"
+            description="divisor of q.k: 'length', the positions of an image (in flash of a chunk), with a learned "
+            "bias by distance; 'width', sqrt(z_width), without a bias"
         ),
     ] = "length"
 
 
 class ScaleOffset(nn.Module):
-    """x * scale + offset, of `width` each; the offset starts at 0, the scale near `start`."""
+    """x * scale + offset, both of size `width`; the offset is initialised to 0, the scale near `start`."""
 
     def __init__(self, width: int, start: float) -> None:
         super().__init__()
@@ -44,10 +46,10 @@ class ScaleOffset(nn.Module):
 
 
 class GatedAttention(Attention):
-    """Queries, keys, the bias by distance, and the weights they give.
+    """Queries, keys, the bias by distance, and the weights computed from them.
 
-    `span` is how many distances have a bias, and n: what products or outputs are divided by. A constant, never the
-    number of positions seen, for which no step form could give what the parallel one does.
+    `span` is the number of distances with a bias, and the n that products or outputs are divided by. It is a constant:
+    with the number of positions seen so far, steps could not equal the parallel form.
     """
 
     family = "gated"
@@ -65,7 +67,7 @@ class GatedAttention(Attention):
         self.bias = nn.Parameter(torch.empty(span)) if by_length else None
         if self.bias is not None:
             nn.init.normal_(self.bias, std=0.1)
-        # What q.k is multiplied with, and what the weights are.
+        # The factors of q.k and of the weights.
         self.score_scale = 1 / span if by_length else shape.key_width**-0.5
         self.weight_scale = 1.0 if by_length else 1 / span
 
@@ -74,7 +76,7 @@ class GatedAttention(Attention):
         return replace(shape, heads=1, key_width=options.z_width, value_width=2 * width)
 
     def build_scale_offset(self) -> ScaleOffset:
-        """One more scale and offset for Z: the products of `length` start small, those of `width` are made so."""
+        """A scale and offset for Z. With 'length' products start near 0; with 'width' they are divided by sqrt(K)."""
         return ScaleOffset(self.shape.key_width, 0.0 if self.options.scale == "length" else 1.0)
 
     def activate(self, scores: Tensor) -> Tensor:
@@ -88,10 +90,10 @@ class GatedAttention(Attention):
         return y if self.weight_scale == 1 else self.weight_scale * y
 
     def start_scores(self, rows: int, columns: int, first: int, like: Tensor) -> Tensor:
-        """[rows, columns]: the bias of distance d = first + row - column, and minus infinity for the future, d < 0.
+        """[rows, columns]: the bias of distance d = first + row - column, and minus infinity where d < 0 (the future).
 
-        Every row is a window of one descending sequence of distances. Windows add up their gradient quickly, where a
-        table looked up rows * columns times would scatter it.
+        Every row is a window of one descending sequence of distances: the gradient of windows is a fast sum, that of
+        rows * columns table look-ups a slow scatter.
         """
         furthest, nearest = first + rows - 1, max(0, first - columns + 1)
         if self.bias is None:

@@ -1,6 +1,6 @@
-"""All pairs of positions of a chunk by halves: in pieces of 2, 4, 8 .. positions the second half meets the first.
+"""All pairs of positions in a chunk by recursive halving: in pieces of 2, 4, 8 .. the second half meets the first.
 
-Beside the pairs of a position with itself these are all, each once, in one product of matrices for every size.
+Together with the pairs (t, t) this covers every pair j <= t once, with one batched matrix product per size.
 """
 
 from collections.abc import Iterator
@@ -12,16 +12,16 @@ from torch import Tensor
 
 def _require_power_of_two(chunk: int) -> int:
     if chunk & (chunk - 1):
-        raise ValueError("give a power of two, such as 32 or 64")
+        raise ValueError("must be a power of two, such as 32 or 64")
     return chunk
 
 
-# A chunk that can be halved down to one position.
+# The length of a chunk that can be halved down to one position.
 PowerOfTwo = Annotated[int, AfterValidator(_require_power_of_two)]
 
 
 def iter_halves(positions: int) -> Iterator[int]:
-    """1, 2, 4, .. up to half of `positions`, a power of two."""
+    """1, 2, 4, .. up to positions / 2, where `positions` is a power of two."""
     half = 1
     while half < positions:
         yield half
@@ -29,13 +29,13 @@ def iter_halves(positions: int) -> Iterator[int]:
 
 
 def split_halves(x: Tensor, half: int) -> tuple[Tensor, Tensor]:
-    """First and second halves, [..., R / (2 half), half, C], of the pieces of x [..., R, C]: views."""
+    """Views of the first and second half of each piece of x [..., R, C]: [..., R / (2 half), half, C] each."""
     first, second = x.unflatten(-2, (-1, 2, half)).unbind(-3)
     return first, second
 
 
 def corners(pairs: Tensor, half: int) -> Tensor:
-    """Of [..., R, R] those of each piece's second half with its first, [..., R / (2 half), half, half]: a view."""
+    """A view of the pairs [..., R, R] of each piece's second half with its first: [..., R / (2 half), half, half]."""
     blocks = split_halves(pairs, half)[1].unflatten(-1, (-1, 2, half))[..., 0, :]
     view: Tensor = blocks.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
     return view

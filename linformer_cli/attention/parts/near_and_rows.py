@@ -1,11 +1,11 @@
-"""One softmax over the keys near a query and over rows that stand for what lies further back.
+"""One softmax over the keys near a query and over compressed rows of earlier blocks.
 
     y_t = softmax over { near keys t - window < j <= t } and { the first floor(t / span) * rank rows }
 
-The part that mechanisms with compressed rows have in common. Queries are taken in blocks; near keys are scored block
-by block, rows all at once, in groups of so many blocks that the scores stay small. No score outlives its group: the
-backward pass computes them again from the logarithm of each query's total weight, so that memory is linear in T where
-autograd would keep T * (rows + window) numbers, twice.
+Shared by the mechanisms with compressed rows. Near keys are scored per block of queries, rows for a whole group of
+blocks at once; a group has as many blocks as keep its scores small. Scores are dropped after each group: the backward
+pass computes them again from the logarithm of each query's total weight. So memory is linear in T, where autograd would
+keep T * (rows + window) numbers twice.
 """
 
 import math
@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# Scores held at once: few enough to stay near the processor, many enough to hide what a call costs.
-_GROUP_SCORES = 2**20
+# Scores held at once: few enough for the cache, many enough to hide the overhead of a call.
+GROUP_SCORES = 2**20
 
 
 class Pattern(NamedTuple):
-    """Who sees what.
+    """Which keys and rows each query sees.
 
-    `first` is the position of the first query. Every `span` positions end in `rank` rows, which the next position is
-    the first to see. `before` near keys precede that of the first query, and the first `missing` of them do not exist.
-    A multiple of `block` queries is given; `block` of them share one piece of near keys.
+    `first` is the position of the first query. Each `span` positions are compressed to `rank` rows, visible from the
+    next position on. `before` near keys precede that of the first query; the first `missing` of them are padding.
+    The number of queries is a multiple of `block`, and `block` queries share one slice of near keys.
     """
 
     first: int
@@ -37,11 +37,11 @@ class Pattern(NamedTuple):
     block: int
 
 
-class _Group(NamedTuple):
-    """Queries `start` to `stop`; all of them see the first `low` rows, the last one sees `high`.
+class Group(NamedTuple):
+    """Queries `start` to `stop`; all of them see the first `low` rows, and the last one sees `high`.
 
     `near_hidden` [blocks or 1, block, before + block] and `rows_hidden` [stop - start, high - low] are True where a
-    query may not look.
+    query must not look.
     """
 
     start: int
@@ -52,13 +52,14 @@ class _Group(NamedTuple):
     rows_hidden: Tensor
 
 
-def _iter_groups(pattern: Pattern, q: Tensor, rows: int) -> Iterator[_Group]:
+def iter_groups(pattern: Pattern, q: Tensor, rows: int) -> Iterator[Group]:
+    """The groups of the queries q [N, T, K], of which none sees more than `rows` rows."""
     batch, length, _ = q.shape
     block, before = pattern.block, pattern.before
     query = torch.arange(block, device=q.device).unsqueeze(-1) + before
     key = torch.arange(before + block, device=q.device)
     out_of_window = ((key > query) | (key <= query - pattern.window)).unsqueeze(0)
-    blocks = max(1, _GROUP_SCORES // (batch * (rows + before + block) * block))
+    blocks = max(1, GROUP_SCORES // (batch * (rows + before + block) * block))
     for start in range(0, length, blocks * block):
         stop = min(start + blocks * block, length)
         hidden = out_of_window
@@ -68,7 +69,7 @@ def _iter_groups(pattern: Pattern, q: Tensor, rows: int) -> Iterator[_Group]:
         low, high = (min((pattern.first + place) // pattern.span * pattern.rank, rows) for place in (start, stop - 1))
         position = torch.arange(pattern.first + start, pattern.first + stop, device=q.device)
         seen = (position // pattern.span * pattern.rank).unsqueeze(-1)
-        yield _Group(start, stop, low, high, hidden, torch.arange(low, high, device=q.device) >= seen)
+        yield Group(start, stop, low, high, hidden, torch.arange(low, high, device=q.device) >= seen)
 
 
 class _NearAndRows(torch.autograd.Function):
@@ -80,7 +81,7 @@ class _NearAndRows(torch.autograd.Function):
     ) -> Tensor:
         y = near_v.new_empty(*q.shape[:2], near_v.shape[-1])
         log_total = q.new_empty(*q.shape[:2], 1)
-        for group in _iter_groups(pattern, q, row_k.shape[1]):
+        for group in iter_groups(pattern, q, row_k.shape[1]):
             part = slice(group.start, group.stop)
             queries = _blocks(q[:, part], pattern.block)
             near = queries @ _near(near_k, pattern, group).transpose(-1, -2)
@@ -114,7 +115,7 @@ class _NearAndRows(torch.autograd.Function):
         # With weights P and scores S, dS = P * (dP - sum of P dP) and the sum of P dP is y . dy.
         offset = (y * grad_y).sum(dim=-1, keepdim=True).neg_()
         with torch.autocast(q.device.type, enabled=False):
-            for group in _iter_groups(pattern, q, row_k.shape[1]):
+            for group in iter_groups(pattern, q, row_k.shape[1]):
                 part = slice(group.start, group.stop)
                 parts = q[:, part], grad_y[:, part], log_total[:, part].neg(), offset[:, part]
                 queries, outputs, minus_log_total, minus_sum = (_blocks(x, pattern.block) for x in parts)
@@ -145,15 +146,15 @@ def _blocks(x: Tensor, block: int) -> Tensor:
     return x.reshape(-1, block, x.shape[-1])
 
 
-def _near(x: Tensor, pattern: Pattern, group: _Group) -> Tensor:
+def _near(x: Tensor, pattern: Pattern, group: Group) -> Tensor:
     """The near keys or values of every block of the group, [N blocks, before + block, W]."""
     part = x[:, group.start : group.stop + pattern.before]
     pieces = part.unfold(1, pattern.before + pattern.block, pattern.block).transpose(-1, -2)
     return pieces.reshape(-1, *pieces.shape[2:])
 
 
-def _fold(total: Tensor, pieces: Tensor, pattern: Pattern, group: _Group) -> None:
-    """Add pieces [N blocks, before + block, W] to `total` where `_near` took them from: overlapping ones in turns."""
+def _fold(total: Tensor, pieces: Tensor, pattern: Pattern, group: Group) -> None:
+    """Add pieces [N blocks, before + block, W] to `total` where `_near` took them from, overlapping ones in turn."""
     size = pattern.before + pattern.block
     part = total[:, group.start : group.stop + pattern.before]
     places = part.unfold(1, size, pattern.block).transpose(-1, -2)
@@ -176,10 +177,10 @@ def _add_product(offset: Tensor, left: Tensor, right: Tensor) -> Tensor:
 def attend_near_and_rows(
     q: Tensor, near: tuple[Tensor, Tensor], rows: tuple[Tensor, Tensor], pattern: Pattern
 ) -> Tensor:
-    """Outputs [B, H, T, V] of scaled queries [B, H, T, K], T a multiple of `pattern.block`.
+    """Outputs [B, H, T, V] of scaled queries [B, H, T, K], with T a multiple of `pattern.block`.
 
-    `near` are keys and values [B, H, before + T, .], `rows` are those of all rows, [B, H, R, .]: a query that would see
-    more than R sees R.
+    `near` are keys and values [B, H, before + T, .]; `rows` are keys and values of all rows, [B, H, R, .]. A query that
+    would see more than R rows sees R.
     """
     y = _NearAndRows.apply(q.flatten(0, 1), *(x.flatten(0, 1) for x in (*near, *rows)), pattern)
     outputs: Tensor = y.unflatten(0, q.shape[:2])

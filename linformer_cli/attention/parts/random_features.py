@@ -1,4 +1,4 @@
-"""Random directions and what is made of them: for the kernels that are expectations over a random w.
+"""Random directions and sine features, for kernels that are expectations over a random w.
 
 exp(x . y)         = E exp(w . x - |x|^2 / 2) exp(w . y - |y|^2 / 2)
 exp(-|x - y|^2/2)  = E cos(w . (x - y)) = E [sin(w . x) sin(w . y) + cos(w . x) cos(w . y)],   w ~ N(0, I)
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .causal_sums import divide_by_weight
 
-# Sines and cosines can add up to nothing or less; no denominator is below this share of the largest possible one.
+# Sums of sines and cosines can be 0 or negative; a denominator is at least this share of its largest possible value.
 WEIGHT_FLOOR = 0.1
 
 
@@ -21,12 +21,12 @@ def draw_directions(
 ) -> Tensor:
     """`count` directions w [count, width], each N(0, I); `normal(*shape)` draws standard normal numbers.
 
-    Orthogonal ones come in blocks of `width` at right angles, the last block cut short, with lengths drawn apart from
-    the angles: each alone is still N(0, I).
+    Orthogonal directions come in blocks of `width`, the last one cut short. Their lengths are drawn independently of
+    their angles, so that each direction alone is still N(0, I).
     """
     if not orthogonal:
         return normal(1, count, width)[0]
-    # The signs of R's diagonal make Q uniform over all rotations, which QR alone leaves to the algorithm.
+    # With the signs of R's diagonal Q is uniform over all rotations; QR alone does not guarantee that.
     q, r = torch.linalg.qr(normal(-(-count // width), width, width))
     angles = (q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)).transpose(-1, -2).flatten(0, 1)[:count]
     lengths: Tensor = torch.linalg.vector_norm(normal(1, count, width)[0], dim=-1, keepdim=True)
@@ -35,8 +35,8 @@ def draw_directions(
 
 
 def seeded_normal(seed: int, layer: int, step: int) -> Callable[[int, int, int], Tensor]:
-    """Standard normal numbers, float64 on the CPU, fixed by (seed, layer, step) alone on every machine."""
-    # The raw words are numpy's promise for ever, its distributions are not; 53 bits fill a float64.
+    """Standard normal numbers, float64 on the CPU, that depend on (seed, layer, step) alone, on every machine."""
+    # numpy guarantees the raw words for all versions, but not its distributions. 53 bits fill a float64.
     words = np.random.Philox(key=np.array([seed, layer], dtype=np.uint64), counter=[0, 0, 0, step])
 
     def normal(blocks: int, rows: int, columns: int) -> Tensor:
@@ -49,13 +49,13 @@ def seeded_normal(seed: int, layer: int, step: int) -> Callable[[int, int, int],
 
 
 def sine_features(phases: Tensor) -> Tensor:
-    """[sin, cos] / sqrt(F) of phases w . x [..., F]: [..., 2F], of length 1."""
+    """[sin, cos] / sqrt(F) of phases w . x [..., F]: vectors [..., 2F] of length 1."""
     return torch.cat([phases.sin(), phases.cos()], dim=-1) * float(phases.shape[-1] ** -0.5)
 
 
 def divide_by_floored_weight(sums: Tensor, total: Tensor) -> Tensor:
     """sums [..., V] / max(its last column, 0.1 total) for sums [..., V + 1] and the keys' total weight [...].
 
-    From below, without sign: a denominator that is negative by chance is raised like a small one.
+    A negative denominator is raised to the bound as well.
     """
     return divide_by_weight(sums[..., :-1], torch.maximum(sums[..., -1], WEIGHT_FLOOR * total))

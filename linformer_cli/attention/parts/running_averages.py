@@ -1,15 +1,15 @@
-"""Reading running softmax averages, one for each of m fixed queries, in chunks.
+"""Weighted sums of running softmax averages, one average for each of m fixed queries, in chunks.
 
     l_ti = log sum over j <= t of exp(e_ji)                    the log of the total weight of average i
     b_ti = sum over j <= t of exp(e_ji - l_ti) v_j             average i at position t
     y_t  = sum over i of g_ti b_ti
 
-The b_ti are not written down: y_t = sum over j <= t of W_tj v_j with W_tj = sum over i of g_ti exp(e_ji - l_ti). This
-exponent is never positive, but neither exp(e_ji) nor exp(-l_ti) alone is safe in float32. A reference a between them
-is: l_i of any position from j to t is at least e_ji and at most l_ti, so that exp(e_ji - a) and exp(a - l_ti) are both
-at most 1, and what underflows weighs nothing. Across chunks, a is l at the border. Inside a chunk, a block of 2 s
-positions takes l in its middle, which serves all pairs of its second half with its first; with s = 1, 2, 4 and on, one
-product of matrices each, this covers the triangle. Nothing depends on a maximum that lies in the future.
+The b_ti are not stored: y_t = sum over j <= t of W_tj v_j with W_tj = sum over i of g_ti exp(e_ji - l_ti). This
+exponent is never positive, but exp(e_ji) or exp(-l_ti) alone can overflow in float32. So both are taken relative to a
+reference a, the l_i of a position from j to t: it is at least e_ji and at most l_ti, so that exp(e_ji - a) and
+exp(a - l_ti) are at most 1, and terms that underflow do not matter. Across chunks, a is l at the border. Inside a
+chunk, a block of 2 s positions uses the l in its middle for all pairs of its second half with its first; s = 1, 2,
+4 .., with one matrix product each, covers the triangle. No result depends on a maximum over later positions.
 """
 
 from typing import Any
@@ -21,18 +21,17 @@ from torch.nn import functional
 
 from .halves import corners, iter_halves, split_halves
 
-# The log of no weight at all: finite, so that differences are numbers, and far below every score.
+# The log of a weight of 0: finite, so that differences are not NaN, and far below every score.
 NOTHING = -1e30
 
 
 def read_running_averages(
     gates: Tensor, scores: Tensor, v: Tensor, averages: Tensor, log_weights: Tensor, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y [B, H, T, V] for g, e [B, H, T, m] and v [B, H, T, V]; and b and l at the last of these positions.
+    """y [B, H, T, V] for g, e [B, H, T, m] and v [B, H, T, V], and b and l at the last position.
 
-    `averages` [B, H, m, V] and `log_weights` [B, H, m] are b and l before the first position: 0 and `NOTHING` where
-    there is none. `chunk`, a power of two, is how many positions are taken pairwise. Differentiable, once, in all
-    tensors.
+    `averages` [B, H, m, V] and `log_weights` [B, H, m] are b and l before these positions: 0 and `NOTHING` if there are
+    none. `chunk`, a power of two, is the number of positions per chunk. Differentiable once, in all tensors.
     """
     length = scores.shape[2]
     chunk = min(chunk, 1 << (length - 1).bit_length())
@@ -46,20 +45,20 @@ def read_running_averages(
 
 
 def _accumulate_logs(scores: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    """l [B, H, N, L, m], and l before every chunk and behind the last one [B, H, N + 1, m]."""
+    """l [B, H, N, L, m], and l before every chunk and after the last one [B, H, N + 1, m]."""
     logs = scores.clone(memory_format=torch.contiguous_format)
     for size in iter_halves(scores.shape[3]):
         first, second = split_halves(logs, size)
         torch.logaddexp(second, first[..., -1:, :], out=second)
     borders = torch.cat([before.unsqueeze(2), logs[:, :, :, -1]], dim=2).logcumsumexp(dim=2)
     torch.logaddexp(logs, borders[:, :, :-1].unsqueeze(3), out=logs)
-    # The same numbers, not merely close ones: a border is the reference of both its sides.
+    # Bit for bit the same numbers, since a border is the reference on both of its sides.
     borders[:, :, 1:] = logs[:, :, :, -1]
     return logs, borders
 
 
 def _accumulate(sums: Tensor, logs: Tensor) -> Tensor:
-    """Replace each of `sums` [B, H, N, m, V], relative to exp(logs [B, H, N, m]), by the sum of those up to it."""
+    """Running sums, in place, of `sums` [B, H, N, m, V], which are relative to exp(logs [B, H, N, m])."""
     decays = (logs[:, :, :-1] - logs[:, :, 1:]).exp_().unsqueeze(-1)
     for place in range(1, sums.shape[2]):
         sums[:, :, place].addcmul_(sums[:, :, place - 1], decays[:, :, place - 1])
@@ -70,8 +69,8 @@ class _ReadRunningAverages(torch.autograd.Function):
     """Chunked inputs [B, H, N, L, ...] in, y [B, H, N, L, V] and the last averages and log weights out.
 
     With d_t the gradient of y_t, that of g_ti is h_ti = b_ti . d_t, and that of e_ji is the sum over t >= j of
-    g_ti exp(e_ji - l_ti) (v_j . d_t - h_ti): the sums of the forward pass, in reverse. Written by hand, since autograd
-    would keep every factor of every level.
+    g_ti exp(e_ji - l_ti) (v_j . d_t - h_ti): the sums of the forward pass in reverse. Written by hand, because autograd
+    would keep the factors of every block size.
     """
 
     @staticmethod
@@ -90,7 +89,7 @@ class _ReadRunningAverages(torch.autograd.Function):
         from_start = (borders[:, :, :-1].unsqueeze(3) - logs).exp_().mul_(gates)
         y += from_start @ sums[:, :, :-1]
         ctx.save_for_backward(gates, scores, v, logs, borders, sums)
-        # Copies: views would keep the sums of all chunks alive for as long as the state.
+        # Copies: views would keep the sums of all chunks in memory as long as the state lives.
         return y, sums[:, :, -1].clone(), borders[:, :, -1].clone()
 
     @staticmethod
@@ -98,7 +97,7 @@ class _ReadRunningAverages(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
         gates, scores, v, logs, borders, sums = ctx.saved_tensors
         grad_y, grad_averages, grad_log_weights = grad_outputs
-        # h, by the products of values with gradients, under the factors of the forward pass.
+        # h, from the products of values and gradients with the factors of the forward pass.
         products = grad_y @ v.transpose(-1, -2)
         own_products = products.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
         own = (scores - logs).exp_()
@@ -108,7 +107,7 @@ class _ReadRunningAverages(torch.autograd.Function):
             split_halves(h, size)[1].addcmul_(queries, corners(products, size) @ keys)
         from_start = (borders[:, :, :-1].unsqueeze(3) - logs).exp_()
         h.addcmul_(from_start, grad_y @ sums[:, :, :-1].transpose(-1, -2))
-        # What every later chunk, and the state behind the last, asks of an average at a border; h beside d in one sum.
+        # The gradient of each border's average from all later chunks and the final state, summed with that of h.
         from_start *= gates
         asked = torch.cat([from_start.transpose(-1, -2) @ grad_y, (from_start * h).sum(3).unsqueeze(-1)], dim=-1)
         last = (sums[:, :, -1] * grad_averages).sum(-1) - grad_log_weights
@@ -139,7 +138,7 @@ def _factors(scores: Tensor, logs: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _diagonal_weights(gates: Tensor, own: Tensor) -> Tensor:
-    """W [B, H, N, L, L] with W_tt alone, for `own` [B, H, N, L, m] = exp(e_ti - l_ti)."""
+    """W [B, H, N, L, L] with only its diagonal set, for `own` [B, H, N, L, m] = exp(e_ti - l_ti)."""
     weights = own.new_zeros(*own.shape[:4], own.shape[3])
     weights.diagonal(dim1=-2, dim2=-1).copy_((own * gates).sum(-1))
     return weights

@@ -1,24 +1,23 @@
-"""What `lintx bench attention` measures: one forward and backward pass of a mechanism alone."""
+"""One forward and backward pass of a mechanism alone: the work that `lintx bench attention` measures."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from linformer_cli.attention.base import Attention, AttentionShape
-from linformer_cli.attention.catalogue import build_attention
-from linformer_cli.config import ImageShape, ModelConfig
+from linformer_cli.config import ImageShape, ModelConfig, OptionValue
+from linformer_cli.model.mixers import build_attention
 from linformer_cli.model.pixel_model import PixelModel
 
 LEAST_TRAFFIC = (
     "inputs read and outputs written once, inputs and the gradient of the outputs read and the gradients of the inputs "
-    "written once, against copying memory; what a mechanism keeps and moves besides is its own"
+    "written once, against copying memory; what a mechanism keeps and moves besides is not counted"
 )
 
 _KINDS = ("q", "k", "v", "extra", "gradient")
 
-# The image on which a mechanism's two executions are compared before it is timed.
+# The image on which the two executions of a mechanism are compared before it is timed.
 _CHECKED_IMAGE = ImageShape(height=12, width=12, levels=16)
 
 
@@ -27,7 +26,7 @@ class PassSetup:
     """A mechanism at one length: `batch` sequences of `positions` in float32. `options` are plain values."""
 
     attention: str
-    options: dict[str, Any]
+    options: Mapping[str, OptionValue]
     heads: int
     head_width: int
     positions: int
@@ -35,21 +34,21 @@ class PassSetup:
     device: str = "cpu"
 
 
-# Drawn tensors by their kind and size.
-Drawn = dict[tuple[str, int], torch.Tensor]
+# Random inputs by their kind and width.
+Inputs = dict[tuple[str, int], torch.Tensor]
 
 
-def build_pass(setup: PassSetup, seed: int = 0, drawn: Drawn | None = None) -> Callable[[], None]:
-    """Work that attends from nothing, and goes back from a random gradient to inputs and parameters.
+def build_pass(setup: PassSetup, seed: int = 0, inputs: Inputs | None = None) -> Callable[[], None]:
+    """A pass from the initial state and back from a random gradient to inputs and parameters.
 
-    The first pass draws the inputs, for all: it is the one whose memory counts, or a warm-up, since drawing takes as
-    long as the fastest mechanism itself. They stay in `drawn`, where passes of the same positions, batch and heads find
-    them; nothing else stays. Rows are as long as the image is high.
+    The first call draws the inputs, which takes as long as the fastest mechanism itself: use it as a warm-up, or to
+    measure memory. They are kept in `inputs`, so that passes of the same positions, batch and heads can share them;
+    nothing else is kept. The rows of the image are as long as the image is high.
     """
     attention = _build(setup, seed)
     shape = attention.shape  # a mechanism may have widths of its own
 
-    found: Drawn = {} if drawn is None else drawn
+    found: Inputs = {} if inputs is None else inputs
 
     def draw(kind: str, channels: int) -> torch.Tensor:
         if (kind, channels) not in found:
@@ -73,7 +72,7 @@ def build_pass(setup: PassSetup, seed: int = 0, drawn: Drawn | None = None) -> C
 
 
 def count_least_bytes(setup: PassSetup) -> int:
-    """Bytes that a pass has to move whatever its mechanism: see `LEAST_TRAFFIC`."""
+    """Bytes that any mechanism has to move in a pass: see `LEAST_TRAFFIC`."""
     attention = _build(setup)
     shape = attention.shape
     queries = 0 if attention.shared_query_key else shape.key_width
@@ -86,14 +85,14 @@ def _build(setup: PassSetup, seed: int = 0) -> Attention:
     shape = AttentionShape(setup.heads, width, width, setup.positions, row)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return build_attention(setup.attention, setup.options, shape).to(setup.device).train()
+        return build_attention(setup.attention, dict(setup.options), shape).to(setup.device).train()
 
 
 def build_checked_model(setup: PassSetup) -> PixelModel:
-    """A small model around the mechanism, for the comparison of its two executions."""
+    """A small model with the mechanism, to compare its parallel and step executions."""
     config = ModelConfig(
         attention=setup.attention,
-        attention_options=setup.options,
+        attention_options=dict(setup.options),
         layers=1,
         heads=setup.heads,
         head_width=setup.head_width,

@@ -1,35 +1,38 @@
-"""What this machine can do at best, measured in the same run: matrix products and copying memory."""
+"""The best that this machine can do, measured in the same run: matrix products and memory copies."""
 
-import time
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.nn import functional
 
-from linformer_cli.system.device import synchronize, torch_dtype
+from linformer_cli.system.device import torch_dtype
 from linformer_cli.system.memory import measure_free_memory
 
-from .timing import Timing
+from .timing import Timing, time_work
 
 REPEATS = 5
-# Large enough that the products of one sample are not lost in the clock, and that no cache holds what is copied.
+# Long enough that the clock's own time does not count.
 _SAMPLE_SECONDS = 0.02
+# Larger than any cache.
 _COPY_BYTES = 2**28
-# More rows than that make a product no faster.
+# More rows make a product no faster.
 MOST_ROWS = 1024
 
+# Times a work `repeats` times on a device: seconds of one work in each sample.
+Timer = Callable[[Callable[[], object], str, int], tuple[float, ...]]
 
-@dataclass(frozen=True)
+
+@dataclasses.dataclass(frozen=True)
 class ProductCeiling:
-    """The products that one position asks a model for, `rows` positions at once: GFLOP/s by `precision`.
+    """The `products` matrix products of one position of a model, with `rows` positions at once: GFLOP/s.
 
-    Every product is with a matrix of its own, as in the model, so that the weights come from where they come from
-    there; the median over repeats, and every sample in seconds.
+    Every product has a matrix of its own, as in the model, so that weights come from the same level of memory.
+    `gigaflops` is the median over the samples.
     """
 
+    products: int
     rows: int
     precision: str
     gigaflops: float
@@ -38,55 +41,32 @@ class ProductCeiling:
     samples_seconds: tuple[float, ...]
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class CopyCeiling:
-    """Copying `copied_bytes` of memory: GB/s, each byte counted once as read and once as written."""
+    """Copying `copied_bytes` of memory: GB/s, with each byte counted twice, as read and as written."""
 
     gigabytes_per_second: float
     copied_bytes: int
     samples_seconds: tuple[float, ...]
 
 
-def measure_product_ceiling(
-    shapes: Sequence[tuple[int, int]], rows: int, precision: str, device: str, repeats: int = REPEATS
-) -> ProductCeiling:
-    """Multiply [rows, inputs] by every matrix of `shapes` (inputs, outputs), one after another."""
-    rows = min(rows, MOST_ROWS)
-    dtype = torch_dtype(precision)
-    inputs = {width: torch.randn(rows, width, device=device).to(dtype) for width in {shape[0] for shape in shapes}}
-    weights = [torch.randn(outputs, width, device=device).to(dtype) for width, outputs in shapes]
+@dataclasses.dataclass(frozen=True)
+class CeilingsReport:
+    """All ceilings that a benchmark measured."""
 
-    @torch.no_grad()
-    def work() -> None:
-        for weight in weights:
-            functional.linear(inputs[weight.shape[1]], weight)
-
-    samples = _time(work, device, repeats)
-    flops = sum(2 * rows * width * outputs for width, outputs in shapes)
-    timing = Timing(samples)
-    first, third = (flops / seconds / 1e9 for seconds in reversed(timing.quartiles))
-    return ProductCeiling(rows, precision, flops / timing.median / 1e9, (first, third), flops, samples)
+    copy: CopyCeiling
+    products: list[ProductCeiling]
 
 
-def measure_copy_ceiling(device: str, copied_bytes: int = _COPY_BYTES, repeats: int = REPEATS) -> CopyCeiling:
-    """Copy a block that no cache holds, or an eighth of the memory that is free, where that is less."""
-    free = measure_free_memory(device)
-    count = max(1, min(copied_bytes, copied_bytes if free is None else free // 8) // 4)
-    source, target = torch.ones(count, device=device), torch.empty(count, device=device)
-    samples = _time(lambda: target.copy_(source), device, repeats)
-    return CopyCeiling(2 * 4 * count / Timing(samples).median / 1e9, 4 * count, samples)
-
-
-def _time(work: Callable[[], object], device: str, repeats: int) -> tuple[float, ...]:
-    """Seconds of one `work` in each of `repeats` samples, warmed up; a short work is made several times in a sample."""
+def time_samples(work: Callable[[], object], device: str, repeats: int) -> tuple[float, ...]:
+    """Seconds of one `work` in each of `repeats` samples, after a warm-up. A sample repeats short work many times."""
 
     def run(times: int) -> float:
-        synchronize(device)
-        began = time.perf_counter()
-        for _ in range(times):
-            work()
-        synchronize(device)
-        return time.perf_counter() - began
+        def work_often() -> None:
+            for _ in range(times):
+                work()
+
+        return time_work(work_often, device)
 
     run(1)
     times = max(1, round(_SAMPLE_SECONDS / max(run(1), 1e-9)))
@@ -94,29 +74,50 @@ def _time(work: Callable[[], object], device: str, repeats: int) -> tuple[float,
 
 
 class Ceilings:
-    """The ceilings that a benchmark asks for, each measured once."""
+    """The ceilings that a benchmark asks for, each measured once, on first use."""
 
-    def __init__(self, device: str, repeats: int = REPEATS) -> None:
-        self._device, self._repeats = device, repeats
-        self._products: dict[tuple[Any, ...], ProductCeiling] = {}
+    def __init__(self, device: str, repeats: int = REPEATS, timer: Timer = time_samples) -> None:
+        self._device, self._repeats, self._timer = device, repeats, timer
+        self._products: dict[tuple[object, ...], ProductCeiling] = {}
         self._copy: CopyCeiling | None = None
 
     def product(self, shapes: Sequence[tuple[int, int]], rows: int, precision: str) -> ProductCeiling:
-        key = (tuple(sorted(Counter(shapes).items())), min(rows, MOST_ROWS), precision)
+        """The ceiling of multiplying [rows, inputs] by each matrix of `shapes` (inputs, outputs), one after another."""
+        rows = min(rows, MOST_ROWS)
+        key = (tuple(sorted(Counter(shapes).items())), rows, precision)
         if key not in self._products:
-            self._products[key] = measure_product_ceiling(shapes, rows, precision, self._device, self._repeats)
+            self._products[key] = self._measure_product(shapes, rows, precision)
         return self._products[key]
 
     @property
     def copy(self) -> CopyCeiling:
         if self._copy is None:
-            self._copy = measure_copy_ceiling(self._device, repeats=self._repeats)
+            self._copy = self._measure_copy()
         return self._copy
 
-    def describe(self) -> dict[str, Any]:
-        """All that was measured, as a record."""
-        products = [
-            {"products": sum(count for _, count in shapes), **vars(ceiling)}
-            for (shapes, _, _), ceiling in self._products.items()
-        ]
-        return {"copy": vars(self.copy), "products": products}
+    def describe(self) -> CeilingsReport:
+        """All that was measured."""
+        return CeilingsReport(self.copy, list(self._products.values()))
+
+    def _measure_product(self, shapes: Sequence[tuple[int, int]], rows: int, precision: str) -> ProductCeiling:
+        device, dtype = self._device, torch_dtype(precision)
+        inputs = {width: torch.randn(rows, width, device=device).to(dtype) for width in {shape[0] for shape in shapes}}
+        weights = [torch.randn(outputs, width, device=device).to(dtype) for width, outputs in shapes]
+
+        @torch.no_grad()
+        def work() -> None:
+            for weight in weights:
+                functional.linear(inputs[weight.shape[1]], weight)
+
+        timing = Timing(self._timer(work, device, self._repeats))
+        flops = sum(2 * rows * width * outputs for width, outputs in shapes)
+        speed, quartiles = timing.rate(flops / 1e9), timing.rate_quartiles(flops / 1e9)
+        return ProductCeiling(len(shapes), rows, precision, speed, quartiles, flops, timing.samples)
+
+    def _measure_copy(self) -> CopyCeiling:
+        """Of a block larger than any cache, or of an eighth of the free memory if that is less."""
+        free = measure_free_memory(self._device)
+        count = max(1, min(_COPY_BYTES, _COPY_BYTES if free is None else free // 8) // 4)
+        source, target = torch.ones(count, device=self._device), torch.empty(count, device=self._device)
+        timing = Timing(self._timer(lambda: target.copy_(source), self._device, self._repeats))
+        return CopyCeiling(timing.rate(2 * 4 * count / 1e9), 4 * count, timing.samples)

@@ -1,4 +1,4 @@
-"""How much arithmetic and memory traffic a model asks for, counted from the model itself."""
+"""The arithmetic and memory traffic of a model, counted from the model itself."""
 
 from torch import nn
 
@@ -6,16 +6,16 @@ from linformer_cli.attention.base import Memory
 from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.model.pixel_model import PixelModel
 
-# A backward pass multiplies every weight twice more: for the gradient of its input, and for its own.
+# A backward pass has two more products per weight: the gradient of its input and its own gradient.
 TRAINING_FACTOR = 3
 WHAT_IS_COUNTED = (
-    "products with the weights of linear layers and LSTM cells, each once a position; what attention multiplies "
-    "besides is not counted, so that a share of the ceiling is the same work for every mechanism of a size"
+    "products with the weights of linear layers and LSTM cells, each once per position; the products inside attention "
+    "are not counted, so that a share of the ceiling is the same work for every mechanism of a size"
 )
 
 
 def list_products(model: nn.Module) -> list[tuple[int, int]]:
-    """(inputs, outputs) of every product of a vector with a matrix of weights that one position asks for."""
+    """(inputs, outputs) of every product of a vector with a weight matrix that one position needs."""
     shapes = []
     for module in model.modules():
         if isinstance(module, nn.Linear):
@@ -26,7 +26,7 @@ def list_products(model: nn.Module) -> list[tuple[int, int]]:
 
 
 def count_product_flops(model: nn.Module) -> int:
-    """FLOPs of matrix products that one position asks for in a forward pass: a multiplication and an addition each."""
+    """FLOPs of the matrix products of one position in a forward pass; a multiply-add counts as two."""
     return sum(2 * inputs * outputs for inputs, outputs in list_products(model))
 
 
@@ -36,10 +36,10 @@ def count_rerun_positions(positions: int) -> int:
 
 
 def state_traffic_bytes(model: PixelModel, batch: int) -> int | None:
-    """Bytes of state that one step reads and writes, the mean over an image; None where only a part is read.
+    """Bytes of state that one step reads and writes, averaged over an image; None for a state that is read in parts.
 
-    A kernel's sums and a recurrent cell are read and written whole. A key-value cache is read up to its position, on
-    average a half of it, and one position is written. What else a step moves (weights, activations) is not in it.
+    Sums of a kernel and a recurrent cell are read and written whole. A key-value cache is read up to the current
+    position, half of it on average, and one position is written. Weights and activations are not counted.
     """
     name, positions = model.config.attention, model.config.image.positions
     whole = model.state_bytes(batch)

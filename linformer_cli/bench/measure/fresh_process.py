@@ -1,7 +1,7 @@
-"""Measurements of memory in processes of their own, each of them fresh: one that did other work cannot tell.
+"""Run a measurement of memory in a fresh process: one that did other work before would report its old peak.
 
-Starting Python and loading torch takes longer than most of them. So one process, which is this file, loads what they
-need, does nothing else, and forks another for every measurement.
+Starting Python and loading torch takes longer than most measurements. So one server process, which runs this file, only
+loads the modules and forks a process for every measurement.
 """
 
 import atexit
@@ -24,27 +24,26 @@ import torch
 from linformer_cli.errors import LintxError
 from linformer_cli.system.memory import give_back_freed_memory, is_out_of_memory
 
-# What a measurement may take on a busy machine beside its limit: a warm-up, compiling a kernel, loading torch.
+# Allowed on top of a limit, for a busy machine: a warm-up, compiling a kernel, loading torch.
 STARTING_SECONDS = 120.0
-# Why a row is left out whose memory ran out.
 OUT_OF_MEMORY = "needs more memory than there is"
-# Elsewhere a fork is not safe once a system library has threads, and everything is loaded anew each time.
+# Elsewhere forking is not safe once a system library has threads, so every process loads everything itself.
 FORKS = sys.platform == "linux"
-# The C library then gives every large block back to the system as soon as it is freed: what is resident is in use.
+# With these the C library returns every large block to the system when it is freed, so resident memory is in use.
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-# What the server has to end what is being measured, when it is told to end.
+# How long the server may take to end a running measurement when it is told to end.
 _ENDING_SECONDS = 10.0
 
 
 class PassFailed(LintxError):
-    """A pass could not be made; the message says why in a few words."""
+    """The work was not done; the message says why in a few words."""
 
 
 def run_fresh(module: str, setup: dict[str, Any], limit_seconds: float) -> dict[str, Any]:
-    """What `measure(setup)` of `module` gives in a process of its own. JSON must be able to say both.
+    """The result of `measure(setup)` of `module`, called in a fresh process. Setup and result have to be plain JSON.
 
-    Raises `PassFailed` where it ends without an answer, or takes longer than `limit_seconds` and what starting may
-    take.
+    Raises `PassFailed` if the process ends without an answer or takes longer than `limit_seconds` plus
+    `STARTING_SECONDS`.
     """
     give_back_freed_memory()
     server = _find_server()
@@ -56,11 +55,11 @@ def run_fresh(module: str, setup: dict[str, Any], limit_seconds: float) -> dict[
         "patience_seconds": limit_seconds + STARTING_SECONDS,
     }
     try:
-        with contextlib.suppress(BrokenPipeError):  # it has ended: there is no answer either
+        with contextlib.suppress(BrokenPipeError):  # the server has ended, and reading its answer will fail, too
             server.requests.write(json.dumps(request) + "\n")
             server.requests.flush()
         line = server.answers.readline()
-    except BaseException:  # Ctrl-C: the answer to this would be taken for that to the next
+    except BaseException:  # Ctrl-C: the next request would read the answer to this one
         end_server()
         raise
     if not line:
@@ -77,7 +76,7 @@ def run_fresh(module: str, setup: dict[str, Any], limit_seconds: float) -> dict[
 
 @dataclass(frozen=True)
 class _Server:
-    """The process that forks, its pipes, and what it and all that it forked have written on stderr."""
+    """The server process, its pipes, and the stderr of it and all its children."""
 
     process: subprocess.Popen[str]
     requests: IO[str]
@@ -94,7 +93,7 @@ _server: _Server | None = None
 
 @atexit.register
 def end_server() -> None:
-    """End the process that forks, if there is one, and what it measures."""
+    """End the server process, if there is one, and its running measurement."""
     global _server
     server, _server = _server, None
     if server is None:
@@ -117,9 +116,9 @@ def _find_server() -> _Server:
     if _server is None:
         package = Path(__file__).resolve().parents[3]
         paths = os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])
-        errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # as long as the process
+        errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # it lives as long as the process
         process = subprocess.Popen(
-            # Not from the current folder, which may hold another version, or a numpy.py.
+            # -P: not from the current folder, which may hold another version of the package, or a numpy.py.
             [sys.executable, "-P", "-m", __name__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -133,18 +132,18 @@ def _find_server() -> _Server:
 
 
 def _describe_end(code: int) -> str:
-    """Why a process ended without an answer; by the signal that the system ends one with where memory is out."""
+    """Why a process ended without an answer: the system kills with signal 9 when memory runs out."""
     return OUT_OF_MEMORY if code == -9 else "its process ended"
 
 
-# In the process that forks: where its answers go. What libraries print is none.
+# In the server process: where its answers go. stdout itself is redirected, since libraries print there.
 _answers: IO[str] | None = None
 
 
 def serve() -> None:
-    """The process that forks: a request a line on stdin, an answer a line on stdout."""
+    """The server process: one request per line on stdin, one answer per line on stdout."""
     global _answers
-    # Ctrl-C ends what is being measured, and the caller. Not SIG_IGN, which a new program would inherit.
+    # Ctrl-C is for the measurement and the caller. Not SIG_IGN, which child processes would inherit.
     signal.signal(signal.SIGINT, lambda *_: None)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     _answers = os.fdopen(os.dup(1), "w")
@@ -152,7 +151,7 @@ def serve() -> None:
     context = multiprocessing.get_context("fork" if FORKS else "spawn")
     for line in sys.stdin:
         request = json.loads(line)
-        with contextlib.suppress(Exception):  # which the measurement will meet as well, and report
+        with contextlib.suppress(Exception):  # the measurement will fail in the same way and report it
             importlib.import_module(request["module"])
         _answers.write(json.dumps(_measure(context, request)) + "\n")
         _answers.flush()
@@ -165,7 +164,7 @@ def _measure(context: Any, request: dict[str, Any]) -> dict[str, Any]:
     sender.close()
     try:
         if not receiver.poll(request["patience_seconds"]):
-            return {"failed": f"one pass took more than {request['limit_seconds']:.3g} s"}
+            return {"failed": f"it took more than {request['limit_seconds']:.3g} s"}
         answer: dict[str, Any] = receiver.recv()
         return answer
     except EOFError:
@@ -182,7 +181,7 @@ def _answer(request: dict[str, Any], sender: Connection) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if _answers is not None:
-        _answers.close()  # or nobody would see the server's end while this goes on
+        _answers.close()  # otherwise the caller would not notice the end of the server
     torch.set_num_threads(request["threads"])
     try:
         sender.send({"found": importlib.import_module(request["module"]).measure(request["setup"])})

@@ -1,32 +1,34 @@
-"""The peak memory of one forward and backward pass.
+"""Peak memory of a piece of work, and of one forward and backward pass of a mechanism.
 
-On a GPU torch counts it. On a CPU nothing counts all of it, so it is the growth of a fresh process's resident memory,
-which also keeps a pass that needs more memory than there is from ending the caller.
+On a GPU torch counts it. On a CPU nothing counts all of it, so it is the growth of a fresh process's resident memory.
+The fresh process also protects the caller from work that needs more memory than there is.
 """
 
 import contextlib
 import gc
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from linformer_cli.system.device import synchronize
 from linformer_cli.system.memory import is_out_of_memory, measure_peak_memory
 
 from .attention_pass import PassSetup, build_pass
 from .fresh_process import OUT_OF_MEMORY, PassFailed, run_fresh
+from .timing import time_work
 
-# Where torch's lazy parts are loaded and its buffers made, so that they are not counted.
+# A warm-up at this length loads torch's lazy parts and makes its buffers, so that they are not counted.
 WARM_UP_POSITIONS = 256
 
 
 @dataclass(frozen=True)
 class PassMemory:
-    """Bytes at the peak of one pass, its inputs included and its parameters not; and the seconds it took, unwarmed."""
+    """Peak bytes of one pass with its inputs, without its parameters; and the seconds of this pass, not warmed up.
+
+    `peak_bytes` is None where nothing counts memory.
+    """
 
     peak_bytes: int | None
     seconds: float
@@ -34,7 +36,7 @@ class PassMemory:
 
 @contextlib.contextmanager
 def refuse_misfits() -> Iterator[None]:
-    """Turn memory that runs out in here, whatever the device says then, into `PassFailed`."""
+    """Turn an out-of-memory error, in whatever form the device raises it, into `PassFailed`."""
     try:
         yield
     except Exception as error:
@@ -44,61 +46,50 @@ def refuse_misfits() -> Iterator[None]:
 
 
 def measure_pass_memory(setup: PassSetup, limit_seconds: float) -> PassMemory:
-    """Measure one pass in the way its device has. Raises `PassFailed` where it does not fit, ends or takes too long."""
+    """Measure one pass. Raises `PassFailed` if it does not fit into memory, fails or takes longer than the limit."""
     if setup.device == "cpu":
         return PassMemory(**run_fresh(__name__, asdict(setup), limit_seconds))
     with refuse_misfits():
-        return _measure_here(setup)
-
-
-def _measure_here(setup: PassSetup) -> PassMemory:
-    """In this process, on a device."""
-    work = build_pass(setup)
-    counted = setup.device.startswith("cuda")
-    before = 0
-    if counted:
-        torch.cuda.synchronize(setup.device)
-        torch.cuda.reset_peak_memory_stats(setup.device)
-        before = torch.cuda.memory_allocated(setup.device)
-    began = time.perf_counter()
-    work()
-    synchronize(setup.device)
-    seconds = time.perf_counter() - began
-    return PassMemory(torch.cuda.max_memory_allocated(setup.device) - before if counted else None, seconds)
+        seconds, peak_bytes = measure_device_growth(build_pass(setup), setup.device)
+        return PassMemory(peak_bytes, seconds)
 
 
 def measure(given: dict[str, Any]) -> dict[str, Any]:
-    """A `PassMemory` as plain values, of one pass on the CPU in this process, which should be fresh.
-
-    How far resident memory rises above what it was; `given` is a `PassSetup` as plain values.
-    """
+    """The pass of a `PassSetup` in this process, which should be fresh; both setup and `PassMemory` as plain values."""
     setup = PassSetup(**given)
-    warm_up = PassSetup(**{**asdict(setup), "positions": min(setup.positions, WARM_UP_POSITIONS), "batch": 1})
-    build_pass(warm_up)()
-    work = build_pass(setup)
-    seconds, growth = measure_work_growth(work)
+    build_pass(replace(setup, positions=min(setup.positions, WARM_UP_POSITIONS), batch=1))()
+    seconds, growth = measure_process_growth(build_pass(setup))
     return asdict(PassMemory(growth, seconds))
 
 
-def measure_work_growth(work: Callable[[], object]) -> tuple[float, int]:
-    """The seconds of `work`, and how many bytes the resident memory of this process rises above what it was."""
+def measure_device_growth(work: Callable[[], object], device: str) -> tuple[float, int | None]:
+    """Seconds of `work` on a GPU, and the peak of torch's allocated bytes above those before; None except on CUDA."""
+    if not device.startswith("cuda"):
+        return time_work(work, device), None
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    seconds = time_work(work, device)
+    return seconds, torch.cuda.max_memory_allocated(device) - before
+
+
+def measure_process_growth(work: Callable[[], object]) -> tuple[float, int]:
+    """Seconds of `work` on the CPU, and how many bytes this process's resident memory rises above that before."""
     gc.collect()
-    before = _forget_peak()
-    began = time.perf_counter()
-    work()
-    seconds = time.perf_counter() - began
+    before = _reset_peak()
+    seconds = time_work(work, "cpu")
     return seconds, max(0, _peak() - before)
 
 
-def _forget_peak() -> int:
-    """Bytes that the next peak rises from. Linux can forget the one before; elsewhere that one is all there is."""
+def _reset_peak() -> int:
+    """Bytes from which the next peak rises. Only Linux can reset the peak; elsewhere it is that of the whole past."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     return _peak()
 
 
 def _peak() -> int:
-    # Not getrusage: its maximum may be that of the process which this one was forked from.
+    # Not getrusage: its maximum can come from the process that this one was forked from.
     with contextlib.suppress(OSError):
         fields = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
         return next((int(words[1]) * 1024 for words in fields if words[0] == "VmHWM:"), 0) or measure_peak_memory()

@@ -1,4 +1,4 @@
-"""The peak memory of sampling: the state of a batch at the end of its images, and what a step needs besides.
+"""Peak memory of sampling: the state of a batch at the end of its images, and what a step needs besides.
 
 On a CPU it is the growth of a fresh process; on a GPU torch counts it.
 """
@@ -13,34 +13,35 @@ from linformer_cli.attention.base import fork_state
 from linformer_cli.config import ModelConfig
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.choose import Filters, UniformStreams
-from linformer_cli.sampling.engines import AUTO, build_engine
-from linformer_cli.system.device import synchronize, torch_dtype
+from linformer_cli.sampling.engines import build_engine
+from linformer_cli.system.device import torch_dtype
 
 from .fresh_process import run_fresh
-from .pass_memory import measure_work_growth, refuse_misfits
+from .pass_memory import measure_device_growth, measure_process_growth, refuse_misfits
 from .sampling_work import RERUN, place_state
 
 STEPS = 4
 METHOD = (
     f"growth of the peak resident memory of a fresh process over the state of the batch and its last {STEPS} steps "
-    "(re-run: over reading whole images once), or the state itself where freed memory was used again; the model's "
-    "weights are not in it. On a GPU torch's count of the same"
+    "(re-run: over reading whole images once), or the state itself where freed memory was reused; the model's weights "
+    "are not counted. On a GPU torch's count of the same"
 )
 
 
 @dataclass(frozen=True)
 class SamplingSetup:
-    """A model's configuration as plain values, and how it samples: `engine` is that of a `Case`."""
+    """A model's configuration as plain values, and how it is sampled: `engine` is one of `ENGINES`, or `RERUN`."""
 
     model: dict[str, Any]
     batch: int
     engine: str
     precision: str
     device: str = "cpu"
+    look_ahead: bool = False
 
 
 def measure_sampling_memory(setup: SamplingSetup, limit_seconds: float) -> int | None:
-    """Peak bytes, the weights aside; None where nothing counts them. Raises `PassFailed` where it cannot be had."""
+    """Peak bytes without the weights; None where nothing counts memory. Raises `PassFailed` if it cannot be had."""
     if setup.device == "cpu":
         found = run_fresh(__name__, asdict(setup), limit_seconds)
         return max(int(found["peak_bytes"]), int(found["state_bytes"]))
@@ -48,18 +49,13 @@ def measure_sampling_memory(setup: SamplingSetup, limit_seconds: float) -> int |
         return None
     with refuse_misfits():
         work, _ = build_last_steps(setup)
-        torch.cuda.synchronize(setup.device)
-        torch.cuda.reset_peak_memory_stats(setup.device)
-        before = torch.cuda.memory_allocated(setup.device)
-        work()
-        synchronize(setup.device)
-        return torch.cuda.max_memory_allocated(setup.device) - before
+        return measure_device_growth(work, setup.device)[1]
 
 
 def build_last_steps(setup: SamplingSetup) -> tuple[Callable[[], None], int]:
-    """Work that makes a batch's state at the end of its images and takes the last steps, warmed up with one image.
+    """Work that makes the state of a batch at the end of its images and takes the last steps; and that state's bytes.
 
-    And the bytes of that state.
+    One image warms it up.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -76,12 +72,11 @@ def build_last_steps(setup: SamplingSetup) -> tuple[Callable[[], None], int]:
     if setup.engine == RERUN:
         read(1)
         return lambda: read(setup.batch), 0
-    engine = AUTO if setup.engine == "cached" else setup.engine
     placed = place_state(model, 1, max(1, positions - STEPS - 1))
 
     @torch.no_grad()
     def step(batch: int) -> None:
-        stepper = build_engine(engine, model, batch, fork_state(placed, batch))
+        stepper = build_engine(setup.engine, model, batch, fork_state(placed, batch), look_ahead=setup.look_ahead)
         first = stepper.step(torch.zeros(batch, dtype=torch.int64, device=setup.device))
         stepper.draw_values(first, UniformStreams(0, range(batch)), Filters(), min(STEPS, positions - 1))
 
@@ -89,8 +84,8 @@ def build_last_steps(setup: SamplingSetup) -> tuple[Callable[[], None], int]:
     return lambda: step(setup.batch), model.state_bytes(setup.batch)
 
 
-def measure(given: dict[str, Any]) -> dict[str, Any]:
+def measure(given: dict[str, Any]) -> dict[str, int]:
     """`peak_bytes` and `state_bytes` in this process, which should be fresh, of a `SamplingSetup` as plain values."""
     work, state_bytes = build_last_steps(SamplingSetup(**given))
-    _, growth = measure_work_growth(work)
+    _, growth = measure_process_growth(work)
     return {"peak_bytes": growth, "state_bytes": state_bytes}

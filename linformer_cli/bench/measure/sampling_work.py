@@ -1,131 +1,150 @@
-"""What is timed: ways of sampling, each as work that can be repeated."""
+"""Ways of sampling a batch of images, each as work that can be timed again and again.
 
-import itertools
+A sample makes its state, or its key-value cache, outside the timed section and drops it afterwards: a cache of 64
+CIFAR-10 images takes gigabytes, so only one is in memory at a time. Whole images are the exception: starting an image
+is a part of drawing it, and is timed.
+"""
+
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from linformer_cli.attention.base import fork_state
-from linformer_cli.errors import Interrupted
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.sampling.choose import Filters, UniformStreams
-from linformer_cli.sampling.engines import AUTO, build_engine, choose_engine
+from linformer_cli.sampling.engines import AUTO, build_engine
 
-from .timing import Check
+from .timing import Check, time_work
 
-# Where along the image a case whose cost grows with the position is timed, as shares of T. The midpoints of equal
-# parts: their mean stands for the mean over all positions, exactly for a cost that is linear in the position.
+# Where a re-run is timed, as shares of T. These are the midpoints of equal parts, so their mean stands for the mean
+# over all positions; exactly so if the cost is linear in the position.
 SHARES = (0.125, 0.375, 0.625, 0.875)
 
 WARM_UP_STEPS = 32
-# What rows of `build_rerun_case` have for an engine.
+# The engine of rows that read the whole prefix again for every value; they have no state.
 RERUN = "rerun"
 
 
-def is_interrupted(check: Check) -> bool:
-    """Whether the user has had enough; what else `check` raises is raised."""
-    try:
-        if check is not None:
-            check()
-    except Interrupted:
-        return True
-    return False
+class SamplingWork(Protocol):
+    """`steps` of the T values of every image are drawn in a sample; for fewer than T the rest is extrapolated.
 
-
-@dataclass(frozen=True)
-class Case:
-    """One row of a benchmark: `work(steps)` draws so many of the T values of `batch` images.
-
-    `steps` says how many are timed; where they are fewer than T, the rest is extrapolated.
+    `looked_ahead` says whether a sample computed some values from guesses of those before.
     """
 
+    looked_ahead: bool
+
+    @property
+    def steps(self) -> int: ...
+
+    def time_sample(self) -> float:
+        """Seconds of one sample, after an untimed warm-up."""
+        ...
+
+
+@dataclass
+class WholeImages:
+    """Draw whole images, as `lintx sample` does. `check` is called before every step.
+
+    Every sample draws other images: how far an engine can look ahead depends on the image.
+    """
+
+    model: PixelModel
+    batch: int
+    engine: str = AUTO
+    look_ahead: bool = True
+    check: Check = None
+    drawn: int = 0
+    looked_ahead: bool = False
+
+    @property
+    def steps(self) -> int:
+        return self.model.config.image.positions
+
+    def time_sample(self) -> float:
+        self.draw(min(WARM_UP_STEPS, self.steps))
+        seconds = time_work(lambda: self.draw(self.steps), str(self.model.device))
+        self.drawn += self.batch
+        return seconds
+
+    @torch.no_grad()
+    def draw(self, steps: int) -> None:
+        """The first `steps` values of the next images."""
+        stepper = build_engine(self.engine, self.model, self.batch, look_ahead=self.look_ahead)
+        first = stepper.step(self.model.start_tokens(self.batch))
+        streams = UniformStreams(0, range(self.drawn, self.drawn + self.batch))
+        stepper.draw_values(first, streams, Filters(), steps, self.check)
+        self.looked_ahead |= stepper.look_aheads > 0
+
+
+@dataclass
+class MiddleSteps:
+    """Draw `steps` values around the middle of every image, for images that take too long.
+
+    A cost that is linear in the position, as that of a key-value cache, has its mean over the image in the middle. The
+    state is made by reading a prefix in parallel. The prefix is not the model's own, so there is nothing to look ahead
+    in.
+    """
+
+    model: PixelModel
+    batch: int
     engine: str
-    work: Callable[[int], object]
     steps: int
-    warm_up_steps: int = WARM_UP_STEPS
-
-    def warm_up(self) -> None:
-        """A few steps: enough for buffers, caches and clocks, where a whole image would double the time."""
-        self.work(min(self.steps, self.warm_up_steps))
-
-    def is_whole(self, positions: int) -> bool:
-        return self.steps == positions
-
-
-def build_step_case(
-    model: PixelModel, batch: int, check: Check = None, engine: str = AUTO, first_image: int = 0
-) -> Case:
-    """Whole images by stepping: what `lintx sample` does. `check` is called before every step, and may raise.
-
-    Every time they are other images, from `first_image` on: how far one can look ahead depends on the image.
-    """
-    positions, chosen = model.config.image.positions, choose_engine(engine, model).value
-    starts = itertools.count(first_image, batch)
+    check: Check = None
+    looked_ahead: bool = False
 
     @torch.no_grad()
-    def work(steps: int) -> None:
-        start = next(starts)
-        stepper = build_engine(chosen, model, batch)
-        first = stepper.step(model.start_tokens(batch))
-        stepper.draw_values(first, UniformStreams(0, range(start, start + batch)), Filters(), steps, check)
+    def time_sample(self) -> float:
+        model, streams = self.model, UniformStreams(0, range(self.batch))
+        start = max(1, (model.config.image.positions - self.steps) // 2)
+        stepper = build_engine(self.engine, model, self.batch, place_state(model, self.batch, start), look_ahead=False)
 
-    return Case(name_method(model, chosen), work, positions)
+        def draw(steps: int) -> None:
+            parameters = stepper.step(torch.zeros(self.batch, dtype=torch.int64, device=model.device))
+            stepper.draw_values(parameters, streams, Filters(), steps, self.check)
+
+        draw(1)
+        return time_work(lambda: draw(self.steps), str(model.device))
 
 
-def build_middle_case(
-    model: PixelModel, batch: int, steps: int, repeats: int, check: Check = None, engine: str = AUTO
-) -> Case:
-    """`steps` steps of stepping, `repeats` times on from where the last ended, all around the middle of the image.
+@dataclass
+class RerunPrefixes:
+    """Sample without a state: read the whole prefix again for every value, timed at a few prefix lengths.
 
-    For images that take too long. A cost that is linear in the position, as that of a key-value cache, has its mean
-    over the image in the middle. The state is made by reading a prefix in parallel.
+    This is what Katharopoulos 2020 calls softmax.
     """
-    positions = model.config.image.positions
-    start = max(1, (positions - steps * repeats) // 2)
-    chosen = choose_engine(engine, model).value
-    stepper = build_engine(chosen, model, batch, place_state(model, batch, start))
-    streams = UniformStreams(0, range(batch))
+
+    model: PixelModel
+    batch: int
+    check: Check = None
+    looked_ahead: bool = False
+
+    @property
+    def steps(self) -> int:
+        return len(SHARES)
+
+    def time_sample(self) -> float:
+        self.read(1)
+        return time_work(lambda: self.read(self.steps), str(self.model.device))
 
     @torch.no_grad()
-    def work(steps: int) -> None:
-        parameters = stepper.step(torch.zeros(batch, dtype=torch.int64, device=model.device))
-        stepper.draw_values(parameters, streams, Filters(), steps, check)
-
-    return Case(name_method(model, chosen), work, steps, warm_up_steps=1)
+    def read(self, count: int) -> None:
+        """Draw one value after each of the `count` shortest prefixes."""
+        streams = UniformStreams(0, range(self.batch))
+        for share in SHARES[:count]:
+            if self.check is not None:
+                self.check()
+            length = math.ceil(share * self.model.config.image.positions)
+            parameters, _ = self.model.attend(
+                torch.zeros(self.batch, length, dtype=torch.int64, device=self.model.device)
+            )
+            self.model.head.draw(parameters[:, -1], streams.take().to(self.model.device))
 
 
 @torch.no_grad()
 def place_state(model: PixelModel, batch: int, position: int) -> PixelState:
-    """The state of `batch` images behind `position` tokens, with room for whole images; all of them are alike."""
+    """The state of `batch` equal images after `position` tokens, with room for whole images."""
     tokens = torch.zeros(1, position, dtype=torch.int64, device=model.device)
     _, state = model.attend(tokens, model.init_state(1))
     return fork_state(state, batch)
-
-
-def name_method(model: PixelModel, engine: str) -> str:
-    """What a row of stepping by `engine` is called: softmax has a cache then, unlike the re-run."""
-    return "cached" if model.config.attention == "softmax" else engine
-
-
-def build_rerun_case(model: PixelModel, batch: int, check: Check = None) -> Case:
-    """Sampling without a state: the whole prefix is read again for every value, at a few prefix lengths only.
-
-    What Katharopoulos 2020 calls softmax. There is no state.
-    """
-    positions = model.config.image.positions
-    prefixes = [
-        torch.zeros(batch, math.ceil(share * positions), dtype=torch.int64, device=model.device) for share in SHARES
-    ]
-    streams = UniformStreams(0, range(batch))
-
-    @torch.no_grad()
-    def work(steps: int) -> None:
-        for prefix in prefixes[:steps]:
-            if check is not None:
-                check()
-            parameters, _ = model.attend(prefix)
-            model.head.draw(parameters[:, -1], streams.take().to(model.device))
-
-    return Case(RERUN, work, len(prefixes), warm_up_steps=1)

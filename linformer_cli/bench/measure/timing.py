@@ -1,4 +1,4 @@
-"""Timing that can be trusted: warm-up, synchronisation, interleaved repeats, median and quartiles."""
+"""Timing: synchronisation, interleaved repeats, median and quartiles."""
 
 import statistics
 import time
@@ -14,7 +14,7 @@ Check = Callable[[], None] | None
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one piece of work over several repeats; every raw sample is kept."""
+    """Seconds of the same work, one sample per repeat."""
 
     samples: tuple[float, ...]
 
@@ -24,15 +24,29 @@ class Timing:
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        """The first and the third; both the only sample where there is one."""
+        """The first and the third quartile; a single sample is both."""
         if len(self.samples) < 2:
             return self.samples[0], self.samples[0]
         first, _, third = statistics.quantiles(self.samples, n=4, method="inclusive")
         return first, third
 
-    def after(self, earlier: Sequence[float]) -> "Timing":
-        """The same work's with the samples that were taken of it before."""
-        return Timing((*earlier, *self.samples))
+    def rate(self, count: float) -> float:
+        """How many a second, if the work makes `count`: the median."""
+        return count / self.median
+
+    def rate_quartiles(self, count: float) -> tuple[float, float]:
+        """The quartiles of the same rate."""
+        first, third = self.quartiles
+        return count / third, count / first
+
+
+def time_work(work: Callable[[], object], device: str) -> float:
+    """Seconds of `work()` on `device`, all its kernels included."""
+    synchronize(device)
+    began = time.perf_counter()
+    work()
+    synchronize(device)
+    return time.perf_counter() - began
 
 
 def measure_interleaved(
@@ -40,15 +54,15 @@ def measure_interleaved(
 ) -> list[Timing]:
     """Time every work `repeats` times in turn (A B C A B C), so that a busy moment of the machine hits all alike.
 
-    Every warm-up runs once before, uncounted. Where a work raises `Interrupted`, the turns that all of them have had
-    count; it is raised on where there was none.
+    Every warm-up runs once before, untimed. After an `Interrupted` in a work, only complete turns count; it is raised
+    again if there is none.
     """
     for warm_up in warm_ups:
         warm_up()
     turns: list[list[float]] = []
     for _ in range(repeats):
         try:
-            turns.append([_time(work, device) for work in works])
+            turns.append([time_work(work, device) for work in works])
         except Interrupted:
             if not turns:
                 raise
@@ -56,20 +70,12 @@ def measure_interleaved(
     return [Timing(samples) for samples in zip(*turns, strict=True)]
 
 
-def compare_turns(speed: float, samples: Sequence[float], rival_speed: float, rival_samples: Sequence[float]) -> float:
-    """How many times as fast as a rival that took turns with it: the median over the turns of the quotient in each.
+def compare_turns(speed: float, samples: Sequence[float], other_speed: float, other_samples: Sequence[float]) -> float:
+    """How many times as fast as another work that took turns with it: the median over turns of the quotient in each.
 
-    Speeds are those of the median samples, in one unit. What slows a turn down slows both, and cancels, where it would
-    not in the quotient of two medians.
+    The speeds are those of the median samples, in one unit. A slow moment of the machine slows both works of a turn and
+    cancels, unlike in a quotient of two medians. A turn that only one of them had does not count.
     """
-    work, rival_work = speed * statistics.median(samples), rival_speed * statistics.median(rival_samples)
-    turns = zip(samples, rival_samples, strict=True)
-    return statistics.median((work / own) / (rival_work / other) for own, other in turns)
-
-
-def _time(work: Callable[[], object], device: str) -> float:
-    synchronize(device)
-    began = time.perf_counter()
-    work()
-    synchronize(device)
-    return time.perf_counter() - began
+    work, other_work = speed * statistics.median(samples), other_speed * statistics.median(other_samples)
+    turns = zip(samples, other_samples, strict=False)
+    return statistics.median((work / own) / (other_work / other) for own, other in turns)

@@ -1,30 +1,62 @@
-"""Engines: ways to step a model, all with the same results up to rounding. A new one is one file and one line here."""
+"""Engines: ways to step a model, which agree up to rounding. A new engine is one file and one line here."""
 
+from linformer_cli.attention.base import fork_state
 from linformer_cli.errors import UsageError, unknown_name
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.system.device import Choice
 
 from .base import Engine as Engine
 from .cuda import CudaEngine
-from .native import NativeEngine, StepwiseEngine
+from .native import NativeEngine
 from .textbook import TextbookEngine as TextbookEngine
 
-# From the fastest to the one that serves everything.
-ENGINES: dict[str, type[Engine]] = {
-    engine.name: engine for engine in (NativeEngine, StepwiseEngine, CudaEngine, TextbookEngine)
-}
-AUTO, NATIVE, STEPWISE, TEXTBOOK = "auto", NativeEngine.name, StepwiseEngine.name, TextbookEngine.name
+# From the fastest to the one that serves every model.
+ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (NativeEngine, CudaEngine, TextbookEngine)}
+AUTO, NATIVE, TEXTBOOK = "auto", NativeEngine.name, TextbookEngine.name
 
 
-def build_engine(wanted: str, model: PixelModel, batch: int, state: PixelState | None = None) -> Engine:
-    """The engine that `choose_engine` chooses, for `batch` images from `state` (None: the start of an image)."""
-    return ENGINES[choose_engine(wanted, model).value](model, batch, state)
+def build_engine(
+    wanted: str, model: PixelModel, batch: int, state: PixelState | None = None, look_ahead: bool = True
+) -> Engine:
+    """The engine that `choose_engine` chooses, for `batch` images from `state` (None: the start of an image).
+
+    The other arguments are those of `Engine`. Raises as `choose_engine`.
+    """
+    return ENGINES[choose_engine(wanted, model).value](model, batch, state, look_ahead)
+
+
+class EngineCache:
+    """Builds the engine `wanted` of `model` for the first batch and reuses it for later batches of the same size.
+
+    Only the last engine is kept, so memory stays bounded. `wanted` and `look_ahead` are those of `build_engine`. The
+    model's weights must not change in between: engines may hold copies.
+    """
+
+    def __init__(self, wanted: str, model: PixelModel, look_ahead: bool = True) -> None:
+        self.model = model
+        self._wanted, self._look_ahead = wanted, look_ahead
+        self._engine: Engine | None = None
+
+    def start(self, batch: int, state: PixelState | None = None) -> Engine:
+        """An engine ready to step `batch` new images, valid until the next call.
+
+        `state`, of a single image, is where all of them continue (None: the start of an image). It is copied. Raises
+        as `choose_engine`.
+        """
+        if self._engine is None or self._engine.batch != batch:
+            self._engine = None  # its memory is free before the next engine is built
+            forked = None if state is None else fork_state(state, batch)
+            self._engine = build_engine(self._wanted, self.model, batch, forked, self._look_ahead)
+        else:
+            self._engine.release()  # one state at a time
+            self._engine.start(None if state is None else fork_state(state, batch))
+        return self._engine
 
 
 def choose_engine(wanted: str, model: PixelModel) -> Choice:
     """The engine `wanted`, or for `auto` the fastest that serves `model`, and why.
 
-    Raises `UsageError` for a name that is not known and for an engine that does not serve the model.
+    Raises `UsageError` for an unknown name and for an engine that does not serve the model.
     """
     if wanted != AUTO:
         if wanted not in ENGINES:
@@ -35,11 +67,9 @@ def choose_engine(wanted: str, model: PixelModel) -> Choice:
         return Choice(wanted, "asked for")
     refusals: list[str] = []
     for name, engine in ENGINES.items():
-        if not engine.automatic:
-            continue
         refusal = engine.refusal(model)
         if refusal is None and not engine.tried:
-            refusal = f"it has not been tried on such a device yet, --engine {name} asks for it"
+            refusal = f"it has not been run on such a device yet, --engine {name} selects it"
         if refusal is None:
             return Choice(name, "; ".join(refusals) or "the fastest here")
         refusals.append(f"not {name}: {refusal}")

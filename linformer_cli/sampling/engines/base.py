@@ -1,4 +1,4 @@
-"""What an engine is: a way to step a model, prepared once for a number of images."""
+"""The interface of an engine: a way to step a model, prepared once for a number of images."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -16,37 +16,45 @@ DAMAGED = "the model's prediction is not a finite number: its weights are damage
 
 
 class Engine(ABC):
-    """Steps `batch` images of `model` from `state` (None: the start of an image), which it takes for its own.
+    """Steps `batch` images of `model` from `state` (None: the start of an image).
 
-    Every engine computes what `PixelModel.step` computes, up to rounding; they differ in how fast.
+    Every engine computes what `PixelModel.step` computes, up to rounding; engines differ in speed. `state` becomes the
+    engine's own. Weights may be copied when the engine is built. `look_ahead` allows an engine to compute several
+    values in one pass, which never changes a result.
     """
 
     name: ClassVar[str]
-    # Whether `auto` thinks of it.
-    automatic: ClassVar[bool] = True
-    # Whether it has ever run on the device that it is for: `auto` takes no other.
+    # Whether the engine has ever run on its device; `auto` never takes one that has not.
     tried: ClassVar[bool] = True
 
-    # How many passes through the layers drew values by looking ahead, where it does.
+    # How many passes through the layers drew values by looking ahead since `start`.
     look_aheads: int = 0
 
-    def __init__(self, model: PixelModel, batch: int, state: PixelState | None = None) -> None:
+    def __init__(self, model: PixelModel, batch: int, state: PixelState | None = None, look_ahead: bool = True) -> None:
         self.model = model
         self.batch = batch
 
     @classmethod
     @abstractmethod
     def refusal(cls, model: PixelModel) -> str | None:
-        """Why it does not serve `model`; None where it does."""
+        """Why the engine does not serve `model`; None if it does."""
+
+    @abstractmethod
+    def start(self, state: PixelState | None = None) -> None:
+        """Begin with `batch` new images, from `state` (None: the start of an image), which becomes the engine's own."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Free the state; `start` must follow before the next step. For memory, where a new state is being made."""
 
     @abstractmethod
     def step(self, tokens_t: Tensor) -> Tensor:
-        """Head parameters [B, P] at one more token int64 [B]; what it returns may be overwritten by the next step."""
+        """Head parameters [B, P] at one more token int64 [B]; the next step may overwrite the result."""
 
     def draw(self, parameters: Tensor, uniforms: Tensor, filters: Filters) -> Tensor:
-        """Values int64 [B] from what `step` gave, after `filters`, with uniforms float64 [B] on the CPU.
+        """Values int64 [B] from the result of `step`, after `filters`, with uniforms float64 [B] on the CPU.
 
-        Without a filter nothing makes the table of all values' probabilities.
+        Without filters no table of all values' probabilities is made.
         """
         if filters.active:
             return draw_filtered(self.model.head, parameters, uniforms, filters)
@@ -67,16 +75,16 @@ class Engine(ABC):
     ) -> Tensor:
         """The next `count` values of every image, uint8 [B, count] on the CPU, the first of them from `parameters`.
 
-        A step follows each value but the last. `before_step` is called before every step, and may raise to give up.
-        Raises `LintxError` when the model gives no numbers.
+        A step follows each value but the last. `before_step` is called before every step and may raise to stop.
+        Raises `LintxError` if the model predicts NaN or infinity.
         """
-        # Each is written into its place at once. Keeping a small tensor per step instead pins the heap around the
-        # large ones of every step, and memory would grow with the image after all.
+        # Each value goes straight into its place. A small tensor kept per step would pin the heap around the large
+        # tensors of every step, and memory would grow with the image after all.
         values = torch.empty(count, self.batch, dtype=torch.uint8)
         for number in range(count):
             if before_step is not None:
                 before_step()
-            # Now and then, since it makes a GPU wait; a state that is no number stays so.
+            # Only now and then, since the check makes a GPU wait; a state with NaN keeps it.
             if (number % _CHECK_EVERY == 0 or number == count - 1) and not bool(torch.isfinite(parameters).all()):
                 raise LintxError(DAMAGED)
             drawn = self.draw(parameters, streams.take(), filters)
@@ -88,4 +96,4 @@ class Engine(ABC):
     @property
     @abstractmethod
     def state_bytes(self) -> int:
-        """Bytes that stepping carries."""
+        """Bytes of the state that stepping carries."""

@@ -1,8 +1,8 @@
-"""The GPU engine: step, draw and the look-up of what was drawn as one CUDA graph, replayed for every value.
+"""The GPU engine: step, draw and the look-up of the drawn values as one CUDA graph, replayed for every value.
 
-Whatever a step needs stays on the device, the position and the random numbers too, so that the host never waits inside
-an image. The state of `linear` is float32 and, where Triton is there, `FoldedState`: fused in one kernel a layer, which
-writes the sums only every few steps. Without Triton the steps are torch's own, in the same graph.
+Everything that a step needs stays on the device, including the position and the random numbers, so that the host never
+waits inside an image. The state of `linear` is float32. With Triton it is a `FoldedState`: one fused kernel a layer,
+which writes the sums only every few steps. Without Triton the steps are torch's own, in the same graph.
 """
 
 from collections.abc import Callable, Hashable
@@ -13,13 +13,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from linformer_cli.attention.base import state_tensors
+from linformer_cli.attention.kernels import folding
 from linformer_cli.attention.kernels import linear as kernels
-from linformer_cli.attention.kernels.folding import build_folded_state
+from linformer_cli.attention.kernels.folding import FoldedState
 from linformer_cli.attention.linear import LinearAttention, LinearState
 from linformer_cli.errors import LintxError
 from linformer_cli.model.blocks import TransformerBlock
-from linformer_cli.model.embedding import EmbeddingState, PixelEmbedding
+from linformer_cli.model.embedding import EmbeddingState, PixelEmbedding, fill_ring, ring_slots
 from linformer_cli.model.pixel_model import PixelModel, PixelState
+from linformer_cli.native.constants import FEATURE_MAPS
 from linformer_cli.sampling.choose import Filters, UniformStreams
 
 from .base import DAMAGED, Engine
@@ -34,23 +36,22 @@ class CudaEngine(Engine):
     name = "cuda"
     tried = False
 
-    def __init__(self, model: PixelModel, batch: int, state: PixelState | None = None) -> None:
-        super().__init__(model, batch, state)
-        state = model.init_state(batch) if state is None else state
+    def __init__(self, model: PixelModel, batch: int, state: PixelState | None = None, look_ahead: bool = True) -> None:
+        super().__init__(model, batch)
         device, positions = model.device, model.config.image.positions
-        # The one look at where the state stands; from here on the host counts by itself.
-        self._position = int(state.embedding.position)
-        self._embedding = _Embedding(model.embedding, state.embedding, self._position, model.dtype)
+        self._position = 0
+        self._embedding = _Embedding(model.embedding, batch, model.dtype)
         self._blocks = cast(list[TransformerBlock], list(model.blocks))
-        self._states = [self._own(block, layer) for block, layer in zip(self._blocks, state.layers, strict=True)]
-        # What the graphs read and write: the same tensors at each replay.
+        self.states: list[FoldedState | LinearState] = []
+        # The graphs read and write the same tensors at each replay, the states included.
         self._tokens = torch.zeros(batch, dtype=torch.int64, device=device)
         self._parameters = torch.zeros(batch, model.head.projection.out_features, dtype=model.dtype, device=device)
         self._uniforms = torch.zeros(positions, batch, dtype=torch.float64, device=device)
         self._values = torch.zeros(positions, batch, dtype=torch.uint8, device=device)
         self._drawn = torch.zeros(1, dtype=torch.int64, device=device)
         self._finite = torch.ones((), dtype=torch.bool, device=device)
-        self._graphs = _Graphs(device)
+        self._graphs = Graphs(device)
+        self.start(state)
 
     @classmethod
     def refusal(cls, model: PixelModel) -> str | None:
@@ -61,17 +62,37 @@ class CudaEngine(Engine):
         for block in model.blocks:
             if not isinstance(block, TransformerBlock) or not isinstance(block.attention.inner, LinearAttention):
                 return "it serves linear attention only"
-            if block.attention.inner.options.feature_map not in kernels.MAPS:
-                # Others look up numbers of the host's, which a graph must not.
-                return f"it has the feature maps {' and '.join(kernels.MAPS)} only"
+            if block.attention.inner.options.feature_map not in FEATURE_MAPS:
+                # The other maps read numbers from the host, which a graph must not do.
+                return f"it has the feature maps {' and '.join(FEATURE_MAPS)} only"
         return None
+
+    def start(self, state: PixelState | None = None) -> None:
+        state = self.model.init_state(self.batch) if state is None else state
+        # The only time that the host reads the position from the device; from here on it counts by itself.
+        self._position = int(state.embedding.position)
+        self._embedding.start(state.embedding)
+        if not self.states:
+            self.states = [self._own(*pair) for pair in zip(self._blocks, state.layers, strict=True)]
+            return
+        for own, layer in zip(self.states, state.layers, strict=True):
+            if isinstance(own, FoldedState):
+                folding.refill(own, *layer)
+            else:
+                for part, new in zip(own, layer, strict=True):
+                    part.copy_(new)
+
+    def release(self) -> None:
+        """Nothing: the graphs need the state where it is."""
 
     @property
     def state_bytes(self) -> int:
-        # Folded states share the position.
-        own = (self._embedding.recent, self._embedding.position, self._embedding.label, *self._states)
-        tensors = {id(part): part for part in state_tensors(own)}
-        return sum(part.numel() * part.element_size() for part in tensors.values())
+        return sum(part.numel() * part.element_size() for part in self.tensors())
+
+    def tensors(self) -> list[Tensor]:
+        """The tensors of the state, each once: folded states share the position."""
+        own = (self._embedding.recent, self._embedding.position, self._embedding.label, *self.states)
+        return list({id(part): part for part in state_tensors(own)}.values())
 
     @torch.no_grad()
     def step(self, tokens_t: Tensor) -> Tensor:
@@ -89,7 +110,7 @@ class CudaEngine(Engine):
         count: int,
         before_step: Callable[[], None] | None = None,
     ) -> Tensor:
-        """As `Engine.draw_values`; whether all numbers were finite is looked at once, at the end."""
+        """As `Engine.draw_values`; NaN and infinity are reported once, at the end."""
         self._uniforms[:count] = streams.take_many(count, self.model.device)
         self._drawn.zero_()
         self._finite.fill_(True)
@@ -113,17 +134,17 @@ class CudaEngine(Engine):
         return values
 
     def take_step(self) -> None:
-        """From the tokens to the parameters, on the device alone."""
+        """From the tokens to the parameters, without the host."""
         x = self._embedding.read(self._tokens)
-        for block, state in zip(self._blocks, self._states, strict=True):
-            x, _ = block.step(x, state)  # updated in place
+        for block, state in zip(self._blocks, self.states, strict=True):
+            x = _step_block(block, x, state)
         self._parameters.copy_(self.model.head(self.model.norm(x)))
 
     def draw_next(self, filters: Filters) -> None:
-        """From the parameters to the values and the next tokens, on the device alone."""
+        """From the parameters to the values and the next tokens, without the host."""
         self._finite.logical_and_(torch.isfinite(self._parameters).all())
         uniforms = self._uniforms.index_select(0, self._drawn).squeeze(0)
-        # What is drawn from no number may be none, and is looked up before anyone knows.
+        # A draw from NaN may give any number, and it is looked up in a table before NaN is reported.
         values = self.draw(self._parameters, uniforms, filters).clamp(0, self.model.head.levels - 1)
         self._values.index_copy_(0, self._drawn, values.to(torch.uint8).unsqueeze(0))
         self._tokens.copy_(values)
@@ -134,40 +155,55 @@ class CudaEngine(Engine):
             raise ValueError(f"an image has {self._position} values, all of which are drawn")
         self._position += 1
 
-    def _own(self, block: TransformerBlock, layer: LinearState) -> Any:
-        """The state as the steps of this layer update it in place."""
+    def _own(self, block: TransformerBlock, layer: LinearState) -> FoldedState | LinearState:
+        """The state that the steps of this layer update in place."""
         inner = cast(LinearAttention, block.attention.inner)
         s, z = (part.contiguous() for part in layer)
         shape, dtype = inner.shape, self.model.dtype
         if kernels.serves(inner.options.feature_map, s.device, dtype, shape.key_width, shape.value_width):
-            return build_folded_state(s, z, self._embedding.position, dtype)
+            return folding.build_folded_state(s, z, self._embedding.position, dtype)
         return LinearState(s, z)
 
 
-class _Graphs:
-    """Pieces of work that read and write the same tensors each time: on a CUDA device graphs from the second time on.
+def _step_block(block: TransformerBlock, x_t: Tensor, state: FoldedState | LinearState) -> Tensor:
+    """`block.step`, which updates `state` in place, also for a folded state."""
+    if not isinstance(state, FoldedState):
+        return block.step(x_t, state)[0]
+    layer = block.attention
+    feature_map = cast(LinearAttention, layer.inner).options.feature_map
 
-    The first time a piece runs as it is, which compiles and loads all that must not be while a graph is recorded.
+    def attention(x_t: Tensor) -> tuple[Tensor, Any]:
+        q_t, k_t, v_t, _ = layer.project(x_t)
+        return layer.output(folding.step(q_t, k_t, v_t, state, feature_map).flatten(1)), state
+
+    return block.add_branches(x_t, attention)[0]
+
+
+class Graphs:
+    """Pieces of work that read and write the same tensors each time: graphs from the second time on, on a CUDA device.
+
+    The first time a piece runs as it is. That compiles and loads everything that must not happen while a graph is
+    recorded.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._warm: set[Hashable] = set()
-        # Graphs alone: who kept the work would keep the engine, and its memory, in a circle.
+        # Only the graphs: keeping the work too would keep the engine and its memory alive in a reference cycle.
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
 
     def run(self, name: Hashable, work: Callable[[], None]) -> None:
-        """`work`, the same for the same `name`."""
+        """Run `work`, which must be the same for the same `name`."""
         if name in self._warm and self._device.type == "cuda":
             if name not in self._graphs:
-                self._graphs[name] = self._record(work)
+                self._graphs[name] = self.record(work)
             self._graphs[name].replay()
         else:
             work()
             self._warm.add(name)
 
-    def _record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """What `work` launches, without running it."""
+    def record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """The kernels that `work` launches, without running them."""
         with torch.cuda.device(self._device):
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
@@ -176,27 +212,29 @@ class _Graphs:
 
 
 class _Embedding:
-    """Tokens to vectors with the position on the device: value number v stands in slot v mod reach of a ring."""
+    """`PixelEmbedding` one token at a time, with the position on the device and the recent values in a ring."""
 
-    def __init__(self, embedding: PixelEmbedding, state: EmbeddingState, start: int, dtype: torch.dtype) -> None:
-        device, reach, sources = embedding.values.device, embedding.reach, embedding.sources
-        # Column c of the state is token start - reach + c, which holds the value before it.
-        places = torch.arange(reach, device=device) + start - reach - 1
-        self.recent = torch.empty_like(state.recent).index_copy_(1, places % reach, state.recent)
-        self.position = torch.tensor(start, device=device)
+    def __init__(self, embedding: PixelEmbedding, batch: int, dtype: torch.dtype) -> None:
+        device, reach = embedding.values.device, embedding.reach
+        self.recent, self.position, self.label = embedding.init_state(batch, device)
         self._levels, self._reach, self._table = embedding.levels, reach, embedding.values
-        self._slots = torch.where(sources < 0, -1, sources % reach)
+        self._slots = ring_slots(embedding.sources, reach)
         self._bounds, self._channels = embedding.bounds, embedding.image.channels
         self._rows = torch.arange(embedding.slots, device=device) * (embedding.levels + 1)
         self._places = embedding.places().to(dtype)
         self._beside = embedding.sinusoids is not None
         self._surroundings, self._tables = embedding.surroundings, embedding.tables
         self._classes = embedding.classes
-        self.label = state.label.clone()
+
+    def start(self, state: EmbeddingState) -> None:
+        """Continue from `state`, in the same tensors as before."""
+        self.recent.copy_(fill_ring(state, self._reach))
+        self.position.copy_(state.position)
+        self.label.copy_(state.label)
 
     def read(self, tokens_t: Tensor) -> Tensor:
         """The vectors [B, D] of the next token int64 [B]."""
-        # At position 0 it is the start token, whose slot is not read before value number reach - 1 takes it.
+        # At position 0 this is the start token, in a slot that is not read before value number reach - 1 replaces it.
         position = self.position.unsqueeze(0)
         newest = (position - 1) % self._reach
         self.recent.index_copy_(1, newest, tokens_t.to(self.recent.dtype).unsqueeze(1))

@@ -1,4 +1,4 @@
-"""What native.cpp takes: its functions, structures and packed weights, as Python hands them over."""
+"""The functions, structures (network.h) and packed weights of native.cpp, for Python."""
 
 import ctypes
 from pathlib import Path
@@ -8,9 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from linformer_cli.native.compiler import load_function, load_library
-
-# How native.cpp takes weights: in panels of so many rows, and whole tiles of panels.
-LANES, TILE_ROWS = 16, 64
+from linformer_cli.native.constants import LANES, TILE_ROWS
 
 SOURCE = Path(__file__).with_name("native.cpp")
 _SIZE, _POINTER, _REAL = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
@@ -34,20 +32,20 @@ _ENDS = ("layer", "first_gain", "first_shift", "last_gain", "last_shift", "head"
 
 
 def load_kernels() -> ctypes.CDLL:
-    """The functions of native.cpp; raises `NoCompiler` where they cannot be had."""
+    """The functions of native.cpp; raises `NoCompiler` if they are not available."""
     for name, signature in _SIGNATURES.items():
         load_function(SOURCE, f"lintx_{name}", *signature)
     return load_library(SOURCE)
 
 
 class Layer(ctypes.Structure):
-    """`Layer` of native.cpp."""
+    """`Layer` of network.h."""
 
     _fields_ = [(name, ctypes.c_void_p) for name in _POINTERS]
 
 
 class Surroundings(ctypes.Structure):
-    """`Surroundings` of native.cpp."""
+    """`Surroundings` of network.h."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("slots", "hidden", "levels", "reach")),
@@ -56,7 +54,7 @@ class Surroundings(ctypes.Structure):
 
 
 class Tables(ctypes.Structure):
-    """`Tables` of native.cpp."""
+    """`Tables` of neighbour_tables.h."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("channels", "levels", "reach")),
@@ -65,7 +63,7 @@ class Tables(ctypes.Structure):
 
 
 class Network(ctypes.Structure):
-    """`Network` of native.cpp."""
+    """`Network` of network.h."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in _SIZES),
@@ -79,7 +77,7 @@ class Network(ctypes.Structure):
 
 
 class Drawing(ctypes.Structure):
-    """`Drawing` of native.cpp."""
+    """`Drawing` of network.h."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("sources", "reach", "levels", "row")),
@@ -94,7 +92,7 @@ class Drawing(ctypes.Structure):
 def pack(weight: Tensor) -> Tensor:
     """Weights [rows, columns] as `multiply` of native.cpp takes them: [rows / 16, columns in words, 16], zeros added.
 
-    A word is a float or two bfloat16, here an int32.
+    A word, here an int32, is a float or two bfloat16.
     """
     missing_columns, missing_rows = -weight.shape[1] % (4 // weight.itemsize), -len(weight) % TILE_ROWS
     rounded = functional.pad(weight.detach(), (0, missing_columns, 0, missing_rows))

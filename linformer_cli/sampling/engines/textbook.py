@@ -1,4 +1,4 @@
-"""The readable reference: the model's own step, in plain torch calls. All other engines are tested against it."""
+"""The reference engine: the model's own step, in plain torch calls. All other engines are tested against it."""
 
 import torch
 from torch import Tensor
@@ -14,17 +14,26 @@ class TextbookEngine(Engine):
 
     name = "textbook"
 
-    def __init__(self, model: PixelModel, batch: int, state: PixelState | None = None) -> None:
-        super().__init__(model, batch, state)
-        self._state = model.init_state(batch) if state is None else state
-        self._state_bytes = measure_state_bytes(self._state)
+    def __init__(self, model: PixelModel, batch: int, state: PixelState | None = None, look_ahead: bool = True) -> None:
+        super().__init__(model, batch)
+        self._state: PixelState | None = None
+        self._state_bytes = 0
+        self.start(state)
 
     @classmethod
     def refusal(cls, model: PixelModel) -> str | None:
         return None
 
+    def start(self, state: PixelState | None = None) -> None:
+        self._state = self.model.init_state(self.batch) if state is None else state
+        self._state_bytes = measure_state_bytes(self._state)
+
+    def release(self) -> None:
+        self._state = None
+
     @torch.no_grad()
     def step(self, tokens_t: Tensor) -> Tensor:
+        assert self._state is not None, "start() comes before step()"
         parameters, self._state = self.model.step(tokens_t, self._state)
         return parameters
 

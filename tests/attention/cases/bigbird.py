@@ -1,4 +1,4 @@
-"""BigBird attention by its definition: which blocks see each other, one by one, and a T x T softmax over them.
+"""BigBird attention by its definition: for each pair of blocks whether it is seen, and a masked T x T softmax.
 
 The draw is that of the docs page, in plain whole numbers.
 """

@@ -1,4 +1,4 @@
-"""The gated delta rule by its recurrence, one matrix for each position, and nothing from the package."""
+"""The gated delta rule by its recurrence, with one matrix per position; uses nothing from the package."""
 
 import functools
 
@@ -13,7 +13,7 @@ def direction(x: Tensor) -> Tensor:
 
 
 def recurrence(x: Inputs, tensors: Tensors, gate: bool, largest_beta: float) -> Tensor:
-    """s = alpha (I - beta k k^T) s + beta k v^T, y = q s over its root mean square."""
+    """s = alpha (I - beta k k^T) s + beta k v^T, y = q s / rms(q s)."""
     assert x.extra is not None
     q, k = direction(x.q), direction(x.k)
     beta = largest_beta * x.extra[..., 0].sigmoid()
@@ -30,7 +30,7 @@ def recurrence(x: Inputs, tensors: Tensors, gate: bool, largest_beta: float) -> 
 
 
 def half_open(mechanism: nn.Module) -> None:
-    """Gates that start nearly open would hide what they do."""
+    """Moves the gates away from nearly open, where their effect would be too small to see."""
     mechanism.gate_bias.data = torch.tensor([1.0, -0.5], dtype=torch.float64)
 
 

@@ -1,4 +1,4 @@
-"""The gated attention unit by its definition: T x T weights and nothing from the package."""
+"""The gated attention unit by its definition: T x T weights; uses nothing from the package."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,7 @@ def scaled(x: Tensor, tensors: Tensors, name: str) -> Tensor:
 
 
 def bias_by_distance(bias: Tensor, length: int) -> Tensor:
-    """b[t - j] at [t, j]; anything for j > t."""
+    """b[t - j] at [t, j]; arbitrary for j > t."""
     distances = torch.arange(length).unsqueeze(1) - torch.arange(length)
     return bias[distances.clamp(min=0)]
 

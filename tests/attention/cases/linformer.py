@@ -1,4 +1,4 @@
-"""Linformer by its definition: every key and every row scored by every query, and nothing from the package."""
+"""Linformer by its definition: every query scores every key and every row; uses nothing from the package."""
 
 import math
 

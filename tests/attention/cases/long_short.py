@@ -1,4 +1,4 @@
-"""Transformer-LS by its definition: every position and every row scored by every query, nothing from the package."""
+"""Transformer-LS by its definition: every query scores every position and every row; uses nothing from the package."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Longformer attention by its definition: which pairs see each other, one by one, and a T x T softmax over them."""
+"""Longformer attention by its definition: for each pair whether it is seen, and a masked T x T softmax."""
 
 import math
 
@@ -34,6 +34,6 @@ CASES = {
     "longformer-default-dilation": longformer_case(7, None, [1, 4], 1),
     "longformer-dilated": longformer_case(6, 3, [3, 3], 2),
     "longformer-two-dilations": longformer_case(5, "5,2", [5, 2], 3),
-    # Longer than the blocks of the parallel form, and than some of the blocks that are attended to.
+    # A window longer than the blocks of the parallel form, and than some blocks of the split tests.
     "longformer-wide": longformer_case(40, "1,2", [1, 2], 1),
 }

@@ -1,4 +1,4 @@
-"""Attention by hashing by its definition: T x T sets and nothing from the package.
+"""Attention by hashing by its definition: T x T sets; uses nothing from the package.
 
 Sets are [R, B, H, T, T], their row the query's position.
 """
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def hashes(q: Tensor, rotations: Tensor) -> Tensor:
-    """[R, B, H, T]: the likeliest of the directions of rotations [H, K, R, buckets / 2] and their opposites."""
+    """[R, B, H, T]: argmax over the directions of rotations [H, K, R, buckets / 2] and their opposites."""
     products = torch.einsum("bhtk,hkrc->rbhtc", q.double(), rotations.double())
     return torch.cat([products, -products], dim=-1).argmax(dim=-1)
 
@@ -20,7 +20,7 @@ def seen_by_rounds(q: Tensor, rotations: Tensor, window: int) -> Tensor:
     """bool [R, B, H, T, T]: j < t of the same bucket, with at most `window` - 1 of that bucket between them."""
     bucket = hashes(q, rotations)
     alike = (bucket.unsqueeze(-1) == bucket.unsqueeze(-2)).tril(-1)
-    number = alike.sum(dim=-1)  # how many earlier positions are in the bucket
+    number = alike.sum(dim=-1)  # number of earlier positions in the bucket
     return alike & (number.unsqueeze(-1) - number.unsqueeze(-2) <= window)
 
 
@@ -30,7 +30,7 @@ def scores(q: Tensor) -> Tensor:
 
 
 def lsh(x: Inputs, rotations: Tensor, window: int) -> Tensor:
-    """One softmax over the union of what the rounds see."""
+    """One softmax over the union of the positions that the rounds see."""
     seen = seen_by_rounds(x.k, rotations, window).any(dim=0)
     alone = ~seen.any(dim=-1, keepdim=True)
     weights = scores(x.k).masked_fill(~seen & ~alone, -math.inf).softmax(dim=-1)
@@ -48,6 +48,6 @@ def lsh_case(rounds: int, buckets: int, window: int) -> Case:
 CASES = {
     "lsh-1": lsh_case(1, 4, 8),
     "lsh-4": lsh_case(4, 6, 7),
-    # Rings of one position, and buckets that stay empty.
+    # Rings of one position, and empty buckets.
     "lsh-narrow": lsh_case(2, 64, 1),
 }

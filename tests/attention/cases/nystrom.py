@@ -1,4 +1,4 @@
-"""Nystrom attention by its definition: T x T weights for every landmark and nothing from the package."""
+"""Nystrom attention by its definition: T x T weights for every landmark; uses nothing from the package."""
 
 import math
 
@@ -26,7 +26,7 @@ def landmark_averages(queries: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def convolve(v: Tensor, weight: Tensor) -> Tensor:
-    """sum over j of w[kernel - 1 - (t - j)] v_j, w [H, kernel] and 0 beyond it."""
+    """Sum over j of w[kernel - 1 - (t - j)] v_j, with w [H, kernel] and 0 outside of it."""
     length, kernel = v.shape[2], weight.shape[1]
     matrix = torch.zeros(len(weight), length, length, dtype=v.dtype)
     for distance in range(min(kernel, length)):

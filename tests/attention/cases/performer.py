@@ -1,4 +1,4 @@
-"""Performer by its definition: T x T weights and nothing from the package.
+"""Performer by its definition: T x T weights; uses nothing from the package.
 
 The directions are given; everything positive is summed as logarithms, so that no size of the inputs matters.
 """
@@ -41,7 +41,7 @@ def relu(x: Tensor, w: Tensor) -> Tensor:
 
 
 def trig(x: Inputs, tensors: Tensors) -> Tensor:
-    """Weights exp(|k_j|^2 / 2) times the mean of cos(w . (q_t - k_j)); no denominator below a tenth of the first."""
+    """Weights exp(|k_j|^2 / 2) * mean of cos(w . (q_t - k_j)); denominators at least a tenth of their sum."""
     q, k = scale(x)
     w = tensors["directions"]
     kernel = ((q @ w.T).unsqueeze(3) - (k @ w.T).unsqueeze(2)).cos().mean(-1)

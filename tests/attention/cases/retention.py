@@ -1,4 +1,4 @@
-"""Retention by its definition: T x T weights and nothing from the package."""
+"""Retention by its definition: T x T weights; uses nothing from the package."""
 
 import math
 
@@ -6,12 +6,12 @@ import torch
 from attention.inputs import Case, Inputs, Tensors
 from torch import Tensor
 
-# Of the image that the contract builds for.
+# The image of the contract.
 POSITIONS, ROW = 784, 28
 
 
 def weigh(t: int, j: int, memory: float, waves: int | None) -> float:
-    """What the distance of two positions leaves: on the raster, or in rows and columns with so many waves."""
+    """The weight w(t, j): by the distance on the raster, or in rows and columns with `waves`."""
     if waves is None:
         return math.exp(-(t - j) / memory)
     rows, columns = t // ROW - j // ROW, t % ROW - j % ROW

@@ -1,4 +1,4 @@
-"""Softmax attention by its definition: T x T weights and nothing from the package."""
+"""Softmax attention by its definition: T x T weights; uses nothing from the package."""
 
 import math
 
@@ -18,7 +18,7 @@ CASES = {
         "softmax",
         {},
         lambda x, _: softmax(x.q, x.k, x.v),
-        # The mask; without one torch needs no more than the total weight of each query.
+        # Keeps the mask; without a mask torch keeps only the total weight of each query.
         keeps_pairs="behind a prefix",
         autocast_rounds=("attend", "step"),
     )

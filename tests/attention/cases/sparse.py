@@ -1,4 +1,4 @@
-"""Sparse attention by its definition: T x T masks and nothing from the package."""
+"""Sparse attention by its definition: T x T masks; uses nothing from the package."""
 
 import math
 from typing import Any
@@ -20,7 +20,7 @@ def fixed_parts(length: int, stride: int, summary: int) -> tuple[Tensor, Tensor]
 
 
 def sparse(x: Inputs, parts: tuple[Tensor, Tensor], heads: str) -> Tensor:
-    """Softmax over what each head sees: both parts, or by turns one of them; its own position in any case."""
+    """Softmax over what each head sees: both parts, or alternately one of them, and always its own position."""
     length, count = x.q.shape[2], x.q.shape[1]
     each = [parts[0] | parts[1]] * count if heads == "merged" else [parts[head % 2] for head in range(count)]
     seen = torch.stack(each).tril() | torch.eye(length, dtype=torch.bool)
@@ -44,7 +44,7 @@ CASES = {
     "sparse-strided-split": sparse_case("split", 11, count=3),
     "sparse-fixed": sparse_case("merged", 12, summary=3),
     "sparse-fixed-split": sparse_case("split", 12, summary=3, count=3),
-    # The default stride, one row of 28; and the two ends of what a stride can be.
+    # The default stride, one row of 28, and the smallest and largest useful strides.
     "sparse-row": sparse_case("merged", None),
     "sparse-stride-1": sparse_case("merged", 1),
     "sparse-one-block": sparse_case("split", 200, summary=2),

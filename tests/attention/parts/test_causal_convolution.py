@@ -1,4 +1,4 @@
-"""The causal convolution of the values, against torch's own, and its ring."""
+"""The causal convolution of the values against torch's convolution, and its ring."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def draw(length: int) -> Tensor:
 
 
 def ordered(recent: RecentValues) -> Tensor:
-    """The values of the ring, the oldest first."""
+    """The values of the ring from the oldest on."""
     return recent.values.roll(-int(recent.oldest), 2)
 
 
@@ -53,7 +53,7 @@ def test_the_ring_holds_the_last_values_and_no_others() -> None:
 
 
 def test_values_stay_in_the_ring_as_they_came() -> None:
-    """In bfloat16 a ring is half as large, and sums are float32 all the same."""
+    """In bfloat16 a ring is half as large; sums are still float32."""
     convolution, v = build(4).float(), draw(9).bfloat16()
     y, recent = convolution.attend(v, None, torch.float32)
     assert (y.dtype, recent.values.dtype) == (torch.float32, torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Chunked causal sums against the plain double sum, at every awkward length, and the division that follows them."""
+"""Chunked causal sums against the plain double sum, at lengths around the chunk, and the division after them."""
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ def test_division_by_no_weight_at_all_gives_exactly_zero() -> None:
     nothing = weight == 0
     assert torch.equal(y[nothing], torch.zeros(2, 4, dtype=torch.float64))
     assert torch.equal(y[~nothing], (numerator / weight.unsqueeze(-1))[~nothing])
-    # 1e-300 is a weight like any other, however large its gradient; the zeros are not, and pass none on.
+    # 1e-300 is an ordinary weight, with a large gradient; weights of 0 get no gradient.
     y[:, :2].sum().backward()
     assert numerator.grad is not None and weight.grad is not None
     assert not numerator.grad[nothing].any()

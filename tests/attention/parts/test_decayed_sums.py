@@ -1,4 +1,4 @@
-"""Fading causal sums against their recurrence, position by position."""
+"""Causal sums with decay against their recurrence, position by position."""
 
 from collections.abc import Callable
 
@@ -90,7 +90,7 @@ def test_images_may_share_their_decays() -> None:
 
 
 def test_a_decay_for_every_feature_is_not_kept_for_every_pair() -> None:
-    """A number for every pair and feature of a chunk would be 64 x 32 a position."""
+    """A number for every pair and feature of a chunk would be 64 x 32 per position."""
     q, k, v, log_decay = (torch.rand(1, 1, 1024, 32).requires_grad_() for _ in range(4))
     kept = measure_saved_bytes(featurewise_decayed_causal_sums, q, k, v, -log_decay, None, 64)
     assert kept < 1024 * 4 * 12 * 32
@@ -134,7 +134,7 @@ def test_factors_are_features_multiplied_with_them(chunk: int) -> None:
 
 
 def test_gates_that_are_nearly_closed_cost_no_precision() -> None:
-    """In float32 the sum of logs is some thousands behind them, and a pair's weight is the difference of two such."""
+    """The sum of logs reaches thousands, and the weight of a pair is the difference of two such sums."""
     inputs = draw(64)
     inputs[3][:, :, :24] = -100
     expected, _ = by_recurrence(*inputs)

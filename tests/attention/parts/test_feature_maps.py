@@ -1,4 +1,4 @@
-"""Feature maps: their width, their kernel phi(x) . phi(y), and where they are delicate."""
+"""Feature maps: their width, their kernel phi(x) . phi(y), and their delicate inputs."""
 
 import math
 
@@ -9,8 +9,8 @@ from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
 from linformer_cli.attention.base import AttentionShape
-from linformer_cli.attention.catalogue import build_attention
 from linformer_cli.attention.parts.feature_maps import FEATURE_MAPS, FeatureMap, Learned
+from linformer_cli.model.mixers import build_attention
 
 KERNELS = {
     "elu": oracles.elu_kernel,
@@ -123,7 +123,7 @@ def test_learned_map_starts_with_features_alive() -> None:
     ("queries", "keys"), [(1.0, 1e4), (1e4, 1.0), (1e4, 1e4), (-1e4, 1e4), (0.0, 0.0), (1e-30, 1e-30)]
 )
 def test_sums_that_grow_or_vanish_stay_finite(key: str, queries: float, keys: float, dtype: torch.dtype) -> None:
-    """Keys of 1e4, weights that are all 0, weights that underflow: outputs and gradients are numbers, in both forms."""
+    """Keys of 1e4, weights of 0, weights that underflow: outputs and gradients are finite in both executions."""
     torch.manual_seed(3)
     attention = build_attention("linear", {"feature_map": key}, AttentionShape(2, 8, 5, 784, 28)).to(dtype)
     generator = torch.Generator().manual_seed(1)

@@ -1,4 +1,4 @@
-"""The softmax over near keys and rows, against its definition, in one group and in many."""
+"""The softmax over near keys and rows against its definition, in one group and in many."""
 
 import itertools
 import math
@@ -64,7 +64,7 @@ def gradients(run: Callable[[], Tensor], inputs: list[Tensor]) -> tuple[Tensor, 
 def test_groups_of_any_size_give_the_definition(
     pattern: Pattern, group_scores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(near_and_rows, "_GROUP_SCORES", group_scores)
+    monkeypatch.setattr(near_and_rows, "GROUP_SCORES", group_scores)
     inputs = draw(pattern)
     assert_agree(attend(inputs, pattern), define(*inputs, pattern), FLOAT64)
     found = gradients(lambda: attend(inputs, pattern), inputs)
@@ -74,14 +74,14 @@ def test_groups_of_any_size_give_the_definition(
 
 
 def test_the_sizes_tried_make_one_group_and_several() -> None:
-    """Or the test above would not see a border between groups."""
+    """Otherwise the test above would not cover a border between groups."""
     pattern = PATTERNS["window behind others"]
     inputs = draw(pattern)
     counts = []
     with pytest.MonkeyPatch.context() as patch:
         for group_scores in (1, 2000, 5000, 2**20):
-            patch.setattr(near_and_rows, "_GROUP_SCORES", group_scores)
-            groups = near_and_rows._iter_groups(pattern, inputs[0].flatten(0, 1), inputs[3].shape[2])
+            patch.setattr(near_and_rows, "GROUP_SCORES", group_scores)
+            groups = near_and_rows.iter_groups(pattern, inputs[0].flatten(0, 1), inputs[3].shape[2])
             counts.append(sum(1 for _ in groups))
     assert counts[0] == LENGTH // pattern.block and counts[-1] == 1
     assert all(first >= second for first, second in itertools.pairwise(counts)) and len(set(counts)) > 2
@@ -96,8 +96,8 @@ def test_without_rows_there_is_the_window_alone() -> None:
 
 @every_pattern
 def test_scores_of_any_size_are_finite(pattern: Pattern, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hidden scores that are far above the seen ones, too, in forward and backward pass."""
-    monkeypatch.setattr(near_and_rows, "_GROUP_SCORES", 2000)
+    """Including hidden scores far above the visible ones, in the forward and the backward pass."""
+    monkeypatch.setattr(near_and_rows, "GROUP_SCORES", 2000)
     inputs = draw(pattern, torch.float32)
     with torch.no_grad():
         for part in (inputs[1], inputs[3]):
@@ -123,6 +123,6 @@ def test_a_backward_pass_under_autocast_is_the_same() -> None:
 def test_no_score_is_kept_for_the_backward_pass(pattern: Pattern) -> None:
     inputs = draw(pattern)
     y = attend(inputs, pattern)
-    # The inputs, the output, and one number a query.
+    # The inputs, the output, and one number per query.
     expected = sum(part.nbytes for part in inputs) + y.nbytes + y[..., 0].numel() * y.element_size()
     assert measure_saved_bytes(attend, inputs, pattern) == expected

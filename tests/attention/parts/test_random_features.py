@@ -1,4 +1,4 @@
-"""Random directions: their distribution, their angles, and what fixes them."""
+"""Random directions: their distribution, their angles, and what they depend on."""
 
 import math
 
@@ -23,7 +23,7 @@ def test_every_direction_is_normal(orthogonal: bool) -> None:
     drawn = torch.stack([draw(20, 8, orthogonal, seed) for seed in range(2000)])
     assert drawn.mean(0).abs().max() < 5 / math.sqrt(2000)
     assert (drawn.square().mean(0) - 1).abs().max() < 5 * math.sqrt(2 / 2000)
-    # Lengths are those of normal vectors, not all alike: |w|^2 has mean K and variance 2 K.
+    # Lengths are those of normal vectors: |w|^2 has mean K and variance 2 K.
     squares = drawn.square().sum(-1)
     assert abs(squares.mean() - 8) < 0.1
     assert abs(squares.var() - 16) < 1

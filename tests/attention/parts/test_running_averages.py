@@ -1,4 +1,4 @@
-"""Reading running averages in chunks, against their definition for every position at once."""
+"""Running averages in chunks against their definition for every position at once."""
 
 import math
 
@@ -15,7 +15,7 @@ Parts = list[Tensor]
 
 
 def define(gates: Tensor, scores: Tensor, v: Tensor, averages: Tensor, log_weights: Tensor) -> tuple[Tensor, ...]:
-    """What was before is one more value of each landmark, its score the log of its weight."""
+    """The state before is one more value for each landmark, whose score is the log of its weight."""
     scores = torch.cat([log_weights.unsqueeze(2), scores], dim=2).transpose(2, 3).unsqueeze(2)
     length = v.shape[2]
     future = torch.ones(length, 1 + length).triu(2) == 1
@@ -38,7 +38,7 @@ def draw(length: int, carry: bool, spread: float = 3.0, dtype: torch.dtype = tor
 
 
 def weigh(outputs: tuple[Tensor, ...]) -> Tensor:
-    """Some number that depends on every output, differently."""
+    """A number that depends on every output, with different weights."""
     return torch.stack([(y * torch.arange(1.0, 1 + y.numel()).view(y.shape).cos()).sum() for y in outputs]).sum()
 
 
@@ -57,7 +57,7 @@ def test_outputs_state_and_gradients_are_those_of_the_definition(length: int, ch
 
 @pytest.mark.parametrize("order", ["rising", "falling", "jump"])
 def test_scores_far_apart_overflow_nowhere(order: str) -> None:
-    """exp(2000) is no number: a reference that is not between both sides would show."""
+    """exp(2000) overflows, so that a reference outside of the two sides would show."""
     parts = [part.detach() for part in draw(40, carry=False, dtype=torch.float32)]
     scores = torch.linspace(-1000, 1000, 40) if order != "jump" else 1000.0 * (torch.arange(40) % 13 == 12)
     parts[1] = (scores.flip(0) if order == "falling" else scores)[:, None].expand_as(parts[1]).clone()
@@ -76,5 +76,5 @@ def test_what_training_keeps_grows_linearly_and_slowly() -> None:
         parts = draw(length, carry=True, dtype=torch.float32)
         saved.append(measure_saved_bytes(read_running_averages, *parts, 16))
     assert 3.5 * saved[0] < saved[1] < 4.5 * saved[0]
-    # Gates, scores, their logs, values, and one set of averages for 16 positions; not the factors of every level.
+    # Gates, scores, their logs, values, and one set of averages per 16 positions; not the factors of every block size.
     assert saved[1] < 1.1 * 2048 * BATCH * HEADS * 4 * (3 * LANDMARKS + WIDTH + LANDMARKS * (WIDTH + 1) / 16)

@@ -1,0 +1,29 @@
+"""The compiled feature maps of linear attention for kernels in Triton; importing this file needs Triton."""
+
+import triton
+import triton.language as tl
+
+from linformer_cli.native.constants import FEATURE_MAPS
+
+ELU: tl.constexpr = tl.constexpr(FEATURE_MAPS["elu"])
+RELU: tl.constexpr = tl.constexpr(FEATURE_MAPS["relu"])
+
+
+@triton.jit
+def phi(x, MAP: tl.constexpr):
+    """Feature map number `MAP`; NaN stays NaN."""
+    if MAP == ELU:
+        return tl.where(x < 0.0, tl.exp(tl.minimum(x, 0.0)), x + 1.0)
+    else:
+        tl.static_assert(MAP == RELU)
+        return tl.where(x < 0.0, 0.0, x)
+
+
+@triton.jit
+def slope(features, MAP: tl.constexpr):
+    """The derivative of the map, from its result."""
+    if MAP == ELU:
+        return tl.minimum(features, 1.0)
+    else:
+        tl.static_assert(MAP == RELU)
+        return tl.where(features > 0.0, 1.0, 0.0)

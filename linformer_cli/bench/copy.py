@@ -1,0 +1,297 @@
+"""`lintx bench copy`: how fast models with different mechanisms learn the copy task.
+
+Mechanisms are compared by the mean loss of the copied symbols after the same number of updates. Source of the task:
+`copy_task.py`.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from linformer_cli.attention.base import Attention
+from linformer_cli.system.device import synchronize
+from linformer_cli.system.environment import describe_environment
+from linformer_cli.system.signals import StopRequest
+
+from .agreement import require_agreement
+from .copy_task import (
+    BATCH,
+    HEADS,
+    LAYERS,
+    LEARNING_RATE,
+    LOWER_AFTER_UPDATES,
+    LOWER_LEARNING_RATE,
+    SYMBOLS,
+    CopyModel,
+    CopySettings,
+    draw_batch,
+    learning_rate_at,
+)
+from .measure.attention_pass import PassSetup, build_checked_model
+from .measure.ceilings import Ceilings, CeilingsReport
+from .measure.costs import TRAINING_FACTOR, count_product_flops, list_products
+from .variants import Variant
+
+Ending = Literal["finished", "budget", "interrupted", "failed"]
+
+
+@dataclass(frozen=True)
+class CopyPoint:
+    """Means over the last `points_every` updates: loss in nats a copied symbol, and the share of correct guesses."""
+
+    update: int
+    loss: float
+    accuracy: float
+    learning_rate: float
+
+
+@dataclass(frozen=True)
+class CopyRow:
+    """One mechanism: its last point, its speed, and all points of its curve.
+
+    `product_gigaflops` counts the matrix products of an update; `product_share` is that divided by the machine's
+    ceiling. `failed` says why the model takes no more updates.
+    """
+
+    task: str
+    reduced: bool
+    name: str
+    attention: str
+    attention_options: Mapping[str, object]
+    device: str
+    parameters: int
+    updates: int
+    loss: float | None
+    accuracy: float | None
+    seconds_per_update: float | None
+    product_gigaflops: float | None
+    product_share: float | None
+    failed: str | None
+    points: tuple[CopyPoint, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyConditions:
+    """Everything that the figures of a report depend on, except for the machine."""
+
+    task: str
+    reduced: bool
+    length: int
+    symbols: int = SYMBOLS
+    layers: int = LAYERS
+    heads: int = HEADS
+    width: int
+    feed_forward: int
+    batch: int = BATCH
+    optimizer: str = "radam"
+    learning_rate: float = LEARNING_RATE
+    learning_rate_later: float = LOWER_LEARNING_RATE
+    learning_rate_later_from_update: int = LOWER_AFTER_UPDATES
+    updates_wanted: int
+    updates: int
+    points_every: int
+    budget_seconds: float | None
+    interleaved: bool = True
+    precision: str = "fp32"
+    seed: int
+
+
+@dataclass(frozen=True)
+class CopyReport:
+    """One row for each mechanism, and how the benchmark ended."""
+
+    rows: tuple[CopyRow, ...]
+    ended: Ending
+    settings: CopyConditions
+    environment: dict[str, Any]
+    ceilings: CeilingsReport | None = None
+
+
+@dataclass(frozen=True)
+class _Update:
+    loss: float
+    accuracy: float
+    seconds: float
+
+
+class Learner:
+    """The measurement of one mechanism: a model that takes one update a round. `failed` says why it takes no more."""
+
+    def __init__(self, variant: Variant, settings: CopySettings, ceilings: Ceilings | None = None) -> None:
+        self.variant = variant
+        self.failed: str | None = None
+        self._settings, self._ceilings = settings, ceilings
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.seed)
+            self.model = CopyModel(variant, settings).to(settings.device).train()
+        self._optimizer = torch.optim.RAdam(self.model.parameters(), lr=LEARNING_RATE)
+        self._updates: list[_Update] = []
+
+    def measure_round(self) -> None:
+        """Take the next update and time it. NaN and infinity are not recorded: the model has failed."""
+        settings, number = self._settings, len(self._updates)
+        sequences, copied = (part.to(settings.device) for part in draw_batch(settings.length, settings.seed, number))
+        synchronize(settings.device)
+        began = time.perf_counter()
+        loss, accuracy = self.update(sequences, copied, number)
+        synchronize(settings.device)
+        if math.isfinite(loss):
+            self._updates.append(_Update(loss, accuracy, time.perf_counter() - began))
+        else:
+            self.failed = f"the loss was NaN or infinite at update {number + 1}"
+
+    def update(self, sequences: Tensor, copied: Tensor, number: int) -> tuple[float, float]:
+        """Train on one batch; returns loss and accuracy from before the update, so for unseen sequences."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate_at(number)
+        for module in self.model.modules():
+            if isinstance(module, Attention):
+                module.on_training_step(number, self._settings.seed)
+        targets = copied[:, 1:]
+        logits = self.model(sequences)[:, :-1][targets]
+        wanted = sequences[:, 1:][targets]
+        loss = functional.cross_entropy(logits, wanted)
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self._optimizer.step()
+        return float(loss.detach()), float((logits.argmax(dim=-1) == wanted).float().mean())
+
+    def keep(self, updates: int) -> None:
+        """Forget what came after `updates` updates: an unfinished round does not count."""
+        del self._updates[updates:]
+
+    def point(self, update: int) -> CopyPoint:
+        """The means at `update`, counted from 1."""
+        recent = self._updates[max(0, update - self._settings.points_every) : update]
+        loss, accuracy = (statistics.fmean(getattr(one, key) for one in recent) for key in ("loss", "accuracy"))
+        return CopyPoint(update, loss, accuracy, learning_rate_at(update - 1))
+
+    def row(self) -> CopyRow:
+        """All points so far, and one at the last update unless the model has failed."""
+        done, every = len(self._updates), self._settings.points_every
+        places = list(range(every, done + 1, every))
+        if self.failed is None and done % every:
+            places.append(done)
+        points = tuple(self.point(place) for place in places)
+        last = points[-1] if points else None
+        seconds = None
+        if self.failed is None and done:
+            seconds = statistics.fmean(update.seconds for update in self._updates)
+        rate, share = self._measure_products(seconds)
+        return CopyRow(
+            task=self._settings.title,
+            reduced=self._settings.reduced,
+            name=self.variant.label,
+            attention=self.variant.attention,
+            attention_options=self.variant.options,
+            device=self._settings.device,
+            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+            updates=0 if last is None else last.update,
+            loss=None if last is None else last.loss,
+            accuracy=None if last is None else last.accuracy,
+            seconds_per_update=seconds,
+            product_gigaflops=rate,
+            product_share=share,
+            failed=self.failed,
+            points=points,
+        )
+
+    def _measure_products(self, seconds: float | None) -> tuple[float | None, float | None]:
+        """GFLOP/s of the products of an update that takes `seconds`, and their share of the machine's ceiling."""
+        if seconds is None or self._ceilings is None:
+            return None, None
+        positions = BATCH * self._settings.length
+        rate = positions * TRAINING_FACTOR * count_product_flops(self.model) / seconds / 1e9
+        return rate, rate / self._ceilings.product(list_products(self.model), positions, "fp32").gigaflops
+
+
+def prepare(variants: Sequence[Variant], settings: CopySettings, ceilings: Ceilings | None = None) -> list[Learner]:
+    """An untrained model for each of `variants`.
+
+    Raises `UsageError` for sizes that a mechanism does not support, and `DisagreementError` where the two executions
+    of one disagree.
+    """
+    for variant in variants:
+        setup = PassSetup(variant.attention, variant.options, HEADS, settings.width // HEADS, settings.length)
+        require_agreement(build_checked_model(setup))
+    return [Learner(variant, settings, ceilings) for variant in variants]
+
+
+def run_copy_task(
+    variants: Sequence[Variant],
+    settings: CopySettings,
+    budget_seconds: float | None = None,
+    stop: StopRequest | None = None,
+    report: Callable[[int, dict[str, CopyPoint]], None] = lambda update, points: None,
+    ceilings: Ceilings | None = None,
+) -> CopyReport:
+    """Train a model with each of `variants` on the same sequences, one update of each in turn.
+
+    It ends after all updates, after `budget_seconds`, or when `stop` is set. Only whole rounds count, so the curves are
+    comparable wherever they end. `report` receives the new point of every mechanism. A model whose loss becomes NaN or
+    infinite keeps its points and takes no more updates. With `ceilings`, rows have the share of the machine's ceiling.
+
+    Raises as `prepare` does, before any training.
+    """
+    began = time.monotonic()
+    stop = stop or StopRequest()
+    learners = prepare(variants, settings, ceilings)
+
+    def is_over() -> bool:
+        late = budget_seconds is not None and time.monotonic() - began >= budget_seconds
+        return late or stop.signal_number is not None
+
+    def report_points(update: int) -> None:
+        report(update, {one.variant.label: one.point(update) for one in learners if one.failed is None})
+
+    done = 0
+    while done < settings.updates and not is_over() and _measure_round(learners, is_over):
+        done += 1
+        if done % settings.points_every == 0:
+            report_points(done)
+    for learner in learners:
+        learner.keep(done)
+    if done % settings.points_every:
+        report_points(done)
+    ended: Ending = "finished"
+    if done < settings.updates:
+        failed = all(learner.failed is not None for learner in learners)
+        ended = "interrupted" if stop.signal_number is not None else "failed" if failed else "budget"
+    return CopyReport(
+        tuple(learner.row() for learner in learners),
+        ended,
+        _describe_conditions(settings, budget_seconds, done),
+        describe_environment(),
+        None if ceilings is None else ceilings.describe(),
+    )
+
+
+def _measure_round(learners: Sequence[Learner], is_over: Callable[[], bool]) -> bool:
+    """One update of every model that still learns; False where there is none left, or no time for all of them."""
+    for number, learner in enumerate([learner for learner in learners if learner.failed is None]):
+        if number and is_over():
+            return False
+        learner.measure_round()
+    return any(learner.failed is None for learner in learners)
+
+
+def _describe_conditions(settings: CopySettings, budget_seconds: float | None, done: int) -> CopyConditions:
+    return CopyConditions(
+        task=settings.title,
+        reduced=settings.reduced,
+        length=settings.length,
+        width=settings.width,
+        feed_forward=4 * settings.width,
+        updates_wanted=settings.updates,
+        updates=done,
+        points_every=settings.points_every,
+        budget_seconds=budget_seconds,
+        seed=settings.seed,
+    )

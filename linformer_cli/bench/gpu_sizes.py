@@ -1,0 +1,62 @@
+"""How much `lintx bench gpu` measures."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from linformer_cli.config import ImageShape, ModelConfig
+
+from .models import preset_network
+
+
+@dataclass(frozen=True)
+class GpuSizes:
+    """The sizes of all parts.
+
+    `networks` are (name of the preset or None, network). `many` images are drawn at once. Attention alone is timed at
+    `lengths` for `heads` (images, heads of each), and checked at `checked_lengths`. `textbook_seconds` limits one row
+    of the textbook engine.
+    """
+
+    networks: Sequence[tuple[str | None, ModelConfig]]
+    sampling_batches: Sequence[int]
+    training_batches: Sequence[int]
+    many: int
+    lengths: Sequence[int]
+    heads: tuple[int, int]
+    checked_lengths: Sequence[int]
+    repeats: int
+    textbook_seconds: float
+
+
+def full_sizes() -> GpuSizes:
+    """Sizes for a GPU: the paper's two networks."""
+    networks = [preset_network(name) for name in ("mnist-paper", "cifar10-paper")]
+    return GpuSizes(
+        networks,
+        sampling_batches=(1, 16, 256, 1024, 4096),
+        training_batches=(16, 64),
+        many=10_000,
+        lengths=(784, 3072, 16_384),
+        heads=(16, 8),
+        checked_lengths=(1, 70, 784),
+        repeats=5,
+        textbook_seconds=20,
+    )
+
+
+def tiny_sizes() -> GpuSizes:
+    """Sizes that run every part in seconds on any device."""
+    network = ModelConfig(
+        layers=1, heads=2, width=32, head_width=16, feed_forward=32, image=ImageShape(height=4, width=4, levels=16)
+    )
+    return GpuSizes(
+        [(None, network)],
+        sampling_batches=(2,),
+        training_batches=(2,),
+        many=3,
+        lengths=(20,),
+        heads=(1, 2),
+        checked_lengths=(1, 20),
+        repeats=1,
+        textbook_seconds=5,
+    )

@@ -1,0 +1,58 @@
+"""The report of `bench paper`, which is also the contents of its paper.json."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from linformer_cli.config import ModelConfig
+
+from .copy import CopyReport
+from .growth import Exponents
+from .measure.ceilings import CeilingsReport
+from .rows import AttentionRow, SamplingRow, TrainingRow
+
+
+@dataclass(frozen=True)
+class PaperConditions:
+    """What the rows depend on."""
+
+    methods: Sequence[str]
+    networks: Mapping[str, ModelConfig]
+    batches: Sequence[int]
+    rounds: int
+    sampling_precision: str
+    training_precision: str
+    checked: str
+    runs: Sequence[object]
+    published: Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class PaperReport:
+    """Everything measured so far. `reduced` says what is less than the paper's; `unfinished` what was interrupted."""
+
+    budget_seconds: float
+    sampling: list[SamplingRow]
+    training: list[TrainingRow]
+    scaling: list[AttentionRow]
+    exponents: list[Exponents]
+    copy: CopyReport | None
+    ceilings: CeilingsReport
+    reduced: list[str]
+    unfinished: list[str]
+    elapsed_seconds: float
+    settings: PaperConditions
+    environment: Mapping[str, Any]
+
+
+def describe_extrapolated(rows: Sequence[SamplingRow]) -> list[str]:
+    """A line for each network whose images were not all drawn whole."""
+    lines = []
+    for preset in dict.fromkeys(row.preset for row in rows):
+        timed = [row for row in rows if row.preset == preset and row.samples_seconds]
+        partly = [row for row in timed if row.extrapolated]
+        if partly:
+            lines.append(
+                f"sampling {preset or 'runs'}: {len(partly)} of {len(timed)} rows are extrapolated from some positions"
+            )
+    return lines

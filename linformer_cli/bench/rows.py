@@ -1,0 +1,182 @@
+"""The rows of the benchmarks. `report.tables.to_json` writes them; the names of the fields are the keys."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from linformer_cli.config import OptionValue
+from linformer_cli.sampling.engines import TEXTBOOK
+
+from .measure.sampling_work import RERUN
+from .measure.timing import compare_turns
+from .published import Published
+
+# The mechanism that all others are compared with.
+BASELINE = "softmax"
+
+Quartiles = tuple[float, float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """What was timed, and all samples of it. `left_out` says why there is none.
+
+    `times_softmax` is the speed over that of softmax, the median over the rounds of the quotient in each.
+    """
+
+    name: str
+    attention: str
+    attention_options: Mapping[str, OptionValue]
+    engine: str
+    precision: str
+    device: str
+    batch: int
+    positions: int
+    repeats: int
+    samples_seconds: Sequence[float]
+    times_softmax: float | None = None
+    left_out: str | None = None
+
+    @property
+    def speed(self) -> float | None:
+        """Images or sequences per second, extrapolated where need be; None without a sample."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Quality:
+    """The validation bits/dim of the trained run that has the row's model; None throughout without one."""
+
+    run: Path | None = None
+    data: str | None = None
+    classes: int | None = None
+    images_seen: int | None = None
+    bits_per_dim: float | None = None
+    bits_per_dim_standard_error: float | None = None
+    validation_images: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelRow(Quality, Row):
+    """A whole model, sampled or trained. `product_share` is its share of the machine's matrix products."""
+
+    preset: str | None
+    images_per_second: float | None = None
+    images_per_second_quartiles: Quartiles | None = None
+    product_gigaflops: float | None = None
+    product_share: float | None = None
+
+    @property
+    def speed(self) -> float | None:
+        return self.images_per_second
+
+    @property
+    def method(self) -> str:
+        """How the row was measured, in a few words."""
+        return self.engine
+
+    def describe(self) -> str:
+        """The row in one line."""
+        where = f"{self.preset}, " if self.preset else ""
+        who = f"{where}{self.name} ({self.method}), batch {self.batch}"
+        if self.speed is None:
+            return f"{who}: left out, {self.left_out}"
+        how = "" if self.images_per_second else " (extrapolated)"
+        return f"{who}: {self.speed:.3g} images/s{how}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Extrapolated:
+    """Figures of whole images, from `timed_positions` of their `of_positions`."""
+
+    images_per_second: float
+    images_per_second_quartiles: Quartiles
+    seconds_per_image: float
+    timed_positions: int
+    of_positions: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SamplingRow(ModelRow):
+    """Sampling. Either the figures of whole images are set or `extrapolated` is.
+
+    `look_ahead` says whether some values were computed from guesses of those before. `copy_share` is the share of the
+    machine's memory copies that reading and writing the state reaches.
+    """
+
+    look_ahead: bool = False
+    seconds_per_image: float | None = None
+    extrapolated: Extrapolated | None = None
+    state_bytes: int
+    state_bytes_per_image: int
+    peak_memory_bytes: int | None = None
+    published: Published | None = None
+    state_gigabytes: float | None = None
+    copy_share: float | None = None
+
+    @property
+    def speed(self) -> float | None:
+        return self.extrapolated.images_per_second if self.extrapolated else self.images_per_second
+
+    @property
+    def method(self) -> str:
+        return f"{self.engine}, looking ahead" if self.look_ahead else self.engine
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingRow(ModelRow):
+    """Whole training steps. `reduced` says where the time limit allowed for fewer repeats."""
+
+    seconds_per_step: float | None = None
+    reduced: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttentionRow(Row):
+    """One mechanism alone, forward and backward. Samples and `peak_memory_bytes` are those of a whole pass."""
+
+    heads: int
+    head_width: int
+    seconds_per_sequence: float | None = None
+    seconds_per_sequence_quartiles: Quartiles | None = None
+    peak_memory_bytes: int | None = None
+    memory_bytes_per_sequence: float | None = None
+    copy_share: float | None = None
+
+    @property
+    def speed(self) -> float | None:
+        return 1 / self.seconds_per_sequence if self.seconds_per_sequence else None
+
+
+AnyRow = TypeVar("AnyRow", bound=Row)
+
+
+def compare_with_softmax(rows: Sequence[AnyRow], networks: Sequence[object]) -> list[AnyRow]:
+    """`rows`, which took turns, each with its `times_softmax`.
+
+    A row is compared with a softmax row of the same precision and the same network that is not a re-run. Of several the
+    first in plain torch is used if the row is in plain torch itself, and otherwise the first that is not. None without
+    such a row, or if either has no sample. `networks` has one entry per row; equal entries are the same network.
+    """
+    return [
+        dataclasses.replace(row, times_softmax=_times_softmax(row, network, rows, networks))
+        for row, network in zip(rows, networks, strict=True)
+    ]
+
+
+def _times_softmax(row: Row, network: object, rows: Sequence[Row], networks: Sequence[object]) -> float | None:
+    candidates = (
+        other
+        for other, other_network in zip(rows, networks, strict=True)
+        if other.attention == BASELINE
+        and other.engine != RERUN
+        and other.precision == row.precision
+        and other_network == network
+        and other.speed
+    )
+    plain = row.engine == TEXTBOOK
+    softmax = min(candidates, key=lambda other: (other.engine == TEXTBOOK) != plain, default=None)
+    if softmax is None or not softmax.speed or not row.speed:
+        return None
+    return compare_turns(row.speed, row.samples_seconds, softmax.speed, softmax.samples_seconds)

@@ -1,0 +1,109 @@
+"""What several benchmark commands print: tables of speed, rows as they come, and the machine."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from linformer_cli.report import benchmarks
+from linformer_cli.report.tables import Column
+from linformer_cli.units import format_bytes, format_milliseconds
+
+from . import options
+from .output import print_records, talk
+
+if TYPE_CHECKING:
+    from linformer_cli.bench.growth import Exponents
+    from linformer_cli.bench.measure.ceilings import CeilingsReport
+    from linformer_cli.bench.rows import AttentionRow, ModelRow, SamplingRow
+
+Tables = Sequence[Sequence[Column]]
+
+
+def print_sampling(rows: "Sequence[SamplingRow]", style: options.TableFormat) -> None:
+    """Rows of sampling on stdout."""
+    _print_speeds(rows, benchmarks.SAMPLING_TABLES, benchmarks.SAMPLING_FILE_COLUMNS, style)
+
+
+def print_training(rows: "Sequence[ModelRow]", style: options.TableFormat) -> None:
+    """Rows of training on stdout."""
+    _print_speeds(rows, benchmarks.TRAINING_TABLES, benchmarks.TRAINING_FILE_COLUMNS, style)
+
+
+def _print_speeds(
+    rows: "Sequence[ModelRow]", tables: Tables, columns: Sequence[Column], style: options.TableFormat
+) -> None:
+    flat = [benchmarks.flatten_speed(asdict(row)) for row in rows]
+    if style is options.TableFormat.CSV:
+        print_records(flat, columns, "csv")
+        return
+    if style is options.TableFormat.MD:
+        print_records(flat, benchmarks.choose_columns(flat, columns, benchmarks.QUALITY), "md")
+        return
+    for preset in dict.fromkeys(row["preset"] for row in flat):
+        if preset is not None:
+            print(preset)
+        of_preset = [row for row in flat if row["preset"] == preset]
+        for table in tables:
+            if shown := benchmarks.choose_columns(of_preset, table):
+                print_records(of_preset, shown, "table")
+                print()
+
+
+def print_position_times(rows: "Sequence[SamplingRow]") -> None:
+    """Time of one value of one image against the number of positions, on stdout."""
+    # The name of a resized preset is its network's and the size of its images.
+    flat = [{**benchmarks.flatten_speed(asdict(row)), "network": (row.preset or "").partition(",")[0]} for row in rows]
+
+    def method(row: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(row[key] for key in ("network", "name", "engine", "batch"))
+
+    methods = list(dict.fromkeys(map(method, flat)))
+    flat.sort(key=lambda row: (methods.index(method(row)), row["positions"]))
+    print_records(flat, benchmarks.choose_columns(flat, benchmarks.POSITION_COLUMNS), "table")
+    print()
+
+
+def print_growth(rows: "Sequence[AttentionRow]", exponents: "Sequence[Exponents]", style: options.TableFormat) -> None:
+    """Time and memory against T on stdout, and, except in CSV, which holds one table, the exponents."""
+    powers = {row.name: asdict(row) for row in exponents}
+    flat = [benchmarks.flatten_scaling({**asdict(row), **powers[row.name]}) for row in rows]
+    if style is options.TableFormat.CSV:
+        print_records(flat, benchmarks.SCALING_FILE_COLUMNS, "csv")
+        return
+    shape = options.TableFormat.MD if style is options.TableFormat.MD else options.TableFormat.TABLE
+    print_records(flat, benchmarks.SCALING_COLUMNS, shape.value)
+    for columns in (benchmarks.EXPONENT_COLUMNS, benchmarks.REACH_COLUMNS):
+        print()
+        print_records(list(powers.values()), columns, shape.value)
+
+
+def talk_about_speed(row: "ModelRow") -> None:
+    """A row of images per second, on stderr."""
+    talk(row.describe())
+
+
+def talk_about_passes(row: "AttentionRow") -> None:
+    """A row of time and memory, on stderr."""
+    talk(describe_passes(row))
+
+
+def describe_passes(row: "AttentionRow") -> str:
+    """A row of time and memory in one line."""
+    seconds, memory = row.seconds_per_sequence, row.memory_bytes_per_sequence
+    found = f"left out, {row.left_out}" if seconds is None else format_milliseconds(seconds)
+    return f"{row.name}, T = {row.positions:,}, batch {row.batch}: {found}" + (
+        f", {format_bytes(memory)}" if memory else ""
+    )
+
+
+def talk_about_machine(environment: Mapping[str, Any], ceilings: "CeilingsReport | None" = None) -> None:
+    """The machine and its ceilings, on stderr."""
+    talk(f"{environment['processor']}, {environment['threads']} threads, torch {environment['versions']['torch']}")
+    if ceilings is None:
+        return
+    best: dict[str, float] = {}
+    for product in ceilings.products:
+        best[product.precision] = max(best.get(product.precision, 0.0), product.gigaflops)
+    products = ", ".join(f"{speed:.0f} GFLOP/s in {kind}" for kind, speed in sorted(best.items(), reverse=True))
+    copied = f"memory copies {ceilings.copy.gigabytes_per_second:.0f} GB/s"
+    talk(f"matrix products up to {products}; {copied}" if products else copied)

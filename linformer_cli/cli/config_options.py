@@ -1,0 +1,138 @@
+"""Command line options made from the fields of configurations, so that a new setting is one field.
+
+A command takes a group of options as one parameter, `Annotated[dict[str, Any], Fields(TrainConfig, "Training")]`. Typer
+sees one option for each field instead, with the field's type, bounds, default and description; the command receives a
+dictionary of the values that were given.
+"""
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from linformer_cli.config import Config, Duration
+from linformer_cli.presets import DEFAULT_PRESET, PRESETS, preset_defaults
+
+from .options import parse_duration, parse_pairs
+
+
+@dataclass(frozen=True)
+class Fields:
+    """The fields of `config` as options under the heading `panel`: only these, or all but those named."""
+
+    config: type[Config]
+    panel: str
+    only: Collection[str] | None = None
+    without: Collection[str] = ()
+
+    @property
+    def names(self) -> list[str]:
+        known = self.config.model_fields
+        return [name for name in known if name not in self.without and (self.only is None or name in self.only)]
+
+    def build_parameters(self) -> list[inspect.Parameter]:
+        """One keyword parameter of the command for each field, None by default."""
+        return [_build_parameter(name, self.config.model_fields[name], self.panel) for name in self.names]
+
+    def take_given(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Remove the parameters of these fields from `values`; returns those that were given, by field."""
+        taken = {name: values.pop(name) for name in self.names}
+        return {
+            name: parse_pairs(value, _flag(name, self.config.model_fields[name])) if isinstance(value, list) else value
+            for name, value in taken.items()
+            if value is not None
+        }
+
+
+def with_fields(command: Callable[..., None]) -> Callable[..., None]:
+    """`command` for Typer: parameters annotated with `Fields` are replaced with one option for each field."""
+    signature = inspect.signature(command)
+    groups: dict[str, Fields] = {}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in signature.parameters.items():
+        group = next((mark for mark in _metadata(parameter.annotation) if isinstance(mark, Fields)), None)
+        if group is None:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+        else:
+            groups[name] = group
+            parameters += group.build_parameters()
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        command(**{name: group.take_given(values) for name, group in groups.items()}, **values)
+
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _build_parameter(name: str, field: FieldInfo, panel: str) -> inspect.Parameter:
+    kind, metadata = unwrap(field)
+    annotation: Any = kind
+    option: dict[str, Any] = {
+        "help": f"{field.description}{describe_default(name, field)}",
+        "rich_help_panel": panel,
+        "show_default": False,
+    }
+    if typing.get_origin(kind) is dict:
+        annotation, option["metavar"] = list[str], "KEY=VALUE"
+    elif any(isinstance(mark, Duration) for mark in metadata):
+        option |= {"parser": parse_duration, "metavar": "TIME"}
+    elif kind in (int, float):
+        option |= {"parser": _build_parser(kind, metadata), "metavar": f"<{kind.__name__}>"}
+    annotated = Annotated[annotation | None, typer.Option(_flag(name, field), **option)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotated)
+
+
+def _flag(name: str, field: FieldInfo) -> str:
+    """`--attention` for `attention`, `--fast/--no-fast` for a bool, `--option` for a table `options`."""
+    flag, (kind, _) = name.replace("_", "-"), unwrap(field)
+    if kind is bool:
+        return f"--{flag}/--no-{flag}"
+    return f"--{flag.removesuffix('s')}" if typing.get_origin(kind) is dict else f"--{flag}"
+
+
+def unwrap(field: FieldInfo) -> tuple[Any, list[Any]]:
+    """The type of a field without None and annotations, and its annotations."""
+    kind: Any = field.annotation
+    metadata = list(field.metadata)
+    if type(None) in typing.get_args(kind):
+        (kind,) = (part for part in typing.get_args(kind) if part is not type(None))
+    if typing.get_origin(kind) is Annotated:
+        kind, *more = typing.get_args(kind)
+        metadata += more
+    return kind, metadata
+
+
+def describe_default(name: str, field: FieldInfo) -> str:
+    """The default of a setting as a sentence, "per preset" where presets differ; empty if there is none."""
+    values = {preset: preset_defaults(preset).get(name, field.default) for preset in PRESETS}
+    default = values[DEFAULT_PRESET]
+    if default is None or default == {}:
+        return ""
+    shown = f"{default:g}" if isinstance(default, float) else str(default)
+    if len(set(values.values())) > 1:
+        return f" Default: per preset ({DEFAULT_PRESET}: {shown})."
+    return f" Default: {shown}."
+
+
+def _build_parser(kind: type, metadata: list[Any]) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:
+        annotated: Any = Annotated[kind, *metadata]
+        adapter: TypeAdapter[Any] = TypeAdapter(annotated, config=ConfigDict(allow_inf_nan=False))
+        try:
+            return adapter.validate_python(text)
+        except ValidationError as error:
+            raise typer.BadParameter(f"{error.errors()[0]['msg']}, found '{text}'") from None
+
+    return parse
+
+
+def _metadata(annotation: Any) -> tuple[Any, ...]:
+    return typing.get_args(annotation)[1:] if typing.get_origin(annotation) is Annotated else ()

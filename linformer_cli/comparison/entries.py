@@ -1,0 +1,191 @@
+"""The runs of a comparison: planned alike, trained once, and a grid of samples beside each.
+
+Everything is kept in files, so whatever is finished is not done again.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from linformer_cli.bench.measure.timing import Check
+from linformer_cli.bench.variants import Variant
+from linformer_cli.checkpoint import Checkpoint, holds_checkpoint, load_weights, read_checkpoint
+from linformer_cli.config import LENGTHS, RunConfig, TrainConfig, parse_config
+from linformer_cli.data.images import ImageSet
+from linformer_cli.errors import DataError, LintxError, UsageError
+from linformer_cli.files import write_file
+from linformer_cli.report.grids import encode_png, read_png_metadata, render_grid
+from linformer_cli.sampling.decode import Sampler
+from linformer_cli.system.signals import StopRequest
+from linformer_cli.training.loop import Trainer
+from linformer_cli.training.progress import Reporter
+from linformer_cli.training.run_folder import RunFolder
+from linformer_cli.training.settings import Given, Settings, merge_settings, read_tables
+
+DEFAULT_PRESET = "mnist-small"
+GRID_IMAGES = 25
+# Validation images, unless a file or an option says otherwise.
+_EVALUATED_IMAGES = 2_000
+# Settings that a comparison decides: --images gives the length, validation is at the end, samples are one grid.
+_DECIDED = (*LENGTHS, "evaluate_every", "sample_every")
+# Settings in which a run may differ from the plan: the device, and where the data lie.
+_FREE = {("train", "device"), ("data", "data_dir")}
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """How the runs are computed and timed.
+
+    Training is in `precision`, sampling in float32 with `batch` images at once. Speeds are medians of `repeats`.
+    """
+
+    device: str
+    precision: str
+    batch: int
+    repeats: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all runs have in common: their folder, the training images of each, and the layers of their settings."""
+
+    runs: Path
+    images: int
+    file: Path | None = None
+    preset: str | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
+    train: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One mechanism of a comparison: its run, and the files beside it."""
+
+    variant: Variant
+    config: RunConfig
+    folder: RunFolder
+
+    @property
+    def training_file(self) -> Path:
+        """The timed training steps."""
+        return self.folder.path / "training.json"
+
+    @property
+    def sampling_file(self) -> Path:
+        """The timed batches of sampling."""
+        return self.folder.path / "sampling.json"
+
+    @property
+    def step_images(self) -> int:
+        """Images of one training step."""
+        return self.config.train.batch * self.config.train.accumulation
+
+    @property
+    def grid_file(self) -> Path:
+        """The grid of samples, beside the run folders."""
+        return self.folder.path.with_name(f"{self.variant.label}.png")
+
+    @property
+    def saved(self) -> Checkpoint | None:
+        """The last checkpoint of the run, if there is one."""
+        return read_checkpoint(self.folder.last) if holds_checkpoint(self.folder.last) else None
+
+    @property
+    def finished(self) -> Checkpoint | None:
+        """The validated checkpoint at the end of the run, if there is one."""
+        saved = self.saved
+        if saved is None or saved.info.training.validation_bits_per_dim is None:
+            return None
+        return saved if saved.info.training.step == self.config.train.steps else None
+
+    def require_finished(self) -> Checkpoint:
+        """As `finished`; raises `LintxError` where there is none."""
+        checkpoint = self.finished
+        if checkpoint is None:
+            raise LintxError(f"the run '{self.folder.path}' is not finished")
+        return checkpoint
+
+
+def choose_training(file: Path | None, given: Mapping[str, Any], say: Callable[[str], None]) -> TrainConfig:
+    """The training settings of all runs: `given` on the command line over `file` over defaults.
+
+    Settings that a comparison decides are ignored in `file`; `say` then gets a warning.
+    """
+    table = {} if file is None else read_tables(file).get("train", {})
+    if ignored := [key for key in _DECIDED if table.pop(key, None) is not None]:
+        say(f"'{file}': {', '.join(ignored)} of [train] ignored: comparisons go by --images, validated at the end")
+    return parse_config(TrainConfig, {"evaluate_images": _EVALUATED_IMAGES, **table, **given, "steps": 1}, "train")
+
+
+def plan_entries(
+    variants: Sequence[Variant], plan: Plan, load: Callable[[Settings], tuple[ImageSet, ImageSet]]
+) -> tuple[list[Entry], tuple[ImageSet, ImageSet]]:
+    """An entry for each of `variants`, and the training and validation images, loaded once by `load`.
+
+    All runs have the same network and settings, and as many steps as `plan.images` need. Raises `UsageError` for a run
+    that exists with other settings.
+    """
+    entries: list[Entry] = []
+    loaded: tuple[ImageSet, ImageSet] | None = None
+    for variant in variants:
+        model = {"attention": variant.attention, "attention_options": variant.options}
+        train = {**plan.train, "steps": 1}
+        given = Given(plan.preset, model, plan.data, train)
+        settings = merge_settings(given, plan.file, default_preset=DEFAULT_PRESET)
+        loaded = loaded or load(settings)
+        config = settings.build(loaded[0].shape, loaded[0].classes)
+        steps = math.ceil(plan.images / (config.train.batch * config.train.accumulation))
+        lengths = {"steps": steps, "evaluate_every": steps, "sample_every": 0}
+        config = config.model_copy(update={"train": config.train.model_copy(update=lengths)})
+        entry = Entry(variant, config, RunFolder(plan.runs / variant.label))
+        _require_same(entry)
+        entries.append(entry)
+    if loaded is None:
+        raise UsageError("there is nothing to compare; name mechanisms with --attention")
+    return entries, loaded
+
+
+def _require_same(entry: Entry) -> None:
+    if not entry.folder.config_file.exists():
+        return
+    found, planned = (config.model_dump() for config in (entry.folder.read_config(), entry.config))
+    for table in ("model", "data", "train"):
+        for key, value in planned[table].items():
+            if (table, key) not in _FREE and found[table][key] != value:
+                raise UsageError(
+                    f"'{entry.folder.path}' was begun with {table}.{key} = {found[table][key]}, not {value}; give the "
+                    "same options, or another folder with --runs"
+                )
+
+
+def train_entry(
+    entry: Entry, images: tuple[ImageSet, ImageSet], conditions: Conditions, reporter: Reporter, stop: StopRequest
+) -> None:
+    """Begin or resume the run of `entry` and finish it. Raises `Interrupted` after saving, when `stop` is set."""
+    trainer = Trainer(entry.config, entry.folder, images, conditions.device, conditions.precision)
+    begun = entry.folder.config_file.exists()
+    if not begun:
+        entry.folder.create(entry.config)
+    with entry.folder.lock():
+        if begun:
+            trainer.resume()
+        trainer.run(reporter, stop)
+
+
+def draw_grid(entry: Entry, device: str, check: Check = None) -> bool:
+    """Write the grid of samples of a finished run, unless there is one of these weights; whether it was written.
+
+    `check` is called before every step and may raise to stop.
+    """
+    checkpoint = entry.require_finished()
+    try:
+        if read_png_metadata(entry.grid_file)["checkpoint_sha256"] == checkpoint.digest:
+            return False
+    except (DataError, KeyError):
+        pass  # no grid yet, or another picture of that name
+    images = Sampler(load_weights(checkpoint, device)).sample_images(GRID_IMAGES, before_step=check)
+    about = {"attention": entry.variant.label, "checkpoint_sha256": checkpoint.digest, "seed": 0}
+    write_file(entry.grid_file, encode_png(render_grid(images), about))
+    return True

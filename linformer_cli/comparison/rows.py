@@ -1,0 +1,100 @@
+"""One row of figures for each run of a comparison."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from linformer_cli.bench.measure.timing import Timing
+from linformer_cli.checkpoint import load_weights
+from linformer_cli.units import format_bits
+
+from .entries import Conditions, Entry
+from .speed import TIMED_STEPS, read_samples, sampling_speed, training_speed
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonRow:
+    """What is known of one mechanism: None for what is not, and `missing` says why.
+
+    `steps` and `images` are those of the last checkpoint. `training_samples_seconds` are seconds of `TIMED_STEPS`
+    training steps, `samples_seconds` those of sampling `batch` images.
+    """
+
+    name: str
+    attention: str
+    attention_options: Mapping[str, object]
+    run: Path
+    steps: int
+    images: int
+    bits_per_dim: float | None = None
+    standard_error: float | None = None
+    validation_images: int | None = None
+    parameters: int | None = None
+    state_bytes_per_image: int | None = None
+    device: str
+    training_batch: int
+    training_precision: str
+    training_images_per_second: float | None = None
+    training_images_per_second_quartiles: list[float] | None = None
+    training_samples_seconds: Sequence[float] = ()
+    batch: int
+    images_per_second: float | None = None
+    images_per_second_quartiles: list[float] | None = None
+    samples_seconds: Sequence[float] = ()
+    grid: Path | None
+    missing: str | None = None
+
+    @property
+    def bits(self) -> str | None:
+        """Bits/dim with the standard error, as text."""
+        return None if self.bits_per_dim is None else format_bits(self.bits_per_dim, self.standard_error, digits=3)
+
+
+def describe_entry(entry: Entry, conditions: Conditions, failure: str | None = None) -> ComparisonRow:
+    """The row of `entry`; `failure` is the error that stopped its work."""
+    saved, finished = entry.saved, entry.finished
+    row = ComparisonRow(
+        name=entry.variant.label,
+        attention=entry.variant.attention,
+        attention_options=entry.config.model.attention_options,
+        run=entry.folder.path,
+        steps=0 if saved is None else saved.info.training.step,
+        images=0 if saved is None else saved.info.training.images_seen,
+        device=conditions.device,
+        training_batch=entry.step_images,
+        training_precision=conditions.precision,
+        batch=conditions.batch,
+        grid=entry.grid_file if entry.grid_file.exists() else None,
+    )
+    if finished is None:
+        place = "not begun" if saved is None else f"step {saved.info.training.step:,} of {entry.config.train.steps:,}"
+        return replace(row, missing=f"{place}: {failure}" if failure else place)
+    training, model = finished.info.training, load_weights(finished)
+    trained = read_samples(entry.training_file, training_speed(entry, conditions))
+    drawn = read_samples(entry.sampling_file, sampling_speed(finished, conditions))
+    training_rate, training_quartiles = _measure_rate(trained, TIMED_STEPS * entry.step_images)
+    rate, quartiles = _measure_rate(drawn, conditions.batch)
+    untimed = " and ".join(name for name, samples in (("training", trained), ("sampling", drawn)) if not samples)
+    return replace(
+        row,
+        bits_per_dim=training.validation_bits_per_dim,
+        standard_error=training.validation_standard_error,
+        validation_images=training.validation_images,
+        parameters=model.parameter_count(),
+        state_bytes_per_image=model.state_bytes(1),
+        training_images_per_second=training_rate,
+        training_images_per_second_quartiles=training_quartiles,
+        training_samples_seconds=trained,
+        images_per_second=rate,
+        images_per_second_quartiles=quartiles,
+        samples_seconds=drawn,
+        missing=failure or (f"{untimed} not timed" if untimed else None),
+    )
+
+
+def _measure_rate(samples: Sequence[float], images: int) -> tuple[float | None, list[float] | None]:
+    """Images per second and their quartiles, where each of `samples` is the seconds of `images` images."""
+    if not samples:
+        return None, None
+    timing = Timing(tuple(samples))
+    return images / timing.median, [images / seconds for seconds in reversed(timing.quartiles)]

@@ -1,0 +1,118 @@
+"""The speed of finished runs: timed in interleaved repeats, which are kept in files beside each run."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from linformer_cli.bench.agreement import require_agreement
+from linformer_cli.bench.measure.sampling_work import WholeImages
+from linformer_cli.bench.measure.timing import Check, measure_interleaved
+from linformer_cli.checkpoint import Checkpoint, load_weights
+from linformer_cli.data.images import ImageSet
+from linformer_cli.files import write_file
+from linformer_cli.native.compiler import has_library
+from linformer_cli.report.tables import to_json
+from linformer_cli.sampling.engines.native_layout import SOURCE
+from linformer_cli.system.environment import processor_name
+from linformer_cli.training.loop import Trainer
+
+from .entries import Conditions, Entry
+
+# Training steps in one timed sample.
+TIMED_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What a kept time depends on: a change of batch, precision, engine or machine makes it another measurement.
+
+    `weights_sha256` is that of the sampled weights; None in training, whose time does not depend on them. `kernels`
+    says whether compiled kernels were available.
+    """
+
+    batch: int
+    device: str
+    precision: str
+    processor: str
+    threads: int
+    torch: str
+    kernels: bool
+    steps: int | None = None
+    weights_sha256: str | None = None
+
+
+def training_speed(entry: Entry, conditions: Conditions) -> Speed:
+    """What `time_training_once` measures."""
+    return Speed(entry.step_images, conditions.device, conditions.precision, *_describe_machine(), steps=TIMED_STEPS)
+
+
+def sampling_speed(checkpoint: Checkpoint, conditions: Conditions) -> Speed:
+    """What `time_sampling_once` measures."""
+    machine = _describe_machine()
+    return Speed(conditions.batch, conditions.device, "fp32", *machine, weights_sha256=checkpoint.digest)
+
+
+def _describe_machine() -> tuple[str, int, str, bool]:
+    return processor_name(), torch.get_num_threads(), str(torch.__version__), has_library(SOURCE)
+
+
+def time_training_once(entry: Entry, images: tuple[ImageSet, ImageSet], conditions: Conditions) -> bool:
+    """Time a few whole training steps and keep the seconds, unless all repeats are kept already; whether it timed.
+
+    They are steps as the run took them, after one to warm up, with weights that are thrown away. Calling it for each
+    entry in turn interleaves the repeats. Raises `DisagreementError` before the first repeat where the two executions
+    disagree.
+    """
+    checkpoint, speed = entry.require_finished(), training_speed(entry, conditions)
+    samples = read_samples(entry.training_file, speed)
+    if len(samples) >= conditions.repeats:
+        return False
+    if not samples:
+        require_agreement(load_weights(checkpoint, conditions.device))
+    trainer = Trainer(entry.config, entry.folder, images, conditions.device, conditions.precision)
+
+    def work() -> None:
+        for _ in range(TIMED_STEPS):
+            trainer.take_step()
+
+    (timing,) = measure_interleaved([work], [trainer.take_step], 1, conditions.device)
+    _keep_samples(entry.training_file, speed, [*samples, *timing.samples])
+    return True
+
+
+def time_sampling_once(entry: Entry, conditions: Conditions, check: Check = None) -> bool:
+    """As `time_training_once`, for sampling a batch of images. `check` may raise to stop."""
+    checkpoint = entry.require_finished()
+    speed = sampling_speed(checkpoint, conditions)
+    samples = read_samples(entry.sampling_file, speed)
+    if len(samples) >= conditions.repeats:
+        return False
+    model = load_weights(checkpoint, conditions.device)
+    if not samples:
+        require_agreement(model)
+    seconds = WholeImages(model, conditions.batch, check=check).time_sample()
+    _keep_samples(entry.sampling_file, speed, [*samples, seconds])
+    return True
+
+
+def read_samples(file: Path, speed: Speed) -> list[float]:
+    """The seconds kept in `file`; none where they are of another measurement."""
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+        same = Speed(**{key: record.get(key) for key in vars(speed)}) == speed
+        return [float(seconds) for seconds in record["samples_seconds"]] if same else []
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []
+
+
+def _keep_samples(file: Path, speed: Speed, samples: Sequence[float]) -> None:
+    write_file(file, (to_json({**vars(speed), "samples_seconds": samples}) + "\n").encode())
+
+
+def forget_speeds(entry: Entry) -> None:
+    """Delete the kept times."""
+    for file in (entry.training_file, entry.sampling_file):
+        file.unlink(missing_ok=True)

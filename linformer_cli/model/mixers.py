@@ -1,0 +1,79 @@
+"""Everything that mixes positions, by the name a configuration gives it: the attentions, and a recurrent baseline."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+
+from linformer_cli.attention.base import Attention, AttentionOptions, AttentionShape
+from linformer_cli.attention.catalogue import CATALOGUE, find_attention, fit_attention
+from linformer_cli.config import Config, ModelConfig, NetworkConfig, parse_config
+from linformer_cli.errors import unknown_name
+
+from .blocks import Block, TransformerBlock
+from .gated import GatedBlock
+from .lstm import LstmBlock, LstmOptions
+
+Mixer = type[Attention] | type[LstmBlock]
+
+BASELINES: dict[str, type[LstmBlock]] = {LstmBlock.name: LstmBlock}
+MIXERS: dict[str, Mixer] = {**CATALOGUE, **BASELINES}
+
+
+def find_mixer(name: str) -> Mixer:
+    """The attention or baseline called `name`; raises `UsageError` with a suggestion for an unknown name."""
+    if name not in MIXERS:
+        raise unknown_name("attention", name, MIXERS)
+    return MIXERS[name]
+
+
+def parse_options(name: str, options: Mapping[str, Any]) -> Config:
+    """The options of the attention or baseline `name`, checked and with defaults filled in.
+
+    Raises `UsageError`, with a suggestion, for an unknown name or option.
+    """
+    options_type: type[Config] = find_mixer(name).options_type
+    return parse_config(options_type, options, f"attention options of '{name}'")
+
+
+def build_attention(name: str, options: Mapping[str, Any], shape: AttentionShape) -> Attention:
+    """The attention `name` with `options`, in exactly the sizes of `shape`. Raises what `parse_options` raises."""
+    mechanism = find_attention(name)  # not a baseline
+    return mechanism(cast(AttentionOptions, parse_options(name, options)), shape)
+
+
+def build_blocks(config: ModelConfig) -> list[Block]:
+    """The blocks of a model. Raises what `parse_options` raises."""
+    options = parse_options(config.attention, config.attention_options)
+    return [_build_block(config, options, layer) for layer in range(config.layers)]
+
+
+def _build_block(config: ModelConfig, options: Config, layer: int) -> Block:
+    if isinstance(options, LstmOptions):
+        return LstmBlock(config, options)
+    assert isinstance(options, AttentionOptions)
+    shape = AttentionShape(
+        heads=config.heads,
+        key_width=config.head_width,
+        value_width=config.head_width,
+        positions=config.image.positions,
+        row=config.image.values_per_row,
+        layer=layer,
+    )
+    attention = fit_attention(config.attention, options, shape, config.width)
+    return GatedBlock(config, attention) if attention.gated else TransformerBlock(config, attention)
+
+
+def default_state_bytes(name: str, network: NetworkConfig, shape: AttentionShape) -> int:
+    """Bytes of one layer's state after one whole image in float32, for mixer `name` with its default options."""
+    options = find_mixer(name).options_type()
+    with torch.device("meta"):  # only its size is needed
+        if isinstance(options, LstmOptions):
+            return LstmBlock(network, options).state_bytes(1, shape.positions, torch.float32)
+        attention = fit_attention(name, options, shape, network.width)
+        return attention.state_bytes(1, shape.positions, torch.float32)
+
+
+def describe_mixing(name: str) -> str:
+    """What mixes positions in a model whose `attention` is `name`, for a sentence about the model."""
+    return f"{name} ({BASELINES[name].family})" if name in BASELINES else f"{name} attention"

@@ -1,0 +1,31 @@
+"""A model whose weights are about to be loaded: built once, without drawing or allocating them."""
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from linformer_cli.config import ModelConfig
+
+from .pixel_model import PixelModel
+
+
+def build_skeleton(config: ModelConfig) -> PixelModel:
+    """A model whose parameters have shapes but no memory; what is computed from the configuration alone is there.
+
+    Fill it with `load_state_dict(..., assign=True)`. Raises `UsageError` for a configuration that fits no model.
+    """
+    with _Skeleton():
+        return PixelModel(config)
+
+
+class _Skeleton(TorchFunctionMode):
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(function, "__module__", None) == "torch.nn.init":
+            return None  # drawing into tensors without memory would import torch's compiler, which takes seconds
+        if function is torch.empty and kwargs.get("device") is None:  # how parameters are allocated
+            kwargs = {**kwargs, "device": "meta"}
+        return function(*args, **kwargs)

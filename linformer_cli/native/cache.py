@@ -1,0 +1,56 @@
+"""Where compiled libraries are kept, and whether another user could have put one there."""
+
+import os
+import stat
+from pathlib import Path
+
+from linformer_cli.errors import LintxError
+from linformer_cli.files import user_cache
+
+
+class UnsafeCache(LintxError):
+    """Another user could have put a library into the cache; the message says how."""
+
+
+def open_cache() -> Path:
+    """The folder of compiled libraries, made if it is missing, with links resolved.
+
+    Raises `UnsafeCache`, `LintxError` if there is no such place, and `OSError`.
+    """
+    folder = user_cache() / "native"
+    folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+    folder = Path(os.path.realpath(folder))
+    require_private(folder)
+    return folder
+
+
+def require_private(folder: Path) -> None:
+    """Raises `UnsafeCache` if another user may change what is in `folder`, a path without links."""
+    risks = (describe_risk(parent, has_guarded_entries(parent)) for parent in folder.parents)
+    found = describe_risk(folder) or next(filter(None, risks), None)
+    if found is not None:
+        raise UnsafeCache(found)
+
+
+def describe_risk(path: Path, guarded: bool = False) -> str | None:
+    """How another user could have written the file or folder `path`; None if they could not. Raises `OSError`.
+
+    With `guarded`, others may write to it. The superuser is trusted, and without user ids, as on Windows, everybody is.
+    """
+    if not hasattr(os, "getuid"):
+        return None
+    found = path.stat()
+    if found.st_uid not in (os.getuid(), 0):
+        return f"{path} belongs to another user (number {found.st_uid})"
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not guarded:
+        return f"others may write to {path}; 'chmod go-w' it, or set LINTX_CACHE to a folder of your own"
+    return None
+
+
+def has_guarded_entries(folder: Path) -> bool:
+    """Whether others cannot rename this user's entries of `folder`, even if they may write to it."""
+    found = folder.stat()
+    if found.st_mode & stat.S_ISVTX:  # as /tmp: only the owner of an entry may rename it
+        return True
+    # A user's private group has no other members; its number is the user's, by convention.
+    return not found.st_mode & stat.S_IWOTH and found.st_gid == os.getgid() == os.getuid()

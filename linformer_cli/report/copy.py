@@ -1,0 +1,65 @@
+"""The tables and the plot of `lintx bench copy`."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from linformer_cli.units import format_milliseconds, format_percent
+
+from .plots import Curve, Panel, PlotFormat, Scale, number_styles, render_plot
+from .tables import Column, Record, find_value
+
+if TYPE_CHECKING:
+    from linformer_cli.bench.copy import CopyRow
+
+COPY_COLUMNS = (
+    Column("name", "attention"),
+    Column("updates", "updates", format=","),
+    Column("loss", "loss, nats a symbol", format=".4f"),
+    Column("accuracy", "accuracy", format=".1%"),
+    Column("seconds_per_update", "an update", format=format_milliseconds),
+    Column("product_share", "products", format=format_percent),
+)
+_FAILED = Column("failed", "failed")
+CSV_COLUMNS = tuple(
+    Column(key, key)
+    for key in ("task", "reduced", "name", "attention", "device", "update", "loss", "accuracy", "learning_rate")
+)
+_SHOWN_POINTS = 10
+
+
+def choose_columns(rows: Sequence["CopyRow"]) -> tuple[Column, ...]:
+    """The columns of the table; `failed` only where a model failed."""
+    return (*COPY_COLUMNS, _FAILED) if any(row.failed for row in rows) else COPY_COLUMNS
+
+
+def list_points(rows: Sequence["CopyRow"]) -> list[dict[str, object]]:
+    """One record for each point of each mechanism, for CSV."""
+    return [{**vars(row), **vars(point)} for row in rows for point in row.points]
+
+
+def tabulate_losses(rows: Sequence["CopyRow"]) -> tuple[list[Mapping[str, object]], list[Column]]:
+    """Losses side by side at the last update and at some evenly spaced ones before it: records and columns."""
+    losses = {row.name: {point.update: point.loss for point in row.points} for row in rows if row.points}
+    updates = sorted({update for points in losses.values() for update in points}, reverse=True)
+    shown = sorted(updates[:: max(1, -(-len(updates) // _SHOWN_POINTS))])
+    records = [{"update": update, **{name: points.get(update) for name, points in losses.items()}} for update in shown]
+    names = [Column(row.name, row.name, format=".4f") for row in rows]
+    return list(records), [Column("update", "loss at update", format=","), *names]
+
+
+def render_copy(rows: Sequence[Record], title: str, kind: PlotFormat) -> bytes:
+    """Loss and accuracy against updates, one colour for each mechanism; rows as dataclasses or read from JSON."""
+
+    def build_panel(key: str, label: str, scale: Scale) -> Panel:
+        curves = []
+        for row, (colour, dash) in zip(rows, number_styles(len(rows)), strict=True):
+            points = find_value(row, "points")
+            x, y = ([find_value(point, name) for point in points] for name in ("update", key))
+            curves.append(Curve(find_value(row, "name"), x, y, colour=colour, dash=dash))
+        return Panel("", curves, y_label=label, x_scale="linear", y_scale=scale)
+
+    panels = [
+        build_panel("loss", "loss (nats a copied symbol)", "log"),
+        build_panel("accuracy", "accuracy on the copy (share)", "linear"),
+    ]
+    return render_plot(panels, "updates", "", kind, title=title)

@@ -1,0 +1,150 @@
+"""What training changes: the weights, with their optimizer and their average. One call takes one optimizer step."""
+
+import contextlib
+import math
+import time
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from linformer_cli.checkpoint import TrainingState
+from linformer_cli.config import RunConfig
+from linformer_cli.data.batches import Batches, shift_images
+from linformer_cli.data.images import ImageSet
+from linformer_cli.data.sequence import images_to_values
+from linformer_cli.errors import TrainingError
+from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.system.device import synchronize
+from linformer_cli.system.distributed import ALONE, Team, keep_own
+
+from .optimizer import build_average, build_optimizer, load_optimizer_tensors, strip_prefix
+from .progress import Progress
+from .saving import AVERAGED, IN_TRAINING, restore_random_state
+from .together import seed_own_dropout, share_batch, share_model
+
+
+def build_model(config: RunConfig) -> PixelModel:
+    """The untrained model of a run; the seed alone determines its weights."""
+    torch.manual_seed(config.train.seed)
+    return PixelModel(config.model)
+
+
+class Learner:
+    """A model in training on `device`, in `precision` (`fp32` or `bf16`), with the images it is trained on.
+
+    Each process of a `team` trains on its share of every batch; after a step all have the same weights. Raises
+    `UsageError` for a batch with fewer images than processes and for images of another size than the model's,
+    `DataError` if the model needs classes and the images have no labels.
+    """
+
+    def __init__(self, config: RunConfig, images: ImageSet, device: str, precision: str, team: Team = ALONE) -> None:
+        self.config, self.device, self.train_set = config, device, images
+        self.team, self.own_batch = team.on(device), share_batch(team, config.train.batch)
+        images.require_shape(config.model.image)
+        self.labels = images.require_labels(config.model.classes) if config.model.classes else None
+        self.autocast = precision == "bf16"
+        self.batches = Batches(len(images), config.train.seed)
+        self.model = build_model(config).to(device).train()
+        self.optimizer = build_optimizer(self.model, config.train)
+        self.average = build_average(self.model, config.train)
+        self._likelihood: Module | None = None
+        self._timed_steps = 0
+
+    def restore(self, model: PixelModel, state: TrainingState) -> None:
+        """Continue with the weights of a save and its training state; takes what is not progress out of `state`.
+
+        Raises `KeyError`, `TypeError`, `ValueError`, `IndexError` or `RuntimeError` if the two do not fit together.
+        """
+        self.model, self._likelihood = model.train(), None
+        self.average = build_average(self.model, self.config.train)
+        if self.average is not None:
+            # The checkpoint's weights are the average; the trained ones are saved with the optimizer's state.
+            self.average.n_averaged.fill_(state.values.pop(AVERAGED))
+            self.model.load_state_dict(strip_prefix(state.tensors, IN_TRAINING))
+        self.optimizer = build_optimizer(self.model, self.config.train)
+        load_optimizer_tensors(self.optimizer, state.tensors)
+        restore_random_state(state.tensors, self.device)
+
+    @property
+    def evaluated_model(self) -> PixelModel:
+        """The model to evaluate, sample from and save: the average of the weights if there is one."""
+        if self.average is None:
+            return self.model
+        return cast(PixelModel, self.average.module)
+
+    @property
+    def likelihood(self) -> Module:
+        """The model as a call that returns nats; its backward pass averages the gradients of all processes."""
+        if self._likelihood is None:
+            self._likelihood = share_model(self.team, self.model)
+        return self._likelihood
+
+    def train_step(self, progress: Progress, rate: float) -> tuple[float, float]:
+        """One optimizer step at learning rate `rate`; returns nats per value and the gradient norm before clipping.
+
+        Raises `TrainingError`, with the weights unchanged, if either is not finite.
+        """
+        settings = self.config.train
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.model.on_training_step(progress.step, settings.seed)
+        seed_own_dropout(self.team, settings.seed, progress.step)
+        self.optimizer.zero_grad(set_to_none=True)
+        # The gradients of several processes are averaged, but the batch is the sum of their shares.
+        share = len(self.own_batch) / settings.batch
+        total = 0.0
+        for part in range(settings.accumulation):
+            start = progress.images_seen + part * settings.batch + self.own_batch.start
+            with keep_own(self.likelihood) if part + 1 < settings.accumulation else contextlib.nullcontext():
+                nats = self.mean_nats(start) / settings.accumulation
+                (nats * (share * self.team.count)).backward()
+            total += float(nats.detach()) * share
+        total = self.team.total(total)
+        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip or math.inf))
+        if not (math.isfinite(total) and math.isfinite(norm)):
+            raise TrainingError(
+                f"the loss or its gradient is NaN or infinite at step {progress.step} (loss {total}, gradient norm "
+                f"{norm}), {self.describe_batch(progress)}"
+            )
+        self.optimizer.step()
+        if self.average is not None:
+            self.average.update_parameters(self.model)
+        return total, norm
+
+    def mean_nats(self, start: int) -> Tensor:
+        """Mean nats per value over this process's share of the batch that begins at place `start` of the stream."""
+        settings = self.config.train
+        indices = self.batches.batch(start, len(self.own_batch))
+        images = self.train_set.images[indices]
+        if settings.shift:
+            images = shift_images(images, self.batches.shifts(start, len(self.own_batch), settings.shift))
+        values = images_to_values(images, self.config.model.image.levels).to(self.device)
+        labels = None if self.labels is None else torch.from_numpy(self.labels[indices]).to(self.device)
+        with torch.autocast(self.device.partition(":")[0], torch.bfloat16, enabled=self.autocast):
+            mean: Tensor = self.likelihood(values, labels).mean()
+            return mean
+
+    def describe_batch(self, progress: Progress) -> str:
+        """The batch of the next step, in terms a user can look up: its number, its epoch, its first images."""
+        settings, start = self.config.train, progress.images_seen
+        size = settings.batch * settings.accumulation
+        epoch, place = divmod(start, len(self.train_set))
+        first = ", ".join(str(index) for index in self.batches.batch(start, min(size, 3)))
+        return f"batch {place // size + 1} of epoch {epoch + 1} (training images {first}{', ...' if size > 3 else ''})"
+
+    def take_step(self) -> None:
+        """One training step on the first batch at the full learning rate, to be timed."""
+        self.train_step(Progress(step=self._timed_steps), self.config.train.learning_rate)
+        # Some mechanisms do extra work every few steps, here as often as in a run.
+        self._timed_steps += 1
+
+    def time_one_step(self) -> float:
+        """Seconds of one training step, after a first one as warm-up. Changes the weights."""
+        self.take_step()
+        synchronize(self.device)
+        began = time.perf_counter()
+        self.take_step()
+        synchronize(self.device)
+        return time.perf_counter() - began

@@ -1,0 +1,194 @@
+"""The copy task: sequences, models, and curves that are comparable wherever they end."""
+
+import math
+import signal
+
+import pytest
+import torch
+
+from linformer_cli.attention.linear import LinearAttention
+from linformer_cli.bench.copy import Learner, run_copy_task
+from linformer_cli.bench.copy_task import (
+    BATCH,
+    SEPARATOR,
+    SYMBOLS,
+    CopyModel,
+    CopySettings,
+    choose_size,
+    draw_batch,
+    learning_rate_at,
+)
+from linformer_cli.bench.measure.costs import count_product_flops
+from linformer_cli.bench.variants import list_variants, parse_variants
+from linformer_cli.errors import DisagreementError, UsageError
+from linformer_cli.system.signals import StopRequest
+
+VARIANTS = parse_variants(["softmax", "linear:chunk=4"])
+TINY = {"length": 12, "width": 16, "points_every": 2}
+
+
+@pytest.mark.parametrize("length", [8, 32, 33])
+def test_a_sequence_is_a_string_twice(length) -> None:
+    sequences, copied = draw_batch(length, seed=3, update=5, batch=200)
+    counts = set()
+    for sequence, mask in zip(sequences.tolist(), copied.tolist(), strict=True):
+        count = sequence.index(SEPARATOR)
+        counts.add(count)
+        first, second, rest = sequence[:count], sequence[count + 1 : 2 * count + 1], sequence[2 * count + 1 :]
+        assert first == second and SEPARATOR not in first and len(second) == count
+        assert set(rest) <= {SEPARATOR}
+        assert [place for place, marked in enumerate(mask) if marked] == list(range(count + 1, 2 * count + 1))
+    assert counts == set(range(length // 4, (length - 1) // 2))
+    assert set(sequences.unique().tolist()) == {SEPARATOR, *range(1, SYMBOLS + 1)}
+
+
+def test_every_update_and_every_seed_has_sequences_of_its_own() -> None:
+    drawn = [draw_batch(16, seed, update)[0] for seed, update in ((0, 0), (0, 1), (1, 0))]
+    assert torch.equal(drawn[0], draw_batch(16, 0, 0)[0])
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert not torch.equal(drawn[one], drawn[other])
+
+
+@pytest.mark.parametrize("variant", list_variants(baselines=True), ids=lambda variant: variant.label)
+def test_every_mechanism_works_in_the_model_and_sees_only_the_past(variant) -> None:
+    torch.manual_seed(0)
+    model = CopyModel(variant, CopySettings(13, 32)).eval()
+    sequences, _ = draw_batch(13, 0, 0, batch=3)
+    changed = sequences.clone()
+    changed[:, 7:] = changed[:, 7:] % SYMBOLS + 1
+    with torch.no_grad():
+        before, after = model(sequences), model(changed)
+    assert before.shape == (3, 13, SYMBOLS + 1)
+    torch.testing.assert_close(before[:, :7], after[:, :7])
+    assert (before[:, 7:] - after[:, 7:]).abs().max() > 1e-4
+
+
+def test_the_rate_falls_after_3000_updates() -> None:
+    assert [learning_rate_at(update) for update in (0, 2_999, 3_000, 9_999)] == [1e-3, 1e-3, 1e-4, 1e-4]
+
+
+@pytest.mark.parametrize(
+    ("budget", "length", "width", "expected"),
+    [
+        (3_599, None, None, (32, 128)),
+        (3_600, None, None, (128, 256)),
+        (None, None, None, (128, 256)),
+        (60, 64, None, (64, 128)),
+        (60, None, 256, (32, 256)),
+    ],
+)
+def test_less_than_an_hour_means_a_smaller_task(budget, length, width, expected) -> None:
+    assert choose_size(budget, length, width) == expected
+
+
+def test_what_is_smaller_than_the_papers_says_so() -> None:
+    assert not CopySettings(128, 256).reduced and "reduced" not in CopySettings(128, 256).title
+    for length, width in ((127, 256), (128, 248), (32, 128)):
+        settings = CopySettings(length, width)
+        assert settings.reduced and f"length {length}, width {width} (reduced from length 128" in settings.title
+
+
+@pytest.mark.parametrize(("length", "width", "part"), [(7, 16, "at least 8, found 7"), (8, 20, "found 20")])
+def test_sizes_that_cannot_be_are_one_line(length, width, part, raises_one_line) -> None:
+    with raises_one_line(UsageError, part):
+        CopySettings(length, width)
+
+
+def test_points_average_the_last_updates(monkeypatch) -> None:
+    """Every model gets the losses 1, 2, 3, ..."""
+    monkeypatch.setattr(Learner, "update", lambda learner, s, c, number: (number + 1.0, 0.1 * number))
+    told = []
+    report = run_copy_task(VARIANTS, CopySettings(updates=5, **TINY), report=lambda u, p: told.append((u, set(p))))
+    assert report.ended == "finished"
+    for row in report.rows:
+        assert [(point.update, point.loss) for point in row.points] == [(2, 1.5), (4, 3.5), (5, 4.5)]
+        assert row.points[1].accuracy == pytest.approx(0.25)
+        assert (row.updates, row.loss, row.failed) == (5, 4.5, None)
+    assert told == [(update, {"softmax", "linear-4"}) for update in (2, 4, 5)]
+
+
+def test_training_is_repeatable_and_each_mechanism_alone_is_the_same() -> None:
+    def losses(variants, seed: int = 0) -> dict[str, list[float]]:
+        report = run_copy_task(variants, CopySettings(updates=4, seed=seed, **TINY))
+        return {row.name: [point.loss for point in row.points] for row in report.rows}
+
+    together = losses(VARIANTS)
+    assert together == losses(VARIANTS)
+    assert losses(VARIANTS[1:])["linear-4"] == together["linear-4"]
+    assert losses(VARIANTS, seed=1) != together
+    for values in together.values():
+        assert all(abs(value - math.log(SYMBOLS + 1)) < 0.3 for value in values)  # a new model is close to uniform
+
+
+def test_a_model_learns_from_its_updates() -> None:
+    """Not to copy, which takes longer, but that a copy has no separators."""
+    report = run_copy_task(VARIANTS[:1], CopySettings(8, 32, updates=40, points_every=10))
+    (row,) = report.rows
+    assert row.points[-1].loss < row.points[0].loss - 0.02
+
+
+@pytest.mark.parametrize("calls", [3, 4])
+def test_a_stop_keeps_whole_turns(calls, monkeypatch) -> None:
+    stop, made = StopRequest(), []
+
+    def update(learner, *rest) -> tuple[float, float]:
+        made.append(learner.variant.label)
+        if len(made) == calls:
+            stop.signal_number = signal.SIGINT
+        return float(len(made)), 0.0
+
+    monkeypatch.setattr(Learner, "update", update)
+    report = run_copy_task(VARIANTS, CopySettings(updates=9, **TINY), stop=stop)
+    assert report.ended == "interrupted" and report.settings.updates == calls // 2
+    assert made == ["softmax", "linear-4"] * (calls // 2) + ["softmax"] * (calls % 2)
+    for row in report.rows:
+        assert [point.update for point in row.points] == [calls // 2]
+
+
+def test_a_budget_that_is_spent_leaves_empty_rows() -> None:
+    report = run_copy_task(VARIANTS, CopySettings(updates=9, **TINY), budget_seconds=1e-9)
+    assert report.ended == "budget"
+    for row in report.rows:
+        assert (row.points, row.updates, row.loss, row.seconds_per_update) == ((), 0, None, None)
+
+
+def test_a_nan_loss_ends_one_model_only(monkeypatch) -> None:
+    def update(learner, s, c, number) -> tuple[float, float]:
+        return (math.nan if learner.variant.attention == "linear" and number == 2 else 1.0), 0.5
+
+    monkeypatch.setattr(Learner, "update", update)
+    whole, broken = run_copy_task(VARIANTS, CopySettings(updates=6, **TINY)).rows
+    assert broken.failed == "the loss was NaN or infinite at update 3"
+    assert [point.update for point in broken.points] == [2]
+    assert [point.update for point in whole.points] == [2, 4, 6]
+    alone = run_copy_task(VARIANTS[1:], CopySettings(updates=6, **TINY))
+    assert alone.ended == "failed" and alone.rows[0].points == broken.points
+
+
+def test_nothing_is_trained_whose_executions_disagree(monkeypatch, raises_one_line) -> None:
+    right = LinearAttention.step
+
+    def wrong(self, q_t, k_t, v_t, *rest):
+        return right(self, q_t, k_t, v_t * 1.01, *rest)
+
+    monkeypatch.setattr(LinearAttention, "step", wrong)
+    with raises_one_line(DisagreementError, "'linear' is not"):
+        run_copy_task(VARIANTS, CopySettings(updates=1, **TINY))
+
+
+def test_a_row_says_what_share_of_the_products_its_updates_reach() -> None:
+    class Fixed:
+        def product(self, shapes, rows, precision):
+            assert (rows, precision) == (BATCH * 12, "fp32")
+            return type("Ceiling", (), {"gigaflops": 0.5})()
+
+        def describe(self):
+            return {"copy": {}, "products": []}
+
+    settings = CopySettings(updates=2, **TINY)
+    (row,) = run_copy_task(VARIANTS[1:], settings, ceilings=Fixed()).rows
+    flops = 3 * BATCH * 12 * count_product_flops(CopyModel(VARIANTS[1], settings))
+    assert row.product_gigaflops == pytest.approx(flops / row.seconds_per_update / 1e9)
+    assert row.product_share == pytest.approx(row.product_gigaflops / 0.5)
+    (row,) = run_copy_task(VARIANTS[1:], settings).rows
+    assert row.product_gigaflops is row.product_share is None

@@ -1,0 +1,83 @@
+"""Rows: which softmax row a row is compared with, and what a line and a JSON document say."""
+
+import dataclasses
+import json
+
+import pytest
+
+from linformer_cli.bench.rows import AttentionRow, Extrapolated, SamplingRow, compare_with_softmax
+from linformer_cli.report.tables import to_json
+
+
+def build_row(attention: str, *samples: float, engine: str = "native", precision: str = "fp32") -> SamplingRow:
+    """A row that draws an image in the median of its samples."""
+    return SamplingRow(
+        name=attention,
+        attention=attention,
+        attention_options={},
+        engine=engine,
+        precision=precision,
+        device="cpu",
+        batch=1,
+        positions=64,
+        preset=None,
+        repeats=len(samples),
+        samples_seconds=samples,
+        images_per_second=1 / sorted(samples)[len(samples) // 2] if samples else None,
+        state_bytes=0,
+        state_bytes_per_image=0,
+        left_out=None if samples else "too slow",
+    )
+
+
+def compare(*rows: SamplingRow) -> list[float | None]:
+    return [row.times_softmax for row in compare_with_softmax(rows, [None] * len(rows))]
+
+
+def test_the_quotient_is_that_of_the_rounds() -> None:
+    # In two of three rounds four times as fast, in the last, a busy one, as fast.
+    assert compare(build_row("linear", 1.0, 2.0, 9.0), build_row("softmax", 4.0, 8.0, 9.0)) == [4, 1]
+
+
+def test_no_row_is_compared_with_a_rerun_or_another_precision_or_network() -> None:
+    assert compare(build_row("linear", 1.0), build_row("softmax", 2.0, engine="rerun")) == [None, None]
+    assert compare(build_row("linear", 1.0), build_row("softmax", 2.0, precision="bf16")) == [None, 1]
+    rows = [build_row("linear", 1.0), build_row("softmax", 8.0), build_row("softmax", 2.0)]
+    assert compare_with_softmax(rows, ["small", "large", "small"])[0].times_softmax == 2
+    assert compare(build_row("linear", 1.0), build_row("softmax")) == [None, None]
+    assert compare(build_row("linear"), build_row("softmax", 1.0)) == [None, 1]
+
+
+def test_plain_torch_is_compared_with_plain_torch() -> None:
+    plain, fast = build_row("softmax", 4.0, engine="textbook"), build_row("softmax", 2.0, engine="parallel")
+    linear = [build_row("linear", 1.0, engine="textbook"), build_row("linear", 1.0)]
+    assert compare(plain, fast, *linear) == [1, 1, 4, 2]
+    assert compare(plain, linear[1]) == [1, 4]  # the only one there is
+
+
+def test_a_row_in_one_line() -> None:
+    row = dataclasses.replace(build_row("linear", 0.5), preset="tiny", look_ahead=True)
+    assert row.describe() == "tiny, linear (native, looking ahead), batch 1: 2 images/s"
+    assert build_row("linear").describe() == "linear (native), batch 1: left out, too slow"
+    partly = dataclasses.replace(
+        row,
+        preset=None,
+        look_ahead=False,
+        images_per_second=None,
+        extrapolated=Extrapolated(3.0, (2.0, 4.0), 0.3, 8, 64),
+    )
+    assert partly.describe() == "linear (native), batch 1: 3 images/s (extrapolated)" and partly.speed == 3.0
+
+
+def test_every_row_has_every_key() -> None:
+    measured, left_out = (json.loads(to_json(row)) for row in (build_row("linear", 0.5), build_row("linear")))
+    assert measured.keys() == left_out.keys() >= {"name", "extrapolated", "bits_per_dim", "look_ahead", "published"}
+    assert (left_out["images_per_second"], left_out["left_out"]) == (None, "too slow")
+
+
+@pytest.mark.parametrize(("seconds", "speed"), [(0.25, 4.0), (None, None)])
+def test_the_speed_of_a_pass_is_that_of_a_sequence(seconds, speed) -> None:
+    same = {"name": "a", "attention": "a", "attention_options": {}, "engine": "parallel", "precision": "fp32"}
+    sizes = {"device": "cpu", "batch": 2, "positions": 9, "heads": 1, "head_width": 2, "repeats": 0}
+    row = AttentionRow(**same, **sizes, samples_seconds=[], seconds_per_sequence=seconds)
+    assert row.speed == speed

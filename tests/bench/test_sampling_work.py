@@ -1,0 +1,121 @@
+"""The work of sampling: whole images, steps around the middle, and prefixes of a re-run."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from machine import HAS_COMPILER
+
+from linformer_cli.bench.measure import sampling_work
+from linformer_cli.bench.measure.sampling_work import (
+    SHARES,
+    WARM_UP_STEPS,
+    MiddleSteps,
+    RerunPrefixes,
+    WholeImages,
+    place_state,
+)
+from linformer_cli.errors import Interrupted
+from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.sampling.choose import UniformStreams
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The position and the batch of every step that a model takes."""
+    taken: list[tuple[int, int]] = []
+    step = PixelModel.step
+
+    def watched(self: PixelModel, tokens_t: torch.Tensor, state: Any) -> Any:
+        taken.append((int(state.embedding.position), len(tokens_t)))
+        return step(self, tokens_t, state)
+
+    monkeypatch.setattr(PixelModel, "step", watched)
+    return taken
+
+
+def test_whole_images_are_drawn_after_a_few_steps(build_tiny_model, steps, clock) -> None:
+    work = WholeImages(build_tiny_model(), 3, "textbook")
+    assert work.time_sample() == 2.0 and work.steps == 64
+    whole = [(position, 3) for position in range(64)]
+    assert steps == whole[:WARM_UP_STEPS] + whole
+
+
+def test_every_sample_draws_other_images(build_tiny_model, monkeypatch, clock) -> None:
+    begun: list[list[int]] = []
+
+    def record(seed: int, indices: Sequence[int]) -> UniformStreams:
+        begun.append(list(indices))
+        return UniformStreams(seed, indices)
+
+    monkeypatch.setattr(sampling_work, "UniformStreams", record)
+    work = WholeImages(build_tiny_model(), 2)
+    for _ in range(2):
+        work.time_sample()
+    assert begun == [[0, 1], [0, 1], [2, 3], [2, 3]]  # each after its warm-up
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="the native engine needs a C++ compiler")
+@pytest.mark.parametrize(("batch", "allowed", "found"), [(1, True, True), (1, False, False), (2, True, False)])
+def test_a_sample_says_whether_it_looked_ahead(build_tiny_model, clock, batch, allowed, found) -> None:
+    work = WholeImages(build_tiny_model(), batch, "native", look_ahead=allowed)
+    work.time_sample()
+    assert work.looked_ahead == found
+
+
+def test_the_middle_is_in_the_middle(build_tiny_model, steps, clock) -> None:
+    work = MiddleSteps(build_tiny_model(attention="softmax"), 3, "textbook", 5)
+    for _ in range(2):
+        work.time_sample()
+    # One untimed step, and five whose mean is within a step of the middle; every sample begins anew.
+    assert steps == [(position, 3) for position in range(29, 35)] * 2
+    assert not work.looked_ahead
+
+
+def test_the_untimed_step_fits_in_front_of_nearly_all_others(build_tiny_model, steps, clock) -> None:
+    MiddleSteps(build_tiny_model(), 1, "textbook", 62).time_sample()
+    assert steps[0] == (1, 1) and steps[-1] == (63, 1)
+
+
+def test_a_rerun_reads_prefixes_whose_mean_is_half_the_image(build_tiny_model, monkeypatch, clock) -> None:
+    shapes = []
+    attend = PixelModel.attend
+
+    def watched(self: PixelModel, tokens: torch.Tensor, state: Any = None) -> Any:
+        assert state is None
+        shapes.append(tuple(tokens.shape))
+        return attend(self, tokens, state)
+
+    monkeypatch.setattr(PixelModel, "attend", watched)
+    work = RerunPrefixes(build_tiny_model(), 3)
+    assert work.time_sample() == 2.0 and work.steps == 4
+    assert shapes == [(3, 8), (3, 8), (3, 24), (3, 40), (3, 56)]  # the first is the warm-up
+    assert sum(SHARES) / len(SHARES) == 0.5
+
+
+@pytest.mark.parametrize(
+    "build", [WholeImages, lambda *given, **rest: MiddleSteps(*given, "auto", 4, **rest), RerunPrefixes]
+)
+def test_a_check_can_stop_between_steps(build_tiny_model, build) -> None:
+    left = iter(range(2))
+
+    def stop() -> None:
+        if next(left, None) is None:
+            raise Interrupted("enough", 2)
+
+    with pytest.raises(Interrupted):
+        build(build_tiny_model(attention="softmax"), 1, check=stop).time_sample()
+
+
+@pytest.mark.parametrize("attention", ["linear", "softmax", "lsh", "longformer", "lstm"])
+def test_a_placed_state_is_the_one_that_stepping_reaches(build_tiny_model, attention) -> None:
+    model = build_tiny_model(attention=attention, dtype=torch.float64)
+    placed = place_state(model, 2, 20)
+    state = model.init_state(2)
+    for _ in range(20):
+        _, state = model.step(torch.zeros(2, dtype=torch.int64), state)
+    token = torch.full((2,), 3)
+    expected, _ = model.step(token, state)
+    found, _ = model.step(token, placed)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)

@@ -1,0 +1,107 @@
+"""Parts that share a budget: whose turn it is, how long it lasts, and what there is no time for."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import pytest
+
+from linformer_cli.bench.schedule import Part, Schedule
+
+
+class Work:
+    """A measurement whose rounds take the next of `seconds`, the last of them for ever."""
+
+    def __init__(self, clock: SimpleNamespace, *seconds: float) -> None:
+        self.rounds, self._clock, self._seconds = 0, clock, seconds
+
+    def measure_round(self) -> None:
+        self._clock.now += self._seconds[min(self.rounds, len(self._seconds) - 1)]
+        self.rounds += 1
+
+
+@pytest.fixture
+def clock() -> SimpleNamespace:
+    return SimpleNamespace(now=1000.0)
+
+
+def run(clock: SimpleNamespace, budget: float, parts: Sequence[Part]) -> tuple[Schedule, list[str]]:
+    """The schedule and the titles of the groups in the order of their turns."""
+    turns: list[str] = []
+    schedule = Schedule(parts, lambda part, title: turns.append(title), lambda: clock.now)
+    schedule.run(budget)
+    return schedule, turns
+
+
+def test_every_part_begins_and_then_the_one_furthest_behind_goes_on(clock) -> None:
+    work = {"a": Work(clock, 10.0), "b": Work(clock, 5.0), "c": Work(clock, 1.0)}
+    shares = {"a": 0.5, "b": 0.25, "c": 0.25}
+    parts = [Part(name, shares[name], 3, lambda seconds, name=name: {name: [work[name]]}) for name in work]
+    schedule, turns = run(clock, 1000.0, parts)
+    # Behind their shares: c by 4 of a and b, who tie after that.
+    assert turns == ["a", "b", "c", "c", "c", "a", "b", "a", "b"]
+    assert schedule.finished and schedule.unfinished == [] and schedule.reduced == []
+
+
+def test_rounds_end_with_the_budget(clock) -> None:
+    work = {"slow": Work(clock, 25.0, 10.0), "fast": Work(clock, 5.0, 2.0)}
+    parts = [Part(name, 0.5, 100, lambda seconds, name=name: {name: [work[name]]}) for name in work]
+    schedule, _ = run(clock, 100.0, parts)
+    assert 98.0 <= clock.now - 1000 <= 100.0
+    assert [part.seconds for part in parts] == pytest.approx([50, 50], abs=15)
+    counts = {name: measured.rounds for name, measured in work.items()}
+    assert schedule.reduced == [f"{name}: {count} of 100 rounds, the time was up" for name, count in counts.items()]
+
+
+def test_a_first_round_leaves_out_groups_that_it_has_no_time_for(clock) -> None:
+    groups = {f"batch {size}": [Work(clock, 30.0)] for size in (1, 2, 3, 4)}
+    late = Work(clock, 1.0)
+    parts = [Part("a", 0.4, 1, lambda seconds: groups), Part("b", 0.6, 2, lambda seconds: {"late": [late]})]
+    schedule, turns = run(clock, 100.0, parts)
+    assert turns == ["batch 1", "batch 2", "late", "late"]
+    assert schedule.reduced == ["a: left out, the time was up: batch 3; batch 4"]
+    assert late.rounds == 2 and list(parts[0].groups) == ["batch 1", "batch 2"]
+
+
+def test_what_a_part_takes_too_much_is_taken_from_all_that_follow(clock) -> None:
+    told: dict[str, float] = {}
+
+    def prepare(name: str, seconds: float, took: float) -> dict[str, list[Work]]:
+        told[name] = seconds
+        return {name: [Work(clock, took)]}
+
+    parts = [
+        Part("a", 0.5, 1, lambda seconds: prepare("a", seconds, 80.0)),
+        Part("b", 0.4, 2, lambda seconds: prepare("b", seconds, 6.0)),
+        Part("c", 0.1, 1, lambda seconds: prepare("c", seconds, 1.0)),
+    ]
+    run(clock, 100.0, parts)
+    # 20 s are left for b and c; once b has begun, its 40 s promise more than there is, but no part has less than 1 s.
+    assert told == pytest.approx({"a": 50.0, "b": 16.0, "c": 1.0})
+
+
+def test_a_part_is_told_its_share(clock) -> None:
+    told: list[float] = []
+    parts = [
+        Part(name, share, 2, lambda seconds: told.append(seconds) or {"x": [Work(clock, 8.0)]})
+        for name, share in (("a", 0.5), ("b", 0.3), ("c", 0.2))
+    ]
+    run(clock, 100.0, parts)
+    assert told == pytest.approx([50.0, 30.0, 20.0])
+
+
+def test_an_interrupted_part_is_unfinished(clock) -> None:
+    class Stopped(Exception): ...
+
+    class Stops:
+        def measure_round(self) -> None:
+            raise Stopped
+
+    parts = [
+        Part("done", 0.4, 1, lambda seconds: {"x": [Work(clock, 1.0)]}),
+        Part("stopped", 0.4, 1, lambda seconds: {"x": [Stops()]}),
+        Part("never", 0.2, 1, lambda seconds: {}),
+    ]
+    schedule = Schedule(parts, clock=lambda: clock.now)
+    with pytest.raises(Stopped):
+        schedule.run(100.0)
+    assert schedule.unfinished == ["stopped", "never"]

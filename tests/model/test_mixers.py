@@ -1,0 +1,47 @@
+"""What `attention` can name in a configuration, and the block that a name stands for."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from linformer_cli.attention.catalogue import CATALOGUE
+from linformer_cli.config import ModelConfig
+from linformer_cli.errors import UsageError
+from linformer_cli.model.blocks import TransformerBlock
+from linformer_cli.model.gated import GatedBlock
+from linformer_cli.model.lstm import LstmBlock, LstmOptions
+from linformer_cli.model.mixers import BASELINES, build_blocks, describe_mixing, parse_options
+
+BuildConfig = Callable[..., ModelConfig]
+
+
+def test_every_name_has_one_block(build_config: BuildConfig) -> None:
+    assert not CATALOGUE.keys() & BASELINES.keys()
+    for name in [*CATALOGUE, *BASELINES]:
+        (block, *_) = build_blocks(build_config(name))
+        expected = LstmBlock if name == "lstm" else GatedBlock if name in ("gau", "flash") else TransformerBlock
+        assert type(block) is expected
+        if name in CATALOGUE:
+            assert CATALOGUE[name].gated == isinstance(block, GatedBlock)
+
+
+def test_an_unknown_name_is_told_from_all_that_there_are(raises_one_line: Any, build_config: BuildConfig) -> None:
+    for wrong, right in (("lsmt", "lstm"), ("linaer", "linear"), ("flsh", "flash")):
+        with raises_one_line(UsageError, f"unknown attention '{wrong}'", f"did you mean '{right}'?"):
+            parse_options(wrong, {})
+    with raises_one_line(UsageError, "unknown attention 'xyz'", "lstm", "softmax"):
+        build_blocks(build_config("xyz"))
+
+
+def test_options_of_a_baseline_are_checked_like_all_others(build_config: BuildConfig) -> None:
+    assert parse_options("lstm", {"hidden": "12"}) == LstmOptions(hidden=12)
+    with pytest.raises(UsageError, match=r"'lstm': unknown key 'hiden'; did you mean 'hidden'"):
+        parse_options("lstm", {"hiden": 12})
+    with pytest.raises(UsageError, match=r"hidden.*greater than 0.*found 0"):
+        build_blocks(build_config("lstm", attention_options={"hidden": 0}))
+
+
+def test_a_sentence_about_a_model_does_not_call_a_baseline_an_attention() -> None:
+    assert describe_mixing("linear") == "linear attention"
+    assert describe_mixing("lstm") == "lstm (recurrent baseline)"

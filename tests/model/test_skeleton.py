@@ -1,0 +1,24 @@
+"""A model built without weights is the model once they are assigned."""
+
+import pytest
+import torch
+
+from linformer_cli.model.mixers import MIXERS
+from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.model.skeleton import build_skeleton
+
+
+@pytest.mark.parametrize("changes", [{}, {"embedding": "paper", "context": "hashed", "head": "mixture", "classes": 3}])
+@pytest.mark.parametrize("attention", MIXERS)
+def test_a_filled_skeleton_is_the_model(build_config, attention, changes) -> None:
+    config = build_config(attention, **changes)
+    model, skeleton = PixelModel(config), build_skeleton(config)
+    assert all(parameter.is_meta for parameter in skeleton.head.parameters())
+    skeleton.load_state_dict({key: tensor.clone() for key, tensor in model.state_dict().items()}, assign=True)
+    ours, theirs = ({**dict(each.named_parameters()), **dict(each.named_buffers())} for each in (skeleton, model))
+    assert ours.keys() == theirs.keys()
+    for key, tensor in theirs.items():
+        assert torch.equal(ours[key], tensor) and ours[key].requires_grad == tensor.requires_grad, key
+    values = torch.zeros(1, config.image.positions, dtype=torch.int64)
+    labels = values[:, 0] if config.classes else None
+    assert torch.equal(skeleton.eval().nats(values, labels), model.eval().nats(values, labels))

@@ -1,0 +1,68 @@
+"""The README and the guide: links lead somewhere, options exist, the Python examples run."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from linformer_cli.cli.app import app
+
+ROOT = Path(__file__).parents[1]
+GUIDE = ROOT / "docs" / "guide"
+PAGES = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")] + sorted(ROOT.glob("docs/**/*.md"))
+COMMAND = re.compile(r"^(?:\$ )?(?:lintx|torchrun .*? -m linformer_cli) (.*)$", flags=re.MULTILINE)
+
+
+def read_blocks(page: Path) -> Iterator[tuple[str, str]]:
+    """The language and the text of every code block."""
+    yield from re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+def read_headings(page: Path) -> set[str]:
+    """The anchors of a page, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text(encoding="utf-8")):
+        path, _, anchor = target.partition("#")
+        found = page.parent / path if path else page
+        assert found.exists(), target
+        if anchor:
+            assert anchor in read_headings(found), target
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(GUIDE.glob("*.md"))], ids=lambda page: page.name)
+def test_options_of_the_commands_exist(page: Path) -> None:
+    for _, block in read_blocks(page):
+        for line in COMMAND.findall(block.replace("\\\n", " ")):
+            command, words = get_command(app), shlex.split(line, comments=True)
+            while hasattr(command, "commands") and not words[0].startswith("-"):
+                command, words = command.commands[words[0]], words[1:]
+            known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+            known.add("--help")
+            assert {word for word in words if re.match(r"--?[a-z]", word)} <= known, line
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_python_examples_run(index: int) -> None:
+    blocks = [text for language, text in read_blocks(GUIDE / "python.md") if language == "python"]
+    names: dict[str, object] = {}
+    exec(compile(blocks[index], "python.md", "exec"), names)
+    if index == 0:
+        assert names["images"].shape == (4, 28, 28, 1) and names["images"].dtype == "uint8"
+        assert float(names["probabilities"].sum()) == pytest.approx(1, abs=1e-5)
+    else:
+        y, _ = names["attention"].attend(names["q"], names["k"], names["v"])
+        assert (y[:, :, -1] - names["y_t"]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("name", ["install", "test"])
+def test_ci_commands_are_marked(name: str) -> None:
+    marked = re.findall(rf"^<!-- ci: {name} -->\n```bash\n(.+)\n```$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(marked) == 1
