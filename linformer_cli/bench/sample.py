@@ -96,7 +96,7 @@ class SamplingConditions:
     interleaved: bool = True
     checked: str = f"the first {CHECKED_POSITIONS} positions, of untrained models {CHECKED_LAYERS} layers"
     product_share: str = WHAT_IS_COUNTED
-    copy_share: str = "the state as read and written by one step, against copying memory; see docs/bench.md"
+    copy_share: str = "the state as read and written by one step, against copying memory; see docs/guide/benchmark.md"
 
 
 def run_sampling_bench(

@@ -331,7 +331,7 @@ def test_too_few_pictures(tmp_path: Path, cache: Path, count: int) -> None:
 
 def test_a_size_that_is_too_large_in_colour_alone(tmp_path: Path, cache: Path, raises_one_line) -> None:
     write_pictures(tmp_path / "pictures", 3)
-    with raises_one_line(UsageError, "--image-size 600: an image can have 1,048,576 values, 1,080,000 were asked for"):
+    with raises_one_line(UsageError, "--image-size 600: an image can have at most 1,048,576 values, found 1,080,000"):
         load(tmp_path / "pictures", "train", 600, None, cache)
     assert not cache.exists()
     assert load(tmp_path / "pictures", "train", 600, 1, cache).images.shape[1:] == (600, 600, 1)

@@ -112,7 +112,7 @@ def test_glyphs_by_name_and_size() -> None:
 
 @pytest.mark.parametrize("name", ["glyphs", "folder:somewhere"])
 def test_images_larger_than_a_model_can_draw_are_refused_before_they_are_made(name: str, raises_one_line) -> None:
-    with raises_one_line(UsageError, "--image-size 1025: an image can have 1,048,576 values, 1,050,625 were asked for"):
+    with raises_one_line(UsageError, "--image-size 1025: an image can have at most 1,048,576 values, found 1,050,625"):
         load_images(name, "train", image_size=1025)
 
 
@@ -140,7 +140,9 @@ def test_arrays_of_grey_and_colour(shape: tuple[int, ...], channels: int, tmp_pa
 
 def test_arrays_larger_than_a_model_can_draw_have_no_shape(tmp_path: Path, raises_one_line) -> None:
     found = load_images(save_arrays(tmp_path, images=np.zeros((2, 600, 600, 3), np.uint8)), "train")
-    with raises_one_line(UsageError, f"'array:{tmp_path}': an image can have 1,048,576 values, 1,080,000 were"):
+    with raises_one_line(
+        UsageError, f"'array:{tmp_path}': an image can have at most 1,048,576 values, found 1,080,000"
+    ):
         _ = found.shape
 
 

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import random
+import signal
 import sys
 import time
 from contextlib import redirect_stderr, redirect_stdout
@@ -119,6 +120,8 @@ def test_a_process_that_was_killed_leaves_its_run_unlocked(
     run = tmp_path / "locked"
     process = start(context, small_run_options, run)
     wait_for_a_save(run, None, process)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGSTOP)  # or it may finish before the second process asks for the lock
     second = start(context, small_run_options, run)
     second.join()
     assert second.exitcode == 1, "a second process must be refused"

@@ -239,7 +239,7 @@ def test_where_memory_runs_out_the_batch_is_halved_and_the_images_stay_the_same(
 
 def test_not_even_one_image_fits(model, monkeypatch, raises_one_line) -> None:
     refuse_above(monkeypatch, model, 0, torch.OutOfMemoryError("CUDA out of memory"))
-    with raises_one_line(LintxError, "not enough memory", "one image"):
+    with raises_one_line(LintxError, "not enough memory", "a single image"):
         collect(model, 4, 4)
 
 
