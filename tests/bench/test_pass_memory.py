@@ -5,13 +5,13 @@ import sys
 import pytest
 import torch
 
-from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.bench.measure import attention_pass, timing
 from linformer_cli.bench.measure import pass_memory as memory_module
 from linformer_cli.bench.measure.attention_pass import Inputs, PassSetup, build_checked_model, build_pass
 from linformer_cli.bench.measure.fresh_process import PassFailed
 from linformer_cli.bench.measure.pass_memory import measure_pass_memory
+from linformer_cli.model.mixers import MIXERS
 from linformer_cli.system.memory import measure_free_memory
 
 MIB = 2**20
@@ -99,7 +99,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
             calls.append((q, k, v, state, extra, self.training, gradients))
             return super().attend(q, k, v * extra.sum(dim=-1, keepdim=True), state)
 
-    monkeypatch.setitem(CATALOGUE, "shared", Shared)
+    monkeypatch.setitem(MIXERS, "shared", Shared)
     return calls
 
 

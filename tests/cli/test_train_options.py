@@ -101,7 +101,7 @@ def told_run(told, lintx):
 def test_a_run_keeps_its_classes(told_run, lintx, tmp_path):
     data, run = told_run
     assert read_checkpoint(run).info.model.classes == 3
-    assert "which of 3 classes" in (run / "best" / "README.md").read_text(encoding="utf-8")
+    assert "conditional on one of 3 classes" in (run / "best" / "README.md").read_text(encoding="utf-8")
     assert "3, the model is conditional" in lintx("info", run).stdout
     assert lintx("train", "--resume", run, "--steps", 4).code == 0
     refused = lintx("train", "--resume", run, "--no-classes")

@@ -70,6 +70,7 @@ def finish(context: ForkServerContext, options: list[str], run: Path) -> None:
     assert process.exitcode == 0
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_random_moments_reaches_the_same_weights(
     context: ForkServerContext, small_run_options: list[str], tmp_path: Path, full: bool
 ) -> None:
