@@ -5,6 +5,7 @@ import sys
 import pytest
 import torch
 
+from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.bench.measure import attention_pass, timing
 from linformer_cli.bench.measure import pass_memory as memory_module
@@ -99,7 +100,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
             calls.append((q, k, v, state, extra, self.training, gradients))
             return super().attend(q, k, v * extra.sum(dim=-1, keepdim=True), state)
 
-    monkeypatch.setitem(MIXERS, "shared", Shared)
+    for known in (CATALOGUE, MIXERS):
+        monkeypatch.setitem(known, "shared", Shared)
     return calls
 
 
