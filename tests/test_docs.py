@@ -1,4 +1,4 @@
-"""The README and the guide: links lead somewhere, options exist, the Python examples run."""
+"""The documentation: links lead somewhere, options exist, the Python examples run."""
 
 import re
 import shlex
@@ -13,12 +13,26 @@ from linformer_cli.cli.app import app
 ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "docs" / "guide"
 PAGES = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")] + sorted(ROOT.glob("docs/**/*.md"))
+# Pages whose commands readers copy. `docs/reference/cli.md` is made from the commands themselves.
+COMMAND_PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"] + sorted(
+    path
+    for kind in ("docs/guide", "docs/notes", "docs/reference/attention", "checkpoints")
+    for path in ROOT.glob(f"{kind}/**/*.md")
+)
 COMMAND = re.compile(r"^(?:\$ )?(?:lintx|torchrun .*? -m linformer_cli) (.*)$", flags=re.MULTILINE)
 
 
 def read_blocks(page: Path) -> Iterator[tuple[str, str]]:
     """The language and the text of every code block."""
     yield from re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+def read_commands(page: Path) -> Iterator[str]:
+    """The commands in code blocks and, as `lintx ...`, in the text; without the name of the program."""
+    for _, block in read_blocks(page):
+        yield from COMMAND.findall(block.replace("\\\n", " "))
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    yield from re.findall(r"`lintx ([^`]+)`", text)
 
 
 def read_headings(page: Path) -> set[str]:
@@ -37,16 +51,15 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in read_headings(found), target
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(GUIDE.glob("*.md"))], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", COMMAND_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_options_of_the_commands_exist(page: Path) -> None:
-    for _, block in read_blocks(page):
-        for line in COMMAND.findall(block.replace("\\\n", " ")):
-            command, words = get_command(app), shlex.split(line, comments=True)
-            while hasattr(command, "commands") and not words[0].startswith("-"):
-                command, words = command.commands[words[0]], words[1:]
-            known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
-            known.add("--help")
-            assert {word for word in words if re.match(r"--?[a-z]", word)} <= known, line
+    for line in read_commands(page):
+        command, words = get_command(app), shlex.split(line, comments=True)
+        while hasattr(command, "commands") and words and not words[0].startswith("-"):
+            command, words = command.commands[words[0]], words[1:]
+        known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        known.add("--help")
+        assert {word for word in words if re.match(r"--?[a-z]", word)} <= known, line
 
 
 @pytest.mark.parametrize("index", [0, 1])
