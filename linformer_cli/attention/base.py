@@ -1,6 +1,6 @@
-"""The contract of every attention: one class with two executions, parallel and step by step, that share one state.
+"""The interface of every attention: one class with two executions, parallel and step by step, that share one state.
 
-Axis letters, the same everywhere: B images, H heads, T positions, K width of a query or key, V width of a value,
+Axis letters used everywhere: B images, H heads, T positions, K width of a query or key, V width of a value,
 C width of a feature, E extra scalars per head. Queries and keys are [B, H, T, K], values [B, H, T, V]. A tensor of
 one position has no T axis, and its name ends in `_t`.
 """
@@ -51,8 +51,8 @@ class AttentionOptions(Config):
 class Attention(nn.Module, ABC):
     """One mechanism in both executions.
 
-    Training calls `attend` without a state, reading a prompt calls `attend` and keeps the state, and `step` is `attend`
-    at T = 1 without gradients. However a sequence is cut into blocks, the outputs are the same up to rounding.
+    Training calls `attend` without a state. Reading a prompt calls `attend` and keeps the state. `step` is `attend` at
+    T = 1 without gradients. Outputs do not depend on how a sequence is cut into blocks, up to rounding.
     """
 
     name: ClassVar[str]
@@ -67,7 +67,7 @@ class Attention(nn.Module, ABC):
     gated: ClassVar[bool] = False
     # E, the number of extra scalars per head and position that the layer projects for this mechanism.
     extra_per_head: int = 0
-    # Initial bias of that projection: for example 5 for a gate that should be almost open at first.
+    # Initial bias of that projection, for example 5 for a gate that starts almost open.
     extra_bias: float = 0.0
 
     def __init__(self, options: AttentionOptions, shape: AttentionShape) -> None:
@@ -77,13 +77,13 @@ class Attention(nn.Module, ABC):
 
     @classmethod
     def fit_shape(cls, options: Any, shape: AttentionShape, width: int) -> AttentionShape:
-        """The sizes of this mechanism in a model of `width`, where a transformer block would use those of `shape`."""
+        """This mechanism's sizes in a model of `width`; `shape` holds those of a transformer block."""
         return shape
 
     def on_training_step(self, step: int, seed: int) -> None:
         """Called before training step `step` of a run with `seed`, never in evaluation; may redraw random buffers.
 
-        The result must depend on the two numbers and the layer alone, so that a resumed run equals an unbroken one.
+        The result must depend only on `step`, `seed` and the layer, so that a resumed run equals an uninterrupted one.
         """
 
     def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
@@ -99,9 +99,9 @@ class Attention(nn.Module, ABC):
     ) -> tuple[Tensor, Any]:
         """Outputs [B, H, T, V] of T >= 1 positions after those in `state` (None: no positions), and the new state.
 
-        Differentiable, also through `state`, which is left unchanged. The first NaN or infinity of an image changes
-        neither its earlier outputs nor other images. In plain torch, outputs from there on pass no gradient to earlier
-        positions if any of them is not finite.
+        Differentiable, also through `state`, which is not modified. A NaN or infinity changes neither earlier outputs
+        nor other images. In plain torch, if any output from the first NaN or infinity on is not finite, none of these
+        outputs passes a gradient to earlier positions.
         """
         y, after = self._attend(q, k, v, state, extra)
         # Plain torch masks a product by multiplying with 0, and 0 times NaN is NaN; compiled kernels skip the product.
@@ -123,7 +123,7 @@ class Attention(nn.Module, ABC):
     def _attend_cut(
         self, finite: int, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
     ) -> tuple[Tensor, Any]:
-        """`attend` in two blocks: the first `finite` positions, and the rest, of which the first is not finite."""
+        """`attend` in two blocks: the first `finite` positions, and the rest, which starts with a NaN or infinity."""
         if finite == q.shape[2]:
             return self._attend(q, k, v, state, extra)
         inputs, outputs = (q, k, v, extra), []
@@ -137,7 +137,7 @@ class Attention(nn.Module, ABC):
 
     @abstractmethod
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, Any]:
-        """`attend` of this mechanism, which need not care for NaN and infinity."""
+        """The mechanism's own `attend`; it need not handle NaN and infinity."""
 
     @abstractmethod
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> Any:
@@ -155,9 +155,9 @@ class Attention(nn.Module, ABC):
 
 
 class Shared(NamedTuple):
-    """A state tensor that is the same for all images, so that its first axis is not the batch.
+    """A state tensor shared by all images; its first axis is not the batch.
 
-    Written once, when the state is made: neither `attend` nor `step` changes it.
+    Written once, when the state is created: neither `attend` nor `step` changes it.
     """
 
     tensor: Tensor
@@ -169,10 +169,10 @@ def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def shrink_huge(x: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """x, multiplied by a constant over `dims` where it is so large that a sum of its squares could overflow.
+    """x, scaled down by one factor over `dims` where a sum of its squares could overflow.
 
-    For norms and directions, which do not depend on the size of x. The constant is 1, and x unchanged, up to the fourth
-    root of the largest number: 4e9 in float32.
+    For norms and directions, which do not depend on the scale of x. Up to the fourth root of the largest number, 4e9 in
+    float32, x is unchanged.
     """
     limit = torch.finfo(x.dtype).max ** 0.25
     shrunk: Tensor = x * (limit / x.detach().abs().amax(dim=dims, keepdim=True).clamp(min=limit))
@@ -194,10 +194,10 @@ def measure_state_bytes(state: Any) -> int:
 
 
 def fork_state(state: State, copies: int = 1) -> State:
-    """An independent copy of `state`, each image repeated `copies` times: image i becomes i * copies and on.
+    """An independent copy of `state` with each image repeated `copies` times, copies of one image side by side.
 
     The first axis of a state tensor is the batch. Tensors without axes and `Shared` ones belong to all images: they are
-    copied, but not repeated.
+    copied but not repeated.
     """
 
     def repeat(x: Tensor) -> Tensor:
@@ -209,9 +209,9 @@ def fork_state(state: State, copies: int = 1) -> State:
 def _map_states(
     change: Callable[..., Tensor], first: Any, *others: Any, common: Callable[[Tensor], Tensor] = lambda x: x
 ) -> Any:
-    """The state of `change(*tensors)` for each tensor with a batch axis, taken from states of one structure.
+    """Apply `change` to the corresponding tensors of states with the same structure; returns a state of the results.
 
-    Tensors that belong to all images are `common(tensor)` of the first state.
+    Tensors that belong to all images become `common(tensor)` of the first state.
     """
     if isinstance(first, Shared):
         return Shared(common(first.tensor))
@@ -224,15 +224,15 @@ def _map_states(
 
 
 def _has_finite_sum(x: Tensor) -> bool:
-    """False where x holds a NaN or infinity; also where finite numbers add up to infinity.
+    """False if x contains NaN or infinity, or if its sum overflows.
 
-    The sum costs little beside an attention. On a GPU the answer takes one synchronisation for each layer and call.
+    The sum is cheap compared with an attention. On a GPU it costs one synchronisation per layer and call.
     """
     return bool(x.detach().sum().isfinite())
 
 
 def _count_finite_positions(*inputs: Tensor | None) -> Tensor:
-    """How many positions of each image come before its first NaN or infinity, int64 [B]."""
+    """The number of positions before the first NaN or infinity of each image, int64 [B]."""
     finite = [x.isfinite().all(dim=3).all(dim=1) for x in inputs if x is not None]
     counts: Tensor = torch.stack(finite).all(dim=0).long().cumprod(dim=1).sum(dim=1)
     return counts

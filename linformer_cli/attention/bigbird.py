@@ -14,9 +14,9 @@ from .parts.caches import CachedAttention, KeyValueCache, extend_cache, push_in_
 
 BigbirdState = KeyValueCache
 
-# Nearby blocks: the query's own and the two before it.
+# Nearby blocks: the query's block and the two before it.
 _WINDOW = 3
-# In large images a row would be a needlessly large block.
+# A row of a large image would make too large a block.
 _LARGEST_DEFAULT_BLOCK = 64
 
 
@@ -46,9 +46,9 @@ class BigbirdAttention(CachedAttention):
 
     With b the block of t, S(t) holds all j <= t in the blocks b - 2, b - 1 and b, in the first `globals` blocks, and in
     `random` blocks drawn without replacement from the blocks globals .. b - 3 (all of them if there are fewer), each j
-    once. The causal half of the block-sparse pattern of section 2 of the source. Differs from it: a query sees the two
-    blocks before its own and none after it, and queries in global blocks see no more than others. The random blocks
-    depend on (seed, layer, head, b) alone, see `draw_blocks`.
+    once. This is the causal half of the block-sparse pattern of section 2 of the source. Differs from it: a query sees
+    the two blocks before its own and none after it, and queries in global blocks see no more than others. The random
+    blocks depend only on (seed, layer, head, b), see `draw_blocks`.
     """
 
     name = "bigbird"
@@ -62,12 +62,12 @@ class BigbirdAttention(CachedAttention):
     def __init__(self, options: BigbirdOptions, shape: AttentionShape) -> None:
         super().__init__(options, shape)
         self.block = options.block or min(shape.row, _LARGEST_DEFAULT_BLOCK)
-        # Caches: the blocks drawn so far [H, blocks, random], and the rows that a step gathers, with their key.
+        # Caches: the blocks drawn so far [H, blocks, random], and the rows that a step gathers, with their cache key.
         self._drawn = torch.zeros(shape.heads, 0, options.random, dtype=torch.int64, device="cpu")
         self._step_rows: tuple[tuple[int, int, torch.device], Tensor] | None = None
 
     def _drawn_blocks(self, blocks: int, device: torch.device) -> Tensor:
-        """The drawn blocks [H, at least `blocks`, random] of the first `blocks` blocks."""
+        """The random blocks that the first `blocks` blocks see: int64 [H, at least `blocks`, random]."""
         if self._drawn.shape[1] < blocks:
             count = max(blocks, -(-self.shape.positions // self.block))
             options, shape = self.options, self.shape
@@ -86,7 +86,7 @@ class BigbirdAttention(CachedAttention):
         end = start + length
         first, last = start // self.block, (end - 1) // self.block
         span = _Span(first, last, min(self.options.random, max(last - _WINDOW + 1 - self.options.globals, 0)))
-        # On a CPU, products of small blocks are slower in bfloat16, and less accurate.
+        # On a CPU, bfloat16 products of small blocks are slower and less accurate.
         wide = accumulator_dtype(q.dtype) if q.device.type == "cpu" else cache.keys.dtype
         keys, values = (self._gather(x[:, :, :end].to(wide), span) for x in (cache.keys, cache.values))
         offset = start - first * self.block
@@ -99,10 +99,10 @@ class BigbirdAttention(CachedAttention):
         return y[:, :, offset : offset + length].to(dtype), cache
 
     def _gather(self, x: Tensor, span: _Span) -> Tensor:
-        """Everything that each query block sees of x [B, H, T, W], as [B H, query blocks, S, W].
+        """The part of x [B, H, T, W] that each query block sees: [B H, query blocks, S, W].
 
-        S: the global blocks, the random ones, the two before and the own one. Uses slices rather than indices where
-        possible, because their gradients are cheaper.
+        The S positions are those of the global blocks, the random blocks, the two previous blocks and the query block.
+        Uses slices rather than indices where possible, because their gradients are cheaper.
         """
         heads, width, queries = x.shape[1], x.shape[-1], span.last - span.first + 1
         x = functional.pad(x, (0, 0, 0, (span.last + 1) * self.block - x.shape[2]))
@@ -121,11 +121,11 @@ class BigbirdAttention(CachedAttention):
         return torch.cat(parts, dim=2)
 
     def _mask(self, span: _Span, device: torch.device) -> Tensor:
-        """True where a query may look among what was gathered for its block, [1, query blocks, block, S]."""
+        """True for the gathered positions that a query sees, bool [1, query blocks, block, S]."""
         count = self.options.globals
         own = torch.arange(span.first, span.last + 1, device=device).unsqueeze(1)
         place = torch.arange(self.block, device=device)
-        # The index of each gathered block and whether it counts here. Random blocks always precede the query's.
+        # The index of each gathered block, and whether it is used. Random blocks always precede the query's block.
         known = torch.arange(min(count, span.last + 1), device=device).expand(len(own), -1)
         column = torch.arange(span.drawn, device=device)
         nearby = own + torch.arange(1 - _WINDOW, 1, device=device)
@@ -142,7 +142,7 @@ class BigbirdAttention(CachedAttention):
         cache, length = push_in_place(state, k_t, v_t)
         block = (length - 1) // self.block
         if block < self.options.globals + _WINDOW:
-            # The first and the near blocks are still everything there is.
+            # So far the global and nearby blocks cover all positions.
             keys, values = cache.keys[:, :, :length], cache.values[:, :, :length]
             y = functional.scaled_dot_product_attention(q_t.to(keys.dtype).unsqueeze(2), keys, values)
             return y.squeeze(2).to(v_t.dtype), cache
@@ -172,7 +172,7 @@ class BigbirdAttention(CachedAttention):
         if self._step_rows is None or self._step_rows[0] != wanted:
             heads, count = self.shape.heads, self.options.globals
             known = torch.arange(count, device=device).expand(heads, -1)
-            # With few earlier blocks all of them are drawn, and the remaining columns are unused.
+            # With few earlier blocks, all of them are drawn and the remaining columns are unused.
             drawn = self._drawn_blocks(block + 1, device)[:, block, : block - _WINDOW + 1 - count]
             blocks = torch.cat([known, drawn], dim=1).unsqueeze(-1) * self.block
             rows = (blocks + torch.arange(self.block, device=device)).flatten(1)
@@ -182,13 +182,13 @@ class BigbirdAttention(CachedAttention):
 
 
 def draw_blocks(seed: int, layer: int, heads: int, blocks: int, first: int, count: int) -> NDArray[np.int64]:
-    """Random blocks [heads, blocks, count]: for block b, distinct ones of first .. b - 3, all sets equally likely.
+    """Random blocks [heads, blocks, count]: block b gets distinct blocks of first .. b - 3, all sets equally likely.
 
     If there are only n < count of them, the first n columns hold them all and the others are unused. Column i of
     (head, b) is Floyd's draw without replacement: with m = min(count, n) columns and top = n - m + i, a number of
     0 .. top, or top itself if an earlier column has that number; `first` is added. The number is x (top + 1) / 2^32,
-    rounded down, with x the upper half of a 64-bit hash of (seed, layer, head, b, i). So an entry depends on these
-    numbers alone, and not on `blocks` or on the version of a library.
+    rounded down, with x the upper half of a 64-bit hash of (seed, layer, head, b, i). An entry depends only on these
+    numbers, not on `blocks` or a library version.
     """
     b = np.arange(blocks, dtype=np.int64)
     available = np.maximum(b - _WINDOW + 1 - first, 0)
@@ -206,7 +206,7 @@ def draw_blocks(seed: int, layer: int, heads: int, blocks: int, first: int, coun
 
 
 def _hash(state: NDArray[np.uint64], number: "int | NDArray[np.uint64]") -> NDArray[np.uint64]:
-    """`state` with one more number mixed in, modulo 2^64: splitmix64 with an increment number + 1 times as large."""
+    """Mix `number` into `state`, modulo 2^64: splitmix64 with its increment multiplied by number + 1."""
     added = np.asarray(number, dtype=np.uint64).reshape(np.shape(number) or (1, 1)) + np.uint64(1)
     z = state + added * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

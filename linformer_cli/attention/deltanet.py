@@ -1,4 +1,4 @@
-"""Gated DeltaNet (Yang 2024, arXiv 2412.06464): a state that replaces the value of a key, and decays."""
+"""Gated DeltaNet (Yang 2024, arXiv 2412.06464): a decaying state in which a new value replaces the old one of a key."""
 
 import math
 from typing import Annotated, Any, NamedTuple
@@ -11,7 +11,7 @@ from torch.nn import functional
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
 from .parts.decayed_sums import sum_logs
 
-# Added to squared lengths and to mean squared outputs: zeros stay zeros, and their gradients are finite.
+# Added to squared lengths and to mean squared outputs: zeros stay zeros and get finite gradients.
 _KEY_FLOOR = 1e-6
 _OUTPUT_FLOOR = 1e-5
 
@@ -21,7 +21,7 @@ class DeltanetOptions(AttentionOptions):
 
     gate: Annotated[bool, Field(description="decay the state by a gate computed from the input")] = True
     negative_eigenvalues: Annotated[
-        bool, Field(description="beta up to 2 instead of 1, so that the value of a key can also be negated")
+        bool, Field(description="beta up to 2 instead of 1, so the value of a key can be negated")
     ] = False
     chunk: Annotated[int, Field(gt=0, le=65_536, description="positions per chunk of the parallel form")] = 32
 
@@ -42,7 +42,7 @@ class DeltanetAttention(Attention):
     beta_t is twice the sigmoid (Grazzi 2024, arXiv 2411.12537).
 
     Section 3 of the source. Differs from its layer: no short convolution of queries, keys and values, no output gate,
-    no weights in the norm, and another form of alpha.
+    no weights in the norm, and a different form of alpha.
     """
 
     name = "deltanet"
@@ -58,7 +58,7 @@ class DeltanetAttention(Attention):
         self.extra_per_head = 2 if options.gate else 1
         self.gate_bias: nn.Parameter | None = None
         if options.gate:
-            # Memories from a whole image down to a row, one for each head.
+            # One memory length per head, from a whole image down to a row.
             longest, shortest = math.log(shape.positions), math.log(shape.row)
             self.gate_bias = nn.Parameter(torch.linspace(longest, shortest, shape.heads))
 
@@ -132,13 +132,13 @@ def delta_sums(
 
     The rule adds k_t u_t^T to the decayed state, with u_t = beta_t (v_t - alpha_t s_{t-1}^T k_t). Let S be the state
     before a chunk and c_t the sum of log alpha from its start: s_t = e^(c_t) S + sum over j <= t of
-    e^(c_t - c_j) k_j u_j^T, so that all u of the chunk solve one unit lower triangular system,
+    e^(c_t - c_j) k_j u_j^T. All u of the chunk therefore solve one unit lower triangular system,
 
         u_t + beta_t sum over j < t of e^(c_t - c_j) (k_t . k_j) u_j = beta_t v_t - beta_t e^(c_t) S^T k_t
 
     It is solved for all chunks at once, separately for each term on the right: U = W - E S. Then one matrix [K, K] per
-    chunk advances the state, and only these products are sequential. With keys of length at most 1 and beta at most 2,
-    no entry of the inverse of the system exceeds 2.
+    chunk advances the state; only these products are sequential. With keys of length at most 1 and beta at most 2, no
+    entry of the system's inverse exceeds 2.
     """
     batch, heads, length = q.shape[:3]
     chunk = min(chunk, length)

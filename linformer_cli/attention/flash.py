@@ -38,10 +38,10 @@ class FlashAttention(GatedAttention):
 
     with q, k, q', k' four scaled and shifted copies of Z. Section 3.2 of the source. Chunks start at multiples of C;
     the last may be partial. With `scale = "width"`: relu(q_t . k_j / sqrt(K))^2 / C, without b, and q'_t . k'_j / (C
-    sqrt(K)). Nothing is normalised, so that outputs can be large.
+    sqrt(K)). Nothing is normalised, so outputs can be large.
 
-    Differs from the source: the sum over earlier chunks is divided by C and not by the length of the sequence, which a
-    step does not know; b is a plain table by distance; sums are float32 or float64, also under autocast.
+    Differs from the source: the sum over earlier chunks is divided by C instead of the sequence length, which a step
+    does not know; b is a plain table by distance; sums are float32 or float64, also under autocast.
     """
 
     name = "flash"
@@ -65,11 +65,11 @@ class FlashAttention(GatedAttention):
             carried = z.new_zeros(len(z), z.shape[2], values.shape[2], dtype=dtype)
         else:
             known, position, carried = int(state.position) % chunk, state.position, state.s.squeeze(1)
-            # Start at the beginning of the current chunk, whose known part is read again.
+            # Start at the beginning of the current chunk; its known part is read again.
             z, values = (torch.cat([old[:, 0, :known], new], 1) for old, new in ((state.z, z), (state.v, values)))
         with torch.autocast(q.device.type, enabled=False):
             y, total = self._attend_chunks(z.to(dtype), values.to(dtype), carried, known)
-        # Copies: views would keep all positions in memory as long as the state lives.
+        # Copies, because views would keep all positions in memory as long as the state.
         rest = z.shape[1] % chunk
         kept, room = z.shape[1] - rest, (0, 0, 0, chunk - rest)
         z, values = (functional.pad(x[:, kept:], room).unsqueeze(1) for x in (z, values))
@@ -116,7 +116,7 @@ class FlashAttention(GatedAttention):
         z_t, s = k_t.to(s.dtype), s[:, 0]
         keys, values = (part[:, 0, : place + 1].to(s.dtype) for part in (z, v))
         with torch.autocast(k_t.device.type, enabled=False):
-            # Apply the scale and offset of the keys to the one query instead: q . (z * scale + offset).
+            # Apply the scale and offset of the keys to the single query instead: q . (z * scale + offset).
             q = self.query(z_t)
             scale, offset = self.key.scale.to(s.dtype), self.key.offset.to(s.dtype)
             start = self.start_scores(1, place + 1, place, keys)

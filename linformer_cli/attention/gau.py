@@ -30,10 +30,10 @@ class GauOptions(GatedOptions):
 class GauAttention(GatedAttention, CachedAttention):
     """y_t = sum over j <= t of relu(q_t . k_j / n + b[t - j])^2 v_j, with q and k scaled and shifted copies of Z.
 
-    Section 2 of the source. n is the number of positions of a whole image, a constant. b has an entry for every
-    distance in an image, so that longer sequences are refused. With `scale = "width"`: relu(q_t . k_j / sqrt(K))^2 / n,
-    without b. `laplace` (Ma 2022, arXiv 2209.10655) replaces relu(x)^2 by (1 + erf((x - mu) / (sigma sqrt 2))) / 2,
-    with mu = sqrt(1/2) and sigma = sqrt(1 / (4 pi)).
+    Section 2 of the source. n is the number of positions of a whole image, a constant. b has one entry per distance in
+    an image, so longer sequences are refused. With `scale = "width"`: relu(q_t . k_j / sqrt(K))^2 / n, without b.
+    `laplace` (Ma 2022, arXiv 2209.10655) replaces relu(x)^2 by (1 + erf((x - mu) / (sigma sqrt 2))) / 2, with
+    mu = sqrt(1/2) and sigma = sqrt(1 / (4 pi)).
 
     Differs from the source: b is a plain table by distance, and sums are float32 or float64, also under autocast.
     """
@@ -59,7 +59,7 @@ class GauAttention(GatedAttention, CachedAttention):
     ) -> tuple[Tensor, KeyValueCache]:
         dtype, length = accumulator_dtype(q.dtype), q.shape[2]
         with torch.autocast(q.device.type, enabled=False):
-            # Keys are rounded to the type of the cache first, so that a cut of the sequence does not change rounding.
+            # Keys are first rounded to the type of the cache, so that cutting the sequence does not change rounding.
             held = k.dtype if state is None else state.keys.dtype
             cache = extend_cache(state, self.key(k.to(dtype)).to(held), v)
             start = int(cache.position) - length
@@ -89,6 +89,6 @@ class GauAttention(GatedAttention, CachedAttention):
     def _require_room(self, length: int) -> None:
         if self.bias is not None and length > self.span:
             raise UsageError(
-                f"'gau' has a bias for the distances within {self.span} positions and was given position {length}; "
-                "use it for images of the size it was built for, or use scale=width, which has no bias"
+                f"'gau' has biases for sequences of up to {self.span} positions, found {length}; "
+                "use images of the size it was built for, or scale=width, which has no bias"
             )

@@ -22,7 +22,7 @@ class GlaOptions(FadingOptions):
         Field(description="one gate per dimension of a key (vector), or one per head (scalar)"),
     ] = "vector"
     temperature: Annotated[
-        float, Field(ge=1, le=1000, description="tau; larger values limit how fast a gate can forget")
+        float, Field(ge=1, le=1000, description="tau; larger values slow down the fastest possible decay")
     ] = 16.0
     chunk: Annotated[
         PowerOfTwo, Field(gt=0, description="positions per chunk of the parallel form, a power of two")
@@ -39,11 +39,11 @@ class GlaAttention(Attention):
     """y_t = SiLU(g_t) * u_t / rms(u_t), with s_t = diag(a_t) s_{t-1} + k_t v_t^T and u_t = q_t s_t / sqrt(K).
 
     The gates a_t = sigmoid(x_t + b)^(1 / tau) and the output gate g_t use K (for `scalar` 1) and V extra scalars of the
-    head, in this order. b is fixed: at x = 0 a dimension of a key (for `scalar` a head) has a memory of m positions,
+    head, in this order. b is fixed: at x = 0 a key dimension (for `scalar` a head) has a memory of m positions,
     a = exp(-1 / m), with m spaced geometrically from an image down to a row.
 
     Section 4 of the source. Differs from it: the source computes the gates through a bottleneck of 16, initialises all
-    of them alike, and has a layer norm with a gain. Logs of gates are summed, and no gate is divided by another.
+    of them alike, and has a layer norm with a gain. Here logs of gates are summed, and no gate is divided by another.
     """
 
     name = "gla"
@@ -66,7 +66,7 @@ class GlaAttention(Attention):
         self.gate_start = [x - math.log(-math.expm1(x)) for x in log_sigmoids]
 
     def _gates(self, extra: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-        """log a [..., K or 1] in `dtype` and the output gate, of `extra` [B, H, ..., E]."""
+        """log a [..., K or 1] in `dtype` and the output gate, from `extra` [B, H, ..., E]."""
         if extra is None:
             raise ValueError(f"gla needs {self.extra_per_head} extra scalars per head and position")
         logits, output_gate = extra.split([self.gates, self.extra_per_head - self.gates], dim=-1)

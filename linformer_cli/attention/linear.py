@@ -78,7 +78,7 @@ class LinearAttention(Attention):
             carried = None if s is None or z is None else torch.cat([s, z.unsqueeze(-1)], dim=-1)
             sums, total = causal_sums(phi_q, phi_k, values, carried, self.options.chunk)
             y = divide_by_weight(sums[..., :-1], sums[..., -1])
-        # Copies: as views, each would keep the other in memory.
+        # Copies, because as views each would keep the other in memory.
         return y.to(v.dtype), LinearState(total[..., :-1].contiguous(), total[..., -1].contiguous())
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> LinearState:
@@ -92,7 +92,7 @@ class LinearAttention(Attention):
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any, extra_t: Tensor | None = None
     ) -> tuple[Tensor, Any]:
         if torch.is_autocast_enabled(q_t.device.type):
-            # Not every time: to enter it takes a good part of so short a step, and hardly anyone steps under autocast.
+            # Only if needed: entering the context would take much of so short a step, and autocast is rare here.
             with torch.autocast(q_t.device.type, enabled=False):
                 return self.step(q_t, k_t, v_t, state)
         s, z = state

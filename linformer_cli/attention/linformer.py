@@ -32,15 +32,15 @@ class LinformerOptions(AttentionOptions):
     @model_validator(mode="after")
     def _rank_fits_the_block(self) -> Self:
         if self.block is not None and self.rank > self.block and self.rank != _DEFAULT_RANK:
-            raise ValueError(f"'rank' is at most 'block', found rank {self.rank} for a block of {self.block}")
+            raise ValueError(f"'rank' must be at most 'block', found rank {self.rank} for a block of {self.block}")
         return self
 
 
 class LinformerState(NamedTuple):
     """A stack: keys [B, H, capacity, K], values [B, H, capacity, V], and the 0-d int64 number of positions seen.
 
-    It holds the `rank` projected rows of each finished block, then the exact keys and values of the unfinished block,
-    which its last position replaces by their rows. The remaining capacity is free.
+    It holds the `rank` projected rows of each finished block, then the exact keys and values of the unfinished block.
+    When a block is finished, its rows replace its exact keys and values. The remaining capacity is free.
     """
 
     keys: Tensor
@@ -54,8 +54,8 @@ class LinformerAttention(Attention):
     One softmax over both. E and F [rank, block] are learned for each head, or shared as in section 4 of the source.
     Differs from the source, which projects a whole sequence of fixed length at once: every row then depends on later
     positions, which only an encoder allows. Here each block is projected when it is finished, always with the same E
-    and F, and its rows are visible from the next block on; inside its own block a query sees exact keys. So a sequence
-    may have any length, and the number of rows grows by rank / block per position, where the source has a fixed number.
+    and F. Its rows are visible from the next block on; inside its own block a query sees exact keys. A sequence may
+    have any length. The number of rows grows by rank / block per position; in the source it is fixed.
     """
 
     name = "linformer"
@@ -70,14 +70,14 @@ class LinformerAttention(Attention):
         super().__init__(options, shape)
         self.block = options.block or shape.row
         if options.rank > self.block and options.rank != _DEFAULT_RANK:
-            raise UsageError(f"'rank' is at most the block of {self.block} (one row), found {options.rank}")
+            raise UsageError(f"'rank' must be at most the block of {self.block} (one row), found {options.rank}")
         self.rank = min(options.rank, self.block)
         sizes = shape.heads if options.share == "none" else 1, self.rank, self.block
         self.key_projection = nn.Parameter(torch.empty(sizes))
-        # A shared tensor gets one name, or a checkpoint would hold it twice.
+        # A shared tensor gets only one name, or a checkpoint would hold it twice.
         own = options.share != "heads_keys_values"
         self.value_projection = nn.Parameter(torch.empty(sizes)) if own else None
-        # So that a projected key has the size of a key for any block.
+        # Projected keys then have the scale of keys for any block size.
         for projection in self.parameters():
             nn.init.normal_(projection, std=self.block**-0.5)
 
@@ -97,7 +97,7 @@ class LinformerAttention(Attention):
             cached_k, cached_v = (None, None) if state is None else (state.keys, state.values)
             rows_k, near_k = self._project(k.to(dtype), cached_k, start, project_keys)
             rows_v, near_v = self._project(v.to(dtype), cached_v, start, project_values)
-            # Blocks are counted from position 0: the part of a block in the state comes first, without queries.
+            # Blocks are counted from position 0, so the cached part of a block comes first, without queries.
             missing = -(inside + length) % self.block
             y = attend_near_and_rows(
                 functional.pad(q.to(dtype) * self.shape.key_width**-0.5, (0, 0, inside, missing)),
@@ -115,9 +115,9 @@ class LinformerAttention(Attention):
         return y.to(v.dtype), LinformerState(stack_k, stack_v, torch.tensor(start + length, device=q.device))
 
     def _project(self, x: Tensor, cached: Tensor | None, start: int, projection: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows of all finished blocks after x [B, H, T, W] follows `start` cached positions.
+        """The rows of all blocks that are finished once x [B, H, T, W] follows `start` cached positions.
 
-        Also the exact positions from the first block on that was unfinished before x, cached ones included.
+        Also the exact keys or values from the start of the block that was unfinished before x, cached ones included.
         """
         finished, inside = divmod(start, self.block)
         if cached is not None:
@@ -135,9 +135,9 @@ class LinformerAttention(Attention):
         return functional.pad(stack, (0, 0, 0, capacity - stack.shape[2]))
 
     def _capacity(self, positions: int) -> int:
-        """Room for the stack up to `positions`: the exact positions of one block on top of the rows of all before it.
+        """The capacity of the stack for `positions`: the rows of all earlier blocks plus one block of exact positions.
 
-        At least the largest height on the way, and equal to it if `positions` end a block or lie in the first one.
+        This is at least the largest height reached, and equal to it if `positions` end a block or lie in the first one.
         """
         return max(positions - 1, 0) // self.block * self.rank + min(positions, self.block)
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype, shrink_huge
 from .parts.near_and_rows import Pattern, attend_near_and_rows
 
-# Queries that share one slice of near keys: with more of them fewer keys are copied, but more scores are masked.
+# Queries that share one slice of near keys. A larger block copies fewer keys but masks more scores.
 _QUERY_BLOCK = 32
 
 
@@ -30,8 +30,8 @@ class LongShortState(NamedTuple):
     """Window and rows, the unfinished chunk, and the 0-d int64 number of positions.
 
     keys [B, H, window + rows, K] and values [B, H, window + rows, V], normalised, hold the window first, as a ring
-    filled from its end (position t at window - 1 - t % window), then the rows of all finished chunks, so that a query
-    always sees one slice. The unfinished chunk consists of its largest score [B, H, rank] and of sums
+    filled from its end (position t at window - 1 - t % window), then the rows of all finished chunks. A query
+    therefore always sees one slice. The unfinished chunk is stored as its largest score [B, H, rank] and as sums
     [B, H, rank, 1 + K + V] of weights, weighted keys and weighted values, relative to that score.
     """
 
@@ -68,8 +68,8 @@ class LongShortAttention(Attention):
     linear function of the layer's input, passed as `extra` (the source's dynamic projection). Two LayerNorms over all
     heads jointly, one for the window and one for the rows, each shared by keys and values, bring both to one scale (the
     source's DualLN). A row is visible from the next chunk on. A position in both the window and a row counts twice, as
-    in the source. Differs from the source: every query sees the same number of positions, `window`, where blocks of
-    queries share a segment in the source; and there are no relative positions, as the embedding encodes positions.
+    in the source. Differs from the source: each query has its own window of `window` positions (in the source, blocks
+    of queries share a segment), and there are no relative positions, since the embedding encodes positions.
     """
 
     name = "long_short"
@@ -129,7 +129,7 @@ class LongShortAttention(Attention):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Means [B, H, chunks, rank, K + V] of the chunks that these positions finish, and the new unfinished chunk.
 
-        The latter as `largest` and `sums` of the state.
+        The unfinished chunk is returned as `largest` and `sums` of the state.
         """
         chunk, length = self.options.chunk, k.shape[2]
         inside = start % chunk
@@ -139,7 +139,7 @@ class LongShortAttention(Attention):
         padding = (0, 0, inside, missing)
         scores = functional.pad(extra, padding, value=-math.inf).unflatten(2, (-1, chunk))
         content = functional.pad(torch.cat([torch.ones_like(k[..., :1]), k, v], dim=-1), padding)
-        # Needs no gradient, since it scales numerator and denominator alike.
+        # Needs no gradient: it scales numerator and denominator alike.
         largest = scores.detach().amax(dim=3)
         if inside:
             largest[:, :, 0] = torch.maximum(largest[:, :, 0], state.largest)
@@ -150,7 +150,7 @@ class LongShortAttention(Attention):
             sums = torch.cat([(sums[:, :, 0] + carried).unsqueeze(2), sums[:, :, 1:]], dim=2)
         means = sums[:, :, :finished, :, 1:] / sums[:, :, :finished, :, :1]
         if missing:
-            # Copies: views would keep the sums of all chunks in memory as long as the state lives.
+            # Copies, because views would keep the sums of all chunks in memory as long as the state.
             return means, largest[:, :, -1].clone(), sums[:, :, -1].clone()
         return means, torch.full_like(state.largest, -math.inf), torch.zeros_like(state.sums)
 

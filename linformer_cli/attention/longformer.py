@@ -24,7 +24,7 @@ class LongformerOptions(AttentionOptions):
     dilation: Annotated[
         int | str | None,
         Field(
-            description="distance between these positions: one number, or a list such as 1,4 that heads use in turn "
+            description="distance between these positions: one number, or a list such as 1,4 that heads cycle through "
             "(default: 1 for even heads, 4 for odd ones)"
         ),
     ] = None
@@ -42,7 +42,7 @@ class LongformerOptions(AttentionOptions):
         return value
 
     def dilations(self, heads: int) -> tuple[int, ...]:
-        """The dilation of each head; raises `UsageError` if the heads are not a multiple of the list."""
+        """The dilation of each head; raises `UsageError` if the list's length does not divide the number of heads."""
         if self.dilation is None:
             listed = [1, 4][:heads]
             return tuple(listed[head % len(listed)] for head in range(heads))
@@ -58,8 +58,8 @@ class LongformerOptions(AttentionOptions):
 class LongformerState(NamedTuple):
     """Keys [B, H, globals + ring, K] and values [B, H, globals + ring, V], and the 0-d int64 position.
 
-    The first `globals` rows hold positions 0 and on. Then position j has row globals + j mod ring, so that the last
-    `ring` positions are kept, with `ring` = (window - 1) max(dilation) + 1.
+    The first `globals` rows hold the first positions. After them, position j is in row globals + j mod ring. This keeps
+    the last `ring` positions, with `ring` = (window - 1) max(dilation) + 1.
     """
 
     keys: Tensor
@@ -85,9 +85,9 @@ class LongformerAttention(Attention):
     """y_t = sum over j in S(t) of softmax_j(q_t . k_j / sqrt(K)) v_j.
 
     S(t) holds t, t - d, ..., t - (window - 1) d, with d the dilation of the head (at most the positions of an image),
-    and every j < globals, as far as they are in 0 .. t, each once. The causal half of section 3.1 of the source.
-    Differs from it: global positions have no projections of their own, and only their keys are global, since a causal
-    query at a global position sees no other positions anyway.
+    and every j < globals; of these it holds each position of 0 .. t once. This is the causal half of section 3.1 of the
+    source. Differs from it: global positions have no projections of their own, and only their keys are global, because
+    a causal query at a global position sees only earlier global positions anyway.
     """
 
     name = "longformer"
@@ -111,7 +111,7 @@ class LongformerAttention(Attention):
         dilations = tuple(min(dilation, shape.positions) if options.window > 1 else 1 for dilation in dilations)
         self.ring = (options.window - 1) * max(dilations) + 1
         self.heads_of = {d: [head for head in range(shape.heads) if dilations[head] == d] for d in sorted({*dilations})}
-        # The distances at which a step looks back [H, window], and the first row of each head [H, 1].
+        # The distances that a step looks back [H, window], and the first row of each head [H, 1].
         offsets = torch.tensor(dilations).unsqueeze(1) * torch.arange(options.window)
         first_rows = torch.arange(shape.heads).unsqueeze(1) * (options.globals + self.ring)
         self.offsets: Tensor
@@ -132,12 +132,12 @@ class LongformerAttention(Attention):
         keys, values = self._unroll(state.keys, k, start), self._unroll(state.values, v, start)
         after = LongformerState(self._roll(keys, start), self._roll(values, start), state.position + length)
         if q.device.type == "cpu":
-            # On a CPU, products of small blocks are slower in bfloat16, and less accurate.
+            # On a CPU, bfloat16 products of small blocks are slower and less accurate.
             wide = accumulator_dtype(q.dtype)
             q, keys, values = q.to(wide), keys.to(wide), values.to(wide)
         groups = []
         for dilation, heads in self.heads_of.items():
-            # Without copies if all heads share one dilation.
+            # No copies if all heads share one dilation.
             parts = (q, keys, values)
             if len(self.heads_of) > 1:
                 parts = (q[:, heads], keys.of_heads(heads), values.of_heads(heads))
@@ -149,7 +149,7 @@ class LongformerAttention(Attention):
         return y.to(dtype), after
 
     def _unroll(self, rows: Tensor, new: Tensor, start: int) -> _Rows:
-        """The `rows` of a state at position `start` in order, and those of the `new` positions."""
+        """The `rows` of a state at position `start`, in order of position, followed by the `new` ones."""
         count = self.options.globals
         known, old = rows.split([count, self.ring], dim=2)
         if start < count:
@@ -157,7 +157,7 @@ class LongformerAttention(Attention):
         return _Rows(known, old.roll(-start, dims=2), new)
 
     def _roll(self, rows: _Rows, start: int) -> Tensor:
-        """The rows of the state after the new positions: the last `ring` positions, each in its row."""
+        """The rows of the state after the new positions, each position in its row."""
         known, old, new = rows
         length = new.shape[2]
         recent = new[:, :, -self.ring :] if length >= self.ring else torch.cat([old[:, :, length:], new], dim=2)
@@ -195,14 +195,14 @@ class LongformerAttention(Attention):
         return y.reshape(*q.shape[:2], -1, y.shape[-1])[:, :, :length]
 
     def _mask(self, start: int, dilation: int, blocks: int, block: int, device: torch.device) -> Tensor:
-        """True where a query of a block may look, [dilation, blocks, block, globals + window - 1 + block]."""
+        """True for the positions that a query sees, [dilation, blocks, block, globals + window - 1 + block]."""
         count, window = self.options.globals, self.options.window
         place = torch.arange(block, device=device)
         offset = torch.arange(1 - window, block, device=device)
         inside = (offset <= place.unsqueeze(1)) & (offset > place.unsqueeze(1) - window)
         residue = torch.arange(dilation, device=device).view(-1, 1, 1)
         first = torch.arange(blocks, device=device).view(-1, 1) * block
-        # Each global position counts once, as a global one; positions before 0 do not exist.
+        # Global positions count only as global ones, not in the window; positions before 0 do not exist.
         local = start + residue + dilation * (first + offset) >= count
         queries = start + residue + dilation * (first + place)
         known = torch.arange(count, device=device) <= queries.unsqueeze(-1)
@@ -244,7 +244,7 @@ class LongformerAttention(Attention):
         return y.squeeze(2).to(v_t.dtype), state
 
     def _step_mask(self, position: int) -> Tensor:
-        """True for gathered rows that exist and are not global ones already, [1, H, 1, globals + window]."""
+        """True for gathered rows that exist and do not repeat a global one, [1, H, 1, globals + window]."""
         count = self.options.globals
         known = torch.arange(count, device=self.offsets.device).expand(self.shape.heads, count) <= position
         return torch.cat([known, position - self.offsets >= count], dim=1).unsqueeze(1).unsqueeze(0)

@@ -1,4 +1,4 @@
-"""Attention by locality-sensitive hashing (Kitaev 2020, 'Reformer', arXiv 2001.04451): only keys of the same hash."""
+"""Locality-sensitive hashing (LSH) attention (Kitaev 2020, 'Reformer', arXiv 2001.04451): only keys of equal hash."""
 
 import math
 from typing import Annotated, Any, NamedTuple
@@ -17,26 +17,26 @@ EMPTY = -1
 
 def _even(buckets: int) -> int:
     if buckets % 2:
-        raise ValueError("must be even, since each random vector gives two buckets")
+        raise ValueError("must be even, because each random vector gives two buckets")
     return buckets
 
 
 class LshOptions(AttentionOptions):
-    """Options of attention by hashing."""
+    """Options of LSH attention."""
 
     rounds: Annotated[
         int, Field(gt=0, le=64, description="independent hashes; a query sees the keys that any of them finds")
     ] = 4
     buckets: Annotated[int, Field(gt=1, le=4096, description="number of hash values, even"), AfterValidator(_even)] = 32
     window: Annotated[
-        int, Field(gt=0, le=4096, description="number of preceding positions of its bucket that a query sees")
+        int, Field(gt=0, le=4096, description="number of preceding positions in the same bucket that a query sees")
     ] = 16
 
 
 class LshState(NamedTuple):
     """The cache of queries (also the keys) and values, and rings of positions, int32 [B, H, R, buckets, window].
 
-    A ring holds the last `window` positions of its bucket in any order, and `EMPTY` if there were fewer.
+    A ring holds the last `window` positions of its bucket in any order. Unused entries are `EMPTY`.
     """
 
     cache: KeyValueCache
@@ -47,8 +47,8 @@ class _Layout(NamedTuple):
     """The order of positions after sorting each round: rounds R first, then images and heads N, then slots.
 
     rows [R, N, slots] is the position in each slot, and slots [R, N, T] the slot of each new position. The code of a
-    position grows by 1 per slot and by another `window` per bucket, so that t sees an earlier j in a round if and only
-    if their codes differ by at most `window`: key_codes [R, N, positions], query_codes [R, N, slots].
+    position grows by 1 per slot and by another `window` per bucket. So t sees an earlier j in a round if and only if
+    their codes differ by at most `window`: key_codes [R, N, positions], query_codes [R, N, slots].
     """
 
     rows: Tensor
@@ -63,13 +63,13 @@ class LshAttention(Attention):
     P(t) is the union of P_1(t) to P_R(t), each j once. P_r(t) holds the last `window` positions before t with the hash
     of t, h_r(j) = argmax([q_j R_r; -q_j R_r]), with R_r random, fixed and saved; hashes are computed in float64.
 
-    Section 2 of the source, which sorts the whole sequence and cuts it into chunks, so that the neighbours of a
-    position depend on later positions. Here they are counted back from the position inside its bucket, and a step sees
-    the same ones. A key found in several rounds counts once; the source subtracts log N instead.
+    Section 2 of the source. Differs from it: the source sorts the whole sequence and cuts it into chunks, so the
+    neighbours of a position depend on later positions. Here they are the preceding positions of its bucket, the same in
+    `attend` and `step`. A key found in several rounds counts once; the source subtracts log N instead.
 
-    Which keys a position sees depends on it and earlier positions alone. Later ones change the order in which `attend`
-    adds up, so that they can change the rounding of an earlier output, in its last bits, but not its value. Where two
-    products are equal up to rounding, the hash can differ between `attend` and `step`, which then see different keys.
+    Which keys a position sees depends only on that position and earlier ones. Later positions change the order of sums
+    in `attend`, and so can change the last bits of an earlier output. If two products are equal up to rounding, the
+    hash can differ between `attend` and `step`, which then see different keys.
     """
 
     name = "lsh"
@@ -101,7 +101,7 @@ class LshAttention(Attention):
 
     def _hash(self, q: Tensor) -> Tensor:
         """Buckets int64 [B, H, T, R] of q [B, H, T, K]."""
-        # In float64, rounding hardly ever decides between two buckets. MPS has no float64.
+        # In float64, rounding rarely decides between two buckets. MPS has no float64.
         wide = torch.float32 if q.device.type == "mps" else torch.float64
         products = (q.to(wide) @ self.rotations.to(wide).flatten(2)).unflatten(-1, self.rotations.shape[2:])
         most, most_at = products.max(dim=-1)
@@ -153,7 +153,7 @@ class LshAttention(Attention):
         newer = positions.gather(-1, (starts.unsqueeze(-1) + index - window).clamp(0, new - 1).flatten(2))
         kept = torch.where(index < window, ring.gather(-1, index.clamp(max=window - 1)), newer.view_as(index))
         kept = kept.to(torch.int32).unflatten(1, q.shape[:2]).permute(1, 2, 0, 3, 4).contiguous()
-        # The codes are compared many times, and half the width takes half the time.
+        # Codes are compared many times; half the width takes half the time.
         narrow = torch.int16 if size + (buckets + 4) * (window + 1) < 2**15 else torch.int32
         return _Layout(rows[..., :size], slots, key_codes.to(narrow), query_codes.to(narrow)), kept
 
@@ -161,8 +161,8 @@ class LshAttention(Attention):
         """Outputs [N, T, V] of the new positions, for queries [N, positions, K] and values [N, positions, V].
 
         Each slot sees the `window` slots before it: slot i of a chunk of `window` slots sees those before i in its own
-        chunk and those from i on in the previous chunk. So one matrix [window, window] per chunk holds all scores: its
-        own chunk below the diagonal, the previous chunk on and above it.
+        chunk and those from i on in the previous chunk. One matrix [window, window] per chunk therefore holds all
+        scores: its own chunk below the diagonal, the previous chunk on and above it.
         """
         window = self.options.window
         rounds, rows_of, size = layout.rows.shape
@@ -172,7 +172,7 @@ class LshAttention(Attention):
 
         base = torch.arange(rows_of, device=queries.device).unsqueeze(-1)
         rows = (layout.rows.clamp(max=length - 1) + base * length).flatten()
-        # All chunks in one line, with one more in front, so that the first has a previous chunk too.
+        # All chunks in one sequence, after one extra chunk, so that the first one has a previous chunk too.
         shifted = functional.pad(rows, (window, 0))
         chunk_queries = queries.flatten(0, 1).index_select(0, rows).unflatten(0, (-1, window))
         chunk_keys = keys.flatten(0, 1).index_select(0, shifted).unflatten(0, (-1, window))
@@ -186,7 +186,7 @@ class LshAttention(Attention):
             layout.slots + size * torch.arange(rounds * rows_of, device=rows.device).view(rounds, rows_of, 1)
         ).flatten()
         with torch.no_grad():
-            # One softmax over all rounds of a position, so one maximum.
+            # One softmax over all rounds of a position needs one maximum.
             top = scores.amax(dim=-1).flatten().index_select(0, slots).view(rounds, rows_of, new).amax(dim=0)
             top = top.masked_fill_(top == -math.inf, 0)
             spread = top.new_zeros(rounds * rows_of * size)
@@ -200,7 +200,7 @@ class LshAttention(Attention):
 
     @torch.no_grad()
     def _hidden(self, layout: _Layout, below: Tensor) -> Tensor:
-        """Scores to mask, bool [chunks, window, window]: unseen in their round, or seen in an earlier round already."""
+        """Scores to mask, bool [chunks, window, window]: not seen in their round, or already seen in an earlier one."""
         rounds, rows_of, size = layout.rows.shape
         window = len(below)
         seen = torch.zeros(rounds, rows_of * size // window, window, window, dtype=torch.bool, device=below.device)
@@ -216,7 +216,7 @@ class LshAttention(Attention):
             near = near.view(later, -1, window, window)
             torch.gt(near[0], seen[number], out=seen[number])
             seen[number + 1 :] |= near[1:]
-        # The first chunk of a row has no previous one: what precedes it belongs to another row.
+        # The first chunk of a row has no previous one: the chunk before it belongs to another row.
         seen.view(rounds * rows_of, -1, window, window)[:, 0].logical_and_(below)
         return seen.logical_not_().flatten(0, 1)
 
@@ -248,7 +248,7 @@ class LshAttention(Attention):
         hidden = seen < 0
 
         dtype = accumulator_dtype(q_t.dtype)
-        # The cache first, since it may be reallocated; the rings do not hold the new position yet.
+        # Update the cache first, since it may be reallocated. The rings do not hold the new position yet.
         cache, length = push_in_place(state.cache, q_t, v_t)
         capacity = cache.keys.shape[2]
         base = torch.arange(0, rows_of * capacity, capacity, device=q_t.device).unsqueeze(-1)
@@ -260,12 +260,12 @@ class LshAttention(Attention):
         norms = torch.linalg.vector_norm(queries, dim=-1).mul_(math.sqrt(q_t.shape[-1])).clamp_(min=1e-12)
         q, v = q_t.flatten(0, 1).to(dtype), v_t.flatten(0, 1).to(dtype)
         scores = torch.bmm(queries, q.unsqueeze(-1)).squeeze(-1).div_(norms)
-        # Finite, so that a row without any key gives a mean that is replaced below, and not NaN.
+        # A finite value, so that a row without keys gives a mean, which is replaced below, instead of NaN.
         weights = scores.masked_fill_(hidden, torch.finfo(dtype).min).softmax(dim=-1)
         y = torch.bmm(weights.unsqueeze(1), values).squeeze(1)
         y = torch.where(hidden.all(dim=-1, keepdim=True), v, y).view_as(v_t).to(v_t.dtype)
 
-        # Overwrite the oldest position of the ring, which is the smallest number.
+        # Overwrite the oldest position of the ring, the smallest number.
         oldest = ring.argmin(dim=-1, keepdim=True)
         rings.view(-1)[cell * window + oldest.squeeze(-1)] = length - 1
         return y, LshState(cache, state.rings)

@@ -18,7 +18,7 @@ class NystromOptions(AttentionOptions):
     landmarks: Annotated[int, Field(gt=0, description="m, learned landmarks per head")] = 32
     iterations: Annotated[int, Field(gt=0, description="Newton iterations that approximate the inverse of A")] = 6
     kernel: Annotated[
-        int, Field(ge=0, description="positions under the causal convolution of the values; 0 for no convolution")
+        int, Field(ge=0, description="length of the causal convolution of the values, in positions; 0 for none")
     ] = 33
     chunk: Annotated[
         PowerOfTwo, Field(gt=0, description="positions per chunk of the parallel form, a power of two")
@@ -35,8 +35,8 @@ class NystromOptions(AttentionOptions):
 class NystromState(NamedTuple):
     """The averages b [B, H, m, V], the logs l [B, H, m] of their total weights, Z [H, m, m], and recent values.
 
-    Z depends on the parameters alone, so that all images share it. `step` uses the Z of the parameters at the time when
-    the state was made; `attend` computes it again. `recent` is None without a convolution.
+    Z depends only on the parameters, so all images share it. `step` uses the Z of the time when the state was created;
+    `attend` recomputes it. `recent` is None without a convolution.
     """
 
     averages: Tensor
@@ -51,15 +51,15 @@ class NystromAttention(Attention):
     With learned landmarks q~, k~ [m, K] of each head, and scores scaled by K^(-1/2): f_t = softmax(q_t k~^T) over the
     m landmarks; row i of b_t [m, V] is the average of v_j over j <= t weighted by exp(q~_i . k_j); Z is the result of
     `iterations` steps Z <- Z (13 I - A Z (15 I - A Z (7 I - A Z))) / 4 for A = softmax(q~ k~^T), starting at
-    A^T / (largest column sum of A x largest row sum). Z itself, not the inverse that it approximates, defines y_t.
+    A^T / (largest column sum of A x largest row sum). y_t is defined by Z, not by the inverse that Z approximates.
     Differs from the source:
 
     - Landmarks are learned parameters, initialised to N(0, 1) with q~ = k~. The source takes means of q and k over
       segments of the whole sequence, which depend on later positions and have no step form.
     - b_t is a running average; in the source every landmark sees all keys.
     - The convolution covers the last `kernel` positions, its own included, and none after it.
-    - The start of Z is scaled per head. The source's code by default uses one maximum over the whole batch, so that an
-      image would depend on the others.
+    - The start of Z is scaled per head. By default, the source's code uses one maximum over the whole batch, which
+      makes an image depend on the others.
 
     Z and the averages are float32 or float64, also under autocast. Each call of `attend` computes Z once, with
     gradients, and so does `init_state`.

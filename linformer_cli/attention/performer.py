@@ -14,7 +14,7 @@ from .parts.decayed_sums import decayed_causal_sums, scan_with_decay
 from .parts.random_features import divide_by_floored_weight, draw_directions, seeded_normal, sine_features
 
 RELU_OFFSET = 1e-3
-# Positions per chunk where pairs are computed feature by feature because a product of features would underflow.
+# Positions per chunk when pairs are computed feature by feature, because a product of features would underflow.
 PAIRWISE_CHUNK = 8
 
 
@@ -72,15 +72,15 @@ class PerformerAttention(Attention):
         trig        exp(|x|^2 / 2) [sin(w_i . x), cos(w_i . x)]
         relu        max(w_i . x, 0) + 1e-3, which does not estimate the softmax kernel
 
-    Differs from the source's code: no epsilon is added to an exponential, and no maximum over the whole sequence enters
-    a result, since it would depend on later keys. With b_ji the logarithm of feature i of key j and c_i(t) its maximum
-    over j <= t, the state is the sum of exp(b_ji - c_i(t)), rescaled when c_i rises, and is read with weights
-    softmax over i of a_ti + c_i(t), so that the denominator is at least 1. `trig` keeps one maximum, of |y_j|^2 / 2,
-    and its denominator is at least a tenth of the keys' total weight. |y_j|^2 / 2 is limited to a quarter of the
-    largest number, so that keys whose squares overflow still give finite outputs.
+    Differs from the source's code: no epsilon is added to an exponential, and no maximum over the whole sequence is
+    used, since it would depend on later keys. Let b_ji be the logarithm of feature i of key j, and c_i(t) its maximum
+    over j <= t. The state is the sum of exp(b_ji - c_i(t)), rescaled when c_i rises. It is read with weights softmax
+    over i of a_ti + c_i(t), so the denominator is at least 1. `trig` keeps one maximum, of |y_j|^2 / 2, and its
+    denominator is at least a tenth of the keys' total weight. |y_j|^2 / 2 is limited to a quarter of the largest
+    number, so keys whose squares overflow still give finite outputs.
 
     `attend` scales the sums of `positive` and `hyperbolic` by the maximum over its whole block, and the scale cancels
-    in the quotient. So a later key can change the rounding of an earlier output, in its last bits, but not its value.
+    in the quotient. A later key can therefore change the last bits of an earlier output.
     """
 
     name = "performer"
@@ -114,7 +114,7 @@ class PerformerAttention(Attention):
 
     def _half_square(self, x: Tensor) -> Tensor:
         """|x K^(-1/4)|^2 / 2 for x [..., K]: [...]."""
-        # Finite also where squares overflow: infinity minus infinity is NaN.
+        # Clamped to stay finite if squares overflow: infinity minus infinity is NaN.
         squares = x.square().sum(dim=-1).clamp(max=torch.finfo(x.dtype).max / 4)
         return squares * (0.5 / math.sqrt(self.shape.key_width))
 
@@ -165,12 +165,12 @@ class PerformerAttention(Attention):
     ) -> tuple[Tensor, PerformerState]:
         """`positive` and `hyperbolic`: all features are divided by their maximum over the whole block.
 
-        So every feature is at most 1. Features that underflow add up to less than a rounding error as long as the
+        Every feature is then at most 1. Features that underflow add up to less than a rounding error as long as the
         denominator is at least `smallest_weight`. It is smaller only where keys outweigh earlier ones by many orders of
-        magnitude; those images and heads are computed again by `attend_pairwise`, which looks at no later position.
+        magnitude; those images and heads are recomputed by `attend_pairwise`, which uses no later position.
         """
         a, b = self._log_query_features(q), self._log_key_features(k)
-        # The scale cancels in y, so that it needs no gradient.
+        # The scale cancels in y, so it needs no gradient.
         c = b.detach().amax(dim=2)
         carried = None
         if state is not None:
@@ -199,7 +199,7 @@ class PerformerAttention(Attention):
         if state is not None:
             assert state.c is not None and state.n is not None
             c = torch.maximum(c, state.c.unsqueeze(-1))
-            # After no position there is no maximum yet, and nothing to rescale.
+            # Before the first position there is no maximum and nothing to rescale.
             before = torch.where(state.c.isinf().unsqueeze(-1), c[..., :1], state.c.unsqueeze(-1))
             sums_before, total_before = state.s, state.n[..., None, None]
         log_decay = torch.cat([before, c[..., :-1]], dim=-1) - c
@@ -257,7 +257,7 @@ class PerformerAttention(Attention):
 
 
 def smallest_weight(dtype: torch.dtype) -> float:
-    """The smallest denominator beside which features that underflow do not matter."""
+    """The smallest denominator for which underflowing features do not matter."""
     limits = torch.finfo(dtype)
     return limits.tiny / limits.eps**2
 
@@ -276,11 +276,11 @@ def _add_and_read(s: Tensor, phi_q: Tensor, phi_k: Tensor, values: Tensor) -> Te
 
 
 def attend_pairwise(a: Tensor, b: Tensor, values: Tensor, before: list[Tensor] | None) -> Tensor:
-    """y [R, T, V] from logarithms of features a, b [R, T, C] and values [R, T, V + 1], stable for any finite size.
+    """y [R, T, V] from log features a, b [R, T, C] and values [R, T, V + 1]; numerically stable for all finite inputs.
 
-    `before` is s and c of the positions before these. Short chunks: earlier ones enter through their sums, divided by
-    the exponential of each feature's running maximum at the start of the chunk; inside a chunk, log A_tj is the
-    logsumexp over i of a_ti + b_ji.
+    `before` is s and c of the positions before these. The chunks are short. Earlier chunks enter through their sums,
+    divided by the exponential of each feature's running maximum at the start of the chunk. Inside a chunk, log A_tj is
+    the logsumexp over i of a_ti + b_ji.
     """
     length = a.shape[1]
     chunks = -(-length // PAIRWISE_CHUNK)
@@ -299,6 +299,6 @@ def attend_pairwise(a: Tensor, b: Tensor, values: Tensor, before: list[Tensor] |
     earlier = a + starts.unsqueeze(2)
     highest = torch.maximum(pairs.detach().amax(dim=-1, keepdim=True), earlier.detach().amax(dim=-1, keepdim=True))
     sums = (earlier - highest).exp() @ states[:, :-1] + (pairs - highest).exp() @ values
-    # The padding has no denominator, so that it is cut off before the division.
+    # Cut off the padding before the division: it has no valid denominator.
     sums = sums.flatten(1, 2)[:, :length]
     return sums[..., :-1] / sums[..., -1:]

@@ -50,13 +50,13 @@ class RetentionAttention(Attention):
         raster:  w(t, j) = exp(-(t - j) / m_h)
         plane:   w(t, j) = exp(-(r_t - r_j) W / m_h) cos(pi (c_t - c_j) / 2 W)^(2 P)
 
-    Both are running sums. The power of the cosine is a constant plus P waves, each a product of a factor of the query's
-    column and one of the key's: s_t = d_t s_{t-1} + phi(k_t) v_t^T and u_t = phi(q_t) s_t / sqrt(K), where phi(x_t) is
-    x_t times 1, cos(pi n c_t / W) and sin(pi n c_t / W), n = 1 .. P, each with its coefficient, and d_t is
+    Both are running sums. The power of the cosine is a constant plus P waves, each a product of a factor for the
+    query's column and one for the key's: s_t = d_t s_{t-1} + phi(k_t) v_t^T and u_t = phi(q_t) s_t / sqrt(K). Here
+    phi(x_t) is x_t times 1, cos(pi n c_t / W) and sin(pi n c_t / W), n = 1 .. P, each with its coefficient, and d_t is
     exp(-W / m_h) at the first position of a row, else 1. In `raster`, phi(x) = x and d_t = exp(-1 / m_h).
 
-    g_t are V extra scalars of the head. Equations 5 to 8 of the source. Differs from it: the source uses other decay
-    rates, rotates queries and keys, and normalises within groups; `plane` is our addition.
+    g_t are V extra scalars of the head. Equations 5 to 8 of the source. Differs from it: the source uses different
+    decay rates, rotates queries and keys, and normalises within groups. `plane` is our addition.
     """
 
     name = "retention"

@@ -18,8 +18,8 @@ from .parts.caches import CachedAttention, KeyValueCache, extend_cache, push_in_
 
 SparseState = KeyValueCache
 
-# Scores per head that the parallel form holds at once, or those of one row of l positions if that is more. If there are
-# more scores in total, the backward pass computes them again.
+# Scores per head that the parallel form holds at once, but at least those of one row of l positions. If there are more
+# scores in total, the backward pass recomputes them.
 SCORES_AT_ONCE = 2**18
 DEFAULT_SUMMARY = 4
 
@@ -29,7 +29,7 @@ class SparseOptions(AttentionOptions):
 
     pattern: Annotated[
         Literal["strided", "fixed"],
-        Field(description="'strided': the last l positions and every l-th; 'fixed': the own block and block summaries"),
+        Field(description="'strided': the last l positions and every l-th; 'fixed': the same block and summaries"),
     ] = "strided"
     heads: Annotated[
         Literal["merged", "split"],
@@ -50,15 +50,15 @@ class SparseOptions(AttentionOptions):
         if self.summary is not None and self.pattern != "fixed":
             raise ValueError("'summary' is for pattern 'fixed'; 'strided' has no blocks")
         if self.summary is not None and self.stride is not None and self.summary > self.stride:
-            raise ValueError(f"'summary' is at most the block of {self.stride}, found {self.summary}")
+            raise ValueError(f"'summary' must be at most the block of {self.stride}, found {self.summary}")
         return self
 
 
 class _Part(NamedTuple):
-    """What some heads see: `near` bool [l, l] and, if `far`, the columns or summaries of earlier rows.
+    """The pattern of some heads: `near` bool [l, l] and, if `far`, the columns or summaries of earlier rows.
 
     Row i of `near` belongs to the query at index i of a row of l positions. Its columns up to the diagonal are
-    positions of the same row; after the diagonal, if `before`, they are positions of the previous row.
+    positions of the same row. If `before`, the columns after the diagonal are positions of the previous row.
     """
 
     heads: slice
@@ -70,9 +70,9 @@ class _Part(NamedTuple):
 class SparseAttention(CachedAttention):
     """y_t = sum over j in S(t) of softmax_j(q_t . k_j / sqrt(K)) v_j with S(t) a subset of the positions j <= t.
 
-    `strided`: the first part of S(t) is t - j < l, the second (t - j) mod l = 0. `fixed`: the first part is the own
-    block of l positions, the second all j with j mod l >= l - c. S(t) always contains t. `merged` heads see the union,
-    each position once; even `split` heads see the first part, odd ones the second.
+    `strided`: the first part of S(t) is t - j < l, the second (t - j) mod l = 0. `fixed`: the first part is the
+    query's block of l positions, the second all j with j mod l >= l - c. S(t) always contains t. `merged` heads see the
+    union, each position once; even `split` heads see the first part, odd ones the second.
 
     Sections 4.2 and 4.3 of the source. Its variants with different summary positions per head, and with the two parts
     in alternating layers, are left out. If l is one image row, the second part of `strided` is the column above. Work
@@ -92,7 +92,7 @@ class SparseAttention(CachedAttention):
         self.stride = options.stride or shape.row
         self.summary = options.summary or min(DEFAULT_SUMMARY, self.stride)
         if self.summary > self.stride:
-            raise UsageError(f"'summary' is at most the block of {self.stride} (one row), found {self.summary}")
+            raise UsageError(f"'summary' must be at most the block of {self.stride} (one row), found {self.summary}")
         if options.heads == "split" and shape.heads == 1:
             raise UsageError("heads 'split' needs two heads or more, found 1; use 'merged'")
 
@@ -145,7 +145,7 @@ class SparseAttention(CachedAttention):
         scores_of_row = stride * (stride + total * far_of_row)
         rows = max(1, SCORES_AT_ONCE // scores_of_row)
         again = (total - first) * scores_of_row > SCORES_AT_ONCE and torch.is_grad_enabled()
-        # Split into slabs once, since the gradient of a slice taken in each slab would have the size of the whole.
+        # Split into slabs once: the gradient of a slice taken in each slab would have the size of the whole tensor.
         near = [queries.split(rows, dim=1), *(x[:, first:].split(rows, dim=1) for x in (keys, values))]
         if part.before:
             near += [_rows_before(x, first).split(rows, dim=1) for x in (keys, values)]
@@ -162,8 +162,8 @@ class SparseAttention(CachedAttention):
     def attend_slab(self, part: _Part, start: int, slab: Sequence[Tensor], far: Sequence[Tensor]) -> Tensor:
         """Outputs [N, rows, l, V] of some rows, from row `start` on.
 
-        `slab` holds queries, keys and values of these rows and, if rows see the previous one, keys and values of each
-        previous row; `far` holds keys and values by column, or the summaries of all blocks.
+        `slab` holds queries, keys and values of these rows and, if a row sees the previous one, keys and values of the
+        previous rows. `far` holds keys and values by column, or the summaries of all blocks.
         """
         queries, keys, values, *before = slab
         stop = start + queries.shape[1]
@@ -242,9 +242,9 @@ def _rows_before(x: Tensor, first: int) -> Tensor:
 
 
 class _Recomputed(torch.autograd.Function):
-    """`run(slab, far)`, keeping only these tensors; the backward pass runs it again.
+    """`run(slab, far)` that saves only its inputs; the backward pass runs it again.
 
-    Does the same as torch's checkpoint, whose import takes seconds.
+    Equivalent to torch's checkpoint, whose import takes seconds.
     """
 
     @staticmethod

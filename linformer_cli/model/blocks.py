@@ -1,6 +1,6 @@
 """The residual blocks between embedding and head: the interface and the transformer block.
 
-`gated.py` and `lstm.py` have the other blocks; `mixers.py` builds the one that is configured.
+The other blocks are in `gated.py` and `lstm.py`; `mixers.py` builds the configured one.
 """
 
 import itertools
@@ -33,7 +33,7 @@ class AttentionLayer(nn.Module):
 
     @property
     def input_rows(self) -> dict[str, slice]:
-        """The rows of `input` for q, k, v and extra; `qk` if one projection serves both. Absent parts have no entry."""
+        """The rows of `input` for q, k, v and extra; `qk` if q and k share a projection. Absent parts have no entry."""
         names = ("q", "qk" if self.inner.shared_query_key else "k", "v", "extra")
         ends = list(itertools.accumulate(self.heads * width for width in self.widths))
         rows = zip(names, [0, *ends], ends, strict=False)
@@ -41,12 +41,12 @@ class AttentionLayer(nn.Module):
 
     @torch.no_grad()
     def start_extra_bias(self) -> None:
-        """Set the bias of the extra scalars to the value that the mechanism asks for."""
+        """Set the bias of the extra scalars to the mechanism's `extra_bias`."""
         if self.inner.extra_per_head:
             self.input.bias[-self.heads * self.inner.extra_per_head :] = self.inner.extra_bias
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """x [..., width] to q, k, v and extra, each [..., H, its own width]."""
+        """q, k, v and extra of x [..., width], each [..., H, its own width]."""
         parts = self.input(x).split([self.heads * width for width in self.widths], dim=-1)
         q, k, v, extra = (part.unflatten(-1, (self.heads, -1)) if part.shape[-1] else None for part in parts)
         assert k is not None and v is not None
@@ -79,10 +79,10 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module, ABC):
-    """Mixes positions and changes vectors in residual branches. A model is a stack of blocks.
+    """Mixes positions and transforms vectors in residual branches. A model is a stack of blocks.
 
-    A block has the same calls as an attention, on vectors of the model's width. LayerNorm stands before each branch
-    (`pre`) or behind the sum (`post`).
+    A block has the same methods as an attention, on vectors of the model's width. LayerNorm is applied before each
+    branch (`pre`) or after the sum (`post`).
     """
 
     def __init__(self, config: NetworkConfig) -> None:
@@ -92,11 +92,11 @@ class Block(nn.Module, ABC):
 
     @abstractmethod
     def attend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Vectors [B, T, width] of positions that follow those in `state` (None: none), and the state after them."""
+        """Output vectors [B, T, width] for inputs x that follow `state` (None: no positions), and the new state."""
 
     @abstractmethod
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Vectors [B, width] of one position, no gradients; may update `state` in place."""
+        """The output [B, width] of one position and the new state, no gradients; may update `state` in place."""
 
     @abstractmethod
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> Any:
@@ -120,14 +120,14 @@ class Block(nn.Module, ABC):
     def add_branch(
         self, x: Tensor, norm: nn.LayerNorm, branch: Callable[[Tensor], tuple[Tensor, Any]]
     ) -> tuple[Tensor, Any]:
-        """The sum of x and the output of `branch`, normalised as configured; and the state that `branch` returns."""
+        """The sum of x and the output of `branch`, normalised as configured, and the state that `branch` returns."""
         y, state = branch(norm(x) if self.pre else x)
         x = add_dropped(x, y, self.dropout) if self.training and self.dropout else x + y
         return (x if self.pre else norm(x)), state
 
 
 class InnerBlock(Block):
-    """A block whose state is that of its attention."""
+    """A block whose state is the state of its attention."""
 
     @property
     @abstractmethod
@@ -145,7 +145,7 @@ class InnerBlock(Block):
 
 
 class TransformerBlock(InnerBlock):
-    """Attention and feed-forward, in one residual branch each."""
+    """Attention and feed-forward, each in its own residual branch."""
 
     def __init__(self, config: ModelConfig, inner: Attention) -> None:
         super().__init__(config)
@@ -172,16 +172,16 @@ class TransformerBlock(InnerBlock):
         self.attention.start_extra_bias()
 
     def add_branches(self, x: Tensor, attention: Callable[[Tensor], tuple[Tensor, Any]]) -> tuple[Tensor, Any]:
-        """x after both branches, and the state that `attention` returns: the part that `attend` and `step` share."""
+        """x after both branches, and the state that `attention` returns. Shared by `attend` and `step`."""
         x, state = self.add_branch(x, self.attention_norm, attention)
         x, _ = self.add_branch(x, self.feed_forward_norm, lambda x: (self.feed_forward(x), None))
         return x, state
 
 
 def initialise_weights(model: nn.Module, blocks: Sequence[Block]) -> None:
-    """Linear layers of `model` start as N(0, 1 / inputs); those that end a branch are divided by sqrt(branches).
+    """Initialise linear layers to N(0, 1 / inputs); those that end a branch are divided by sqrt(branches).
 
-    The sum of all branches therefore starts at the scale of one branch, at any depth.
+    At initialisation, the sum of all branches therefore has the scale of one branch, at any depth.
     """
     for module in model.modules():
         if isinstance(module, nn.Linear):

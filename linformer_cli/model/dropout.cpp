@@ -1,6 +1,6 @@
-// x plus a branch after dropout, and the gradient, for the CPU; dropout.py calls it.
+// x plus a branch after dropout, and the gradient, for the CPU; called by dropout.py.
 //
-// Whether element i is kept is a function of the seed and i alone. No mask is stored: the backward pass computes it again.
+// Whether element i is kept depends only on the seed and i. No mask is stored: the backward pass recomputes it.
 
 #include <cmath>
 #include <cstdint>
@@ -9,14 +9,14 @@
 
 namespace {
 
-// A hash of 32 bits, each of which depends on every bit of the input (the rounds of "lowbias32", Wellons 2018).
+// A 32-bit hash in which every output bit depends on every input bit (the rounds of "lowbias32", Wellons 2018).
 inline uint32_t mix(uint32_t word) {
     word = (word ^ (word >> 16)) * 0x7feb352du;
     word = (word ^ (word >> 15)) * 0x846ca68bu;
     return word ^ (word >> 16);
 }
 
-// Elements that share one seed of 32 bits; also the work of a thread at a time.
+// Elements that share one 32-bit seed; also the unit of work of a thread.
 constexpr int64_t BLOCK = 4096;
 
 template <class F>

@@ -1,7 +1,7 @@
 """Dropout of residual branches (Srivastava 2014, JMLR 15).
 
-On the CPU torch draws the mask number by number in one thread, which takes a fifth of a training step of the paper's
-model. The compiled form draws and adds in one pass of all threads and stores no mask.
+On the CPU, torch draws the mask element by element in one thread, which takes a fifth of a training step of the paper's
+model. The compiled form draws and adds in one pass over all threads and stores no mask.
 """
 
 import ctypes
@@ -23,9 +23,9 @@ _SIGNATURES = {
 
 
 def add_dropped(x: Tensor, branch: Tensor, probability: float) -> Tensor:
-    """x plus `branch`, of the same shape; its elements become 0 with `probability`, the rest scales to keep the mean.
+    """x plus `branch` (same shape) after dropout: elements are 0 with `probability`, the others scaled up.
 
-    The mask follows from torch's generator of the device; it differs with and without a compiler.
+    The mask depends on the state of torch's generator. The compiled form draws a different mask than torch.
     """
     types = branch.dtype in (torch.float32, torch.bfloat16) and x.dtype == torch.float32
     if x.device.type == "cpu" and types and has_library(SOURCE):

@@ -1,6 +1,6 @@
-"""The input of a position: its place in the image and the known values around it.
+"""The input of a position: its coordinates in the image and the known values around it.
 
-Tokens are the values of an image in raster order, channels innermost, behind one start token: token 0 is the start
+Tokens are a start token followed by the values of an image in raster order, channels innermost: token 0 is the start
 token and token i holds value i - 1. At token i the model predicts value i, so a position may read values 0 .. i - 1.
 In a model with classes the start token is the image's class, which every position reads.
 """
@@ -23,7 +23,7 @@ _NEIGHBOURS = ((0, 1), (0, 2), (1, 1), (1, 0), (1, -1), (2, 0))
 
 
 class EmbeddingState(NamedTuple):
-    """The last values, recent int16 [B, reach] (newest last), and how many tokens were seen, a 0-d int64 tensor.
+    """`recent`, the last values, int16 [B, reach] (newest last), and `position`, the 0-d int64 number of tokens seen.
 
     `label` is the class of each image, int64 [B, 1], or [B, 0] in a model without classes.
     """
@@ -36,7 +36,7 @@ class EmbeddingState(NamedTuple):
 def first_value(position: int, reach: int) -> int:
     """The number of the value in column 0 of `recent` after `position` tokens; column c holds value first_value + c.
 
-    The newest of `position` tokens is value number `position - 2`, as token 0 is the start token.
+    The newest of `position` tokens is value number `position - 2`, because token 0 is the start token.
     """
     return position - reach - 1
 
@@ -44,13 +44,13 @@ def first_value(position: int, reach: int) -> int:
 def ring_slots(sources: Tensor, length: int) -> Tensor:
     """The slots of a ring of `length` values that hold values number `sources`: value v is in slot v mod length.
 
-    -1 stays -1.
+    A source of -1 (no value) stays -1.
     """
     return torch.where(sources < 0, -1, sources % length)
 
 
 def fill_ring(state: EmbeddingState, length: int) -> Tensor:
-    """The recent values of `state` in a ring int16 [B, length], for `length` of at least `reach`; see `ring_slots`."""
+    """The recent values of `state` as a ring int16 [B, length], with `length` at least `reach`; see `ring_slots`."""
     reach = state.recent.shape[1]
     ring = state.recent.new_zeros(len(state.recent), length)
     values = torch.arange(reach, device=ring.device) + first_value(int(state.position), reach)
@@ -59,20 +59,20 @@ def fill_ring(state: EmbeddingState, length: int) -> Tensor:
 
 
 def context_sources(context: str, image: ImageShape) -> Tensor:
-    """For each position the numbers of the known values that it looks up in tables: int64 [T, slots], -1 for none.
+    """The numbers of the known values that each position looks up in tables: int64 [T, slots], -1 for none.
 
-    `previous` has one slot, the value before. The other contexts have one for each channel of six pixels (left, two
-    left, above left, above, above right, two above) and for the earlier channels of the pixel itself. Pixels outside
-    the image are missing. Every number is smaller than its position.
+    `previous` has one slot, the previous value. The other contexts have one slot for each channel of six pixels (left,
+    two left, above left, above, above right, two above) and for the earlier channels of the pixel itself. Pixels
+    outside the image are missing. Every number is smaller than its position.
     """
     if context == "previous":
-        # On the CPU also for a model on the meta device, as `reach` is computed from it.
+        # On the CPU even for a model on the meta device, because `reach` is computed from it.
         return (torch.arange(image.positions, device="cpu") - 1).unsqueeze(1)
     return find_pixels(image, _NEIGHBOURS)
 
 
 def find_pixels(image: ImageShape, offsets: Sequence[tuple[int, int]]) -> Tensor:
-    """For each position the numbers of the values at `offsets` (rows up, columns to the left): int64 [T, slots], or -1.
+    """The numbers of the values at `offsets` (rows up, columns left) of each position: int64 [T, slots], -1 for none.
 
     The first slots are the earlier channels of the pixel itself.
     """
@@ -85,7 +85,7 @@ def find_pixels(image: ImageShape, offsets: Sequence[tuple[int, int]]) -> Tensor
 
 
 def find_same_channel(image: ImageShape, offsets: Sequence[tuple[int, int]]) -> Tensor:
-    """As `find_pixels`, but only the position's own channel of each pixel: int64 [T, offsets], or -1."""
+    """As `find_pixels`, but only the position's own channel of each pixel: int64 [T, offsets], -1 for none."""
     positions = torch.arange(image.positions, device="cpu")
     row, column = positions // image.values_per_row, positions // image.channels % image.width
     slots = []
@@ -99,8 +99,8 @@ class PixelEmbedding(nn.Module):
     """Tokens int64 [B, T] to vectors [B, T, width], continuing from a state of bounded size.
 
     The state holds the last `reach` values: about two image rows for `neighbours`, three for `wide` and `hashed`. A
-    slot without a value has an embedding of its own, which also stands for the start token. A class adds its vector
-    at every position, `wide` adds `Surroundings`, and `hashed` adds `Surroundings` and `NeighbourTables`.
+    slot without a value has its own embedding, which is also used for the start token. A class adds its vector at
+    every position, `wide` adds `Surroundings`, and `hashed` adds `Surroundings` and `NeighbourTables`.
     """
 
     sources: Tensor
@@ -120,13 +120,13 @@ class PixelEmbedding(nn.Module):
             seen.append(find_same_channel(image, TABLE_PIXELS))
         sources = torch.cat(seen, dim=1)
         self.register_buffer("sources", sources, persistent=False)
-        # The first column of the surroundings, and the first one of the neighbour tables.
+        # The first column of the surroundings, and the first column of the neighbour tables.
         self.bounds = (self.slots, sum(part.shape[1] for part in seen[:2]))
         distances = torch.arange(image.positions, device="cpu").unsqueeze(1) - sources
         self.reach = int(distances[sources >= 0].max()) if image.positions > 1 else 1
         paper = config.embedding == "paper"
         value_width = config.width // 2 if paper else config.width
-        # One table for all slots, so that one call looks up and adds.
+        # One table for all slots, so that one call looks up and adds all vectors.
         self.values = nn.Parameter(torch.empty(self.slots * (image.levels + 1), value_width))
         nn.init.normal_(self.values, std=self.slots**-0.5)
         if paper:
@@ -172,7 +172,7 @@ class PixelEmbedding(nn.Module):
         if self.tables is not None:
             channels = torch.arange(start, start + length, device=tokens.device) % self.image.channels
             x = x + self.tables(together, channels)
-        # Copies: a view would keep all tokens alive as long as the state, or share memory with the caller.
+        # Copies, because a view would keep all tokens in memory as long as the state, or share memory with the caller.
         recent, label = known[:, length:].clone(), state.label
         if self.classes is not None:
             label = label if start else tokens[:, :1].clone()
@@ -180,7 +180,7 @@ class PixelEmbedding(nn.Module):
         return x, EmbeddingState(recent, state.position + length, label)
 
     def places(self) -> Tensor:
-        """The vectors of all positions, [T, width], or [T, width / 2] for sinusoids, which are concatenated."""
+        """The vectors of all positions: [T, width], or [T, width / 2] for sinusoids, which are concatenated."""
         return self._grid(0, self.image.positions) if self.sinusoids is None else self.sinusoids
 
     def _grid(self, start: int, length: int) -> Tensor:
@@ -197,7 +197,7 @@ class PixelEmbedding(nn.Module):
 def sinusoidal_table(positions: int, width: int) -> Tensor:
     """Sines and cosines [positions, width] of geometrically spaced wavelengths (Vaswani 2017, section 3.5).
 
-    float32, rounded once: float32 angles would be wrong by up to 2e-4 at 3,072 positions.
+    Computed in float64 and rounded once to float32: float32 angles would be wrong by up to 2e-4 at 3,072 positions.
     """
     frequencies = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(10_000.0) / width))
     angles = torch.arange(positions).unsqueeze(1) * frequencies

@@ -54,6 +54,6 @@ class GatedBlock(InnerBlock):
         return (self.output,)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """U, V and Z, in separate memory: a view in a state would keep the whole larger tensor alive."""
+        """U, V and Z in separate memory: a view in a state would keep the whole projection in memory."""
         u, v, z = (functional.silu(part) for part in self.input(x).split(self.widths, dim=-1))
         return u, v, z

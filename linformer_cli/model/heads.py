@@ -1,4 +1,4 @@
-"""Output heads: from the last vector to the distribution of the next value, for both likelihood and sampling.
+"""Output heads: from the last vector to the distribution of the next value, for likelihood and sampling.
 
 `parameters` [..., P] are the output of a head's projection; `levels` is the number of values.
 """
@@ -35,7 +35,7 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def draw(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
-        """Values int64 [B] drawn from exactly this distribution by parameters [B, P] and uniforms [B] in [0, 1)."""
+        """Values int64 [B] drawn from this distribution, given parameters [B, P] and uniforms [B] in [0, 1)."""
 
 
 class CategoricalHead(Head):
@@ -58,13 +58,13 @@ class CategoricalHead(Head):
 class MixtureHead(Head):
     """A mixture of K logistic distributions, cut into `levels` bins (Salimans 2017, PixelCNN++, arXiv 1701.05517).
 
-    Values lie evenly on [-1, 1]; the first bin reaches to minus and the last to plus infinity. P holds K mixture
-    logits, K means and K log scales. The source approximates the mass of a narrow bin by the density. Here, with bin
-    edges a < b in units of the scale, the mass is sigmoid(b) - sigmoid(a) = sigmoid(b) sigmoid(-a) (1 - exp(a - b)),
-    which does not cancel, so the probabilities of all values add up to 1.
+    Values are spaced evenly on [-1, 1]; the first bin extends to minus infinity and the last to plus infinity. P holds
+    K mixture logits, K means and K log scales. The source approximates the mass of a narrow bin by the density. Here,
+    with bin edges a < b in units of the scale, the mass is sigmoid(b) - sigmoid(a) = sigmoid(b) sigmoid(-a) (1 -
+    exp(a - b)), which does not cancel, so the probabilities of all values add up to 1.
     """
 
-    # Narrower than a bin, and so wide that it is flat: beyond these bounds only the rounding changes.
+    # From much narrower than a bin to practically flat: beyond these bounds only the rounding changes.
     log_scale_bounds = (-7.0, 40.0)
 
     def __init__(self, config: ModelConfig) -> None:
@@ -79,7 +79,7 @@ class MixtureHead(Head):
         return self._log_mass(parameters.unsqueeze(-2), values.expand(*parameters.shape[:-1], self.levels))
 
     def _log_mass(self, parameters: Tensor, values: Tensor) -> Tensor:
-        # In float64: the edges of narrow bins, far from their mean, cancel too much in float32.
+        # In float64, because the edges of narrow bins far from their mean cancel too much in float32.
         logits, means, log_scales = precise(parameters).split(self.mixtures, dim=-1)
         inverse_scales = torch.exp(-log_scales.clamp(*self.log_scale_bounds))
         values = values.unsqueeze(-1)
@@ -97,7 +97,7 @@ class MixtureHead(Head):
     def draw(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
         """Draws a component, then its logistic by inversion, then rounds: no table of all values is needed.
 
-        One uniform number serves both draws, since its position within the chosen component's share is uniform again.
+        One uniform number is enough for both draws: its position within the chosen component's share is uniform.
         """
         logits, means, log_scales = precise(parameters).split(self.mixtures, dim=-1)
         component, place = invert_cumulative(logits.softmax(dim=-1), uniforms)
@@ -108,22 +108,21 @@ class MixtureHead(Head):
 
 
 def build_head(config: ModelConfig) -> Head:
-    """The head that `config.head` names."""
+    """The head named by `config.head`."""
     return CategoricalHead(config) if config.head == "categorical" else MixtureHead(config)
 
 
 def invert_cumulative(probabilities: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """Draw from probabilities [B, levels] by inversion with uniforms [B] in [0, 1) on any device.
 
-    Returns the values int64 [B], and where in [0, 1) of its value's own share each uniform number fell. A value of
+    Returns the values int64 [B], and the position in [0, 1) of each uniform number within its value's share. A value of
     probability 0 is never drawn.
     """
     probabilities = precise(probabilities)
     cumulative = probabilities.cumsum(dim=-1)
     total = cumulative[..., -1:]
-    # The total is 1 up to rounding. Targets scaled by it respect every value's share, and targets below it never select
-    # a value behind the last one with a share. The numbers change device and type in one call, since Apple's GPU has no
-    # float64.
+    # The total is 1 up to rounding. Scaling targets by it keeps every value's share. Bounding targets below it never
+    # selects a value after the last one of non-zero probability. Device and type change in one call: MPS has no float64.
     targets = torch.minimum(
         uniforms.to(cumulative).unsqueeze(-1) * total, torch.nextafter(total, torch.zeros_like(total))
     )
@@ -139,5 +138,5 @@ def precise(x: Tensor) -> Tensor:
 
 
 def _wide(parameters: Tensor) -> Tensor:
-    """At least float32: bfloat16 is too coarse for likelihoods that are summed over a thousand values."""
+    """At least float32: bfloat16 is too coarse for likelihoods summed over a thousand values."""
     return parameters if parameters.dtype == torch.float64 else parameters.float()

@@ -1,4 +1,4 @@
-"""A block without attention, for comparison: an LSTM, with a very small state."""
+"""A block without attention, for comparison: an LSTM with a very small state."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -33,15 +33,15 @@ class LstmState(NamedTuple):
 class LstmBlock(Block):
     """x + W_o LSTM(x): one layer of long short-term memory instead of attention and feed-forward.
 
-    As in the source with forget gates, which start with a bias of 1; gates are those of `torch.nn.LSTM`. The block
-    has about as many parameters as the transformer block of the same configuration. h and c have the type of the
-    weights, and autocast is off inside, since a cell is a running sum.
+    The gates are those of `torch.nn.LSTM`: those of the source, and forget gates, whose bias starts at 1. The block has
+    about as many parameters as the transformer block of the same configuration. h and c have the type of the weights,
+    and autocast is disabled inside, because a cell is a running sum.
     """
 
     name = "lstm"
     source = "Hochreiter 1997, Neural Computation 9(8)"
     family = "recurrent baseline"
-    method = "no attention: one cell a block"
+    method = "no attention: one cell per block"
     memory = Memory.CONSTANT
     options_type = LstmOptions
 
@@ -51,13 +51,13 @@ class LstmBlock(Block):
         self.lstm = nn.LSTM(config.width, self.hidden, batch_first=True)
         self.output = nn.Linear(self.hidden, config.width)
         self.norm = nn.LayerNorm(config.width)
-        # As every linear layer of the model: N(0, 1 / inputs).
+        # N(0, 1 / inputs), like every linear layer of the model.
         input_weight, hidden_weight, input_bias, hidden_bias = self.lstm.all_weights[0]
         nn.init.normal_(input_weight, std=config.width**-0.5)
         nn.init.normal_(hidden_weight, std=self.hidden**-0.5)
         nn.init.zeros_(input_bias)
         nn.init.zeros_(hidden_bias)
-        # The gates come in the order input, forget, cell, output.
+        # The gates are ordered input, forget, cell, output.
         nn.init.ones_(input_bias.data[self.hidden : 2 * self.hidden])
 
     def attend(self, x: Tensor, state: Any) -> tuple[Tensor, LstmState]:
@@ -65,7 +65,7 @@ class LstmBlock(Block):
             start = None if state is None else (state.h.unsqueeze(0), state.c.unsqueeze(0))
             with torch.autocast(x.device.type, enabled=False), _in_float32():
                 y, (h, c) = self.lstm(x.to(self.output.weight.dtype), start)
-            # Copies: torch may return views of a larger tensor.
+            # Copies, because torch may return views of a larger tensor.
             return self.output(y), LstmState(h[0].clone(), c[0].clone())
 
         return self.add_branch(x, self.norm, branch)
@@ -91,22 +91,22 @@ class LstmBlock(Block):
 
 
 def _in_float32() -> AbstractContextManager[None]:
-    """Inside it cuDNN multiplies in float32, as a step does; by default torch rounds to TF32, for sequences only."""
+    """A context in which cuDNN multiplies in float32, as `step` does; torch's default for sequences is TF32."""
     cudnn = torch.backends.cudnn
     return cudnn.flags(cudnn.enabled, cudnn.benchmark, deterministic=cudnn.deterministic, allow_tf32=False)
 
 
 def choose_hidden(config: NetworkConfig) -> int:
-    """The width of h for which an LSTM block has most nearly as many parameters as a transformer block."""
+    """The width of h for which the parameter count of an LSTM block is closest to that of a transformer block."""
     width, heads_width, feed_forward = config.width, config.heads * config.head_width, config.feed_forward
     attention = 3 * heads_width * (width + 1) + width * (heads_width + 1)
     wanted = attention + feed_forward * (width + 1) + width * (feed_forward + 1) + 2 * 2 * width
 
     def count(hidden: int) -> int:
-        # Four gates with two biases each, the projection back, one norm.
+        # Four gates with two biases each, the output projection, one norm.
         return 4 * hidden * (width + hidden + 2) + width * (hidden + 1) + 2 * width
 
-    # The root of count(hidden) = wanted, and the whole numbers around it.
+    # The root of count(hidden) = wanted, and the integers around it.
     linear = 5 * width + 8
     root = int((-linear + (linear**2 + 16 * (wanted - 3 * width)) ** 0.5) / 8)
     return min((max(1, root), root + 1), key=lambda hidden: abs(count(hidden) - wanted))

@@ -1,4 +1,4 @@
-"""Everything that mixes positions, by the name a configuration gives it: the attentions, and a recurrent baseline."""
+"""Token mixers by their name in a configuration: the attentions and a recurrent baseline."""
 
 from collections.abc import Mapping
 from typing import Any, cast
@@ -28,7 +28,7 @@ def find_mixer(name: str) -> Mixer:
 
 
 def parse_options(name: str, options: Mapping[str, Any]) -> Config:
-    """The options of the attention or baseline `name`, checked and with defaults filled in.
+    """The options of the attention or baseline `name`, validated and with defaults filled in.
 
     Raises `UsageError`, with a suggestion, for an unknown name or option.
     """
@@ -37,7 +37,7 @@ def parse_options(name: str, options: Mapping[str, Any]) -> Config:
 
 
 def build_attention(name: str, options: Mapping[str, Any], shape: AttentionShape) -> Attention:
-    """The attention `name` with `options`, in exactly the sizes of `shape`. Raises what `parse_options` raises."""
+    """The attention `name` with `options` and the sizes of `shape`. Raises what `parse_options` raises."""
     mechanism = find_attention(name)  # not a baseline
     return mechanism(cast(AttentionOptions, parse_options(name, options)), shape)
 
@@ -65,7 +65,7 @@ def _build_block(config: ModelConfig, options: Config, layer: int) -> Block:
 
 
 def default_state_bytes(name: str, network: NetworkConfig, shape: AttentionShape) -> int:
-    """Bytes of one layer's state after one whole image in float32, for mixer `name` with its default options."""
+    """Bytes of one layer's state after one whole image, in float32, for mixer `name` with default options."""
     options = find_mixer(name).options_type()
     with torch.device("meta"):  # only its size is needed
         if isinstance(options, LstmOptions):
@@ -75,5 +75,5 @@ def default_state_bytes(name: str, network: NetworkConfig, shape: AttentionShape
 
 
 def describe_mixing(name: str) -> str:
-    """What mixes positions in a model whose `attention` is `name`, for a sentence about the model."""
+    """The token mixer of a model whose `attention` is `name`, worded for a sentence about the model."""
     return f"{name} ({BASELINES[name].family})" if name in BASELINES else f"{name} attention"

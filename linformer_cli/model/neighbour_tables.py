@@ -1,4 +1,4 @@
-"""Learned vectors for the values of several neighbours together, which sums over single values cannot distinguish."""
+"""Learned vectors for combinations of neighbouring values, which sums over single values cannot distinguish."""
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +20,12 @@ ROWS_OF_A_CHANNEL = sum(TABLE_ROWS)
 
 
 class NeighbourTables(nn.Module):
-    """Values int64 [..., 4] of `TABLE_PIXELS`, `levels` where there is no value, to vectors [..., width].
+    """Maps values int64 [..., 4] of `TABLE_PIXELS`, `levels` for a missing value, to vectors [..., width].
 
     The first two values, the first three and all four each select a row of a table, and a linear layer reads the three
-    rows concatenated. Rows start as zeros. Each pair of values has its own row, except that a missing value counts as
-    255. Some triples and quadruples share a row, as in hash embeddings (Svenstrup 2017, arXiv 1709.03933), because few
-    of the possible ones occur. Each channel has its own tables.
+    rows concatenated. Rows are initialised to 0. Each pair of values has its own row, except that a missing value
+    counts as 255. Some triples and quadruples share a row, as in hash embeddings (Svenstrup 2017, arXiv 1709.03933),
+    because few of the possible ones occur. Each channel has its own tables.
     """
 
     def __init__(self, width: int, channels: int) -> None:
@@ -34,18 +34,18 @@ class NeighbourTables(nn.Module):
         self.output = nn.Linear(len(TABLE_ROWS) * ROW_WIDTH, width)
 
     def forward(self, values: Tensor, channels: Tensor) -> Tensor:
-        """`channels` int64 [...] is the channel of the values; it is broadcast."""
+        """`channels` int64 [...], the channel of the values, is broadcast."""
         y: Tensor = self.output(functional.embedding(find_rows(values, channels), self.rows).flatten(-2))
         return y
 
 
 def find_rows(values: Tensor, channels: Tensor) -> Tensor:
-    """The rows that values int64 [..., 4] of channels [...] select, one of each table: int64 [..., 3]."""
+    """The rows selected by values int64 [..., 4] of channels [...], one per table: int64 [..., 3]."""
     first, second = values[..., 0].clamp(max=255), values[..., 1].clamp(max=255)
     keys = [first * 256 + second]
     key = torch.zeros_like(first)
     for index, value in enumerate(values.unbind(dim=-1)):
-        # The upper bits of a product of int64 are lost.
+        # An int64 product keeps only its lower 64 bits.
         key = (key * HASH_BASE + value + 1) * HASH_MULTIPLIER & HASH_MASK
         key = key ^ (key >> HASH_SHIFT)
         if index >= 2:

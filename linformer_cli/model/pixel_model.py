@@ -16,7 +16,7 @@ from .mixers import build_blocks
 
 
 class PixelState(NamedTuple):
-    """The state of stepping: the recent values, the position and the class, and one state per layer."""
+    """The recurrent state: recent values, position and class, and one state per layer."""
 
     embedding: EmbeddingState
     layers: tuple[Any, ...]
@@ -25,9 +25,9 @@ class PixelState(NamedTuple):
 class PixelModel(nn.Module):
     """p(x) = product over t of p(x_t | x_0 .. x_{t-1}) for the T values of an image, given its class if it has one.
 
-    The model has the same three calls as an attention. Tokens are values behind a start token (`shift_values`): token i
-    holds value i - 1, and the output at token i is the distribution of value i, as parameters of `head`. `attend` and
-    `step` agree up to rounding; `lintx check` measures it.
+    The model has the same three methods as an attention. Tokens are a start token followed by values (`shift_values`):
+    token i holds value i - 1, and the output at token i is the distribution of value i, as parameters of `head`.
+    `attend` and `step` agree up to rounding; `lintx check` measures the difference.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -38,7 +38,7 @@ class PixelModel(nn.Module):
         self.norm = nn.LayerNorm(config.width)
         self.head = build_head(config)
         initialise_weights(self, self._typed_blocks)
-        # Near zero, so that an untrained model is close to uniform.
+        # Near 0, so that an untrained model predicts almost uniform distributions.
         self.head.projection.weight.data.mul_(0.1)
 
     @property
@@ -55,13 +55,13 @@ class PixelModel(nn.Module):
         return self.head.projection.weight.dtype
 
     def is_compiled(self, dtype: torch.dtype) -> bool:
-        """Whether `attend` runs compiled kernels for products in `dtype`, not only plain torch."""
+        """Whether any block's `attend` runs compiled kernels for inputs of `dtype`."""
         return any(block.is_compiled(self.device, dtype) for block in self._typed_blocks)
 
     def start_tokens(self, batch: int, labels: Tensor | None = None) -> Tensor:
         """The start token of every image, int64 [B]: the first token to step with.
 
-        It is the image's class, `labels` int64 [B], 0 by default; a model without classes ignores it. Raises
+        It is the image's class, `labels` int64 [B], by default 0. A model without classes ignores it. Raises
         `ValueError` for a class that the model does not have.
         """
         if labels is None:
@@ -80,14 +80,13 @@ class PixelModel(nn.Module):
         return torch.cat([first, values[:, :-1]], dim=1)
 
     def take_turns(self, indices: Sequence[int]) -> Tensor:
-        """Every class in turn for images number `indices`, int64 [B] on the CPU; 0 for a model without classes."""
+        """Classes for images number `indices`, in rotation: int64 [B] on the CPU; 0 in a model without classes."""
         return torch.tensor(indices, dtype=torch.int64, device="cpu") % max(1, self.config.classes)
 
     def attend(self, tokens: Tensor, state: PixelState | None = None) -> tuple[Tensor, PixelState]:
         """Head parameters [B, T, P] at tokens int64 [B, T] that follow those in `state`, and the state after them.
 
-        `state` None is the start of an image; the first token is then the start token. Differentiable; `state` is not
-        changed.
+        Without `state`, the first token is the start token of an image. Differentiable; `state` is not modified.
         """
         embedding = self.embedding.init_state(len(tokens), tokens.device) if state is None else state.embedding
         x, embedding = self.embedding(tokens, embedding)
@@ -98,14 +97,14 @@ class PixelModel(nn.Module):
         return self.head(self.norm(x)), PixelState(embedding, tuple(layers))
 
     def init_state(self, batch: int, capacity: int | None = None) -> PixelState:
-        """The state before the first token, for `batch` images; a growing state holds up to `capacity` (default T)."""
+        """The state of `batch` images before the first token; a growing state reserves `capacity` (default T)."""
         capacity = capacity or self.config.image.positions
         layers = tuple(block.init_state(batch, capacity, self.device, self.dtype) for block in self._typed_blocks)
         return PixelState(self.embedding.init_state(batch, self.device), layers)
 
     @torch.no_grad()
     def step(self, tokens_t: Tensor, state: PixelState) -> tuple[Tensor, PixelState]:
-        """Head parameters [B, P] at one more token int64 [B], and the new state; may update `state` in place."""
+        """Head parameters [B, P] at the next token int64 [B], and the new state; may update `state` in place."""
         x, embedding = self.embedding(tokens_t.unsqueeze(1), state.embedding)
         x = x.squeeze(1)
         layers = []
@@ -121,7 +120,7 @@ class PixelModel(nn.Module):
                 module.on_training_step(step, seed)
 
     def nats(self, values: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Negative log likelihood in nats of every value, [B, T], for values int64 [B, T].
+        """Negative log-likelihood in nats of each value: [B, T] for values int64 [B, T].
 
         A model with classes needs `labels` int64 [B]; raises `ValueError` without them.
         """

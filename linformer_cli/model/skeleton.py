@@ -1,4 +1,4 @@
-"""A model whose weights are about to be loaded: built once, without drawing or allocating them."""
+"""A model whose weights will be loaded: built without allocating or initialising them."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from .pixel_model import PixelModel
 
 
 def build_skeleton(config: ModelConfig) -> PixelModel:
-    """A model whose parameters have shapes but no memory; what is computed from the configuration alone is there.
+    """A model whose parameters have shapes but no memory. Buffers computed from the configuration are real tensors.
 
     Fill it with `load_state_dict(..., assign=True)`. Raises `UsageError` for a configuration that fits no model.
     """
@@ -25,7 +25,7 @@ class _Skeleton(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if getattr(function, "__module__", None) == "torch.nn.init":
-            return None  # drawing into tensors without memory would import torch's compiler, which takes seconds
+            return None  # initialising tensors without memory would import torch's compiler, which takes seconds
         if function is torch.empty and kwargs.get("device") is None:  # how parameters are allocated
             kwargs = {**kwargs, "device": "meta"}
         return function(*args, **kwargs)

@@ -1,4 +1,4 @@
-// Values drawn by inversion from a head's distribution.
+// Draws values from a head's distribution by inversion.
 #pragma once
 
 #include <cmath>
@@ -6,7 +6,7 @@
 
 constexpr int64_t MOST_LEVELS = LINTX_MOST_LEVELS;
 
-// The index whose share of softmax(logits) contains `uniform`; `place`, if not null, gets the position in that share.
+// The index whose share of softmax(logits) contains `uniform`; `place`, if not null, gets the position in the share.
 inline int64_t invert(int64_t count, const float* logits, double uniform, double* place) {
     double shares[MOST_LEVELS];
     float most = logits[0];
@@ -14,7 +14,7 @@ inline int64_t invert(int64_t count, const float* logits, double uniform, double
     for (int64_t i = 0; i < count; i++) shares[i] = std::exp(static_cast<double>(logits[i] - most));
     double total = 0;
     for (int64_t i = 0; i < count; i++) total += shares[i];
-    // Below the total even after rounding, so the search ends at an index with a share.
+    // Below the total even after rounding, so the search ends at an index of non-zero probability.
     const double target = uniform * total;
     double before = 0;
     int64_t last = 0;
@@ -28,8 +28,8 @@ inline int64_t invert(int64_t count, const float* logits, double uniform, double
     return last;
 }
 
-// The value 0 .. levels - 1 nearest to `x`, for any x. With fast math the compiler assumes that x is not NaN, which
-// passes the bounds on x. So the integer is bounded too, and volatile, or the compiler would drop those bounds.
+// The value 0 .. levels - 1 nearest to `x`, for any x. With fast math the compiler assumes that x is not NaN, so NaN
+// passes the bounds on x. The integer is therefore bounded too. It is volatile, or the compiler would drop its bounds.
 inline int64_t nearest_value(double x, int64_t levels) {
     const double most = static_cast<double>(levels - 1);
     const volatile int64_t nearest = static_cast<int64_t>(std::nearbyint(x < 0 ? 0 : x > most ? most : x));
@@ -37,7 +37,7 @@ inline int64_t nearest_value(double x, int64_t levels) {
     return value < 0 ? 0 : value < levels ? value : levels - 1;
 }
 
-// A value of a mixture of K logistics with parameters [3 K]: draws a component, then its logistic by inversion.
+// Draws a value of a mixture of K logistics with parameters [3 K]: first the component, then its logistic by inversion.
 inline int64_t draw_mixture(int64_t K, int64_t levels, double lowest, double highest, const float* parameters, double uniform) {
     double place;
     const int64_t component = invert(K, parameters, uniform, &place);

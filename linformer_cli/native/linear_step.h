@@ -10,8 +10,8 @@ namespace {  // local to the library that includes it: the compiler may inline a
 
 constexpr int64_t WIDEST_HEAD = LINTX_WIDEST_HEAD;
 
-// One pass over the state, which is updated and read while it is in the innermost cache. `key` [K] and `value` [V] get
-// the feature vector and the value that the state was updated with.
+// One pass over the state, which is updated and read while it is in the L1 cache. `key` [K] and `value` [V] get the
+// feature vector and the value that the state was updated with.
 template <class T>
 void mix_head(int64_t K, int64_t V, const float* q, const float* k, const float* v, const float* q_bias,
               const float* k_bias, const float* v_bias, float* s, float* z, float* key, float* value, T* y, int map) {
@@ -28,7 +28,7 @@ void mix_head(int64_t K, int64_t V, const float* q, const float* k, const float*
     for (int64_t i = 0; i < K; i++) {
         float* row = s + i * V;
         const float in = key[i], out = query[i];
-        // The next head's state: hardware prefetching stops at the end of a page, and a head's state takes one.
+        // Prefetch the next head's state: a head's state fills a page, and hardware prefetching stops at its end.
         for (int64_t j = 0; j < V; j += LANES) __builtin_prefetch(row + K * V + j, 1);
 #pragma omp simd
         for (int64_t j = 0; j < V; j++) {
@@ -41,7 +41,7 @@ void mix_head(int64_t K, int64_t V, const float* q, const float* k, const float*
     for (int64_t j = 0; j < V; j++) y[j] = T(static_cast<float>(numerator[j] * scale));
 }
 
-// The update of `mix_head` alone, bit for bit.
+// Only the state update of `mix_head`, bit for bit the same.
 inline void add_to_state(int64_t K, int64_t V, const float* key, const float* value, float* s, float* z) {
     for (int64_t i = 0; i < K; i++) {
         z[i] += key[i];

@@ -1,4 +1,4 @@
-// Learned vectors for the values of several neighbours together, as in neighbour_tables.py.
+// Learned vectors for combinations of neighbouring values, as in neighbour_tables.py.
 #pragma once
 
 #include <algorithm>
@@ -6,7 +6,7 @@
 
 namespace {  // local to the library that includes it: the compiler may inline all of it
 
-// The tables of a model; without channels there are none.
+// The tables of a model; `channels` is 0 for a model without tables.
 struct Tables {
     int64_t channels, levels, reach;
     const int32_t* places;       // [T, NEIGHBOURS]: the slot of the ring that holds each value, -1 for none
@@ -19,7 +19,7 @@ constexpr int64_t NEIGHBOURS = LINTX_NEIGHBOURS, ROW_WIDTH = LINTX_ROW_WIDTH;
 constexpr int64_t TABLE_ROWS[] = {LINTX_TABLE_ROWS}, TABLES = sizeof TABLE_ROWS / sizeof *TABLE_ROWS;
 static_assert(TABLES == NEIGHBOURS - 1, "a table for two neighbours, and one more for each further one");
 
-// The rows that the values of a position select, one of each table.
+// The rows selected by the values of a position, one per table.
 inline void find_rows(const Tables& tables, const int32_t* places, const int16_t* recent, int64_t channel,
                       const float** rows) {
     uint64_t values[NEIGHBOURS], keys[TABLES], key = 0;

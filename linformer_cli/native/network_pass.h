@@ -13,12 +13,12 @@ namespace {  // local to the library that includes it: the compiler may inline a
 
 inline int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
 
-// The rows of a product's weights with the zeros that fill up the last tile.
+// The number of rows of a product's weights, including the zeros that fill up the last tile.
 constexpr int64_t TILE_ROWS = LINTX_TILE_ROWS;
 static_assert(TILE_ROWS % (PANELS * LANES) == 0, "");
 inline int64_t rows_of(int64_t rows) { return round_up(rows, TILE_ROWS); }
 
-// Calls `body` for every index below `count`, divided among the threads or not.
+// Calls `body` for every index below `count`, optionally divided among threads.
 template <class Body>
 inline void spread(bool among_threads, int64_t count, Body body) {
     if (!among_threads) {
@@ -29,20 +29,20 @@ inline void spread(bool among_threads, int64_t count, Body body) {
     for (int64_t index = 0; index < count; index++) body(index);
 }
 
-// Takes some images through all layers, with scratch of their own. Looking `ahead`, it takes successive positions of one
-// image instead, keeps their keys and values, and leaves the state unchanged.
+// Takes some images through all layers, with their own scratch. With `ahead`, it takes successive positions of one image
+// instead, stores their keys and values, and leaves the state unchanged.
 template <class T>
 class Pass {
     const Network& net;
     const int64_t first, B;  // the images
     const bool ahead;
     const int64_t D = net.width, F = net.feed_forward, H = net.heads, K = net.key_width, V = net.value_width;
-    // Inputs of products, in whole words: vectors h [B, narrow], heads' values y [B, mixed], and f [B, wide] between the
-    // layers of the feed-forward branch.
+    // Inputs of products, padded to whole words: vectors h [B, narrow], attention outputs y [B, mixed], and f [B, wide]
+    // between the layers of the feed-forward branch.
     const int64_t narrow = round_up(D, PER_WORD<T>), mixed = round_up(H * V, PER_WORD<T>);
     const int64_t wide = round_up(F, PER_WORD<T>);
     T *h, *y, *f;
-    // The same for the two layers of the surroundings: their input, and what lies between them.
+    // The same for the two layers of the surroundings: their input, and the activations between them.
     const int64_t seen = round_up(2 * net.around.slots, PER_WORD<T>), between = round_up(net.around.hidden, PER_WORD<T>);
     T *numbers, *middle;
     float *x, *sums;  // the residual stream [B, D], and the output of a product, [B, rows_of(its rows)]
@@ -82,7 +82,7 @@ class Pass {
             for (int64_t i = 0; i < D; i++) x[b * D + i] += sums[b * rows_of(D) + i] + around.output_bias[i];
     }
 
-    // Adds what the tables hold for the neighbours of each image's position to its vector.
+    // Adds the vector of the neighbour tables at each image's position to its vector.
     void look_up(int64_t position) {
         const Tables& tables = net.tables;
         for (int64_t b = 0; b < B; b++) {
@@ -99,7 +99,7 @@ class Pass {
         }
     }
 
-    // One head of one row, on the state `s` and `z`.
+    // One head of one row; updates the state `s` and `z`.
     void mix_row(const Layer& layer, int64_t b, int64_t head, float* s, float* z, float* key, float* value) {
         const int64_t q = head * K, k = (H + head) * K, v = 2 * H * K + head * V;
         const float *row = sums + b * rows_of(H * (2 * K + V)), *bias = layer.input_bias;
@@ -128,7 +128,7 @@ class Pass {
         });
     }
 
-    // Adds the output of a product, if `added`, to the residual stream, and applies the norm behind it.
+    // Adds the output of a product to the residual stream, if `added`, and applies the norm that follows.
     void join(bool added, const float* bias, const float* gain, const float* shift) {
         const int64_t stride = rows_of(D);
         spread(together && B * D > 32768, B, [&](int64_t b) {
@@ -146,7 +146,7 @@ class Pass {
     }
 
 public:
-    // Scratch has `room` rows, the same in each pass, as the zeros that fill up words must stay where they are.
+    // Scratch has `room` rows in every pass, because the zeros that fill up words must stay in place.
     Pass(const Network& net, int64_t first, int64_t B, float* x, float* scratch, int64_t room, bool ahead = false)
         : net(net), first(first), B(B), ahead(ahead), x(x + first * net.width) {
         sums = scratch;

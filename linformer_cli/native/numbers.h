@@ -1,4 +1,4 @@
-// Numbers that C++ lacks: bfloat16, and vectors of a processor's width.
+// Number types that C++ lacks: bfloat16, and SIMD vectors.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Products of packed weights with a few vectors, for inference.
+// Products of packed weights and a few vectors, for inference.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 #include "numbers.h"
 
-constexpr int64_t LANES = LINTX_LANES;  // of a vector, which the compiler splits as the processor needs
+constexpr int64_t LANES = LINTX_LANES;  // of a vector; the compiler splits it to fit the processor
 typedef float floats __attribute__((vector_size(4 * LANES)));
 typedef uint32_t words __attribute__((vector_size(4 * LANES)));
 
@@ -21,11 +21,11 @@ inline To bits_as(const From& from) {
     return to;
 }
 
-// Elements in a word of 32 bits, by which a product goes through its inputs.
+// Elements per 32-bit word; a product reads its inputs word by word.
 template <class T>
 constexpr int64_t PER_WORD = 4 / sizeof(T);
 
-// `sums` of sixteen rows plus the product of a word of each of them with a word of the input.
+// `sums` of 16 rows plus the product of one word of each row and one word of the input.
 template <class T>
 inline floats add_product(floats sums, words weight, uint32_t x);
 
@@ -46,7 +46,7 @@ inline floats add_product<bfloat16>(floats sums, words weight, uint32_t x) {
 #endif
 }
 
-// The sums of a tile stay in registers: PANELS times sixteen rows by IMAGES images.
+// The sums of a tile stay in registers: PANELS times 16 rows by IMAGES images.
 #ifdef __AVX512F__
 constexpr int64_t PANELS = 4, IMAGES = 6;
 #else
@@ -71,7 +71,7 @@ void multiply_tile(int64_t columns, const uint32_t* weight, const T* x, float* y
         for (int64_t n = 0; n < N; n++) std::memcpy(y + n * rows + panel * LANES, &sums[panel][n], sizeof(floats));
 }
 
-// Tiles of N images, and smaller ones for the rest.
+// Tiles of N images, and smaller tiles for the rest.
 template <class T, int64_t N>
 void multiply_images(int64_t B, int64_t columns, const uint32_t* weight, const T* x, float* y, int64_t rows) {
     int64_t b = 0;

@@ -1,4 +1,4 @@
-"""From a distribution to a value: random streams, filters and the draw. Everything is a function of its inputs."""
+"""From a distribution to a value: random streams, filters and the draw. No global random state is used."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ _BLOCK = 64
 class Filters:
     """Changes to a distribution before drawing, in this order: temperature, top-k, top-p.
 
-    Log probabilities are divided by `temperature`. Then all but the `top_k` likeliest values are dropped, then all but
-    the fewest likeliest values that together reach the mass `top_p`. The rest is scaled to 1. The filters act on the
-    probabilities of the values, so they mean the same for every head: a mixture of logistics is first turned into a
+    Log probabilities are divided by `temperature`. Then only the `top_k` likeliest values are kept, and of these only
+    the smallest set of likeliest values whose total probability reaches `top_p`. The rest is renormalised. Filters act
+    on the probabilities of values and so mean the same for every head: a mixture of logistics is first turned into a
     table of probabilities. The default changes nothing.
     """
 
@@ -46,9 +46,9 @@ class Filters:
 
 
 class UniformStreams:
-    """One stream of random numbers for every image, fixed by (seed, image index) alone.
+    """One stream of random numbers per image, determined by (seed, image index).
 
-    An image therefore does not depend on its batch. Numbers come in blocks, so that memory stays constant.
+    An image therefore does not depend on its batch. Numbers are drawn in blocks, so memory stays constant.
     """
 
     def __init__(self, seed: int, indices: Sequence[int]) -> None:
@@ -66,7 +66,7 @@ class UniformStreams:
             for generator in self._generators if self._taken else ():
                 generator.random_raw(self._taken)
         if self._used == self._block.shape[1]:
-            # numpy guarantees the raw words in all versions, but not its distributions; 53 bits fill a float64.
+            # numpy guarantees the raw words in all versions, but not its distributions. A float64 has 53 bits.
             words = np.stack([generator.random_raw(_BLOCK) for generator in self._generators])
             self._block, self._used = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53, 0
         self._used += 1
@@ -77,19 +77,19 @@ class UniformStreams:
         """The next `count` numbers of every stream, as from `take`: float64 [count, B], computed on `device`."""
         numbers = draw_uniforms(self._seed, self._indices, self._taken, count, device)
         self._taken += count
-        # The generators of numpy are behind now.
+        # numpy's generators are now behind; `take` builds new ones.
         self._generators, self._used = [], self._block.shape[1]
         return numbers
 
 
 def filter_log_probabilities(log_probabilities: Tensor, filters: Filters) -> Tensor:
-    """Log probabilities [..., levels] after `filters`, scaled to a total of 1; dropped values are -inf.
+    """Log probabilities [..., levels] after `filters`, renormalised; dropped values are -inf.
 
-    Among equally likely values at the border of top-k or top-p the smaller value is kept.
+    Ties at the border of top-k or top-p are resolved in favour of the smaller value.
     """
-    if log_probabilities.device.type != "mps":  # has no float64; a tiny temperature or top-p is 0 there
+    if log_probabilities.device.type != "mps":  # MPS has no float64: a tiny temperature or top-p becomes 0
         log_probabilities = log_probabilities.double()
-    # Relative to the largest, so that the likeliest value stays at 0 at any temperature.
+    # Relative to the maximum, so that the likeliest value stays at 0 at any temperature.
     likeliest = log_probabilities.max(dim=-1, keepdim=True).values
     filtered = ((log_probabilities - likeliest) / filters.temperature).log_softmax(dim=-1)
     if filters.top_k is None and filters.top_p is None:

@@ -1,4 +1,4 @@
-"""Completes a picture: the known values are read in one parallel pass, the rest is drawn value by value."""
+"""Completes an image: the known values are read in one parallel pass, the rest is drawn value by value."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,10 +18,10 @@ from .decode import Sampler
 
 @dataclass(frozen=True)
 class Completion:
-    """Completions of one picture whose first `known` values were given.
+    """Completions of one image whose first `known` values were given.
 
-    `values` int64 [n, T] include the known ones. The other fields are bits/dim, NaN for a part without values: of the
-    known part, of the rest of each completion, and of the rest of the original.
+    `values` int64 [n, T] include the known ones. The other fields are the bits/dim of the known part, of the rest of
+    each completion, and of the rest of the original; NaN for a part without values.
     """
 
     known: int
@@ -32,9 +32,9 @@ class Completion:
 
 
 def parse_keep(text: str, shape: ImageShape) -> int:
-    """How many values of an image `--keep` keeps: `top:0.5` (fraction), `top:14rows`, `top:392px`, `top:50%`.
+    """The number of values that `--keep` keeps: `top:0.5` (fraction), `top:14rows`, `top:392px` or `top:50%`.
 
-    A whole number without a unit means rows. Raises `UsageError` for anything else, and if nothing is left to complete.
+    An integer without a unit means rows. Raises `UsageError` for anything else, and if nothing is left to complete.
     """
     side, _, amount = text.strip().lower().partition(":")
     if side in ("left", "right", "bottom"):
@@ -72,8 +72,8 @@ def complete_values(
 ) -> Completion:
     """`count` completions of `original` int64 [T] from its first `known` values; `label` is its class, if any.
 
-    The known values are read once, in parallel, for all completions. Completion i depends on (seed, i) alone, as in
-    sampling. `on_halve` as in `work_in_batches`.
+    The known values are read once, in parallel, for all completions. As in sampling, completion i depends only on
+    (seed, i). `on_halve` as in `work_in_batches`.
     """
     model, positions = sampler.model, sampler.model.config.image.positions
     labels = None if label is None else torch.tensor([label])
@@ -81,7 +81,7 @@ def complete_values(
     parameters, state = model.attend(tokens, model.init_state(1, positions))
 
     def draw(indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Completions number `indices` [n, T], and the bits of their values."""
+        """Completions number `indices`, [n, T], and the bits of their values."""
         copies = len(indices)
         engine = sampler.engines.start(copies, state)
         first, streams = parameters[:, -1].expand(copies, -1), UniformStreams(sampler.seed, indices)
@@ -96,6 +96,6 @@ def complete_values(
 
 
 def _bits(model: PixelModel, values: Tensor, label: Tensor | None) -> Tensor:
-    """Bits of every value, float64 [B, T] on the CPU, for values int64 [B, T], all of one class int64 [1]."""
+    """Bits of each value, float64 [B, T] on the CPU, for values int64 [B, T] of one class int64 [1]."""
     labels = None if label is None else label.expand(len(values)).to(model.device)
     return model.nats(values.to(model.device), labels).cpu().double() / math.log(2)

@@ -1,4 +1,4 @@
-"""Images drawn value by value: an engine steps the model, and values are drawn from its predictions."""
+"""Draws images value by value: an engine steps the model, and values are drawn from its predictions."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ from .engines import AUTO, EngineCache
 
 
 class Labels(Protocol):
-    """A sequence or mapping with the class of image number i at i."""
+    """A sequence or mapping from image numbers to classes."""
 
     def __getitem__(self, index: int, /) -> int: ...
 
@@ -28,7 +28,7 @@ class Labels(Protocol):
 class SampledBatch:
     """Finished images number `indices`: values uint8 [B, T] on the CPU, the seconds taken, the bytes of their state.
 
-    `passes` through the layers gave all values of one image: T, or fewer by looking ahead.
+    `passes` is the number of passes through the layers per image: T, or fewer with look-ahead.
     """
 
     indices: Sequence[int]
@@ -39,10 +39,10 @@ class SampledBatch:
 
 
 class Sampler:
-    """Draws images from `model`, with one engine that all batches of the same size share.
+    """Draws images from `model`; batches of the same size share one engine.
 
-    Image i depends on (seed, i) and its class alone, up to rounding: not on the batch size, the engine or the other
-    images. `filters` defaults to none, `engine` is one of `ENGINES` or `auto`.
+    Up to rounding, image i depends only on (seed, i) and its class: not on the batch size, the engine or the other
+    images. `filters` defaults to none; `engine` is one of `ENGINES` or `auto`.
     """
 
     def __init__(self, model: PixelModel, seed: int = 0, filters: Filters | None = None, engine: str = AUTO) -> None:
@@ -53,11 +53,10 @@ class Sampler:
     def sample(
         self, indices: Sequence[int], labels: Labels | None = None, before_step: Callable[[], None] | None = None
     ) -> SampledBatch:
-        """Whole images number `indices` as one batch.
+        """Draw images number `indices` as one batch.
 
-        `labels` holds the classes of all images, image i's at `labels[i]`; by default a model with classes takes all
-        of them in turn. `before_step` as in `Engine.draw_values`. Raises `LintxError` if the model predicts NaN or
-        infinity.
+        `labels[i]` is the class of image i; by default, images rotate through all classes of the model. `before_step`
+        as in `Engine.draw_values`. Raises `LintxError` if the model predicts NaN or infinity.
         """
         began = time.perf_counter()
         batch, positions = len(indices), self.model.config.image.positions
@@ -80,7 +79,7 @@ class Sampler:
         before_step: Callable[[], None] | None = None,
         on_halve: Callable[[int], None] | None = None,
     ) -> Iterator[SampledBatch]:
-        """Images number `indices` in batches, in that order; `labels` and `before_step` as in `sample`.
+        """Draw images number `indices` in order, in batches; `labels` and `before_step` as in `sample`.
 
         `on_halve` as in `work_in_batches`.
         """
@@ -93,7 +92,7 @@ class Sampler:
         labels: Labels | None = None,
         before_step: Callable[[], None] | None = None,
     ) -> NDArray[np.uint8]:
-        """Images number 0 to `count` - 1, uint8 [count, H, W, C]; the rest as in `iter_batches`."""
+        """Images number 0 to `count` - 1, uint8 [count, H, W, C]; other arguments as in `iter_batches`."""
         parts = self.iter_batches(range(count), batch, labels, before_step)
         return values_to_images(torch.cat([part.values for part in parts]), self.model.config.image)
 
@@ -107,5 +106,5 @@ def sample_images(
     engine: str = AUTO,
     labels: Sequence[int] | None = None,
 ) -> NDArray[np.uint8]:
-    """`count` images, uint8 [count, H, W, C], of the classes `labels`, one each; by default of all in turn."""
+    """`count` images, uint8 [count, H, W, C]. `labels` holds one class per image; by default, classes rotate."""
     return Sampler(model, seed, filters, engine).sample_images(count, batch, labels)

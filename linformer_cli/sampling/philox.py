@@ -1,7 +1,7 @@
-"""The random words of numpy's `Philox` generators, computed on any device and all at once.
+"""The random words of numpy's `Philox` generators, computed in parallel on any device.
 
 Philox4x64-10 (Salmon 2011, 'Parallel random numbers: as easy as 1, 2, 3'): word number w of a stream is a function of
-its key and w alone, so the numbers of a whole image are computed where they are used, without the host.
+its key and w only. The numbers of a whole image are therefore computed on the device that uses them, without the host.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def draw_uniforms(seed: int, indices: Sequence[int], first: int, count: int, dev
 
     Bit for bit the upper 53 bits of numpy's `Philox(key=[seed, index]).random_raw()`.
     """
-    # Each counter gives four words; numpy increments the counter before it draws.
+    # Each counter gives four words; numpy increments the counter before each draw.
     blocks = torch.arange(first // 4, -(-(first + count) // 4), device=device).unsqueeze(1) + 1
     keys = torch.tensor([list(indices)], dtype=torch.int64, device=device)
     words = draw_words(seed, keys, blocks).flatten(0, 1)[first % 4 :][:count]
@@ -28,7 +28,7 @@ def draw_uniforms(seed: int, indices: Sequence[int], first: int, count: int, dev
 
 
 def draw_words(seed: int, keys: Tensor, counters: Tensor) -> Tensor:
-    """Words of 64 bits as int64 [counters, 4, keys]; a product of int64 has the lower bits of an unsigned product."""
+    """64-bit words as int64 [counters, 4, keys]; an int64 product has the lower bits of the unsigned product."""
     zero = torch.zeros_like(counters + keys)
     words = (zero + counters, zero, zero, zero)
     for turn in range(_ROUNDS):
@@ -39,7 +39,7 @@ def draw_words(seed: int, keys: Tensor, counters: Tensor) -> Tensor:
 
 
 def _multiply(words: Tensor, factor: int) -> tuple[Tensor, Tensor]:
-    """The upper and lower 64 bits of the product, by halves, since torch has no product of 128 bits."""
+    """The upper and lower 64 bits of the product, from 32-bit halves, since torch has no 128-bit product."""
     low, high = words & _LOW, (words >> 32) & _LOW
     factor_low, factor_high = factor & _LOW, factor >> 32
     cross, other = high * factor_low, low * factor_high
@@ -49,6 +49,6 @@ def _multiply(words: Tensor, factor: int) -> tuple[Tensor, Tensor]:
 
 
 def _signed(bits: int) -> int:
-    """64 bits as a signed number, as int64 reads them."""
+    """The lower 64 bits, interpreted as a signed integer."""
     bits %= 2**64
     return bits - 2**64 if bits >= 2**63 else bits

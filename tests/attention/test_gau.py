@@ -155,5 +155,5 @@ def test_in_a_model_there_is_one_head_of_its_own_widths(name: str) -> None:
 
 @pytest.mark.parametrize("name", GATED)
 def test_more_than_one_head_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"'{name}' has one head, 2 were asked for"):
+    with pytest.raises(ValueError, match=f"'{name}' has one head, found 2"):
         build_attention(name, {}, AttentionShape(2, 6, 5, positions=784, row=28))

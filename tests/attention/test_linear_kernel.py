@@ -206,5 +206,5 @@ def test_sizes_that_do_not_fit_are_refused(wrong: str) -> None:
     tensors |= {"s": draw(2, 3, 8, 5, seed=3), "z": draw(2, 3, 8, seed=4)}
     kernels.attend(**tensors, feature_map="elu")
     tensors[wrong] = tensors[wrong][:1]
-    with pytest.raises(ValueError, match="sizes do not fit"):
+    with pytest.raises(ValueError, match="sizes do not match"):
         kernels.attend(**tensors, feature_map="elu")

@@ -117,7 +117,7 @@ def test_shared_projections_are_one_tensor_of_one_name(share: str) -> None:
 
 
 def test_a_rank_above_the_block_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"'linformer': 'rank' is at most 'block', found rank 9 for a block of 8"):
+    with pytest.raises(UsageError, match=r"'linformer': 'rank' must be at most 'block', found rank 9 for a block of 8"):
         parse_options("linformer", {"rank": 9, "block": 8})
-    with pytest.raises(UsageError, match=r"'rank' is at most the block of 12 \(one row\), found 13"):
+    with pytest.raises(UsageError, match=r"'rank' must be at most the block of 12 \(one row\), found 13"):
         build(row=12, rank=13)

@@ -223,10 +223,10 @@ def test_on_other_devices_it_does_not_serve(build_tiny_model) -> None:
 @pytest.mark.parametrize(
     ("changes", "dtype", "reason"),
     [
-        ({"attention": "softmax"}, torch.float32, "it serves linear attention only"),
-        ({"attention": "lstm"}, torch.float32, "it serves linear attention only"),
-        ({}, torch.float64, "it has no float64"),
-        ({"attention_options": {"feature_map": "poly2"}}, torch.float32, "it has the feature maps elu and relu only"),
+        ({"attention": "softmax"}, torch.float32, "it supports linear attention only"),
+        ({"attention": "lstm"}, torch.float32, "it supports linear attention only"),
+        ({}, torch.float64, "it does not support float64"),
+        ({"attention_options": {"feature_map": "poly2"}}, torch.float32, "it supports the feature maps elu and relu only"),
         ({"attention_options": {"feature_map": "relu"}}, torch.float32, None),
         ({}, torch.bfloat16, None),
     ],

@@ -276,7 +276,7 @@ def test_a_feature_that_is_no_number_stays_so(build_tiny_model, feature_map, row
         ({"attention": "gau"}, torch.float32, "linear attention only"),
         ({"attention": "lstm"}, torch.float32, "linear attention only"),
         ({"attention_options": {"feature_map": "poly2"}}, torch.float32, "feature maps elu and relu only"),
-        ({}, torch.float64, "no float64"),
+        ({}, torch.float64, "not support float64"),
         ({"head_width": 257}, torch.float32, "up to 256 wide"),
         ({"head": "mixture", "mixtures": 2000}, torch.float32, "mixtures up to"),
     ],
@@ -285,7 +285,7 @@ def test_what_native_does_not_serve_is_left_to_the_textbook(build_tiny_model, ra
     model = build_tiny_model(dtype=dtype, **changes)
     choice = choose_engine("auto", model)
     assert choice.value == "textbook" and choice.reason.startswith("not native: it ") and reason in choice.reason
-    with raises_one_line(UsageError, "engine 'native' does not serve this model here", reason):
+    with raises_one_line(UsageError, "engine 'native' does not support this model here", reason):
         choose_engine("native", model)
     assert isinstance(build_engine("auto", model, 2), TextbookEngine)
     assert choose_engine("textbook", model).reason == "asked for"

@@ -1,1 +1,1 @@
-"""Compiled forms of `attend`, gradients included. Each has a textbook form in plain torch, which defines it."""
+"""Compiled forms of `attend`, gradients included. The textbook form of each, in plain torch, defines the result."""

@@ -1,11 +1,11 @@
-"""One step of linear attention on a CUDA device that writes its sums only every few steps.
+"""A step of linear attention on a CUDA device that writes its sums only every few steps.
 
-A step of many images mostly reads and writes the state of sums. Here the newest keys and values are kept beside s, and
-every `fold`-th step adds them to it. In between, s is only read:
+A step of many images spends most of its time reading and writing the sums. Here the newest keys and values are kept
+beside s, and every `fold`-th step adds them to it. In between, s is only read:
 
     y_t = (phi(q_t) s + sum over pending j of (phi(q_t) . phi(k_j)) v_j) / (phi(q_t) . z_t)
 
-z, a small part, is always up to date. Textbook: `LinearAttention.step`.
+z is small and always up to date. Textbook: `LinearAttention.step`.
 """
 
 from typing import NamedTuple
@@ -13,17 +13,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# With more pairs, each step reads more of them and s is written less often. For heads of width 32 and pairs in bfloat16
-# this value moves the fewest bytes, 0.64 of those of a step that reads and writes s.
+# The number of key-value pairs per write, plus one: with more pairs, each step reads more but s is written less often.
+# For heads of width 32 and pairs in bfloat16 this value moves the fewest bytes: 0.64 times as many as a step that reads
+# and writes s.
 FOLD = 8
 
 
 class FoldedState(NamedTuple):
     """s float32 [B, H, C, V] without the pending pairs, z float32 [B, H, C] with them, and the pairs.
 
-    The step to come writes pair number `steps` mod fold. The pairs before it are pending, in keys [B, H, fold - 1, C]
-    and values [B, H, fold - 1, V]. `steps`, 0-d int64, is a count to which the caller adds 1 after each step, once for
-    all states that share it. It may begin anywhere, since the values of missing pairs are 0 and add nothing.
+    The next step writes pair number `steps` mod fold. The pairs before it are pending, in keys [B, H, fold - 1, C] and
+    values [B, H, fold - 1, V]. The caller adds 1 to `steps`, 0-d int64, after each step, once for all states that share
+    it. `steps` may start at any number, since the values of missing pairs are 0 and add nothing.
     """
 
     s: Tensor
@@ -34,7 +35,7 @@ class FoldedState(NamedTuple):
 
 
 def build_folded_state(s: Tensor, z: Tensor, steps: Tensor, dtype: torch.dtype, fold: int = FOLD) -> FoldedState:
-    """A state without pending pairs from s float32 [B, H, C, V] and z [B, H, C], which become its own.
+    """A state without pending pairs that takes over s float32 [B, H, C, V] and z [B, H, C].
 
     `dtype` is the type of keys and values; `fold` is a power of 2.
     """
@@ -43,7 +44,7 @@ def build_folded_state(s: Tensor, z: Tensor, steps: Tensor, dtype: torch.dtype, 
 
 
 def refill(state: FoldedState, s: Tensor, z: Tensor) -> None:
-    """Make `state`, in place, a state without pending pairs from the sums s and z, which are copied."""
+    """Reset `state` in place to a copy of the sums s and z, without pending pairs."""
     state.s.copy_(s)
     state.z.copy_(z)
     state.keys.zero_()
@@ -51,9 +52,9 @@ def refill(state: FoldedState, s: Tensor, z: Tensor) -> None:
 
 
 def step(q_t: Tensor, k_t: Tensor, v_t: Tensor, state: FoldedState, feature_map: str) -> Tensor:
-    """The output [B, H, V] of one position, q_t and k_t [B, H, C], v_t [B, H, V]; updates `state` in place.
+    """The output [B, H, V] for q_t and k_t [B, H, C] and v_t [B, H, V]; updates `state` in place.
 
-    For tensors that `serves` of `linear.py` allows.
+    `serves` of `linear.py` must have accepted the tensors.
     """
     from . import triton_step  # needs Triton, which `serves` has checked
 

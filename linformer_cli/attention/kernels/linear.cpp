@@ -1,7 +1,7 @@
 // Linear attention over whole sequences, forward and backward, for the CPU; linear.py calls it.
 //
-// Letters as everywhere: B images, H heads, T positions, C features, V values. Elements E of inputs and outputs are
-// float, double or bfloat16; sums A are float, or double for double.
+// Axes: B images, H heads, T positions, C features, V value width. Inputs and outputs have elements E: float, double or
+// bfloat16. Sums have type A: double if E is double, otherwise float.
 
 #include <cmath>
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace {
 
-// For P positions in turn: S <- S + a b^T, then out <- o^T S. S [N, M] crosses the cache once for all of them.
+// For each of P positions in order: S <- S + a b^T, then out <- o^T S. S [N, M] is loaded and stored once for all P.
 template <class A, int P>
 void scan_positions(int64_t N, int64_t M, int64_t step_n, int64_t step_m, const A* a, const A* o, const A* b, A* out,
                     A* S) {
@@ -33,8 +33,8 @@ void scan_positions(int64_t N, int64_t M, int64_t step_n, int64_t step_m, const 
     }
 }
 
-// out_t = o_t^T S_t, where S_t is S and the sum of a_j b_j^T over all j up to t (reverse: from t on); afterwards S is
-// the whole sum. a, o [T, N] and b, out [T, M], rows padded to whole vectors.
+// out_t = o_t^T S_t, where S_t is S plus the sum of a_j b_j^T over all j up to t (reverse: from t on). Afterwards S is
+// the total sum. a, o [T, N] and b, out [T, M] have rows padded to whole vectors.
 template <class A>
 void scan(int64_t T, int64_t N, int64_t M, const A* a, const A* o, const A* b, A* out, A* S, bool reverse) {
     M = Lanes<A>::pad(M);
@@ -49,7 +49,7 @@ void scan(int64_t T, int64_t N, int64_t M, const A* a, const A* o, const A* b, A
         scan_positions<A, 1>(N, M, step_n, step_m, a + t * step_n, o + t * step_n, b + t * step_m, out + t * step_m, S);
 }
 
-// Where the rows of one head lie in a tensor [B, H, T, width] whose last dimension is dense.
+// The strides of a tensor [B, H, T, width] whose last dimension is contiguous.
 struct View {
     void* data;
     int64_t image, head, position;
@@ -105,7 +105,7 @@ A* part(void* tensor, int64_t index, int64_t size) {
     return tensor ? static_cast<A*>(tensor) + index * size : nullptr;
 }
 
-// Positions of a block, few enough that all of their data stays in the cache.
+// Positions per block, few enough for their data to stay in the cache.
 constexpr int64_t BLOCK = 128;
 
 struct Call {
@@ -159,8 +159,8 @@ void forward(const Call& call) {
 
 // With n_t = phi(q_t) s_t, w_t = phi(q_t) . z_t, y_t = n_t / w_t, the gradients of n_t and w_t are g_t = dy_t / w_t and
 // c_t = -(dy_t . y_t) / w_t. Then d phi(q_t) = s_t g_t + c_t z_t, and with the sums from t on, r_t of phi(q_j) g_j^T and
-// x_t of c_j phi(q_j), d phi(k_t) = r_t v_t + x_t and d v_t = phi(k_t) r_t. No position keeps anything of size C V:
-// s is summed up again, and dy_t . y_t is phi(q_t) . s_t g_t.
+// x_t of c_j phi(q_j), d phi(k_t) = r_t v_t + x_t and d v_t = phi(k_t) r_t. Nothing of size C V is stored per position:
+// s is recomputed, and dy_t . y_t is phi(q_t) . s_t g_t.
 template <class E, class A>
 void backward(const Call& call) {
     const int64_t T = call.T, C = call.C, V = call.V, Cp = Lanes<A>::pad(C), Vp = Lanes<A>::pad(V), map = call.map;

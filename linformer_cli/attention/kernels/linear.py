@@ -1,12 +1,12 @@
-"""The compiled forms of linear attention: which one serves, and the one for CPUs; `triton_linear.py` is for GPUs.
+"""Compiled linear attention: chooses between the kernels for CPUs, in this file, and for GPUs, in `triton_linear.py`.
 
-On the CPU the forward pass goes over the positions once, the backward pass twice.
+On the CPU the forward pass visits all positions once, the backward pass twice.
 
     y_t = phi(q_t) s_t / (phi(q_t) . z_t),    s_t = s + sum over j <= t of phi(k_j) v_j^T,    z_t = z + sum of phi(k_j)
 
-The sums of one head are updated and read position by position, four at a time, while they are in the innermost cache.
-The same pass applies the feature map, divides, and converts bfloat16. The backward pass needs only the inputs and the
-denominators: it sums up s again forwards for the queries, and the gradient of s backwards for keys and values
+The sums of one head are updated and read position by position, four at a time, while they are in the L1 cache. The same
+pass applies the feature map, divides, and converts bfloat16. The backward pass needs only the inputs and the
+denominators: it recomputes s forwards for the queries, and sums the gradient of s backwards for keys and values
 (linear.cpp). Textbook: `causal_sums` and `divide_by_weight`.
 """
 
@@ -44,13 +44,13 @@ class _Call(ctypes.Structure):
     ]
 
 
-# The widths and types that Triton's kernels serve: whole tiles of a matrix unit, and sums that fit on the chip.
+# The widths and types that the Triton kernels support: whole tiles of a matrix unit, and sums that fit on the chip.
 TRITON_WIDTHS = (16, 32, 64)
 TRITON_TYPES = (torch.float32, torch.bfloat16)
 
 
 def serves(feature_map: str, device: torch.device, dtype: torch.dtype, key_width: int, value_width: int) -> bool:
-    """Whether compiled kernels serve inputs of this type, with this map and these widths of a head."""
+    """Whether compiled kernels support this feature map, device, type and these head widths."""
     if feature_map not in FEATURE_MAPS:
         return False
     if device.type == "cpu":
@@ -64,8 +64,9 @@ def attend(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs [B, H, T, V] for q, k [B, H, T, C] and v [B, H, T, V], and s [B, H, C, V], z [B, H, C] after them.
 
-    `s` and `z` are the sums before (None: no positions); `feature_map` is one of `FEATURE_MAPS`. q, k, v and y have one
-    type, s and z its accumulator's. Differentiable once, in everything. Raises as `require_fit`.
+    `s` and `z` are the sums before these positions (None: no positions); `feature_map` is one of `FEATURE_MAPS`. q, k,
+    v and y share one type; s and z have its accumulator type. Differentiable once, in all inputs. Raises what
+    `require_fit` raises.
     """
     require_fit(q, k, v, s, z)
     if q.device.type != "cpu":
@@ -79,13 +80,13 @@ def attend(
 
 
 def require_fit(q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, z: Tensor | None) -> None:
-    """Raises `ValueError` if types or sizes do not fit: the kernels would read beyond the end of a tensor."""
+    """Raises `ValueError` if types or sizes do not match: the kernels would read beyond the end of a tensor."""
     sizes = [q.shape, (*q.shape[:3], v.shape[-1]), (*q.shape[:2], q.shape[3], v.shape[-1]), (*q.shape[:2], q.shape[3])]
     given = [k, v, s, z]
     if any(x is not None and x.shape != torch.Size(size) for x, size in zip(given, sizes, strict=True)):
-        raise ValueError(f"sizes do not fit: {[None if x is None else list(x.shape) for x in (q, *given)]}")
+        raise ValueError(f"sizes do not match: {[None if x is None else list(x.shape) for x in (q, *given)]}")
     if not q.dtype == k.dtype == v.dtype:
-        raise ValueError(f"q, k and v are of several types: {q.dtype}, {k.dtype}, {v.dtype}")
+        raise ValueError(f"q, k and v must have one type, found {q.dtype}, {k.dtype} and {v.dtype}")
 
 
 class _LinearAttention(torch.autograd.Function):
@@ -135,12 +136,12 @@ class _LinearAttention(torch.autograd.Function):
 
 
 def with_dense_rows(x: Tensor) -> Tensor:
-    """x, copied only if its last dimension is not dense; kernels accept any other strides."""
+    """x, copied only if its last dimension is not contiguous; kernels accept any other strides."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def empty_like_projection(x: Tensor) -> Tensor:
-    """An empty tensor like x [B, H, T, width], with the heads of a position adjacent in memory, as in layers."""
+    """An empty tensor like x [B, H, T, width], with the heads of a position adjacent in memory, as a layer needs."""
     batch, heads, length, width = x.shape
     return x.new_empty(batch, length, heads, width).transpose(1, 2)
 

@@ -1,13 +1,13 @@
-"""The compiled form of linear attention on a CUDA device, in Triton: chunks whose running sums stay on the chip.
+"""Linear attention for CUDA devices, in Triton: chunks whose running sums stay on the chip.
 
     y_t = phi(q_t) s_t / (phi(q_t) . z_t),    s_t = s + sum over j <= t of phi(k_j) v_j^T,    z_t = z + sum of phi(k_j)
 
-One program takes one head through its positions, a chunk at a time. Inside a chunk, products are taken pairwise under a
-triangular mask; earlier chunks enter through s and z, which stay on the chip. If images and heads are too few to fill
-the device, positions are also cut into segments: a first pass sums up each segment, and a running sum over segments
-gives the start of each. The same pass applies the feature map, divides, and converts bfloat16. The backward pass
-needs the inputs, the denominators and the starts of segments: one pass forwards for the queries, and one backwards,
-which carries the gradient of s and z, for keys and values.
+One program processes one head, a chunk of positions at a time. Inside a chunk, products are computed pairwise under a
+triangular mask; earlier chunks enter through s and z, which stay on the chip. If there are too few images and heads to
+fill the device, positions are also cut into segments: a first pass sums up each segment, and a running sum over
+segments gives the sums before each. The main pass also applies the feature map, divides, and converts bfloat16. The
+backward pass needs the inputs, the denominators and the sums before each segment. It consists of a forward scan for the
+queries, and a reverse scan, which carries the gradients of s and z, for keys and values.
 
 Textbook: `causal_sums` and `divide_by_weight`. Importing this file needs Triton; see `native/gpu.py`.
 """
@@ -25,7 +25,7 @@ from .linear import empty_like_projection, with_dense_rows
 from .triton_maps import phi, slope
 
 CHUNK = 64
-# About two for each multiprocessor of a large device.
+# About two programs per multiprocessor of a large device.
 WANTED_PROGRAMS = 256
 
 
@@ -56,7 +56,7 @@ def _sum_kernel(
     k, k_image, k_head, k_position, v, v_image, v_head, v_position, s, z, H, T, segments, chunks,
     MAP: tl.constexpr, C: tl.constexpr, V: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """s [B, H, segments, C, V] and z [B, H, segments, C] of every segment of `chunks` chunks alone."""
+    """s [B, H, segments, C, V] and z [B, H, segments, C] over each segment of `chunks` chunks separately."""
     head, segment = tl.program_id(0), tl.program_id(1)
     total_s, total_z = tl.zeros((C, V), dtype=tl.float32), tl.zeros((C,), dtype=tl.float32)
     for chunk in range(chunks):
@@ -78,7 +78,7 @@ def _forward_kernel(
     s, z, y, weights, total_s, total_z, H, T, segments, chunks,
     MAP: tl.constexpr, C: tl.constexpr, V: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """y and its denominators `weights`, from the sums s, z before each segment; and the sums after the last."""
+    """y, its denominators `weights` and the sums after the last segment, from the sums s, z before each segment."""
     head, segment = tl.program_id(0), tl.program_id(1)
     index = head * segments + segment
     before_s = tl.load(s + _sums_places(index, C, V))
@@ -113,9 +113,9 @@ def _backward_queries_kernel(
     g, g_image, g_head, g_position, s, z, weights, grad_q, grad_weights, later_s, later_z, H, T, segments, chunks,
     MAP: tl.constexpr, C: tl.constexpr, V: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the queries and of the denominators, from g, that of y, and the sums s, z before each segment.
+    """Gradients of queries and denominators, from the gradient g of y and the sums s, z before each segment.
 
-    And what the positions of each segment add to the gradients later_s, later_z of the sums before them.
+    Also each segment's contribution to the gradients of the sums before it, later_s and later_z.
     """
     head, segment = tl.program_id(0), tl.program_id(1)
     index = head * segments + segment
@@ -133,7 +133,7 @@ def _backward_queries_kernel(
         values = _load_rows(v, head, H, v_image, v_head, v_position, t, inside, V)
         weight = tl.load(weights + head.to(tl.int64) * T + t, mask=inside, other=0.0)
         inverse = tl.where(weight == 0.0, 0.0, 1.0 / tl.where(weight == 0.0, 1.0, weight))
-        # That of the numerator.
+        # The gradient of the numerator.
         gradient = _load_rows(g, head, H, g_image, g_head, g_position, t, inside, V) * inverse[:, None]
         scores = tl.where(causal, tl.dot(queries, tl.trans(keys), input_precision=PRECISION), 0.0)
         numerator = tl.dot(scores, values, input_precision=PRECISION)
@@ -160,7 +160,7 @@ def _backward_keys_kernel(
     H, T, segments, chunks,
     MAP: tl.constexpr, C: tl.constexpr, V: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of keys, values and the sums before each segment, from later_s, later_z, those of the sums after it."""
+    """Gradients of keys, values and the sums before each segment; later_s, later_z are those of the sums after it."""
     head, segment = tl.program_id(0), tl.program_id(1)
     index = head * segments + segment
     after_s = tl.load(later_s + _sums_places(index, C, V))
@@ -176,7 +176,7 @@ def _backward_keys_kernel(
         weight = tl.load(weights + head.to(tl.int64) * T + t, mask=inside, other=0.0)
         of_weight = tl.load(grad_weights + head.to(tl.int64) * T + t, mask=inside, other=0.0)
         inverse = tl.where(weight == 0.0, 0.0, 1.0 / tl.where(weight == 0.0, 1.0, weight))
-        # 0 where there is no position, so that its query adds nothing.
+        # 0 in the padding, so that its queries add nothing.
         gradient = _load_rows(g, head, H, g_image, g_head, g_position, t, inside, V) * inverse[:, None]
         scores = tl.where(causal, tl.dot(queries, tl.trans(keys), input_precision=PRECISION), 0.0)
         of_scores = tl.dot(gradient, tl.trans(values), input_precision=PRECISION) + of_weight[:, None]
@@ -196,7 +196,7 @@ def _backward_keys_kernel(
 def attend(
     q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, z: Tensor | None, feature_map: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `attend` of `linear.py`, which has checked the sizes, for tensors that `serves` allows."""
+    """As `attend` of `linear.py`, which has checked the sizes; `serves` must have accepted the tensors."""
     q, k, v = map(with_dense_rows, (q, k, v))
     s = q.new_zeros(*q.shape[:2], q.shape[3], v.shape[3], dtype=torch.float32) if s is None else s.float()
     z = q.new_zeros(*q.shape[:2], q.shape[3], dtype=torch.float32) if z is None else z.float()
@@ -205,7 +205,7 @@ def attend(
 
 
 def cut_into_segments(batch: int, heads: int, length: int) -> tuple[int, int]:
-    """The number of segments, so that there is work for the whole device, and the chunks of each."""
+    """The number of segments, enough to fill the device, and the number of chunks per segment."""
     chunks = -(-length // CHUNK)
     wanted = -(-WANTED_PROGRAMS // (batch * heads))
     per_segment = -(-chunks // wanted)
@@ -250,7 +250,7 @@ class _LinearAttention(torch.autograd.Function):
         inputs = [part for x in (q, k, v, g) for part in (x, *x.stride()[:3])]
         outputs = (starts_s, starts_z, weights, grad_q, grad_weights, each_s, each_z)
         _launch(_backward_queries_kernel, q, v, ctx.feature_map, ctx.sizes, *inputs, *outputs)
-        # The gradients of the sums after each segment: from the segments that follow, and from the final sums.
+        # The gradients of the sums after each segment come from later segments and from the final sums.
         later_s, later_z = _sum_later(each_s, of_total_s), _sum_later(each_z, of_total_z)
         grad_s, grad_z = torch.empty_like(later_s), torch.empty_like(later_z)
         last = (later_s, later_z, weights, grad_weights, grad_k, grad_v, grad_s, grad_z)
@@ -259,7 +259,7 @@ class _LinearAttention(torch.autograd.Function):
 
 
 def _sum_later(each: Tensor, last: Tensor | None) -> Tensor:
-    """For each segment of `each` [B, H, segments, ...], the sum over the segments behind it plus `last`."""
+    """For each segment of `each` [B, H, segments, ...], the sum over later segments plus `last`."""
     end = torch.zeros_like(each[:, :, :1]) if last is None else last.unsqueeze(2)
     return torch.cat([each[:, :, 1:], end], dim=2).flip(2).cumsum(dim=2).flip(2).contiguous()
 
@@ -274,9 +274,9 @@ def _launch(
         "C": q.shape[3],
         "V": v.shape[3],
         "SIZE": CHUNK,
-        # TF32 has three bits more than bfloat16; three of its products keep nearly all of those of float32.
+        # TF32 has three bits more than bfloat16. Three TF32 products keep nearly all bits of a float32 product.
         "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32",
-        # No pipelining: it would need more shared memory than smaller cards have.
+        # No pipelining: it would need more shared memory than small GPUs have.
         "num_stages": 1,
         "num_warps": 4,
         "enable_fp_fusion": True,

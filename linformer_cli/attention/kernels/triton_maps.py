@@ -1,4 +1,4 @@
-"""The compiled feature maps of linear attention for kernels in Triton; importing this file needs Triton."""
+"""The compiled feature maps of linear attention, for Triton kernels; importing this file needs Triton."""
 
 import triton
 import triton.language as tl
@@ -21,7 +21,7 @@ def phi(x, MAP: tl.constexpr):
 
 @triton.jit
 def slope(features, MAP: tl.constexpr):
-    """The derivative of the map, from its result."""
+    """The derivative of the map, computed from the map's result."""
     if MAP == ELU:
         return tl.minimum(features, 1.0)
     else:

@@ -1,4 +1,4 @@
-"""The kernel of `folding.py`: feature map, update, read-out and normaliser of one step in one pass over the state."""
+"""The kernel of `folding.py`: feature map, update, output and normaliser of a step in one pass over the state."""
 
 import torch
 import triton
@@ -23,7 +23,7 @@ def _step_kernel(
     q, q_image, q_head, k, k_image, k_head, v, v_image, v_head, s, z, keys, values, steps, y, H,
     MAP: tl.constexpr, C: tl.constexpr, V: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip
-    """One head of one image. Pairs 0 .. slot - 1 are pending; this one joins them, or all of them join s."""
+    """One head of one image. Pairs 0 .. slot - 1 are pending; the new pair joins them, or all pairs are added to s."""
     place = tl.program_id(0).to(tl.int64)
     image, head = place // H, place % H
     slot = tl.load(steps) % FOLD
@@ -48,7 +48,7 @@ def _step_kernel(
     nothing = weight == 0.0
     quotient = tl.where(nothing, 0.0, numerator / tl.where(nothing, 1.0, weight))
     tl.store(y + place * V + channels, quotient.to(y.dtype.element_ty))
-    # Several threads may load the same number; all of them must have it before one of them writes.
+    # Several threads may load the same number; all of them must have loaded it before any thread writes.
     tl.debug_barrier()
     tl.store(z + place * C + features, weights)
     if slot == FOLD - 1:
@@ -80,7 +80,7 @@ def step(q_t: Tensor, k_t: Tensor, v_t: Tensor, state: FoldedState, feature_map:
             C=key_width,
             V=value_width,
             FOLD=state.keys.shape[2] + 1,
-            # Thirty-two elements of s per thread.
+            # 32 elements of s per thread.
             num_warps=max(1, key_width * value_width // 1024),
             enable_fp_fusion=True,
         )

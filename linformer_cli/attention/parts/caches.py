@@ -41,13 +41,13 @@ def init_cache(
 def extend_cache(cache: KeyValueCache | None, k: Tensor, v: Tensor) -> KeyValueCache:
     """A new cache: `cache` followed by k [B, H, T, K] and v [B, H, T, V]. Differentiable; `cache` stays unchanged.
 
-    The capacity is kept if the new positions fit. Without `cache`, k and v themselves become the new one, as copies
-    where gradients are disabled.
+    The capacity is kept if the new positions fit. Without `cache`, k and v become the new cache; they are copied only
+    if gradients are disabled.
     """
     if cache is None:
         if not torch.is_grad_enabled():
-            # In a model they are views of one projection, and would keep all of it in memory. In training, the backward
-            # pass keeps it anyway and the state is dropped, so that copies would be wasted.
+            # In a model, k and v are views of one projection and would keep all of it in memory. In training, the
+            # backward pass keeps it anyway and the state is dropped, so copies would be wasted.
             k, v = _own(k), _own(v)
         return KeyValueCache(k, v, torch.tensor(k.shape[2], device=k.device))
     start = int(cache.position)
@@ -58,7 +58,7 @@ def extend_cache(cache: KeyValueCache | None, k: Tensor, v: Tensor) -> KeyValueC
 
 
 def _own(x: Tensor) -> Tensor:
-    """x in a storage that holds nothing else."""
+    """x, copied if its storage holds anything else."""
     return x if x.untyped_storage().nbytes() == x.nbytes else x.clone(memory_format=torch.contiguous_format)
 
 

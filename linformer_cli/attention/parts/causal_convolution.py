@@ -6,15 +6,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-# Smallest number of positions per matrix product: larger products are faster, but hold more zeros.
+# The fewest positions per matrix product: larger products are faster but contain more zeros.
 _BLOCK = 32
 
 
 class RecentValues(NamedTuple):
     """The last kernel - 1 values [B, H, kernel - 1, V] as a ring, with zeros before the first position.
 
-    `oldest` (a 0-d int64 tensor) is the index of the oldest value; later ones follow, wrapping around. A step
-    overwrites the oldest.
+    `oldest` (a 0-d int64 tensor) is the index of the oldest value; later values follow and wrap around. A step
+    overwrites the oldest value.
     """
 
     values: Tensor
@@ -41,12 +41,12 @@ class CausalConvolution(nn.Module):
             order = (torch.arange(ring, device=v.device) + recent.oldest) % ring
             before = recent.values.index_select(2, order)
         values = torch.cat([before, v], dim=2)
-        # A copy: a view would keep all values in memory as long as the state lives.
+        # A copy, because a view would keep all values in memory as long as the state.
         kept = values[:, :, length:].to(before.dtype, copy=True)
-        # A block at least as long as the ring reaches into the block before it, but no further.
+        # A block at least as long as the ring needs values of the previous block, but no earlier ones.
         block = max(ring, _BLOCK)
         blocks = functional.pad(values.to(dtype), (0, 0, block - ring, -length % block)).unflatten(2, (-1, block))
-        # Blocks, images and columns of v side by side, so that each head needs its matrix only once: [H, block, N B V].
+        # Blocks, images and columns of v side by side, for one matrix product per head: [H, block, N B V].
         columns = blocks.permute(1, 3, 2, 0, 4).flatten(2)
         one = v.shape[0] * v.shape[3]
         earlier, own = self._matrix(block, dtype).split(block, dim=-1)
@@ -55,7 +55,7 @@ class CausalConvolution(nn.Module):
         return y[:, :, :length], RecentValues(kept, torch.zeros((), dtype=torch.int64, device=v.device))
 
     def _matrix(self, block: int, dtype: torch.dtype) -> Tensor:
-        """[H, block, 2 block]: the weights of the previous and of the own block for each position of a block."""
+        """[H, block, 2 block]: the weights of the previous and the current block for each position of a block."""
         places = torch.arange(block, device=self.weight.device)
         index = torch.arange(2 * block, device=self.weight.device) - places.unsqueeze(1) - block + self.kernel - 1
         outside = (index < 0) | (index >= self.kernel)

@@ -1,8 +1,8 @@
-"""Causal sums with decay: the sums of `causal_sums`, where each position multiplies everything before it by its decay.
+"""Causal sums with decay: as `causal_sums`, but each position multiplies the sum before it by a decay.
 
     s_t = d_t s_{t-1} + phi(k_t) v_t^T,    y_t = phi(q_t) s_t,    0 <= d_t <= 1
 
-A gate is such a decay, and so is rescaling to a new running maximum. d_t is one number, or one for each feature.
+A gate is such a decay, and so is rescaling to a new running maximum. d_t is one number, or one number per feature.
 """
 
 import math
@@ -17,7 +17,7 @@ from .halves import corners, iter_halves, split_halves
 
 
 class _ScanWithDecay(torch.autograd.Function):
-    """states[0] = first, states[n + 1] = decay[n] states[n] + parts[n]; the backward pass is the same in reverse."""
+    """states[0] = first, states[n + 1] = decay[n] states[n] + parts[n]; the backward pass runs it in reverse."""
 
     @staticmethod
     def forward(ctx: Any, parts: Tensor, decay: Tensor, first: Tensor) -> Tensor:
@@ -42,9 +42,9 @@ class _ScanWithDecay(torch.autograd.Function):
 
 
 def scan_with_decay(parts: Tensor, decay: Tensor, first: Tensor) -> Tensor:
-    """Running sums [R, N + 1, C, V] of parts [R, N, C, V] after first [R, C, V], multiplied by a decay at each part.
+    """Running sums [R, N + 1, C, V] of parts [R, N, C, V], starting at first [R, C, V] and decaying before each part.
 
-    decay [R, N, C, 1] or [R, N, 1, 1]. Entry n is the sum before part n; the last entry is the final sum.
+    decay is [R, N, C, 1] or [R, N, 1, 1]. Entry n is the sum before part n; the last entry is the final sum.
     """
     states: Tensor = _ScanWithDecay.apply(parts, decay, first)
     return states
@@ -64,8 +64,8 @@ def decayed_causal_sums(
     Chunks as in `causal_sums`. Weights inside a chunk are exp(c_t - c_j), with c the sum of log d from the start of the
     chunk: at most 1, and never a quotient of two numbers that underflowed. `carried` is s before these positions.
 
-    With `factors` [T, F] the result is that of phi_q and phi_k after `multiply_features`, and s is [B, H, F C, V], but
-    pairs inside a chunk cost no more than without.
+    With `factors` [T, F] the result is that of phi_q and phi_k after `multiply_features`, and s is [B, H, F C, V].
+    Factors do not make pairs inside a chunk more expensive.
     """
     length = phi_q.shape[2]
     chunk = min(chunk, length)
@@ -84,14 +84,14 @@ def decayed_causal_sums(
     parts = keys.transpose(-1, -2) @ (values * until)
     states = _scan_chunks(parts, since[..., -1:, :], carried)
     y = y + (queries @ states[:, :, :-1]) * since
-    # A copy: a view would keep the states of all chunks in memory.
+    # A copy, because a view would keep the states of all chunks in memory.
     return y.flatten(2, 3)[:, :, :length], states[:, :, -1].clone()
 
 
 def sum_logs(logs: Tensor, dim: int) -> Tensor:
     """Running sums of `logs` from the start of a chunk, in float64 where the device has it.
 
-    Only their differences are used. After gates that are almost closed these are small differences of large numbers.
+    Only differences of these sums are used. After almost closed gates, they are small differences of large numbers.
     """
     return logs.cumsum(dim=dim, dtype=logs.dtype if logs.device.type == "mps" else torch.float64)
 
@@ -106,8 +106,8 @@ def featurewise_decayed_causal_sums(
 ) -> tuple[Tensor, Tensor]:
     """`decayed_causal_sums` with one decay per feature, log d [B, H, T, C]; `chunk` is a power of two.
 
-    The weight of a pair differs between features, so that it is part of the product of query and key. No exponential
-    is above 1, see `_PairwiseProducts`.
+    The weight of a pair differs between features, so it is part of the product of query and key. No exponential exceeds
+    1, see `_PairwiseProducts`.
     """
     length = phi_q.shape[2]
     while chunk >= 2 * length:
@@ -143,8 +143,8 @@ class _PairwiseProducts(torch.autograd.Function):
 
     c decreases with the position. In pieces of 2, 4, .. R positions, queries of the second half are multiplied with
     keys of the first, and exp(c_t - c_j) = exp(c_t - c_m) exp(c_m - c_j) with m the last position of the first half:
-    neither factor is above 1, and neither underflows unless their product does. All pairs take log R matrix products.
-    Only the inputs are kept; the backward pass computes the factors again.
+    neither factor exceeds 1, and neither underflows unless their product does. All pairs take log R matrix products.
+    Only the inputs are saved; the backward pass recomputes the factors.
     """
 
     @staticmethod
@@ -167,14 +167,14 @@ class _PairwiseProducts(torch.autograd.Function):
             pairs = corners(grad, half)
             split_halves(grad_q, half)[1].addcmul_(pairs @ early, late_factor)
             split_halves(grad_k, half)[0].addcmul_(pairs.transpose(-1, -2) @ late, early_factor)
-        # The exponent of a pair gets its gradient once through t and once, negated, through j; t = j has no exponent.
+        # The gradient of a pair's exponent reaches c_t and, negated, c_j; pairs with t = j have no exponent.
         grad_c = q * grad_q - k * grad_k
         own = grad.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
         return grad_q.addcmul_(own, k), grad_k.addcmul_(own, q), grad_c
 
 
 def _faded_halves(q: Tensor, k: Tensor, c: Tensor, half: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Queries of each piece's second half and keys of its first, decayed to the border, and the two decay factors."""
+    """Each piece's queries of the second half and keys of the first, decayed to the border, and both decay factors."""
     queries, keys = split_halves(q, half)[1], split_halves(k, half)[0]
     first, second = split_halves(c, half)
     border = first[..., -1:, :]

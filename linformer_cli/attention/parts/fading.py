@@ -1,4 +1,4 @@
-"""Shared by retention and gated linear attention: the lengths of their memory, and the scaling of outputs."""
+"""Parts shared by retention and gated linear attention: memory lengths, and the scaling of outputs."""
 
 from typing import Annotated, Self
 
@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from linformer_cli.attention.base import AttentionOptions, AttentionShape
 
-# Far below the square of any useful sum; it keeps a sum of 0 at 0.
+# Far below the square of any useful sum; a sum of 0 stays 0.
 _EPSILON = 1e-6
 
 
@@ -27,7 +27,7 @@ class FadingOptions(AttentionOptions):
         Field(
             ge=1,
             description="longest memory: positions until a weight falls to 1/e (default: an image, at least the "
-            "shortest; with one head the shortest)",
+            "shortest; with one head, the shortest)",
         ),
     ] = None
     output_gate: Annotated[bool, Field(description="multiply every output by a gate computed from the input")] = True
@@ -45,7 +45,7 @@ class FadingOptions(AttentionOptions):
         Python numbers and not a buffer: a buffer would be rounded when the model is cast to bfloat16, and a float64
         buffer cannot be moved to every device.
         """
-        # A default gives way to a given length, so that the two stay in order; one head has room for one length only.
+        # A given length bounds the default of the other, so that the two stay in order. One head has only one length.
         if count == 1 and self.shortest_memory and not self.longest_memory:
             return [self.shortest_memory]
         longest = self.longest_memory or max(shape.positions, self.shortest_memory or 0)
@@ -54,9 +54,9 @@ class FadingOptions(AttentionOptions):
 
 
 def scale_outputs(sums: Tensor, output_gate: Tensor | None) -> Tensor:
-    """Sums [..., V] divided by their root mean square, times SiLU of `output_gate` [..., V] where there is one.
+    """Sums [..., V] divided by their root mean square, times SiLU of `output_gate` [..., V] if there is one.
 
-    It replaces a denominator, since weights of signed queries and keys may add up to any number.
+    This replaces a denominator: the weights of signed queries and keys can add up to any number.
     """
     y = functional.rms_norm(sums, sums.shape[-1:], eps=_EPSILON)
     return y if output_gate is None else y * functional.silu(output_gate.to(y.dtype))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 class FeatureMap(nn.Module, ABC):
-    """One feature map; `width` is C. Maps with weights have them for each of `heads`."""
+    """One feature map; `width` is C. A learned map has separate weights for each of `heads`."""
 
     def __init__(self, heads: int, key_width: int) -> None:
         super().__init__()
@@ -34,8 +34,8 @@ def _elu_plus_one(x: Tensor) -> Tensor:
 class _EluPlusOne(torch.autograd.Function):
     """exp(min(x, 0)) + max(x, 0): x + 1 above zero and exp(x) below.
 
-    Mathematically elu(x) + 1, but in float32 elu rounds exp(x) - 1 to -1 for x < -17, so that the sum would be 0. The
-    slope is min(phi, 1), so that the backward pass needs the output alone.
+    Mathematically this is elu(x) + 1, but in float32 elu rounds exp(x) - 1 to -1 for x < -17, and the sum would be 0.
+    The slope is min(phi, 1), so the backward pass needs only the output.
     """
 
     @staticmethod
@@ -78,7 +78,7 @@ class Poly2(FeatureMap):
     """The kernel (q . k)^2 by the K (K + 1) / 2 distinct products of two coordinates.
 
     A product of different coordinates stands for two equal terms and is weighted by sqrt(2). The cost is T C V, which
-    pays off where T is well above K^2 (Katharopoulos 2020, section 3.2.1).
+    pays off if T is well above K^2 (Katharopoulos 2020, section 3.2.1).
     """
 
     pairs: Tensor
@@ -96,7 +96,7 @@ class Poly2(FeatureMap):
 
     def _multiply_pairs(self, x: Tensor) -> Tensor:
         first, second = self.pairs
-        # Not a buffer, which would be rounded when the model is cast to bfloat16.
+        # Not a buffer, because casting the model to bfloat16 would round it.
         weights = torch.where(first == second, 1.0, torch.tensor(2.0, dtype=x.dtype, device=x.device).sqrt())
         # Four times as fast as x[..., first] on a CPU, forward and backward.
         return x.index_select(-1, first) * x.index_select(-1, second) * weights
@@ -105,7 +105,7 @@ class Poly2(FeatureMap):
 class Taylor2(Poly2):
     """The kernel 1 + x.y + (x.y)^2 / 2 of x = q K^(-1/4), y = k K^(-1/4): exp(q.k / sqrt(K)) to second order.
 
-    At least 1/2, so that the denominator is never 0; C = 1 + K + K (K + 1) / 2.
+    The kernel is at least 1/2, so the denominator is never 0. C = 1 + K + K (K + 1) / 2.
     """
 
     @property
@@ -120,7 +120,7 @@ class Taylor2(Poly2):
 class Learned(FeatureMap):
     """relu(W x + b) with W [H, C, K], b [H, C] per head, shared by queries and keys (Kasai 2021, arXiv 2103.13076).
 
-    b starts at 0.1, so that few features are dead at the start.
+    b is initialised to 0.1, so that few features are dead at first.
     """
 
     def __init__(self, heads: int, key_width: int, width: int | None = None) -> None:

@@ -1,7 +1,7 @@
-"""Shared by the gated attentions of Hua 2022 (arXiv 2202.10447): one head, queries and keys from one projection Z.
+"""Base of the gated attentions of Hua 2022 (arXiv 2202.10447): one head, queries and keys from one projection Z.
 
-Z [B, 1, T, K] is passed as q and as k. Queries and keys are Z * scale + offset, each with a scale and an offset of its
-own. relu(x)^2 replaces softmax, and weights are not normalised.
+Z [B, 1, T, K] is passed as q and as k. Queries and keys are Z * scale + offset, each with its own scale and offset.
+relu(x)^2 replaces softmax, and weights are not normalised.
 """
 
 import math
@@ -25,7 +25,7 @@ class GatedOptions(AttentionOptions):
     scale: Annotated[
         Literal["length", "width"],
         Field(
-            description="divisor of q.k: 'length', the positions of an image (in flash of a chunk), with a learned "
+            description="divisor of q.k: 'length', the positions of an image (in flash, of a chunk), with a learned "
             "bias by distance; 'width', sqrt(z_width), without a bias"
         ),
     ] = "length"
@@ -48,8 +48,8 @@ class ScaleOffset(nn.Module):
 class GatedAttention(Attention):
     """Queries, keys, the bias by distance, and the weights computed from them.
 
-    `span` is the number of distances with a bias, and the n that products or outputs are divided by. It is a constant:
-    with the number of positions seen so far, steps could not equal the parallel form.
+    `span` is the number of distances with a bias, and the n that products or outputs are divided by. It is constant: if
+    it were the number of positions seen so far, steps could not match the parallel form.
     """
 
     family = "gated"
@@ -60,7 +60,7 @@ class GatedAttention(Attention):
     def __init__(self, options: GatedOptions, shape: AttentionShape, span: int) -> None:
         super().__init__(options, shape)
         if shape.heads != 1:
-            raise ValueError(f"'{self.name}' has one head, {shape.heads} were asked for")
+            raise ValueError(f"'{self.name}' has one head, found {shape.heads}")
         self.span = span
         by_length = options.scale == "length"
         self.query, self.key = (self.build_scale_offset() for _ in range(2))
@@ -84,7 +84,7 @@ class GatedAttention(Attention):
         return scores.relu().square()
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, first: int) -> Tensor:
-        """Outputs [N, R, V] of queries [N, R, K] at places first .. first + R - 1, keys and values at 0 and on."""
+        """Outputs [N, R, V] of queries [N, R, K] at positions first .. first + R - 1; keys and values start at 0."""
         start = self.start_scores(q.shape[1], k.shape[1], first, q)
         y = self.activate(torch.baddbmm(start, q, k.transpose(1, 2), alpha=self.score_scale)) @ v
         return y if self.weight_scale == 1 else self.weight_scale * y
@@ -92,8 +92,8 @@ class GatedAttention(Attention):
     def start_scores(self, rows: int, columns: int, first: int, like: Tensor) -> Tensor:
         """[rows, columns]: the bias of distance d = first + row - column, and minus infinity where d < 0 (the future).
 
-        Every row is a window of one descending sequence of distances: the gradient of windows is a fast sum, that of
-        rows * columns table look-ups a slow scatter.
+        Every row is a window of one descending sequence of distances. The gradient of windows is a fast sum, while the
+        gradient of rows * columns table look-ups is a slow scatter.
         """
         furthest, nearest = first + rows - 1, max(0, first - columns + 1)
         if self.bias is None:

@@ -1,6 +1,7 @@
-"""All pairs of positions in a chunk by recursive halving: in pieces of 2, 4, 8 .. the second half meets the first.
+"""All pairs of positions in a chunk, by recursive halving.
 
-Together with the pairs (t, t) this covers every pair j <= t once, with one batched matrix product per size.
+In pieces of 2, 4, 8 .. positions, the second half is paired with the first. Together with the pairs (t, t) this covers
+every pair j <= t once, with one batched matrix product per size.
 """
 
 from collections.abc import Iterator

@@ -3,9 +3,9 @@
     y_t = softmax over { near keys t - window < j <= t } and { the first floor(t / span) * rank rows }
 
 Shared by the mechanisms with compressed rows. Near keys are scored per block of queries, rows for a whole group of
-blocks at once; a group has as many blocks as keep its scores small. Scores are dropped after each group: the backward
-pass computes them again from the logarithm of each query's total weight. So memory is linear in T, where autograd would
-keep T * (rows + window) numbers twice.
+blocks at once; `GROUP_SCORES` limits the size of a group. Scores are dropped after each group: the backward pass
+recomputes them from the logarithm of each query's total weight. Memory is therefore linear in T; autograd would keep
+T * (rows + window) numbers twice.
 """
 
 import math
@@ -23,8 +23,8 @@ GROUP_SCORES = 2**20
 class Pattern(NamedTuple):
     """Which keys and rows each query sees.
 
-    `first` is the position of the first query. Each `span` positions are compressed to `rank` rows, visible from the
-    next position on. `before` near keys precede that of the first query; the first `missing` of them are padding.
+    `first` is the position of the first query. Every `span` positions are compressed to `rank` rows, visible from the
+    next position on. `before` near keys precede the first query's key; the first `missing` of them are padding.
     The number of queries is a multiple of `block`, and `block` queries share one slice of near keys.
     """
 
@@ -40,8 +40,8 @@ class Pattern(NamedTuple):
 class Group(NamedTuple):
     """Queries `start` to `stop`; all of them see the first `low` rows, and the last one sees `high`.
 
-    `near_hidden` [blocks or 1, block, before + block] and `rows_hidden` [stop - start, high - low] are True where a
-    query must not look.
+    `near_hidden` [blocks or 1, block, before + block] and `rows_hidden` [stop - start, high - low] are True for hidden
+    keys.
     """
 
     start: int
@@ -53,7 +53,7 @@ class Group(NamedTuple):
 
 
 def iter_groups(pattern: Pattern, q: Tensor, rows: int) -> Iterator[Group]:
-    """The groups of the queries q [N, T, K], of which none sees more than `rows` rows."""
+    """The groups of the queries q [N, T, K]; no query sees more than `rows` rows."""
     batch, length, _ = q.shape
     block, before = pattern.block, pattern.before
     query = torch.arange(block, device=q.device).unsqueeze(-1) + before
@@ -154,7 +154,7 @@ def _near(x: Tensor, pattern: Pattern, group: Group) -> Tensor:
 
 
 def _fold(total: Tensor, pieces: Tensor, pattern: Pattern, group: Group) -> None:
-    """Add pieces [N blocks, before + block, W] to `total` where `_near` took them from, overlapping ones in turn."""
+    """Add pieces [N blocks, before + block, W] to `total` where `_near` took them from; pieces may overlap."""
     size = pattern.before + pattern.block
     part = total[:, group.start : group.stop + pattern.before]
     places = part.unfold(1, size, pattern.block).transpose(-1, -2)

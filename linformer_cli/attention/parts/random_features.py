@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .causal_sums import divide_by_weight
 
-# Sums of sines and cosines can be 0 or negative; a denominator is at least this share of its largest possible value.
+# Sums of sines and cosines can be 0 or negative. A denominator is raised to this share of its largest possible value.
 WEIGHT_FLOOR = 0.1
 
 
@@ -21,12 +21,12 @@ def draw_directions(
 ) -> Tensor:
     """`count` directions w [count, width], each N(0, I); `normal(*shape)` draws standard normal numbers.
 
-    Orthogonal directions come in blocks of `width`, the last one cut short. Their lengths are drawn independently of
-    their angles, so that each direction alone is still N(0, I).
+    Orthogonal directions come in blocks of `width`; the last block may be cut short. Their lengths are drawn
+    independently of their angles, so each direction alone is still N(0, I).
     """
     if not orthogonal:
         return normal(1, count, width)[0]
-    # With the signs of R's diagonal Q is uniform over all rotations; QR alone does not guarantee that.
+    # Multiplied by the signs of R's diagonal, Q is uniform over all rotations; QR alone does not guarantee that.
     q, r = torch.linalg.qr(normal(-(-count // width), width, width))
     angles = (q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)).transpose(-1, -2).flatten(0, 1)[:count]
     lengths: Tensor = torch.linalg.vector_norm(normal(1, count, width)[0], dim=-1, keepdim=True)
@@ -35,8 +35,8 @@ def draw_directions(
 
 
 def seeded_normal(seed: int, layer: int, step: int) -> Callable[[int, int, int], Tensor]:
-    """Standard normal numbers, float64 on the CPU, that depend on (seed, layer, step) alone, on every machine."""
-    # numpy guarantees the raw words for all versions, but not its distributions. 53 bits fill a float64.
+    """Standard normal numbers, float64 on the CPU, that depend only on (seed, layer, step), on every machine."""
+    # numpy guarantees the raw words for all versions, but not its distributions. A float64 has 53 bits.
     words = np.random.Philox(key=np.array([seed, layer], dtype=np.uint64), counter=[0, 0, 0, step])
 
     def normal(blocks: int, rows: int, columns: int) -> Tensor:

@@ -5,8 +5,8 @@
     y_t  = sum over i of g_ti b_ti
 
 The b_ti are not stored: y_t = sum over j <= t of W_tj v_j with W_tj = sum over i of g_ti exp(e_ji - l_ti). This
-exponent is never positive, but exp(e_ji) or exp(-l_ti) alone can overflow in float32. So both are taken relative to a
-reference a, the l_i of a position from j to t: it is at least e_ji and at most l_ti, so that exp(e_ji - a) and
+exponent is never positive, but exp(e_ji) or exp(-l_ti) alone can overflow in float32. Both are therefore taken relative
+to a reference a, the l_i of a position from j to t. It is at least e_ji and at most l_ti, so exp(e_ji - a) and
 exp(a - l_ti) are at most 1, and terms that underflow do not matter. Across chunks, a is l at the border. Inside a
 chunk, a block of 2 s positions uses the l in its middle for all pairs of its second half with its first; s = 1, 2,
 4 .., with one matrix product each, covers the triangle. No result depends on a maximum over later positions.
@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from .halves import corners, iter_halves, split_halves
 
-# The log of a weight of 0: finite, so that differences are not NaN, and far below every score.
+# The log of a weight of 0, far below every score. It is finite, so that differences are not NaN.
 NOTHING = -1e30
 
 
@@ -52,13 +52,13 @@ def _accumulate_logs(scores: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
         torch.logaddexp(second, first[..., -1:, :], out=second)
     borders = torch.cat([before.unsqueeze(2), logs[:, :, :, -1]], dim=2).logcumsumexp(dim=2)
     torch.logaddexp(logs, borders[:, :, :-1].unsqueeze(3), out=logs)
-    # Bit for bit the same numbers, since a border is the reference on both of its sides.
+    # A border is the reference on both of its sides, so both must use the same numbers, bit for bit.
     borders[:, :, 1:] = logs[:, :, :, -1]
     return logs, borders
 
 
 def _accumulate(sums: Tensor, logs: Tensor) -> Tensor:
-    """Running sums, in place, of `sums` [B, H, N, m, V], which are relative to exp(logs [B, H, N, m])."""
+    """Turn `sums` [B, H, N, m, V], relative to exp(logs [B, H, N, m]), into running sums in place."""
     decays = (logs[:, :, :-1] - logs[:, :, 1:]).exp_().unsqueeze(-1)
     for place in range(1, sums.shape[2]):
         sums[:, :, place].addcmul_(sums[:, :, place - 1], decays[:, :, place - 1])
@@ -89,7 +89,7 @@ class _ReadRunningAverages(torch.autograd.Function):
         from_start = (borders[:, :, :-1].unsqueeze(3) - logs).exp_().mul_(gates)
         y += from_start @ sums[:, :, :-1]
         ctx.save_for_backward(gates, scores, v, logs, borders, sums)
-        # Copies: views would keep the sums of all chunks in memory as long as the state lives.
+        # Copies, because views would keep the sums of all chunks in memory as long as the state.
         return y, sums[:, :, -1].clone(), borders[:, :, -1].clone()
 
     @staticmethod
@@ -132,7 +132,7 @@ class _ReadRunningAverages(torch.autograd.Function):
 
 
 def _factors(scores: Tensor, logs: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """exp(e - a) of every first half and exp(a - l) of every second, a being l in the middle of their block."""
+    """exp(e - a) of each first half and exp(a - l) of each second half, where a is l in the middle of the block."""
     middle = split_halves(logs, size)[0][..., -1:, :]
     return (split_halves(scores, size)[0] - middle).exp_(), (middle - split_halves(logs, size)[1]).exp_()
 

@@ -1,4 +1,4 @@
-"""Engines: ways to step a model, which agree up to rounding. A new engine is one file and one line here."""
+"""Engines: ways to step a model, which agree up to rounding. A new engine is one file and one entry in `ENGINES`."""
 
 from linformer_cli.attention.base import fork_state
 from linformer_cli.errors import UsageError, unknown_name
@@ -10,7 +10,7 @@ from .cuda import CudaEngine
 from .native import NativeEngine
 from .textbook import TextbookEngine as TextbookEngine
 
-# From the fastest to the one that serves every model.
+# From the fastest to the one that supports every model.
 ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (NativeEngine, CudaEngine, TextbookEngine)}
 AUTO, NATIVE, TEXTBOOK = "auto", NativeEngine.name, TextbookEngine.name
 
@@ -20,7 +20,7 @@ def build_engine(
 ) -> Engine:
     """The engine that `choose_engine` chooses, for `batch` images from `state` (None: the start of an image).
 
-    The other arguments are those of `Engine`. Raises as `choose_engine`.
+    The other arguments are those of `Engine`. Raises what `choose_engine` raises.
     """
     return ENGINES[choose_engine(wanted, model).value](model, batch, state, look_ahead)
 
@@ -29,7 +29,7 @@ class EngineCache:
     """Builds the engine `wanted` of `model` for the first batch and reuses it for later batches of the same size.
 
     Only the last engine is kept, so memory stays bounded. `wanted` and `look_ahead` are those of `build_engine`. The
-    model's weights must not change in between: engines may hold copies.
+    model's weights must not change while the cache is used: engines may hold copies.
     """
 
     def __init__(self, wanted: str, model: PixelModel, look_ahead: bool = True) -> None:
@@ -40,37 +40,37 @@ class EngineCache:
     def start(self, batch: int, state: PixelState | None = None) -> Engine:
         """An engine ready to step `batch` new images, valid until the next call.
 
-        `state`, of a single image, is where all of them continue (None: the start of an image). It is copied. Raises
-        as `choose_engine`.
+        All images continue from `state`, the state of a single image (None: the start of an image), which is copied.
+        Raises what `choose_engine` raises.
         """
         if self._engine is None or self._engine.batch != batch:
-            self._engine = None  # its memory is free before the next engine is built
+            self._engine = None  # free its memory before the next engine is built
             forked = None if state is None else fork_state(state, batch)
             self._engine = build_engine(self._wanted, self.model, batch, forked, self._look_ahead)
         else:
-            self._engine.release()  # one state at a time
+            self._engine.release()  # only one state in memory at a time
             self._engine.start(None if state is None else fork_state(state, batch))
         return self._engine
 
 
 def choose_engine(wanted: str, model: PixelModel) -> Choice:
-    """The engine `wanted`, or for `auto` the fastest that serves `model`, and why.
+    """The engine `wanted`, or for `auto` the fastest that supports `model`, and the reason.
 
-    Raises `UsageError` for an unknown name and for an engine that does not serve the model.
+    Raises `UsageError` for an unknown name and for an engine that does not support the model.
     """
     if wanted != AUTO:
         if wanted not in ENGINES:
             raise unknown_name("engine", wanted, [AUTO, *ENGINES])
         refusal = ENGINES[wanted].refusal(model)
         if refusal is not None:
-            raise UsageError(f"engine '{wanted}' does not serve this model here: {refusal}")
+            raise UsageError(f"engine '{wanted}' does not support this model here: {refusal}")
         return Choice(wanted, "asked for")
     refusals: list[str] = []
     for name, engine in ENGINES.items():
         refusal = engine.refusal(model)
         if refusal is None and not engine.tried:
-            refusal = f"it has not been run on such a device yet, --engine {name} selects it"
+            refusal = f"it has never been run on such a device; --engine {name} selects it anyway"
         if refusal is None:
             return Choice(name, "; ".join(refusals) or "the fastest here")
         refusals.append(f"not {name}: {refusal}")
-    raise AssertionError("the textbook engine serves every model")
+    raise AssertionError("the textbook engine supports every model")

@@ -18,16 +18,16 @@ DAMAGED = "the model's prediction is not a finite number: its weights are damage
 class Engine(ABC):
     """Steps `batch` images of `model` from `state` (None: the start of an image).
 
-    Every engine computes what `PixelModel.step` computes, up to rounding; engines differ in speed. `state` becomes the
-    engine's own. Weights may be copied when the engine is built. `look_ahead` allows an engine to compute several
-    values in one pass, which never changes a result.
+    Every engine computes what `PixelModel.step` computes, up to rounding; engines differ in speed. The engine takes
+    over `state`, and may copy the weights when it is built. `look_ahead` allows it to compute several values in one
+    pass, which never changes a result.
     """
 
     name: ClassVar[str]
-    # Whether the engine has ever run on its device; `auto` never takes one that has not.
+    # Whether the engine has ever been run on its device; `auto` never chooses one that has not.
     tried: ClassVar[bool] = True
 
-    # How many passes through the layers drew values by looking ahead since `start`.
+    # The number of look-ahead passes through the layers since `start`.
     look_aheads: int = 0
 
     def __init__(self, model: PixelModel, batch: int, state: PixelState | None = None, look_ahead: bool = True) -> None:
@@ -37,31 +37,31 @@ class Engine(ABC):
     @classmethod
     @abstractmethod
     def refusal(cls, model: PixelModel) -> str | None:
-        """Why the engine does not serve `model`; None if it does."""
+        """Why the engine does not support `model`; None if it does."""
 
     @abstractmethod
     def start(self, state: PixelState | None = None) -> None:
-        """Begin with `batch` new images, from `state` (None: the start of an image), which becomes the engine's own."""
+        """Begin `batch` new images from `state` (None: the start of an image), which the engine takes over."""
 
     @abstractmethod
     def release(self) -> None:
-        """Free the state; `start` must follow before the next step. For memory, where a new state is being made."""
+        """Free the state, for example before a new state is built; call `start` before the next step."""
 
     @abstractmethod
     def step(self, tokens_t: Tensor) -> Tensor:
-        """Head parameters [B, P] at one more token int64 [B]; the next step may overwrite the result."""
+        """Head parameters [B, P] at the next token int64 [B]; the next step may overwrite the result."""
 
     def draw(self, parameters: Tensor, uniforms: Tensor, filters: Filters) -> Tensor:
         """Values int64 [B] from the result of `step`, after `filters`, with uniforms float64 [B] on the CPU.
 
-        Without filters no table of all values' probabilities is made.
+        Without filters, no table of all values' probabilities is computed.
         """
         if filters.active:
             return draw_filtered(self.model.head, parameters, uniforms, filters)
         return self.draw_unfiltered(parameters, uniforms)
 
     def draw_unfiltered(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
-        """Values int64 [B] from exactly the head's distribution, with uniforms float64 [B] on the CPU."""
+        """Values int64 [B] drawn from the head's distribution, with uniforms float64 [B] on the CPU."""
         return self.model.head.draw(parameters, uniforms)
 
     @torch.no_grad()
@@ -73,18 +73,18 @@ class Engine(ABC):
         count: int,
         before_step: Callable[[], None] | None = None,
     ) -> Tensor:
-        """The next `count` values of every image, uint8 [B, count] on the CPU, the first of them from `parameters`.
+        """The next `count` values of every image, uint8 [B, count] on the CPU; the first is drawn from `parameters`.
 
         A step follows each value but the last. `before_step` is called before every step and may raise to stop.
         Raises `LintxError` if the model predicts NaN or infinity.
         """
-        # Each value goes straight into its place. A small tensor kept per step would pin the heap around the large
-        # tensors of every step, and memory would grow with the image after all.
+        # Write each value straight into place. A small tensor kept per step would pin the heap around the large
+        # tensors of every step, and memory would grow with the image.
         values = torch.empty(count, self.batch, dtype=torch.uint8)
         for number in range(count):
             if before_step is not None:
                 before_step()
-            # Only now and then, since the check makes a GPU wait; a state with NaN keeps it.
+            # Checked only every `_CHECK_EVERY` values, because the check makes a GPU wait. NaN persists in the state.
             if (number % _CHECK_EVERY == 0 or number == count - 1) and not bool(torch.isfinite(parameters).all()):
                 raise LintxError(DAMAGED)
             drawn = self.draw(parameters, streams.take(), filters)

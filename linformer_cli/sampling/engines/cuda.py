@@ -1,8 +1,8 @@
-"""The GPU engine: step, draw and the look-up of the drawn values as one CUDA graph, replayed for every value.
+"""The GPU engine: step, draw and the embedding of the drawn values as one CUDA graph, replayed for every value.
 
-Everything that a step needs stays on the device, including the position and the random numbers, so that the host never
-waits inside an image. The state of `linear` is float32. With Triton it is a `FoldedState`: one fused kernel a layer,
-which writes the sums only every few steps. Without Triton the steps are torch's own, in the same graph.
+Everything that a step needs stays on the device, including the position and the random numbers, so the host never
+waits inside an image. The state of `linear` is float32. With Triton it is a `FoldedState`, and each layer has one fused
+kernel, which writes the sums only every few steps. Without Triton, the graph contains torch's own operations.
 """
 
 from collections.abc import Callable, Hashable
@@ -58,18 +58,18 @@ class CudaEngine(Engine):
         if model.device.type != "cuda":
             return "it runs on CUDA devices only"
         if model.dtype not in (torch.float32, torch.bfloat16):
-            return "it has no float64"
+            return "it does not support float64"
         for block in model.blocks:
             if not isinstance(block, TransformerBlock) or not isinstance(block.attention.inner, LinearAttention):
-                return "it serves linear attention only"
+                return "it supports linear attention only"
             if block.attention.inner.options.feature_map not in FEATURE_MAPS:
-                # The other maps read numbers from the host, which a graph must not do.
-                return f"it has the feature maps {' and '.join(FEATURE_MAPS)} only"
+                # Other maps read numbers from the host, which a graph cannot do.
+                return f"it supports the feature maps {' and '.join(FEATURE_MAPS)} only"
         return None
 
     def start(self, state: PixelState | None = None) -> None:
         state = self.model.init_state(self.batch) if state is None else state
-        # The only time that the host reads the position from the device; from here on it counts by itself.
+        # The host reads the position from the device only here; afterwards it counts the steps itself.
         self._position = int(state.embedding.position)
         self._embedding.start(state.embedding)
         if not self.states:
@@ -83,14 +83,14 @@ class CudaEngine(Engine):
                     part.copy_(new)
 
     def release(self) -> None:
-        """Nothing: the graphs need the state where it is."""
+        """Does nothing: the graphs need the state at its address."""
 
     @property
     def state_bytes(self) -> int:
         return sum(part.numel() * part.element_size() for part in self.tensors())
 
     def tensors(self) -> list[Tensor]:
-        """The tensors of the state, each once: folded states share the position."""
+        """The tensors of the state, each listed once: folded states share the position."""
         own = (self._embedding.recent, self._embedding.position, self._embedding.label, *self.states)
         return list({id(part): part for part in state_tensors(own)}.values())
 
@@ -134,17 +134,17 @@ class CudaEngine(Engine):
         return values
 
     def take_step(self) -> None:
-        """From the tokens to the parameters, without the host."""
+        """Compute the parameters from the tokens, without the host."""
         x = self._embedding.read(self._tokens)
         for block, state in zip(self._blocks, self.states, strict=True):
             x = _step_block(block, x, state)
         self._parameters.copy_(self.model.head(self.model.norm(x)))
 
     def draw_next(self, filters: Filters) -> None:
-        """From the parameters to the values and the next tokens, without the host."""
+        """Draw the values, which are the next tokens, from the parameters, without the host."""
         self._finite.logical_and_(torch.isfinite(self._parameters).all())
         uniforms = self._uniforms.index_select(0, self._drawn).squeeze(0)
-        # A draw from NaN may give any number, and it is looked up in a table before NaN is reported.
+        # A draw from NaN may give any number, and it indexes a table before NaN is reported.
         values = self.draw(self._parameters, uniforms, filters).clamp(0, self.model.head.levels - 1)
         self._values.index_copy_(0, self._drawn, values.to(torch.uint8).unsqueeze(0))
         self._tokens.copy_(values)
@@ -166,7 +166,7 @@ class CudaEngine(Engine):
 
 
 def _step_block(block: TransformerBlock, x_t: Tensor, state: FoldedState | LinearState) -> Tensor:
-    """`block.step`, which updates `state` in place, also for a folded state."""
+    """`block.step`, also for a folded state; updates `state` in place."""
     if not isinstance(state, FoldedState):
         return block.step(x_t, state)[0]
     layer = block.attention
@@ -180,16 +180,16 @@ def _step_block(block: TransformerBlock, x_t: Tensor, state: FoldedState | Linea
 
 
 class Graphs:
-    """Pieces of work that read and write the same tensors each time: graphs from the second time on, on a CUDA device.
+    """Pieces of work that always read and write the same tensors. On a CUDA device, later runs replay a graph.
 
-    The first time a piece runs as it is. That compiles and loads everything that must not happen while a graph is
-    recorded.
+    The first run of a piece is an ordinary one: it compiles and loads everything, which must not happen while a graph
+    is recorded.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._warm: set[Hashable] = set()
-        # Only the graphs: keeping the work too would keep the engine and its memory alive in a reference cycle.
+        # Only the graphs: a reference to the work would keep the engine and its memory alive in a reference cycle.
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
 
     def run(self, name: Hashable, work: Callable[[], None]) -> None:
@@ -203,7 +203,7 @@ class Graphs:
             self._warm.add(name)
 
     def record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """The kernels that `work` launches, without running them."""
+        """Record the kernels that `work` launches, without running them."""
         with torch.cuda.device(self._device):
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
@@ -227,14 +227,14 @@ class _Embedding:
         self._classes = embedding.classes
 
     def start(self, state: EmbeddingState) -> None:
-        """Continue from `state`, in the same tensors as before."""
+        """Continue from `state`, using the same tensors as before."""
         self.recent.copy_(fill_ring(state, self._reach))
         self.position.copy_(state.position)
         self.label.copy_(state.label)
 
     def read(self, tokens_t: Tensor) -> Tensor:
         """The vectors [B, D] of the next token int64 [B]."""
-        # At position 0 this is the start token, in a slot that is not read before value number reach - 1 replaces it.
+        # At position 0 this writes the start token, to a slot that value number reach - 1 overwrites before it is read.
         position = self.position.unsqueeze(0)
         newest = (position - 1) % self._reach
         self.recent.index_copy_(1, newest, tokens_t.to(self.recent.dtype).unsqueeze(1))

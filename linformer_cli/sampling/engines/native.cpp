@@ -1,8 +1,8 @@
 // One step of a model with `linear` attention, for the `native` engine (native.py); compiled on first use.
 //
-// Letters as everywhere: B images, H heads, K and V widths of keys and values; D the width of the model. All arrays are
-// row-major. Weights of products and their inputs are float or bfloat16 (T); everything else is float: the residual
-// stream, sums, states and tables.
+// Axes: B images, H heads, K and V widths of keys and values, D width of the model. All arrays are row-major. The
+// weights of products and their inputs are float or bfloat16 (T). Everything else is float: the residual stream, sums,
+// states and tables.
 
 #include <cstdint>
 #include <cstring>
@@ -12,8 +12,8 @@
 
 namespace {
 
-// Few images are one pass, and all threads work together on each of its products. Many images are divided: each thread
-// takes its own through all layers, without waiting, and finds its intermediate results in its own cache.
+// A few images form one pass, and all threads share each of its products. Many images are divided: each thread takes
+// its own images through all layers, without waiting, and keeps its intermediate results in its own cache.
 template <class T>
 void step(const Network& net, int64_t position, float* x, float* out) {
     if (net.shares == 1) {
@@ -44,15 +44,15 @@ int64_t draw(const Drawing& drawing, const float* parameters, double uniform) {
     return draw_mixture(drawing.mixtures, drawing.levels, drawing.lowest, drawing.highest, parameters, uniform);
 }
 
-// The next values of one image. All positions of a window are computed as if the guesses were right. Given its random
-// number each position yields one value, which is right if all guesses before it are. The first value is always right.
+// Draws the next values of one image. All positions of a window are computed as if the guesses were right. Given its
+// random number, each position yields one value, which is right if all earlier guesses are. The first is always right.
 template <class T>
 void look_ahead(const Network& net, Drawing& drawing) {
     const int64_t D = net.width, known = drawing.known, left = drawing.count - known;
     const int64_t rows = left < drawing.rows ? left : drawing.rows;
-    const int64_t start = drawing.first + known - 1;  // of the token with the last known value, the next to step with
+    const int64_t start = drawing.first + known - 1;  // position of the next token, which holds the last known value
     int64_t* next = drawing.values + known;
-    // The value above is a good guess and costs nothing; the values of a wrong pass are better ones.
+    // The first guess is the value above, which costs nothing. Values drawn after a wrong guess are better guesses.
     for (int64_t& index = drawing.guessed; index < known + rows - 1; index++)
         drawing.values[index] = drawing.values[index - (index < drawing.row ? 1 : drawing.row)];
     for (int64_t r = 0; r < rows; r++)
@@ -69,7 +69,7 @@ void look_ahead(const Network& net, Drawing& drawing) {
     int64_t right = 0;
     bool sure = true;
     for (int64_t r = 0; r < rows; r++) {
-        const int64_t guess = next[r];  // undefined behind the last row, and then unused
+        const int64_t guess = next[r];  // undefined and unused in the last row
         next[r] = draw(drawing, drawing.out + r * net.outputs, drawing.uniforms[known + r]);
         right += sure;
         sure = sure && next[r] == guess;
@@ -86,7 +86,7 @@ void look_ahead(const Network& net, Drawing& drawing) {
     drawing.guessed = known + rows > drawing.guessed ? known + rows : drawing.guessed;
     drawing.known += right;
     drawing.passes++;
-    // As far as the guesses were right, and a little farther.
+    // The next pass: one position more than were right, or twice as many if all were right.
     drawing.rows = right < rows ? right + 1 : 2 * rows < net.window ? 2 * rows : net.window;
 }
 
@@ -94,32 +94,32 @@ void look_ahead(const Network& net, Drawing& drawing) {
 
 extern "C" {
 
-// `embed` for each row of x [B, D]: `recent` [B, reach] is a ring of values, `slots` [sources] the slot of each source in
-// it, -1 for none, and `table` [sources, levels + 1, D] has a vector for each value of a source, and for none.
+// `embed` for each row of x [B, D]: `recent` [B, reach] is a ring of values, `slots` [sources] the slot of each source
+// in it, -1 for none, and `table` [sources, levels + 1, D] has a vector for each value of a source and for none.
 void lintx_embed(int64_t B, int64_t D, int64_t sources, int64_t reach, int64_t levels, const int32_t* slots,
                  const int16_t* recent, const float* table, const float* place, float* x) {
     for (int64_t b = 0; b < B; b++) embed(D, sources, levels, slots, recent + b * reach, table, place, x + b * D);
 }
 
-// Values drawn by inversion from the softmax of logits [B, levels], with uniforms in [0, 1).
+// Draws values by inversion from the softmax of logits [B, levels], with uniforms in [0, 1).
 void lintx_draw_categorical(int64_t B, int64_t levels, const float* logits, const double* uniforms, int64_t* values) {
     for (int64_t b = 0; b < B; b++) values[b] = invert(levels, logits + b * levels, uniforms[b], nullptr);
 }
 
-// Values of mixtures of K logistics with parameters [B, 3 K].
+// Draws values of mixtures of K logistics with parameters [B, 3 K].
 void lintx_draw_mixture(int64_t B, int64_t K, int64_t levels, double lowest, double highest, const float* parameters,
                         const double* uniforms, int64_t* values) {
     for (int64_t b = 0; b < B; b++)
         values[b] = draw_mixture(K, levels, lowest, highest, parameters + b * 3 * K, uniforms[b]);
 }
 
-// The whole network: x [B, D] holds embedded tokens and is overwritten; `out` [B, outputs] gets the head's parameters.
+// Runs the whole network: x [B, D] holds embedded tokens and is overwritten; `out` [B, outputs] gets head parameters.
 void lintx_step(const Network* net, int64_t position, float* x, float* out) {
     if (net->half) step<bfloat16>(*net, position, x, out);
     else step<float>(*net, position, x, out);
 }
 
-// Looks ahead `passes` times, or until all values of the image are known.
+// Runs `passes` look-ahead passes, or fewer once all values of the image are known.
 void lintx_look_ahead(const Network* net, Drawing* drawing, int64_t passes) {
     for (; passes > 0 && drawing->known < drawing->count; passes--) {
         if (net->half) look_ahead<bfloat16>(*net, *drawing);

@@ -1,7 +1,7 @@
 """The CPU engine: a whole step is one call into kernels that are compiled on first use (native.cpp).
 
-A step updates and reads the state in one pass. The state is the float32 state of `linear`, so stepping continues from
-what `attend` gave.
+A step updates and reads the state in one pass. The state is the float32 state of `linear`, so stepping can continue
+from a state of `attend`.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ from .native_embedding import NativeEmbedding
 from .native_layout import Drawing, load_kernels
 from .native_network import NativeNetwork
 
-# Passes that look ahead between two calls of `before_step`.
+# Look-ahead passes between two calls of `before_step`.
 _PASSES = 32
 
 
@@ -33,19 +33,20 @@ class NativeEngine(Engine):
     """Fused kernels for transformer blocks with `linear` attention and one of `FEATURE_MAPS`, on the CPU.
 
     Weights are in the model's type, float32 or bfloat16; the residual stream, all sums and the state are float32.
-    With `look_ahead` a single image is drawn several values a pass: given its random numbers, every value is a function
-    of the values before it, so a pass computes several of them from guesses and keeps them up to the first wrong guess
-    (as in 'predictive sampling', Wiggers 2020, arXiv 2002.09928, without its learned forecasts). The image is the same.
+    With `look_ahead`, a pass draws several values of a single image. Given its random numbers, every value is a
+    function of the values before it, so a pass computes several values from guesses and keeps them up to the first
+    wrong guess (as in 'predictive sampling', Wiggers 2020, arXiv 2002.09928, without its learned forecasts). The image
+    does not change.
     """
 
     name = "native"
-    # Positions of a single image in one pass at most; see `look_ahead` of native.cpp.
+    # The most positions of a single image in one pass; see `look_ahead` of native.cpp.
     window: ClassVar[int] = 8
 
     def __init__(self, model: PixelModel, batch: int, state: PixelState | None = None, look_ahead: bool = True) -> None:
         super().__init__(model, batch)
         self._kernels = load_kernels()
-        # Several images keep the processor busy as they are.
+        # Several images keep the processor busy without look-ahead.
         self._window = self.window if look_ahead and batch == 1 else 1
         self._embedding = NativeEmbedding(model.embedding, batch, model.config.width, self._window)
         self.network = NativeNetwork(model, self._embedding, batch, self._window)
@@ -58,17 +59,17 @@ class NativeEngine(Engine):
         if model.device.type != "cpu":
             return "it runs on the CPU only"
         if model.dtype not in (torch.float32, torch.bfloat16):
-            return "it has no float64"
+            return "it does not support float64"
         if model.config.mixtures > MOST_LEVELS:
-            return f"it has mixtures up to {MOST_LEVELS}"
+            return f"it supports mixtures up to {MOST_LEVELS}"
         for block in model.blocks:
             if not isinstance(block, TransformerBlock) or not isinstance(block.attention.inner, LinearAttention):
-                return "it serves linear attention only"
+                return "it supports linear attention only"
             inner = block.attention.inner
             if inner.options.feature_map not in FEATURE_MAPS:
-                return f"it has the feature maps {' and '.join(FEATURE_MAPS)} only"
+                return f"it supports the feature maps {' and '.join(FEATURE_MAPS)} only"
             if max(inner.shape.key_width, inner.shape.value_width) > WIDEST_HEAD:
-                return f"it has heads up to {WIDEST_HEAD} wide"
+                return f"it supports heads up to {WIDEST_HEAD} wide"
         try:
             load_kernels()
         except NoCompiler as error:

@@ -1,4 +1,4 @@
-"""A model's weights and sizes as the kernels of the `native` engine take them."""
+"""A model's weights and sizes in the layout of the `native` engine's kernels."""
 
 import ctypes
 from typing import cast
@@ -15,11 +15,11 @@ from linformer_cli.native.constants import FEATURE_MAPS, TILE_ROWS
 from .native_embedding import NativeEmbedding
 from .native_layout import Layer, Network, Surroundings, Tables, pack
 
-# Up to so many images a thread, all threads work together on every product: a thread with fewer images of its own
-# would read all weights for little work. With more, each thread takes its share of the images through all layers.
+# Up to this many images per thread, all threads share every product: a thread with its own few images would read all
+# weights for little work. With more images, each thread takes its share of them through all layers.
 FEW = 2
 
-# Gain and shift, as pointers; None where there is no norm.
+# Pointers to gain and shift; None if there is no norm.
 _Norm = tuple[int | None, int | None]
 
 
@@ -29,7 +29,7 @@ class NativeNetwork:
     def __init__(self, model: PixelModel, embedding: NativeEmbedding, batch: int, window: int) -> None:
         self._model, self._embedding, self._batch, self._window = model, embedding, batch, window
         self._blocks = cast(list[TransformerBlock], list(model.blocks))
-        self._kept: list[Tensor] = []  # whatever a pointer points at
+        self._kept: list[Tensor] = []  # keeps the memory behind the pointers alive
         self._layers = (Layer * len(self._blocks))(*map(self._describe_layer, range(len(self._blocks))))
         self._network = self._describe_network()
         self.states: list[LinearState] = []
@@ -40,13 +40,13 @@ class NativeNetwork:
         return ctypes.addressof(self._network)
 
     def use_states(self, states: list[LinearState]) -> None:
-        """Read and update these states from now on, float32 s [B, H, C, V] and z [B, H, C] of each layer."""
+        """From now on, read and update these states: float32 s [B, H, C, V] and z [B, H, C] of each layer."""
         self.states = [LinearState(*(part.contiguous() for part in state)) for state in states]
-        for layer, state in zip(self._layers, self.states, strict=False):  # no states: only forget the old ones
+        for layer, state in zip(self._layers, self.states, strict=False):  # without states, only the old ones are dropped
             layer.s, layer.z = (part.data_ptr() for part in state)
 
     def _describe_layer(self, index: int) -> Layer:
-        """Block number `index`. Which norm follows which branch is decided here and in `_describe_network` alone."""
+        """Block number `index`. Only this method and `_describe_network` decide which norm follows which branch."""
         block, following = self._blocks[index], self._blocks[index + 1 : index + 2]
         if block.pre:
             mid, end = block.feed_forward_norm, following[0].attention_norm if following else self._model.norm
@@ -72,7 +72,7 @@ class NativeNetwork:
         around = self._describe_surroundings()
         projected = mixed + 2 * shape.heads * shape.key_width
         widest = max(projected, config.feed_forward, config.width, head.out_features, around.hidden)
-        # The inputs of products, each rounded up, besides their outputs.
+        # Scratch holds the outputs of products and their inputs, each rounded up.
         inputs = (config.width, mixed, config.feed_forward, 2 * around.slots, around.hidden)
         scratch_width = widest + TILE_ROWS + sum(inputs) + len(inputs)
         scratch = torch.zeros(self._batch * self._window * scratch_width)

@@ -1,4 +1,4 @@
-"""The reference engine: the model's own step, in plain torch calls. All other engines are tested against it."""
+"""The reference engine: the model's own `step` in plain torch. All other engines are tested against it."""
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ class TextbookEngine(Engine):
 
     @torch.no_grad()
     def step(self, tokens_t: Tensor) -> Tensor:
-        assert self._state is not None, "start() comes before step()"
+        assert self._state is not None, "call start() before step()"
         parameters, self._state = self.model.step(tokens_t, self._state)
         return parameters
 
