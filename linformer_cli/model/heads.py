@@ -121,8 +121,8 @@ def invert_cumulative(probabilities: Tensor, uniforms: Tensor) -> tuple[Tensor, 
     probabilities = precise(probabilities)
     cumulative = probabilities.cumsum(dim=-1)
     total = cumulative[..., -1:]
-    # The total is 1 up to rounding. Scaling targets by it keeps every value's share. Bounding targets below it never
-    # selects a value after the last one of non-zero probability. Device and type change in one call: MPS has no float64.
+    # The total is 1 up to rounding. Scaling targets by it keeps every value's share. Targets below it never select a
+    # value after the last one of non-zero probability. Device and type change in one call, since MPS has no float64.
     targets = torch.minimum(
         uniforms.to(cumulative).unsqueeze(-1) * total, torch.nextafter(total, torch.zeros_like(total))
     )

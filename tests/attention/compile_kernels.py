@@ -1,6 +1,6 @@
-"""A process that compiles the kernels in Triton for a GPU, which needs no GPU.
+"""A script that compiles the Triton kernels for a GPU; needs no GPU.
 
-Writes a line for each: its name and its bytes of shared memory.
+Prints one line per kernel: its name and its bytes of shared memory.
 """
 
 import inspect
@@ -16,7 +16,7 @@ from linformer_cli.native.constants import FEATURE_MAPS
 
 WIDTHS = {"C": 32, "V": 32}
 SUMS = {**WIDTHS, "SIZE": triton_linear.CHUNK, "PRECISION": "tf32"}
-# Tensors that are in the model's type; all others are float32, and `steps` counts.
+# Tensors of the model's type; all others are float32, except the integer `steps`.
 _HALF = {"q", "k", "v", "g", "y", "grad_q", "grad_k", "grad_v", "keys", "values"}
 _NUMBERS = {"H", "T", "segments", "chunks"}
 

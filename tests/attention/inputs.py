@@ -1,4 +1,4 @@
-"""The parts of a contract case: random inputs, and a mechanism with small options and its definition."""
+"""The parts of a contract case: random inputs, and a mechanism with small options and its oracle."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
@@ -31,12 +31,12 @@ class Case(NamedTuple):
 
     `oracle` gets the inputs, and all parameters and buffers by name. `condition` [B, H, T] is the cancellation in the
     denominator, for mechanisms where it can cancel. `heads` is 2 for every mechanism with heads. `sees_itself` is
-    false if a position attends to other positions only, where there are any, so that its own value need not matter.
+    false if a position attends only to other positions where there are any, so its own value need not matter.
     `prepare` sets parameters whose initial value, such as 0, would hide a mistake.
 
-    Exemptions, which the contract checks to be needed: `keeps_pairs`, when training keeps a number for every pair of
-    positions; `autocast_rounds`, the executions whose scores autocast computes in bfloat16, even for float32 inputs.
-    `steady_steps` is a stronger promise than a growing state makes: the work of a step does not grow.
+    Exemptions, which the contract tests require to be needed: `keeps_pairs`, if training keeps a number for every pair
+    of positions; `autocast_rounds`, the executions whose scores autocast computes in bfloat16, even for float32 inputs.
+    `steady_steps` requires more than a growing state does: the work of a step must not grow.
     """
 
     attention: str

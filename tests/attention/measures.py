@@ -1,4 +1,4 @@
-"""Counts the cost of a run without timing it: operations, the bytes they handle, and the bytes kept for training."""
+"""Counts the cost of a run without timing it: operations, bytes read and written, and bytes saved for training."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,12 +19,12 @@ class CountOperations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-# These read no more of their first input than they return, or write no more of it than they are given.
+# These operations read or write only the selected rows of their first input.
 _PICKING = ("index", "gather", "scatter", "embedding")
 
 
 class CountWork(TorchDispatchMode):
-    """Counts the bytes that operations read and write. Views count nothing; of indexed rows only the selected ones."""
+    """Counts the bytes that operations read and write. Views count 0; indexing counts only the selected rows."""
 
     bytes = 0
 
@@ -39,7 +39,7 @@ class CountWork(TorchDispatchMode):
 
 
 def measure_saved_bytes(run: Callable[..., Any], *arguments: Any) -> int:
-    """The bytes that autograd keeps for the backward pass of `run(*arguments)`, each storage once."""
+    """The bytes that autograd saves for the backward pass of `run(*arguments)`; each storage counts once."""
     storages: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -48,6 +48,6 @@ def measure_saved_bytes(run: Callable[..., Any], *arguments: Any) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         results = run(*arguments)
-    # Kept until here, so that no address is reused.
+    # Kept alive until here, so that no address is reused.
     del results
     return sum(storages.values())

@@ -25,7 +25,7 @@ def make_state() -> Outer:
     return Outer(torch.tensor([[1.0], [2.0]]), inner, Shared(torch.arange(6.0).view(3, 2)), None)
 
 
-def test_a_fork_repeats_images_and_copies_what_they_share() -> None:
+def test_a_fork_repeats_images_and_copies_shared_tensors() -> None:
     state = make_state()
     forked = fork_state(state, 3)
     assert isinstance(forked, Outer) and isinstance(forked.inner, Inner) and isinstance(forked.table, Shared)
@@ -36,7 +36,7 @@ def test_a_fork_repeats_images_and_copies_what_they_share() -> None:
     assert forked.nothing is None
 
 
-def test_no_part_of_a_fork_is_a_part_of_the_state() -> None:
+def test_a_fork_shares_no_memory_with_the_state() -> None:
     for copies in (1, 2):
         state = make_state()
         for tensor in state_tensors(fork_state(state, copies)):
@@ -45,7 +45,7 @@ def test_no_part_of_a_fork_is_a_part_of_the_state() -> None:
             assert torch.equal(tensor, before)
 
 
-def test_what_images_share_is_counted_once() -> None:
+def test_shared_tensors_are_counted_once() -> None:
     state = make_state()
     assert measure_state_bytes(state) == 4 * (2 + 4 + 6) + 8
     assert measure_state_bytes(fork_state(state, 3)) == 4 * (6 + 12 + 6) + 8

@@ -28,7 +28,7 @@ def draw(length: int) -> list[Tensor]:
 
 
 def test_the_positions_that_a_query_sees() -> None:
-    """Equal keys give equal weights to everything seen, and one-hot values tell the positions."""
+    """Equal keys give equal weights to all visible positions, and one-hot values identify them."""
     attention = build(value_width=40, block=2, globals=1, random=2)
     q, k, _ = draw(40)
     k[:] = 1.0
@@ -41,7 +41,7 @@ def test_the_positions_that_a_query_sees() -> None:
         assert_agree(y[0, head, 28], expected, FLOAT64)
 
 
-def test_the_draw_is_that_of_the_docs_page() -> None:
+def test_the_draw_matches_the_docs_page() -> None:
     for seed, layer, first, count in ((0, 0, 1, 2), (2**63 - 1, 3, 0, 7), (5, 1, 4, 1)):
         found = draw_blocks(seed, layer, heads=3, blocks=40, first=first, count=count)
         assert found.shape == (3, 40, count)
@@ -51,7 +51,7 @@ def test_the_draw_is_that_of_the_docs_page() -> None:
                 assert found[head, block, : len(expected)].tolist() == expected
 
 
-def test_no_block_is_drawn_twice_and_each_as_often_as_another() -> None:
+def test_blocks_are_drawn_uniformly_without_replacement() -> None:
     drawn = draw_blocks(0, 0, heads=4000, blocks=23, first=3, count=5)[:, 22]
     assert all(len(set(row)) == 5 for row in drawn.tolist())
     counts = torch.bincount(torch.from_numpy(drawn).flatten(), minlength=23)
@@ -60,12 +60,12 @@ def test_no_block_is_drawn_twice_and_each_as_often_as_another() -> None:
     assert ((counts[3:20] - 20000 / 17).abs() < 5 * 29).all()
 
 
-def test_few_earlier_blocks_are_all_drawn() -> None:
+def test_all_earlier_blocks_are_drawn_if_there_are_few() -> None:
     drawn = draw_blocks(0, 0, heads=5, blocks=8, first=2, count=3)[:, 7]
     assert all(sorted(row) == [2, 3, 4] for row in drawn.tolist())
 
 
-def test_the_draw_does_not_depend_on_how_many_blocks_there_are() -> None:
+def test_the_draw_does_not_depend_on_the_number_of_blocks() -> None:
     few, many = (draw_blocks(7, 1, heads=2, blocks=blocks, first=1, count=3) for blocks in (20, 300))
     assert (few == many[:, :20]).all()
 
@@ -83,7 +83,7 @@ def test_another_seed_or_layer_draws_other_blocks(changed: dict[str, int]) -> No
     assert_agree(y, expected, FLOAT64)
 
 
-def test_more_positions_than_the_model_was_made_for() -> None:
+def test_sequences_longer_than_the_image() -> None:
     attention = build(block=4, random=1)
     inputs = draw(1000)
     y, _ = attention.attend(*(part[:, :, :50] for part in inputs))
@@ -91,7 +91,7 @@ def test_more_positions_than_the_model_was_made_for() -> None:
     assert_agree(attention.attend(*inputs)[0], bigbird(*inputs, 4, 1, 1), FLOAT64)
 
 
-def test_enough_of_any_kind_of_block_is_softmax() -> None:
+def test_enough_blocks_of_any_kind_give_softmax() -> None:
     inputs = draw(60)
     shape = AttentionShape(heads=2, key_width=4, value_width=4, positions=784, row=28)
     expected, _ = build_attention("softmax", {}, shape).attend(*inputs)
@@ -100,7 +100,7 @@ def test_enough_of_any_kind_of_block_is_softmax() -> None:
         assert_agree(y, expected, FLOAT64)
 
 
-def test_the_default_block_is_a_row_that_is_not_too_wide() -> None:
+def test_the_default_block_is_a_row_of_limited_width() -> None:
     sizes = []
     for row in (28, 96):
         attention = build(row=row)
@@ -109,11 +109,11 @@ def test_the_default_block_is_a_row_that_is_not_too_wide() -> None:
     assert sizes == [28, 64]
 
 
-def test_a_step_looks_at_no_more_positions_late_than_early() -> None:
+def test_a_late_step_reads_only_its_blocks() -> None:
     attention = build(block=4)
     q, k, v = draw(400)
     state = attention.attend(q, k, v, attention.init_state(2, 400, CPU, torch.float64))[1]
-    # Everything but the 6 blocks that a late query sees is overwritten with NaN: only they may be read.
+    # All but the 6 blocks that a late query sees are overwritten with NaN: only these may be read.
     for head in range(2):
         seen = {0, 97, 98, 99, *drawn_blocks(0, 0, head, 99, 1, 2)}
         unseen = [j for j in range(400) if j // 4 not in seen]

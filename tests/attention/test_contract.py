@@ -1,4 +1,4 @@
-"""The contract that every mechanism of the catalogue must meet. A new mechanism needs one file in `cases/`."""
+"""The contract tests: every mechanism of the catalogue must pass them. A new mechanism needs one file in `cases/`."""
 
 import functools
 import importlib
@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 LENGTH = 130
 
 
-# One file of cases for each mechanism, under its name.
+# One file of cases per mechanism, named after it.
 CASES: dict[str, Case] = {
     key: case for name in CATALOGUE for key, case in importlib.import_module(f"attention.cases.{name}").CASES.items()
 }
@@ -60,7 +60,7 @@ def build(
 def draw(
     mechanism: Attention, length: int = LENGTH, batch: int = 2, seed: int = 0, dtype: Any = torch.float64
 ) -> Inputs:
-    """Random inputs, drawn in float64 so that every type starts from the same numbers."""
+    """Random inputs, drawn in float64 so that all types start from the same numbers."""
     generator = torch.Generator().manual_seed(seed)
     shape, extra = mechanism.shape, mechanism.extra_per_head
     widths = (shape.key_width, shape.key_width, shape.value_width, extra)
@@ -102,7 +102,7 @@ def step_through(mechanism: Attention, inputs: Inputs, state: Any = None) -> tup
 
 
 def random_cuts(length: int, seed: int) -> list[int]:
-    """Sorted cuts between 0 and `length`, into at most seven blocks."""
+    """Sorted cuts between 0 and `length` that give at most seven blocks."""
     generator = torch.Generator().manual_seed(seed)
     count = min(int(torch.randint(1, 7, (), generator=generator)), length - 1)
     return sorted((1 + torch.randperm(length - 1, generator=generator)[:count]).tolist())
@@ -165,7 +165,7 @@ def test_every_choice_of_an_option_has_a_case(key: str) -> None:
 
 @every_case
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, LENGTH])
-def test_blocks_and_steps_give_what_the_whole_gives(case: Case, length: int) -> None:
+def test_blocks_and_steps_match_the_whole(case: Case, length: int) -> None:
     mechanism = build(case)
     inputs = draw(mechanism, length, seed=length)
     with torch.no_grad():
@@ -185,7 +185,7 @@ def test_blocks_and_steps_give_what_the_whole_gives(case: Case, length: int) -> 
 
 @every_case
 @pytest.mark.parametrize("seed", range(3))
-def test_blocks_and_steps_may_take_turns(case: Case, seed: int) -> None:
+def test_blocks_and_steps_may_alternate(case: Case, seed: int) -> None:
     mechanism = build(case)
     inputs = draw(mechanism, seed=seed)
     outputs, state = [], init(mechanism, inputs) if seed else None
@@ -199,7 +199,7 @@ def test_blocks_and_steps_may_take_turns(case: Case, seed: int) -> None:
 
 @every_case
 @pytest.mark.parametrize("length", [2, 65, LENGTH])
-def test_gradients_pass_a_split_unchanged(case: Case, length: int) -> None:
+def test_gradients_are_split_invariant(case: Case, length: int) -> None:
     mechanism = build(case)
     inputs = draw(mechanism, length, seed=length)
     whole = gradients(mechanism, inputs, lambda x: attend(mechanism, x)[0])
@@ -210,7 +210,7 @@ def test_gradients_pass_a_split_unchanged(case: Case, length: int) -> None:
 
 @every_case
 def test_an_earlier_block_learns_from_later_outputs(case: Case) -> None:
-    """Gradients of outputs after a split reach values before it through the state alone."""
+    """Gradients of outputs after a split reach values before it only through the state."""
     mechanism = build(case)
     inputs = draw(mechanism)
 
@@ -251,10 +251,12 @@ def test_a_later_position_changes_no_earlier_output(case: Case, place: int, fact
         changed = inputs.map(Tensor.clone)
         for part in changed.leaves():
             part[:, :, place:stop] *= factor
-        # Shared only now: a tensor that is both query and key would be changed twice, and with -1 not at all.
+        # Shared only here: a tensor that is both query and key would be changed twice, and with -1 not at all.
         after, _ = attend(mechanism, share(mechanism, changed))
         assert_agree(after[:, :, :place], before[:, :, :place], CAUSALITY)
-        assert (after[:, :, place] - before[:, :, place]).abs().max() > 1e-3, "the change was not seen at all"
+        assert (after[:, :, place] - before[:, :, place]).abs().max() > 1e-3, (
+            "the change had no effect at its own position"
+        )
 
 
 @every_case
@@ -268,7 +270,7 @@ def test_no_gradient_reaches_a_later_position(case: Case) -> None:
 
 
 def put(inputs: Inputs, name: str, value: float) -> Inputs:
-    """`inputs` with bad numbers in image 0, at positions 20 to 32."""
+    """`inputs` with `value` in image 0, at positions 20 to 32."""
     bad = getattr(inputs, name).clone()
     bad[0, :, 20:33, -1] = value
     return inputs._replace(**{name: bad})
@@ -276,7 +278,7 @@ def put(inputs: Inputs, name: str, value: float) -> Inputs:
 
 @every_case
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_bad_number_reaches_no_earlier_output_and_no_other_image(case: Case, value: float) -> None:
+def test_nan_and_infinity_reach_no_earlier_output_or_other_image(case: Case, value: float) -> None:
     mechanism = build(case)
     inputs = draw(mechanism, 40)
     names = [name for name, part in inputs._asdict().items() if part is not None]
@@ -284,7 +286,7 @@ def test_a_bad_number_reaches_no_earlier_output_and_no_other_image(case: Case, v
         expected, _ = attend(mechanism, inputs)
         for name in names[mechanism.shared_query_key :]:
             bad = share(mechanism, put(inputs, name, value))
-            for cuts in ([], [33]):  # at 33 only the state is bad
+            for cuts in ([], [33]):  # with a cut at 33, only the state contains the value
                 found, _ = attend_blocks(mechanism, bad, cuts)
                 assert_agree(found[0, :, :20], expected[0, :, :20], CAUSALITY)
                 assert_agree(found[1], expected[1], FLOAT64)
@@ -304,8 +306,8 @@ def test_a_nan_reaches_no_earlier_gradient(case: Case) -> None:
 
 
 @every_mechanism
-def test_images_with_bad_numbers_keep_their_place_in_the_batch(key: str) -> None:
-    """Images are sorted by their first bad position on the way."""
+def test_images_with_nan_keep_their_place_in_the_batch(key: str) -> None:
+    """Internally, images are grouped by their first NaN or infinity."""
     mechanism = build(next(case for case in CASES.values() if case.attention == key))
     inputs = draw(mechanism, 20, batch=4)
     bad = inputs._replace(v=inputs.v.clone())
@@ -331,7 +333,7 @@ def run_oracle(case: Case, mechanism: Attention, inputs: Inputs) -> Tensor:
 
 @every_case
 @pytest.mark.parametrize("length", [1, 17, LENGTH])
-def test_outputs_and_gradients_are_those_of_the_definition(case: Case, length: int) -> None:
+def test_outputs_and_gradients_match_the_definition(case: Case, length: int) -> None:
     mechanism = build(case)
     inputs = draw(mechanism, length, seed=3)
     assert_agree(attend(mechanism, inputs)[0], run_oracle(case, mechanism, inputs), FLOAT64)
@@ -341,7 +343,7 @@ def test_outputs_and_gradients_are_those_of_the_definition(case: Case, length: i
 
 
 @every_case
-def test_attend_is_no_loop_of_steps(case: Case) -> None:
+def test_attend_is_not_a_loop_of_steps(case: Case) -> None:
     mechanism = build(case)
     counts = []
     for run, length in ((attend, 128), (attend, 256), (step_through, 128)):
@@ -368,7 +370,7 @@ every_way = pytest.mark.parametrize("way", ["step", "attend", "attend from an em
 @every_case
 @every_way
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_a_state_holds_the_bytes_that_it_claims(case: Case, way: str, dtype: torch.dtype) -> None:
+def test_state_bytes_are_exact(case: Case, way: str, dtype: torch.dtype) -> None:
     mechanism = build(case, dtype)
     for batch, length in ((2, LENGTH), (3, 33), (1, 1)):
         state = make_state(mechanism, draw(mechanism, length, batch, dtype=dtype), way)
@@ -379,7 +381,7 @@ def test_a_state_holds_the_bytes_that_it_claims(case: Case, way: str, dtype: tor
 
 @every_case
 @every_way
-def test_a_state_keeps_no_more_memory_alive_than_it_claims(case: Case, way: str) -> None:
+def test_a_state_holds_no_larger_storage(case: Case, way: str) -> None:
     """A view of a larger tensor keeps all of it in memory."""
     mechanism = build(case)
     state = make_state(mechanism, draw(mechanism), way)
@@ -388,7 +390,7 @@ def test_a_state_keeps_no_more_memory_alive_than_it_claims(case: Case, way: str)
 
 
 @every_case
-def test_a_state_grows_only_where_it_may(case: Case) -> None:
+def test_only_growing_states_grow(case: Case) -> None:
     mechanism = build(case)
     sizes = []
     for length in (1, LENGTH, 2 * LENGTH, 4 * LENGTH):
@@ -403,13 +405,13 @@ def test_a_state_grows_only_where_it_may(case: Case) -> None:
     elif mechanism.memory is Memory.BOUNDED:
         assert len(set(sizes[1:])) == 1
     else:
-        assert sizes == sorted(set(sizes)), "a growing state that does not grow"
+        assert sizes == sorted(set(sizes)), "a GROWING state must grow"
 
 
 @every_case
 @pytest.mark.parametrize("carry", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_what_training_keeps_grows_linearly(case: Case, carry: bool) -> None:
-    """Four times the positions, with rows of their square root: about four times the bytes saved by autograd."""
+def test_saved_bytes_grow_linearly(case: Case, carry: bool) -> None:
+    """Four times the positions, with rows of square-root length, save about four times the bytes for autograd."""
     excused = case.keeps_pairs == "always" or (carry and case.keeps_pairs == "behind a prefix")
     saved = []
     for length in (256, 1024) if excused else (4096, 16384):
@@ -420,18 +422,18 @@ def test_what_training_keeps_grows_linearly(case: Case, carry: bool) -> None:
             state = attend(mechanism, draw(mechanism, 50, batch=1, dtype=torch.float32))[1] if carry else None
         inputs = inputs.map(Tensor.requires_grad_)
         saved.append(measure_saved_bytes(attend, mechanism, inputs, state))
-    assert saved[0] > inputs.v.nbytes / 4, "next to nothing is kept, or not seen to be"
+    assert saved[0] > inputs.v.nbytes / 4, "saved bytes are not measured"
     if excused:
-        assert saved[1] > 8 * saved[0], "it has no need to be excused"
+        assert saved[1] > 8 * saved[0], "the exemption `keeps_pairs` is not needed"
     else:
         assert saved[1] < 4.5 * saved[0], saved
 
 
 @every_case
-def test_the_work_of_a_step_grows_only_where_it_may(case: Case) -> None:
-    """The most bytes that any of 60 steps handles, early and late; 60 steps cross the end of every chunk and block.
+def test_the_work_of_a_step_grows_only_with_the_state(case: Case) -> None:
+    """Compares the most bytes that any of 60 steps handles early and late; 60 steps cross every chunk and block.
 
-    The first of them is left out, since it may fill a cache for the others.
+    The first step is left out, since it may fill a cache for the others.
     """
     mechanism = build(case, torch.float32)
     most = []
@@ -455,7 +457,7 @@ def test_the_work_of_a_step_grows_only_where_it_may(case: Case) -> None:
 
 
 @every_case
-def test_images_of_a_batch_do_not_see_each_other(case: Case) -> None:
+def test_images_of_a_batch_are_independent(case: Case) -> None:
     mechanism = build(case)
     inputs = draw(mechanism, batch=3)
     changed = draw(mechanism, batch=3, seed=9).map(lambda part: 30 * part)
@@ -473,7 +475,7 @@ def test_images_of_a_batch_do_not_see_each_other(case: Case) -> None:
 @every_case
 @pytest.mark.parametrize("copies", [1, 3])
 @pytest.mark.parametrize("forked_after", ["step", "attend"])
-def test_forked_states_go_their_own_ways(case: Case, copies: int, forked_after: str) -> None:
+def test_forked_states_are_independent(case: Case, copies: int, forked_after: str) -> None:
     mechanism = build(case)
     inputs, others = draw(mechanism), draw(mechanism, LENGTH - 50, 2 * copies, seed=5)
     prefix, rest = inputs.block(0, 50), inputs.block(50)
@@ -485,13 +487,13 @@ def test_forked_states_go_their_own_ways(case: Case, copies: int, forked_after: 
         shared = {tensor.data_ptr() for tensor in state_tensors(state)}
         assert not shared & {tensor.data_ptr() for tensor in state_tensors(forked)}
         ours, theirs = [], []
-        for place in range(LENGTH - 50):  # alternately, so that overwriting each other would show
+        for place in range(LENGTH - 50):  # alternately, so that overwriting would be noticed
             y, state = step_through(mechanism, rest.block(place, place + 1), state)
             ours.append(y)
             y, forked = step_through(mechanism, others.block(place, place + 1), forked)
             theirs.append(y)
         assert_agree(torch.cat(ours, dim=2), attend(mechanism, inputs)[0][:, :, 50:], FLOAT64)
-        # Image i becomes images i * copies and on.
+        # The copies of image i start at image i * copies.
         repeated = prefix.map(lambda part: part[[image // copies for image in range(2 * copies)]])
         branches = share(mechanism, Inputs(*map(join, repeated, others)))
         assert_agree(torch.cat(theirs, dim=2), attend(mechanism, branches)[0][:, :, 50:], FLOAT64)
@@ -503,7 +505,7 @@ def join(first: Tensor | None, second: Tensor | None) -> Tensor | None:
 
 @every_case
 @pytest.mark.parametrize("prefix", ["nothing", "attend", "step"])
-def test_attend_leaves_its_state_and_inputs_as_they_were(case: Case, prefix: str) -> None:
+def test_attend_does_not_modify_state_or_inputs(case: Case, prefix: str) -> None:
     mechanism = build(case)
     inputs = draw(mechanism)
     kept_inputs = [part.clone() for part in inputs.leaves()]
@@ -514,7 +516,7 @@ def test_attend_leaves_its_state_and_inputs_as_they_were(case: Case, prefix: str
             _, given = begin(mechanism, inputs.block(0, 40), given)
         kept = [tensor.clone() for tensor in state_tensors(given)]
         first, state = attend(mechanism, inputs.block(40, 60), given)
-        # Steps may write in place, so that attend must not return tensors of the given state.
+        # Steps may write in place, so attend must not return tensors of the given state.
         step_through(mechanism, inputs.block(60, 80), state)
         for tensor, before in zip(state_tensors(given), kept, strict=True):
             assert torch.equal(tensor, before)
@@ -575,7 +577,7 @@ def test_huge_keys_give_finite_outputs_and_gradients(case: Case, places: slice) 
     """Their squares overflow float32."""
     mechanism = build(case, torch.float32)
     if mechanism.gated:
-        pytest.skip("weights are squares of scores and not normalised, so that they overflow themselves")
+        pytest.skip("weights are squares of scores, are not normalised and overflow themselves")
     inputs = draw(mechanism, 40, dtype=torch.float32)
     inputs.k[:, :, places] *= 1e20
     inputs = share(mechanism, inputs)
@@ -601,7 +603,7 @@ def test_hard_inputs_are_still_split_invariant(case: Case, harden: Callable[[Inp
 
 
 @every_case
-def test_bfloat16_is_as_good_as_its_inputs(case: Case) -> None:
+def test_bfloat16_is_as_accurate_as_its_inputs(case: Case) -> None:
     mechanism = build(case, torch.bfloat16)
     inputs = draw(mechanism, dtype=torch.bfloat16)
     with torch.no_grad():
@@ -624,7 +626,7 @@ def equal_states(state: Any, other: Any) -> bool:
 
 @every_case
 @pytest.mark.parametrize("way", ["attend", "step"])
-def test_autocast_rounds_no_state_and_no_sum(case: Case, way: str) -> None:
+def test_autocast_rounds_no_state_or_sum(case: Case, way: str) -> None:
     run = attend if way == "attend" else step_through
     mechanism = build(case, torch.float32)
     inputs = draw(mechanism, dtype=torch.float32)
@@ -637,7 +639,7 @@ def test_autocast_rounds_no_state_and_no_sum(case: Case, way: str) -> None:
 
 
 @every_case
-def test_autocast_may_bring_smaller_inputs_than_the_state_holds(case: Case) -> None:
+def test_bfloat16_inputs_with_a_float32_state(case: Case) -> None:
     """Projections under autocast return bfloat16, while the state has the type of the model."""
     mechanism = build(case, torch.float32)
     inputs = draw(mechanism, dtype=torch.bfloat16)
@@ -679,7 +681,7 @@ def test_an_unknown_option_is_refused_with_a_suggestion(key: str, option: str, r
 
 
 @every_option
-def test_a_value_that_an_option_does_not_take_is_refused(key: str, option: str, raises_one_line: Any) -> None:
+def test_an_invalid_option_value_is_refused(key: str, option: str, raises_one_line: Any) -> None:
     field = CATALOGUE[key].options_type.model_fields[option]
     for bound in field.metadata:
         for name, beyond in (("gt", 0), ("ge", -1), ("lt", 0), ("le", 1)):
@@ -696,7 +698,7 @@ def test_a_value_that_an_option_does_not_take_is_refused(key: str, option: str, 
 
 
 @every_mechanism
-def test_one_name_serves_key_file_class_test_and_page(key: str) -> None:
+def test_key_file_class_test_and_page_share_one_name(key: str) -> None:
     mechanism = CATALOGUE[key]
     title = "".join(word.capitalize() for word in key.split("_"))
     assert mechanism.name == key
@@ -713,7 +715,7 @@ def test_one_name_serves_key_file_class_test_and_page(key: str) -> None:
 
 
 @every_mechanism
-def test_a_mechanism_says_what_it_is(key: str) -> None:
+def test_every_mechanism_describes_itself(key: str) -> None:
     mechanism = CATALOGUE[key]
     assert mechanism.__doc__ and mechanism.__doc__ != Attention.__doc__
     for text in (mechanism.source, mechanism.family, mechanism.method):

@@ -17,7 +17,7 @@ from linformer_cli.model.mixers import build_attention
 CPU = torch.device("cpu")
 with_and_without_gate = pytest.mark.parametrize("gate", [True, False])
 every_largest_beta = pytest.mark.parametrize(("negative", "largest"), [(False, 1.0), (True, 2.0)])
-# The sigmoid of this scalar is 1 in every type, and that of its negative is 0.
+# The sigmoid of this scalar is 1 in every type, and the sigmoid of its negative is 0.
 CERTAIN = 2000.0
 
 
@@ -58,8 +58,8 @@ def test_the_defaults_are_a_gate_and_a_beta_below_one() -> None:
 
 
 @pytest.mark.parametrize(("heads", "memories"), [(1, [784]), (2, [784, 28]), (3, [784, math.sqrt(784 * 28), 28])])
-def test_the_heads_start_with_memories_from_an_image_down_to_a_row(heads: int, memories: list[float]) -> None:
-    """With a memory of n positions, a value has decayed to 1/e after n positions."""
+def test_initial_memories_range_from_an_image_to_a_row(heads: int, memories: list[float]) -> None:
+    """With a memory of n positions, a value decays to 1/e in n positions."""
     attention = build(heads=heads)
     assert attention.gate_bias is not None
     forgotten = (-attention.gate_bias).sigmoid()
@@ -76,7 +76,7 @@ def test_the_layer_projects_its_scalars(gate: bool, build_tiny_model: Any) -> No
 
 
 @with_and_without_gate
-def test_other_scalars_than_it_needs_are_refused(gate: bool) -> None:
+def test_a_wrong_number_of_scalars_is_refused(gate: bool) -> None:
     attention = build(gate=gate)
     q, k, v, _, extra = draw(3, not gate)
     needed = rf"extra scalars \[B, H, T, {2 if gate else 1}\], found"
@@ -95,7 +95,7 @@ def held_for(state: DeltanetState, k_t: Tensor) -> Tensor:
 
 
 @every_largest_beta
-def test_a_key_that_comes_again_has_its_value_replaced(negative: bool, largest: float) -> None:
+def test_a_repeated_key_replaces_its_value(negative: bool, largest: float) -> None:
     attention = build(gate=False, negative_eigenvalues=negative)
     q, k, v, _, extra = draw(2, gate=False)
     k[:, :, 1] = k[:, :, 0]
@@ -105,7 +105,7 @@ def test_a_key_that_comes_again_has_its_value_replaced(negative: bool, largest: 
     assert_agree(held_for(state, k[:, :, 0]), expected, 1e-5)
 
 
-def test_keys_at_right_angles_do_not_disturb_each_other() -> None:
+def test_orthogonal_keys_do_not_interfere() -> None:
     attention = build(gate=False)
     q, _, v, _, extra = draw(6, gate=False)
     k = (5 * torch.eye(6, dtype=torch.float64)).expand(2, 2, 6, 6)
@@ -123,7 +123,7 @@ def test_a_beta_of_zero_writes_nothing() -> None:
 
 
 @with_and_without_gate
-def test_a_query_or_key_of_zeros_is_harmless(gate: bool) -> None:
+def test_zero_queries_and_keys_give_finite_results(gate: bool) -> None:
     attention = build(gate=gate)
     q, k, v, state, extra = draw(40, gate)
     q[:, :, ::3], k[:, :, ::2] = 0, 0
@@ -136,7 +136,7 @@ def test_a_query_or_key_of_zeros_is_harmless(gate: bool) -> None:
 
 
 @with_and_without_gate
-def test_outputs_have_the_scale_of_one(gate: bool) -> None:
+def test_outputs_have_unit_scale(gate: bool) -> None:
     q, k, v, state, extra = draw(40, gate)
     size = build(gate=gate).attend(q, k, 100 * v, state, extra)[0].square().mean(dim=-1)
     assert_agree(size, torch.ones_like(size), 1e-3)
@@ -146,7 +146,7 @@ def repeat(k: Tensor) -> Tensor:
     return k[:, :, :1].expand_as(k)
 
 
-# The worst keys for the triangular system: every product of two of them is 1, or nearly 1, or alternates in sign.
+# The worst keys for the triangular system: all products of two keys are 1, nearly 1, or alternate in sign.
 ADVERSARIES = {
     "one key": repeat,
     "nearly one key": lambda k: repeat(k) + 1e-4 * k,
@@ -159,10 +159,10 @@ ADVERSARIES = {
 @pytest.mark.parametrize("adversary", ADVERSARIES)
 @every_largest_beta
 @pytest.mark.parametrize("chunk", [32, 100])
-def test_the_system_is_solved_well_whatever_the_keys(
+def test_the_triangular_system_is_solved_accurately_for_any_keys(
     adversary: str, negative: bool, largest: float, chunk: int
 ) -> None:
-    """The state of both executions, with beta at its limit and the gate open, so that no error decays."""
+    """Compares the states of both executions, with beta at its limit and the gate open, so that no error decays."""
     attention = build(negative_eigenvalues=negative, chunk=chunk)
     q, k, v, _, extra = draw(100)
     inputs = [q, ADVERSARIES[adversary](k), v, None, extra + CERTAIN]
@@ -180,7 +180,7 @@ def test_the_system_is_solved_well_whatever_the_keys(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shift", [15.0, 60.0, CERTAIN])
-def test_a_gate_that_is_open_or_shut_is_harmless(dtype: torch.dtype, shift: float) -> None:
+def test_open_and_closed_gates_give_finite_results(dtype: torch.dtype, shift: float) -> None:
     attention = build(dtype)
     q, k, v, state, extra = draw(80, dtype=dtype)
     for sign in (torch.ones(80), -torch.ones(80), torch.ones(80).index_fill(0, torch.arange(0, 80, 7), -1)):
@@ -191,7 +191,7 @@ def test_a_gate_that_is_open_or_shut_is_harmless(dtype: torch.dtype, shift: floa
         for tensor in (y, *torch.autograd.grad(y.sum(), leaves)):
             assert bool(torch.isfinite(tensor).all())
         stepped, _ = step_through(attention, [q, k, v, None, scalars])
-        # Logs of thousands add up in a chunk, and float32 would round them before their difference is taken.
+        # Logs add up to thousands in a chunk, and float32 would round the sums before their difference is taken.
         assert_agree(y, stepped, FLOAT64 if dtype == torch.float64 else 1e-2 if shift == CERTAIN else FLOAT32_DRIFT)
         # After a closed gate nothing is left.
         shut = int((sign < 0).nonzero().max()) if (sign < 0).any() else 0
@@ -199,7 +199,7 @@ def test_a_gate_that_is_open_or_shut_is_harmless(dtype: torch.dtype, shift: floa
         assert_agree(y[:, :, shut:], rest, FLOAT64 if dtype == torch.float64 and shift > 15 else 1e-2)
 
 
-def test_a_gate_half_open_forgets() -> None:
+def test_a_half_open_gate_forgets() -> None:
     q, k, v, state, extra = draw(60)
     extra[..., 0], extra[..., 1] = -3, -6
     changed = v.clone()
@@ -212,7 +212,7 @@ def test_a_gate_half_open_forgets() -> None:
 
 @with_and_without_gate
 @pytest.mark.parametrize("chunk", [1, 7, 40, 41, 1000])
-def test_the_chunk_changes_nothing(gate: bool, chunk: int) -> None:
+def test_the_result_does_not_depend_on_the_chunk(gate: bool, chunk: int) -> None:
     inputs = draw(40, gate)
     expected, expected_state = build(gate=gate, chunk=16).attend(*inputs)
     y, state = build(gate=gate, chunk=chunk).attend(*inputs)
@@ -220,7 +220,7 @@ def test_the_chunk_changes_nothing(gate: bool, chunk: int) -> None:
     assert_agree(state.s, expected_state.s, FLOAT64)
 
 
-def test_gates_that_are_nearly_closed_cost_no_precision() -> None:
+def test_almost_closed_gates_lose_no_precision() -> None:
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 2, 64, 8, generator=generator, dtype=torch.float64) for _ in range(3))
     q, k = functional.normalize(q, dim=-1), functional.normalize(k, dim=-1)

@@ -1,4 +1,4 @@
-"""Tests particular to mixed-chunk attention; what it shares with `gau` is in test_gau.py."""
+"""Tests particular to mixed-chunk attention; test_gau.py covers what it shares with `gau`."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def draw(length: int, batch: int = 2, dtype: torch.dtype = torch.float64) -> tup
 
 
 @pytest.mark.parametrize("scale", ["length", "width"])
-def test_one_chunk_is_a_gated_attention_unit(scale: str) -> None:
+def test_one_chunk_equals_a_gated_attention_unit(scale: str) -> None:
     flash, inputs = build(chunk=50, scale=scale), draw(50)
     gau = build_attention("gau", {"scale": scale}, AttentionShape(1, 6, 5, positions=50, row=5)).double()
     ours = {key: tensor for key, tensor in flash.state_dict().items() if not key.startswith("linear_")}
@@ -40,8 +40,8 @@ def test_one_chunk_is_a_gated_attention_unit(scale: str) -> None:
     assert_agree(flash.attend(*inputs)[0], gau.attend(*inputs)[0], FLOAT64)
 
 
-def test_chunks_are_cut_where_the_image_begins_not_where_the_call_does() -> None:
-    """Only the linear part sees earlier chunks, so that without it the first position of a chunk sees itself alone."""
+def test_chunks_are_counted_from_the_start_of_the_image() -> None:
+    """Only the linear part sees earlier chunks; without it, the first position of a chunk sees only itself."""
     mechanism, (z, _, v) = build(chunk=16), draw(40)
     for part in mechanism.linear_query.parameters():
         part.data.zero_()
@@ -55,7 +55,7 @@ def test_chunks_are_cut_where_the_image_begins_not_where_the_call_does() -> None
 
 
 @pytest.mark.parametrize("length", [7, 16, 32, 37])
-def test_the_state_is_the_chunk_at_hand_and_one_sum(length: int) -> None:
+def test_the_state_is_the_current_chunk_and_one_sum(length: int) -> None:
     mechanism, (z, _, v) = build(chunk=16), draw(length)
     edge = length // 16 * 16
     keys = z * mechanism.linear_key.scale + mechanism.linear_key.offset
@@ -71,8 +71,8 @@ def test_the_state_is_the_chunk_at_hand_and_one_sum(length: int) -> None:
         assert torch.equal(state.v[:, :, : length - edge], v[:, :, edge:])
 
 
-def test_the_state_of_a_single_image_keeps_nothing_else_alive() -> None:
-    """With a batch of 1, slices of larger tensors are contiguous, so that only an explicit copy frees the memory."""
+def test_the_state_of_a_single_image_holds_no_larger_tensor() -> None:
+    """With a batch of 1, slices of larger tensors are contiguous, so only an explicit copy frees the memory."""
     mechanism = build(chunk=16)
     for length in (1, 16, 40):
         _, state = mechanism.attend(*draw(length, batch=1))

@@ -1,4 +1,4 @@
-"""The fused step of linear attention against its textbook, on a GPU if there is one, else interpreted."""
+"""The fused step of linear attention against its textbook form, on a GPU if there is one, else interpreted."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def draw_state(key_width: int, value_width: int) -> LinearState:
 def step_through(
     attention: LinearAttention, inputs: list[Tensor], state: LinearState, fold: int | None, first: int = 0
 ) -> Tensor:
-    """Outputs [B, H, T, V], by the textbook where `fold` is None; steps are counted from `first`."""
+    """Outputs [B, H, T, V], of the textbook form if `fold` is None; steps are counted from `first`."""
     steps = torch.tensor(first, device=TRITON_DEVICE)
     summed = LinearState(*(part.clone() for part in state))
     folded = None if fold is None else build_folded_state(*summed, steps, inputs[0].dtype, fold)
@@ -51,7 +51,7 @@ def step_through(
 @pytest.mark.parametrize("feature_map", ["elu", "relu"])
 @pytest.mark.parametrize("fold", [1, 2, 4])
 @pytest.mark.parametrize(("key_width", "value_width"), [(16, 16), (16, 32)])
-def test_outputs_are_the_textbooks_however_many_pairs_are_pending(feature_map, fold, key_width, value_width) -> None:
+def test_outputs_match_the_textbook_for_any_number_of_pending_pairs(feature_map, fold, key_width, value_width) -> None:
     attention, state = build(feature_map, key_width, value_width), draw_state(key_width, value_width)
     widths = (key_width, key_width, value_width)
     inputs = [draw(2, 2, POSITIONS, width, seed=seed) for seed, width in enumerate(widths)]
@@ -60,14 +60,14 @@ def test_outputs_are_the_textbooks_however_many_pairs_are_pending(feature_map, f
 
 
 @pytest.mark.parametrize("first", [1, 3])
-def test_the_count_may_begin_anywhere(first: int) -> None:
+def test_steps_may_start_at_any_number(first: int) -> None:
     attention, state = build("elu", 16, 16), draw_state(16, 16)
     inputs = [draw(2, 2, POSITIONS, 16, seed=seed) for seed in range(3)]
     expected = step_through(attention, inputs, state, None)
     assert_agree(step_through(attention, inputs, state, 4, first), expected, FLOAT32)
 
 
-def test_only_every_foldth_step_writes_the_sums() -> None:
+def test_the_sums_are_written_once_per_fold() -> None:
     attention, (s, z) = build("elu", 16, 16), draw_state(16, 16)
     steps = torch.zeros((), dtype=torch.int64, device=TRITON_DEVICE)
     state = build_folded_state(s, z, steps, torch.float32, 4)
@@ -85,7 +85,7 @@ def test_only_every_foldth_step_writes_the_sums() -> None:
     assert_agree(state.z, draw_state(16, 16).z + attention.feature_map(keys).sum(dim=0), FLOAT32)
 
 
-def test_inputs_lie_in_memory_as_a_layer_has_them() -> None:
+def test_strided_inputs_of_a_layer() -> None:
     attention, state = build("elu", 16, 16), draw_state(16, 16)
     projected = draw(2, 96, seed=0)
     parts = [part.unflatten(-1, (2, 16)) for part in projected.split(32, dim=-1)]
@@ -96,7 +96,7 @@ def test_inputs_lie_in_memory_as_a_layer_has_them() -> None:
     assert torch.equal(*outputs)
 
 
-def test_bfloat16_in_and_out_with_sums_in_float32() -> None:
+def test_bfloat16_inputs_have_float32_sums() -> None:
     attention, state = build("elu", 16, 16), draw_state(16, 16)
     inputs = [draw(2, 2, POSITIONS, 16, seed=seed, dtype=torch.bfloat16) for seed in range(3)]
     expected = step_through(attention, [part.float() for part in inputs], state, None)
@@ -106,7 +106,7 @@ def test_bfloat16_in_and_out_with_sums_in_float32() -> None:
     assert torch.equal(found, expected.bfloat16()) or (found.float() - expected).abs().max() < BFLOAT16
 
 
-def test_where_nothing_has_weight_the_output_is_exactly_zero() -> None:
+def test_outputs_without_weight_are_zero() -> None:
     attention = build("relu", 16, 16)
     state = LinearState(*(torch.zeros_like(part) for part in draw_state(16, 16)))
     inputs = [-draw(2, 2, 5, 16, seed=seed).abs() for seed in range(3)]

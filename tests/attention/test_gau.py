@@ -55,7 +55,7 @@ def test_two_positions_by_hand() -> None:
     assert_agree(mechanism.attend(z, z, v)[0].flatten(), expected, FLOAT64)
 
 
-def test_laplace_is_a_half_at_its_middle_and_nothing_far_below() -> None:
+def test_laplace_is_one_half_at_mu_and_zero_far_below() -> None:
     mechanism = build(activation="laplace")
     assert isinstance(mechanism, GauAttention)
     scores = torch.tensor([math.sqrt(0.5), -10.0, -math.inf, 10.0], dtype=torch.float64)
@@ -64,7 +64,7 @@ def test_laplace_is_a_half_at_its_middle_and_nothing_far_below() -> None:
 
 @pytest.mark.parametrize("rows", [1, 7, 16, 40, 1000])
 @pytest.mark.parametrize("scale", ["length", "width"])
-def test_the_rows_taken_at_once_change_nothing(monkeypatch: pytest.MonkeyPatch, rows: int, scale: str) -> None:
+def test_the_result_does_not_depend_on_rows_at_once(monkeypatch: pytest.MonkeyPatch, rows: int, scale: str) -> None:
     mechanism, (z, v) = build(scale=scale), draw(40)
     leaves = [z.requires_grad_(), v.requires_grad_(), *mechanism.parameters()]
 
@@ -79,9 +79,9 @@ def test_the_rows_taken_at_once_change_nothing(monkeypatch: pytest.MonkeyPatch, 
         assert_agree(found, other, FLOAT64)
 
 
-def test_more_positions_than_the_bias_has_distances_are_refused_in_one_line(raises_one_line: Any) -> None:
+def test_sequences_longer_than_the_bias_are_refused(raises_one_line: Any) -> None:
     mechanism, (z, v) = build(positions=10), draw(11)
-    parts = ("'gau'", "10 positions", "position 11", "scale=width")
+    parts = ("'gau'", "10 positions", "found 11", "scale=width")
     with raises_one_line(UsageError, *parts):
         mechanism.attend(z, z, v)
     first = [part[:, :, :6] for part in (z, z, v)]
@@ -94,7 +94,7 @@ def test_more_positions_than_the_bias_has_distances_are_refused_in_one_line(rais
         mechanism.step(z[:, :, 10], z[:, :, 10], v[:, :, 10], state)
 
 
-def test_without_a_bias_there_is_no_last_position() -> None:
+def test_without_a_bias_the_length_is_unlimited() -> None:
     mechanism, (z, v) = build(positions=10, scale="width"), draw(12)
     y, state = mechanism.attend(*(part[:, :, :11] for part in (z, z, v)))
     y_t, _ = mechanism.step(z[:, :, 11], z[:, :, 11], v[:, :, 11], state)
@@ -103,7 +103,7 @@ def test_without_a_bias_there_is_no_last_position() -> None:
 
 @pytest.mark.parametrize("name", GATED)
 @pytest.mark.parametrize(("scale", "centre"), [("length", 0.0), ("width", 1.0)])
-def test_scales_offsets_and_biases_start_as_the_page_says(name: str, scale: str, centre: float) -> None:
+def test_initial_scales_offsets_and_biases(name: str, scale: str, centre: float) -> None:
     torch.manual_seed(0)
     mechanism = build_attention(name, {"scale": scale}, AttentionShape(1, 128, 8, positions=784, row=28))
     parameters = dict(mechanism.named_parameters())
@@ -119,8 +119,8 @@ def test_scales_offsets_and_biases_start_as_the_page_says(name: str, scale: str,
         assert len(parameters["bias"]) == (784 if name == "gau" else 256)
 
 
-def test_attend_and_step_round_keys_alike_where_the_cache_is_wider_than_the_inputs() -> None:
-    """Projections under autocast return bfloat16."""
+def test_attend_and_step_round_keys_alike_in_a_wider_cache() -> None:
+    """Under autocast, projections return bfloat16."""
     mechanism, (z, v) = build(dtype=torch.float32), draw(40, torch.bfloat16)
     with torch.no_grad():
         _, attended = mechanism.attend(z, z, v, mechanism.init_state(2, 40, CPU, torch.float32))
@@ -132,8 +132,8 @@ def test_attend_and_step_round_keys_alike_where_the_cache_is_wider_than_the_inpu
 
 @pytest.mark.parametrize("name", GATED)
 @pytest.mark.parametrize("scale", ["length", "width"])
-def test_everything_learns_from_the_start(name: str, scale: str) -> None:
-    """Scales are initialised near 0 and offsets to 0, which must not leave a parameter without a gradient."""
+def test_all_parameters_have_gradients_at_first(name: str, scale: str) -> None:
+    """Scales are initialised near 0 and offsets to 0; every parameter must still get a gradient."""
     options = {"chunk": 16} if name == "flash" else {}
     mechanism, (z, v) = build(name, positions=40, filled=False, scale=scale, **options), draw(40)
     y, _ = mechanism.attend(z, z, v)
@@ -144,7 +144,7 @@ def test_everything_learns_from_the_start(name: str, scale: str) -> None:
 
 
 @pytest.mark.parametrize("name", GATED)
-def test_in_a_model_there_is_one_head_of_its_own_widths(name: str) -> None:
+def test_in_a_model_there_is_one_head_with_its_own_widths(name: str) -> None:
     shape = AttentionShape(heads=4, key_width=32, value_width=32, positions=784, row=28, layer=3)
     fitted = fit_attention(name, parse_options(name, {}), shape, width=96).shape
     assert (fitted.heads, fitted.key_width, fitted.value_width) == (1, 128, 192)

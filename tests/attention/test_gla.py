@@ -42,8 +42,8 @@ def test_the_gates_come_before_the_output_gate() -> None:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 16.0, 400.0])
-def test_gates_start_with_memories_from_an_image_down_to_a_row(temperature: float) -> None:
-    """The number of positions, with extra scalars of 0, until a key of ones has decayed to 1/e."""
+def test_initial_memories_range_from_an_image_to_a_row(temperature: float) -> None:
+    """The memory is the number of positions until a key of ones has decayed to 1/e, with extra scalars of 0."""
     attention = build(temperature=temperature, shortest_memory=10, longest_memory=640)
     q, k, v, _, extra = draw(attention, 641)
     k[:, :, 1:] = 0
@@ -54,7 +54,7 @@ def test_gates_start_with_memories_from_an_image_down_to_a_row(temperature: floa
         assert_agree(state.s[:, :, place], whole / math.e, FLOAT64)
 
 
-def test_scalar_gates_at_their_start_are_retention() -> None:
+def test_initial_scalar_gates_equal_retention() -> None:
     attention = build("scalar", output_gate=False)
     q, k, v, _, extra = draw(attention)
     retention = build_attention("retention", {"output_gate": False}, SHAPE).double()
@@ -64,13 +64,13 @@ def test_scalar_gates_at_their_start_are_retention() -> None:
 
 
 @every_gate
-def test_gates_keep_their_start_in_a_model_cast_to_bfloat16(gate: str) -> None:
+def test_casting_to_bfloat16_keeps_the_initial_gates(gate: str) -> None:
     inputs = draw(build(gate))
     assert torch.equal(build(gate).bfloat16().attend(*inputs)[0], build(gate).attend(*inputs)[0])
 
 
 @every_gate
-def test_the_layer_projects_gates_without_a_bias_at_first(gate: str, build_tiny_model: Any) -> None:
+def test_the_projection_of_gates_has_no_initial_bias(gate: str, build_tiny_model: Any) -> None:
     model = build_tiny_model(attention="gla", attention_options={"gate": gate})
     layer = model.blocks[0].attention
     assert isinstance(layer, AttentionLayer)
@@ -99,7 +99,7 @@ def test_a_chunk_that_cannot_be_halved_is_refused(raises_one_line: Any) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("open_by", [15.0, 60.0, 2000.0])
 @pytest.mark.parametrize("temperature", [1.0, 16.0])
-def test_a_gate_that_is_open_or_shut_is_harmless(
+def test_open_and_closed_gates_give_finite_results(
     gate: str, dtype: torch.dtype, open_by: float, temperature: float
 ) -> None:
     attention = build(gate, dtype, temperature=temperature, output_gate=False)
@@ -117,7 +117,7 @@ def test_a_gate_that_is_open_or_shut_is_harmless(
 
 
 @every_gate
-def test_a_shut_gate_forgets(gate: str) -> None:
+def test_a_closed_gate_forgets(gate: str) -> None:
     attention = build(gate)
     q, k, v, state, extra = draw(attention)
     extra[:, :, 20, : attention.gates] = -1e5
@@ -130,7 +130,7 @@ def test_a_shut_gate_forgets(gate: str) -> None:
 
 @every_gate
 @pytest.mark.parametrize("chunk", [1, 2, 32, 64, 1024])
-def test_the_chunk_changes_nothing(gate: str, chunk: int) -> None:
+def test_the_result_does_not_depend_on_the_chunk(gate: str, chunk: int) -> None:
     attention = build(gate, chunk=16)
     inputs = draw(attention)
     expected, expected_state = attention.attend(*inputs)

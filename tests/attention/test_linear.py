@@ -28,8 +28,8 @@ def draw(length: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
     return [torch.randn(2, 2, length, width, generator=generator, dtype=torch.float64).to(dtype) for width in (6, 6, 5)]
 
 
-def test_no_weight_at_all_gives_exactly_zero_and_finite_gradients() -> None:
-    """The relu map with negative keys up to position 20: weights of 0 first, then positive ones."""
+def test_weights_of_zero_give_zero_outputs_and_finite_gradients() -> None:
+    """With the relu map and negative keys up to position 20, weights are 0 at first and positive later."""
     attention = build(feature_map="relu", chunk=16)
     q, k, v = draw(40)
     k = torch.cat([-k[:, :, :20].abs(), k[:, :, 20:].abs() + 0.1], dim=2)
@@ -47,7 +47,7 @@ def test_no_weight_at_all_gives_exactly_zero_and_finite_gradients() -> None:
         assert torch.equal(y_t, torch.zeros(2, 2, 5, dtype=torch.float64))
 
 
-def test_a_tiny_weight_is_no_zero() -> None:
+def test_a_tiny_weight_is_not_treated_as_zero() -> None:
     """No epsilon is added to the denominator: a single key gets all the weight, however small."""
     attention = build(torch.float32, feature_map="elu")
     q, k, v = draw(1, torch.float32)
@@ -60,7 +60,7 @@ def test_a_tiny_weight_is_no_zero() -> None:
     torch.testing.assert_close(y_t, v[:, :, 0])
 
 
-def test_a_constant_value_comes_back() -> None:
+def test_constant_values_give_constant_outputs() -> None:
     for name in FEATURE_MAPS:
         q, k, v = draw(50)
         y, _ = build(feature_map=name).attend(q.abs(), k.abs(), torch.full_like(v, 3.0))
@@ -76,7 +76,7 @@ def test_the_default_map_is_elu() -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 40, 41, 1000])
-def test_the_chunk_changes_nothing(chunk: int) -> None:
+def test_the_result_does_not_depend_on_the_chunk(chunk: int) -> None:
     inputs = draw(40)
     expected, expected_state = build(chunk=16).attend(*inputs)
     y, state = build(chunk=chunk).attend(*inputs)
@@ -95,15 +95,15 @@ def test_the_state_is_the_two_sums() -> None:
     assert_agree(state.z, phi_k.sum(dim=2), FLOAT64)
 
 
-def test_training_keeps_no_sum_for_every_position() -> None:
+def test_training_saves_no_sum_per_position() -> None:
     attention = build(torch.float32)
     inputs = [part.requires_grad_() for part in draw(2048, torch.float32)]
-    # One sum per position and head would be K V = 30 numbers. Compiled kernels keep 18, plain torch 90.
+    # One sum per position and head would be K V = 30 numbers. Compiled kernels save 18, plain torch 90.
     assert measure_saved_bytes(attention.attend, *inputs) < 2048 * 2 * 2 * 4 * 100
 
 
 @pytest.mark.parametrize("feature_map", ["elu", "relu", "poly2", "taylor2"])
-def test_features_are_refused_where_the_width_is_fixed(feature_map: str) -> None:
+def test_features_are_refused_if_the_width_is_fixed(feature_map: str) -> None:
     with pytest.raises(UsageError, match=f"'features' is for feature_map 'learned'.*'{feature_map}' is fixed"):
         parse_options("linear", {"feature_map": feature_map, "features": 8})
 

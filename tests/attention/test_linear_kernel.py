@@ -1,4 +1,4 @@
-"""The compiled form of linear attention against its textbook, which has tests of its own."""
+"""The compiled form of linear attention against its textbook form, which has its own tests."""
 
 import itertools
 
@@ -40,8 +40,8 @@ def differentiate(attention: LinearAttention, inputs: list[Tensor], gradients: l
 
 @pytest.mark.parametrize("feature_map", FEATURE_MAPS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_what_is_no_number_stays_none(feature_map: str, dtype: torch.dtype) -> None:
-    """A feature of 1 in its place would let a damaged model produce plausible figures."""
+def test_nan_stays_nan(feature_map: str, dtype: torch.dtype) -> None:
+    """A finite feature in place of NaN would let a damaged model produce plausible figures."""
     attention = build(32, 32, feature_map)
     for place in range(2):
         q, k, v = (draw(1, 3, 20, 32, seed=seed).detach().to(dtype) for seed in range(3))
@@ -53,7 +53,7 @@ def test_what_is_no_number_stays_none(feature_map: str, dtype: torch.dtype) -> N
         assert bool(state.s[0, 1].isnan().any()) == (place == 1)
 
 
-# Positions around groups of four and blocks of 128; widths around whole vectors of 8.
+# Lengths around groups of 4 and blocks of 128; widths around whole vectors of 8.
 @pytest.mark.parametrize("feature_map", FEATURE_MAPS)
 @pytest.mark.parametrize("carry", [False, True])
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_what_is_no_number_stays_none(feature_map: str, dtype: torch.dtype) -> N
         *((130, *widths) for widths in ((1, 1), (8, 8), (7, 16), (17, 3), (32, 32))),
     ],
 )
-def test_everything_is_the_textbooks(
+def test_results_match_the_textbook(
     length: int, key_width: int, value_width: int, carry: bool, feature_map: str
 ) -> None:
     attention = build(key_width, value_width, feature_map)
@@ -83,7 +83,7 @@ def test_everything_is_the_textbooks(
 
 
 @pytest.mark.parametrize("used", ["output", "s", "z"])
-def test_what_was_not_used_has_no_gradient(used: str) -> None:
+def test_unused_outputs_have_no_gradient(used: str) -> None:
     attention = build(6, 5)
     inputs = [draw(2, 3, 150, width, seed=seed) for seed, width in enumerate((6, 6, 5))]
 
@@ -99,7 +99,7 @@ def test_what_was_not_used_has_no_gradient(used: str) -> None:
         assert_agree(ours, torch.zeros_like(ours) if theirs is None else theirs, FLOAT64)
 
 
-def test_inputs_may_lie_in_memory_as_they_like() -> None:
+def test_inputs_may_have_any_strides() -> None:
     """As in a layer's projection, one head broadcast to all, and with a strided last dimension."""
     attention = build(8, 8)
     dense = [draw(2, 3, 40, 8, seed=seed).detach() for seed in range(3)]
@@ -113,11 +113,11 @@ def test_inputs_may_lie_in_memory_as_they_like() -> None:
     assert torch.equal(attention.attend(*shared)[0], attention.attend(*(part.contiguous() for part in shared))[0])
 
 
-def test_gradients_may_come_in_as_they_like() -> None:
+def test_gradients_may_have_any_strides() -> None:
     attention = build(8, 8)
     inputs = [draw(2, 3, 40, 8, seed=seed) for seed in range(3)]
     y, _ = attention.attend(*inputs)
-    # A gradient of one number for everything, and one whose last dimension is spread out.
+    # A gradient of one broadcast number, and one whose last dimension is strided.
     for weights in (
         torch.ones((), dtype=torch.float64).expand_as(y),
         torch.rand(8, 40, 3, 2).double().permute(3, 2, 1, 0),
@@ -129,7 +129,7 @@ def test_gradients_may_come_in_as_they_like() -> None:
 
 
 @pytest.mark.parametrize("feature_map", FEATURE_MAPS)
-def test_bfloat16_in_and_out_with_sums_in_float32(feature_map: str) -> None:
+def test_bfloat16_inputs_have_float32_sums(feature_map: str) -> None:
     attention = build(32, 32, feature_map)
     exact = [draw(2, 3, 300, 32, seed=seed).detach().bfloat16() for seed in range(3)]
     weights = draw(2, 3, 300, 32, seed=3).detach().bfloat16()
@@ -141,16 +141,16 @@ def test_bfloat16_in_and_out_with_sums_in_float32(feature_map: str) -> None:
         results.append([y, *state, *torch.autograd.grad(y, inputs, weights.to(dtype))])
     for half, single in zip(*results, strict=True):
         assert_agree(half, single, BFLOAT16)
-    # Not a rounding more than the output's own: everything before it is the same computation.
+    # Only the output is rounded: everything before it is the same computation.
     assert torch.equal(results[0][0], results[1][0].bfloat16())
 
 
-def test_a_denominator_whose_reciprocal_is_no_float32_divides_all_the_same() -> None:
+def test_denominators_whose_reciprocal_overflows_float32() -> None:
     """Features near exp(-46): their products are among the smallest floats."""
     attention = build(6, 5)
     exact = [draw(2, 3, 150, width, seed=seed) for seed, width in enumerate((6, 6, 5))]
     exact = [x.detach() for x in (0.1 * exact[0] - 46, 0.1 * exact[1] - 46, exact[2])]
-    # A float32 gradient has to be small too, or its quotients by such denominators are none.
+    # Gradients in float32 have to be small too, or their quotients by such denominators overflow.
     weights = 1e-3 * draw(2, 3, 150, 5, seed=3).detach()
     results = []
     for dtype in (torch.float32, torch.float64):
@@ -161,14 +161,14 @@ def test_a_denominator_whose_reciprocal_is_no_float32_divides_all_the_same() -> 
         assert_agree(found / expected.abs().max(), expected / expected.abs().max(), FLOAT32_DRIFT)
 
 
-def test_training_keeps_the_inputs_and_the_denominators_alone() -> None:
+def test_training_saves_only_inputs_and_denominators() -> None:
     attention = build(32, 32)
     inputs = [draw(1, 3, 1024, 32, seed=seed).detach().float().requires_grad_() for seed in range(3)]
     kept = measure_saved_bytes(attention.attend, *inputs)
     assert kept <= 1024 * 3 * (3 * 32 + 1) * 4
 
 
-def test_images_and_heads_do_not_depend_on_each_other_or_on_the_threads() -> None:
+def test_images_and_heads_are_independent_of_each_other_and_of_threads() -> None:
     attention = build(6, 5)
     inputs = [draw(4, 3, 140, width, seed=seed).detach() for seed, width in enumerate((6, 6, 5))]
     expected, _ = attention.attend(*inputs)
@@ -184,24 +184,24 @@ def test_images_and_heads_do_not_depend_on_each_other_or_on_the_threads() -> Non
         assert torch.equal(alone[0, 0], expected[image, head])
 
 
-def test_what_it_does_not_serve() -> None:
-    """Maps with negative features, other devices, smaller types."""
+def test_unsupported_inputs() -> None:
+    """Other feature maps, devices and types."""
     assert not build(6, 5, "poly2").is_compiled(CPU, torch.float64)
     assert not build(6, 5).is_compiled(torch.device("cuda"), torch.float32)
     assert not build(6, 5).is_compiled(CPU, torch.float16)
 
 
-def test_inputs_of_several_types_take_the_textbook() -> None:
+def test_mixed_types_use_the_textbook() -> None:
     attention = build(8, 8)
     q, k, v = (draw(2, 3, 40, 8, seed=seed).detach() for seed in range(3))
     expected, _ = attention.attend(q, k, v)
     assert_agree(attention.attend(q, k, v.float())[0], expected, 1e-6)
-    with pytest.raises(ValueError, match="several types"):
+    with pytest.raises(ValueError, match="must have one type"):
         kernels.attend(q, k, v.float(), None, None, "elu")
 
 
 @pytest.mark.parametrize("wrong", ["k", "v", "s", "z"])
-def test_sizes_that_do_not_fit_are_refused(wrong: str) -> None:
+def test_mismatched_sizes_are_refused(wrong: str) -> None:
     tensors = {"q": draw(2, 3, 9, 8, seed=0), "k": draw(2, 3, 9, 8, seed=1), "v": draw(2, 3, 9, 5, seed=2)}
     tensors |= {"s": draw(2, 3, 8, 5, seed=3), "z": draw(2, 3, 8, seed=4)}
     kernels.attend(**tensors, feature_map="elu")

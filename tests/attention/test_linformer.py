@@ -36,14 +36,14 @@ def step_through(attention: Attention, inputs: list[Tensor], state: Any) -> tupl
     return torch.stack(outputs, dim=2), state
 
 
-def test_one_block_that_is_never_finished_is_softmax() -> None:
+def test_one_unfinished_block_equals_softmax() -> None:
     inputs = draw(40)
     expected, _ = build(attention="softmax").attend(*inputs)
     assert_agree(build(block=40, rank=3).attend(*inputs)[0], expected, FLOAT64)
 
 
 @pytest.mark.parametrize("block", [1, 8])
-def test_projections_that_keep_everything_are_softmax(block: int) -> None:
+def test_lossless_projections_equal_softmax(block: int) -> None:
     attention = build(block=block, rank=block)
     with torch.no_grad():
         for projection in attention.parameters():
@@ -73,7 +73,7 @@ def test_the_state_is_a_stack_of_rows_and_the_unfinished_block(way: str) -> None
     assert int(state.position) == 19
 
 
-def test_a_state_steps_on_beyond_its_room() -> None:
+def test_steps_beyond_the_capacity() -> None:
     """From a capacity of 0, from a capacity that is too small, and after attend without a state."""
     attention = build(block=8, rank=2)
     inputs = draw(60)
@@ -87,7 +87,7 @@ def test_a_state_steps_on_beyond_its_room() -> None:
         assert_agree(y, expected[:, :, place:], FLOAT64)
 
 
-def test_bytes_are_exact_at_every_length_and_never_shrink() -> None:
+def test_state_bytes_are_exact_and_never_shrink() -> None:
     attention = build(block=8, rank=8)
     sizes = [attention.state_bytes(2, length, torch.float64) for length in range(1, 40)]
     for length, size in enumerate(sizes, start=1):
@@ -99,7 +99,7 @@ def test_bytes_are_exact_at_every_length_and_never_shrink() -> None:
     assert all(first <= second for first, second in itertools.pairwise(sizes))
 
 
-def test_the_default_block_is_a_row_and_its_rank_fits() -> None:
+def test_the_default_block_is_a_row_and_bounds_the_rank() -> None:
     attention = build(row=12)
     assert isinstance(attention, LinformerAttention)
     assert attention.key_projection.shape == (2, 4, 12)
@@ -109,7 +109,7 @@ def test_the_default_block_is_a_row_and_its_rank_fits() -> None:
 
 
 @pytest.mark.parametrize("share", SHARES)
-def test_shared_projections_are_one_tensor_of_one_name(share: str) -> None:
+def test_shared_projections_are_one_named_tensor(share: str) -> None:
     """A checkpoint holds every tensor once."""
     expected = {"none": [(2, 3, 8)] * 2, "heads": [(1, 3, 8)] * 2, "heads_keys_values": [(1, 3, 8)]}
     tensors = build(block=8, rank=3, share=share).state_dict()

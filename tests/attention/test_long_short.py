@@ -22,7 +22,7 @@ def build(dtype: torch.dtype = torch.float64, key_width: int = 6, **options: Any
     shape = AttentionShape(heads=2, key_width=key_width, value_width=5, positions=784, row=28)
     attention = build_attention("long_short", options, shape).to(dtype)
     assert isinstance(attention, LongShortAttention)
-    with torch.no_grad():  # not the initial ones and zeros
+    with torch.no_grad():  # replace the initial ones and zeros
         for parameter in attention.parameters():
             parameter += 0.3 * torch.randn(parameter.shape, dtype=torch.float64).to(dtype)
     return attention
@@ -55,7 +55,7 @@ both_ways = pytest.mark.parametrize("run", [attend, step_through])
 
 @both_ways
 @pytest.mark.parametrize("rank", [1, 3])
-def test_norms_that_are_no_longer_at_their_start(run: Any, rank: int) -> None:
+def test_trained_norms(run: Any, rank: int) -> None:
     """With their initial ones and zeros, the norms of window and rows could be swapped unnoticed."""
     attention = build(chunk=7, rank=rank, window=9)
     inputs = draw(40, rank)
@@ -65,7 +65,7 @@ def test_norms_that_are_no_longer_at_their_start(run: Any, rank: int) -> None:
 
 @both_ways
 @pytest.mark.parametrize("window", [1, 2, 40, 41, 60])
-def test_a_window_of_one_position_and_one_that_is_never_full(run: Any, window: int) -> None:
+def test_a_window_of_one_position_and_an_unfilled_window(run: Any, window: int) -> None:
     attention = build(chunk=7, window=window)
     inputs = draw(40)
     expected = long_short(inputs, dict(attention.named_parameters()), 7, window)
@@ -73,8 +73,8 @@ def test_a_window_of_one_position_and_one_that_is_never_full(run: Any, window: i
 
 
 @both_ways
-def test_what_lies_in_window_and_rows_counts_twice(run: Any) -> None:
-    """Chunks of one position and a window over everything: every key but the query's own is seen twice."""
+def test_positions_in_window_and_rows_count_twice(run: Any) -> None:
+    """With chunks of one position and a window over everything, every key but the query's own is seen twice."""
     attention = build(chunk=1, window=30)
     attention.row_norm.load_state_dict(attention.window_norm.state_dict())
     inputs = draw(30)
@@ -97,13 +97,13 @@ def test_the_norms_run_over_all_heads_jointly(run: Any) -> None:
 
 
 @both_ways
-def test_the_scores_of_a_chunk_may_be_shifted_and_may_be_huge(run: Any) -> None:
+def test_chunk_scores_may_be_shifted_and_huge(run: Any) -> None:
     attention = build(chunk=7, rank=2, window=3)
     inputs = draw(40, 2)
     expected, _ = run(attention, inputs)
     for shift in (-1000.0, 1000.0):
         assert_agree(run(attention, inputs._replace(extra=inputs.extra + shift))[0], expected, FLOAT64)
-    # Scores that rise and fall by more than an exponential can represent.
+    # Scores that rise or fall by more than the range of exp.
     for factor in (-1000.0, 1000.0):
         extreme = inputs._replace(
             extra=factor * torch.arange(80.0, dtype=torch.float64).view(1, 1, 40, 2).expand(2, 2, -1, -1)
@@ -137,7 +137,7 @@ def test_the_state_is_a_ring_rows_and_the_unfinished_chunk(run: Any) -> None:
     assert int(state.position) == 19
 
 
-def test_a_state_steps_on_beyond_its_room() -> None:
+def test_steps_beyond_the_capacity() -> None:
     attention = build(chunk=4, rank=3, window=2)
     inputs = draw(60, 3)
     expected, _ = attend(attention, inputs)
@@ -149,7 +149,7 @@ def test_a_state_steps_on_beyond_its_room() -> None:
         assert_agree(step_through(attention, inputs.block(place), state)[0], expected[:, :, place:], FLOAT64)
 
 
-def test_bytes_are_exact_at_every_length() -> None:
+def test_state_bytes_are_exact_at_every_length() -> None:
     attention = build(chunk=4, rank=3, window=5)
     for length in range(1, 20):
         inputs, size = draw(length, 3), attention.state_bytes(2, length, torch.float64)
@@ -159,7 +159,7 @@ def test_bytes_are_exact_at_every_length() -> None:
         assert measure_state_bytes(attend(attention, inputs)[1]) == size
 
 
-def test_the_defaults_are_two_rows_of_window_and_one_row_for_16() -> None:
+def test_default_window_chunk_and_rank() -> None:
     attention = build()
     assert (attention.window, attention.options.chunk, attention.options.rank) == (56, 16, 1)
     assert attention.extra_per_head == 1
@@ -167,7 +167,7 @@ def test_the_defaults_are_two_rows_of_window_and_one_row_for_16() -> None:
 
 
 @pytest.mark.parametrize("key_width", [4, 5, 6])
-def test_one_norm_serves_keys_and_values(key_width: int) -> None:
+def test_keys_and_values_share_a_norm(key_width: int) -> None:
     shapes = {name: tuple(parameter.shape) for name, parameter in build(key_width=key_width).named_parameters()}
     width = max(key_width, 5)
     assert shapes == {
@@ -175,7 +175,7 @@ def test_one_norm_serves_keys_and_values(key_width: int) -> None:
     }
 
 
-def test_scores_are_needed() -> None:
+def test_missing_scores_are_refused() -> None:
     attention = build()
     inputs = draw(3)
     with pytest.raises(ValueError, match=r"extra \[B, H, T, rank\]"):
@@ -186,8 +186,8 @@ def test_scores_are_needed() -> None:
 
 
 @both_ways
-def test_keys_whose_squares_overflow_are_normalised_like_any_other(run: Any) -> None:
-    """Without a rescaling the variance is infinite, and normalised keys and values are all 0."""
+def test_keys_whose_squares_overflow_are_normalised(run: Any) -> None:
+    """Without rescaling, the variance is infinite and all normalised keys and values are 0."""
     attention, inputs = build(torch.float32, chunk=7, window=9), draw(40, dtype=torch.float32)
     inputs = inputs._replace(k=1e20 * inputs.k)
     with torch.no_grad():

@@ -36,7 +36,7 @@ def draw(length: int) -> list[Tensor]:
     ],
 )
 def test_the_positions_that_a_query_sees(dilation: int | str, global_count: int, seen: list[list[int]]) -> None:
-    """Equal keys give equal weights to everything seen, and one-hot values tell the positions."""
+    """Equal keys give equal weights to all visible positions, and one-hot values identify them."""
     attention = build(value_width=20, window=3, dilation=dilation, globals=global_count)
     q, k, _ = draw(20)
     k[:] = 1.0
@@ -48,7 +48,7 @@ def test_the_positions_that_a_query_sees(dilation: int | str, global_count: int,
     assert_agree(y[0, :, -1], expected, FLOAT64)
 
 
-def test_a_window_of_one_is_the_value_itself() -> None:
+def test_a_window_of_one_returns_the_value() -> None:
     q, k, v = draw(50)
     attention = build(window=1, dilation=1, globals=0)
     state = attention.init_state(2, 50, CPU, torch.float64)
@@ -59,7 +59,7 @@ def test_a_window_of_one_is_the_value_itself() -> None:
 
 
 @pytest.mark.parametrize("window", [1, 2])
-def test_a_dilation_beyond_the_image_is_not_padded_to(window: int) -> None:
+def test_a_dilation_beyond_the_image_adds_no_padding(window: int) -> None:
     """A query sees only itself, for any dilation."""
     q, k, v = (x.requires_grad_() for x in draw(784))
     attention = build(window=window, dilation=1_000_000, globals=0)
@@ -68,7 +68,7 @@ def test_a_dilation_beyond_the_image_is_not_padded_to(window: int) -> None:
     assert attention.state_bytes(1, 784, torch.float64) <= v.nbytes + 1000
 
 
-def test_a_window_over_everything_is_softmax() -> None:
+def test_a_window_over_everything_equals_softmax() -> None:
     inputs = draw(60)
     shape = AttentionShape(heads=2, key_width=4, value_width=4, positions=784, row=28)
     expected, _ = build_attention("softmax", {}, shape).attend(*inputs)
@@ -77,7 +77,7 @@ def test_a_window_over_everything_is_softmax() -> None:
         assert_agree(y, expected, FLOAT64)
 
 
-def test_a_window_wider_than_the_products_are_taken_at_once() -> None:
+def test_a_window_wider_than_a_block() -> None:
     """The first queries of a wide window have hundreds of masked keys."""
     inputs = draw(1500)
     y, _ = build(window=700, dilation="1,2", globals=0).attend(*inputs)
@@ -90,13 +90,13 @@ def test_default_dilations_alternate() -> None:
 
 
 @pytest.mark.parametrize(("given", "expected"), [(3, (3, 3, 3, 3)), ("2", (2, 2, 2, 2)), ("1, 6", (1, 6, 1, 6))])
-def test_dilations_may_be_one_number_or_a_list(given: int | str, expected: tuple[int, ...]) -> None:
+def test_dilations_from_a_number_or_a_list(given: int | str, expected: tuple[int, ...]) -> None:
     options = parse_options("longformer", {"dilation": given})
     assert isinstance(options, LongformerOptions)
     assert options.dilations(4) == expected
 
 
-def test_the_ring_reaches_as_far_as_the_widest_head() -> None:
+def test_the_ring_covers_the_widest_head() -> None:
     attention = build(heads=4, window=7, dilation="1,2,2,5", globals=3)
     assert isinstance(attention, LongformerAttention)
     assert attention.ring == 31
@@ -112,13 +112,13 @@ def test_the_state_is_the_globals_and_the_last_positions() -> None:
     assert int(state.position) == 25
 
 
-def test_a_dilation_that_is_no_number_is_refused() -> None:
+def test_an_invalid_dilation_is_refused() -> None:
     for wrong in (0, -1, "1,x", "1,,2", "", "2,0", "1.5", "²"):
         with pytest.raises(UsageError, match=r"dilation: must be a number of 1 or more.*found"):
             parse_options("longformer", {"dilation": wrong})
 
 
-def test_a_list_that_does_not_fit_the_heads_is_refused() -> None:
+def test_a_dilation_list_must_divide_the_heads() -> None:
     with pytest.raises(UsageError, match=r"dilation '1,2,3' lists 3 values for 4 heads"):
         build(heads=4, dilation="1,2,3")
 

@@ -1,4 +1,4 @@
-"""Tests particular to attention by hashing; test_contract.py covers what all mechanisms share."""
+"""Tests particular to LSH attention; test_contract.py covers what all mechanisms share."""
 
 import math
 from typing import Any
@@ -42,7 +42,7 @@ def step_through(attention: LshAttention, q: Tensor, v: Tensor, state: LshState)
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 5])
-def test_joining_the_rounds_with_their_overlap_taken_off_is_one_softmax_over_the_union(rounds: int) -> None:
+def test_combined_rounds_equal_one_softmax_over_their_union(rounds: int) -> None:
     """As in the source: one softmax per round with logits minus log N, combined by the logsumexp of the rounds."""
     attention, (q, v) = build(rounds=rounds, buckets=4, window=6), draw()
     seen = seen_by_rounds(q, attention.rotations, 6)
@@ -57,9 +57,9 @@ def test_joining_the_rounds_with_their_overlap_taken_off_is_one_softmax_over_the
     assert_agree(attention.attend(q, q, v)[0], expected, FLOAT64)
 
 
-def test_whoever_has_no_neighbour_gives_its_own_value() -> None:
+def test_a_position_without_neighbours_returns_its_own_value() -> None:
     attention, (q, v) = build(rounds=1, buckets=4, window=3), draw(12)
-    # All in one direction, except for one position in the opposite direction.
+    # All queries point in one direction, except for one position in the opposite direction.
     q = q[:, :, :1].expand_as(q).clone()
     q[:, :, 7] *= -1
     q.requires_grad_()
@@ -73,7 +73,7 @@ def test_whoever_has_no_neighbour_gives_its_own_value() -> None:
     assert_agree(stepped, y.detach(), FLOAT64)
 
 
-def test_a_query_of_zeros_is_no_division_by_zero() -> None:
+def test_a_zero_query_gives_finite_results() -> None:
     attention, (q, v) = build(rounds=2, buckets=4, window=3), draw(20)
     q[:, :, 3:9] = 0
     q.requires_grad_()
@@ -103,8 +103,8 @@ def test_a_ring_holds_the_last_positions_of_its_bucket(way: str) -> None:
 
 
 @pytest.mark.parametrize("length", [7, 700])
-def test_many_buckets_and_few_positions_and_the_other_way_round(length: int) -> None:
-    """Codes have 16 bits if that is enough, otherwise 32; the width must not change what is seen."""
+def test_extreme_ratios_of_buckets_to_positions(length: int) -> None:
+    """Codes have 16 bits if they fit, otherwise 32; the width must not change which keys are seen."""
     for options in ({"rounds": 2, "buckets": 2, "window": 3}, {"rounds": 2, "buckets": 600, "window": 60}):
         attention, (q, v) = build(**options), draw(length)
         with torch.no_grad():
@@ -133,7 +133,7 @@ def test_the_rotations_are_saved_and_drawn_from_the_seed() -> None:
 
 
 @pytest.mark.parametrize("cast", [torch.bfloat16, torch.float32])
-def test_after_a_cast_of_the_model_the_rounded_rotations_count_in_both_forms(cast: torch.dtype) -> None:
+def test_attend_and_step_use_the_rotations_of_a_cast_model(cast: torch.dtype) -> None:
     attention, (q, v) = build(rounds=4, buckets=16, window=8), draw()
     drawn = attention.rotations.clone()
     attention.to(cast)

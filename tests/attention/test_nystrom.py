@@ -29,8 +29,8 @@ def draw(length: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
     return [torch.randn(2, 2, length, width, generator=generator, dtype=torch.float64).to(dtype) for width in (6, 6, 5)]
 
 
-def test_a_query_that_is_a_landmark_gets_softmax_attention() -> None:
-    """Then f_t is a row of A, f_t Z is a unit vector if Z is the inverse, and b_t is the average for that query."""
+def test_a_query_equal_to_a_landmark_gets_softmax_attention() -> None:
+    """f_t is then a row of A, f_t Z is a unit vector if Z is the inverse, and b_t is the average for that query."""
     attention = build(kernel=0, iterations=12)
     _, k, v = draw(40)
     chosen = torch.randint(4, (2, 2, 40), generator=torch.Generator().manual_seed(1))
@@ -40,14 +40,14 @@ def test_a_query_that_is_a_landmark_gets_softmax_attention() -> None:
     assert_agree(y, functional.scaled_dot_product_attention(q, k, v, is_causal=True), FLOAT64)
 
 
-def test_a_constant_value_comes_back() -> None:
+def test_constant_values_give_constant_outputs() -> None:
     q, k, v = draw(40)
     with torch.no_grad():
         y, _ = build(kernel=0, iterations=12).attend(q, k, torch.full_like(v, 3.0))
     assert_agree(y, torch.full_like(v, 3.0), FLOAT64)
 
 
-def test_iterations_approach_the_inverse_and_stop_short_of_it() -> None:
+def test_iterations_converge_to_the_inverse() -> None:
     errors = []
     for iterations in (1, 2, 4, 6, 12):
         attention = build(iterations=iterations, landmarks=16)
@@ -58,7 +58,7 @@ def test_iterations_approach_the_inverse_and_stop_short_of_it() -> None:
     assert errors == sorted(errors, reverse=True)
     assert errors[0] > 0.5
     assert errors[-1] < 1e-6
-    assert errors[-2] > 1e-3, "six iterations are the definition here, not the exact inverse"
+    assert errors[-2] > 1e-3, "six iterations define Z, not the exact inverse"
 
 
 def test_the_default_is_six_iterations_and_a_convolution() -> None:
@@ -67,7 +67,7 @@ def test_the_default_is_six_iterations_and_a_convolution() -> None:
     assert build(kernel=0).convolution is None
 
 
-def test_landmarks_start_normal_and_alike() -> None:
+def test_initial_landmarks_are_normal_and_shared() -> None:
     attention = build(landmarks=500)
     assert torch.equal(attention.landmark_queries, attention.landmark_keys)
     assert attention.landmark_queries.data_ptr() != attention.landmark_keys.data_ptr()
@@ -75,7 +75,7 @@ def test_landmarks_start_normal_and_alike() -> None:
     assert (attention.landmark_queries.std() - 1).abs() < 0.05
 
 
-def test_z_is_made_once_and_never_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_z_is_computed_once_and_not_by_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     attention = build()
     calls = []
     original = NystromAttention.invert_landmarks
@@ -95,7 +95,7 @@ def test_z_is_made_once_and_never_in_a_step(monkeypatch: pytest.MonkeyPatch) -> 
     assert not after.inverse.tensor.requires_grad
 
 
-def test_z_is_held_once_for_all_images() -> None:
+def test_images_share_one_z() -> None:
     attention = build()
     assert attention.init_state(3, 1, CPU, torch.float64).inverse.tensor.shape == (2, 4, 4)
     sizes = [attention.state_bytes(batch, 1, torch.float64) for batch in (1, 2, 3)]
@@ -108,7 +108,7 @@ def test_z_is_held_once_for_all_images() -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 32, 64, 1024])
-def test_the_chunk_changes_nothing(chunk: int) -> None:
+def test_the_result_does_not_depend_on_the_chunk(chunk: int) -> None:
     inputs = draw(40)
     expected, expected_state = build(chunk=16).attend(*inputs)
     y, state = build(chunk=chunk).attend(*inputs)
@@ -126,21 +126,21 @@ def test_the_state_is_the_averages_and_the_logs_of_their_weights() -> None:
     assert_agree(state.log_weights, scores.logsumexp(-1), FLOAT64)
 
 
-def test_autocast_leaves_z_as_it_is() -> None:
+def test_autocast_does_not_change_z() -> None:
     attention = build(torch.float32)
     expected = attention.init_state(2, 1, CPU, torch.float32).inverse.tensor
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(attention.init_state(2, 1, CPU, torch.float32).inverse.tensor, expected)
 
 
-def test_training_keeps_no_average_for_every_position() -> None:
+def test_training_saves_no_average_per_position() -> None:
     attention = build(torch.float32)
     inputs = [part.requires_grad_() for part in draw(2048, torch.float32)]
-    # Averages per position would be another m V = 20 numbers each.
+    # Averages for every position would add m V = 20 numbers each.
     assert measure_saved_bytes(attention.attend, *inputs) < 2048 * 2 * 2 * 4 * 60
 
 
-def test_a_senseless_option_is_refused() -> None:
+def test_invalid_options_are_refused() -> None:
     with pytest.raises(UsageError, match=r"chunk.*power of two.*found 24"):
         parse_options("nystrom", {"chunk": 24})
     with pytest.raises(UsageError, match=r"kernel.*2 or more, or 0 for none.*found 1"):

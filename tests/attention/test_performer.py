@@ -1,4 +1,4 @@
-"""Tests particular to performer; test_contract.py covers what all mechanisms share."""
+"""Tests particular to Performer; test_contract.py covers what all mechanisms share."""
 
 import math
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def draw(length: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
 # Options
 
 
-def test_an_odd_number_of_features_is_refused_where_they_come_in_twos() -> None:
+def test_an_odd_number_of_paired_features_is_refused() -> None:
     for feature_map in ("hyperbolic", "trig"):
         with pytest.raises(UsageError, match=f"'{feature_map}' makes two features.*even number.*found 9"):
             parse_options("performer", {"feature_map": feature_map, "features": 9})
@@ -57,7 +57,7 @@ def test_the_default_width_is_about_k_ln_k(width: int, features: int) -> None:
 @pytest.mark.parametrize(
     ("feature_map", "directions"), [("positive", 24), ("relu", 24), ("hyperbolic", 12), ("trig", 12)]
 )
-def test_features_count_what_the_state_holds(feature_map: str, directions: int) -> None:
+def test_features_is_the_width_of_the_state(feature_map: str, directions: int) -> None:
     attention = build(feature_map=feature_map, features=24)
     assert attention.directions.shape == (directions, 6)
     assert attention.init_state(1, 1, CPU, torch.float32).s.shape == (1, 2, 24, 6)
@@ -72,7 +72,7 @@ def test_the_default_is_positive_and_orthogonal() -> None:
 
 
 @every_map
-def test_the_directions_are_saved_and_change_in_no_forward(feature_map: str) -> None:
+def test_directions_are_saved_and_fixed_in_a_forward_pass(feature_map: str) -> None:
     attention = build(feature_map=feature_map).train()
     before = attention.state_dict()["directions"].clone()
     attention.attend(*draw(40))
@@ -81,7 +81,7 @@ def test_the_directions_are_saved_and_change_in_no_forward(feature_map: str) -> 
 
 @pytest.mark.parametrize("orthogonal", [True, False])
 @every_map
-def test_directions_are_redrawn_when_it_is_their_time(feature_map: str, orthogonal: bool) -> None:
+def test_directions_are_redrawn_at_the_interval(feature_map: str, orthogonal: bool) -> None:
     attention = build(feature_map=feature_map, orthogonal=orthogonal, redraw_every=3)
     changed, last = [], attention.directions.clone()
     random_state = torch.get_rng_state()
@@ -94,7 +94,7 @@ def test_directions_are_redrawn_when_it_is_their_time(feature_map: str, orthogon
     assert torch.equal(torch.get_rng_state(), random_state)
 
 
-def test_directions_are_kept_where_nothing_else_is_said() -> None:
+def test_directions_are_not_redrawn_by_default() -> None:
     attention = build()
     before = attention.directions.clone()
     for step in range(4):
@@ -102,7 +102,7 @@ def test_directions_are_kept_where_nothing_else_is_said() -> None:
     assert torch.equal(attention.directions, before)
 
 
-def test_a_redraw_depends_on_seed_step_and_layer_alone() -> None:
+def test_a_redraw_depends_only_on_seed_step_and_layer() -> None:
     def redrawn(seed: int = 5, step: int = 6, layer: int = 1, history: tuple[int, ...] = ()) -> Tensor:
         attention = build(layer=layer, redraw_every=3)
         for earlier in history:
@@ -116,7 +116,7 @@ def test_a_redraw_depends_on_seed_step_and_layer_alone() -> None:
         assert not torch.isclose(redrawn(), redrawn(**other)).any()
 
 
-def test_a_redraw_is_seen() -> None:
+def test_a_redraw_changes_the_output() -> None:
     attention = build(redraw_every=1)
     inputs = draw(20)
     before, _ = attention.attend(*inputs)
@@ -147,7 +147,7 @@ def test_the_state_is_in_units_of_the_running_maximum(feature_map: str) -> None:
 
 @pytest.fixture
 def pairwise_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of images times heads that each call computes pair by pair."""
+    """Records the number of images times heads that each call computes pair by pair."""
     rows: list[int] = []
     attend_pairwise = performer_module.attend_pairwise
 
@@ -161,7 +161,7 @@ def pairwise_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @with_a_maximum
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_ordinary_inputs_are_never_worked_out_pair_by_pair(
+def test_ordinary_inputs_are_not_computed_pair_by_pair(
     feature_map: str, dtype: torch.dtype, pairwise_rows: list[int]
 ) -> None:
     attention = build(dtype, feature_map=feature_map)
@@ -171,7 +171,7 @@ def test_ordinary_inputs_are_never_worked_out_pair_by_pair(
 
 
 @with_a_maximum
-def test_only_the_heads_that_need_it_are_worked_out_pair_by_pair(feature_map: str, pairwise_rows: list[int]) -> None:
+def test_only_heads_that_need_it_are_computed_pair_by_pair(feature_map: str, pairwise_rows: list[int]) -> None:
     attention = build(feature_map=feature_map)
     q, k, v = draw(60)
     hard = k.clone()
@@ -186,7 +186,7 @@ def test_only_the_heads_that_need_it_are_worked_out_pair_by_pair(feature_map: st
 @with_a_maximum
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("size", [1.0, 8.0, 100.0])
-def test_one_key_gets_all_the_weight_whatever_its_size_and_what_follows(
+def test_the_first_output_is_the_first_value_for_keys_of_any_size(
     feature_map: str, dtype: torch.dtype, size: float
 ) -> None:
     """The first output is the first value: neither an epsilon nor a later maximum affects its denominator."""
@@ -204,7 +204,7 @@ ORACLES = {"positive": by_logarithms(positive), "hyperbolic": by_logarithms(hype
 def pairwise_inputs(
     request: pytest.FixtureRequest, pairwise_rows: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[list[Tensor]]:
-    """Inputs that are computed pair by pair in float64: huge keys of different sizes, or any inputs at all."""
+    """Inputs that are computed pair by pair in float64: huge keys of different sizes, or ordinary inputs if forced."""
     q, k, v = draw(77)
     if request.param == "always":
         monkeypatch.setattr(performer_module, "smallest_weight", lambda _: 1e10)
@@ -215,7 +215,7 @@ def pairwise_inputs(
 
 
 @with_a_maximum
-def test_pairs_give_what_the_definition_gives(feature_map: str, pairwise_inputs: list[Tensor]) -> None:
+def test_pairwise_results_match_the_definition(feature_map: str, pairwise_inputs: list[Tensor]) -> None:
     attention = build(feature_map=feature_map, chunk=16)
     results = []
     for run in (attention.attend, None):
@@ -232,7 +232,7 @@ def test_pairs_give_what_the_definition_gives(feature_map: str, pairwise_inputs:
 
 @with_a_maximum
 @pytest.mark.parametrize("cut", [1, 7, 8, 9, 31])
-def test_pairs_pass_a_split_unchanged(feature_map: str, cut: int, pairwise_inputs: list[Tensor]) -> None:
+def test_pairwise_results_are_split_invariant(feature_map: str, cut: int, pairwise_inputs: list[Tensor]) -> None:
     attention = build(feature_map=feature_map, chunk=16)
     results = []
     for cuts in ([77], [cut, 77 - cut]):
@@ -255,7 +255,7 @@ def test_pairs_pass_a_split_unchanged(feature_map: str, cut: int, pairwise_input
 
 @with_a_maximum
 @pytest.mark.parametrize("place", [1, 7, 8, 9, 64, 76])
-def test_pairs_do_not_see_a_later_position(feature_map: str, place: int, pairwise_inputs: list[Tensor]) -> None:
+def test_pairwise_results_are_causal(feature_map: str, place: int, pairwise_inputs: list[Tensor]) -> None:
     attention = build(feature_map=feature_map, chunk=16)
     before, _ = attention.attend(*pairwise_inputs)
     for factor in (-1.0, 1e-3, 30.0):
@@ -271,7 +271,7 @@ def test_pairs_do_not_see_a_later_position(feature_map: str, place: int, pairwis
 
 @pytest.mark.parametrize("orthogonal", [True, False])
 @pytest.mark.parametrize("feature_map", ["positive", "hyperbolic", "trig"])
-def test_many_features_come_close_to_softmax(feature_map: str, orthogonal: bool) -> None:
+def test_many_features_approximate_softmax(feature_map: str, orthogonal: bool) -> None:
     q, k, v = draw(30)
     q, k = q / 2, k / 2
     scores = q @ k.transpose(-1, -2) / math.sqrt(6)
@@ -286,7 +286,7 @@ def test_many_features_come_close_to_softmax(feature_map: str, orthogonal: bool)
     assert errors[0] > 10 * errors[1]
 
 
-def test_the_kernel_to_look_at_is_the_product_of_features() -> None:
+def test_the_kernel_method_is_the_product_of_features() -> None:
     q, k, _ = draw(7)
     x, y = 6**-0.25 * q, 6**-0.25 * k[:, :, :3]
     for feature_map in FEATURE_MAPS:
@@ -319,7 +319,7 @@ def test_a_denominator_that_cancels_is_raised_to_a_tenth_of_the_weight() -> None
 
 
 @with_a_maximum
-def test_what_training_keeps_of_pairs_grows_linearly(feature_map: str, pairwise_rows: list[int]) -> None:
+def test_saved_bytes_of_pairs_grow_linearly(feature_map: str, pairwise_rows: list[int]) -> None:
     attention = build(torch.float32, feature_map=feature_map)
     saved = []
     for length in (512, 2048):

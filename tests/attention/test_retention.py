@@ -41,7 +41,7 @@ def weigh_pairs(heads: int = 2, **options: Any) -> Tensor:
     return (y / y.diagonal(dim1=-2, dim2=-1).unsqueeze(-1))[0]
 
 
-def test_heads_remember_from_an_image_down_to_a_row() -> None:
+def test_memories_range_from_an_image_to_a_row() -> None:
     weights = weigh_pairs(heads=3)
     for head, memory in enumerate((24, 12, 6)):
         for t, j in ((1, 0), (6, 0), (23, 2)):
@@ -52,38 +52,38 @@ def test_heads_remember_from_an_image_down_to_a_row() -> None:
 
 
 @pytest.mark.parametrize("memories", [{"shortest_memory": 5}, {"longest_memory": 5}])
-def test_one_head_has_the_memory_that_is_given(memories: dict[str, float]) -> None:
+def test_one_head_uses_the_given_memory(memories: dict[str, float]) -> None:
     assert float(weigh_pairs(heads=1, **memories)[0, 9, 8]) == pytest.approx(math.exp(-1 / 5))
 
 
 @pytest.mark.parametrize(("option", "memory"), [("longest_memory", 4), ("shortest_memory", 30)])
-def test_a_memory_that_is_given_bounds_the_default_of_the_other(option: str, memory: float) -> None:
-    """The given longest memory is less than a row, the given shortest one more than an image."""
+def test_a_given_memory_bounds_the_other_default(option: str, memory: float) -> None:
+    """The given longest memory is shorter than a row; the given shortest memory is longer than an image."""
     assert weigh_pairs(**{option: memory})[:, 9, 8].tolist() == pytest.approx([math.exp(-1 / memory)] * 2)
 
 
 @every_distance
-def test_weights_keep_their_precision_in_a_model_cast_to_bfloat16(distance: str) -> None:
+def test_casting_to_bfloat16_does_not_round_the_decay(distance: str) -> None:
     inputs = draw()
     expected, _ = build(distance=distance).attend(*inputs)
     assert torch.equal(build(distance=distance).bfloat16().attend(*inputs)[0], expected)
 
 
 @pytest.mark.parametrize("waves", [1, 2, 5])
-def test_in_the_plane_rows_and_columns_count(waves: int) -> None:
+def test_plane_weights_depend_on_rows_and_columns(waves: int) -> None:
     weights = weigh_pairs(heads=1, distance="plane", waves=waves)[0]
     for t, j in ((23, 22), (23, 17), (23, 0), (14, 8), (14, 9), (14, 7), (12, 11), (12, 17)):
         rows, columns = t // ROW - j // ROW, t % ROW - j % ROW
         expected = math.exp(-rows * ROW / 24) * math.cos(math.pi * columns / (2 * ROW)) ** (2 * waves)
         assert float(weights[t, j]) == pytest.approx(expected if j <= t else 0, abs=1e-12)
-    # Above left is as far as above right, and the end of the previous row is far.
+    # Above left is as far away as above right, and the end of the previous row is far away.
     assert float(weights[14, 7]) == pytest.approx(float(weights[14, 9]))
     assert weights[12, 11] < weights[12, 6] / 2
     assert bool((weights.tril() > -1e-12).all())
 
 
 @every_distance
-def test_a_state_knows_its_column(distance: str) -> None:
+def test_the_state_tracks_the_column(distance: str) -> None:
     attention, (q, k, v, _, gate) = build(distance=distance), draw()
     whole, _ = attention.attend(q, k, v, None, gate)
     _, state = attention.attend(q[:, :, :15], k[:, :, :15], v[:, :, :15], None, gate[:, :, :15])
@@ -97,13 +97,13 @@ def test_a_state_knows_its_column(distance: str) -> None:
     assert bool((misplaced - found).abs().max() > 1e-3) == (distance == "plane")
 
 
-def test_the_plane_takes_a_wider_state() -> None:
+def test_plane_has_a_wider_state() -> None:
     assert build().init_state(1, 1, CPU, torch.float32).s.shape == (1, 2, 4, 5)
     assert build(distance="plane").init_state(1, 1, CPU, torch.float32).s.shape == (1, 2, 20, 5)
     assert build(distance="plane", waves=1).init_state(1, 1, CPU, torch.float32).s.shape == (1, 2, 12, 5)
 
 
-def test_options_that_do_not_go_together_are_refused(raises_one_line: Any) -> None:
+def test_incompatible_options_are_refused(raises_one_line: Any) -> None:
     with raises_one_line(UsageError, "'waves' is for distance 'plane'"):
         parse_options("retention", {"waves": 2})
     with raises_one_line(UsageError, "shortest memory", "30", "20"):
@@ -111,14 +111,14 @@ def test_options_that_do_not_go_together_are_refused(raises_one_line: Any) -> No
 
 
 @every_distance
-def test_the_length_of_queries_does_not_matter(distance: str) -> None:
+def test_outputs_do_not_depend_on_query_length(distance: str) -> None:
     attention, (q, k, v, _, gate) = build(distance=distance), draw()
     expected, _ = attention.attend(1e4 * q, k, v, None, gate)
     found, _ = attention.attend(1e6 * q, k, v, None, gate)
     assert_agree(found, expected, 1e-6)
 
 
-def test_keys_of_zeros_give_zeros() -> None:
+def test_zero_keys_give_zero_outputs() -> None:
     q, k, v, state, gate = draw()
     leaves = [part.requires_grad_() for part in (q, torch.zeros_like(k), v, gate)]
     y, _ = build().attend(*leaves[:3], state, leaves[3])
@@ -147,7 +147,7 @@ def test_an_output_gate_without_its_scalars_is_refused() -> None:
 
 @every_distance
 @pytest.mark.parametrize("chunk", [1, 7, 40, 41, 1000])
-def test_the_chunk_changes_nothing(distance: str, chunk: int) -> None:
+def test_the_result_does_not_depend_on_the_chunk(distance: str, chunk: int) -> None:
     inputs = draw()
     expected, expected_state = build(distance=distance, chunk=16).attend(*inputs)
     y, state = build(distance=distance, chunk=chunk).attend(*inputs)

@@ -61,7 +61,7 @@ def test_a_gate_without_its_scalar_is_refused() -> None:
 
 
 @with_and_without_gate
-def test_the_directions_are_kept_and_only_sigma_is_learned(gate: bool) -> None:
+def test_directions_are_saved_and_only_sigma_is_learned(gate: bool) -> None:
     attention = build(gate=gate)
     before = attention.directions.clone()
     attention.on_training_step(0, seed=0)
@@ -76,7 +76,7 @@ def test_the_directions_are_kept_and_only_sigma_is_learned(gate: bool) -> None:
 
 
 @with_and_without_gate
-def test_the_length_of_queries_and_keys_does_not_matter(gate: bool) -> None:
+def test_outputs_do_not_depend_on_query_and_key_length(gate: bool) -> None:
     attention = build(gate=gate)
     q, k, v, state, extra = draw(40, gate)
     expected, _ = attention.attend(q, k, v, state, extra)
@@ -85,7 +85,7 @@ def test_the_length_of_queries_and_keys_does_not_matter(gate: bool) -> None:
 
 
 @with_and_without_gate
-def test_a_query_or_key_of_zeros_is_harmless(gate: bool) -> None:
+def test_zero_queries_and_keys_give_finite_results(gate: bool) -> None:
     attention = build(gate=gate)
     q, k, v, state, extra = draw(40, gate)
     q[:, :, ::3], k[:, :, ::2] = 0, 0
@@ -118,7 +118,7 @@ def test_with_a_gate_the_total_weight_follows_its_recurrence() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("open_by", [15.0, 60.0, 2000.0])
-def test_a_gate_that_is_open_or_shut_is_harmless(dtype: torch.dtype, open_by: float) -> None:
+def test_open_and_closed_gates_give_finite_results(dtype: torch.dtype, open_by: float) -> None:
     attention = build(dtype)
     q, k, v, state, extra = draw(40, dtype=dtype)
     for shift in (open_by, -open_by):
@@ -130,15 +130,15 @@ def test_a_gate_that_is_open_or_shut_is_harmless(dtype: torch.dtype, open_by: fl
         for t in range(40):
             y_t, carried = attention.step(*(part.detach()[:, :, t] for part in leaves[:3]), carried, leaves[3][:, :, t])
             outputs.append(y_t)
-        # The first sums after an open gate are tiny, but not less accurate.
+        # The first sums after an open gate are tiny but no less accurate.
         torch.testing.assert_close(torch.stack(outputs, dim=2), y.detach(), rtol=1e-3, atol=1e-3)
-    # Closed gates: nothing is kept, and every position sees itself alone.
+    # Closed gates keep nothing, and every position sees only itself.
     for t in range(0, 40, 7):
         single, _ = attention.attend(*(part[:, :, t : t + 1] for part in leaves[:3]), None, leaves[3][:, :, t : t + 1])
         torch.testing.assert_close(y[:, :, t : t + 1], single, rtol=1e-4, atol=1e-4)
 
 
-def test_a_gate_half_open_forgets() -> None:
+def test_a_half_open_gate_forgets() -> None:
     attention = build()
     q, k, v, state, extra = draw(60)
     changed = v.clone()
@@ -153,7 +153,7 @@ def test_a_gate_half_open_forgets() -> None:
 
 @with_and_without_gate
 def test_the_denominator_never_falls_below_a_tenth_of_the_weight(gate: bool) -> None:
-    """One direction and queries half a turn from the keys: similarity -1 everywhere."""
+    """With one direction, and queries half a turn from the keys, all similarities are -1."""
     attention = build(gate=gate, frequencies=1)
     with torch.no_grad():
         direction = attention.directions[0]
@@ -166,7 +166,7 @@ def test_the_denominator_never_falls_below_a_tenth_of_the_weight(gate: bool) -> 
 
 @with_and_without_gate
 @pytest.mark.parametrize("chunk", [1, 7, 40, 41, 1000])
-def test_the_chunk_changes_nothing(gate: bool, chunk: int) -> None:
+def test_the_result_does_not_depend_on_the_chunk(gate: bool, chunk: int) -> None:
     inputs = draw(40, gate)
     expected, expected_state = build(gate=gate, chunk=16).attend(*inputs)
     y, state = build(gate=gate, chunk=chunk).attend(*inputs)

@@ -1,4 +1,4 @@
-"""Tests particular to softmax attention: its cache. What it shares with all others is in test_contract.py."""
+"""Tests of softmax attention's cache; test_contract.py covers what all mechanisms share."""
 
 import pytest
 import torch
@@ -38,24 +38,24 @@ def step_through(
 
 
 @pytest.mark.parametrize("capacity", [1, 2, 10])
-def test_a_full_cache_grows_and_forgets_nothing(capacity: int) -> None:
+def test_a_full_cache_grows_without_loss(capacity: int) -> None:
     attention, inputs = build(), draw(25)
     y, state = step_through(attention, inputs, attention.init_state(2, capacity, CPU, torch.float64))
     assert_agree(y, softmax(*inputs), FLOAT64)
     assert int(state.position) == 25
-    assert 25 <= state.keys.shape[2] < 50, "grown by doubling, and no further than needed"
+    assert 25 <= state.keys.shape[2] < 50, "must grow by doubling, and no further than needed"
     assert torch.equal(state.keys[:, :, :25], inputs[1])
     assert torch.equal(state.values[:, :, :25], inputs[2])
 
 
-def test_a_cache_that_grew_out_of_attend_grows_on_by_steps() -> None:
+def test_steps_grow_a_cache_of_attend() -> None:
     attention, inputs = build(), draw(25)
     _, state = attention.attend(*(part[:, :, :7] for part in inputs))
     y, _ = step_through(attention, inputs, state, start=7)
     assert_agree(y, softmax(*inputs)[:, :, 7:], FLOAT64)
 
 
-def test_steps_within_the_capacity_allocate_nothing_new() -> None:
+def test_steps_within_the_capacity_allocate_nothing() -> None:
     attention, inputs = build(), draw(25)
     state = attention.init_state(2, 25, CPU, torch.float64)
     place, size = state.keys.data_ptr(), measure_state_bytes(state)
@@ -71,7 +71,7 @@ def test_attend_from_an_empty_cache_of_any_capacity(capacity: int) -> None:
     empty = attention.init_state(2, capacity, CPU, torch.float64)
     y, state = attention.attend(*(part[:, :, :12] for part in inputs), empty)
     assert_agree(y, expected[:, :, :12], FLOAT64)
-    assert state.keys.shape[2] == max(capacity, 12), "the room that was asked for stays"
+    assert state.keys.shape[2] == max(capacity, 12), "the requested capacity must be kept"
     y, state = attention.attend(*(part[:, :, 12:20] for part in inputs), state)
     assert_agree(y, expected[:, :, 12:20], FLOAT64)
     y, state = step_through(attention, inputs, state, start=20)
@@ -79,7 +79,7 @@ def test_attend_from_an_empty_cache_of_any_capacity(capacity: int) -> None:
     assert int(state.position) == 25
 
 
-def test_what_lies_behind_the_valid_positions_is_never_seen() -> None:
+def test_unused_capacity_is_never_read() -> None:
     attention, inputs = build(), draw(25)
     state = attention.init_state(2, 40, CPU, torch.float64)
     state.keys.fill_(torch.nan)
@@ -102,8 +102,8 @@ def test_an_unknown_attention_is_refused_with_a_suggestion() -> None:
 
 
 @pytest.mark.parametrize(("inside", "outside"), [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
-def test_a_cache_of_another_type_than_the_inputs(inside: torch.dtype, outside: torch.dtype) -> None:
-    """For example a cache that was filled under autocast and is used in steps outside of it."""
+def test_cache_and_inputs_of_different_types(inside: torch.dtype, outside: torch.dtype) -> None:
+    """For example, a cache that is filled under autocast and then used by steps outside autocast."""
     attention, inputs = build(), draw(9)
     expected, _ = attention.attend(*inputs)
     _, state = attention.attend(*(part[:, :, :5].to(inside) for part in inputs), None)

@@ -1,4 +1,4 @@
-"""Tests particular to sparse attention: its patterns and slabs. What it shares with others is in test_contract.py."""
+"""Tests of sparse attention's patterns and slabs; test_contract.py covers what all mechanisms share."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def draw(length: int = LENGTH, heads: int = 2) -> Inputs:
 
 
 def seen_positions(attention: SparseAttention, place: int, head: int, way: str) -> list[int]:
-    """The positions whose values reach the output at `place`: with one-hot values, outputs are weights."""
+    """The positions whose values reach the output at `place`; with one-hot values, outputs are weights."""
     q, k = draw(place + 1, attention.shape.heads)[:2]
     v = torch.eye(place + 1, dtype=torch.float64).expand(2, attention.shape.heads, -1, -1).contiguous()
     if way == "attend":
@@ -63,7 +63,7 @@ def test_the_patterns_of_an_image_of_rows_of_ten(way: str) -> None:
 @pytest.mark.parametrize("pattern", ["strided", "fixed"])
 @pytest.mark.parametrize("heads", ["merged", "split"])
 @pytest.mark.parametrize("scores", [1, 600, 1500])
-def test_slabs_that_are_computed_again_backward_change_nothing(
+def test_recomputed_slabs_do_not_change_gradients(
     pattern: str, heads: str, scores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attention, inputs = build(row=12, pattern=pattern, heads=heads), draw()
@@ -96,12 +96,12 @@ def test_slabs_that_are_computed_again_backward_change_nothing(
 
 
 @pytest.mark.parametrize("pattern", ["strided", "fixed"])
-def test_the_scores_of_one_long_row_are_not_kept(pattern: str) -> None:
+def test_scores_of_a_long_row_are_not_saved(pattern: str) -> None:
     attention, (q, k, v, _) = build(stride=1024, pattern=pattern), draw(1024).map(Tensor.requires_grad_)
     assert measure_saved_bytes(attention.attend, q, k, v) < 20 * v.nbytes
 
 
-def test_the_stride_is_one_image_row_unless_it_is_given() -> None:
+def test_the_default_stride_is_one_image_row() -> None:
     inputs = draw()
     expected = sparse(inputs, strided_parts(LENGTH, 17), "merged")
     assert_agree(build(row=17).attend(*inputs[:3])[0], expected, FLOAT64)
@@ -109,7 +109,7 @@ def test_the_stride_is_one_image_row_unless_it_is_given() -> None:
     assert SparseOptions() == SparseOptions(pattern="strided", heads="merged")
 
 
-def test_a_row_shorter_than_the_default_summary_is_all_summary() -> None:
+def test_short_rows_bound_the_default_summary() -> None:
     inputs = draw()
     y, _ = build(row=3, pattern="fixed").attend(*inputs[:3])
     assert_agree(y, sparse(inputs, fixed_parts(LENGTH, 3, 3), "merged"), FLOAT64)
@@ -117,7 +117,7 @@ def test_a_row_shorter_than_the_default_summary_is_all_summary() -> None:
 
 @pytest.mark.parametrize("pattern", ["strided", "fixed"])
 def test_the_work_of_a_step_grows_with_the_square_root(pattern: str) -> None:
-    """Counted in rows read: a step at position t of rows of sqrt T sees at most l + c T / l positions."""
+    """Work is counted in rows read: with rows of sqrt T, a step sees at most l + c T / l positions."""
     for row in (10, 20, 40):
         attention = build(row=row, pattern=pattern)
         rows = torch.zeros(1, 2, row * row, 1)
@@ -125,7 +125,7 @@ def test_the_work_of_a_step_grows_with_the_square_root(pattern: str) -> None:
         assert seen == row + (row - 1) * (1 if pattern == "strided" else 4)
 
 
-def test_options_that_do_not_fit_are_refused() -> None:
+def test_invalid_options_are_refused() -> None:
     with pytest.raises(UsageError, match="'summary' is for pattern 'fixed'; 'strided' has no blocks"):
         parse_options("sparse", {"summary": 3})
     with pytest.raises(UsageError, match="'summary' must be at most the block of 8, found 9"):

@@ -1,4 +1,4 @@
-"""Linear attention in Triton against its textbook, on a GPU if there is one, else in Triton's interpreter."""
+"""Linear attention in Triton against its textbook form, on a GPU if there is one, else in Triton's interpreter."""
 
 from collections.abc import Iterator
 
@@ -16,13 +16,13 @@ from linformer_cli.native.compiler import textbook_only
 pytest.importorskip("triton", reason=NO_TRITON)
 from linformer_cli.attention.kernels import triton_linear as kernels
 
-# Sums of a few hundred products in float32, in another order.
+# Sums of a few hundred products in float32, in a different order.
 FLOAT32 = 2e-5
 
 
 @pytest.fixture(autouse=True)
 def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Enough for two segments with the heads here: the interpreter runs programs one after another."""
+    """Few programs, enough for two segments of these heads: the interpreter runs programs one after another."""
     monkeypatch.setattr(kernels, "WANTED_PROGRAMS", 5)
 
 
@@ -31,7 +31,7 @@ def draw(*shape: int, seed: int) -> Tensor:
 
 
 def draw_inputs(length: int, key_width: int, value_width: int, carry: bool) -> list[Tensor]:
-    """q, k, v and, if wanted, s and z of 2 images and 2 heads."""
+    """q, k, v and, if `carry`, s and z of 2 images and 2 heads."""
     widths = (key_width, key_width, value_width)
     inputs = [draw(2, 2, length, width, seed=seed) for seed, width in enumerate(widths)]
     if carry:
@@ -55,7 +55,7 @@ def compiled(feature_map: str, inputs: list[Tensor]) -> tuple[Tensor, Tensor, Te
     return kernels.attend(q, k, v, s, z, feature_map)
 
 
-# Positions around chunks of 64 and segments of several; 70 and 200 end inside a chunk.
+# Lengths around chunks of 64 and segments of several chunks; 70 and 200 end inside a chunk.
 @pytest.mark.parametrize("feature_map", ["elu", "relu"])
 @pytest.mark.parametrize(
     ("length", "key_width", "value_width", "carry"),
@@ -70,7 +70,7 @@ def compiled(feature_map: str, inputs: list[Tensor]) -> tuple[Tensor, Tensor, Te
         (65, 64, 64, True),
     ],
 )
-def test_everything_is_the_textbooks(
+def test_results_match_the_textbook(
     length: int, key_width: int, value_width: int, carry: bool, feature_map: str
 ) -> None:
     inputs = draw_inputs(length, key_width, value_width, carry)
@@ -86,8 +86,8 @@ def test_everything_is_the_textbooks(
 
 
 @pytest.mark.parametrize("used", [0, 1, 2])
-def test_what_was_not_used_has_no_gradient(used: int) -> None:
-    """The output, s or z alone."""
+def test_unused_outputs_have_no_gradient(used: int) -> None:
+    """Only the output, s or z is used."""
     inputs = draw_inputs(130, 16, 16, carry=True)
     found, expected = (
         torch.autograd.grad(form("elu", inputs)[used].square().sum(), inputs, allow_unused=True)
@@ -98,7 +98,7 @@ def test_what_was_not_used_has_no_gradient(used: int) -> None:
         assert_agree(ours, torch.zeros_like(ours) if theirs is None else theirs, FLOAT32)
 
 
-def test_queries_without_any_weight_give_exactly_zero() -> None:
+def test_queries_without_weight_give_zero() -> None:
     q, k, v = draw_inputs(70, 16, 16, carry=False)
     with torch.no_grad():
         q[:, :, 5] = -1.0
@@ -110,7 +110,7 @@ def test_queries_without_any_weight_give_exactly_zero() -> None:
     assert not gradients[0][:, :, [0, 1, 2, 5]].any()
 
 
-def test_inputs_and_gradients_may_lie_in_memory_as_they_like() -> None:
+def test_inputs_and_gradients_may_have_any_strides() -> None:
     """As in a layer's projection, one head broadcast to all, and with a strided last dimension."""
     dense = [part.detach() for part in draw_inputs(70, 16, 16, carry=False)]
     expected = compiled("elu", dense)[0]
@@ -133,7 +133,7 @@ def test_inputs_and_gradients_may_lie_in_memory_as_they_like() -> None:
 
 
 @pytest.mark.parametrize("feature_map", ["elu", "relu"])
-def test_bfloat16_in_and_out_with_sums_in_float32(feature_map: str) -> None:
+def test_bfloat16_inputs_have_float32_sums(feature_map: str) -> None:
     exact = [part.detach().bfloat16() for part in draw_inputs(200, 16, 16, carry=False)]
     weights = draw(2, 2, 200, 16, seed=8).detach().bfloat16()
     results = []
@@ -178,7 +178,7 @@ def test_segments_cover_all_positions_once(monkeypatch, batch: int, length: int)
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Kernels in Triton are enabled, and earlier answers are forgotten."""
+    """Enables Triton kernels and clears cached answers."""
     monkeypatch.setenv(gpu.ASK, "1")
     gpu.triton_refusal.cache_clear()
     yield
@@ -197,7 +197,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("poly2", 32, 32, torch.float32, False),
     ],
 )
-def test_what_is_served(feature_map, key_width, value_width, dtype, serves, asked) -> None:
+def test_supported_inputs(feature_map, key_width, value_width, dtype, serves, asked) -> None:
     shape = AttentionShape(heads=2, key_width=key_width, value_width=value_width, positions=784, row=28)
     attention = LinearAttention(LinearOptions.model_validate({"feature_map": feature_map}), shape)
     on_card = torch.device("cuda")
@@ -207,18 +207,18 @@ def test_what_is_served(feature_map, key_width, value_width, dtype, serves, aske
         assert not attention.is_compiled(on_card, dtype)
 
 
-def test_without_triton_torch_serves(monkeypatch, asked) -> None:
+def test_without_triton_the_textbook_is_used(monkeypatch, asked) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert not gpu.has_triton(torch.device("cuda"))
 
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="this torch has no CUDA")
-def test_what_no_gpu_has_run_must_be_asked_for(monkeypatch, asked) -> None:
+def test_triton_kernels_are_off_by_default(monkeypatch, asked) -> None:
     assert gpu.has_triton(torch.device("cuda"))
     monkeypatch.delenv(gpu.ASK)
     gpu.triton_refusal.cache_clear()
     assert "LINTX_TRITON=1" in str(gpu.triton_refusal(torch.device("cuda")))
 
 
-def test_on_the_cpu_there_are_other_kernels() -> None:
+def test_the_cpu_uses_its_own_kernels() -> None:
     assert not gpu.has_triton(torch.device("cpu"))

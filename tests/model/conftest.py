@@ -1,4 +1,4 @@
-"""Small models whose every weight matters."""
+"""Small models in which every weight affects the output."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,7 +37,7 @@ def build_config() -> BuildConfig:
 
 @pytest.fixture(scope="session")
 def build_model(build_config: BuildConfig) -> BuildModel:
-    """`build_model(dtype, seed, **as build_config)`: no weight is zero or one, and predictions are far from even."""
+    """`build_model(dtype, seed, **as build_config)`: no weight is 0 or 1, and predictions are far from uniform."""
 
     def build(dtype: torch.dtype = torch.float64, seed: int = 0, **changes: Any) -> PixelModel:
         with torch.random.fork_rng(devices=[]):
@@ -53,7 +53,7 @@ def build_model(build_config: BuildConfig) -> BuildModel:
 
 @pytest.fixture(params=["compiled", "textbook"])
 def form(request: pytest.FixtureRequest, source: Path) -> Iterator[None]:
-    """In turn the compiled form of `source`, which the test's file names, and its textbook."""
+    """Runs a test with the compiled form of `source`, a fixture of the test file, and with its textbook form."""
     if request.param == "compiled":
         if not HAS_COMPILER:
             pytest.skip("there is no C++ compiler")

@@ -1,4 +1,4 @@
-"""The layers around an attention, against torch's own transformer layers and a stub that records its inputs."""
+"""The layers around an attention, against torch's transformer layers and a stub that records its inputs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -49,7 +49,7 @@ def future_mask(length: int) -> Tensor:
     return torch.ones(length, length, dtype=torch.bool).triu(1)
 
 
-def test_projections_around_softmax_are_multi_head_attention(build_config: BuildConfig) -> None:
+def test_softmax_with_projections_equals_multi_head_attention(build_config: BuildConfig) -> None:
     torch.manual_seed(1)
     layer = build_attention_layer(build_config("softmax", heads=4, width=24, head_width=6)).double()
     reference = nn.MultiheadAttention(24, 4, batch_first=True).double()
@@ -63,7 +63,7 @@ def test_projections_around_softmax_are_multi_head_attention(build_config: Build
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("activation", ["gelu", "relu"])
-def test_a_block_is_a_transformer_layer(build_config: BuildConfig, norm: str, activation: str) -> None:
+def test_a_block_equals_torchs_transformer_layer(build_config: BuildConfig, norm: str, activation: str) -> None:
     block = build_block(
         build_config("softmax", heads=4, width=24, head_width=6, feed_forward=40, norm=norm, activation=activation)
     )
@@ -105,8 +105,8 @@ def test_steps_and_blocks_of_a_layer_agree(build_config: BuildConfig, attention:
 
 
 @pytest.mark.parametrize("attention", MIXERS)
-def test_a_state_keeps_nothing_of_the_projections_alive(build_config: BuildConfig, attention: str) -> None:
-    """Queries, keys and values are views of one tensor, and a view in a state keeps all of it alive."""
+def test_a_state_holds_no_view_of_the_projections(build_config: BuildConfig, attention: str) -> None:
+    """Queries, keys and values are views of one tensor; a view in a state would keep all of it in memory."""
     block = build_block(build_config(attention))
     for batch in (1, 3):
         with torch.no_grad():
@@ -150,7 +150,7 @@ def test_extra_scalars_and_shared_keys_are_projected_as_declared(
     assert torch.equal(q, k)
     assert k.shape == v.shape == (2, 3, 7, 6)
     assert extra.shape == (2, 3, 7, 2)
-    # Head 1 of the keys, the values and the extra scalars, straight from the rows of the projection.
+    # Head 1 of keys, values and extra scalars, taken directly from the rows of the projection.
     for found, rows in ((k, slice(6, 12)), (v, slice(18 + 6, 18 + 12)), (extra, slice(36 + 2, 36 + 4))):
         expected = x @ layer.input.weight[rows].T + layer.input.bias[rows]
         assert_agree(found[:, 1], expected, FLOAT64)
@@ -159,14 +159,14 @@ def test_extra_scalars_and_shared_keys_are_projected_as_declared(
     assert_agree(y_t, y[:, 3], FLOAT64)
 
 
-def test_separate_keys_and_no_extra_where_nothing_is_declared(build_config: BuildConfig) -> None:
+def test_separate_keys_and_no_extra_by_default(build_config: BuildConfig) -> None:
     layer = build_attention_layer(build_config("softmax", heads=3, width=16, head_width=6))
     assert layer.input.out_features == 3 * 3 * 6
     assert layer.output.in_features == 3 * 6
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_dropout_acts_on_both_branches_in_training_alone(build_config: BuildConfig, norm: str) -> None:
+def test_dropout_acts_on_both_branches_only_in_training(build_config: BuildConfig, norm: str) -> None:
     x = draw(2, 15, 16)
     block = build_block(build_config(norm=norm, dropout=0.5))
     plain = build_block(build_config(norm=norm))
@@ -174,7 +174,7 @@ def test_dropout_acts_on_both_branches_in_training_alone(build_config: BuildConf
     block.train()
     assert isinstance(block, TransformerBlock)
     for silent in (block.attention.output, block.feed_forward.output):
-        # With one branch silenced, only the dropout of the other is left to make two passes differ.
+        # With one branch silenced, only dropout of the other can make two passes differ.
         kept = {name: value.clone() for name, value in silent.state_dict().items()}
         nn.init.zeros_(silent.weight)
         nn.init.zeros_(silent.bias)
@@ -184,7 +184,7 @@ def test_dropout_acts_on_both_branches_in_training_alone(build_config: BuildConf
         silent.load_state_dict(kept)
 
 
-def test_feed_forward_works_on_each_position_alone(build_config: BuildConfig) -> None:
+def test_feed_forward_acts_on_each_position_separately(build_config: BuildConfig) -> None:
     torch.manual_seed(1)
     feed_forward, x = FeedForward(build_config()).double(), draw(2, 15, 16)
     assert_agree(feed_forward(x)[:, 4], feed_forward(x[:, 4]), FLOAT64)
@@ -194,7 +194,7 @@ def test_feed_forward_works_on_each_position_alone(build_config: BuildConfig) ->
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_a_gated_block_is_its_formula(build_config: BuildConfig, norm: str) -> None:
+def test_a_gated_block_matches_its_formula(build_config: BuildConfig, norm: str) -> None:
     block = build_block(build_config("gau", norm=norm))
     assert isinstance(block, GatedBlock)
     x = draw(2, 15, 16)
@@ -236,8 +236,8 @@ def count_parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def test_an_lstm_multiplies_sequences_as_exactly_as_steps(build_config: BuildConfig, monkeypatch) -> None:
-    """This matters on a GPU; other machines can only check the setting."""
+def test_an_lstm_uses_float32_for_sequences(build_config: BuildConfig, monkeypatch) -> None:
+    """This matters on GPUs only; on other machines the test checks the setting."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     block, found = build_block(build_config("lstm")), []
     block.lstm.register_forward_hook(lambda *_: found.append(torch.backends.cudnn.allow_tf32))
@@ -247,7 +247,7 @@ def test_an_lstm_multiplies_sequences_as_exactly_as_steps(build_config: BuildCon
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_an_lstm_block_is_torch_s_cell_between_norm_and_projection(build_config: BuildConfig, norm: str) -> None:
+def test_an_lstm_block_is_torchs_cell_between_norm_and_projection(build_config: BuildConfig, norm: str) -> None:
     block = build_block(build_config("lstm", norm=norm))
     assert isinstance(block, LstmBlock)
     cell = nn.LSTMCell(16, block.hidden).double()
@@ -283,7 +283,7 @@ def test_the_forget_gate_of_an_lstm_starts_open(build_config: BuildConfig) -> No
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_the_state_of_an_lstm_is_in_the_type_of_its_weights(build_config: BuildConfig, dtype: torch.dtype) -> None:
+def test_the_state_of_an_lstm_has_the_type_of_its_weights(build_config: BuildConfig, dtype: torch.dtype) -> None:
     block, x = build_block(build_config("lstm")).to(dtype), draw(2, 15, 16).to(dtype)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.float32):
         _, state = block.attend(x, None)

@@ -29,8 +29,8 @@ def draw_values(model: PixelModel) -> Tensor:
 
 @kinds
 @torch.no_grad()
-def test_a_class_is_a_vector_at_every_position(build_model: BuildModel, changes: dict[str, str]) -> None:
-    # The same model without classes, into whose other tables the vector of one class was added.
+def test_a_class_adds_its_vector_at_every_position(build_model: BuildModel, changes: dict[str, str]) -> None:
+    # The same model without classes; the vector of one class is added to its other tables.
     model = build_model(classes=CLASSES, **changes)
     plain = build_model(**changes)
     values = draw_values(model)
@@ -41,7 +41,7 @@ def test_a_class_is_a_vector_at_every_position(build_model: BuildModel, changes:
         plain.load_state_dict(weights)
         if "embedding" in changes:
             half = len(vector) // 2
-            plain.embedding.values += vector[:half]  # each position sees one value, or the one that is missing
+            plain.embedding.values += vector[:half]  # each position sees one value, possibly missing
             plain.embedding.sinusoids = model.embedding.sinusoids + vector[half:]
         else:
             plain.embedding.row.weight += vector
@@ -66,24 +66,24 @@ def test_all_executions_agree_and_images_keep_their_own_class(build_model: Build
     for token in tokens.unbind(dim=1):
         token = token.clone()
         parameters, state = model.step(token, state)
-        token.fill_(0)  # the caller's own: no state may keep it
+        token.fill_(0)  # the caller's tensor: no state may share its memory
         outputs.append(parameters)
     assert_agree(torch.stack(outputs, dim=1), whole, FLOAT64)
     assert measure_state_bytes(state) == model.state_bytes(len(tokens))
-    # Read in two parts, forked in between: each copy goes on with the class of its image.
+    # Read in two parts and forked in between: each copy continues with the class of its image.
     _, state = model.attend(tokens[:, :7])
     rest, _ = model.attend(tokens[:, 7:].repeat_interleave(2, dim=0), fork_state(state, 2))
     assert_agree(rest, whole[:, 7:].repeat_interleave(2, dim=0), FLOAT64)
 
 
-def test_gradients_reach_the_classes_that_were_seen(build_model: BuildModel) -> None:
+def test_only_used_classes_get_gradients(build_model: BuildModel) -> None:
     model = build_model(classes=4)
     model.nats(draw_values(model), torch.tensor([0, 2, 2, 0])).sum().backward()
     assert model.embedding.classes is not None and model.embedding.classes.weight.grad is not None
     assert (model.embedding.classes.weight.grad.abs().sum(dim=1) > 0).tolist() == [True, False, True, False]
 
 
-def test_a_class_that_does_not_exist_is_refused(build_model: BuildModel) -> None:
+def test_an_unknown_class_is_refused(build_model: BuildModel) -> None:
     model = build_model(classes=CLASSES)
     for wrong in ([0, 3], [-1, 0], [0], [0, 1, 2]):
         with pytest.raises(ValueError, match="2 classes from 0 to 2"):
@@ -95,22 +95,22 @@ def test_a_class_that_does_not_exist_is_refused(build_model: BuildModel) -> None
         model.nats(draw_values(model))
 
 
-def test_classes_take_turns(build_model: BuildModel) -> None:
+def test_classes_rotate(build_model: BuildModel) -> None:
     assert build_model(classes=CLASSES).take_turns(range(2, 9)).tolist() == [2, 0, 1, 2, 0, 1, 2]
     assert build_model().take_turns(range(2, 5)).tolist() == [0, 0, 0]
 
 
-def test_a_model_without_classes_is_as_it_was(build_model: BuildModel) -> None:
+def test_old_checkpoints_without_classes_load(build_model: BuildModel) -> None:
     model = build_model()
     assert "embedding.classes.weight" not in model.state_dict()
     state = model.init_state(4).embedding
     assert state.label.shape == (4, 0) and model.config.class_bits_per_dim == 0
-    # A checkpoint that was saved before there were classes does not speak of them.
+    # Checkpoints saved before classes existed have no field for them.
     assert ModelConfig.model_validate(model.config.model_dump(exclude={"classes"})) == model.config
 
 
-def test_what_a_class_costs_to_say(build_model: BuildModel) -> None:
-    # Images of two values, p(image) = mean of p(image | class): never less likely than p(image | class) / classes.
+def test_the_likelihood_with_and_without_a_class(build_model: BuildModel) -> None:
+    # Images of two values: p(image) = mean of p(image | class), which is at least p(image | class) / classes.
     model = build_model(classes=CLASSES, size=(1, 2, 1), levels=4)
     values = torch.cartesian_prod(torch.arange(4), torch.arange(4))
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Dropout in one pass: the share, the scale, the gradient, and that the mask depends on the seed alone."""
+"""Dropout in one pass: its rate, scale and gradient, and that the mask depends only on the seed."""
 
 import math
 from pathlib import Path
@@ -26,7 +26,7 @@ def drop(probability: float, seed: int, dtype: torch.dtype = torch.float32, coun
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
-def test_each_number_is_dropped_with_the_probability_and_else_scaled(form, probability: float, dtype) -> None:
+def test_elements_are_dropped_with_the_probability_or_scaled(form, probability: float, dtype) -> None:
     left = drop(probability, 0, dtype)
     kept = left != 0
     torch.testing.assert_close(left[kept], torch.full_like(left[kept], 1 / (1 - probability)), rtol=4e-3, atol=0)
@@ -39,7 +39,7 @@ def test_each_number_is_dropped_with_the_probability_and_else_scaled(form, proba
         assert abs(correlation) < 4 / math.sqrt(COUNT - apart), apart
 
 
-def test_the_generator_decides(form) -> None:
+def test_the_mask_depends_on_the_generator(form) -> None:
     assert torch.equal(drop(0.5, 1), drop(0.5, 1))
     first = drop(0.5, 1)
     assert abs(torch.eq(first, drop(0.5, 2)).double().mean() - 0.5) < 0.01
@@ -49,7 +49,7 @@ def test_the_generator_decides(form) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_gradients_pass_where_numbers_did(form, dtype) -> None:
+def test_gradients_have_the_same_mask(form, dtype) -> None:
     x = torch.randn(70, 33, generator=torch.Generator().manual_seed(0)).requires_grad_()
     branch = torch.randn(33, 70, generator=torch.Generator().manual_seed(1)).to(dtype).T.requires_grad_()
     torch.manual_seed(3)
@@ -65,7 +65,7 @@ def test_gradients_pass_where_numbers_did(form, dtype) -> None:
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="there is no C++ compiler")
-def test_the_threads_change_nothing() -> None:
+def test_the_result_does_not_depend_on_threads() -> None:
     threads = torch.get_num_threads()
     expected = drop(0.3, 5)
     try:
@@ -76,7 +76,7 @@ def test_the_threads_change_nothing() -> None:
         torch.set_num_threads(threads)
 
 
-def test_float64_is_left_to_torch() -> None:
+def test_float64_uses_torchs_dropout() -> None:
     torch.manual_seed(0)
     total = add_dropped(torch.zeros(1000).double(), torch.ones(1000).double(), 0.5)
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""The input of a position: the geometry of the neighbours against a plain computation, and the bounded state."""
+"""The input of a position: the neighbours against a plain computation, and the bounded state."""
 
 import itertools
 import math
@@ -15,14 +15,14 @@ from linformer_cli.model.embedding import PixelEmbedding, context_sources, find_
 
 Context = Literal["previous", "neighbours", "wide", "hashed"]
 CONTEXTS = ["previous", "neighbours", "wide", "hashed"]
-# Those that look at more than tables of single values, with products.
+# Contexts that use matrix products, not only tables of single values.
 WIDER = ("wide", "hashed")
 CPU = torch.device("cpu")
 IMAGES = [(4, 5, 3), (4, 5, 1), (3, 1, 3), (3, 1, 1), (1, 4, 3), (3, 2, 1), (1, 1, 3), (1, 1, 1)]
 
 
 def visible_places(context: Context, image: ImageShape, place: int) -> list[int]:
-    """The numbers of the values that position `place` reads, found by row, column and channel."""
+    """The numbers of the values that position `place` reads, from rows, columns and channels."""
     if context == "previous":
         return [place - 1] if place else []
     row, rest = divmod(place, image.width * image.channels)
@@ -47,7 +47,7 @@ def build(context: Context, size: tuple[int, int, int], embedding: str = "grid",
     config = ModelConfig.model_validate({"width": 16, "context": context, "embedding": embedding, "image": image})
     torch.manual_seed(3)
     found = PixelEmbedding(config.model_copy(update=changes)).double()
-    if found.tables is not None:  # which begin with zeros
+    if found.tables is not None:  # initialised to 0
         torch.nn.init.normal_(found.tables.rows)
     return found
 
@@ -64,7 +64,7 @@ def embed(embedding: PixelEmbedding, tokens: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("context", ["previous", "neighbours"])
 @pytest.mark.parametrize("size", IMAGES)
-def test_sources_are_the_visible_places(context: Context, size: tuple[int, int, int]) -> None:
+def test_sources_match_the_visible_values(context: Context, size: tuple[int, int, int]) -> None:
     image = ImageShape.model_validate(dict(zip(("height", "width", "channels"), size, strict=True)))
     sources = context_sources(context, image)
     assert len(sources) == image.positions
@@ -73,8 +73,8 @@ def test_sources_are_the_visible_places(context: Context, size: tuple[int, int, 
 
 
 @pytest.mark.parametrize("size", IMAGES)
-def test_a_slot_always_means_the_same_direction(size: tuple[int, int, int]) -> None:
-    """By (rows up, columns left, channel): left, two left, above left, above, above right, two above."""
+def test_a_slot_always_has_the_same_direction(size: tuple[int, int, int]) -> None:
+    """Directions are (rows up, columns left, channel): left, two left, above left, above, above right, two above."""
     image = ImageShape.model_validate(dict(zip(("height", "width", "channels"), size, strict=True)))
     directions = [(0, 0, channel) for channel in range(image.channels - 1)]
     for up, left in ((0, 1), (0, 2), (1, 1), (1, 0), (1, -1), (2, 0)):
@@ -95,13 +95,11 @@ def test_a_slot_always_means_the_same_direction(size: tuple[int, int, int]) -> N
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("grid_or_paper", ["grid", "paper"])
 @pytest.mark.parametrize("size", [(4, 5, 3), (4, 5, 1)])
-def test_a_vector_changes_with_what_it_sees_and_with_nothing_else(
-    context: Context, grid_or_paper: str, size: tuple[int, int, int]
-) -> None:
+def test_a_vector_depends_only_on_its_context(context: Context, grid_or_paper: str, size: tuple[int, int, int]) -> None:
     embedding = build(context, size, grid_or_paper)
     tokens = draw_tokens(embedding, 1)
     positions = embedding.image.positions
-    # Row i of the batch has value i changed. Values stand one token later, and the last is never a token.
+    # In row i of the batch, value i is changed. Value i is token i + 1, and the last value is never a token.
     changed = tokens.repeat(positions - 1, 1)
     for place in range(positions - 1):
         changed[place, place + 1] = (changed[place, place + 1] + 100) % 256
@@ -126,8 +124,8 @@ def test_the_same_channel_of_a_pixel(size: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_tables_of_several_values_are_of_four_pixels_and_one_channel(channels: int) -> None:
-    """What `hashed` adds to `wide`: how it changes with each value."""
+def test_neighbour_tables_read_four_pixels_of_one_channel(channels: int) -> None:
+    """Tests how the difference between `hashed` and `wide` changes with each value."""
     hashed, wide = (build(context, (4, 5, channels)) for context in WIDER[::-1])
     wide.load_state_dict({name: part for name, part in hashed.state_dict().items() if "tables" not in name})
     assert hashed.tables is not None
@@ -156,7 +154,7 @@ def test_the_number_of_the_start_token_is_never_looked_up(context: Context) -> N
 @pytest.mark.parametrize("context", ["previous", "neighbours"])
 @pytest.mark.parametrize("size", [(3, 4, 3), (4, 3, 1), (1, 1, 1)])
 def test_grid_vectors_are_sums_of_table_rows(context: Context, size: tuple[int, int, int]) -> None:
-    """One row for each slot, its own one for a missing value, and one each for row, column and channel."""
+    """One row per slot (a separate one for a missing value), and one each for row, column and channel."""
     embedding = build(context, size)
     image, tokens = embedding.image, draw_tokens(embedding)
     vectors = embed(embedding, tokens)
@@ -171,7 +169,7 @@ def test_grid_vectors_are_sums_of_table_rows(context: Context, size: tuple[int, 
         torch.testing.assert_close(vectors[:, place], expected.detach(), rtol=0, atol=1e-12)
 
 
-def test_paper_vectors_are_a_value_and_a_place_side_by_side() -> None:
+def test_paper_vectors_concatenate_value_and_position() -> None:
     embedding = build("previous", (3, 4, 3), "paper")
     tokens = draw_tokens(embedding)
     vectors = embed(embedding, tokens)
@@ -189,12 +187,12 @@ def test_paper_vectors_are_a_value_and_a_place_side_by_side() -> None:
 
 
 @pytest.mark.parametrize("positions", [784, 3072])
-def test_sinusoids_are_those_of_float64_rounded_once(positions: int) -> None:
+def test_sinusoids_are_float64_values_rounded_once(positions: int) -> None:
     table = sinusoidal_table(positions, 128)
     assert table.dtype == torch.float32
     angles = np.arange(positions)[:, None] * 10_000.0 ** (-np.arange(0, 128, 2) / 128)
     expected = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(positions, 128)
-    # Half of the spacing of float32 below 1.
+    # Half the spacing of float32 numbers just below 1.
     assert np.abs(table.numpy() - expected).max() <= 2.0**-25 + 1e-11
 
 
@@ -202,9 +200,7 @@ def test_sinusoids_are_those_of_float64_rounded_once(positions: int) -> None:
 @pytest.mark.parametrize("grid_or_paper", ["grid", "paper"])
 @pytest.mark.parametrize("size", [(5, 4, 3), (6, 5, 1), (3, 1, 1), (1, 1, 1)])
 @pytest.mark.parametrize("block", [1, 2, 17])
-def test_blocks_give_exactly_what_the_whole_gives(
-    context: Context, grid_or_paper: str, size: tuple[int, int, int], block: int
-) -> None:
+def test_blocks_match_the_whole(context: Context, grid_or_paper: str, size: tuple[int, int, int], block: int) -> None:
     embedding = build(context, size, grid_or_paper)
     tokens = draw_tokens(embedding)
     state, parts = embedding.init_state(2, CPU), []
@@ -215,20 +211,20 @@ def test_blocks_give_exactly_what_the_whole_gives(
             assert torch.equal(state.recent, before[0]) and torch.equal(state.position, before[1])
             parts.append(x)
             state = following
-    # Tables are looked up, and give the same to the last bit; products may add up in another order.
+    # Table look-ups are equal bit for bit; products may be summed in a different order.
     tolerance = 1e-12 if context in WIDER else 0
     torch.testing.assert_close(torch.cat(parts, dim=1), embed(embedding, tokens), rtol=0, atol=tolerance)
     assert int(state.position) == embedding.image.positions
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_the_state_is_two_rows_whatever_the_height(channels: int) -> None:
+def test_the_state_does_not_depend_on_the_height(channels: int) -> None:
     reaches = set()
     for height in (3, 8, 40):
         state = build("neighbours", (height, 6, channels)).init_state(2, CPU)
         assert state.recent.dtype == torch.int16
         reaches.add(state.recent.shape[1])
-    # Two rows up, and at most the channels of one pixel more.
+    # Two rows up, plus at most the channels of one pixel.
     assert reaches == {2 * 6 * channels + channels - 1}
     assert build("previous", (40, 6, channels)).init_state(2, CPU).recent.shape == (2, 1)
     # Three rows up and four pixels to the left.
@@ -237,7 +233,7 @@ def test_the_state_is_two_rows_whatever_the_height(channels: int) -> None:
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
-def test_a_state_keeps_no_more_memory_alive_than_it_has(context: Context) -> None:
+def test_a_state_holds_no_larger_storage(context: Context) -> None:
     embedding = build(context, (40, 6, 1), classes=3)
     with torch.no_grad():
         _, state = embedding(draw_tokens(embedding) % 3, embedding.init_state(2, CPU))

@@ -1,4 +1,4 @@
-"""Heads: one distribution for likelihood and drawing, which adds up to 1 for any parameters."""
+"""Heads: likelihood and draws use one distribution, which adds up to 1 for any parameters."""
 
 import math
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def build(build_config: BuildConfig, kind: str, levels: int = 256, mixtures: int
 
 
 def draw_parameters(head: Head, count: int, seed: int = 0) -> Tensor:
-    """Logits and means of the size 1, log scales around -3."""
+    """Logits and means of order 1, log scales around -3."""
     generator = torch.Generator().manual_seed(seed)
     parameters = torch.randn(count, head.projection.out_features, generator=generator, dtype=torch.float64)
     if isinstance(head, MixtureHead):
@@ -33,7 +33,7 @@ def draw_parameters(head: Head, count: int, seed: int = 0) -> Tensor:
 
 
 def extreme_parameters(head: Head) -> Tensor:
-    """Certainty, indifference, means far outside and on the border, scales much narrower and wider than the range."""
+    """Certain and uniform, means far outside the range and on its border, scales much smaller and larger than it."""
     if isinstance(head, CategoricalHead):
         rows = torch.zeros(6, head.levels, dtype=torch.float64)
         rows[1, 3], rows[2, -1], rows[3, 0], rows[4, :2], rows[5] = 1e4, 1e4, -1e4, 1e3, 1e4
@@ -45,7 +45,7 @@ def extreme_parameters(head: Head) -> Tensor:
     for mean in means:
         for log_scale in log_scales:
             for logit in (0.0, 50.0, -1e4):
-                # The first component is the extreme one, with little, much or no weight.
+                # The first component is the extreme one, with low, high or no weight.
                 rows.append([logit, 0, 1] + [mean, 0.2, -0.2] + [log_scale, -3, -2])
     return torch.tensor(rows, dtype=torch.float64)
 
@@ -82,7 +82,7 @@ def test_bfloat16_parameters_are_counted_in_float32(build_config: BuildConfig, k
 
 
 @every_head
-def test_likelihood_is_the_table_looked_up(build_config: BuildConfig, kind: str) -> None:
+def test_likelihood_matches_the_table_of_log_probabilities(build_config: BuildConfig, kind: str) -> None:
     head = build(build_config, kind)
     values = torch.arange(256).repeat(3, 1)
     parameters = draw_parameters(head, 3).unsqueeze(1).expand(3, 256, -1)
@@ -93,11 +93,11 @@ def test_likelihood_is_the_table_looked_up(build_config: BuildConfig, kind: str)
 
 
 @pytest.mark.parametrize("levels", [2, 3, 16, 256])
-def test_a_mixture_is_logistics_cut_into_bins(build_config: BuildConfig, levels: int) -> None:
+def test_a_mixture_matches_logistics_integrated_over_bins(build_config: BuildConfig, levels: int) -> None:
     head = build(build_config, "mixture", levels)
     parameters = draw_parameters(head, 20)
     logits, means, log_scales = parameters.split(3, dim=-1)
-    # Values lie evenly on [-1, 1]; a bin reaches half way to the next, the first and the last to infinity.
+    # Values are spaced evenly on [-1, 1]; bins extend half way to the next value, the outer ones to infinity.
     centres = torch.linspace(-1, 1, levels, dtype=torch.float64)
     borders = torch.cat([torch.tensor([-math.inf]), (centres[1:] + centres[:-1]) / 2, torch.tensor([math.inf])])
     below = ((borders[None, :, None] - means[:, None]) / log_scales.exp()[:, None]).sigmoid()
@@ -105,11 +105,11 @@ def test_a_mixture_is_logistics_cut_into_bins(build_config: BuildConfig, levels:
     torch.testing.assert_close(head.log_probabilities(parameters).exp(), expected, rtol=0, atol=FLOAT64)
 
 
-def test_logistics_narrower_than_the_smallest_scale_are_widened_to_it(build_config: BuildConfig) -> None:
+def test_log_scales_are_bounded_below(build_config: BuildConfig) -> None:
     head = build(build_config, "mixture", mixtures=1)
     narrow, smallest = (torch.tensor([0.0, 0.1, scale], dtype=torch.float64) for scale in (-12.0, -7.0))
     assert torch.equal(head.log_probabilities(narrow), head.log_probabilities(smallest))
-    # And the draws with them: with a scale of exp(-12) the same value would come every time.
+    # Draws too: with a scale of exp(-12), every draw would give the same value.
     uniforms = torch.linspace(0.001, 0.999, 999, dtype=torch.float64)
     between = torch.tensor([[0.0, -1 + 100.49 * 2 / 255, -12.0]], dtype=torch.float64)
     assert set(head.draw(between.expand(999, -1), uniforms).tolist()) >= {100, 101}
@@ -117,7 +117,7 @@ def test_logistics_narrower_than_the_smallest_scale_are_widened_to_it(build_conf
 
 @every_head
 @every_type
-def test_no_gradient_is_lost_at_the_extremes(build_config: BuildConfig, kind: str, dtype: torch.dtype) -> None:
+def test_gradients_at_extreme_parameters(build_config: BuildConfig, kind: str, dtype: torch.dtype) -> None:
     head = build(build_config, kind)
     parameters = extreme_parameters(head).to(dtype).unsqueeze(1).expand(-1, 4, -1).clone().requires_grad_()
     values = torch.tensor([0, 1, 128, 255]).expand(parameters.shape[:2])
@@ -130,7 +130,7 @@ def test_no_gradient_is_lost_at_the_extremes(build_config: BuildConfig, kind: st
 
 
 def chi_square_excess(counts: Tensor, expected: Tensor) -> float:
-    """Standard deviations by which chi-square exceeds its mean; bins with an expectation below 5 join the next."""
+    """How many standard deviations chi-square exceeds its mean; bins with an expectation below 5 join the next."""
     merged: list[tuple[float, float]] = []
     count_sum = expected_sum = 0.0
     for count, share in zip(counts.tolist(), expected.tolist(), strict=True):
@@ -141,7 +141,7 @@ def chi_square_excess(counts: Tensor, expected: Tensor) -> float:
     last_count, last_expected = merged.pop()
     merged.append((last_count + count_sum, last_expected + expected_sum))
     freedom = len(merged) - 1
-    assert freedom >= 2, "too few bins to tell anything"
+    assert freedom >= 2, "too few bins for the test"
     statistic = sum((count - share) ** 2 / share for count, share in merged)
     return (statistic - freedom) / math.sqrt(2 * freedom)
 
@@ -162,7 +162,7 @@ def test_draws_follow_the_probabilities(build_config: BuildConfig, kind: str, le
 
 
 @every_head
-def test_draws_at_the_extremes_are_values(build_config: BuildConfig, kind: str) -> None:
+def test_draws_at_extreme_parameters_are_valid(build_config: BuildConfig, kind: str) -> None:
     head = build(build_config, kind)
     for dtype in (torch.float32, torch.float64):
         parameters = extreme_parameters(head).to(dtype)
@@ -186,7 +186,7 @@ def test_each_image_of_a_batch_is_drawn_by_its_own_number(build_config: BuildCon
 @every_type
 @pytest.mark.parametrize("precise", [Tensor.double, Tensor.float], ids=["double", "device-without-double"])
 def test_a_value_of_probability_zero_is_never_drawn(dtype: torch.dtype, precise, monkeypatch) -> None:
-    """Not even with a uniform number that float32 rounds to 1; top-k and top-p leave many values of probability 0."""
+    """This includes uniform numbers that float32 rounds to 1; top-k and top-p give many values probability 0."""
     monkeypatch.setattr(heads, "precise", precise)
     probabilities = torch.tensor([[0, 0.25, 0, 0.25, 0.5, 0, 0]], dtype=dtype)
     uniforms = torch.tensor([0.0, 0.1, 0.25, 0.3, 0.5, 0.75, 1 - 2**-24, 1 - 2**-30, 1 - 2**-53], dtype=torch.float64)
@@ -195,7 +195,7 @@ def test_a_value_of_probability_zero_is_never_drawn(dtype: torch.dtype, precise,
     assert bool(((places >= 0) & (places <= 1)).all())
 
 
-def test_the_place_within_a_share_is_uniform_again() -> None:
+def test_the_position_within_a_share_is_uniform() -> None:
     probabilities = torch.tensor([[0.2, 0.0, 0.3, 0.5]], dtype=torch.float64)
     uniforms = torch.tensor([0.0, 0.05, 0.15, 0.2, 0.35, 0.5, 0.75], dtype=torch.float64)
     values, places = invert_cumulative(probabilities.expand(7, -1), uniforms)
@@ -204,7 +204,7 @@ def test_the_place_within_a_share_is_uniform_again() -> None:
     torch.testing.assert_close(places, expected, rtol=0, atol=1e-12)
 
 
-def test_the_place_is_within_the_share_also_where_rounding_is_as_large() -> None:
+def test_the_position_within_a_tiny_share_is_bounded() -> None:
     probabilities = torch.exp(8 * torch.randn(500, 60, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
     probabilities /= probabilities.sum(dim=-1, keepdim=True)
     borders = probabilities.cumsum(dim=-1)
@@ -213,7 +213,7 @@ def test_the_place_is_within_the_share_also_where_rounding_is_as_large() -> None
         assert bool(((places >= 0) & (places <= 1)).all())
 
 
-def test_probabilities_that_miss_one_by_rounding_lose_nothing() -> None:
+def test_rounded_probabilities_lose_no_value() -> None:
     probabilities = torch.tensor([[0.1, 0.2, 0.3]], dtype=torch.float64)
     uniforms = torch.tensor([0.0, 0.4999 / 3, 0.501 / 3, 0.499, 0.501, 0.9999], dtype=torch.float64)
     assert invert_cumulative(probabilities.expand(6, -1), uniforms)[0].tolist() == [0, 0, 1, 1, 2, 2]

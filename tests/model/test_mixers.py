@@ -1,4 +1,4 @@
-"""What `attention` can name in a configuration, and the block that a name stands for."""
+"""The names that `attention` can have in a configuration, and the block of each name."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ from linformer_cli.model.mixers import BASELINES, build_blocks, describe_mixing,
 BuildConfig = Callable[..., ModelConfig]
 
 
-def test_every_name_has_one_block(build_config: BuildConfig) -> None:
+def test_every_name_builds_its_block(build_config: BuildConfig) -> None:
     assert not CATALOGUE.keys() & BASELINES.keys()
     for name in [*CATALOGUE, *BASELINES]:
         (block, *_) = build_blocks(build_config(name))
@@ -26,7 +26,7 @@ def test_every_name_has_one_block(build_config: BuildConfig) -> None:
             assert CATALOGUE[name].gated == isinstance(block, GatedBlock)
 
 
-def test_an_unknown_name_is_told_from_all_that_there_are(raises_one_line: Any, build_config: BuildConfig) -> None:
+def test_an_unknown_name_gets_a_suggestion(raises_one_line: Any, build_config: BuildConfig) -> None:
     for wrong, right in (("lsmt", "lstm"), ("linaer", "linear"), ("flsh", "flash")):
         with raises_one_line(UsageError, f"unknown attention '{wrong}'", f"did you mean '{right}'?"):
             parse_options(wrong, {})
@@ -34,7 +34,7 @@ def test_an_unknown_name_is_told_from_all_that_there_are(raises_one_line: Any, b
         build_blocks(build_config("xyz"))
 
 
-def test_options_of_a_baseline_are_checked_like_all_others(build_config: BuildConfig) -> None:
+def test_options_of_a_baseline_are_validated(build_config: BuildConfig) -> None:
     assert parse_options("lstm", {"hidden": "12"}) == LstmOptions(hidden=12)
     with pytest.raises(UsageError, match=r"'lstm': unknown key 'hiden'; did you mean 'hidden'"):
         parse_options("lstm", {"hiden": 12})
@@ -42,6 +42,6 @@ def test_options_of_a_baseline_are_checked_like_all_others(build_config: BuildCo
         build_blocks(build_config("lstm", attention_options={"hidden": 0}))
 
 
-def test_a_sentence_about_a_model_does_not_call_a_baseline_an_attention() -> None:
+def test_a_baseline_is_not_described_as_an_attention() -> None:
     assert describe_mixing("linear") == "linear attention"
     assert describe_mixing("lstm") == "lstm (recurrent baseline)"

@@ -1,4 +1,4 @@
-"""The rows that the values of neighbours select, against Python's own integers, and the vectors from those rows."""
+"""The rows selected by the values of neighbours, against Python integers, and the vectors from these rows."""
 
 import itertools
 import math
@@ -24,7 +24,7 @@ def hash_values(values: list[int], bits: int) -> int:
 
 
 @pytest.mark.parametrize("channel", [0, 2])
-def test_rows_are_those_of_exact_pairs_and_of_hashes(channel: int) -> None:
+def test_rows_match_pairs_and_hashes(channel: int) -> None:
     draw = random.Random(0)
     values = [[draw.randrange(257) for _ in range(4)] for _ in range(500)] + [[256] * 4, [0] * 4, [255] * 4]
     start = channel * (2**16 + 2**15 + 2**14)
@@ -39,10 +39,10 @@ def test_rows_are_those_of_exact_pairs_and_of_hashes(channel: int) -> None:
     assert find_rows(torch.tensor(values), torch.full((len(values),), channel)).tolist() == expected
 
 
-def test_pairs_have_rows_of_their_own_and_the_others_are_scattered() -> None:
+def test_pairs_have_separate_rows_and_hashes_are_spread() -> None:
     pairs = torch.tensor([[*pair, 0, 0] for pair in itertools.product(range(256), repeat=2)])
     assert len(find_rows(pairs, torch.tensor(0))[:, 0].unique()) == 2**16
-    # Alike as they are: eight neighbouring values in each place, 512 and 4,096 combinations.
+    # Similar keys: eight adjacent values in each place, 512 and 4,096 combinations.
     near = torch.tensor(list(itertools.product(range(100, 108), repeat=4)))
     rows = find_rows(near, torch.tensor(0))
     for table, combinations in ((1, 8**3), (2, 8**4)):
@@ -51,7 +51,7 @@ def test_pairs_have_rows_of_their_own_and_the_others_are_scattered() -> None:
         assert len(rows[:, table].unique()) > 0.97 * by_chance
 
 
-def test_a_vector_is_what_a_linear_layer_makes_of_three_rows() -> None:
+def test_a_vector_is_a_linear_function_of_three_rows() -> None:
     torch.manual_seed(0)
     tables = NeighbourTables(6, 3).double()
     torch.nn.init.normal_(tables.rows)
@@ -65,7 +65,7 @@ def test_a_vector_is_what_a_linear_layer_makes_of_three_rows() -> None:
     torch.testing.assert_close(tables(values, channels), expected, rtol=0, atol=1e-12)
 
 
-def test_they_begin_as_if_they_were_not_there(build_config: Callable[..., ModelConfig]) -> None:
+def test_initial_tables_add_nothing(build_config: Callable[..., ModelConfig]) -> None:
     torch.manual_seed(0)
     plain, hashed = (PixelModel(build_config(context=context)).eval() for context in ("wide", "hashed"))
     left = hashed.load_state_dict(plain.state_dict(), strict=False)

@@ -41,7 +41,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         ("softmax", (3, 3, 3), "wide", "paper", "post", "mixture"),
         ("linear", (5, 4, 1), "hashed", "grid", "pre", "categorical"),
         ("softmax", (3, 3, 3), "hashed", "paper", "post", "mixture"),
-        # Other blocks, which neither embedding nor head can tell apart from these.
+        # Other blocks; neither embedding nor head depends on the block.
         *itertools.product(
             ("gau", "flash", "lstm"),
             ((5, 4, 1), (3, 3, 3)),
@@ -53,7 +53,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     ]
 }
 every_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
-# One for every attention, image and context: for what does not touch the rest.
+# One variant for every attention, image and context, for tests that depend on nothing else.
 some_variants = pytest.mark.parametrize(
     "variant", [value for name, value in VARIANTS.items() if name.endswith("grid-pre-categorical")]
 )
@@ -74,12 +74,12 @@ def step_through(model: PixelModel, tokens: Tensor, state: PixelState | None = N
 
 
 @every_variant
-def test_steps_and_blocks_give_what_the_whole_gives(build_model: BuildModel, variant: dict[str, Any]) -> None:
+def test_steps_and_blocks_match_the_whole(build_model: BuildModel, variant: dict[str, Any]) -> None:
     model = build_model(**variant)
     tokens = model.shift_values(draw_values(model))
     with torch.no_grad():
         whole, _ = model.attend(tokens)
-        assert whole.abs().max() > 0.5, "outputs too small to tell errors from nothing"
+        assert whole.abs().max() > 0.5, "outputs are too small to show errors"
         assert_agree(step_through(model, tokens)[0], whole, FLOAT64)
         for seed, empty in itertools.product(range(3), (True, False)):
             generator = torch.Generator().manual_seed(seed)
@@ -93,14 +93,14 @@ def test_steps_and_blocks_give_what_the_whole_gives(build_model: BuildModel, var
 
 
 @some_variants
-def test_steps_go_on_from_a_parallel_pass_and_back(build_model: BuildModel, variant: dict[str, Any]) -> None:
+def test_steps_and_parallel_passes_continue_each_other(build_model: BuildModel, variant: dict[str, Any]) -> None:
     model = build_model(**variant)
     tokens = model.shift_values(draw_values(model))
     with torch.no_grad():
         first, state = model.attend(tokens[:, :8], model.init_state(2))
         kept = [tensor.clone() for tensor in state_tensors(state)]
         third, _ = model.attend(tokens[:, 8:13], state)
-        assert all(map(torch.equal, kept, state_tensors(state))), "attend changed the state that it was given"
+        assert all(map(torch.equal, kept, state_tensors(state))), "attend modified its input state"
         second, state = step_through(model, tokens[:, 8:13], state)
         last, _ = model.attend(tokens[:, 13:], state)
         assert_agree(third, second, FLOAT64)
@@ -108,7 +108,7 @@ def test_steps_go_on_from_a_parallel_pass_and_back(build_model: BuildModel, vari
 
 
 @some_variants
-def test_gradients_pass_a_split_unchanged(build_model: BuildModel, variant: dict[str, Any]) -> None:
+def test_gradients_are_split_invariant(build_model: BuildModel, variant: dict[str, Any]) -> None:
     model = build_model(**variant)
     tokens = model.shift_values(draw_values(model))
 
@@ -123,11 +123,11 @@ def test_gradients_pass_a_split_unchanged(build_model: BuildModel, variant: dict
 
 
 @every_variant
-def test_no_prediction_depends_on_its_own_or_a_later_value(build_model: BuildModel, variant: dict[str, Any]) -> None:
+def test_predictions_are_causal(build_model: BuildModel, variant: dict[str, Any]) -> None:
     model = build_model(**variant)
     values = draw_values(model, 1)
     positions = values.shape[1]
-    # Image i of the batch differs from the first one in every value from i on, image i + positions in value i alone.
+    # Image i of the batch differs from the first in every value from i on; image i + positions only in value i.
     changed = values.repeat(2 * positions, 1)
     for place in range(positions):
         changed[place, place:] = 255 - changed[place, place:]
@@ -138,13 +138,13 @@ def test_no_prediction_depends_on_its_own_or_a_later_value(build_model: BuildMod
     for place in range(positions):
         for row in (place, place + positions):
             assert_agree(after[row : row + 1, : place + 1], before[:, : place + 1], CAUSALITY)
-            # `previous` shows a value at once; the neighbours show one at the right border almost a row later.
+            # `previous` reads a value at the next position; neighbours read one at the right border a row later.
             seen = place + 1 if variant["context"] == "previous" else place + model.config.image.values_per_row
             if seen < positions:
                 assert (after[row] - before[0])[place + 1 : seen + 1].abs().max() > 1e-6
 
 
-def test_images_of_a_batch_do_not_see_each_other(build_model: BuildModel) -> None:
+def test_images_of_a_batch_are_independent(build_model: BuildModel) -> None:
     for attention in ("softmax", "linear", "gau", "flash", "lstm"):
         model = build_model(attention=attention, size=(4, 5, 3))
         tokens = model.shift_values(draw_values(model, 3))
@@ -178,7 +178,7 @@ def test_float32_does_not_drift_over_a_whole_digit(build_model: BuildModel, atte
     ("attention", "branches"), [("softmax", 2), ("linear", 2), ("gau", 1), ("flash", 1), ("lstm", 1)]
 )
 @pytest.mark.parametrize("layers", [1, 8])
-def test_the_ends_of_all_branches_add_up_to_the_scale_of_one(
+def test_branches_add_up_to_the_scale_of_one_branch(
     build_config: BuildConfig, attention: str, branches: int, layers: int
 ) -> None:
     """N(0, 1 / inputs), divided by the square root of the number of branches in the whole model."""
@@ -218,12 +218,12 @@ def test_the_probabilities_of_all_images_add_up_to_one(
         with torch.no_grad():
             probabilities = (-model.nats(images).sum(dim=1)).double().exp()
         assert len(probabilities) == 64
-        assert probabilities.std() > 0.002, "an even distribution would show little"
+        assert probabilities.std() > 0.002, "an almost uniform distribution would show little"
         assert probabilities.sum().item() == pytest.approx(1, abs=PROBABILITY_TOTAL)
 
 
 @pytest.mark.parametrize("attention", ["softmax", "linear"])
-def test_stepping_gives_the_probability_of_an_image_too(build_model: BuildModel, attention: str) -> None:
+def test_steps_give_the_probability_of_an_image(build_model: BuildModel, attention: str) -> None:
     model = build_model(attention=attention, head="mixture", size=(4, 5, 3))
     values = draw_values(model)
     with torch.no_grad():
@@ -231,7 +231,7 @@ def test_stepping_gives_the_probability_of_an_image_too(build_model: BuildModel,
         assert_agree(-model.head.log_likelihood(parameters, values), model.nats(values), FLOAT64)
 
 
-def test_tokens_are_values_behind_a_start_token(build_model: BuildModel) -> None:
+def test_tokens_are_a_start_token_and_shifted_values(build_model: BuildModel) -> None:
     model = build_model()
     values = draw_values(model, 3)
     tokens = model.shift_values(values)
@@ -242,7 +242,7 @@ def test_tokens_are_values_behind_a_start_token(build_model: BuildModel) -> None
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("preset", ["tiny", "mnist-small"])
-def test_an_untrained_model_needs_eight_bits_a_value(preset: str, channels: int) -> None:
+def test_an_untrained_model_needs_eight_bits_per_value(preset: str, channels: int) -> None:
     torch.manual_seed(0)
     image = ImageShape.model_validate({"height": 12, "width": 12, "channels": channels})
     model = PixelModel(ModelConfig(**PRESETS[preset].model_dump(), image=image))
@@ -255,8 +255,8 @@ def test_an_untrained_model_needs_eight_bits_a_value(preset: str, channels: int)
     "attention",
     ["linear", *(pytest.param(name, marks=pytest.mark.slow) for name in ("softmax", "gau", "flash", "lstm"))],
 )
-def test_eight_images_can_be_learned_by_heart(attention: str) -> None:
-    """Eight strokes at random places, of random brightness: 0.05 bits/dim would be enough to tell them apart."""
+def test_a_model_can_overfit_eight_images(attention: str) -> None:
+    """Eight strokes at random places, of random brightness; 0.05 bits/dim are enough to distinguish them."""
     generator = torch.Generator().manual_seed(0)
     images = torch.zeros(8, 8, 8, dtype=torch.int64)
     for image in images:
@@ -283,8 +283,8 @@ def test_eight_images_can_be_learned_by_heart(attention: str) -> None:
     ("preset", "size", "parameters"),
     [("mnist-paper", (28, 28, 1), 6_359_198), ("cifar10-paper", (32, 32, 3), 12_677_278)],
 )
-def test_the_paper_models_have_the_paper_s_size(preset: str, size: tuple[int, int, int], parameters: int) -> None:
-    """6.36 and 12.68 million; the start token's row of the value table is all that the released code does not have."""
+def test_paper_presets_have_the_papers_size(preset: str, size: tuple[int, int, int], parameters: int) -> None:
+    """6.36 and 12.68 million; only the start token's row of the value table is not in the released code."""
     image = ImageShape.model_validate(dict(zip(("height", "width", "channels"), size, strict=True)))
     model = PixelModel(ModelConfig(**PRESETS[preset].model_dump(), image=image))
     assert model.parameter_count() == parameters
@@ -298,9 +298,7 @@ def test_the_paper_models_have_the_paper_s_size(preset: str, size: tuple[int, in
 
 @some_variants
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_state_holds_the_bytes_that_it_claims(
-    build_model: BuildModel, variant: dict[str, Any], dtype: torch.dtype
-) -> None:
+def test_state_bytes_are_exact(build_model: BuildModel, variant: dict[str, Any], dtype: torch.dtype) -> None:
     model = build_model(dtype, **variant)
     for batch in (1, 3):
         tokens = model.shift_values(draw_values(model, batch))

@@ -1,4 +1,4 @@
-"""A model built without weights is the model once they are assigned."""
+"""A model built without weights equals the full model once its weights are assigned."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from linformer_cli.model.skeleton import build_skeleton
 
 @pytest.mark.parametrize("changes", [{}, {"embedding": "paper", "context": "hashed", "head": "mixture", "classes": 3}])
 @pytest.mark.parametrize("attention", MIXERS)
-def test_a_filled_skeleton_is_the_model(build_config, attention, changes) -> None:
+def test_a_filled_skeleton_equals_the_model(build_config, attention, changes) -> None:
     config = build_config(attention, **changes)
     model, skeleton = PixelModel(config), build_skeleton(config)
     assert all(parameter.is_meta for parameter in skeleton.head.parameters())

@@ -8,14 +8,14 @@ import torch
 from linformer_cli.model.surroundings import Surroundings, list_surroundings
 
 
-def test_the_pixels_are_those_known_in_four_rows() -> None:
+def test_surroundings_are_known_pixels_of_four_rows() -> None:
     pixels = list_surroundings()
     assert len(pixels) == len(set(pixels)) == 4 + 3 * 9
     assert all(0 <= up <= 3 and abs(left) <= 4 and (up > 0 or left > 0) for up, left in pixels)
 
 
 @pytest.mark.parametrize("levels", [2, 16, 256])
-def test_a_vector_is_what_two_layers_make_of_two_numbers_a_value(levels: int) -> None:
+def test_a_vector_is_two_layers_of_two_numbers_per_value(levels: int) -> None:
     torch.manual_seed(0)
     surroundings = Surroundings(4, 6, levels).double()
     values = torch.tensor([[0, 1, levels - 1, levels], [levels, levels, levels, levels]])

@@ -1,4 +1,4 @@
-"""Models to test engines with, as changes to a tiny one, and their inputs."""
+"""Models to test engines with, as changes to a tiny model, and their inputs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -55,6 +55,6 @@ def sample_values(
 
 
 def draw_tokens(model: PixelModel, batch: int) -> torch.Tensor:
-    """Start tokens, of all classes in turn, and random values, [batch, 60]; fixed by the number of levels."""
+    """Start tokens of rotating classes, then random values, [batch, 60]; the number of levels is the seed."""
     values = torch.randint(0, model.config.image.levels, (batch, 60), generator=torch.Generator().manual_seed(3))
     return model.shift_values(values, model.take_turns(range(1, 1 + batch))).to(model.device)

@@ -1,4 +1,4 @@
-"""From a distribution to a value: the order of filters, ties, extremes, and random streams that never change."""
+"""From a distribution to a value: the order of filters, ties, extremes, and fixed random streams."""
 
 import math
 
@@ -18,18 +18,18 @@ def filtered(probabilities: list[float], dtype: torch.dtype = torch.float64, **f
 # Filters
 
 
-def test_no_filter_changes_nothing() -> None:
+def test_the_default_filters_change_nothing() -> None:
     assert not Filters().active
     assert filtered([0.5, 0.25, 0.25]) == pytest.approx([0.5, 0.25, 0.25], rel=1e-14)
 
 
 @pytest.mark.parametrize("filters", [{"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.5}])
-def test_every_filter_counts_as_one(filters: dict[str, float]) -> None:
+def test_every_filter_is_active(filters: dict[str, float]) -> None:
     assert Filters(**filters).active  # type: ignore[arg-type]
 
 
 def test_temperature_divides_the_log_probabilities() -> None:
-    # p^(1/T), scaled to 1.
+    # p^(1/T), renormalised.
     assert filtered([0.5, 0.25, 0.25], temperature=0.5) == pytest.approx([4 / 6, 1 / 6, 1 / 6], rel=1e-12)
     assert filtered([0.64, 0.32, 0.04], temperature=2.0) == pytest.approx(
         [0.8 / (1 + 0.32**0.5), 0.32**0.5 / (1 + 0.32**0.5), 0.2 / (1 + 0.32**0.5)], rel=1e-12
@@ -42,11 +42,11 @@ def test_a_temperature_near_zero_takes_the_likeliest(temperature: float, dtype: 
     assert filtered([0.2, 0.5, 0.3], dtype, temperature=temperature) == [0, 1, 0]
 
 
-def test_a_high_temperature_makes_all_alike() -> None:
+def test_a_high_temperature_gives_a_uniform_distribution() -> None:
     assert filtered([0.9, 0.1, 0.0], temperature=1e30) == pytest.approx([0.5, 0.5, 0], rel=1e-12)
 
 
-def test_top_k_keeps_the_likeliest_and_scales_them() -> None:
+def test_top_k_keeps_and_renormalises_the_likeliest() -> None:
     assert filtered([0.1, 0.4, 0.3, 0.2], top_k=2) == pytest.approx([0, 4 / 7, 3 / 7, 0], rel=1e-12)
     assert filtered([0.1, 0.4, 0.3, 0.2], top_k=1) == [0, 1, 0, 0]
     for top_k in (4, 5, 10**9):
@@ -56,7 +56,7 @@ def test_top_k_keeps_the_likeliest_and_scales_them() -> None:
 @pytest.mark.parametrize(
     ("top_p", "kept"), [(0.25, 1), (0.5, 1), (0.5001, 2), (0.75, 2), (0.7501, 3), (0.875, 3), (0.876, 4), (1.0, 4)]
 )
-def test_top_p_keeps_the_fewest_that_reach_the_mass(top_p: float, kept: int) -> None:
+def test_top_p_keeps_the_smallest_set_that_reaches_the_mass(top_p: float, kept: int) -> None:
     # Eighths, so that no sum rounds.
     probabilities = [0.125, 0.5, 0.125, 0.25]
     order = [1, 3, 0, 2]
@@ -71,7 +71,7 @@ def test_a_tiny_top_p_still_keeps_the_likeliest(top_p: float, dtype: torch.dtype
     assert filtered([0.2, 0.5, 0.3], dtype, top_p=top_p) == [0, 1, 0]
 
 
-def test_of_equals_the_smaller_values_are_kept() -> None:
+def test_ties_keep_the_smaller_values() -> None:
     assert filtered([0.1, 0.3, 0.3, 0.3], top_k=2) == pytest.approx([0, 0.5, 0.5, 0], rel=1e-12)
     assert filtered([0.25, 0.25, 0.25, 0.25], top_p=0.5) == pytest.approx([0.5, 0.5, 0, 0], rel=1e-12)
     even = torch.full((300,), -math.log(300), dtype=torch.float64)
@@ -80,24 +80,24 @@ def test_of_equals_the_smaller_values_are_kept() -> None:
 
 
 def test_temperature_comes_before_top_p() -> None:
-    # At T = 1/2 the first value has 16/22 of the mass: alone it reaches 0.7. Before, it has 0.4.
+    # At T = 1/2 the first value has 16/22 of the mass and alone reaches top-p; at T = 1 it has 0.4.
     assert filtered([0.4, 0.2, 0.2, 0.1, 0.1], temperature=0.5, top_p=0.5) == [1, 0, 0, 0, 0]
     assert filtered([0.4, 0.2, 0.2, 0.1, 0.1], top_p=0.5) == pytest.approx([2 / 3, 1 / 3, 0, 0, 0], rel=1e-12)
 
 
 def test_top_k_comes_before_top_p() -> None:
-    # Of what top-k leaves, the first has 4/6 of the mass and reaches 0.6 alone; of all it has 0.4.
+    # Of the mass that top-k keeps, the first value has 4/6 and alone reaches 0.6; of all mass it has 0.4.
     assert filtered([0.4, 0.2, 0.2, 0.2], top_k=2, top_p=0.6) == [1, 0, 0, 0]
     assert filtered([0.4, 0.2, 0.2, 0.2], top_p=0.6) == pytest.approx([2 / 3, 1 / 3, 0, 0], rel=1e-12)
     assert filtered([0.4, 0.2, 0.2, 0.2], top_k=2, top_p=0.7) == pytest.approx([2 / 3, 1 / 3, 0, 0], rel=1e-12)
 
 
-def test_values_of_probability_zero_stay_so() -> None:
+def test_values_of_probability_zero_stay_zero() -> None:
     for filters in ({"temperature": 2.0}, {"top_k": 3}, {"top_p": 1.0}):
         assert filtered([0.5, 0.0, 0.5, 0.0], **filters) == pytest.approx([0.5, 0, 0.5, 0], rel=1e-12)
 
 
-def test_rows_are_filtered_each_for_itself() -> None:
+def test_rows_are_filtered_independently() -> None:
     logs = torch.randn(4, 3, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64).log_softmax(dim=-1)
     filters = Filters(temperature=0.7, top_k=6, top_p=0.8)
     together = filter_log_probabilities(logs, filters)
@@ -121,7 +121,7 @@ def test_rows_are_filtered_each_for_itself() -> None:
         ({"top_p": math.nan}, ("--top-p", "found nan")),
     ],
 )
-def test_filters_that_make_no_sense_are_refused(raises_one_line, filters, parts) -> None:
+def test_invalid_filters_are_refused(raises_one_line, filters, parts) -> None:
     with raises_one_line(UsageError, *parts):
         Filters(**filters)
 
@@ -140,7 +140,7 @@ def parameters_of(head, count: int, dtype: torch.dtype = torch.float64) -> torch
     return head(x).to(dtype).detach()
 
 
-def test_top_k_one_takes_the_likeliest_whatever_the_number(head) -> None:
+def test_top_k_one_takes_the_likeliest_for_any_uniform(head) -> None:
     parameters = parameters_of(head, 50)
     likeliest = head.log_probabilities(parameters).argmax(dim=-1)
     for uniform in (0.0, 0.3, 1 - 2.0**-53):
@@ -153,14 +153,14 @@ def test_a_dropped_value_is_never_drawn(head, dtype: torch.dtype) -> None:
     parameters = parameters_of(head, 200, dtype)
     filters = Filters(top_k=4)
     kept = filter_log_probabilities(head.log_probabilities(parameters), filters).isfinite()
-    # The largest number below 1 is 1 in float32: what lies behind the last kept value must not be reached.
+    # The largest number below 1 is 1 in float32: values after the last kept one must not be reached.
     for uniform in (0.0, 2.0**-53, 0.5, 1 - 2.0**-24, 1 - 2.0**-30, 1 - 2.0**-53):
         chosen = draw_filtered(head, parameters, torch.full((200,), uniform, dtype=torch.float64), filters)
         assert kept.gather(1, chosen.unsqueeze(1)).all()
 
 
-def test_filtered_values_are_drawn_by_their_probabilities(head) -> None:
-    # Numbers spread evenly over [0, 1) must fall into the values' shares exactly.
+def test_filtered_values_are_drawn_with_their_probabilities(head) -> None:
+    # Numbers spaced evenly over [0, 1) must fall into the values' shares exactly.
     (parameters,) = parameters_of(head, 1)
     filters = Filters(temperature=0.8, top_k=8, top_p=0.95)
     count = 10_000
@@ -175,7 +175,7 @@ def test_filtered_values_are_drawn_by_their_probabilities(head) -> None:
 
 
 def test_the_first_numbers_are_pinned() -> None:
-    # What --seed means is part of the promise to users: these never change.
+    # Users rely on the meaning of --seed: these numbers must never change.
     streams = UniformStreams(0, range(3))
     found = torch.stack([streams.take(), streams.take()])
     assert found.tolist() == [
@@ -193,7 +193,7 @@ def test_a_stream_is_philox_with_the_seed_and_the_index_as_key() -> None:
         assert float(streams.take()) == (word >> 11) / 2**53
 
 
-def test_a_stream_depends_on_seed_and_index_alone(monkeypatch) -> None:
+def test_a_stream_depends_only_on_seed_and_index(monkeypatch) -> None:
     whole = [UniformStreams(3, range(10)).take() for _ in range(1)]
     streams = {
         "alone": UniformStreams(3, range(4, 5)),
@@ -216,7 +216,7 @@ def test_streams_differ_by_seed_and_by_index() -> None:
     assert len(set(numbers)) == 16
 
 
-def test_numbers_are_even_and_below_one() -> None:
+def test_numbers_are_uniform_and_below_one() -> None:
     streams = UniformStreams(0, range(500))
     numbers = torch.stack([streams.take() for _ in range(130)])
     assert numbers.dtype == torch.float64
@@ -224,13 +224,13 @@ def test_numbers_are_even_and_below_one() -> None:
     assert numbers.max() < 1
     counts = torch.histc(numbers, 20, 0, 1)
     expected = numbers.numel() / 20
-    # 19 degrees of freedom: one in ten thousand seeds lies above 50.
+    # 19 degrees of freedom: one in ten thousand seeds exceeds 50.
     assert ((counts - expected) ** 2 / expected).sum() < 50
     neighbours = torch.corrcoef(torch.stack([numbers[:-1].flatten(), numbers[1:].flatten()]))[0, 1]
     assert abs(neighbours) < 0.02
 
 
-def test_what_was_taken_stays_as_it_was() -> None:
+def test_taken_numbers_are_not_overwritten() -> None:
     streams = UniformStreams(0, range(2))
     first = streams.take()
     kept = first.clone()

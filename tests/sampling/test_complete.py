@@ -1,4 +1,4 @@
-"""Completing: the known part is unchanged and read in one pass, as by stepping; bits are counted by part."""
+"""Completing: the known part is unchanged, reading it in one pass equals stepping, and bits are counted by part."""
 
 import math
 
@@ -40,14 +40,14 @@ COLOUR = ImageShape(height=32, width=20, channels=3)
         ("top:783px", GREY, 783),
         ("top:27rows", GREY, 756),
         ("top:0.3", ImageShape(height=1, width=7), 2),
-        # Channels belong to their pixel: a kept pixel is kept whole.
+        # A kept pixel is kept with all its channels.
         ("top:0.5", COLOUR, 960),
         ("top:16rows", COLOUR, 960),
         ("top:5px", COLOUR, 15),
         ("top:0.003", COLOUR, 6),
     ],
 )
-def test_what_is_kept_is_counted_in_values(text: str, shape: ImageShape, known: int) -> None:
+def test_keep_is_parsed_to_a_number_of_values(text: str, shape: ImageShape, known: int) -> None:
     assert parse_keep(text, shape) == known
 
 
@@ -78,7 +78,7 @@ def test_what_is_kept_is_counted_in_values(text: str, shape: ImageShape, known: 
         "top:0.5px",
     ],
 )
-def test_anything_else_is_refused_with_what_would_do(raises_one_line, text: str) -> None:
+def test_an_invalid_keep_is_refused_with_examples(raises_one_line, text: str) -> None:
     with raises_one_line(UsageError, "--keep", "top:0.5", "top:14rows", f"found '{text}'"):
         parse_keep(text, GREY)
 
@@ -90,7 +90,7 @@ def test_only_the_top_can_be_kept(raises_one_line, side: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["top:1.0", "top:100%", "top:28rows", "top:28", "top:784px", "top:9999rows"])
-def test_something_must_be_left_to_complete(raises_one_line, text: str) -> None:
+def test_keeping_the_whole_image_is_refused(raises_one_line, text: str) -> None:
     with raises_one_line(UsageError, f"--keep {text}", "nothing is left"):
         parse_keep(text, GREY)
 
@@ -109,7 +109,7 @@ def original() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("known", [1, 24, 63])
-def test_the_known_part_is_untouched_and_the_rest_is_drawn(model, original, known) -> None:
+def test_the_known_part_is_unchanged_and_the_rest_is_drawn(model, original, known) -> None:
     before = original.clone()
     completion = complete_values(Sampler(model, 2), original, known, 4)
     assert completion.known == known
@@ -125,7 +125,7 @@ def test_the_known_part_is_untouched_and_the_rest_is_drawn(model, original, know
 
 @torch.no_grad()
 def complete_by_steps(model: PixelModel, original: torch.Tensor, known: int, count: int, seed: int) -> torch.Tensor:
-    """The same completions without the parallel form: every image steps through the known values."""
+    """The same completions without the parallel pass: every image steps through the known values."""
     parameters, state = model.step(model.start_tokens(count), model.init_state(count))
     for value in original[:known]:
         parameters, state = model.step(value.expand(count), state)
@@ -134,12 +134,12 @@ def complete_by_steps(model: PixelModel, original: torch.Tensor, known: int, cou
 
 
 @pytest.mark.parametrize("known", [0, 1, 24, 63])
-def test_reading_the_known_values_at_once_equals_stepping_through_them(model, original, known) -> None:
+def test_reading_known_values_at_once_equals_stepping(model, original, known) -> None:
     completion = complete_values(Sampler(model, 2), original, known, 5)
     assert torch.equal(completion.values[:, known:], complete_by_steps(model, original, known, 5, seed=2))
 
 
-def test_the_known_values_are_read_once_whatever_the_count(build_tiny_model, original, monkeypatch) -> None:
+def test_known_values_are_read_once_for_any_count(build_tiny_model, original, monkeypatch) -> None:
     model = build_tiny_model()
     shapes = []
     attend = PixelModel.attend
@@ -153,14 +153,14 @@ def test_the_known_values_are_read_once_whatever_the_count(build_tiny_model, ori
     assert shapes[0] == (1, 25)
 
 
-def test_with_nothing_known_it_is_sampling(model, original) -> None:
+def test_completing_without_known_values_is_sampling(model, original) -> None:
     completion = complete_values(Sampler(model, 3), original, 0, 5)
     assert torch.equal(completion.values, sample_values(model, range(5), seed=3).values.long())
     assert math.isnan(completion.kept_bits_per_dim)
     assert len(completion.completed_bits_per_dim) == 5
 
 
-def test_completion_number_i_depends_on_the_seed_and_i_alone(model, original) -> None:
+def test_completion_i_depends_only_on_seed_and_i(model, original) -> None:
     many, few, other = (
         complete_values(Sampler(model, seed), original, 24, count).values for count, seed in ((6, 2), (2, 2), (6, 3))
     )
@@ -168,7 +168,7 @@ def test_completion_number_i_depends_on_the_seed_and_i_alone(model, original) ->
     assert not torch.equal(many, other)
 
 
-def test_the_rest_does_not_depend_on_what_the_original_had_there(model, original) -> None:
+def test_the_rest_does_not_depend_on_the_rest_of_the_original(model, original) -> None:
     changed = original.clone()
     changed[24:] = 15 - changed[24:]
     ours, theirs = (complete_values(Sampler(model, 2), image, 24, 3) for image in (original, changed))
@@ -180,7 +180,7 @@ def test_the_rest_does_not_depend_on_what_the_original_had_there(model, original
     assert not torch.equal(complete_values(Sampler(model, 2), changed, 24, 3).values[:, 24:], ours.values[:, 24:])
 
 
-def test_bits_are_those_of_the_parts_by_hand(model, original) -> None:
+def test_bits_of_each_part(model, original) -> None:
     known, count = 24, 3
     completion = complete_values(Sampler(model, 2), original, known, count)
 
@@ -196,14 +196,14 @@ def test_bits_are_those_of_the_parts_by_hand(model, original) -> None:
     assert len(set(completion.completed_bits_per_dim)) == count
 
 
-def test_filters_reach_the_completions(model, original) -> None:
+def test_filters_apply_to_completions(model, original) -> None:
     greedy = complete_values(Sampler(model, 2, Filters(top_k=1)), original, 24, 3).values
     assert len(torch.unique(greedy, dim=0)) == 1
     logs = model.head.log_probabilities(model.attend(model.shift_values(greedy[:1]))[0])[0].detach()
     assert torch.equal(logs.argmax(dim=-1)[24:], greedy[0, 24:])
 
 
-def test_a_model_that_gives_no_numbers_is_refused(build_tiny_model, original, raises_one_line) -> None:
+def test_a_model_that_predicts_nan_is_refused(build_tiny_model, original, raises_one_line) -> None:
     model = build_tiny_model()
     model.head.projection.bias.data[3] = math.nan
     with raises_one_line(LintxError, "not a finite number", "damaged"):
@@ -211,7 +211,7 @@ def test_a_model_that_gives_no_numbers_is_refused(build_tiny_model, original, ra
 
 
 @pytest.mark.parametrize("known", [0, 40])
-def test_completions_are_halved_too_where_memory_runs_out(build_tiny_model, monkeypatch, known) -> None:
+def test_completions_are_halved_if_memory_runs_out(build_tiny_model, monkeypatch, known) -> None:
     model = build_tiny_model(dtype=torch.float64)
     original = sample_values(model, range(1), seed=9).values[0].long()
     expected = complete_values(Sampler(model, 2), original, known, 5)
@@ -233,8 +233,8 @@ def test_completions_are_halved_too_where_memory_runs_out(build_tiny_model, monk
 # Classes
 
 
-def test_a_completion_is_of_the_class_it_is_told(build_tiny_model) -> None:
-    # As if the known values had been stepped through behind the class's start token.
+def test_a_completion_has_the_given_class(build_tiny_model) -> None:
+    # Equal to stepping through the class's start token and the known values.
     model = build_tiny_model(dtype=torch.float64, classes=3)
     original, known = torch.arange(64) % 16, 24
     seen = []

@@ -1,4 +1,4 @@
-"""The engine for GPUs, run on the CPU: its results, and that a recorded step never waits for the host."""
+"""The GPU engine, run on the CPU: its results, and that a recorded step never waits for the host."""
 
 import gc
 import weakref
@@ -32,7 +32,7 @@ every_change = pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
 
 @pytest.fixture(autouse=True)
 def _torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only torch's own operations, unless a test says otherwise."""
+    """Disables Triton, unless a test enables it."""
     monkeypatch.setattr(kernels, "serves", lambda *arguments: False)
 
 
@@ -43,7 +43,7 @@ def build_tiny_model(build_tiny_model):
 
 @every_change
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, FLOAT32), (torch.bfloat16, BFLOAT16)])
-def test_steps_are_those_of_the_model(build_tiny_model, changes, dtype, tolerance) -> None:
+def test_steps_match_the_model(build_tiny_model, changes, dtype, tolerance) -> None:
     model = build_tiny_model(**changes).to(dtype)
     engines = CudaEngine(model, 3), TextbookEngine(model, 3)
     for token in draw_tokens(model, 3).unbind(dim=1):
@@ -54,7 +54,7 @@ def test_steps_are_those_of_the_model(build_tiny_model, changes, dtype, toleranc
 
 @pytest.mark.parametrize("known", [1, 9, 23, 40])
 @pytest.mark.parametrize("changes", [{}, {"classes": 3, "context": "hashed"}], ids=str)
-def test_it_goes_on_from_what_attend_gave(build_tiny_model, known, changes) -> None:
+def test_it_continues_from_a_state_of_attend(build_tiny_model, known, changes) -> None:
     model = build_tiny_model(**changes)
     tokens = draw_tokens(model, 2)
     with torch.no_grad():
@@ -64,13 +64,13 @@ def test_it_goes_on_from_what_attend_gave(build_tiny_model, known, changes) -> N
     for token in tokens[:, known:].unbind(dim=1):
         ours, theirs = (engine.step(token) for engine in engines)
         assert_agree(ours, theirs, FLOAT32)
-    # And the state that was forked from is as it was.
+    # The original of a forked state is unchanged.
     assert_agree(CudaEngine(model, 1, fork_state(state, 1)).step(tokens[:1, known]), expected[:, known], FLOAT32)
 
 
 @pytest.mark.parametrize("head", ["categorical", "mixture"])
 @pytest.mark.parametrize("filters", [Filters(), Filters(temperature=0.5), Filters(top_k=3, top_p=0.8)], ids=str)
-def test_images_are_those_of_the_textbook(build_tiny_model, head, filters) -> None:
+def test_images_match_the_textbook(build_tiny_model, head, filters) -> None:
     model = build_tiny_model(head=head)
     textbook, engine = TextbookEngine(model, 20), CudaEngine(model, 20)
     streams, again = UniformStreams(3, range(20)), UniformStreams(3, range(20))
@@ -79,12 +79,12 @@ def test_images_are_those_of_the_textbook(build_tiny_model, head, filters) -> No
     found = engine.draw_values(parameters[1], again, filters, 64)
     assert found.dtype == torch.uint8 and found.shape == (20, 64)
     assert len(torch.unique(found, dim=0)) == 20
-    # Rounding may decide once in a long while.
+    # Rounding may rarely change a value.
     assert (found == expected).all(dim=1).sum() >= 19
 
 
-def test_an_image_may_be_drawn_in_parts(build_tiny_model) -> None:
-    """Each part continues with the random numbers and the state of the one before; a filter may change in between."""
+def test_an_image_can_be_drawn_in_parts(build_tiny_model) -> None:
+    """Each part continues with the random numbers and state of the previous one; a filter may change in between."""
     model = build_tiny_model()
     whole, parts = CudaEngine(model, 2), CudaEngine(model, 2)
     streams, again = UniformStreams(0, range(2)), UniformStreams(0, range(2))
@@ -96,7 +96,7 @@ def test_an_image_may_be_drawn_in_parts(build_tiny_model) -> None:
     assert torch.equal(torch.cat(found, dim=1), expected)
 
 
-def test_it_draws_no_more_values_than_an_image_has(build_tiny_model) -> None:
+def test_drawing_beyond_the_image_is_refused(build_tiny_model) -> None:
     model = build_tiny_model(image=ImageShape(height=2, width=2, levels=16))
     engine = CudaEngine(model, 1)
     engine.draw_values(engine.step(model.start_tokens(1)), UniformStreams(0, range(1)), Filters(), 4)
@@ -106,7 +106,7 @@ def test_it_draws_no_more_values_than_an_image_has(build_tiny_model) -> None:
 
 @pytest.mark.parametrize("head", ["categorical", "mixture"])
 @pytest.mark.parametrize("damage", [torch.nan, torch.inf])
-def test_a_damaged_model_is_said_at_the_end(build_tiny_model, raises_one_line, head, damage) -> None:
+def test_a_damaged_model_is_reported_at_the_end(build_tiny_model, raises_one_line, head, damage) -> None:
     model = build_tiny_model(head=head)
     with torch.no_grad():
         model.blocks[0].feed_forward.output.bias[0] = damage
@@ -116,8 +116,8 @@ def test_a_damaged_model_is_said_at_the_end(build_tiny_model, raises_one_line, h
         engine.draw_values(parameters, UniformStreams(0, range(3)), Filters(), 9)
 
 
-def test_what_is_drawn_is_always_a_value(build_tiny_model, monkeypatch) -> None:
-    """A head may draw any number from NaN, and it is looked up before the host knows."""
+def test_draws_from_nan_are_valid_values(build_tiny_model, monkeypatch) -> None:
+    """A head may draw any number from NaN, and the number indexes a table before NaN is reported."""
     model = build_tiny_model()
     engine = CudaEngine(model, 3)
     engine.step(model.start_tokens(3))
@@ -126,7 +126,7 @@ def test_what_is_drawn_is_always_a_value(build_tiny_model, monkeypatch) -> None:
     assert engine._tokens.tolist() == [0, 3, 15]
 
 
-def test_it_is_asked_before_every_value(build_tiny_model) -> None:
+def test_before_step_is_called_before_every_value(build_tiny_model) -> None:
     model = build_tiny_model()
     engine, asked = CudaEngine(model, 1), []
     parameters = engine.step(model.start_tokens(1))
@@ -145,7 +145,7 @@ def test_the_state_has_the_bytes_of_the_model_and_does_not_grow(build_tiny_model
 
 
 class _OnlyOn(TorchDispatchMode):
-    """Every input and output of an operation is on `device`."""
+    """Checks that every input and output of an operation is on `device`."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
@@ -161,8 +161,8 @@ class _OnlyOn(TorchDispatchMode):
 @pytest.mark.parametrize("head", ["categorical", "mixture"])
 @pytest.mark.parametrize("filters", [Filters(), Filters(top_k=3, top_p=0.8)], ids=str)
 @pytest.mark.parametrize("changes", [{}, {"classes": 3, "context": "hashed"}], ids=str)
-def test_nothing_inside_an_image_needs_the_host(build_tiny_model, head, filters, changes) -> None:
-    """On tensors with a device but no contents: reading a number or mixing devices fails."""
+def test_drawing_an_image_never_needs_the_host(build_tiny_model, head, filters, changes) -> None:
+    """Runs on tensors with a device but no contents: reading a number or mixing devices fails."""
     model, fake = build_tiny_model(head=head, **changes).cpu(), FakeTensorMode()
     with fake, torch.no_grad(), textbook_only():
         for module in model.modules():
@@ -172,16 +172,16 @@ def test_nothing_inside_an_image_needs_the_host(build_tiny_model, head, filters,
         state = model.init_state(3)
         state = state._replace(embedding=state.embedding._replace(position=torch.tensor(0)))
         engine = CudaEngine(model, 3, state)
-        with _OnlyOn("cuda"):  # what lies on the host would have to be copied
+        with _OnlyOn("cuda"):  # host tensors would have to be copied
             for _ in range(2):
                 engine.take_step()
                 engine.draw_next(filters)
         assert engine._parameters.device.type == engine._tokens.device.type == "cuda"
-        with pytest.raises(DataDependentOutputException):  # it is noticed: the model's own step does ask
+        with pytest.raises(DataDependentOutputException):  # the check works: the model's own step reads numbers
             model.step(model.start_tokens(3), model.init_state(3))
 
 
-def test_work_is_run_once_then_recorded_once_and_replayed(monkeypatch) -> None:
+def test_work_runs_once_then_is_recorded_and_replayed(monkeypatch) -> None:
     done: list[str] = []
 
     class Graph:
@@ -201,7 +201,7 @@ def test_work_is_run_once_then_recorded_once_and_replayed(monkeypatch) -> None:
     assert done == ["run"] * 3
 
 
-def test_an_engine_that_is_dropped_gives_its_memory_back_at_once(build_tiny_model) -> None:
+def test_a_deleted_engine_frees_its_memory_at_once(build_tiny_model) -> None:
     model = build_tiny_model()
     engine = CudaEngine(model, 2)
     engine.draw_values(engine.step(model.start_tokens(2)), UniformStreams(0, range(2)), Filters(), 5)
@@ -214,7 +214,7 @@ def test_an_engine_that_is_dropped_gives_its_memory_back_at_once(build_tiny_mode
         gc.enable()
 
 
-def test_on_other_devices_it_does_not_serve(build_tiny_model) -> None:
+def test_other_devices_are_not_supported(build_tiny_model) -> None:
     model = build_tiny_model().cpu()
     assert CudaEngine.refusal(model) == "it runs on CUDA devices only"
     assert choose_engine("auto", model).value != "cuda"
@@ -226,12 +226,16 @@ def test_on_other_devices_it_does_not_serve(build_tiny_model) -> None:
         ({"attention": "softmax"}, torch.float32, "it supports linear attention only"),
         ({"attention": "lstm"}, torch.float32, "it supports linear attention only"),
         ({}, torch.float64, "it does not support float64"),
-        ({"attention_options": {"feature_map": "poly2"}}, torch.float32, "it supports the feature maps elu and relu only"),
+        (
+            {"attention_options": {"feature_map": "poly2"}},
+            torch.float32,
+            "it supports the feature maps elu and relu only",
+        ),
         ({"attention_options": {"feature_map": "relu"}}, torch.float32, None),
         ({}, torch.bfloat16, None),
     ],
 )
-def test_what_it_serves_on_a_gpu(build_tiny_model, monkeypatch, changes, dtype, reason) -> None:
+def test_supported_models_on_a_gpu(build_tiny_model, monkeypatch, changes, dtype, reason) -> None:
     model = build_tiny_model(**changes).to(dtype)
     monkeypatch.setattr(PixelModel, "device", torch.device("cuda"))
     assert CudaEngine.refusal(model) == reason
@@ -239,7 +243,7 @@ def test_what_it_serves_on_a_gpu(build_tiny_model, monkeypatch, changes, dtype, 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, FLOAT32), (torch.bfloat16, BFLOAT16)])
 @pytest.mark.parametrize("known", [0, 5])
-def test_with_triton_its_steps_are_those_of_the_model(build_tiny_model, monkeypatch, known, dtype, tolerance) -> None:
+def test_steps_with_triton_match_the_model(build_tiny_model, monkeypatch, known, dtype, tolerance) -> None:
     pytest.importorskip("triton", reason=NO_TRITON)
     monkeypatch.setattr(kernels, "serves", lambda *arguments: True)
     model = build_tiny_model(head_width=16, layers=1).to(dtype)
@@ -250,13 +254,13 @@ def test_with_triton_its_steps_are_those_of_the_model(build_tiny_model, monkeypa
             _, state = model.step(token, state)
     engine, textbook = CudaEngine(model, 2, fork_state(state)), TextbookEngine(model, 2, state)
     assert all(isinstance(layer, FoldedState) for layer in engine.states)
-    for token in tokens[:, known : known + 12].unbind(dim=1):  # more than are folded at once
+    for token in tokens[:, known : known + 12].unbind(dim=1):  # more than one fold
         assert_agree(engine.step(token).float(), textbook.step(token).float(), tolerance)
 
 
 @pytest.mark.parametrize("triton", [False, True])
-def test_started_again_it_is_as_new_in_the_same_memory(build_tiny_model, monkeypatch, triton) -> None:
-    """The graphs of a GPU keep reading and writing the tensors they were recorded with."""
+def test_a_restarted_engine_reuses_its_memory(build_tiny_model, monkeypatch, triton) -> None:
+    """CUDA graphs keep reading and writing the tensors that they were recorded with."""
     if triton:
         pytest.importorskip("triton", reason=NO_TRITON)
         monkeypatch.setattr(kernels, "serves", lambda *arguments: True)
@@ -274,7 +278,7 @@ def test_started_again_it_is_as_new_in_the_same_memory(build_tiny_model, monkeyp
     assert [part.data_ptr() for part in engine.tensors()] == memory
 
 
-def test_auto_takes_no_engine_that_has_never_run(build_tiny_model, monkeypatch) -> None:
+def test_auto_chooses_no_engine_that_has_never_run(build_tiny_model, monkeypatch) -> None:
     monkeypatch.setattr(CudaEngine, "refusal", lambda model: None)
     model = build_tiny_model(attention="softmax")
     choice = choose_engine("auto", model)

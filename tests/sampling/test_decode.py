@@ -1,4 +1,4 @@
-"""Sampling: an image depends on the seed and its number alone, and is drawn from the distribution of the likelihood."""
+"""Sampling: an image depends only on the seed and its number, and is drawn from the distribution of the likelihood."""
 
 import itertools
 import math
@@ -43,14 +43,14 @@ def test_images_do_not_depend_on_the_batch(model) -> None:
     assert len(torch.unique(together, dim=0)) == 8
 
 
-def test_images_do_not_depend_on_the_batch_with_filters_either(model) -> None:
+def test_filtered_images_do_not_depend_on_the_batch(model) -> None:
     filters = Filters(temperature=0.9, top_k=10, top_p=0.95)
     alone, together = (collect(model, 4, batch, seed=5, filters=filters) for batch in (1, 4))
     assert torch.equal(alone, together)
     assert not torch.equal(together, collect(model, 4, 4, seed=5))
 
 
-def test_image_number_i_is_always_the_same(model) -> None:
+def test_image_i_is_always_the_same(model) -> None:
     together = sample_values(model, range(6), seed=5).values
     assert torch.equal(sample_values(model, range(4, 6), seed=5).values, together[4:])
     assert torch.equal(collect(model, 3, 2, seed=5), together[:3])
@@ -81,20 +81,20 @@ def chi_square(counts: torch.Tensor, probabilities: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize(("attention", "head"), KINDS)
-def test_the_first_value_is_drawn_from_the_models_probabilities(build_tiny_model, attention, head) -> None:
+def test_the_first_value_follows_the_models_probabilities(build_tiny_model, attention, head) -> None:
     model = build_tiny_model(attention=attention, head=head, image=ImageShape(height=1, width=2, levels=16))
     count = 20_000
     values = sample_values(model, range(count), seed=1).values[:, 0]
     counts = torch.bincount(values, minlength=16)
     first = model.head.log_probabilities(model.attend(torch.zeros(1, 1, dtype=torch.int64))[0][0, 0]).exp().detach()
-    # 15 degrees of freedom: one seed in ten thousand lies above 44.3. A little less contrast is far outside.
+    # 15 degrees of freedom: one seed in ten thousand exceeds 44.3. Slightly flatter distributions far exceed it.
     assert chi_square(counts, first) < 44.3
     assert chi_square(counts, (first.log() * 0.9).softmax(dim=0)) > 100
     assert chi_square(counts, first.roll(1)) > 100
 
 
 @pytest.mark.parametrize(("attention", "head"), KINDS)
-def test_whole_images_are_drawn_as_their_nats_say(build_tiny_model, attention, head) -> None:
+def test_whole_images_follow_their_likelihood(build_tiny_model, attention, head) -> None:
     model = build_tiny_model(attention=attention, head=head, image=ImageShape(height=1, width=2, levels=4))
     all_images = torch.cartesian_prod(torch.arange(4), torch.arange(4))
     probabilities = torch.exp(-model.nats(all_images).detach().double().sum(dim=1))
@@ -106,19 +106,19 @@ def test_whole_images_are_drawn_as_their_nats_say(build_tiny_model, attention, h
     assert chi_square(counts, independent.flatten()) > 100
 
 
-def test_filters_change_what_is_drawn_as_they_say(build_tiny_model) -> None:
+def test_filtered_draws_follow_the_filtered_distribution(build_tiny_model) -> None:
     model = build_tiny_model(image=ImageShape(height=1, width=2, levels=16))
     first = model.head.log_probabilities(model.attend(torch.zeros(1, 1, dtype=torch.int64))[0][0, 0]).exp().detach()
     kept = first.argsort(descending=True)[:3]
     values = sample_values(model, range(5_000), filters=Filters(top_k=3)).values[:, 0].long()
     counts = torch.bincount(values, minlength=16)[kept]
     assert int(counts.sum()) == 5_000
-    # Two degrees of freedom: one seed in ten thousand lies above 18.4.
+    # Two degrees of freedom: one seed in ten thousand exceeds 18.4.
     assert chi_square(counts, first[kept] / first[kept].sum()) < 18.4
 
 
-def test_each_value_is_drawn_from_what_the_parallel_form_says_about_it(model) -> None:
-    # The engine's own numbers, followed by hand along the finished images.
+def test_each_value_is_drawn_from_the_parallel_prediction(model) -> None:
+    # Draw again by hand along the finished images, with the engine's random numbers.
     values = sample_values(model, range(3), seed=4).values.long()
     parameters = model.attend(model.shift_values(values))[0].detach()
     streams = UniformStreams(4, range(3))
@@ -140,21 +140,21 @@ def test_every_value_takes_one_step(build_tiny_model, monkeypatch) -> None:
 
     monkeypatch.setattr(PixelModel, "step", counted)
     values = sample_values(model, range(2), engine="textbook").values
-    # The start token, and every value but the last: there is nothing to learn from it.
+    # Steps take the start token and every value but the last, which no prediction needs.
     assert steps == [[0, 0], *values[:, :-1].T.tolist()]
     parameters, state = take_step(model, model.start_tokens(2), model.init_state(2))
     engine = TextbookEngine(model, 2, state)
     assert torch.equal(engine.draw_values(parameters, UniformStreams(0, range(2)), Filters(), 64), values)
 
 
-def test_a_batch_tells_the_bytes_of_its_state(build_tiny_model) -> None:
+def test_a_batch_reports_its_state_bytes(build_tiny_model) -> None:
     for attention in ("linear", "softmax"):
         model = build_tiny_model(attention=attention)
         for batch in (1, 3):
             assert sample_values(model, range(batch)).state_bytes == model.state_bytes(batch)
 
 
-def test_images_are_finished_pictures(build_tiny_model) -> None:
+def test_sample_images_returns_uint8_images(build_tiny_model) -> None:
     shape = ImageShape(height=2, width=3, channels=3, levels=5)
     model = build_tiny_model(image=shape)
     images = sample_images(model, 5, batch=2, seed=3)
@@ -171,7 +171,7 @@ def test_the_largest_value_survives(build_tiny_model) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_model_that_gives_no_numbers_is_refused(build_tiny_model, raises_one_line, value) -> None:
+def test_a_model_that_predicts_nan_is_refused(build_tiny_model, raises_one_line, value) -> None:
     model = build_tiny_model()
     model.head.projection.bias.data[3] = value
     with raises_one_line(LintxError, "not a finite number", "damaged"):
@@ -179,8 +179,8 @@ def test_a_model_that_gives_no_numbers_is_refused(build_tiny_model, raises_one_l
 
 
 @pytest.mark.parametrize("known", [0, 60])
-def test_numbers_that_end_before_the_last_value_are_noticed(build_tiny_model, raises_one_line, known) -> None:
-    """At any position of the image, also between two checks of the engine."""
+def test_nan_anywhere_in_an_image_is_noticed(build_tiny_model, raises_one_line, known) -> None:
+    """NaN is noticed at any position of the image, also between two checks of the engine."""
     model = build_tiny_model()
     engine = TextbookEngine(model, 2, model.attend(torch.zeros(2, known, dtype=torch.int64))[1] if known else None)
     first = engine.step(model.start_tokens(2))
@@ -199,7 +199,7 @@ def test_numbers_that_end_before_the_last_value_are_noticed(build_tiny_model, ra
 
 
 def refuse_above(monkeypatch: pytest.MonkeyPatch, model: PixelModel, limit: int, error: Exception) -> list[int]:
-    """Make stepping more than `limit` images at once fail as if memory ran out; returns the batches that were tried."""
+    """Make steps of more than `limit` images fail as if memory ran out; returns the batch sizes that were tried."""
     tried, step = [], model.step
 
     def limited(tokens: torch.Tensor, state: object) -> object:
@@ -226,7 +226,7 @@ NO_MEMORY = {
     [pytest.param(error, marks=() if name == "cpu" else pytest.mark.slow) for name, error in NO_MEMORY.items()],
     ids=NO_MEMORY,
 )
-def test_where_memory_runs_out_the_batch_is_halved_and_the_images_stay_the_same(model, monkeypatch, error) -> None:
+def test_the_batch_is_halved_if_memory_runs_out(model, monkeypatch, error) -> None:
     expected = collect(model, 11, 11, seed=4)
     tried = refuse_above(monkeypatch, model, 3, error)
     halved: list[int] = []
@@ -237,21 +237,21 @@ def test_where_memory_runs_out_the_batch_is_halved_and_the_images_stay_the_same(
     assert tried[:3] == [10, 5, 2]
 
 
-def test_not_even_one_image_fits(model, monkeypatch, raises_one_line) -> None:
+def test_one_image_that_does_not_fit_is_an_error(model, monkeypatch, raises_one_line) -> None:
     refuse_above(monkeypatch, model, 0, torch.OutOfMemoryError("CUDA out of memory"))
     with raises_one_line(LintxError, "not enough memory", "a single image"):
         collect(model, 4, 4)
 
 
-def test_another_error_is_no_reason_to_halve(model, monkeypatch) -> None:
+def test_other_errors_do_not_halve_the_batch(model, monkeypatch) -> None:
     tried = refuse_above(monkeypatch, model, 0, RuntimeError("shapes do not fit"))
     with pytest.raises(RuntimeError, match="shapes do not fit"):
         collect(model, 4, 4)
     assert tried == [4]
 
 
-def test_the_memory_of_a_failed_attempt_is_free_before_the_next(model, monkeypatch) -> None:
-    """Inside the error's handler the traceback still holds every tensor of the attempt."""
+def test_a_failed_attempt_frees_its_memory_first(model, monkeypatch) -> None:
+    """Inside the exception handler, the traceback still holds every tensor of the attempt."""
     alive: list[weakref.ref[torch.Tensor]] = []
 
     def attempt(indices: range) -> torch.Tensor:
@@ -281,7 +281,7 @@ def test_every_image_has_its_own_class(build_tiny_model) -> None:
     assert np.array_equal(sample_images(model, 5, batch=2, seed=4, labels=labels), images)
 
 
-def test_by_default_classes_take_turns_whatever_the_batch(build_tiny_model) -> None:
+def test_default_classes_rotate_for_any_batch(build_tiny_model) -> None:
     model = build_tiny_model(classes=3)
     expected = sample_images(model, 5, seed=4, labels=[0, 1, 2, 0, 1])
     for batch in (1, 2, 64):

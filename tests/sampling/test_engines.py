@@ -1,4 +1,4 @@
-"""Engines agree with the model's own step, from any state, and say why they do not serve a model."""
+"""Engines agree with the model's own step, from any state, and say why they do not support a model."""
 
 import functools
 import gc
@@ -27,7 +27,7 @@ from linformer_cli.sampling.engines.native_network import FEW
 FLOAT32, BFLOAT16 = 1e-5, 0.05
 needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="the native engine needs a C++ compiler")
 every_change = pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
-# Images that all threads work on together, and images that are shared out among three.
+# Images that all threads work on together, and images that are divided among three threads.
 every_batch = pytest.mark.parametrize(
     ("batch", "threads"),
     [(1, 1), pytest.param(17, 1, marks=pytest.mark.slow), pytest.param(3 * FEW, 3, marks=pytest.mark.slow)]
@@ -54,7 +54,7 @@ def build_tiny_model(build_tiny_model: Callable[..., PixelModel]) -> Callable[..
 
 @pytest.fixture
 def use_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Divide the images as if there were so many threads."""
+    """Divide the images as if there were this many threads."""
     return lambda threads: monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
 
 
@@ -62,9 +62,7 @@ def use_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 @every_change
 @every_batch
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, FLOAT32), (torch.bfloat16, BFLOAT16)])
-def test_native_steps_are_those_of_the_model(
-    build_tiny_model, use_threads, changes, batch, threads, dtype, tolerance
-) -> None:
+def test_native_steps_match_the_model(build_tiny_model, use_threads, changes, batch, threads, dtype, tolerance) -> None:
     use_threads(threads)
     reference = build_tiny_model(**changes).to(dtype).float()  # the same rounded weights
     textbook = TextbookEngine(reference, batch)
@@ -74,14 +72,14 @@ def test_native_steps_are_those_of_the_model(
 
 
 @needs_compiler
-def test_native_rounds_to_bfloat16_once_and_to_nearest(build_tiny_model) -> None:
-    """Sums and the residual stream are float32, so the engine is nearer to float32 than torch in bfloat16."""
+def test_native_rounds_to_nearest_bfloat16_once(build_tiny_model) -> None:
+    """Sums and the residual stream are float32, so the engine is closer to float32 than torch in bfloat16."""
     model = build_tiny_model().to(torch.bfloat16)
     reference = build_tiny_model().to(torch.bfloat16).float()
     engines = (TextbookEngine(reference, 33), NativeEngine(model, 33), TextbookEngine(model, 33))
     steps = [[engine.step(token).float().clone() for engine in engines] for token in draw_tokens(model, 33).unbind(1)]
     exact, native, textbook = (torch.stack(outputs) for outputs in zip(*steps, strict=True))
-    # Cutting bits off instead of rounding brings it to 0.87 of torch's error; it is 0.5.
+    # The ratio to torch's error is 0.5; truncation instead of rounding would give 0.87.
     assert (native - exact).square().mean().sqrt() < 0.7 * (textbook - exact).square().mean().sqrt()
 
 
@@ -95,14 +93,14 @@ def test_native_divides_by_the_smallest_floats(build_tiny_model) -> None:
                 block.attention.input.bias[block.attention.input_rows[name]] -= 45.5
     native, textbook = NativeEngine(model, 2), TextbookEngine(model, 2)
     for token in draw_tokens(model, 2).unbind(dim=1):
-        # Such products have few digits.
+        # Products of such small numbers have few significant digits.
         assert_agree(native.step(token), textbook.step(token), 1e-3)
 
 
 @needs_compiler
 @every_batch
 @pytest.mark.parametrize("known", [1, 9, 23, 40])
-def test_native_goes_on_from_what_attend_gave(build_tiny_model, use_threads, batch, threads, known) -> None:
+def test_native_continues_from_a_state_of_attend(build_tiny_model, use_threads, batch, threads, known) -> None:
     use_threads(threads)
     model = build_tiny_model(classes=3)
     tokens = draw_tokens(model, batch)
@@ -114,13 +112,13 @@ def test_native_goes_on_from_what_attend_gave(build_tiny_model, use_threads, bat
     textbook = TextbookEngine(model, batch, fork_state(state, batch))
     for token in tokens[:, known:].unbind(dim=1):
         assert_agree(native.step(token), textbook.step(token), FLOAT32)
-    # And the state that was forked from is as it was.
+    # The original of a forked state is unchanged.
     again = NativeEngine(model, 1, fork_state(state, 1))
     assert_agree(again.step(tokens[:1, known]), expected[:1, known], FLOAT32)
 
 
 @needs_compiler
-def test_native_takes_a_state_however_it_is_laid_out(build_tiny_model) -> None:
+def test_native_accepts_a_state_with_any_strides(build_tiny_model) -> None:
     model = build_tiny_model()
     tokens = draw_tokens(model, 3)
     with torch.no_grad():
@@ -136,17 +134,17 @@ def test_native_takes_a_state_however_it_is_laid_out(build_tiny_model) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("head", ["categorical", "mixture"])
-def test_native_draws_what_the_head_draws(build_tiny_model, head) -> None:
+def test_native_draws_match_the_head(build_tiny_model, head) -> None:
     model = build_tiny_model(head=head, image=ImageShape(height=8, width=8, levels=256))
     native = NativeEngine(model, 500)
     generator = torch.Generator().manual_seed(5)
     parameters = 3 * torch.randn(500, model.head.projection.out_features, generator=generator)
-    parameters[:50, 0] = 2000.0  # nothing but one value, or component
+    parameters[:50, 0] = 2000.0  # one value, or component, has all the probability
     parameters[50:100] = -50.0
     if head == "mixture":
-        parameters[100:200, 2 * model.head.mixtures :] = -50.0  # narrower than its bounds allow
+        parameters[100:200, 2 * model.head.mixtures :] = -50.0  # below the lower bound of log scales
     else:
-        parameters[100:400, 100:] = -2000.0  # of no probability, behind all that have some
+        parameters[100:400, 100:] = -2000.0  # probability 0, after all others
     for uniforms in (
         torch.rand(500, generator=generator, dtype=torch.float64),
         torch.zeros(500, dtype=torch.float64),
@@ -154,7 +152,7 @@ def test_native_draws_what_the_head_draws(build_tiny_model, head) -> None:
     ):
         ours, theirs = native.draw_unfiltered(parameters, uniforms), model.head.draw(parameters, uniforms)
         assert ours.dtype == theirs.dtype == torch.int64
-        # The head takes its softmax in float32: at the border of two values they may choose differently.
+        # The head's softmax is float32: at the border of two values, the two may choose differently.
         assert (ours != theirs).sum() <= (2 if 0 < float(uniforms[0]) < 0.9999 else 500)
         assert bool(((ours >= 0) & (ours < 256)).all())
         if head == "categorical":
@@ -162,7 +160,7 @@ def test_native_draws_what_the_head_draws(build_tiny_model, head) -> None:
 
 
 @needs_compiler
-def test_a_number_at_the_border_of_two_shares_belongs_to_the_upper_one(build_tiny_model) -> None:
+def test_a_uniform_at_a_border_selects_the_upper_value(build_tiny_model) -> None:
     model = build_tiny_model()
     uniforms = torch.arange(16, dtype=torch.float64) / 16
     values = NativeEngine(model, 16).draw_unfiltered(torch.zeros(16, 16), uniforms)
@@ -171,7 +169,7 @@ def test_a_number_at_the_border_of_two_shares_belongs_to_the_upper_one(build_tin
 
 @needs_compiler
 @pytest.mark.parametrize("changes", [{}, CHANGES["the paper's"]], ids=["tiny", "paper"])
-def test_images_are_the_same_whatever_the_engine(build_tiny_model, changes) -> None:
+def test_engines_draw_the_same_images(build_tiny_model, changes) -> None:
     model = build_tiny_model(**changes)
     images = [sample_values(model, range(40), seed=2, engine=name).values for name in ("textbook", "native")]
     images += [
@@ -179,13 +177,13 @@ def test_images_are_the_same_whatever_the_engine(build_tiny_model, changes) -> N
     ]
     assert len(torch.unique(images[0], dim=0)) == 40
     for other in images[1:]:
-        # In float32, rounding may decide once in a long while.
+        # In float32, rounding may rarely change a value.
         assert (other == images[0]).all(dim=1).sum() >= 39
 
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_with_native_an_image_does_not_depend_on_the_others_at_all(build_tiny_model, use_threads, dtype) -> None:
+def test_native_images_are_independent_bit_for_bit(build_tiny_model, use_threads, dtype) -> None:
     model = build_tiny_model(width=24, layers=3).to(dtype)
     tokens = draw_tokens(model, 23)
     outputs = []
@@ -199,7 +197,7 @@ def test_with_native_an_image_does_not_depend_on_the_others_at_all(build_tiny_mo
 
 @needs_compiler
 @pytest.mark.parametrize("batch", [2 * FEW, 40])
-def test_threads_leave_each_others_work_alone(build_tiny_model, batch) -> None:
+def test_threads_do_not_interfere(build_tiny_model, batch) -> None:
     """With real threads, on products large enough to be divided."""
     model = build_tiny_model(width=128, heads=4, head_width=32, feed_forward=512)
     tokens = draw_tokens(model, batch)
@@ -215,7 +213,7 @@ def test_threads_leave_each_others_work_alone(build_tiny_model, batch) -> None:
 
 
 @needs_compiler
-def test_native_draws_no_more_values_than_an_image_has(build_tiny_model) -> None:
+def test_native_refuses_to_draw_beyond_the_image(build_tiny_model) -> None:
     model = build_tiny_model(image=ImageShape(height=2, width=2, levels=16))
     native = NativeEngine(model, 1)
     for _ in range(4):
@@ -225,7 +223,7 @@ def test_native_draws_no_more_values_than_an_image_has(build_tiny_model) -> None
 
 
 @needs_compiler
-def test_an_engine_can_be_evaluated(build_tiny_model) -> None:
+def test_an_engine_gives_the_likelihood(build_tiny_model) -> None:
     model = build_tiny_model()
     images = sample_values(model, range(7), seed=1).values.view(7, 8, 8, 1).mul(16).numpy()
     parallel = measure_nats(model, images, batch=3).describe()
@@ -249,7 +247,7 @@ def test_the_state_has_the_bytes_of_the_model_and_does_not_grow(build_tiny_model
 
 
 @needs_compiler
-def test_a_state_that_is_no_number_stays_so(build_tiny_model) -> None:
+def test_nan_in_the_state_stays_nan(build_tiny_model) -> None:
     model = build_tiny_model()
     with torch.no_grad():
         model.blocks[0].feed_forward.output.bias[0] = torch.nan
@@ -260,7 +258,7 @@ def test_a_state_that_is_no_number_stays_so(build_tiny_model) -> None:
 @needs_compiler
 @pytest.mark.parametrize("feature_map", ["elu", "relu"])
 @pytest.mark.parametrize("row", [0, 16], ids=["query", "key"])
-def test_a_feature_that_is_no_number_stays_so(build_tiny_model, feature_map, row) -> None:
+def test_nan_features_stay_nan(build_tiny_model, feature_map, row) -> None:
     model = build_tiny_model(attention_options={"feature_map": feature_map})
     projection = model.blocks[0].attention.input
     with torch.no_grad():
@@ -281,7 +279,7 @@ def test_a_feature_that_is_no_number_stays_so(build_tiny_model, feature_map, row
         ({"head": "mixture", "mixtures": 2000}, torch.float32, "mixtures up to"),
     ],
 )
-def test_what_native_does_not_serve_is_left_to_the_textbook(build_tiny_model, raises_one_line, changes, dtype, reason):
+def test_unsupported_models_use_the_textbook(build_tiny_model, raises_one_line, changes, dtype, reason):
     model = build_tiny_model(dtype=dtype, **changes)
     choice = choose_engine("auto", model)
     assert choice.value == "textbook" and choice.reason.startswith("not native: it ") and reason in choice.reason
@@ -291,8 +289,8 @@ def test_what_native_does_not_serve_is_left_to_the_textbook(build_tiny_model, ra
     assert choose_engine("textbook", model).reason == "asked for"
 
 
-def test_random_numbers_are_left_to_the_head_to_move(build_tiny_model, monkeypatch) -> None:
-    """Apple's GPU has no float64: uniforms must change device and type in one call."""
+def test_uniforms_are_moved_by_the_head(build_tiny_model, monkeypatch) -> None:
+    """MPS has no float64: uniforms must change device and type in one call."""
     model, given = build_tiny_model(), []
     monkeypatch.setattr(model.head, "draw", lambda parameters, uniforms: given.append(uniforms))
     monkeypatch.setattr(
@@ -310,8 +308,8 @@ SERVED = ["textbook", pytest.param("native", marks=needs_compiler)]
 
 @pytest.mark.parametrize("name", SERVED)
 @pytest.mark.parametrize("batch", [1, 3])
-def test_an_engine_that_is_started_again_draws_the_images_of_a_new_one(build_tiny_model, name, batch) -> None:
-    """From the start of an image and from a state, with the same memory for the weights."""
+def test_a_restarted_engine_draws_the_images_of_a_new_one(build_tiny_model, name, batch) -> None:
+    """Covers the start of an image and a given state; the memory of the weights must stay the same."""
     model = build_tiny_model(context="hashed", classes=3)
     tokens = draw_tokens(model, 1)
     with torch.no_grad():
@@ -332,7 +330,7 @@ def test_an_engine_that_is_started_again_draws_the_images_of_a_new_one(build_tin
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_one_engine_serves_all_batches_of_a_size(build_tiny_model, monkeypatch, name) -> None:
+def test_batches_of_one_size_share_an_engine(build_tiny_model, monkeypatch, name) -> None:
     built = []
     for kind in ENGINES.values():
         real = kind.__init__
@@ -352,7 +350,7 @@ def test_one_engine_serves_all_batches_of_a_size(build_tiny_model, monkeypatch, 
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_only_one_engine_and_one_state_are_kept(build_tiny_model, name) -> None:
+def test_only_one_engine_and_state_are_kept(build_tiny_model, name) -> None:
     model = build_tiny_model()
     engines = EngineCache(name, model)
     first = weakref.ref(engines.start(4))
@@ -366,13 +364,13 @@ def test_an_unknown_engine_gets_a_suggestion(build_tiny_model, raises_one_line) 
         choose_engine("textbok", build_tiny_model())
 
 
-def test_without_a_compiler_the_textbook_serves_and_that_is_said(build_tiny_model, fresh_compiler, monkeypatch) -> None:
+def test_without_a_compiler_auto_says_why_it_uses_the_textbook(build_tiny_model, fresh_compiler, monkeypatch) -> None:
     monkeypatch.setenv("PATH", str(fresh_compiler))
     choice = choose_engine("auto", build_tiny_model())
     assert choice.value == "textbook" and "no C++ compiler" in choice.reason
 
 
-def test_a_compiler_that_fails_is_one_reason(build_tiny_model, fresh_compiler, fake_compiler) -> None:
+def test_a_failing_compiler_is_reported_as_the_reason(build_tiny_model, fresh_compiler, fake_compiler) -> None:
     fake_compiler("echo 'native.cpp:1: error: I cannot' >&2\nexit 1")
     choice = choose_engine("auto", build_tiny_model())
     assert choice.value == "textbook" and "error: I cannot" in choice.reason
@@ -380,15 +378,15 @@ def test_a_compiler_that_fails_is_one_reason(build_tiny_model, fresh_compiler, f
 
 
 @needs_compiler
-def test_kernels_leave_the_smallest_numbers_alone(build_tiny_model) -> None:
-    """Linking with fast math would flush denormal numbers to zero in the whole process."""
+def test_kernels_do_not_flush_denormals(build_tiny_model) -> None:
+    """Linking with fast math would flush denormal numbers to 0 in the whole process."""
     NativeEngine(build_tiny_model(), 1)
     assert float(torch.tensor([1e-40]) * 0.5) > 0
 
 
 @pytest.mark.parametrize("head", ["categorical", "mixture"])
 @pytest.mark.parametrize("name", ["textbook", pytest.param("native", marks=needs_compiler)])
-def test_a_filter_acts_whatever_the_engine_and_without_one_the_head_draws(build_tiny_model, head, name) -> None:
+def test_filters_act_in_every_engine(build_tiny_model, head, name) -> None:
     model = build_tiny_model(head=head)
     engine = ENGINES[name](model, 50)
     generator = torch.Generator().manual_seed(4)
@@ -402,7 +400,7 @@ def test_a_filter_acts_whatever_the_engine_and_without_one_the_head_draws(build_
 
 
 @needs_compiler
-def test_uniforms_are_used_as_they_come(build_tiny_model) -> None:
+def test_uniforms_are_used_in_order(build_tiny_model) -> None:
     model = build_tiny_model()
     native = NativeEngine(model, 3)
     streams, again = UniformStreams(0, range(3)), UniformStreams(0, range(3))
@@ -412,8 +410,8 @@ def test_uniforms_are_used_as_they_come(build_tiny_model) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("head", ["categorical", "mixture"])
-def test_native_draws_a_value_even_from_no_number(build_tiny_model, head) -> None:
-    """NaN is checked for only now and then: a value drawn before must still be a row of the embedding's tables."""
+def test_native_draws_a_valid_value_from_nan(build_tiny_model, head) -> None:
+    """NaN is checked only every few steps: a value drawn before must still index a row of the embedding's tables."""
     model = build_tiny_model(head=head)
     native = NativeEngine(model, 200)
     generator = torch.Generator().manual_seed(6)

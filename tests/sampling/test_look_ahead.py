@@ -1,4 +1,4 @@
-"""Looking ahead draws the same image as stepping, bit for bit, in fewer passes."""
+"""Look-ahead draws the same image as stepping, bit for bit, in fewer passes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,13 +20,13 @@ from linformer_cli.sampling.engines.native import NativeEngine
 
 pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="the native engine needs a C++ compiler")
 
-# Of the shipped model: 313,600 values.
+# Images drawn by the shipped model: 313,600 values.
 IMAGES = 400
 
 
 @pytest.fixture
 def draw_both(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[NativeEngine, ...]]:
-    """Draw one image by looking ahead up to `window` positions and by stepping; returns both engines."""
+    """Draw one image with look-ahead of up to `window` positions and by stepping; returns both engines."""
 
     def draw(model: PixelModel, window: int, index: int, known: int = 1, left: int = 0) -> tuple[NativeEngine, ...]:
         monkeypatch.setattr(NativeEngine, "window", window)
@@ -47,7 +47,7 @@ def draw_both(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[NativeEngi
 
 
 def sharpen(model: PixelModel) -> PixelModel:
-    """Predictions so confident that many guesses are right, but not all."""
+    """Make predictions so confident that many guesses are right, but not all."""
     with torch.no_grad():
         model.head.projection.weight *= 12
     return model
@@ -55,7 +55,7 @@ def sharpen(model: PixelModel) -> PixelModel:
 
 @pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_image_is_that_of_stepping(build_tiny_model, draw_both, changes: dict[str, Any], dtype) -> None:
+def test_the_image_matches_stepping(build_tiny_model, draw_both, changes: dict[str, Any], dtype) -> None:
     model = sharpen(build_tiny_model(**changes)).to(dtype)
     for index in range(4):
         draw_both(model, 16, index)
@@ -63,13 +63,13 @@ def test_the_image_is_that_of_stepping(build_tiny_model, draw_both, changes: dic
 
 @pytest.mark.parametrize("window", [2, 3, 16, 100])
 @pytest.mark.parametrize("known", [1, 2, 23, 60])
-def test_whatever_the_window_and_wherever_it_begins(build_tiny_model, draw_both, window: int, known: int) -> None:
+def test_any_window_and_starting_position(build_tiny_model, draw_both, window: int, known: int) -> None:
     model = sharpen(build_tiny_model(context="hashed", classes=3))
     ahead, stepwise = draw_both(model, window, 5, known)
     assert 0 < ahead.look_aheads < model.config.image.positions - known and not stepwise.look_aheads
 
 
-def test_a_sure_model_is_drawn_in_far_fewer_passes(build_tiny_model, draw_both) -> None:
+def test_a_confident_model_needs_far_fewer_passes(build_tiny_model, draw_both) -> None:
     model = build_tiny_model(image=ImageShape(height=16, width=16, levels=16))
     with torch.no_grad():
         model.head.projection.bias[3] = 100.0
@@ -78,12 +78,12 @@ def test_a_sure_model_is_drawn_in_far_fewer_passes(build_tiny_model, draw_both) 
     assert ahead.look_aheads < 256 / 8
     alone = NativeEngine(model, 1)
     alone.draw_values(alone.step(model.start_tokens(1)), UniformStreams(0, [0]), Filters(), 256)
-    # The start token takes a pass of its own.
+    # The start token takes its own pass.
     assert sample_values(model, [0], engine="native").passes == 1 + alone.look_aheads
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_it_leaves_the_state_of_stepping(build_tiny_model, draw_both, dtype) -> None:
+def test_the_final_state_matches_stepping(build_tiny_model, draw_both, dtype) -> None:
     """For odd widths too."""
     model = build_tiny_model(layers=3, width=21, head_width=7, heads=3, feed_forward=29, context="hashed")
     model = sharpen(model).to(dtype)
@@ -91,18 +91,18 @@ def test_it_leaves_the_state_of_stepping(build_tiny_model, draw_both, dtype) -> 
     for one, other in zip(ahead.network.states, stepwise.network.states, strict=True):
         assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
     token = torch.tensor([3])
-    # One value is drawn that no step has followed yet.
+    # The last value drawn has not been stepped with yet.
     assert torch.equal(ahead.step(token), stepwise.step(token))
 
 
-def test_whole_images_are_those_drawn_together(build_tiny_model) -> None:
+def test_single_images_match_those_drawn_in_a_batch(build_tiny_model) -> None:
     model = sharpen(build_tiny_model(classes=3))
     together = sample_values(model, range(20), seed=2, engine="native").values
     alone = torch.cat([sample_values(model, [index], seed=2, engine="native").values for index in range(20)])
     assert torch.equal(alone, together)
 
 
-def test_filters_act_on_every_value(build_tiny_model) -> None:
+def test_filters_apply_to_every_value(build_tiny_model) -> None:
     model, filters = build_tiny_model(), Filters(top_k=1)
     ahead, textbook = (
         sample_values(model, [0], filters=filters, engine=engine).values for engine in ("native", "textbook")
@@ -110,7 +110,7 @@ def test_filters_act_on_every_value(build_tiny_model) -> None:
     assert torch.equal(ahead, textbook)
 
 
-def test_it_can_be_asked_to_stop(build_tiny_model) -> None:
+def test_before_step_can_stop_it(build_tiny_model) -> None:
     asked = []
 
     def ask() -> None:
@@ -124,7 +124,7 @@ def test_it_can_be_asked_to_stop(build_tiny_model) -> None:
     assert len(asked) == 2
 
 
-def test_what_is_no_number_is_said(build_tiny_model, raises_one_line) -> None:
+def test_nan_is_reported(build_tiny_model, raises_one_line) -> None:
     model = build_tiny_model()
     engine = NativeEngine(model, 1)
     parameters = engine.step(model.start_tokens(1)).clone()
@@ -136,7 +136,7 @@ def test_what_is_no_number_is_said(build_tiny_model, raises_one_line) -> None:
 
 
 @pytest.mark.parametrize("look_ahead", [True, False])
-def test_an_engine_looks_ahead_unless_told_otherwise(build_tiny_model, look_ahead) -> None:
+def test_look_ahead_is_on_by_default(build_tiny_model, look_ahead) -> None:
     model = build_tiny_model()
     assert choose_engine("auto", model).value == "native"
     engine = build_engine("auto", model, 1, look_ahead=look_ahead)
@@ -145,8 +145,8 @@ def test_an_engine_looks_ahead_unless_told_otherwise(build_tiny_model, look_ahea
 
 
 @pytest.mark.slow
-def test_images_of_a_shipped_model_are_those_of_stepping() -> None:
-    """In the precision of sampling; equal bit for bit, so no statistic can differ."""
+def test_images_of_a_shipped_model_match_stepping() -> None:
+    """In the precision used for sampling, images are equal bit for bit."""
     model = load_model("mnist-wide", dtype=torch.bfloat16)
     passes, images = 0, []
     for index in range(IMAGES):

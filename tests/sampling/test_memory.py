@@ -1,4 +1,4 @@
-"""Memory of linear sampling does not grow with the image; measured on whole processes."""
+"""The memory of linear sampling does not grow with the image; measured on whole processes."""
 
 import subprocess
 import sys
@@ -30,7 +30,7 @@ def measure_growth(height: int, width: int, attention: str) -> int:
 
 @pytest.mark.slow
 def test_sampling_memory_is_flat_for_linear_and_grows_for_softmax():
-    """784 against 3,072 positions. The model, torch and Python are not counted, since they would hide a leak.
+    """Compares 784 and 3,072 positions. The model, torch and Python are not counted, since they would hide a leak.
 
     A small tensor kept per step once pinned the heap around each step's large tensors and cost 260 KB a position.
     """

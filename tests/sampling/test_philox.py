@@ -1,4 +1,4 @@
-"""Random words computed all at once are those of numpy, bit for bit, from any start."""
+"""Random words computed in parallel equal numpy's, bit for bit, from any start."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("seed", [0, 1, 12345, 2**63 - 1])
 @pytest.mark.parametrize("index", [0, 7, 2**31, 2**62 + 5])
-def test_words_are_numpys(seed: int, index: int) -> None:
+def test_words_match_numpy(seed: int, index: int) -> None:
     expected = np.random.Philox(key=np.array([seed, index], dtype=np.uint64)).random_raw(40)
     counters = torch.arange(1, 11).unsqueeze(1)
     words = draw_words(seed, torch.tensor([[index]]), counters)
@@ -20,13 +20,13 @@ def test_words_are_numpys(seed: int, index: int) -> None:
 
 
 @pytest.mark.parametrize(("first", "count"), [(0, 1), (0, 130), (1, 3), (3, 2), (4, 4), (63, 66), (100, 1)])
-def test_numbers_are_those_of_the_streams(first: int, count: int) -> None:
+def test_numbers_match_the_streams(first: int, count: int) -> None:
     streams = UniformStreams(5, range(3, 8))
     expected = torch.stack([streams.take() for _ in range(first + count)])[first:]
     assert torch.equal(draw_uniforms(5, range(3, 8), first, count, CPU), expected)
 
 
-def test_one_by_one_and_many_at_once_take_turns() -> None:
+def test_take_and_take_many_can_alternate() -> None:
     streams, alone = UniformStreams(9, range(4)), UniformStreams(9, range(4))
     expected = torch.stack([alone.take() for _ in range(80)])
     found = [streams.take(), *streams.take_many(6, CPU), streams.take(), *streams.take_many(70, CPU), streams.take()]

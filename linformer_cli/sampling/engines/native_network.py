@@ -42,7 +42,7 @@ class NativeNetwork:
     def use_states(self, states: list[LinearState]) -> None:
         """From now on, read and update these states: float32 s [B, H, C, V] and z [B, H, C] of each layer."""
         self.states = [LinearState(*(part.contiguous() for part in state)) for state in states]
-        for layer, state in zip(self._layers, self.states, strict=False):  # without states, only the old ones are dropped
+        for layer, state in zip(self._layers, self.states, strict=False):  # without states: only drop the old ones
             layer.s, layer.z = (part.data_ptr() for part in state)
 
     def _describe_layer(self, index: int) -> Layer:

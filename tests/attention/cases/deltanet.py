@@ -30,7 +30,7 @@ def recurrence(x: Inputs, tensors: Tensors, gate: bool, largest_beta: float) -> 
 
 
 def half_open(mechanism: nn.Module) -> None:
-    """Moves the gates away from nearly open, where their effect would be too small to see."""
+    """Half open the gates: nearly open ones would have too small an effect to test."""
     mechanism.gate_bias.data = torch.tensor([1.0, -0.5], dtype=torch.float64)
 
 

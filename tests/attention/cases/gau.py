@@ -40,10 +40,10 @@ def gau(x: Inputs, tensors: Tensors, by_length: bool, activation: str) -> Tensor
 
 
 def fill_parameters(size: float) -> Callable[[nn.Module], None]:
-    """Scales, offsets and biases so large that each of them matters; products are made about `size` times larger.
+    """Set scales, offsets and biases so large that each affects the result; products become about `size` times larger.
 
-    Queries and keys have scales of one sign, so that most positions have a weight on themselves: relu leaves about
-    half of all others out.
+    The scales of queries and keys have the same sign, so that most positions have weight on themselves; relu zeroes
+    about half of all other weights.
     """
 
     def fill(mechanism: nn.Module) -> None:

@@ -14,7 +14,7 @@ def gla(x: Inputs, memories: Tensor, temperature: float, gated: bool) -> Tensor:
     at_zero = (-temperature / memories).exp()
     a = (x.extra[..., :gates] + (at_zero / (1 - at_zero)).log()).sigmoid() ** (1 / temperature)
     length, rows = x.v.shape[2], []
-    # Row t: for every j the product of the gates after j, up to t.
+    # Row t: for every j, the product of the gates from j + 1 to t.
     faded = torch.ones_like(a[:, :, :0])
     for t in range(length):
         faded = torch.cat([faded * a[:, :, t : t + 1], torch.ones_like(a[:, :, :1])], dim=2)

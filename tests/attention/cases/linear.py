@@ -1,6 +1,6 @@
 """Linear attention by its definition: T x T weights; uses nothing from the package.
 
-A kernel gives [B, H, T, T], its row the query's position.
+A kernel returns [B, H, T, T]; its rows are query positions.
 """
 
 import math
@@ -14,16 +14,16 @@ Kernel = Callable[[Tensor, Tensor], Tensor]
 
 
 def linear(q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
-    """Sum over j <= t of kernel(q_t, k_j) v_j, divided by the sum of the weights; 0 where that sum is exactly 0."""
+    """Sum over j <= t of kernel(q_t, k_j) v_j, divided by the sum of the weights; 0 if that sum is exactly 0."""
     weights = kernel(q, k).tril()
     total = weights.sum(-1, keepdim=True)
     return torch.where(total == 0, torch.zeros_like(v), weights @ v / torch.where(total == 0, 1.0, total))
 
 
 def linear_condition(q: Tensor, k: Tensor, kernel: Kernel) -> Tensor:
-    """[B, H, T]: the sum of the absolute terms of the denominator, divided by their sum.
+    """[B, H, T]: the sum of the absolute terms of the denominator, divided by the denominator.
 
-    For kernels that are polynomials of products with positive factors: all terms are positive for |q|, |k|.
+    For kernels that are polynomials of products with positive coefficients: all terms are positive for |q|, |k|.
     """
     return kernel(q.abs(), k.abs()).tril().sum(-1) / kernel(q, k).tril().sum(-1)
 

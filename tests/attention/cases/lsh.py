@@ -1,6 +1,6 @@
-"""Attention by hashing by its definition: T x T sets; uses nothing from the package.
+"""LSH attention by its definition: T x T masks; uses nothing from the package.
 
-Sets are [R, B, H, T, T], their row the query's position.
+Masks are [R, B, H, T, T]; their rows are query positions.
 """
 
 import math
@@ -30,7 +30,7 @@ def scores(q: Tensor) -> Tensor:
 
 
 def lsh(x: Inputs, rotations: Tensor, window: int) -> Tensor:
-    """One softmax over the union of the positions that the rounds see."""
+    """One softmax over the union of the positions seen in all rounds."""
     seen = seen_by_rounds(x.k, rotations, window).any(dim=0)
     alone = ~seen.any(dim=-1, keepdim=True)
     weights = scores(x.k).masked_fill(~seen & ~alone, -math.inf).softmax(dim=-1)

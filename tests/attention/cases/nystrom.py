@@ -26,7 +26,7 @@ def landmark_averages(queries: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def convolve(v: Tensor, weight: Tensor) -> Tensor:
-    """Sum over j of w[kernel - 1 - (t - j)] v_j, with w [H, kernel] and 0 outside of it."""
+    """Sum over j of w[kernel - 1 - (t - j)] v_j, with w [H, kernel] and weights of 0 outside it."""
     length, kernel = v.shape[2], weight.shape[1]
     matrix = torch.zeros(len(weight), length, length, dtype=v.dtype)
     for distance in range(min(kernel, length)):

@@ -1,6 +1,6 @@
 """Performer by its definition: T x T weights; uses nothing from the package.
 
-The directions are given; everything positive is summed as logarithms, so that no size of the inputs matters.
+The directions are given. Positive terms are summed as logarithms, so that inputs of any size are handled.
 """
 
 import math
@@ -41,7 +41,7 @@ def relu(x: Tensor, w: Tensor) -> Tensor:
 
 
 def trig(x: Inputs, tensors: Tensors) -> Tensor:
-    """Weights exp(|k_j|^2 / 2) * mean of cos(w . (q_t - k_j)); denominators at least a tenth of their sum."""
+    """Weights exp(|k_j|^2 / 2) * mean of cos(w . (q_t - k_j)); denominators at least a tenth of the sum of exp."""
     q, k = scale(x)
     w = tensors["directions"]
     kernel = ((q @ w.T).unsqueeze(3) - (k @ w.T).unsqueeze(2)).cos().mean(-1)

@@ -6,12 +6,12 @@ import torch
 from attention.inputs import Case, Inputs, Tensors
 from torch import Tensor
 
-# The image of the contract.
+# The image of the contract tests.
 POSITIONS, ROW = 784, 28
 
 
 def weigh(t: int, j: int, memory: float, waves: int | None) -> float:
-    """The weight w(t, j): by the distance on the raster, or in rows and columns with `waves`."""
+    """The weight w(t, j): by raster distance or, with `waves`, by rows and columns."""
     if waves is None:
         return math.exp(-(t - j) / memory)
     rows, columns = t // ROW - j // ROW, t % ROW - j % ROW

@@ -13,7 +13,7 @@ def kernel(x: Inputs, tensors: Tensors) -> Tensor:
 
 
 def average(weights: Tensor, similar: Tensor, v: Tensor) -> Tensor:
-    """Average of values by weights [.., T, T] * similarity; the denominator is at least a tenth of all weights."""
+    """Average of values with weights [.., T, T] * similarity; the denominator is at least a tenth of all weights."""
     denominator = torch.maximum((weights * similar).sum(-1), 0.1 * weights.sum(-1))
     return (weights * similar) @ v / denominator.unsqueeze(-1)
 
@@ -24,7 +24,7 @@ def ungated(x: Inputs, tensors: Tensors) -> Tensor:
 
 
 def gated(x: Inputs, tensors: Tensors) -> Tensor:
-    """The weight of position j is (1 - g_j) times the gates of all positions after it, up to t."""
+    """The weight of position j is (1 - g_j) times the gates of positions j + 1 to t."""
     assert x.extra is not None
     gate = x.extra[..., 0].sigmoid()
     length = gate.shape[-1]

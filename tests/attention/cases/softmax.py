@@ -18,7 +18,7 @@ CASES = {
         "softmax",
         {},
         lambda x, _: softmax(x.q, x.k, x.v),
-        # Keeps the mask; without a mask torch keeps only the total weight of each query.
+        # Saves the mask; without a mask torch saves only the total weight of each query.
         keeps_pairs="behind a prefix",
         autocast_rounds=("attend", "step"),
     )

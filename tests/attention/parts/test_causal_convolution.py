@@ -21,7 +21,7 @@ def draw(length: int) -> Tensor:
 
 
 def ordered(recent: RecentValues) -> Tensor:
-    """The values of the ring from the oldest on."""
+    """The values of the ring, oldest first."""
     return recent.values.roll(-int(recent.oldest), 2)
 
 
@@ -39,7 +39,7 @@ def test_it_is_a_convolution_padded_on_the_left(kernel: int, length: int) -> Non
     assert_agree(torch.stack(outputs, dim=2), expected, FLOAT64)
 
 
-def test_the_ring_holds_the_last_values_and_no_others() -> None:
+def test_the_ring_holds_only_the_last_values() -> None:
     convolution, v = build(4), draw(9)
     padded = functional.pad(v, (0, 0, 3, 0))
     stepped = convolution.init_recent(2, WIDTH, v.device, v.dtype)
@@ -52,7 +52,7 @@ def test_the_ring_holds_the_last_values_and_no_others() -> None:
     assert torch.equal(ordered(carried), torch.cat([v[:, :, 8:], v[:, :, :2]], dim=2))
 
 
-def test_values_stay_in_the_ring_as_they_came() -> None:
+def test_the_ring_keeps_the_type_of_the_values() -> None:
     """In bfloat16 a ring is half as large; sums are still float32."""
     convolution, v = build(4).float(), draw(9).bfloat16()
     y, recent = convolution.attend(v, None, torch.float32)

@@ -1,4 +1,4 @@
-"""Chunked causal sums against the plain double sum, at lengths around the chunk, and the division after them."""
+"""Chunked causal sums against a plain double sum, at lengths around the chunk, and the division by the weight."""
 
 import pytest
 import torch
@@ -33,20 +33,20 @@ def test_chunks_change_nothing(length: int, chunk: int, carry: bool) -> None:
 
 
 @pytest.mark.parametrize(("length", "chunk"), [(5, 8), (8, 4), (11, 4)])
-def test_gradients_reach_everything_that_went_in(length: int, chunk: int) -> None:
+def test_gradients_reach_all_inputs(length: int, chunk: int) -> None:
     inputs = [draw(1, 2, length, 3), draw(1, 2, length, 3, seed=1), draw(1, 2, length, 2, seed=2), draw(1, 2, 3, 2)]
     leaves = [part.requires_grad_() for part in inputs]
     assert torch.autograd.gradcheck(lambda *parts: causal_sums(*parts, chunk), leaves)
 
 
-def test_carried_sums_are_left_as_they_were() -> None:
+def test_carried_sums_are_not_modified() -> None:
     carried = draw(1, 1, 3, 2)
     before = carried.clone()
     causal_sums(draw(1, 1, 9, 3), draw(1, 1, 9, 3), draw(1, 1, 9, 2), carried, 4)
     assert torch.equal(carried, before)
 
 
-def test_division_by_no_weight_at_all_gives_exactly_zero() -> None:
+def test_division_by_a_weight_of_zero_gives_zero() -> None:
     numerator = draw(2, 3, 4).requires_grad_()
     weight = torch.tensor([[2.0, 0.0, -0.5], [0.0, 1e-300, 1.0]], dtype=torch.float64, requires_grad=True)
     y = divide_by_weight(numerator, weight)

@@ -46,7 +46,7 @@ CHUNKS = {decayed_causal_sums: [1, 4, 7, 30, 31, 1000], featurewise_decayed_caus
 
 @pytest.mark.parametrize(("sums", "chunk"), [(sums, chunk) for sums, chunks in CHUNKS.items() for chunk in chunks])
 @pytest.mark.parametrize("carries", [False, True])
-def test_outputs_and_gradients_are_those_of_the_recurrence(sums: Sums, chunk: int, carries: bool) -> None:
+def test_outputs_and_gradients_match_the_recurrence(sums: Sums, chunk: int, carries: bool) -> None:
     leaves = [part.requires_grad_() for part in draw(30, sums)]
     q, k, v, log_decay, carried = leaves
     start = carried if carries else 0 * carried
@@ -66,7 +66,7 @@ def test_outputs_and_gradients_are_those_of_the_recurrence(sums: Sums, chunk: in
 
 @every_sum
 @pytest.mark.parametrize("drop", [50.0, 800.0, 1e5])
-def test_a_decay_that_leaves_nothing_is_no_quotient_of_nothings(sums: Sums, drop: float) -> None:
+def test_a_decay_that_underflows_gives_no_nan(sums: Sums, drop: float) -> None:
     q, k, v, log_decay, carried = draw(30, sums)
     log_decay[:, :, ::5] = -drop
     leaves = [part.requires_grad_() for part in (q, k, v, log_decay, carried)]
@@ -89,22 +89,22 @@ def test_images_may_share_their_decays() -> None:
         assert_agree(*gradients, FLOAT64)
 
 
-def test_a_decay_for_every_feature_is_not_kept_for_every_pair() -> None:
-    """A number for every pair and feature of a chunk would be 64 x 32 per position."""
+def test_featurewise_decay_saves_nothing_per_pair() -> None:
+    """One number per pair and feature of a chunk would be 64 x 32 per position."""
     q, k, v, log_decay = (torch.rand(1, 1, 1024, 32).requires_grad_() for _ in range(4))
     kept = measure_saved_bytes(featurewise_decayed_causal_sums, q, k, v, -log_decay, None, 64)
     assert kept < 1024 * 4 * 12 * 32
 
 
 @every_sum
-def test_the_last_sum_keeps_no_other_alive(sums: Sums) -> None:
+def test_the_last_sum_keeps_no_other_sum_in_memory(sums: Sums) -> None:
     _, s = sums(*draw(30, sums), chunk=4)
     for tensor in state_tensors(s):
         assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
 @pytest.mark.parametrize("shape", [(2, 5, 3, 1), (2, 5, 1, 1)])
-def test_the_scan_has_the_right_gradients(shape: tuple[int, ...]) -> None:
+def test_gradients_of_the_scan(shape: tuple[int, ...]) -> None:
     generator = torch.Generator().manual_seed(0)
     parts, decay, first = (
         torch.rand(size, generator=generator, dtype=torch.float64).requires_grad_()
@@ -115,7 +115,7 @@ def test_the_scan_has_the_right_gradients(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 30, 1000])
-def test_factors_are_features_multiplied_with_them(chunk: int) -> None:
+def test_factors_equal_multiplied_features(chunk: int) -> None:
     q, k, v, log_decay, _ = draw(30)
     generator = torch.Generator().manual_seed(3)
     factors, carried = (
@@ -133,7 +133,7 @@ def test_factors_are_features_multiplied_with_them(chunk: int) -> None:
         assert_agree(ours, theirs, FLOAT64)
 
 
-def test_gates_that_are_nearly_closed_cost_no_precision() -> None:
+def test_almost_closed_gates_lose_no_precision() -> None:
     """The sum of logs reaches thousands, and the weight of a pair is the difference of two such sums."""
     inputs = draw(64)
     inputs[3][:, :, :24] = -100

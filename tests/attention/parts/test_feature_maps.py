@@ -1,4 +1,4 @@
-"""Feature maps: their width, their kernel phi(x) . phi(y), and their delicate inputs."""
+"""Feature maps: their width, their kernel phi(x) . phi(y), and edge cases of their inputs."""
 
 import math
 
@@ -35,21 +35,21 @@ def test_every_map_is_tested_here() -> None:
 
 
 @pytest.mark.parametrize("name", FEATURE_MAPS)
-def test_width_is_what_the_map_gives(name: str) -> None:
+def test_width_matches_the_output(name: str) -> None:
     feature_map = build_map(name)
     assert feature_map(draw(2, 3, 5, 6)).shape == (2, 3, 5, WIDTHS[name])
     assert feature_map.width == WIDTHS[name]
 
 
 @pytest.mark.parametrize("name", FEATURE_MAPS)
-def test_one_position_is_mapped_like_many(name: str) -> None:
+def test_one_position_is_mapped_like_several(name: str) -> None:
     feature_map, x = build_map(name), draw(2, 3, 5, 6)
     for t in range(5):
         assert_agree(feature_map(x[:, :, t]), feature_map(x)[:, :, t], FLOAT64)
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_products_of_features_are_the_kernel(name: str) -> None:
+def test_products_of_features_equal_the_kernel(name: str) -> None:
     feature_map, q, k = build_map(name), draw(2, 3, 5, 6), draw(2, 3, 5, 6, seed=1)
     assert_agree(feature_map(q) @ feature_map(k).transpose(-1, -2), KERNELS[name](q, k), FLOAT64)
 
@@ -59,7 +59,7 @@ def test_gradients(name: str) -> None:
     assert torch.autograd.gradcheck(build_map(name), draw(1, 3, 2, 6).requires_grad_())
 
 
-def test_elu_stays_above_zero_where_elu_plus_one_does_not() -> None:
+def test_elu_is_positive_where_elu_plus_one_underflows() -> None:
     x = torch.tensor([-50.0, -20.0, -17.0, -1.0, 0.0, 1e-3, 2.0, 80.0])
     phi = FEATURE_MAPS["elu"](1, 8)(x)
     assert bool((phi > 0).all())
@@ -76,17 +76,17 @@ def test_elu_keeps_its_slope_far_below_zero() -> None:
     torch.testing.assert_close(x.grad.double(), expected, rtol=2e-7, atol=0)
 
 
-def test_elu_leaves_its_input_as_it_was() -> None:
+def test_elu_does_not_modify_its_input() -> None:
     x = draw(2, 3, 6)
     before = x.clone()
     FEATURE_MAPS["elu"](3, 6)(x)
     assert torch.equal(x, before)
 
 
-def test_taylor2_never_weighs_less_than_one_half() -> None:
+def test_taylor2_weights_are_at_least_one_half() -> None:
     feature_map = FEATURE_MAPS["taylor2"](1, 6)
     q = draw(1, 1, 1000, 6)
-    # Keys along -q sweep the kernel through its minimum at x . y = -1.
+    # Keys along -q move the kernel through its minimum at x . y = -1.
     k = -q * torch.linspace(0, 3, 1000, dtype=torch.float64)[:, None]
     weights = (feature_map(q) * feature_map(k)).sum(dim=-1)
     assert bool((weights >= 0.5 - 1e-12).all())
@@ -110,7 +110,7 @@ def test_learned_map_is_a_layer_per_head() -> None:
         assert_agree(feature_map(x)[:, head], expected, FLOAT64)
 
 
-def test_learned_map_starts_with_features_alive() -> None:
+def test_few_learned_features_are_dead_at_first() -> None:
     torch.manual_seed(4)
     alive = Learned(3, 6, 200)(draw(4, 3, 50, 6, dtype=torch.float32)) > 0
     assert 0.4 < alive.double().mean() < 0.7
@@ -122,7 +122,7 @@ def test_learned_map_starts_with_features_alive() -> None:
 @pytest.mark.parametrize(
     ("queries", "keys"), [(1.0, 1e4), (1e4, 1.0), (1e4, 1e4), (-1e4, 1e4), (0.0, 0.0), (1e-30, 1e-30)]
 )
-def test_sums_that_grow_or_vanish_stay_finite(key: str, queries: float, keys: float, dtype: torch.dtype) -> None:
+def test_large_and_vanishing_sums_stay_finite(key: str, queries: float, keys: float, dtype: torch.dtype) -> None:
     """Keys of 1e4, weights of 0, weights that underflow: outputs and gradients are finite in both executions."""
     torch.manual_seed(3)
     attention = build_attention("linear", {"feature_map": key}, AttentionShape(2, 8, 5, 784, 28)).to(dtype)

@@ -26,7 +26,7 @@ LENGTH = 48
 
 
 def draw(pattern: Pattern, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """q, near keys and values, row keys and values. Fewer rows than the last queries would see."""
+    """q, near keys and values, row keys and values, with fewer rows than the last queries would see."""
     generator = torch.Generator().manual_seed(0)
     near, rows = pattern.before + LENGTH, (pattern.first + LENGTH) // pattern.span * pattern.rank - 1
     sizes = ((LENGTH, 6), (near, 6), (near, 5), (rows, 6), (rows, 5))
@@ -61,7 +61,7 @@ def gradients(run: Callable[[], Tensor], inputs: list[Tensor]) -> tuple[Tensor, 
 
 @every_pattern
 @pytest.mark.parametrize("group_scores", [1, 2000, 5000, 2**20])
-def test_groups_of_any_size_give_the_definition(
+def test_groups_of_any_size_match_the_definition(
     pattern: Pattern, group_scores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(near_and_rows, "GROUP_SCORES", group_scores)
@@ -73,8 +73,8 @@ def test_groups_of_any_size_give_the_definition(
         assert_agree(gradient, other, FLOAT64)
 
 
-def test_the_sizes_tried_make_one_group_and_several() -> None:
-    """Otherwise the test above would not cover a border between groups."""
+def test_the_tested_sizes_give_one_and_several_groups() -> None:
+    """Without this, the test above might not cover a border between groups."""
     pattern = PATTERNS["window behind others"]
     inputs = draw(pattern)
     counts = []
@@ -87,7 +87,7 @@ def test_the_sizes_tried_make_one_group_and_several() -> None:
     assert all(first >= second for first, second in itertools.pairwise(counts)) and len(set(counts)) > 2
 
 
-def test_without_rows_there_is_the_window_alone() -> None:
+def test_without_rows_only_the_window_is_seen() -> None:
     pattern = PATTERNS["window"]
     *near, row_k, row_v = draw(pattern)
     inputs = [*near, row_k[:, :, :0], row_v[:, :, :0]]
@@ -95,8 +95,8 @@ def test_without_rows_there_is_the_window_alone() -> None:
 
 
 @every_pattern
-def test_scores_of_any_size_are_finite(pattern: Pattern, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Including hidden scores far above the visible ones, in the forward and the backward pass."""
+def test_large_scores_give_finite_results(pattern: Pattern, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hidden scores far above the visible ones are included, in the forward and the backward pass."""
     monkeypatch.setattr(near_and_rows, "GROUP_SCORES", 2000)
     inputs = draw(pattern, torch.float32)
     with torch.no_grad():
@@ -107,7 +107,7 @@ def test_scores_of_any_size_are_finite(pattern: Pattern, monkeypatch: pytest.Mon
         assert bool(torch.isfinite(gradient).all())
 
 
-def test_a_backward_pass_under_autocast_is_the_same() -> None:
+def test_autocast_does_not_change_the_backward_pass() -> None:
     pattern = PATTERNS["window"]
     inputs = draw(pattern, torch.float32)
     y = attend(inputs, pattern)
@@ -120,7 +120,7 @@ def test_a_backward_pass_under_autocast_is_the_same() -> None:
 
 
 @every_pattern
-def test_no_score_is_kept_for_the_backward_pass(pattern: Pattern) -> None:
+def test_no_score_is_saved_for_the_backward_pass(pattern: Pattern) -> None:
     inputs = draw(pattern)
     y = attend(inputs, pattern)
     # The inputs, the output, and one number per query.

@@ -1,4 +1,4 @@
-"""Random directions: their distribution, their angles, and what they depend on."""
+"""Random directions: their distribution, their angles, and what determines them."""
 
 import math
 
@@ -23,13 +23,13 @@ def test_every_direction_is_normal(orthogonal: bool) -> None:
     drawn = torch.stack([draw(20, 8, orthogonal, seed) for seed in range(2000)])
     assert drawn.mean(0).abs().max() < 5 / math.sqrt(2000)
     assert (drawn.square().mean(0) - 1).abs().max() < 5 * math.sqrt(2 / 2000)
-    # Lengths are those of normal vectors: |w|^2 has mean K and variance 2 K.
+    # The lengths of normal vectors: |w|^2 has mean K and variance 2 K.
     squares = drawn.square().sum(-1)
     assert abs(squares.mean() - 8) < 0.1
     assert abs(squares.var() - 16) < 1
 
 
-def test_orthogonal_directions_come_in_blocks_at_right_angles() -> None:
+def test_directions_are_orthogonal_within_blocks() -> None:
     drawn = torch.nn.functional.normalize(draw(20, 8, True), dim=-1)
     products = drawn @ drawn.T
     for start, stop in ((0, 8), (8, 16), (16, 20)):
@@ -38,18 +38,18 @@ def test_orthogonal_directions_come_in_blocks_at_right_angles() -> None:
     assert products[:8, 8:16].abs().max() > 0.1
 
 
-def test_independent_directions_are_at_no_right_angles() -> None:
+def test_independent_directions_are_not_orthogonal() -> None:
     products = torch.nn.functional.normalize(draw(8, 8, False), dim=-1)
     assert (products @ products.T - torch.eye(8)).abs().max() > 0.1
 
 
-def test_the_numbers_of_a_seed_are_always_the_same() -> None:
+def test_seeded_numbers_are_fixed() -> None:
     numbers = seeded_normal(3, 1, 200)(1, 2, 2)
     expected = [[[0.3623335285760487, -0.001491672665347493], [0.1325460710072927, 0.5056575565830741]]]
     torch.testing.assert_close(numbers, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0)
 
 
-def test_all_of_seed_layer_and_step_matter() -> None:
+def test_numbers_depend_on_seed_layer_and_step() -> None:
     drawn = [seeded_normal(*key)(1, 2, 4) for key in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))]
     for index, numbers in enumerate(drawn):
         for other in drawn[:index]:
@@ -65,7 +65,7 @@ def test_sine_features_have_length_one_and_give_cosines() -> None:
     torch.testing.assert_close(products.diagonal(), torch.ones(8, dtype=torch.float64), rtol=0, atol=1e-12)
 
 
-def test_the_floor_is_a_tenth_of_the_total_and_has_no_sign() -> None:
+def test_the_floor_also_raises_negative_denominators() -> None:
     sums = torch.tensor([[2.0, 4.0], [2.0, 0.1], [2.0, -4.0], [2.0, 0.0]])
     found = divide_by_floored_weight(sums, torch.tensor([10.0, 10.0, 10.0, 0.0]))
     torch.testing.assert_close(found, torch.tensor([[0.5], [2.0], [2.0], [0.0]]))

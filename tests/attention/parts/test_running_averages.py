@@ -15,7 +15,7 @@ Parts = list[Tensor]
 
 
 def define(gates: Tensor, scores: Tensor, v: Tensor, averages: Tensor, log_weights: Tensor) -> tuple[Tensor, ...]:
-    """The state before is one more value for each landmark, whose score is the log of its weight."""
+    """The initial state acts as one more value per landmark, whose score is the log of its weight."""
     scores = torch.cat([log_weights.unsqueeze(2), scores], dim=2).transpose(2, 3).unsqueeze(2)
     length = v.shape[2]
     future = torch.ones(length, 1 + length).triu(2) == 1
@@ -45,7 +45,7 @@ def weigh(outputs: tuple[Tensor, ...]) -> Tensor:
 @pytest.mark.parametrize("carry", [False, True])
 @pytest.mark.parametrize("chunk", [1, 2, 8, 64])
 @pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 50])
-def test_outputs_state_and_gradients_are_those_of_the_definition(length: int, chunk: int, carry: bool) -> None:
+def test_outputs_state_and_gradients_match_the_definition(length: int, chunk: int, carry: bool) -> None:
     parts = draw(length, carry)
     found, expected = read_running_averages(*parts, chunk), define(*parts)
     for one, other in zip(found, expected, strict=True):
@@ -56,8 +56,8 @@ def test_outputs_state_and_gradients_are_those_of_the_definition(length: int, ch
 
 
 @pytest.mark.parametrize("order", ["rising", "falling", "jump"])
-def test_scores_far_apart_overflow_nowhere(order: str) -> None:
-    """exp(2000) overflows, so that a reference outside of the two sides would show."""
+def test_distant_scores_do_not_overflow(order: str) -> None:
+    """exp(2000) overflows, so a reference that is not between the two sides would be noticed."""
     parts = [part.detach() for part in draw(40, carry=False, dtype=torch.float32)]
     scores = torch.linspace(-1000, 1000, 40) if order != "jump" else 1000.0 * (torch.arange(40) % 13 == 12)
     parts[1] = (scores.flip(0) if order == "falling" else scores)[:, None].expand_as(parts[1]).clone()
@@ -70,11 +70,11 @@ def test_scores_far_apart_overflow_nowhere(order: str) -> None:
         assert_agree(one, other, FLOAT32_DRIFT)
 
 
-def test_what_training_keeps_grows_linearly_and_slowly() -> None:
+def test_saved_bytes_grow_linearly_and_slowly() -> None:
     saved = []
     for length in (512, 2048):
         parts = draw(length, carry=True, dtype=torch.float32)
         saved.append(measure_saved_bytes(read_running_averages, *parts, 16))
     assert 3.5 * saved[0] < saved[1] < 4.5 * saved[0]
-    # Gates, scores, their logs, values, and one set of averages per 16 positions; not the factors of every block size.
+    # Gates, scores, logs, values, and one set of averages per 16 positions; not the factors of every block size.
     assert saved[1] < 1.1 * 2048 * BATCH * HEADS * 4 * (3 * LANDMARKS + WIDTH + LANDMARKS * (WIDTH + 1) / 16)
