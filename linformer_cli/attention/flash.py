@@ -69,7 +69,7 @@ class FlashAttention(GatedAttention):
             z, values = (torch.cat([old[:, 0, :known], new], 1) for old, new in ((state.z, z), (state.v, values)))
         with torch.autocast(q.device.type, enabled=False):
             y, total = self._attend_chunks(z.to(dtype), values.to(dtype), carried, known)
-        # Copies, because views would keep all positions in memory as long as the state.
+        # Copies, because views would keep all positions in memory as long as the state lives.
         rest = z.shape[1] % chunk
         kept, room = z.shape[1] - rest, (0, 0, 0, chunk - rest)
         z, values = (functional.pad(x[:, kept:], room).unsqueeze(1) for x in (z, values))

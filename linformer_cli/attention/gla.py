@@ -38,7 +38,7 @@ class GlaState(NamedTuple):
 class GlaAttention(Attention):
     """y_t = SiLU(g_t) * u_t / rms(u_t), with s_t = diag(a_t) s_{t-1} + k_t v_t^T and u_t = q_t s_t / sqrt(K).
 
-    The gates a_t = sigmoid(x_t + b)^(1 / tau) and the output gate g_t use K (for `scalar` 1) and V extra scalars of the
+    The gates a_t = sigmoid(x_t + b)^(1 / tau) and the output gate g_t use K (1 for `scalar`) and V extra scalars of the
     head, in this order. b is fixed: at x = 0 a key dimension (for `scalar` a head) has a memory of m positions,
     a = exp(-1 / m), with m spaced geometrically from an image down to a row.
 

@@ -73,7 +73,7 @@ class LinearAttention(Attention):
                 y, s, z = kernels.attend(q, k, v, s, z, self.options.feature_map)
                 return y, LinearState(s, z)
             phi_q, phi_k = self.feature_map(q.to(dtype)), self.feature_map(k.to(dtype))
-            # A column of ones beside the values brings z along with s.
+            # A column of ones beside the values adds z to the sums as a column of s.
             values = functional.pad(v.to(dtype), (0, 1), value=1.0)
             carried = None if s is None or z is None else torch.cat([s, z.unsqueeze(-1)], dim=-1)
             sums, total = causal_sums(phi_q, phi_k, values, carried, self.options.chunk)
@@ -92,7 +92,7 @@ class LinearAttention(Attention):
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any, extra_t: Tensor | None = None
     ) -> tuple[Tensor, Any]:
         if torch.is_autocast_enabled(q_t.device.type):
-            # Only if needed: entering the context would take much of so short a step, and autocast is rare here.
+            # Only if needed: entering the context takes a large part of a short step.
             with torch.autocast(q_t.device.type, enabled=False):
                 return self.step(q_t, k_t, v_t, state)
         s, z = state

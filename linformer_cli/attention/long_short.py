@@ -150,7 +150,7 @@ class LongShortAttention(Attention):
             sums = torch.cat([(sums[:, :, 0] + carried).unsqueeze(2), sums[:, :, 1:]], dim=2)
         means = sums[:, :, :finished, :, 1:] / sums[:, :, :finished, :, :1]
         if missing:
-            # Copies, because views would keep the sums of all chunks in memory as long as the state.
+            # Copies, because views would keep the sums of all chunks in memory as long as the state lives.
             return means, largest[:, :, -1].clone(), sums[:, :, -1].clone()
         return means, torch.full_like(state.largest, -math.inf), torch.zeros_like(state.sums)
 

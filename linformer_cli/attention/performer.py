@@ -148,7 +148,7 @@ class PerformerAttention(Attention):
     ) -> tuple[Tensor, PerformerState]:
         dtype = accumulator_dtype(q.dtype)
         with torch.autocast(q.device.type, enabled=False):
-            # A column of ones beside the values brings z along with s.
+            # A column of ones beside the values adds z to the sums as a column of s.
             q, k, values = q.to(dtype), k.to(dtype), functional.pad(v.to(dtype), (0, 1), value=1.0)
             if self.options.feature_map == "relu":
                 phi_q, phi_k = self._relu_features(q), self._relu_features(k)

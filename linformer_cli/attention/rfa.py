@@ -74,7 +74,7 @@ class RfaAttention(Attention):
         with torch.autocast(q.device.type, enabled=False):
             sigma = self.sigma.unsqueeze(1)
             phi_q, phi_k = self._features(q.to(dtype), sigma), self._features(k.to(dtype), sigma)
-            # A column of ones beside the values brings z along with s.
+            # A column of ones beside the values adds z to the sums as a column of s.
             values = functional.pad(v.to(dtype), (0, 1), value=1.0)
             s, n = (None, None) if state is None else state
             if self.options.gate:

@@ -172,7 +172,7 @@ class PixelEmbedding(nn.Module):
         if self.tables is not None:
             channels = torch.arange(start, start + length, device=tokens.device) % self.image.channels
             x = x + self.tables(together, channels)
-        # Copies, because a view would keep all tokens in memory as long as the state, or share memory with the caller.
+        # Copies: a view would keep all tokens in memory as long as the state lives, or share memory with the caller.
         recent, label = known[:, length:].clone(), state.label
         if self.classes is not None:
             label = label if start else tokens[:, :1].clone()

@@ -46,6 +46,6 @@ class Case(NamedTuple):
     heads: int = 2
     sees_itself: bool = True
     prepare: Callable[[nn.Module], None] | None = None
-    keeps_pairs: Literal["never", "behind a prefix", "always"] = "never"
+    keeps_pairs: Literal["never", "after a prefix", "always"] = "never"
     steady_steps: bool = False
     autocast_rounds: tuple[str, ...] = ()

@@ -412,7 +412,7 @@ def test_only_growing_states_grow(case: Case) -> None:
 @pytest.mark.parametrize("carry", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_saved_bytes_grow_linearly(case: Case, carry: bool) -> None:
     """Four times the positions, with rows of square-root length, save about four times the bytes for autograd."""
-    excused = case.keeps_pairs == "always" or (carry and case.keeps_pairs == "behind a prefix")
+    excused = case.keeps_pairs == "always" or (carry and case.keeps_pairs == "after a prefix")
     saved = []
     for length in (256, 1024) if excused else (4096, 16384):
         # Equal widths, because torch's attention keeps its weights if keys and values differ in width.

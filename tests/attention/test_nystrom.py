@@ -67,7 +67,7 @@ def test_the_default_is_six_iterations_and_a_convolution() -> None:
     assert build(kernel=0).convolution is None
 
 
-def test_initial_landmarks_are_normal_and_shared() -> None:
+def test_initial_landmarks_are_normal_and_equal() -> None:
     attention = build(landmarks=500)
     assert torch.equal(attention.landmark_queries, attention.landmark_keys)
     assert attention.landmark_queries.data_ptr() != attention.landmark_keys.data_ptr()

@@ -100,7 +100,7 @@ def test_classes_rotate(build_model: BuildModel) -> None:
     assert build_model().take_turns(range(2, 5)).tolist() == [0, 0, 0]
 
 
-def test_old_checkpoints_without_classes_load(build_model: BuildModel) -> None:
+def test_a_model_without_classes_has_no_class_state(build_model: BuildModel) -> None:
     model = build_model()
     assert "embedding.classes.weight" not in model.state_dict()
     state = model.init_state(4).embedding

@@ -213,7 +213,7 @@ def test_the_position_within_a_tiny_share_is_bounded() -> None:
         assert bool(((places >= 0) & (places <= 1)).all())
 
 
-def test_rounded_probabilities_lose_no_value() -> None:
+def test_probabilities_need_not_add_up_to_one() -> None:
     probabilities = torch.tensor([[0.1, 0.2, 0.3]], dtype=torch.float64)
     uniforms = torch.tensor([0.0, 0.4999 / 3, 0.501 / 3, 0.499, 0.501, 0.9999], dtype=torch.float64)
     assert invert_cumulative(probabilities.expand(6, -1), uniforms)[0].tolist() == [0, 0, 1, 1, 2, 2]

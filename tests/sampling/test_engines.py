@@ -218,12 +218,12 @@ def test_native_refuses_to_draw_beyond_the_image(build_tiny_model) -> None:
     native = NativeEngine(model, 1)
     for _ in range(4):
         native.step(model.start_tokens(1))
-    with pytest.raises(ValueError, match="an image has 4 values, all of which are drawn"):
+    with pytest.raises(ValueError, match="all 4 values of the image are drawn already"):
         native.step(model.start_tokens(1))
 
 
 @needs_compiler
-def test_an_engine_gives_the_likelihood(build_tiny_model) -> None:
+def test_stepped_likelihood_matches_the_parallel_one(build_tiny_model) -> None:
     model = build_tiny_model()
     images = sample_values(model, range(7), seed=1).values.view(7, 8, 8, 1).mul(16).numpy()
     parallel = measure_nats(model, images, batch=3).describe()
@@ -400,7 +400,7 @@ def test_filters_act_in_every_engine(build_tiny_model, head, name) -> None:
 
 
 @needs_compiler
-def test_uniforms_are_used_in_order(build_tiny_model) -> None:
+def test_native_uses_uniforms_unchanged(build_tiny_model) -> None:
     model = build_tiny_model()
     native = NativeEngine(model, 3)
     streams, again = UniformStreams(0, range(3)), UniformStreams(0, range(3))

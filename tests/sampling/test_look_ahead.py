@@ -136,7 +136,7 @@ def test_nan_is_reported(build_tiny_model, raises_one_line) -> None:
 
 
 @pytest.mark.parametrize("look_ahead", [True, False])
-def test_look_ahead_is_on_by_default(build_tiny_model, look_ahead) -> None:
+def test_look_ahead_can_be_switched_off(build_tiny_model, look_ahead) -> None:
     model = build_tiny_model()
     assert choose_engine("auto", model).value == "native"
     engine = build_engine("auto", model, 1, look_ahead=look_ahead)

@@ -41,7 +41,7 @@ class CausalConvolution(nn.Module):
             order = (torch.arange(ring, device=v.device) + recent.oldest) % ring
             before = recent.values.index_select(2, order)
         values = torch.cat([before, v], dim=2)
-        # A copy, because a view would keep all values in memory as long as the state.
+        # A copy, because a view would keep all values in memory as long as the state lives.
         kept = values[:, :, length:].to(before.dtype, copy=True)
         # A block at least as long as the ring needs values of the previous block, but no earlier ones.
         block = max(ring, _BLOCK)

@@ -89,7 +89,7 @@ class _ReadRunningAverages(torch.autograd.Function):
         from_start = (borders[:, :, :-1].unsqueeze(3) - logs).exp_().mul_(gates)
         y += from_start @ sums[:, :, :-1]
         ctx.save_for_backward(gates, scores, v, logs, borders, sums)
-        # Copies, because views would keep the sums of all chunks in memory as long as the state.
+        # Copies, because views would keep the sums of all chunks in memory as long as the state lives.
         return y, sums[:, :, -1].clone(), borders[:, :, -1].clone()
 
     @staticmethod

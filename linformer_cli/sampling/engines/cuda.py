@@ -43,7 +43,7 @@ class CudaEngine(Engine):
         self._embedding = _Embedding(model.embedding, batch, model.dtype)
         self._blocks = cast(list[TransformerBlock], list(model.blocks))
         self.states: list[FoldedState | LinearState] = []
-        # The graphs read and write the same tensors at each replay, the states included.
+        # Each replay of a graph reads and writes the same tensors, including the states.
         self._tokens = torch.zeros(batch, dtype=torch.int64, device=device)
         self._parameters = torch.zeros(batch, model.head.projection.out_features, dtype=model.dtype, device=device)
         self._uniforms = torch.zeros(positions, batch, dtype=torch.float64, device=device)
@@ -152,7 +152,7 @@ class CudaEngine(Engine):
 
     def _count_step(self) -> None:
         if self._position == self.model.config.image.positions:
-            raise ValueError(f"an image has {self._position} values, all of which are drawn")
+            raise ValueError(f"all {self._position} values of the image are drawn already")
         self._position += 1
 
     def _own(self, block: TransformerBlock, layer: LinearState) -> FoldedState | LinearState:

@@ -41,7 +41,7 @@ class NativeEmbedding:
         """Write the vectors of the next token int64 [B] to x [B, D]; returns the token's position."""
         position, sources = self.position, self.slots.shape[1]
         if position == len(self.slots):
-            raise ValueError(f"an image has {position} values, all of which are drawn")
+            raise ValueError(f"all {position} values of the image are drawn already")
         if position:
             self.recent[:, (position - 1) % self.ring] = tokens_t
         self._kernels.lintx_embed(

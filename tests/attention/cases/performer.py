@@ -41,7 +41,7 @@ def relu(x: Tensor, w: Tensor) -> Tensor:
 
 
 def trig(x: Inputs, tensors: Tensors) -> Tensor:
-    """Weights exp(|k_j|^2 / 2) * mean of cos(w . (q_t - k_j)); denominators at least a tenth of the sum of exp."""
+    """Weights exp(|k_j|^2 / 2) * mean of cos(w . (q_t - k_j)); denominators at least a tenth of the keys' weight."""
     q, k = scale(x)
     w = tensors["directions"]
     kernel = ((q @ w.T).unsqueeze(3) - (k @ w.T).unsqueeze(2)).cos().mean(-1)

@@ -19,7 +19,7 @@ CASES = {
         {},
         lambda x, _: softmax(x.q, x.k, x.v),
         # Saves the mask; without a mask torch saves only the total weight of each query.
-        keeps_pairs="behind a prefix",
+        keeps_pairs="after a prefix",
         autocast_rounds=("attend", "step"),
     )
 }
