@@ -49,7 +49,7 @@ class LinformerState(NamedTuple):
 
 
 class LinformerAttention(Attention):
-    """y_t = softmax(q_t [E k of earlier blocks; k_j of the own block, j <= t]^T / sqrt(K)) [F v of earlier ...; v_j].
+    """y_t = softmax(q_t [E k of earlier blocks; k_j of the same block, j <= t]^T / sqrt(K)) [F v of earlier ...; v_j].
 
     One softmax over both. E and F [rank, block] are learned for each head, or shared as in section 4 of the source.
     Differs from the source, which projects a whole sequence of fixed length at once: every row then depends on later

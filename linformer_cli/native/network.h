@@ -8,7 +8,7 @@
 namespace {  // local to the library that includes it: the compiler may inline all of it
 
 struct Layer {
-    const uint32_t *input, *output, *up, *down;  // weights as `multiply` takes them
+    const uint32_t *input, *output, *up, *down;  // weights in the layout of `multiply`
     const float *input_bias, *output_bias, *up_bias, *down_bias;
     const float *mid_gain, *mid_shift;  // of the norm after the attention branch
     const float *end_gain, *end_shift;  // of the norm after the feed-forward branch: for `pre`, the next layer's or the last
@@ -50,14 +50,14 @@ struct Drawing {
     const float *table, *place;
     const float* label;  // [D], the vector of the image's class, or null
     int64_t mixtures;    // 0: the head is categorical
-    double lowest, highest;  // of a logistic's log scale
+    double lowest, highest;  // bounds of a logistic's log scale
     const double* uniforms;  // [count], one for each value
     int64_t* values;         // [count]: known ones, then guesses up to number `guessed`, then undefined
     float *x, *out;          // scratch, [window, D] and [window, outputs]
     int64_t count, known, guessed;
     int64_t first;     // position of the token that holds values[0]
     int64_t rows;      // positions in the next pass
-    int64_t passes;    // so far
+    int64_t passes;    // passes so far
 };
 
 }  // namespace

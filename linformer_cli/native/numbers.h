@@ -20,7 +20,7 @@ struct bfloat16 {
     }
 };
 
-// 64 bytes of floats or doubles, which the compiler splits as the processor needs.
+// A 64-byte vector of floats or doubles; the compiler splits it to fit the processor.
 template <class A>
 struct Lanes {
     static constexpr int64_t count = 64 / sizeof(A);

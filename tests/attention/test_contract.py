@@ -574,7 +574,7 @@ def test_hard_inputs_give_finite_outputs_and_gradients(
 @every_case
 @pytest.mark.parametrize("places", [slice(None), slice(20, 21)], ids=["all", "one"])
 def test_huge_keys_give_finite_outputs_and_gradients(case: Case, places: slice) -> None:
-    """Their squares overflow float32."""
+    """The squares of these keys overflow float32."""
     mechanism = build(case, torch.float32)
     if mechanism.gated:
         pytest.skip("weights are squares of scores, are not normalised and overflow themselves")

@@ -13,9 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# The number of key-value pairs per write, plus one: with more pairs, each step reads more but s is written less often.
-# For heads of width 32 and pairs in bfloat16 this value moves the fewest bytes: 0.64 times as many as a step that reads
-# and writes s.
+# Steps per write of s. A larger value writes s less often but reads more pending pairs per step. For heads of width 32
+# and pairs in bfloat16, 8 moves the fewest bytes: 0.64 times as many as a step that reads and writes s.
 FOLD = 8
 
 

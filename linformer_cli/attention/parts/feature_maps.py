@@ -55,7 +55,7 @@ class Elu(FeatureMap):
     """elu(x) + 1, the map of Katharopoulos 2020, equation 7; C = K."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not torch.is_grad_enabled():  # the overhead of a Function shows in a step
+        if not torch.is_grad_enabled():  # the overhead of a Function is noticeable in a step
             return _elu_plus_one(x)
         y: Tensor = _EluPlusOne.apply(x)
         return y
@@ -69,13 +69,13 @@ class Relu(FeatureMap):
 
 
 def _clamp_huge(x: Tensor) -> Tensor:
-    """x within +-(largest number)^(1/5), 5e7 in float32: products of four larger numbers overflow."""
+    """x clamped to +-(largest number)^(1/5), 5e7 in float32: products of four numbers do not overflow."""
     limit = torch.finfo(x.dtype).max ** 0.2
     return x.clamp(-limit, limit)
 
 
 class Poly2(FeatureMap):
-    """The kernel (q . k)^2 by the K (K + 1) / 2 distinct products of two coordinates.
+    """The kernel (q . k)^2, from the K (K + 1) / 2 distinct products of two coordinates.
 
     A product of different coordinates stands for two equal terms and is weighted by sqrt(2). The cost is T C V, which
     pays off if T is well above K^2 (Katharopoulos 2020, section 3.2.1).

@@ -10,7 +10,7 @@ SHARES = ("none", "heads", "heads_keys_values")
 
 
 def linformer(x: Inputs, key_projection: Tensor, value_projection: Tensor) -> Tensor:
-    """Projections [H or 1, rank, block]; one softmax over the rows of earlier blocks and the keys of the own block."""
+    """Projections [H or 1, rank, block]; one softmax over the rows of earlier blocks and the keys of the same block."""
     rank, block = key_projection.shape[-2:]
     place = torch.arange(x.v.shape[2])
     keys, values, visible = [x.k], [x.v], [(place <= place[:, None]) & (place // block == place[:, None] // block)]
