@@ -21,8 +21,8 @@ from .measure.attention_pass import (
 from .measure.ceilings import Ceilings
 from .measure.fresh_process import PassFailed
 from .measure.pass_memory import WARM_UP_POSITIONS, PassMemory, measure_pass_memory
-from .measure.timing import Check, Timing, time_work
-from .rounds import BenchReport, Ending, Measurement, is_interrupted, measure_groups
+from .measure.timing import Check, Timing, never_stop, time_work
+from .rounds import BenchReport, Measurement, measure_groups
 from .rows import AttentionRow
 from .variants import Variant
 
@@ -94,9 +94,9 @@ def run_attention_bench(
     variants: Sequence[Variant],
     positions: Sequence[int],
     settings: AttentionSettings,
-    ceilings: Ceilings | None = None,
+    ceilings: Ceilings,
     report: Callable[[AttentionRow], None] = lambda row: None,
-    check: Check = None,
+    check: Check = never_stop,
 ) -> AttentionReport:
     """Measure every variant at every length, once the executions of each have been compared.
 
@@ -104,14 +104,8 @@ def run_attention_bench(
     `Interrupted` ends the benchmark with what was measured. Raises `DisagreementError` before any timing.
     """
     groups = prepare(variants, positions, settings, ceilings, check)
-    rows: list[AttentionRow] = []
-    ended: Ending = "interrupted"
-    for measurement in groups[0]:
-        if is_interrupted(check):
-            break
-        measurement.require_agreement()
-    else:
-        rows, ended = measure_groups(groups, settings.repeats, report, check)
+    comparisons = [measurement.require_agreement for measurement in groups[0]]
+    rows, ended = measure_groups(groups, settings.repeats, report, check, comparisons)
     labels = [variant.label for variant in variants]
     rows.sort(key=lambda row: labels.index(row.name))  # stable: the lengths of a mechanism stay in order
     conditions = AttentionConditions(
@@ -122,16 +116,16 @@ def run_attention_bench(
         settings.batch if settings.batch is not None else f"scaled: {settings.pass_positions:,} / T, at least 1",
         _describe_memory(settings.device),
     )
-    described = None if ceilings is None else ceilings.describe()
-    return AttentionReport(rows, ended, conditions, describe_environment(), described, describe_exponents(rows))
+    exponents = describe_exponents(rows)
+    return AttentionReport(rows, ended, conditions, describe_environment(), ceilings.describe(), exponents)
 
 
 def prepare(
     variants: Sequence[Variant],
     positions: Sequence[int],
     settings: AttentionSettings,
-    ceilings: Ceilings | None = None,
-    check: Check = None,
+    ceilings: Ceilings,
+    check: Check = never_stop,
 ) -> list[list["AttentionMeasurement"]]:
     """The measurements of each length, from the shortest on; those of a group take turns."""
     groups: list[list[AttentionMeasurement]] = []
@@ -160,15 +154,14 @@ class AttentionMeasurement(Measurement[AttentionRow]):
         variant: Variant,
         length: int,
         inputs: Inputs,
-        shorter: "AttentionMeasurement | None" = None,
-        ceilings: Ceilings | None = None,
-        check: Check = None,
+        shorter: "AttentionMeasurement | None",
+        ceilings: Ceilings,
+        check: Check,
     ) -> None:
-        super().__init__()
+        super().__init__(ceilings, check)
         self.memory: PassMemory | None = None
         self._settings, self._name, self._setup = settings, variant.label, settings.setup(variant, length)
         self._inputs, self._shorter = inputs, shorter
-        self._ceilings, self._check = ceilings, check or (lambda: None)
         self._work: Callable[[], None] | None = None
 
     def require_agreement(self) -> None:
@@ -181,17 +174,17 @@ class AttentionMeasurement(Measurement[AttentionRow]):
     def take_sample(self) -> None:
         if self.memory is None:
             self._require_fit()
-            self._check()
+            self.check()
             try:
                 self.memory = self._measure_memory()
             finally:
-                self._check()  # Ctrl-C ends the fresh process, too
+                self.check()  # Ctrl-C ends the fresh process, too
         if self._work is None:
-            self._check()
+            self.check()
             self._work = build_pass(self._setup, inputs=self._inputs)
             self._work()
         for _ in range(self._settings.passes):
-            self._check()
+            self.check()
             self.samples.append(time_work(self._work, self._setup.device))
 
     def release(self) -> None:
@@ -220,17 +213,15 @@ class AttentionMeasurement(Measurement[AttentionRow]):
         )
         if not self.samples:
             return row
-        timing = Timing(tuple(self.samples))
+        timing = Timing(self.samples)
         first, third = timing.quartiles
-        row = replace(
+        moved = timing.rate(count_least_bytes(setup) / 1e9)
+        return replace(
             row,
             seconds_per_sequence=timing.median / batch,
             seconds_per_sequence_quartiles=(first / batch, third / batch),
+            copy_share=moved / self.ceilings.copy.gigabytes_per_second,
         )
-        if self._ceilings is None:
-            return row
-        moved = timing.rate(count_least_bytes(setup) / 1e9)
-        return replace(row, copy_share=moved / self._ceilings.copy.gigabytes_per_second)
 
     def _require_fit(self) -> None:
         """Raises `PassFailed` if the growth so far says that the passes take too long or too much memory."""
@@ -252,7 +243,7 @@ class AttentionMeasurement(Measurement[AttentionRow]):
         times, sizes = self._shorter.list_points() if self._shorter else ([], [])
         length, batch = self._setup.positions, self._setup.batch
         if self.samples:
-            times.append((length, Timing(tuple(self.samples)).median / batch))
+            times.append((length, Timing(self.samples).median / batch))
         if self.memory is not None and self.memory.peak_bytes is not None:
             sizes.append((length, self.memory.peak_bytes / batch))
         return times, sizes

@@ -111,7 +111,7 @@ class CopyReport:
     ended: Ending
     settings: CopyConditions
     environment: dict[str, Any]
-    ceilings: CeilingsReport | None = None
+    ceilings: CeilingsReport
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class _Update:
 class Learner:
     """The measurement of one mechanism: a model that takes one update a round. `failed` says why it takes no more."""
 
-    def __init__(self, variant: Variant, settings: CopySettings, ceilings: Ceilings | None = None) -> None:
+    def __init__(self, variant: Variant, settings: CopySettings, ceilings: Ceilings) -> None:
         self.variant = variant
         self.failed: str | None = None
         self._settings, self._ceilings = settings, ceilings
@@ -181,10 +181,12 @@ class Learner:
             places.append(done)
         points = tuple(self.point(place) for place in places)
         last = points[-1] if points else None
-        seconds = None
+        seconds = rate = share = None
         if self.failed is None and done:
             seconds = statistics.fmean(update.seconds for update in self._updates)
-        rate, share = self._measure_products(seconds)
+            positions = BATCH * self._settings.length
+            rate = positions * TRAINING_FACTOR * count_product_flops(self.model) / seconds / 1e9
+            share = rate / self._ceilings.product(list_products(self.model), positions, "fp32").gigaflops
         return CopyRow(
             task=self._settings.title,
             reduced=self._settings.reduced,
@@ -203,16 +205,8 @@ class Learner:
             points=points,
         )
 
-    def _measure_products(self, seconds: float | None) -> tuple[float | None, float | None]:
-        """GFLOP/s of the products of an update that takes `seconds`, and their share of the machine's ceiling."""
-        if seconds is None or self._ceilings is None:
-            return None, None
-        positions = BATCH * self._settings.length
-        rate = positions * TRAINING_FACTOR * count_product_flops(self.model) / seconds / 1e9
-        return rate, rate / self._ceilings.product(list_products(self.model), positions, "fp32").gigaflops
 
-
-def prepare(variants: Sequence[Variant], settings: CopySettings, ceilings: Ceilings | None = None) -> list[Learner]:
+def prepare(variants: Sequence[Variant], settings: CopySettings, ceilings: Ceilings) -> list[Learner]:
     """An untrained model for each of `variants`.
 
     Raises `UsageError` for sizes that a mechanism does not support, and `DisagreementError` where the two executions
@@ -227,16 +221,16 @@ def prepare(variants: Sequence[Variant], settings: CopySettings, ceilings: Ceili
 def run_copy_task(
     variants: Sequence[Variant],
     settings: CopySettings,
+    ceilings: Ceilings,
     budget_seconds: float | None = None,
     stop: StopRequest | None = None,
     report: Callable[[int, dict[str, CopyPoint]], None] = lambda update, points: None,
-    ceilings: Ceilings | None = None,
 ) -> CopyReport:
     """Train a model with each of `variants` on the same sequences, one update of each in turn.
 
     It ends after all updates, after `budget_seconds`, or when `stop` is set. Only whole rounds count, so the curves are
     comparable wherever they end. `report` receives the new point of every mechanism. A model whose loss becomes NaN or
-    infinite keeps its points and takes no more updates. With `ceilings`, rows have the share of the machine's ceiling.
+    infinite keeps its points and takes no more updates.
 
     Raises as `prepare` does, before any training.
     """
@@ -269,7 +263,7 @@ def run_copy_task(
         ended,
         _describe_conditions(settings, budget_seconds, done),
         describe_environment(),
-        None if ceilings is None else ceilings.describe(),
+        ceilings.describe(),
     )
 
 

@@ -39,7 +39,7 @@ from .gpu_checks import (
 )
 from .gpu_sizes import GpuSizes
 from .measure.ceilings import Ceilings, CeilingsReport
-from .measure.timing import Check, Timing, measure_interleaved
+from .measure.timing import Check, Timing, measure_interleaved, never_stop
 from .models import build_models
 from .rounds import measure_groups
 from .rows import ModelRow, SamplingRow, TrainingRow
@@ -105,7 +105,7 @@ class GpuBench:
         sizes: GpuSizes,
         save: Callable[[GpuReport], None] = lambda report: None,
         talk: Callable[[str], None] = lambda line: None,
-        check: Check = None,
+        check: Check = never_stop,
     ) -> None:
         self._device, self._sizes = device, sizes
         self._save, self._talk, self._check = save, talk, check
@@ -126,8 +126,7 @@ class GpuBench:
             "attention": self.measure_attention,
         }
         for name, part in parts.items():
-            if self._check is not None:
-                self._check()
+            self._check()
             try:
                 part()
             except Interrupted:
@@ -170,7 +169,7 @@ class GpuBench:
             began = time.perf_counter()
             batch = Sampler(subject.model, engine=engine).sample(range(count), before_step=self._check)
             samples.append(time.perf_counter() - began)
-        timing = Timing(tuple(samples))
+        timing = Timing(samples)
         row = ManyRow(
             subject.preset,
             count,

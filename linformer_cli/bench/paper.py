@@ -84,13 +84,6 @@ def run_paper_bench(
     return _PaperBench(settings, report, save, stop or StopRequest()).run()
 
 
-@dataclass(frozen=True)
-class _Once:
-    """Work of a part that has a single round and no rows of its own."""
-
-    measure_round: Callable[[], None]
-
-
 class _PaperBench:
     """The parts, whose measurements are made when each begins and kept by the titles of their groups."""
 
@@ -171,10 +164,6 @@ class _PaperBench:
     def _elapsed_seconds(self) -> float:
         return time.monotonic() - self._began
 
-    def _check(self) -> None:
-        """Called between steps."""
-        self._stop.raise_if_set()
-
     def _build_models(self) -> None:
         """The methods in every network, compared in the first; and the runs of other networks."""
         device = self._settings.device
@@ -186,7 +175,7 @@ class _PaperBench:
             self._models[_RUNS] = load_models(foreign, device, self._precision)
             compared += self._models[_RUNS]
         for timed in compared:
-            self._check()
+            self._stop.raise_if_set()
             require_model_agrees(timed)
 
     def _has_model(self, run: TrainedRun) -> bool:
@@ -234,9 +223,9 @@ class _PaperBench:
                 limit_seconds=limit,
                 runs=settings.runs,
             )
-            (group,) = sample.prepare(self._models[name], one, self._ceilings, self._check)
+            (group,) = sample.prepare(self._models[name], one, self._ceilings, self._stop.raise_if_set)
             self._sampling[f"{name} batch {batch}"] = group
-        return self._sampling
+        return _list_rounds(self._sampling)
 
     def _prepare_training(self, seconds: float) -> Groups:
         rows = len(self._settings.networks) * len(self._variants)
@@ -251,8 +240,10 @@ class _PaperBench:
                 limit_seconds=seconds / rows,
                 runs=self._settings.runs,
             )
-            (self._training[name],) = train.prepare(self._models[name], settings, self._ceilings, self._check)
-        return self._training
+            (self._training[name],) = train.prepare(
+                self._models[name], settings, self._ceilings, self._stop.raise_if_set
+            )
+        return _list_rounds(self._training)
 
     def _prepare_scaling(self, seconds: float) -> Groups:
         lengths = self._sizes.lengths or choose_lengths(seconds, len(self._variants))
@@ -271,17 +262,17 @@ class _PaperBench:
             device=self._settings.device,
             pass_positions=self._sizes.pass_positions,
         )
-        groups = attention.prepare(self._variants, lengths, settings, self._ceilings, self._check)
+        groups = attention.prepare(self._variants, lengths, settings, self._ceilings, self._stop.raise_if_set)
         for measurement in groups[0]:
-            self._check()
+            self._stop.raise_if_set()
             measurement.require_agreement()
         self._scaling = {f"T = {length:,}": group for length, group in zip(lengths, groups, strict=True)}
-        return self._scaling
+        return _list_rounds(self._scaling)
 
     def _prepare_memory(self, seconds: float) -> Groups:
         """The peak memory of the rows of sampling, the largest batches first."""
         return {
-            title: [_Once(measurement.measure_memory) for measurement in group if measurement.samples]
+            title: [measurement.measure_memory for measurement in group if measurement.samples]
             for title, group in reversed(self._sampling.items())
         }
 
@@ -292,12 +283,16 @@ class _PaperBench:
 
         def learn() -> None:
             variants = parse_variants(COPY_METHODS)
-            self._copy = run_copy_task(variants, settings, seconds, self._stop, ceilings=self._ceilings)
+            self._copy = run_copy_task(variants, settings, self._ceilings, seconds, self._stop)
             if (done := self._copy.settings.updates) < PAPER_UPDATES:
                 self._reduced.append(f"copy task: {done:,} of {PAPER_UPDATES:,} updates")
-            self._check()
+            self._stop.raise_if_set()
 
-        return {settings.title: [_Once(learn)]}
+        return {settings.title: [learn]}
+
+
+def _list_rounds(groups: Mapping[str, Sequence[Measurement[AnyRow]]]) -> Groups:
+    return {title: [measurement.measure_round for measurement in group] for title, group in groups.items()}
 
 
 def _list_rows(groups: Mapping[str, Sequence[Measurement[AnyRow]]]) -> list[AnyRow]:

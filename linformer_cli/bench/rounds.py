@@ -3,28 +3,27 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal
 
 from linformer_cli.errors import Interrupted
 
-from .measure.ceilings import CeilingsReport
+from .measure.ceilings import Ceilings, CeilingsReport
 from .measure.fresh_process import PassFailed
 from .measure.pass_memory import refuse_misfits
-from .measure.timing import Check
-from .rows import Row, compare_with_softmax
+from .measure.timing import Check, never_stop
+from .rows import AnyRow, compare_with_softmax
 
-AnyRow = TypeVar("AnyRow", bound=Row)
 Ending = Literal["finished", "interrupted"]
 
 
 class Measurement(ABC, Generic[AnyRow]):
     """One row of a benchmark, measured round by round. Building one costs nothing; the first round prepares the work.
 
-    `network` tells which rows are compared with which softmax row: those of an equal network.
+    Rows of equal `network` are compared with each other. `check` is called between steps and may raise to stop.
     """
 
-    def __init__(self, network: object = None) -> None:
-        self.network = network
+    def __init__(self, ceilings: Ceilings, check: Check, network: object = None) -> None:
+        self.ceilings, self.check, self.network = ceilings, check, network
         self.samples: list[float] = []
         self.left_out: str | None = None
         self._over = False
@@ -66,38 +65,43 @@ class BenchReport(Generic[AnyRow]):
     ended: Ending
     settings: object
     environment: Mapping[str, Any]
-    ceilings: CeilingsReport | None = None
+    ceilings: CeilingsReport
 
 
 def measure_groups(
     groups: Iterable[Sequence[Measurement[AnyRow]]],
     repeats: int,
     report: Callable[[AnyRow], None] = lambda row: None,
-    check: Check = None,
+    check: Check = never_stop,
+    comparisons: Iterable[Callable[[], None]] = (),
 ) -> tuple[list[AnyRow], Ending]:
     """The rows of all groups; within a group the measurements take turns (A B C A B C).
 
     So a busy moment of the machine hits all rows of a group alike. What a group keeps is freed before the next one.
-    `report` is called with each row of a finished group. An `Interrupted` from `check`, here or inside a measurement,
-    ends the benchmark with what was measured.
+    `comparisons`, of the two executions of each mechanism, are made first and raise what they find. `report` is called
+    with each row of a finished group. An `Interrupted` from `check`, here or inside a measurement, ends the benchmark
+    with what was measured.
     """
     rows: list[AnyRow] = []
-    ended: Ending = "finished"
-    for group in groups:
-        try:
-            for _ in range(repeats):
+    try:
+        for compare in comparisons:
+            check()
+            compare()
+        for group in groups:
+            try:
+                for _ in range(repeats):
+                    for measurement in group:
+                        measurement.measure_round()
+            finally:
                 for measurement in group:
-                    measurement.measure_round()
-        except Interrupted:
-            ended = "interrupted"
-        for measurement in group:
-            measurement.release()
-        for row in rows_of(group):
-            rows.append(row)
-            report(row)
-        if ended == "interrupted" or is_interrupted(check):
-            return rows, "interrupted"
-    return rows, ended
+                    measurement.release()
+                for row in rows_of(group):
+                    rows.append(row)
+                    report(row)
+            check()
+    except Interrupted:
+        return rows, "interrupted"
+    return rows, "finished"
 
 
 def rows_of(group: Sequence[Measurement[AnyRow]]) -> list[AnyRow]:
@@ -105,13 +109,3 @@ def rows_of(group: Sequence[Measurement[AnyRow]]) -> list[AnyRow]:
     begun = [measurement for measurement in group if measurement.begun]
     rows = [measurement.row() for measurement in begun]
     return compare_with_softmax(rows, [measurement.network for measurement in begun])
-
-
-def is_interrupted(check: Check) -> bool:
-    """Whether `check` raises `Interrupted`; other errors pass through."""
-    try:
-        if check is not None:
-            check()
-    except Interrupted:
-        return True
-    return False

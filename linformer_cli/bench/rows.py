@@ -44,6 +44,9 @@ class Row:
         raise NotImplementedError
 
 
+AnyRow = TypeVar("AnyRow", bound=Row)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Quality:
     """The validation bits/dim of the trained run that has the row's model; None throughout without one."""
@@ -147,9 +150,6 @@ class AttentionRow(Row):
     @property
     def speed(self) -> float | None:
         return 1 / self.seconds_per_sequence if self.seconds_per_sequence else None
-
-
-AnyRow = TypeVar("AnyRow", bound=Row)
 
 
 def compare_with_softmax(rows: Sequence[AnyRow], networks: Sequence[object]) -> list[AnyRow]:

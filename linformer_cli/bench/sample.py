@@ -5,6 +5,7 @@ Softmax has two kinds of rows: with a key-value cache, and re-run at every value
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from linformer_cli.config import ImageShape
 from linformer_cli.sampling.engines import AUTO, ENGINES, choose_engine
@@ -32,10 +33,10 @@ from .measure.sampling_work import (
     SamplingWork,
     WholeImages,
 )
-from .measure.timing import Check, Timing, time_work
+from .measure.timing import Check, Timing, never_stop, time_work
 from .models import BenchModel, group_by_preset
 from .published import find_published
-from .rounds import BenchReport, Ending, Measurement, is_interrupted, measure_groups
+from .rounds import BenchReport, Measurement, measure_groups
 from .rows import BASELINE, Extrapolated, SamplingRow
 from .trained_runs import TrainedRun
 
@@ -102,23 +103,18 @@ class SamplingConditions:
 def run_sampling_bench(
     models: Sequence[BenchModel],
     settings: SamplingSettings,
-    ceilings: Ceilings | None = None,
+    ceilings: Ceilings,
     report: Callable[[SamplingRow], None] = lambda row: None,
-    check: Check = None,
+    check: Check = never_stop,
 ) -> BenchReport[SamplingRow]:
     """Time all rows of `prepare`, once every model has been checked.
 
     `report` is called with each row of a finished group. `check` is called between steps and may raise: `Interrupted`
     ends the benchmark with what was measured. Raises `DisagreementError` before any timing.
     """
-    rows: list[SamplingRow] = []
-    ended: Ending = "interrupted"
-    for timed in models:
-        if is_interrupted(check):
-            break
-        require_model_agrees(timed)
-    else:
-        rows, ended = measure_groups(prepare(models, settings, ceilings, check), settings.repeats, report, check)
+    groups = prepare(models, settings, ceilings, check)
+    comparisons = [partial(require_model_agrees, timed) for timed in models]
+    rows, ended = measure_groups(groups, settings.repeats, report, check, comparisons)
     conditions = SamplingConditions(
         settings.repeats,
         settings.limit_seconds,
@@ -126,12 +122,11 @@ def run_sampling_bench(
         [_describe_network(timed) for timed in models],
         measure_peak_memory(str(models[0].model.device)) if models else 0,
     )
-    described = None if ceilings is None else ceilings.describe()
-    return BenchReport(rows, ended, conditions, describe_environment(), described)
+    return BenchReport(rows, ended, conditions, describe_environment(), ceilings.describe())
 
 
 def prepare(
-    models: Sequence[BenchModel], settings: SamplingSettings, ceilings: Ceilings | None = None, check: Check = None
+    models: Sequence[BenchModel], settings: SamplingSettings, ceilings: Ceilings, check: Check = never_stop
 ) -> list[list["SamplingMeasurement"]]:
     """The measurements of each preset at each batch size; those of a group take turns."""
     return [
@@ -162,13 +157,12 @@ class SamplingMeasurement(Measurement[SamplingRow]):
         engine: str,
         batch: int,
         settings: SamplingSettings,
-        ceilings: Ceilings | None = None,
-        check: Check = None,
+        ceilings: Ceilings,
+        check: Check = never_stop,
     ) -> None:
-        super().__init__(timed.network)
-        self.batch = batch
+        super().__init__(ceilings, check, timed.network)
         self._timed, self._model, self._engine = timed, timed.model, engine
-        self._settings, self._ceilings, self._check = settings, ceilings, check
+        self._batch, self._settings = batch, settings
         self._look_ahead = settings.look_ahead and timed.trained
         self._work: SamplingWork | None = None
         self._peak_memory_bytes: int | None = None
@@ -185,7 +179,7 @@ class SamplingMeasurement(Measurement[SamplingRow]):
         """Measure the peak memory, in a fresh process on a CPU. The row has None if that fails."""
         setup = SamplingSetup(
             self._model.config.model_dump(),
-            self.batch,
+            self._batch,
             self._engine,
             self._settings.precision,
             str(self._model.device),
@@ -196,12 +190,11 @@ class SamplingMeasurement(Measurement[SamplingRow]):
         except PassFailed:
             return
         finally:
-            if self._check is not None:
-                self._check()  # Ctrl-C ends the fresh process, too
+            self.check()  # Ctrl-C ends the fresh process, too
         self._peak_memory_bytes = found
 
     def row(self) -> SamplingRow:
-        timed, model, batch, work = self._timed, self._model, self.batch, self._work
+        timed, model, batch, work = self._timed, self._model, self._batch, self._work
         config = model.config
         state = 0 if self._engine == RERUN else model.state_bytes(batch)
         row = SamplingRow(
@@ -228,18 +221,18 @@ class SamplingMeasurement(Measurement[SamplingRow]):
 
     def _name_engine(self) -> str:
         """Softmax rows are named after how they treat the past."""
-        return CACHED if self._timed.model.config.attention == BASELINE and self._engine != RERUN else self._engine
+        return CACHED if self._model.config.attention == BASELINE and self._engine != RERUN else self._engine
 
     def _require_memory(self) -> None:
         if self._engine == RERUN:
             return
-        needed, free = self._model.state_bytes(self.batch), measure_free_memory(str(self._model.device))
+        needed, free = self._model.state_bytes(self._batch), measure_free_memory(str(self._model.device))
         if free is not None and _STATE_MARGIN * needed > free:
             raise PassFailed(f"the state would need {format_bytes(needed)}, {format_bytes(free)} are free")
 
     def _plan_steps(self) -> SamplingWork:
         """Whole images, or as many steps around the middle as the limit allows for."""
-        model, batch, check, limit = self._model, self.batch, self._check, self._settings.limit_seconds
+        model, batch, check, limit = self._model, self._batch, self.check, self._settings.limit_seconds
         if (refusal := ENGINES[self._engine].refusal(model)) is not None:
             raise PassFailed(f"{self._engine}: {refusal}")
         self._require_memory()
@@ -252,7 +245,7 @@ class SamplingMeasurement(Measurement[SamplingRow]):
         return WholeImages(model, batch, self._engine, self._look_ahead, check)
 
     def _plan_rerun(self) -> SamplingWork:
-        work, limit = RerunPrefixes(self._model, self.batch, self._check), self._settings.limit_seconds
+        work, limit = RerunPrefixes(self._model, self._batch, self.check), self._settings.limit_seconds
         if limit is not None:
             # The time grows at least in proportion to the length of the prefix, and the first prefix is the shortest.
             first = time_work(lambda: work.read(1), str(self._model.device))
@@ -266,7 +259,7 @@ class SamplingMeasurement(Measurement[SamplingRow]):
         work, positions = self._work, row.positions
         if work is None or not self.samples:
             return row
-        timing, images = Timing(tuple(self.samples)), self.batch * work.steps / positions
+        timing, images = Timing(self.samples), self._batch * work.steps / positions
         rate, quartiles, seconds = timing.rate(images), timing.rate_quartiles(images), timing.median / images
         if work.steps < positions:
             return replace(row, extrapolated=Extrapolated(rate, quartiles, seconds, work.steps, positions))
@@ -274,13 +267,12 @@ class SamplingMeasurement(Measurement[SamplingRow]):
 
     def _with_shares(self, row: SamplingRow) -> SamplingRow:
         """With the shares of the machine's matrix products and memory copies."""
-        ceilings, speed, model = self._ceilings, row.speed, self._model
-        if ceilings is None or speed is None:
+        speed, model = row.speed, self._model
+        if speed is None:
             return row
-        batch, positions, rerun = self.batch, row.positions, self._engine == RERUN
+        batch, positions, rerun = self._batch, row.positions, self._engine == RERUN
         rows = batch * max(1, positions // 2) if rerun else batch
-        # In both precisions, for the report.
-        products = {kind: ceilings.product(list_products(model), rows, kind) for kind in ("fp32", "bf16")}
+        products = self.ceilings.both_products(list_products(model), rows)
         if row.look_ahead:  # how often the weights and the state were read is not known
             return row
         read = count_rerun_positions(positions) if rerun else positions
@@ -290,7 +282,7 @@ class SamplingMeasurement(Measurement[SamplingRow]):
         if traffic is None:
             return row
         moved = speed / batch * positions * traffic / 1e9
-        return replace(row, state_gigabytes=moved, copy_share=moved / ceilings.copy.gigabytes_per_second)
+        return replace(row, state_gigabytes=moved, copy_share=moved / self.ceilings.copy.gigabytes_per_second)
 
 
 def _describe_network(timed: BenchModel) -> NetworkFacts:

@@ -8,17 +8,13 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 # The first round prepares and probes: it takes about so many times as long as the others.
 _FIRST_ROUND_FACTOR = 2.5
 
 
-class Measurable(Protocol):
-    def measure_round(self) -> None: ...
-
-
-Groups = Mapping[str, Sequence[Measurable]]
+# A round of each measurement of a group, by the title of the group.
+Groups = Mapping[str, Sequence[Callable[[], None]]]
 
 
 @dataclass
@@ -33,7 +29,7 @@ class Part:
     share: float
     rounds: int
     prepare: Callable[[float], Groups]
-    groups: dict[str, Sequence[Measurable]] = field(default_factory=dict)
+    groups: dict[str, Sequence[Callable[[], None]]] = field(default_factory=dict)
     rounds_done: int = 0
     seconds: float = 0.0
     next_round_seconds: float = 0.0
@@ -90,8 +86,8 @@ class Schedule:
                 left_out.append(title)
                 del part.groups[title]
                 continue
-            for measurement in part.groups[title]:
-                measurement.measure_round()
+            for measure_round in part.groups[title]:
+                measure_round()
             self._after_group(part, title)
         if left_out:
             self.reduced.append(f"{part.name}: left out, the time was up: {'; '.join(left_out)}")

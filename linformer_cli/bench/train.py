@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +23,9 @@ from .agreement import require_model_agrees
 from .measure.ceilings import Ceilings
 from .measure.costs import TRAINING_FACTOR, WHAT_IS_COUNTED, count_product_flops, list_products
 from .measure.fresh_process import PassFailed
-from .measure.timing import Check, Timing, time_work
+from .measure.timing import Check, Timing, never_stop, time_work
 from .models import BenchModel, group_by_preset
-from .rounds import BenchReport, Ending, Measurement, is_interrupted, measure_groups
+from .rounds import BenchReport, Measurement, measure_groups
 from .rows import TrainingRow
 from .trained_runs import TrainedRun
 
@@ -64,30 +65,24 @@ class TrainingConditions:
 def run_training_bench(
     models: Sequence[BenchModel],
     settings: TrainingSettings,
-    ceilings: Ceilings | None = None,
+    ceilings: Ceilings,
     report: Callable[[TrainingRow], None] = lambda row: None,
-    check: Check = None,
+    check: Check = never_stop,
 ) -> BenchReport[TrainingRow]:
     """Time all rows of `prepare`, once every model has been checked.
 
     `report` is called with each row of a finished group. `check` is called before every step and may raise:
     `Interrupted` ends the benchmark with what was measured. Raises `DisagreementError` before any timing.
     """
-    rows: list[TrainingRow] = []
-    ended: Ending = "interrupted"
-    for timed in models:
-        if is_interrupted(check):
-            break
-        require_model_agrees(timed)
-    else:
-        rows, ended = measure_groups(prepare(models, settings, ceilings, check), settings.repeats, report, check)
+    groups = prepare(models, settings, ceilings, check)
+    comparisons = [partial(require_model_agrees, timed) for timed in models]
+    rows, ended = measure_groups(groups, settings.repeats, report, check, comparisons)
     conditions = TrainingConditions(settings.repeats, settings.limit_seconds)
-    described = None if ceilings is None else ceilings.describe()
-    return BenchReport(rows, ended, conditions, describe_environment(), described)
+    return BenchReport(rows, ended, conditions, describe_environment(), ceilings.describe())
 
 
 def prepare(
-    models: Sequence[BenchModel], settings: TrainingSettings, ceilings: Ceilings | None = None, check: Check = None
+    models: Sequence[BenchModel], settings: TrainingSettings, ceilings: Ceilings, check: Check = never_stop
 ) -> list[list["TrainingMeasurement"]]:
     """The measurements of each preset at each batch size; those of a group take turns."""
     return [
@@ -113,12 +108,11 @@ class TrainingMeasurement(Measurement[TrainingRow]):
         engine: str,
         batch: int,
         settings: TrainingSettings,
-        ceilings: Ceilings | None = None,
-        check: Check = None,
+        ceilings: Ceilings,
+        check: Check = never_stop,
     ) -> None:
-        super().__init__(timed.network)
-        self._timed, self._batch, self._plain = timed, batch, engine == TEXTBOOK
-        self._settings, self._ceilings, self._check = settings, ceilings, check
+        super().__init__(ceilings, check, timed.network)
+        self._timed, self._batch, self._plain, self._settings = timed, batch, engine == TEXTBOOK, settings
         self._precision = "fp32" if self._plain else settings.precision
         self._device = str(timed.model.device)
         self._trainer: Trainer | None = None
@@ -161,23 +155,20 @@ class TrainingMeasurement(Measurement[TrainingRow]):
         )
         if not self.samples:
             return row
-        timing = Timing(tuple(self.samples))
-        row = replace(
+        timing, values = Timing(self.samples), batch * row.positions
+        rate = timing.rate(values) * TRAINING_FACTOR * count_product_flops(model) / 1e9
+        ceiling = self.ceilings.both_products(list_products(model), values)[self._precision]
+        return replace(
             row,
             images_per_second=timing.rate(batch),
             images_per_second_quartiles=timing.rate_quartiles(batch),
             seconds_per_step=timing.median,
+            product_gigaflops=rate,
+            product_share=rate / ceiling.gigaflops,
         )
-        if self._ceilings is None:
-            return row
-        values = batch * row.positions
-        rate = timing.rate(values) * TRAINING_FACTOR * count_product_flops(model) / 1e9
-        products = {kind: self._ceilings.product(list_products(model), values, kind) for kind in ("fp32", "bf16")}
-        return replace(row, product_gigaflops=rate, product_share=rate / products[self._precision].gigaflops)
 
     def _time_step(self, trainer: Trainer) -> float:
-        if self._check is not None:
-            self._check()
+        self.check()
         with textbook_only() if self._plain else contextlib.nullcontext():
             return time_work(trainer.take_step, self._device)
 

@@ -81,7 +81,7 @@ def copy(
     settings = CopySettings(*choose_size(seconds, length, width), updates, every, seed, place.value)
     talk(f"{settings.title}; device {place.value} ({place.reason})")
     with catch_signals() as stop:
-        report = run_copy_task(variants, settings, seconds, stop, _Reporter(), Ceilings(place.value))
+        report = run_copy_task(variants, settings, Ceilings(place.value), seconds, stop, _Reporter())
     has_points = any(row.points for row in report.rows)
     if json:
         print_json({**vars(report), "plot": plot if has_points else None})

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from linformer_cli.bench.measure.timing import Check
+from linformer_cli.bench.measure.timing import Check, never_stop
 from linformer_cli.bench.variants import Variant
 from linformer_cli.checkpoint import Checkpoint, holds_checkpoint, load_weights, read_checkpoint
 from linformer_cli.config import LENGTHS, RunConfig, TrainConfig, parse_config
@@ -174,7 +174,7 @@ def train_entry(
         trainer.run(reporter, stop)
 
 
-def draw_grid(entry: Entry, device: str, check: Check = None) -> bool:
+def draw_grid(entry: Entry, device: str, check: Check = never_stop) -> bool:
     """Write the grid of samples of a finished run, unless there is one of these weights; whether it was written.
 
     `check` is called before every step and may raise to stop.

@@ -96,5 +96,5 @@ def _measure_rate(samples: Sequence[float], images: int) -> tuple[float | None, 
     """Images per second and their quartiles, where each of `samples` is the seconds of `images` images."""
     if not samples:
         return None, None
-    timing = Timing(tuple(samples))
+    timing = Timing(samples)
     return images / timing.median, [images / seconds for seconds in reversed(timing.quartiles)]

@@ -9,7 +9,7 @@ import torch
 
 from linformer_cli.bench.agreement import require_agreement
 from linformer_cli.bench.measure.sampling_work import WholeImages
-from linformer_cli.bench.measure.timing import Check, measure_interleaved
+from linformer_cli.bench.measure.timing import Check, measure_interleaved, never_stop
 from linformer_cli.checkpoint import Checkpoint, load_weights
 from linformer_cli.data.images import ImageSet
 from linformer_cli.files import write_file
@@ -83,7 +83,7 @@ def time_training_once(entry: Entry, images: tuple[ImageSet, ImageSet], conditio
     return True
 
 
-def time_sampling_once(entry: Entry, conditions: Conditions, check: Check = None) -> bool:
+def time_sampling_once(entry: Entry, conditions: Conditions, check: Check = never_stop) -> bool:
     """As `time_training_once`, for sampling a batch of images. `check` may raise to stop."""
     checkpoint = entry.require_finished()
     speed = sampling_speed(checkpoint, conditions)

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from fixed_ceilings import FixedCeilings
 
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.bench import attention
@@ -63,9 +64,10 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def bench(lengths: list[int], limit: float = 100.0, variants=VARIANTS, **changes: Any) -> AttentionReport:
-    calls = {name: changes.pop(name) for name in ("ceilings", "report", "check") if name in changes}
+    ceilings = changes.pop("ceilings", FixedCeilings())
+    calls = {name: changes.pop(name) for name in ("report", "check") if name in changes}
     settings = AttentionSettings(**{"repeats": 3, "limit_seconds": limit, "batch": 1, **changes})
-    return run_attention_bench(variants, lengths, settings, **calls)
+    return run_attention_bench(variants, lengths, settings, ceilings, **calls)
 
 
 def left_out(report: AttentionReport) -> dict[tuple[str, int], str | None]:
@@ -199,7 +201,7 @@ def test_copying_is_what_inputs_and_outputs_move(machine, ceilings) -> None:
 
 def test_a_round_may_have_several_passes_and_begin_anew(machine) -> None:
     """As in `bench paper`, which frees the inputs between its rounds."""
-    ((measurement,),) = prepare(VARIANTS[:1], [1000], AttentionSettings(batch=1, passes=2))
+    ((measurement,),) = prepare(VARIANTS[:1], [1000], AttentionSettings(batch=1, passes=2), FixedCeilings())
     for rounds in (1, 2):
         measurement.measure_round()
         measurement.release()

@@ -2,12 +2,15 @@
 
 import math
 import signal
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
+from fixed_ceilings import FixedCeilings
 
 from linformer_cli.attention.linear import LinearAttention
-from linformer_cli.bench.copy import Learner, run_copy_task
+from linformer_cli.bench.copy import CopyReport, Learner, run_copy_task
 from linformer_cli.bench.copy_task import (
     BATCH,
     SEPARATOR,
@@ -19,12 +22,11 @@ from linformer_cli.bench.copy_task import (
     learning_rate_at,
 )
 from linformer_cli.bench.measure.costs import count_product_flops
-from linformer_cli.bench.variants import list_variants, parse_variants
+from linformer_cli.bench.variants import Variant, list_variants, parse_variants
 from linformer_cli.errors import DisagreementError, UsageError
 from linformer_cli.system.signals import StopRequest
 
 VARIANTS = parse_variants(["softmax", "linear:chunk=4"])
-TINY = {"length": 12, "width": 16, "points_every": 2}
 
 
 @pytest.mark.parametrize("length", [8, 32, 33])
@@ -94,11 +96,16 @@ def test_sizes_that_cannot_be_are_one_line(length, width, part, raises_one_line)
         CopySettings(length, width)
 
 
+def learn(variants: Sequence[Variant] = VARIANTS, updates: int = 6, seed: int = 0, **given: Any) -> CopyReport:
+    settings = CopySettings(12, 16, updates, points_every=2, seed=seed)
+    return run_copy_task(variants, settings, FixedCeilings(), **given)
+
+
 def test_points_average_the_last_updates(monkeypatch) -> None:
     """Every model gets the losses 1, 2, 3, ..."""
     monkeypatch.setattr(Learner, "update", lambda learner, s, c, number: (number + 1.0, 0.1 * number))
     told = []
-    report = run_copy_task(VARIANTS, CopySettings(updates=5, **TINY), report=lambda u, p: told.append((u, set(p))))
+    report = learn(updates=5, report=lambda u, p: told.append((u, set(p))))
     assert report.ended == "finished"
     for row in report.rows:
         assert [(point.update, point.loss) for point in row.points] == [(2, 1.5), (4, 3.5), (5, 4.5)]
@@ -109,7 +116,7 @@ def test_points_average_the_last_updates(monkeypatch) -> None:
 
 def test_training_is_repeatable_and_each_mechanism_alone_is_the_same() -> None:
     def losses(variants, seed: int = 0) -> dict[str, list[float]]:
-        report = run_copy_task(variants, CopySettings(updates=4, seed=seed, **TINY))
+        report = learn(variants, 4, seed)
         return {row.name: [point.loss for point in row.points] for row in report.rows}
 
     together = losses(VARIANTS)
@@ -122,7 +129,7 @@ def test_training_is_repeatable_and_each_mechanism_alone_is_the_same() -> None:
 
 def test_a_model_learns_from_its_updates() -> None:
     """Not to copy, which takes longer, but that a copy has no separators."""
-    report = run_copy_task(VARIANTS[:1], CopySettings(8, 32, updates=40, points_every=10))
+    report = run_copy_task(VARIANTS[:1], CopySettings(8, 32, updates=40, points_every=10), FixedCeilings())
     (row,) = report.rows
     assert row.points[-1].loss < row.points[0].loss - 0.02
 
@@ -138,7 +145,7 @@ def test_a_stop_keeps_whole_turns(calls, monkeypatch) -> None:
         return float(len(made)), 0.0
 
     monkeypatch.setattr(Learner, "update", update)
-    report = run_copy_task(VARIANTS, CopySettings(updates=9, **TINY), stop=stop)
+    report = learn(updates=9, stop=stop)
     assert report.ended == "interrupted" and report.settings.updates == calls // 2
     assert made == ["softmax", "linear-4"] * (calls // 2) + ["softmax"] * (calls % 2)
     for row in report.rows:
@@ -146,7 +153,7 @@ def test_a_stop_keeps_whole_turns(calls, monkeypatch) -> None:
 
 
 def test_a_budget_that_is_spent_leaves_empty_rows() -> None:
-    report = run_copy_task(VARIANTS, CopySettings(updates=9, **TINY), budget_seconds=1e-9)
+    report = learn(budget_seconds=1e-9)
     assert report.ended == "budget"
     for row in report.rows:
         assert (row.points, row.updates, row.loss, row.seconds_per_update) == ((), 0, None, None)
@@ -157,11 +164,11 @@ def test_a_nan_loss_ends_one_model_only(monkeypatch) -> None:
         return (math.nan if learner.variant.attention == "linear" and number == 2 else 1.0), 0.5
 
     monkeypatch.setattr(Learner, "update", update)
-    whole, broken = run_copy_task(VARIANTS, CopySettings(updates=6, **TINY)).rows
+    whole, broken = learn().rows
     assert broken.failed == "the loss was NaN or infinite at update 3"
     assert [point.update for point in broken.points] == [2]
     assert [point.update for point in whole.points] == [2, 4, 6]
-    alone = run_copy_task(VARIANTS[1:], CopySettings(updates=6, **TINY))
+    alone = learn(VARIANTS[1:])
     assert alone.ended == "failed" and alone.rows[0].points == broken.points
 
 
@@ -173,22 +180,14 @@ def test_nothing_is_trained_whose_executions_disagree(monkeypatch, raises_one_li
 
     monkeypatch.setattr(LinearAttention, "step", wrong)
     with raises_one_line(DisagreementError, "'linear' is not"):
-        run_copy_task(VARIANTS, CopySettings(updates=1, **TINY))
+        learn()
 
 
 def test_a_row_says_what_share_of_the_products_its_updates_reach() -> None:
-    class Fixed:
-        def product(self, shapes, rows, precision):
-            assert (rows, precision) == (BATCH * 12, "fp32")
-            return type("Ceiling", (), {"gigaflops": 0.5})()
-
-        def describe(self):
-            return {"copy": {}, "products": []}
-
-    settings = CopySettings(updates=2, **TINY)
-    (row,) = run_copy_task(VARIANTS[1:], settings, ceilings=Fixed()).rows
+    settings = CopySettings(12, 16, updates=2)
+    ceilings = FixedCeilings()
+    (row,) = run_copy_task(VARIANTS[1:], settings, ceilings).rows
+    assert set(ceilings.asked) == {(BATCH * 12, "fp32")}
     flops = 3 * BATCH * 12 * count_product_flops(CopyModel(VARIANTS[1], settings))
     assert row.product_gigaflops == pytest.approx(flops / row.seconds_per_update / 1e9)
-    assert row.product_share == pytest.approx(row.product_gigaflops / 0.5)
-    (row,) = run_copy_task(VARIANTS[1:], settings).rows
-    assert row.product_gigaflops is row.product_share is None
+    assert row.product_share == pytest.approx(row.product_gigaflops / 100)

@@ -14,7 +14,7 @@ class Work:
     def __init__(self, clock: SimpleNamespace, *seconds: float) -> None:
         self.rounds, self._clock, self._seconds = 0, clock, seconds
 
-    def measure_round(self) -> None:
+    def __call__(self) -> None:
         self._clock.now += self._seconds[min(self.rounds, len(self._seconds) - 1)]
         self.rounds += 1
 
@@ -92,13 +92,12 @@ def test_a_part_is_told_its_share(clock) -> None:
 def test_an_interrupted_part_is_unfinished(clock) -> None:
     class Stopped(Exception): ...
 
-    class Stops:
-        def measure_round(self) -> None:
-            raise Stopped
+    def stop() -> None:
+        raise Stopped
 
     parts = [
         Part("done", 0.4, 1, lambda seconds: {"x": [Work(clock, 1.0)]}),
-        Part("stopped", 0.4, 1, lambda seconds: {"x": [Stops()]}),
+        Part("stopped", 0.4, 1, lambda seconds: {"x": [stop]}),
         Part("never", 0.2, 1, lambda seconds: {}),
     ]
     schedule = Schedule(parts, clock=lambda: clock.now)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from fixed_ceilings import FixedCeilings
 from machine import HAS_COMPILER
 
 from linformer_cli.bench import train
@@ -29,8 +30,9 @@ def models(tiny_model_config) -> list[BenchModel]:
 def bench(
     models: list[BenchModel], batches: list[int], repeats: int, precision: str = "fp32", **changes: Any
 ) -> BenchReport[TrainingRow]:
-    calls = {name: changes.pop(name) for name in ("ceilings", "report", "check") if name in changes}
-    return run_training_bench(models, TrainingSettings(batches, precision, repeats, **changes), **calls)
+    ceilings = changes.pop("ceilings", FixedCeilings())
+    calls = {name: changes.pop(name) for name in ("report", "check") if name in changes}
+    return run_training_bench(models, TrainingSettings(batches, precision, repeats, **changes), ceilings, **calls)
 
 
 def test_a_step_is_that_of_a_run(models, tmp_path, monkeypatch) -> None:
@@ -61,7 +63,7 @@ def test_images_per_second_of_steps(models, clock) -> None:
     assert (row.images_per_second, row.seconds_per_step, row.repeats) == (3.0, 2.0, 3)
     assert row.images_per_second_quartiles == (6 / 2.5, 6 / 1.5)
     assert row.samples_seconds == [1.0, 2.0, 3.0] and row.reduced is None and row.left_out is None
-    assert row.product_share is None and row.bits_per_dim is None and row.times_softmax == 4
+    assert row.bits_per_dim is None and row.times_softmax == 4
 
 
 def test_a_row_that_runs_out_of_memory_takes_no_other_along(models, clock, monkeypatch) -> None:

@@ -38,7 +38,7 @@ class ProductCeiling:
     gigaflops: float
     gigaflops_quartiles: tuple[float, float]
     flops: int
-    samples_seconds: tuple[float, ...]
+    samples_seconds: Sequence[float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class CopyCeiling:
 
     gigabytes_per_second: float
     copied_bytes: int
-    samples_seconds: tuple[float, ...]
+    samples_seconds: Sequence[float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +88,10 @@ class Ceilings:
         if key not in self._products:
             self._products[key] = self._measure_product(shapes, rows, precision)
         return self._products[key]
+
+    def both_products(self, shapes: Sequence[tuple[int, int]], rows: int) -> dict[str, ProductCeiling]:
+        """The ceiling in both precisions, so that the report has both."""
+        return {precision: self.product(shapes, rows, precision) for precision in ("fp32", "bf16")}
 
     @property
     def copy(self) -> CopyCeiling:

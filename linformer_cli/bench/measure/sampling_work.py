@@ -16,7 +16,7 @@ from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.engines import AUTO, build_engine
 
-from .timing import Check, time_work
+from .timing import Check, never_stop, time_work
 
 # Where a re-run is timed, as shares of T. These are the midpoints of equal parts, so their mean stands for the mean
 # over all positions; exactly so if the cost is linear in the position.
@@ -54,7 +54,7 @@ class WholeImages:
     batch: int
     engine: str = AUTO
     look_ahead: bool = True
-    check: Check = None
+    check: Check = never_stop
     drawn: int = 0
     looked_ahead: bool = False
 
@@ -91,7 +91,7 @@ class MiddleSteps:
     batch: int
     engine: str
     steps: int
-    check: Check = None
+    check: Check = never_stop
     looked_ahead: bool = False
 
     @torch.no_grad()
@@ -117,7 +117,7 @@ class RerunPrefixes:
 
     model: PixelModel
     batch: int
-    check: Check = None
+    check: Check = never_stop
     looked_ahead: bool = False
 
     @property
@@ -133,8 +133,7 @@ class RerunPrefixes:
         """Draw one value after each of the `count` shortest prefixes."""
         streams = UniformStreams(0, range(self.batch))
         for share in SHARES[:count]:
-            if self.check is not None:
-                self.check()
+            self.check()
             length = math.ceil(share * self.model.config.image.positions)
             parameters, _ = self.model.attend(
                 torch.zeros(self.batch, length, dtype=torch.int64, device=self.model.device)

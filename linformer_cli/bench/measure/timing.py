@@ -9,14 +9,18 @@ from linformer_cli.errors import Interrupted
 from linformer_cli.system.device import synchronize
 
 # Called between steps; raises to stop the work.
-Check = Callable[[], None] | None
+Check = Callable[[], None]
+
+
+def never_stop() -> None:
+    """The `Check` of work that nothing stops."""
 
 
 @dataclass(frozen=True)
 class Timing:
     """Seconds of the same work, one sample per repeat."""
 
-    samples: tuple[float, ...]
+    samples: Sequence[float]
 
     @property
     def median(self) -> float:

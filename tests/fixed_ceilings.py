@@ -1,0 +1,22 @@
+"""Ceilings that the tests make up, so that no machine decides a test and none takes time."""
+
+from linformer_cli.bench.measure.ceilings import Ceilings, CeilingsReport, CopyCeiling, ProductCeiling
+
+
+class FixedCeilings(Ceilings):
+    """100 GFLOP/s in float32, 200 in bfloat16, 10 GB/s. `asked` has the rows and the precision of every product."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        self.asked: list[tuple[int, str]] = []
+
+    def product(self, shapes, rows, precision):
+        self.asked.append((rows, precision))
+        return ProductCeiling(1, rows, precision, {"fp32": 100.0, "bf16": 200.0}[precision], (1.0, 1.0), 1, (1.0,))
+
+    @property
+    def copy(self) -> CopyCeiling:
+        return CopyCeiling(10.0, 1, (1.0,))
+
+    def describe(self) -> CeilingsReport:
+        return CeilingsReport(self.copy, [self.product([], *asked) for asked in dict.fromkeys(self.asked)])
