@@ -26,7 +26,8 @@ class Duration:
 
 
 # The upper bounds are far above any use. They keep a damaged file from asking for all memory, and products in 64 bits.
-Size = Annotated[int, Field(gt=0, le=65_536)]
+LARGEST_SIZE = 65_536
+Size = Annotated[int, Field(gt=0, le=LARGEST_SIZE)]
 Layers = Annotated[int, Field(gt=0, le=1_024)]
 Images = Annotated[int, Field(gt=0, le=2**20)]
 Count = Annotated[int, Field(gt=0, le=2**40)]

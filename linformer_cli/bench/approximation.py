@@ -3,6 +3,7 @@
 Mean squared errors by feature map, kind of directions, number of features and norm of the inputs.
 """
 
+import functools
 import itertools
 import math
 import statistics
@@ -80,14 +81,15 @@ class Approximation:
 class Measurement:
     """The errors of one kind of features at one norm; a round is one draw of inputs and directions."""
 
-    def __init__(self, attention: PerformerAttention, norm: float, exact: Sequence["_Exact"], seed: int) -> None:
-        self._attention, self._norm, self._exact, self._seed = attention, norm, exact, seed
+    def __init__(self, attention: PerformerAttention, norm: float, draws: Draws) -> None:
+        self._attention, self._norm, self._draws = attention, norm, draws
         self._errors: list[tuple[float, float, float, float]] = []
 
     def measure_round(self) -> None:
         """Measure the next draw."""
         draw = len(self._errors)
-        self._errors.append(_measure_draw(self._attention, self._seed, draw, self._exact[draw]))
+        exact = _attend_exactly(self._draws, draw, self._norm)
+        self._errors.append(_measure_draw(self._attention, self._draws.seed, draw, exact))
 
     def row(self) -> Approximation:
         """Mean and quartiles over the draws so far."""
@@ -121,12 +123,10 @@ def prepare(
     largest = math.sqrt(math.log(sys.float_info.max) / 2) / draws.head_width**0.25
     if (norm := max(norms, default=0.0)) > largest:
         raise UsageError(f"at K = {draws.head_width} norms above {largest:.3g} overflow float64, found {norm:g}")
-    inputs = [_draw_inputs(draws.seed + draw, draws) for draw in range(draws.draws)]
-    exact = {norm: [_Exact.of(norm * q, norm * k, v) for q, k, v in inputs] for norm in norms}
     measurements = []
     for feature_map, is_orthogonal, count in itertools.product(feature_maps, orthogonal, features):
         attention = _build_attention(feature_map, is_orthogonal, count, draws)
-        measurements += [Measurement(attention, norm, exact[norm], draws.seed) for norm in norms]
+        measurements += [Measurement(attention, norm, draws) for norm in norms]
     return measurements
 
 
@@ -140,8 +140,8 @@ def measure_approximation(
     """The rows of all measurements of `prepare`."""
     draws = draws or Draws()
     measurements = prepare(features, norms, feature_maps, orthogonal, draws)
-    for measurement in measurements:
-        for _ in range(draws.draws):
+    for _ in range(draws.draws):
+        for measurement in measurements:
             measurement.measure_round()
     return [measurement.row() for measurement in measurements]
 
@@ -156,10 +156,19 @@ class _Exact:
     kernel: Tensor
     output: Tensor
 
-    @staticmethod
-    def of(q: Tensor, k: Tensor, v: Tensor) -> "_Exact":
-        kernel = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).exp()
-        return _Exact(q[None, None], k[None, None], v[None, None], kernel, _average(kernel, v))
+
+@functools.lru_cache(maxsize=8)
+def _attend_exactly(draws: Draws, draw: int, norm: float) -> _Exact:
+    """The inputs of a draw at one norm, which measurements that take turns share, and softmax attention of them."""
+    generator = torch.Generator().manual_seed(draws.seed + draw)
+    q, k, v = (
+        torch.randn(draws.positions, width, generator=generator, dtype=torch.float64)
+        for width in (draws.head_width, draws.head_width, VALUE_WIDTH)
+    )
+    length = norm * math.sqrt(draws.head_width)
+    q, k = (length * torch.nn.functional.normalize(part, dim=-1) for part in (q, k))
+    kernel = (q @ k.transpose(-1, -2) / math.sqrt(draws.head_width)).exp()
+    return _Exact(q[None, None], k[None, None], v[None, None], kernel, _average(kernel, v))
 
 
 def _build_attention(feature_map: str, orthogonal: bool, features: int, draws: Draws) -> PerformerAttention:
@@ -175,17 +184,6 @@ def _build_attention(feature_map: str, orthogonal: bool, features: int, draws: D
     options |= {"orthogonal": orthogonal, "redraw_every": 1}
     with torch.random.fork_rng(devices=[]):
         return cast(PerformerAttention, build_attention("performer", options, shape).double())
-
-
-def _draw_inputs(seed: int, draws: Draws) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k [T, K] of length sqrt(K), v [T, V]."""
-    generator = torch.Generator().manual_seed(seed)
-    q, k, v = (
-        torch.randn(draws.positions, width, generator=generator, dtype=torch.float64)
-        for width in (draws.head_width, draws.head_width, VALUE_WIDTH)
-    )
-    q, k = (math.sqrt(draws.head_width) * torch.nn.functional.normalize(part, dim=-1) for part in (q, k))
-    return q, k, v
 
 
 def _average(kernel: Tensor, v: Tensor) -> Tensor:

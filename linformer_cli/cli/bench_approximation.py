@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from linformer_cli.config import LARGEST_SIZE
 from linformer_cli.report.approximation import (
     CSV_COLUMNS,
     ErrorName,
@@ -28,9 +29,11 @@ def approximation(
         str,
         typer.Option("--maps", help="Feature maps: positive, hyperbolic, trig.", metavar="LIST"),
     ] = "positive,hyperbolic,trig",
-    draws: Annotated[int, typer.Option("--draws", min=1, help="Random draws of inputs and directions.")] = 20,
-    positions: Annotated[int, typer.Option("--positions", min=2, help="Sequence length T.")] = 128,
-    head_width: Annotated[int, typer.Option("--head-width", min=2, help="Width K of a head.")] = 32,
+    draws: Annotated[
+        int, typer.Option("--draws", min=1, max=options.LARGEST_COUNT, help="Random draws of inputs and directions.")
+    ] = 20,
+    positions: Annotated[int, typer.Option("--positions", min=2, max=LARGEST_SIZE, help="Sequence length T.")] = 128,
+    head_width: Annotated[int, typer.Option("--head-width", min=2, max=LARGEST_SIZE, help="Width K of a head.")] = 32,
     seed: options.Seed = 0,
     plot: Annotated[
         Path | None,

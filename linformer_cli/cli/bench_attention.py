@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from linformer_cli.config import LARGEST_SIZE
 from linformer_cli.report import benchmark_plots
 
 from . import options
@@ -26,9 +27,9 @@ def attention(
             "--batch", help="Sequences in a pass: a number, or scaled: 65,536 / T, at least 1.", metavar="NUMBER|scaled"
         ),
     ] = SCALED,
-    heads: Annotated[int, typer.Option("--heads", min=1, help="Number of heads.")] = 1,
-    head_width: Annotated[int, typer.Option("--head-width", min=1, help="Width of a head.")] = 32,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Repeats after one warm-up.")] = 5,
+    heads: Annotated[int, typer.Option("--heads", min=1, max=LARGEST_SIZE, help="Number of heads.")] = 1,
+    head_width: Annotated[int, typer.Option("--head-width", min=1, max=LARGEST_SIZE, help="Width of a head.")] = 32,
+    repeats: options.Repeats = 5,
     limit: Annotated[str, typer.Option("--limit", help="Time limit for all passes of one mechanism at one T.")] = "60s",
     device: options.Device = "auto",
     plot: Annotated[

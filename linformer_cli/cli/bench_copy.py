@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from linformer_cli.config import LARGEST_SIZE
 from linformer_cli.report.copy import CSV_COLUMNS, choose_columns, list_points, render_copy, tabulate_losses
 from linformer_cli.report.tables import TableStyle
 
@@ -16,6 +17,8 @@ from .output import print_json, print_records, talk, write_plot
 if TYPE_CHECKING:
     from linformer_cli.bench.copy import CopyPoint, CopyReport
 
+# 16 times the paper's.
+_LARGEST_WIDTH = 4_096
 _TALK_SECONDS = 10.0
 _ENDINGS = {"budget": "the budget was spent", "interrupted": "interrupted", "failed": "every model failed"}
 
@@ -32,14 +35,25 @@ def copy(
     budget: Annotated[
         str, typer.Option("--budget", help="Total time. Below 1h the task is smaller: length 32, width 128.")
     ] = "10m",
-    updates: Annotated[int, typer.Option("--updates", min=1, help="Updates of each model.")] = 10_000,
+    updates: Annotated[
+        int, typer.Option("--updates", min=1, max=options.LARGEST_COUNT, help="Updates of each model.")
+    ] = 10_000,
     length: Annotated[
-        int | None, typer.Option("--length", min=1, help="Sequence length; default 128, or 32.", show_default=False)
+        int | None,
+        typer.Option(
+            "--length", min=1, max=LARGEST_SIZE, help="Sequence length; default 128, or 32.", show_default=False
+        ),
     ] = None,
     width: Annotated[
-        int | None, typer.Option("--width", min=1, help="Model width; default 256, or 128.", show_default=False)
+        int | None,
+        typer.Option(
+            "--width", min=1, max=_LARGEST_WIDTH, help="Model width; default 256, or 128.", show_default=False
+        ),
     ] = None,
-    every: Annotated[int, typer.Option("--every", min=1, help="Updates averaged in one point of the curve.")] = 25,
+    every: Annotated[
+        int,
+        typer.Option("--every", min=1, max=options.LARGEST_COUNT, help="Updates averaged in one point of the curve."),
+    ] = 25,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     plot: Annotated[

@@ -3,15 +3,17 @@
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from linformer_cli.config import TrainConfig
 from linformer_cli.errors import Interrupted, LintxError, UsageError
 from linformer_cli.report.tables import Column
 from linformer_cli.units import format_bytes, format_count
 
 from . import options
+from .config_options import Fields, with_fields
 from .images import load_training_images
 from .output import print_json, print_records, talk
 from .progress import TrainingDisplay
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from linformer_cli.comparison.entries import Conditions, Entry
     from linformer_cli.data.images import ImageSet
 
+# As the largest number of steps in a configuration.
+_MOST_IMAGES = 2**40
 _TABLE_COLUMNS = (
     Column("name", "attention"),
     Column("bits", "bits/dim"),
@@ -40,12 +44,16 @@ _CSV_COLUMNS = tuple(
 )
 
 
+@with_fields
 def compare(
+    *,
     names: options.Variants = None,
     runs: Annotated[
         Path, typer.Option("--runs", help="Folder for the runs, one for each mechanism.", metavar="FOLDER")
     ] = Path("runs/comparison"),
-    images: Annotated[int, typer.Option("--images", min=1, help="Training images for each mechanism.")] = 16_000,
+    images: Annotated[
+        int, typer.Option("--images", min=1, max=_MOST_IMAGES, help="Training images for each mechanism.")
+    ] = 16_000,
     data: Annotated[
         str | None,
         typer.Option("--data", help="As for lintx train.", metavar="NAME", show_default=False),
@@ -69,36 +77,25 @@ def compare(
         typer.Option(
             "--evaluate-images",
             min=1,
+            max=options.LARGEST_COUNT,
             help="Number of validation images; default 2000.",
             show_default=False,
         ),
     ] = None,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Images sampled at once when sampling is timed.")] = 64,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Repeats of both timings; the median is shown.")] = 3,
+    batch: Annotated[
+        int,
+        typer.Option(
+            "--batch", min=1, max=options.LARGEST_COUNT, help="Images sampled at once when sampling is timed."
+        ),
+    ] = 64,
+    repeats: options.Repeats = 3,
     train: Annotated[
         bool, typer.Option("--train/--no-train", help="Train and time, or only show existing results.")
     ] = True,
     retime: Annotated[bool, typer.Option("--retime", help="Discard kept times and measure again.")] = False,
-    seed: Annotated[
-        int | None,
-        typer.Option("--seed", min=0, help="Seed of weights and image order; default 0.", show_default=False),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device", help="auto (default), cpu, cuda, cuda:INDEX or mps.", metavar="DEVICE", show_default=False
-        ),
-    ] = None,
-    precision: Annotated[
-        options.PrecisionName | None,
-        typer.Option(
-            "--precision",
-            help="Precision of training and its timing; default auto. Sampling is timed in fp32.",
-            show_default=False,
-        ),
-    ] = None,
     style: options.Style = options.TableFormat.TABLE,
     json: options.Json = False,
+    training: Annotated[dict[str, Any], Fields(TrainConfig, "Training", only=("seed", "device", "precision"))],
 ) -> None:
     """Train every attention alike and compare.
 
@@ -125,9 +122,9 @@ def compare(
     from linformer_cli.system.device import choose_device, choose_precision
     from linformer_cli.system.environment import describe_environment
 
-    given = {"evaluate_images": evaluate_images, "seed": seed, "device": device}
-    given["precision"] = precision and precision.value
-    chosen = choose_training(config, {key: value for key, value in given.items() if value is not None}, talk)
+    if evaluate_images is not None:
+        training["evaluate_images"] = evaluate_images
+    chosen = choose_training(config, training, talk)
     place = choose_device(chosen.device)
     kind = choose_precision(chosen.precision, place.value, "training")
     talk(f"device {place.value} ({place.reason}), precision {kind.value} ({kind.reason})")

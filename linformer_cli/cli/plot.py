@@ -39,6 +39,7 @@ def plot(
         typer.Option(
             "--grids",
             min=1,
+            max=options.LARGEST_COUNT,
             help="Maximum number of grids in a strip, evenly spaced over training; default 8.",
             show_default=False,
         ),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from linformer_cli.attention.base import Attention, AttentionShape
-from linformer_cli.config import ImageShape, ModelConfig, OptionValue
+from linformer_cli.config import ImageShape, ModelConfig, OptionValue, parse_config
 from linformer_cli.model.mixers import build_attention
 from linformer_cli.model.pixel_model import PixelModel
 
@@ -89,17 +89,21 @@ def _build(setup: PassSetup, seed: int = 0) -> Attention:
 
 
 def build_checked_model(setup: PassSetup) -> PixelModel:
-    """A small model with the mechanism, to compare its parallel and step executions."""
-    config = ModelConfig(
-        attention=setup.attention,
-        attention_options=dict(setup.options),
-        layers=1,
-        heads=setup.heads,
-        head_width=setup.head_width,
-        width=setup.heads * setup.head_width,
-        feed_forward=setup.head_width,
-        image=_CHECKED_IMAGE,
-    )
+    """A small model with the mechanism, to compare its parallel and step executions.
+
+    Raises `UsageError` for sizes beyond those of a model.
+    """
+    sizes = {
+        "attention": setup.attention,
+        "attention_options": dict(setup.options),
+        "layers": 1,
+        "heads": setup.heads,
+        "head_width": setup.head_width,
+        "width": setup.heads * setup.head_width,
+        "feed_forward": setup.head_width,
+        "image": _CHECKED_IMAGE,
+    }
+    config = parse_config(ModelConfig, sizes, f"{setup.heads} heads of {setup.head_width}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return PixelModel(config).eval()
