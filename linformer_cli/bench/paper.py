@@ -26,7 +26,7 @@ from .measure.ceilings import Ceilings
 from .models import BenchModel, build_models, load_models, preset_network
 from .paper_report import PaperConditions, PaperReport, describe_extrapolated
 from .paper_sizes import PAPER_LENGTHS, PAPER_TRAINING_BATCH, Sizes, choose_lengths, choose_sizes
-from .published import HARDWARE, SOURCE
+from .published import Source
 from .rounds import Measurement, rows_of
 from .rows import AnyRow, Row
 from .sample import SamplingMeasurement, SamplingSettings
@@ -158,7 +158,7 @@ class _PaperBench:
             self._training_precision,
             f"the two executions of every mechanism, in {next(iter(networks))}",
             [run.path for run in self._settings.runs],
-            {"source": SOURCE, "hardware": HARDWARE},
+            Source(),
         )
 
     def _elapsed_seconds(self) -> float:

@@ -9,6 +9,7 @@ from linformer_cli.config import ModelConfig
 from .copy import CopyReport
 from .growth import Exponents
 from .measure.ceilings import CeilingsReport
+from .published import Source
 from .rows import AttentionRow, SamplingRow, TrainingRow
 
 
@@ -24,7 +25,7 @@ class PaperConditions:
     training_precision: str
     checked: str
     runs: Sequence[object]
-    published: Mapping[str, object]
+    published: Source
 
 
 @dataclass(frozen=True)

@@ -5,26 +5,31 @@ from dataclasses import dataclass, field
 
 from linformer_cli.config import OptionValue
 
-SOURCE = "Katharopoulos 2020, arXiv 2006.16236, tables 1, 2, 4 and 5"
 # The paper names an NVidia P40 (24 GB) for training on CIFAR-10 and a GTX 1080 Ti for its figure of time and memory,
 # but no machine for these tables.
-HARDWARE = {
+_HARDWARE = {
     "images_per_second": "one GPU, its model not named, at the batch that fits it",
     "seconds_per_image_cpu": "CPU, its model not named",
     "seconds_per_image_gpu": "one GPU, its model not named",
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where the figures come from, and what they were measured on."""
+
+    source: str = "Katharopoulos 2020, arXiv 2006.16236, tables 1, 2, 4 and 5"
+    hardware: Mapping[str, str] = field(default_factory=lambda: _HARDWARE)
+
+
 @dataclass(frozen=True)
-class Published:
+class Published(Source):
     """One method on one data set. `bits_per_dim` leaves out the first value of an image; ours counts every value."""
 
     bits_per_dim: float
     images_per_second: float
     seconds_per_image_cpu: float
     seconds_per_image_gpu: float
-    hardware: Mapping[str, str] = field(default_factory=lambda: HARDWARE)
-    source: str = SOURCE
 
 
 # By (preset, method). The paper's `softmax` reads the whole image again for every value, and so does its hashing.

@@ -75,6 +75,11 @@ class ModelRow(Quality, Row):
         return self.images_per_second
 
     @property
+    def speed_quartiles(self) -> Quartiles | None:
+        """Those of `speed`."""
+        return self.images_per_second_quartiles
+
+    @property
     def method(self) -> str:
         """How the row was measured, in a few words."""
         return self.engine
@@ -121,6 +126,11 @@ class SamplingRow(ModelRow):
     @property
     def speed(self) -> float | None:
         return self.extrapolated.images_per_second if self.extrapolated else self.images_per_second
+
+    @property
+    def speed_quartiles(self) -> Quartiles | None:
+        found = self.extrapolated or self
+        return found.images_per_second_quartiles
 
     @property
     def method(self) -> str:

@@ -1,6 +1,5 @@
 """`lintx bench attention`: how time and memory of training grow with the number of positions."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +9,8 @@ from linformer_cli.config import LARGEST_SIZE
 from linformer_cli.report import benchmark_plots
 
 from . import options
-from .bench_tables import print_growth, talk_about_machine, talk_about_passes
-from .output import print_json, talk, write_plot
+from .bench_tables import print_growth, show_report, talk_about_passes
+from .output import talk, write_plot
 
 SCALED = "scaled"
 
@@ -75,13 +74,7 @@ def attention(
     ceilings = Ceilings(place.value)
     with catch_signals() as stop:
         report = run_attention_bench(variants, lengths, settings, ceilings, talk_about_passes, stop.raise_if_set)
-    if not report.rows:
-        stop.raise_if_set("Stopped before anything was measured")
-    if json:
-        print_json({**vars(report), "plot": plot})
-    else:
-        print_growth(report.rows, report.exponents, style)
-        talk_about_machine(report.environment, report.ceilings)
-    rows, exponents = ([asdict(row) for row in part] for part in (report.rows, report.exponents))
-    write_plot(plot, lambda kind: benchmark_plots.render_growth(rows, exponents, kind))
+    document = {"plot": plot} if json else None
+    show_report(report, stop, document, lambda: print_growth(report.rows, report.exponents, style))
+    write_plot(plot, lambda kind: benchmark_plots.render_growth(report.rows, report.exponents, kind))
     stop.raise_if_set(options.STOPPED)

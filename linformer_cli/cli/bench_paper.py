@@ -93,15 +93,11 @@ def _talk_about_row(part: str, row: "Row", number: int) -> None:
 
 def _write(out: Path, report: "PaperReport") -> None:
     """All files of the folder, each complete or unchanged."""
-    import json
-
     from linformer_cli.files import write_file
     from linformer_cli.report.paper_page import render_figures, render_page
     from linformer_cli.report.tables import to_json
 
-    text = to_json(report)
-    plain = json.loads(text)
-    write_file(out / "paper.json", (text + "\n").encode())
-    write_file(out / "paper.md", render_page(plain).encode())
-    for name, data in render_figures(plain).items():
+    write_file(out / "paper.json", (to_json(report) + "\n").encode())
+    write_file(out / "paper.md", render_page(report).encode())
+    for name, data in render_figures(report).items():
         write_file(out / name, data)

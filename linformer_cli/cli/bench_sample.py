@@ -1,6 +1,5 @@
 """`lintx bench sample`: images per second of sampling."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,8 +9,8 @@ from linformer_cli.errors import UsageError
 from linformer_cli.report import benchmark_plots
 
 from . import options
-from .bench_tables import print_position_times, print_sampling, talk_about_machine, talk_about_speed
-from .output import print_json, talk, write_plot
+from .bench_tables import print_position_times, print_sampling, show_report, talk_about_speed
+from .output import talk, write_plot
 from .session import open_session
 
 if TYPE_CHECKING:
@@ -134,20 +133,17 @@ def sample(
     ceilings = Ceilings(str(models[0].model.device))
     with catch_signals() as stop:
         report = run_sampling_bench(models, settings, ceilings, talk_about_speed, stop.raise_if_set)
-    if not report.rows:
-        stop.raise_if_set("Stopped before anything was measured")
-    if json:
-        print_json({**source, **vars(report), "plot": plot, "bits_plot": bits_plot})
-    else:
+
+    def show() -> None:
         print_sampling(report.rows, style)
         if sides is not None and style is options.TableFormat.TABLE:
             print_position_times(report.rows)
-        talk_about_machine(report.environment, report.ceilings)
+
+    show_report(report, stop, {**source, "plot": plot, "bits_plot": bits_plot} if json else None, show)
     # After the figures, so that a plot that cannot be written does not lose them.
-    rows = [asdict(row) for row in report.rows]
-    write_plot(plot, lambda kind: benchmark_plots.render_speed(rows, kind))
-    if benchmark_plots.trained_rows(rows):
-        write_plot(bits_plot, lambda kind: benchmark_plots.render_quality(rows, kind))
+    write_plot(plot, lambda kind: benchmark_plots.render_speed(report.rows, kind))
+    if benchmark_plots.trained_rows(report.rows):
+        write_plot(bits_plot, lambda kind: benchmark_plots.render_quality(report.rows, kind))
     elif bits_plot is not None:
         talk(f"no plot in '{bits_plot}': no trained model was timed")
     stop.raise_if_set(options.STOPPED)

@@ -1,7 +1,6 @@
 """What several benchmark commands print: tables of speed, rows as they come, and the machine."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from linformer_cli.report import benchmarks
@@ -9,14 +8,32 @@ from linformer_cli.report.tables import Column
 from linformer_cli.units import format_bytes, format_milliseconds
 
 from . import options
-from .output import print_records, talk
+from .output import print_json, print_records, talk
 
 if TYPE_CHECKING:
     from linformer_cli.bench.growth import Exponents
     from linformer_cli.bench.measure.ceilings import CeilingsReport
+    from linformer_cli.bench.rounds import BenchReport
     from linformer_cli.bench.rows import AttentionRow, ModelRow, SamplingRow
+    from linformer_cli.system.signals import StopRequest
 
 Tables = Sequence[Sequence[Column]]
+
+
+def show_report(
+    report: "BenchReport[Any]", stop: "StopRequest", document: Mapping[str, object] | None, show: Callable[[], None]
+) -> None:
+    """The report with `document` as JSON on stdout, or, without one, what `show` prints and the machine on stderr.
+
+    Raises `Interrupted` if the user stopped the benchmark before anything was measured.
+    """
+    if not report.rows:
+        stop.raise_if_set("Stopped before anything was measured")
+    if document is not None:
+        print_json({**document, **vars(report)})
+    else:
+        show()
+        talk_about_machine(report.environment, report.ceilings)
 
 
 def print_sampling(rows: "Sequence[SamplingRow]", style: options.TableFormat) -> None:
@@ -32,7 +49,7 @@ def print_training(rows: "Sequence[ModelRow]", style: options.TableFormat) -> No
 def _print_speeds(
     rows: "Sequence[ModelRow]", tables: Tables, columns: Sequence[Column], style: options.TableFormat
 ) -> None:
-    flat = [benchmarks.flatten_speed(asdict(row)) for row in rows]
+    flat = [benchmarks.flatten_speed(row) for row in rows]
     if style is options.TableFormat.CSV:
         print_records(flat, columns, "csv")
         return
@@ -52,7 +69,7 @@ def _print_speeds(
 def print_position_times(rows: "Sequence[SamplingRow]") -> None:
     """Time of one value of one image against the number of positions, on stdout."""
     # The name of a resized preset is its network's and the size of its images.
-    flat = [{**benchmarks.flatten_speed(asdict(row)), "network": (row.preset or "").partition(",")[0]} for row in rows]
+    flat = [{**benchmarks.flatten_speed(row), "network": (row.preset or "").partition(",")[0]} for row in rows]
 
     def method(row: dict[str, Any]) -> tuple[Any, ...]:
         return tuple(row[key] for key in ("network", "name", "engine", "batch"))
@@ -65,8 +82,7 @@ def print_position_times(rows: "Sequence[SamplingRow]") -> None:
 
 def print_growth(rows: "Sequence[AttentionRow]", exponents: "Sequence[Exponents]", style: options.TableFormat) -> None:
     """Time and memory against T on stdout, and, except in CSV, which holds one table, the exponents."""
-    powers = {row.name: asdict(row) for row in exponents}
-    flat = [benchmarks.flatten_scaling({**asdict(row), **powers[row.name]}) for row in rows]
+    flat = benchmarks.flatten_growth(rows, exponents)
     if style is options.TableFormat.CSV:
         print_records(flat, benchmarks.SCALING_FILE_COLUMNS, "csv")
         return
@@ -74,7 +90,7 @@ def print_growth(rows: "Sequence[AttentionRow]", exponents: "Sequence[Exponents]
     print_records(flat, benchmarks.SCALING_COLUMNS, shape.value)
     for columns in (benchmarks.EXPONENT_COLUMNS, benchmarks.REACH_COLUMNS):
         print()
-        print_records(list(powers.values()), columns, shape.value)
+        print_records(exponents, columns, shape.value)
 
 
 def talk_about_speed(row: "ModelRow") -> None:

@@ -1,6 +1,5 @@
 """`lintx bench train`: images per second of whole training steps."""
 
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -8,8 +7,8 @@ import typer
 from linformer_cli.report import benchmark_plots
 
 from . import options
-from .bench_tables import print_training, talk_about_machine, talk_about_speed
-from .output import print_json, talk, write_plot
+from .bench_tables import print_training, show_report, talk_about_speed
+from .output import talk, write_plot
 
 TrainingPrecision = Annotated[
     options.PrecisionName,
@@ -83,12 +82,6 @@ def train(
     settings = TrainingSettings(batches, kind.value, repeats, engines, seconds, trained)
     with catch_signals() as stop:
         report = run_training_bench(models, settings, Ceilings(place), talk_about_speed, stop.raise_if_set)
-    if not report.rows:
-        stop.raise_if_set("Stopped before anything was measured")
-    if json:
-        print_json({**vars(report), "plot": plot})
-    else:
-        print_training(report.rows, style)
-        talk_about_machine(report.environment, report.ceilings)
-    write_plot(plot, lambda form: benchmark_plots.render_speed([asdict(row) for row in report.rows], form))
+    show_report(report, stop, {"plot": plot} if json else None, lambda: print_training(report.rows, style))
+    write_plot(plot, lambda form: benchmark_plots.render_speed(report.rows, form))
     stop.raise_if_set(options.STOPPED)

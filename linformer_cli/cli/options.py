@@ -23,6 +23,7 @@ Number = TypeVar("Number", int, float)
 
 # Far above any use; keeps products of several such numbers within 64 bits.
 LARGEST_COUNT = 2**24
+LONGEST_SECONDS = 3_650 * 86_400.0
 
 
 class PrecisionName(StrEnum):
@@ -181,6 +182,8 @@ def parse_duration(text: str) -> float:
     seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
     if seconds <= 0:
         raise UsageError(f"a time must be above 0, found '{text}'")
+    if seconds > LONGEST_SECONDS:
+        raise UsageError(f"a time can be at most {LONGEST_SECONDS / 86400:g} days, found '{text}'")
     return seconds
 
 

@@ -2,30 +2,33 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from linformer_cli.errors import UsageError
 from linformer_cli.units import format_count
 
-from .benchmarks import Record, find_speed
 from .plots import Curve, Panel, PlotFormat, number_styles, render_plot
 
+if TYPE_CHECKING:
+    from linformer_cli.bench.growth import Exponents
+    from linformer_cli.bench.rows import AttentionRow, ModelRow
 
-def render_speed(rows: Sequence[Record], kind: PlotFormat) -> bytes:
+
+def render_speed(rows: Sequence["ModelRow"], kind: PlotFormat) -> bytes:
     """Images per second against the batch size, one panel per preset. Extrapolated points have a ring."""
     labels = _label_methods(rows)
     methods = list(dict.fromkeys(labels))
     panels = []
-    presets = dict.fromkeys(row["preset"] for row in rows)
+    presets = dict.fromkeys(row.preset for row in rows)
     for preset in presets:
         curves = []
         for method, (colour, dash) in zip(methods, number_styles(len(methods)), strict=True):
             points, extrapolated = [], set()
             for row, label in zip(rows, labels, strict=True):
-                figures = find_speed(row)
-                if row["preset"] == preset and label == method and figures:
-                    points.append((row["batch"], figures["images_per_second"], *figures["images_per_second_quartiles"]))
-                    if figures is not row:
-                        extrapolated.add(row["batch"])
+                if row.preset == preset and label == method and row.speed and row.speed_quartiles:
+                    points.append((row.batch, row.speed, *row.speed_quartiles))
+                    if row.images_per_second is None:
+                        extrapolated.add(row.batch)
             if points:
                 x, y, low, high = (list(part) for part in zip(*sorted(points), strict=True))
                 ringed = [index for index, batch in enumerate(x) if batch in extrapolated]
@@ -36,7 +39,7 @@ def render_speed(rows: Sequence[Record], kind: PlotFormat) -> bytes:
     return render_plot(panels, "images at once", label, kind)
 
 
-def render_quality(rows: Sequence[Record], kind: PlotFormat) -> bytes:
+def render_quality(rows: Sequence["ModelRow"], kind: PlotFormat) -> bytes:
     """bits/dim against images per second, one panel per batch size, one point per row with a trained model.
 
     Raises `UsageError` without such a row.
@@ -44,55 +47,56 @@ def render_quality(rows: Sequence[Record], kind: PlotFormat) -> bytes:
     drawn = trained_rows(rows)
     if not drawn:
         raise UsageError("no row has bits/dim and a speed; name trained runs of these models with --runs")
-    seen = {row["images_seen"] for row in drawn}
+    seen = {row.images_seen for row in drawn}
     labels = _label_methods(drawn)
     if len(seen) > 1:
         labels = [
-            f"{label}, {format_count(row['images_seen'])} images" for label, row in zip(labels, drawn, strict=True)
+            f"{label}, {format_count(row.images_seen or 0)} images" for label, row in zip(labels, drawn, strict=True)
         ]
     methods = list(dict.fromkeys(labels))
     styles = dict(zip(methods, number_styles(len(methods)), strict=True))
     panels = []
-    for batch in sorted({row["batch"] for row in drawn}):
+    for batch in sorted({row.batch for row in drawn}):
         curves = []
         for row, label in zip(drawn, labels, strict=True):
-            if row["batch"] == batch:
-                bits, error = row["bits_per_dim"], row["bits_per_dim_standard_error"] or 0.0
-                point = [find_speed(row)["images_per_second"]], [bits], [bits - error], [bits + error]
+            if row.batch == batch and row.speed and row.bits_per_dim is not None:
+                bits, error = row.bits_per_dim, row.bits_per_dim_standard_error or 0.0
+                point = [row.speed], [bits], [bits - error], [bits + error]
                 curves.append(Curve(label, *point, *styles[label]))
         panels.append(Panel(f"batch {batch}", curves, y_scale="linear", ticks_at_points=False))
-    data = ", ".join(sorted({row["data"] for row in drawn}))
+    data = ", ".join(sorted({row.data or "" for row in drawn}))
     title = f"validation bits/dim on {data}" + (f" after {seen.pop():,} training images" if len(seen) == 1 else "")
     return render_plot(panels, "images per second", "bits/dim", kind, title=title)
 
 
-def trained_rows(rows: Sequence[Record]) -> list[Record]:
+def trained_rows(rows: Sequence["ModelRow"]) -> list["ModelRow"]:
     """The timed rows with a trained model, which `render_quality` draws."""
-    return [row for row in rows if row["bits_per_dim"] is not None and find_speed(row)]
+    return [row for row in rows if row.bits_per_dim is not None and row.speed]
 
 
-def render_growth(rows: Sequence[Record], exponents: Sequence[Record], kind: PlotFormat) -> bytes:
+def render_growth(rows: Sequence["AttentionRow"], exponents: Sequence["Exponents"], kind: PlotFormat) -> bytes:
     """Time and memory of one sequence against T, one curve per mechanism.
 
     The legend has the exponents over all lengths, the title the number of sequences in a pass.
     """
     styles = number_styles(len(exponents))
     times, memories = [], []
-    for row, (colour, dash) in zip(exponents, styles, strict=True):
-        slopes = [row[f"{key}_exponent_all"] for key in ("time", "memory")]
-        label = f"{row['name']} ({', '.join('-' if slope is None else f'{slope:.2f}' for slope in slopes)})"
-        timed = [point for point in rows if point["name"] == row["name"] and point["seconds_per_sequence"]]
-        if not timed:
+    for found, (colour, dash) in zip(exponents, styles, strict=True):
+        slopes = (found.time_exponent_all, found.memory_exponent_all)
+        label = f"{found.name} ({', '.join('-' if slope is None else f'{slope:.2f}' for slope in slopes)})"
+        mine = [row for row in rows if row.name == found.name]
+        points = [
+            (row.positions, row.seconds_per_sequence, *row.seconds_per_sequence_quartiles)
+            for row in mine
+            if row.seconds_per_sequence and row.seconds_per_sequence_quartiles
+        ]
+        if not points:
             continue
-        low, high = zip(*(point["seconds_per_sequence_quartiles"] for point in timed), strict=True)
-        x, y = [point["positions"] for point in timed], [point["seconds_per_sequence"] for point in timed]
+        x, y, low, high = (list(part) for part in zip(*points, strict=True))
         times.append(Curve(label, x, y, low, high, colour, dash))
-        counted = [point for point in timed if point["memory_bytes_per_sequence"]]
-        x, y = (
-            [point["positions"] for point in counted],
-            [point["memory_bytes_per_sequence"] / 2**20 for point in counted],
-        )
-        memories.append(Curve(label, x, y, colour=colour, dash=dash))
+        counted = {row.positions: row.memory_bytes_per_sequence for row in mine if row.memory_bytes_per_sequence}
+        mebibytes = [count / 2**20 for count in counted.values()]
+        memories.append(Curve(label, list(counted), mebibytes, colour=colour, dash=dash))
     panels = [
         Panel("time", times, y_label="time of a sequence (s)"),
         Panel("memory", memories, y_label="peak memory of a sequence (MiB)"),
@@ -101,23 +105,22 @@ def render_growth(rows: Sequence[Record], exponents: Sequence[Record], kind: Plo
     return render_plot(panels, "T (positions)", "", kind, title=title)
 
 
-def _describe_batches(rows: Sequence[Record]) -> str:
+def _describe_batches(rows: Sequence["AttentionRow"]) -> str:
     """The number of sequences in a pass, as words for a title."""
-    batches = {row["batch"] for row in rows}
+    batches = {row.batch for row in rows}
     if len(batches) == 1:
         return f"batch {batches.pop()}"
-    product = min(row["batch"] * row["positions"] for row in rows)
-    if any(row["batch"] != max(1, product // row["positions"]) for row in rows):
+    product = min(row.batch * row.positions for row in rows)
+    if any(row.batch != max(1, product // row.positions) for row in rows):
         return f"batch {max(batches)} to {min(batches)}"
-    if any(row["positions"] > product for row in rows):
+    if any(row.positions > product for row in rows):
         return f"batch max(1, {product:,} / T)"
     return f"batch x T = {product:,}"
 
 
-def _label_methods(rows: Sequence[Record]) -> list[str]:
+def _label_methods(rows: Sequence["ModelRow"]) -> list[str]:
     """The name of each row in a legend: with its engine if the name has several, and always for softmax."""
-    engines = Counter(name for name, _ in {(row["name"], row["engine"]) for row in rows})
+    engines = Counter(name for name, _ in {(row.name, row.engine) for row in rows})
     return [
-        f"{row['name']}, {row['engine']}" if engines[row["name"]] > 1 or row["attention"] == "softmax" else row["name"]
-        for row in rows
+        f"{row.name}, {row.engine}" if engines[row.name] > 1 or row.attention == "softmax" else row.name for row in rows
     ]

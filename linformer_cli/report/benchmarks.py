@@ -1,17 +1,16 @@
-"""The columns of benchmark tables.
+"""The columns of benchmark tables, and the records that fill them."""
 
-A row is a mapping with the keys of its JSON form, so that a page can be rendered again from a file.
-"""
-
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from linformer_cli.units import format_bytes, format_microseconds, format_milliseconds, format_percent
 
-from .tables import Column
+from .tables import Column, Record, find_value
 
-Record = Mapping[str, Any]
-
+if TYPE_CHECKING:
+    from linformer_cli.bench.growth import Exponents
+    from linformer_cli.bench.rows import AttentionRow, ModelRow
 
 _METHOD = (
     Column("name", "attention", names=True),
@@ -148,48 +147,49 @@ QUALITY = ("bits_per_dim", "images_seen")
 
 def choose_columns(rows: Sequence[Record], columns: Sequence[Column], keep: Sequence[str] = ()) -> list[Column]:
     """`columns` without the empty ones, except those in `keep`; none if only the method would be left."""
-    full = [column for column in columns if column.key in keep or any(row.get(column.key) is not None for row in rows)]
+    full = [
+        column
+        for column in columns
+        if column.key in keep or any(find_value(row, column.key) is not None for row in rows)
+    ]
     return full if any(column not in _METHOD for column in full) else []
 
 
-def flatten_speed(row: Record) -> dict[str, Any]:
+def flatten_speed(row: "ModelRow") -> dict[str, Any]:
     """A sampling or training row without nested parts; extrapolated figures keep columns of their own.
 
     The quartiles are those of the row's only speed, measured or extrapolated.
     """
-    low, high = find_speed(row).get("images_per_second_quartiles") or (None, None)
-    extrapolated = row.get("extrapolated") or {}
-    published = row.get("published") or {}
+    low, high = row.speed_quartiles or (None, None)
+    whole = asdict(row)
+    extrapolated, published = (whole.get(part) or {} for part in ("extrapolated", "published"))
 
     def per_image_and_value(suffix: str, seconds: float | None) -> dict[str, float | None]:
         return {
-            f"latency_seconds{suffix}": seconds if row["batch"] == 1 else None,
-            f"seconds_per_position{suffix}": seconds / row["positions"] if seconds else None,
+            f"latency_seconds{suffix}": seconds if row.batch == 1 else None,
+            f"seconds_per_position{suffix}": seconds / row.positions if seconds else None,
         }
 
     return {
-        **row,
+        **whole,
         "quartiles": None if low is None else f"{low:.3g}-{high:.3g}",
         "images_per_second_quartile_1": low,
         "images_per_second_quartile_3": high,
         "images_per_second_extrapolated": extrapolated.get("images_per_second"),
-        **per_image_and_value("", row.get("seconds_per_image")),
+        **per_image_and_value("", whole.get("seconds_per_image")),
         **per_image_and_value("_extrapolated", extrapolated.get("seconds_per_image")),
-        "looked_ahead": True if row.get("look_ahead") else None,
-        **{
-            f"published_{key}": published.get(key)
-            for key in ("images_per_second", "seconds_per_image_cpu", "bits_per_dim")
-        },
+        "looked_ahead": whole.get("look_ahead") or None,
+        **{column.key: published.get(column.key.removeprefix("published_")) for column in _PUBLISHED},
     }
 
 
-def flatten_scaling(row: Record) -> dict[str, Any]:
-    """A row of time and memory against T without nested parts."""
-    low, high = row["seconds_per_sequence_quartiles"] or (None, None)
-    shown = None if low is None or high is None else f"{format_milliseconds(low)} - {format_milliseconds(high)}"
-    return {**row, "seconds_quartile_1": low, "seconds_quartile_3": high, "quartiles": shown}
-
-
-def find_speed(row: Record) -> Record:
-    """The figures of speed: the row itself, or its `extrapolated`; empty if the row was left out."""
-    return row if row.get("images_per_second") else row.get("extrapolated") or {}
+def flatten_growth(rows: Sequence["AttentionRow"], exponents: Sequence["Exponents"]) -> list[dict[str, Any]]:
+    """Rows of time and memory against T without nested parts, each with the exponents of its mechanism."""
+    powers = {found.name: asdict(found) for found in exponents}
+    records = []
+    for row in rows:
+        low, high = row.seconds_per_sequence_quartiles or (None, None)
+        shown = None if low is None or high is None else f"{format_milliseconds(low)} - {format_milliseconds(high)}"
+        quartiles = {"seconds_quartile_1": low, "seconds_quartile_3": high, "quartiles": shown}
+        records.append({**asdict(row), **powers[row.name], **quartiles})
+    return records

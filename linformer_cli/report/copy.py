@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from linformer_cli.units import format_milliseconds, format_percent
 
 from .plots import Curve, Panel, PlotFormat, Scale, number_styles, render_plot
-from .tables import Column, Record, find_value
+from .tables import Column
 
 if TYPE_CHECKING:
     from linformer_cli.bench.copy import CopyRow
@@ -47,15 +47,14 @@ def tabulate_losses(rows: Sequence["CopyRow"]) -> tuple[list[Mapping[str, object
     return list(records), [Column("update", "loss at update", format=","), *names]
 
 
-def render_copy(rows: Sequence[Record], title: str, kind: PlotFormat) -> bytes:
-    """Loss and accuracy against updates, one colour for each mechanism; rows as dataclasses or read from JSON."""
+def render_copy(rows: Sequence["CopyRow"], title: str, kind: PlotFormat) -> bytes:
+    """Loss and accuracy against updates, one colour for each mechanism."""
 
     def build_panel(key: str, label: str, scale: Scale) -> Panel:
         curves = []
         for row, (colour, dash) in zip(rows, number_styles(len(rows)), strict=True):
-            points = find_value(row, "points")
-            x, y = ([find_value(point, name) for point in points] for name in ("update", key))
-            curves.append(Curve(find_value(row, "name"), x, y, colour=colour, dash=dash))
+            x, y = [point.update for point in row.points], [getattr(point, key) for point in row.points]
+            curves.append(Curve(row.name, x, y, colour=colour, dash=dash))
         return Panel("", curves, y_label=label, x_scale="linear", y_scale=scale)
 
     panels = [

@@ -1,7 +1,7 @@
-"""The files of `lintx bench paper`: one page of tables, and the figures, both from the contents of paper.json."""
+"""The files of `lintx bench paper`: one page of tables, and the figures, both from its report."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from linformer_cli.units import format_duration
 
@@ -14,12 +14,15 @@ from .benchmarks import (
     SCALING_COLUMNS,
     TRAINING_FILE_COLUMNS,
     choose_columns,
-    flatten_scaling,
+    flatten_growth,
     flatten_speed,
 )
 from .copy import COPY_COLUMNS, render_copy
 from .plots import PlotFormat
-from .tables import Column, render_records
+from .tables import Column, Record, render_records
+
+if TYPE_CHECKING:
+    from linformer_cli.bench.paper_report import PaperReport
 
 PLOT_FORMATS: tuple[PlotFormat, ...] = ("png", "svg")
 _CEILING_COLUMNS = (
@@ -30,53 +33,53 @@ _CEILING_COLUMNS = (
 )
 
 
-def render_page(report: Mapping[str, Any]) -> str:
-    """`report`, the contents of paper.json, as Markdown."""
-    machine, published = report["environment"], report["settings"].get("published", {})
+def render_page(report: "PaperReport") -> str:
+    """`report` as Markdown."""
+    machine, published = report.environment, report.settings.published
     lines = [
         "# The tables of Katharopoulos 2020 on this machine",
         "",
         f"{machine['processor']}, {machine['threads']} threads, torch {machine['versions']['torch']}; measured in "
-        f"{format_duration(report['elapsed_seconds'])} of a budget of {format_duration(report['budget_seconds'])}.",
+        f"{format_duration(report.elapsed_seconds)} of a budget of {format_duration(report.budget_seconds)}.",
     ]
-    if report["unfinished"]:
-        lines.append(f"Not finished: {', '.join(report['unfinished'])}.")
-    lines += _table("Sampling", [flatten_speed(row) for row in report["sampling"]], SAMPLING_FILE_COLUMNS)
-    if published and report["sampling"]:
-        lines += ["", f"Published: {published['source']}. Its hardware: {_list(published['hardware'])}."]
+    if report.unfinished:
+        lines.append(f"Not finished: {', '.join(report.unfinished)}.")
+    lines += _table("Sampling", [flatten_speed(row) for row in report.sampling], SAMPLING_FILE_COLUMNS)
+    if report.sampling:
+        lines += ["", f"Published: {published.source}. Its hardware: {_list(published.hardware)}."]
         lines += ["Its bits/dim leave out the first value of an image; ours count every value."]
-    lines += _table("Training", [flatten_speed(row) for row in report["training"]], TRAINING_FILE_COLUMNS)
-    lines += _table("Time and memory against T", [flatten_scaling(row) for row in report["scaling"]], SCALING_COLUMNS)
-    lines += _table("Exponents", report["exponents"], EXPONENT_COLUMNS)
-    lines += _table("Reach", report["exponents"], REACH_COLUMNS)
-    if report["copy"]:
-        title = report["copy"]["settings"]["task"]
-        lines += _table(title[0].upper() + title[1:], report["copy"]["rows"], COPY_COLUMNS)
-    if report["ceilings"]:
-        lines += _table("The ceilings of this machine", report["ceilings"]["products"], _CEILING_COLUMNS)
-        speed = report["ceilings"]["copy"]["gigabytes_per_second"]
-        lines += ["", f"Memory copies reach {speed:.3g} GB/s, with each byte counted twice, as read and as written."]
-    if report["reduced"]:
-        lines += ["", "## Less than in the paper", "", *(f"- {line}" for line in report["reduced"])]
+    lines += _table("Training", [flatten_speed(row) for row in report.training], TRAINING_FILE_COLUMNS)
+    scaling = flatten_growth(report.scaling, report.exponents)
+    lines += _table("Time and memory against T", scaling, SCALING_COLUMNS)
+    lines += _table("Exponents", report.exponents, EXPONENT_COLUMNS)
+    lines += _table("Reach", report.exponents, REACH_COLUMNS)
+    if report.copy:
+        title = report.copy.settings.task
+        lines += _table(title[0].upper() + title[1:], report.copy.rows, COPY_COLUMNS)
+    lines += _table("The ceilings of this machine", report.ceilings.products, _CEILING_COLUMNS)
+    speed = report.ceilings.copy.gigabytes_per_second
+    lines += ["", f"Memory copies reach {speed:.3g} GB/s, with each byte counted twice, as read and as written."]
+    if report.reduced:
+        lines += ["", "## Less than in the paper", "", *(f"- {line}" for line in report.reduced)]
     return "\n".join([*lines, ""])
 
 
-def render_figures(report: Mapping[str, Any]) -> dict[str, bytes]:
+def render_figures(report: "PaperReport") -> dict[str, bytes]:
     """The figures that have something to draw, by file name."""
     figures: dict[str, bytes] = {}
     for kind in PLOT_FORMATS:
-        if any(row["samples_seconds"] for row in report["sampling"]):
-            figures[f"images-per-second.{kind}"] = render_speed(report["sampling"], kind)
-        if trained_rows(report["sampling"]):
-            figures[f"bits-per-dim.{kind}"] = render_quality(report["sampling"], kind)
-        if any(row["samples_seconds"] for row in report["scaling"]):
-            figures[f"attention.{kind}"] = render_growth(report["scaling"], report["exponents"], kind)
-        if report["copy"] and any(row["points"] for row in report["copy"]["rows"]):
-            figures[f"copy.{kind}"] = render_copy(report["copy"]["rows"], report["copy"]["settings"]["task"], kind)
+        if any(row.samples_seconds for row in report.sampling):
+            figures[f"images-per-second.{kind}"] = render_speed(report.sampling, kind)
+        if trained_rows(report.sampling):
+            figures[f"bits-per-dim.{kind}"] = render_quality(report.sampling, kind)
+        if any(row.samples_seconds for row in report.scaling):
+            figures[f"attention.{kind}"] = render_growth(report.scaling, report.exponents, kind)
+        if report.copy and any(row.points for row in report.copy.rows):
+            figures[f"copy.{kind}"] = render_copy(report.copy.rows, report.copy.settings.task, kind)
     return figures
 
 
-def _table(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> list[str]:
+def _table(title: str, rows: Sequence[Record], columns: Sequence[Column]) -> list[str]:
     if not rows:
         return []
     keep = [column.key for column in columns if column.key in QUALITY]

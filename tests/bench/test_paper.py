@@ -1,6 +1,5 @@
 """`bench paper`: what a budget allows for, what is less than in the paper, and what an interruption leaves."""
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +19,6 @@ from linformer_cli.checkpoint import save_checkpoint
 from linformer_cli.config import ImageShape
 from linformer_cli.errors import DisagreementError
 from linformer_cli.report.paper_page import render_figures, render_page
-from linformer_cli.report.tables import to_json
 from linformer_cli.system.signals import StopRequest
 
 ROW_PARTS = ("sampling", "training", "scaling")
@@ -90,12 +88,11 @@ def test_all_parts_are_measured_and_make_a_page(networks) -> None:
     said = "\n".join(report.reduced)
     for words in ("training mnist-paper: batch 2, the paper's is 10", "at 16, 32", "64 positions a pass", "copy task"):
         assert words in said
-    document = json.loads(to_json(report))
-    page = render_page(document)
+    page = render_page(report)
     for words in ("## Sampling", "142.8", "## Training", "## Exponents", "## Less than in the paper", "GB/s"):
         assert words in page
     assert "Not finished" not in page
-    figures = render_figures(document)
+    figures = render_figures(report)
     assert {"images-per-second.png", "images-per-second.svg", "attention.png", "attention.svg"} <= set(figures)
     assert figures["attention.png"].startswith(b"\x89PNG") and b"<svg" in figures["images-per-second.svg"]
 
@@ -169,7 +166,7 @@ def test_runs_of_other_networks_are_sampled_too(build_tiny_model, tiny_info, tmp
         (row.preset, row.name, row.batch): row.bits_per_dim for row in report.sampling if row.bits_per_dim is not None
     } == {(*row, batch): bits for row, bits in wanted.items() for batch in (1, 2)}
     assert [row.name for row in report.training if row.bits_per_dim is not None] == ["linear"]
-    assert {"bits-per-dim.png", "bits-per-dim.svg"} <= set(render_figures(json.loads(to_json(report))))
+    assert {"bits-per-dim.png", "bits-per-dim.svg"} <= set(render_figures(report))
 
 
 def test_an_interruption_keeps_what_was_measured(networks) -> None:
@@ -183,15 +180,14 @@ def test_an_interruption_keeps_what_was_measured(networks) -> None:
     assert found.unfinished == ["sampling", "training", "scaling", "memory", "copy"]
     assert found.sampling and found.training and found.scaling and found.copy is None
     assert saved[-1].scaling == found.scaling
-    page = render_page(json.loads(to_json(found)))
+    page = render_page(found)
     assert "Not finished: sampling, training, scaling, memory, copy." in page and "rows are extrapolated" in page
 
 
 def test_an_interruption_before_anything_is_measured_is_a_page(networks) -> None:
     found = measure(networks, stop=StopRequest(2))
     assert found.sampling == [] and found.copy is None
-    document = json.loads(to_json(found))
-    assert "Not finished: sampling" in render_page(document) and render_figures(document) == {}
+    assert "Not finished: sampling" in render_page(found) and render_figures(found) == {}
 
 
 def test_files_are_written_now_and_then(networks, monkeypatch) -> None:

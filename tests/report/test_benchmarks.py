@@ -1,40 +1,50 @@
 """The rows of a benchmark as tables and curves."""
 
 import io
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
 
+from linformer_cli.bench.growth import Exponents
+from linformer_cli.bench.published import Published
+from linformer_cli.bench.rows import AttentionRow, Extrapolated, SamplingRow
 from linformer_cli.errors import UsageError
 from linformer_cli.report import benchmark_plots, benchmarks
 from linformer_cli.report.tables import Column
 
-MEASURED = {
-    "name": "linear",
-    "preset": "mnist-paper",
-    "attention": "linear",
-    "engine": "step",
-    "batch": 1,
-    "positions": 784,
-    "images_per_second": 2.0,
-    "images_per_second_quartiles": [1.5, 2.5],
-    "seconds_per_image": 0.5,
-    "published": {"images_per_second": 142.8, "seconds_per_image_cpu": 5.5, "bits_per_dim": 0.644},
-    "bits_per_dim": None,
-}
-EXTRAPOLATED = {
-    **{key: MEASURED[key] for key in ("preset", "batch", "positions", "bits_per_dim")},
-    "name": "softmax",
-    "attention": "softmax",
-    "engine": "rerun",
-    "published": None,
-    "extrapolated": {
-        "images_per_second": 0.25,
-        "images_per_second_quartiles": [0.2, 0.3],
-        "seconds_per_image": 4.0,
-    },
-}
-LEFT_OUT = {**{k: v for k, v in EXTRAPOLATED.items() if k != "extrapolated"}, "batch": 16, "left_out": "too slow"}
+MEASURED = SamplingRow(
+    name="linear",
+    preset="mnist-paper",
+    attention="linear",
+    attention_options={},
+    engine="step",
+    precision="fp32",
+    device="cpu",
+    batch=1,
+    positions=784,
+    repeats=1,
+    samples_seconds=[0.5],
+    images_per_second=2.0,
+    images_per_second_quartiles=(1.5, 2.5),
+    seconds_per_image=0.5,
+    state_bytes=0,
+    state_bytes_per_image=0,
+    published=Published(0.644, 142.8, 5.5, 7.3),
+)
+LEFT_OUT = replace(
+    MEASURED,
+    name="softmax",
+    attention="softmax",
+    engine="rerun",
+    batch=16,
+    images_per_second=None,
+    images_per_second_quartiles=None,
+    seconds_per_image=None,
+    published=None,
+    left_out="too slow",
+)
+EXTRAPOLATED = replace(LEFT_OUT, batch=1, left_out=None, extrapolated=Extrapolated(0.25, (0.2, 0.3), 4.0, 4, 784))
 
 
 def test_measured_extrapolated_and_left_out_keep_apart() -> None:
@@ -58,7 +68,7 @@ def test_time_of_a_value_is_that_of_an_image_over_its_values() -> None:
 
 
 def test_latency_is_that_of_one_image() -> None:
-    assert benchmarks.flatten_speed({**MEASURED, "batch": 2})["latency_seconds"] is None
+    assert benchmarks.flatten_speed(replace(MEASURED, batch=2))["latency_seconds"] is None
 
 
 def test_columns_without_anything_are_left_out() -> None:
@@ -75,7 +85,7 @@ def test_columns_without_anything_are_left_out() -> None:
 
 
 def test_speed_is_drawn_by_network_and_method() -> None:
-    two = {**MEASURED, "batch": 64, "images_per_second": 30.0, "images_per_second_quartiles": [29.0, 31.0]}
+    two = replace(MEASURED, batch=64, images_per_second=30.0, images_per_second_quartiles=(29.0, 31.0))
     text = benchmark_plots.render_speed([MEASURED, two, EXTRAPOLATED, LEFT_OUT], "svg").decode()
     assert ElementTree.fromstring(text).tag.endswith("svg")
     for words in ("mnist-paper", "linear", "softmax, rerun", "images at once", "64"):
@@ -87,9 +97,9 @@ def test_speed_is_drawn_by_network_and_method() -> None:
 
 
 def test_engines_of_one_mechanism_are_curves_of_their_own() -> None:
-    other = {**MEASURED, "engine": "native", "images_per_second": 3.0}
+    other = replace(MEASURED, engine="native", images_per_second=3.0)
     for text in (
-        benchmark_plots.render_speed([MEASURED, other, {**MEASURED, "name": "rfa"}], "svg").decode(),
+        benchmark_plots.render_speed([MEASURED, other, replace(MEASURED, name="rfa")], "svg").decode(),
         benchmark_plots.render_quality([_trained("linear", 1.2), _trained("linear", 1.2, row=other)], "svg").decode(),
     ):
         assert "<!-- linear, step -->" in text and "<!-- linear, native -->" in text and "<!-- linear -->" not in text
@@ -106,20 +116,26 @@ def test_engines_of_one_mechanism_are_curves_of_their_own() -> None:
     ],
 )
 def test_growth_is_that_of_a_sequence_and_says_how_many_a_pass_had(batches, said) -> None:
+    same = {"attention": "linear", "attention_options": {}, "engine": "parallel", "precision": "fp32", "device": "cpu"}
     rows = [
-        {
-            "name": "linear",
-            "positions": positions,
-            "batch": batch,
-            "seconds_per_sequence": positions / 1000,
-            "seconds_per_sequence_quartiles": [positions / 1001, positions / 999],
-            "memory_bytes_per_sequence": positions * 2**10,
-        }
+        AttentionRow(
+            **same,
+            name="linear",
+            positions=positions,
+            batch=batch,
+            heads=1,
+            head_width=32,
+            repeats=1,
+            samples_seconds=[1.0],
+            seconds_per_sequence=positions / 1000,
+            seconds_per_sequence_quartiles=(positions / 1001, positions / 999),
+            memory_bytes_per_sequence=positions * 2**10,
+        )
         for positions, batch in batches.items()
     ]
-    slow = {**rows[0], "name": "slow", "seconds_per_sequence": None, "seconds_per_sequence_quartiles": None}
+    slow = replace(rows[0], name="slow", seconds_per_sequence=None, seconds_per_sequence_quartiles=None)
     exponents = [
-        {"name": name, "time_exponent_all": time, "memory_exponent_all": memory}
+        Exponents(name, None, time, None, memory, None, None, None)
         for name, time, memory in (("linear", 1.0, 0.5), ("slow", None, None))
     ]
     text = benchmark_plots.render_growth([*rows, slow], exponents, "svg").decode()
@@ -129,11 +145,11 @@ def test_growth_is_that_of_a_sequence_and_says_how_many_a_pass_had(batches, said
 
 def _trained(name: str, bits: float, seen: int = 8000, row=MEASURED, **changes):
     run = {"bits_per_dim": bits, "bits_per_dim_standard_error": 0.01, "images_seen": seen, "data": "mnist"}
-    return {**row, "name": name, **run, **changes}
+    return replace(row, name=name, **run, **changes)
 
 
 def test_bits_are_drawn_against_speed_where_they_are_known() -> None:
-    rows = [_trained("linear", 1.25), _trained("rfa", 1.5, batch=64), {**MEASURED, "bits_per_dim": None}]
+    rows = [_trained("linear", 1.25), _trained("rfa", 1.5, batch=64), MEASURED]
     rows.append(_trained("softmax", 1.0, row=EXTRAPOLATED))
     text = benchmark_plots.render_quality(rows, "svg").decode()
     for words in ("batch 1", "batch 64", "linear", "rfa", "softmax, rerun", "images per second", "bits/dim"):
@@ -147,7 +163,7 @@ def test_bits_are_drawn_against_speed_where_they_are_known() -> None:
 
 def test_speed_alone_has_no_bits_to_draw(raises_one_line) -> None:
     with raises_one_line(UsageError, "--runs"):
-        benchmark_plots.render_quality([{**MEASURED, "bits_per_dim": None}, _trained("x", 1.0, row=LEFT_OUT)], "png")
+        benchmark_plots.render_quality([MEASURED, _trained("x", 1.0, row=LEFT_OUT)], "png")
 
 
 @pytest.mark.parametrize("tables", ["SAMPLING_TABLES", "TRAINING_TABLES"])
@@ -156,7 +172,7 @@ def test_no_table_is_wider_than_a_terminal(tables) -> None:
 
     from linformer_cli.report.tables import render_records
 
-    rows = [benchmarks.flatten_speed({**MEASURED, "images_per_second_quartiles": [123.4, 234.5], "batch": 256})]
+    rows = [benchmarks.flatten_speed(replace(MEASURED, images_per_second_quartiles=(123.4, 234.5), batch=256))]
     rows[0] |= {"state_bytes_per_image": 2**28, "peak_memory_bytes": 2**34, "product_share": 0.123, "copy_share": 0.456}
     rows[0] |= {"bits_per_dim": 1.2345, "images_seen": 15_000_000}
     rows[0] |= {"latency_seconds": 0.123, "seconds_per_step": 0.123, "times_softmax": 0.123}
@@ -171,5 +187,5 @@ def test_no_table_is_wider_than_a_terminal(tables) -> None:
 @pytest.mark.parametrize("speed", [2291.5946457246673, 111.15814943998954, 380.2520802213031, 5.0])
 def test_a_single_speed_has_an_axis_around_it(speed: float) -> None:
     """Of the first three matplotlib makes an axis from a number to itself."""
-    row = {**MEASURED, "images_per_second": speed, "images_per_second_quartiles": [speed, speed]}
+    row = replace(MEASURED, images_per_second=speed, images_per_second_quartiles=(speed, speed))
     assert benchmark_plots.render_speed([row], "png").startswith(b"\x89PNG")
