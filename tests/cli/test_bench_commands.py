@@ -7,8 +7,16 @@ import re
 import signal
 
 import pytest
+from fixed_ceilings import FixedCeilings
 from machine import FASTEST_ENGINE
 from PIL import Image
+
+
+@pytest.fixture(autouse=True)
+def fixed_ceilings(monkeypatch):
+    """The ceilings of a machine are measured in `tests/bench/test_ceilings.py`."""
+    monkeypatch.setattr("linformer_cli.bench.measure.ceilings.Ceilings", FixedCeilings)
+    monkeypatch.setattr("linformer_cli.bench.paper.Ceilings", FixedCeilings)
 
 
 def test_bench_extrapolates_in_one_place_only(lintx, run_folder):
@@ -334,3 +342,55 @@ def test_bench_approximation_prints_what_is_compared_side_by_side(lintx, monkeyp
         plots.append(plot.read_text())
     assert "mean squared error of the output" in plots[0] and "positive, independent" in plots[0]
     assert "smallest quarter" in plots[1] and "norm 0.5 sqrt(K)" in plots[1]
+
+
+HUGE = 10**20
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["bench", "sample", "--repeats", HUGE],
+        ["bench", "sample", "--batch", f"1,{HUGE}"],
+        ["bench", "sample", "--limit", f"{HUGE}d"],
+        ["bench", "sample", "--preset", "tiny", "--image-size", HUGE],
+        ["bench", "train", "--repeats", HUGE],
+        ["bench", "train", "--batch", HUGE],
+        ["bench", "attention", "--positions", HUGE],
+        ["bench", "attention", "--batch", HUGE],
+        ["bench", "attention", "--heads", HUGE],
+        ["bench", "attention", "--head-width", HUGE],
+        ["bench", "attention", "--repeats", HUGE],
+        ["bench", "copy", "--updates", HUGE],
+        ["bench", "copy", "--length", HUGE],
+        ["bench", "copy", "--width", HUGE],
+        ["bench", "copy", "--every", HUGE],
+        ["bench", "copy", "--seed", HUGE],
+        ["bench", "approximation", "--features", HUGE],
+        ["bench", "approximation", "--draws", HUGE],
+        ["bench", "approximation", "--positions", HUGE],
+        ["bench", "approximation", "--head-width", HUGE],
+        ["bench", "approximation", "--seed", HUGE],
+        ["bench", "paper", "--budget", f"{HUGE}d"],
+        ["compare", "--images", HUGE],
+        ["compare", "--evaluate-images", HUGE],
+        ["compare", "--batch", HUGE],
+        ["compare", "--repeats", HUGE],
+        ["compare", "--seed", HUGE],
+        ["plot", "run", "--samples", "grids.png", "--grids", HUGE],
+    ],
+    ids=lambda command: " ".join(command[:-1]),
+)
+def test_numbers_beyond_any_use_are_refused_in_one_line(lintx, command):
+    outcome = lintx(*command)
+    assert outcome.code == 2 and str(HUGE) not in outcome.stdout
+    assert len(outcome.stderr.splitlines()) == 1 and "Traceback" not in outcome.stderr
+    assert command[-2].strip("-") in outcome.stderr or "a time can be at most 3650 days" in outcome.stderr
+
+
+def test_bench_attention_leaves_out_heads_beyond_those_of_a_model(lintx):
+    heads = ["--heads", 65_536, "--head-width", 65_536]
+    outcome = lintx("bench", "attention", "--positions", 16, "--attention", "linear", *heads, "--json")
+    assert outcome.code == 0
+    (row,) = outcome.document["rows"]
+    assert row["left_out"].startswith("65536 heads of 65536: width: ")
