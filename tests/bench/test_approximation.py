@@ -123,7 +123,7 @@ def test_seed_and_inputs_are_all_that_matters() -> None:
     assert measure(feature_maps=["trig"], orthogonal=[False])[0] in first
 
 
-def test_one_draw_has_nosummarise() -> None:
+def test_the_quartiles_of_a_single_draw_are_that_draw() -> None:
     spread = measure(draws=1)[0].output
     assert spread.mean == spread.first_quartile == spread.median == spread.third_quartile > 0
 
