@@ -286,8 +286,7 @@ class SamplingMeasurement(Measurement[SamplingRow]):
 
 
 def _describe_network(timed: BenchModel) -> NetworkFacts:
-    model = timed.model
-    config = model.config
+    model, config = timed.model, timed.model.config
     return NetworkFacts(
         timed.name,
         timed.preset,
