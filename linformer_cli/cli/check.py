@@ -11,6 +11,8 @@ from . import options
 from .output import print_json, print_records, talk
 from .session import open_session
 
+# All of them are stepped at once, in float64.
+_MOST_IMAGES = 10_000
 _COLUMNS = (
     Column("name", "comparison"),
     Column("error", "largest error", format=".2e"),
@@ -21,7 +23,7 @@ _COLUMNS = (
 
 def check(
     checkpoint: options.CheckpointArgument = None,
-    images: Annotated[int, typer.Option("-n", "--count", min=1, help="Number of images.")] = 2,
+    images: Annotated[int, typer.Option("-n", "--count", min=1, max=_MOST_IMAGES, help="Number of images.")] = 2,
     positions: Annotated[
         int | None, typer.Option("--positions", min=2, help="Number of positions; default all.", show_default=False)
     ] = None,

@@ -21,6 +21,7 @@ Value = TypeVar("Value")
 
 # torchrun sets these variables, by which torch finds the other processes.
 _RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_LARGEST = {"WORLD_SIZE": 2**20, "RANK": 2**20, "LOCAL_RANK": 2**20, "MASTER_PORT": 2**16 - 1}
 # A lost process is noticed by its closed connection. The timeout only has to outlast validating, saving and sampling.
 _TIMEOUT = timedelta(days=1)
 
@@ -35,7 +36,24 @@ def process_rank(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def _count(environment: Mapping[str, str] = os.environ) -> int:
-    return int(environment["WORLD_SIZE"]) if all(environment.get(name) for name in _RENDEZVOUS) else 1
+    """The number of processes: 1 without torchrun's variables, and with wrong ones, which `join_team` reports."""
+    return int(environment["WORLD_SIZE"]) if _is_job(environment) and not _find_fault(environment) else 1
+
+
+def _is_job(environment: Mapping[str, str]) -> bool:
+    return all(environment.get(name) for name in _RENDEZVOUS)
+
+
+def _find_fault(environment: Mapping[str, str]) -> str | None:
+    """The first wrong value among torchrun's variables, in words for the user."""
+    for name, largest in _LARGEST.items():
+        text = environment.get(name, "0")
+        if not (text.isdecimal() and len(text) < 10 and int(text) <= largest):
+            return f"the environment variable {name} must be a whole number from 0 to {largest}, found '{text[:50]}'"
+    rank, count = environment["RANK"], environment["WORLD_SIZE"]
+    if int(rank) >= int(count):
+        return f"the environment variable RANK must be less than WORLD_SIZE, found {rank} and {count}"
+    return None
 
 
 def end_process(code: int) -> NoReturn:
@@ -179,8 +197,11 @@ def keep_own(module: "nn.Module") -> contextlib.AbstractContextManager[None]:
 def join_team() -> Iterator[Team]:
     """The team of this process: `ALONE`, or as torchrun's variables say, connected inside the `with` block.
 
-    Leaving the block waits for all processes, except after an error. Raises `ProcessLost` if another process has ended.
+    Leaving the block waits for all processes, except after an error. Raises `UsageError` if torchrun's variables have
+    wrong values, `ProcessLost` if another process has ended.
     """
+    if _is_job(os.environ) and (fault := _find_fault(os.environ)):
+        raise UsageError(f"{fault}; start several processes with torchrun, or unset WORLD_SIZE")
     if _count() == 1:
         yield ALONE
         return

@@ -129,6 +129,7 @@ def test_the_reference_is_up_to_date(tmp_path):
         (["sample", "no/such"], 1, "no checkpoint at 'no/such'"),
         (["sample", "-n", "0"], 2, "-n"),
         (["sample", "--temperature", "0"], 2, "--temperature must be above 0"),
+        (["sample", "--temperature", "inf"], 2, "--temperature must be above 0 and finite, found inf"),
         (["sample", "--device", "tpu"], 2, "unknown device 'tpu'"),
         (["sample", "-o", "-", "--json"], 2, "both want stdout"),
         (["sample", "-o", "grid.jpg"], 2, "-o writes a PNG, found 'grid.jpg'; give it a name that ends in .png"),

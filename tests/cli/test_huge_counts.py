@@ -10,8 +10,9 @@ HUGE = [2**63, 10**20]
 
 @pytest.mark.parametrize("count", HUGE)
 def test_huge_counts_of_images_are_refused(lintx, tmp_path, count) -> None:
-    for arguments in (["sample"], ["complete", tmp_path / "x.png"]):
-        outcome = lintx(*arguments, "-n", count, "-o", tmp_path / "out.png")
+    out = ["-o", tmp_path / "out.png"]
+    for arguments in (["sample", *out], ["complete", tmp_path / "x.png", *out], ["check"]):
+        outcome = lintx(*arguments, "-n", count)
         assert outcome.code == 2 and "'-n' / '--count'" in outcome.stderr
         assert len(outcome.stderr.strip().splitlines()) == 1
 
@@ -23,6 +24,14 @@ def test_huge_batches_and_grids_are_as_large_as_needed(lintx, run_folder, tmp_pa
     assert outcome.code == 0 and outcome.document["images"] == 2
     with Image.open(out) as grid:
         assert grid.width > grid.height
+
+
+@pytest.mark.parametrize("number", HUGE)
+def test_huge_limits_mean_everything(lintx, run_folder, number) -> None:
+    outcome = lintx("check", run_folder, "-n", 1, "--positions", number, "--json")
+    assert outcome.code == 0 and outcome.document["positions"] == 100
+    outcome = lintx("eval", run_folder, "--limit", number, "--batch", number, "--json")
+    assert outcome.code == 0 and outcome.document["images"] == outcome.document["images_in_split"]
 
 
 def test_an_interrupted_count_without_end_keeps_what_is_done(lintx, run_folder, tmp_path, monkeypatch) -> None:

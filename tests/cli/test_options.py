@@ -27,6 +27,13 @@ def test_what_is_no_time_is_refused(text):
         parse_duration(text)
 
 
+@pytest.mark.parametrize("text", ["3651d", "9" * 41, "9" * 400 + "d"])
+def test_a_time_beyond_ten_years_is_refused(text, raises_one_line) -> None:
+    with raises_one_line(UsageError, "at most 3650 days"):
+        parse_duration(text)
+    assert parse_duration("3650d") == 3650 * 86400
+
+
 def test_pairs():
     assert parse_pairs(["chunk=16", "feature_map=elu", "text=a=b"], "--x") == {
         "chunk": "16",

@@ -50,6 +50,14 @@ def test_messages_of_a_process_without_stderr_do_not_reach_stdout(monkeypatch, c
     assert capsys.readouterr().out == ""
 
 
+def test_messages_that_cannot_be_written_are_dropped(monkeypatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr("sys.stderr", closed)
+    output.talk("wrote a file")
+    output.complain("it broke")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_training_continues_if_stderr_is_full(tmp_path) -> None:
     """Also at exit, when Python flushes stderr once more."""

@@ -286,7 +286,7 @@ def test_unsupported_models_use_the_textbook(build_tiny_model, raises_one_line, 
     with raises_one_line(UsageError, "engine 'native' does not support this model here", reason):
         choose_engine("native", model)
     assert isinstance(build_engine("auto", model, 2), TextbookEngine)
-    assert choose_engine("textbook", model).reason == "asked for"
+    assert choose_engine("textbook", model).reason == "requested"
 
 
 def test_uniforms_are_moved_by_the_head(build_tiny_model, monkeypatch) -> None:

@@ -37,6 +37,27 @@ def test_a_process_is_one_of_several_only_where_all_of_torchruns_variables_say_s
     assert process_rank() == (2 if missing in (None, "LOCAL_RANK") else 0)
 
 
+WRONG = [
+    ("WORLD_SIZE", "x"),
+    ("WORLD_SIZE", "0"),
+    ("RANK", "-1"),
+    ("RANK", "4"),
+    ("LOCAL_RANK", "1.5"),
+    ("MASTER_PORT", "65536"),
+    ("MASTER_PORT", "9" * 5000),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_wrong_variables_of_torchrun_are_one_line(monkeypatch, capsys, raises_one_line, name, value) -> None:
+    pretend(monkeypatch, **{**TORCHRUN, name: value})
+    complain("a message")  # messages never fail
+    assert capsys.readouterr().err == "a message\n"
+    fault = "RANK must be less than WORLD_SIZE" if value in "04" else f"{name} must be a whole number"
+    with raises_one_line(UsageError, fault, "torchrun"), join_team():
+        pass
+
+
 def test_one_process_of_torchrun_is_alone(monkeypatch) -> None:
     pretend(monkeypatch, **{**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1"})
     with join_team() as team:

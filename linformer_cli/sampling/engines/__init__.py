@@ -64,7 +64,7 @@ def choose_engine(wanted: str, model: PixelModel) -> Choice:
         refusal = ENGINES[wanted].refusal(model)
         if refusal is not None:
             raise UsageError(f"engine '{wanted}' does not support this model here: {refusal}")
-        return Choice(wanted, "asked for")
+        return Choice(wanted, "requested")
     refusals: list[str] = []
     for name, engine in ENGINES.items():
         refusal = engine.refusal(model)
