@@ -143,7 +143,7 @@ def load_weights(checkpoint: Checkpoint, device: str = "cpu", dtype: torch.dtype
     file = checkpoint.path / WEIGHTS
     tensors = _load_tensors(checkpoint, file, checkpoint.info.weights_sha256)
     try:
-        # Shapes are compared before memory is allocated: a damaged configuration may ask for any amount of it.
+        # Shapes are compared before memory is allocated: a damaged configuration may need any amount.
         model = build_skeleton(checkpoint.info.model)
     except UsageError as error:
         raise CheckpointError(f"'{checkpoint.path / CONFIG}' describes no valid model: {error}") from None

@@ -16,7 +16,7 @@ from .errors import UsageError, unknown_name
 OptionValue = bool | int | float | str
 CHECKPOINT_FORMAT = 1
 LARGEST_IMAGE = 2**20
-# What can set the length of a run, and how long it is if nothing does.
+# The settings of a run's length, and its default.
 LENGTHS = ("steps", "epochs", "max_time")
 DEFAULT_EPOCHS = 3.0
 
@@ -25,7 +25,8 @@ class Duration:
     """Marks a number of seconds, which the command line reads as `90s`, `10m` or `1h30m`."""
 
 
-# The upper bounds are far above any use. They keep a damaged file from asking for all memory, and products in 64 bits.
+# The upper bounds are far above any use. They keep damaged files from requesting all memory, and products within 64
+# bits.
 LARGEST_SIZE = 65_536
 Size = Annotated[int, Field(gt=0, le=LARGEST_SIZE)]
 Layers = Annotated[int, Field(gt=0, le=1_024)]
@@ -72,7 +73,7 @@ class ImageShape(Config):
 
 
 class NetworkConfig(Config):
-    """The network, without the size of its images: what a preset fixes. Gated mechanisms choose heads of their own."""
+    """The network without its image size, as a preset fixes it. Gated mechanisms choose their own heads."""
 
     attention: str = Field("linear", description="The mechanism that mixes positions; see lintx attentions.")
     attention_options: dict[str, OptionValue] = Field({}, description="An option of the attention; repeatable.")
@@ -115,7 +116,7 @@ class ModelConfig(NetworkConfig):
 
     @property
     def class_bits_per_dim(self) -> float:
-        """What encoding an image's class adds to its bits/dim: log2(classes) bits, all classes alike, over T values.
+        """The bits/dim that encoding an image's class adds: log2(classes) bits over T values, for uniform classes.
 
         Add it before comparing with an unconditional model: -log2 p(image) <= -log2 p(image | class) - log2 p(class).
         """
@@ -123,7 +124,7 @@ class ModelConfig(NetworkConfig):
 
 
 class DataConfig(Config):
-    """Where images come from. `image_size` and `channels` are for data sets without a size of their own.
+    """Where images come from. `image_size` and `channels` are for data sets without a fixed size.
 
     With `labels` the model is conditioned on the images' classes.
     """
@@ -142,7 +143,9 @@ class TrainConfig(Config):
     epochs: Positive | None = Field(
         None, description=f"Passes over the training images; {DEFAULT_EPOCHS:g} if no length is given."
     )
-    max_time: Seconds | None = Field(None, description="Such as 10m or 1h30m; includes the time before a --resume.")
+    max_time: Seconds | None = Field(
+        None, description="Training time, such as 10m or 1h30m; includes the time before a --resume."
+    )
     batch: Images = Field(16, description="Images in a batch.")
     accumulation: Images = Field(1, description="Batches whose gradients are summed for one step.")
     shift: CountOrZero = Field(0, description="Randomly shift each training image by up to N pixels along each axis.")
@@ -163,7 +166,7 @@ class TrainConfig(Config):
     clip: PositiveOrZero = Field(1.0, description="Largest gradient norm; 0 turns clipping off.")
     ema: Fraction = Field(
         0.0,
-        description="Decay of an exponential moving average of the weights, such as 0.999; the average is what is "
+        description="Decay of an exponential moving average of the weights, such as 0.999; the average is "
         "validated, sampled from and saved. 0 turns it off.",
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="Seed of weights, order and dropout.")
@@ -173,7 +176,7 @@ class TrainConfig(Config):
     )
     log_every: Count = Field(20, description="Steps between rows of metrics.csv.")
     evaluate_every: Count = Field(500, description="Steps between validations.")
-    evaluate_images: Count = Field(512, description="Validation images, the first of the split.")
+    evaluate_images: Count = Field(512, description="Validation images, from the start of the split.")
     sample_every: CountOrZero = Field(500, description="Steps between sample grids; 0 turns them off.")
     sample_images: Images = Field(16, description="Images of a sample grid.")
     save_every: Count = Field(200, description="Steps between saves.")

@@ -11,7 +11,7 @@ class LintxError(Exception):
 
 
 class UsageError(LintxError):
-    """The command line or a configuration asks for something that does not exist or does not fit together."""
+    """The command line or a configuration is wrong: a name is unknown, or settings contradict each other."""
 
     exit_code = 2
 

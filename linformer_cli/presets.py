@@ -25,9 +25,9 @@ PRESETS: dict[str, NetworkConfig] = {
     # The two models of Katharopoulos 2020 (arXiv 2006.16236), section 4.2, as its released code builds them.
     "mnist-paper": _PAPER,
     "cifar10-paper": _PAPER.model_copy(update={"layers": 16}),
-    # The network of our comparisons: 1.03 million parameters on MNIST.
+    # The network of the comparisons: 1.03 million parameters on MNIST.
     "mnist-small": NetworkConfig(),
-    # The best of what two CPU cores train in an hour or two (docs/notes/quality.md).
+    # The best network found that two CPU cores train in an hour or two (docs/notes/quality.md).
     "mnist-wide": NetworkConfig(context="wide"),
     # For tests and first tries: trains in seconds.
     "tiny": NetworkConfig(layers=2, heads=2, width=32, head_width=16, feed_forward=64),
@@ -56,7 +56,7 @@ LEARNING_RATES = {"muon": 8e-3}
 
 
 def complete_recipe(train: Mapping[str, Any]) -> dict[str, Any]:
-    """Training settings with the learning rate of their optimizer, if they name none."""
+    """Training settings with the learning rate of their optimizer, if they lack one."""
     optimizer = train.get("optimizer")
     known = isinstance(optimizer, str) and optimizer in LEARNING_RATES  # a file can hold anything
     return {"learning_rate": LEARNING_RATES[str(optimizer)], **train} if known else dict(train)

@@ -1,4 +1,4 @@
-"""`lintx attentions`: the table of mechanisms, or one of them in detail."""
+"""`lintx attentions`: the table of mechanisms, or one mechanism in detail."""
 
 import functools
 import inspect
@@ -40,25 +40,27 @@ _size = functools.partial(typer.Option, min=1, max=options.LARGEST_COUNT, show_d
 
 def attentions(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Show this one in detail.", show_default=False)
+        str | None, typer.Argument(metavar="NAME", help="An attention to show in detail.", show_default=False)
     ] = None,
     positions: Annotated[
-        int | None, _size("--positions", help="T, the positions that state bytes are for. Default: 784.")
+        int | None, _size("--positions", help="Positions (T) to compute state bytes for. Default: 784.")
     ] = None,
-    heads: Annotated[int | None, _size("--heads", help="Heads that state bytes are for. Default: 8.")] = None,
+    heads: Annotated[int | None, _size("--heads", help="Heads to compute state bytes for. Default: 8.")] = None,
     head_width: Annotated[int | None, _size("--head-width", help="Width of a head. Default: 32.")] = None,
     checkpoint: Annotated[
         str | None,
-        typer.Option("--checkpoint", help="Take these sizes from a model.", show_default=False, metavar="CHECKPOINT"),
+        typer.Option(
+            "--checkpoint", help="Take these sizes from a checkpoint.", show_default=False, metavar="CHECKPOINT"
+        ),
     ] = None,
     style: options.Style = options.TableFormat.TABLE,
     json: options.Json = False,
 ) -> None:
     """List the attentions, or show one.
 
-    The list shows the source of each attention, its method, how its state grows, and its options. State bytes are for
-    one layer and one image in float32, with default options; gated attentions have one head of their own widths. The
-    last row is a recurrent baseline, which --attention accepts too. NAME shows the definition of one attention, and the
+    The list shows the source, method, state growth and options of each attention. State bytes are for one layer and one
+    image in float32, with default options; gated attentions have one head of their own width. The last row is a
+    recurrent baseline, which `train --attention` also accepts. NAME shows the definition of one attention, and the
     values, default and meaning of each option.
 
     Examples:
@@ -74,7 +76,7 @@ def attentions(
 
     if checkpoint is not None:
         if positions or heads or head_width:
-            raise UsageError("--checkpoint has sizes of its own; drop --positions, --heads and --head-width")
+            raise UsageError("--checkpoint sets the sizes; drop --positions, --heads and --head-width")
         model = read_checkpoint(checkpoint).info.model
         positions, heads, head_width = model.image.positions, model.heads, model.head_width
         row = model.image.values_per_row

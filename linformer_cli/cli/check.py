@@ -1,4 +1,4 @@
-"""`lintx check`: how far the two executions of a model agree."""
+"""`lintx check`: how closely the two executions of a model agree."""
 
 from typing import Annotated
 
@@ -25,18 +25,17 @@ def check(
     checkpoint: options.CheckpointArgument = None,
     images: Annotated[int, typer.Option("-n", "--count", min=1, max=_MOST_IMAGES, help="Number of images.")] = 2,
     positions: Annotated[
-        int | None, typer.Option("--positions", min=2, help="Number of positions; default all.", show_default=False)
+        int | None, typer.Option("--positions", min=2, help="Number of positions. Default: all.", show_default=False)
     ] = None,
     seed: options.Seed = 0,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
-    """Measure how far both executions agree.
+    """Measure how closely stepping and the parallel pass agree.
 
-    Compares, on the model's weights and over the full length, the step form with the parallel form. Samples images from
-    the model step by step, in float64 and float32, and compares the predictions with those of the parallel pass, of the
-    parallel pass in blocks, and of the parallel pass with later values changed. The exit code is 1 if an error exceeds
-    its tolerance.
+    Samples images from the model step by step and compares the predictions with those of the parallel pass, of the
+    parallel pass in blocks, and of the parallel pass with later values changed, in float64 and float32. The exit code
+    is 1 if an error exceeds its tolerance.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""`lintx complete`: finish the user's own pictures."""
+"""`lintx complete`: complete the user's own images."""
 
 import math
 import os
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from linformer_cli.sampling.complete import Completion
     from linformer_cli.sampling.decode import Sampler
 
-# All completions of a picture stand in one row of the result.
+# All completions of an image are in one row of the result.
 _MOST_COMPLETIONS = 100_000
 
 
@@ -32,7 +32,7 @@ class FitName(StrEnum):
 
 
 def complete(
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Pictures of any size and format.")],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files of any size and format.")],
     checkpoint: options.CheckpointOption = None,
     keep: Annotated[
         str,
@@ -44,21 +44,21 @@ def complete(
     ] = "top:0.5",
     class_name: Annotated[
         str | None,
-        typer.Option("--class", help="The class of the pictures, for a model with classes.", show_default=False),
+        typer.Option("--class", help="The class of the images, for a model with classes.", show_default=False),
     ] = None,
     count: Annotated[
-        int, typer.Option("-n", "--count", min=1, max=_MOST_COMPLETIONS, help="Completions of each picture.")
+        int, typer.Option("-n", "--count", min=1, max=_MOST_COMPLETIONS, help="Completions of each image.")
     ] = 3,
-    out: Annotated[Path, typer.Option("-o", "--out", help="PNG file for all pictures.")] = Path("completed.png"),
-    fit: Annotated[FitName, typer.Option("--fit", help="How to fit a picture of another aspect ratio.")] = FitName.CROP,
-    invert: Annotated[bool, typer.Option("--invert", help="Invert the pictures first.")] = False,
+    out: Annotated[Path, typer.Option("-o", "--out", help="PNG file for the result.")] = Path("completed.png"),
+    fit: Annotated[FitName, typer.Option("--fit", help="How to fit an image of another aspect ratio.")] = FitName.CROP,
+    invert: Annotated[bool, typer.Option("--invert", help="Invert the images first.")] = False,
     scale: Annotated[
         int | None, typer.Option("--scale", min=1, max=64, help="Enlarge the pixels.", show_default=False)
     ] = None,
     gif: Annotated[
         Path | None,
         typer.Option(
-            "--gif", help="Also write an animation of the pictures being drawn.", show_default=False, metavar="FILE"
+            "--gif", help="Also write an animation of the images being drawn.", show_default=False, metavar="FILE"
         ),
     ] = None,
     temperature: options.Temperature = 1.0,
@@ -71,12 +71,12 @@ def complete(
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
-    """Complete your own pictures.
+    """Complete your own images.
 
-    The top of each picture is kept and the model draws the rest, several times. The result has a row per picture:
-    given | completions | original. The bits/dim of the kept part, of each completion and of the rest of the original
-    say how likely they are under the model. Pictures are rotated as their EXIF data says, transparency is flattened,
-    and they are resized to the model's size. The kept part is read in parallel.
+    Keeps the top of each image and draws the rest with the model, several times. The result has a row for each image:
+    given | completions | original. Bits/dim tell how likely the model finds the kept part, each completion, and the
+    rest of the original. Images are rotated according to their EXIF data, flattened if transparent, and resized to the
+    model's size.
 
     Examples:
 
@@ -87,7 +87,7 @@ def complete(
     options.require_output("--gif", gif, ".gif")
     outputs = {os.path.realpath(file) for file in (out, gif) if file is not None}
     if given := [path for path in images if os.path.realpath(path) in outputs]:
-        raise UsageError(f"'{given[0]}' is one of the pictures and would be replaced; name another file to write")
+        raise UsageError(f"'{given[0]}' is one of the images and would be replaced; choose another output file")
     session = open_session(checkpoint, device, precision.value)
 
     from linformer_cli.sampling.choose import Filters
@@ -111,16 +111,16 @@ def complete(
         print_json({**settings, "images": len(rows), "rows": rows, "failures": work.failures, **written})
     if work.stopped is not None:
         if work.done:
-            complain(f"stopped after {len(work.done)} of {len(images)} pictures, which are kept")
+            complain(f"stopped after {len(work.done)} of {len(images)} images, which are kept")
         raise work.stopped
     if work.failures:
         others = "; the others were completed" if work.done else ""
-        raise DataError(f"{len(work.failures)} of {len(images)} pictures could not be read{others}")
+        raise DataError(f"{len(work.failures)} of {len(images)} images could not be read{others}")
 
 
 @dataclass(frozen=True)
 class _Task:
-    """What to do with each picture."""
+    """What to do with each image."""
 
     session: Session
     sampler: "Sampler"
@@ -131,7 +131,7 @@ class _Task:
     invert: bool
 
     def complete(self, path: Path) -> "tuple[Picture, Completion]":
-        """The picture at `path` and its completions; says on stderr what was noticed about the picture."""
+        """The image at `path` and its completions. Prints notes about the image on stderr."""
         from linformer_cli.data.pictures import border_brightness, load_picture
         from linformer_cli.data.sequence import images_to_values
         from linformer_cli.sampling.complete import complete_values
@@ -151,7 +151,7 @@ class _Task:
 
 @dataclass(frozen=True)
 class _Work:
-    """Completed pictures, pictures that could not be read, and what ended the command early, if anything."""
+    """Completed images, images that could not be read, and the exception that ended the command early, if any."""
 
     done: "list[tuple[Picture, Completion]]"
     failures: list[dict[str, object]]
@@ -159,7 +159,7 @@ class _Work:
 
 
 def _complete_all(task: _Task, images: Sequence[Path]) -> _Work:
-    """Complete the pictures one by one; skips those that cannot be read, unless there is only one picture."""
+    """Complete the images one by one; skips those that cannot be read, unless there is only one image."""
     done: list[tuple[Picture, Completion]] = []
     failures: list[dict[str, object]] = []
     for path in images:
@@ -184,7 +184,7 @@ def _write_pictures(
     scale: int | None,
     record: dict[str, Any],
 ) -> None:
-    """All rows as one PNG and, if wanted, their animation; `files` are both."""
+    """Write all rows as a PNG and, if requested, an animation: `files` are the two paths."""
     from linformer_cli.files import write_file
     from linformer_cli.report.animation import encode_gif, frame_rows
     from linformer_cli.report.grids import encode_png, stack_rows
@@ -201,17 +201,17 @@ def _write_pictures(
 
 
 def _choose_class(session: Session, wanted: str | None) -> int | None:
-    """The class of all pictures, None in a model without classes; raises `UsageError` unless exactly one is named."""
+    """The class of all images, None for a model without classes; raises `UsageError` unless exactly one is named."""
     chosen, classes = session.choose_classes(wanted), session.model.config.classes
     if classes and len(chosen) != 1:
-        raise UsageError(f"the model has classes: name the class of the pictures, 0 to {classes - 1}, with --class")
+        raise UsageError(f"the model has classes: name the class of the images, 0 to {classes - 1}, with --class")
     return chosen[0] if chosen else None
 
 
 def _render(
     session: Session, picture: "Picture", completion: "Completion", scale: int | None, shown_rows: int | None = None
 ) -> Any:
-    """The row of one picture; with `shown_rows`, only so many rows of each completion."""
+    """The row of one image; with `shown_rows`, only the first rows of pixels of each completion."""
     from linformer_cli.data.sequence import values_to_images
     from linformer_cli.report.animation import hide_rows
     from linformer_cli.report.grids import render_completion
@@ -232,7 +232,7 @@ def _say_bits(picture: "Picture", completion: "Completion") -> None:
 
 
 def _describe(picture: "Picture", completion: "Completion") -> dict[str, object]:
-    """The JSON record of one picture; a part without values has no bits/dim."""
+    """The JSON record of one image; a part without values has no bits/dim."""
     kept = completion.kept_bits_per_dim
     return {
         "image": picture.path,

@@ -27,7 +27,7 @@ def evaluate(
     data: Annotated[
         str | None,
         typer.Option(
-            "--data", help="Data set; default: the one the model was trained on.", show_default=False, metavar="NAME"
+            "--data", help="Data set. Default: the one the model was trained on.", show_default=False, metavar="NAME"
         ),
     ] = None,
     split: Annotated[
@@ -35,7 +35,7 @@ def evaluate(
     ] = (SplitName.VALIDATION),
     data_dir: options.DataDir = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Only the first images of the split.", show_default=False)
+        int | None, typer.Option("--limit", min=1, help="Use only the first N images of the split.", show_default=False)
     ] = None,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Batch size.")] = 64,
     device: options.Device = "auto",
@@ -66,13 +66,13 @@ def evaluate(
 
     Bits/dim is the number of bits that the model needs per value, shown with the standard error over images. Every
     value counts: nats are summed over all values of all images and divided once by ln 2 and by the number of values.
-    The second figure leaves out the first value of each image, as the code of Katharopoulos 2020 does; compare it with
-    that paper's figures only. A model with classes receives the label of each image. A further figure adds the cost of
-    the label, log2(classes) bits an image, to compare with a model without classes.
+    The second figure leaves out the first value of each image, as the code of Katharopoulos 2020 does; compare it only
+    with figures of that paper. A model with classes receives the label of each image. A third figure then adds the cost
+    of the label, log2(classes) bits per image, for comparison with models without classes.
 
-    With --against, also shows the difference from another model on the same images, class included. It is taken image
-    by image. Images differ far more from each other than two models do in one image, so the standard error of this
-    difference is much smaller than those of the two figures.
+    With --against, also shows the mean difference from another model over the same images, cost of the class included.
+    Its standard error is much smaller than those of the two figures, because images differ far more than models do on
+    one image.
 
     Examples:
 

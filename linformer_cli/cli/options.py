@@ -47,9 +47,9 @@ Engine = Annotated[
     str,
     typer.Option(
         "--engine",
-        help="How to step the model: auto (the fastest that serves it), native (fused kernels, for linear "
+        help="How to step the model: auto (the fastest that supports it), native (fused kernels, for linear "
         "attention on a CPU with a C++ compiler), cuda (CUDA graphs, for linear attention; never chosen by auto) or "
-        "textbook (plain torch, serves everything).",
+        "textbook (plain torch, supports every model).",
         metavar="NAME",
     ),
 ]
@@ -103,7 +103,7 @@ Runs = Annotated[
     list[str] | None,
     typer.Option(
         "--runs",
-        help="A trained run, or a folder of runs, whose bits/dim are shown for the same model; repeatable.",
+        help="A trained run or a folder of runs; adds their bits/dim to the rows of the same model. Repeatable.",
         show_default=False,
         metavar="DIR",
     ),
@@ -119,8 +119,8 @@ SamplingPrecision = Annotated[
     PrecisionName,
     typer.Option(
         "--precision",
-        help="Of weights and activations; sums are float32. auto is fp32, in which at most 1 image in 100 depends on "
-        "--batch, through rounding; in bf16 more may.",
+        help="Precision of weights and activations; sums are float32. auto is fp32: rounding makes at most 1 image in "
+        "100 depend on --batch. In bf16 it may be more.",
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors and warnings on stderr.", callback=_hush)]
@@ -129,7 +129,7 @@ DataDir = Annotated[
     str | None,
     typer.Option(
         "--data-dir",
-        help="Folder of the data sets, and of downloads. Default: $LINTX_DATA, otherwise the user's cache.",
+        help="Folder for data sets and downloads. Default: $LINTX_DATA, otherwise the user's cache.",
         show_default=False,
         metavar="DIR",
     ),
@@ -148,7 +148,7 @@ Channels = Annotated[
     int | None,
     typer.Option(
         "--channels",
-        help="1 (grey) or 3 (RGB), for folder:PATH. Default: 3 if any picture has colours, otherwise 1.",
+        help="1 (grey) or 3 (RGB), for folder:PATH. Default: 3 if any image has colours, otherwise 1.",
         show_default=False,
     ),
 ]
@@ -175,7 +175,7 @@ def complete_preset() -> list[str]:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of `90`, `90s`, `10m`, `1.5h` or `1h30m`. Raises `UsageError` for anything else, and for no time."""
+    """Seconds of `90`, `90s`, `10m`, `1.5h` or `1h30m`. Raises `UsageError` for other texts, 0, and over ten years."""
     parts = re.findall(r"(\d+(?:\.\d+)?)\s*(d|h|min|m|s|)\s*", text.strip().lower())
     if not parts or "".join(re.split(r"\s+", text.strip().lower())) != "".join(n + u for n, u in parts):
         raise UsageError(f"'{text}' is not a time; write 90s, 10m or 1h30m")
@@ -228,7 +228,7 @@ def _parse_list(
 
 
 def choose_variants(names: str | None, baselines: bool = False) -> "list[Variant]":
-    """The mechanisms named by `--attention`, by default all; with `baselines`, the recurrent one too."""
+    """The mechanisms in the value of `--attention`, by default all; with `baselines` also the LSTM."""
     from linformer_cli.bench.variants import list_variants, parse_variants
 
     return list_variants(baselines) if names is None else parse_variants(names.split(","), baselines)

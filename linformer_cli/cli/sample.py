@@ -2,15 +2,13 @@
 
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from linformer_cli.errors import UsageError
-from linformer_cli.system.distributed import Team, join_team, notice_loss
+from linformer_cli.system.distributed import join_team, notice_loss
 
 from . import options
 from .output import complain, print_json, say_halved, show_preview, talk
@@ -20,12 +18,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from linformer_cli.report.numbered import NumberedImages
-    from linformer_cli.sampling.decode import Sampler
-
 # The grid of more images than this would be useless. With --files the others need not be in memory either.
 _MOST_IN_GRID = 10_000
-# More than anyone draws; with --first and classes, the numbers of images still fit 63 bits.
+# Far above any use; image numbers, with --first and classes, fit in 63 bits.
 _MOST_IMAGES, _LAST_FIRST = 2**40, 2**62
 
 
@@ -40,8 +35,8 @@ def sample(
         str | None,
         typer.Option(
             "--class",
-            help="For a model with classes: 7, or 1,7, or all. Draws -n images of each, a row for each. Default: all "
-            "classes in turn.",
+            help="For a model with classes: 7, or 1,7, or all. Draws -n images of each, one row per class. Default: "
+            "all classes in turn.",
             show_default=False,
             metavar="CLASS",
         ),
@@ -80,10 +75,10 @@ def sample(
 ) -> None:
     """Draw images from a model.
 
-    The model is stepped value by value; with linear attention its memory does not grow with the image. Filters act in
-    this order: temperature, top-k, top-p. By default there are none, and images are drawn from exactly the distribution
-    that bits/dim measure. Filters act on the probabilities of the 256 values, also for a mixture of logistics. Image
-    number i depends on --seed and i, not on --batch.
+    The model is stepped value by value; with linear attention its memory does not grow with the image. Filters apply
+    in this order: temperature, top-k, top-p. Without filters, images are drawn from the distribution that bits/dim
+    measure. Filters change the probabilities of the 256 values, also for a mixture of logistics. Image number i depends
+    on --seed and i, not on --batch.
 
     `torchrun --nproc-per-node N -m linformer_cli sample ...` splits the images among N processes. With --files, an
     interrupted command can be repeated: it draws the missing images.
@@ -107,39 +102,41 @@ def sample(
         from linformer_cli.report.numbered import NumberedImages
         from linformer_cli.sampling.choose import Filters
         from linformer_cli.sampling.decode import Sampler
+        from linformer_cli.sampling.drawing import ImageNumbers, add_up, draw_images, find_drawn
         from linformer_cli.units import format_bytes, format_duration
 
         filters = Filters(temperature, top_k, top_p)
-        classes = _Classes(first, count, session.choose_classes(class_name), session.model.config.classes)
-        if classes.count and not classes.chosen:
-            talk(f"classes 0 to {classes.count - 1} in turn; --class chooses")
+        numbers = ImageNumbers(first, count, session.choose_classes(class_name), session.model.config.classes)
+        if numbers.classes and not numbers.chosen:
+            talk(f"classes 0 to {numbers.classes - 1} in turn; select with --class")
         chosen = session.choose_engine(engine)
         asked = {"seed": seed, "batch": batch, **vars(filters), "class": class_name}
         settings = {**session.record, "engine": chosen, **asked}
 
         def describe(index: int) -> dict[str, object]:
-            return {**settings, "index": index, "class": classes[index] if classes.count else None}
+            return {**settings, "index": index, "class": numbers.class_of(index)}
 
-        wanted = classes.images
+        wanted = numbers.all
         folder = None if files is None else NumberedImages(files, describe)
-        there = _find(wanted, folder, team)
+        there = find_drawn(wanted, folder, team)
         if there:
-            talk(f"{len(there)} of {len(wanted)} images are in {files} already")
+            talk(f"{len(there)} of {len(wanted)} images are already in {files}")
         # Dealt out in turn: the images that exist when a long job is stopped are then the first ones.
         missing = [index for index in wanted if index not in there] if there else wanted
         began = time.perf_counter()
         sampler = Sampler(session.model, seed, filters, chosen)
-        work = _add_up(team.gather(_draw(sampler, missing[team.rank :: team.count], batch, classes, folder)))
+        own = draw_images(sampler, missing[team.rank :: team.count], batch, numbers, folder, say_halved)
+        work = add_up(team.gather(own))
         seconds = time.perf_counter() - began
-        drawn, done = len(work.drawn), there.union(work.drawn)
+        drawn, done = len(work.indices), there.union(work.indices)
         in_grid = wanted if folder is None else wanted[:_MOST_IN_GRID]
         shown = sorted(index for index in done if index in in_grid)
         if not shown:
             raise KeyboardInterrupt
         rate = drawn / seconds
         if team.leads:
-            images = _collect(work.images, shown) if folder is None else folder.read(shown)
-            row = columns or (count if len(classes.chosen) > 1 else None)
+            images = work.stack(shown) if folder is None else folder.read(shown)
+            row = columns or (count if len(numbers.chosen) > 1 else None)
             _write_pictures(images, out, gif, (row, scale), {**settings, "count": len(shown)})
             if preview:
                 show_preview(images)
@@ -175,85 +172,6 @@ def sample(
             )
 
 
-@dataclass(frozen=True)
-class _Classes:
-    """The class of each image: `each` images of every class in `chosen`, or all `count` classes in turn."""
-
-    first: int
-    each: int
-    chosen: Sequence[int]
-    count: int
-
-    @property
-    def images(self) -> range:
-        """The numbers of all images."""
-        return range(self.first, self.first + self.each * max(1, len(self.chosen)))
-
-    def __getitem__(self, index: int, /) -> int:
-        return self.chosen[(index - self.first) // self.each] if self.chosen else index % max(1, self.count)
-
-
-@dataclass
-class _Work:
-    """The numbers of the drawn images, and the images themselves if no folder holds them."""
-
-    drawn: list[int] = field(default_factory=list)
-    images: "dict[int, NDArray[np.uint8]]" = field(default_factory=dict)
-    state_bytes: int = 0
-    passes: int = 0  # through the layers, of all images together
-    stopped: bool = False
-
-
-def _find(wanted: range, folder: "NumberedImages | None", team: Team) -> set[int]:
-    """Which of the `wanted` images are in the folder; each process looks for its share of them."""
-    if folder is None:
-        return set()
-    mine = team.share(len(wanted)) if folder.folder.exists() else range(0)
-    found = {index for index in wanted[mine.start : mine.stop] if folder.holds(index)}
-    return set[int]().union(*team.gather(found))
-
-
-def _draw(
-    sampler: "Sampler", indices: Sequence[int], batch: int, classes: _Classes, folder: "NumberedImages | None"
-) -> _Work:
-    """Draw images number `indices`, into the folder if there is one. Ctrl-C ends it and keeps the finished images."""
-    from linformer_cli.data.sequence import values_to_images
-
-    work = _Work()
-    try:
-        for part in sampler.iter_batches(indices, batch, classes if classes.count else None, on_halve=say_halved):
-            work.state_bytes = max(work.state_bytes, part.state_bytes)
-            work.passes += part.passes * len(part.indices)
-            images = values_to_images(part.values, sampler.model.config.image)
-            for index, image in zip(part.indices, images, strict=True):
-                if folder is None:
-                    work.images[index] = image
-                else:
-                    folder.write(index, image)  # at once: a long job that is stopped keeps what is done
-                work.drawn.append(index)
-    except KeyboardInterrupt:
-        work.stopped = True
-    return work
-
-
-def _add_up(works: list[_Work]) -> _Work:
-    """The work of all processes together."""
-    total = _Work()
-    for work in works:
-        total.drawn += work.drawn
-        total.images |= work.images
-        total.state_bytes = max(total.state_bytes, work.state_bytes)
-        total.passes += work.passes
-        total.stopped = total.stopped or work.stopped
-    return total
-
-
-def _collect(images: "dict[int, NDArray[np.uint8]]", shown: Sequence[int]) -> "NDArray[np.uint8]":
-    import numpy as np
-
-    return np.stack([images[index] for index in shown])
-
-
 def _write_pictures(
     images: "NDArray[np.uint8]",
     out: str,
@@ -261,7 +179,7 @@ def _write_pictures(
     layout: tuple[int | None, int | None],
     record: dict[str, object],
 ) -> None:
-    """The grid as PNG and, if wanted, its animation; `layout` is columns and scale."""
+    """Write the grid as a PNG and, if requested, an animation; `layout` is (columns, scale)."""
     from linformer_cli.files import write_file
     from linformer_cli.report.animation import encode_gif, frame_rows, hide_rows
     from linformer_cli.report.grids import encode_png, render_grid

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @with_fields
 def train(
     *,
-    run: Annotated[str | None, typer.Argument(metavar="RUN", help="The run that --resume continues.")] = None,
+    run: Annotated[str | None, typer.Argument(metavar="RUN", help="Folder of the run to resume.")] = None,
     data: Annotated[
         str | None,
         typer.Option(
@@ -47,14 +47,17 @@ def train(
         bool | None,
         typer.Option(
             "--classes/--no-classes",
-            help="Condition the model on the class of each image. Default: as with --init-from, otherwise no.",
+            help="Condition the model on the class of each image. Default: as in --init-from, otherwise no.",
             show_default=False,
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", help="Folder of the run. Default: a new one in runs/.", metavar="FOLDER", show_default=False
+            "--out",
+            help="Folder of the new run. Default: a dated folder in runs/.",
+            metavar="FOLDER",
+            show_default=False,
         ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume RUN (default: the newest in runs/).")] = False,
@@ -62,7 +65,7 @@ def train(
         str | None,
         typer.Option(
             "--init-from",
-            help="Start from the weights of a run, checkpoint or shipped model, and from its network and data.",
+            help="Start from the weights, network and data set of a run, checkpoint or shipped model.",
             metavar="CHECKPOINT",
             show_default=False,
         ),
@@ -232,7 +235,7 @@ def _run(trainer: "Trainer", json: bool) -> None:
 
 
 def _dry_run(trainer: "Trainer", json: bool) -> None:
-    """Print what a run would be: its settings, sizes, memory and the time of one step."""
+    """Print the settings, sizes, memory and step time that the run would have."""
     import tomli_w
 
     from linformer_cli.system.memory import measure_peak_memory

@@ -121,7 +121,7 @@ def _list_pictures(folder: Path) -> tuple[list[str], list[str]]:
             path = place / entry.name
             try:
                 is_folder = entry.is_dir()
-            except OSError as error:  # such as a link to itself, which is skipped like a broken picture
+            except OSError as error:  # such as a link to itself, which is skipped like a broken image
                 is_folder = False
                 if path.suffix.lower() not in endings:
                     unread.append(f"cannot read {path} ({error.strerror or error})")

@@ -28,7 +28,7 @@ class Picture:
 def load_picture(path: str | Path, shape: ImageShape, fit: Fit = "crop", invert: bool = False) -> Picture:
     """Read any file that Pillow reads: rotated as its EXIF says, flattened, resized, and converted to grey or RGB.
 
-    `fit` says how another aspect ratio becomes that of `shape`: `crop` keeps the middle, `pad` adds the colour of the
+    `fit` is for images of another aspect ratio than `shape`: `crop` keeps the middle, `pad` adds the colour of the
     border, `stretch` distorts. Transparent parts become black behind a light drawing and white behind a dark one.
     Raises `DataError` for a file that is missing, broken or too large to open safely.
     """

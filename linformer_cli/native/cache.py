@@ -25,7 +25,7 @@ def open_cache() -> Path:
 
 
 def require_private(folder: Path) -> None:
-    """Raises `UnsafeCache` if another user may change what is in `folder`, a path without links."""
+    """Raise `UnsafeCache` if another user may change the contents of `folder`, a path without links."""
     risks = (describe_risk(parent, has_guarded_entries(parent)) for parent in folder.parents)
     found = describe_risk(folder) or next(filter(None, risks), None)
     if found is not None:
@@ -35,7 +35,8 @@ def require_private(folder: Path) -> None:
 def describe_risk(path: Path, guarded: bool = False) -> str | None:
     """How another user could have written the file or folder `path`; None if they could not. Raises `OSError`.
 
-    With `guarded`, others may write to it. The superuser is trusted, and without user ids, as on Windows, everybody is.
+    With `guarded`, write access for others is no risk. The superuser is trusted. Systems without user ids, such as
+    Windows, report no risk.
     """
     if not hasattr(os, "getuid"):
         return None

@@ -22,7 +22,7 @@ from linformer_cli.system.environment import processor_features, processor_name
 from .cache import UnsafeCache, describe_risk, open_cache, require_private
 from .constants import definitions
 
-# What every source may include.
+# The headers that every source may include.
 HEADERS = Path(__file__).parent
 # Fast math lets exponentials and sums be vectorised. It is left out when linking, where it would flush denormal numbers
 # to zero in the whole process.
@@ -160,7 +160,7 @@ def _run(compiler: str, *arguments: str) -> None:
     """Run the compiler; raises `NoCompiler` if it fails or hangs."""
     if compiler in _hanging:
         raise NoCompiler(_hanging[compiler])
-    # In a session of its own: a Ctrl-C that only asks a run to end would end the compiler at once.
+    # In its own session: otherwise Ctrl-C, which only requests the end of a run, would end the compiler at once.
     process = subprocess.Popen(
         [compiler, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -168,7 +168,7 @@ def _run(compiler: str, *arguments: str) -> None:
         _, errors = process.communicate(timeout=COMPILE_SECONDS)
     except subprocess.TimeoutExpired:
         _end(process)
-        # Kept, as the next source would hang for as long.
+        # Remembered, as the next source would hang as long.
         _hanging[compiler] = f"{compiler} did not finish within {COMPILE_SECONDS:.0f} s"
         _warn(f"warning: {_hanging[compiler]}; plain torch is used instead of compiled kernels")
         raise NoCompiler(_hanging[compiler]) from None

@@ -4,7 +4,7 @@
 # be negative, denominators may nearly cancel; the textbook then rounds numerator and denominator alike.
 FEATURE_MAPS = {"elu": 0, "relu": 1}
 
-# Packed weights: panels of so many rows, in whole tiles of panels.
+# Packed weights: rows of a panel, and rows of a tile of panels.
 LANES, TILE_ROWS = 16, 64
 # The sizes of arrays that the kernels keep on the stack.
 WIDEST_HEAD, MOST_LEVELS = 256, 1024

@@ -48,7 +48,7 @@ def choose_precision(wanted: Precision, device: str, purpose: Literal["training"
     if wanted != "auto":
         return Choice(wanted, "requested")
     if purpose == "sampling":
-        return Choice("fp32", "nearly every image is then independent of the batch size; bf16 has to be requested")
+        return Choice("fp32", "the default; images then hardly depend on the batch size")
     if device == "cpu":
         # A private name, but torch has no public one. Without these instructions bf16 products are slower than fp32.
         supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)

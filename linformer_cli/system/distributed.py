@@ -71,7 +71,7 @@ def end_process(code: int) -> NoReturn:
 
 @dataclass(frozen=True)
 class Team:
-    """The processes of one job, from the view of one: `rank` of `count`, and `local_rank` on this machine.
+    """The processes of one job, as seen by one of them: `rank` of `count`, and `local_rank` on this machine.
 
     Rank 0 leads: only it prints and writes files. Methods that communicate wait for all processes, so every process
     must make the same calls in the same order. Numbers are sent from `device`. If another process is lost, methods

@@ -1,4 +1,4 @@
-"""What training changes: the weights, with their optimizer and their average. One call takes one optimizer step."""
+"""The weights in training, with their optimizer and their average. One call takes one optimizer step."""
 
 import contextlib
 import math
@@ -53,7 +53,7 @@ class Learner:
         self._timed_steps = 0
 
     def restore(self, model: PixelModel, state: TrainingState) -> None:
-        """Continue with the weights of a save and its training state; takes what is not progress out of `state`.
+        """Continue with the weights and the training state of a save; leaves only progress in `state.values`.
 
         Raises `KeyError`, `TypeError`, `ValueError`, `IndexError` or `RuntimeError` if the two do not fit together.
         """

@@ -1,4 +1,4 @@
-"""The training loop: evaluate, sample, save, stop?, train. A resumed run is bit for bit the uninterrupted one."""
+"""The training loop: evaluate, sample, save, stop if requested, train. A resume is bit for bit as if uninterrupted."""
 
 import contextlib
 import math

@@ -47,7 +47,7 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
 
 
 class JoinedOptimizer(torch.optim.Optimizer):
-    """Several optimizers, each with parameters of its own, as one with all groups and states."""
+    """Several optimizers of different parameters as one, with all groups and states."""
 
     def __init__(self, *parts: torch.optim.Optimizer) -> None:
         self._parts = parts

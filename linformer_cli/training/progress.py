@@ -1,4 +1,4 @@
-"""The progress of a run, the trend of its loss, and the interface of those who report on it."""
+"""The progress of a run, the trend of its loss, and the interface of its reporters."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -71,7 +71,7 @@ class Progress:
 
 
 class Reporter(Protocol):
-    """Called by the training loop; the one of the command line shows a progress line."""
+    """Called by the training loop. The command line's reporter shows a progress line."""
 
     def on_step(self, row: MetricsRow, finished_share: float) -> None: ...
     def on_evaluate(self, progress: Progress, bits: Bits, is_best: bool) -> None: ...

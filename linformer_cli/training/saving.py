@@ -1,4 +1,4 @@
-"""What a save of a run holds besides the weights: their description, and the state that --resume needs."""
+"""The contents of a save besides the weights: their description, and the state that --resume needs."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ def describe_run(config: RunConfig, progress: Progress, train: ImageSet, validat
 def collect_state(
     model: PixelModel, average: AveragedModel | None, optimizer: Optimizer, progress: Progress, device: str
 ) -> TrainingState:
-    """Everything else that the next step depends on. The saved weights are those of `average` if there is one."""
+    """Everything besides the saved weights that the next step depends on. With `average`, its weights are saved."""
     tensors = optimizer_tensors(optimizer) | _random_state(device)
     values = dataclasses.asdict(progress)
     if average is not None:

@@ -23,8 +23,8 @@ def measure_progress(config: TrainConfig, step: int, elapsed_seconds: float, tra
 def learning_rate_at(config: TrainConfig, step: int, progress: float) -> float:
     """The learning rate after `step` steps, at the finished share `progress` in [0, 1].
 
-    Linear warm-up, then half a `cosine`, a `trapezoid` (constant, then linear over the last quarter) or `constant`. A
-    run can be extended without a trace until its trapezoid begins to fall.
+    Linear warm-up, then half a `cosine`, a `trapezoid` (constant, then linear over the last quarter) or `constant`.
+    Until the trapezoid falls, the rate does not depend on the length, so a run can be extended.
     """
     falling = {
         "cosine": (1 + math.cos(math.pi * progress)) / 2,

@@ -30,7 +30,7 @@ _INIT_FROM = "init_from"
 _OF_THE_DATA = {"image", "classes"}
 # What a resumed run may change besides its length and its data folder.
 _FREE = ("device", "precision")
-# Options whose name is not that of their key.
+# Options that are named differently from their key.
 _FLAGS = {"name": "data", "labels": "classes", "attention_options": "attention_option"}
 
 
@@ -94,7 +94,7 @@ class Settings:
 
 
 def describe_source(source: Checkpoint) -> InitFrom:
-    """What a run records about the checkpoint it starts from."""
+    """The record of the checkpoint that a run starts from."""
     info = source.info
     return InitFrom(
         checkpoint=str(source.path),
@@ -129,8 +129,8 @@ def merge_settings(
 ) -> Settings:
     """Merge what a command line gave over `file`, over the preset.
 
-    The data set is the preset's unless another is named. With a `source`, its network and its data replace those of the
-    default preset; a preset that was named wins. Raises `UsageError` for unknown keys and names, and for a file that is
+    The data set defaults to the preset's. With a `source`, its network and data replace the default preset's; a named
+    preset wins. Raises `UsageError` for unknown keys and names, and for a file that is
     not TOML.
     """
     document = read_tables(file) if file is not None else {}
@@ -155,7 +155,7 @@ def merge_settings(
 
 
 def _merge_training(preset: str, from_file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Later layers win, and the length of one layer replaces that of another. A default length fills in for none."""
+    """Merge the layers; later ones win. A given length replaces the file's. Without any, it is `DEFAULT_EPOCHS`."""
     if any(key in given for key in LENGTHS):
         from_file = {key: value for key, value in from_file.items() if key not in LENGTHS}
     merged = complete_recipe({**RECIPES.get(preset, {}), **from_file, **given})
@@ -198,7 +198,7 @@ def _merge_model(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_tables(file: Path) -> dict[str, Any]:
-    """The tables of a settings file, with unchecked values. Raises `UsageError` if it is not such a file."""
+    """The tables of a settings file, with unchecked values. Raises `UsageError` if it is not a settings file."""
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

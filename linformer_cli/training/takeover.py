@@ -1,6 +1,6 @@
 """Copies weights from one model into another: every tensor that fits by name and shape, projections by parts.
 
-The blocks of a shallower source are spread evenly among those of the model.
+The blocks of a shallower source are spread evenly among the model's.
 """
 
 import re
@@ -66,7 +66,7 @@ def take_over(model: PixelModel, source: PixelModel) -> Takeover:
 
 
 def spread_blocks(source: int, target: int) -> list[int]:
-    """The place of each of `source` blocks among `target` ones, spread evenly if there are more of these."""
+    """The index of each of `source` blocks among `target` blocks, spread evenly if `target` is larger."""
     return [index * max(source, target) // source for index in range(source)]
 
 

@@ -49,7 +49,7 @@ def has_idle_parameters(model: PixelModel) -> bool:
 
 
 def seed_own_dropout(team: Team, seed: int, step: int) -> None:
-    """Give each of several processes dropout of its own, determined by seed, step and rank: nothing needs saving.
+    """Give each of several processes its own dropout, determined by seed, step and rank: nothing needs saving.
 
     A single process keeps torch's generator as it is.
     """

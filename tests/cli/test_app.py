@@ -182,7 +182,7 @@ def test_the_reference_is_up_to_date(tmp_path):
         (["compare", "--attention", "linaer"], 2, "did you mean 'linear'?"),
         (["compare", "--data", "glyphs", "--preset", "tiyn"], 2, "did you mean 'tiny'?"),
         (["attentions", "linaer"], 2, "did you mean 'linear'?"),
-        (["attentions", "--checkpoint", "mnist-wide", "--heads", "2"], 2, "--checkpoint has sizes of its own"),
+        (["attentions", "--checkpoint", "mnist-wide", "--heads", "2"], 2, "--checkpoint sets the sizes"),
         (["plot", "nowhere", "--grids", "3"], 2, "--grids needs --samples FILE"),
         (["bench", "approximation", "--norms", "1,9"], 2, "norms above 7.92"),
         (["sample", "--scale", "1000"], 2, "less than or equal to 64"),

@@ -134,7 +134,7 @@ def test_sample_draws_only_the_files_that_are_missing(lintx, run_folder, tmp_pat
     before = (files / "00001.png").stat().st_mtime_ns
     outcome = lintx(*arguments)
     assert outcome.document["drawn"] == 2 and outcome.document["images"] == 5
-    assert f"3 of 5 images are in {files} already" in outcome.stderr
+    assert f"3 of 5 images are already in {files}" in outcome.stderr
     assert {path.name: path.read_bytes() for path in files.iterdir()} == drawn and out.read_bytes() == grid
     assert (files / "00001.png").stat().st_mtime_ns == before
     outcome = lintx(*arguments)
@@ -197,7 +197,7 @@ def test_complete_keeps_the_top_of_each_picture(lintx, run_folder, tmp_path):
     assert read_png_metadata(out)["keep"] == "top:3rows"
     out.unlink()
     outcome = lintx("complete", broken, broken, "--checkpoint", run_folder, "-o", out, "--json")
-    assert outcome.code == 1 and outcome.stderr.splitlines()[-1].endswith("2 of 2 pictures could not be read")
+    assert outcome.code == 1 and outcome.stderr.splitlines()[-1].endswith("2 of 2 images could not be read")
     assert outcome.document["out"] is None and not out.exists()
 
 

@@ -159,7 +159,7 @@ def test_what_can_be_completed_is_and_the_rest_is_a_line_each(tmp_path: Path, bu
     assert {*failed} == bad
     errors = [line for line in outcome.stderr.splitlines() if line.startswith("Error: ")]
     assert len(errors) == len(bad) + 1 and all(len(error) < 500 for error in errors)
-    assert f"{len(bad)} of {len(names)} pictures could not be read" in errors[-1]
+    assert f"{len(bad)} of {len(names)} images could not be read" in errors[-1]
     for name, error in failed.items():
         assert name in error and "\n" not in error
     for name, row in done.items():

@@ -1,0 +1,103 @@
+"""Draws numbered images, in memory or into a folder, as the only process or as one of several."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from linformer_cli.data.sequence import values_to_images
+from linformer_cli.report.numbered import NumberedImages
+from linformer_cli.system.distributed import Team
+
+from .decode import Sampler
+
+
+@dataclass(frozen=True)
+class ImageNumbers:
+    """The numbers of the images to draw, from `first`: `each` images of every class in `chosen`.
+
+    Without `chosen` they are `each` images, of all `classes` in turn if the model has classes.
+    """
+
+    first: int
+    each: int
+    chosen: Sequence[int]
+    classes: int
+
+    @property
+    def all(self) -> range:
+        return range(self.first, self.first + self.each * max(1, len(self.chosen)))
+
+    def class_of(self, index: int) -> int | None:
+        """The class of image number `index`; None without classes."""
+        return self[index] if self.classes else None
+
+    def __getitem__(self, index: int, /) -> int:
+        return self.chosen[(index - self.first) // self.each] if self.chosen else index % max(1, self.classes)
+
+
+@dataclass
+class Drawn:
+    """The numbers of the drawn images, and the images themselves, uint8 [H, W, C], if no folder holds them.
+
+    `passes` through the layers are counted for every image. `stopped` tells that Ctrl-C ended the work early.
+    """
+
+    indices: list[int] = field(default_factory=list)
+    images: dict[int, NDArray[np.uint8]] = field(default_factory=dict)
+    state_bytes: int = 0
+    passes: int = 0
+    stopped: bool = False
+
+    def stack(self, indices: Iterable[int]) -> NDArray[np.uint8]:
+        """Images number `indices`, uint8 [N, H, W, C]."""
+        return np.stack([self.images[index] for index in indices])
+
+
+def find_drawn(wanted: range, folder: NumberedImages | None, team: Team) -> set[int]:
+    """The `wanted` images that are in the folder already; each process looks for its share."""
+    if folder is None:
+        return set()
+    mine = team.share(len(wanted)) if folder.folder.exists() else range(0)
+    found = {index for index in wanted[mine.start : mine.stop] if folder.holds(index)}
+    return set[int]().union(*team.gather(found))
+
+
+def draw_images(
+    sampler: Sampler,
+    indices: Sequence[int],
+    batch: int,
+    numbers: ImageNumbers,
+    folder: NumberedImages | None,
+    on_halve: Callable[[int], None],
+) -> Drawn:
+    """Draw the images `indices`, into the folder if there is one. Ctrl-C stops early and keeps the finished images."""
+    drawn = Drawn()
+    labels = numbers if numbers.classes else None
+    try:
+        for part in sampler.iter_batches(indices, batch, labels, on_halve=on_halve):
+            drawn.state_bytes = max(drawn.state_bytes, part.state_bytes)
+            drawn.passes += part.passes * len(part.indices)
+            images = values_to_images(part.values, sampler.model.config.image)
+            for index, image in zip(part.indices, images, strict=True):
+                if folder is None:
+                    drawn.images[index] = image
+                else:
+                    folder.write(index, image)  # at once: a long job that is stopped keeps the finished images
+                drawn.indices.append(index)
+    except KeyboardInterrupt:
+        drawn.stopped = True
+    return drawn
+
+
+def add_up(parts: Sequence[Drawn]) -> Drawn:
+    """The images of all processes together."""
+    total = Drawn()
+    for part in parts:
+        total.indices += part.indices
+        total.images |= part.images
+        total.state_bytes = max(total.state_bytes, part.state_bytes)
+        total.passes += part.passes
+        total.stopped = total.stopped or part.stopped
+    return total
