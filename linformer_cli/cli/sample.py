@@ -45,7 +45,7 @@ def sample(
         Path | None,
         typer.Option(
             "--files",
-            help="Also write every image as a numbered PNG to this folder; images already there are not drawn again.",
+            help="Also write every image as a numbered PNG to this folder; existing images are not drawn again.",
             show_default=False,
         ),
     ] = None,
@@ -118,17 +118,17 @@ def sample(
 
         wanted = numbers.all
         folder = None if files is None else NumberedImages(files, describe)
-        there = find_drawn(wanted, folder, team)
-        if there:
-            talk(f"{len(there)} of {len(wanted)} images are already in {files}")
+        existing = find_drawn(wanted, folder, team)
+        if existing:
+            talk(f"{len(existing)} of {len(wanted)} images are already in {files}")
         # Dealt out in turn: the images that exist when a long job is stopped are then the first ones.
-        missing = [index for index in wanted if index not in there] if there else wanted
+        missing = [index for index in wanted if index not in existing] if existing else wanted
         began = time.perf_counter()
         sampler = Sampler(session.model, seed, filters, chosen)
         own = draw_images(sampler, missing[team.rank :: team.count], batch, numbers, folder, say_halved)
         work = add_up(team.gather(own))
         seconds = time.perf_counter() - began
-        drawn, done = len(work.indices), there.union(work.indices)
+        drawn, done = len(work.indices), existing.union(work.indices)
         in_grid = wanted if folder is None else wanted[:_MOST_IN_GRID]
         shown = sorted(index for index in done if index in in_grid)
         if not shown:

@@ -188,7 +188,7 @@ def test_complete_keeps_the_top_of_each_picture(lintx, run_folder, tmp_path):
     outcome = lintx(
         "complete", good, broken, "--checkpoint", run_folder, "--keep", "top:3rows", "-n", 2, "-o", out, "--json"
     )
-    assert outcome.code == 1 and "1 of 2 pictures" in outcome.stderr
+    assert outcome.code == 1 and "1 of 2 images" in outcome.stderr
     document = outcome.document
     (row,) = document["rows"]
     assert row["known_values"] == 30 and len(row["completed_bits_per_dim"]) == 2
@@ -208,14 +208,14 @@ def test_complete_does_not_replace_what_it_is_given(lintx, run_folder, tmp_path,
     before = (tmp_path / name).read_bytes()
     monkeypatch.chdir(tmp_path)
     outcome = lintx("complete", tmp_path / name, "--checkpoint", run_folder, "-o", "out.png", option, name)
-    assert outcome.code == 2 and "is one of the pictures" in outcome.stderr
+    assert outcome.code == 2 and "is one of the images" in outcome.stderr
     assert (tmp_path / name).read_bytes() == before and not (tmp_path / "out.png").exists()
 
 
 @pytest.mark.parametrize(
     ("fault", "code", "said"),
     [
-        (KeyboardInterrupt(), 130, "stopped after 1 of 3 pictures, which are kept"),
+        (KeyboardInterrupt(), 130, "stopped after 1 of 3 images, which are kept"),
         (LintxError("no room"), 1, "no room"),
     ],
 )
@@ -235,7 +235,7 @@ def test_complete_keeps_the_pictures_that_were_done(lintx, run_folder, tmp_path,
     outcome = lintx("complete", *names, "--checkpoint", run_folder, "-o", out, "--json")
     assert outcome.code == code and said in outcome.stderr
     assert read_png_metadata(out)["images"] == [str(names[0])] and len(outcome.document["rows"]) == 1
-    assert "pictures" not in lintx("complete", names[1], "--checkpoint", run_folder, "-o", out).stderr
+    assert "stopped after" not in lintx("complete", names[1], "--checkpoint", run_folder, "-o", out).stderr
 
 
 def test_complete_hints_at_invert(lintx, run_folder, tmp_path):
