@@ -160,7 +160,7 @@ def test_complete_must_be_told_the_class(told_run, lintx, tmp_path):
     arguments = ("complete", picture, "--checkpoint", run, "-n", 1, "-o", tmp_path / "out.png")
     for wrong in ((), ("--class", "all"), ("--class", "0,1")):
         outcome = lintx(*arguments, *wrong)
-        assert outcome.code == 2 and "name the class of the pictures, 0 to 2, with --class" in outcome.stderr
+        assert outcome.code == 2 and "name the class of the images, 0 to 2, with --class" in outcome.stderr
     assert "from 0 to 2" in lintx(*arguments, "--class", 3).stderr
     assert lintx(*arguments, "--class", 2, "--json").document["class"] == 2
     assert read_png_metadata(tmp_path / "out.png")["class"] == 2
