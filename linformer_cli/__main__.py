@@ -24,6 +24,7 @@ def main() -> NoReturn:
         signal.signal(signal.SIGTERM, _leave)
         if foreground:
             signal.signal(signal.SIGINT, _leave)
+        _drop_unwritable_output()
 
 
 def _leave(number: int, _frame: object = None) -> NoReturn:
@@ -40,6 +41,15 @@ def _open_closed_streams() -> None:
             stream = open(os.devnull, mode)  # noqa: SIM115 - gets the lowest free descriptor, that of the closed stream
             os.set_inheritable(stream.fileno(), True)
             setattr(sys, name, stream)
+
+
+def _drop_unwritable_output() -> None:
+    """Keep the exit code if a stream is full: Python would flush it again at exit, fail, and end with 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _replace_unknown_characters() -> None:

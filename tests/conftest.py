@@ -22,6 +22,7 @@ from linformer_cli.native import compiler
 BuildModel = Callable[..., PixelModel]
 
 prepare_triton()
+os.environ.pop("PYTHONUNBUFFERED", None)  # as in most shells: faults at exit depend on it
 pin_threads()
 
 

@@ -63,8 +63,9 @@ def end_process(code: int) -> NoReturn:
     finished its work.
     """
     if _count() > 1:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):  # full, or its reader has gone
+                stream.flush()
         os._exit(code)
     sys.exit(code)
 
