@@ -99,9 +99,9 @@ class Attention(nn.Module, ABC):
     ) -> tuple[Tensor, Any]:
         """Outputs [B, H, T, V] of T >= 1 positions after those in `state` (None: no positions), and the new state.
 
-        Differentiable, also through `state`, which is not modified. A NaN or infinity changes neither earlier outputs
-        nor other images. In plain torch, if any output from the first NaN or infinity on is not finite, none of these
-        outputs passes a gradient to earlier positions.
+        Differentiable, including through `state`, which is not modified. A NaN or infinity changes neither earlier
+        outputs nor other images. In plain torch, if any output from the first NaN or infinity on is not finite, none of
+        these outputs passes a gradient to earlier positions.
         """
         y, after = self._attend(q, k, v, state, extra)
         # Plain torch masks a product by multiplying with 0, and 0 times NaN is NaN; compiled kernels skip the product.

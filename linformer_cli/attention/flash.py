@@ -41,7 +41,7 @@ class FlashAttention(GatedAttention):
     sqrt(K)). Nothing is normalised, so outputs can be large.
 
     Differs from the source: the sum over earlier chunks is divided by C instead of the sequence length, which a step
-    does not know; b is a plain table by distance; sums are float32 or float64, also under autocast.
+    does not know; b is a plain table by distance; sums are float32 or float64, even under autocast.
     """
 
     name = "flash"

@@ -35,7 +35,7 @@ class GauAttention(GatedAttention, CachedAttention):
     `laplace` (Ma 2022, arXiv 2209.10655) replaces relu(x)^2 by (1 + erf((x - mu) / (sigma sqrt 2))) / 2, with
     mu = sqrt(1/2) and sigma = sqrt(1 / (4 pi)).
 
-    Differs from the source: b is a plain table by distance, and sums are float32 or float64, also under autocast.
+    Differs from the source: b is a plain table by distance, and sums are float32 or float64, even under autocast.
     """
 
     name = "gau"

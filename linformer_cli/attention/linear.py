@@ -43,7 +43,7 @@ class LinearAttention(Attention):
     """y_t = phi(q_t) s_t / (phi(q_t) . z_t), with s_t = s_{t-1} + phi(k_t) v_t^T and z_t = z_{t-1} + phi(k_t).
 
     Equations 18 to 20 of the source. Differs from its code: no epsilon is added to the denominator, since it would bias
-    `poly2`; where the denominator is exactly 0, y_t is 0. All sums are float32 or float64, also under autocast.
+    `poly2`; where the denominator is exactly 0, y_t is 0. All sums are float32 or float64, even under autocast.
     """
 
     name = "linear"

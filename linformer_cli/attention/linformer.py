@@ -51,7 +51,7 @@ class LinformerState(NamedTuple):
 class LinformerAttention(Attention):
     """y_t = softmax(q_t [E k of earlier blocks; k_j of the same block, j <= t]^T / sqrt(K)) [F v of earlier ...; v_j].
 
-    One softmax over both. E and F [rank, block] are learned for each head, or shared as in section 4 of the source.
+    One softmax covers both. E and F [rank, block] are learned for each head, or shared as in section 4 of the source.
     Differs from the source, which projects a whole sequence of fixed length at once: every row then depends on later
     positions, which only an encoder allows. Here each block is projected when it is finished, always with the same E
     and F. Its rows are visible from the next block on; inside its own block a query sees exact keys. A sequence may
@@ -77,7 +77,7 @@ class LinformerAttention(Attention):
         # A shared tensor gets only one name, or a checkpoint would hold it twice.
         own = options.share != "heads_keys_values"
         self.value_projection = nn.Parameter(torch.empty(sizes)) if own else None
-        # Projected keys then have the scale of keys for any block size.
+        # With this scale, projected keys are on the scale of keys for any block size.
         for projection in self.parameters():
             nn.init.normal_(projection, std=self.block**-0.5)
 
@@ -115,7 +115,7 @@ class LinformerAttention(Attention):
         return y.to(v.dtype), LinformerState(stack_k, stack_v, torch.tensor(start + length, device=q.device))
 
     def _project(self, x: Tensor, cached: Tensor | None, start: int, projection: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows of all blocks that are finished once x [B, H, T, W] follows `start` cached positions.
+        """The rows of all blocks that are finished after x [B, H, T, W] is appended to `start` cached positions.
 
         Also the exact keys or values from the start of the block that was unfinished before x, cached ones included.
         """
@@ -137,7 +137,8 @@ class LinformerAttention(Attention):
     def _capacity(self, positions: int) -> int:
         """The capacity of the stack for `positions`: the rows of all earlier blocks plus one block of exact positions.
 
-        This is at least the largest height reached, and equal to it if `positions` end a block or lie in the first one.
+        This is at least the greatest height reached, and equal to it if `positions` end a block or lie in the first
+        one.
         """
         return max(positions - 1, 0) // self.block * self.rank + min(positions, self.block)
 

@@ -1,4 +1,4 @@
-"""Locality-sensitive hashing (LSH) attention (Kitaev 2020, 'Reformer', arXiv 2001.04451): only keys of equal hash."""
+"""Locality-sensitive hashing (LSH) attention (Kitaev 2020, 'Reformer', arXiv 2001.04451): keys of the same hash."""
 
 import math
 from typing import Annotated, Any, NamedTuple

@@ -61,7 +61,7 @@ class NystromAttention(Attention):
     - The start of Z is scaled per head. By default, the source's code uses one maximum over the whole batch, which
       makes an image depend on the others.
 
-    Z and the averages are float32 or float64, also under autocast. Each call of `attend` computes Z once, with
+    Z and the averages are float32 or float64, even under autocast. Each call of `attend` computes Z once, with
     gradients, and so does `init_state`.
     """
 

@@ -26,7 +26,7 @@ def require_model_agrees(timed: BenchModel) -> None:
     """As `require_agreement`; of an untrained model only the first layers are compared."""
     model = timed.model
     if not timed.trained and model.config.layers > CHECKED_LAYERS:
-        # Its layers are alike, and comparing a deep model in float64 would take longer than timing it.
+        # Its layers have the same structure, and comparing a deep model in float64 would take longer than timing it.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = PixelModel(model.config.model_copy(update={"layers": CHECKED_LAYERS})).eval()

@@ -249,7 +249,7 @@ class AttentionMeasurement(Measurement[AttentionRow]):
         return times, sizes
 
     def _measure_memory(self) -> PassMemory:
-        """Of one pass. Raises `PassFailed` if it is so slow that the repeats would exceed the limit."""
+        """Measure the memory of one pass. Raises `PassFailed` if the repeats would exceed the limit."""
         limit = self._settings.limit_seconds
         for _ in range(_ATTEMPTS):
             try:

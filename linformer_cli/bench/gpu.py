@@ -237,7 +237,7 @@ def find_flash_linear_attention() -> Callable[..., Any] | None:
 
 
 def _differentiate_foreign(attend: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
-    """With the same feature map, computed in torch; the library normalises."""
+    """Run both passes of a library with the same feature map, computed in torch; the library normalises."""
     q, k, v = (part.detach().transpose(1, 2).contiguous().requires_grad_() for part in inputs)
     y, _ = attend(functional.elu(q) + 1, functional.elu(k) + 1, v, scale=1.0, normalize=True)
     torch.autograd.grad(y, [q, k, v], v.detach())

@@ -18,7 +18,7 @@ Point = tuple[int, float]
 class Exponents:
     """Time and memory of a mechanism as powers of T: between the last two lengths, and fitted over all.
 
-    `longest_positions` is the longest T measured. `overtakes_softmax` says from which T on the mechanism is faster than
+    `longest_positions` is the longest T measured. `overtakes_softmax` is the T above which the mechanism is faster than
     softmax; None for softmax itself and where softmax was not measured.
     """
 

@@ -38,19 +38,20 @@ from .variants import parse_variants
 METHODS = ("linear", "softmax", "lsh-1=lsh:rounds=1", "lsh-4=lsh:rounds=4")
 COPY_METHODS = ("linear", "softmax", "lsh-4=lsh:rounds=4")
 NETWORKS = ("mnist-paper", "cifar10-paper")
-# The models of --runs that are of other networks.
+# The key of the models of --runs with other networks.
 _RUNS = "runs"
-# The part of a row's time for its timed section; the rest is for probes, states and warm-ups.
+# The share of a row's time for its timed section; the rest is for probes, states and warm-ups.
 _TIMED_SHARE = 0.5
-# A re-run may take so many times what another row may: it is four passes that cannot be cut.
+# A re-run may take this many times as long as other rows: it is four passes that cannot be shortened.
 _RERUN_PATIENCE = 12.0
 _FIRST_RESULTS_SECONDS = 30.0
 # Figures take seconds to draw, so files are not written after every group.
 _SAVE_SECONDS = 120.0
-# Of the time for all lengths and rounds, what one mechanism may take at one length in one round. Where softmax is too
-# slow for that, only softmax is left out.
+# The share of the time for all lengths and rounds that one mechanism may take at one length in one round. Where softmax
+# is too slow for that, only softmax is left out.
 _LONGEST_POINT_SHARE = 0.05
-# More rounds tell more than more passes, most of which are shorter than a busy moment of the machine.
+# Additional rounds are more informative than additional passes, most of which are shorter than a busy moment of the
+# machine.
 _PASSES_OF_ROUND = 2
 
 
@@ -58,8 +59,8 @@ _PASSES_OF_ROUND = 2
 class PaperSettings:
     """What to measure.
 
-    The bits/dim of `runs` stand beside the same model, and runs of other networks are sampled, too. Without `sizes` the
-    budget decides.
+    The bits/dim of `runs` are shown beside the same model, and runs of other networks are sampled, too. Without
+    `sizes`, the budget decides them.
     """
 
     budget_seconds: float
@@ -77,15 +78,15 @@ def run_paper_bench(
 ) -> PaperReport:
     """Measure everything, or as much as there is time for until `stop` is set.
 
-    `report` is called with the part, each row as it is by then, and the number of the round from 1; rows that are left
-    out are reported in the first round only. `save` is called with the report every two minutes or so and at the end.
-    Raises `DisagreementError` if the two executions of a mechanism disagree.
+    `report` is called with the part, each row so far, and the number of the round, from 1. Rows that are left out are
+    reported only in the first round. `save` is called with the report about every two minutes and at the end. Raises
+    `DisagreementError` if the two executions of a mechanism disagree.
     """
     return _PaperBench(settings, report, save, stop or StopRequest()).run()
 
 
 class _PaperBench:
-    """The parts, whose measurements are made when each begins and kept by the titles of their groups."""
+    """The parts of the benchmark. Each builds its measurements when it begins; they are kept by group title."""
 
     def __init__(
         self,
@@ -118,11 +119,11 @@ class _PaperBench:
         self._schedule = Schedule(parts, self._finish_group)
 
     def run(self) -> PaperReport:
-        """All parts, until the budget is spent or the user interrupts them; what was saved last."""
+        """Run all parts until the budget is spent or the user interrupts them. Returns the report saved last."""
         budget = self._settings.budget_seconds
         with contextlib.suppress(Interrupted):
             self._build_models()
-            # Comparing the executions takes as long on a small budget as on a large one.
+            # Comparing the executions takes as long with a small budget as with a large one.
             self._schedule.run(max(budget / 2, budget - self._elapsed_seconds()))
         report = self.describe()
         self._save(report)
@@ -165,7 +166,7 @@ class _PaperBench:
         return time.monotonic() - self._began
 
     def _build_models(self) -> None:
-        """The methods in every network, compared in the first; and the runs of other networks."""
+        """Build the models and load the runs of other networks. Of the networks, only the first is checked."""
         device = self._settings.device
         for name, config in self._settings.networks:
             self._models[name] = build_models(self._variants, [(name, config)], device, self._precision)
@@ -183,7 +184,7 @@ class _PaperBench:
         return any(find_trained([run], timed.model.config) is not None for timed in models)
 
     def _finish_group(self, part: Part, title: str) -> None:
-        """Report the rows of a group that had its round."""
+        """Report the rows of a group that finished a round."""
         measured: Mapping[str, Mapping[str, Sequence[Measurement[Any]]]] = {
             "sampling": self._sampling,
             "training": self._training,
@@ -200,7 +201,7 @@ class _PaperBench:
             self._saved = time.monotonic()
 
     def _prepare_sampling(self, seconds: float) -> Groups:
-        """Small batches first: the first results are those of one image at a time."""
+        """Measure small batches first: the first results are those of one image at a time."""
         sizes, settings = self._sizes, self._settings
         largest = sizes.largest_batches
         self._reduced += [
@@ -270,7 +271,7 @@ class _PaperBench:
         return _list_rounds(self._scaling)
 
     def _prepare_memory(self, seconds: float) -> Groups:
-        """The peak memory of the rows of sampling, the largest batches first."""
+        """Measure the peak memory of the sampling rows, the largest batches first."""
         return {
             title: [measurement.measure_memory for measurement in group if measurement.samples]
             for title, group in reversed(self._sampling.items())

@@ -30,7 +30,11 @@ class PaperConditions:
 
 @dataclass(frozen=True)
 class PaperReport:
-    """Everything measured so far. `reduced` says what is less than the paper's; `unfinished` what was interrupted."""
+    """Everything measured so far.
+
+    `reduced` lists what is smaller than in the paper and what there was no time for; `unfinished` lists the interrupted
+    parts.
+    """
 
     budget_seconds: float
     sampling: list[SamplingRow]
@@ -47,7 +51,7 @@ class PaperReport:
 
 
 def describe_extrapolated(rows: Sequence[SamplingRow]) -> list[str]:
-    """A line for each network whose images were not all drawn whole."""
+    """A line for each network with extrapolated rows."""
     lines = []
     for preset in dict.fromkeys(row.preset for row in rows):
         timed = [row for row in rows if row.preset == preset and row.samples_seconds]

@@ -16,10 +16,10 @@ _FEWEST_LENGTHS = 3
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a budget allows for. Every row has at most one sample in each of the `rounds`; of attention, a few.
+    """What a budget allows for. Every row has at most one sample in each of the `rounds`; rows of attention have a few.
 
-    `batches` are those of sampling, up to that in `largest_batches` for the networks there. Without `lengths` the time
-    decides.
+    `batches` are the batch sizes of sampling; `largest_batches` limits them for some networks. Without `lengths`, the
+    time decides.
     """
 
     batches: Sequence[int]

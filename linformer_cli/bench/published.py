@@ -1,4 +1,4 @@
-"""Figures that Katharopoulos 2020 published for its models, to stand beside those measured here."""
+"""Figures that Katharopoulos 2020 published for its models, to show beside those measured here."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

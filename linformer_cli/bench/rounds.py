@@ -34,7 +34,7 @@ class Measurement(ABC, Generic[AnyRow]):
         return bool(self.samples) or self.left_out is not None
 
     def measure_round(self) -> None:
-        """Take the next sample. Out of memory or of time, a measurement without a sample is left out, others end."""
+        """Take the next sample. If memory or time runs out, a measurement ends; without a sample, it is left out."""
         if self._over or self.left_out is not None:
             return
         try:
@@ -77,10 +77,10 @@ def measure_groups(
 ) -> tuple[list[AnyRow], Ending]:
     """The rows of all groups; within a group the measurements take turns (A B C A B C).
 
-    So a busy moment of the machine hits all rows of a group alike. What a group keeps is freed before the next one.
-    `comparisons`, of the two executions of each mechanism, are made first and raise what they find. `report` is called
-    with each row of a finished group. An `Interrupted` from `check`, here or inside a measurement, ends the benchmark
-    with what was measured.
+    A busy moment of the machine therefore affects all rows of a group. What a group keeps is freed before the next one.
+    `comparisons` run first: each compares the two executions of a mechanism and raises if they disagree. `report` is
+    called with each row of a finished group. An `Interrupted` from `check`, here or inside a measurement, ends the
+    benchmark with what was measured.
     """
     rows: list[AnyRow] = []
     try:

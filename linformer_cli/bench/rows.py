@@ -22,7 +22,7 @@ Quartiles = tuple[float, float]
 class Row:
     """What was timed, and all samples of it. `left_out` says why there is none.
 
-    `times_softmax` is the speed over that of softmax, the median over the rounds of the quotient in each.
+    `times_softmax` is the speed divided by that of softmax: the median of the ratios of all rounds.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Row:
 
     @property
     def speed(self) -> float | None:
-        """Images or sequences per second, extrapolated where need be; None without a sample."""
+        """Images or sequences per second, extrapolated where necessary; None without a sample."""
         raise NotImplementedError
 
 
@@ -109,8 +109,8 @@ class Extrapolated:
 class SamplingRow(ModelRow):
     """Sampling. Either the figures of whole images are set or `extrapolated` is.
 
-    `look_ahead` says whether some values were computed from guesses of those before. `copy_share` is the share of the
-    machine's memory copies that reading and writing the state reaches.
+    `look_ahead` says whether some values were computed from guesses of preceding values. `copy_share` is the rate of
+    reading and writing the state, as a share of the machine's rate of memory copies.
     """
 
     look_ahead: bool = False
@@ -165,9 +165,10 @@ class AttentionRow(Row):
 def compare_with_softmax(rows: Sequence[AnyRow], networks: Sequence[object]) -> list[AnyRow]:
     """`rows`, which took turns, each with its `times_softmax`.
 
-    A row is compared with a softmax row of the same precision and the same network that is not a re-run. Of several the
-    first in plain torch is used if the row is in plain torch itself, and otherwise the first that is not. None without
-    such a row, or if either has no sample. `networks` has one entry per row; equal entries are the same network.
+    A row is compared with a softmax row of the same precision and the same network that is not a re-run. If there are
+    several, a row in plain torch is compared with the first one in plain torch, and any other row with the first one
+    that is not. The result is None without such a row, or if either has no sample. `networks` has one entry per row;
+    equal entries are the same network.
     """
     return [
         dataclasses.replace(row, times_softmax=_times_softmax(row, network, rows, networks))

@@ -40,11 +40,11 @@ from .rounds import BenchReport, Measurement, measure_groups
 from .rows import BASELINE, Extrapolated, SamplingRow
 from .trained_runs import TrainedRun
 
-# What softmax rows with a key-value cache have for an engine.
+# The engine name of softmax rows with a key-value cache.
 CACHED = "cached"
-# Steps that tell how long an image would take.
+# Steps that are timed to estimate how long an image would take.
 _PROBED_STEPS = 2
-# A step needs some memory beside the state.
+# A step needs some memory besides the state.
 _STATE_MARGIN = 1.2
 _MEMORY_LIMIT_SECONDS = 60.0
 
@@ -54,8 +54,9 @@ class SamplingSettings:
     """How sampling is timed.
 
     `limit_seconds` bounds all repeats of a row: an image that takes longer is timed over some steps around its middle.
-    A re-run cannot be cut and is left out if it takes more than `rerun_patience` times the limit. None always times
-    whole images. Untrained models are always sampled without `look_ahead`, whose speed depends on the weights.
+    A re-run cannot be shortened; it is left out if it takes more than `rerun_patience` times the limit. Without a
+    limit, whole images are timed. Untrained models are always sampled without `look_ahead`, whose speed depends on the
+    weights.
     """
 
     batches: Sequence[int]
@@ -141,7 +142,7 @@ def prepare(
 
 
 def _list_engines(timed: BenchModel, settings: SamplingSettings) -> list[str]:
-    """The engines asked for, each once though `auto` may be one of the others; and the re-run of softmax."""
+    """The requested engines without duplicates (`auto` may be one of the others), and the re-run of softmax."""
     engines = [choose_engine(AUTO, timed.model).value if name == AUTO else name for name in settings.engines]
     if settings.rerun and timed.model.config.attention == BASELINE:
         engines.append(RERUN)
@@ -255,7 +256,7 @@ class SamplingMeasurement(Measurement[SamplingRow]):
         return work
 
     def _with_speed(self, row: SamplingRow) -> SamplingRow:
-        """With the figures of whole images, measured or extrapolated."""
+        """`row` with the figures of whole images, measured or extrapolated."""
         work, positions = self._work, row.positions
         if work is None or not self.samples:
             return row
@@ -266,7 +267,7 @@ class SamplingMeasurement(Measurement[SamplingRow]):
         return replace(row, images_per_second=rate, images_per_second_quartiles=quartiles, seconds_per_image=seconds)
 
     def _with_shares(self, row: SamplingRow) -> SamplingRow:
-        """With the shares of the machine's matrix products and memory copies."""
+        """`row` with the shares of the machine's matrix products and memory copies."""
         speed, model = row.speed, self._model
         if speed is None:
             return row

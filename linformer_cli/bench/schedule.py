@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-# The first round prepares and probes: it takes about so many times as long as the others.
+# The first round prepares and probes: it takes about this many times as long as the others.
 _FIRST_ROUND_FACTOR = 2.5
 
 
@@ -38,8 +38,8 @@ class Part:
 class Schedule:
     """Always runs a round of the part that is furthest behind its share, as long as another round fits the budget.
 
-    `after_group` is called with the part and the title of a group that had its round. `reduced` says what there was no
-    time for.
+    `after_group` is called with the part and the title of a group that finished a round. `reduced` lists what there was
+    no time for.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Schedule:
         part.rounds_done += 1
 
     def _allot(self, part: Part) -> float:
-        """Seconds for a part that begins: its share of the time that no part that has begun still has a right to."""
+        """Seconds for a part that begins: its share of the time that is not reserved for parts already begun."""
         promised = sum(
             max(0.0, other.share * self._budget_seconds - other.seconds)
             for other in self.parts

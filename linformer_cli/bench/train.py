@@ -97,7 +97,7 @@ def prepare(
 
 
 class TrainingMeasurement(Measurement[TrainingRow]):
-    """Training steps of a model with one engine at one batch size, on random images, by the recipe of its preset.
+    """Training steps of a model with one engine at one batch size, on random images, with the recipe of its preset.
 
     The trainer is kept between rounds, as a new one would have to warm up. Its gradients and averages take memory.
     """

@@ -1,4 +1,4 @@
-"""bits/dim of trained runs, to stand beside the speed of the same model. Speed needs no training."""
+"""bits/dim of trained runs, to show beside the speed of the same model. Speed needs no training."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -98,6 +98,6 @@ def _read(folder: str) -> TrainedRun | None:
 
 
 def _without_dropout(model: ModelConfig) -> ModelConfig:
-    """With all options of its mechanism written out."""
+    """`model` without dropout, with all options of its mechanism written out."""
     options = parse_options(model.attention, model.attention_options).model_dump(exclude_none=True)
     return model.model_copy(update={"attention_options": options, "dropout": 0.0})

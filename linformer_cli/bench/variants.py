@@ -39,7 +39,7 @@ def parse_variants(entries: Sequence[str], baselines: bool = False) -> list[Vari
 def parse_variant(entry: str, baselines: bool = False) -> Variant:
     """The mechanism of `lsh`, `lsh:rounds=4`, `lsh:rounds=4:window=16`, or `wide=lsh:window=64` with a name.
 
-    Without a name it is called by the mechanism and the given values, `lsh-4-16`. Raises `UsageError` for an unknown
+    Without a name, the label joins the mechanism and the given values: `lsh-4-16`. Raises `UsageError` for an unknown
     mechanism or option, and for a baseline without `baselines`.
     """
     head, *pairs = entry.split(":")

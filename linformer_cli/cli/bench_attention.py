@@ -40,15 +40,16 @@ def attention(
 ) -> None:
     """Measure how time and memory grow with T.
 
-    Forward and backward passes of each mechanism alone in float32, with a batch inversely proportional to T, as in the
-    figure of Katharopoulos 2020. Time and memory are those of one sequence: median and quartiles of the time over
-    interleaved repeats, and peak memory (on a CPU the growth of a fresh process). Exponents p of T^p are given between
-    the last two lengths and fitted over all. `copying` is the share of this machine's memory copies that inputs,
-    outputs and gradients alone would take. What does not fit into memory or --limit is left out, and its row says why.
-    Mechanisms whose parallel and step executions disagree are not timed.
+    Runs forward and backward passes of each mechanism alone in float32. The batch is inversely proportional to T, as in
+    the figure of Katharopoulos 2020. Time and memory are those of one sequence: median and quartiles of the time over
+    interleaved repeats, and peak memory (on a CPU, the growth of a fresh process). Exponents p of T^p are given between
+    the last two lengths and as a fit over all lengths. `copying` is the rate of the least possible traffic (inputs,
+    outputs and gradients), as a share of this machine's rate of memory copies. A length that exceeds the memory or
+    --limit is left out, and its row says why. Mechanisms whose parallel and step executions disagree are not timed.
 
-    A last table has the longest T of --positions that fits and, if softmax is among the mechanisms, the T from which on
-    each is faster than softmax, interpolated in log T and log time. Ctrl-C shows what was measured.
+    For each mechanism, a final table gives the longest T of --positions that fits and, if softmax is included, the T
+    above which the mechanism is faster than softmax (interpolated in log T and log time). Ctrl-C shows what was
+    measured.
 
     Examples:
 

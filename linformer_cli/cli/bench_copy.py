@@ -65,11 +65,11 @@ def copy(
     """Measure how fast models learn to copy.
 
     The copy task of Katharopoulos 2020, section 4.1: a string of random symbols (10 of them), a separator, and the
-    string again. Models have 4 layers and 8 heads. Each update has a batch of 64 new sequences; RAdam, learning rate
-    1e-3, and 1e-4 after 3,000 updates. Loss and accuracy are those of the copied symbols. The string has a random
-    length, from a quarter of the sequence to nearly half of it.
+    string again. Models have 4 layers and 8 heads. Each update has a batch of 64 new sequences; the optimizer is RAdam
+    at a learning rate of 1e-3, and of 1e-4 after 3,000 updates. Loss and accuracy are those of the copied symbols. The
+    string has a random length, from a quarter of the sequence to nearly half of it.
 
-    All models see the same sequences and take turns of one update, so their curves are comparable wherever they end:
+    All models see the same sequences and take turns, one update each, so their curves are comparable wherever they end:
     after --updates, after --budget, or at Ctrl-C, which prints the results so far. A task smaller than the paper's is
     marked as reduced. A mechanism whose parallel and step forms disagree is not trained.
 

@@ -27,15 +27,15 @@ def paper(
     style: options.Style = options.TableFormat.TABLE,
     json: options.Json = False,
 ) -> None:
-    """Measure the tables and figures of the 2020 paper.
+    """Repeat the measurements of the 2020 paper.
 
-    The paper's methods (softmax re-run and with a cache, hashing with 1 and 4 rounds, linear) in its two networks:
-    images/s of sampling and seconds per image, images/s of training, time and memory of attention against T, and the
-    copy task, beside the published figures and this machine's ceilings. The budget decides batch sizes, repeats and
-    lengths; the output lists what is less than in the paper. bits/dim come from --runs; runs of other networks are
-    sampled, too.
+    Measures the paper's methods (softmax re-run and with a cache, hashing with 1 and 4 rounds, linear) in its two
+    networks: images/s of sampling and seconds per image, images/s of training, time and memory of attention against T,
+    and the copy task. The published figures and this machine's ceilings are shown beside them. The budget decides batch
+    sizes, repeats and lengths; the output lists what is smaller than in the paper. bits/dim come from --runs; runs of
+    other networks are sampled, too.
 
-    JSON, tables and figures are written every two minutes or so, at the end, and at Ctrl-C.
+    JSON, tables and figures are written about every two minutes, at the end, and at Ctrl-C.
 
     Examples:
 

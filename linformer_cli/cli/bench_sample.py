@@ -70,15 +70,15 @@ def sample(
 ) -> None:
     """Measure images/s of sampling, by attention, batch size and network.
 
-    By default the checkpoint's model, beside softmax of the same size. With --runs alone, the models of the runs. With
-    --attention or --preset, untrained models of the checkpoint's or the preset's size. Softmax is timed with a
-    key-value cache, and re-run at every value.
+    By default, times the checkpoint's model beside softmax of the same size. With --runs alone, times the models of the
+    runs. With --attention or --preset, times untrained models of the checkpoint's or the preset's size. Softmax is
+    timed with a key-value cache, and re-run at every value.
 
-    Repeats of all rows are interleaved. Reported are the median and quartiles of images/s, seconds per image at batch
-    1, state and peak memory, and the shares of this machine's matrix products and memory copies. An image that would
-    take longer than --limit is timed over some steps around its middle. Extrapolated figures are marked. Mechanisms
-    whose parallel and step executions disagree are not timed. bits/dim come from --runs. Presets of the paper have its
-    published figures beside them. Ctrl-C shows what was measured.
+    Repeats of all rows are interleaved. The table shows the median and quartiles of images/s, seconds per image at
+    batch 1, state and peak memory, and the rates of matrix products and memory traffic as shares of what this machine
+    reaches. An image that would take longer than --limit is timed over some steps around its middle. Extrapolated
+    figures are marked. Mechanisms whose parallel and step executions disagree are not timed. bits/dim come from --runs.
+    The paper's published figures are shown beside its presets. Ctrl-C shows what was measured.
 
     Examples:
 

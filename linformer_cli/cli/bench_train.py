@@ -12,7 +12,7 @@ from .output import talk, write_plot
 
 TrainingPrecision = Annotated[
     options.PrecisionName,
-    typer.Option("--precision", help="Of matrix products; auto is bf16 if the hardware multiplies it."),
+    typer.Option("--precision", help="Precision of matrix products; auto is bf16 if the hardware multiplies it."),
 ]
 TrainingPresets = Annotated[
     str, typer.Option("--preset", help="Comma-separated networks: mnist-paper, cifar10-paper, ...", metavar="LIST")
@@ -44,11 +44,11 @@ def train(
 ) -> None:
     """Measure images/s of whole training steps.
 
-    A step is what `lintx train` does: forward, backward, clipping and the optimizer, by the recipe of the preset, on
-    random images. Repeats of all rows are interleaved, after one warm-up step. Reported are the median and quartiles of
-    images/s, and the share of this machine's matrix products. A row that would take longer than --limit has fewer
-    repeats and says so. Mechanisms whose parallel and step executions disagree are not timed. Ctrl-C shows what was
-    measured.
+    A step is what `lintx train` does: forward, backward, clipping and the optimizer, with the recipe of the preset, on
+    random images. Repeats of all rows are interleaved, after one warm-up step. The table shows the median and quartiles
+    of images/s, and the rate of matrix products as a share of what this machine reaches. A row that would take longer
+    than --limit has fewer repeats and says so. Mechanisms whose parallel and step executions disagree are not timed.
+    Ctrl-C shows what was measured.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""`lintx compare`: mechanisms trained alike, in one table."""
+"""`lintx compare`: mechanisms trained under the same conditions, in one table."""
 
 import contextlib
 from collections.abc import Iterator
@@ -97,14 +97,14 @@ def compare(
     json: options.Json = False,
     training: Annotated[dict[str, Any], Fields(TrainConfig, "Training", only=("seed", "device", "precision"))],
 ) -> None:
-    """Train every attention alike and compare.
+    """Train and compare mechanisms under the same conditions.
 
     All runs have the same network except for the attention, the same images in the same order, and the same settings.
-    Each has a folder of its own. Run the command again to continue: finished work is not repeated. The table has
-    validation bits/dim at the end with the standard error, parameters, bytes of state, and images/s of whole training
-    steps and of sampling: medians over --repeats, in which the finished mechanisms take turns. Times are kept beside
-    the runs; --retime measures again. A grid of samples is written beside each run. Ctrl-C saves first; the table then
-    says what is missing.
+    Each has a folder of its own. Run the command again to continue: finished work is not repeated. The table shows
+    final validation bits/dim with the standard error, parameters, bytes of state, and images/s of whole training steps
+    and of sampling. Speeds are medians over --repeats, interleaved across the finished mechanisms. Times are kept
+    beside the runs; --retime measures them again. A grid of samples is written beside each run. Ctrl-C saves first; the
+    table then says what is missing.
 
     Examples:
 

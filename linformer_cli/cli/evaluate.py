@@ -70,9 +70,9 @@ def evaluate(
     with figures of that paper. A model with classes receives the label of each image. A third figure then adds the cost
     of the label, log2(classes) bits per image, for comparison with models without classes.
 
-    With --against, also shows the mean difference from another model over the same images, cost of the class included.
-    Its standard error is much smaller than those of the two figures, because images differ far more than models do on
-    one image.
+    With --against, also shows the mean difference from another model over the same images, including the cost of the
+    class. Its standard error is much smaller than those of the two figures, because images differ far more than models
+    do on one image.
 
     Examples:
 

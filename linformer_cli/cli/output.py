@@ -39,7 +39,7 @@ def talk(message: str) -> None:
 
 
 def complain(message: str) -> None:
-    """Print a warning or an error on stderr, also with --quiet. Processes other than the first give their number."""
+    """Print a warning or an error on stderr, even with --quiet. Processes other than the first give their number."""
     rank = process_rank()
     if (stream := patient_stderr()) is not None:
         print(f"{f'process {rank}: ' if rank else ''}{one_line(message)}", file=stream, flush=True)

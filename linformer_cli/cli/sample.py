@@ -75,9 +75,9 @@ def sample(
 ) -> None:
     """Draw images from a model.
 
-    The model is stepped value by value; with linear attention its memory does not grow with the image. Filters apply
-    in this order: temperature, top-k, top-p. Without filters, images are drawn from the distribution that bits/dim
-    measure. Filters change the probabilities of the 256 values, also for a mixture of logistics. Image number i depends
+    The model is stepped value by value; with linear attention its memory does not grow with the image. Filters apply in
+    this order: temperature, top-k, top-p. Without filters, images are drawn from the distribution that bits/dim
+    measure. Filters change the probabilities of the 256 values, even for a mixture of logistics. Image number i depends
     on --seed and i, not on --batch.
 
     `torchrun --nproc-per-node N -m linformer_cli sample ...` splits the images among N processes. With --files, an

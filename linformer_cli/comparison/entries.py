@@ -1,4 +1,4 @@
-"""The runs of a comparison: planned alike, trained once, and a grid of samples beside each.
+"""The runs of a comparison: planned under the same conditions, trained once, and a grid of samples beside each.
 
 Everything is kept in files, so whatever is finished is not done again.
 """

@@ -14,7 +14,7 @@ from .speed import TIMED_STEPS, read_samples, sampling_speed, training_speed
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonRow:
-    """What is known of one mechanism: None for what is not, and `missing` says why.
+    """What is known of one mechanism. Unknown figures are None, and `missing` says why.
 
     `steps` and `images` are those of the last checkpoint. `training_samples_seconds` are seconds of `TIMED_STEPS`
     training steps, `samples_seconds` those of sampling `batch` images.

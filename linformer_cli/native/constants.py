@@ -1,7 +1,7 @@
 """Numbers that Python and C++ share. Every C++ file is compiled with each of them as a macro, LINTX_<name>."""
 
 # The compiled feature maps of linear attention and their numbers. Their features are never negative. Where features may
-# be negative, denominators may nearly cancel; the textbook then rounds numerator and denominator alike.
+# be negative, denominators may nearly cancel; the textbook then rounds numerator and denominator the same way.
 FEATURE_MAPS = {"elu": 0, "relu": 1}
 
 # Packed weights: rows of a panel, and rows of a tile of panels.

@@ -1,4 +1,4 @@
-"""`bench paper`: what a budget allows for, what is less than in the paper, and what an interruption leaves."""
+"""`bench paper`: what a budget allows for, what is smaller than in the paper, and what an interruption leaves."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -119,7 +119,7 @@ class Ceilings:
         return ProductCeiling(len(shapes), rows, precision, speed, quartiles, flops, timing.samples)
 
     def _measure_copy(self) -> CopyCeiling:
-        """Of a block larger than any cache, or of an eighth of the free memory if that is less."""
+        """Copy a block larger than any cache, or an eighth of the free memory if that is less."""
         free = measure_free_memory(self._device)
         count = max(1, min(_COPY_BYTES, _COPY_BYTES if free is None else free // 8) // 4)
         source, target = torch.ones(count, device=self._device), torch.empty(count, device=self._device)

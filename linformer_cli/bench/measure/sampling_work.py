@@ -1,4 +1,4 @@
-"""Ways of sampling a batch of images, each as work that can be timed again and again.
+"""Ways of sampling a batch of images, each as work that can be timed repeatedly.
 
 A sample makes its state, or its key-value cache, outside the timed section and drops it afterwards: a cache of 64
 CIFAR-10 images takes gigabytes, so only one is in memory at a time. Whole images are the exception: starting an image
@@ -23,14 +23,14 @@ from .timing import Check, never_stop, time_work
 SHARES = (0.125, 0.375, 0.625, 0.875)
 
 WARM_UP_STEPS = 32
-# The engine of rows that read the whole prefix again for every value; they have no state.
+# The engine name of rows that reread the whole prefix for every value and have no state.
 RERUN = "rerun"
 
 
 class SamplingWork(Protocol):
-    """`steps` of the T values of every image are drawn in a sample; for fewer than T the rest is extrapolated.
+    """A sample draws `steps` of the T values of every image; if that is fewer than T, the rest is extrapolated.
 
-    `looked_ahead` says whether a sample computed some values from guesses of those before.
+    `looked_ahead` says whether a sample computed some values from guesses of preceding values.
     """
 
     looked_ahead: bool
@@ -82,9 +82,9 @@ class WholeImages:
 class MiddleSteps:
     """Draw `steps` values around the middle of every image, for images that take too long.
 
-    A cost that is linear in the position, as that of a key-value cache, has its mean over the image in the middle. The
-    state is made by reading a prefix in parallel. The prefix is not the model's own, so there is nothing to look ahead
-    in.
+    If the cost is linear in the position, as with a key-value cache, its value in the middle is its mean over the
+    image. The state is made by reading a prefix in parallel. The model did not draw this prefix, so it does not look
+    ahead.
     """
 
     model: PixelModel
@@ -143,7 +143,7 @@ class RerunPrefixes:
 
 @torch.no_grad()
 def place_state(model: PixelModel, batch: int, position: int) -> PixelState:
-    """The state of `batch` equal images after `position` tokens, with room for whole images."""
+    """The state of `batch` identical images after `position` tokens, with room for whole images."""
     tokens = torch.zeros(1, position, dtype=torch.int64, device=model.device)
     _, state = model.attend(tokens, model.init_state(1))
     return fork_state(state, batch)

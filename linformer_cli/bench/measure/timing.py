@@ -13,7 +13,7 @@ Check = Callable[[], None]
 
 
 def never_stop() -> None:
-    """The `Check` of work that nothing stops."""
+    """A `Check` that never raises."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Timing:
         return first, third
 
     def rate(self, count: float) -> float:
-        """How many a second, if the work makes `count`: the median."""
+        """The median rate per second of work that handles `count` items."""
         return count / self.median
 
     def rate_quartiles(self, count: float) -> tuple[float, float]:
-        """The quartiles of the same rate."""
+        """The first and the third quartile of that rate."""
         first, third = self.quartiles
         return count / third, count / first
 
@@ -56,10 +56,10 @@ def time_work(work: Callable[[], object], device: str) -> float:
 def measure_interleaved(
     works: Sequence[Callable[[], object]], warm_ups: Sequence[Callable[[], object]], repeats: int, device: str
 ) -> list[Timing]:
-    """Time every work `repeats` times in turn (A B C A B C), so that a busy moment of the machine hits all alike.
+    """Time all works `repeats` times, interleaved (A B C A B C): a busy moment of the machine then affects all of them.
 
-    Every warm-up runs once before, untimed. After an `Interrupted` in a work, only complete turns count; it is raised
-    again if there is none.
+    Every warm-up first runs once, untimed. If a work raises `Interrupted`, the timings are those of the complete turns;
+    without a complete turn, the error is raised again.
     """
     for warm_up in warm_ups:
         warm_up()
@@ -75,10 +75,10 @@ def measure_interleaved(
 
 
 def compare_turns(speed: float, samples: Sequence[float], other_speed: float, other_samples: Sequence[float]) -> float:
-    """How many times as fast as another work that took turns with it: the median over turns of the quotient in each.
+    """How many times as fast one work is as another that took turns with it: the median of the ratios of all turns.
 
-    The speeds are those of the median samples, in one unit. A slow moment of the machine slows both works of a turn and
-    cancels, unlike in a quotient of two medians. A turn that only one of them had does not count.
+    `speed` and `other_speed` belong to the median samples and have the same unit. A slow moment of the machine slows
+    both works of a turn and cancels out, unlike in a ratio of two medians. A turn with only one sample is ignored.
     """
     work, other_work = speed * statistics.median(samples), other_speed * statistics.median(other_samples)
     turns = zip(samples, other_samples, strict=False)

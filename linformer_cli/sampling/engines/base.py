@@ -41,7 +41,7 @@ class Engine(ABC):
 
     @abstractmethod
     def start(self, state: PixelState | None = None) -> None:
-        """Begin `batch` new images from `state` (None: the start of an image), which the engine takes over."""
+        """Begin `batch` new images from `state` (None: the start of an image), which then belongs to the engine."""
 
     @abstractmethod
     def release(self) -> None:
