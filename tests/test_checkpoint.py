@@ -52,7 +52,7 @@ def equal_weights(model: PixelModel, other: PixelModel) -> bool:
 def edit_config(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     document = json.loads((folder / CONFIG).read_text())
     change(document)
-    document.pop("config_sha256", None)  # as whoever changes something on purpose does
+    document.pop("config_sha256", None)  # as someone who edits the file on purpose would
     (folder / CONFIG).write_text(json.dumps(document))
 
 
@@ -250,13 +250,13 @@ def test_a_file_that_is_gone_is_named(mine, raises_one_line, name) -> None:
         load_model(mine) if name == WEIGHTS else load_training_state(read_checkpoint(mine))
 
 
-def test_saves_go_on_where_an_older_one_cannot_be_removed(tmp_path, tiny_info, monkeypatch) -> None:
+def test_saves_continue_where_an_older_one_cannot_be_removed(tmp_path, tiny_info, monkeypatch) -> None:
     """As on a network file system, where a file that another process has open stays."""
-    honest = shutil.rmtree
+    original = shutil.rmtree
     monkeypatch.setattr(
         checkpoint_module.shutil,
         "rmtree",
-        lambda path, **more: None if str(path).endswith(".replaced") else honest(path, **more),
+        lambda path, **more: None if str(path).endswith(".replaced") else original(path, **more),
     )
     for step in range(4):
         training = tiny_info.training.model_copy(update={"step": step})

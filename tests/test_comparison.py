@@ -138,7 +138,7 @@ def test_the_images_are_loaded_once(tmp_path) -> None:
         plan_entries([], wanted, lambda settings: SETS)
 
 
-def test_a_run_that_was_killed_between_its_two_first_files_goes_on_and_resumes(tmp_path) -> None:
+def test_a_run_that_was_killed_between_its_two_first_files_continues_and_resumes(tmp_path) -> None:
     (entry,) = plan(tmp_path, "linear")
     entry.folder.create(entry.config)
     entry.folder.metrics_file.unlink()
@@ -165,7 +165,7 @@ def test_a_run_with_other_settings_is_refused(finished, raises_one_line) -> None
 # Training
 
 
-def test_what_was_stopped_goes_on_and_what_is_finished_stays(tmp_path) -> None:
+def test_what_was_stopped_continues_and_what_is_finished_stays(tmp_path) -> None:
     entry = plan(tmp_path, "linear")[0]
     assert entry.saved is None and entry.finished is None
     with pytest.raises(Interrupted):

@@ -110,7 +110,7 @@ def test_permission_denied_is_explained(tmp_path, monkeypatch):
     def deny(*_):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(os, "replace", deny)  # root may write anywhere, so a read-only folder would prove nothing
+    monkeypatch.setattr(os, "replace", deny)  # root may write anywhere, so a read-only folder would test nothing
     with pytest.raises(LintxError, match=r"permission denied; choose a folder that you may write to$"):
         write_file(tmp_path / "a", b"data")
     assert list(tmp_path.iterdir()) == []

@@ -37,7 +37,7 @@ def test_what_grows_slower_overtakes_between_measured_lengths() -> None:
         ([(10, 1.0), (20, 2.0)], [(10, 1.0), (20, 2.0)], "not up to 20"),
         ([(10, 3.0), (20, 2.0)], [(10, 2.0), (40, 9.0)], "not up to 10"),  # only lengths that both have
         ([(10, 1.0)], [(10, 1.5)], "below 10"),
-        # Faster, slower, and faster for good: the last crossing counts, at the middle of 20 and 80.
+        # Faster, slower, then faster at all longer lengths: the last crossing counts, midway between 20 and 80.
         ([(10, 1.0), (20, 2.0), (80, 1.0)], [(10, 2.0), (20, 1.0), (80, 2.0)], "40"),
     ],
 )

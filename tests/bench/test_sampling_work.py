@@ -68,7 +68,7 @@ def test_the_middle_is_in_the_middle(build_tiny_model, steps, clock) -> None:
     work = MiddleSteps(build_tiny_model(attention="softmax"), 3, "textbook", 5)
     for _ in range(2):
         work.time_sample()
-    # One untimed step, and five whose mean is within a step of the middle; every sample begins anew.
+    # One untimed step, and five whose mean is within a step of the middle; every sample starts from the same state.
     assert steps == [(position, 3) for position in range(29, 35)] * 2
     assert not work.looked_ahead
 

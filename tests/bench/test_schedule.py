@@ -32,7 +32,7 @@ def run(clock: SimpleNamespace, budget: float, parts: Sequence[Part]) -> tuple[S
     return schedule, turns
 
 
-def test_every_part_begins_and_then_the_one_furthest_behind_goes_on(clock) -> None:
+def test_every_part_begins_and_then_the_one_furthest_behind_continues(clock) -> None:
     work = {"a": Work(clock, 10.0), "b": Work(clock, 5.0), "c": Work(clock, 1.0)}
     shares = {"a": 0.5, "b": 0.25, "c": 0.25}
     parts = [Part(name, shares[name], 3, lambda seconds, name=name: {name: [work[name]]}) for name in work]

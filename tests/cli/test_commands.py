@@ -61,7 +61,7 @@ def test_dry_run_writes_nothing(lintx, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_resume_goes_on_and_refuses_other_settings(lintx, tmp_path):
+def test_resume_continues_and_refuses_other_settings(lintx, tmp_path):
     run = tmp_path / "run"
     assert lintx("train", *SMALL, "--batch", 4, "--steps", 2, "--out", run).code == 0
     outcome = lintx("train", "--resume", run, "--batch", 8)
@@ -301,10 +301,10 @@ def test_check_passes_and_fails(lintx, run_folder, monkeypatch):
     document = lintx("check", run_folder, "--json").document
     assert document["passed"] and all(row["passed"] for row in document["rows"])
 
-    honest = LinearAttention.step
+    original = LinearAttention.step
 
     def damaged(self, q_t, k_t, v_t, state, extra_t=None):
-        y_t, state = honest(self, q_t, k_t, v_t, state, extra_t)
+        y_t, state = original(self, q_t, k_t, v_t, state, extra_t)
         return y_t * 1.01, state
 
     monkeypatch.setattr(LinearAttention, "step", damaged)
@@ -413,7 +413,7 @@ def test_nothing_is_said_on_stdout_beside_json(lintx, run_folder, tmp_path):
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
 )
-def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number, code):
+def test_a_signal_saves_and_says_how_to_continue(tmp_path, number, code):
     run = tmp_path / "run"
     options = [*SMALL, "--batch", "4", "--steps", "100000", "--sample-every", "0"]
     process = subprocess.Popen(
@@ -459,7 +459,7 @@ def compare(lintx, runs, *arguments):
     return lintx(*COMPARE, "--runs", runs, "--batch", 2, "--repeats", 2, *arguments)
 
 
-def test_compare_trains_each_once_and_goes_on(lintx, tmp_path, monkeypatch):
+def test_compare_trains_each_once_and_continues(lintx, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     first = compare(lintx, tmp_path, "--attention", "softmax", "--json")
     assert first.code == 0, first.stderr
@@ -479,8 +479,8 @@ def test_compare_trains_each_once_and_goes_on(lintx, tmp_path, monkeypatch):
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")} == before
     assert max(map(len, table.stdout.splitlines())) <= 80 and "missing" not in table.stdout
     assert "linear-16" in table.stdout and f"{rows[1]['bits_per_dim']:.3f} +- " in table.stdout
-    anew = compare(lintx, tmp_path, "--attention", "softmax,linear:chunk=16", "--retime", "--json").document["rows"]
-    for old, new in zip(rows, anew, strict=True):
+    again = compare(lintx, tmp_path, "--attention", "softmax,linear:chunk=16", "--retime", "--json").document["rows"]
+    for old, new in zip(rows, again, strict=True):
         assert new["samples_seconds"] != old["samples_seconds"] and new["bits_per_dim"] == old["bits_per_dim"]
         assert new["training_samples_seconds"] != old["training_samples_seconds"] and len(new["samples_seconds"]) == 2
     refused = compare(lintx, tmp_path, "--retime", "--no-train")
@@ -491,7 +491,7 @@ def test_compare_trains_each_once_and_goes_on(lintx, tmp_path, monkeypatch):
     assert not (tmp_path / "linear").exists()
 
 
-def test_compare_goes_on_past_a_mechanism_that_fails(lintx, tmp_path, monkeypatch):
+def test_compare_continues_past_a_mechanism_that_fails(lintx, tmp_path, monkeypatch):
 
     right = LinearAttention.step
 
@@ -508,7 +508,7 @@ def test_compare_goes_on_past_a_mechanism_that_fails(lintx, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("work", ["entries.train_entry", "entries.draw_grid", "speed.time_sampling_once"])
-def test_compare_goes_on_past_a_mechanism_that_needs_too_much_memory(lintx, tmp_path, monkeypatch, work):
+def test_compare_continues_past_a_mechanism_that_needs_too_much_memory(lintx, tmp_path, monkeypatch, work):
     module, _, name = work.partition(".")
     module = importlib.import_module(f"linformer_cli.comparison.{module}")
     real = getattr(module, name)

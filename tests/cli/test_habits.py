@@ -60,7 +60,7 @@ def test_a_gif_shows_the_drawing(lintx, run_folder, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
 )
-def test_whoever_stops_sampling_keeps_what_is_done(run_folder, tmp_path, number, code) -> None:
+def test_interrupted_sampling_keeps_finished_images(run_folder, tmp_path, number, code) -> None:
     arguments = ["sample", str(run_folder), "-n", "100000", "--batch", "2", "-o", str(tmp_path / "grid.png")]
     arguments += ["--files", str(tmp_path / "files"), "--quiet"]  # which keeps what matters
     with subprocess.Popen(
@@ -86,7 +86,7 @@ def test_whoever_stops_sampling_keeps_what_is_done(run_folder, tmp_path, number,
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_whoever_stops_sampling_before_the_first_image_gets_no_file(lintx, run_folder, tmp_path, monkeypatch) -> None:
+def test_sampling_interrupted_before_the_first_image_writes_no_file(lintx, run_folder, tmp_path, monkeypatch) -> None:
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -131,7 +131,7 @@ def test_output_may_go_into_head(command) -> None:
     assert "Traceback" not in ended.stderr and "rror" not in ended.stderr and "ipe" not in ended.stderr
 
 
-def test_a_run_may_go_on_on_another_device(lintx, run_folder, tmp_path) -> None:
+def test_a_run_may_continue_on_another_device(lintx, run_folder, tmp_path) -> None:
     """A run trained on a GPU that this machine lacks: the GPU's random state is ignored, everything else resumes."""
     folder = Path(shutil.copytree(run_folder, tmp_path / "run"))
     config = folder / "config.toml"

@@ -39,7 +39,7 @@ def test_a_run_that_is_not_told_where_has_a_folder_in_runs(lintx, tmp_path, monk
     assert read_checkpoint(run / "last").info.training.step == 2
 
 
-def test_a_run_goes_on_in_the_precision_it_began_in(lintx, tmp_path, monkeypatch):
+def test_a_run_continues_in_the_precision_it_began_in(lintx, tmp_path, monkeypatch):
     run = tmp_path / "run"
 
     def resolve(auto):

@@ -287,7 +287,7 @@ def test_the_split_rule_holds_for_torchvision_sets(
 
 
 @pytest.mark.parametrize("name", ["mnist", "array", "glyphs"])
-def test_training_reads_a_set_once_and_cuts_it_as_ever(
+def test_training_reads_a_set_once_and_splits_it_as_before(
     name: str, asked_root: list[tuple[Path, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads, read = [], np.load

@@ -199,7 +199,7 @@ class Clock:
     perf_counter = monotonic
 
 
-def test_time_goes_on_counting_after_a_resume_but_not_in_between(configure, tmp_path, monkeypatch) -> None:
+def test_time_continues_counting_after_a_resume_but_not_in_between(configure, tmp_path, monkeypatch) -> None:
     config = configure(max_time=40, schedule="constant", sample_every=0)
     monkeypatch.setattr(loop_module, "time", clock := Clock(1000.0))
     first = begin(config, tmp_path / "run")

@@ -123,7 +123,7 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_ends_the_other_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_process_that_is_killed_ends_the_other_and_the_run_continues(tmp_path: Path) -> None:
     run = tmp_path / "run"
     settings = ["--steps", "6", "--save-every", "2", "--evaluate-every", "100", "--sample-every", "0"]
     code, _, errors = finish(start(WORK, "dying", 5, *TRAIN, *settings, "--out", run))

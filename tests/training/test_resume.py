@@ -48,7 +48,7 @@ from linformer_cli.training.run_folder import RunFolder
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not list what is mapped into memory")
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_resumed_run_holds_none_of_the_files_that_it_goes_on_to_replace(configure, tmp_path, optimizer) -> None:
+def test_a_resumed_run_holds_none_of_the_files_that_it_will_replace(configure, tmp_path, optimizer) -> None:
     config = configure(optimizer=optimizer)
     train(begin(config, tmp_path / "run"))
     trainer = begin(config, tmp_path / "run")
@@ -287,7 +287,7 @@ def test_the_untrained_weights_depend_on_the_seed_alone(configure) -> None:
 
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_stop_saves_and_tells_how_to_go_on(configure, tmp_path, raises_one_line, number, exit_code) -> None:
+def test_a_stop_saves_and_tells_how_to_continue(configure, tmp_path, raises_one_line, number, exit_code) -> None:
     trainer = begin(configure(), tmp_path / "run")
     path = str(tmp_path / "run")
     with raises_one_line(Interrupted, "topped at step 7", "saved", f"lintx train --resume '{path}'") as error:
@@ -300,7 +300,7 @@ def test_a_stop_saves_and_tells_how_to_go_on(configure, tmp_path, raises_one_lin
 def test_a_stop_does_not_wait_for_an_evaluation_or_a_grid(
     configure, uninterrupted, tmp_path, monkeypatch, work
 ) -> None:
-    """It is given up, the run saved, and after --resume it is made anew: nothing differs in the end."""
+    """The work is abandoned and the run saved; --resume repeats the work, and the results are the same."""
     whole, _ = uninterrupted({}, "fp32")
     trainer, watcher = begin(configure(), tmp_path / "run"), Watcher()
     calls: list[int] = []
@@ -372,7 +372,7 @@ def test_a_training_state_of_another_model_is_one_line(configure, tmp_path, rais
             again.resume()
 
 
-def test_a_run_does_not_go_on_with_other_images(configure, tmp_path, raises_one_line) -> None:
+def test_a_run_does_not_continue_with_other_images(configure, tmp_path, raises_one_line) -> None:
     trainer = begin(configure(), tmp_path / "run")
     train(trainer)
     before = read_metrics(trainer.folder)

@@ -56,7 +56,7 @@ def test_a_folder_of_runs_that_cannot_be_made_is_one_line(tmp_path: Path, monkey
         claim_run("tiny")
 
 
-def test_the_newest_run_is_the_one_to_go_on_with(tmp_path: Path, monkeypatch, raises_one_line) -> None:
+def test_the_newest_run_is_the_one_to_resume(tmp_path: Path, monkeypatch, raises_one_line) -> None:
     monkeypatch.chdir(tmp_path)
     with raises_one_line(UsageError, "no run in 'runs'", "lintx train --resume FOLDER"):
         find_newest_run()

@@ -212,7 +212,7 @@ def test_merging_leaves_presets_and_flags_alone(write) -> None:
     assert PRESETS["tiny"].model_dump() == before
 
 
-# Going on with a run
+# Resuming a run
 
 
 def test_a_resumed_run_may_get_another_length_device_precision_and_data_folder() -> None:
