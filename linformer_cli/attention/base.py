@@ -99,7 +99,7 @@ class Attention(nn.Module, ABC):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        """Outputs [B, H, T, V] of T >= 1 positions after those in `state` (None: no positions), and the new state.
+        """Outputs [B, H, T, V] of T >= 1 positions that follow `state` (None: no positions), and the new state.
 
         The result is differentiable, also through `state`, which is not modified. A NaN or infinity changes neither
         earlier outputs nor other images. In plain torch, if any output at or after the first NaN or infinity is not
@@ -198,7 +198,7 @@ def measure_state_bytes(state: Any) -> int:
 def fork_state(state: State, copies: int = 1) -> State:
     """An independent copy of `state` with each image repeated `copies` times, copies of one image side by side.
 
-    The first axis of a state tensor is the batch. Tensors without axes and `Shared` ones belong to all images: they are
+    The first axis of a state tensor is the batch. Tensors without axes and `Shared` tensors belong to all images: they are
     copied but not repeated.
     """
 

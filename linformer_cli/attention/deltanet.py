@@ -152,7 +152,7 @@ def delta_sums(
     )
     c = sum_logs(log_alpha, dim=2)
     later = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).triu(1)
-    # Masked before exp: above the diagonal the difference is positive, and exp could overflow.
+    # The mask comes before exp, because above the diagonal the difference is positive and exp could overflow.
     weights = (c - c.transpose(-1, -2)).to(q.dtype).masked_fill(later, -math.inf).exp()
     since, until = c.to(q.dtype).exp(), (c[:, :, -1:] - c).to(q.dtype).exp()
     keys, scaled = k.transpose(-1, -2), beta * k

@@ -1,4 +1,4 @@
-"""Compiled linear attention: the kernels for CPUs, and the choice between them and those for GPUs (triton_linear.py).
+"""Compiled linear attention: the kernels for CPUs, and the choice between CPU kernels and `triton_linear.py` for GPUs.
 
 On the CPU, the forward pass visits all positions once, and the backward pass visits them twice.
 

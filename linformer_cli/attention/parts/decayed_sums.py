@@ -73,7 +73,7 @@ def decayed_causal_sums(
     queries, keys, values, log_decay = (_cut(x, chunk) for x in (phi_q, phi_k, v, log_decay.unsqueeze(-1)))
     c = sum_logs(log_decay.squeeze(-1), dim=-1)
     later = torch.ones(chunk, chunk, dtype=torch.bool, device=v.device).triu(1)
-    # Masked before exp: above the diagonal the difference is positive, and exp could overflow.
+    # The mask comes before exp, because above the diagonal the difference is positive and exp could overflow.
     weights = (c.unsqueeze(-1) - c.unsqueeze(-2)).to(v.dtype).masked_fill(later, -math.inf).exp()
     if factors is not None:
         factors = _cut(factors.view(1, 1, *factors.shape), chunk)

@@ -109,7 +109,7 @@ class _ReadRunningAverages(torch.autograd.Function):
             split_halves(h, size)[1].addcmul_(queries, corners(products, size) @ keys)
         from_start = (borders[:, :, :-1].unsqueeze(3) - logs).exp_()
         h.addcmul_(from_start, grad_y @ sums[:, :, :-1].transpose(-1, -2))
-        # The gradient of each border's average from all later chunks and the final state, in one sum with that of h.
+        # The gradient of each border's average from all later chunks and the final state; the last column is for h.
         from_start *= gates
         asked = torch.cat([from_start.transpose(-1, -2) @ grad_y, (from_start * h).sum(3).unsqueeze(-1)], dim=-1)
         last = (sums[:, :, -1] * grad_averages).sum(-1) - grad_log_weights
