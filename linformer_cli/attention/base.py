@@ -198,8 +198,8 @@ def measure_state_bytes(state: Any) -> int:
 def fork_state(state: State, copies: int = 1) -> State:
     """An independent copy of `state` with each image repeated `copies` times, copies of one image side by side.
 
-    The first axis of a state tensor is the batch. Tensors without axes and `Shared` tensors belong to all images: they are
-    copied but not repeated.
+    The first axis of a state tensor is the batch. Tensors without axes and `Shared` tensors belong to all images:
+    they are copied but not repeated.
     """
 
     def repeat(x: Tensor) -> Tensor:
