@@ -77,11 +77,13 @@ class Attention(nn.Module, ABC):
 
     @classmethod
     def fit_shape(cls, options: Any, shape: AttentionShape, width: int) -> AttentionShape:
-        """This mechanism's sizes in a model of `width`; `shape` holds those of a transformer block."""
+        """This mechanism's sizes in a model of `width`; `shape` holds the sizes of a transformer block."""
         return shape
 
     def on_training_step(self, step: int, seed: int) -> None:
-        """Called before training step `step` of a run with `seed`, never in evaluation; may redraw random buffers.
+        """Prepare for training step `step` of a run with `seed`, for example by redrawing random buffers.
+
+        It is called before every training step and never in evaluation.
 
         The result must depend only on `step`, `seed` and the layer, so that a resumed run equals an uninterrupted one.
         """
@@ -97,11 +99,11 @@ class Attention(nn.Module, ABC):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        """Outputs [B, H, T, V] of T >= 1 positions after those in `state` (None: no positions), and the new state.
+        """Outputs [B, H, T, V] of T >= 1 positions that follow `state` (None: no positions), and the new state.
 
-        Differentiable, including through `state`, which is not modified. A NaN or infinity changes neither earlier
-        outputs nor other images. In plain torch, if any output from the first NaN or infinity on is not finite, none of
-        these outputs passes a gradient to earlier positions.
+        The result is differentiable, also through `state`, which is not modified. A NaN or infinity changes neither
+        earlier outputs nor other images. In plain torch, if any output at or after the first NaN or infinity is not
+        finite, no output at or after it passes a gradient to earlier positions.
         """
         y, after = self._attend(q, k, v, state, extra)
         # Plain torch masks a product by multiplying with 0, and 0 times NaN is NaN; compiled kernels skip the product.
@@ -157,7 +159,7 @@ class Attention(nn.Module, ABC):
 class Shared(NamedTuple):
     """A state tensor shared by all images; its first axis is not the batch.
 
-    Written once, when the state is created: neither `attend` nor `step` changes it.
+    It is written once, when the state is created. Neither `attend` nor `step` changes it.
     """
 
     tensor: Tensor
@@ -171,8 +173,8 @@ def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
 def shrink_huge(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     """x, scaled down by one factor over `dims` where a sum of its squares could overflow.
 
-    For norms and directions, which do not depend on the scale of x. Up to the fourth root of the largest number, 4e9 in
-    float32, x is unchanged.
+    This is for norms and directions, which do not depend on the scale of x. If no element exceeds the fourth root of
+    the largest number, which is 4e9 in float32, x is unchanged.
     """
     limit = torch.finfo(x.dtype).max ** 0.25
     shrunk: Tensor = x * (limit / x.detach().abs().amax(dim=dims, keepdim=True).clamp(min=limit))
@@ -196,8 +198,8 @@ def measure_state_bytes(state: Any) -> int:
 def fork_state(state: State, copies: int = 1) -> State:
     """An independent copy of `state` with each image repeated `copies` times, copies of one image side by side.
 
-    The first axis of a state tensor is the batch. Tensors without axes and `Shared` ones belong to all images: they are
-    copied but not repeated.
+    The first axis of a state tensor is the batch. Tensors without axes and `Shared` tensors belong to all images:
+    they are copied but not repeated.
     """
 
     def repeat(x: Tensor) -> Tensor:

@@ -45,10 +45,10 @@ class BigbirdAttention(CachedAttention):
     """y_t = sum over j in S(t) of softmax_j(q_t . k_j / sqrt(K)) v_j.
 
     With b the block of t, S(t) holds all j <= t in the blocks b - 2, b - 1 and b, in the first `globals` blocks, and in
-    `random` blocks drawn without replacement from the blocks globals .. b - 3 (all of them if there are fewer), each j
-    once. This is the causal half of the block-sparse pattern of section 2 of the source. Differs from it: a query sees
-    the two blocks before its own and none after it, and queries in global blocks see no more than others. The random
-    blocks depend only on (seed, layer, head, b), see `draw_blocks`.
+    `random` blocks drawn without replacement from the blocks globals .. b - 3 (all of them if there are fewer). Each j
+    counts once. This is the causal half of the block-sparse pattern of section 2 of the source. It differs from the
+    source in two ways: a query sees the two blocks before its own and none after it, and queries in global blocks see
+    no more than others. The random blocks depend only on (seed, layer, head, b), see `draw_blocks`.
     """
 
     name = "bigbird"
@@ -62,7 +62,7 @@ class BigbirdAttention(CachedAttention):
     def __init__(self, options: BigbirdOptions, shape: AttentionShape) -> None:
         super().__init__(options, shape)
         self.block = options.block or min(shape.row, _LARGEST_DEFAULT_BLOCK)
-        # Caches: the blocks drawn so far [H, blocks, random], and the rows that a step gathers, with their cache key.
+        # The blocks drawn so far [H, blocks, random], and the rows that a step gathers, cached with their key.
         self._drawn = torch.zeros(shape.heads, 0, options.random, dtype=torch.int64, device="cpu")
         self._step_rows: tuple[tuple[int, int, torch.device], Tensor] | None = None
 
@@ -101,8 +101,8 @@ class BigbirdAttention(CachedAttention):
     def _gather(self, x: Tensor, span: _Span) -> Tensor:
         """The part of x [B, H, T, W] that each query block sees: [B H, query blocks, S, W].
 
-        The S positions are those of the global blocks, the random blocks, the two previous blocks and the query block.
-        Uses slices rather than indices where possible, because their gradients are cheaper.
+        The S positions belong to the global blocks, the random blocks, the two previous blocks and the query block.
+        Slices are used rather than indices where possible, because the gradients of slices are cheaper.
         """
         heads, width, queries = x.shape[1], x.shape[-1], span.last - span.first + 1
         x = functional.pad(x, (0, 0, 0, (span.last + 1) * self.block - x.shape[2]))
@@ -166,7 +166,7 @@ class BigbirdAttention(CachedAttention):
     def _far_rows(self, block: int, capacity: int, device: torch.device) -> Tensor:
         """Rows [H, S] of the global and random blocks of `block` in a cache with `capacity` rows per head.
 
-        Cached until the next block.
+        The result is cached until the next block.
         """
         wanted = (block, capacity, device)
         if self._step_rows is None or self._step_rows[0] != wanted:
@@ -184,11 +184,12 @@ class BigbirdAttention(CachedAttention):
 def draw_blocks(seed: int, layer: int, heads: int, blocks: int, first: int, count: int) -> NDArray[np.int64]:
     """Random blocks [heads, blocks, count]: block b gets distinct blocks of first .. b - 3, all sets equally likely.
 
-    If there are only n < count of them, the first n columns hold them all and the others are unused. Column i of
-    (head, b) is Floyd's draw without replacement: with m = min(count, n) columns and top = n - m + i, a number of
-    0 .. top, or top itself if an earlier column has that number; `first` is added. The number is x (top + 1) / 2^32,
-    rounded down, with x the upper half of a 64-bit hash of (seed, layer, head, b, i). An entry depends only on these
-    numbers, not on `blocks` or a library version.
+    Let n be the number of blocks first .. b - 3. If n < count, the first n columns hold all of them and the other
+    columns are unused. The draw is Floyd's draw without replacement. Let m = min(count, n) and top = n - m + i. Column
+    i of (head, b) is `first` plus a number drawn from 0 .. top, or `first` + top if an earlier column has that number.
+    The number is x (top + 1) / 2^32, rounded down, where x is the upper half of a 64-bit hash of
+    (seed, layer, head, b, i). An entry depends only on these five numbers, `first` and `count`, not on `blocks` or a
+    library version.
     """
     b = np.arange(blocks, dtype=np.int64)
     available = np.maximum(b - _WINDOW + 1 - first, 0)

@@ -11,7 +11,7 @@ from torch.nn import functional
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
 from .parts.decayed_sums import sum_logs
 
-# Added to squared lengths and to mean squared outputs: zeros stay zeros and get finite gradients.
+# These are added to squared lengths and to mean squared outputs, so that zeros stay zeros and get finite gradients.
 _KEY_FLOOR = 1e-6
 _OUTPUT_FLOOR = 1e-5
 
@@ -36,13 +36,13 @@ class DeltanetAttention(Attention):
     """y_t = q_t s_t / rms(q_t s_t) with s_t = alpha_t (I - beta_t k_t k_t^T) s_{t-1} + beta_t k_t v_t^T
 
     Queries and keys are silu(q) and silu(k) scaled to length 1. The bracket removes the value that the state holds for
-    the key, and the last term adds the new one; beta_t, the sigmoid of the head's first extra scalar, scales both.
-    alpha_t = sigmoid(x + b), with x the second scalar and b learned for each head, is a gate that decays the whole
-    state. With `gate = false`, alpha_t is 1: the DeltaNet of Yang 2024, arXiv 2406.06484. With `negative_eigenvalues`,
-    beta_t is twice the sigmoid (Grazzi 2024, arXiv 2411.12537).
+    the key, and the last term adds the new value. beta_t, the sigmoid of the head's first extra scalar, scales both.
+    alpha_t = sigmoid(x + b) is a gate that decays the whole state; x is the second extra scalar, and b is learned for
+    each head. With `gate = false`, alpha_t is 1, which gives the DeltaNet of Yang 2024, arXiv 2406.06484. With
+    `negative_eigenvalues`, beta_t is twice the sigmoid (Grazzi 2024, arXiv 2411.12537).
 
-    Section 3 of the source. Differs from its layer: no short convolution of queries, keys and values, no output gate,
-    no weights in the norm, and a different form of alpha.
+    This is section 3 of the source. Our layer differs from the source: it has no short convolution of queries, keys and
+    values, no output gate, no weights in the norm, and a different form of alpha.
     """
 
     name = "deltanet"
@@ -103,7 +103,7 @@ class DeltanetAttention(Attention):
             if log_alpha is not None:
                 s.mul_(log_alpha.exp().unsqueeze(-1))
             pair = _directions(torch.stack([q_t, k_t], dim=-2).to(s.dtype))
-            # Query and key read the state before the update; the query then adds its share of the update.
+            # The query and the key read the state before the update; then the update's part of the output is added.
             read, held = (pair @ s).unbind(-2)
             written = beta * (v_t.to(s.dtype) - held)
             q, k = pair.unbind(-2)
@@ -131,14 +131,14 @@ def delta_sums(
     log alpha is [B, H, T], or [1, 1, T] if all heads share it. `carried` is s before these positions (None: 0).
 
     The rule adds k_t u_t^T to the decayed state, with u_t = beta_t (v_t - alpha_t s_{t-1}^T k_t). Let S be the state
-    before a chunk and c_t the sum of log alpha from its start: s_t = e^(c_t) S + sum over j <= t of
+    before a chunk and c_t the sum of log alpha from the start of the chunk. Then s_t = e^(c_t) S + sum over j <= t of
     e^(c_t - c_j) k_j u_j^T. All u of the chunk therefore solve one unit lower triangular system,
 
         u_t + beta_t sum over j < t of e^(c_t - c_j) (k_t . k_j) u_j = beta_t v_t - beta_t e^(c_t) S^T k_t
 
-    It is solved for all chunks at once, separately for each term on the right: U = W - E S. Then one matrix [K, K] per
-    chunk advances the state; only these products are sequential. With keys of length at most 1 and beta at most 2, no
-    entry of the system's inverse exceeds 2.
+    The system is solved for all chunks at once, separately for each term on the right, which gives U = W - E S. Then
+    one matrix [K, K] per chunk advances the state, and only these products are sequential. Because keys have length at
+    most 1 and beta is at most 2, no entry of the system's inverse exceeds 2.
     """
     batch, heads, length = q.shape[:3]
     chunk = min(chunk, length)
@@ -152,7 +152,7 @@ def delta_sums(
     )
     c = sum_logs(log_alpha, dim=2)
     later = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).triu(1)
-    # Masked before exp: above the diagonal the difference is positive, and exp could overflow.
+    # The mask comes before exp, because above the diagonal the difference is positive and exp could overflow.
     weights = (c - c.transpose(-1, -2)).to(q.dtype).masked_fill(later, -math.inf).exp()
     since, until = c.to(q.dtype).exp(), (c[:, :, -1:] - c).to(q.dtype).exp()
     keys, scaled = k.transpose(-1, -2), beta * k

@@ -20,10 +20,10 @@ class FlashOptions(GatedOptions):
 
 
 class FlashState(NamedTuple):
-    """The current chunk, and the sum over finished ones.
+    """The current chunk, and the sum over finished chunks.
 
-    z [B, 1, C, K] and v [B, 1, C, V], of which the first `position` mod C are valid; s [B, 1, K, V], the sum of
-    k'_j v_j^T; `position`, the 0-d int64 number of positions.
+    z [B, 1, C, K] and v [B, 1, C, V] hold the current chunk; only the first `position` mod C rows are valid.
+    s [B, 1, K, V] is the sum of k'_j v_j^T. `position` is the 0-d int64 number of positions.
     """
 
     z: Tensor
@@ -36,12 +36,14 @@ class FlashAttention(GatedAttention):
     """y_t = sum over j <= t in the chunk of t of relu(q_t . k_j / C + b[t - j])^2 v_j
            + sum over j in earlier chunks of (q'_t . k'_j / C) v_j
 
-    with q, k, q', k' four scaled and shifted copies of Z. Section 3.2 of the source. Chunks start at multiples of C;
-    the last may be partial. With `scale = "width"`: relu(q_t . k_j / sqrt(K))^2 / C, without b, and q'_t . k'_j / (C
-    sqrt(K)). Nothing is normalised, so outputs can be large.
+    q, k, q' and k' are four scaled and shifted copies of Z. This is section 3.2 of the source. Chunks start at
+    multiples of C; the last one may be partial. With `scale = "width"`, the weights are
+    relu(q_t . k_j / sqrt(K))^2 / C, without b, and q'_t . k'_j / (C sqrt(K)). Nothing is normalised, so outputs can be
+    large.
 
-    Differs from the source: the sum over earlier chunks is divided by C instead of the sequence length, which a step
-    does not know; b is a plain table by distance; sums are float32 or float64, even under autocast.
+    There are three differences from the source. The sum over earlier chunks is divided by C instead of the sequence
+    length, which a step does not know. b is a plain table indexed by distance. Sums are float32 or float64, even under
+    autocast.
     """
 
     name = "flash"
@@ -65,11 +67,11 @@ class FlashAttention(GatedAttention):
             carried = z.new_zeros(len(z), z.shape[2], values.shape[2], dtype=dtype)
         else:
             known, position, carried = int(state.position) % chunk, state.position, state.s.squeeze(1)
-            # Start at the beginning of the current chunk; its known part is read again.
+            # Start at the beginning of the current chunk: its cached part is read again.
             z, values = (torch.cat([old[:, 0, :known], new], 1) for old, new in ((state.z, z), (state.v, values)))
         with torch.autocast(q.device.type, enabled=False):
             y, total = self._attend_chunks(z.to(dtype), values.to(dtype), carried, known)
-        # Copies, because views would keep all positions in memory as long as the state lives.
+        # These are copies, because views would keep all positions in memory as long as the state lives.
         rest = z.shape[1] % chunk
         kept, room = z.shape[1] - rest, (0, 0, 0, chunk - rest)
         z, values = (functional.pad(x[:, kept:], room).unsqueeze(1) for x in (z, values))
@@ -95,7 +97,10 @@ class FlashAttention(GatedAttention):
         return torch.cat(outputs, dim=1), sums[:, -1]
 
     def _mix_chunk(self, z: Tensor, v: Tensor, before: Tensor, first: int) -> Tensor:
-        """Outputs [N, R - first, V] of chunks z [N, R, K], v from index `first` on; `before` sums earlier chunks."""
+        """Outputs [N, R - first, V] of chunks z [N, R, K] and v [N, R, V], from index `first` on.
+
+        `before` [N, K, V] is the sum over earlier chunks.
+        """
         rows = z[:, first:]
         inside = self.mix(self.query(rows), self.key(z), v, first)
         return torch.add(inside, self.linear_query(rows) @ before, alpha=self.linear_scale)

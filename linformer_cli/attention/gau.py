@@ -30,12 +30,12 @@ class GauOptions(GatedOptions):
 class GauAttention(GatedAttention, CachedAttention):
     """y_t = sum over j <= t of relu(q_t . k_j / n + b[t - j])^2 v_j, with q and k scaled and shifted copies of Z.
 
-    Section 2 of the source. n is the number of positions of a whole image, a constant. b has one entry per distance in
-    an image, so longer sequences are refused. With `scale = "width"`: relu(q_t . k_j / sqrt(K))^2 / n, without b.
-    `laplace` (Ma 2022, arXiv 2209.10655) replaces relu(x)^2 by (1 + erf((x - mu) / (sigma sqrt 2))) / 2, with
-    mu = sqrt(1/2) and sigma = sqrt(1 / (4 pi)).
+    This is section 2 of the source. n is the number of positions of a whole image, a constant. b has one entry per
+    distance in an image, so longer sequences are refused. With `scale = "width"`, the weight is
+    relu(q_t . k_j / sqrt(K))^2 / n, without b. `laplace` (Ma 2022, arXiv 2209.10655) replaces relu(x)^2 by
+    (1 + erf((x - mu) / (sigma sqrt 2))) / 2, with mu = sqrt(1/2) and sigma = sqrt(1 / (4 pi)).
 
-    Differs from the source: b is a plain table by distance, and sums are float32 or float64, even under autocast.
+    Unlike in the source, b is a plain table indexed by distance, and sums are float32 or float64, even under autocast.
     """
 
     name = "gau"

@@ -42,8 +42,9 @@ class LinearState(NamedTuple):
 class LinearAttention(Attention):
     """y_t = phi(q_t) s_t / (phi(q_t) . z_t), with s_t = s_{t-1} + phi(k_t) v_t^T and z_t = z_{t-1} + phi(k_t).
 
-    Equations 18 to 20 of the source. Differs from its code: no epsilon is added to the denominator, since it would bias
-    `poly2`; where the denominator is exactly 0, y_t is 0. All sums are float32 or float64, even under autocast.
+    These are equations 18 to 20 of the source. Unlike the source's code, we add no epsilon to the denominator, since it
+    would bias `poly2`. Where the denominator is exactly 0, y_t is 0. All sums are float32 or float64, even under
+    autocast.
     """
 
     name = "linear"
@@ -78,7 +79,7 @@ class LinearAttention(Attention):
             carried = None if s is None or z is None else torch.cat([s, z.unsqueeze(-1)], dim=-1)
             sums, total = causal_sums(phi_q, phi_k, values, carried, self.options.chunk)
             y = divide_by_weight(sums[..., :-1], sums[..., -1])
-        # Copies, because as views each would keep the other in memory.
+        # These are copies, because as views each would keep the other in memory.
         return y.to(v.dtype), LinearState(total[..., :-1].contiguous(), total[..., -1].contiguous())
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> LinearState:
@@ -92,7 +93,7 @@ class LinearAttention(Attention):
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any, extra_t: Tensor | None = None
     ) -> tuple[Tensor, Any]:
         if torch.is_autocast_enabled(q_t.device.type):
-            # Only if needed: entering the context takes a large part of a short step.
+            # The context is entered only if needed, because entering it takes a large part of a short step.
             with torch.autocast(q_t.device.type, enabled=False):
                 return self.step(q_t, k_t, v_t, state)
         s, z = state

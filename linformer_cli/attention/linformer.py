@@ -52,10 +52,10 @@ class LinformerAttention(Attention):
     """y_t = softmax(q_t [E k of earlier blocks; k_j of the same block, j <= t]^T / sqrt(K)) [F v of earlier ...; v_j].
 
     One softmax covers both. E and F [rank, block] are learned for each head, or shared as in section 4 of the source.
-    Differs from the source, which projects a whole sequence of fixed length at once: every row then depends on later
-    positions, which only an encoder allows. Here each block is projected when it is finished, always with the same E
-    and F. Its rows are visible from the next block on; inside its own block a query sees exact keys. A sequence may
-    have any length. The number of rows grows by rank / block per position; in the source it is fixed.
+    The source projects a whole sequence of fixed length at once, so every row depends on later positions, which only an
+    encoder allows. Here each block is projected when it is finished, always with the same E and F. The rows of a block
+    are visible from the next block on; inside its own block a query sees exact keys. A sequence may have any length.
+    The number of rows grows by rank / block per position; in the source it is fixed.
     """
 
     name = "linformer"
@@ -115,9 +115,10 @@ class LinformerAttention(Attention):
         return y.to(v.dtype), LinformerState(stack_k, stack_v, torch.tensor(start + length, device=q.device))
 
     def _project(self, x: Tensor, cached: Tensor | None, start: int, projection: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows of all blocks that are finished after x [B, H, T, W] is appended to `start` cached positions.
+        """The projected rows of all finished blocks, and the exact keys or values that follow the cached blocks.
 
-        Also the exact keys or values from the start of the block that was unfinished before x, cached ones included.
+        x [B, H, T, W] is appended to `start` cached positions. The exact part starts at the first position of the block
+        that was unfinished before x, so it includes cached keys or values.
         """
         finished, inside = divmod(start, self.block)
         if cached is not None:
@@ -137,8 +138,8 @@ class LinformerAttention(Attention):
     def _capacity(self, positions: int) -> int:
         """The capacity of the stack for `positions`: the rows of all earlier blocks plus one block of exact positions.
 
-        This is at least the greatest height reached, and equal to it if `positions` end a block or lie in the first
-        one.
+        This is at least the greatest height that the stack reaches. It equals that height if the last position ends a
+        block or lies in the first block.
         """
         return max(positions - 1, 0) // self.block * self.rank + min(positions, self.block)
 

@@ -27,12 +27,12 @@ class LongShortOptions(AttentionOptions):
 
 
 class LongShortState(NamedTuple):
-    """Window and rows, the unfinished chunk, and the 0-d int64 number of positions.
+    """The window and the rows, the unfinished chunk, and the 0-d int64 number of positions.
 
-    keys [B, H, window + rows, K] and values [B, H, window + rows, V], normalised, hold the window first, as a ring
-    filled from its end (position t at window - 1 - t % window), then the rows of all finished chunks. A query
-    therefore always sees one slice. The unfinished chunk is stored as its largest score [B, H, rank] and as sums
-    [B, H, rank, 1 + K + V] of weights, weighted keys and weighted values, relative to that score.
+    keys [B, H, window + rows, K] and values [B, H, window + rows, V] are normalised. They hold the window first, then
+    the rows of all finished chunks. The window is a ring filled from its end: position t is at window - 1 - t % window.
+    A query therefore always sees one slice. The unfinished chunk is stored as its largest score [B, H, rank] and as
+    sums [B, H, rank, 1 + K + V] of weights, weighted keys and weighted values, relative to that score.
     """
 
     keys: Tensor
@@ -45,7 +45,7 @@ class LongShortState(NamedTuple):
 class JointNorm(nn.Module):
     """LayerNorm of [..., H, W] over all heads together, with one scale and offset [H, W] shared by keys and values.
 
-    If keys and values differ in width, the narrower ones use the first columns.
+    If keys and values differ in width, the narrower of the two uses the first columns.
     """
 
     def __init__(self, heads: int, width: int) -> None:
@@ -54,7 +54,7 @@ class JointNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(heads, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [B, ..., H, W] of at least float32."""
+        """The normalised x [B, ..., H, W]; x must be float32 or wider."""
         weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
         if x.shape[-1] < weight.shape[-1]:
             weight, bias = weight[:, : x.shape[-1]], bias[:, : x.shape[-1]]
@@ -64,12 +64,13 @@ class JointNorm(nn.Module):
 class LongShortAttention(Attention):
     """y_t = softmax(q_t [rows of earlier chunks; k_j with t - window < j <= t]^T / sqrt(K)) [their values].
 
-    A chunk's rows are p^T k and p^T v, with p the softmax over its positions of `rank` scores, which are a learned
-    linear function of the layer's input, passed as `extra` (the source's dynamic projection). Two LayerNorms over all
-    heads jointly, one for the window and one for the rows, each shared by keys and values, bring both to one scale (the
-    source's DualLN). A row is visible from the next chunk on. A position in both the window and a row counts twice, as
-    in the source. Differs from the source: each query has its own window of `window` positions (in the source, blocks
-    of queries share a segment), and there are no relative positions, since the embedding encodes positions.
+    A chunk's rows are p^T k and p^T v, where p is the softmax of `rank` scores over the positions of the chunk. The
+    scores are a learned linear function of the layer's input, passed as `extra` (the source's dynamic projection). Two
+    LayerNorms over all heads jointly, one for the window and one for the rows, bring both to one scale (the source's
+    DualLN). Keys and values share each norm. A row is visible from the next chunk on. A position in both the window and
+    a row counts twice, as in the source. There are two differences from the source: each query has its own window of
+    `window` positions (in the source, blocks of queries share a segment), and there are no relative positions, since
+    the embedding encodes positions.
     """
 
     name = "long_short"
@@ -139,7 +140,7 @@ class LongShortAttention(Attention):
         padding = (0, 0, inside, missing)
         scores = functional.pad(extra, padding, value=-math.inf).unflatten(2, (-1, chunk))
         content = functional.pad(torch.cat([torch.ones_like(k[..., :1]), k, v], dim=-1), padding)
-        # Needs no gradient: it scales numerator and denominator alike.
+        # The largest score needs no gradient, because it scales numerator and denominator alike.
         largest = scores.detach().amax(dim=3)
         if inside:
             largest[:, :, 0] = torch.maximum(largest[:, :, 0], state.largest)
@@ -150,14 +151,15 @@ class LongShortAttention(Attention):
             sums = torch.cat([(sums[:, :, 0] + carried).unsqueeze(2), sums[:, :, 1:]], dim=2)
         means = sums[:, :, :finished, :, 1:] / sums[:, :, :finished, :, :1]
         if missing:
-            # Copies, because views would keep the sums of all chunks in memory as long as the state lives.
+            # These are copies, because views would keep the sums of all chunks in memory as long as the state lives.
             return means, largest[:, :, -1].clone(), sums[:, :, -1].clone()
         return means, torch.full_like(state.largest, -math.inf), torch.zeros_like(state.sums)
 
     def _extend(self, cached: Tensor, x: Tensor, means: Tensor, start: int) -> tuple[Tensor, Tensor]:
         """Near keys or values [B, H, window - 1 + T, W] and all rows [B, H, R, W], after `start` cached positions.
 
-        Computed from x [B, H, T, W] and the means [B, H, chunks, rank, W]. `near` is zero before position 0.
+        They are computed from x [B, H, T, W] and the means [B, H, chunks, rank, W]. Near keys or values before position
+        0 are zero.
         """
         recent = torch.arange(max(start - self.window + 1, 0), start, device=x.device)
         window = cached[:, :, self.window - 1 - recent % self.window].to(x.dtype)

@@ -13,7 +13,7 @@ from linformer_cli.errors import UsageError
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
 
-# With shorter blocks, overhead exceeds what they save in products.
+# Blocks shorter than this cost more overhead than they save in products.
 _SHORTEST_BLOCK = 16
 
 
@@ -24,8 +24,8 @@ class LongformerOptions(AttentionOptions):
     dilation: Annotated[
         int | str | None,
         Field(
-            description="distance between these positions: one number, or a list such as 1,4 that heads cycle through "
-            "(default: 1 for even heads, 4 for odd ones)"
+            description="distance between the positions of the window: one number, or a list such as 1,4 that heads "
+            "cycle through (default: 1 for even heads, 4 for odd heads)"
         ),
     ] = None
     globals: Annotated[
@@ -68,7 +68,7 @@ class LongformerState(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """Keys or values [B, H, *, W] of the global positions, the last `ring` positions in order, and the new ones."""
+    """Keys or values [B, H, *, W] of the global positions, of the last `ring` positions in order, and of new ones."""
 
     known: Tensor
     old: Tensor
@@ -84,10 +84,11 @@ class _Rows(NamedTuple):
 class LongformerAttention(Attention):
     """y_t = sum over j in S(t) of softmax_j(q_t . k_j / sqrt(K)) v_j.
 
-    S(t) holds t, t - d, ..., t - (window - 1) d, with d the dilation of the head (at most the positions of an image),
-    and every j < globals; of these it holds each position of 0 .. t once. This is the causal half of section 3.1 of the
-    source. Differs from it: global positions have no projections of their own, and only their keys are global, because
-    a causal query at a global position sees only earlier global positions anyway.
+    S(t) holds t, t - d, ..., t - (window - 1) d and every j < globals, where d is the dilation of the head, at most the
+    number of positions of an image. Positions outside 0 .. t are left out, and each position counts once. This is the
+    causal half of section 3.1 of the source, with two differences: global positions have no projections of their own,
+    and only their keys are global, because a causal query at a global position sees only earlier global positions
+    anyway.
     """
 
     name = "longformer"
@@ -157,7 +158,7 @@ class LongformerAttention(Attention):
         return _Rows(known, old.roll(-start, dims=2), new)
 
     def _roll(self, rows: _Rows, start: int) -> Tensor:
-        """The rows of the state after the new positions, each position in its row."""
+        """The rows of the state after the new positions, with every position in its row of the ring."""
         known, old, new = rows
         length = new.shape[2]
         recent = new[:, :, -self.ring :] if length >= self.ring else torch.cat([old[:, :, length:], new], dim=2)
@@ -202,7 +203,7 @@ class LongformerAttention(Attention):
         inside = (offset <= place.unsqueeze(1)) & (offset > place.unsqueeze(1) - window)
         residue = torch.arange(dilation, device=device).view(-1, 1, 1)
         first = torch.arange(blocks, device=device).view(-1, 1) * block
-        # Global positions count only as global ones, not in the window; positions before 0 do not exist.
+        # Global positions are not counted again in the window, and positions before 0 do not exist.
         local = start + residue + dilation * (first + offset) >= count
         queries = start + residue + dilation * (first + place)
         known = torch.arange(count, device=device) <= queries.unsqueeze(-1)

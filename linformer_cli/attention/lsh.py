@@ -44,11 +44,11 @@ class LshState(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """The order of positions after sorting each round: rounds R first, then images and heads N, then slots.
+    """The order of positions after sorting each round, for R rounds and N images and heads.
 
-    rows [R, N, slots] is the position in each slot, and slots [R, N, T] the slot of each new position. The code of a
-    position grows by 1 per slot and by another `window` per bucket. So t sees an earlier j in a round if and only if
-    their codes differ by at most `window`: key_codes [R, N, positions], query_codes [R, N, slots].
+    rows [R, N, slots] is the position in each slot, and slots [R, N, T] is the slot of each new position. The code of a
+    position grows by 1 per slot and by another `window` per bucket, so t sees an earlier j in a round if and only if
+    their codes differ by at most `window`. The codes are key_codes [R, N, positions] and query_codes [R, N, slots].
     """
 
     rows: Tensor
@@ -58,18 +58,20 @@ class _Layout(NamedTuple):
 
 
 class LshAttention(Attention):
-    """y_t = sum over j in P(t) of softmax_j(q_t . k_j / sqrt(K)) v_j, where k_j = q_j / |q_j|; v_t where P(t) is empty.
+    """y_t = sum over j in P(t) of softmax_j(q_t . k_j / sqrt(K)) v_j, where k_j = q_j / |q_j|.
 
-    P(t) is the union of P_1(t) to P_R(t), each j once. P_r(t) holds the last `window` positions before t with the hash
-    of t, h_r(j) = argmax([q_j R_r; -q_j R_r]), with R_r random, fixed and saved; hashes are computed in float64.
+    If P(t) is empty, y_t is v_t. P(t) is the union of P_1(t) to P_R(t), with each j once. P_r(t) holds the last
+    `window` positions before t that have the same hash as t. The hash is h_r(j) = argmax([q_j R_r; -q_j R_r]), computed
+    in float64; R_r is random, fixed and saved.
 
-    Section 2 of the source. Differs from it: the source sorts the whole sequence and cuts it into chunks, so the
-    neighbours of a position depend on later positions. Here they are the preceding positions of its bucket, the same in
-    `attend` and `step`. A key found in several rounds counts once; the source subtracts log N instead.
+    This is section 2 of the source, with two differences. The source sorts the whole sequence and cuts it into chunks,
+    so the neighbours of a position depend on later positions. Here the neighbours are the preceding positions of the
+    bucket, the same in `attend` and `step`. A key found in several rounds counts once; the source subtracts log N
+    instead.
 
-    Which keys a position sees depends only on that position and earlier ones. Later positions change the order of sums
-    in `attend`, and so can change the last bits of an earlier output. If two products are equal up to rounding, the
-    hash can differ between `attend` and `step`, which then see different keys.
+    The keys that a position sees depend only on this and earlier positions. Later positions change the order of sums
+    in `attend`, which can change the last bits of an earlier output. If two products are equal up to rounding, the hash
+    can differ between `attend` and `step`, which then see different keys.
     """
 
     name = "lsh"
@@ -153,16 +155,16 @@ class LshAttention(Attention):
         newer = positions.gather(-1, (starts.unsqueeze(-1) + index - window).clamp(0, new - 1).flatten(2))
         kept = torch.where(index < window, ring.gather(-1, index.clamp(max=window - 1)), newer.view_as(index))
         kept = kept.to(torch.int32).unflatten(1, q.shape[:2]).permute(1, 2, 0, 3, 4).contiguous()
-        # Codes are compared many times; half the width takes half the time.
+        # Codes are compared many times, and half the width takes half the time.
         narrow = torch.int16 if size + (buckets + 4) * (window + 1) < 2**15 else torch.int32
         return _Layout(rows[..., :size], slots, key_codes.to(narrow), query_codes.to(narrow)), kept
 
     def _mix(self, queries: Tensor, values: Tensor, layout: _Layout, known: int) -> Tensor:
         """Outputs [N, T, V] of the new positions, for queries [N, positions, K] and values [N, positions, V].
 
-        Each slot sees the `window` slots before it: slot i of a chunk of `window` slots sees those before i in its own
-        chunk and those from i on in the previous chunk. One matrix [window, window] per chunk therefore holds all
-        scores: its own chunk below the diagonal, the previous chunk on and above it.
+        Each slot sees the `window` slots before it. In chunks of `window` slots, slot i sees the slots before i in its
+        own chunk, and the slots from i on in the previous chunk. One matrix [window, window] per chunk therefore holds
+        all scores: scores of its own chunk are below the diagonal, scores of the previous chunk on and above it.
         """
         window = self.options.window
         rounds, rows_of, size = layout.rows.shape
@@ -172,7 +174,7 @@ class LshAttention(Attention):
 
         base = torch.arange(rows_of, device=queries.device).unsqueeze(-1)
         rows = (layout.rows.clamp(max=length - 1) + base * length).flatten()
-        # All chunks in one sequence, after one extra chunk, so that the first one has a previous chunk too.
+        # All chunks form one sequence after an extra chunk, so that the first chunk has a previous chunk too.
         shifted = functional.pad(rows, (window, 0))
         chunk_queries = queries.flatten(0, 1).index_select(0, rows).unflatten(0, (-1, window))
         chunk_keys = keys.flatten(0, 1).index_select(0, shifted).unflatten(0, (-1, window))
@@ -200,7 +202,10 @@ class LshAttention(Attention):
 
     @torch.no_grad()
     def _hidden(self, layout: _Layout, below: Tensor) -> Tensor:
-        """Scores to mask, bool [chunks, window, window]: not seen in their round, or already seen in an earlier one."""
+        """True for scores to mask, bool [chunks, window, window].
+
+        A score is masked if its key is not seen in its round or was already seen in an earlier round.
+        """
         rounds, rows_of, size = layout.rows.shape
         window = len(below)
         seen = torch.zeros(rounds, rows_of * size // window, window, window, dtype=torch.bool, device=below.device)
@@ -260,12 +265,12 @@ class LshAttention(Attention):
         norms = torch.linalg.vector_norm(queries, dim=-1).mul_(math.sqrt(q_t.shape[-1])).clamp_(min=1e-12)
         q, v = q_t.flatten(0, 1).to(dtype), v_t.flatten(0, 1).to(dtype)
         scores = torch.bmm(queries, q.unsqueeze(-1)).squeeze(-1).div_(norms)
-        # A finite value, so that a row without keys gives a mean, which is replaced below, instead of NaN.
+        # The mask value is finite, so a row without keys gives a mean, which is replaced below, instead of NaN.
         weights = scores.masked_fill_(hidden, torch.finfo(dtype).min).softmax(dim=-1)
         y = torch.bmm(weights.unsqueeze(1), values).squeeze(1)
         y = torch.where(hidden.all(dim=-1, keepdim=True), v, y).view_as(v_t).to(v_t.dtype)
 
-        # Overwrite the oldest position of the ring, the smallest number.
+        # Overwrite the oldest position of the ring, which is its smallest number.
         oldest = ring.argmin(dim=-1, keepdim=True)
         rings.view(-1)[cell * window + oldest.squeeze(-1)] = length - 1
         return y, LshState(cache, state.rings)

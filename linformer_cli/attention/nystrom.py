@@ -48,21 +48,21 @@ class NystromState(NamedTuple):
 class NystromAttention(Attention):
     """y_t = f_t Z b_t + a causal depthwise convolution of v.
 
-    With learned landmarks q~, k~ [m, K] of each head, and scores scaled by K^(-1/2): f_t = softmax(q_t k~^T) over the
-    m landmarks; row i of b_t [m, V] is the average of v_j over j <= t weighted by exp(q~_i . k_j); Z is the result of
-    `iterations` steps Z <- Z (13 I - A Z (15 I - A Z (7 I - A Z))) / 4 for A = softmax(q~ k~^T), starting at
+    Each head has learned landmarks q~, k~ [m, K], and scores are scaled by K^(-1/2). f_t = softmax(q_t k~^T) is over
+    the m landmarks. Row i of b_t [m, V] is the average of v_j over j <= t, weighted by exp(q~_i . k_j). Z is the result
+    of `iterations` steps Z <- Z (13 I - A Z (15 I - A Z (7 I - A Z))) / 4 for A = softmax(q~ k~^T), starting at
     A^T / (largest column sum of A x largest row sum). y_t is defined by Z, not by the inverse that Z approximates.
-    Differs from the source:
+    There are four differences from the source:
 
     - Landmarks are learned parameters, initialised to N(0, 1) with q~ = k~. The source takes means of q and k over
       segments of the whole sequence, which depend on later positions and have no step form.
     - b_t is a running average; in the source every landmark sees all keys.
-    - The convolution covers the last `kernel` positions, its own included, and none after it.
+    - The convolution covers the last `kernel` positions up to and including t, and none after t.
     - The start of Z is scaled per head. By default, the source's code uses one maximum over the whole batch, which
-      makes an image depend on the others.
+      makes an image depend on the other images.
 
     Z and the averages are float32 or float64, even under autocast. Each call of `attend` computes Z once, with
-    gradients, and so does `init_state`.
+    gradients. `init_state` also computes Z, without gradients.
     """
 
     name = "nystrom"
@@ -140,7 +140,7 @@ class NystromAttention(Attention):
         averages, log_weights, inverse, recent = state
         dtype = averages.dtype
         with torch.autocast(q_t.device.type, enabled=False):
-            # One matrix product per head over all images: [H, B, K] with [H, K, m].
+            # There is one matrix product per head over all images: [H, B, K] with [H, K, m].
             queries, keys = (landmarks.transpose(1, 2) for landmarks in self._scaled_landmarks(dtype))
             gates = q_t.to(dtype).transpose(0, 1).bmm(keys).softmax(dim=-1).bmm(inverse.tensor)
             scores = k_t.to(dtype).transpose(0, 1).bmm(queries).transpose(0, 1)

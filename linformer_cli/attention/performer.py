@@ -53,8 +53,9 @@ class PerformerOptions(AttentionOptions):
 class PerformerState(NamedTuple):
     """s [B, H, m, V + 1], the sum of phi(k_j) [v_j, 1]^T, whose last column is z, the sum of phi(k_j).
 
-    Both are divided by exp(c), with c the running maximum of the exponents: [B, H, m] for `positive` and `hyperbolic`,
-    [B, H] for `trig`, which also has n [B, H], the total weight of the keys. `relu` has neither c nor n.
+    Both are divided by exp(c), where c is the running maximum of the exponents. c is [B, H, m] for `positive` and
+    `hyperbolic`, and [B, H] for `trig`. `trig` also has n [B, H], the total weight of the keys. `relu` has neither c
+    nor n.
     """
 
     s: Tensor
@@ -65,19 +66,19 @@ class PerformerState(NamedTuple):
 class PerformerAttention(Attention):
     """y_t = sum over j <= t of A_tj v_j / sum of A_tj, A_tj = phi(x_t) . phi(y_j), x = q K^(-1/4), y = k K^(-1/4).
 
-    With w_i ~ N(0, I). The first two are Lemma 1 of the source:
+    The directions are w_i ~ N(0, I). The first two feature maps are Lemma 1 of the source:
 
         positive    phi_i(x) = exp(w_i . x - |x|^2 / 2)
         hyperbolic  exp(w_i . x - |x|^2 / 2) and exp(-w_i . x - |x|^2 / 2)
         trig        exp(|x|^2 / 2) [sin(w_i . x), cos(w_i . x)]
         relu        max(w_i . x, 0) + 1e-3, which does not estimate the softmax kernel
 
-    Differs from the source's code: no epsilon is added to an exponential, and no maximum over the whole sequence is
-    used, since it would depend on later keys. Let b_ji be the logarithm of feature i of key j, and c_i(t) its maximum
-    over j <= t. The state is the sum of exp(b_ji - c_i(t)), rescaled when c_i rises. It is read with weights softmax
-    over i of a_ti + c_i(t), so the denominator is at least 1. `trig` keeps one maximum, of |y_j|^2 / 2, and its
-    denominator is at least a tenth of the keys' total weight. |y_j|^2 / 2 is limited to a quarter of the largest
-    number, so keys whose squares overflow still give finite outputs.
+    Unlike the source's code, we add no epsilon to an exponential and use no maximum over the whole sequence, since it
+    would depend on later keys. Let a_ti and b_ji be the logarithms of feature i of query t and of key j, and c_i(t) the
+    maximum of b_ji over j <= t. The state is the sum of exp(b_ji - c_i(t)), rescaled when c_i rises. It is read with
+    weights softmax over i of a_ti + c_i(t), so the denominator is at least 1. `trig` keeps one maximum, that of
+    |y_j|^2 / 2, and its denominator is at least a tenth of the keys' total weight. |y_j|^2 / 2 is limited to a quarter
+    of the largest number, so keys whose squares overflow still give finite outputs.
 
     `attend` scales the sums of `positive` and `hyperbolic` by the maximum over its whole block, and the scale cancels
     in the quotient. A later key can therefore change the last bits of an earlier output.
@@ -132,7 +133,8 @@ class PerformerAttention(Attention):
     def kernel(self, q: Tensor, k: Tensor) -> Tensor:
         """phi(x_t) . phi(y_j) [B, H, T, J] of q [B, H, T, K] and k [B, H, J, K], scaled to estimate exp(x_t . y_j).
 
-        For inspection, with inputs of moderate size: exponentials are not stabilised. `relu` estimates another kernel.
+        This is for inspection with inputs of moderate size, since exponentials are not stabilised. `relu` estimates
+        another kernel.
         """
         if self.options.feature_map == "relu":
             return self._relu_features(q) @ self._relu_features(k).transpose(-1, -2) / self.features
@@ -163,11 +165,12 @@ class PerformerAttention(Attention):
     def _attend_exponential(
         self, q: Tensor, k: Tensor, values: Tensor, state: PerformerState | None
     ) -> tuple[Tensor, PerformerState]:
-        """`positive` and `hyperbolic`: all features are divided by their maximum over the whole block.
+        """`_attend` for `positive` and `hyperbolic`, whose features are divided by their maximum over the whole block.
 
         Every feature is then at most 1. Features that underflow add up to less than a rounding error as long as the
-        denominator is at least `smallest_weight`. It is smaller only where keys outweigh earlier ones by many orders of
-        magnitude; those images and heads are recomputed by `attend_pairwise`, which uses no later position.
+        denominator is at least `smallest_weight`. The denominator is smaller only where keys outweigh earlier keys by
+        many orders of magnitude. Those images and heads are recomputed by `attend_pairwise`, which uses no later
+        position.
         """
         a, b = self._log_query_features(q), self._log_key_features(k)
         # The scale cancels in y, so it needs no gradient.
@@ -278,9 +281,9 @@ def _add_and_read(s: Tensor, phi_q: Tensor, phi_k: Tensor, values: Tensor) -> Te
 def attend_pairwise(a: Tensor, b: Tensor, values: Tensor, before: list[Tensor] | None) -> Tensor:
     """y [R, T, V] from log features a, b [R, T, C] and values [R, T, V + 1]; numerically stable for all finite inputs.
 
-    `before` is s and c of the positions before these. The chunks are short. Earlier chunks enter through their sums,
-    divided by the exponential of each feature's running maximum at the start of the chunk. Inside a chunk, log A_tj is
-    the logsumexp over i of a_ti + b_ji.
+    `before` holds s and c of the positions before these. The chunks are short. Earlier chunks enter through their sums,
+    which are divided by the exponential of each feature's running maximum at the start of the chunk. Inside a chunk,
+    log A_tj is the logsumexp over i of a_ti + b_ji.
     """
     length = a.shape[1]
     chunks = -(-length // PAIRWISE_CHUNK)
@@ -299,6 +302,6 @@ def attend_pairwise(a: Tensor, b: Tensor, values: Tensor, before: list[Tensor] |
     earlier = a + starts.unsqueeze(2)
     highest = torch.maximum(pairs.detach().amax(dim=-1, keepdim=True), earlier.detach().amax(dim=-1, keepdim=True))
     sums = (earlier - highest).exp() @ states[:, :-1] + (pairs - highest).exp() @ values
-    # Cut off the padding before the division: it has no valid denominator.
+    # Cut off the padding before the division, because it has no valid denominator.
     sums = sums.flatten(1, 2)[:, :length]
     return sums[..., :-1] / sums[..., -1:]

@@ -44,19 +44,20 @@ class RetentionState(NamedTuple):
 class RetentionAttention(Attention):
     """y_t = SiLU(g_t) * u_t / rms(u_t), with u_t = sum over j <= t of w(t, j) (q_t . k_j) v_j / sqrt(K).
 
-    With m_h the memory of head h in positions, spaced geometrically from an image down to a row, r and c the row and
-    column of a position, and W the length of a row,
+    Let m_h be the memory of head h in positions, spaced geometrically from an image down to a row. Let r and c be the
+    row and column of a position, and W the length of a row. Then
 
         raster:  w(t, j) = exp(-(t - j) / m_h)
         plane:   w(t, j) = exp(-(r_t - r_j) W / m_h) cos(pi (c_t - c_j) / 2 W)^(2 P)
 
     Both are running sums. The power of the cosine is a constant plus P waves, each a product of a factor for the
-    query's column and one for the key's: s_t = d_t s_{t-1} + phi(k_t) v_t^T and u_t = phi(q_t) s_t / sqrt(K). Here
-    phi(x_t) is x_t times 1, cos(pi n c_t / W) and sin(pi n c_t / W), n = 1 .. P, each with its coefficient, and d_t is
-    exp(-W / m_h) at the first position of a row, else 1. In `raster`, phi(x) = x and d_t = exp(-1 / m_h).
+    query's column and a factor for the key's column: s_t = d_t s_{t-1} + phi(k_t) v_t^T and
+    u_t = phi(q_t) s_t / sqrt(K). In `plane`, phi(x_t) holds x_t times 1, cos(pi n c_t / W) and sin(pi n c_t / W) for
+    n = 1 .. P, each with its coefficient, and d_t is exp(-W / m_h) at the first position of a row, else 1. In `raster`,
+    phi(x) = x and d_t = exp(-1 / m_h).
 
-    g_t are V extra scalars of the head. Equations 5 to 8 of the source. Differs from it: the source uses different
-    decay rates, rotates queries and keys, and normalises within groups. `plane` is our addition.
+    g_t holds V extra scalars of the head. This follows equations 5 to 8 of the source, which uses different decay
+    rates, rotates queries and keys, and normalises within groups. `plane` is our addition.
     """
 
     name = "retention"

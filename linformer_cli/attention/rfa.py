@@ -35,14 +35,15 @@ class RfaState(NamedTuple):
 class RfaAttention(Attention):
     """y_t = phi(q_t) s_t / max(phi(q_t) . z_t, 0.1 n_t), phi(x) = [sin(w_i . x), cos(w_i . x)] / sqrt(D), i = 1 .. D.
 
-    Queries and keys are scaled to length 1 first, and w_i = sigma * e_i with fixed e_i ~ N(0, I) and sigma learned for
-    each head and dimension: phi(q) . phi(k) estimates exp(-|sigma * (q - k)|^2 / 2). Without the gate, s_t, z_t and n_t
-    are the sums of phi(k_j) v_j^T, phi(k_j) and 1. With it, g_t is the sigmoid of the head's extra scalar, and
+    Queries and keys are scaled to length 1 first. w_i = sigma * e_i, where e_i ~ N(0, I) is fixed and sigma is learned
+    for each head and dimension, so phi(q) . phi(k) estimates exp(-|sigma * (q - k)|^2 / 2). Without the gate, s_t, z_t
+    and n_t are the sums of phi(k_j) v_j^T, phi(k_j) and 1. With the gate, g_t is the sigmoid of the head's extra
+    scalar, z_t and n_t are updated in the same way as s_t, and
 
-        s_t = g_t s_{t-1} + (1 - g_t) phi(k_t) v_t^T,  z_t and n_t likewise
+        s_t = g_t s_{t-1} + (1 - g_t) phi(k_t) v_t^T
 
-    Section 3 of the source. Differs from it in the denominator, which is at least a tenth of n_t, its largest possible
-    value: sums of sines and cosines can be 0 or negative.
+    This is section 3 of the source, except for the denominator. Ours is at least a tenth of n_t, its largest possible
+    value, because sums of sines and cosines can be 0 or negative.
     """
 
     name = "rfa"
@@ -65,7 +66,7 @@ class RfaAttention(Attention):
         self.register_buffer("directions", draw_directions(self.frequencies, shape.key_width, orthogonal=False))
 
     def _features(self, x: Tensor, sigma: Tensor) -> Tensor:
-        """phi of x [..., K]: [..., 2 D], for `sigma` that broadcasts with x."""
+        """phi(x) [..., 2 D] for x [..., K]; `sigma` broadcasts with x."""
         scaled = functional.normalize(x, dim=-1) * sigma.to(x.dtype)
         return sine_features(scaled @ self.directions.to(x.dtype).transpose(0, 1))
 
@@ -82,7 +83,7 @@ class RfaAttention(Attention):
                 log_gate = functional.logsigmoid(gate)
                 values = values * (-gate).sigmoid().unsqueeze(-1)
                 sums, s = decayed_causal_sums(phi_q, phi_k, values, log_gate, s, self.options.chunk)
-                # n_t is 1 minus the product of all gates so far, plus what is left of the weight before.
+                # n_t is 1 minus the product of these gates, plus the earlier weight times that product.
                 log_kept = log_gate.cumsum(dim=-1)
                 weight = -log_kept.expm1()
                 if n is not None:

@@ -19,8 +19,8 @@ class SoftmaxOptions(AttentionOptions):
 class SoftmaxAttention(CachedAttention):
     """y_t = sum over j <= t of softmax_j(q_t . k_j / sqrt(K)) v_j.
 
-    The reference for all efficient attentions. The state keeps all keys and values; a step at position t (from 0)
-    costs t + 1 products.
+    This is the reference for all efficient attentions. The state keeps all keys and values. A step at position t,
+    counted from 0, costs t + 1 products.
     """
 
     name = "softmax"

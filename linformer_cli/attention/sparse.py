@@ -18,8 +18,8 @@ from .parts.caches import CachedAttention, KeyValueCache, extend_cache, push_in_
 
 SparseState = KeyValueCache
 
-# Scores per head that the parallel form holds at once, but at least those of one row of l positions. If there are more
-# scores in total, the backward pass recomputes them.
+# The number of scores per head that the parallel form holds at once; one row of l positions is always allowed. If there
+# are more scores in total, the backward pass recomputes them.
 SCORES_AT_ONCE = 2**18
 DEFAULT_SUMMARY = 4
 
@@ -33,7 +33,9 @@ class SparseOptions(AttentionOptions):
     ] = "strided"
     heads: Annotated[
         Literal["merged", "split"],
-        Field(description="'merged': every head sees both parts; 'split': even heads the first, odd heads the second"),
+        Field(
+            description="'merged': all heads see both parts; 'split': even heads see the first, odd heads the second"
+        ),
     ] = "merged"
     stride: Annotated[
         int | None, Field(gt=0, description="l, the stride, also the length of a block (default: one image row)")
@@ -55,10 +57,10 @@ class SparseOptions(AttentionOptions):
 
 
 class _Part(NamedTuple):
-    """The pattern of some heads: `near` bool [l, l] and, if `far`, the columns or summaries of earlier rows.
+    """The pattern of some heads: `near` bool [l, l] and, if `far` is true, the columns or summaries of earlier rows.
 
     Row i of `near` belongs to the query at index i of a row of l positions. Its columns up to the diagonal are
-    positions of the same row. If `before`, the columns after the diagonal are positions of the previous row.
+    positions of the same row. If `before` is true, the columns after the diagonal are positions of the previous row.
     """
 
     heads: slice
@@ -70,13 +72,14 @@ class _Part(NamedTuple):
 class SparseAttention(CachedAttention):
     """y_t = sum over j in S(t) of softmax_j(q_t . k_j / sqrt(K)) v_j with S(t) a subset of the positions j <= t.
 
-    `strided`: the first part of S(t) is t - j < l, the second (t - j) mod l = 0. `fixed`: the first part is the
-    query's block of l positions, the second all j with j mod l >= l - c. S(t) always contains t. `merged` heads see the
-    union, each position once; even `split` heads see the first part, odd ones the second.
+    S(t) has two parts. In `strided`, the first part is all j with t - j < l, and the second part is all j with
+    (t - j) mod l = 0. In `fixed`, the first part is the query's block of l positions, and the second part is all j with
+    j mod l >= l - c. S(t) always contains t. With `merged` heads, every head sees the union of both parts, each
+    position once. With `split` heads, even heads see the first part and odd heads see the second part.
 
-    Sections 4.2 and 4.3 of the source. Its variants with different summary positions per head, and with the two parts
-    in alternating layers, are left out. If l is one image row, the second part of `strided` is the column above. Work
-    is O(T (l + T / l)), which is O(T sqrt T) for l near sqrt T; memory is O(T).
+    This is sections 4.2 and 4.3 of the source, without its variants that use different summary positions per head or
+    put the two parts in alternating layers. If l is one image row, the second part of `strided` is the column above the
+    query. The work is O(T (l + T / l)), which is O(T sqrt T) for l near sqrt T. The memory is O(T).
     """
 
     name = "sparse"
@@ -145,7 +148,7 @@ class SparseAttention(CachedAttention):
         scores_of_row = stride * (stride + total * far_of_row)
         rows = max(1, SCORES_AT_ONCE // scores_of_row)
         again = (total - first) * scores_of_row > SCORES_AT_ONCE and torch.is_grad_enabled()
-        # Split into slabs once: the gradient of a slice taken in each slab would have the size of the whole tensor.
+        # Tensors are split once, because the gradient of a slice taken in each slab would be as large as the tensor.
         near = [queries.split(rows, dim=1), *(x[:, first:].split(rows, dim=1) for x in (keys, values))]
         if part.before:
             near += [_rows_before(x, first).split(rows, dim=1) for x in (keys, values)]
@@ -242,9 +245,9 @@ def _rows_before(x: Tensor, first: int) -> Tensor:
 
 
 class _Recomputed(torch.autograd.Function):
-    """`run(slab, far)` that saves only its inputs; the backward pass runs it again.
+    """The result of `run(slab, far)`. It saves only the inputs; the backward pass runs `run` again.
 
-    Equivalent to torch's checkpoint, whose import takes seconds.
+    This is equivalent to torch's checkpoint, whose import takes seconds.
     """
 
     @staticmethod

@@ -33,7 +33,7 @@ class AttentionLayer(nn.Module):
 
     @property
     def input_rows(self) -> dict[str, slice]:
-        """The rows of `input` for q, k, v and extra; `qk` if q and k share a projection. Absent parts have no entry."""
+        """The rows of `input` for q, k (`qk` if they share a projection), v and extra. Absent parts have no entry."""
         names = ("q", "qk" if self.inner.shared_query_key else "k", "v", "extra")
         ends = list(itertools.accumulate(self.heads * width for width in self.widths))
         rows = zip(names, [0, *ends], ends, strict=False)
@@ -96,7 +96,7 @@ class Block(nn.Module, ABC):
 
     @abstractmethod
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """The output [B, width] of one position and the new state, no gradients; may update `state` in place."""
+        """The output [B, width] of one position and the new state, without gradients; may update `state` in place."""
 
     @abstractmethod
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> Any:
@@ -172,14 +172,14 @@ class TransformerBlock(InnerBlock):
         self.attention.start_extra_bias()
 
     def add_branches(self, x: Tensor, attention: Callable[[Tensor], tuple[Tensor, Any]]) -> tuple[Tensor, Any]:
-        """x after both branches, and the state that `attention` returns. Shared by `attend` and `step`."""
+        """x after both branches, and the state that `attention` returns; `attend` and `step` share this."""
         x, state = self.add_branch(x, self.attention_norm, attention)
         x, _ = self.add_branch(x, self.feed_forward_norm, lambda x: (self.feed_forward(x), None))
         return x, state
 
 
 def initialise_weights(model: nn.Module, blocks: Sequence[Block]) -> None:
-    """Initialise linear layers to N(0, 1 / inputs); those that end a branch are divided by sqrt(branches).
+    """Initialise linear layers to N(0, 1 / inputs); layers that end a branch are divided by sqrt(branches).
 
     At initialisation, the sum of all branches therefore has the scale of one branch, at any depth.
     """

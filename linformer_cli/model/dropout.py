@@ -23,7 +23,7 @@ _SIGNATURES = {
 
 
 def add_dropped(x: Tensor, branch: Tensor, probability: float) -> Tensor:
-    """x plus `branch` (same shape) after dropout: elements are 0 with `probability`, the others scaled up.
+    """x plus `branch` (same shape) after dropout, which zeroes elements with `probability` and scales up the rest.
 
     The mask depends on the state of torch's generator. The compiled form draws a different mask than torch.
     """

@@ -1,8 +1,8 @@
 """The input of a position: its coordinates in the image and the known values around it.
 
-Tokens are a start token followed by the values of an image in raster order, channels innermost: token 0 is the start
-token and token i holds value i - 1. At token i the model predicts value i, so a position may read values 0 .. i - 1.
-In a model with classes the start token is the image's class, which every position reads.
+The tokens are a start token followed by the values of an image in raster order, with channels innermost. Token 0 is the
+start token, and token i holds value i - 1. At token i the model predicts value i, so a position may read values
+0 .. i - 1. In a model with classes, the start token is the image's class, which every position reads.
 """
 
 import math
@@ -23,9 +23,10 @@ _NEIGHBOURS = ((0, 1), (0, 2), (1, 1), (1, 0), (1, -1), (2, 0))
 
 
 class EmbeddingState(NamedTuple):
-    """`recent`, the last values, int16 [B, reach] (newest last), and `position`, the 0-d int64 number of tokens seen.
+    """The last values, the number of tokens seen, and the class of each image.
 
-    `label` is the class of each image, int64 [B, 1], or [B, 0] in a model without classes.
+    `recent` is int16 [B, reach] with the newest value last. `position` is a 0-d int64 tensor. `label` is int64 [B, 1],
+    or [B, 0] in a model without classes.
     """
 
     recent: Tensor
@@ -42,7 +43,7 @@ def first_value(position: int, reach: int) -> int:
 
 
 def ring_slots(sources: Tensor, length: int) -> Tensor:
-    """The slots of a ring of `length` values that hold values number `sources`: value v is in slot v mod length.
+    """The slots of a ring of `length` values that hold values number `sources`; value v is in slot v mod length.
 
     A source of -1 (no value) stays -1.
     """
@@ -59,7 +60,7 @@ def fill_ring(state: EmbeddingState, length: int) -> Tensor:
 
 
 def context_sources(context: str, image: ImageShape) -> Tensor:
-    """The numbers of the known values that each position looks up in tables: int64 [T, slots], -1 for none.
+    """The numbers int64 [T, slots] of the known values that each position looks up in tables; -1 means no value.
 
     `previous` has one slot, the previous value. The other contexts have one slot for each channel of six pixels (left,
     two left, above left, above, above right, two above) and for the earlier channels of the pixel itself. Pixels
@@ -72,7 +73,7 @@ def context_sources(context: str, image: ImageShape) -> Tensor:
 
 
 def find_pixels(image: ImageShape, offsets: Sequence[tuple[int, int]]) -> Tensor:
-    """The numbers of the values at `offsets` (rows up, columns left) of each position: int64 [T, slots], -1 for none.
+    """The numbers int64 [T, slots] of the values at `offsets` (rows up, columns left) of each position; -1 means none.
 
     The first slots are the earlier channels of the pixel itself.
     """
@@ -85,7 +86,7 @@ def find_pixels(image: ImageShape, offsets: Sequence[tuple[int, int]]) -> Tensor
 
 
 def find_same_channel(image: ImageShape, offsets: Sequence[tuple[int, int]]) -> Tensor:
-    """As `find_pixels`, but only the position's own channel of each pixel: int64 [T, offsets], -1 for none."""
+    """The numbers int64 [T, offsets] that `find_pixels` gives for the position's own channel; -1 means no value."""
     positions = torch.arange(image.positions, device="cpu")
     row, column = positions // image.values_per_row, positions // image.channels % image.width
     slots = []
@@ -96,10 +97,10 @@ def find_same_channel(image: ImageShape, offsets: Sequence[tuple[int, int]]) -> 
 
 
 class PixelEmbedding(nn.Module):
-    """Tokens int64 [B, T] to vectors [B, T, width], continuing from a state of bounded size.
+    """Maps tokens int64 [B, T] to vectors [B, T, width], continuing from a state of bounded size.
 
-    The state holds the last `reach` values: about two image rows for `neighbours`, three for `wide` and `hashed`. A
-    slot without a value has its own embedding, which is also used for the start token. A class adds its vector at
+    The state holds the last `reach` values: about two image rows for `neighbours`, and three for `wide` and `hashed`.
+    A slot without a value has its own embedding, which is also used for the start token. A class adds its vector at
     every position, `wide` adds `Surroundings`, and `hashed` adds `Surroundings` and `NeighbourTables`.
     """
 
@@ -150,7 +151,7 @@ class PixelEmbedding(nn.Module):
         return EmbeddingState(recent, torch.zeros((), dtype=torch.int64, device=device), label)
 
     def forward(self, tokens: Tensor, state: EmbeddingState) -> tuple[Tensor, EmbeddingState]:
-        """Vectors [B, T, width] for tokens int64 [B, T] that follow those in `state`, and the state after them."""
+        """Vectors [B, T, width] for tokens int64 [B, T] that follow the tokens in `state`, and the state after them."""
         batch, length = tokens.shape
         start = int(state.position)
         known = torch.cat([state.recent, tokens.to(torch.int16)], dim=1)
@@ -172,7 +173,8 @@ class PixelEmbedding(nn.Module):
         if self.tables is not None:
             channels = torch.arange(start, start + length, device=tokens.device) % self.image.channels
             x = x + self.tables(together, channels)
-        # Copies: a view would keep all tokens in memory as long as the state lives, or share memory with the caller.
+        # These are copies, because a view would keep all tokens in memory as long as the state lives, or share memory
+        # with the caller.
         recent, label = known[:, length:].clone(), state.label
         if self.classes is not None:
             label = label if start else tokens[:, :1].clone()
@@ -180,7 +182,7 @@ class PixelEmbedding(nn.Module):
         return x, EmbeddingState(recent, state.position + length, label)
 
     def places(self) -> Tensor:
-        """The vectors of all positions: [T, width], or [T, width / 2] for sinusoids, which are concatenated."""
+        """The vectors [T, width] of all positions, or [T, width / 2] for sinusoids, which are concatenated."""
         return self._grid(0, self.image.positions) if self.sinusoids is None else self.sinusoids
 
     def _grid(self, start: int, length: int) -> Tensor:
@@ -197,7 +199,8 @@ class PixelEmbedding(nn.Module):
 def sinusoidal_table(positions: int, width: int) -> Tensor:
     """Sines and cosines [positions, width] of geometrically spaced wavelengths (Vaswani 2017, section 3.5).
 
-    Computed in float64 and rounded once to float32: float32 angles would be wrong by up to 2e-4 at 3,072 positions.
+    They are computed in float64 and rounded once to float32, because float32 angles would be wrong by up to 2e-4 at
+    3,072 positions.
     """
     frequencies = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(10_000.0) / width))
     angles = torch.arange(positions).unsqueeze(1) * frequencies

@@ -16,8 +16,8 @@ from .blocks import InnerBlock
 class GatedBlock(InnerBlock):
     """x + (U * (A V)) W_o, with U, V = SiLU(x W) of twice the model's width, and A computed from Z = SiLU(x W_z).
 
-    Figure 2 and equation 4 of the source; A is the configured attention. `heads`, `head_width`, `feed_forward` and
-    `activation` are ignored. The source has `pre` norm only.
+    This is figure 2 and equation 4 of the source; A is the configured attention. `heads`, `head_width`, `feed_forward`
+    and `activation` are ignored. The source has `pre` norm only.
     """
 
     def __init__(self, config: ModelConfig, attention: Attention) -> None:
@@ -54,6 +54,6 @@ class GatedBlock(InnerBlock):
         return (self.output,)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """U, V and Z in separate memory: a view in a state would keep the whole projection in memory."""
+        """U, V and Z in separate memory, because a view in a state would keep the whole projection in memory."""
         u, v, z = (functional.silu(part) for part in self.input(x).split(self.widths, dim=-1))
         return u, v, z

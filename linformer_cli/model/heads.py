@@ -27,11 +27,11 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def log_likelihood(self, parameters: Tensor, values: Tensor) -> Tensor:
-        """Log probability in nats [...] of values int64 [...] under parameters [..., P]; float32 or better."""
+        """Log probability in nats [...] of values int64 [...] under parameters [..., P], in float32 or wider."""
 
     @abstractmethod
     def log_probabilities(self, parameters: Tensor) -> Tensor:
-        """Log probabilities in nats [..., levels] of all values; float32 or better."""
+        """Log probabilities in nats [..., levels] of all values, in float32 or wider."""
 
     @abstractmethod
     def draw(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ class MixtureHead(Head):
     exp(a - b)), which does not cancel, so the probabilities of all values add up to 1.
     """
 
-    # From much narrower than a bin to practically flat: beyond these bounds only the rounding changes.
+    # The bounds reach from much narrower than a bin to practically flat. Beyond them, only the rounding changes.
     log_scale_bounds = (-7.0, 40.0)
 
     def __init__(self, config: ModelConfig) -> None:
@@ -79,7 +79,7 @@ class MixtureHead(Head):
         return self._log_mass(parameters.unsqueeze(-2), values.expand(*parameters.shape[:-1], self.levels))
 
     def _log_mass(self, parameters: Tensor, values: Tensor) -> Tensor:
-        # In float64, because the edges of narrow bins far from their mean cancel too much in float32.
+        # This is in float64, because the edges of narrow bins far from their mean cancel too much in float32.
         logits, means, log_scales = precise(parameters).split(self.mixtures, dim=-1)
         inverse_scales = torch.exp(-log_scales.clamp(*self.log_scale_bounds))
         values = values.unsqueeze(-1)
@@ -95,9 +95,10 @@ class MixtureHead(Head):
         return mass.to(_wide(parameters).dtype)
 
     def draw(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
-        """Draws a component, then its logistic by inversion, then rounds: no table of all values is needed.
+        """Values int64 [B] drawn from the mixture, without a table of all values.
 
-        One uniform number is enough for both draws: its position within the chosen component's share is uniform.
+        This draws a component, then a number from its logistic by inversion, and rounds it. One uniform number is
+        enough for both draws, because its position within the chosen component's share is uniform.
         """
         logits, means, log_scales = precise(parameters).split(self.mixtures, dim=-1)
         component, place = invert_cumulative(logits.softmax(dim=-1), uniforms)
@@ -121,8 +122,9 @@ def invert_cumulative(probabilities: Tensor, uniforms: Tensor) -> tuple[Tensor, 
     probabilities = precise(probabilities)
     cumulative = probabilities.cumsum(dim=-1)
     total = cumulative[..., -1:]
-    # The total is 1 up to rounding. Scaling targets by it keeps every value's share. Targets below it never select a
-    # value after the last one of non-zero probability. Device and type change in one call, since MPS has no float64.
+    # The total is 1 up to rounding. Scaling the targets by the total keeps every value's share. Targets below the total
+    # never select a value after the last value of non-zero probability. One call changes device and type, since MPS has
+    # no float64.
     targets = torch.minimum(
         uniforms.to(cumulative).unsqueeze(-1) * total, torch.nextafter(total, torch.zeros_like(total))
     )
@@ -133,10 +135,10 @@ def invert_cumulative(probabilities: Tensor, uniforms: Tensor) -> tuple[Tensor, 
 
 
 def precise(x: Tensor) -> Tensor:
-    """float64, or float32 if the device has no float64."""
+    """x in float64, or in float32 if the device has no float64."""
     return x.float() if x.device.type == "mps" else x.double()
 
 
 def _wide(parameters: Tensor) -> Tensor:
-    """At least float32: bfloat16 is too coarse for likelihoods summed over a thousand values."""
+    """x in at least float32, because bfloat16 is too coarse for likelihoods summed over a thousand values."""
     return parameters if parameters.dtype == torch.float64 else parameters.float()

@@ -31,11 +31,11 @@ class LstmState(NamedTuple):
 
 
 class LstmBlock(Block):
-    """x + W_o LSTM(x): one layer of long short-term memory instead of attention and feed-forward.
+    """x + W_o LSTM(x), with one layer of long short-term memory instead of attention and feed-forward.
 
-    The gates are those of `torch.nn.LSTM`: those of the source, and forget gates, whose bias starts at 1. The block has
-    about as many parameters as the transformer block of the same configuration. h and c have the type of the weights,
-    and autocast is disabled inside, because a cell is a running sum.
+    The gates are the gates of `torch.nn.LSTM`: the source's gates plus a forget gate, whose bias starts at 1. The block
+    has about as many parameters as the transformer block of the same configuration. h and c have the type of the
+    weights, and autocast is disabled inside, because a cell is a running sum.
     """
 
     name = "lstm"
@@ -51,7 +51,7 @@ class LstmBlock(Block):
         self.lstm = nn.LSTM(config.width, self.hidden, batch_first=True)
         self.output = nn.Linear(self.hidden, config.width)
         self.norm = nn.LayerNorm(config.width)
-        # N(0, 1 / inputs), like every linear layer of the model.
+        # The weights start at N(0, 1 / inputs), like every linear layer of the model.
         input_weight, hidden_weight, input_bias, hidden_bias = self.lstm.all_weights[0]
         nn.init.normal_(input_weight, std=config.width**-0.5)
         nn.init.normal_(hidden_weight, std=self.hidden**-0.5)
@@ -65,7 +65,7 @@ class LstmBlock(Block):
             start = None if state is None else (state.h.unsqueeze(0), state.c.unsqueeze(0))
             with torch.autocast(x.device.type, enabled=False), _in_float32():
                 y, (h, c) = self.lstm(x.to(self.output.weight.dtype), start)
-            # Copies, because torch may return views of a larger tensor.
+            # These are copies, because torch may return views of a larger tensor.
             return self.output(y), LstmState(h[0].clone(), c[0].clone())
 
         return self.add_branch(x, self.norm, branch)
@@ -103,10 +103,10 @@ def choose_hidden(config: NetworkConfig) -> int:
     wanted = attention + feed_forward * (width + 1) + width * (feed_forward + 1) + 2 * 2 * width
 
     def count(hidden: int) -> int:
-        # Four gates with two biases each, the output projection, one norm.
+        # The parameters are four gates with two biases each, the output projection and one norm.
         return 4 * hidden * (width + hidden + 2) + width * (hidden + 1) + 2 * width
 
-    # The root of count(hidden) = wanted, and the integers around it.
+    # Try the integers around the root of count(hidden) = wanted.
     linear = 5 * width + 8
     root = int((-linear + (linear**2 + 16 * (wanted - 3 * width)) ** 0.5) / 8)
     return min((max(1, root), root + 1), key=lambda hidden: abs(count(hidden) - wanted))

@@ -14,7 +14,7 @@ from linformer_cli.native.constants import (
     TABLE_ROWS,
 )
 
-# (rows up, columns to the left): left, above, above left, above right.
+# The (rows up, columns to the left) of the left, above, above left and above right pixels.
 TABLE_PIXELS = ((0, 1), (1, 0), (1, 1), (1, -1))
 ROWS_OF_A_CHANNEL = sum(TABLE_ROWS)
 
@@ -25,7 +25,7 @@ class NeighbourTables(nn.Module):
     The first two values, the first three and all four each select a row of a table, and a linear layer reads the three
     rows concatenated. Rows are initialised to 0. Each pair of values has its own row, except that a missing value
     counts as 255. Some triples and quadruples share a row, as in hash embeddings (Svenstrup 2017, arXiv 1709.03933),
-    because few of the possible ones occur. Each channel has its own tables.
+    because few of the possible combinations occur. Each channel has its own tables.
     """
 
     def __init__(self, width: int, channels: int) -> None:
@@ -34,7 +34,7 @@ class NeighbourTables(nn.Module):
         self.output = nn.Linear(len(TABLE_ROWS) * ROW_WIDTH, width)
 
     def forward(self, values: Tensor, channels: Tensor) -> Tensor:
-        """`channels` int64 [...], the channel of the values, is broadcast."""
+        """The vectors [..., width] for `values`; `channels` int64 [...], the channel of the values, is broadcast."""
         y: Tensor = self.output(functional.embedding(find_rows(values, channels), self.rows).flatten(-2))
         return y
 

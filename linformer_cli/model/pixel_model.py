@@ -1,4 +1,4 @@
-"""The whole model: images as sequences of values, with one prediction per position, in parallel or step by step."""
+"""The whole model, which predicts each value of an image from the values before it, in parallel or step by step."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
@@ -25,8 +25,9 @@ class PixelState(NamedTuple):
 class PixelModel(nn.Module):
     """p(x) = product over t of p(x_t | x_0 .. x_{t-1}) for the T values of an image, given its class if it has one.
 
-    The model has the same three methods as an attention. Tokens are a start token followed by values (`shift_values`):
-    token i holds value i - 1, and the output at token i is the distribution of value i, as parameters of `head`.
+    The model has the same three methods as an attention. The tokens are a start token followed by values (see
+    `shift_values`). Token i holds value i - 1, and the output at token i is the distribution of value i, as parameters
+    of `head`.
     `attend` and `step` agree up to rounding; `lintx check` measures the difference.
     """
 
@@ -38,7 +39,7 @@ class PixelModel(nn.Module):
         self.norm = nn.LayerNorm(config.width)
         self.head = build_head(config)
         initialise_weights(self, self._typed_blocks)
-        # Near 0, so that an untrained model predicts almost uniform distributions.
+        # These weights start near 0, so that an untrained model predicts almost uniform distributions.
         self.head.projection.weight.data.mul_(0.1)
 
     @property
@@ -59,10 +60,10 @@ class PixelModel(nn.Module):
         return any(block.is_compiled(self.device, dtype) for block in self._typed_blocks)
 
     def start_tokens(self, batch: int, labels: Tensor | None = None) -> Tensor:
-        """The start token of every image, int64 [B]: the first token to step with.
+        """The start token of every image, int64 [B], which is the first token to step with.
 
-        It is the image's class, `labels` int64 [B], by default 0. A model without classes ignores it. Raises
-        `ValueError` for a class that the model does not have.
+        The start token is the image's class, given by `labels` int64 [B] and 0 by default. A model without classes
+        ignores it. Raises `ValueError` for a class that the model does not have.
         """
         if labels is None:
             return torch.zeros(batch, dtype=torch.int64, device=self.device)
@@ -72,7 +73,7 @@ class PixelModel(nn.Module):
         return labels.to(self.device, torch.int64)
 
     def shift_values(self, values: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Tokens [B, T] for values int64 [B, T]: the start token, then all values but the last.
+        """Tokens [B, T] for values int64 [B, T]; these are the start token and then all values but the last.
 
         The start token is the class, `labels` int64 [B], or 0.
         """
@@ -80,13 +81,14 @@ class PixelModel(nn.Module):
         return torch.cat([first, values[:, :-1]], dim=1)
 
     def take_turns(self, indices: Sequence[int]) -> Tensor:
-        """Classes for images number `indices`, in rotation: int64 [B] on the CPU; 0 in a model without classes."""
+        """Classes int64 [B] on the CPU for images number `indices`, in rotation; all 0 in a model without classes."""
         return torch.tensor(indices, dtype=torch.int64, device="cpu") % max(1, self.config.classes)
 
     def attend(self, tokens: Tensor, state: PixelState | None = None) -> tuple[Tensor, PixelState]:
-        """Head parameters [B, T, P] at tokens int64 [B, T] that follow those in `state`, and the state after them.
+        """Head parameters [B, T, P] at tokens int64 [B, T] that follow the tokens in `state`, and the new state.
 
-        Without `state`, the first token is the start token of an image. Differentiable; `state` is not modified.
+        Without `state`, the first token is the start token of an image. The result is differentiable, and `state` is
+        not modified.
         """
         embedding = self.embedding.init_state(len(tokens), tokens.device) if state is None else state.embedding
         x, embedding = self.embedding(tokens, embedding)
@@ -120,9 +122,9 @@ class PixelModel(nn.Module):
                 module.on_training_step(step, seed)
 
     def nats(self, values: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Negative log-likelihood in nats of each value: [B, T] for values int64 [B, T].
+        """Negative log-likelihood [B, T] in nats of each value, for values int64 [B, T].
 
-        A model with classes needs `labels` int64 [B]; raises `ValueError` without them.
+        A model with classes needs `labels` int64 [B] and raises `ValueError` without them.
         """
         if labels is None and self.config.classes:
             raise ValueError("a model with classes needs labels to compute a likelihood")

@@ -1,4 +1,4 @@
-"""A model whose weights will be loaded: built without allocating or initialising them."""
+"""Builds a model whose weights will be loaded, without allocating or initialising them."""
 
 from typing import Any
 

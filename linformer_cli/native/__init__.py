@@ -1,1 +1,1 @@
-"""C++ for the CPU, compiled on first use: what the sampling engine and the attentions share."""
+"""C++ for the CPU, compiled on first use, that the sampling engine and the attentions share."""

@@ -1,4 +1,4 @@
-"""Where compiled libraries are kept, and whether another user could have put one there."""
+"""The folder of compiled libraries, and a check whether another user could have put a library there."""
 
 import os
 import stat
@@ -15,7 +15,8 @@ class UnsafeCache(LintxError):
 def open_cache() -> Path:
     """The folder of compiled libraries, made if it is missing, with links resolved.
 
-    Raises `UnsafeCache`, `LintxError` if there is no such place, and `OSError`.
+    Raises `UnsafeCache` if another user could have put a library there, `LintxError` if there is no place for the
+    folder, and `OSError`.
     """
     folder = user_cache() / "native"
     folder.mkdir(parents=True, mode=0o700, exist_ok=True)
@@ -35,8 +36,8 @@ def require_private(folder: Path) -> None:
 def describe_risk(path: Path, guarded: bool = False) -> str | None:
     """How another user could have written the file or folder `path`; None if they could not. Raises `OSError`.
 
-    With `guarded`, write access for others is no risk. The superuser is trusted. Systems without user ids, such as
-    Windows, report no risk.
+    With `guarded`, write access for others does not count as a risk. The superuser is trusted. Systems without user
+    ids, such as Windows, report no risk.
     """
     if not hasattr(os, "getuid"):
         return None
@@ -51,7 +52,7 @@ def describe_risk(path: Path, guarded: bool = False) -> str | None:
 def has_guarded_entries(folder: Path) -> bool:
     """Whether others cannot rename this user's entries of `folder`, even if they may write to it."""
     found = folder.stat()
-    if found.st_mode & stat.S_ISVTX:  # as /tmp: only the owner of an entry may rename it
+    if found.st_mode & stat.S_ISVTX:  # like /tmp: only the owner of an entry may rename it
         return True
-    # A user's private group has no other members; its number is the user's, by convention.
+    # A user's private group has no other members. By convention its number is the user's number.
     return not found.st_mode & stat.S_IWOTH and found.st_gid == os.getgid() == os.getuid()

@@ -28,7 +28,7 @@ HEADERS = Path(__file__).parent
 # to zero in the whole process.
 COMPILE = ("-std=c++17", "-O3", "-march=native", "-ffast-math", "-fPIC", "-c", *definitions())
 LINK = ("-shared",)
-# Compiling takes a few seconds. A compiler that takes longer than this hangs.
+# Compiling takes a few seconds. A compiler that takes longer than this counts as hanging.
 COMPILE_SECONDS = 120.0
 
 _allowed = contextvars.ContextVar("allowed", default=True)
@@ -40,7 +40,7 @@ class NoCompiler(LintxError):
 
 @contextlib.contextmanager
 def textbook_only() -> Iterator[None]:
-    """Inside it, the plain torch form of everything is used, never the compiled form."""
+    """A context in which only plain torch forms are used, never compiled forms."""
     token = _allowed.set(False)
     try:
         yield
@@ -49,7 +49,7 @@ def textbook_only() -> Iterator[None]:
 
 
 def compiled_allowed() -> bool:
-    """Whether compiled forms may be used here: not inside `textbook_only`."""
+    """Whether compiled forms may be used here, which they may not inside `textbook_only`."""
     return _allowed.get()
 
 
@@ -60,7 +60,7 @@ def has_library(source: Path) -> bool:
 
 @functools.cache
 def try_load(source: Path) -> ctypes.CDLL | NoCompiler:
-    """The library of `source`, or the reason why there is none. Tried once in a process."""
+    """The library of `source`, or the reason why there is none. It is tried only once in a process."""
     try:
         return _load(source)
     except NoCompiler as error:
@@ -71,12 +71,13 @@ def load_library(source: Path) -> ctypes.CDLL:
     """The compiled functions of `source`; raises `NoCompiler` if there is no compiler or it fails."""
     outcome = try_load(source)
     if isinstance(outcome, NoCompiler):
-        raise NoCompiler(str(outcome))  # a new one: an error that is raised again keeps every frame that it passed
+        # This is a new error, because an error that is raised again keeps every frame that it passed.
+        raise NoCompiler(str(outcome))
     return outcome
 
 
 def load_function(source: Path, name: str, *arguments: Any) -> Callable[..., None]:
-    """A function of `source` that returns nothing, with the types of its arguments; raises as `load_library`."""
+    """A function of `source` that returns nothing, with its argument types; raises what `load_library` raises."""
     function = getattr(load_library(source), name)
     function.argtypes, function.restype = arguments, None
     return function  # type: ignore[no-any-return]
@@ -92,7 +93,7 @@ def describe_library(source: Path) -> str:
 
 @functools.cache
 def _warn(message: str) -> None:
-    """Log a warning, once in a process; unless logging is set up otherwise, it is one line on stderr."""
+    """Log a warning once in a process. Unless logging is set up otherwise, the warning is one line on stderr."""
     logging.getLogger(__name__).warning(message)
 
 
@@ -129,7 +130,7 @@ def _load_file(compiler: str, source: Path, file: Path, threads: bool) -> ctypes
 
 
 def _threads_library() -> str | None:
-    """The OpenMP runtime that torch has loaded, made visible to the kernels: two would compete for the cores."""
+    """The path of torch's OpenMP runtime, made visible to the kernels, since two runtimes would compete for cores."""
     try:
         with open("/proc/self/maps", encoding="utf-8") as maps:
             paths = {line.split(maxsplit=5)[5].strip() for line in maps if "libgomp" in line}
@@ -160,7 +161,7 @@ def _run(compiler: str, *arguments: str) -> None:
     """Run the compiler; raises `NoCompiler` if it fails or hangs."""
     if compiler in _hanging:
         raise NoCompiler(_hanging[compiler])
-    # In its own session: otherwise Ctrl-C, which only requests the end of a run, would end the compiler at once.
+    # The compiler has its own session, or Ctrl-C, which only asks a run to end, would end the compiler at once.
     process = subprocess.Popen(
         [compiler, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -168,7 +169,7 @@ def _run(compiler: str, *arguments: str) -> None:
         _, errors = process.communicate(timeout=COMPILE_SECONDS)
     except subprocess.TimeoutExpired:
         _end(process)
-        # Remembered, as the next source would hang as long.
+        # This is remembered, because the next source would hang as long.
         _hanging[compiler] = f"{compiler} did not finish within {COMPILE_SECONDS:.0f} s"
         _warn(f"warning: {_hanging[compiler]}; plain torch is used instead of compiled kernels")
         raise NoCompiler(_hanging[compiler]) from None
@@ -180,7 +181,7 @@ def _run(compiler: str, *arguments: str) -> None:
         raise NoCompiler(f"{compiler} failed: {reason.strip()}")
 
 
-# Compilers that did not finish in this process, and the message about each.
+# The compilers that did not finish in this process, with a message about each compiler.
 _hanging: dict[str, str] = {}
 
 
@@ -195,7 +196,7 @@ def _end(process: "subprocess.Popen[str]") -> None:
 
 
 def _is_whole(file: Path) -> bool:
-    """Whether `file` is a library that this user compiled, undamaged: opening a truncated one ends the process."""
+    """Whether `file` is an undamaged library that this user compiled. Opening a truncated library ends the process."""
     try:
         for part in (file, _digest_file(file)):
             if (risk := describe_risk(part)) is not None:

@@ -1,20 +1,21 @@
 """Numbers that Python and C++ share. Every C++ file is compiled with each of them as a macro, LINTX_<name>."""
 
-# The compiled feature maps of linear attention and their numbers. Their features are never negative. Where features may
-# be negative, denominators may nearly cancel; the textbook then rounds numerator and denominator the same way.
+# The compiled feature maps of linear attention and their numbers. Their features are never negative. Where
+# features may be negative, denominators may nearly cancel; the textbook form then rounds both parts the same way.
 FEATURE_MAPS = {"elu": 0, "relu": 1}
 
-# Packed weights: rows of a panel, and rows of a tile of panels.
+# For packed weights: the rows of a panel, and the rows of a tile of panels.
 LANES, TILE_ROWS = 16, 64
 # The sizes of arrays that the kernels keep on the stack.
 WIDEST_HEAD, MOST_LEVELS = 256, 1024
 
-# `NeighbourTables`: the number of values, and the tables for the first two of them, the first three and all four.
+# For `NeighbourTables`: the number of values, and the tables for the first two values, the first three and all four.
 NEIGHBOURS, ROW_WIDTH = 4, 8
 TABLE_ROWS = (2**16, 2**15, 2**14)
-# Their hash: key <- (key * base + value + 1) * multiplier, of which the masked bits are kept; key ^= key >> one shift
-# after each value, and >> the other at the end. The multiplier is the golden ratio's fraction in 64 bits, as in
-# Fibonacci hashing (Knuth, TAOCP 3, section 6.4), without the highest bit, which is the sign of an int64.
+# The hash of these tables is key <- (key * base + value + 1) * multiplier, of which the masked bits are kept. Then
+# key ^= key >> one shift after each value, and key ^= key >> the other shift at the end. The multiplier is the golden
+# ratio's fraction in 64 bits, as in Fibonacci hashing (Knuth, TAOCP 3, section 6.4), without the highest bit, which is
+# the sign of an int64.
 HASH_BASE, HASH_MULTIPLIER, HASH_MASK = 257, 0x1E3779B97F4A7C15, 2**61 - 1
 HASH_SHIFT, HASH_LAST_SHIFT = 31, 17
 

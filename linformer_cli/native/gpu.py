@@ -1,6 +1,6 @@
-"""Whether kernels written in Triton, which compiles them for a CUDA device on first use, are available.
+"""Tells whether Triton kernels, which are compiled for a CUDA device on first use, are available.
 
-They are tested in Triton's interpreter and have never run on a GPU, so an environment variable must enable them.
+The kernels are tested in Triton's interpreter and have never run on a GPU, so an environment variable must enable them.
 """
 
 import functools
@@ -13,7 +13,7 @@ from .compiler import compiled_allowed
 if TYPE_CHECKING:
     import torch
 
-# The first capability with matrix units for TF32 and bfloat16.
+# The lowest compute capability with matrix units for TF32 and bfloat16.
 _LEAST_CAPABILITY = (8, 0)
 ASK = "LINTX_TRITON"
 

@@ -1,4 +1,4 @@
-"""From a distribution to a value: random streams, filters and the draw. No global random state is used."""
+"""Random streams, filters, and the draw of a value from a distribution. No global random state is used."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ _BLOCK = 64
 class Filters:
     """Changes to a distribution before drawing, in this order: temperature, top-k, top-p.
 
-    Log probabilities are divided by `temperature`. Then only the `top_k` likeliest values are kept, and of these only
-    the smallest set of likeliest values whose total probability reaches `top_p`. The rest is renormalised. Filters act
-    on the probabilities of values and so mean the same for every head: a mixture of logistics is first turned into a
+    Log probabilities are divided by `temperature`. Then only the `top_k` likeliest values are kept. Of these, only the
+    smallest set of likeliest values whose total probability reaches `top_p` is kept and renormalised. Filters act on
+    the probabilities of values, so they mean the same for every head; a mixture of logistics is first turned into a
     table of probabilities. The default changes nothing.
     """
 
@@ -74,7 +74,7 @@ class UniformStreams:
         return torch.from_numpy(self._block[:, self._used - 1].copy())
 
     def take_many(self, count: int, device: torch.device) -> Tensor:
-        """The next `count` numbers of every stream, as from `take`: float64 [count, B], computed on `device`."""
+        """The next `count` numbers of every stream, as `take` gives them: float64 [count, B], computed on `device`."""
         numbers = draw_uniforms(self._seed, self._indices, self._taken, count, device)
         self._taken += count
         # numpy's generators are now behind; `take` builds new ones.

@@ -1,4 +1,4 @@
-"""Completes an image: the known values are read in one parallel pass, the rest is drawn value by value."""
+"""Completes an image: the known values are read in one parallel pass, and the rest is drawn value by value."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,8 +20,8 @@ from .decode import Sampler
 class Completion:
     """Completions of one image whose first `known` values were given.
 
-    `values` int64 [n, T] include the known ones. The other fields are the bits/dim of the known part, of the rest of
-    each completion, and of the rest of the original; NaN for a part without values.
+    `values` int64 [n, T] includes the known values. The other fields are the bits/dim of the known part, of the rest of
+    each completion, and of the rest of the original. A part without values has NaN.
     """
 
     known: int
@@ -73,7 +73,7 @@ def complete_values(
     """`count` completions of `original` int64 [T] from its first `known` values; `label` is its class, if any.
 
     The known values are read once, in parallel, for all completions. As in sampling, completion i depends only on
-    (seed, i). `on_halve` as in `work_in_batches`.
+    (seed, i). `on_halve` is the same as in `work_in_batches`.
     """
     model, positions = sampler.model, sampler.model.config.image.positions
     labels = None if label is None else torch.tensor([label])

@@ -26,7 +26,7 @@ class Labels(Protocol):
 
 @dataclass(frozen=True)
 class SampledBatch:
-    """Finished images number `indices`: values uint8 [B, T] on the CPU, the seconds taken, the bytes of their state.
+    """Finished images number `indices`: values uint8 [B, T] on the CPU, the seconds taken, and the bytes of the state.
 
     `passes` is the number of passes through the layers per image: T, or fewer with look-ahead.
     """
@@ -41,8 +41,8 @@ class SampledBatch:
 class Sampler:
     """Draws images from `model`; batches of the same size share one engine.
 
-    Up to rounding, image i depends only on (seed, i) and its class: not on the batch size, the engine or the other
-    images. `filters` defaults to none; `engine` is one of `ENGINES` or `auto`.
+    Up to rounding, image i depends only on (seed, i) and its class, and not on the batch size, the engine or the other
+    images. By default there are no `filters`. `engine` is one of `ENGINES` or `auto`.
     """
 
     def __init__(self, model: PixelModel, seed: int = 0, filters: Filters | None = None, engine: str = AUTO) -> None:
@@ -56,7 +56,7 @@ class Sampler:
         """Draw images number `indices` as one batch.
 
         `labels[i]` is the class of image i; by default, images rotate through all classes of the model. `before_step`
-        as in `Engine.draw_values`. Raises `LintxError` if the model predicts NaN or infinity.
+        is the same as in `Engine.draw_values`. Raises `LintxError` if the model predicts NaN or infinity.
         """
         began = time.perf_counter()
         batch, positions = len(indices), self.model.config.image.positions
@@ -79,9 +79,9 @@ class Sampler:
         before_step: Callable[[], None] | None = None,
         on_halve: Callable[[int], None] | None = None,
     ) -> Iterator[SampledBatch]:
-        """Draw images number `indices` in order, in batches; `labels` and `before_step` as in `sample`.
+        """Draw images number `indices` in order, in batches.
 
-        `on_halve` as in `work_in_batches`.
+        `labels` and `before_step` are the same as in `sample`, and `on_halve` is the same as in `work_in_batches`.
         """
         return work_in_batches(indices, batch, lambda part: self.sample(part, labels, before_step), on_halve)
 
@@ -92,7 +92,7 @@ class Sampler:
         labels: Labels | None = None,
         before_step: Callable[[], None] | None = None,
     ) -> NDArray[np.uint8]:
-        """Images number 0 to `count` - 1, uint8 [count, H, W, C]; other arguments as in `iter_batches`."""
+        """Images number 0 to `count` - 1, uint8 [count, H, W, C]; `iter_batches` explains the other arguments."""
         parts = self.iter_batches(range(count), batch, labels, before_step)
         return values_to_images(torch.cat([part.values for part in parts]), self.model.config.image)
 

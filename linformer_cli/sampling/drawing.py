@@ -17,7 +17,7 @@ from .decode import Sampler
 class ImageNumbers:
     """The numbers of the images to draw, from `first`: `each` images of every class in `chosen`.
 
-    Without `chosen` they are `each` images, of all `classes` in turn if the model has classes.
+    Without `chosen`, there are `each` images in total, which rotate through all `classes` if the model has classes.
     """
 
     first: int
@@ -41,7 +41,7 @@ class ImageNumbers:
 class Drawn:
     """The numbers of the drawn images, and the images themselves, uint8 [H, W, C], if no folder holds them.
 
-    `passes` through the layers are counted for every image. `stopped` tells that Ctrl-C ended the work early.
+    `passes` counts the passes through the layers for every image. `stopped` is true if Ctrl-C ended the work early.
     """
 
     indices: list[int] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Drawn:
 
 
 def find_drawn(wanted: range, folder: NumberedImages | None, team: Team) -> set[int]:
-    """The `wanted` images that are in the folder already; each process looks for its share."""
+    """The `wanted` images that are already in the folder; each process looks for its share."""
     if folder is None:
         return set()
     mine = team.share(len(wanted)) if folder.folder.exists() else range(0)
@@ -84,7 +84,7 @@ def draw_images(
                 if folder is None:
                     drawn.images[index] = image
                 else:
-                    folder.write(index, image)  # at once: a long job that is stopped keeps the finished images
+                    folder.write(index, image)  # at once, so that a long job that is stopped keeps the finished images
                 drawn.indices.append(index)
     except KeyboardInterrupt:
         drawn.stopped = True

@@ -1,7 +1,8 @@
 """The random words of numpy's `Philox` generators, computed in parallel on any device.
 
-Philox4x64-10 (Salmon 2011, 'Parallel random numbers: as easy as 1, 2, 3'): word number w of a stream is a function of
-its key and w only. The numbers of a whole image are therefore computed on the device that uses them, without the host.
+The generator is Philox4x64-10 (Salmon 2011, 'Parallel random numbers: as easy as 1, 2, 3'). Word number w of a stream
+depends only on the stream's key and w. The numbers of a whole image are therefore computed on the device that uses
+them, without the host.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ _LOW = 2**32 - 1
 def draw_uniforms(seed: int, indices: Sequence[int], first: int, count: int, device: torch.device) -> Tensor:
     """Numbers `first` to `first + count` of the streams of (seed, index), float64 [count, B] in [0, 1).
 
-    Bit for bit the upper 53 bits of numpy's `Philox(key=[seed, index]).random_raw()`.
+    They are bit for bit the upper 53 bits of numpy's `Philox(key=[seed, index]).random_raw()`.
     """
     # Each counter gives four words; numpy increments the counter before each draw.
     blocks = torch.arange(first // 4, -(-(first + count) // 4), device=device).unsqueeze(1) + 1

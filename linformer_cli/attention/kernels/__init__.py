@@ -1,1 +1,1 @@
-"""Compiled forms of `attend`, gradients included. The textbook form of each, in plain torch, defines the result."""
+"""Compiled forms of `attend`, including gradients. The textbook form in plain torch defines the result of each."""

@@ -1,11 +1,11 @@
 """A step of linear attention on a CUDA device that writes its sums only every few steps.
 
 A step of many images spends most of its time reading and writing the sums. Here the newest keys and values are kept
-beside s, and every `fold`-th step adds them to it. In between, s is only read:
+beside s, and every `fold`-th step adds them to s. Between these steps, s is only read:
 
     y_t = (phi(q_t) s + sum over pending j of (phi(q_t) . phi(k_j)) v_j) / (phi(q_t) . z_t)
 
-z is small and always up to date. Textbook: `LinearAttention.step`.
+z is small and always up to date. The textbook form is `LinearAttention.step`.
 """
 
 from typing import NamedTuple
@@ -13,17 +13,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Steps per write of s. A larger value writes s less often but reads more pending pairs per step. For heads of width 32
-# and pairs in bfloat16, 8 moves the fewest bytes: 0.64 times as many as a step that reads and writes s.
+# The number of steps per write of s. A larger value writes s less often but reads more pending pairs per step. For
+# heads of width 32 and pairs in bfloat16, 8 moves the fewest bytes: 0.64 times as many as a step that reads and writes
+# s.
 FOLD = 8
 
 
 class FoldedState(NamedTuple):
     """s float32 [B, H, C, V] without the pending pairs, z float32 [B, H, C] with them, and the pairs.
 
-    The next step writes pair number `steps` mod fold. The pairs before it are pending, in keys [B, H, fold - 1, C] and
-    values [B, H, fold - 1, V]. The caller adds 1 to `steps`, 0-d int64, after each step, once for all states that share
-    it. `steps` may start at any number, since the values of missing pairs are 0 and add nothing.
+    The next step writes pair number `steps` mod fold. The pairs before it are pending and are held in keys
+    [B, H, fold - 1, C] and values [B, H, fold - 1, V]. The caller adds 1 to `steps` (0-d int64) after each step, once
+    for all states that share it. `steps` may start at any number, since the values of missing pairs are 0 and add
+    nothing.
     """
 
     s: Tensor

@@ -1,13 +1,13 @@
-"""Compiled linear attention: chooses between the kernels for CPUs, in this file, and for GPUs, in `triton_linear.py`.
+"""Compiled linear attention: the kernels for CPUs, and the choice between CPU kernels and `triton_linear.py` for GPUs.
 
-On the CPU the forward pass visits all positions once, the backward pass twice.
+On the CPU, the forward pass visits all positions once, and the backward pass visits them twice.
 
     y_t = phi(q_t) s_t / (phi(q_t) . z_t),    s_t = s + sum over j <= t of phi(k_j) v_j^T,    z_t = z + sum of phi(k_j)
 
 The sums of one head are updated and read position by position, four at a time, while they are in the L1 cache. The same
 pass applies the feature map, divides, and converts bfloat16. The backward pass needs only the inputs and the
 denominators: it recomputes s forwards for the queries, and sums the gradient of s backwards for keys and values
-(linear.cpp). Textbook: `causal_sums` and `divide_by_weight`.
+(linear.cpp). The textbook form is `causal_sums` and `divide_by_weight`.
 """
 
 import ctypes
@@ -44,7 +44,8 @@ class _Call(ctypes.Structure):
     ]
 
 
-# The widths and types that the Triton kernels support: whole tiles of a matrix unit, and sums that fit on the chip.
+# The widths and types that the Triton kernels support. The widths are whole tiles of a matrix unit, and the sums fit on
+# the chip.
 TRITON_WIDTHS = (16, 32, 64)
 TRITON_TYPES = (torch.float32, torch.bfloat16)
 
@@ -65,8 +66,8 @@ def attend(
     """Outputs [B, H, T, V] for q, k [B, H, T, C] and v [B, H, T, V], and s [B, H, C, V], z [B, H, C] after them.
 
     `s` and `z` are the sums before these positions (None: no positions); `feature_map` is one of `FEATURE_MAPS`. q, k,
-    v and y share one type; s and z have its accumulator type. Differentiable once, in all inputs. Raises what
-    `require_fit` raises.
+    v and y share one type; s and z have its accumulator type. The result is differentiable once, in all inputs. Raises
+    what `require_fit` raises.
     """
     require_fit(q, k, v, s, z)
     if q.device.type != "cpu":
@@ -80,7 +81,7 @@ def attend(
 
 
 def require_fit(q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, z: Tensor | None) -> None:
-    """Raises `ValueError` if types or sizes do not match: the kernels would read beyond the end of a tensor."""
+    """Raise `ValueError` if types or sizes do not match, since the kernels would read beyond the end of a tensor."""
     sizes = [q.shape, (*q.shape[:3], v.shape[-1]), (*q.shape[:2], q.shape[3], v.shape[-1]), (*q.shape[:2], q.shape[3])]
     given = [k, v, s, z]
     if any(x is not None and x.shape != torch.Size(size) for x, size in zip(given, sizes, strict=True)):

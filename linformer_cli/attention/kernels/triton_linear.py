@@ -4,12 +4,12 @@
 
 One program processes one head, a chunk of positions at a time. Inside a chunk, products are computed pairwise under a
 triangular mask; earlier chunks enter through s and z, which stay on the chip. If there are too few images and heads to
-fill the device, positions are also cut into segments: a first pass sums up each segment, and a running sum over
-segments gives the sums before each. The main pass also applies the feature map, divides, and converts bfloat16. The
+fill the device, positions are also cut into segments: a first pass sums each segment, and a running sum over segments
+gives the sums before each segment. The main pass also applies the feature map, divides, and converts bfloat16. The
 backward pass needs the inputs, the denominators and the sums before each segment. It consists of a forward scan for the
 queries, and a reverse scan, which carries the gradients of s and z, for keys and values.
 
-Textbook: `causal_sums` and `divide_by_weight`. Importing this file needs Triton; see `native/gpu.py`.
+The textbook form is `causal_sums` and `divide_by_weight`. Importing this file needs Triton; see `native/gpu.py`.
 """
 
 from typing import Any
@@ -25,13 +25,13 @@ from .linear import empty_like_projection, with_dense_rows
 from .triton_maps import phi, slope
 
 CHUNK = 64
-# About two programs per multiprocessor of a large device.
+# This gives about two programs per multiprocessor of a large device.
 WANTED_PROGRAMS = 256
 
 
 @triton.jit
 def _load_rows(x, head, H, image_stride, head_stride, position_stride, t, inside, WIDTH: tl.constexpr):
-    """Rows t of one head of x [B, H, T, WIDTH], in float32, 0 outside; `head` counts over all images."""
+    """Rows t of one head of x [B, H, T, WIDTH] in float32, with 0 outside x; `head` counts over all images."""
     start = x + (head // H).to(tl.int64) * image_stride + (head % H).to(tl.int64) * head_stride
     places = t.to(tl.int64)[:, None] * position_stride + tl.arange(0, WIDTH)[None, :]
     return tl.load(start + places, mask=inside[:, None], other=0.0).to(tl.float32)
@@ -115,7 +115,7 @@ def _backward_queries_kernel(
 ):  # fmt: skip
     """Gradients of queries and denominators, from the gradient g of y and the sums s, z before each segment.
 
-    Also each segment's contribution to the gradients of the sums before it, later_s and later_z.
+    The kernel also computes each segment's contribution to the gradients of the sums before it, later_s and later_z.
     """
     head, segment = tl.program_id(0), tl.program_id(1)
     index = head * segments + segment
@@ -160,7 +160,10 @@ def _backward_keys_kernel(
     H, T, segments, chunks,
     MAP: tl.constexpr, C: tl.constexpr, V: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of keys, values and the sums before each segment; later_s, later_z are those of the sums after it."""
+    """Gradients of keys, values and the sums before each segment.
+
+    later_s and later_z are the gradients of the sums after each segment.
+    """
     head, segment = tl.program_id(0), tl.program_id(1)
     index = head * segments + segment
     after_s = tl.load(later_s + _sums_places(index, C, V))
@@ -176,7 +179,7 @@ def _backward_keys_kernel(
         weight = tl.load(weights + head.to(tl.int64) * T + t, mask=inside, other=0.0)
         of_weight = tl.load(grad_weights + head.to(tl.int64) * T + t, mask=inside, other=0.0)
         inverse = tl.where(weight == 0.0, 0.0, 1.0 / tl.where(weight == 0.0, 1.0, weight))
-        # 0 in the padding, so that its queries add nothing.
+        # This is 0 in the padding, so that padded queries add nothing.
         gradient = _load_rows(g, head, H, g_image, g_head, g_position, t, inside, V) * inverse[:, None]
         scores = tl.where(causal, tl.dot(queries, tl.trans(keys), input_precision=PRECISION), 0.0)
         of_scores = tl.dot(gradient, tl.trans(values), input_precision=PRECISION) + of_weight[:, None]
@@ -196,7 +199,7 @@ def _backward_keys_kernel(
 def attend(
     q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, z: Tensor | None, feature_map: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `attend` of `linear.py`, which has checked the sizes; `serves` must have accepted the tensors."""
+    """The result of `attend` of `linear.py`, which has checked the sizes; `serves` must have accepted the tensors."""
     q, k, v = map(with_dense_rows, (q, k, v))
     s = q.new_zeros(*q.shape[:2], q.shape[3], v.shape[3], dtype=torch.float32) if s is None else s.float()
     z = q.new_zeros(*q.shape[:2], q.shape[3], dtype=torch.float32) if z is None else z.float()
@@ -276,7 +279,7 @@ def _launch(
         "SIZE": CHUNK,
         # TF32 has three bits more than bfloat16. Three TF32 products keep nearly all bits of a float32 product.
         "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32",
-        # No pipelining: it would need more shared memory than small GPUs have.
+        # There is no pipelining, because it would need more shared memory than small GPUs have.
         "num_stages": 1,
         "num_warps": 4,
         "enable_fp_fusion": True,

@@ -11,7 +11,7 @@ RELU: tl.constexpr = tl.constexpr(FEATURE_MAPS["relu"])
 
 @triton.jit
 def phi(x, MAP: tl.constexpr):
-    """Feature map number `MAP`; NaN stays NaN."""
+    """The features of x under feature map number `MAP`; NaN stays NaN."""
     if MAP == ELU:
         return tl.where(x < 0.0, tl.exp(tl.minimum(x, 0.0)), x + 1.0)
     else:

@@ -23,7 +23,7 @@ def _step_kernel(
     q, q_image, q_head, k, k_image, k_head, v, v_image, v_head, s, z, keys, values, steps, y, H,
     MAP: tl.constexpr, C: tl.constexpr, V: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip
-    """One head of one image. Pairs 0 .. slot - 1 are pending; the new pair joins them, or all pairs are added to s."""
+    """Step one head of one image. Pairs 0 .. slot - 1 are pending; the new pair joins them, or s absorbs all pairs."""
     place = tl.program_id(0).to(tl.int64)
     image, head = place // H, place % H
     slot = tl.load(steps) % FOLD
@@ -64,7 +64,7 @@ def _step_kernel(
 
 
 def step(q_t: Tensor, k_t: Tensor, v_t: Tensor, state: FoldedState, feature_map: str) -> Tensor:
-    """As `step` of `folding.py`."""
+    """The output of `step` of `folding.py`; updates `state` in place."""
     q_t, k_t, v_t = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_t, k_t, v_t))
     batch, heads, key_width = q_t.shape
     value_width = v_t.shape[-1]

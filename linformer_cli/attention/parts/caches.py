@@ -10,7 +10,7 @@ from linformer_cli.attention.base import Attention, AttentionShape
 
 
 class KeyValueCache(NamedTuple):
-    """Keys [B, H, capacity, K] and values [B, H, capacity, V]; the first `position` (a 0-d int64 tensor) are valid."""
+    """Keys [B, H, capacity, K] and values [B, H, capacity, V], of which the first `position` (0-d int64) are valid."""
 
     keys: Tensor
     values: Tensor
@@ -39,10 +39,10 @@ def init_cache(
 
 
 def extend_cache(cache: KeyValueCache | None, k: Tensor, v: Tensor) -> KeyValueCache:
-    """A new cache: `cache` followed by k [B, H, T, K] and v [B, H, T, V]. Differentiable; `cache` stays unchanged.
+    """A new cache that holds `cache` followed by k [B, H, T, K] and v [B, H, T, V].
 
-    The capacity is kept if the new positions fit. Without `cache`, k and v become the new cache; they are copied only
-    if gradients are disabled.
+    The result is differentiable, and `cache` stays unchanged. The capacity is kept if the new positions fit. Without
+    `cache`, k and v become the new cache; they are copied only if gradients are disabled.
     """
     if cache is None:
         if not torch.is_grad_enabled():
@@ -65,7 +65,7 @@ def _own(x: Tensor) -> Tensor:
 def push_in_place(cache: KeyValueCache, k_t: Tensor, v_t: Tensor) -> tuple[KeyValueCache, int]:
     """Append k_t [B, H, K] and v_t [B, H, V] in place; returns the cache and its new length.
 
-    A full cache is first copied to one of twice the capacity.
+    A full cache is first copied to a cache with twice the capacity.
     """
     start = int(cache.position)
     if start == cache.keys.shape[2]:

@@ -1,4 +1,4 @@
-"""Causal sums with decay: as `causal_sums`, but each position multiplies the sum before it by a decay.
+"""Causal sums with decay. They are like `causal_sums`, but each position multiplies the sum before it by a decay.
 
     s_t = d_t s_{t-1} + phi(k_t) v_t^T,    y_t = phi(q_t) s_t,    0 <= d_t <= 1
 
@@ -61,18 +61,19 @@ def decayed_causal_sums(
 ) -> tuple[Tensor, Tensor]:
     """y [B, H, T, V] and the last s [B, H, C, V], for phi_q, phi_k [B, H, T, C], v [B, H, T, V], log d [B or 1, H, T].
 
-    Chunks as in `causal_sums`. Weights inside a chunk are exp(c_t - c_j), with c the sum of log d from the start of the
-    chunk: at most 1, and never a quotient of two numbers that underflowed. `carried` is s before these positions.
+    Chunks work as in `causal_sums`. Weights inside a chunk are exp(c_t - c_j), where c is the sum of log d from the
+    start of the chunk. A weight is at most 1, and never a quotient of two numbers that underflowed. `carried` is s
+    before these positions.
 
-    With `factors` [T, F] the result is that of phi_q and phi_k after `multiply_features`, and s is [B, H, F C, V].
-    Factors do not make pairs inside a chunk more expensive.
+    With `factors` [T, F], `multiply_features` is applied to phi_q and phi_k first, and s is [B, H, F C, V]. Factors do
+    not make pairs inside a chunk more expensive.
     """
     length = phi_q.shape[2]
     chunk = min(chunk, length)
     queries, keys, values, log_decay = (_cut(x, chunk) for x in (phi_q, phi_k, v, log_decay.unsqueeze(-1)))
     c = sum_logs(log_decay.squeeze(-1), dim=-1)
     later = torch.ones(chunk, chunk, dtype=torch.bool, device=v.device).triu(1)
-    # Masked before exp: above the diagonal the difference is positive, and exp could overflow.
+    # The mask comes before exp, because above the diagonal the difference is positive and exp could overflow.
     weights = (c.unsqueeze(-1) - c.unsqueeze(-2)).to(v.dtype).masked_fill(later, -math.inf).exp()
     if factors is not None:
         factors = _cut(factors.view(1, 1, *factors.shape), chunk)
@@ -97,17 +98,17 @@ def sum_logs(logs: Tensor, dim: int) -> Tensor:
 
 
 def multiply_features(features: Tensor, factors: Tensor) -> Tensor:
-    """All products of features [..., C] and factors [..., F] of a position: [..., F C]."""
+    """All products [..., F C] of the features [..., C] and the factors [..., F] of a position."""
     return (factors.unsqueeze(-1) * features.unsqueeze(-2)).flatten(-2)
 
 
 def featurewise_decayed_causal_sums(
     phi_q: Tensor, phi_k: Tensor, v: Tensor, log_decay: Tensor, carried: Tensor | None, chunk: int
 ) -> tuple[Tensor, Tensor]:
-    """`decayed_causal_sums` with one decay per feature, log d [B, H, T, C]; `chunk` is a power of two.
+    """The same as `decayed_causal_sums`, but with one decay per feature, log d [B, H, T, C].
 
-    The weight of a pair differs between features, so it is part of the product of query and key. No exponential exceeds
-    1, see `_PairwiseProducts`.
+    `chunk` is a power of two. The weight of a pair differs between features, so it is part of the product of query and
+    key. No exponential exceeds 1, see `_PairwiseProducts`.
     """
     length = phi_q.shape[2]
     while chunk >= 2 * length:
@@ -142,9 +143,9 @@ class _PairwiseProducts(torch.autograd.Function):
     """a[t, j] = sum over features of q_t k_j exp(c_t - c_j) for j <= t, else 0; q, k, c [..., R, C], a [..., R, R].
 
     c decreases with the position. In pieces of 2, 4, .. R positions, queries of the second half are multiplied with
-    keys of the first, and exp(c_t - c_j) = exp(c_t - c_m) exp(c_m - c_j) with m the last position of the first half:
-    neither factor exceeds 1, and neither underflows unless their product does. All pairs take log R matrix products.
-    Only the inputs are saved; the backward pass recomputes the factors.
+    keys of the first half. There exp(c_t - c_j) = exp(c_t - c_m) exp(c_m - c_j), where m is the last position of the
+    first half. Neither factor exceeds 1, and neither underflows unless their product does. All pairs together take
+    log R matrix products. Only the inputs are saved; the backward pass recomputes the factors.
     """
 
     @staticmethod
@@ -174,7 +175,7 @@ class _PairwiseProducts(torch.autograd.Function):
 
 
 def _faded_halves(q: Tensor, k: Tensor, c: Tensor, half: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Each piece's queries of the second half and keys of the first, decayed to the border, and both decay factors."""
+    """Queries of each piece's second half and keys of its first half, decayed to the border, and both decay factors."""
     queries, keys = split_halves(q, half)[1], split_halves(k, half)[0]
     first, second = split_halves(c, half)
     border = first[..., -1:, :]

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from linformer_cli.attention.base import AttentionOptions, AttentionShape
 
-# Far below the square of any useful sum; a sum of 0 stays 0.
+# This is far below the square of any useful sum, and a sum of 0 stays 0.
 _EPSILON = 1e-6
 
 
@@ -42,10 +42,10 @@ class FadingOptions(AttentionOptions):
     def memory_lengths(self, shape: AttentionShape, count: int) -> list[float]:
         """`count` lengths in positions, spaced geometrically from the longest down.
 
-        Python numbers and not a buffer: a buffer would be rounded when the model is cast to bfloat16, and a float64
-        buffer cannot be moved to every device.
+        The lengths are Python numbers and not a buffer, because a buffer would be rounded when the model is cast to
+        bfloat16, and a float64 buffer cannot be moved to every device.
         """
-        # A given length bounds the default of the other, so that the two stay in order. One head has only one length.
+        # A given length bounds the default of the other length, so that the two stay in order. One head has one length.
         if count == 1 and self.shortest_memory and not self.longest_memory:
             return [self.shortest_memory]
         longest = self.longest_memory or max(shape.positions, self.shortest_memory or 0)
@@ -56,7 +56,7 @@ class FadingOptions(AttentionOptions):
 def scale_outputs(sums: Tensor, output_gate: Tensor | None) -> Tensor:
     """Sums [..., V] divided by their root mean square, times SiLU of `output_gate` [..., V] if there is one.
 
-    This replaces a denominator: the weights of signed queries and keys can add up to any number.
+    This replaces a denominator, because the weights of signed queries and keys can add up to any number.
     """
     y = functional.rms_norm(sums, sums.shape[-1:], eps=_EPSILON)
     return y if output_gate is None else y * functional.silu(output_gate.to(y.dtype))

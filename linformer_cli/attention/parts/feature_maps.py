@@ -1,6 +1,7 @@
-"""Feature maps phi of linear attention: x [B, H, T, K] (or [B, H, K]) to phi(x) [..., C], with phi(q) . phi(k) >= 0.
+"""Feature maps phi of linear attention, which map x [B, H, T, K] or [B, H, K] to phi(x) [..., C].
 
-The kernel of a map is phi(q) . phi(k). No map adds an epsilon: the division handles a denominator of 0.
+The kernel of a map is phi(q) . phi(k), which is never negative. No map adds an epsilon, because the division handles a
+denominator of 0.
 """
 
 import math
@@ -24,7 +25,7 @@ class FeatureMap(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
-        """phi(x) for x of at least float32."""
+        """phi(x); x must be float32 or wider."""
 
 
 def _elu_plus_one(x: Tensor) -> Tensor:
@@ -32,7 +33,7 @@ def _elu_plus_one(x: Tensor) -> Tensor:
 
 
 class _EluPlusOne(torch.autograd.Function):
-    """exp(min(x, 0)) + max(x, 0): x + 1 above zero and exp(x) below.
+    """exp(min(x, 0)) + max(x, 0), which is x + 1 above zero and exp(x) below.
 
     Mathematically this is elu(x) + 1, but in float32 elu rounds exp(x) - 1 to -1 for x < -17, and the sum would be 0.
     The slope is min(phi, 1), so the backward pass needs only the output.
@@ -69,13 +70,13 @@ class Relu(FeatureMap):
 
 
 def _clamp_huge(x: Tensor) -> Tensor:
-    """x clamped to +-(largest number)^(1/5), 5e7 in float32: products of four numbers do not overflow."""
+    """x clamped to +-(largest number)^(1/5), 5e7 in float32, so that products of four numbers do not overflow."""
     limit = torch.finfo(x.dtype).max ** 0.2
     return x.clamp(-limit, limit)
 
 
 class Poly2(FeatureMap):
-    """The kernel (q . k)^2, from the K (K + 1) / 2 distinct products of two coordinates.
+    """The kernel (q . k)^2, computed from the K (K + 1) / 2 distinct products of two coordinates.
 
     A product of different coordinates stands for two equal terms and is weighted by sqrt(2). The cost is T C V, which
     pays off if T is well above K^2 (Katharopoulos 2020, section 3.2.1).
@@ -96,16 +97,17 @@ class Poly2(FeatureMap):
 
     def _multiply_pairs(self, x: Tensor) -> Tensor:
         first, second = self.pairs
-        # Not a buffer, because casting the model to bfloat16 would round it.
+        # The weights are not a buffer, because casting the model to bfloat16 would round it.
         weights = torch.where(first == second, 1.0, torch.tensor(2.0, dtype=x.dtype, device=x.device).sqrt())
-        # Four times as fast as x[..., first] on a CPU, forward and backward.
+        # index_select is four times as fast as x[..., first] on a CPU, forward and backward.
         return x.index_select(-1, first) * x.index_select(-1, second) * weights
 
 
 class Taylor2(Poly2):
-    """The kernel 1 + x.y + (x.y)^2 / 2 of x = q K^(-1/4), y = k K^(-1/4): exp(q.k / sqrt(K)) to second order.
+    """The kernel 1 + x.y + (x.y)^2 / 2 with x = q K^(-1/4) and y = k K^(-1/4).
 
-    The kernel is at least 1/2, so the denominator is never 0. C = 1 + K + K (K + 1) / 2.
+    This is exp(q.k / sqrt(K)) to second order. The kernel is at least 1/2, so the denominator is never 0.
+    C = 1 + K + K (K + 1) / 2.
     """
 
     @property
@@ -118,9 +120,9 @@ class Taylor2(Poly2):
 
 
 class Learned(FeatureMap):
-    """relu(W x + b) with W [H, C, K], b [H, C] per head, shared by queries and keys (Kasai 2021, arXiv 2103.13076).
+    """relu(W x + b) with W [H, C, K] and b [H, C] (Kasai 2021, arXiv 2103.13076).
 
-    b is initialised to 0.1, so that few features are dead at first.
+    Queries and keys share W and b. b is initialised to 0.1, so that few features are dead at first.
     """
 
     def __init__(self, heads: int, key_width: int, width: int | None = None) -> None:

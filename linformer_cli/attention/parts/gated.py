@@ -41,15 +41,15 @@ class ScaleOffset(nn.Module):
         nn.init.normal_(self.scale, mean=start, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., width], in the type of `x`."""
+        """x * scale + offset [..., width], in the type of `x`."""
         return torch.addcmul(self.offset.to(x.dtype), x, self.scale.to(x.dtype))
 
 
 class GatedAttention(Attention):
     """Queries, keys, the bias by distance, and the weights computed from them.
 
-    `span` is the number of distances with a bias, and the n that products or outputs are divided by. It is constant: if
-    it were the number of positions seen so far, steps could not match the parallel form.
+    `span` is the number of distances with a bias, and the n that products or outputs are divided by. It is constant,
+    because steps could not match the parallel form if it were the number of positions seen so far.
     """
 
     family = "gated"
@@ -76,11 +76,11 @@ class GatedAttention(Attention):
         return replace(shape, heads=1, key_width=options.z_width, value_width=2 * width)
 
     def build_scale_offset(self) -> ScaleOffset:
-        """A scale and offset for Z. With 'length' products start near 0; with 'width' they are divided by sqrt(K)."""
+        """A scale and offset for Z; with 'length', products start near 0; with 'width', they are divided by sqrt(K)."""
         return ScaleOffset(self.shape.key_width, 0.0 if self.options.scale == "length" else 1.0)
 
     def activate(self, scores: Tensor) -> Tensor:
-        """Weights from scores; exactly 0, with a gradient of 0, for a score of minus infinity."""
+        """Weights from scores; a score of minus infinity gives a weight of exactly 0 and a gradient of 0."""
         return scores.relu().square()
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, first: int) -> Tensor:
@@ -90,7 +90,7 @@ class GatedAttention(Attention):
         return y if self.weight_scale == 1 else self.weight_scale * y
 
     def start_scores(self, rows: int, columns: int, first: int, like: Tensor) -> Tensor:
-        """[rows, columns]: the bias of distance d = first + row - column, and minus infinity where d < 0 (the future).
+        """The bias [rows, columns] of distance d = first + row - column; minus infinity where d < 0 (the future).
 
         Every row is a window of one descending sequence of distances. The gradient of windows is a fast sum, while the
         gradient of rows * columns table look-ups is a slow scatter.

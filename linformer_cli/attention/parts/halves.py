@@ -1,7 +1,7 @@
 """All pairs of positions in a chunk, by recursive halving.
 
-In pieces of 2, 4, 8 .. positions, the second half is paired with the first. Together with the pairs (t, t) this covers
-every pair j <= t once, with one batched matrix product per size.
+In pieces of 2, 4, 8 .. positions, the second half is paired with the first half. Together with the pairs (t, t), this
+covers every pair j <= t once, with one batched matrix product per size.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ PowerOfTwo = Annotated[int, AfterValidator(_require_power_of_two)]
 
 
 def iter_halves(positions: int) -> Iterator[int]:
-    """1, 2, 4, .. up to positions / 2, where `positions` is a power of two."""
+    """The numbers 1, 2, 4, .. up to positions / 2, where `positions` is a power of two."""
     half = 1
     while half < positions:
         yield half
@@ -30,13 +30,13 @@ def iter_halves(positions: int) -> Iterator[int]:
 
 
 def split_halves(x: Tensor, half: int) -> tuple[Tensor, Tensor]:
-    """Views of the first and second half of each piece of x [..., R, C]: [..., R / (2 half), half, C] each."""
+    """Views [..., R / (2 half), half, C] of the first and the second half of each piece of x [..., R, C]."""
     first, second = x.unflatten(-2, (-1, 2, half)).unbind(-3)
     return first, second
 
 
 def corners(pairs: Tensor, half: int) -> Tensor:
-    """A view of the pairs [..., R, R] of each piece's second half with its first: [..., R / (2 half), half, half]."""
+    """A view [..., R / (2 half), half, half] of pairs [..., R, R]: each piece's second half with its first half."""
     blocks = split_halves(pairs, half)[1].unflatten(-1, (-1, 2, half))[..., 0, :]
     view: Tensor = blocks.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
     return view

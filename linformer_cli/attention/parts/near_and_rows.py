@@ -2,10 +2,10 @@
 
     y_t = softmax over { near keys t - window < j <= t } and { the first floor(t / span) * rank rows }
 
-Shared by the mechanisms with compressed rows. Near keys are scored per block of queries, rows for a whole group of
-blocks at once; `GROUP_SCORES` limits the size of a group. Scores are dropped after each group: the backward pass
-recomputes them from the logarithm of each query's total weight. Memory is therefore linear in T; autograd would keep
-T * (rows + window) numbers twice.
+The mechanisms with compressed rows share this file. Near keys are scored per block of queries, and rows are scored for
+a whole group of blocks at once; `GROUP_SCORES` limits the size of a group. Scores are dropped after each group, and the
+backward pass recomputes them from the logarithm of each query's total weight. Memory is therefore linear in T; autograd
+would keep T * (rows + window) numbers twice.
 """
 
 import math
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# Scores held at once: few enough for the cache, many enough to hide the overhead of a call.
+# The number of scores held at once is small enough for the cache and large enough to hide the overhead of a call.
 GROUP_SCORES = 2**20
 
 
@@ -38,7 +38,7 @@ class Pattern(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Queries `start` to `stop`; all of them see the first `low` rows, and the last one sees `high`.
+    """Queries `start` to `stop`; all of them see the first `low` rows, and the last query sees the first `high` rows.
 
     `near_hidden` [blocks or 1, block, before + block] and `rows_hidden` [stop - start, high - low] are True for hidden
     keys.
@@ -73,7 +73,10 @@ def iter_groups(pattern: Pattern, q: Tensor, rows: int) -> Iterator[Group]:
 
 
 class _NearAndRows(torch.autograd.Function):
-    """q [N, T, K], near_k [N, before + T, K], near_v [N, before + T, V], row_k [N, R, K], row_v [N, R, V]."""
+    """Outputs [N, T, V] of q [N, T, K].
+
+    The other inputs are near_k [N, before + T, K], near_v [N, before + T, V], row_k [N, R, K] and row_v [N, R, V].
+    """
 
     @staticmethod
     def forward(
@@ -154,7 +157,7 @@ def _near(x: Tensor, pattern: Pattern, group: Group) -> Tensor:
 
 
 def _fold(total: Tensor, pieces: Tensor, pattern: Pattern, group: Group) -> None:
-    """Add pieces [N blocks, before + block, W] to `total` where `_near` took them from; pieces may overlap."""
+    """Add pieces [N blocks, before + block, W] to the places of `total` that `_near` reads; pieces may overlap."""
     size = pattern.before + pattern.block
     part = total[:, group.start : group.stop + pattern.before]
     places = part.unfold(1, size, pattern.block).transpose(-1, -2)
@@ -179,8 +182,8 @@ def attend_near_and_rows(
 ) -> Tensor:
     """Outputs [B, H, T, V] of scaled queries [B, H, T, K], with T a multiple of `pattern.block`.
 
-    `near` are keys and values [B, H, before + T, .]; `rows` are keys and values of all rows, [B, H, R, .]. A query that
-    would see more than R rows sees R.
+    `near` holds keys and values [B, H, before + T, .]; `rows` holds keys and values of all rows, [B, H, R, .]. A query
+    that would see more than R rows sees R rows.
     """
     y = _NearAndRows.apply(q.flatten(0, 1), *(x.flatten(0, 1) for x in (*near, *rows)), pattern)
     outputs: Tensor = y.unflatten(0, q.shape[:2])

@@ -26,7 +26,7 @@ def draw_directions(
     """
     if not orthogonal:
         return normal(1, count, width)[0]
-    # Multiplied by the signs of R's diagonal, Q is uniform over all rotations; QR alone does not guarantee that.
+    # Q times the signs of R's diagonal is uniform over all rotations. QR alone does not guarantee this.
     q, r = torch.linalg.qr(normal(-(-count // width), width, width))
     angles = (q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)).transpose(-1, -2).flatten(0, 1)[:count]
     lengths: Tensor = torch.linalg.vector_norm(normal(1, count, width)[0], dim=-1, keepdim=True)
@@ -49,13 +49,13 @@ def seeded_normal(seed: int, layer: int, step: int) -> Callable[[int, int, int],
 
 
 def sine_features(phases: Tensor) -> Tensor:
-    """[sin, cos] / sqrt(F) of phases w . x [..., F]: vectors [..., 2F] of length 1."""
+    """The vectors [sin, cos] / sqrt(F) [..., 2F] of phases w . x [..., F]; their length is 1."""
     return torch.cat([phases.sin(), phases.cos()], dim=-1) * float(phases.shape[-1] ** -0.5)
 
 
 def divide_by_floored_weight(sums: Tensor, total: Tensor) -> Tensor:
-    """sums [..., V] / max(its last column, 0.1 total) for sums [..., V + 1] and the keys' total weight [...].
+    """The first V columns of sums [..., V + 1], divided by max(last column, 0.1 total).
 
-    A negative denominator is raised to the bound as well.
+    `total` [...] is the total weight of the keys. A negative denominator is also raised to 0.1 total.
     """
     return divide_by_weight(sums[..., :-1], torch.maximum(sums[..., -1], WEIGHT_FLOOR * total))

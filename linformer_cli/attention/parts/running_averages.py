@@ -4,12 +4,13 @@
     b_ti = sum over j <= t of exp(e_ji - l_ti) v_j             average i at position t
     y_t  = sum over i of g_ti b_ti
 
-The b_ti are not stored: y_t = sum over j <= t of W_tj v_j with W_tj = sum over i of g_ti exp(e_ji - l_ti). This
+The b_ti are not stored. Instead, y_t = sum over j <= t of W_tj v_j with W_tj = sum over i of g_ti exp(e_ji - l_ti). The
 exponent is never positive, but exp(e_ji) or exp(-l_ti) alone can overflow in float32. Both are therefore taken relative
-to a reference a, the l_i of a position from j to t. It is at least e_ji and at most l_ti, so exp(e_ji - a) and
-exp(a - l_ti) are at most 1, and terms that underflow do not matter. Across chunks, a is l at the border. Inside a
-chunk, a block of 2 s positions uses the l in its middle for all pairs of its second half with its first; s = 1, 2,
-4 .., with one matrix product each, covers the triangle. No result depends on a maximum over later positions.
+to a reference a, the l_i of a position from j to t. The reference is at least e_ji and at most l_ti, so exp(e_ji - a)
+and exp(a - l_ti) are at most 1, and terms that underflow do not matter. Across chunks, a is l at the border. Inside a
+chunk, a block of 2 s positions uses the l in its middle for all pairs of its second half with its first half. Blocks
+with s = 1, 2, 4 .. cover the triangle, with one matrix product for each s. No result depends on a maximum over later
+positions.
 """
 
 from typing import Any
@@ -30,8 +31,9 @@ def read_running_averages(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y [B, H, T, V] for g, e [B, H, T, m] and v [B, H, T, V], and b and l at the last position.
 
-    `averages` [B, H, m, V] and `log_weights` [B, H, m] are b and l before these positions: 0 and `NOTHING` if there are
-    none. `chunk`, a power of two, is the number of positions per chunk. Differentiable once, in all tensors.
+    `averages` [B, H, m, V] and `log_weights` [B, H, m] are b and l before these positions, or 0 and `NOTHING` if there
+    are no earlier positions. `chunk`, a power of two, is the number of positions per chunk. The result is
+    differentiable once, in all tensors.
     """
     length = scores.shape[2]
     chunk = min(chunk, 1 << (length - 1).bit_length())
@@ -66,11 +68,11 @@ def _accumulate(sums: Tensor, logs: Tensor) -> Tensor:
 
 
 class _ReadRunningAverages(torch.autograd.Function):
-    """Chunked inputs [B, H, N, L, ...] in, y [B, H, N, L, V] and the last averages and log weights out.
+    """y [B, H, N, L, V] and the last averages and log weights, for chunked inputs [B, H, N, L, ...].
 
-    With d_t the gradient of y_t, that of g_ti is h_ti = b_ti . d_t, and that of e_ji is the sum over t >= j of
-    g_ti exp(e_ji - l_ti) (v_j . d_t - h_ti): the sums of the forward pass in reverse. Written by hand, because autograd
-    would keep the factors of every block size.
+    Let d_t be the gradient of y_t. The gradient of g_ti is h_ti = b_ti . d_t. The gradient of e_ji is the sum over
+    t >= j of g_ti exp(e_ji - l_ti) (v_j . d_t - h_ti), which is computed like the sums of the forward pass, but in
+    reverse. The backward pass is written by hand, because autograd would keep the factors of every block size.
     """
 
     @staticmethod
@@ -89,7 +91,7 @@ class _ReadRunningAverages(torch.autograd.Function):
         from_start = (borders[:, :, :-1].unsqueeze(3) - logs).exp_().mul_(gates)
         y += from_start @ sums[:, :, :-1]
         ctx.save_for_backward(gates, scores, v, logs, borders, sums)
-        # Copies, because views would keep the sums of all chunks in memory as long as the state lives.
+        # These are copies, because views would keep the sums of all chunks in memory as long as the state lives.
         return y, sums[:, :, -1].clone(), borders[:, :, -1].clone()
 
     @staticmethod
@@ -97,7 +99,7 @@ class _ReadRunningAverages(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
         gates, scores, v, logs, borders, sums = ctx.saved_tensors
         grad_y, grad_averages, grad_log_weights = grad_outputs
-        # h, from the products of values and gradients with the factors of the forward pass.
+        # h is computed from the products of values and gradients with the factors of the forward pass.
         products = grad_y @ v.transpose(-1, -2)
         own_products = products.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
         own = (scores - logs).exp_()
@@ -107,7 +109,7 @@ class _ReadRunningAverages(torch.autograd.Function):
             split_halves(h, size)[1].addcmul_(queries, corners(products, size) @ keys)
         from_start = (borders[:, :, :-1].unsqueeze(3) - logs).exp_()
         h.addcmul_(from_start, grad_y @ sums[:, :, :-1].transpose(-1, -2))
-        # The gradient of each border's average from all later chunks and the final state, summed with that of h.
+        # The gradient of each border's average from all later chunks and the final state; the last column is for h.
         from_start *= gates
         asked = torch.cat([from_start.transpose(-1, -2) @ grad_y, (from_start * h).sum(3).unsqueeze(-1)], dim=-1)
         last = (sums[:, :, -1] * grad_averages).sum(-1) - grad_log_weights

@@ -1,4 +1,4 @@
-"""Engines: ways to step a model, which agree up to rounding. A new engine is one file and one entry in `ENGINES`."""
+"""Engines are ways to step a model that agree up to rounding. A new engine is one file and one entry in `ENGINES`."""
 
 from linformer_cli.attention.base import fork_state
 from linformer_cli.errors import UsageError, unknown_name
@@ -10,7 +10,7 @@ from .cuda import CudaEngine
 from .native import NativeEngine
 from .textbook import TextbookEngine as TextbookEngine
 
-# From the fastest to the one that supports every model.
+# The order is from the fastest engine to the engine that supports every model.
 ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (NativeEngine, CudaEngine, TextbookEngine)}
 AUTO, NATIVE, TEXTBOOK = "auto", NativeEngine.name, TextbookEngine.name
 
@@ -20,7 +20,7 @@ def build_engine(
 ) -> Engine:
     """The engine that `choose_engine` chooses, for `batch` images from `state` (None: the start of an image).
 
-    The other arguments are those of `Engine`. Raises what `choose_engine` raises.
+    The other arguments are the arguments of `Engine`. Raises what `choose_engine` raises.
     """
     return ENGINES[choose_engine(wanted, model).value](model, batch, state, look_ahead)
 
@@ -28,8 +28,8 @@ def build_engine(
 class EngineCache:
     """Builds the engine `wanted` of `model` for the first batch and reuses it for later batches of the same size.
 
-    Only the last engine is kept, so memory stays bounded. `wanted` and `look_ahead` are those of `build_engine`. The
-    model's weights must not change while the cache is used: engines may hold copies.
+    Only the last engine is kept, so memory stays bounded. `wanted` and `look_ahead` are passed to `build_engine`. The
+    model's weights must not change while the cache is used, because engines may hold copies.
     """
 
     def __init__(self, wanted: str, model: PixelModel, look_ahead: bool = True) -> None:
@@ -54,7 +54,7 @@ class EngineCache:
 
 
 def choose_engine(wanted: str, model: PixelModel) -> Choice:
-    """The engine `wanted`, or for `auto` the fastest that supports `model`, and the reason.
+    """The engine `wanted`, or for `auto` the fastest engine that supports `model`, and the reason for the choice.
 
     Raises `UsageError` for an unknown name and for an engine that does not support the model.
     """

@@ -19,8 +19,8 @@ class Engine(ABC):
     """Steps `batch` images of `model` from `state` (None: the start of an image).
 
     Every engine computes what `PixelModel.step` computes, up to rounding; engines differ in speed. The engine takes
-    over `state`, and may copy the weights when it is built. `look_ahead` allows it to compute several values in one
-    pass, which never changes a result.
+    over `state` and may copy the weights when it is built. `look_ahead` allows the engine to compute several values in
+    one pass, which never changes a result.
     """
 
     name: ClassVar[str]
@@ -84,7 +84,7 @@ class Engine(ABC):
         for number in range(count):
             if before_step is not None:
                 before_step()
-            # Checked only every `_CHECK_EVERY` values, because the check makes a GPU wait. NaN persists in the state.
+            # The check runs only every `_CHECK_EVERY` values, because it makes a GPU wait. NaN persists in the state.
             if (number % _CHECK_EVERY == 0 or number == count - 1) and not bool(torch.isfinite(parameters).all()):
                 raise LintxError(DAMAGED)
             drawn = self.draw(parameters, streams.take(), filters)

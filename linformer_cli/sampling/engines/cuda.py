@@ -1,4 +1,4 @@
-"""The GPU engine: step, draw and the embedding of the drawn values as one CUDA graph, replayed for every value.
+"""The GPU engine: one CUDA graph steps, draws and embeds the drawn values, and is replayed for every value.
 
 Everything that a step needs stays on the device, including the position and the random numbers, so the host never
 waits inside an image. The state of `linear` is float32. With Triton it is a `FoldedState`, and each layer has one fused
@@ -83,7 +83,7 @@ class CudaEngine(Engine):
                     part.copy_(new)
 
     def release(self) -> None:
-        """Does nothing: the graphs need the state at its address."""
+        """Do nothing, because the graphs need the state at its address."""
 
     @property
     def state_bytes(self) -> int:
@@ -110,7 +110,7 @@ class CudaEngine(Engine):
         count: int,
         before_step: Callable[[], None] | None = None,
     ) -> Tensor:
-        """As `Engine.draw_values`; NaN and infinity are reported once, at the end."""
+        """The result of `Engine.draw_values`; NaN and infinity are reported once, at the end."""
         self._uniforms[:count] = streams.take_many(count, self.model.device)
         self._drawn.zero_()
         self._finite.fill_(True)
@@ -144,7 +144,7 @@ class CudaEngine(Engine):
         """Draw the values, which are the next tokens, from the parameters, without the host."""
         self._finite.logical_and_(torch.isfinite(self._parameters).all())
         uniforms = self._uniforms.index_select(0, self._drawn).squeeze(0)
-        # A draw from NaN may give any number, and it indexes a table before NaN is reported.
+        # A draw from NaN may give any number, and this number indexes a table before NaN is reported.
         values = self.draw(self._parameters, uniforms, filters).clamp(0, self.model.head.levels - 1)
         self._values.index_copy_(0, self._drawn, values.to(torch.uint8).unsqueeze(0))
         self._tokens.copy_(values)
@@ -166,7 +166,7 @@ class CudaEngine(Engine):
 
 
 def _step_block(block: TransformerBlock, x_t: Tensor, state: FoldedState | LinearState) -> Tensor:
-    """`block.step`, also for a folded state; updates `state` in place."""
+    """The result of `block.step`, also for a folded state; updates `state` in place."""
     if not isinstance(state, FoldedState):
         return block.step(x_t, state)[0]
     layer = block.attention
@@ -182,14 +182,14 @@ def _step_block(block: TransformerBlock, x_t: Tensor, state: FoldedState | Linea
 class Graphs:
     """Pieces of work that always read and write the same tensors. On a CUDA device, later runs replay a graph.
 
-    The first run of a piece is an ordinary one: it compiles and loads everything, which must not happen while a graph
+    The first run of a piece is an ordinary run. It compiles and loads everything, which must not happen while a graph
     is recorded.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._warm: set[Hashable] = set()
-        # Only the graphs: a reference to the work would keep the engine and its memory alive in a reference cycle.
+        # This holds only the graphs: a reference to the work would keep the engine and its memory alive in a cycle.
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
 
     def run(self, name: Hashable, work: Callable[[], None]) -> None:
@@ -212,7 +212,7 @@ class Graphs:
 
 
 class _Embedding:
-    """`PixelEmbedding` one token at a time, with the position on the device and the recent values in a ring."""
+    """Runs `PixelEmbedding` one token at a time, with the position on the device and the recent values in a ring."""
 
     def __init__(self, embedding: PixelEmbedding, batch: int, dtype: torch.dtype) -> None:
         device, reach = embedding.values.device, embedding.reach

@@ -1,6 +1,6 @@
-"""The CPU engine: a whole step is one call into kernels that are compiled on first use (native.cpp).
+"""The CPU engine, which makes a whole step in one call into kernels that are compiled on first use (native.cpp).
 
-A step updates and reads the state in one pass. The state is the float32 state of `linear`, so stepping can continue
+A step updates and reads the state in one pass. The state is the float32 state of `linear`, so an engine can continue
 from a state of `attend`.
 """
 
@@ -33,14 +33,14 @@ class NativeEngine(Engine):
     """Fused kernels for transformer blocks with `linear` attention and one of `FEATURE_MAPS`, on the CPU.
 
     Weights are in the model's type, float32 or bfloat16; the residual stream, all sums and the state are float32.
-    With `look_ahead`, a pass draws several values of a single image. Given its random numbers, every value is a
-    function of the values before it, so a pass computes several values from guesses and keeps them up to the first
-    wrong guess (as in 'predictive sampling', Wiggers 2020, arXiv 2002.09928, without its learned forecasts). The image
-    does not change.
+    With `look_ahead`, a pass draws several values of a single image. Given the random numbers, every value is a
+    function of the values before it. A pass therefore computes several values from guesses and keeps the values up to
+    the first wrong guess. This is 'predictive sampling' (Wiggers 2020, arXiv 2002.09928) without its learned forecasts.
+    The image does not change.
     """
 
     name = "native"
-    # The most positions of a single image in one pass; see `look_ahead` of native.cpp.
+    # The largest number of positions of a single image in one pass; see `look_ahead` of native.cpp.
     window: ClassVar[int] = 8
 
     def __init__(self, model: PixelModel, batch: int, state: PixelState | None = None, look_ahead: bool = True) -> None:
@@ -105,7 +105,7 @@ class NativeEngine(Engine):
         count: int,
         before_step: Callable[[], None] | None = None,
     ) -> Tensor:
-        """As `Engine.draw_values`, but `before_step` is called less often while looking ahead."""
+        """The result of `Engine.draw_values`; `before_step` is called less often while looking ahead."""
         if self._window == 1 or filters.active:
             return super().draw_values(parameters, streams, filters, count, before_step)
         uniforms = streams.take_many(count, self.model.device)[:, 0].contiguous()

@@ -10,10 +10,10 @@ from .native_layout import load_kernels
 
 
 class NativeEmbedding:
-    """`PixelEmbedding` one token at a time, with tables in float32.
+    """Runs `PixelEmbedding` one token at a time, with tables in float32.
 
     The ring of recent values holds `reach` + `window` - 1 values. `slots`, `around` and `together`, int32 [T, ...], are
-    the slots of the ring that a position, its `Surroundings` and its `NeighbourTables` read; -1 for a missing value.
+    the slots of the ring that a position, its `Surroundings` and its `NeighbourTables` read. A missing value has -1.
     """
 
     def __init__(self, embedding: PixelEmbedding, batch: int, width: int, window: int) -> None:
@@ -27,7 +27,7 @@ class NativeEmbedding:
         parts = slots.tensor_split(embedding.bounds, dim=1)
         self.slots, self.around, self.together = (part.contiguous() for part in parts)
         table, place = embedding.values.detach().float(), embedding.places().detach().float()
-        # If value and position are concatenated, each is 0 in the other's columns.
+        # If value and position are concatenated, each of them is 0 in the columns of the other.
         self.table = functional.pad(table, (0, width - table.shape[1])).contiguous()
         self.places = functional.pad(place, (width - place.shape[1], 0)).contiguous()
         self._classes = None if embedding.classes is None else embedding.classes.weight.detach().float()

@@ -92,7 +92,7 @@ class Drawing(ctypes.Structure):
 def pack(weight: Tensor) -> Tensor:
     """Weights [rows, columns] in the layout of `multiply` (network_pass.h): [rows / 16, columns in words, 16].
 
-    A word, here an int32, is one float or two bfloat16. Zeros fill up incomplete words and tiles.
+    A word, here an int32, is one float or two bfloat16 numbers. Zeros fill incomplete words and tiles.
     """
     missing_columns, missing_rows = -weight.shape[1] % (4 // weight.itemsize), -len(weight) % TILE_ROWS
     rounded = functional.pad(weight.detach(), (0, missing_columns, 0, missing_rows))

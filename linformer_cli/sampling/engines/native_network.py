@@ -19,12 +19,12 @@ from .native_layout import Layer, Network, Surroundings, Tables, pack
 # weights for little work. With more images, each thread takes its share of them through all layers.
 FEW = 2
 
-# Pointers to gain and shift; None if there is no norm.
+# The pointers to gain and shift, which are None if there is no norm.
 _Norm = tuple[int | None, int | None]
 
 
 class NativeNetwork:
-    """`Network` of network.h for `batch` images, or up to `window` positions of one, and the memory it points at."""
+    """The `Network` of network.h for `batch` images or up to `window` positions of one image, with its memory."""
 
     def __init__(self, model: PixelModel, embedding: NativeEmbedding, batch: int, window: int) -> None:
         self._model, self._embedding, self._batch, self._window = model, embedding, batch, window
@@ -42,11 +42,11 @@ class NativeNetwork:
     def use_states(self, states: list[LinearState]) -> None:
         """From now on, read and update these states: float32 s [B, H, C, V] and z [B, H, C] of each layer."""
         self.states = [LinearState(*(part.contiguous() for part in state)) for state in states]
-        for layer, state in zip(self._layers, self.states, strict=False):  # without states: only drop the old ones
+        for layer, state in zip(self._layers, self.states, strict=False):  # without states, only drop the old states
             layer.s, layer.z = (part.data_ptr() for part in state)
 
     def _describe_layer(self, index: int) -> Layer:
-        """Block number `index`. Only this method and `_describe_network` decide which norm follows which branch."""
+        """Block number `index` as a layer. Only this method and `_describe_network` decide where each norm goes."""
         block, following = self._blocks[index], self._blocks[index + 1 : index + 2]
         if block.pre:
             mid, end = block.feed_forward_norm, following[0].attention_norm if following else self._model.norm
@@ -72,7 +72,7 @@ class NativeNetwork:
         around = self._describe_surroundings()
         projected = mixed + 2 * shape.heads * shape.key_width
         widest = max(projected, config.feed_forward, config.width, head.out_features, around.hidden)
-        # Scratch holds the outputs of products and their inputs, each rounded up.
+        # The scratch memory holds the outputs of products and their inputs, each rounded up.
         inputs = (config.width, mixed, config.feed_forward, 2 * around.slots, around.hidden)
         scratch_width = widest + TILE_ROWS + sum(inputs) + len(inputs)
         scratch = torch.zeros(self._batch * self._window * scratch_width)

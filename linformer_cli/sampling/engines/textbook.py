@@ -10,7 +10,7 @@ from .base import Engine
 
 
 class TextbookEngine(Engine):
-    """`PixelModel.step`, one torch call for each term of a formula."""
+    """Steps the model with `PixelModel.step`, which makes one torch call for each term of a formula."""
 
     name = "textbook"
 
