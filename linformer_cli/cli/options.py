@@ -175,7 +175,7 @@ def complete_preset() -> list[str]:
 
 
 def parse_duration(text: str) -> float:
-    """Parse `90`, `90s`, `10m`, `1.5h` or `1h30m`. Raises `UsageError` for other texts, 0, and more than ten years."""
+    """Parse `90`, `90s`, `10m`, `1.5h` or `1h30m` as seconds. Raises `UsageError` for others, 0, over ten years."""
     parts = re.findall(r"(\d+(?:\.\d+)?)\s*(d|h|min|m|s|)\s*", text.strip().lower())
     if not parts or "".join(re.split(r"\s+", text.strip().lower())) != "".join(n + u for n, u in parts):
         raise UsageError(f"'{text}' is not a time; write 90s, 10m or 1h30m")
