@@ -1,4 +1,4 @@
-"""The check before any timing: a mechanism whose parallel and step executions disagree is not timed."""
+"""The check before any timing. It refuses a mechanism whose parallel and step executions disagree."""
 
 import torch
 
@@ -14,7 +14,7 @@ CHECKED_LAYERS = 2
 
 
 def require_agreement(model: PixelModel) -> None:
-    """Raises `DisagreementError` if the parallel and the step execution of the model disagree."""
+    """Raise `DisagreementError` if the parallel and the step execution of the model disagree."""
     agreement = measure_agreement(model, positions=CHECKED_POSITIONS)
     if not agreement.passed:
         raise DisagreementError(
@@ -23,10 +23,11 @@ def require_agreement(model: PixelModel) -> None:
 
 
 def require_model_agrees(timed: BenchModel) -> None:
-    """As `require_agreement`; of an untrained model only the first layers are compared."""
+    """Call `require_agreement`, for an untrained model with its first layers only."""
     model = timed.model
     if not timed.trained and model.config.layers > CHECKED_LAYERS:
-        # Its layers have the same structure, and comparing a deep model in float64 would take longer than timing it.
+        # All layers of an untrained model have the same structure. Comparing a deep model in float64 would take longer
+        # than timing it.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = PixelModel(model.config.model_copy(update={"layers": CHECKED_LAYERS})).eval()

@@ -1,6 +1,6 @@
 """`lintx bench approximation`: how well performer's random features approximate softmax attention.
 
-Mean squared errors by feature map, kind of directions, number of features and norm of the inputs.
+It reports mean squared errors by feature map, kind of directions, number of features and norm of the inputs.
 """
 
 import functools
@@ -44,7 +44,7 @@ class Draws:
 
 @dataclass(frozen=True)
 class Spread:
-    """The mean and the quartiles over draws."""
+    """Mean and quartiles over the draws."""
 
     mean: float
     first_quartile: float
@@ -56,11 +56,11 @@ class Spread:
 class Approximation:
     """Mean squared errors of one kind of features against softmax, each with its spread over `draws`.
 
-    `features` is m, the size of the state, so kinds are compared at equal cost. `norm` is the length of queries and
+    `features` is m, the size of the state, so all kinds are compared at equal cost. `norm` is the length of queries and
     keys in units of sqrt(K). `output` is the error of the attention outputs computed from the features alone, as in the
-    source. `bounded_output` is that of the mechanism, which differs for `trig` only: it bounds the denominator.
-    `kernel` is the error of phi(x) . phi(y) against exp(x . y) over the pairs j <= t, and `small_kernel` that over the
-    quarter of these pairs with the smallest exp(x . y).
+    source. `bounded_output` is the error of the mechanism's own outputs. It differs from `output` for `trig` only,
+    where the mechanism bounds the denominator. `kernel` is the error of phi(x) . phi(y) against exp(x . y) over the
+    pairs j <= t, and `small_kernel` is the same error over the quarter of these pairs with the smallest exp(x . y).
     """
 
     feature_map: str
@@ -92,7 +92,7 @@ class Measurement:
         self._errors.append(_measure_draw(self._attention, self._draws.seed, draw, exact))
 
     def row(self) -> Approximation:
-        """Mean and quartiles over the draws so far."""
+        """Return mean and quartiles over the draws so far."""
         options = self._attention.options
         spreads = [summarise(values) for values in zip(*self._errors, strict=True)]
         kind = options.feature_map, options.orthogonal, self._attention.features, self._norm
@@ -106,11 +106,11 @@ def prepare(
     orthogonal: Sequence[bool],
     draws: Draws,
 ) -> list[Measurement]:
-    """One measurement for each feature map, kind of directions, number of features and norm, in this nested order.
+    """Return a measurement for each feature map, kind of directions, number of features and norm, in this nested order.
 
     Attention is causal and in float64. Queries and keys have random directions and length norm sqrt(K), as if their
-    entries had variance norm^2; values are N(0, 1). Inputs and directions of a draw depend on the seed and the number
-    of the draw alone, so all measurements get the same inputs up to the norm.
+    entries had variance norm^2; values are N(0, 1). The inputs and directions of a draw depend only on the seed and the
+    number of the draw, so all measurements get the same inputs up to the norm.
 
     Raises `UsageError` for a number of features that the mechanism refuses, a feature map that does not estimate
     softmax, and a norm whose squared kernel overflows float64.
@@ -137,7 +137,7 @@ def measure_approximation(
     orthogonal: Sequence[bool] = (True, False),
     draws: Draws | None = None,
 ) -> list[Approximation]:
-    """The rows of all measurements of `prepare`."""
+    """Run all measurements of `prepare` and return their rows."""
     draws = draws or Draws()
     measurements = prepare(features, norms, feature_maps, orthogonal, draws)
     for _ in range(draws.draws):
@@ -159,7 +159,7 @@ class _Exact:
 
 @functools.lru_cache(maxsize=8)
 def _attend_exactly(draws: Draws, draw: int, norm: float) -> _Exact:
-    """The inputs of a draw at one norm, which measurements that take turns share, and softmax attention of them."""
+    """Return the inputs of a draw at one norm and their softmax attention. Measurements share the result."""
     generator = torch.Generator().manual_seed(draws.seed + draw)
     q, k, v = (
         torch.randn(draws.positions, width, generator=generator, dtype=torch.float64)
@@ -172,7 +172,7 @@ def _attend_exactly(draws: Draws, draw: int, norm: float) -> _Exact:
 
 
 def _build_attention(feature_map: str, orthogonal: bool, features: int, draws: Draws) -> PerformerAttention:
-    """Performer attention in float64. Its directions are redrawn before use; the process's random state is kept."""
+    """Build performer attention in float64. Directions are redrawn before use. The global random state is kept."""
     shape = AttentionShape(
         heads=1,
         key_width=draws.head_width,
@@ -187,7 +187,7 @@ def _build_attention(feature_map: str, orthogonal: bool, features: int, draws: D
 
 
 def _average(kernel: Tensor, v: Tensor) -> Tensor:
-    """Values weighted by the kernel over j <= t, without a bound on the denominator."""
+    """Average the values with the kernel as weights over j <= t, without a bound on the denominator."""
     weights = kernel.tril()
     return weights @ v / weights.sum(dim=-1, keepdim=True)
 
@@ -196,7 +196,7 @@ def _average(kernel: Tensor, v: Tensor) -> Tensor:
 def _measure_draw(
     attention: PerformerAttention, seed: int, draw: int, exact: _Exact
 ) -> tuple[float, float, float, float]:
-    """Mean squared errors of output, bounded output, kernel and small kernel."""
+    """Return the mean squared errors of output, bounded output, kernel and small kernel."""
     attention.on_training_step(draw, seed)
     kernel = attention.kernel(exact.q, exact.k)[0, 0]
     bounded, _ = attention.attend(exact.q, exact.k, exact.v)
@@ -213,7 +213,7 @@ def _measure_draw(
 
 
 def summarise(values: Sequence[float]) -> Spread:
-    """Mean and quartiles; a single value is its own quartiles."""
+    """Return mean and quartiles. A single value is its own quartiles."""
     if len(values) == 1:
         return Spread(values[0], values[0], values[0], values[0])
     return Spread(statistics.fmean(values), *statistics.quantiles(values, n=4, method="inclusive"))

@@ -26,10 +26,10 @@ from .rounds import BenchReport, Measurement, measure_groups
 from .rows import AttentionRow
 from .variants import Variant
 
-# Positions of all sequences of a pass. As in Katharopoulos 2020 the batch is inversely proportional to T, so that short
+# Total number of positions in a pass. As in Katharopoulos 2020, the batch is inversely proportional to T, so that short
 # sequences keep the machine as busy as long ones.
 PASS_POSITIONS = 65_536
-# Passes of a row besides the repeats: one for the memory and one to warm up.
+# A row has two passes besides the repeats: one to measure memory and one to warm up.
 _EXTRA_PASSES = 2
 # A pass that is too slow is tried again, as the machine may have been busy.
 _ATTEMPTS = 2
@@ -53,7 +53,7 @@ class AttentionSettings:
     passes: int = 1
 
     def choose_batch(self, positions: int) -> int:
-        """How many sequences a pass has."""
+        """Return the number of sequences in a pass."""
         return self.batch or max(1, self.pass_positions // positions)
 
     def setup(self, variant: Variant, length: int) -> PassSetup:
@@ -70,7 +70,7 @@ class AttentionSettings:
 
 @dataclass(frozen=True)
 class AttentionConditions:
-    """What the rows depend on."""
+    """The settings that the rows depend on."""
 
     repeats: int
     limit_seconds: float
@@ -85,7 +85,7 @@ class AttentionConditions:
 
 @dataclass(frozen=True)
 class AttentionReport(BenchReport[AttentionRow]):
-    """`exponents` has an entry for each mechanism."""
+    """The rows of the benchmark. `exponents` has an entry for each mechanism."""
 
     exponents: Sequence[Exponents] = ()
 
@@ -98,10 +98,10 @@ def run_attention_bench(
     report: Callable[[AttentionRow], None] = lambda row: None,
     check: Check = never_stop,
 ) -> AttentionReport:
-    """Measure every variant at every length, once the executions of each have been compared.
+    """Compare the executions of every variant, then measure every variant at every length.
 
     `report` is called with each row of a finished length. `check` is called before each pass and may raise:
-    `Interrupted` ends the benchmark with what was measured. Raises `DisagreementError` before any timing.
+    `Interrupted` ends the benchmark and keeps the rows measured so far. Raises `DisagreementError` before any timing.
     """
     groups = prepare(variants, positions, settings, ceilings, check)
     comparisons = [measurement.require_agreement for measurement in groups[0]]
@@ -127,7 +127,7 @@ def prepare(
     ceilings: Ceilings,
     check: Check = never_stop,
 ) -> list[list["AttentionMeasurement"]]:
-    """The measurements of each length, from the shortest on; those of a group take turns."""
+    """Return the measurements grouped by length, shortest first. Measurements of a group are interleaved."""
     groups: list[list[AttentionMeasurement]] = []
     for length in sorted(set(positions)):
         inputs: Inputs = {}
@@ -144,8 +144,9 @@ def prepare(
 class AttentionMeasurement(Measurement[AttentionRow]):
     """A mechanism at one length.
 
-    `shorter` is the same mechanism at the next shorter length: if that was left out so is this one, and its growth so
-    far predicts whether this one fits. Mechanisms of a length share their `inputs`.
+    `shorter` is the same mechanism at the next shorter length. If the shorter length was left out, this one is left
+    out, too. The growth over the shorter lengths predicts whether this length fits. Mechanisms at the same length share
+    their `inputs`.
     """
 
     def __init__(
@@ -165,7 +166,7 @@ class AttentionMeasurement(Measurement[AttentionRow]):
         self._work: Callable[[], None] | None = None
 
     def require_agreement(self) -> None:
-        """Raises `DisagreementError` if the two executions disagree; a mechanism without these sizes is left out."""
+        """Raise `DisagreementError` if the executions disagree. Leave out a mechanism that refuses these sizes."""
         try:
             require_agreement(build_checked_model(self._setup))
         except UsageError as error:
@@ -224,7 +225,7 @@ class AttentionMeasurement(Measurement[AttentionRow]):
         )
 
     def _require_fit(self) -> None:
-        """Raises `PassFailed` if the growth so far says that the passes take too long or too much memory."""
+        """Raise `PassFailed` if the growth so far predicts that the passes take too long or too much memory."""
         if self._shorter is None:
             return
         if self._shorter.left_out is not None:
@@ -239,7 +240,7 @@ class AttentionMeasurement(Measurement[AttentionRow]):
             raise PassFailed(f"would need about {format_bytes(memory * setup.batch)}, {format_bytes(free)} are free")
 
     def list_points(self) -> tuple[list[Point], list[Point]]:
-        """Seconds and bytes of one sequence, at this length and all shorter ones."""
+        """Return seconds and bytes of one sequence, at this length and all shorter ones."""
         times, sizes = self._shorter.list_points() if self._shorter else ([], [])
         length, batch = self._setup.positions, self._setup.batch
         if self.samples:

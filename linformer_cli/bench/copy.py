@@ -1,7 +1,7 @@
 """`lintx bench copy`: how fast models with different mechanisms learn the copy task.
 
-Mechanisms are compared by the mean loss of the copied symbols after the same number of updates. Source of the task:
-`copy_task.py`.
+Mechanisms are compared by the mean loss of the copied symbols after the same number of updates. `copy_task.py` names
+the source of the task.
 """
 
 import math
@@ -44,7 +44,7 @@ Ending = Literal["finished", "budget", "interrupted", "failed"]
 
 @dataclass(frozen=True)
 class CopyPoint:
-    """Means over the last `points_every` updates: loss in nats a copied symbol, and the share of correct guesses."""
+    """Means over the last `points_every` updates: loss in nats per copied symbol, and share of correct guesses."""
 
     update: int
     loss: float
@@ -56,8 +56,8 @@ class CopyPoint:
 class CopyRow:
     """One mechanism: its last point, its speed, and all points of its curve.
 
-    `product_gigaflops` counts the matrix products of an update; `product_share` is that divided by the machine's
-    ceiling. `failed` says why the model takes no more updates.
+    `product_gigaflops` counts the matrix products of an update. `product_share` is `product_gigaflops` divided by the
+    machine's ceiling. `failed` says why the model takes no more updates.
     """
 
     task: str
@@ -79,7 +79,7 @@ class CopyRow:
 
 @dataclass(frozen=True, kw_only=True)
 class CopyConditions:
-    """Everything that the figures of a report depend on, except for the machine."""
+    """All settings that the figures of a report depend on, except the machine."""
 
     task: str
     reduced: bool
@@ -148,7 +148,7 @@ class Learner:
             self.failed = f"the loss was NaN or infinite at update {number + 1}"
 
     def update(self, sequences: Tensor, copied: Tensor, number: int) -> tuple[float, float]:
-        """Train on one batch; returns loss and accuracy from before the update, so for unseen sequences."""
+        """Train on one batch. Return loss and accuracy from before the update, so on unseen sequences."""
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate_at(number)
         for module in self.model.modules():
@@ -164,17 +164,17 @@ class Learner:
         return float(loss.detach()), float((logits.argmax(dim=-1) == wanted).float().mean())
 
     def keep(self, updates: int) -> None:
-        """Forget what came after `updates` updates: an unfinished round does not count."""
+        """Discard the results after `updates` updates, because an unfinished round does not count."""
         del self._updates[updates:]
 
     def point(self, update: int) -> CopyPoint:
-        """The means at `update`, counted from 1."""
+        """Return the means at `update`, counted from 1."""
         recent = self._updates[max(0, update - self._settings.points_every) : update]
         loss, accuracy = (statistics.fmean(getattr(one, key) for one in recent) for key in ("loss", "accuracy"))
         return CopyPoint(update, loss, accuracy, learning_rate_at(update - 1))
 
     def row(self) -> CopyRow:
-        """All points so far, and one at the last update unless the model has failed."""
+        """Return all points so far, with one at the last update unless the model has failed."""
         done, every = len(self._updates), self._settings.points_every
         places = list(range(every, done + 1, every))
         if self.failed is None and done % every:
@@ -207,10 +207,10 @@ class Learner:
 
 
 def prepare(variants: Sequence[Variant], settings: CopySettings, ceilings: Ceilings) -> list[Learner]:
-    """An untrained model for each of `variants`.
+    """Return an untrained model for each of `variants`.
 
-    Raises `UsageError` for sizes that a mechanism does not support, and `DisagreementError` where the two executions
-    of one disagree.
+    Raises `UsageError` for sizes that a mechanism does not support, and `DisagreementError` if the two executions of a
+    mechanism disagree.
     """
     for variant in variants:
         setup = PassSetup(variant.attention, variant.options, HEADS, settings.width // HEADS, settings.length)
@@ -226,13 +226,13 @@ def run_copy_task(
     stop: StopRequest | None = None,
     report: Callable[[int, dict[str, CopyPoint]], None] = lambda update, points: None,
 ) -> CopyReport:
-    """Train a model with each of `variants` on the same sequences, one update of each in turn.
+    """Train one model per variant on the same sequences. The models take one update each in turn.
 
-    It ends after all updates, after `budget_seconds`, or when `stop` is set. Only whole rounds count, so the curves are
-    comparable wherever they end. `report` receives the new point of every mechanism. A model whose loss becomes NaN or
-    infinite keeps its points and takes no more updates.
+    The benchmark ends after all updates, after `budget_seconds`, or when `stop` is set. Only whole rounds count, so the
+    curves are comparable wherever they end. `report` receives the new point of every mechanism. A model whose loss
+    becomes NaN or infinite keeps its points and takes no more updates.
 
-    Raises as `prepare` does, before any training.
+    Raises the errors of `prepare` before any training.
     """
     began = time.monotonic()
     stop = stop or StopRequest()
@@ -268,7 +268,7 @@ def run_copy_task(
 
 
 def _measure_round(learners: Sequence[Learner], is_over: Callable[[], bool]) -> bool:
-    """One update of every model that still learns; False where there is none left, or no time for all of them."""
+    """Update every model that still learns. Return False if none is left or time does not suffice for all."""
     for number, learner in enumerate([learner for learner in learners if learner.failed is None]):
         if number and is_over():
             return False

@@ -25,7 +25,7 @@ BATCH = 64
 LEARNING_RATE = 1e-3
 LOWER_LEARNING_RATE = 1e-4
 LOWER_AFTER_UPDATES = 3_000
-# The length is the paper's. The paper gives neither width nor updates: these are from the authors' released code.
+# The length is the paper's. The paper states neither width nor updates, so both are from the authors' released code.
 PAPER_LENGTH, PAPER_WIDTH, PAPER_UPDATES = 128, 256, 10_000
 REDUCED_LENGTH, REDUCED_WIDTH = 32, 128
 # A shorter budget gets the reduced task.
@@ -52,7 +52,7 @@ class CopySettings:
 
     @property
     def title(self) -> str:
-        """The size of the task, and that of the paper's where that is larger."""
+        """Describe the size of the task, and the paper's size if it is larger."""
         size = f"copy task, length {self.length}, width {self.width}"
         paper = f"length {PAPER_LENGTH}, width {PAPER_WIDTH}"
         return f"{size} (reduced from {paper})" if self.reduced else size
@@ -63,23 +63,23 @@ class CopySettings:
 
 
 def choose_size(budget_seconds: float | None, length: int | None, width: int | None) -> tuple[int, int]:
-    """Length and width as given. The defaults are the paper's, or the reduced ones for less than an hour."""
+    """Return length and width. Defaults are the paper's, or reduced ones for a budget of less than an hour."""
     small = budget_seconds is not None and budget_seconds < FULL_SIZE_BUDGET_SECONDS
     default_length, default_width = (REDUCED_LENGTH, REDUCED_WIDTH) if small else (PAPER_LENGTH, PAPER_WIDTH)
     return length or default_length, width or default_width
 
 
 def learning_rate_at(update: int) -> float:
-    """The learning rate of update number `update`, counted from 0."""
+    """Return the learning rate of update number `update`, counted from 0."""
     return LEARNING_RATE if update < LOWER_AFTER_UPDATES else LOWER_LEARNING_RATE
 
 
 def draw_batch(length: int, seed: int, update: int, batch: int = BATCH) -> tuple[Tensor, Tensor]:
-    """Sequences int64 [B, length], and a mask bool [B, length] of their copied symbols.
+    """Draw sequences int64 [B, length] and the mask bool [B, length] of their copied symbols.
 
     As in the authors' released code, the string has a random number of symbols, from a quarter of the sequence to
-    nearly half of it, so that the position alone does not tell where the copy begins. `seed` and `update` alone
-    determine the batch.
+    nearly half of it, so that the position alone does not tell where the copy begins. The batch depends only on `seed`
+    and `update`.
     """
     generator = torch.Generator().manual_seed((seed * 1_000_003 + update) % 2**63)
     counts = torch.randint(length // 4, (length - 1) // 2, (batch, 1), generator=generator)
@@ -114,7 +114,7 @@ class CopyModel(nn.Module):
         self.head.weight.data.mul_(0.1)
 
     def forward(self, sequences: Tensor) -> Tensor:
-        """Logits [B, T, symbols] of the next symbol, for sequences int64 [B, T]."""
+        """Return the logits [B, T, symbols] of the next symbol, for sequences int64 [B, T]."""
         x = self.symbols(sequences) + self.positions.weight[: sequences.shape[1]]
         for block in self.blocks:
             assert isinstance(block, Block)
@@ -124,7 +124,7 @@ class CopyModel(nn.Module):
 
 
 def build_config(variant: Variant, settings: CopySettings) -> ModelConfig:
-    """A network for sequences of the task, laid out as a nearly square image for mechanisms that use rows."""
+    """Return a network for the task's sequences, laid out as a nearly square image for mechanisms that use rows."""
     row = max(1, round(settings.length**0.5))
     return ModelConfig(
         attention=variant.attention,

@@ -1,8 +1,8 @@
 """`lintx bench gpu`: correctness and speed on a GPU in one run.
 
 Checks come first: kernels against plain torch in float64, the sampling engine against the model's own step, and the two
-executions of every mechanism on the device. Then sampling at several batch sizes, many images at once, training
-beside softmax, and attention alone. A part that fails is recorded in the report and does not stop the others.
+executions of every mechanism on the device. It then times sampling at several batch sizes, many images at once,
+training next to softmax, and attention alone. A part that fails is recorded in the report and does not stop the others.
 """
 
 import functools
@@ -77,7 +77,7 @@ class AttentionRow:
 
 @dataclass
 class GpuReport:
-    """What was measured so far. `failed` gives the error of each part that failed; `missing` lists what is not
+    """The results so far. `failed` gives the error of each part that failed; `missing` lists what is not
     available here."""
 
     device: str
@@ -97,7 +97,7 @@ class GpuReport:
 
 
 class GpuBench:
-    """Runs all parts one after another. `save` receives the report after each; `check` may raise to stop."""
+    """Runs all parts one after another. `save` receives the report after each part; `check` may raise to stop."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class GpuBench:
         self.result = GpuReport(device, environment=describe_environment())
 
     def run(self) -> GpuReport:
-        """Raises what `check` raises; `result` then has what was measured so far."""
+        """Run all parts. An error from `check` passes through, and `result` then has the measurements so far."""
         if (refusal := triton_refusal(torch.device(self._device))) is not None:
             self.result.missing.append(f"kernels in Triton: {refusal}")
         parts = {
@@ -157,7 +157,7 @@ class GpuBench:
                 self.result.sampling += rows
 
     def measure_many(self) -> None:
-        """Many images as one batch of the first network, in bfloat16, after a warm-up."""
+        """Time many images drawn as one batch with the first network, in bfloat16, after a warm-up."""
         subject = build_models(parse_variants(["linear"]), self._sizes.networks[:1], self._device, "bf16")[0]
         count, engine = self._sizes.many, name_engine(subject.model)
         Sampler(subject.model, engine=engine).sample(range(2))  # compiles the kernels
@@ -192,7 +192,7 @@ class GpuBench:
         self.result.training += rows
 
     def measure_attention(self) -> None:
-        """Attention alone in bfloat16, forward and backward, beside torch's softmax and flash-linear-attention."""
+        """Time attention alone in bfloat16, forward and backward, and torch's softmax and flash-linear-attention."""
         batch, heads = self._sizes.heads
         for length in self._sizes.lengths:
             inputs = draw_inputs(batch, heads, length, 32, self._device, torch.bfloat16)
@@ -228,7 +228,7 @@ def _differentiate_softmax(inputs: Sequence[Tensor]) -> None:
 
 
 def find_flash_linear_attention() -> Callable[..., Any] | None:
-    """The chunked linear attention of flash-linear-attention, for [B, T, H, K]; None where it is not installed."""
+    """Return flash-linear-attention's chunked linear attention for [B, T, H, K], or None if it is not installed."""
     try:
         found: Callable[..., Any] = importlib.import_module("fla.ops.linear_attn").chunk_linear_attn
     except (ImportError, AttributeError):
@@ -237,7 +237,7 @@ def find_flash_linear_attention() -> Callable[..., Any] | None:
 
 
 def _differentiate_foreign(attend: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
-    """Run both passes of a library with the same feature map, computed in torch; the library normalises."""
+    """Run a library's forward and backward pass. Torch computes the same feature map; the library normalises."""
     q, k, v = (part.detach().transpose(1, 2).contiguous().requires_grad_() for part in inputs)
     y, _ = attend(functional.elu(q) + 1, functional.elu(k) + 1, v, scale=1.0, normalize=True)
     torch.autograd.grad(y, [q, k, v], v.detach())

@@ -1,6 +1,6 @@
 """The checks of `lintx bench gpu`. Each yields rows of an error found and an error allowed.
 
-Errors are relative to max(1, largest value), and infinite where a value is NaN or infinite.
+Errors are relative to max(1, largest value). They are infinite if a value is NaN or infinite.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,16 +24,16 @@ from .measure.attention_pass import PassSetup, build_checked_model
 from .models import build_models
 from .variants import parse_variants
 
-# Kernels against float64, by the type of their inputs.
+# Errors allowed for kernels compared with float64, by the type of their inputs.
 KERNEL_TOLERANCES = {"fp32": 1e-4, "bf16": 2e-2}
-# Two executions of a whole model in float32.
+# Error allowed between two executions of a whole model in float32.
 MODEL_TOLERANCE = 1e-3
-# Rounding may change one drawn value, and the rest of that image differs with it.
+# Rounding may change one drawn value, which changes the rest of that image.
 COMPARED_IMAGES, OTHER_IMAGES = 32, 0.1
 
 
 def check_attention(device: str, lengths: Sequence[int]) -> Iterator[AgreementRow]:
-    """Outputs, sums and gradients of `linear` on this device against plain torch in float64."""
+    """Compare outputs, sums and gradients of `linear` on this device with plain torch in float64."""
     for feature_map in ("elu", "relu"):
         for width in (16, 32, 64):
             attention = build_linear(feature_map, width)
@@ -49,7 +49,7 @@ def check_attention(device: str, lengths: Sequence[int]) -> Iterator[AgreementRo
 
 
 def check_engines(device: str, networks: Sequence[tuple[str | None, ModelConfig]]) -> Iterator[AgreementRow]:
-    """The measured engine against the textbook engine: the images drawn, and the predictions at every position."""
+    """Compare the images and the predictions at every position of the measured engine and the textbook engine."""
     for subject in build_models(parse_variants(["linear"]), networks, device, "fp32"):
         model, images = subject.model, range(COMPARED_IMAGES)
         name = choose_engine(name_engine(model), model).value
@@ -65,7 +65,7 @@ def check_engines(device: str, networks: Sequence[tuple[str | None, ModelConfig]
 
 @torch.no_grad()
 def check_mechanisms(device: str) -> Iterator[AgreementRow]:
-    """The two executions of every mechanism, in float32."""
+    """Compare the two executions of every mechanism in float32."""
     for name in MIXERS:
         model = build_checked_model(PassSetup(name, {}, heads=2, head_width=16, positions=144)).to(device)
         values = torch.arange(2 * model.config.image.positions, device=device).view(2, -1) * 7 % 16
@@ -78,7 +78,7 @@ def check_mechanisms(device: str) -> Iterator[AgreementRow]:
 
 
 def name_engine(model: PixelModel) -> str:
-    """The engine to measure: `cuda` where it supports the model, although `auto` may not choose it; else `auto`."""
+    """Return the engine to measure: `cuda` if it supports the model, even if `auto` would not, else `auto`."""
     return CudaEngine.name if CudaEngine.refusal(model) is None else AUTO
 
 
@@ -88,13 +88,13 @@ def build_linear(feature_map: str, width: int, heads: int = 2) -> LinearAttentio
 
 
 def draw_inputs(batch: int, heads: int, length: int, width: int, device: str, dtype: torch.dtype) -> list[Tensor]:
-    """q, k and v [batch, heads, length, width], the same on every device."""
+    """Draw q, k and v [batch, heads, length, width], with equal values on every device."""
     drawn = torch.randn(3, batch, heads, length, width, generator=torch.Generator().manual_seed(length))
     return [part.to(device, dtype) for part in drawn]
 
 
 def differentiate(attention: LinearAttention, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Output, sums, and the gradients of the inputs; the gradient of the output is v."""
+    """Return output, sums, and the gradients of the inputs. The gradient of the output is v."""
     leaves = [part.detach().requires_grad_() for part in inputs]
     y, state = attention.attend(*leaves)
     return [y, *state, *torch.autograd.grad(y, leaves, leaves[2].detach())]

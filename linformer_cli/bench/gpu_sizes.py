@@ -1,4 +1,4 @@
-"""How much `lintx bench gpu` measures."""
+"""The sizes of `lintx bench gpu`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from .models import preset_network
 class GpuSizes:
     """The sizes of all parts.
 
-    `networks` are (name of the preset or None, network). `many` images are drawn at once. Attention alone is timed at
-    `lengths` for `heads` (images, heads of each), and checked at `checked_lengths`. `textbook_seconds` limits one row
-    of the textbook engine.
+    `networks` holds pairs (name of the preset or None, network). `many` is the number of images drawn at once.
+    Attention alone is timed at `lengths` for `heads` (images, heads of each), and checked at `checked_lengths`.
+    `textbook_seconds` limits one row of the textbook engine.
     """
 
     networks: Sequence[tuple[str | None, ModelConfig]]
@@ -29,7 +29,7 @@ class GpuSizes:
 
 
 def full_sizes() -> GpuSizes:
-    """Sizes for a GPU: the paper's two networks."""
+    """Return the sizes for a GPU, with the paper's two networks."""
     networks = [preset_network(name) for name in ("mnist-paper", "cifar10-paper")]
     return GpuSizes(
         networks,
@@ -45,7 +45,7 @@ def full_sizes() -> GpuSizes:
 
 
 def tiny_sizes() -> GpuSizes:
-    """Sizes that run every part in seconds on any device."""
+    """Return sizes for which every part takes seconds on any device."""
     network = ModelConfig(
         layers=1, heads=2, width=32, head_width=16, feed_forward=32, image=ImageShape(height=4, width=4, levels=16)
     )

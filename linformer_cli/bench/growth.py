@@ -10,7 +10,7 @@ from .rows import BASELINE, AttentionRow
 # between two lengths, either of which a busy moment of the machine may have spoiled.
 _WORST_EXPONENT = 2.0
 
-# A number of positions, and what was measured there.
+# A number of positions, and the value measured at that length.
 Point = tuple[int, float]
 
 
@@ -19,7 +19,7 @@ class Exponents:
     """Time and memory of a mechanism as powers of T: between the last two lengths, and fitted over all.
 
     `longest_positions` is the longest T measured. `overtakes_softmax` is the T above which the mechanism is faster than
-    softmax; None for softmax itself and where softmax was not measured.
+    softmax. It is None for softmax itself and if softmax was not measured.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Exponents:
 
 
 def fit_exponent(points: Sequence[Point]) -> float | None:
-    """p of the least-squares line log y = p log x + c; None with fewer than two points above 0."""
+    """Return p of the least-squares line log y = p log x + c, or None with fewer than two points above 0."""
     logs = [(math.log(x), math.log(y)) for x, y in points if y > 0]
     if len({x for x, _ in logs}) < 2:
         return None
@@ -45,9 +45,9 @@ def fit_exponent(points: Sequence[Point]) -> float | None:
 
 @dataclass(frozen=True)
 class Overtaking:
-    """Where one mechanism becomes faster than another, between the `shortest` and the `longest` T measured of both.
+    """The T from which one mechanism is faster than another, between the `shortest` and `longest` T measured for both.
 
-    `at` is None if it is faster at every length or slower at the last.
+    `at` is None if the mechanism is faster at every length or slower at the last.
     """
 
     at: float | None
@@ -62,9 +62,9 @@ class Overtaking:
 
 
 def find_overtaking(seconds: Sequence[Point], others: Sequence[Point]) -> Overtaking | None:
-    """From which T on the times `seconds` stay below the times `others`, over the lengths that both have.
+    """Find the T from which the times `seconds` stay below the times `others`, over the lengths that both have.
 
-    Times are interpolated linearly in log T and log seconds. None without a common length.
+    Times are interpolated linearly in log T and log seconds. The result is None without a common length.
     """
     mine, other = dict(seconds), dict(others)
     lengths = sorted(mine.keys() & other.keys())
@@ -81,9 +81,9 @@ def find_overtaking(seconds: Sequence[Point], others: Sequence[Point]) -> Overta
 
 
 def extrapolate(points: Sequence[Point], length: int) -> float | None:
-    """y at `length`, with the growth between the last two points, at least linear and at most quadratic.
+    """Predict y at `length` from the growth between the last two points, at least linear and at most quadratic.
 
-    None without a point.
+    The result is None without a point.
     """
     if not points:
         return None
@@ -94,7 +94,7 @@ def extrapolate(points: Sequence[Point], length: int) -> float | None:
 
 
 def describe_exponents(rows: Sequence[AttentionRow]) -> list[Exponents]:
-    """The exponents of each mechanism in `rows`; "last two" are the two longest T of all rows."""
+    """Return the exponents of each mechanism in `rows`. The last two lengths are the two longest T of all rows."""
     last_two = sorted({row.positions for row in rows})[-2:]
     seconds: dict[str, list[Point]] = {row.name: [] for row in rows}
     memory: dict[str, list[Point]] = {row.name: [] for row in rows}

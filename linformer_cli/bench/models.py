@@ -1,4 +1,4 @@
-"""The models that a benchmark times: trained ones, or untrained ones of a preset's size."""
+"""The models that a benchmark times: trained models, or untrained models with a preset's size."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from .rows import BASELINE, Quality
 from .trained_runs import TrainedRun, find_trained
 from .variants import Variant
 
-# The name of a preset, or None, and the network.
+# A pair (name of the preset or None, network).
 Network = tuple[str | None, ModelConfig]
 
 
 @dataclass(frozen=True)
 class BenchModel:
-    """A model to time, and its name in tables. `preset` names the network if it was built from a preset.
+    """A model to time, and its name in tables. `preset` names the preset of the network, if it has one.
 
     `run` is the trained run that the model was loaded from.
     """
@@ -34,30 +34,30 @@ class BenchModel:
     run: TrainedRun | None = None
 
     def find_quality(self, runs: Sequence[TrainedRun]) -> Quality:
-        """The bits/dim of its own run, or else of the best of `runs` with exactly this model."""
+        """Return the bits/dim of the model's own run, or else of the best of `runs` with exactly this model."""
         found = self.run or find_trained(runs, self.model.config)
         return Quality() if found is None else found.quality
 
     @property
     def network(self) -> ModelConfig:
-        """The model's sizes alone: models of equal networks are compared with each other."""
+        """The sizes of the model. Models of equal networks are compared with each other."""
         return self.model.config.model_copy(update={"attention": BASELINE, "attention_options": {}, "dropout": 0.0})
 
 
 def group_by_preset(models: Sequence[BenchModel]) -> list[list[BenchModel]]:
-    """`models` of one preset together, in the order in which the presets come first."""
+    """Group `models` by preset, in order of each preset's first model."""
     presets = dict.fromkeys(timed.preset for timed in models)
     return [[timed for timed in models if timed.preset == preset] for preset in presets]
 
 
 def build_softmax_twin(model: PixelModel) -> PixelModel:
-    """Softmax of the same size with random weights; time does not depend on their values."""
+    """Build a softmax model of the same size with random weights. Time does not depend on their values."""
     config = model.config.model_copy(update={"attention": BASELINE, "attention_options": {}})
     return PixelModel(config).to(device=model.device, dtype=model.dtype).eval()
 
 
 def with_softmax(name: str, model: PixelModel) -> list[BenchModel]:
-    """A trained model, and beside it softmax of the same size unless the model is softmax itself."""
+    """Return a trained model and, unless it is softmax itself, a softmax model of the same size."""
     models = [BenchModel(name, model)]
     if model.config.attention != BASELINE:
         models.append(BenchModel(BASELINE, build_softmax_twin(model), trained=False))
@@ -67,7 +67,7 @@ def with_softmax(name: str, model: PixelModel) -> list[BenchModel]:
 def build_models(
     variants: Sequence[Variant], networks: Sequence[Network], device: str, precision: str
 ) -> list[BenchModel]:
-    """An untrained model for every network and every mechanism."""
+    """Build an untrained model for every network and every mechanism."""
     models = []
     for preset, network in networks:
         for variant in variants:
@@ -81,7 +81,7 @@ def build_models(
 
 
 def load_models(runs: Sequence[TrainedRun], device: str, precision: str) -> list[BenchModel]:
-    """The models of `runs`, named after their folders."""
+    """Load the models of `runs`, named after their folders."""
     labels = label_runs([run.folder for run in runs])
     return [
         BenchModel(label, load_weights(read_checkpoint(run.path), device, torch_dtype(precision)), run=run)
@@ -90,12 +90,12 @@ def load_models(runs: Sequence[TrainedRun], device: str, precision: str) -> list
 
 
 def preset_network(name: str) -> tuple[str, ModelConfig]:
-    """The network of preset `name`, for the images that the preset is made for."""
+    """Return the network of preset `name`, for the preset's own image size."""
     return name, ModelConfig(**find_preset(name).model_dump(), image=find_preset_image(name))
 
 
 def resize_network(name: str, network: ModelConfig, side: int) -> tuple[str, ModelConfig]:
-    """`network` for images of `side` x `side` pixels, and its name; raises `UsageError` for too many pixels."""
+    """Return `network` for `side` x `side` pixels, and its name. Raises `UsageError` for too many pixels."""
     sizes = {**network.image.model_dump(), "height": side, "width": side}
     image = parse_config(ImageShape, sizes, f"--image-size {side}")
     return f"{name}, {side} x {side}", network.model_copy(update={"image": image})

@@ -1,6 +1,6 @@
 """`lintx bench paper`: the tables and figures of Katharopoulos 2020 on this machine, within a budget of time.
 
-All measurements are those of the other benchmarks; this module only decides sizes and whose turn it is.
+The other benchmarks provide all measurements. This module only decides their sizes and their order.
 """
 
 import contextlib
@@ -38,29 +38,29 @@ from .variants import parse_variants
 METHODS = ("linear", "softmax", "lsh-1=lsh:rounds=1", "lsh-4=lsh:rounds=4")
 COPY_METHODS = ("linear", "softmax", "lsh-4=lsh:rounds=4")
 NETWORKS = ("mnist-paper", "cifar10-paper")
-# The key of the models of --runs with other networks.
+# The key of the models from --runs whose networks are not the paper's.
 _RUNS = "runs"
-# The share of a row's time for its timed section; the rest is for probes, states and warm-ups.
+# The share of a row's time that is timed. The rest is for probes, states and warm-ups.
 _TIMED_SHARE = 0.5
-# A re-run may take this many times as long as other rows: it is four passes that cannot be shortened.
+# A re-run may take this many times as long as other rows, because its four passes cannot be shortened.
 _RERUN_PATIENCE = 12.0
 _FIRST_RESULTS_SECONDS = 30.0
 # Figures take seconds to draw, so files are not written after every group.
 _SAVE_SECONDS = 120.0
-# The share of the time for all lengths and rounds that one mechanism may take at one length in one round. Where softmax
-# is too slow for that, only softmax is left out.
+# One mechanism may take this share of the total time at one length in one round. If softmax is too slow for this share,
+# only softmax is left out.
 _LONGEST_POINT_SHARE = 0.05
-# Additional rounds are more informative than additional passes, most of which are shorter than a busy moment of the
-# machine.
+# Additional rounds are more informative than additional passes, because most passes are shorter than a busy moment of
+# the machine.
 _PASSES_OF_ROUND = 2
 
 
 @dataclass(frozen=True)
 class PaperSettings:
-    """What to measure.
+    """The settings of `lintx bench paper`.
 
-    The bits/dim of `runs` are shown beside the same model, and runs of other networks are sampled, too. Without
-    `sizes`, the budget decides them.
+    The bits/dim of `runs` are shown next to the same model. Runs of other networks are sampled, too. If `sizes` is
+    None, the budget determines the sizes.
     """
 
     budget_seconds: float
@@ -76,17 +76,17 @@ def run_paper_bench(
     save: Callable[[PaperReport], None] = lambda report: None,
     stop: StopRequest | None = None,
 ) -> PaperReport:
-    """Measure everything, or as much as there is time for until `stop` is set.
+    """Measure as much as the budget allows, until `stop` is set.
 
-    `report` is called with the part, each row so far, and the number of the round, from 1. Rows that are left out are
-    reported only in the first round. `save` is called with the report about every two minutes and at the end. Raises
-    `DisagreementError` if the two executions of a mechanism disagree.
+    `report` is called with the part, each row so far, and the number of the round, counted from 1. Rows that are left
+    out are reported only in the first round. `save` is called with the report about every two minutes and at the end.
+    Raises `DisagreementError` if the two executions of a mechanism disagree.
     """
     return _PaperBench(settings, report, save, stop or StopRequest()).run()
 
 
 class _PaperBench:
-    """The parts of the benchmark. Each builds its measurements when it begins; they are kept by group title."""
+    """The parts of the benchmark. Each part builds its measurements, kept by group title, when it begins."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class _PaperBench:
         return report
 
     def describe(self) -> PaperReport:
-        """Everything measured so far."""
+        """Return the report of everything measured so far."""
         scaling = _list_rows(self._scaling)
         sampling = _list_rows(self._sampling)
         return PaperReport(
@@ -166,7 +166,7 @@ class _PaperBench:
         return time.monotonic() - self._began
 
     def _build_models(self) -> None:
-        """Build the models and load the runs of other networks. Of the networks, only the first is checked."""
+        """Build the models and load the runs of other networks. Only the first network is checked."""
         device = self._settings.device
         for name, config in self._settings.networks:
             self._models[name] = build_models(self._variants, [(name, config)], device, self._precision)
@@ -201,7 +201,7 @@ class _PaperBench:
             self._saved = time.monotonic()
 
     def _prepare_sampling(self, seconds: float) -> Groups:
-        """Measure small batches first: the first results are those of one image at a time."""
+        """Prepare the sampling rows, smallest batches first, so that results for one image come first."""
         sizes, settings = self._sizes, self._settings
         largest = sizes.largest_batches
         self._reduced += [
@@ -271,7 +271,7 @@ class _PaperBench:
         return _list_rounds(self._scaling)
 
     def _prepare_memory(self, seconds: float) -> Groups:
-        """Measure the peak memory of the sampling rows, the largest batches first."""
+        """Prepare to measure the peak memory of the sampling rows, largest batches first."""
         return {
             title: [measurement.measure_memory for measurement in group if measurement.samples]
             for title, group in reversed(self._sampling.items())

@@ -1,4 +1,4 @@
-"""The report of `bench paper`, which is also the contents of its paper.json."""
+"""The report of `bench paper`, which is also the content of its paper.json."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from .rows import AttentionRow, SamplingRow, TrainingRow
 
 @dataclass(frozen=True)
 class PaperConditions:
-    """What the rows depend on."""
+    """The settings that the rows depend on."""
 
     methods: Sequence[str]
     networks: Mapping[str, ModelConfig]
@@ -32,8 +32,8 @@ class PaperConditions:
 class PaperReport:
     """Everything measured so far.
 
-    `reduced` lists what is smaller than in the paper and what there was no time for; `unfinished` lists the interrupted
-    parts.
+    `reduced` lists sizes smaller than the paper's and measurements left out for lack of time. `unfinished` lists the
+    interrupted parts.
     """
 
     budget_seconds: float
@@ -51,7 +51,7 @@ class PaperReport:
 
 
 def describe_extrapolated(rows: Sequence[SamplingRow]) -> list[str]:
-    """A line for each network with extrapolated rows."""
+    """Return a line for each network with extrapolated rows."""
     lines = []
     for preset in dict.fromkeys(row.preset for row in rows):
         timed = [row for row in rows if row.preset == preset and row.samples_seconds]

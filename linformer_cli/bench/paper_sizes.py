@@ -1,4 +1,4 @@
-"""The batch sizes, rounds and lengths of `bench paper` for a budget of time, beside those of the paper."""
+"""The batch sizes, rounds and lengths of `bench paper` for a budget of time, and the paper's own."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,20 +6,20 @@ from dataclasses import dataclass, field
 from .attention import PASS_POSITIONS
 from .measure.fresh_process import FORKS
 
-# The paper's own, to report what is reduced.
+# The paper's own sizes, for the list of reduced sizes.
 PAPER_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 PAPER_TRAINING_BATCH = {"mnist-paper": 10, "cifar10-paper": 4}
-# One length of one mechanism, on average: a process for its memory, and a few passes in every round.
+# Average seconds for one length of one mechanism: a process for its memory, and a few passes in every round.
 _SECONDS_PER_LENGTH = 3.0 if FORKS else 7.0
 _FEWEST_LENGTHS = 3
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a budget allows for. Every row has at most one sample in each of the `rounds`; rows of attention have a few.
+    """The sizes for a budget. Every row has at most one sample per round; attention rows have a few.
 
-    `batches` are the batch sizes of sampling; `largest_batches` limits them for some networks. Without `lengths`, the
-    time decides.
+    `batches` are the batch sizes of sampling; `largest_batches` limits them for some networks. If `lengths` is None,
+    the available time determines the lengths.
     """
 
     batches: Sequence[int]
@@ -31,13 +31,13 @@ class Sizes:
 
 
 def choose_sizes(budget_seconds: float) -> Sizes:
-    """Batch sizes and rounds for a budget."""
+    """Return batch sizes and rounds for a budget."""
     minutes = budget_seconds / 60
     if minutes >= 30:
         return Sizes((1, 16, 64, 256), 16, PAPER_TRAINING_BATCH)
     if minutes >= 5:
-        # Many rounds of small batches tell more than a few of large ones, and the keys and values of 64 images of
-        # CIFAR-10 are 6 GB, which take longer to allocate than the timed steps.
+        # Many rounds of small batches are more informative than a few rounds of large batches. The keys and values of
+        # 64 CIFAR-10 images take 6 GB, and allocating them takes longer than the timed steps.
         return Sizes(
             (1, 16, 64), 12, {"mnist-paper": 4, "cifar10-paper": 1}, PASS_POSITIONS // 4, {"cifar10-paper": 16}
         )
@@ -45,7 +45,7 @@ def choose_sizes(budget_seconds: float) -> Sizes:
 
 
 def choose_lengths(seconds: float, methods: int) -> list[int]:
-    """As many of the paper's lengths as `seconds` allow for, spread over their range."""
+    """Return as many of the paper's lengths as `seconds` allow, spread over their range."""
     count = max(_FEWEST_LENGTHS, min(len(PAPER_LENGTHS), int(seconds / (_SECONDS_PER_LENGTH * methods))))
     if count == len(PAPER_LENGTHS):
         return list(PAPER_LENGTHS)

@@ -1,4 +1,4 @@
-"""Figures that Katharopoulos 2020 published for its models, to show beside those measured here."""
+"""Figures that Katharopoulos 2020 published for its models, to compare with our measurements."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ _HARDWARE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where the figures come from, and what they were measured on."""
+    """The source of the figures, and the machine they were measured on."""
 
     source: str = "Katharopoulos 2020, arXiv 2006.16236, tables 1, 2, 4 and 5"
     hardware: Mapping[str, str] = field(default_factory=lambda: _HARDWARE)
@@ -24,7 +24,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Published(Source):
-    """One method on one data set. `bits_per_dim` leaves out the first value of an image; ours counts every value."""
+    """One method on one data set. `bits_per_dim` omits the first value of an image; our bits/dim counts every value."""
 
     bits_per_dim: float
     images_per_second: float
@@ -32,7 +32,7 @@ class Published(Source):
     seconds_per_image_gpu: float
 
 
-# By (preset, method). The paper's `softmax` reads the whole image again for every value, and so does its hashing.
+# The keys are (preset, method). The paper's `softmax` and hashing read the whole image again for every value.
 PUBLISHED: dict[tuple[str, str], Published] = {
     ("mnist-paper", "softmax-rerun"): Published(0.621, 0.45, 72.6, 10.2),
     ("mnist-paper", "softmax-cached"): Published(0.621, 7.56, 7.4, 10.4),
@@ -50,7 +50,7 @@ PUBLISHED: dict[tuple[str, str], Published] = {
 def find_published(
     preset: str | None, attention: str, options: Mapping[str, OptionValue], engine: str
 ) -> Published | None:
-    """The paper's figures of the method of one of our rows; None if the paper has none."""
+    """Return the paper's figures for the method of one of our rows, or None if the paper has none."""
     method = attention
     if attention == "softmax":
         method = f"softmax-{engine}"

@@ -1,4 +1,4 @@
-"""What every benchmark of rows shares: measurements that take turns, round by round, and an early end."""
+"""The base of every benchmark with rows: interleaved measurements in rounds, and an early end."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ Ending = Literal["finished", "interrupted"]
 
 
 class Measurement(ABC, Generic[AnyRow]):
-    """One row of a benchmark, measured round by round. Building one costs nothing; the first round prepares the work.
+    """One row of a benchmark, measured round by round. Building it costs nothing; its first round prepares the work.
 
     Rows of equal `network` are compared with each other. `check` is called between steps and may raise to stop.
     """
@@ -30,11 +30,11 @@ class Measurement(ABC, Generic[AnyRow]):
 
     @property
     def begun(self) -> bool:
-        """Whether `row` has anything to say."""
+        """Whether `row` has a result."""
         return bool(self.samples) or self.left_out is not None
 
     def measure_round(self) -> None:
-        """Take the next sample. If memory or time runs out, a measurement ends; without a sample, it is left out."""
+        """Take the next sample. The measurement ends if memory or time runs out. Without a sample it is left out."""
         if self._over or self.left_out is not None:
             return
         try:
@@ -49,17 +49,17 @@ class Measurement(ABC, Generic[AnyRow]):
     def take_sample(self) -> None:
         """Append to `samples`. Raises `PassFailed` if the work does not fit into memory or time."""
 
-    def release(self) -> None:  # most keep nothing
-        """Free what is kept between rounds. The next round prepares it again."""
+    def release(self) -> None:  # most measurements keep nothing
+        """Free the memory kept between rounds. The next round prepares the work again."""
 
     @abstractmethod
     def row(self) -> AnyRow:
-        """What was measured so far."""
+        """Return the row measured so far."""
 
 
 @dataclass(frozen=True)
 class BenchReport(Generic[AnyRow]):
-    """All rows and what they depend on. After an interruption, `rows` are those with at least one sample."""
+    """All rows and their conditions. After an interruption, `rows` holds the rows with at least one sample."""
 
     rows: list[AnyRow]
     ended: Ending
@@ -75,12 +75,12 @@ def measure_groups(
     check: Check = never_stop,
     comparisons: Iterable[Callable[[], None]] = (),
 ) -> tuple[list[AnyRow], Ending]:
-    """The rows of all groups; within a group the measurements take turns (A B C A B C).
+    """Measure all groups and return their rows. Measurements of a group are interleaved (A B C A B C).
 
-    A busy moment of the machine therefore affects all rows of a group. What a group keeps is freed before the next one.
-    `comparisons` run first: each compares the two executions of a mechanism and raises if they disagree. `report` is
-    called with each row of a finished group. An `Interrupted` from `check`, here or inside a measurement, ends the
-    benchmark with what was measured.
+    A busy moment of the machine therefore affects all rows of a group. The memory of a group is freed before the next
+    group starts. `comparisons` run first. Each compares the two executions of a mechanism and raises if they disagree.
+    `report` is called with each row of a finished group. An `Interrupted` from `check`, here or inside a measurement,
+    ends the benchmark and keeps the rows measured so far.
     """
     rows: list[AnyRow] = []
     try:
@@ -105,7 +105,7 @@ def measure_groups(
 
 
 def rows_of(group: Sequence[Measurement[AnyRow]]) -> list[AnyRow]:
-    """The rows of the measurements that have begun, compared with softmax."""
+    """Return the rows of the measurements that have begun, compared with softmax."""
     begun = [measurement for measurement in group if measurement.begun]
     rows = [measurement.row() for measurement in begun]
     return compare_with_softmax(rows, [measurement.network for measurement in begun])

@@ -1,4 +1,4 @@
-"""The rows of the benchmarks. `report.tables.to_json` writes them; the names of the fields are the keys."""
+"""The rows of the benchmarks. `report.tables.to_json` writes the rows with the field names as keys."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from .measure.sampling_work import RERUN
 from .measure.timing import compare_turns
 from .published import Published
 
-# The mechanism that all others are compared with.
+# All mechanisms are compared with this one.
 BASELINE = "softmax"
 
 Quartiles = tuple[float, float]
@@ -20,9 +20,9 @@ Quartiles = tuple[float, float]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """What was timed, and all samples of it. `left_out` says why there is none.
+    """The timed work and all its samples. If there are no samples, `left_out` gives the reason.
 
-    `times_softmax` is the speed divided by that of softmax: the median of the ratios of all rounds.
+    `times_softmax` is the speed relative to softmax: the median of the ratios of all rounds.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Row:
 
     @property
     def speed(self) -> float | None:
-        """Images or sequences per second, extrapolated where necessary; None without a sample."""
+        """Return images or sequences per second, extrapolated if necessary, or None without a sample."""
         raise NotImplementedError
 
 
@@ -49,7 +49,7 @@ AnyRow = TypeVar("AnyRow", bound=Row)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Quality:
-    """The validation bits/dim of the trained run that has the row's model; None throughout without one."""
+    """The validation bits/dim of the trained run with the row's model. All fields are None without such a run."""
 
     run: Path | None = None
     data: str | None = None
@@ -62,7 +62,7 @@ class Quality:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelRow(Quality, Row):
-    """A whole model, sampled or trained. `product_share` is its share of the machine's matrix products."""
+    """A whole model, sampled or trained. `product_share` is its share of the machine's matrix-product rate."""
 
     preset: str | None
     images_per_second: float | None = None
@@ -76,16 +76,16 @@ class ModelRow(Quality, Row):
 
     @property
     def speed_quartiles(self) -> Quartiles | None:
-        """Those of `speed`."""
+        """Return the quartiles of `speed`."""
         return self.images_per_second_quartiles
 
     @property
     def method(self) -> str:
-        """How the row was measured, in a few words."""
+        """Describe in a few words how the row was measured."""
         return self.engine
 
     def describe(self) -> str:
-        """The row in one line."""
+        """Describe the row in one line."""
         where = f"{self.preset}, " if self.preset else ""
         who = f"{where}{self.name} ({self.method}), batch {self.batch}"
         if self.speed is None:
@@ -107,7 +107,7 @@ class Extrapolated:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingRow(ModelRow):
-    """Sampling. Either the figures of whole images are set or `extrapolated` is.
+    """A row of sampling. Either the figures of whole images or `extrapolated` is set.
 
     `look_ahead` says whether some values were computed from guesses of preceding values. `copy_share` is the rate of
     reading and writing the state, as a share of the machine's rate of memory copies.
@@ -139,7 +139,7 @@ class SamplingRow(ModelRow):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingRow(ModelRow):
-    """Whole training steps. `reduced` says where the time limit allowed for fewer repeats."""
+    """A row of whole training steps. `reduced` is set if the time limit allowed fewer repeats."""
 
     seconds_per_step: float | None = None
     reduced: str | None = None
@@ -147,7 +147,7 @@ class TrainingRow(ModelRow):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionRow(Row):
-    """One mechanism alone, forward and backward. Samples and `peak_memory_bytes` are those of a whole pass."""
+    """A row of one mechanism alone. Samples and `peak_memory_bytes` cover a whole forward and backward pass."""
 
     heads: int
     head_width: int
@@ -163,12 +163,12 @@ class AttentionRow(Row):
 
 
 def compare_with_softmax(rows: Sequence[AnyRow], networks: Sequence[object]) -> list[AnyRow]:
-    """`rows`, which took turns, each with its `times_softmax`.
+    """Return the interleaved `rows`, each with its `times_softmax`.
 
     A row is compared with a softmax row of the same precision and the same network that is not a re-run. If there are
-    several, a row in plain torch is compared with the first one in plain torch, and any other row with the first one
-    that is not. The result is None without such a row, or if either has no sample. `networks` has one entry per row;
-    equal entries are the same network.
+    several, a row in plain torch is compared with the first softmax row in plain torch, and any other row with the
+    first softmax row that is not in plain torch. `times_softmax` is None without such a row, or if either row has no
+    sample. `networks` has one entry per row, and equal entries mean the same network.
     """
     return [
         dataclasses.replace(row, times_softmax=_times_softmax(row, network, rows, networks))

@@ -1,6 +1,6 @@
 """`lintx bench sample`: images per second of sampling, for models x engines x batch sizes.
 
-Softmax has two kinds of rows: with a key-value cache, and re-run at every value.
+Softmax has two kinds of rows: one with a key-value cache, and one that rereads the whole prefix at every value.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ from .trained_runs import TrainedRun
 
 # The engine name of softmax rows with a key-value cache.
 CACHED = "cached"
-# Steps that are timed to estimate how long an image would take.
+# The number of steps timed to estimate the time of a whole image.
 _PROBED_STEPS = 2
 # A step needs some memory besides the state.
 _STATE_MARGIN = 1.2
@@ -53,10 +53,10 @@ _MEMORY_LIMIT_SECONDS = 60.0
 class SamplingSettings:
     """How sampling is timed.
 
-    `limit_seconds` bounds all repeats of a row: an image that takes longer is timed over some steps around its middle.
-    A re-run cannot be shortened; it is left out if it takes more than `rerun_patience` times the limit. Without a
-    limit, whole images are timed. Untrained models are always sampled without `look_ahead`, whose speed depends on the
-    weights.
+    `limit_seconds` bounds all repeats of a row. An image that would take longer is timed over some steps around its
+    middle. A re-run cannot be shortened, so it is left out if it takes more than `rerun_patience` times the limit.
+    Without a limit, whole images are timed. Untrained models are always sampled without `look_ahead`, because its speed
+    depends on the weights.
     """
 
     batches: Sequence[int]
@@ -87,7 +87,7 @@ class NetworkFacts:
 
 @dataclass(frozen=True)
 class SamplingConditions:
-    """What the rows depend on."""
+    """The settings that the rows depend on."""
 
     repeats: int
     limit_seconds: float | None
@@ -108,10 +108,10 @@ def run_sampling_bench(
     report: Callable[[SamplingRow], None] = lambda row: None,
     check: Check = never_stop,
 ) -> BenchReport[SamplingRow]:
-    """Time all rows of `prepare`, once every model has been checked.
+    """Check every model, then time all rows of `prepare`.
 
     `report` is called with each row of a finished group. `check` is called between steps and may raise: `Interrupted`
-    ends the benchmark with what was measured. Raises `DisagreementError` before any timing.
+    ends the benchmark and keeps the rows measured so far. Raises `DisagreementError` before any timing.
     """
     groups = prepare(models, settings, ceilings, check)
     comparisons = [partial(require_model_agrees, timed) for timed in models]
@@ -129,7 +129,7 @@ def run_sampling_bench(
 def prepare(
     models: Sequence[BenchModel], settings: SamplingSettings, ceilings: Ceilings, check: Check = never_stop
 ) -> list[list["SamplingMeasurement"]]:
-    """The measurements of each preset at each batch size; those of a group take turns."""
+    """Return the measurements grouped by preset and batch size. Measurements of a group are interleaved."""
     return [
         [
             SamplingMeasurement(timed, engine, batch, settings, ceilings, check)
@@ -142,7 +142,7 @@ def prepare(
 
 
 def _list_engines(timed: BenchModel, settings: SamplingSettings) -> list[str]:
-    """The requested engines without duplicates (`auto` may be one of the others), and the re-run of softmax."""
+    """Return the requested engines without duplicates (`auto` may equal another), and the re-run of softmax."""
     engines = [choose_engine(AUTO, timed.model).value if name == AUTO else name for name in settings.engines]
     if settings.rerun and timed.model.config.attention == BASELINE:
         engines.append(RERUN)
@@ -177,7 +177,7 @@ class SamplingMeasurement(Measurement[SamplingRow]):
         self.samples.append(self._work.time_sample())
 
     def measure_memory(self) -> None:
-        """Measure the peak memory, in a fresh process on a CPU. The row has None if that fails."""
+        """Measure the peak memory, in a fresh process on a CPU. The row has None if the measurement fails."""
         setup = SamplingSetup(
             self._model.config.model_dump(),
             self._batch,
@@ -221,7 +221,7 @@ class SamplingMeasurement(Measurement[SamplingRow]):
         return self._with_shares(self._with_speed(row))
 
     def _name_engine(self) -> str:
-        """Softmax rows are named after how they treat the past."""
+        """Return the engine name. Softmax rows are named after how they read preceding values."""
         return CACHED if self._model.config.attention == BASELINE and self._engine != RERUN else self._engine
 
     def _require_memory(self) -> None:
@@ -232,7 +232,7 @@ class SamplingMeasurement(Measurement[SamplingRow]):
             raise PassFailed(f"the state would need {format_bytes(needed)}, {format_bytes(free)} are free")
 
     def _plan_steps(self) -> SamplingWork:
-        """Whole images, or as many steps around the middle as the limit allows for."""
+        """Plan whole images, or as many steps around the middle as the limit allows."""
         model, batch, check, limit = self._model, self._batch, self.check, self._settings.limit_seconds
         if (refusal := ENGINES[self._engine].refusal(model)) is not None:
             raise PassFailed(f"{self._engine}: {refusal}")
@@ -256,7 +256,7 @@ class SamplingMeasurement(Measurement[SamplingRow]):
         return work
 
     def _with_speed(self, row: SamplingRow) -> SamplingRow:
-        """`row` with the figures of whole images, measured or extrapolated."""
+        """Return `row` with the figures of whole images, measured or extrapolated."""
         work, positions = self._work, row.positions
         if work is None or not self.samples:
             return row
@@ -267,14 +267,14 @@ class SamplingMeasurement(Measurement[SamplingRow]):
         return replace(row, images_per_second=rate, images_per_second_quartiles=quartiles, seconds_per_image=seconds)
 
     def _with_shares(self, row: SamplingRow) -> SamplingRow:
-        """`row` with the shares of the machine's matrix products and memory copies."""
+        """Return `row` with its shares of the machine's matrix products and memory copies."""
         speed, model = row.speed, self._model
         if speed is None:
             return row
         batch, positions, rerun = self._batch, row.positions, self._engine == RERUN
         rows = batch * max(1, positions // 2) if rerun else batch
         products = self.ceilings.both_products(list_products(model), rows)
-        if row.look_ahead:  # how often the weights and the state were read is not known
+        if row.look_ahead:  # the number of reads of weights and state is unknown
             return row
         read = count_rerun_positions(positions) if rerun else positions
         rate = speed * read * count_product_flops(model) / 1e9

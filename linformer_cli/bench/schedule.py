@@ -1,7 +1,7 @@
 """Parts of a benchmark that share a budget of time, round by round.
 
-A shared machine has slow and fast stretches of minutes, which slow some rows down far more than others. So the rounds
-of all parts are spread over the whole budget.
+A shared machine has slow and fast stretches of minutes, which slow some rows down far more than others. The rounds of
+all parts are therefore spread over the whole budget.
 """
 
 import math
@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-# The first round prepares and probes: it takes about this many times as long as the others.
+# The first round prepares and probes, so it takes about this many times as long as the others.
 _FIRST_ROUND_FACTOR = 2.5
 
 
-# A round of each measurement of a group, by the title of the group.
+# The functions that run one round of each measurement of a group, by the title of the group.
 Groups = Mapping[str, Sequence[Callable[[], None]]]
 
 
@@ -21,7 +21,7 @@ Groups = Mapping[str, Sequence[Callable[[], None]]]
 class Part:
     """Groups of measurements by title, with a `share` of the budget, for at most `rounds` rounds.
 
-    `prepare` makes the groups when the part begins; it is told the seconds that the part should take. A group is left
+    `prepare` makes the groups when the part begins. Its argument is the number of seconds for the part. A group is left
     out if the part's first round has no time for it.
     """
 
@@ -36,10 +36,10 @@ class Part:
 
 
 class Schedule:
-    """Always runs a round of the part that is furthest behind its share, as long as another round fits the budget.
+    """Runs the part that is furthest behind its share, round by round, while another round fits the budget.
 
-    `after_group` is called with the part and the title of a group that finished a round. `reduced` lists what there was
-    no time for.
+    `after_group` is called with the part and the title of a group that finished a round. `reduced` lists the groups
+    left out for lack of time.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class Schedule:
 
     @property
     def unfinished(self) -> list[str]:
-        """The parts that were interrupted."""
+        """Return the interrupted parts."""
         return [] if self.finished else [part.name for part in self.parts if part.rounds_done < part.rounds]
 
     def run(self, budget_seconds: float) -> None:
-        """The first round of each part, in order, and then all others. Errors pass through."""
+        """Run the first round of each part in order, and then all other rounds. Errors pass through."""
         self._budget_seconds, self._ends = budget_seconds, self._clock() + budget_seconds
         while waiting := [part for part in self.parts if self._has_time(part)]:
             self._run_round(min(waiting, key=lambda part: part.seconds / part.share))
@@ -97,7 +97,7 @@ class Schedule:
         part.rounds_done += 1
 
     def _allot(self, part: Part) -> float:
-        """Seconds for a part that begins: its share of the time that is not reserved for parts already begun."""
+        """Return the seconds for a new part: its share of the time not reserved for parts that have begun."""
         promised = sum(
             max(0.0, other.share * self._budget_seconds - other.seconds)
             for other in self.parts

@@ -29,7 +29,7 @@ from .rounds import BenchReport, Measurement, measure_groups
 from .rows import TrainingRow
 from .trained_runs import TrainedRun
 
-# As a run computes, and plain torch in float32.
+# The computation of a training run, and plain torch in float32.
 ENGINES = (TEXTBOOK, AUTO)
 _FEWEST_IMAGES = 16
 
@@ -39,7 +39,7 @@ class TrainingSettings:
     """How training is timed.
 
     `precision` is that of the matrix products of the engine `auto`; weights are float32. `limit_seconds` bounds all
-    repeats of a row: a row whose repeats would take longer has fewer, and a row whose single step does is left out.
+    repeats of a row. A row that would take longer gets fewer repeats. A row is left out if a single step takes longer.
     """
 
     batches: Sequence[int]
@@ -52,7 +52,7 @@ class TrainingSettings:
 
 @dataclass(frozen=True)
 class TrainingConditions:
-    """What the rows depend on."""
+    """The settings that the rows depend on."""
 
     repeats: int
     limit_seconds: float | None
@@ -69,10 +69,10 @@ def run_training_bench(
     report: Callable[[TrainingRow], None] = lambda row: None,
     check: Check = never_stop,
 ) -> BenchReport[TrainingRow]:
-    """Time all rows of `prepare`, once every model has been checked.
+    """Check every model, then time all rows of `prepare`.
 
     `report` is called with each row of a finished group. `check` is called before every step and may raise:
-    `Interrupted` ends the benchmark with what was measured. Raises `DisagreementError` before any timing.
+    `Interrupted` ends the benchmark and keeps the rows measured so far. Raises `DisagreementError` before any timing.
     """
     groups = prepare(models, settings, ceilings, check)
     comparisons = [partial(require_model_agrees, timed) for timed in models]
@@ -84,7 +84,7 @@ def run_training_bench(
 def prepare(
     models: Sequence[BenchModel], settings: TrainingSettings, ceilings: Ceilings, check: Check = never_stop
 ) -> list[list["TrainingMeasurement"]]:
-    """The measurements of each preset at each batch size; those of a group take turns."""
+    """Return the measurements grouped by preset and batch size. Measurements of a group are interleaved."""
     return [
         [
             TrainingMeasurement(timed, engine, batch, settings, ceilings, check)
@@ -99,7 +99,8 @@ def prepare(
 class TrainingMeasurement(Measurement[TrainingRow]):
     """Training steps of a model with one engine at one batch size, on random images, with the recipe of its preset.
 
-    The trainer is kept between rounds, as a new one would have to warm up. Its gradients and averages take memory.
+    The trainer is kept between rounds, because a new trainer would have to warm up. The gradients and averages of the
+    trainer take memory.
     """
 
     def __init__(
@@ -173,14 +174,14 @@ class TrainingMeasurement(Measurement[TrainingRow]):
             return time_work(trainer.take_step, self._device)
 
     def _name_engine(self) -> str:
-        """`native` if the attention has compiled kernels, `parallel` if it has none."""
+        """Return `native` if the attention has compiled kernels, else `parallel`."""
         if self._plain:
             return TEXTBOOK
         return NATIVE if self._timed.model.is_compiled(torch_dtype(self._precision)) else "parallel"
 
 
 def build_trainer(model: ModelConfig, preset: str | None, batch: int, device: str, precision: str) -> Trainer:
-    """The trainer of a run with random images and the recipe of `preset`. It writes nothing."""
+    """Build the trainer of a run with random images and the recipe of `preset`. The trainer writes no files."""
     train = TrainConfig.model_validate({**RECIPES.get(preset or "", {}), "batch": batch, "steps": 1})
     image = model.image
     shape = (max(batch, _FEWEST_IMAGES), image.height, image.width, image.channels)

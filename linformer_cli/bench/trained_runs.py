@@ -1,4 +1,4 @@
-"""bits/dim of trained runs, to show beside the speed of the same model. Speed needs no training."""
+"""Bits/dim of trained runs, shown next to the speed of the same model. Speed needs no training."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from .rows import Quality
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """The model of a run and its validation bits/dim, with the standard error and the training images seen by then."""
+    """The model of a run and its validation bits/dim, with the standard error and training images seen."""
 
     path: Path
     model: ModelConfig
@@ -26,12 +26,12 @@ class TrainedRun:
 
     @property
     def folder(self) -> Path:
-        """The run's folder, if `path` is a checkpoint in it."""
+        """Return the run's folder if `path` is a checkpoint in it."""
         return self.path.parent if self.path.name in ("best", "last") else self.path
 
     @property
     def quality(self) -> Quality:
-        """The columns of a row."""
+        """Return the quality columns of a row."""
         return Quality(
             run=self.path,
             data=self.data,
@@ -44,9 +44,9 @@ class TrainedRun:
 
 
 def read_trained_runs(folders: Sequence[str]) -> list[TrainedRun]:
-    """What each folder reached: a run, a checkpoint, or a folder of runs.
+    """Read the results in each folder, which is a run, a checkpoint, or a folder of runs.
 
-    In a folder of runs, those without a validation are skipped. Raises `CheckpointError` if a folder has no checkpoint
+    In a folder of runs, runs without a validation are skipped. Raises `CheckpointError` if a folder has no checkpoint
     or no validated one.
     """
     runs = []
@@ -62,26 +62,26 @@ def read_trained_runs(folders: Sequence[str]) -> list[TrainedRun]:
 
 
 def find_trained(runs: Sequence[TrainedRun], model: ModelConfig) -> TrainedRun | None:
-    """The run with the lowest bits/dim of exactly this model, options included; dropout may differ."""
+    """Return the run with the lowest bits/dim for exactly this model with its options. Dropout may differ."""
     wanted = _without_dropout(model)
     same = [run for run in runs if _without_dropout(run.model) == wanted]
     return min(same, key=lambda run: run.bits_per_dim, default=None)
 
 
 def _list_runs(folder: Path) -> list[Path]:
-    """The runs with a checkpoint in `folder`; none if `folder` is a run or a checkpoint itself."""
+    """List the runs with a checkpoint in `folder`. The list is empty if `folder` is a run or a checkpoint itself."""
     if not folder.is_dir() or _is_run(folder):
         return []
     return [path for path in sorted(folder.iterdir()) if _is_run(path)]
 
 
 def _is_run(folder: Path) -> bool:
-    """Whether `folder` is a checkpoint or has the best or last one of a run."""
+    """Whether `folder` is a checkpoint or contains the best or last checkpoint of a run."""
     return any(holds_checkpoint(path) for path in (folder, folder / "best", folder / "last"))
 
 
 def _read(folder: str) -> TrainedRun | None:
-    """None if its weights were never validated."""
+    """Read a run. Return None if its weights were never validated."""
     checkpoint = read_checkpoint(folder)
     training = checkpoint.info.training
     if training.validation_bits_per_dim is None:
@@ -98,6 +98,6 @@ def _read(folder: str) -> TrainedRun | None:
 
 
 def _without_dropout(model: ModelConfig) -> ModelConfig:
-    """`model` without dropout, with all options of its mechanism written out."""
+    """Return `model` without dropout and with all options of its mechanism written out."""
     options = parse_options(model.attention, model.attention_options).model_dump(exclude_none=True)
     return model.model_copy(update={"attention_options": options, "dropout": 0.0})

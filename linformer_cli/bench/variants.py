@@ -1,4 +1,4 @@
-"""Mechanisms with options, as named on a command line and in rows."""
+"""Mechanisms with options, named as on a command line and in rows."""
 
 import re
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ class Variant:
 
 
 def list_variants(baselines: bool = False) -> list[Variant]:
-    """Every mechanism of the catalogue with its defaults; with `baselines`, also the LSTM."""
+    """List every mechanism of the catalogue with its defaults, and with `baselines` also the LSTM."""
     return [parse_variant(name, baselines) for name in (MIXERS if baselines else CATALOGUE)]
 
 
 def parse_variants(entries: Sequence[str], baselines: bool = False) -> list[Variant]:
-    """One variant per entry; raises `UsageError` if two have the same name."""
+    """Return one variant per entry. Raises `UsageError` if two variants have the same name."""
     variants = [parse_variant(entry.strip(), baselines) for entry in entries]
     labels = [variant.label for variant in variants]
     for label in labels:
@@ -37,7 +37,7 @@ def parse_variants(entries: Sequence[str], baselines: bool = False) -> list[Vari
 
 
 def parse_variant(entry: str, baselines: bool = False) -> Variant:
-    """The mechanism of `lsh`, `lsh:rounds=4`, `lsh:rounds=4:window=16`, or `wide=lsh:window=64` with a name.
+    """Parse `lsh`, `lsh:rounds=4`, `lsh:rounds=4:window=16`, or `wide=lsh:window=64`, which sets a name.
 
     Without a name, the label joins the mechanism and the given values: `lsh-4-16`. Raises `UsageError` for an unknown
     mechanism or option, and for a baseline without `baselines`.

@@ -1,4 +1,4 @@
-"""The `lintx` command: collects the commands, and turns every error into one line and an exit code."""
+"""The `lintx` command. It collects the commands, and turns every error into one line and an exit code."""
 
 import contextlib
 import os
@@ -59,7 +59,7 @@ app.command("env")(env.env)
 
 
 def main() -> NoReturn:
-    """Run the command line; every expected failure is one line on stderr and its exit code."""
+    """Run the command line. Every expected failure becomes one line on stderr and an exit code."""
     try:
         _run()
     except SystemExit as ended:
@@ -88,10 +88,10 @@ def _run() -> NoReturn:
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except BrokenPipeError:
-        # The reader of our output has gone. Python would complain again when it flushes stdout at exit.
+        # The reader of our output has closed the pipe. Python would complain again when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except OSError as error:  # a refusal of the system, not a bug
+    except OSError as error:  # the system refused an operation; this is not a bug
         where = f": '{str(error.filename)[:200]}'" if error.filename is not None else ""
         _end(f"Error: {error.strerror or error}{where}", 1)
     except Exception as error:
@@ -134,12 +134,12 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 
 def _stop(message: str, code: int) -> NoReturn:
-    if process_rank():  # of several processes, only the first reports it
+    if process_rank():  # only the first of several processes reports the error
         sys.exit(code)
     _end(message, code)
 
 
 def _end(message: str, code: int) -> NoReturn:
-    with contextlib.suppress(OSError):  # the reader of stderr may have gone, as with Ctrl-C in a pipe
+    with contextlib.suppress(OSError):  # the reader of stderr may have closed the pipe, as with Ctrl-C in a pipe
         complain(message)
     sys.exit(code)

@@ -107,7 +107,7 @@ def _print_list(rows: list[dict[str, Any]], sizes: dict[str, int], style: option
     if style.value != "table":
         print_records(rows, (*_COLUMNS, _OPTIONS), style.value)
         return
-    # Two tables, since a terminal is too narrow for one.
+    # Print two tables, because a terminal is too narrow for one.
     name, source, *others = _COLUMNS
     print_records(rows, (name, *others), "table")
     print()
@@ -165,7 +165,7 @@ def _describe(name: str, network: "NetworkConfig", shape: "AttentionShape") -> d
 
 
 def _describe_values(annotation: Any) -> str:
-    """The values of an option: `elu, relu` for a choice, `int` for a number. None is always a default."""
+    """Describe the values of an option: `elu, relu` for a choice, `int` for a number. None is always a default."""
     if typing.get_origin(annotation) is typing.Literal:
         return ", ".join(map(str, typing.get_args(annotation)))
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):

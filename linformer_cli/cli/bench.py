@@ -1,4 +1,4 @@
-"""`lintx bench`: the group of its benchmarks. It has no options, which would hide those of its commands."""
+"""`lintx bench`: the group of the benchmarks. Options of the group would hide the options of its commands."""
 
 import typer
 

@@ -45,13 +45,14 @@ def approximation(
 ) -> None:
     """Measure how well random features approximate softmax.
 
-    Mean squared errors of performer's features against softmax attention, causal and in float64, by number of features
-    and norm of the inputs: orthogonal and independent directions; positive, hyperbolic and trigonometric features. Each
-    figure is the mean over draws of inputs and directions, with quartiles.
+    Reports mean squared errors of performer's features against causal softmax attention in float64, by number of
+    features and norm of the inputs. Directions are orthogonal or independent; features are positive, hyperbolic or
+    trigonometric. Each figure is the mean over draws of inputs and directions, with quartiles.
 
-    `output` is the error of the outputs for values N(0, 1). `bounded-output` is the same with the mechanism's lower
-    bound on the denominator of `trig`. `kernel` is the error of the estimate of exp(x . y), x = q K^(-1/4), over all
-    pairs; `small-kernel` is that over the quarter of pairs where exp(x . y) is smallest. CSV and JSON have all four.
+    `output` is the error of the outputs for values N(0, 1). `bounded-output` is the same error with the mechanism's
+    lower bound on the denominator of `trig`. `kernel` is the error of the estimate of exp(x . y), x = q K^(-1/4), over
+    all pairs; `small-kernel` is the same error over the quarter of pairs with the smallest exp(x . y). CSV and JSON
+    contain all four errors.
 
     Examples:
 

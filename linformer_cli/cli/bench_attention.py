@@ -41,15 +41,16 @@ def attention(
     """Measure how time and memory grow with T.
 
     Runs forward and backward passes of each mechanism alone in float32. The batch is inversely proportional to T, as in
-    the figure of Katharopoulos 2020. Time and memory are those of one sequence: median and quartiles of the time over
-    interleaved repeats, and peak memory (on a CPU, the growth of a fresh process). Exponents p of T^p are given between
-    the last two lengths and as a fit over all lengths. `copying` is the rate of the least possible traffic (inputs,
-    outputs and gradients), as a share of this machine's rate of memory copies. A length that exceeds the memory or
-    --limit is left out, and its row says why. Mechanisms whose parallel and step executions disagree are not timed.
+    the figure of Katharopoulos 2020. The table shows time and memory per sequence: the median and quartiles of the time
+    over interleaved repeats, and the peak memory (on a CPU, the growth of a fresh process). It gives the exponents p of
+    T^p between the last two lengths and fitted over all lengths. `copying` is the rate of the least possible traffic
+    (inputs, outputs and gradients), as a share of this machine's rate of memory copies. A length that exceeds the
+    memory or --limit is left out, and its row says why. Mechanisms whose parallel and step executions disagree are not
+    timed.
 
     For each mechanism, a final table gives the longest T of --positions that fits and, if softmax is included, the T
-    above which the mechanism is faster than softmax (interpolated in log T and log time). Ctrl-C shows what was
-    measured.
+    above which the mechanism is faster than softmax (interpolated in log T and log time). Ctrl-C shows the results so
+    far.
 
     Examples:
 

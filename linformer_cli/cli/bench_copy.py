@@ -17,7 +17,7 @@ from .output import print_json, print_records, talk, write_plot
 if TYPE_CHECKING:
     from linformer_cli.bench.copy import CopyPoint, CopyReport
 
-# 16 times the paper's.
+# This is 16 times the paper's width.
 _LARGEST_WIDTH = 4_096
 _TALK_SECONDS = 10.0
 _ENDINGS = {"budget": "the budget was spent", "interrupted": "interrupted", "failed": "every model failed"}
@@ -64,14 +64,14 @@ def copy(
 ) -> None:
     """Measure how fast models learn to copy.
 
-    The copy task of Katharopoulos 2020, section 4.1: a string of random symbols (10 of them), a separator, and the
-    string again. Models have 4 layers and 8 heads. Each update has a batch of 64 new sequences; the optimizer is RAdam
-    at a learning rate of 1e-3, and of 1e-4 after 3,000 updates. Loss and accuracy are those of the copied symbols. The
-    string has a random length, from a quarter of the sequence to nearly half of it.
+    Runs the copy task of Katharopoulos 2020, section 4.1: a string of random symbols from an alphabet of 10, a
+    separator, and the string again. Models have 4 layers and 8 heads. Each update has a batch of 64 new sequences; the
+    optimizer is RAdam with a learning rate of 1e-3, reduced to 1e-4 after 3,000 updates. Loss and accuracy cover only
+    the copied symbols. The string has a random length, from a quarter of the sequence to nearly half of it.
 
-    All models see the same sequences and take turns, one update each, so their curves are comparable wherever they end:
-    after --updates, after --budget, or at Ctrl-C, which prints the results so far. A task smaller than the paper's is
-    marked as reduced. A mechanism whose parallel and step forms disagree is not trained.
+    All models see the same sequences and make one update each in turn, so their curves are comparable wherever they
+    end: after --updates, after --budget, or at Ctrl-C, which prints the results so far. A task smaller than the paper's
+    is marked as reduced. A mechanism whose parallel and step forms disagree is not trained.
 
     Examples:
 
@@ -114,7 +114,7 @@ def copy(
 
 
 class _Reporter:
-    """Tells the newest losses: the first ones at once, later ones every few seconds."""
+    """Prints the newest losses: the first losses at once, later losses every few seconds."""
 
     def __init__(self) -> None:
         self._next = 0.0

@@ -29,7 +29,7 @@ def gpu(
 
     Checks kernels against plain torch in float64, the sampling engine against the model's own step, and both executions
     of every mechanism on the device. Then measures images/s of sampling and training in the paper's networks, 10,000
-    images of MNIST's size at once, and attention alone beside torch's softmax and, if installed,
+    images of MNIST's size at once, and attention alone, compared with torch's softmax and, if installed,
     flash-linear-attention. A part that fails does not stop the others. The exit code is 1 if a check or a part failed.
 
     Examples:

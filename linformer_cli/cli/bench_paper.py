@@ -31,9 +31,9 @@ def paper(
 
     Measures the paper's methods (softmax re-run and with a cache, hashing with 1 and 4 rounds, linear) in its two
     networks: images/s of sampling and seconds per image, images/s of training, time and memory of attention against T,
-    and the copy task. The published figures and this machine's ceilings are shown beside them. The budget decides batch
-    sizes, repeats and lengths; the output lists what is smaller than in the paper. bits/dim come from --runs; runs of
-    other networks are sampled, too.
+    and the copy task. The output also shows the published figures and this machine's ceilings. The budget decides batch
+    sizes, repeats and lengths; the output lists all sizes smaller than the paper's. Bits/dim come from --runs, and runs
+    of other networks are sampled, too.
 
     JSON, tables and figures are written about every two minutes, at the end, and at Ctrl-C.
 
@@ -67,7 +67,7 @@ def paper(
 
 def _print(report: "PaperReport", style: options.TableFormat) -> None:
     print_sampling(report.sampling, style)
-    if style is options.TableFormat.CSV:  # which holds one table; the others are in paper.json
+    if style is options.TableFormat.CSV:  # CSV holds one table; the other tables are in paper.json
         return
     print_training(report.training, style)
     if report.scaling:
@@ -92,7 +92,7 @@ def _talk_about_row(part: str, row: "Row", number: int) -> None:
 
 
 def _write(out: Path, report: "PaperReport") -> None:
-    """All files of the folder, each complete or unchanged."""
+    """Write all files of the folder. Each file is complete or unchanged."""
     from linformer_cli.files import write_file
     from linformer_cli.report.paper_page import render_figures, render_page
     from linformer_cli.report.tables import to_json

@@ -70,15 +70,15 @@ def sample(
 ) -> None:
     """Measure images/s of sampling, by attention, batch size and network.
 
-    By default, times the checkpoint's model beside softmax of the same size. With --runs alone, times the models of the
+    By default, times the checkpoint's model and softmax of the same size. With --runs alone, times the models of the
     runs. With --attention or --preset, times untrained models of the checkpoint's or the preset's size. Softmax is
-    timed with a key-value cache, and re-run at every value.
+    timed both with a key-value cache and re-run at every value.
 
     Repeats of all rows are interleaved. The table shows the median and quartiles of images/s, seconds per image at
-    batch 1, state and peak memory, and the rates of matrix products and memory traffic as shares of what this machine
-    reaches. An image that would take longer than --limit is timed over some steps around its middle. Extrapolated
+    batch 1, state and peak memory, and the rates of matrix products and memory traffic as shares of this machine's
+    highest rates. An image that would take longer than --limit is timed over some steps around its middle. Extrapolated
     figures are marked. Mechanisms whose parallel and step executions disagree are not timed. bits/dim come from --runs.
-    The paper's published figures are shown beside its presets. Ctrl-C shows what was measured.
+    The paper's published figures are shown next to its presets. Ctrl-C shows the results so far.
 
     Examples:
 
@@ -140,7 +140,7 @@ def sample(
             print_position_times(report.rows)
 
     show_report(report, stop, {**source, "plot": plot, "bits_plot": bits_plot} if json else None, show)
-    # After the figures, so that a plot that cannot be written does not lose them.
+    # Plots come after the figures, so that a plot that cannot be written does not lose the figures.
     write_plot(plot, lambda kind: benchmark_plots.render_speed(report.rows, kind))
     if benchmark_plots.trained_rows(report.rows):
         write_plot(bits_plot, lambda kind: benchmark_plots.render_quality(report.rows, kind))
@@ -152,7 +152,7 @@ def sample(
 def _open_checkpoint(
     checkpoint: str | None, names: str | None, device: str, precision: options.PrecisionName
 ) -> "tuple[list[BenchModel], str, str]":
-    """The checkpoint's model beside softmax, or mechanisms in its size; the precision and the checkpoint's path."""
+    """Return the checkpoint's model and softmax, or mechanisms of its size; the precision; the checkpoint's path."""
     from linformer_cli.bench.models import build_models, with_softmax
 
     session = open_session(checkpoint, device, precision.value)
@@ -167,7 +167,7 @@ def _open_checkpoint(
 def _load_runs(
     runs: "list[TrainedRun]", device: str, precision: options.PrecisionName
 ) -> "tuple[list[BenchModel], str]":
-    """The models of the runs, and the precision."""
+    """Return the models of the runs, and the precision."""
     from linformer_cli.bench.models import load_models
 
     place, kind = _choose_place(device, precision)
@@ -177,7 +177,7 @@ def _load_runs(
 def _build_presets(
     presets: str, sides: list[int] | None, names: str | None, device: str, precision: options.PrecisionName
 ) -> "tuple[list[BenchModel], str]":
-    """Untrained models of the presets' sizes, and the precision."""
+    """Return untrained models of the presets' sizes, and the precision."""
     from linformer_cli.bench.models import build_models, preset_network, resize_network
 
     place, kind = _choose_place(device, precision)
@@ -189,7 +189,7 @@ def _build_presets(
 
 
 def _choose_place(device: str, precision: options.PrecisionName) -> tuple[str, str]:
-    """Device and precision; says what was chosen on stderr."""
+    """Return device and precision. Prints the choice on stderr."""
     from linformer_cli.system.device import choose_device, choose_precision
 
     place = choose_device(device).value

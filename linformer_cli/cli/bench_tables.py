@@ -1,4 +1,4 @@
-"""What several benchmark commands print: tables of speed, rows as they come, and the machine."""
+"""Output shared by benchmark commands: tables of speed, rows as they are measured, and the machine."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ Tables = Sequence[Sequence[Column]]
 def show_report(
     report: "BenchReport[Any]", stop: "StopRequest", document: Mapping[str, object] | None, show: Callable[[], None]
 ) -> None:
-    """The report with `document` as JSON on stdout, or, without one, what `show` prints and the machine on stderr.
+    """Print `document` as JSON on stdout. Without a document, call `show` and print the machine on stderr.
 
     Raises `Interrupted` if the user stopped the benchmark before anything was measured.
     """
@@ -37,12 +37,12 @@ def show_report(
 
 
 def print_sampling(rows: "Sequence[SamplingRow]", style: options.TableFormat) -> None:
-    """Rows of sampling on stdout."""
+    """Print rows of sampling on stdout."""
     _print_speeds(rows, benchmarks.SAMPLING_TABLES, benchmarks.SAMPLING_FILE_COLUMNS, style)
 
 
 def print_training(rows: "Sequence[ModelRow]", style: options.TableFormat) -> None:
-    """Rows of training on stdout."""
+    """Print rows of training on stdout."""
     _print_speeds(rows, benchmarks.TRAINING_TABLES, benchmarks.TRAINING_FILE_COLUMNS, style)
 
 
@@ -67,7 +67,7 @@ def _print_speeds(
 
 
 def print_position_times(rows: "Sequence[SamplingRow]") -> None:
-    """Time of one value of one image against the number of positions, on stdout."""
+    """Print the time of one value of one image against the number of positions on stdout."""
     # The name of a resized preset is its network's and the size of its images.
     flat = [{**benchmarks.flatten_speed(row), "network": (row.preset or "").partition(",")[0]} for row in rows]
 
@@ -81,7 +81,7 @@ def print_position_times(rows: "Sequence[SamplingRow]") -> None:
 
 
 def print_growth(rows: "Sequence[AttentionRow]", exponents: "Sequence[Exponents]", style: options.TableFormat) -> None:
-    """Time and memory against T on stdout, and, except in CSV, which holds one table, the exponents."""
+    """Print time and memory against T on stdout, and the exponents except in CSV, which holds one table."""
     flat = benchmarks.flatten_growth(rows, exponents)
     if style is options.TableFormat.CSV:
         print_records(flat, benchmarks.SCALING_FILE_COLUMNS, "csv")
@@ -94,17 +94,17 @@ def print_growth(rows: "Sequence[AttentionRow]", exponents: "Sequence[Exponents]
 
 
 def talk_about_speed(row: "ModelRow") -> None:
-    """A row of images per second, on stderr."""
+    """Print a row of images per second on stderr."""
     talk(row.describe())
 
 
 def talk_about_passes(row: "AttentionRow") -> None:
-    """A row of time and memory, on stderr."""
+    """Print a row of time and memory on stderr."""
     talk(describe_passes(row))
 
 
 def describe_passes(row: "AttentionRow") -> str:
-    """A row of time and memory in one line."""
+    """Describe a row of time and memory in one line."""
     seconds, memory = row.seconds_per_sequence, row.memory_bytes_per_sequence
     found = f"left out, {row.left_out}" if seconds is None else format_milliseconds(seconds)
     return f"{row.name}, T = {row.positions:,}, batch {row.batch}: {found}" + (
@@ -113,7 +113,7 @@ def describe_passes(row: "AttentionRow") -> str:
 
 
 def talk_about_machine(environment: Mapping[str, Any], ceilings: "CeilingsReport | None" = None) -> None:
-    """The machine and its ceilings, on stderr."""
+    """Print the machine and its ceilings on stderr."""
     talk(f"{environment['processor']}, {environment['threads']} threads, torch {environment['versions']['torch']}")
     if ceilings is None:
         return

@@ -46,9 +46,9 @@ def train(
 
     A step is what `lintx train` does: forward, backward, clipping and the optimizer, with the recipe of the preset, on
     random images. Repeats of all rows are interleaved, after one warm-up step. The table shows the median and quartiles
-    of images/s, and the rate of matrix products as a share of what this machine reaches. A row that would take longer
+    of images/s, and the rate of matrix products as a share of this machine's highest rate. A row that would take longer
     than --limit has fewer repeats and says so. Mechanisms whose parallel and step executions disagree are not timed.
-    Ctrl-C shows what was measured.
+    Ctrl-C shows the results so far.
 
     Examples:
 

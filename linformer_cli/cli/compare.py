@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from linformer_cli.comparison.entries import Conditions, Entry
     from linformer_cli.data.images import ImageSet
 
-# As the largest number of steps in a configuration.
+# This equals the largest number of steps in a configuration.
 _MOST_IMAGES = 2**40
 _TABLE_COLUMNS = (
     Column("name", "attention"),
@@ -56,7 +56,7 @@ def compare(
     ] = 16_000,
     data: Annotated[
         str | None,
-        typer.Option("--data", help="As for lintx train.", metavar="NAME", show_default=False),
+        typer.Option("--data", help="Data set, as for lintx train.", metavar="NAME", show_default=False),
     ] = None,
     data_dir: options.DataDir = None,
     image_size: options.ImageSize = None,
@@ -100,11 +100,11 @@ def compare(
     """Train and compare mechanisms under the same conditions.
 
     All runs have the same network except for the attention, the same images in the same order, and the same settings.
-    Each has a folder of its own. Run the command again to continue: finished work is not repeated. The table shows
-    final validation bits/dim with the standard error, parameters, bytes of state, and images/s of whole training steps
-    and of sampling. Speeds are medians over --repeats, interleaved across the finished mechanisms. Times are kept
-    beside the runs; --retime measures them again. A grid of samples is written beside each run. Ctrl-C saves first; the
-    table then says what is missing.
+    Each run has its own folder. Run the command again to continue: finished work is not repeated. The table shows final
+    validation bits/dim with the standard error, parameters, bytes of state, and images/s of whole training steps and of
+    sampling. Speeds are medians over --repeats, interleaved across the finished mechanisms. Times are kept next to the
+    runs; --retime measures them again. A grid of samples is written next to each run. Ctrl-C saves first, and the table
+    then lists missing figures.
 
     Examples:
 
@@ -164,7 +164,7 @@ def compare(
 def _work(
     entries: "list[Entry]", images: "tuple[ImageSet, ImageSet]", conditions: "Conditions", failures: dict[str, str]
 ) -> Interrupted | None:
-    """Do all work that is left, and note in `failures` what failed. Returns the interruption that ended it, if any."""
+    """Do the remaining work and note errors in `failures`. Return the interruption that ended the work, or None."""
     from linformer_cli.comparison.entries import draw_grid, train_entry
     from linformer_cli.comparison.speed import time_sampling_once, time_training_once
     from linformer_cli.system.signals import catch_signals
@@ -197,7 +197,7 @@ def _work(
 
 @contextlib.contextmanager
 def _noting(entry: "Entry", failures: dict[str, str]) -> Iterator[None]:
-    """Note a failure of `entry`, so that the others still run."""
+    """Note a failure of `entry`, so that the other entries still run."""
     from linformer_cli.system.memory import is_out_of_memory
 
     try:

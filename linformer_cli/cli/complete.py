@@ -120,7 +120,7 @@ def complete(
 
 @dataclass(frozen=True)
 class _Task:
-    """What to do with each image."""
+    """The work to do on each image."""
 
     session: Session
     sampler: "Sampler"
@@ -131,7 +131,7 @@ class _Task:
     invert: bool
 
     def complete(self, path: Path) -> "tuple[Picture, Completion]":
-        """The image at `path` and its completions. Prints notes about the image on stderr."""
+        """Return the image at `path` and its completions. Prints notes about the image on stderr."""
         from linformer_cli.data.pictures import border_brightness, load_picture
         from linformer_cli.data.sequence import images_to_values
         from linformer_cli.sampling.complete import complete_values
@@ -159,7 +159,7 @@ class _Work:
 
 
 def _complete_all(task: _Task, images: Sequence[Path]) -> _Work:
-    """Complete the images one by one; skips those that cannot be read, unless there is only one image."""
+    """Complete the images one by one. Skips unreadable images, unless there is only one image."""
     done: list[tuple[Picture, Completion]] = []
     failures: list[dict[str, object]] = []
     for path in images:
@@ -170,7 +170,7 @@ def _complete_all(task: _Task, images: Sequence[Path]) -> _Work:
                 raise
             complain(f"Error: {error}")
             failures.append({"image": path, "error": str(error)})
-        except (KeyboardInterrupt, LintxError) as error:  # what is done is written first
+        except (KeyboardInterrupt, LintxError) as error:  # finished images are written first
             return _Work(done, failures, error)
         else:
             _say_bits(*done[-1])
@@ -201,7 +201,7 @@ def _write_pictures(
 
 
 def _choose_class(session: Session, wanted: str | None) -> int | None:
-    """The class of all images, None for a model without classes; raises `UsageError` unless exactly one is named."""
+    """Return the class of the images, None without classes. Raises `UsageError` unless exactly one is named."""
     chosen, classes = session.choose_classes(wanted), session.model.config.classes
     if classes and len(chosen) != 1:
         raise UsageError(f"the model has classes: name the class of the images, 0 to {classes - 1}, with --class")
@@ -211,7 +211,7 @@ def _choose_class(session: Session, wanted: str | None) -> int | None:
 def _render(
     session: Session, picture: "Picture", completion: "Completion", scale: int | None, shown_rows: int | None = None
 ) -> Any:
-    """The row of one image; with `shown_rows`, only the first rows of pixels of each completion."""
+    """Draw the row of one image. With `shown_rows`, only the first rows of pixels of each completion are shown."""
     from linformer_cli.data.sequence import values_to_images
     from linformer_cli.report.animation import hide_rows
     from linformer_cli.report.grids import render_completion
@@ -232,7 +232,7 @@ def _say_bits(picture: "Picture", completion: "Completion") -> None:
 
 
 def _describe(picture: "Picture", completion: "Completion") -> dict[str, object]:
-    """The JSON record of one image; a part without values has no bits/dim."""
+    """Return the JSON record of one image. A part without values has no bits/dim."""
     kept = completion.kept_bits_per_dim
     return {
         "image": picture.path,

@@ -24,7 +24,7 @@ from .options import parse_duration, parse_pairs
 
 @dataclass(frozen=True)
 class Fields:
-    """The fields of `config` as options under the heading `panel`: only these, or all but those named."""
+    """The fields of `config` as options under the heading `panel`: only the named fields, or all other fields."""
 
     config: type[Config]
     panel: str
@@ -37,11 +37,11 @@ class Fields:
         return [name for name in known if name not in self.without and (self.only is None or name in self.only)]
 
     def build_parameters(self) -> list[inspect.Parameter]:
-        """One keyword parameter of the command for each field, None by default."""
+        """Return one keyword parameter of the command for each field, None by default."""
         return [_build_parameter(name, self.config.model_fields[name], self.panel) for name in self.names]
 
     def take_given(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Remove the parameters of these fields from `values`; returns those that were given, by field."""
+        """Remove the parameters of these fields from `values`. Return the given values by field."""
         taken = {name: values.pop(name) for name in self.names}
         return {
             name: parse_pairs(value, _flag(name, self.config.model_fields[name])) if isinstance(value, list) else value
@@ -51,7 +51,7 @@ class Fields:
 
 
 def with_fields(command: Callable[..., None]) -> Callable[..., None]:
-    """`command` for Typer: parameters annotated with `Fields` are replaced with one option for each field."""
+    """Return `command` for Typer, with parameters annotated with `Fields` replaced by one option per field."""
     signature = inspect.signature(command)
     groups: dict[str, Fields] = {}
     parameters: list[inspect.Parameter] = []
@@ -91,7 +91,7 @@ def _build_parameter(name: str, field: FieldInfo, panel: str) -> inspect.Paramet
 
 
 def _flag(name: str, field: FieldInfo) -> str:
-    """`--attention` for `attention`, `--fast/--no-fast` for a bool, `--option` for a table `options`."""
+    """Return `--attention` for `attention`, `--fast/--no-fast` for a bool, `--option` for a table `options`."""
     flag, (kind, _) = name.replace("_", "-"), unwrap(field)
     if kind is bool:
         return f"--{flag}/--no-{flag}"
@@ -99,7 +99,7 @@ def _flag(name: str, field: FieldInfo) -> str:
 
 
 def unwrap(field: FieldInfo) -> tuple[Any, list[Any]]:
-    """The type of a field without None and annotations, and its annotations."""
+    """Return the type of a field without None and annotations, and its annotations."""
     kind: Any = field.annotation
     metadata = list(field.metadata)
     if type(None) in typing.get_args(kind):
@@ -111,7 +111,7 @@ def unwrap(field: FieldInfo) -> tuple[Any, list[Any]]:
 
 
 def describe_default(name: str, field: FieldInfo) -> str:
-    """The default of a setting as a sentence, "per preset" where presets differ; empty if there is none."""
+    """Return the default of a setting as a sentence, or an empty text. It is "per preset" if presets differ."""
     values = {preset: preset_defaults(preset).get(name, field.default) for preset in PRESETS}
     default = values[DEFAULT_PRESET]
     if default is None or default == {}:

@@ -7,7 +7,7 @@ from .output import print_facts, print_json
 def env(json: options.Json = False) -> None:
     """Show the machine and versions that results depend on.
 
-    Versions, processor, threads, GPUs, and the device and precision that `auto` selects.
+    Lists versions, processor, threads, GPUs, and the device and precision that `auto` selects.
 
     Examples:
 

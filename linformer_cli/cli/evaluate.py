@@ -27,7 +27,7 @@ def evaluate(
     data: Annotated[
         str | None,
         typer.Option(
-            "--data", help="Data set. Default: the one the model was trained on.", show_default=False, metavar="NAME"
+            "--data", help="Data set. Default: the model's training data set.", show_default=False, metavar="NAME"
         ),
     ] = None,
     split: Annotated[

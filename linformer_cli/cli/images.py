@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def load_training_images(data: "DataConfig", team: Team = ALONE) -> "tuple[ImageSet, ImageSet]":
-    """The training and validation images, for one of `team`. Prints how many there are."""
+    """Load the training and validation images for one of `team`. Prints the number of images."""
     from linformer_cli.data.images import load_for_training
 
-    with team.leader_first():  # it may download them
+    with team.leader_first():  # the leader may download the images
         train, validation = load_for_training(data)
     _say_notes(train)
     talk(f"{data.name}: {len(train):,} training and {len(validation):,} validation images")
@@ -23,7 +23,7 @@ def load_training_images(data: "DataConfig", team: Team = ALONE) -> "tuple[Image
 
 
 def load_images_to_fit(name: str, split: "Split", data_dir: str | None, wanted: "ImageShape") -> "ImageSet":
-    """One split of the data set `name`. Raises `UsageError` if it does not come in images of the size `wanted`."""
+    """Load one split of the data set `name`. Raises `UsageError` if its images do not have the size `wanted`."""
     from linformer_cli.data.images import fit_size, load_images
 
     sizes = fit_size(name, wanted)

@@ -75,7 +75,7 @@ Variants = Annotated[
         metavar="LIST",
     ),
 ]
-# The mechanisms that presets are measured with by default.
+# The default mechanisms for measurements of presets.
 PRESET_VARIANTS = "linear,softmax"
 BenchVariants = Annotated[
     str | None,
@@ -170,12 +170,12 @@ _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "min": 60.0, "s": 1.0, "": 1.0}
 
 
 def complete_preset() -> list[str]:
-    """The presets, for shell completion."""
+    """Return the presets, for shell completion."""
     return list(PRESETS)
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of `90`, `90s`, `10m`, `1.5h` or `1h30m`. Raises `UsageError` for other texts, 0, and over ten years."""
+    """Parse `90`, `90s`, `10m`, `1.5h` or `1h30m` as seconds. Raises `UsageError` for others, 0, over ten years."""
     parts = re.findall(r"(\d+(?:\.\d+)?)\s*(d|h|min|m|s|)\s*", text.strip().lower())
     if not parts or "".join(re.split(r"\s+", text.strip().lower())) != "".join(n + u for n, u in parts):
         raise UsageError(f"'{text}' is not a time; write 90s, 10m or 1h30m")
@@ -188,7 +188,7 @@ def parse_duration(text: str) -> float:
 
 
 def parse_engines(text: str, known: Sequence[str]) -> list[str]:
-    """The names in `textbook,auto`. Raises `UsageError` for one that is not in `known`."""
+    """Return the names in `textbook,auto`. Raises `UsageError` for a name that is not in `known`."""
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in known:
@@ -197,19 +197,19 @@ def parse_engines(text: str, known: Sequence[str]) -> list[str]:
 
 
 def parse_sizes(text: str, option: str, example: str) -> list[int]:
-    """The numbers in `1,64`. Raises `UsageError` unless they are whole numbers from 1 to `LARGEST_COUNT`."""
+    """Return the numbers in `1,64`. Raises `UsageError` unless they are whole numbers from 1 to `LARGEST_COUNT`."""
     return _parse_list(text, int, "whole numbers", LARGEST_COUNT, option, example)
 
 
 def parse_size(text: str, option: str, example: str) -> int:
-    """The number in `16`. Raises `UsageError` unless it is a whole number from 1 to `LARGEST_COUNT`."""
+    """Return the number in `16`. Raises `UsageError` unless it is a whole number from 1 to `LARGEST_COUNT`."""
     if not text.isdecimal() or not text.strip("0"):
         raise UsageError(f"{option} takes a whole number above 0, such as {example}, found '{text}'")
     return parse_sizes(text, option, example)[0]
 
 
 def parse_numbers(text: str, option: str, example: str) -> list[float]:
-    """The numbers in `0.5,1`. Raises `UsageError` unless they are finite and above 0."""
+    """Return the numbers in `0.5,1`. Raises `UsageError` unless they are finite and above 0."""
     return _parse_list(text, float, "numbers", math.inf, option, example)
 
 
@@ -218,7 +218,7 @@ def _parse_list(
 ) -> list[Number]:
     try:
         numbers = [kind(part) for part in text.split(",")]
-    except ValueError:  # thousands of digits, too
+    except ValueError:  # int() also refuses thousands of digits
         numbers = []
     if not numbers or not all(0 < number < math.inf for number in numbers):
         raise UsageError(f"{option} takes {wanted} above 0 separated by commas, such as {example}, found '{text}'")
@@ -228,14 +228,14 @@ def _parse_list(
 
 
 def choose_variants(names: str | None, baselines: bool = False) -> "list[Variant]":
-    """The mechanisms in the value of `--attention`, by default all; with `baselines` also the LSTM."""
+    """Return the mechanisms named by `--attention`, by default all, and with `baselines` also the LSTM."""
     from linformer_cli.bench.variants import list_variants, parse_variants
 
     return list_variants(baselines) if names is None else parse_variants(names.split(","), baselines)
 
 
 def parse_pairs(pairs: list[str] | None, option: str) -> dict[str, str]:
-    """`["key=value", ...]` as a dictionary. Raises `UsageError` for a text without `=` or a key given twice."""
+    """Return `["key=value", ...]` as a dictionary. Raises `UsageError` for a text without `=` or a key given twice."""
     values: dict[str, str] = {}
     for pair in pairs or []:
         key, equals, value = pair.partition("=")

@@ -22,7 +22,7 @@ _quiet = False
 
 
 def set_quiet(quiet: bool) -> None:
-    """Whether to drop messages and progress; set at the start of every command."""
+    """Set whether to drop messages and progress. Every command calls this function first."""
     global _quiet
     _quiet = quiet
 
@@ -46,7 +46,7 @@ def complain(message: str) -> None:
 
 
 class PatientStream:
-    """A text stream that drops what cannot be written: its reader may have gone, or its disk may be full.
+    """A text stream that drops what cannot be written: its pipe may be closed, or its disk full.
 
     A message is not worth ending hours of work.
     """
@@ -55,7 +55,7 @@ class PatientStream:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        with contextlib.suppress(OSError, ValueError):  # the latter from a closed file
+        with contextlib.suppress(OSError, ValueError):  # a closed file raises ValueError
             self._stream.write(text)
         return len(text)
 
@@ -68,17 +68,17 @@ class PatientStream:
 
 
 def patient_stderr() -> TextIO | None:
-    """Stderr that never fails; None if it was closed before the start."""
+    """Return stderr as a stream that never fails, or None if stderr was closed before the start."""
     return None if sys.stderr is None else cast(TextIO, PatientStream(sys.stderr))
 
 
 def one_line(message: str) -> str:
-    """`message` without line ends and control characters, which file names may contain."""
+    """Return `message` without line ends and control characters, which file names may contain."""
     return " ".join("".join(sign if sign.isprintable() else " " for sign in message).split())
 
 
 def say_halved(batch: int) -> None:
-    """Warn about a smaller batch; `on_halve` of the sampling functions."""
+    """Warn about a smaller batch. The sampling functions take this function as `on_halve`."""
     complain(f"out of memory; continuing with a batch of {batch}, which gives the same images")
 
 
@@ -96,7 +96,7 @@ def print_records(records: Sequence[Record], columns: Sequence[Column], style: T
 
 
 def write_plot(path: Path | None, render: Callable[["PlotFormat"], bytes]) -> None:
-    """Write the plot that `render` makes in the format of `path`, if there is one."""
+    """Write the plot that `render` makes in the format of `path`. Do nothing if `path` is None."""
     from linformer_cli.files import write_file
     from linformer_cli.report.plots import parse_plot_format
 

@@ -49,7 +49,7 @@ def plot(
 ) -> None:
     """Plot the curves of runs.
 
-    Bits/dim of training, bits/dim of validation with the standard error as a band, and the learning rate: against
+    Plots bits/dim of training, bits/dim of validation with the standard error as a band, and the learning rate, against
     training images seen and against time. Each run has a colour. A run may still be training.
 
     --samples writes the grids that `lintx train` draws every --sample-every steps, one strip for each run. --json

@@ -47,7 +47,7 @@ class TrainingDisplay:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._live is not None:
-            if kind is None:  # the last step is rarely a logged one
+            if kind is None:  # the last step is rarely logged
                 self._live.update(self._bar, completed=1.0)
             self._live.stop()
 
@@ -82,7 +82,7 @@ class TrainingDisplay:
         self._print(f"warning: {message}")
 
     def _remaining(self, share: float) -> str:
-        """The time left, from the speed of this process alone: a resumed run starts in the middle."""
+        """Return the time left, from the speed of this process alone, because a resumed run starts in the middle."""
         if self._first_share is None:
             self._first_share, self._began = share, time.monotonic()
         done = share - self._first_share
@@ -92,11 +92,11 @@ class TrainingDisplay:
 
     @property
     def _has_bar(self) -> bool:
-        """A narrow terminal has room for the text only."""
+        """Whether there is room for a bar. A narrow terminal has room only for the text."""
         return self._console.width >= 100
 
     def _fit(self, facts: list[str]) -> str:
-        """As many of the first `facts` as fit in one line of the terminal."""
+        """Join as many of the first `facts` as fit in one line of the terminal."""
         room = self._console.width - _PERCENT_COLUMNS - (_BAR_COLUMNS + 1) * self._has_bar
         line = facts[0]
         for fact in facts[1:]:

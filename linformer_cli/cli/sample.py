@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-# The grid of more images than this would be useless. With --files the others need not be in memory either.
+# A grid of more images would be useless. With --files, the other images need not be in memory.
 _MOST_IN_GRID = 10_000
 # Far above any use; image numbers, with --first and classes, fit in 63 bits.
 _MOST_IMAGES, _LAST_FIRST = 2**40, 2**62
@@ -121,7 +121,7 @@ def sample(
         existing = find_drawn(wanted, folder, team)
         if existing:
             talk(f"{len(existing)} of {len(wanted)} images are already in {files}")
-        # Dealt out in turn: the images that exist when a long job is stopped are then the first ones.
+        # Processes draw images in turn, so a stopped job leaves the first images complete.
         missing = [index for index in wanted if index not in existing] if existing else wanted
         began = time.perf_counter()
         sampler = Sampler(session.model, seed, filters, chosen)

@@ -35,7 +35,7 @@ class Session:
         }
 
     def choose_classes(self, wanted: str | None) -> list[int]:
-        """The classes in the value of `--class`: `7`, `1,7` or `all`; none if it is not given.
+        """Return the classes in the value of `--class`: `7`, `1,7` or `all`. The list is empty without a value.
 
         Raises `UsageError` for a class that the model does not have, and for an unconditional model.
         """
@@ -52,7 +52,7 @@ class Session:
         return [int(part) for part in parts]
 
     def choose_engine(self, wanted: str) -> str:
-        """The name of the engine to sample with. Prints the choice on stderr."""
+        """Return the name of the engine to sample with. Prints the choice on stderr."""
         from linformer_cli.sampling.engines import choose_engine
 
         choice = choose_engine(wanted, self.model)
@@ -63,7 +63,7 @@ class Session:
 def open_session(
     name: str | None, device: str, precision: "Precision", quiet: bool = False, team: Team = ALONE
 ) -> Session:
-    """Load the checkpoint `name` (None: the shipped default) for one of `team`. Prints what was chosen on stderr."""
+    """Load the checkpoint `name` (None: the shipped default) for one of `team`. Prints the choice on stderr."""
     from linformer_cli.checkpoint import load_weights, read_checkpoint
     from linformer_cli.model.mixers import describe_mixing
     from linformer_cli.system.device import choose_precision, torch_dtype
@@ -73,7 +73,7 @@ def open_session(
     kind = choose_precision(precision, place.value, "sampling")
     model = load_weights(checkpoint, place.value, torch_dtype(kind.value))
     if not quiet:
-        # A shipped model is shown by its name; the path of a run's checkpoint says which one it is.
+        # A shipped model is shown by its name; a run's checkpoint is shown by its path.
         title = checkpoint.path if name is not None and Path(name).exists() else checkpoint.path.name
         mixing = describe_mixing(model.config.attention)
         talk(f"{title}: {mixing}, {model.parameter_count():,} parameters")

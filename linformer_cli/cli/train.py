@@ -100,7 +100,7 @@ def train(
 ) -> None:
     """Train a model, or resume a run.
 
-    Without options: `mnist-wide` on MNIST, in a new folder in runs/.
+    Without options, trains `mnist-wide` on MNIST, in a new folder in runs/.
 
     The folder of a run holds config.toml (all settings), metrics.csv, samples/, last/ (the newest save) and best/ (the
     lowest validation bits/dim). Options override --config, which overrides the preset. The first Ctrl-C or SIGTERM
@@ -146,7 +146,7 @@ def train(
         if dry_run:
             _dry_run(trainer, json)
             return
-        if not resume and out is None:  # only now: a refused command leaves no folder
+        if not resume and out is None:  # the folder is made this late so that a refused command leaves no folder
             trainer.folder = folder = RunFolder(team.from_leader(lambda: claim_run(merged.preset)))
         advice = f"the last save is intact; continue with: lintx train --resume '{folder.path}'"
         with notice_loss(advice), _hold(folder, None if resume else trainer.config) if team.leads else nullcontext():
@@ -168,7 +168,7 @@ def _hold(folder: "RunFolder", new: "RunConfig | None") -> Iterator[None]:
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:
-    """The options that were given."""
+    """Return the given options."""
     return {key: value for key, value in values.items() if value is not None}
 
 

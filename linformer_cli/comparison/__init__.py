@@ -1,1 +1,1 @@
-"""`lintx compare`: one run for every mechanism, on the same images at the same size, and one row of figures each."""
+"""`lintx compare`: one run and one row of figures per mechanism, with equal images and model sizes."""

@@ -1,6 +1,6 @@
-"""The runs of a comparison: planned under the same conditions, trained once, and a grid of samples beside each.
+"""The runs of a comparison. They are planned under the same conditions, trained once, and have a grid of samples each.
 
-Everything is kept in files, so whatever is finished is not done again.
+All results are kept in files, so finished work is not repeated.
 """
 
 import math
@@ -26,17 +26,17 @@ from linformer_cli.training.settings import Given, Settings, merge_settings, rea
 
 DEFAULT_PRESET = "mnist-small"
 GRID_IMAGES = 25
-# Validation images, unless a file or an option says otherwise.
+# The number of validation images, unless a file or an option sets it.
 _EVALUATED_IMAGES = 2_000
 # Settings that a comparison decides: --images gives the length, validation is at the end, samples are one grid.
 _DECIDED = (*LENGTHS, "evaluate_every", "sample_every")
-# Settings in which a run may differ from the plan: the device, and where the data lie.
+# Settings in which a run may differ from the plan: the device and the data folder.
 _FREE = {("train", "device"), ("data", "data_dir")}
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """How the runs are computed and timed.
+    """The conditions under which the runs are computed and timed.
 
     Training is in `precision`, sampling in float32 with `batch` images at once. Speeds are medians of `repeats`.
     """
@@ -49,7 +49,7 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Plan:
-    """What all runs have in common: their folder, the training images of each, and the layers of their settings."""
+    """The settings common to all runs: their folder, the number of training images, and the layers of settings."""
 
     runs: Path
     images: int
@@ -61,7 +61,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Entry:
-    """One mechanism of a comparison: its run, and the files beside it."""
+    """One mechanism of a comparison: its run, and the files next to the run."""
 
     variant: Variant
     config: RunConfig
@@ -69,39 +69,39 @@ class Entry:
 
     @property
     def training_file(self) -> Path:
-        """The timed training steps."""
+        """The file of the timed training steps."""
         return self.folder.path / "training.json"
 
     @property
     def sampling_file(self) -> Path:
-        """The timed batches of sampling."""
+        """The file of the timed batches of sampling."""
         return self.folder.path / "sampling.json"
 
     @property
     def step_images(self) -> int:
-        """Images of one training step."""
+        """The number of images in one training step."""
         return self.config.train.batch * self.config.train.accumulation
 
     @property
     def grid_file(self) -> Path:
-        """The grid of samples, beside the run folders."""
+        """The file of the grid of samples, next to the run folders."""
         return self.folder.path.with_name(f"{self.variant.label}.png")
 
     @property
     def saved(self) -> Checkpoint | None:
-        """The last checkpoint of the run, if there is one."""
+        """The last checkpoint of the run, or None."""
         return read_checkpoint(self.folder.last) if holds_checkpoint(self.folder.last) else None
 
     @property
     def finished(self) -> Checkpoint | None:
-        """The validated checkpoint at the end of the run, if there is one."""
+        """The validated checkpoint at the end of the run, or None."""
         saved = self.saved
         if saved is None or saved.info.training.validation_bits_per_dim is None:
             return None
         return saved if saved.info.training.step == self.config.train.steps else None
 
     def require_finished(self) -> Checkpoint:
-        """As `finished`; raises `LintxError` where there is none."""
+        """Return `finished`. Raises `LintxError` if the run has no such checkpoint."""
         checkpoint = self.finished
         if checkpoint is None:
             raise LintxError(f"the run '{self.folder.path}' is not finished")
@@ -109,9 +109,9 @@ class Entry:
 
 
 def choose_training(file: Path | None, given: Mapping[str, Any], say: Callable[[str], None]) -> TrainConfig:
-    """The training settings of all runs: `given` on the command line over `file` over defaults.
+    """Return the training settings of all runs. `given` on the command line overrides `file`, which overrides defaults.
 
-    Settings that a comparison decides are ignored in `file`; `say` then gets a warning.
+    Settings that a comparison decides are ignored in `file`, and `say` gets a warning.
     """
     table = {} if file is None else read_tables(file).get("train", {})
     if ignored := [key for key in _DECIDED if table.pop(key, None) is not None]:
@@ -122,7 +122,7 @@ def choose_training(file: Path | None, given: Mapping[str, Any], say: Callable[[
 def plan_entries(
     variants: Sequence[Variant], plan: Plan, load: Callable[[Settings], tuple[ImageSet, ImageSet]]
 ) -> tuple[list[Entry], tuple[ImageSet, ImageSet]]:
-    """An entry for each of `variants`, and the training and validation images, loaded once by `load`.
+    """Return an entry for each of `variants`, and the training and validation images, loaded once by `load`.
 
     All runs have the same network and settings, and as many steps as `plan.images` need. Raises `UsageError` for a run
     that exists with other settings.
@@ -163,7 +163,7 @@ def _require_same(entry: Entry) -> None:
 def train_entry(
     entry: Entry, images: tuple[ImageSet, ImageSet], conditions: Conditions, reporter: Reporter, stop: StopRequest
 ) -> None:
-    """Begin or resume the run of `entry` and finish it. Raises `Interrupted` after saving, when `stop` is set."""
+    """Begin or resume the run of `entry` and finish it. If `stop` is set, saves and raises `Interrupted`."""
     trainer = Trainer(entry.config, entry.folder, images, conditions.device, conditions.precision)
     begun = entry.folder.config_file.exists()
     if not begun:
@@ -175,7 +175,7 @@ def train_entry(
 
 
 def draw_grid(entry: Entry, device: str, check: Check = never_stop) -> bool:
-    """Write the grid of samples of a finished run, unless there is one of these weights; whether it was written.
+    """Write the grid of samples of a finished run unless these weights have one. Return whether it was written.
 
     `check` is called before every step and may raise to stop.
     """
@@ -184,7 +184,7 @@ def draw_grid(entry: Entry, device: str, check: Check = never_stop) -> bool:
         if read_png_metadata(entry.grid_file)["checkpoint_sha256"] == checkpoint.digest:
             return False
     except (DataError, KeyError):
-        pass  # no grid yet, or another picture of that name
+        pass  # the grid does not exist, or another picture has its name
     images = Sampler(load_weights(checkpoint, device)).sample_images(GRID_IMAGES, before_step=check)
     about = {"attention": entry.variant.label, "checkpoint_sha256": checkpoint.digest, "seed": 0}
     write_file(entry.grid_file, encode_png(render_grid(images), about))

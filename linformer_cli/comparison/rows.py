@@ -14,10 +14,10 @@ from .speed import TIMED_STEPS, read_samples, sampling_speed, training_speed
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonRow:
-    """What is known of one mechanism. Unknown figures are None, and `missing` says why.
+    """The figures of one mechanism. Unknown figures are None, and `missing` gives the reason.
 
-    `steps` and `images` are those of the last checkpoint. `training_samples_seconds` are seconds of `TIMED_STEPS`
-    training steps, `samples_seconds` those of sampling `batch` images.
+    `steps` and `images` belong to the last checkpoint. `training_samples_seconds` holds the seconds of `TIMED_STEPS`
+    training steps. `samples_seconds` holds the seconds of sampling `batch` images.
     """
 
     name: str
@@ -46,12 +46,12 @@ class ComparisonRow:
 
     @property
     def bits(self) -> str | None:
-        """Bits/dim with the standard error, as text."""
+        """Return bits/dim with the standard error as text."""
         return None if self.bits_per_dim is None else format_bits(self.bits_per_dim, self.standard_error, digits=3)
 
 
 def describe_entry(entry: Entry, conditions: Conditions, failure: str | None = None) -> ComparisonRow:
-    """The row of `entry`; `failure` is the error that stopped its work."""
+    """Return the row of `entry`. `failure` is the error that stopped its work."""
     saved, finished = entry.saved, entry.finished
     row = ComparisonRow(
         name=entry.variant.label,
@@ -93,7 +93,7 @@ def describe_entry(entry: Entry, conditions: Conditions, failure: str | None = N
 
 
 def _measure_rate(samples: Sequence[float], images: int) -> tuple[float | None, list[float] | None]:
-    """Images per second and their quartiles, where each of `samples` is the seconds of `images` images."""
+    """Return images per second and their quartiles. Each of `samples` is the seconds of `images` images."""
     if not samples:
         return None, None
     timing = Timing(samples)

@@ -1,4 +1,4 @@
-"""The speed of finished runs: timed in interleaved repeats, which are kept in files beside each run."""
+"""The speed of finished runs, timed in interleaved repeats and kept in files next to each run."""
 
 import json
 from collections.abc import Sequence
@@ -27,10 +27,10 @@ TIMED_STEPS = 3
 
 @dataclass(frozen=True)
 class Speed:
-    """What a kept time depends on: a change of batch, precision, engine or machine makes it another measurement.
+    """The conditions of a kept time. A time with another batch, precision, engine or machine is not reused.
 
-    `weights_sha256` is that of the sampled weights; None in training, whose time does not depend on them. `kernels`
-    says whether compiled kernels were available.
+    `weights_sha256` is the checksum of the sampled weights. It is None in training, because training time does not
+    depend on them. `kernels` says whether compiled kernels were available.
     """
 
     batch: int
@@ -45,12 +45,12 @@ class Speed:
 
 
 def training_speed(entry: Entry, conditions: Conditions) -> Speed:
-    """What `time_training_once` measures."""
+    """Return the conditions of `time_training_once`."""
     return Speed(entry.step_images, conditions.device, conditions.precision, *_describe_machine(), steps=TIMED_STEPS)
 
 
 def sampling_speed(checkpoint: Checkpoint, conditions: Conditions) -> Speed:
-    """What `time_sampling_once` measures."""
+    """Return the conditions of `time_sampling_once`."""
     machine = _describe_machine()
     return Speed(conditions.batch, conditions.device, "fp32", *machine, weights_sha256=checkpoint.digest)
 
@@ -60,11 +60,11 @@ def _describe_machine() -> tuple[str, int, str, bool]:
 
 
 def time_training_once(entry: Entry, images: tuple[ImageSet, ImageSet], conditions: Conditions) -> bool:
-    """Time a few whole training steps and keep the seconds, unless all repeats are kept already; whether it timed.
+    """Time a few whole training steps and keep the seconds. Return False if all repeats were kept already.
 
-    They are steps as the run took them, after one to warm up, with weights that are thrown away. Calling it for each
-    entry in turn interleaves the repeats. Raises `DisagreementError` before the first repeat where the two executions
-    disagree.
+    The steps are equal to those of the run, with one warm-up step first, and their weights are discarded. Calling this
+    function for each entry in turn interleaves the repeats. Raises `DisagreementError` before the first repeat if the
+    two executions disagree.
     """
     checkpoint, speed = entry.require_finished(), training_speed(entry, conditions)
     samples = read_samples(entry.training_file, speed)
@@ -84,7 +84,7 @@ def time_training_once(entry: Entry, images: tuple[ImageSet, ImageSet], conditio
 
 
 def time_sampling_once(entry: Entry, conditions: Conditions, check: Check = never_stop) -> bool:
-    """As `time_training_once`, for sampling a batch of images. `check` may raise to stop."""
+    """Do what `time_training_once` does for sampling a batch of images. `check` may raise to stop."""
     checkpoint = entry.require_finished()
     speed = sampling_speed(checkpoint, conditions)
     samples = read_samples(entry.sampling_file, speed)
@@ -99,7 +99,7 @@ def time_sampling_once(entry: Entry, conditions: Conditions, check: Check = neve
 
 
 def read_samples(file: Path, speed: Speed) -> list[float]:
-    """The seconds kept in `file`; none where they are of another measurement."""
+    """Return the seconds kept in `file`. The list is empty if they belong to another measurement."""
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
         same = Speed(**{key: record.get(key) for key in vars(speed)}) == speed

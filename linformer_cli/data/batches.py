@@ -28,7 +28,7 @@ class Batches:
         self._permutations: dict[int, NDArray[np.int64]] = {}
 
     def batch(self, start: int, size: int) -> NDArray[np.int64]:
-        """Image indices [size] at the places start .. start + size - 1 of the stream, which may span epochs."""
+        """Return image indices [size] at places start .. start + size - 1 of the stream, which may span epochs."""
         if start < 0 or size < 1:
             raise ValueError(f"a batch needs start >= 0 and size >= 1, found {start} and {size}")
         pieces = []

@@ -54,7 +54,7 @@ class FolderImages:
 def load_folder(
     folder: Path, splits: Sequence[str], image_size: int | None, channels: int | None, cache: Path
 ) -> list[FolderImages]:
-    """The images of each of `splits` in `folder` and its subfolders, cropped to a square and resized.
+    """Load the images of each of `splits` in `folder` and its subfolders, cropped to a square and resized.
 
     Their sides are `image_size` (32) pixels. `channels` is 1 (grey) or 3 (RGB); None means RGB if any image is
     coloured. If all images are in two or more folders directly under `folder`, these are the classes, sorted by name.
@@ -219,7 +219,7 @@ def _remove_leftovers(home: Path, key: str) -> None:
 
 
 def _is_coloured(path: Path) -> bool:
-    """Whether an image has colours, judged by a small copy. Its mode does not tell: many grey scans are RGB files."""
+    """Whether an image has colours, judged by a small copy. Its mode is unreliable: many grey scans are RGB files."""
     shape = ImageShape(height=16, width=16, channels=3)
     with contextlib.suppress(DataError):
         pixels = load_picture(path, shape).image.astype(np.int16)
@@ -228,7 +228,7 @@ def _is_coloured(path: Path) -> bool:
 
 
 def _split(names: Sequence[str]) -> dict[str, list[str]]:
-    """The names in every split, in order. Depends only on the names: broken files do not move others."""
+    """Return the names in every split, in order. They depend only on names, so broken files move no others."""
     # By digest, not by name: the names often sort by class or by date. The held-out ones stay in this order, since
     # often only the first of them are looked at.
     parts: dict[str, list[str]] = {split: [] for split in _SPLITS}
@@ -244,7 +244,7 @@ def _split(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _split_folder(name: str) -> str | None:
-    """The split that a file's top folder is named after, or None."""
+    """Return the split that a file's top folder is named after, or None."""
     first, _, rest = name.partition("/")
     return _SPLIT_FOLDERS.get(first.casefold()) if rest else None
 
@@ -256,7 +256,7 @@ def _brings_splits(names: Sequence[str]) -> bool:
 
 
 def _class_of_each(names: Sequence[str]) -> dict[str, str]:
-    """The class folder of each file, "" for none. A split's folder is not a class."""
+    """Return the class folder of each file, or "" without one. A split's folder is not a class."""
     own = _brings_splits(names) or all(map(_split_folder, names))
     within = {name: name.partition("/")[2] if own and _split_folder(name) else name for name in names}
     return {name: rest.rpartition("/")[0].partition("/")[0] for name, rest in within.items()}

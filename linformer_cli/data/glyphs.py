@@ -82,6 +82,6 @@ def _draw(labels: NDArray[np.int64], uniform: NDArray[np.float64], size: int) ->
 
 
 def _half_extents(width: float, height: float, tilt_degrees: float) -> tuple[float, float]:
-    """Half the width and half the height of the axis-aligned box around a tilted one."""
+    """Return half the width and half the height of the axis-aligned box around a tilted one."""
     cosine, sine = math.cos(math.radians(tilt_degrees)), abs(math.sin(math.radians(tilt_degrees)))
     return (width * cosine + height * sine) / 2, (width * sine + height * cosine) / 2

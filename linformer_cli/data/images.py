@@ -105,7 +105,7 @@ def load_images(
     image_size: int | None = None,
     channels: int | None = None,
 ) -> ImageSet:
-    """The images of one split of the data set `name`, one of `DATA_SETS`.
+    """Load the images of one split of the data set `name`, one of `DATA_SETS`.
 
     The set's own training images are divided: the last 5,000, or the last tenth (at least one) of fewer than 50,000,
     are `validation`, the others `train`. `test` is the set's own. `data_dir` (default: the environment variable
@@ -119,7 +119,7 @@ def load_images(
 
 
 def load_for_training(data: DataConfig) -> tuple[ImageSet, ImageSet]:
-    """The training and the validation images of `data`, read once; raises as `load_images` does."""
+    """Load the training and validation images of `data`, read once. Raises the errors of `load_images`."""
     train, validation = _load(data.name, ["train", "validation"], data.data_dir, data.image_size, data.channels)
     return train, validation
 
@@ -174,7 +174,7 @@ def _from_folder(name: str, split: Split, found: FolderImages) -> ImageSet:
 
 
 def _part(name: str, split: Split, count: int) -> slice:
-    """Which of the `count` images of the set's own training or test part belong to `split`."""
+    """Select which of the `count` images of the set's own training or test part belong to `split`."""
     if split == "test":
         return slice(0, count)
     if count < 2:

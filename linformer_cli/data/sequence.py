@@ -10,7 +10,7 @@ from linformer_cli.config import ImageShape
 
 
 def images_to_values(images: NDArray[np.uint8], levels: int = 256) -> torch.Tensor:
-    """uint8 images [N, H, W, C] as int64 values [N, T] in [0, levels), with T = H * W * C.
+    """Convert uint8 images [N, H, W, C] to int64 values [N, T] in [0, levels), with T = H * W * C.
 
     Position t is row t // (W * C), column t // C % W, channel t % C. With fewer than 256 levels, the 256 brightnesses
     are divided into `levels` ranges of equal length, give or take one. Raises `ValueError` for other dtypes and ranks.

@@ -1,4 +1,4 @@
-"""How far the two executions of a model agree, measured on its weights over the whole length.
+"""The agreement of the two executions of a model, measured with its weights over the whole length.
 
 Errors are relative to max(1, largest output). The tolerances of `lintx check` are defined here.
 """
@@ -22,7 +22,7 @@ CAUSALITY_TOLERANCE = 1e-12
 
 @dataclass(frozen=True)
 class AgreementRow:
-    """One comparison: the largest error found, None where a value was NaN or infinite, and the error allowed."""
+    """One comparison: the largest error found (None if a value was NaN or infinite) and the error allowed."""
 
     name: str
     error: float | None
@@ -35,7 +35,7 @@ class AgreementRow:
 
 
 def build_row(name: str, error: float, tolerance: float) -> AgreementRow:
-    """The row of an error, which may be NaN or infinite: then it has not passed."""
+    """Return the row of an error. NaN and infinite errors do not pass."""
     return AgreementRow(name, error if math.isfinite(error) else None, tolerance, error <= tolerance)
 
 
@@ -54,7 +54,7 @@ class Agreement:
         return all(row.passed for row in self.rows) and self.state_bytes == self.predicted_state_bytes
 
     def describe_failure(self) -> str:
-        """What did not pass, in one line."""
+        """Describe in one line which comparisons did not pass."""
         failed = [str(row) for row in self.rows if not row.passed]
         if self.state_bytes != self.predicted_state_bytes:
             failed.append(f"the state holds {self.state_bytes} bytes, predicted {self.predicted_state_bytes}")
@@ -90,7 +90,7 @@ def measure_agreement(model: PixelModel, images: int = 2, positions: int | None 
 def _step_through(
     model: PixelModel, images: int, positions: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, object]:
-    """Sample images: their tokens [B, T], the parameters [B, T, P] of every step, and the last state."""
+    """Sample images. Return their tokens [B, T], the parameters [B, T, P] of every step, and the last state."""
     tokens = [model.start_tokens(images, model.take_turns(range(images)))]
     state, outputs = model.init_state(images), []
     while True:
@@ -104,7 +104,7 @@ def _step_through(
 
 
 def _follow(model: PixelModel, tokens: Tensor) -> Tensor:
-    """The parameters [B, T, P] from stepping through tokens [B, T]."""
+    """Return the parameters [B, T, P] from stepping through tokens [B, T]."""
     state, outputs = model.init_state(len(tokens)), []
     for token in tokens.unbind(dim=1):
         parameters, state = model.step(token, state)
@@ -113,7 +113,7 @@ def _follow(model: PixelModel, tokens: Tensor) -> Tensor:
 
 
 def _split_error(model: PixelModel, tokens: Tensor, whole: Tensor, generator: torch.Generator) -> float:
-    """`attend` over blocks of random lengths, carrying the state, against `attend` over all at once."""
+    """Compare `attend` over blocks of random lengths, carrying the state, with `attend` over all positions."""
     state, outputs, start = None, [], 0
     longest = max(1, min(129, tokens.shape[1] // 2))  # so that there are at least two blocks
     while start < tokens.shape[1]:
@@ -125,7 +125,7 @@ def _split_error(model: PixelModel, tokens: Tensor, whole: Tensor, generator: to
 
 
 def _causality_error(model: PixelModel, tokens: Tensor, whole: Tensor) -> float:
-    """The largest change of outputs before a changed token, for an early, a middle and a late token."""
+    """Return the largest change of outputs before a changed token, for an early, a middle and a late token."""
     worst = 0.0
     for place in {max(1, int(tokens.shape[1] * share)) for share in (0.1, 0.5, 0.95)}:
         if place >= tokens.shape[1]:
@@ -137,7 +137,7 @@ def _causality_error(model: PixelModel, tokens: Tensor, whole: Tensor) -> float:
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """The largest difference relative to max(1, largest expected value); infinite where a value is NaN or infinite."""
+    """The largest difference relative to max(1, largest expected value); infinite with NaN or infinite values."""
     found, expected = found.detach().double(), expected.detach().double()
     if not bool(torch.isfinite(found).all() and torch.isfinite(expected).all()):
         return float("inf")

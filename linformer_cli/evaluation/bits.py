@@ -20,7 +20,7 @@ class Bits:
     """Bits/dim of a model over `images` images of `values_per_image` values.
 
     `bits_per_dim` counts every value. `bits_per_dim_without_first_value` is the convention of the code of Katharopoulos
-    2020, which does not score the first value. The standard errors are over images; None for a single image.
+    2020, which does not score the first value. The standard errors are over images. They are None for a single image.
     """
 
     bits_per_dim: float
@@ -33,23 +33,23 @@ class Bits:
 
 @dataclass(frozen=True)
 class ImageNats:
-    """Nats of every image, float64 [N]: of all its `positions` values, and of its first value."""
+    """Nats of every image, float64 [N], for all its `positions` values and for its first value."""
 
     whole: Tensor
     first: Tensor
     positions: int
 
     def describe(self) -> Bits:
-        """The nats divided once by ln 2 and by the number of values."""
+        """Return bits/dim: the nats divided once by ln 2 and by the number of values."""
         bits, error = _mean_and_error(self.whole, self.positions)
         rest, rest_error = _mean_and_error(self.whole - self.first, self.positions - 1)
         return Bits(bits, error, rest, rest_error, len(self.whole), self.positions)
 
     def measure_difference(self, other: "ImageNats") -> tuple[float, float | None]:
-        """Bits/dim minus those of `other` for the same images (negative: better), and the standard error.
+        """Return bits/dim minus the bits/dim of `other` on the same images (negative: better), and the standard error.
 
         The difference is taken image by image. Images differ far more from each other than two models do in one image,
-        so this standard error is much smaller than that of either figure.
+        so this standard error is much smaller than the standard error of either figure.
         """
         return _mean_and_error(self.whole - other.whole, self.positions)
 
@@ -61,7 +61,7 @@ def measure_bits(
     before_batch: Callable[[], None] | None = None,
     labels: NDArray[np.int64] | None = None,
 ) -> Bits:
-    """Bits/dim over uint8 images [N, H, W, C]; arguments as of `measure_nats`."""
+    """Measure bits/dim over uint8 images [N, H, W, C]. `measure_nats` describes the arguments."""
     return measure_nats(model, images, batch, before_batch, labels=labels).describe()
 
 
@@ -74,7 +74,7 @@ def measure_nats(
     nats: Callable[[Tensor, Tensor | None], Tensor] | None = None,
     labels: NDArray[np.int64] | None = None,
 ) -> ImageNats:
-    """The nats of each of uint8 images [N, H, W, C], summed over its values.
+    """Measure the nats of each of uint8 images [N, H, W, C], summed over its values.
 
     `before_batch` is called before every batch and may raise to stop. `nats` computes the nats [B, T] of values int64
     [B, T] and labels int64 [B] or None; the default is the model's parallel form. A model with classes needs `labels`
@@ -102,7 +102,7 @@ def measure_nats(
 
 @torch.no_grad()
 def stepped_nats(engines: EngineCache, values: Tensor, labels: Tensor | None) -> Tensor:
-    """Nats [B, T] of values int64 [B, T] given classes int64 [B], from the predictions of an engine of `engines`."""
+    """Return nats [B, T] of values int64 [B, T] given classes int64 [B], predicted by an engine of `engines`."""
     model, stepper = engines.model, engines.start(len(values))
     found = torch.empty(values.shape, dtype=torch.float64 if model.dtype == torch.float64 else torch.float32)
     for position, token in enumerate(model.shift_values(values, labels).unbind(dim=1)):

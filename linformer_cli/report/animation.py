@@ -16,20 +16,20 @@ LAST_MILLISECONDS = 2000  # time to look at the result
 
 
 def frame_rows(height: int, first: int = 0) -> list[int]:
-    """The number of rows in each frame, from `first` to `height`: one more each time, or several in tall images."""
+    """Return the number of rows in each frame, from `first` to `height`. Each frame adds a row, or several if tall."""
     count = min(height - first, MOST_FRAMES)
     return [first + round(index * (height - first) / count) for index in range(count)] + [height]
 
 
 def hide_rows(images: NDArray[np.uint8], shown: int) -> NDArray[np.uint8]:
-    """A copy of images [N, H, W, C] in which only the first `shown` rows are visible."""
+    """Return a copy of images [N, H, W, C] in which only the first `shown` rows are visible."""
     hidden = images.copy()
     hidden[:, shown:] = BACKGROUND
     return hidden
 
 
 def encode_gif(frames: Sequence[Image.Image], metadata: Mapping[str, object]) -> bytes:
-    """`frames` of one size as an endlessly repeating GIF with `metadata` as its comment."""
+    """Encode `frames` of one size as an endlessly repeating GIF with `metadata` as its comment."""
     durations = [FRAME_MILLISECONDS] * (len(frames) - 1) + [LAST_MILLISECONDS]
     buffer = io.BytesIO()
     frames[0].save(

@@ -48,13 +48,13 @@ CSV_COLUMNS = (
 
 
 def choose_columns(error: ErrorName) -> tuple[Column, ...]:
-    """The columns of a table that shows one of the errors."""
+    """Return the columns of a table that shows one of the errors."""
     mean = Column(f"{error.key}_mean", f"error of {error.value}", format=".2e")
     return (*_SETTINGS, mean, Column("quartiles", "quartiles"))
 
 
 def flatten_rows(rows: Sequence["Approximation"], shown: ErrorName) -> list[Record]:
-    """A record for each row, sorted by norm and features, with every spread in columns of its own."""
+    """Return a record for each row, sorted by norm and features, with separate columns for every spread."""
     return [_flatten(row, shown) for row in sorted(rows, key=lambda row: (row.norm, row.features))]
 
 
@@ -66,7 +66,7 @@ def _flatten(row: "Approximation", shown: ErrorName) -> Record:
 
 
 def render_approximation(rows: Sequence["Approximation"], error: ErrorName, kind: PlotFormat) -> bytes:
-    """Medians and quartiles against features; one panel for each norm, dashed where directions are independent."""
+    """Plot medians and quartiles against features, with a panel per norm and dashes for independent directions."""
     maps = list(dict.fromkeys(row.feature_map for row in rows))
     panels = []
     for norm in dict.fromkeys(row.norm for row in rows):
@@ -85,7 +85,7 @@ def _build_curve(label: str, rows: Sequence["Approximation"], error: ErrorName, 
     return Curve(
         label,
         x=[row.features for row in rows],
-        y=[spread.median for spread in spreads],  # a mean of heavy tails lies above the band of quartiles
+        y=[spread.median for spread in spreads],  # the mean of a heavy-tailed error lies above the band of quartiles
         low=[spread.first_quartile for spread in spreads],
         high=[spread.third_quartile for spread in spreads],
         colour=maps.index(rows[0].feature_map),

@@ -1,4 +1,4 @@
-"""The plots of benchmarks, from the same rows as their tables."""
+"""The plots of benchmarks. They use the same rows as the tables."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def render_speed(rows: Sequence["ModelRow"], kind: PlotFormat) -> bytes:
-    """Images per second against the batch size, one panel per preset. Extrapolated points have a ring."""
+    """Plot images per second against batch size, with one panel per preset. Extrapolated points have a ring."""
     labels = _label_methods(rows)
     methods = list(dict.fromkeys(labels))
     panels = []
@@ -40,7 +40,7 @@ def render_speed(rows: Sequence["ModelRow"], kind: PlotFormat) -> bytes:
 
 
 def render_quality(rows: Sequence["ModelRow"], kind: PlotFormat) -> bytes:
-    """bits/dim against images per second, one panel per batch size, one point per row with a trained model.
+    """Plot bits/dim against images per second, with a panel per batch size and a point per row with a trained model.
 
     Raises `UsageError` without such a row.
     """
@@ -70,14 +70,14 @@ def render_quality(rows: Sequence["ModelRow"], kind: PlotFormat) -> bytes:
 
 
 def trained_rows(rows: Sequence["ModelRow"]) -> list["ModelRow"]:
-    """The timed rows with a trained model, which `render_quality` draws."""
+    """Return the timed rows with a trained model, which `render_quality` draws."""
     return [row for row in rows if row.bits_per_dim is not None and row.speed]
 
 
 def render_growth(rows: Sequence["AttentionRow"], exponents: Sequence["Exponents"], kind: PlotFormat) -> bytes:
-    """Time and memory of one sequence against T, one curve per mechanism.
+    """Plot time and memory of one sequence against T, with one curve per mechanism.
 
-    The legend has the exponents over all lengths, the title the number of sequences in a pass.
+    The legend shows the exponents over all lengths. The title shows the number of sequences in a pass.
     """
     styles = number_styles(len(exponents))
     times, memories = [], []
@@ -106,7 +106,7 @@ def render_growth(rows: Sequence["AttentionRow"], exponents: Sequence["Exponents
 
 
 def _describe_batches(rows: Sequence["AttentionRow"]) -> str:
-    """The number of sequences in a pass, as words for a title."""
+    """Describe the number of sequences in a pass for a title."""
     batches = {row.batch for row in rows}
     if len(batches) == 1:
         return f"batch {batches.pop()}"
@@ -119,7 +119,7 @@ def _describe_batches(rows: Sequence["AttentionRow"]) -> str:
 
 
 def _label_methods(rows: Sequence["ModelRow"]) -> list[str]:
-    """The name of each row in a legend: with its engine if the name has several, and always for softmax."""
+    """Return the legend label of each row. It includes the engine for softmax, and if a name has several engines."""
     engines = Counter(name for name, _ in {(row.name, row.engine) for row in rows})
     return [
         f"{row.name}, {row.engine}" if engines[row.name] > 1 or row.attention == "softmax" else row.name for row in rows

@@ -47,8 +47,8 @@ _PUBLISHED = tuple(
     )
 )
 
-# The tables of a terminal: speed, cost, quality and the paper's figures. They stand below each other, each narrow
-# enough for 80 characters.
+# The tables of a terminal: speed, cost, quality and the paper's figures. They are printed one below another, and each
+# fits in 80 characters.
 SAMPLING_TABLES: tuple[Sequence[Column], ...] = (
     (
         *(*_METHOD, _SPEED[0], Column("images_per_second_extrapolated", _EXTRAPOLATED, format=".3g"), _SPEED[1]),
@@ -67,7 +67,7 @@ SAMPLING_TABLES: tuple[Sequence[Column], ...] = (
         Column("published_bits_per_dim", "bits/dim", format="g"),
     ),
 )
-# Time against the number of positions, for all networks.
+# The columns of time against the number of positions, for all networks.
 POSITION_COLUMNS = (
     Column("network", "network", names=True),
     *_METHOD,
@@ -146,7 +146,7 @@ QUALITY = ("bits_per_dim", "images_seen")
 
 
 def choose_columns(rows: Sequence[Record], columns: Sequence[Column], keep: Sequence[str] = ()) -> list[Column]:
-    """`columns` without the empty ones, except those in `keep`; none if only the method would be left."""
+    """Return `columns` without empty columns not in `keep`. The result is empty if only the method would be left."""
     full = [
         column
         for column in columns
@@ -156,7 +156,7 @@ def choose_columns(rows: Sequence[Record], columns: Sequence[Column], keep: Sequ
 
 
 def flatten_speed(row: "ModelRow") -> dict[str, Any]:
-    """A sampling or training row without nested parts; extrapolated figures keep columns of their own.
+    """Flatten a sampling or training row. Extrapolated figures keep separate columns.
 
     The quartiles are those of the row's only speed, measured or extrapolated.
     """
@@ -184,7 +184,7 @@ def flatten_speed(row: "ModelRow") -> dict[str, Any]:
 
 
 def flatten_growth(rows: Sequence["AttentionRow"], exponents: Sequence["Exponents"]) -> list[dict[str, Any]]:
-    """Rows of time and memory against T without nested parts, each with the exponents of its mechanism."""
+    """Flatten rows of time and memory against T, each with the exponents of its mechanism."""
     powers = {found.name: asdict(found) for found in exponents}
     records = []
     for row in rows:

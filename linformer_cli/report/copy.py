@@ -28,17 +28,17 @@ _SHOWN_POINTS = 10
 
 
 def choose_columns(rows: Sequence["CopyRow"]) -> tuple[Column, ...]:
-    """The columns of the table; `failed` only where a model failed."""
+    """Return the columns of the table, with `failed` only if a model failed."""
     return (*COPY_COLUMNS, _FAILED) if any(row.failed for row in rows) else COPY_COLUMNS
 
 
 def list_points(rows: Sequence["CopyRow"]) -> list[dict[str, object]]:
-    """One record for each point of each mechanism, for CSV."""
+    """Return one record for each point of each mechanism, for CSV."""
     return [{**vars(row), **vars(point)} for row in rows for point in row.points]
 
 
 def tabulate_losses(rows: Sequence["CopyRow"]) -> tuple[list[Mapping[str, object]], list[Column]]:
-    """Losses side by side at the last update and at some evenly spaced ones before it: records and columns."""
+    """Return records and columns of all losses at the last update and at evenly spaced earlier updates."""
     losses = {row.name: {point.update: point.loss for point in row.points} for row in rows if row.points}
     updates = sorted({update for points in losses.values() for update in points}, reverse=True)
     shown = sorted(updates[:: max(1, -(-len(updates) // _SHOWN_POINTS))])
@@ -48,7 +48,7 @@ def tabulate_losses(rows: Sequence["CopyRow"]) -> tuple[list[Mapping[str, object
 
 
 def render_copy(rows: Sequence["CopyRow"], title: str, kind: PlotFormat) -> bytes:
-    """Loss and accuracy against updates, one colour for each mechanism."""
+    """Plot loss and accuracy against updates, with one colour for each mechanism."""
 
     def build_panel(key: str, label: str, scale: Scale) -> Panel:
         curves = []

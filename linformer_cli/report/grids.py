@@ -35,7 +35,7 @@ LARGEST_DEFAULT_SCALE = 8
 def render_grid(
     images: NDArray[np.uint8], columns: int | None = None, scale: int | None = None, gap: int = 2
 ) -> Image.Image:
-    """All `images` [N, H, W, C] in raster order in one picture.
+    """Draw all `images` [N, H, W, C] in raster order in one picture.
 
     The default of `columns` makes the picture nearly square. Each pixel becomes a block of scale x scale pixels; the
     default makes the long side about 600 pixels, with a scale of at most 8. `gap` is the dark grey between images, in
@@ -66,11 +66,11 @@ def render_completion(
     scale: int | None = None,
     gap: int = 2,
 ) -> Image.Image:
-    """One row with captions: the image given to the model, its completions, and the original.
+    """Draw one row with captions: the image given to the model, its completions, and the original.
 
     `given` and `original` are [H, W, C], `completions` [N, H, W, C]. `known` counts the values that the model saw, in
-    raster order with the channels innermost. The other values of `given` are drawn as a checkerboard, each channel by
-    itself: a pixel whose red alone is known shows its red. `scale` and `gap` are those of `render_grid`.
+    raster order with the channels innermost. The other values of `given` are drawn as a checkerboard, each channel
+    separately. A pixel with only a known red value shows its red. `scale` and `gap` are as in `render_grid`.
 
     Raises `DataError` if the arrays do not fit together, `UsageError` for a number out of range.
     """
@@ -95,9 +95,9 @@ def render_completion(
 
 
 def render_captioned_row(pictures: Sequence[Image.Image], captions: Sequence[str], gap: int = 2) -> Image.Image:
-    """Pictures side by side, each centred in a column wide enough for its caption; RGB if any of them is.
+    """Draw pictures side by side, each centred in a column as wide as its caption, in RGB if any picture is RGB.
 
-    Raises `DataError` if there are none.
+    Raises `DataError` without pictures.
     """
     if not pictures:
         raise DataError("there are no pictures to put in a row")
@@ -120,7 +120,7 @@ def render_captioned_row(pictures: Sequence[Image.Image], captions: Sequence[str
 
 
 def render_title(text: str) -> Image.Image:
-    """One line of text as a grey picture, to put above a row."""
+    """Draw one line of text as a grey picture, to put above a row."""
     font = ImageFont.load_default(CAPTION_FONT_PIXELS)
     width = math.ceil(font.getlength(text)) + 2 * CAPTION_MARGIN
     picture = Image.new("L", (width, CAPTION_HEIGHT), BACKGROUND)
@@ -130,9 +130,9 @@ def render_title(text: str) -> Image.Image:
 
 
 def stack_rows(rows: Sequence[Image.Image], gap: int = 8) -> Image.Image:
-    """Pictures stacked, left-aligned, with `gap` pixels of dark grey between them; RGB if any of them is.
+    """Stack pictures, left-aligned with `gap` dark grey pixels between them, in RGB if any picture is RGB.
 
-    Raises `DataError` if there are none.
+    Raises `DataError` without pictures.
     """
     if not rows:
         raise DataError("there are no pictures to stack")
@@ -147,10 +147,10 @@ def stack_rows(rows: Sequence[Image.Image], gap: int = 8) -> Image.Image:
 
 
 def encode_png(image: Image.Image, metadata: Mapping[str, object]) -> bytes:
-    """`image` as PNG with `metadata` in one text chunk named `lintx`, as compact JSON with sorted keys.
+    """Encode `image` as PNG with `metadata` in one text chunk named `lintx`, as compact JSON with sorted keys.
 
-    `metadata` may hold whatever `to_json` takes. The file has no time and no version: the same image and metadata give
-    the same bytes.
+    `metadata` may hold any value that `to_json` takes. The file has no time and no version, so the same image and
+    metadata give the same bytes.
     """
     information = PngImagePlugin.PngInfo()
     information.add_text(METADATA_KEYWORD, to_json(dict(metadata), compact=True))
@@ -160,7 +160,7 @@ def encode_png(image: Image.Image, metadata: Mapping[str, object]) -> bytes:
 
 
 def read_png_metadata(source: bytes | str | os.PathLike[str]) -> dict[str, object]:
-    """The metadata that `encode_png` put into a PNG, given as bytes or as a path.
+    """Return the metadata that `encode_png` put into a PNG, given as bytes or as a path.
 
     Raises `DataError` if the file cannot be read, is not a PNG, or has no `lintx` metadata.
     """
@@ -175,11 +175,11 @@ def _name(source: bytes | str | os.PathLike[str]) -> str:
 
 
 def find_png_metadata(source: bytes | str | os.PathLike[str]) -> dict[str, object] | None:
-    """As `read_png_metadata`; None for a valid PNG of another program."""
+    """Return the result of `read_png_metadata`, or None for a valid PNG of another program."""
     name = _name(source)
     try:
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=["PNG"]) as image:
-            # The property reads to the end of the file: other programs put text after the pixels.
+            # The property reads to the end of the file, because other programs put text after the pixels.
             text = image.text.get(METADATA_KEYWORD) if isinstance(image, PngImagePlugin.PngImageFile) else None
     except UnidentifiedImageError:
         raise DataError(f"{name} is not a PNG image") from None
@@ -203,7 +203,7 @@ def require_images(images: NDArray[np.uint8]) -> None:
 
 
 def _near_square(count: int, height: int, width: int) -> int:
-    """Columns of the most nearly square picture, or one more if that leaves fewer empty cells (8: 4 x 2)."""
+    """Return the columns of the most nearly square picture, or one more for fewer empty cells (8: 4 x 2)."""
     nearest = min(count, max(1, math.ceil(math.sqrt(count * height / width))))
     return min((nearest, min(count, nearest + 1)), key=lambda columns: -count % columns)
 
@@ -225,17 +225,17 @@ def _enlarge(image: NDArray[np.uint8], scale: int) -> Image.Image:
 
 
 def _repeat_pixels(image: NDArray[Value], scale: int) -> NDArray[Value]:
-    """[H, W, C] as [H * scale, W * scale, C], each pixel a square."""
+    """Return [H, W, C] enlarged to [H * scale, W * scale, C]."""
     return image.repeat(scale, axis=0).repeat(scale, axis=1)
 
 
 def _to_picture(image: NDArray[np.uint8]) -> Image.Image:
-    """[H, W, C] as a Pillow image, grey for C = 1."""
+    """Return [H, W, C] as a Pillow image, which is grey for C = 1."""
     return Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
 
 
 def _checker(height: int, width: int) -> NDArray[np.uint8]:
-    """A checkerboard [height, width] in the two tones for hidden values."""
+    """Draw a checkerboard [height, width] in the two tones for hidden values."""
     cells = np.arange(height)[:, None] // HIDDEN_CELL + np.arange(width)[None, :] // HIDDEN_CELL
     dark, light = (np.uint8(tone) for tone in HIDDEN_TONES)
     return np.where(cells % 2 == 0, dark, light)

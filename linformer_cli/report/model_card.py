@@ -5,7 +5,7 @@ from linformer_cli.units import format_bits
 
 
 def render_card(name: str, info: CheckpointInfo, parameters: int, mixing: str) -> str:
-    """The model card of a checkpoint, in Markdown."""
+    """Render the model card of a checkpoint in Markdown."""
     model, training = info.model, info.training
     image = f"{model.image.height} x {model.image.width} x {model.image.channels}"
     lines = [

@@ -1,4 +1,4 @@
-"""A folder of sampled images: one numbered PNG each, with the settings it was sampled with in its metadata."""
+"""A folder of sampled images: one numbered PNG per image, with its sampling settings in the metadata."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -28,13 +28,13 @@ class NumberedImages:
         return self.folder / f"{index:05d}.png"
 
     def write(self, index: int, image: NDArray[np.uint8]) -> None:
-        """Write image number `index`, uint8 [H, W, C]. `holds` detects one damaged by a power cut."""
+        """Write image number `index`, uint8 [H, W, C]. `holds` detects files damaged by a power cut."""
         write_file(self.path(index), encode_png(render_grid(image[None], scale=1), self.describe(index)), flush=False)
 
     def holds(self, index: int) -> bool:
         """Whether image number `index` exists, is undamaged and was sampled with the same settings.
 
-        Raises `UsageError` if the file is another program's: lintx must not overwrite it.
+        Raises `UsageError` if the file belongs to another program, because lintx must not overwrite it.
         """
         if not self.path(index).exists():
             return False
@@ -48,7 +48,7 @@ class NumberedImages:
         return _essence(found) == _essence(wanted)
 
     def read(self, indices: Iterable[int]) -> NDArray[np.uint8]:
-        """Images number `indices`, uint8 [N, H, W, C]; raises `DataError` if one cannot be read."""
+        """Return images number `indices`, uint8 [N, H, W, C]. Raises `DataError` if an image cannot be read."""
         return np.stack([self._read_one(index) for index in indices])
 
     def _read_one(self, index: int) -> NDArray[np.uint8]:

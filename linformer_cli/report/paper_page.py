@@ -1,4 +1,4 @@
-"""The files of `lintx bench paper`: one page of tables, and the figures, both from its report."""
+"""The files of `lintx bench paper`: a page of tables, and the figures. Both are made from its report."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -34,7 +34,7 @@ _CEILING_COLUMNS = (
 
 
 def render_page(report: "PaperReport") -> str:
-    """`report` as Markdown."""
+    """Render `report` as Markdown."""
     machine, published = report.environment, report.settings.published
     lines = [
         "# The tables of Katharopoulos 2020 on this machine",
@@ -65,7 +65,7 @@ def render_page(report: "PaperReport") -> str:
 
 
 def render_figures(report: "PaperReport") -> dict[str, bytes]:
-    """The figures that have something to draw, by file name."""
+    """Render the figures for which there are rows. The keys are file names."""
     figures: dict[str, bytes] = {}
     for kind in PLOT_FORMATS:
         if any(row.samples_seconds for row in report.sampling):

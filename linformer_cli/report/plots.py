@@ -14,7 +14,7 @@ from linformer_cli.errors import UsageError
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 DASHES: tuple[Literal["-", "--", ":"], ...] = ("-", "--", ":")
 MARKERS = "osD^vPX"
-# With the dashes, to distinguish points without a line too.
+# Markers change with the dashes, so that points without a line can be distinguished.
 FILLS: tuple[Literal["full", "none", "left"], ...] = ("full", "none", "left")
 PlotFormat = Literal["png", "svg"]
 Scale = Literal["log", "linear"]
@@ -51,10 +51,10 @@ _STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Curve:
-    """Points (x, y), with an optional band from `low` to `high`; around a single point it is a bar.
+    """Points (x, y), with an optional band from `low` to `high`. A single point has a bar instead of a band.
 
-    `colour` is the index of the hue and the marker, `dash` that of the dashes and the filling of the marker. A curve of
-    many points has markers at some of them. `ringed` are the indices of points with a ring around them.
+    `colour` is the index of the hue and the marker, `dash` is the index of the dashes and the filling of the marker. A
+    curve of many points has markers at some points. `ringed` are the indices of points with a ring around them.
     """
 
     label: str
@@ -69,7 +69,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves in one frame. An axis without a label of its own gets that of the plot."""
+    """Curves in one frame. An axis without its own label gets the label of the plot."""
 
     title: str
     curves: Sequence[Curve]
@@ -82,7 +82,7 @@ class Panel:
 
 
 def parse_plot_format(path: Path) -> PlotFormat:
-    """The format of a file, from its name; raises `UsageError` for any but PNG and SVG."""
+    """Return the format of a file from its name. Raises `UsageError` for formats other than PNG and SVG."""
     match path.suffix.lower():
         case ".png":
             return "png"
@@ -92,7 +92,7 @@ def parse_plot_format(path: Path) -> PlotFormat:
 
 
 def number_styles(count: int) -> list[tuple[int, int]]:
-    """Colour and dash of each of `count` curves; the dash changes when all colours are used."""
+    """Return colour and dash of each of `count` curves. The dash changes when all colours are used."""
     return [(index % len(PALETTE), index // len(PALETTE)) for index in range(count)]
 
 
@@ -104,7 +104,7 @@ def render_plot(
     title: str | None = None,
     columns: int | None = None,
 ) -> bytes:
-    """Panels in `columns` columns with one legend. Panels with the same axis label share that axis.
+    """Draw panels in `columns` columns with one legend. Panels with the same axis label share that axis.
 
     Labels should name the quantity and its unit. The same panels give the same bytes.
     """
@@ -154,7 +154,7 @@ def render_plot(
 
 
 def _draw_curve(frame: Any, curve: Curve) -> Any:
-    """Draw `curve`; returns its line, for the legend."""
+    """Draw `curve` and return its line for the legend."""
     colour = PALETTE[curve.colour % len(PALETTE)]
     if len(curve.low) == 1:
         frame.vlines(curve.x, curve.low, curve.high, color=colour, linewidth=1)
@@ -178,7 +178,7 @@ def _draw_curve(frame: Any, curve: Curve) -> Any:
 
 
 def _choose_ticks(axis: Any, scale: Scale, measured: Sequence[float] | None) -> None:
-    """Few readable tick labels, at the values of `measured` where given."""
+    """Choose a few readable tick labels, at the values of `measured` if given."""
     from matplotlib.ticker import LogLocator, MaxNLocator
 
     if scale == "linear":
@@ -202,7 +202,7 @@ def _choose_ticks(axis: Any, scale: Scale, measured: Sequence[float] | None) -> 
 
 
 def _label_places(places: Sequence[float]) -> dict[float, str]:
-    """Labels for those `places` on a logarithmic axis that do not overlap, from the largest down."""
+    """Return labels for the `places` on a logarithmic axis that do not overlap, from the largest down."""
     labels: dict[float, str] = {}
     span = math.log(max(places) / min(places))
     last = math.inf

@@ -24,7 +24,7 @@ _STRIP_GAP = 6
 
 
 def render_runs(series: Sequence[RunSeries], kind: PlotFormat) -> bytes:
-    """Bits/dim and learning rate against images seen and against time, one colour for each run.
+    """Plot bits/dim and learning rate against images seen and against time, with one colour for each run.
 
     Validation has its standard error as a band. Raises `UsageError` for more runs than colours.
     """
@@ -71,7 +71,7 @@ def _training_label(run: RunSeries) -> str:
 
 
 def find_grids(run: Path, most: int) -> dict[int, Path]:
-    """The sample grids of a run by step, at most `most`: the last, the first, and evenly spaced ones between them.
+    """Return at most `most` sample grids of a run by step: the last, the first, and evenly spaced grids between them.
 
     Raises `DataError` if there are none.
     """
@@ -90,7 +90,7 @@ def _list_pictures(run: Path) -> list[Path]:
 
 
 def render_strips(runs: Sequence[Path], most: int) -> Image.Image:
-    """One strip for each run, under its name: its sample grids over training, with the step as caption.
+    """Draw a strip for each run, under its name: its sample grids over training, with the step as caption.
 
     Grids of a very wide strip are reduced by a whole factor. Raises `DataError` if a run has no grids or one cannot be
     read, `UsageError` if a run is named twice.

@@ -36,9 +36,9 @@ class Column:
 
     `key` is the key of a mapping or the field or property of a dataclass. It is also the CSV header, so it should name
     the unit (`state_bytes`). `title` and `unit` are the heading in tables. `format` is a format specification such as
-    `.2f`, or a function such as `format_bytes`; it applies to numbers in tables, CSV and JSON keep every digit. `names`
-    marks a column that identifies the record: it is repeated in every part of a table that is too wide. If no column is
-    marked, the first one is used.
+    `.2f`, or a function such as `format_bytes`; `format` applies to numbers in tables. CSV and JSON keep every digit.
+    `names` marks a column that identifies the record: it is repeated in every part of a table that is too wide. If no
+    column is marked, the first one is used.
     """
 
     key: str
@@ -71,7 +71,7 @@ class FittedTable:
             yield self._render(part, options.max_width, complete=number == 0)
 
     def _split(self, room: int) -> list[list[int]]:
-        """The indices of the columns in each part."""
+        """Return the indices of the columns in each part."""
         places = range(len(self.columns))
         widths = [self._narrowest(place) + _GAP for place in places]
         naming = [place for place in places if self._is_name(place)]
@@ -97,14 +97,14 @@ class FittedTable:
         return max(map(cell_len, (self.columns[place].heading, *(row[place] for row in self.cells))))
 
     def _choose_widths(self, part: Sequence[int], room: int) -> dict[int, int]:
-        """The narrowest widths, then the spare room shared out: first among numbers, then among text."""
+        """Start with the narrowest widths. Share the spare room first among numbers, then among text."""
         widths = {place: self._narrowest(place) for place in part}
         spare = room - sum(widths.values()) - _GAP * (len(part) - 1)
         while spare < 0 and max(widths.values()) > 1:
             widths[max(part, key=lambda place: widths[place])] -= 1
             spare += 1
         for numeric in (True, False):
-            # Every column gets the same share of the width that it would like.
+            # Every column gets the same share of its preferred width.
             wanted = {place: self._widest(place) - widths[place] for place in part if self.numeric[place] == numeric}
             share = min(1.0, max(0, spare) / max(1, sum(wanted.values())))
             for place, more in wanted.items():
@@ -153,12 +153,12 @@ def render_records(records: Sequence[Record], columns: Sequence[Column], style: 
 
 
 def find_value(record: Record, key: str) -> Any:
-    """What `record` has under `key`: the item of a mapping, the field or property of a dataclass; else None."""
+    """Return the item of a mapping, or the field or property of a dataclass, named `key`; None if it is missing."""
     return record.get(key) if isinstance(record, Mapping) else getattr(record, key, None)
 
 
 def to_json(value: object, *, compact: bool = False) -> str:
-    """`value` as a JSON document: dataclasses and pydantic models as objects, paths as text, enums by their value.
+    """Write `value` as JSON: dataclasses and pydantic models as objects, paths as text, enums by their value.
 
     NumPy scalars and arrays become numbers and lists. The text is indented and keeps the order of keys; `compact` has
     no spaces and sorts the keys. It is pure ASCII, which every terminal and file can hold.
@@ -172,7 +172,7 @@ def to_json(value: object, *, compact: bool = False) -> str:
 
 
 def _to_plain(value: object, where: str) -> object:
-    """`value` as dict, list, str, int, float, bool and None; `where` is its path, for error messages."""
+    """Return `value` as dict, list, str, int, float, bool and None; `where` is its path, for error messages."""
     match value:
         case enum.Enum():
             return _to_plain(value.value, where)
@@ -220,7 +220,7 @@ def _is_numeric(values: Iterable[object]) -> bool:
 
 
 def _cell(value: object, column: Column) -> str:
-    """The text of a table cell: formatted numbers, yes and no, empty for None."""
+    """Return the text of a table cell: a formatted number, yes or no, or an empty text for None."""
     if value is None:
         return ""
     if isinstance(value, bool | np.bool):
@@ -245,7 +245,7 @@ def _pad(text: str, width: int, right: bool) -> str:
 
 
 def _escape_markdown(text: str) -> str:
-    """Escape what would end a Markdown cell: `|`, a backslash before it, and line ends."""
+    """Escape characters that would end a Markdown cell: `|`, a backslash before `|`, and line ends."""
     return " ".join(text.replace("\\", "\\\\").replace("|", "\\|").splitlines())
 
 
@@ -258,7 +258,7 @@ def _render_csv(records: Sequence[Record], columns: Sequence[Column]) -> str:
 
 
 def _csv_cell(value: object) -> object:
-    """Numbers with every digit, `true` and `false`, and compact JSON for lists and mappings."""
+    """Return a number with every digit, `true` or `false`, or compact JSON for a list or mapping."""
     if isinstance(value, float | np.floating):  # CSV may hold NaN and infinity
         return repr(float(value))
     plain = _to_plain(value, "")

@@ -29,10 +29,10 @@ _GREY_WEIGHTS = np.array([0.299, 0.587, 0.114])  # ITU-R 601, as in Pillow
 
 
 def render_preview(images: NDArray[np.uint8], width: int, height_limit: int = 28, *, colour: bool) -> Text:
-    """`images` [N, H, W, C] as text: one character is one pixel wide and two high, so pixels stay square.
+    """Render `images` [N, H, W, C] as text. A character is one pixel wide and two high, so pixels stay square.
 
     Images are placed side by side within `width` columns, in lines within `height_limit` rows. Larger images are scaled
-    down; none is scaled up. If not all are shown, one more row says so.
+    down, and no image is scaled up. If some images are not shown, an additional row says so.
 
     `colour` uses U+2580 and 24-bit colours, which rich reduces to those of the terminal. Otherwise block characters
     represent brightness, as light text on a dark background. A caller with a console passes
@@ -61,7 +61,7 @@ def render_preview(images: NDArray[np.uint8], width: int, height_limit: int = 28
 
 
 def _shrink_to_fit(images: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:
-    """`images` scaled down in proportion to at most `width` x `height` pixels."""
+    """Scale `images` down in proportion to at most `width` x `height` pixels."""
     ratio = min(width / images.shape[2], height / images.shape[1])
     if ratio >= 1:
         return images
@@ -73,7 +73,7 @@ def _shrink_to_fit(images: NDArray[np.uint8], width: int, height: int) -> NDArra
 
 
 def _append_colours(text: Text, images: NDArray[np.uint8]) -> None:
-    """One line of images side by side. Equal neighbours share a style, for fewer escape codes."""
+    """Append one line of images side by side. Equal neighbours share a style, for fewer escape codes."""
     height = images.shape[1]
     colours = np.broadcast_to(images, (*images.shape[:3], 3))
     for top in range(0, height, 2):
@@ -93,7 +93,7 @@ def _append_colours(text: Text, images: NDArray[np.uint8]) -> None:
 
 
 def _append_shades(text: Text, images: NDArray[np.uint8]) -> None:
-    """One line of images side by side; each cell is the character whose halves are nearest in brightness."""
+    """Append one line of images side by side. Each cell is the character nearest in brightness."""
     grey = images / 255.0
     grey = grey[:, :, :, 0] if grey.shape[3] == 1 else grey @ _GREY_WEIGHTS
     grey = np.pad(grey, ((0, 0), (0, grey.shape[1] % 2), (0, 0)))

@@ -26,7 +26,7 @@ from .together import seed_own_dropout, share_batch, share_model
 
 
 def build_model(config: RunConfig) -> PixelModel:
-    """The untrained model of a run; the seed alone determines its weights."""
+    """Build the untrained model of a run. Its weights depend only on the seed."""
     torch.manual_seed(config.train.seed)
     return PixelModel(config.model)
 
@@ -34,8 +34,8 @@ def build_model(config: RunConfig) -> PixelModel:
 class Learner:
     """A model in training on `device`, in `precision` (`fp32` or `bf16`), with the images it is trained on.
 
-    Each process of a `team` trains on its share of every batch; after a step all have the same weights. Raises
-    `UsageError` for a batch with fewer images than processes and for images of another size than the model's,
+    Each process of a `team` trains on its share of every batch; after a step all processes have the same weights.
+    Raises `UsageError` for a batch with fewer images than processes and for images of another size than the model's,
     `DataError` if the model needs classes and the images have no labels.
     """
 
@@ -53,14 +53,14 @@ class Learner:
         self._timed_steps = 0
 
     def restore(self, model: PixelModel, state: TrainingState) -> None:
-        """Continue with the weights and the training state of a save; leaves only progress in `state.values`.
+        """Continue with the weights and the training state of a save. Leaves only progress in `state.values`.
 
         Raises `KeyError`, `TypeError`, `ValueError`, `IndexError` or `RuntimeError` if the two do not fit together.
         """
         self.model, self._likelihood = model.train(), None
         self.average = build_average(self.model, self.config.train)
         if self.average is not None:
-            # The checkpoint's weights are the average; the trained ones are saved with the optimizer's state.
+            # The checkpoint's weights are the average. The weights in training are saved with the optimizer's state.
             self.average.n_averaged.fill_(state.values.pop(AVERAGED))
             self.model.load_state_dict(strip_prefix(state.tensors, IN_TRAINING))
         self.optimizer = build_optimizer(self.model, self.config.train)
@@ -82,7 +82,7 @@ class Learner:
         return self._likelihood
 
     def train_step(self, progress: Progress, rate: float) -> tuple[float, float]:
-        """One optimizer step at learning rate `rate`; returns nats per value and the gradient norm before clipping.
+        """Take one optimizer step at learning rate `rate`. Return nats per value and the gradient norm before clipping.
 
         Raises `TrainingError`, with the weights unchanged, if either is not finite.
         """
@@ -114,7 +114,7 @@ class Learner:
         return total, norm
 
     def mean_nats(self, start: int) -> Tensor:
-        """Mean nats per value over this process's share of the batch that begins at place `start` of the stream."""
+        """Return mean nats per value over this process's share of the batch that begins at `start` of the stream."""
         settings = self.config.train
         indices = self.batches.batch(start, len(self.own_batch))
         images = self.train_set.images[indices]
@@ -127,7 +127,7 @@ class Learner:
             return mean
 
     def describe_batch(self, progress: Progress) -> str:
-        """The batch of the next step, in terms a user can look up: its number, its epoch, its first images."""
+        """Describe the batch of the next step so that a user can find it: its number, its epoch, its first images."""
         settings, start = self.config.train, progress.images_seen
         size = settings.batch * settings.accumulation
         epoch, place = divmod(start, len(self.train_set))
@@ -135,13 +135,13 @@ class Learner:
         return f"batch {place // size + 1} of epoch {epoch + 1} (training images {first}{', ...' if size > 3 else ''})"
 
     def take_step(self) -> None:
-        """One training step on the first batch at the full learning rate, to be timed."""
+        """Take one training step on the first batch at the full learning rate, to be timed."""
         self.train_step(Progress(step=self._timed_steps), self.config.train.learning_rate)
         # Some mechanisms do extra work every few steps, here as often as in a run.
         self._timed_steps += 1
 
     def time_one_step(self) -> float:
-        """Seconds of one training step, after a first one as warm-up. Changes the weights."""
+        """Return the seconds of one training step, after a warm-up step. Changes the weights."""
         self.take_step()
         synchronize(self.device)
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The training loop: evaluate, sample, save, stop if requested, train. A resume is bit for bit as if uninterrupted."""
+"""The training loop: evaluate, sample, save, stop if requested, train. A resumed run equals an uninterrupted run."""
 
 import contextlib
 import math
@@ -30,10 +30,10 @@ from .takeover import Takeover, take_over
 
 
 class Trainer(Learner):
-    """A run: a learner with a folder, a schedule and progress. `config` holds the precision it is trained in.
+    """A run: a learner with a folder, a schedule and progress. `config` holds the training precision.
 
-    `images` are the training and the validation images. Rank 0 of a `team` alone validates, samples, writes and
-    reports. Raises what `Learner` raises.
+    `images` are the training and the validation images. Only rank 0 of a `team` validates, samples, writes and reports.
+    Raises the errors of `Learner`.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Trainer(Learner):
         self.validation_labels = self.validation.require_labels(classes) if classes else None
         self.folder = folder
         self.progress = Progress()
-        # The moment that last/ holds. A new run has none, so it saves before its first step.
+        # The moment of the save in last/. A new run has no save, so it saves before its first step.
         self._saved: tuple[int, int, int] | None = None
 
     def take_over(self, source: PixelModel) -> Takeover:
@@ -64,7 +64,7 @@ class Trainer(Learner):
         return moved
 
     def resume(self) -> None:
-        """Restore what `last/` holds: weights, optimizer, place in the data, random state, metrics.
+        """Restore the contents of `last/`: weights, optimizer, place in the data, random state, metrics.
 
         A run that was killed before its first save starts again. Raises `DataError` if the number of training images
         has changed, `CheckpointError` if the save is damaged.
@@ -98,7 +98,7 @@ class Trainer(Learner):
             cut_metrics(self.folder.metrics_file, self.progress.step, validated=self.progress.is_validated)
 
     def run(self, reporter: Reporter, stop: StopRequest) -> Progress:
-        """Train to the end of the schedule. Raises `Interrupted` after saving, when `stop` is set."""
+        """Train to the end of the schedule. If `stop` is set, saves and raises `Interrupted`."""
         settings = self.config.train
         reporter = reporter if self.team.leads else Silence()
         started = time.monotonic() - self.progress.elapsed_seconds
@@ -161,7 +161,7 @@ class Trainer(Learner):
         return TrainingError(f"{what}; the last good checkpoint is '{self.folder.last}'; try a lower --learning-rate")
 
     def _watch_loss(self, nats: float, reporter: Reporter) -> None:
-        """When the loss has jumped: warn, and keep the last save where later saves do not replace it."""
+        """Warn if the loss has jumped, and keep the last save where later saves do not replace it."""
         trend = self.progress.loss
         self.progress = replace(self.progress, loss=trend.follow(nats))
         if not self.team.leads:

@@ -73,7 +73,7 @@ class JoinedOptimizer(torch.optim.Optimizer):
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The moments of an optimizer, named `optimizer.<parameter>.<name>`."""
+    """Return the moments of an optimizer, named `optimizer.<parameter>.<name>`."""
     return {
         f"optimizer.{index}.{name}": value.detach().cpu()
         for index, moments in optimizer.state_dict()["state"].items()
@@ -97,13 +97,13 @@ def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, 
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    """In the order in which `state_dict` numbers them."""
+    """Yield the parameters in the order in which `state_dict` numbers them."""
     for group in optimizer.param_groups:
         yield from group["params"]
 
 
 def build_average(model: nn.Module, config: TrainConfig) -> AveragedModel | None:
-    """The exponential moving average of the weights of `model` with decay `config.ema`; None for a decay of 0.
+    """Build the exponential moving average of the weights of `model` with decay `config.ema`; None for a decay of 0.
 
     The decay of step n is at most (1 + n) / (10 + n). Otherwise the average of a short run would be mostly its initial
     weights.
@@ -116,5 +116,5 @@ def build_average(model: nn.Module, config: TrainConfig) -> AveragedModel | None
 
 
 def strip_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names begin with `prefix`, without it."""
+    """Return the tensors whose names begin with `prefix`, with the prefix removed."""
     return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}

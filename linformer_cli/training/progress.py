@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from linformer_cli.evaluation.bits import Bits
 from linformer_cli.metrics import MetricsRow
 
-# Steps that the trend of the loss averages over, and needs before it can call a loss high.
+# The trend of the loss averages over this many steps. It calls no loss high before this many steps.
 _TREND_STEPS = 50
 
 
@@ -22,7 +22,7 @@ class LossTrend:
     high: bool = False
 
     def follow(self, nats: float) -> "LossTrend":
-        """The trend after one more step. A loss is high if it exceeds the mean by half of it and by ten deviations."""
+        """Return the next trend. A loss is high if it exceeds the mean by half of it and by ten deviations."""
         excess = nats - self.mean
         # The first steps determine neither mean nor deviation.
         high = self.steps >= _TREND_STEPS and excess > max(0.5 * self.mean, 10 * self.deviation)
@@ -40,7 +40,7 @@ class LossTrend:
 
 @dataclass(frozen=True)
 class Progress:
-    """The state of a run that is not tensors; saved with it. `interval_*` sum up the steps since the last log."""
+    """The state of a run, saved with it, except its tensors. `interval_*` sum up the steps since the last log."""
 
     step: int = 0
     images_seen: int = 0
@@ -56,12 +56,12 @@ class Progress:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "Progress":
-        """The inverse of `dataclasses.asdict`. Raises `TypeError` for other values."""
+        """Build progress from the result of `dataclasses.asdict`. Raises `TypeError` for other values."""
         return cls(**{**values, "loss": LossTrend(**values.get("loss", {}))})
 
     @property
     def marks(self) -> tuple[int, int, int]:
-        """Identifies a moment of the run."""
+        """Return the numbers that identify a moment of the run."""
         return self.step, self.evaluated_at, self.sampled_at
 
     @property

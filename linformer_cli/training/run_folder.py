@@ -26,7 +26,7 @@ _KEPT_SPIKES = 3
 
 
 def claim_run(preset: str) -> Path:
-    """Create a new folder in runs/, named after date and preset, with a number if that name is taken."""
+    """Create a new folder in runs/, named after date and preset, with a number if the name is taken."""
     base = RUNS / f"{datetime.datetime.now():%Y-%m-%d-%H%M%S}-{preset}"
     with _one_line(RUNS):
         RUNS.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def claim_run(preset: str) -> Path:
 
 
 def find_newest_run() -> Path:
-    """The run in runs/ whose configuration was written last. Raises `UsageError` if there is none."""
+    """Return the run in runs/ whose configuration was written last. Raises `UsageError` without runs."""
     found = sorted(RUNS.glob("*/config.toml"), key=lambda file: file.stat().st_mtime)
     if not found:
         raise UsageError(f"there is no run in '{RUNS}' to resume; name one: lintx train --resume FOLDER")
@@ -81,12 +81,12 @@ class RunFolder:
             self._keep_as("step", step, keep_last)
 
     def hold_previous(self) -> None:
-        """Before a save: keep the one in `last/` until the loss of the new weights is known."""
+        """Keep the save in `last/`, before a new save, until the loss of the new weights is known."""
         if holds_checkpoint(self.last):
             _link_folder(self.last, self.previous)
 
     def drop_previous(self) -> None:
-        """Delete what `hold_previous` kept: the loss of the weights in `last/` turned out normal."""
+        """Delete the save that `hold_previous` kept, because the loss of the weights in `last/` is normal."""
         shutil.rmtree(self.previous, ignore_errors=True)
 
     def keep_before_spike(self, step: int) -> Path:
@@ -151,7 +151,7 @@ class RunFolder:
 
 
 def _is_something(path: Path) -> bool:
-    """Whether it is more than a lock or the temporary file of a write that was killed."""
+    """Whether `path` is more than a lock or the temporary file of a killed write."""
     return path.name != _LOCK and not fnmatch.fnmatch(path.name, TEMPORARY_FILES)
 
 
@@ -171,7 +171,7 @@ def _link_folder(checkpoint: Path, target: Path) -> None:
 
 
 def _link_or_copy(source: str, target: str) -> None:
-    """Files of a checkpoint are replaced, never changed, so two names can share one file."""
+    """Link a file, or copy it. Checkpoint files are replaced, never changed, so two names can share one file."""
     try:
         os.link(source, target)
     except OSError:

@@ -21,7 +21,7 @@ AVERAGED, IN_TRAINING = "averaged_steps", "training."
 
 
 def describe_run(config: RunConfig, progress: Progress, train: ImageSet, validation: ImageSet) -> CheckpointInfo:
-    """The network, its images and its training, with bits/dim only if the current weights were validated."""
+    """Describe the network, its images and its training, with bits/dim only for validated weights."""
     measured = progress.is_validated
     return CheckpointInfo(
         model=config.model,
@@ -43,7 +43,7 @@ def describe_run(config: RunConfig, progress: Progress, train: ImageSet, validat
 def collect_state(
     model: PixelModel, average: AveragedModel | None, optimizer: Optimizer, progress: Progress, device: str
 ) -> TrainingState:
-    """Everything besides the saved weights that the next step depends on. With `average`, its weights are saved."""
+    """Collect the state for the next step besides the saved weights. With `average`, its weights are saved."""
     tensors = optimizer_tensors(optimizer) | _random_state(device)
     values = dataclasses.asdict(progress)
     if average is not None:

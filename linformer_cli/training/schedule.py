@@ -9,7 +9,7 @@ FALL = 0.25
 
 
 def measure_progress(config: TrainConfig, step: int, elapsed_seconds: float, train_images: int) -> float:
-    """The finished share of the run in [0, 1], measured in steps, images or time."""
+    """Return the finished share of the run in [0, 1], measured in steps, images or time."""
     if config.max_time is not None:
         done = elapsed_seconds / config.max_time
     elif config.steps is not None:
@@ -21,10 +21,10 @@ def measure_progress(config: TrainConfig, step: int, elapsed_seconds: float, tra
 
 
 def learning_rate_at(config: TrainConfig, step: int, progress: float) -> float:
-    """The learning rate after `step` steps, at the finished share `progress` in [0, 1].
+    """Return the learning rate after `step` steps, at the finished share `progress` in [0, 1].
 
-    Linear warm-up, then half a `cosine`, a `trapezoid` (constant, then linear over the last quarter) or `constant`.
-    Until the trapezoid falls, the rate does not depend on the length, so a run can be extended.
+    A linear warm-up is followed by half a `cosine`, a `trapezoid` (constant, then linear over the last quarter) or
+    `constant`. Until the trapezoid falls, the rate does not depend on the length, so a run can be extended.
     """
     falling = {
         "cosine": (1 + math.cos(math.pi * progress)) / 2,

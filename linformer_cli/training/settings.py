@@ -1,4 +1,4 @@
-"""From preset, file and command line to one configuration: command line over file over preset over default."""
+"""Merge settings into one configuration. Priority: command line, file, preset, default."""
 
 import tomllib
 from collections.abc import Collection, Mapping
@@ -28,7 +28,7 @@ _TABLES = ("model", "data", "train")
 _INIT_FROM = "init_from"
 # The part of a model's configuration that the data determine.
 _OF_THE_DATA = {"image", "classes"}
-# What a resumed run may change besides its length and its data folder.
+# The settings that a resumed run may change besides its length and its data folder.
 _FREE = ("device", "precision")
 # Options that are named differently from their key.
 _FLAGS = {"name": "data", "labels": "classes", "attention_options": "attention_option"}
@@ -36,7 +36,7 @@ _FLAGS = {"name": "data", "labels": "classes", "attention_options": "attention_o
 
 @dataclass(frozen=True)
 class Given:
-    """What a command line gave: a preset, and the given keys of each table."""
+    """The settings given on a command line: a preset, and the given keys of each table."""
 
     preset: str | None = None
     model: Mapping[str, Any] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Settings:
         parse_config(TrainConfig, self.train, "train")
 
     def build(self, image: ImageShape, classes: int = 0) -> RunConfig:
-        """The whole configuration for images of this shape, with attention options filled in and checked.
+        """Return the whole configuration for images of this shape, with attention options filled in and checked.
 
         The model gets the images' `classes` if `[data] labels` asks for it; raises `UsageError` if they have none.
         """
@@ -87,14 +87,14 @@ class Settings:
         return parse_config(RunConfig, {"preset": self.preset, "init_from": start, **tables}, "run")
 
     def _parse_network(self) -> dict[str, Any]:
-        """The network as plain values, with every option of its attention."""
+        """Return the network as plain values, with every option of its attention."""
         network = parse_config(NetworkConfig, self.model, "model")
         options = parse_options(network.attention, network.attention_options).model_dump(exclude_none=True)
         return {**network.model_dump(), "attention_options": options}
 
 
 def describe_source(source: Checkpoint) -> InitFrom:
-    """The record of the checkpoint that a run starts from."""
+    """Return the record of the checkpoint that a run starts from."""
     info = source.info
     return InitFrom(
         checkpoint=str(source.path),
@@ -105,9 +105,9 @@ def describe_source(source: Checkpoint) -> InitFrom:
 
 
 def find_source(name: str | None, file: Path | None) -> Checkpoint | None:
-    """The checkpoint to start from: `name`, otherwise the one in `file` if that is a run's config.toml.
+    """Return the checkpoint to start from: `name`, or else the checkpoint in `file` if `file` is a run's config.toml.
 
-    Raises `CheckpointError` if its weights are not those that the file names.
+    Raises `CheckpointError` if its weights differ from the weights that the file names.
     """
     if name is not None:
         return read_checkpoint(name)
@@ -127,7 +127,7 @@ def find_source(name: str | None, file: Path | None) -> Checkpoint | None:
 def merge_settings(
     given: Given, file: Path | None = None, source: Checkpoint | None = None, default_preset: str = DEFAULT_PRESET
 ) -> Settings:
-    """Merge what a command line gave over `file`, over the preset.
+    """Merge the settings of a command line over `file` over the preset.
 
     The data set defaults to the preset's. With a `source`, its network and data replace the default preset's; a named
     preset wins. Raises `UsageError` for unknown keys and names, and for a file that is
@@ -147,7 +147,7 @@ def merge_settings(
         name = name or source.info.training.preset or DEFAULT_PRESET
         data = {"name": source.info.data.name, "labels": source.info.model.classes > 0, **data}
         data = {**fit_size(str(data["name"]), source.info.model.image), **data}
-    # A run's own config.toml holds these too; they come from the data all the same.
+    # A run's own config.toml holds these keys too, but their values come from the data.
     from_file = {key: value for key, value in document.get("model", {}).items() if key not in _OF_THE_DATA}
     model = _merge_model(network, from_file, given.model)
     train = _merge_training(name, document.get("train", {}), given.train)
@@ -163,7 +163,7 @@ def _merge_training(preset: str, from_file: Mapping[str, Any], given: Mapping[st
 
 
 def extend_settings(config: RunConfig, given: Given, others: Collection[str] = ()) -> RunConfig:
-    """The configuration of a resumed run: only length, device, precision and data folder may change.
+    """Return the configuration of a resumed run. Only length, device, precision and data folder may change.
 
     `others` are the names of other options that were given. Raises `UsageError` for an option that would make it
     another run.
@@ -184,7 +184,7 @@ def extend_settings(config: RunConfig, given: Given, others: Collection[str] = (
 
 
 def _merge_model(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Later layers win. Attention options belong to their mechanism: replacing it drops them."""
+    """Merge layers; later layers win. A different mechanism drops the attention options of earlier layers."""
     merged: dict[str, Any] = {}
     for layer in layers:
         given = layer.get("attention_options", {})
@@ -198,7 +198,7 @@ def _merge_model(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_tables(file: Path) -> dict[str, Any]:
-    """The tables of a settings file, with unchecked values. Raises `UsageError` if it is not a settings file."""
+    """Read the tables of a settings file, with unchecked values. Raises `UsageError` if it is not a settings file."""
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

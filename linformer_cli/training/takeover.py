@@ -1,4 +1,4 @@
-"""Copies weights from one model into another: every tensor that fits by name and shape, projections by parts.
+"""Copy weights between models: every tensor that fits by name and shape, and projections by parts.
 
 The blocks of a shallower source are spread evenly among the model's.
 """
@@ -21,10 +21,10 @@ _BLOCK = re.compile(r"^blocks\.(\d+)\.")
 
 @dataclass(frozen=True)
 class Takeover:
-    """What happened to every tensor, by name; `name[part]` is one part of a projection.
+    """The outcome for every tensor, by name. `name[part]` is one part of a projection.
 
-    `taken` are the tensors of the model that got values of the source, `new` those that did not. `left` are the tensors
-    of the source that fit nowhere.
+    `taken` lists the tensors of the model that got values of the source. `new` lists its other tensors. `left` lists
+    the tensors of the source that fit nowhere.
     """
 
     taken: tuple[str, ...]
@@ -36,7 +36,7 @@ class Takeover:
 def take_over(model: PixelModel, source: PixelModel) -> Takeover:
     """Copy every tensor of `source` into `model` that fits there by name and shape.
 
-    If `model` has more blocks, the branches of the additional ones start with outputs of zero. With LayerNorm before
+    If `model` has more blocks, the branches of the additional blocks start with outputs of zero. With LayerNorm before
     the branches the model then computes what `source` does (as in Net2Net, Chen 2016). Raises `CheckpointError`, with
     `model` unchanged, if no tensor fits.
     """
@@ -66,19 +66,19 @@ def take_over(model: PixelModel, source: PixelModel) -> Takeover:
 
 
 def spread_blocks(source: int, target: int) -> list[int]:
-    """The index of each of `source` blocks among `target` blocks, spread evenly if `target` is larger."""
+    """Return the index of each of `source` blocks among `target` blocks, spread evenly if `target` is larger."""
     return [index * max(source, target) // source for index in range(source)]
 
 
 def _move_name(name: str, places: Sequence[int] | Mapping[int, int]) -> str:
-    """The name of a block's tensor in another block."""
+    """Return the name of a block's tensor in another block."""
     return _BLOCK.sub(lambda block: f"blocks.{places[int(block[1])]}.", name)
 
 
 def split_projections(
     model: PixelModel, source: PixelModel, places: Sequence[int]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The tensors of both models by name, as views; blocks of `source` are named after their `places` in `model`.
+    """Return tensors of both models as views by name; blocks of `source` are named after their `places` in `model`.
 
     One Linear projects to queries, keys, values and the extra scalars of a mechanism. If the two mechanisms differ in
     these, the tensor is split into `name[q]`, `name[k]`, `name[v]`, `name[qk]` (shared by queries and keys) and
@@ -102,7 +102,7 @@ def split_projections(
 
 
 def _layout(model: PixelModel) -> Layout:
-    """The rows of each part of the input projections, by tensor name."""
+    """Return the rows of each part of the input projections, by tensor name."""
     layout: Layout = {}
     for name, layer in model.named_modules():
         if isinstance(layer, AttentionLayer):
@@ -113,7 +113,7 @@ def _layout(model: PixelModel) -> Layout:
 
 
 def _find_origin(name: str, tensor: Tensor, theirs: Mapping[str, Tensor]) -> str | None:
-    """The tensor in `theirs` with the values for `name`, if one has its shape.
+    """Find the tensor in `theirs` with the values for `name`, or None if no tensor has the right shape.
 
     A shared projection becomes both queries and keys. It is made from queries: a mechanism that shares them normalises
     keys, so using the keys would lose more.
@@ -126,7 +126,7 @@ def _find_origin(name: str, tensor: Tensor, theirs: Mapping[str, Tensor]) -> str
 
 
 def summarise_names(names: Iterable[str]) -> str:
-    """Names in one line; `blocks.0.x` and `blocks.1.x` become `blocks.0-1.x`."""
+    """Join names in one line; `blocks.0.x` and `blocks.1.x` become `blocks.0-1.x`."""
     groups: dict[str, list[int]] = {}
     for name in names:
         block = _BLOCK.match(name)
@@ -137,7 +137,7 @@ def summarise_names(names: Iterable[str]) -> str:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """`0-3`, or `0-1,5` if some are missing."""
+    """Return `0-3`, or `0-1,5` if numbers are missing."""
     ranges: list[list[int]] = []
     for number in sorted(numbers):
         if ranges and number == ranges[-1][1] + 1:

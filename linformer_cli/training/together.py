@@ -1,4 +1,4 @@
-"""Training with several processes: shares of batches, averaged gradients, own dropout."""
+"""Training with several processes: shares of batches, averaged gradients, and separate dropout."""
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from linformer_cli.system.distributed import Team
 
 
 def share_batch(team: Team, batch: int) -> range:
-    """The part of every batch that this process trains on. Raises `UsageError` if a process would have none."""
+    """Return this process's part of every batch. Raises `UsageError` if a process would have no images."""
     if team.count > batch:
         raise UsageError(
             f"a batch of {batch} images cannot be divided among {team.count} processes; start fewer processes, or a "
@@ -27,12 +27,12 @@ class Likelihood(nn.Module):
         self.model = model
 
     def forward(self, values: Tensor, labels: Tensor | None) -> Tensor:
-        """Nats [B, T], as from `PixelModel.nats`."""
+        """Return nats [B, T], as `PixelModel.nats` does."""
         return self.model.nats(values, labels)
 
 
 def share_model(team: Team, model: PixelModel) -> nn.Module:
-    """The likelihood of `model`, whose backward pass averages the gradients of all processes."""
+    """Return the likelihood of `model`, whose backward pass averages the gradients of all processes."""
     likelihood = Likelihood(model)
     return likelihood if team.count == 1 else team.parallel(likelihood, has_idle_parameters(model))
 
@@ -49,7 +49,7 @@ def has_idle_parameters(model: PixelModel) -> bool:
 
 
 def seed_own_dropout(team: Team, seed: int, step: int) -> None:
-    """Give each of several processes its own dropout, determined by seed, step and rank: nothing needs saving.
+    """Give each of several processes its own dropout, determined by seed, step and rank, so nothing needs saving.
 
     A single process keeps torch's generator as it is.
     """

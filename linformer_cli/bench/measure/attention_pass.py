@@ -34,19 +34,19 @@ class PassSetup:
     device: str = "cpu"
 
 
-# Random inputs by their kind and width.
+# Random inputs, keyed by kind and width.
 Inputs = dict[tuple[str, int], torch.Tensor]
 
 
 def build_pass(setup: PassSetup, seed: int = 0, inputs: Inputs | None = None) -> Callable[[], None]:
-    """A pass from the initial state and back from a random gradient to inputs and parameters.
+    """Build a forward pass from the initial state and a backward pass from a random gradient to inputs and parameters.
 
-    The first call draws the inputs, which takes as long as the fastest mechanism itself: use it as a warm-up, or to
-    measure memory. They are kept in `inputs`, so that passes of the same positions, batch and heads can share them;
-    nothing else is kept. The rows of the image are as long as the image is high.
+    The first call draws the inputs, which takes as long as the fastest mechanism itself, so use this call as a warm-up
+    or to measure memory. The inputs are kept in `inputs`, so that passes with the same positions, batch and heads can
+    share them. Nothing else is kept. The rows of the image are as long as the image is high.
     """
     attention = _build(setup, seed)
-    shape = attention.shape  # a mechanism may have widths of its own
+    shape = attention.shape  # a mechanism may have its own widths
 
     found: Inputs = {} if inputs is None else inputs
 
@@ -72,7 +72,7 @@ def build_pass(setup: PassSetup, seed: int = 0, inputs: Inputs | None = None) ->
 
 
 def count_least_bytes(setup: PassSetup) -> int:
-    """Bytes that any mechanism has to move in a pass: see `LEAST_TRAFFIC`."""
+    """Count the bytes that any mechanism has to move in a pass; see `LEAST_TRAFFIC`."""
     attention = _build(setup)
     shape = attention.shape
     queries = 0 if attention.shared_query_key else shape.key_width
@@ -89,7 +89,7 @@ def _build(setup: PassSetup, seed: int = 0) -> Attention:
 
 
 def build_checked_model(setup: PassSetup) -> PixelModel:
-    """A small model with the mechanism, to compare its parallel and step executions.
+    """Build a small model with the mechanism, to compare its parallel and step executions.
 
     Raises `UsageError` for sizes beyond those of a model.
     """

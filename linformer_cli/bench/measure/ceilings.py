@@ -1,4 +1,4 @@
-"""The best that this machine can do, measured in the same run: matrix products and memory copies."""
+"""The machine's highest rates of matrix products and memory copies, measured in the same run."""
 
 import dataclasses
 from collections import Counter
@@ -13,23 +13,23 @@ from linformer_cli.system.memory import measure_free_memory
 from .timing import Timing, time_work
 
 REPEATS = 5
-# Long enough that the clock's own time does not count.
+# Samples this long make the clock's own time negligible.
 _SAMPLE_SECONDS = 0.02
-# Larger than any cache.
+# This block is larger than any cache.
 _COPY_BYTES = 2**28
 # More rows make a product no faster.
 MOST_ROWS = 1024
 
-# Times a work `repeats` times on a device: seconds of one work in each sample.
+# A function that times work on a device `repeats` times and returns the seconds of one work in each sample.
 Timer = Callable[[Callable[[], object], str, int], tuple[float, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
 class ProductCeiling:
-    """The `products` matrix products of one position of a model, with `rows` positions at once: GFLOP/s.
+    """GFLOP/s of the `products` matrix products of one position of a model, with `rows` positions at once.
 
-    Every product has a matrix of its own, as in the model, so that weights come from the same level of memory.
-    `gigaflops` is the median over the samples.
+    Every product has its own matrix, as in the model, so that weights come from the same level of memory. `gigaflops`
+    is the median over the samples.
     """
 
     products: int
@@ -43,7 +43,7 @@ class ProductCeiling:
 
 @dataclasses.dataclass(frozen=True)
 class CopyCeiling:
-    """Copying `copied_bytes` of memory: GB/s, with each byte counted twice, as read and as written."""
+    """GB/s of copying `copied_bytes` of memory. Each byte counts twice, as read and as written."""
 
     gigabytes_per_second: float
     copied_bytes: int
@@ -59,7 +59,7 @@ class CeilingsReport:
 
 
 def time_samples(work: Callable[[], object], device: str, repeats: int) -> tuple[float, ...]:
-    """Seconds of one `work` in each of `repeats` samples, after a warm-up. A sample repeats short work many times."""
+    """Return seconds per `work` in each of `repeats` samples, after a warm-up. A sample repeats short work."""
 
     def run(times: int) -> float:
         def work_often() -> None:
@@ -74,7 +74,7 @@ def time_samples(work: Callable[[], object], device: str, repeats: int) -> tuple
 
 
 class Ceilings:
-    """The ceilings that a benchmark asks for, each measured once, on first use."""
+    """The ceilings that a benchmark needs. Each is measured once, on first use."""
 
     def __init__(self, device: str, repeats: int = REPEATS, timer: Timer = time_samples) -> None:
         self._device, self._repeats, self._timer = device, repeats, timer
@@ -82,7 +82,7 @@ class Ceilings:
         self._copy: CopyCeiling | None = None
 
     def product(self, shapes: Sequence[tuple[int, int]], rows: int, precision: str) -> ProductCeiling:
-        """The ceiling of multiplying [rows, inputs] by each matrix of `shapes` (inputs, outputs), one after another."""
+        """Measure multiplying [rows, inputs] by each matrix of `shapes` (inputs, outputs), one after another."""
         rows = min(rows, MOST_ROWS)
         key = (tuple(sorted(Counter(shapes).items())), rows, precision)
         if key not in self._products:
@@ -90,7 +90,7 @@ class Ceilings:
         return self._products[key]
 
     def both_products(self, shapes: Sequence[tuple[int, int]], rows: int) -> dict[str, ProductCeiling]:
-        """The ceiling in both precisions, so that the report has both."""
+        """Return the ceilings in both precisions, so that the report has both."""
         return {precision: self.product(shapes, rows, precision) for precision in ("fp32", "bf16")}
 
     @property
@@ -100,7 +100,7 @@ class Ceilings:
         return self._copy
 
     def describe(self) -> CeilingsReport:
-        """All that was measured."""
+        """Return all measured ceilings."""
         return CeilingsReport(self.copy, list(self._products.values()))
 
     def _measure_product(self, shapes: Sequence[tuple[int, int]], rows: int, precision: str) -> ProductCeiling:

@@ -15,7 +15,7 @@ WHAT_IS_COUNTED = (
 
 
 def list_products(model: nn.Module) -> list[tuple[int, int]]:
-    """(inputs, outputs) of every product of a vector with a weight matrix that one position needs."""
+    """List (inputs, outputs) of every product of a vector with a weight matrix that one position needs."""
     shapes = []
     for module in model.modules():
         if isinstance(module, nn.Linear):
@@ -26,20 +26,21 @@ def list_products(model: nn.Module) -> list[tuple[int, int]]:
 
 
 def count_product_flops(model: nn.Module) -> int:
-    """FLOPs of the matrix products of one position in a forward pass; a multiply-add counts as two."""
+    """Count the FLOPs of the matrix products of one position in a forward pass. A multiply-add counts as two."""
     return sum(2 * inputs * outputs for inputs, outputs in list_products(model))
 
 
 def count_rerun_positions(positions: int) -> int:
-    """Positions that a re-run reads for a whole image: 1 for the first value, T for the last."""
+    """Count the positions that a re-run reads for a whole image: 1 for the first value, T for the last."""
     return positions * (positions + 1) // 2
 
 
 def state_traffic_bytes(model: PixelModel, batch: int) -> int | None:
-    """Bytes of state that one step reads and writes, averaged over an image; None for a state that is read in parts.
+    """Return the bytes of state that a step reads and writes, averaged over an image, or None for states read in parts.
 
     Sums of a kernel and a recurrent cell are read and written whole. A key-value cache is read up to the current
-    position, half of it on average, and one position is written. Weights and activations are not counted.
+    position, which is half of the cache on average, and one position is written. Weights and activations are not
+    counted.
     """
     name, positions = model.config.attention, model.config.image.positions
     whole = model.state_bytes(batch)

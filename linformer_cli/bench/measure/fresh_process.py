@@ -1,7 +1,7 @@
-"""Run a measurement of memory in a fresh process: one that did other work before would report its old peak.
+"""Run a measurement of memory in a fresh process. A process that did other work before would report its old peak.
 
-Starting Python and loading torch takes longer than most measurements. So one server process, which runs this file, only
-loads the modules and forks a process for every measurement.
+Starting Python and loading torch takes longer than most measurements. Therefore a single server process, which runs
+this file, loads the modules and forks a process for every measurement.
 """
 
 import atexit
@@ -24,23 +24,24 @@ import torch
 from linformer_cli.errors import LintxError
 from linformer_cli.system.memory import give_back_freed_memory, is_out_of_memory
 
-# Allowed on top of a limit, for a busy machine: a warm-up, compiling a kernel, loading torch.
+# Seconds allowed in addition to a limit, for a warm-up, compiling a kernel and loading torch on a busy machine.
 STARTING_SECONDS = 120.0
 OUT_OF_MEMORY = "needs more memory than there is"
-# Elsewhere forking is not safe once a system library has threads, so every process loads everything itself.
+# On other systems, forking is not safe once a system library has threads, so every process loads all modules itself.
 FORKS = sys.platform == "linux"
-# With these the C library returns every large block to the system when it is freed, so resident memory is in use.
+# With these settings, the C library returns every large block to the system when it is freed, so all resident memory is
+# in use.
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-# How long the server may take to end a running measurement when it is told to end.
+# Seconds that the server may take to end a running measurement.
 _ENDING_SECONDS = 10.0
 
 
 class PassFailed(LintxError):
-    """The work was not done; the message says why in a few words."""
+    """The work was not done. The message gives the reason in a few words."""
 
 
 def run_fresh(module: str, setup: dict[str, Any], limit_seconds: float) -> dict[str, Any]:
-    """The result of `measure(setup)` of `module`, called in a fresh process. Setup and result have to be plain JSON.
+    """Return the result of `measure(setup)` of `module` in a fresh process. Setup and result have to be plain JSON.
 
     Raises `PassFailed` if the process ends without an answer or takes longer than `limit_seconds` plus
     `STARTING_SECONDS`.
@@ -76,7 +77,7 @@ def run_fresh(module: str, setup: dict[str, Any], limit_seconds: float) -> dict[
 
 @dataclass(frozen=True)
 class _Server:
-    """The server process, its pipes, and the stderr of it and all its children."""
+    """The server process, its pipes, and the stderr of the server and its children."""
 
     process: subprocess.Popen[str]
     requests: IO[str]
@@ -116,7 +117,7 @@ def _find_server() -> _Server:
     if _server is None:
         package = Path(__file__).resolve().parents[3]
         paths = os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])
-        errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # it lives as long as the process
+        errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # the file lives as long as the process
         process = subprocess.Popen(
             # -P: not from the current folder, which may hold another version of the package, or a numpy.py.
             [sys.executable, "-P", "-m", __name__],
@@ -132,16 +133,16 @@ def _find_server() -> _Server:
 
 
 def _describe_end(code: int) -> str:
-    """Why a process ended without an answer: the system kills with signal 9 when memory runs out."""
+    """Say why a process ended without an answer. The system kills with signal 9 when memory runs out."""
     return OUT_OF_MEMORY if code == -9 else "its process ended"
 
 
-# In the server process: where its answers go. stdout itself is redirected, since libraries print there.
+# The server process writes its answers here. stdout itself is redirected, because libraries print to it.
 _answers: IO[str] | None = None
 
 
 def serve() -> None:
-    """The server process: one request per line on stdin, one answer per line on stdout."""
+    """Run the server process, with one request per line on stdin and one answer per line on stdout."""
     global _answers
     # Ctrl-C is for the measurement and the caller. Not SIG_IGN, which child processes would inherit.
     signal.signal(signal.SIGINT, lambda *_: None)
@@ -177,7 +178,7 @@ def _measure(context: Any, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _answer(request: dict[str, Any], sender: Connection) -> None:
-    """The fresh process."""
+    """Answer one request in the fresh process."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if _answers is not None:

@@ -1,7 +1,7 @@
 """Peak memory of a piece of work, and of one forward and backward pass of a mechanism.
 
-On a GPU torch counts it. On a CPU nothing counts all of it, so it is the growth of a fresh process's resident memory.
-The fresh process also protects the caller from work that needs more memory than there is.
+On a GPU, torch counts the memory. On a CPU no counter covers all memory, so the result is the growth of a fresh
+process's resident memory. The fresh process also protects the caller from work that exceeds the available memory.
 """
 
 import contextlib
@@ -25,9 +25,9 @@ WARM_UP_POSITIONS = 256
 
 @dataclass(frozen=True)
 class PassMemory:
-    """Peak bytes of one pass with its inputs, without its parameters; and the seconds of this pass, not warmed up.
+    """Peak bytes of one pass with its inputs but without its parameters, and the seconds of this pass without warm-up.
 
-    `peak_bytes` is None where nothing counts memory.
+    `peak_bytes` is None if memory cannot be counted.
     """
 
     peak_bytes: int | None
@@ -55,7 +55,7 @@ def measure_pass_memory(setup: PassSetup, limit_seconds: float) -> PassMemory:
 
 
 def measure(given: dict[str, Any]) -> dict[str, Any]:
-    """The pass of a `PassSetup` in this process, which should be fresh; both setup and `PassMemory` as plain values."""
+    """Measure a pass in this process, which should be fresh. `PassSetup` and `PassMemory` are plain values."""
     setup = PassSetup(**given)
     build_pass(replace(setup, positions=min(setup.positions, WARM_UP_POSITIONS), batch=1))()
     seconds, growth = measure_process_growth(build_pass(setup))
@@ -63,7 +63,7 @@ def measure(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure_device_growth(work: Callable[[], object], device: str) -> tuple[float, int | None]:
-    """Seconds of `work` on a GPU, and the peak of torch's allocated bytes above those before; None except on CUDA."""
+    """Return seconds of `work` on a GPU and the rise of torch's peak allocated bytes, which is None except on CUDA."""
     if not device.startswith("cuda"):
         return time_work(work, device), None
     torch.cuda.synchronize(device)
@@ -74,7 +74,7 @@ def measure_device_growth(work: Callable[[], object], device: str) -> tuple[floa
 
 
 def measure_process_growth(work: Callable[[], object]) -> tuple[float, int]:
-    """Seconds of `work` on the CPU, and how many bytes this process's resident memory rises above that before."""
+    """Return seconds of `work` on the CPU, and the rise of this process's peak resident memory in bytes."""
     gc.collect()
     before = _reset_peak()
     seconds = time_work(work, "cpu")
@@ -82,14 +82,14 @@ def measure_process_growth(work: Callable[[], object]) -> tuple[float, int]:
 
 
 def _reset_peak() -> int:
-    """Bytes from which the next peak rises. Only Linux can reset the peak; elsewhere it is that of the whole past."""
+    """Return the bytes from which the next peak rises. Only Linux can reset the peak of the process."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     return _peak()
 
 
 def _peak() -> int:
-    # Not getrusage: its maximum can come from the process that this one was forked from.
+    # getrusage is unsuitable: its maximum can come from the parent process.
     with contextlib.suppress(OSError):
         fields = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
         return next((int(words[1]) * 1024 for words in fields if words[0] == "VmHWM:"), 0) or measure_peak_memory()

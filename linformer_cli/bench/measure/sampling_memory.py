@@ -1,6 +1,6 @@
-"""Peak memory of sampling: the state of a batch at the end of its images, and what a step needs besides.
+"""Peak memory of sampling: the state of a batch at the end of its images, and the memory of a step.
 
-On a CPU it is the growth of a fresh process; on a GPU torch counts it.
+On a CPU, the peak is the growth of a fresh process. On a GPU, torch counts the memory.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ METHOD = (
 
 @dataclass(frozen=True)
 class SamplingSetup:
-    """A model's configuration as plain values, and how it is sampled: `engine` is one of `ENGINES`, or `RERUN`."""
+    """A model's configuration as plain values, and its sampling engine: one of `ENGINES`, or `RERUN`."""
 
     model: dict[str, Any]
     batch: int
@@ -41,7 +41,7 @@ class SamplingSetup:
 
 
 def measure_sampling_memory(setup: SamplingSetup, limit_seconds: float) -> int | None:
-    """Peak bytes without the weights; None where nothing counts memory. Raises `PassFailed` if it cannot be had."""
+    """Return peak bytes without weights, None if memory cannot be counted. Raises `PassFailed` if sampling fails."""
     if setup.device == "cpu":
         found = run_fresh(__name__, asdict(setup), limit_seconds)
         return max(int(found["peak_bytes"]), int(found["state_bytes"]))
@@ -53,9 +53,9 @@ def measure_sampling_memory(setup: SamplingSetup, limit_seconds: float) -> int |
 
 
 def build_last_steps(setup: SamplingSetup) -> tuple[Callable[[], None], int]:
-    """Work that makes the state of a batch at the end of its images and takes the last steps; and that state's bytes.
+    """Return work that makes a batch's state at the end of its images and takes the last steps, and the state's bytes.
 
-    One image warms it up.
+    One image warms up the work.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -85,7 +85,7 @@ def build_last_steps(setup: SamplingSetup) -> tuple[Callable[[], None], int]:
 
 
 def measure(given: dict[str, Any]) -> dict[str, int]:
-    """`peak_bytes` and `state_bytes` in this process, which should be fresh, of a `SamplingSetup` as plain values."""
+    """Return `peak_bytes` and `state_bytes` of a plain `SamplingSetup` in this process, which should be fresh."""
     work, state_bytes = build_last_steps(SamplingSetup(**given))
     _, growth = measure_process_growth(work)
     return {"peak_bytes": growth, "state_bytes": state_bytes}

@@ -1,8 +1,8 @@
-"""Ways of sampling a batch of images, each as work that can be timed repeatedly.
+"""Ways of sampling a batch of images, as work that can be timed repeatedly.
 
-A sample makes its state, or its key-value cache, outside the timed section and drops it afterwards: a cache of 64
-CIFAR-10 images takes gigabytes, so only one is in memory at a time. Whole images are the exception: starting an image
-is a part of drawing it, and is timed.
+A sample makes its state or key-value cache outside the timed section and drops it afterwards. A cache of 64 CIFAR-10
+images takes gigabytes, so only one cache is in memory at a time. For whole images, making the state is timed, because
+it is a part of drawing an image.
 """
 
 import math
@@ -18,17 +18,17 @@ from linformer_cli.sampling.engines import AUTO, build_engine
 
 from .timing import Check, never_stop, time_work
 
-# Where a re-run is timed, as shares of T. These are the midpoints of equal parts, so their mean stands for the mean
-# over all positions; exactly so if the cost is linear in the position.
+# A re-run is timed at these shares of T. They are the midpoints of equal parts, so their mean approximates the mean
+# over all positions. It is exact if the cost is linear in the position.
 SHARES = (0.125, 0.375, 0.625, 0.875)
 
 WARM_UP_STEPS = 32
-# The engine name of rows that reread the whole prefix for every value and have no state.
+# The engine name of rows that read the whole prefix again for every value and have no state.
 RERUN = "rerun"
 
 
 class SamplingWork(Protocol):
-    """A sample draws `steps` of the T values of every image; if that is fewer than T, the rest is extrapolated.
+    """Work whose samples draw `steps` of the T values of every image. If `steps` < T, the rest is extrapolated.
 
     `looked_ahead` says whether a sample computed some values from guesses of preceding values.
     """
@@ -39,7 +39,7 @@ class SamplingWork(Protocol):
     def steps(self) -> int: ...
 
     def time_sample(self) -> float:
-        """Seconds of one sample, after an untimed warm-up."""
+        """Return the seconds of one sample, after an untimed warm-up."""
         ...
 
 
@@ -47,7 +47,7 @@ class SamplingWork(Protocol):
 class WholeImages:
     """Draw whole images, as `lintx sample` does. `check` is called before every step.
 
-    Every sample draws other images: how far an engine can look ahead depends on the image.
+    Every sample draws different images, because how far an engine can look ahead depends on the image.
     """
 
     model: PixelModel
@@ -70,7 +70,7 @@ class WholeImages:
 
     @torch.no_grad()
     def draw(self, steps: int) -> None:
-        """The first `steps` values of the next images."""
+        """Draw the first `steps` values of the next images."""
         stepper = build_engine(self.engine, self.model, self.batch, look_ahead=self.look_ahead)
         first = stepper.step(self.model.start_tokens(self.batch))
         streams = UniformStreams(0, range(self.drawn, self.drawn + self.batch))
@@ -82,8 +82,8 @@ class WholeImages:
 class MiddleSteps:
     """Draw `steps` values around the middle of every image, for images that take too long.
 
-    If the cost is linear in the position, as with a key-value cache, its value in the middle is its mean over the
-    image. The state is made by reading a prefix in parallel. The model did not draw this prefix, so it does not look
+    If the cost is linear in the position, as with a key-value cache, the cost in the middle is the mean over the image.
+    The state is made by reading a prefix in parallel. The model did not draw this prefix, so the engine does not look
     ahead.
     """
 
@@ -110,9 +110,9 @@ class MiddleSteps:
 
 @dataclass
 class RerunPrefixes:
-    """Sample without a state: read the whole prefix again for every value, timed at a few prefix lengths.
+    """Sample without a state. The whole prefix is read again for every value and timed at a few prefix lengths.
 
-    This is what Katharopoulos 2020 calls softmax.
+    Katharopoulos 2020 calls this method softmax.
     """
 
     model: PixelModel
@@ -143,7 +143,7 @@ class RerunPrefixes:
 
 @torch.no_grad()
 def place_state(model: PixelModel, batch: int, position: int) -> PixelState:
-    """The state of `batch` identical images after `position` tokens, with room for whole images."""
+    """Return the state of `batch` identical images after `position` tokens, with room for whole images."""
     tokens = torch.zeros(1, position, dtype=torch.int64, device=model.device)
     _, state = model.attend(tokens, model.init_state(1))
     return fork_state(state, batch)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from linformer_cli.errors import Interrupted
 from linformer_cli.system.device import synchronize
 
-# Called between steps; raises to stop the work.
+# A function that is called between steps and raises to stop the work.
 Check = Callable[[], None]
 
 
@@ -28,24 +28,24 @@ class Timing:
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        """The first and the third quartile; a single sample is both."""
+        """Return the first and the third quartile. A single sample is both."""
         if len(self.samples) < 2:
             return self.samples[0], self.samples[0]
         first, _, third = statistics.quantiles(self.samples, n=4, method="inclusive")
         return first, third
 
     def rate(self, count: float) -> float:
-        """The median rate per second of work that handles `count` items."""
+        """Return the median rate per second of work that handles `count` items."""
         return count / self.median
 
     def rate_quartiles(self, count: float) -> tuple[float, float]:
-        """The first and the third quartile of that rate."""
+        """Return the first and the third quartile of the rate for `count` items."""
         first, third = self.quartiles
         return count / third, count / first
 
 
 def time_work(work: Callable[[], object], device: str) -> float:
-    """Seconds of `work()` on `device`, all its kernels included."""
+    """Return the seconds of `work()` on `device`, including all its kernels."""
     synchronize(device)
     began = time.perf_counter()
     work()
@@ -56,10 +56,10 @@ def time_work(work: Callable[[], object], device: str) -> float:
 def measure_interleaved(
     works: Sequence[Callable[[], object]], warm_ups: Sequence[Callable[[], object]], repeats: int, device: str
 ) -> list[Timing]:
-    """Time all works `repeats` times, interleaved (A B C A B C): a busy moment of the machine then affects all of them.
+    """Time all works `repeats` times, interleaved (A B C A B C), so that a busy moment affects all works.
 
-    Every warm-up first runs once, untimed. If a work raises `Interrupted`, the timings are those of the complete turns;
-    without a complete turn, the error is raised again.
+    Every warm-up first runs once, untimed. If a work raises `Interrupted`, the timings cover only the complete turns.
+    Without a complete turn, the error is raised again.
     """
     for warm_up in warm_ups:
         warm_up()
@@ -75,10 +75,11 @@ def measure_interleaved(
 
 
 def compare_turns(speed: float, samples: Sequence[float], other_speed: float, other_samples: Sequence[float]) -> float:
-    """How many times as fast one work is as another that took turns with it: the median of the ratios of all turns.
+    """Return the speed of one work relative to another, interleaved work: the median of the ratios of all turns.
 
     `speed` and `other_speed` belong to the median samples and have the same unit. A slow moment of the machine slows
-    both works of a turn and cancels out, unlike in a ratio of two medians. A turn with only one sample is ignored.
+    both works of a turn, so it cancels out. It would not cancel out in a ratio of two medians. A turn with only one
+    sample is ignored.
     """
     work, other_work = speed * statistics.median(samples), other_speed * statistics.median(other_samples)
     turns = zip(samples, other_samples, strict=False)
