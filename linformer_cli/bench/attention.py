@@ -260,7 +260,7 @@ class AttentionMeasurement(Measurement[AttentionRow]):
             if memory.seconds * self._count_passes() <= limit:
                 return memory
         raise PassFailed(
-            f"one pass took {format_duration(memory.seconds)}, too long for {self._settings.repeats} repeats within "
+            f"one pass took {format_duration(memory.seconds)}, too long for {self._count_passes()} passes within "
             f"{format_duration(limit)}"
         )
 

@@ -221,8 +221,10 @@ class SamplingMeasurement(Measurement[SamplingRow]):
         return self._with_shares(self._with_speed(row))
 
     def _name_engine(self) -> str:
-        """Return the engine name. Softmax rows are named after how they read preceding values."""
-        return CACHED if self._model.config.attention == BASELINE and self._engine != RERUN else self._engine
+        """Return the engine name. Softmax rows of a suitable engine are named after how they read preceding values."""
+        if self._engine == RERUN or self._model.config.attention != BASELINE:
+            return self._engine
+        return CACHED if ENGINES[self._engine].refusal(self._model) is None else self._engine
 
     def _require_memory(self) -> None:
         if self._engine == RERUN:

@@ -156,7 +156,7 @@ def test_a_mechanism_without_these_sizes_is_left_out(machine, monkeypatch) -> No
 
 def test_a_pass_that_is_too_slow_at_the_first_length_is_not_timed(machine) -> None:
     report = bench([1000], 0.45, VARIANTS[:1])
-    assert report.rows[0].left_out == "one pass took 0.1 s, too long for 3 repeats within 0.5 s"
+    assert report.rows[0].left_out == "one pass took 0.1 s, too long for 5 passes within 0.5 s"
     assert machine.passes == []
 
 

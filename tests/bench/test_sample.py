@@ -127,7 +127,7 @@ def test_engines_have_rows_of_their_own_each_once(models, clock) -> None:
     rows = bench(models[1:2], [1], engines=["textbook", "auto", FASTEST_ENGINE]).rows
     assert [row.engine for row in rows] == list(dict.fromkeys(["textbook", FASTEST_ENGINE]))
     (row,) = bench(models[:1], [1], engines=["cuda"], rerun=False).rows
-    assert row.left_out.startswith("cuda: ")
+    assert row.engine == "cuda" and row.left_out.startswith("cuda: ")
 
 
 def test_shares_of_the_ceilings(models, clock, ceilings) -> None:
