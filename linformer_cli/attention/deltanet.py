@@ -1,4 +1,4 @@
-"""Gated DeltaNet (Yang 2024, arXiv 2412.06464): a decaying state in which a new value replaces the old one of a key."""
+"""Gated DeltaNet (Yang 2024, arXiv 2412.06464): the state decays, and a new value replaces the key's old one."""
 
 import math
 from typing import Annotated, Any, NamedTuple
