@@ -1,6 +1,7 @@
 """The rows of the benchmarks. `report.tables.to_json` writes the rows with the field names as keys."""
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -19,7 +20,7 @@ Quartiles = tuple[float, float]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(ABC):
     """The timed work and all its samples. If there are no samples, `left_out` gives the reason.
 
     `times_softmax` is the speed relative to softmax: the median of the ratios of all rounds.
@@ -39,9 +40,9 @@ class Row:
     left_out: str | None = None
 
     @property
+    @abstractmethod
     def speed(self) -> float | None:
         """Return images or sequences per second, extrapolated if necessary, or None without a sample."""
-        raise NotImplementedError
 
 
 AnyRow = TypeVar("AnyRow", bound=Row)

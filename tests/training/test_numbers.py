@@ -148,7 +148,7 @@ def test_a_loss_that_jumps_is_said_once_and_the_save_before_it_kept(configure, t
 
 
 def test_steps_that_are_timed_are_counted(configure, tmp_path) -> None:
-    """What a mechanism does every so many steps must not be part of each."""
+    """Timed steps advance the step count, so a mechanism does not redraw its features in every one of them."""
     model = {"attention": "performer", "attention_options": {"redraw_every": 3}}
     trainer = begin(configure(model=model), tmp_path / "run")
     attention = trainer.model.blocks[0].inner
