@@ -83,7 +83,8 @@ class Attention(nn.Module, ABC):
     def on_training_step(self, step: int, seed: int) -> None:
         """Prepare for training step `step` of a run with `seed`, for example by redrawing random buffers.
 
-        It is called before every training step and never in evaluation. The result must depend only on `step`, `seed` and the layer, so that a resumed run equals an uninterrupted one.
+        It is called before every training step and never in evaluation. The result must depend only on `step`, `seed`
+        and the layer, so that a resumed run equals an uninterrupted one.
         """
 
     def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
