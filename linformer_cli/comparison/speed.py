@@ -9,7 +9,7 @@ import torch
 
 from linformer_cli.bench.agreement import require_agreement
 from linformer_cli.bench.measure.sampling_work import WholeImages
-from linformer_cli.bench.measure.timing import Check, measure_interleaved, never_stop
+from linformer_cli.bench.measure.timing import Check, never_stop, time_work
 from linformer_cli.checkpoint import Checkpoint, load_weights
 from linformer_cli.data.images import ImageSet
 from linformer_cli.files import write_file
@@ -78,8 +78,8 @@ def time_training_once(entry: Entry, images: tuple[ImageSet, ImageSet], conditio
         for _ in range(TIMED_STEPS):
             trainer.take_step()
 
-    (timing,) = measure_interleaved([work], [trainer.take_step], 1, conditions.device)
-    _keep_samples(entry.training_file, speed, [*samples, *timing.samples])
+    trainer.take_step()
+    _keep_samples(entry.training_file, speed, [*samples, time_work(work, conditions.device)])
     return True
 
 
