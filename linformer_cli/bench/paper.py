@@ -121,12 +121,14 @@ class _PaperBench:
     def run(self) -> PaperReport:
         """Run all parts until the budget is spent or the user interrupts them. Returns the report saved last."""
         budget = self._settings.budget_seconds
-        with contextlib.suppress(Interrupted):
-            self._build_models()
-            # Comparing the executions takes as long with a small budget as with a large one.
-            self._schedule.run(max(budget / 2, budget - self._elapsed_seconds()))
-        report = self.describe()
-        self._save(report)
+        try:
+            with contextlib.suppress(Interrupted):
+                self._build_models()
+                # Comparing the executions takes as long with a small budget as with a large one.
+                self._schedule.run(max(budget / 2, budget - self._elapsed_seconds()))
+        finally:  # an error, too, keeps what was measured
+            report = self.describe()
+            self._save(report)
         return report
 
     def describe(self) -> PaperReport:

@@ -128,7 +128,8 @@ class TrainingMeasurement(Measurement[TrainingRow]):
             if limit is not None and seconds > limit:
                 self._trainer = None
                 raise PassFailed(f"one step took {format_duration(seconds)}")
-        if limit is not None and self.samples and sum(self.samples) + self.samples[-1] > limit:
+        fewer = 0 < len(self.samples) < self._settings.repeats  # `bench paper` asks for more rounds than repeats
+        if limit is not None and fewer and sum(self.samples) + self.samples[-1] > limit:
             raise PassFailed("the limit is reached")
         self.samples.append(self._time_step(self._trainer))
 
