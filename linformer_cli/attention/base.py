@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from linformer_cli.config import Config
+from linformer_cli.native.program import MixInputs, NoProgram
 
 State = TypeVar("State")
 
@@ -42,6 +43,11 @@ class AttentionShape:
     positions: int
     row: int
     layer: int = 0
+
+    @property
+    def heads_and_widths(self) -> tuple[int, int, int]:
+        """H, K and V."""
+        return self.heads, self.key_width, self.value_width
 
 
 class AttentionOptions(Config):
@@ -153,6 +159,14 @@ class Attention(nn.Module, ABC):
     @abstractmethod
     def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
         """Bytes of the state after `positions` positions, for inputs of `dtype`."""
+
+    def emit(self, inputs: MixInputs) -> None:
+        """Emit the operation that computes `step`; see `native/program.py`. Raises `NoProgram` if there is none."""
+        raise NoProgram(f"it does not support {self.name} attention")
+
+    def list_states(self, state: Any) -> list[Tensor]:
+        """The tensors [B, ...] of a state for the state buffers that `emit` creates, in their order."""
+        return [part for part in state_tensors(state) if part.dim()]
 
 
 class Shared(NamedTuple):

@@ -7,6 +7,9 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional
 
+from linformer_cli.native.constants import FEATURE_MAPS as COMPILED_MAPS
+from linformer_cli.native.program import MixInputs, NoProgram
+
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
 from .kernels import linear as kernels
 from .parts.causal_sums import causal_sums, divide_by_weight
@@ -107,3 +110,10 @@ class LinearAttention(Attention):
     def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
         per_head = self.feature_map.width * (self.shape.value_width + 1)
         return batch * self.shape.heads * per_head * accumulator_dtype(dtype).itemsize
+
+    def emit(self, inputs: MixInputs) -> None:
+        shape, builder, feature_map = self.shape, inputs.builder, self.options.feature_map
+        if feature_map not in COMPILED_MAPS:
+            raise NoProgram(f"it supports the feature maps {' and '.join(COMPILED_MAPS)} only")
+        states = (builder.state(shape.heads * shape.key_width * width) for width in (shape.value_width, 1))
+        inputs.emit("linear", shape.heads_and_widths, states, (COMPILED_MAPS[feature_map],))

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from linformer_cli.native.program import MixInputs
+
 from .base import AttentionOptions, Memory
 from .parts.caches import CachedAttention, KeyValueCache, extend_cache, push_in_place
 
@@ -54,3 +56,8 @@ class SoftmaxAttention(CachedAttention):
         keys, values = cache.keys[:, :, :length], cache.values[:, :, :length]
         y = functional.scaled_dot_product_attention(q_t.unsqueeze(2).to(keys.dtype), keys, values)
         return y.squeeze(2).to(v_t.dtype), cache
+
+    def emit(self, inputs: MixInputs) -> None:
+        shape, capacity = self.shape, self.shape.positions
+        states = [inputs.builder.state(shape.heads * capacity * width) for width in (shape.key_width, shape.value_width)]
+        inputs.emit("softmax", shape.heads_and_widths, states, (capacity,))

@@ -19,7 +19,7 @@ def env(json: options.Json = False) -> None:
     from linformer_cli.checkpoint import shipped_checkpoints
     from linformer_cli.native.compiler import describe_library
     from linformer_cli.native.gpu import triton_refusal
-    from linformer_cli.sampling.engines import native_layout as engine
+    from linformer_cli.sampling.engines import native_memory as engine
     from linformer_cli.system.device import choose_device, choose_precision
     from linformer_cli.system.environment import describe_environment
 

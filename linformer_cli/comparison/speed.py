@@ -15,7 +15,7 @@ from linformer_cli.data.images import ImageSet
 from linformer_cli.files import write_file
 from linformer_cli.native.compiler import has_library
 from linformer_cli.report.tables import to_json
-from linformer_cli.sampling.engines.native_layout import SOURCE
+from linformer_cli.sampling.engines.native_memory import SOURCE
 from linformer_cli.system.environment import processor_name
 from linformer_cli.training.loop import Trainer
 

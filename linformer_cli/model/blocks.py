@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from linformer_cli.attention.base import Attention
 from linformer_cli.config import ModelConfig, NetworkConfig
+from linformer_cli.native.program import Builder, MixInputs
 
 from .dropout import add_dropped
 
@@ -64,6 +65,18 @@ class AttentionLayer(nn.Module):
         return self.output(y_t.flatten(1)), state
 
 
+    def emit(self, builder: Builder, source: int, name: str) -> int:
+        """Emit a step from the input in buffer `source`; the projected input has the scratch memory called `name`."""
+        rows, heads = self.input_rows, self.heads
+        shared = rows.get("qk")
+        parts = (shared or rows["q"], shared or rows["k"], rows["v"], rows.get("extra", slice(0, 0)))
+        columns = tuple(part.start for part in parts)
+        projected = builder.project(self.input, source, name)
+        mixed = builder.scratch("mixed", heads * self.inner.shape.value_width)
+        self.inner.emit(MixInputs(builder, projected, mixed, columns))
+        return builder.project(self.output, mixed, "branch")
+
+
 class FeedForward(nn.Module):
     """Two layers with an activation between them."""
 
@@ -76,6 +89,10 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.output(self.activation(self.input(x)))
         return y
+
+    def emit(self, builder: Builder, source: int) -> int:
+        activation = "gelu" if self.activation is functional.gelu else "relu"
+        return builder.project(self.output, builder.project(self.input, source, "hidden", activation), "branch")
 
 
 class Block(nn.Module, ABC):
@@ -110,6 +127,17 @@ class Block(nn.Module, ABC):
     def branch_ends(self) -> Sequence[nn.Linear]:
         """The last layer of every residual branch; its initial weights shrink with the number of branches."""
 
+    @abstractmethod
+    def emit(self, builder: Builder, name: str) -> None:
+        """Emit a step. Scratch memory that must last to the end of a pass has a name that ends in `name`.
+
+        Raises `NoProgram` if there is no program for it.
+        """
+
+    @abstractmethod
+    def list_states(self, state: Any) -> list[Tensor]:
+        """The tensors [B, ...] of a state for the state buffers that `emit` creates, in their order."""
+
     def start_biases(self) -> None:
         """Set the biases whose initial value is not 0."""
 
@@ -140,6 +168,9 @@ class InnerBlock(Block):
     def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
         return self.inner.state_bytes(batch, positions, dtype)
 
+    def list_states(self, state: Any) -> list[Tensor]:
+        return self.inner.list_states(state)
+
     def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
         return self.inner.is_compiled(device, dtype)
 
@@ -164,6 +195,12 @@ class TransformerBlock(InnerBlock):
     @torch.no_grad()
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
         return self.add_branches(x_t, lambda x_t: self.attention.step(x_t, state))
+
+    def emit(self, builder: Builder, name: str) -> None:
+        builder.add_branch(
+            self.attention_norm, self.pre, lambda x: self.attention.emit(builder, x, f"projected{name}")
+        )
+        builder.add_branch(self.feed_forward_norm, self.pre, lambda x: self.feed_forward.emit(builder, x))
 
     def branch_ends(self) -> Sequence[nn.Linear]:
         return self.attention.output, self.feed_forward.output

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linformer_cli.config import ImageShape, ModelConfig
+from linformer_cli.native.program import Builder
 
 from .neighbour_tables import TABLE_PIXELS, NeighbourTables
 from .surroundings import Surroundings, list_surroundings
@@ -180,6 +181,37 @@ class PixelEmbedding(nn.Module):
             label = label if start else tokens[:, :1].clone()
             x = x + self.classes(label)
         return x, EmbeddingState(recent, state.position + length, label)
+
+    def emit(self, builder: Builder) -> tuple[int, int]:
+        """Emit a step; returns the buffers of the ring of recent values and of the class (-1: no classes).
+
+        The ring has room for the values of a pass besides the `reach` values before it.
+        """
+        ring = self.reach + builder.window - 1
+        recent = builder.state(ring, dtype=torch.int16)
+        label = -1 if self.classes is None else builder.state(1, dtype=torch.int64)
+        slots = ring_slots(self.sources, ring).to(torch.int32)
+        own, around, together = (builder.shared(part) for part in slots.tensor_split(self.bounds, dim=1))
+        # If value and position are concatenated, each of them is 0 in the columns of the other.
+        width, place = builder.width, self.places()
+        table = builder.shared(functional.pad(self.values, (0, width - self.values.shape[1])))
+        places = builder.shared(functional.pad(place, (width - place.shape[1], 0)))
+        classes = -1 if self.classes is None else builder.shared(self.classes.weight)
+        builder.emit(
+            "embed", (builder.x, recent, own, table, places, label, classes), (width, self.slots, self.levels)
+        )
+        if self.surroundings is not None:
+            count = self.bounds[1] - self.bounds[0]
+            numbers = builder.scratch("numbers", 2 * count)
+            builder.emit("look_around", (numbers, recent, around), (count, self.levels))
+            hidden = builder.project(self.surroundings.input, numbers, "hidden", "gelu")
+            builder.add(builder.project(self.surroundings.output, hidden, "branch"))
+        if self.tables is not None:
+            numbers = builder.scratch("numbers", self.tables.output.in_features)
+            rows = builder.shared(self.tables.rows)
+            builder.emit("look_up", (numbers, recent, together, rows), (self.levels, self.image.channels))
+            builder.add(builder.project(self.tables.output, numbers, "branch"))
+        return recent, label
 
     def places(self) -> Tensor:
         """The vectors [T, width] of all positions, or [T, width / 2] for sinusoids, which are concatenated."""

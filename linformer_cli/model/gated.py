@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from linformer_cli.attention.base import Attention
 from linformer_cli.config import ModelConfig
+from linformer_cli.native.program import Builder, MixInputs
 
 from .blocks import InnerBlock
 
@@ -49,6 +50,17 @@ class GatedBlock(InnerBlock):
             return self.output(gate_t * y_t.squeeze(1)), new
 
         return self.add_branch(x_t, self.norm, branch)
+
+    def emit(self, builder: Builder, name: str) -> None:
+        def branch(x: int) -> int:
+            projected = builder.project(self.input, x, f"projected{name}", "silu")
+            inner, (gate, value, z) = self.inner, (0, self.widths[0], 2 * self.widths[0])
+            mixed = builder.scratch("mixed", inner.shape.value_width)
+            inner.emit(MixInputs(builder, projected, mixed, (z, z, value, 0)))
+            builder.emit("gate", (mixed, projected), (self.widths[0], gate))
+            return builder.project(self.output, mixed, "branch")
+
+        builder.add_branch(self.norm, self.pre, branch)
 
     def branch_ends(self) -> Sequence[nn.Linear]:
         return (self.output,)

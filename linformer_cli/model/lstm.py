@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from linformer_cli.attention.base import Memory
 from linformer_cli.config import Config, NetworkConfig
+from linformer_cli.native.program import Builder, NoProgram
 
 from .blocks import Block
 
@@ -85,6 +86,12 @@ class LstmBlock(Block):
 
     def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
         return 2 * batch * self.hidden * dtype.itemsize
+
+    def emit(self, builder: Builder, name: str) -> None:
+        raise NoProgram("it does not support the LSTM")
+
+    def list_states(self, state: Any) -> list[Tensor]:
+        return [state.h, state.c]
 
     def branch_ends(self) -> Sequence[nn.Linear]:
         return (self.output,)

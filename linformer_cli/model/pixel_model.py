@@ -38,12 +38,13 @@ class PixelModel(nn.Module):
         self.blocks = nn.ModuleList(build_blocks(config))
         self.norm = nn.LayerNorm(config.width)
         self.head = build_head(config)
-        initialise_weights(self, self._typed_blocks)
+        initialise_weights(self, self.typed_blocks)
         # These weights start near 0, so that an untrained model predicts almost uniform distributions.
         self.head.projection.weight.data.mul_(0.1)
 
     @property
-    def _typed_blocks(self) -> list[Block]:
+    def typed_blocks(self) -> list[Block]:
+        """The blocks in order."""
         # A ModuleList has no type for its elements.
         return cast(list[Block], list(self.blocks))
 
@@ -57,7 +58,7 @@ class PixelModel(nn.Module):
 
     def is_compiled(self, dtype: torch.dtype) -> bool:
         """Whether any block's `attend` runs compiled kernels for inputs of `dtype`."""
-        return any(block.is_compiled(self.device, dtype) for block in self._typed_blocks)
+        return any(block.is_compiled(self.device, dtype) for block in self.typed_blocks)
 
     def start_tokens(self, batch: int, labels: Tensor | None = None) -> Tensor:
         """The start token of every image, int64 [B], which is the first token to step with.
@@ -93,7 +94,7 @@ class PixelModel(nn.Module):
         embedding = self.embedding.init_state(len(tokens), tokens.device) if state is None else state.embedding
         x, embedding = self.embedding(tokens, embedding)
         layers = []
-        for index, block in enumerate(self._typed_blocks):
+        for index, block in enumerate(self.typed_blocks):
             x, layer = block.attend(x, None if state is None else state.layers[index])
             layers.append(layer)
         return self.head(self.norm(x)), PixelState(embedding, tuple(layers))
@@ -101,7 +102,7 @@ class PixelModel(nn.Module):
     def init_state(self, batch: int, capacity: int | None = None) -> PixelState:
         """The state of `batch` images before the first token; a growing state reserves `capacity` (default T)."""
         capacity = capacity or self.config.image.positions
-        layers = tuple(block.init_state(batch, capacity, self.device, self.dtype) for block in self._typed_blocks)
+        layers = tuple(block.init_state(batch, capacity, self.device, self.dtype) for block in self.typed_blocks)
         return PixelState(self.embedding.init_state(batch, self.device), layers)
 
     @torch.no_grad()
@@ -110,7 +111,7 @@ class PixelModel(nn.Module):
         x, embedding = self.embedding(tokens_t.unsqueeze(1), state.embedding)
         x = x.squeeze(1)
         layers = []
-        for block, layer in zip(self._typed_blocks, state.layers, strict=True):
+        for block, layer in zip(self.typed_blocks, state.layers, strict=True):
             x, layer = block.step(x, layer)
             layers.append(layer)
         return self.head(self.norm(x)), PixelState(embedding, tuple(layers))
@@ -134,7 +135,7 @@ class PixelModel(nn.Module):
     def state_bytes(self, batch: int, positions: int | None = None) -> int:
         """Bytes of the state of `batch` images after `positions` (default T) positions."""
         positions = positions or self.config.image.positions
-        layers = sum(block.state_bytes(batch, positions, self.dtype) for block in self._typed_blocks)
+        layers = sum(block.state_bytes(batch, positions, self.dtype) for block in self.typed_blocks)
         recent = batch * self.embedding.reach * torch.int16.itemsize
         labels = batch * torch.int64.itemsize if self.config.classes else 0
         return layers + recent + labels + torch.int64.itemsize

@@ -26,7 +26,7 @@ from .constants import definitions
 HEADERS = Path(__file__).parent
 # Fast math lets exponentials and sums be vectorised. It is left out when linking, where it would flush denormal numbers
 # to zero in the whole process.
-COMPILE = ("-std=c++17", "-O3", "-march=native", "-ffast-math", "-fPIC", "-c", *definitions())
+COMPILE = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-c", *definitions())
 LINK = ("-shared",)
 # Compiling takes a few seconds. A compiler that takes longer than this counts as hanging.
 COMPILE_SECONDS = 120.0
@@ -102,7 +102,7 @@ def _load(source: Path) -> ctypes.CDLL:
     if compiler is None:
         raise NoCompiler("there is no C++ compiler (c++, g++ or clang++) on the PATH")
     threads = _threads_library()
-    texts = [file.read_bytes() for file in (source, *sorted(HEADERS.glob("*.h")))]
+    texts = [file.read_bytes() for file in (source, *sorted(HEADERS.rglob("*.h")))]
     processor = (platform.machine(), processor_name(), processor_features())
     key = (texts, os.path.realpath(compiler), COMPILE, processor, str(threads))
     name = f"{hashlib.sha256(repr(key).encode()).hexdigest()[:20]}.so"

@@ -4,7 +4,28 @@
 #include <cmath>
 #include <cstdint>
 
+namespace {  // local to the library that includes it: the compiler may inline all of it
+
 constexpr int64_t MOST_LEVELS = LINTX_MOST_LEVELS;
+
+// The distribution of a value.
+struct Head {
+    int64_t levels, mixtures;  // no mixtures: one logit for each level
+    double lowest, highest;    // bounds of a logistic's log scale
+};
+
+// A single image drawn with look-ahead.
+struct Drawing {
+    Head head;
+    int64_t ring, reach, output;  // the buffer of recent values and its length; the buffer of the head's parameters
+    int64_t row;                  // values in a row of the image
+    const double* uniforms;       // [count], one for each value
+    int64_t* values;              // [count]: known ones, then guesses up to number `guessed`, then undefined
+    int64_t count, known, guessed;
+    int64_t first;   // position of the token that holds values[0]
+    int64_t rows;    // positions in the next pass
+    int64_t passes;  // passes so far
+};
 
 // The index whose share of softmax(logits) contains `uniform`; `place`, if not null, gets the position in the share.
 inline int64_t invert(int64_t count, const float* logits, double uniform, double* place) {
@@ -28,22 +49,32 @@ inline int64_t invert(int64_t count, const float* logits, double uniform, double
     return last;
 }
 
-// The value 0 .. levels - 1 nearest to `x`, for any x. With fast math the compiler assumes that x is not NaN, so NaN
-// passes the bounds on x. The integer is therefore bounded too. It is volatile, or the compiler would drop its bounds.
+// The value 0 .. levels - 1 nearest to `x`; 0 if x is NaN.
 inline int64_t nearest_value(double x, int64_t levels) {
     const double most = static_cast<double>(levels - 1);
-    const volatile int64_t nearest = static_cast<int64_t>(std::nearbyint(x < 0 ? 0 : x > most ? most : x));
-    const int64_t value = nearest;
-    return value < 0 ? 0 : value < levels ? value : levels - 1;
+    return x > 0 ? static_cast<int64_t>(std::nearbyint(x < most ? x : most)) : 0;
 }
 
 // Draws a value of a mixture of K logistics with parameters [3 K]: first the component, then its logistic by inversion.
-inline int64_t draw_mixture(int64_t K, int64_t levels, double lowest, double highest, const float* parameters, double uniform) {
+inline int64_t draw_mixture(const Head& head, const float* parameters, double uniform) {
+    const int64_t K = head.mixtures;
     double place;
     const int64_t component = invert(K, parameters, uniform, &place);
     place = place < 1e-12 ? 1e-12 : place > 1 - 1e-12 ? 1 - 1e-12 : place;
     double log_scale = parameters[2 * K + component];
-    log_scale = log_scale < lowest ? lowest : log_scale > highest ? highest : log_scale;
+    log_scale = log_scale < head.lowest ? head.lowest : log_scale > head.highest ? head.highest : log_scale;
     const double x = parameters[K + component] + std::exp(log_scale) * std::log(place / (1 - place));
-    return nearest_value((x + 1) * (0.5 * (levels - 1)), levels);
+    return nearest_value((x + 1) * (0.5 * (head.levels - 1)), head.levels);
 }
+
+// Draws values [rows] from parameters [rows, stride], with uniforms [rows] in [0, 1).
+inline void draw(const Head& head, int64_t rows, const float* parameters, int64_t stride, const double* uniforms,
+                 int64_t* values) {
+    for (int64_t row = 0; row < rows; row++) {
+        const float* own = parameters + row * stride;
+        values[row] = head.mixtures ? draw_mixture(head, own, uniforms[row])
+                                    : invert(head.levels, own, uniforms[row], nullptr);
+    }
+}
+
+}  // namespace

@@ -26,6 +26,11 @@ class CachedAttention(Attention):
     def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
         return cache_bytes(batch, self.shape, positions, dtype)
 
+    def list_states(self, state: KeyValueCache) -> list[Tensor]:
+        """Keys and values [B, H, T, .] with room for a whole image."""
+        rows = self.shape.positions
+        return [functional.pad(x[:, :, :rows], (0, 0, 0, max(rows - x.shape[2], 0))) for x in state[:2]]
+
 
 def init_cache(
     batch: int, shape: AttentionShape, capacity: int, device: torch.device, dtype: torch.dtype

@@ -1,8 +1,4 @@
-"""The CPU engine, which makes a whole step in one call into kernels that are compiled on first use (native.cpp).
-
-A step updates and reads the state in one pass. The state is the float32 state of `linear`, so an engine can continue
-from a state of `attend`.
-"""
+"""The CPU engine: the program of a step (`native/program.py`), run by C++ that is compiled on first use."""
 
 import ctypes
 from collections.abc import Callable
@@ -11,26 +7,28 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.errors import LintxError
-from linformer_cli.model.blocks import TransformerBlock
+from linformer_cli.model.embedding import fill_ring
 from linformer_cli.model.heads import MixtureHead
 from linformer_cli.model.pixel_model import PixelModel, PixelState
+from linformer_cli.model.program import compile_step
 from linformer_cli.native.compiler import NoCompiler
-from linformer_cli.native.constants import FEATURE_MAPS, MOST_LEVELS, WIDEST_HEAD
+from linformer_cli.native.constants import MOST_LEVELS
+from linformer_cli.native.program import NoProgram
 from linformer_cli.sampling.choose import Filters, UniformStreams
 
 from .base import DAMAGED, Engine
-from .native_embedding import NativeEmbedding
-from .native_layout import Drawing, load_kernels
-from .native_network import NativeNetwork
+from .native_memory import Drawing, Head, Memory, load_kernels
 
 # Look-ahead passes between two calls of `before_step`.
 _PASSES = 32
+# Up to this many images per thread, all threads share every product: a thread with its own few images would read all
+# weights for little work. With more images, each thread takes its share of them through all layers.
+FEW = 2
 
 
 class NativeEngine(Engine):
-    """Fused kernels for transformer blocks with `linear` attention and one of `FEATURE_MAPS`, on the CPU.
+    """Compiled operations on the CPU, for models whose blocks have a program.
 
     Weights are in the model's type, float32 or bfloat16; the residual stream, all sums and the state are float32.
     With `look_ahead`, a pass draws several values of a single image. Given the random numbers, every value is a
@@ -40,61 +38,75 @@ class NativeEngine(Engine):
     """
 
     name = "native"
-    # The largest number of positions of a single image in one pass; see `look_ahead` of native.cpp.
+    # The largest number of positions of a single image in one pass; see `look_ahead` of engine.cpp.
     window: ClassVar[int] = 8
 
     def __init__(self, model: PixelModel, batch: int, state: PixelState | None = None, look_ahead: bool = True) -> None:
         super().__init__(model, batch)
         self._kernels = load_kernels()
         # Several images keep the processor busy without look-ahead.
-        self._window = self.window if look_ahead and batch == 1 else 1
-        self._embedding = NativeEmbedding(model.embedding, batch, model.config.width, self._window)
-        self.network = NativeNetwork(model, self._embedding, batch, self._window)
-        self._x = torch.empty(batch * self._window, model.config.width)
-        self._out = torch.empty(batch * self._window, model.head.projection.out_features)
+        self.program = compile_step(model, self.window if look_ahead and batch == 1 else 1)
+        threads = torch.get_num_threads()
+        self._memory = Memory(self.program, batch, threads if batch > FEW * threads else 1)
+        head = model.head
+        bounds = (head.mixtures, *head.log_scale_bounds) if isinstance(head, MixtureHead) else (0, 0, 0)
+        self._head = Head(head.levels, *bounds)
+        self._position = 0
         self.start(state)
 
     @classmethod
     def refusal(cls, model: PixelModel) -> str | None:
         if model.device.type != "cpu":
             return "it runs on the CPU only"
-        if model.dtype not in (torch.float32, torch.bfloat16):
-            return "it does not support float64"
         if model.config.mixtures > MOST_LEVELS:
             return f"it supports mixtures up to {MOST_LEVELS}"
-        for block in model.blocks:
-            if not isinstance(block, TransformerBlock) or not isinstance(block.attention.inner, LinearAttention):
-                return "it supports linear attention only"
-            inner = block.attention.inner
-            if inner.options.feature_map not in FEATURE_MAPS:
-                return f"it supports the feature maps {' and '.join(FEATURE_MAPS)} only"
-            if max(inner.shape.key_width, inner.shape.value_width) > WIDEST_HEAD:
-                return f"it supports heads up to {WIDEST_HEAD} wide"
         try:
+            compile_step(model)
             load_kernels()
-        except NoCompiler as error:
+        except (NoProgram, NoCompiler) as error:
             return str(error)
         return None
 
     def start(self, state: PixelState | None = None) -> None:
-        state = self.model.init_state(self.batch) if state is None else state
-        self.network.use_states(list(state.layers))
-        self._embedding.start(state.embedding)
+        self._memory.start()
+        self._position = 0
+        if state is not None:
+            self._position = int(state.embedding.position)
+            self._recent.copy_(fill_ring(state.embedding, self._recent.shape[1]))
+            if self.program.label >= 0:
+                self._memory.tensors[self.program.label].copy_(state.embedding.label)
+            for index, (block, layer) in enumerate(zip(self.model.typed_blocks, state.layers, strict=True)):
+                self._memory.set_layer(index, block.list_states(layer))
         self.look_aheads = 0
 
     def release(self) -> None:
-        self.network.use_states([])
+        self._memory.release()
 
     @property
     def state_bytes(self) -> int:
-        layers = (part for state in self.network.states for part in state)
-        parts = [self._embedding.carried, self._embedding.label, *layers]
-        return sum(part.numel() * part.element_size() for part in parts) + torch.int64.itemsize  # and the position
+        return self.program.state_bytes(self.batch)
+
+    @property
+    def _recent(self) -> Tensor:
+        """The ring of recent values, int16 [B, length]."""
+        return self._memory.tensors[self.program.recent]
+
+    @property
+    def _output(self) -> Tensor:
+        """The head's parameters after a pass, [rows, P]."""
+        return self._memory.tensors[self.program.output][:, : self.model.head.projection.out_features]
 
     def step(self, tokens_t: Tensor) -> Tensor:
-        position = self._embedding.read(tokens_t, self._x)
-        self._kernels.lintx_step(self.network.address, position, self._x.data_ptr(), self._out.data_ptr())
-        return self._out[: self.batch]
+        position = self._position
+        if position == self.model.config.image.positions:
+            raise ValueError(f"all {position} values of the image are drawn already")
+        if position:
+            self._recent[:, (position - 1) % self._recent.shape[1]] = tokens_t
+        elif self.program.label >= 0:
+            self._memory.tensors[self.program.label][:, 0] = tokens_t
+        self._kernels.lintx_step(self._memory.address, position)
+        self._position += 1
+        return self._output[: self.batch]
 
     @torch.no_grad()
     def draw_values(
@@ -106,7 +118,7 @@ class NativeEngine(Engine):
         before_step: Callable[[], None] | None = None,
     ) -> Tensor:
         """The result of `Engine.draw_values`; `before_step` is called less often while looking ahead."""
-        if self._window == 1 or filters.active:
+        if self.program.window == 1 or filters.active:
             return super().draw_values(parameters, streams, filters, count, before_step)
         uniforms = streams.take_many(count, self.model.device)[:, 0].contiguous()
         values = torch.empty(count, dtype=torch.int64)
@@ -115,37 +127,29 @@ class NativeEngine(Engine):
         while bool(parameters.isfinite().all()):
             if drawing.known == count:
                 # A step followed each value but the last.
-                self._embedding.position += count - 1
+                self._position += count - 1
                 self.look_aheads += drawing.passes
                 return values.to(torch.uint8).unsqueeze(0)
             if before_step is not None:
                 before_step()
-            self._kernels.lintx_look_ahead(self.network.address, ctypes.addressof(drawing), _PASSES)
-            parameters = self._out[:1]
+            self._kernels.lintx_look_ahead(self._memory.address, ctypes.addressof(drawing), _PASSES)
+            parameters = self._output[:1]
         raise LintxError(DAMAGED)
 
     def draw_unfiltered(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
-        head = self.model.head
-        parameters = parameters.float().contiguous()
+        parameters = parameters.float()
+        if parameters.stride(1) != 1:
+            parameters = parameters.contiguous()
         values = torch.empty(len(parameters), dtype=torch.int64)
-        pointers = (parameters.data_ptr(), uniforms.data_ptr(), values.data_ptr())
-        if isinstance(head, MixtureHead):
-            sizes = (len(parameters), head.mixtures, head.levels, *head.log_scale_bounds)
-            self._kernels.lintx_draw_mixture(*sizes, *pointers)
-        else:
-            self._kernels.lintx_draw_categorical(len(parameters), head.levels, *pointers)
+        rows = (len(parameters), parameters.data_ptr(), parameters.stride(0))
+        self._kernels.lintx_draw(self._head.address, *rows, uniforms.data_ptr(), values.data_ptr())
         return values
 
     def _describe_drawing(self, uniforms: Tensor, values: Tensor) -> Drawing:
-        embedding, head = self._embedding, self.model.head
-        lowest, highest, mixtures = (
-            (*head.log_scale_bounds, head.mixtures) if isinstance(head, MixtureHead) else (0, 0, 0)
-        )
-        tables = (embedding.slots, embedding.recent, embedding.table, embedding.places, embedding.label_vector())
         return Drawing(
-            *(embedding.slots.shape[1], embedding.ring, head.levels, self.model.config.image.values_per_row),
-            *(None if tensor is None else tensor.data_ptr() for tensor in tables),
-            *(mixtures, lowest, highest),
-            *(tensor.data_ptr() for tensor in (uniforms, values, self._x, self._out)),
-            *(len(values), 1, 1, embedding.position, self._window, 0),
+            self._head,
+            *(self.program.recent, self._recent.shape[1], self.program.output),
+            self.model.config.image.values_per_row,
+            *(uniforms.data_ptr(), values.data_ptr()),
+            *(len(values), 1, 1, self._position, self.program.window, 0),
         )

@@ -1,0 +1,26 @@
+"""Compiles the recurrent step of a model to a program; see `native/program.py`."""
+
+import torch
+
+from linformer_cli.native.program import Builder, Kind, NoProgram, Program
+
+from .pixel_model import PixelModel
+
+
+def compile_step(model: PixelModel, window: int = 1) -> Program:
+    """The program of one step of `model`, for up to `window` positions in a pass. Raises `NoProgram`.
+
+    Products have inputs and weights of the model's type, float32 or bfloat16; everything else is float32.
+    """
+    if model.dtype not in (torch.float32, torch.bfloat16):
+        raise NoProgram("it does not support float64")
+    builder = Builder(model.dtype, model.config.width, window)
+    recent, label = model.embedding.emit(builder)
+    states = []
+    for index, block in enumerate(model.typed_blocks):
+        first = len(builder.buffers)
+        block.emit(builder, str(index) if window > 1 else "")
+        states.append(tuple(n for n in range(first, len(builder.buffers)) if builder.buffers[n].kind == Kind.STATE))
+    output = builder.project(model.head.projection, builder.norm(model.norm), "output")
+    parts = tuple(builder.buffers), tuple(builder.operations)
+    return Program(model.dtype, window, *parts, recent, label, output, tuple(states))

@@ -1,0 +1,113 @@
+// Runs the program of a recurrent step (program.h) on the CPU.
+
+#include <cstdint>
+#include <cstring>
+
+#include "drawing.h"
+#include "ops/join.h"
+#include "ops/look_up.h"
+#include "ops/mix_linear.h"
+#include "ops/mix_softmax.h"
+#include "ops/project.h"
+#include "program.h"
+
+namespace {
+
+struct Entry {
+    const char* name;
+    void (*run)(const Pass&, const Operation&);
+    bool has_state;  // runs in COMMIT too
+};
+
+const Entry ENTRIES[] = {
+    {"embed", embed, false},
+    {"look_around", look_around, false},
+    {"look_up", look_up, false},
+    {"project", project, false},
+    {"join", join, false},
+    {"add", add, false},
+    {"gate", gate, false},
+    {"mix.linear", mix_linear, true},
+    {"mix.softmax", mix_softmax, true},
+};
+
+void run(const Pass& pass) {
+    for (int64_t index = 0; index < pass.program.count; index++) {
+        const Operation& op = pass.program.operations[index];
+        const Entry& entry = ENTRIES[op.code];
+        if (pass.mode != COMMIT || entry.has_state) entry.run(pass, op);
+    }
+}
+
+// A few images form one pass, and all threads share each of its operations. Many images are divided: each thread takes
+// its own images through the whole program, without waiting, and keeps its intermediate results in its own cache.
+void step(const Program& program, int64_t position) {
+    if (program.shares == 1) return run(Pass{program, position, 0, program.batch, STEP, true});
+    const int64_t share = (program.batch + program.shares - 1) / program.shares;
+#pragma omp parallel for schedule(static)
+    for (int64_t first = 0; first < program.batch; first += share) {
+        const int64_t rows = program.batch - first < share ? program.batch - first : share;
+        run(Pass{program, position, first, rows, STEP, false});
+    }
+}
+
+// Draws the next values of one image. All positions of a window are computed as if the guesses were right. Given its
+// random number, each position yields one value, which is right if all earlier guesses are. The first is always right.
+void look_ahead(const Program& program, Drawing& drawing) {
+    const int64_t known = drawing.known, left = drawing.count - known;
+    const int64_t rows = left < drawing.rows ? left : drawing.rows;
+    const int64_t start = drawing.first + known - 1;  // position of the next token, which holds the last known value
+    int64_t* next = drawing.values + known;
+    // The first guess is the value above, which costs nothing. Values drawn after a wrong guess are better guesses.
+    for (int64_t& index = drawing.guessed; index < known + rows - 1; index++)
+        drawing.values[index] = drawing.values[index - (index < drawing.row ? 1 : drawing.row)];
+    const Pass pass{program, start, 0, rows, TRY, true};
+    int16_t* ring = pass.at<int16_t>(drawing.ring, 0);
+    for (int64_t r = 0; r < rows; r++) ring[(start + r - 1) % drawing.reach] = static_cast<int16_t>(next[r - 1]);
+    run(pass);
+    int64_t right = 0;
+    bool sure = true;
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t guess = next[r];  // undefined and unused in the last row
+        draw(drawing.head, 1, pass.at<float>(drawing.output, r), 0, drawing.uniforms + known + r, next + r);
+        right += sure;
+        sure = sure && next[r] == guess;
+    }
+    run(Pass{program, start, 0, right, COMMIT, true});
+    drawing.guessed = known + rows > drawing.guessed ? known + rows : drawing.guessed;
+    drawing.known += right;
+    drawing.passes++;
+    // The next pass: one position more than were right, or twice as many if all were right.
+    drawing.rows = right < rows ? right + 1 : 2 * rows < program.window ? 2 * rows : program.window;
+}
+
+}  // namespace
+
+extern "C" {
+
+// The code of the operation `name`, or -1.
+int64_t lintx_find_operation(const char* name) {
+    for (size_t code = 0; code < sizeof ENTRIES / sizeof *ENTRIES; code++)
+        if (!std::strcmp(ENTRIES[code].name, name)) return static_cast<int64_t>(code);
+    return -1;
+}
+
+// The sizes of the structures that Python declares too.
+void lintx_sizes(int64_t* sizes) {
+    const int64_t found[] = {sizeof(Buffer), sizeof(Operation), sizeof(Program), sizeof(Head), sizeof(Drawing)};
+    std::memcpy(sizes, found, sizeof found);
+}
+
+void lintx_step(const Program* program, int64_t position) { step(*program, position); }
+
+// Draws a value for each row of parameters [rows, stride] with uniforms [rows] in [0, 1).
+void lintx_draw(const Head* head, int64_t rows, const float* parameters, int64_t stride, const double* uniforms,
+                int64_t* values) {
+    draw(*head, rows, parameters, stride, uniforms, values);
+}
+
+// Runs `passes` look-ahead passes, or fewer once all values of the image are known.
+void lintx_look_ahead(const Program* program, Drawing* drawing, int64_t passes) {
+    for (; passes > 0 && drawing->known < drawing->count; passes--) look_ahead(*program, *drawing);
+}
+}

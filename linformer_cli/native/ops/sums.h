@@ -1,0 +1,54 @@
+// The pass over a state s [K, V] that updates it and reads it while it is in the processor's registers.
+#pragma once
+
+#include <cstdint>
+
+#include "lanes.h"
+
+namespace {
+
+// For each of the K rows: s <- decay s + key value^T. Then out [V] <- query^T s. Without `decay` rows are kept as they
+// are. The next head's state follows; it is prefetched, because hardware prefetching stops at the end of a page.
+template <bool DECAY>
+inline void update_and_read(int64_t K, int64_t V, const float* query, const float* key, const float* value,
+                            const float* decay, float* s, float* out) {
+    int64_t j = 0;
+    for (; j + LANES <= V; j += LANES) {
+        const floats added = load(value + j);
+        floats even = {}, odd = {};
+        int64_t i = 0;
+        for (; i + 2 <= K; i += 2) {
+            float *first = s + i * V + j, *second = first + V;
+            __builtin_prefetch(first + K * V, 1);
+            __builtin_prefetch(second + K * V, 1);
+            const floats one = (DECAY ? load(first) * decay[i] : load(first)) + key[i] * added;
+            const floats two = (DECAY ? load(second) * decay[i + 1] : load(second)) + key[i + 1] * added;
+            store(first, one);
+            store(second, two);
+            even += query[i] * one;
+            odd += query[i + 1] * two;
+        }
+        if (i < K) {
+            float* last = s + i * V + j;
+            const floats one = (DECAY ? load(last) * decay[i] : load(last)) + key[i] * added;
+            store(last, one);
+            even += query[i] * one;
+        }
+        store(out + j, even + odd);
+    }
+    for (; j < V; j++) {
+        float sum = 0;
+        for (int64_t i = 0; i < K; i++) {
+            float& place = s[i * V + j];
+            place = (DECAY ? place * decay[i] : place) + key[i] * value[j];
+            sum += query[i] * place;
+        }
+        out[j] = sum;
+    }
+}
+
+// 1 / weight, or 0 if `weight` is 0. In double, because the reciprocal of the smallest floats overflows a float even if
+// the quotient does not.
+inline double reciprocal(double weight) { return weight == 0 ? 0 : 1 / weight; }
+
+}  // namespace

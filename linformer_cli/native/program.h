@@ -1,0 +1,144 @@
+// A recurrent step as data: buffers, and operations on them. model/program.py builds it and native.py binds it.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "ops/lanes.h"
+
+namespace {  // local to the library that includes it: the compiler may inline all of it
+
+// Constants and tables that all images share, the state of each image, and scratch memory for each row of a pass.
+enum Kind { SHARED, STATE, SCRATCH };
+
+struct Buffer {
+    char* data;
+    int64_t stride;  // bytes from one image or row to the next
+    int64_t kind;
+};
+
+struct Operation {
+    int64_t code;
+    int64_t buffer[LINTX_BUFFERS];  // indices, -1 for none
+    int64_t integer[LINTX_INTEGERS];
+    double real[LINTX_REALS];
+};
+
+struct Program {
+    int64_t batch;
+    int64_t window;  // the most positions of a single image in one pass
+    int64_t shares;  // the number of threads that divide the images; see `step`
+    int64_t count;
+    const Buffer* buffers;
+    const Operation* operations;
+};
+
+// STEP: one position of several images. TRY: successive positions of one image, which leave its state as it was. COMMIT
+// repeats the first of these positions and keeps the state.
+enum Mode { STEP, TRY, COMMIT };
+
+// Calls `body` for every index below `count`, optionally divided among threads.
+template <class Body>
+inline void spread(bool among_threads, int64_t count, Body body) {
+    if (!among_threads) {
+        for (int64_t index = 0; index < count; index++) body(index);
+        return;
+    }
+#pragma omp parallel for schedule(static)
+    for (int64_t index = 0; index < count; index++) body(index);
+}
+
+// The rows of one pass through a program: images `first` .. `first + rows - 1` in STEP, else positions of one image.
+struct Pass {
+    const Program& program;
+    int64_t position, first, rows;
+    Mode mode;
+    bool together;  // all threads work on these rows
+
+    int64_t position_of(int64_t row) const { return mode == STEP ? position : position + row; }
+
+    // The memory of a row in a buffer, or the whole buffer if it is shared.
+    template <class A>
+    A* at(int64_t buffer, int64_t row) const {
+        const Buffer& found = program.buffers[buffer];
+        const int64_t image = found.kind == SHARED ? 0 : found.kind == STATE && mode != STEP ? 0 : first + row;
+        return reinterpret_cast<A*>(found.data + image * found.stride);
+    }
+
+    // The elements of `A` from one row of a buffer to the next.
+    template <class A>
+    int64_t stride(int64_t buffer) const {
+        return program.buffers[buffer].stride / static_cast<int64_t>(sizeof(A));
+    }
+
+    // Calls `body` for every index below `count`; all threads share it if there is enough `work`, in multiply-adds.
+    template <class Body>
+    void for_each(int64_t count, int64_t work, Body body) const {
+        spread(together && count > 1 && work > 65536, count, body);
+    }
+};
+
+// What a mixing operation reads: the projections of a row, and the sizes that come first in its integers.
+struct Mix {
+    const Pass& pass;
+    const Operation& op;
+    const int64_t heads = op.integer[0], key_width = op.integer[1], value_width = op.integer[2];
+
+    const float* query(int64_t row, int64_t head) const { return part(row, 3) + head * key_width; }
+    const float* key(int64_t row, int64_t head) const { return part(row, 4) + head * key_width; }
+    const float* value(int64_t row, int64_t head) const { return part(row, 5) + head * value_width; }
+    // The extra scalars of a head, of which each head has `count`.
+    const float* extra(int64_t row, int64_t head, int64_t count) const { return part(row, 6) + head * count; }
+    float* output(int64_t row, int64_t head) const { return pass.at<float>(op.buffer[1], row) + head * value_width; }
+
+    // The mechanism's own buffers and integers, which follow the common ones.
+    int64_t buffer(int64_t index) const { return op.buffer[2 + index]; }
+    int64_t integer(int64_t index) const { return op.integer[7 + index]; }
+
+    // The memory of a head in one of the mechanism's buffers, of which each head has `width` elements.
+    template <class A>
+    A* own(int64_t index, int64_t row, int64_t head, int64_t width) const {
+        return pass.at<A>(buffer(index), row) + head * width;
+    }
+
+private:
+    const float* part(int64_t row, int64_t offset) const {
+        return pass.at<float>(op.buffer[0], row) + op.integer[offset];
+    }
+};
+
+// A part of a state: the mechanism's own buffer number `index`, with `width` floats for each head.
+struct Part {
+    int64_t index, width;
+};
+
+// Calls body(row, head, state) for every head of every row, in order of rows where they belong to one image. state[n] is
+// the memory of part n, which `body` updates. In TRY, that is a copy. `work` is that of one call.
+template <int N, class Body>
+void for_heads(const Mix& mix, const Part (&parts)[N], int64_t work, Body body) {
+    const Pass& pass = mix.pass;
+    if (pass.mode == STEP) {
+        pass.for_each(pass.rows * mix.heads, pass.rows * mix.heads * work, [&](int64_t index) {
+            const int64_t row = index / mix.heads, head = index % mix.heads;
+            float* state[N];
+            for (int n = 0; n < N; n++) state[n] = mix.own<float>(parts[n].index, row, head, parts[n].width);
+            body(row, head, state);
+        });
+        return;
+    }
+    pass.for_each(mix.heads, pass.rows * mix.heads * work, [&](int64_t head) {
+        int64_t total = 0;
+        for (const Part& part : parts) total += part.width;
+        float *state[N], *next = workspace<Part>(total);
+        for (int n = 0; n < N; n++) {
+            state[n] = mix.own<float>(parts[n].index, 0, head, parts[n].width);
+            if (pass.mode == COMMIT) continue;
+            std::memcpy(next, state[n], parts[n].width * sizeof(float));
+            state[n] = next;
+            next += parts[n].width;
+        }
+        for (int64_t row = 0; row < pass.rows; row++) body(row, head, state);
+    });
+}
+
+}  // namespace

@@ -1,0 +1,186 @@
+"""The recurrent step of a model as data: buffers, and operations on them, which an engine runs without knowing the model.
+
+`model/program.py` writes the program of a model: every block and attention emits its own operations with a `Builder`.
+The operations are implemented in `ops/`. A program has these buffers:
+
+    SHARED    constants of all images: tables, biases, fixed patterns
+    STATE     what each image carries from step to step
+    SCRATCH   intermediate results of each row of a pass; a row is an image, or with look-ahead a position of an image
+    WEIGHTS   the matrix [rows, columns] of a product, which an engine may store in a layout of its own
+"""
+
+import enum
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linformer_cli.errors import LintxError
+
+from .constants import ACTIVATIONS, TILE_ROWS
+
+
+class NoProgram(LintxError):
+    """A model whose step has no program; the message says why."""
+
+
+class Kind(enum.IntEnum):
+    """Who owns the memory of a buffer; see the module."""
+
+    SHARED = 0
+    STATE = 1
+    SCRATCH = 2
+    WEIGHTS = 3
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """`width` numbers of type `dtype` for each image or row, or in all if they are shared.
+
+    A shared buffer and weights have their contents in `tensor`. A state starts with every number equal to `initial`.
+    """
+
+    kind: Kind
+    width: int
+    dtype: torch.dtype = torch.float32
+    tensor: Tensor | None = None
+    initial: float = 0.0
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation: its name, the indices of its buffers (-1: none), and its constants, which `ops/` explains."""
+
+    name: str
+    buffers: tuple[int, ...]
+    integers: tuple[int, ...] = ()
+    reals: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Program:
+    """The step of a model whose products have inputs of type `dtype`, for up to `window` positions in a pass.
+
+    `recent`, `label` and `output` are the buffers of the ring of recent values, of the image's class (-1: no classes)
+    and of the head's parameters. The states of layer i are the buffers `states[i]`.
+    """
+
+    dtype: torch.dtype
+    window: int
+    buffers: tuple[Buffer, ...]
+    operations: tuple[Operation, ...]
+    recent: int
+    label: int
+    output: int
+    states: tuple[tuple[int, ...], ...]
+
+    def state_bytes(self, batch: int) -> int:
+        """Bytes of the state of `batch` images, including the position."""
+        carried = [buffer for buffer in self.buffers if buffer.kind == Kind.STATE]
+        return batch * sum(buffer.width * buffer.dtype.itemsize for buffer in carried) + torch.int64.itemsize
+
+
+@dataclass(frozen=True)
+class MixInputs:
+    """The sizes of an attention and where its inputs are: the columns of q, k, v and extra in buffer `projected`."""
+
+    builder: "Builder"
+    projected: int
+    output: int
+    columns: tuple[int, int, int, int]
+
+    def emit(
+        self,
+        name: str,
+        sizes: tuple[int, int, int],
+        buffers: Iterable[int],
+        integers: Iterable[int] = (),
+        reals: Sequence[float] = (),
+    ) -> None:
+        """Emit operation `mix.<name>` for `sizes` (H, K, V) with the mechanism's own buffers and constants."""
+        buffers, integers = (self.projected, self.output, *buffers), (*sizes, *self.columns, *integers)
+        self.builder.emit(f"mix.{name}", buffers, integers, reals)
+
+
+@dataclass
+class Builder:
+    """Collects the buffers and operations of a program.
+
+    `x` is the buffer of the residual stream. A branch that was not added to `x` yet is `pending`: the next norm adds it.
+    """
+
+    dtype: torch.dtype
+    width: int
+    window: int = 1
+    buffers: list[Buffer] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
+    pending: int = -1
+
+    def __post_init__(self) -> None:
+        self._named: dict[str, int] = {}
+        self.x = self.scratch("x", self.width)
+
+    def _append(self, buffer: Buffer) -> int:
+        self.buffers.append(buffer)
+        return len(self.buffers) - 1
+
+    def shared(self, tensor: Tensor) -> int:
+        """A buffer with the numbers of `tensor`; floating-point numbers become float32."""
+        tensor = tensor.detach()
+        tensor = (tensor.float() if tensor.is_floating_point() else tensor).contiguous()
+        return self._append(Buffer(Kind.SHARED, tensor.numel(), tensor.dtype, tensor))
+
+    def state(self, width: int, initial: float = 0.0, dtype: torch.dtype = torch.float32) -> int:
+        """A state of `width` numbers for each image. The states of a layer are numbered in the order of these calls."""
+        return self._append(Buffer(Kind.STATE, width, dtype, initial=initial))
+
+    def scratch(self, name: str, width: int, dtype: torch.dtype = torch.float32) -> int:
+        """Scratch memory of at least `width` numbers for each row; calls with the same name share memory."""
+        if name not in self._named:
+            self._named[name] = self._append(Buffer(Kind.SCRATCH, 0, dtype))
+        index = self._named[name]
+        self.buffers[index] = replace(self.buffers[index], width=max(width, self.buffers[index].width))
+        return index
+
+    def emit(
+        self, name: str, buffers: Iterable[int], integers: Iterable[int] = (), reals: Sequence[float] = ()
+    ) -> None:
+        """Append an operation."""
+        self.operations.append(Operation(name, tuple(buffers), tuple(integers), tuple(reals)))
+
+    def project(self, linear: nn.Linear, source: int, name: str, activation: str = "none") -> int:
+        """The activation of `linear` applied to buffer `source`, as scratch memory called `name`."""
+        return self.project_by(linear.weight, linear.bias, source, name, activation)
+
+    def project_by(self, weight: Tensor, bias: Tensor, source: int, name: str, activation: str = "none") -> int:
+        """The same for `weight` [rows, columns] and `bias` [rows]."""
+        rows, columns = weight.shape
+        missing = -rows % TILE_ROWS
+        half = self.dtype == torch.bfloat16
+        output = self.scratch(name, rows + missing)
+        matrix = self._append(Buffer(Kind.WEIGHTS, weight.numel(), self.dtype, weight.detach()))
+        buffers = [source, output, matrix, self.shared(functional.pad(bias, (0, missing)))]
+        if half:
+            buffers.append(self.scratch("rounded", columns + columns % 2, torch.bfloat16))
+        self.emit("project", buffers, (columns, rows, ACTIVATIONS[activation], int(half)))
+        return output
+
+    def norm(self, norm: nn.LayerNorm, pre: bool = True) -> int:
+        """Emit LayerNorm of x plus the pending branch; the sum becomes x (`pre`), or else the result becomes x."""
+        output = self.scratch("normed", self.width) if pre else self.x
+        buffers = (self.x, self.pending, output, self.shared(norm.weight), self.shared(norm.bias))
+        self.emit("join", buffers, (self.width,))
+        self.pending = -1
+        return output
+
+    def add_branch(self, norm: nn.LayerNorm, pre: bool, branch: Callable[[int], int]) -> None:
+        """What `Block.add_branch` computes: `branch` maps the buffer of its input to the buffer of its output."""
+        self.pending = branch(self.norm(norm) if pre else self.x)
+        if not pre:
+            self.norm(norm, pre=False)
+
+    def add(self, source: int) -> None:
+        """Add the first `width` columns of a buffer to x."""
+        self.emit("add", (self.x, source), (self.width,))

@@ -1,0 +1,151 @@
+"""Programs in the memory of the `native` engine: structures, packed weights, and the states of a batch."""
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from linformer_cli.native import compiler
+from linformer_cli.native.constants import BUFFERS, INTEGERS, LANES, REALS, TILE_ROWS
+from linformer_cli.native.program import Kind, Program
+
+SOURCE = Path(compiler.__file__).with_name("engine.cpp")
+_SIZE, _POINTER = ctypes.c_int64, ctypes.c_void_p
+_SIGNATURES = {
+    "lintx_step": (_POINTER, _SIZE),
+    "lintx_draw": (_POINTER, _SIZE, _POINTER, _SIZE, *[_POINTER] * 2),
+    "lintx_look_ahead": (*[_POINTER] * 2, _SIZE),
+}
+
+
+class _Structure(ctypes.Structure):
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self)
+
+
+class Buffer(_Structure):
+    """`Buffer` of program.h."""
+
+    _fields_ = [("data", _POINTER), ("stride", _SIZE), ("kind", _SIZE)]
+
+
+class Operation(_Structure):
+    """`Operation` of program.h."""
+
+    _fields_ = [
+        *(("code", _SIZE), ("buffer", _SIZE * BUFFERS), ("integer", _SIZE * INTEGERS)),
+        ("real", ctypes.c_double * REALS),
+    ]
+
+
+class BoundProgram(_Structure):
+    """`Program` of program.h."""
+
+    _fields_ = [
+        *((name, _SIZE) for name in ("batch", "window", "shares", "count")),
+        *((name, _POINTER) for name in ("buffers", "operations")),
+    ]
+
+
+class Head(_Structure):
+    """`Head` of drawing.h."""
+
+    _fields_ = [("levels", _SIZE), ("mixtures", _SIZE), ("lowest", ctypes.c_double), ("highest", ctypes.c_double)]
+
+
+class Drawing(_Structure):
+    """`Drawing` of drawing.h."""
+
+    _fields_ = [
+        ("head", Head),
+        *((name, _SIZE) for name in ("ring", "reach", "output", "row")),
+        *((name, _POINTER) for name in ("uniforms", "values")),
+        *((name, _SIZE) for name in ("count", "known", "guessed", "first", "rows", "passes")),
+    ]
+
+
+def load_kernels() -> ctypes.CDLL:
+    """The functions of engine.cpp; raises `NoCompiler` if they are not available."""
+    for name, signature in _SIGNATURES.items():
+        compiler.load_function(SOURCE, name, *signature)
+    library = compiler.load_library(SOURCE)
+    library.lintx_find_operation.restype = _SIZE
+    sizes = (_SIZE * 5)()
+    library.lintx_sizes(sizes)
+    structures = (Buffer, Operation, BoundProgram, Head, Drawing)
+    assert list(sizes) == [ctypes.sizeof(structure) for structure in structures], "program.h differs from this module"
+    return library
+
+
+class Memory:
+    """A program with memory for `batch` images, whose rows are divided among `shares` threads.
+
+    The memory of the states comes and goes with `start` and `release`.
+    """
+
+    def __init__(self, program: Program, batch: int, shares: int) -> None:
+        self.program, self.batch = program, batch
+        rows = max(batch, program.window)
+        self.tensors = [
+            pack(buffer.tensor, buffer.dtype) if buffer.kind == Kind.WEIGHTS and buffer.tensor is not None
+            # New scratch memory is 0; a product reads whole words, of which the end is never written.
+            else torch.zeros(rows, buffer.width, dtype=buffer.dtype) if buffer.kind == Kind.SCRATCH
+            else torch.empty(0) if buffer.tensor is None
+            else buffer.tensor
+            for buffer in program.buffers
+        ]  # fmt: skip
+        kernels = load_kernels()
+        self._buffers = (Buffer * len(program.buffers))()
+        for bound, buffer, tensor in zip(self._buffers, program.buffers, self.tensors, strict=True):
+            kind = Kind.SHARED if buffer.kind == Kind.WEIGHTS else buffer.kind
+            stride = 0 if kind == Kind.SHARED else buffer.width * buffer.dtype.itemsize
+            bound.data, bound.stride, bound.kind = tensor.data_ptr(), stride, kind
+        self._operations = (Operation * len(program.operations))()
+        for bound, operation in zip(self._operations, program.operations, strict=True):
+            bound.code = kernels.lintx_find_operation(operation.name.encode())
+            assert bound.code >= 0, f"engine.cpp has no operation {operation.name}"
+            bound.buffer[: len(operation.buffers)] = operation.buffers
+            bound.integer[: len(operation.integers)] = operation.integers
+            bound.real[: len(operation.reals)] = operation.reals
+        parts = (ctypes.addressof(self._buffers), ctypes.addressof(self._operations))
+        self._bound = BoundProgram(batch, program.window, shares, len(program.operations), *parts)
+
+    @property
+    def address(self) -> int:
+        """The address of the program for engine.cpp."""
+        return self._bound.address
+
+    def start(self) -> None:
+        """Give every state its initial value."""
+        for index, buffer in enumerate(self.program.buffers):
+            if buffer.kind == Kind.STATE:
+                if not len(self.tensors[index]):
+                    self.tensors[index] = torch.empty(self.batch, buffer.width, dtype=buffer.dtype)
+                    self._buffers[index].data = self.tensors[index].data_ptr()
+                self.tensors[index].fill_(buffer.initial)
+
+    def release(self) -> None:
+        """Free the states."""
+        for index, buffer in enumerate(self.program.buffers):
+            if buffer.kind == Kind.STATE:
+                self.tensors[index] = torch.empty(0)
+
+    def set_layer(self, layer: int, states: Sequence[Tensor]) -> None:
+        """Copy tensors [B, ...] to the states of a layer."""
+        for index, state in zip(self.program.states[layer], states, strict=True):
+            self.tensors[index].copy_(state.reshape(self.batch, -1))
+
+
+def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Weights [rows, columns] in the layout of `project`: [rows / 16, columns in words, 16] words of 32 bits.
+
+    A word is one float or two bfloat16 numbers. Zeros fill incomplete words and tiles.
+    """
+    missing_columns, missing_rows = -weight.shape[1] % (4 // dtype.itemsize), -len(weight) % TILE_ROWS
+    rounded = functional.pad(weight.to(dtype), (0, missing_columns, 0, missing_rows))
+    panels: Tensor = rounded.contiguous().view(torch.int32).unflatten(0, (-1, LANES))
+    return panels.transpose(1, 2).contiguous()
