@@ -59,5 +59,7 @@ class SoftmaxAttention(CachedAttention):
 
     def emit(self, inputs: MixInputs) -> None:
         shape, capacity = self.shape, self.shape.positions
-        states = [inputs.builder.state(shape.heads * capacity * width) for width in (shape.key_width, shape.value_width)]
+        states = [
+            inputs.builder.state(shape.heads * capacity * width) for width in (shape.key_width, shape.value_width)
+        ]
         inputs.emit("softmax", shape.heads_and_widths, states, (capacity,))

@@ -64,7 +64,6 @@ class AttentionLayer(nn.Module):
         y_t, state = self.inner.step(q_t, k_t, v_t, state, extra_t)
         return self.output(y_t.flatten(1)), state
 
-
     def emit(self, builder: Builder, source: int, name: str) -> int:
         """Emit a step from the input in buffer `source`; the projected input has the scratch memory called `name`."""
         rows, heads = self.input_rows, self.heads
@@ -197,9 +196,7 @@ class TransformerBlock(InnerBlock):
         return self.add_branches(x_t, lambda x_t: self.attention.step(x_t, state))
 
     def emit(self, builder: Builder, name: str) -> None:
-        builder.add_branch(
-            self.attention_norm, self.pre, lambda x: self.attention.emit(builder, x, f"projected{name}")
-        )
+        builder.add_branch(self.attention_norm, self.pre, lambda x: self.attention.emit(builder, x, f"projected{name}"))
         builder.add_branch(self.feed_forward_norm, self.pre, lambda x: self.feed_forward.emit(builder, x))
 
     def branch_ends(self) -> Sequence[nn.Linear]:

@@ -197,9 +197,7 @@ class PixelEmbedding(nn.Module):
         table = builder.shared(functional.pad(self.values, (0, width - self.values.shape[1])))
         places = builder.shared(functional.pad(place, (width - place.shape[1], 0)))
         classes = -1 if self.classes is None else builder.shared(self.classes.weight)
-        builder.emit(
-            "embed", (builder.x, recent, own, table, places, label, classes), (width, self.slots, self.levels)
-        )
+        builder.emit("embed", (builder.x, recent, own, table, places, label, classes), (width, self.slots, self.levels))
         if self.surroundings is not None:
             count = self.bounds[1] - self.bounds[0]
             numbers = builder.scratch("numbers", 2 * count)

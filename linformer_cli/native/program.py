@@ -1,4 +1,4 @@
-"""The recurrent step of a model as data: buffers, and operations on them, which an engine runs without knowing the model.
+"""The recurrent step of a model as data: buffers, and operations on them. An engine runs it without knowing the model.
 
 `model/program.py` writes the program of a model: every block and attention emits its own operations with a `Builder`.
 The operations are implemented in `ops/`. A program has these buffers:
@@ -108,7 +108,7 @@ class MixInputs:
 class Builder:
     """Collects the buffers and operations of a program.
 
-    `x` is the buffer of the residual stream. A branch that was not added to `x` yet is `pending`: the next norm adds it.
+    `x` is the buffer of the residual stream. The next norm adds the branch that is `pending` to it.
     """
 
     dtype: torch.dtype

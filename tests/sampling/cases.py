@@ -39,7 +39,6 @@ CHANGES: dict[str, dict[str, Any]] = {
         "image": ImageShape(height=5, width=4, channels=3, levels=256),
     },
     "many columns": {"width": 276, "norm": "post"},
-    "softmax": {"attention": "softmax"},
 }
 
 

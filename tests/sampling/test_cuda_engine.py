@@ -25,6 +25,7 @@ from linformer_cli.native.compiler import textbook_only
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.engines import TextbookEngine, choose_engine
 from linformer_cli.sampling.engines.cuda import CudaEngine, Graphs
+from linformer_cli.sampling.engines.native import NativeEngine
 
 FLOAT32, BFLOAT16 = 1e-5, 0.05
 every_change = pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
@@ -280,6 +281,7 @@ def test_a_restarted_engine_reuses_its_memory(build_tiny_model, monkeypatch, tri
 
 def test_auto_chooses_no_engine_that_has_never_run(build_tiny_model, monkeypatch) -> None:
     monkeypatch.setattr(CudaEngine, "refusal", lambda model: None)
+    monkeypatch.setattr(NativeEngine, "refusal", lambda model: "not here")
     model = build_tiny_model(attention="softmax")
     choice = choose_engine("auto", model)
     assert choice.value == "textbook" and "--engine cuda selects it" in choice.reason

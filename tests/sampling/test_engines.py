@@ -21,8 +21,7 @@ from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.complete import complete_values
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import ENGINES, EngineCache, TextbookEngine, build_engine, choose_engine
-from linformer_cli.sampling.engines.native import NativeEngine
-from linformer_cli.sampling.engines.native import FEW
+from linformer_cli.sampling.engines.native import FEW, NativeEngine
 
 FLOAT32, BFLOAT16 = 1e-5, 0.05
 needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="the native engine needs a C++ compiler")

@@ -14,7 +14,7 @@ from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.model.program import compile_step
 from linformer_cli.native.compiler import NoCompiler
 from linformer_cli.native.constants import MOST_LEVELS
-from linformer_cli.native.program import NoProgram
+from linformer_cli.native.program import Kind, NoProgram
 from linformer_cli.sampling.choose import Filters, UniformStreams
 
 from .base import DAMAGED, Engine
@@ -85,6 +85,11 @@ class NativeEngine(Engine):
     @property
     def state_bytes(self) -> int:
         return self.program.state_bytes(self.batch)
+
+    @property
+    def states(self) -> list[Tensor]:
+        """The memory of every state, each [B, width]."""
+        return [self._memory.tensors[n] for n, buffer in enumerate(self.program.buffers) if buffer.kind == Kind.STATE]
 
     @property
     def _recent(self) -> Tensor:

@@ -1,0 +1,130 @@
+"""The native engine computes the step of every mechanism, from any state, in any batch, and looking ahead."""
+
+import importlib
+from collections.abc import Callable
+
+import pytest
+import torch
+from machine import HAS_COMPILER
+from sampling.cases import draw_tokens
+from tolerances import assert_agree
+
+from linformer_cli.attention.base import fork_state
+from linformer_cli.attention.catalogue import CATALOGUE
+from linformer_cli.config import ImageShape
+from linformer_cli.model.mixers import BASELINES
+from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.sampling.choose import Filters, UniformStreams
+from linformer_cli.sampling.engines import TextbookEngine
+from linformer_cli.sampling.engines.native import NativeEngine
+
+pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="the native engine needs a C++ compiler")
+
+TOLERANCE = 1e-4
+# The options of every contract case of every mechanism, and the baselines with their default options.
+VARIANTS = {
+    key: (case.attention, {option: value for option, value in case.options.items() if value is not None})
+    for name in CATALOGUE
+    for key, case in importlib.import_module(f"attention.cases.{name}").CASES.items()
+} | {name: (name, {}) for name in BASELINES}
+every_variant = pytest.mark.parametrize("variant", VARIANTS)
+
+
+@pytest.fixture
+def build(build_tiny_model: Callable[..., PixelModel]) -> Callable[..., PixelModel]:
+    """A tiny model of a variant with an image of 60 positions in rows of 10, and with parameters that all differ."""
+
+    def build_variant(variant: str, **changes: object) -> PixelModel:
+        attention, options = VARIANTS[variant]
+        image = ImageShape(height=6, width=10, levels=16)
+        model = build_tiny_model(attention=attention, attention_options=options, image=image, **changes)
+        generator = torch.Generator().manual_seed(12)
+        with torch.no_grad():
+            for block in model.blocks:
+                for parameter in block.parameters():
+                    if parameter.dim() == 1:
+                        parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+        reason = NativeEngine.refusal(model)
+        if reason is not None:
+            pytest.skip(reason)
+        return model
+
+    return build_variant
+
+
+@every_variant
+@pytest.mark.parametrize("known", [0, 1, 29])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_steps_match_the_textbook(build, variant: str, known: int, batch: int) -> None:
+    """From the start of an image, and after a prefix that was read in parallel."""
+    model = build(variant)
+    tokens = draw_tokens(model, batch)
+    with torch.no_grad():
+        state = model.attend(tokens[:1, :known])[1] if known else None
+    engines = [
+        kind(model, batch, None if state is None else fork_state(state, batch), look_ahead=False)
+        for kind in (NativeEngine, TextbookEngine)
+    ]
+    for token in tokens[:, known:].unbind(dim=1):
+        native, textbook = (engine.step(token) for engine in engines)
+        assert_agree(native, textbook, TOLERANCE)
+
+
+@every_variant
+def test_looking_ahead_draws_the_same_image(build, variant: str) -> None:
+    model = build(variant)
+    with torch.no_grad():
+        model.head.projection.weight *= 6  # so confident that many guesses are right, but not all
+    passes = 0
+    for index in range(3):
+        values = []
+        for look_ahead in (True, False):
+            engine = NativeEngine(model, 1, look_ahead=look_ahead)
+            parameters = engine.step(model.start_tokens(1)).clone()
+            values.append(engine.draw_values(parameters, UniformStreams(3, [index]), Filters(), 60))
+            passes += engine.look_aheads
+        assert torch.equal(*values)
+        assert len(torch.unique(values[0])) > 1
+    assert 0 < passes < 3 * 59, "some guesses are right"
+
+
+@every_variant
+def test_images_do_not_depend_on_the_batch_bit_for_bit(build, variant: str, monkeypatch) -> None:
+    model = build(variant)
+    tokens, outputs = draw_tokens(model, 7), []
+    for batch, threads in ((7, 1), (7, 3), (1, 1)):  # three threads divide seven images
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        native = NativeEngine(model, batch)
+        outputs.append(torch.stack([native.step(token).clone() for token in tokens[:batch].unbind(dim=1)], dim=1))
+    for output in outputs[1:]:
+        assert torch.equal(output, outputs[0][: len(output)])
+
+
+@every_variant
+def test_states_begin_and_end_with_the_batch(build, variant: str) -> None:
+    """A started engine does not remember its last images, and its state has the bytes that the program says."""
+    model = build(variant)
+    native = NativeEngine(model, 2)
+    tokens = draw_tokens(model, 2)
+    first = [native.step(token).clone() for token in tokens.unbind(dim=1)]
+    native.release()
+    native.start()
+    for token, expected in zip(tokens.unbind(dim=1), first, strict=True):
+        assert torch.equal(native.step(token), expected)
+    assert native.state_bytes == sum(state.nbytes for state in native.states) + torch.int64.itemsize
+    # Rounded up, since an engine may keep a copy in another order.
+    assert native.state_bytes <= 1.05 * model.state_bytes(2)
+
+
+@every_variant
+def test_nan_stays_nan(build, variant: str) -> None:
+    """A damaged model must not draw values."""
+    model = build(variant)
+    with torch.no_grad():
+        for parameter in model.blocks[0].parameters():
+            parameter.fill_(torch.nan)
+    for batch in (1, 7):
+        native = NativeEngine(model, batch)
+        for token in draw_tokens(model, batch)[:, :3].unbind(dim=1):
+            output = native.step(token)
+        assert bool(torch.isnan(output).any(dim=1).all())
