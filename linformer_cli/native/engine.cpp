@@ -42,13 +42,12 @@ void run(const Pass& pass) {
 // A few images form one pass, and all threads share each of its operations. Many images are divided: each thread takes
 // its own images through the whole program, without waiting, and keeps its intermediate results in its own cache.
 void step(const Program& program, int64_t position) {
-    if (program.shares == 1) return run(Pass{program, position, 0, program.batch, STEP, true});
-    const int64_t share = (program.batch + program.shares - 1) / program.shares;
-#pragma omp parallel for schedule(static)
-    for (int64_t first = 0; first < program.batch; first += share) {
-        const int64_t rows = program.batch - first < share ? program.batch - first : share;
-        run(Pass{program, position, first, rows, STEP, false});
-    }
+    if (!program.divided) return run(Pass{program, position, 0, program.batch, STEP, true});
+    const int64_t share = (program.batch + program.threads - 1) / program.threads;
+    spread(program.threads, program.threads, [&](int64_t thread) {
+        const int64_t first = thread * share, left = program.batch - first, rows = left < share ? left : share;
+        if (rows > 0) run(Pass{program, position, first, rows, STEP, false});
+    });
 }
 
 // Draws the next values of one image. All positions of a window are computed as if the guesses were right. Given its

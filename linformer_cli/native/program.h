@@ -27,7 +27,8 @@ struct Operation {
 struct Program {
     int64_t batch;
     int64_t window;  // the most positions of a single image in one pass
-    int64_t shares;  // the number of threads that divide the images; see `step`
+    int64_t threads;
+    int64_t divided;  // whether the threads divide the images; see `step`
     int64_t count;
     const Buffer* buffers;
     const Operation* operations;
@@ -37,14 +38,14 @@ struct Program {
 // repeats the first of these positions and keeps the state.
 enum Mode { STEP, TRY, COMMIT };
 
-// Calls `body` for every index below `count`, optionally divided among threads.
+// Calls `body` for every index below `count`, divided among threads.
 template <class Body>
-inline void spread(bool among_threads, int64_t count, Body body) {
-    if (!among_threads) {
+inline void spread(int64_t threads, int64_t count, Body body) {
+    if (threads == 1 || count == 1) {
         for (int64_t index = 0; index < count; index++) body(index);
         return;
     }
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) num_threads(static_cast<int>(threads))
     for (int64_t index = 0; index < count; index++) body(index);
 }
 
@@ -74,7 +75,7 @@ struct Pass {
     // Calls `body` for every index below `count`; all threads share it if there is enough `work`, in multiply-adds.
     template <class Body>
     void for_each(int64_t count, int64_t work, Body body) const {
-        spread(together && count > 1 && work > 65536, count, body);
+        spread(together && work > 65536 ? program.threads : 1, count, body);
     }
 };
 

@@ -21,7 +21,8 @@ from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.complete import complete_values
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import ENGINES, EngineCache, TextbookEngine, build_engine, choose_engine
-from linformer_cli.sampling.engines.native import FEW, NativeEngine
+from linformer_cli.sampling.engines.native import NativeEngine
+from linformer_cli.sampling.engines.native_memory import FEW
 
 FLOAT32, BFLOAT16 = 1e-5, 0.05
 needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="the native engine needs a C++ compiler")
@@ -51,21 +52,15 @@ def build_tiny_model(build_tiny_model: Callable[..., PixelModel]) -> Callable[..
     return build
 
 
-@pytest.fixture
-def use_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Divide the images as if there were this many threads."""
-    return lambda threads: monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-
-
 @needs_compiler
 @every_change
 @every_batch
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, FLOAT32), (torch.bfloat16, BFLOAT16)])
-def test_native_steps_match_the_model(build_tiny_model, use_threads, changes, batch, threads, dtype, tolerance) -> None:
-    use_threads(threads)
+def test_native_steps_match_the_model(build_tiny_model, changes, batch, threads, dtype, tolerance) -> None:
     reference = build_tiny_model(**changes).to(dtype).float()  # the same rounded weights
     textbook = TextbookEngine(reference, batch)
     native = NativeEngine(build_tiny_model(**changes).to(dtype), batch)
+    native.use_threads(threads)
     for token in draw_tokens(reference, batch).unbind(dim=1):
         assert_agree(native.step(token).float(), textbook.step(token), tolerance)
 
@@ -99,8 +94,7 @@ def test_native_divides_by_the_smallest_floats(build_tiny_model) -> None:
 @needs_compiler
 @every_batch
 @pytest.mark.parametrize("known", [1, 9, 23, 40])
-def test_native_continues_from_a_state_of_attend(build_tiny_model, use_threads, batch, threads, known) -> None:
-    use_threads(threads)
+def test_native_continues_from_a_state_of_attend(build_tiny_model, batch, threads, known) -> None:
     model = build_tiny_model(classes=3)
     tokens = draw_tokens(model, batch)
     with torch.no_grad():
@@ -108,6 +102,7 @@ def test_native_continues_from_a_state_of_attend(build_tiny_model, use_threads, 
         _, state = model.attend(tokens[:1, :known])
     forked = fork_state(state, batch)
     native = NativeEngine(model, batch, forked)
+    native.use_threads(threads)
     textbook = TextbookEngine(model, batch, fork_state(state, batch))
     for token in tokens[:, known:].unbind(dim=1):
         assert_agree(native.step(token), textbook.step(token), FLOAT32)
@@ -182,13 +177,13 @@ def test_engines_draw_the_same_images(build_tiny_model, changes) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_native_images_are_independent_bit_for_bit(build_tiny_model, use_threads, dtype) -> None:
+def test_native_images_are_independent_bit_for_bit(build_tiny_model, dtype) -> None:
     model = build_tiny_model(width=24, layers=3).to(dtype)
     tokens = draw_tokens(model, 23)
     outputs = []
     for batch, threads in ((23, 1), (23, 3), (7, 1), (2, 1), (1, 1)):
-        use_threads(threads)
         native = NativeEngine(model, batch)
+        native.use_threads(threads)
         outputs.append(torch.stack([native.step(token).clone() for token in tokens[:batch].unbind(dim=1)], dim=1))
     for output in outputs[1:]:
         assert torch.equal(output, outputs[0][: len(output)])
@@ -200,14 +195,11 @@ def test_threads_do_not_interfere(build_tiny_model, batch) -> None:
     """With real threads, on products large enough to be divided."""
     model = build_tiny_model(width=128, heads=4, head_width=32, feed_forward=512)
     tokens = draw_tokens(model, batch)
-    outputs, before = [], torch.get_num_threads()
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            native = NativeEngine(model, batch)
-            outputs.append([native.step(token).clone() for token in tokens.unbind(dim=1)])
-    finally:
-        torch.set_num_threads(before)
+    outputs = []
+    for threads in (1, 2):
+        native = NativeEngine(model, batch)
+        native.use_threads(threads)
+        outputs.append([native.step(token).clone() for token in tokens.unbind(dim=1)])
     assert all(torch.equal(one, two) for one, two in zip(*outputs, strict=True))
 
 

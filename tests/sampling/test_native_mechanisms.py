@@ -89,12 +89,12 @@ def test_looking_ahead_draws_the_same_image(build, variant: str) -> None:
 
 
 @every_variant
-def test_images_do_not_depend_on_the_batch_bit_for_bit(build, variant: str, monkeypatch) -> None:
+def test_images_do_not_depend_on_the_batch_bit_for_bit(build, variant: str) -> None:
     model = build(variant)
     tokens, outputs = draw_tokens(model, 7), []
     for batch, threads in ((7, 1), (7, 3), (1, 1)):  # three threads divide seven images
-        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         native = NativeEngine(model, batch)
+        native.use_threads(threads)
         outputs.append(torch.stack([native.step(token).clone() for token in tokens[:batch].unbind(dim=1)], dim=1))
     for output in outputs[1:]:
         assert torch.equal(output, outputs[0][: len(output)])

@@ -13,6 +13,9 @@ from linformer_cli.native.constants import BUFFERS, INTEGERS, LANES, REALS, TILE
 from linformer_cli.native.program import Kind, Program
 
 SOURCE = Path(compiler.__file__).with_name("engine.cpp")
+# Up to this many images per thread, all threads share every product: a thread with its own few images would read all
+# weights for little work. With more images, each thread takes its share of them through all layers.
+FEW = 2
 _SIZE, _POINTER = ctypes.c_int64, ctypes.c_void_p
 _SIGNATURES = {
     "lintx_step": (_POINTER, _SIZE),
@@ -46,7 +49,7 @@ class BoundProgram(_Structure):
     """`Program` of program.h."""
 
     _fields_ = [
-        *((name, _SIZE) for name in ("batch", "window", "shares", "count")),
+        *((name, _SIZE) for name in ("batch", "window", "threads", "divided", "count")),
         *((name, _POINTER) for name in ("buffers", "operations")),
     ]
 
@@ -82,12 +85,9 @@ def load_kernels() -> ctypes.CDLL:
 
 
 class Memory:
-    """A program with memory for `batch` images, whose rows are divided among `shares` threads.
+    """A program with memory for `batch` images. The memory of the states comes and goes with `start` and `release`."""
 
-    The memory of the states comes and goes with `start` and `release`.
-    """
-
-    def __init__(self, program: Program, batch: int, shares: int) -> None:
+    def __init__(self, program: Program, batch: int) -> None:
         self.program, self.batch = program, batch
         rows = max(batch, program.window)
         self.tensors = [
@@ -112,12 +112,16 @@ class Memory:
             bound.integer[: len(operation.integers)] = operation.integers
             bound.real[: len(operation.reals)] = operation.reals
         parts = (ctypes.addressof(self._buffers), ctypes.addressof(self._operations))
-        self._bound = BoundProgram(batch, program.window, shares, len(program.operations), *parts)
+        self._bound = BoundProgram(batch, program.window, 1, 0, len(program.operations), *parts)
 
     @property
     def address(self) -> int:
         """The address of the program for engine.cpp."""
         return self._bound.address
+
+    def use_threads(self, threads: int) -> None:
+        """Let `threads` threads work on every pass."""
+        self._bound.threads, self._bound.divided = threads, self.batch > FEW * threads > FEW
 
     def start(self) -> None:
         """Give every state its initial value."""
