@@ -172,7 +172,7 @@ class TrainConfig(Config):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="Seed of weights, order and dropout.")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:INDEX or mps.")
     precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="bf16 uses autocast; auto selects it on hardware that multiplies bf16."
+        "auto", description="bf16 uses autocast; auto selects the faster of fp32 and bf16."
     )
     log_every: Count = Field(20, description="Steps between rows of metrics.csv.")
     evaluate_every: Count = Field(500, description="Steps between validations.")

@@ -12,7 +12,7 @@ from .output import talk, write_plot
 
 TrainingPrecision = Annotated[
     options.PrecisionName,
-    typer.Option("--precision", help="Precision of matrix products; auto is bf16 if the hardware multiplies it."),
+    typer.Option("--precision", help="Precision of matrix products; auto is the faster of fp32 and bf16."),
 ]
 TrainingPresets = Annotated[
     str, typer.Option("--preset", help="Comma-separated networks: mnist-paper, cifar10-paper, ...", metavar="LIST")
@@ -73,10 +73,11 @@ def train(
     engines = options.parse_engines(engine, ENGINES)
     trained = read_trained_runs(runs or [])
     place = choose_device(device).value
-    kind = choose_precision(precision.value, place, "training")
+    networks = [preset_network(name.strip()) for name in presets.split(",")]
+    network = networks[0][1]
+    kind = choose_precision(precision.value, place, "training", network.width, network.feed_forward)
     textbook = "; textbook fp32" if TEXTBOOK in engines and kind.value != "fp32" else ""
     talk(f"device {place}, precision {kind.value} ({kind.reason}){textbook}")
-    networks = [preset_network(name.strip()) for name in presets.split(",")]
     variants = options.choose_variants(names or options.PRESET_VARIANTS, True)
     models = build_models(variants, networks, place, "fp32")
     settings = TrainingSettings(batches, kind.value, repeats, engines, seconds, trained)

@@ -179,7 +179,8 @@ def _build_trainer(
     from linformer_cli.training.loop import Trainer
 
     device = team.choose_device(settings.train.device)
-    precision = choose_precision(settings.train.precision, device.value, "training")
+    sizes = settings.model.width, settings.model.feed_forward
+    precision = choose_precision(settings.train.precision, device.value, "training", *sizes)
     talk(f"device {device.value} ({device.reason}), precision {precision.value} ({precision.reason})")
     trainer = Trainer(settings, folder, images, device.value, precision.value, team)
     if team.count > 1:

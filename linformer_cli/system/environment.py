@@ -8,7 +8,7 @@ from typing import Any
 
 from linformer_cli import __version__
 
-from .device import choose_precision
+from .device import multiplies_bf16
 
 
 def describe_environment() -> dict[str, Any]:
@@ -26,7 +26,7 @@ def describe_environment() -> dict[str, Any]:
         "processor": processor_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "cpu_bf16": choose_precision("auto", "cpu", "training").value == "bf16",
+        "cpu_bf16": multiplies_bf16(),
         "cuda": torch.version.cuda,
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "mps": torch.backends.mps.is_available(),

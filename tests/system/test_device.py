@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from linformer_cli.errors import UsageError
+from linformer_cli.system import device
 from linformer_cli.system.device import choose_device, choose_precision, torch_dtype
 
 
@@ -54,17 +55,23 @@ def test_a_precision_that_was_asked_for_is_taken() -> None:
 
 
 def test_auto_samples_in_fp32_everywhere(monkeypatch) -> None:
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True, raising=False)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
-    for device in ("cpu", "cuda", "mps"):
-        assert choose_precision("auto", device, "sampling").value == "fp32"
+    for place in ("cpu", "cuda", "mps"):
+        assert choose_precision("auto", place, "sampling").value == "fp32"
+
+
+@pytest.mark.parametrize(("gain", "chosen"), [(4.0, "bf16"), (1.04, "fp32"), (0.5, "fp32")])
+def test_auto_trains_on_a_cpu_in_the_faster_format(monkeypatch, gain, chosen) -> None:
+    asked = []
+    monkeypatch.setattr(device, "measure_bf16_gain", lambda *sizes: asked.append(sizes) or gain)
+    choice = choose_precision("auto", "cpu", "training", 64, 96)
+    assert (choice.value, choice.reason) == (chosen, f"bf16 is {gain:.2g} times as fast as fp32 here")
+    assert asked == [(64, 96)]
 
 
 @pytest.mark.parametrize(("supported", "chosen"), [(True, "bf16"), (False, "fp32")])
-def test_auto_trains_in_bf16_where_the_hardware_multiplies_it(monkeypatch, supported, chosen) -> None:
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported, raising=False)
+def test_auto_trains_on_a_gpu_in_bf16_if_it_multiplies_bf16(monkeypatch, supported, chosen) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: supported)
-    assert choose_precision("auto", "cpu", "training").value == chosen
     assert choose_precision("auto", "cuda:1", "training").value == chosen
     assert choose_precision("auto", "mps", "training").value == "fp32"
 
