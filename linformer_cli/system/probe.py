@@ -33,10 +33,11 @@ def measure_bf16_gain(width: int, feed_forward: int) -> float:
     try:
         with torch.enable_grad():
             train(True), train(False)  # prepares the kernels
-            began, rounds = time.perf_counter(), []
+            began = time.perf_counter()
+            rounds: list[tuple[float, float]] = []
             while not rounds or time.perf_counter() - began < _SECONDS:
                 rounds.append((train(False), train(True)))
     finally:
         torch.set_num_threads(threads)
     float32, bf16 = (min(times) for times in zip(*rounds, strict=True))
-    return float32 / bf16
+    return float(float32 / bf16)
