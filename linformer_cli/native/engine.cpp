@@ -6,6 +6,7 @@
 #include "drawing.h"
 #include "ops/join.h"
 #include "ops/look_up.h"
+#include "ops/lstm.h"
 #include "ops/mix_linear.h"
 #include "ops/mix_softmax.h"
 #include "ops/project.h"
@@ -27,6 +28,7 @@ const Entry ENTRIES[] = {
     {"join", join, false},
     {"add", add, false},
     {"gate", gate, false},
+    {"lstm", lstm, true},
     {"mix.linear", mix_linear, true},
     {"mix.softmax", mix_softmax, true},
 };

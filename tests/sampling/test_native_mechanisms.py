@@ -27,6 +27,8 @@ VARIANTS = {
     for name in CATALOGUE
     for key, case in importlib.import_module(f"attention.cases.{name}").CASES.items()
 } | {name: (name, {}) for name in BASELINES}
+# Variants whose step needs the output of the step before: the engine draws their values one by one.
+WITHOUT_LOOKING_AHEAD = ("lstm",)
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
 
 
@@ -85,7 +87,10 @@ def test_looking_ahead_draws_the_same_image(build, variant: str) -> None:
             passes += engine.look_aheads
         assert torch.equal(*values)
         assert len(torch.unique(values[0])) > 1
-    assert 0 < passes < 3 * 59, "some guesses are right"
+    if variant in WITHOUT_LOOKING_AHEAD:
+        assert passes == 0
+    else:
+        assert 0 < passes < 3 * 59, "some guesses are right"
 
 
 @every_variant
