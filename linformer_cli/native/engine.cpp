@@ -7,6 +7,7 @@
 #include "ops/join.h"
 #include "ops/look_up.h"
 #include "ops/lstm.h"
+#include "ops/mix_flash.h"
 #include "ops/mix_gau.h"
 #include "ops/mix_linear.h"
 #include "ops/mix_softmax.h"
@@ -30,6 +31,7 @@ const Entry ENTRIES[] = {
     {"add", add, false},
     {"gate", gate, false},
     {"lstm", lstm, true},
+    {"mix.flash", mix_flash, true},
     {"mix.gau", mix_gau, true},
     {"mix.linear", mix_linear, true},
     {"mix.softmax", mix_softmax, true},

@@ -40,10 +40,10 @@ inline float squared_relu(float x) { return x < 0 ? 0 : x * x; }  // NaN stays N
 // (1 + erf((x - sqrt(1/2)) sqrt(2 pi))) / 2
 inline float laplace(float x) { return 0.5f + 0.5f * error_function((x - 0.70710678f) * 2.50662827f); }
 
-// weights[n] <- scale * activation(query . keys[n] + bias[n]) for `count` keys, which are `stride` apart.
-inline void weigh_keys(int64_t count, int64_t K, const float* query, const float* keys, int64_t stride,
+// weights[n] <- scale * activation(query . keys[n] + start + bias[n]) for `count` keys, which are `stride` apart.
+inline void weigh_keys(int64_t count, int64_t K, const float* query, const float* keys, int64_t stride, float start,
                        const float* bias, bool bounded, float scale, float* weights) {
-    for (int64_t n = 0; n < count; n++) weights[n] = dot(K, query, keys + n * stride) + bias[n];
+    for (int64_t n = 0; n < count; n++) weights[n] = dot(K, query, keys + n * stride) + (start + bias[n]);
     if (bounded)
         for (int64_t n = 0; n < count; n++) weights[n] = scale * laplace(weights[n]);
     else

@@ -33,8 +33,8 @@ void mix_gau(const Pass& pass, const Operation& op) {
         const int64_t row = index / blocks, first = index % blocks * BLOCK, end = pass.position_of(row) + 1;
         const int64_t count = end - first < BLOCK ? end - first : BLOCK;
         const float* bias = mix.own<float>(3, row, 0, 0) + capacity - end;
-        weigh_keys(count, K, mix.own<float>(4, row, 0, 0), keys(row) + first * K, K, bias + first, mix.integer(1) != 0,
-                   static_cast<float>(op.real[0]), mix.own<float>(5, row, 0, 0) + first);
+        weigh_keys(count, K, mix.own<float>(4, row, 0, 0), keys(row) + first * K, K, 0, bias + first,
+                   mix.integer(1) != 0, static_cast<float>(op.real[0]), mix.own<float>(5, row, 0, 0) + first);
     });
     for_columns(pass, V, length * V, [&](int64_t row, int64_t first, int64_t width) {
         float* y = mix.output(row, 0) + first;
