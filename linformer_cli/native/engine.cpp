@@ -7,9 +7,12 @@
 #include "ops/join.h"
 #include "ops/look_up.h"
 #include "ops/lstm.h"
+#include "ops/mix_convolution.h"
 #include "ops/mix_flash.h"
 #include "ops/mix_gau.h"
 #include "ops/mix_linear.h"
+#include "ops/mix_lsh.h"
+#include "ops/mix_nystrom.h"
 #include "ops/mix_softmax.h"
 #include "ops/project.h"
 #include "program.h"
@@ -31,9 +34,12 @@ const Entry ENTRIES[] = {
     {"add", add, false},
     {"gate", gate, false},
     {"lstm", lstm, true},
+    {"mix.convolution", mix_convolution, true},
     {"mix.flash", mix_flash, true},
     {"mix.gau", mix_gau, true},
     {"mix.linear", mix_linear, true},
+    {"mix.lsh", mix_lsh, true},
+    {"mix.nystrom", mix_nystrom, true},
     {"mix.softmax", mix_softmax, true},
 };
 

@@ -27,8 +27,12 @@ VARIANTS = {
     for name in CATALOGUE
     for key, case in importlib.import_module(f"attention.cases.{name}").CASES.items()
 } | {name: (name, {}) for name in BASELINES}
+# A window of positions looks ahead over several chunks.
+VARIANTS["flash-short-chunk"] = ("flash", {"chunk": 3, "z_width": 5})
+VARIANTS["gau-odd-width"] = ("gau", {"z_width": 5})
+VARIANTS["lstm-odd-width"] = ("lstm", {"hidden": 7})
 # Variants whose step needs the output of the step before: the engine draws their values one by one.
-WITHOUT_LOOKING_AHEAD = ("lstm",)
+WITHOUT_LOOKING_AHEAD = ("lstm", "lstm-odd-width")
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
 
 

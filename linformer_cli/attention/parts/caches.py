@@ -27,9 +27,8 @@ class CachedAttention(Attention):
         return cache_bytes(batch, self.shape, positions, dtype)
 
     def list_states(self, state: KeyValueCache) -> list[Tensor]:
-        """Keys and values [B, H, T, .] with room for a whole image."""
-        rows = self.shape.positions
-        return [functional.pad(x[:, :, :rows], (0, 0, 0, max(rows - x.shape[2], 0))) for x in state[:2]]
+        """Keys and values with room for a whole image."""
+        return pad_cache(state, self.shape.positions)
 
 
 def init_cache(
@@ -41,6 +40,11 @@ def init_cache(
         for width in (shape.key_width, shape.value_width)
     )
     return KeyValueCache(keys, values, torch.zeros((), dtype=torch.int64, device=device))
+
+
+def pad_cache(cache: KeyValueCache, capacity: int) -> list[Tensor]:
+    """Keys and values [B, H, capacity, .] of a cache that may have more or less room."""
+    return [functional.pad(x[:, :, :capacity], (0, 0, 0, max(capacity - x.shape[2], 0))) for x in cache[:2]]
 
 
 def extend_cache(cache: KeyValueCache | None, k: Tensor, v: Tensor) -> KeyValueCache:
