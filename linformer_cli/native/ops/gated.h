@@ -43,7 +43,10 @@ inline float laplace(float x) { return 0.5f + 0.5f * error_function((x - 0.70710
 // weights[n] <- scale * activation(query . keys[n] + start + bias[n]) for `count` keys, which are `stride` apart.
 inline void weigh_keys(int64_t count, int64_t K, const float* query, const float* keys, int64_t stride, float start,
                        const float* bias, bool bounded, float scale, float* weights) {
-    for (int64_t n = 0; n < count; n++) weights[n] = dot(K, query, keys + n * stride) + (start + bias[n]);
+    for (int64_t n = 0; n < count; n++) {
+        for (int64_t i = 0; i < K; i += LANES) __builtin_prefetch(keys + (n + 8) * stride + i);
+        weights[n] = dot(K, query, keys + n * stride) + (start + bias[n]);
+    }
     if (bounded)
         for (int64_t n = 0; n < count; n++) weights[n] = scale * laplace(weights[n]);
     else

@@ -16,14 +16,15 @@ void lstm(const Pass& pass, const Operation& op) {
     pass.for_each(pass.rows, 32 * pass.rows * hidden, [&](int64_t row) {
         const float *x = pass.at<float>(op.buffer[0], row), *y = pass.at<float>(op.buffer[1], row);
         float *h = pass.at<float>(op.buffer[2], row), *c = pass.at<float>(op.buffer[3], row);
-        for (int64_t n = 0; n < hidden; n++) {
-            const float input = sigmoid(x[n] + y[n]), forget = sigmoid(x[hidden + n] + y[hidden + n]);
-            const float cell = hyperbolic_tangent(x[2 * hidden + n] + y[2 * hidden + n]);
-            const float output = sigmoid(x[3 * hidden + n] + y[3 * hidden + n]);
-            const float sum = forget * c[n] + input * cell;
-            c[n] = sum;
-            h[n] = output * hyperbolic_tangent(sum);
-        }
+        // One loop for each gate, because compilers do not vectorise a loop over so many arrays that may overlap.
+        float *gates = workspace<Operation>(4 * hidden), *input = gates, *forget = gates + hidden;
+        float *cell = gates + 2 * hidden, *output = gates + 3 * hidden;
+        for (int64_t n = 0; n < 4 * hidden; n++) gates[n] = x[n] + y[n];
+        for (int64_t n = 0; n < 2 * hidden; n++) input[n] = sigmoid(input[n]);
+        for (int64_t n = 0; n < hidden; n++) cell[n] = hyperbolic_tangent(cell[n]);
+        for (int64_t n = 0; n < hidden; n++) output[n] = sigmoid(output[n]);
+        for (int64_t n = 0; n < hidden; n++) c[n] = forget[n] * c[n] + input[n] * cell[n];
+        for (int64_t n = 0; n < hidden; n++) h[n] = output[n] * hyperbolic_tangent(c[n]);
     });
 }
 

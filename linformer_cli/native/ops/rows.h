@@ -13,7 +13,11 @@ inline void add_few_rows(int64_t V, const float* weights, const float* rows, int
     int64_t j = 0;
     for (; j + LANES <= V; j += LANES) {
         floats sum = load(out + j);
-        for (int64_t n = 0; n < N; n++) sum += weights[n] * load(rows + n * stride + j);
+        for (int64_t n = 0; n < N; n++) {
+            const float* row = rows + n * stride + j;
+            __builtin_prefetch(row + N * stride);
+            sum += weights[n] * load(row);
+        }
         store(out + j, sum);
     }
     for (; j < V; j++) {
