@@ -1,4 +1,5 @@
 // Elementary functions in plain arithmetic that the compiler can vectorise, so that no fast-math flag is needed.
+// They are always inlined: a loop that calls a function is not vectorised, and compilers inline less in a large file.
 #pragma once
 
 #include <cmath>
@@ -8,7 +9,7 @@
 namespace {  // local to the library that includes it: the compiler may inline all of it
 
 // exp(x) within 2 units in the last place; 0 below the smallest normal number. NaN stays NaN.
-inline float exponential(float x) {
+[[gnu::always_inline]] inline float exponential(float x) {
     const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which is then in the lowest bits
     // Comparisons with NaN are false, so NaN passes both bounds.
     x = x > 88.8f ? 88.8f : x;
@@ -36,10 +37,10 @@ inline float exponential(float x) {
     return x < -87.3f ? 0.0f : value;
 }
 
-inline double exponential(double x) { return std::exp(x); }
+[[gnu::always_inline]] inline double exponential(double x) { return std::exp(x); }
 
 // The error function within 1.5e-7 (Abramowitz and Stegun 7.1.26).
-inline float error_function(float x) {
+[[gnu::always_inline]] inline float error_function(float x) {
     const float magnitude = std::fabs(x);
     const float t = 1 / (1 + 0.3275911f * magnitude);
     const float polynomial =
@@ -48,11 +49,22 @@ inline float error_function(float x) {
     return x < 0 ? -value : value;
 }
 
-inline float sigmoid(float x) { return 1 / (1 + exponential(-x)); }
+[[gnu::always_inline]] inline float sigmoid(float x) { return 1 / (1 + exponential(-x)); }
+
+enum Activation { RELU = LINTX_ACTIVATION_RELU, GELU = LINTX_ACTIVATION_GELU, SILU = LINTX_ACTIVATION_SILU };
+
+[[gnu::always_inline]] inline float activate(float x, int64_t activation) {
+    switch (activation) {
+        case RELU: return x < 0 ? 0 : x;  // NaN stays NaN
+        case GELU: return 0.5f * x * (1 + error_function(x * 0.70710678f));
+        case SILU: return x * sigmoid(x);
+        default: return x;
+    }
+}
 
 // tanh(x) within a few units in the last place. Near 0 by the polynomial of Cephes' tanhf, because 1 - 2 / (exp(2x) + 1)
 // cancels there.
-inline float hyperbolic_tangent(float x) {
+[[gnu::always_inline]] inline float hyperbolic_tangent(float x) {
     const float magnitude = std::fabs(x), square = x * x;
     const float tail = 1 - 2 / (exponential(2 * magnitude) + 1);
     float sum = -5.70498872745e-3f;
@@ -62,17 +74,6 @@ inline float hyperbolic_tangent(float x) {
     sum = sum * square - 3.33332819422e-1f;
     const float near = sum * square * x + x;
     return magnitude < 0.625f ? near : x < 0 ? -tail : tail;
-}
-
-enum Activation { RELU = LINTX_ACTIVATION_RELU, GELU = LINTX_ACTIVATION_GELU, SILU = LINTX_ACTIVATION_SILU };
-
-inline float activate(float x, int64_t activation) {
-    switch (activation) {
-        case RELU: return x < 0 ? 0 : x;  // NaN stays NaN
-        case GELU: return 0.5f * x * (1 + error_function(x * 0.70710678f));
-        case SILU: return x * sigmoid(x);
-        default: return x;
-    }
 }
 
 }  // namespace

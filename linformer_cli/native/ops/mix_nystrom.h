@@ -36,14 +36,15 @@ void mix_nystrom(const Pass& pass, const Operation& op) {
         for (int64_t i = 0; i < m; i++) mixed[i] *= inverse;
         multiply_row(m, m, mixed, mix.own<float>(5, row, head, m * m), gates);
         multiply_row(K, m, mix.key(row, head), mix.own<float>(4, row, head, K * m), scores);
-        for (int64_t i = 0; i < m; i++) {
-            const float score = scores[i], top = score > most[i] ? score : most[i];
-            const float before = total[i] * exponential(most[i] - top), now = exponential(score - top);
-            most[i] = top;
-            total[i] = before + now;
-            shares[i] = now / total[i];
-            mixed[i] = before / total[i];
-        }
+        // Several loops, because compilers do not vectorise a loop over so many arrays that may overlap.
+        float *tops = shares, *before = mixed, *now = scores;
+        for (int64_t i = 0; i < m; i++) tops[i] = scores[i] > most[i] ? scores[i] : most[i];
+        for (int64_t i = 0; i < m; i++) before[i] = total[i] * exponential(most[i] - tops[i]);
+        for (int64_t i = 0; i < m; i++) now[i] = exponential(scores[i] - tops[i]);
+        for (int64_t i = 0; i < m; i++) most[i] = tops[i];
+        for (int64_t i = 0; i < m; i++) total[i] = before[i] + now[i];
+        for (int64_t i = 0; i < m; i++) shares[i] = now[i] / total[i];
+        for (int64_t i = 0; i < m; i++) mixed[i] = before[i] / total[i];
         update_and_read<true>(m, V, gates, shares, mix.value(row, head), mixed, state[0], y);
     });
 }
