@@ -19,6 +19,7 @@ inline void convolve(int64_t kernel, int64_t V, const float* weights, const floa
     Vector sum = load(y), now = load(values);
     for (int64_t n = 0; n + 1 < kernel; n++) {
         const Vector next = load(n + 2 < kernel ? values + (n + 1) * V : value);
+        __builtin_prefetch(values + (kernel - 1 + n) * V, 1);  // of the next head
         sum += weights[n] * now;
         store(values + n * V, next);
         now = next;
