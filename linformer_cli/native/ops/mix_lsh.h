@@ -79,6 +79,8 @@ void mix_lsh(const Pass& pass, const Operation& op) {
                 if (ring[n] < 0 || marks[ring[n]]) continue;
                 marks[ring[n]] = 1;
                 found[count++] = ring[n];
+                __builtin_prefetch(keys + ring[n] * K);
+                __builtin_prefetch(values + ring[n] * V);
             }
             *find_oldest(window, ring) = static_cast<int32_t>(position);
         }
