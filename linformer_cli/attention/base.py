@@ -101,18 +101,21 @@ class Attention(nn.Module, ABC):
         """Outputs [B, H, T, V] of T >= 1 positions that follow `state` (None: no positions), and the new state.
 
         The result is differentiable, also through `state`, which is not modified. A NaN or infinity changes neither
-        earlier outputs nor other images. In plain torch, if any output at or after the first NaN or infinity is not
-        finite, no output at or after it passes a gradient to earlier positions.
+        earlier outputs nor other images. Except in compiled CPU kernels, if any output at or after the first NaN or
+        infinity is not finite, no output at or after it passes a gradient to earlier positions.
         """
         y, after = self._attend(q, k, v, state, extra)
-        # Plain torch masks a product by multiplying with 0, and 0 times NaN is NaN; compiled kernels skip the product.
-        if self.runs_compiled(q, k, v) or _has_finite_sum(y):
+        # Plain torch and GPU kernels mask a product by multiplying with 0, and 0 times NaN is NaN. CPU kernels visit
+        # positions in order and skip the product.
+        if (q.device.type == "cpu" and self.runs_compiled(q, k, v)) or _has_finite_sum(y):
             return y, after
         finite = _count_finite_positions(q, k, v, extra)
         groups = [(int(count), (finite == count).nonzero().flatten()) for count in finite.unique()]
         if len(groups) == 1:
             count = groups[0][0]
-            return (y, after) if count in (0, q.shape[2]) else self._attend_cut(count, q, k, v, state, extra)
+            if count == q.shape[2] or (count == 0 and state is None):
+                return y, after
+            return self._attend_cut(count, q, k, v, state, extra)
         parts = []
         for count, images in groups:
             select = functools.partial(torch.index_select, dim=0, index=images)
