@@ -110,11 +110,12 @@ def _load(source: Path) -> ctypes.CDLL:
         try:
             return _load_file(compiler, source, open_cache() / name, threads is not None)
         except UnsafeCache as risk:
-            _warn(f"warning: kernels are compiled for this process only, not kept in the cache: {risk}")
             with tempfile.TemporaryDirectory(prefix="lintx-") as folder:  # readable and writable by its owner only
                 place = Path(os.path.realpath(folder))
                 require_private(place)
-                return _load_file(compiler, source, place / name, threads is not None)
+                library = _load_file(compiler, source, place / name, threads is not None)
+            _warn(f"warning: kernels are compiled for this process only, not kept in the cache: {risk}")
+            return library
     except NoCompiler:
         raise
     except LintxError as error:
@@ -152,8 +153,8 @@ def _compile(compiler: str, source: Path, file: Path, threads: bool) -> None:
         _run(compiler, *COMPILE, *openmp, "-I", str(HEADERS), str(source), "-o", str(compiled))
         _run(compiler, *LINK, str(compiled), "-o", str(linked), "-lm")
         digest.write_bytes(_digest(linked))
-        for made, target in ((linked, file), (digest, _digest_file(file))):
-            made.chmod(0o755)  # whatever the umask lets others do
+        for made, target, mode in ((linked, file, 0o755), (digest, _digest_file(file), 0o644)):
+            made.chmod(mode)  # whatever the umask lets others do
             os.replace(made, target)
 
 
