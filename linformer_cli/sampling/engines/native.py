@@ -43,8 +43,8 @@ class NativeEngine(Engine):
     # The largest number of positions of a single image in one pass; see `look_ahead` of native.cpp.
     window: ClassVar[int] = 8
 
-    def __init__(self, model: PixelModel, batch: int, state: PixelState | None = None, look_ahead: bool = True) -> None:
-        super().__init__(model, batch)
+    def prepare(self, look_ahead: bool) -> None:
+        model, batch = self.model, self.batch
         self._kernels = load_kernels()
         # Several images keep the processor busy without look-ahead.
         self._window = self.window if look_ahead and batch == 1 else 1
@@ -52,7 +52,6 @@ class NativeEngine(Engine):
         self.network = NativeNetwork(model, self._embedding, batch, self._window)
         self._x = torch.empty(batch * self._window, model.config.width)
         self._out = torch.empty(batch * self._window, model.head.projection.out_features)
-        self.start(state)
 
     @classmethod
     def refusal(cls, model: PixelModel) -> str | None:
@@ -77,13 +76,11 @@ class NativeEngine(Engine):
         return None
 
     def start(self, state: PixelState | None = None) -> None:
-        state = self.model.init_state(self.batch) if state is None else state
+        self.network.use_states([])  # only one state in memory at a time
+        state = self.copy_state(state)
         self.network.use_states(list(state.layers))
         self._embedding.start(state.embedding)
         self.look_aheads = 0
-
-    def release(self) -> None:
-        self.network.use_states([])
 
     @property
     def state_bytes(self) -> int:
