@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from linformer_cli.native.constants import FEATURE_MAPS
+from linformer_cli.native.constants import COMPILED_MAPS
 
 from .folding import FoldedState
 from .triton_maps import phi
@@ -76,7 +76,7 @@ def step(q_t: Tensor, k_t: Tensor, v_t: Tensor, state: FoldedState, feature_map:
             *state,
             y,
             heads,
-            MAP=FEATURE_MAPS[feature_map],
+            MAP=COMPILED_MAPS[feature_map],
             C=key_width,
             V=value_width,
             FOLD=state.keys.shape[2] + 1,

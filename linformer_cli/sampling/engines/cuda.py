@@ -21,7 +21,7 @@ from linformer_cli.errors import LintxError
 from linformer_cli.model.blocks import TransformerBlock
 from linformer_cli.model.embedding import EmbeddingState, PixelEmbedding, fill_ring, ring_slots
 from linformer_cli.model.pixel_model import PixelModel, PixelState
-from linformer_cli.native.constants import FEATURE_MAPS
+from linformer_cli.native.constants import COMPILED_MAPS
 from linformer_cli.sampling.choose import Filters, UniformStreams
 
 from .base import DAMAGED, Engine
@@ -61,9 +61,9 @@ class CudaEngine(Engine):
         for block in model.blocks:
             if not isinstance(block, TransformerBlock) or not isinstance(block.attention.inner, LinearAttention):
                 return "it supports linear attention only"
-            if block.attention.inner.options.feature_map not in FEATURE_MAPS:
+            if block.attention.inner.options.feature_map not in COMPILED_MAPS:
                 # Other maps read numbers from the host, which a graph cannot do.
-                return f"it supports the feature maps {' and '.join(FEATURE_MAPS)} only"
+                return f"it supports the feature maps {' and '.join(COMPILED_MAPS)} only"
         return None
 
     def start(self, state: PixelState | None = None) -> None:

@@ -17,7 +17,7 @@ from linformer_cli.model.blocks import TransformerBlock
 from linformer_cli.model.heads import MixtureHead
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.native.compiler import NoCompiler
-from linformer_cli.native.constants import FEATURE_MAPS, MOST_LEVELS, WIDEST_HEAD
+from linformer_cli.native.constants import COMPILED_MAPS, MOST_LEVELS, WIDEST_HEAD
 from linformer_cli.sampling.choose import Filters, UniformStreams
 
 from .base import DAMAGED, Engine
@@ -30,7 +30,7 @@ _PASSES = 32
 
 
 class NativeEngine(Engine):
-    """Fused kernels for transformer blocks with `linear` attention and one of `FEATURE_MAPS`, on the CPU.
+    """Fused kernels for transformer blocks with `linear` attention and one of `COMPILED_MAPS`, on the CPU.
 
     Weights are in the model's type, float32 or bfloat16; the residual stream, all sums and the state are float32.
     With `look_ahead`, a pass draws several values of a single image. Given the random numbers, every value is a
@@ -65,8 +65,8 @@ class NativeEngine(Engine):
             if not isinstance(block, TransformerBlock) or not isinstance(block.attention.inner, LinearAttention):
                 return "it supports linear attention only"
             inner = block.attention.inner
-            if inner.options.feature_map not in FEATURE_MAPS:
-                return f"it supports the feature maps {' and '.join(FEATURE_MAPS)} only"
+            if inner.options.feature_map not in COMPILED_MAPS:
+                return f"it supports the feature maps {' and '.join(COMPILED_MAPS)} only"
             if max(inner.shape.key_width, inner.shape.value_width) > WIDEST_HEAD:
                 return f"it supports heads up to {WIDEST_HEAD} wide"
         try:
