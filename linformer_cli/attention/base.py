@@ -175,8 +175,8 @@ def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
 def shrink_huge(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     """x, scaled down by one factor over `dims` where a sum of its squares could overflow.
 
-    This is for norms and directions, which do not depend on the scale of x. If no element exceeds the fourth root of
-    the largest number, which is 4e9 in float32, x is unchanged.
+    If no element exceeds the fourth root of the largest number, which is 4e9 in float32, x is unchanged. Norms and
+    directions do not depend on the scale of x. The scores of `lsh` do, so they change for larger queries.
     """
     limit = torch.finfo(x.dtype).max ** 0.25
     shrunk: Tensor = x * (limit / x.detach().abs().amax(dim=dims, keepdim=True).clamp(min=limit))

@@ -8,6 +8,7 @@ from torch import Tensor
 from linformer_cli.native.constants import COMPILED_MAPS
 
 from .folding import FoldedState
+from .linear import with_dense_rows
 from .triton_maps import phi
 
 
@@ -65,7 +66,7 @@ def _step_kernel(
 
 def step(q_t: Tensor, k_t: Tensor, v_t: Tensor, state: FoldedState, feature_map: str) -> Tensor:
     """The output of `step` of `folding.py`; updates `state` in place."""
-    q_t, k_t, v_t = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_t, k_t, v_t))
+    q_t, k_t, v_t = map(with_dense_rows, (q_t, k_t, v_t))
     batch, heads, key_width = q_t.shape
     value_width = v_t.shape[-1]
     y = v_t.new_empty(batch, heads, value_width)
