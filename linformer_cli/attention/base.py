@@ -101,8 +101,8 @@ class Attention(nn.Module, ABC):
         """Outputs [B, H, T, V] of T >= 1 positions that follow `state` (None: no positions), and the new state.
 
         The result is differentiable, also through `state`, which is not modified. A NaN or infinity changes neither
-        earlier outputs nor other images. Except in compiled CPU kernels, if any output at or after the first NaN or
-        infinity is not finite, no output at or after it passes a gradient to earlier positions.
+        earlier outputs nor other images. If it makes any output non-finite, outputs from its position on pass no
+        gradient to earlier positions, except in compiled CPU kernels.
         """
         y, after = self._attend(q, k, v, state, extra)
         # Plain torch and GPU kernels mask a product by multiplying with 0, and 0 times NaN is NaN. CPU kernels visit

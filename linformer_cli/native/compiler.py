@@ -49,7 +49,7 @@ def textbook_only() -> Iterator[None]:
 
 
 def compiled_allowed() -> bool:
-    """Whether compiled forms may be used here, which they may not inside `textbook_only`."""
+    """Whether compiled forms may be used here: false inside `textbook_only`."""
     return _allowed.get()
 
 
@@ -154,7 +154,7 @@ def _compile(compiler: str, source: Path, file: Path, threads: bool) -> None:
         _run(compiler, *LINK, str(compiled), "-o", str(linked), "-lm")
         digest.write_bytes(_digest(linked))
         for made, target, mode in ((linked, file, 0o755), (digest, _digest_file(file), 0o644)):
-            made.chmod(mode)  # whatever the umask lets others do
+            made.chmod(mode)  # regardless of the umask
             os.replace(made, target)
 
 
@@ -162,7 +162,7 @@ def _run(compiler: str, *arguments: str) -> None:
     """Run the compiler; raises `NoCompiler` if it fails or hangs."""
     if compiler in _hanging:
         raise NoCompiler(_hanging[compiler])
-    # The compiler has its own session, or Ctrl-C, which only asks a run to end, would end the compiler at once.
+    # In a session of its own, the compiler is not ended by Ctrl-C, which only asks a run to stop.
     process = subprocess.Popen(
         [compiler, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -170,7 +170,7 @@ def _run(compiler: str, *arguments: str) -> None:
         _, errors = process.communicate(timeout=COMPILE_SECONDS)
     except subprocess.TimeoutExpired:
         _end(process)
-        # This is remembered, because the next source would hang as long.
+        # This is remembered, because compiling the next file would hang just as long.
         _hanging[compiler] = f"{compiler} did not finish within {COMPILE_SECONDS:.0f} s"
         _warn(f"warning: {_hanging[compiler]}; plain torch is used instead of compiled kernels")
         raise NoCompiler(_hanging[compiler]) from None

@@ -44,7 +44,7 @@ def find_library(cache: Path) -> Path:
 
 
 def plant(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache elsewhere that holds `library` and its checksum: a process does not open the same path twice."""
+    """Another cache with `library` and its checksum, because a process does not open the same path twice."""
     monkeypatch.setenv("LINTX_CACHE", str(tmp_path / "other"))
     planted = tmp_path / "other" / "native" / library.name
     planted.parent.mkdir(parents=True, mode=0o700)
@@ -57,7 +57,7 @@ def plant(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 def test_asking_again_for_a_missing_library_keeps_nothing(source, fresh_compiler, monkeypatch) -> None:
-    """An error that is kept and raised again would hold on to every frame that it ever passed."""
+    """An error that is stored and raised again would keep every frame that it ever passed."""
     monkeypatch.setenv("PATH", str(fresh_compiler))
     errors = []
     for _ in range(2):
@@ -81,7 +81,7 @@ def test_a_library_is_compiled_once(load, fresh_compiler, fake_compiler) -> None
 
 @needs_compiler
 def test_a_processor_that_can_do_less_gets_kernels_of_its_own(load, fresh_compiler, monkeypatch) -> None:
-    """Two may have the same name, as a virtual machine can hide features; the kernels of one may crash the other."""
+    """Processors of one name may differ, because a virtual machine can hide features; kernels for another may crash."""
     load()
     monkeypatch.setattr(compiler, "processor_features", lambda: "fpu")
     load()

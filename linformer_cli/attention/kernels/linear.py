@@ -51,7 +51,7 @@ TRITON_TYPES = (torch.float32, torch.bfloat16)
 
 
 def serves(feature_map: str, device: torch.device, dtype: torch.dtype, key_width: int, value_width: int) -> bool:
-    """Whether compiled kernels support this feature map, device, type and these head widths."""
+    """Whether compiled kernels support this feature map, device, type and head widths."""
     if feature_map not in COMPILED_MAPS:
         return False
     if device.type == "cpu":

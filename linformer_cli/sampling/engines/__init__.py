@@ -1,4 +1,4 @@
-"""Engines are ways to step a model that agree up to rounding. A new engine is one file and one entry in `ENGINES`."""
+"""Engines step a model in different ways, equal up to rounding. A new engine is one file and one entry in `ENGINES`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

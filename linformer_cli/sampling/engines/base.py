@@ -17,11 +17,11 @@ DAMAGED = "the model's prediction is not a finite number: its weights are damage
 
 
 class Engine(ABC):
-    """Steps `batch` images of `model`; the arguments of `start` are given for the first images, too.
+    """Steps `batch` images of `model`. The first images begin when the engine is built, from `state` as in `start`.
 
-    Every engine computes what `PixelModel.step` computes, up to rounding; engines differ in speed. The engine may copy
-    the weights when it is built. `look_ahead` allows the engine to compute several values in one pass, which never
-    changes a result.
+    Every engine computes what `PixelModel.step` computes, up to rounding; engines differ in speed. An engine may copy
+    the weights when it is built. `look_ahead` allows it to compute several values in one pass, which never changes a
+    result.
     """
 
     name: ClassVar[str]
