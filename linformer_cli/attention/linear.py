@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional
 
-from linformer_cli.native.constants import FEATURE_MAPS as COMPILED_MAPS
+from linformer_cli.native.constants import COMPILED_MAPS
 from linformer_cli.native.program import MixInputs, NoProgram
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype

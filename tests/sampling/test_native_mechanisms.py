@@ -107,7 +107,6 @@ def test_states_begin_and_end_with_the_batch(build, variant: str) -> None:
     native = NativeEngine(model, 2)
     tokens = draw_tokens(model, 2)
     first = [native.step(token).clone() for token in tokens.unbind(dim=1)]
-    native.release()
     native.start()
     for token, expected in zip(tokens.unbind(dim=1), first, strict=True):
         assert torch.equal(native.step(token), expected)
