@@ -3,6 +3,8 @@
 # The feature maps of linear attention that have compiled kernels, and their numbers. Their features are never negative.
 # Where features may be negative, denominators may nearly cancel; the textbook form then rounds both parts the same way.
 COMPILED_MAPS = {"elu": 0, "relu": 1}
+# The feature maps that the step of the native engine has.
+STEP_MAPS = COMPILED_MAPS | {"poly2": 2, "taylor2": 3, "learned": 4}
 
 # For packed weights: the rows of a panel, and the rows of a tile of panels.
 LANES, TILE_ROWS = 16, 64
@@ -29,7 +31,7 @@ HASH_SHIFT, HASH_LAST_SHIFT = 31, 17
 def definitions() -> tuple[str, ...]:
     """The compiler's arguments that define all constants."""
     values: dict[str, int | str] = {
-        **{f"MAP_{name.upper()}": number for name, number in COMPILED_MAPS.items()},
+        **{f"MAP_{name.upper()}": number for name, number in STEP_MAPS.items()},
         **{"LANES": LANES, "TILE_ROWS": TILE_ROWS, "MOST_LEVELS": MOST_LEVELS},
         **{f"ACTIVATION_{name.upper()}": number for name, number in ACTIVATIONS.items()},
         **{"BUFFERS": BUFFERS, "INTEGERS": INTEGERS, "REALS": REALS},

@@ -47,8 +47,23 @@ inline void update_and_read(int64_t K, int64_t V, const float* query, const floa
     }
 }
 
+// The same for a state with the sum z [K] of the keys, which is updated as well. Returns query . z.
+template <bool DECAY>
+inline float update_and_read(int64_t K, int64_t V, const float* query, const float* key, const float* value,
+                             const float* decay, float* s, float* z, float* out) {
+    update_and_read<DECAY>(K, V, query, key, value, decay, s, out);
+    for (int64_t i = 0; i < K; i++) z[i] = (DECAY ? z[i] * decay[i] : z[i]) + key[i];
+    return dot(K, query, z);
+}
+
 // 1 / weight, or 0 if `weight` is 0. In double, because the reciprocal of the smallest floats overflows a float even if
 // the quotient does not.
 inline double reciprocal(double weight) { return weight == 0 ? 0 : 1 / weight; }
+
+// y [V] <- y / weight, or 0 if `weight` is 0.
+inline void divide(int64_t V, float weight, float* y) {
+    const double scale = reciprocal(weight);
+    for (int64_t j = 0; j < V; j++) y[j] = static_cast<float>(y[j] * scale);
+}
 
 }  // namespace
