@@ -8,6 +8,9 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional
 
+from linformer_cli.native.constants import STEP_MAPS
+from linformer_cli.native.program import MixInputs
+
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
 from .parts.causal_sums import causal_sums, divide_by_weight
 from .parts.decayed_sums import decayed_causal_sums, scan_with_decay
@@ -257,6 +260,27 @@ class PerformerAttention(Attention):
         maxima = {"relu": 0, "trig": 2}.get(self.options.feature_map, self.features)
         per_head = self.features * (self.shape.value_width + 1) + maxima
         return batch * self.shape.heads * per_head * accumulator_dtype(dtype).itemsize
+
+    def emit(self, inputs: MixInputs) -> None:
+        shape, builder, count = self.shape, inputs.builder, len(self.directions)
+        maxima = {"relu": [], "trig": [1, 1]}.get(self.options.feature_map, [self.features])
+        widths = [self.features * shape.value_width, self.features, *maxima]
+        scaled = self.directions.float() * shape.key_width**-0.25
+        # Where there is a maximum, it is the third state.
+        buffers = [builder.state(shape.heads * width, -math.inf if n == 2 else 0.0) for n, width in enumerate(widths)]
+        buffers.append(builder.shared(scaled.transpose(0, 1)))
+        if self.options.feature_map == "relu":
+            # The learned map of linear attention without a bias, and with one matrix for all heads.
+            buffers.append(builder.shared(torch.zeros(count)))
+            integers = (count, STEP_MAPS["learned"], 0)
+            inputs.emit("linear", shape.heads_and_widths, buffers, integers, (RELU_OFFSET,))
+        else:
+            name = "performer_trig" if self.options.feature_map == "trig" else "performer"
+            inputs.emit(name, shape.heads_and_widths, buffers, (self.features, count))
+
+    def list_states(self, state: Any) -> list[Tensor]:
+        s, *maxima = state
+        return [s[..., :-1], s[..., -1], *(part for part in maxima if part is not None)]
 
 
 def smallest_weight(dtype: torch.dtype) -> float:

@@ -52,6 +52,18 @@ inline void multiply_pairs(int64_t K, const float* x, float square, float other,
     }
 }
 
+// x [K] divided by its length, times `factor` [K].
+inline void scale_to_length(int64_t K, const float* x, const float* factor, float* out) {
+    const float length = std::sqrt(dot(K, x, x)), inverse = 1 / (length < 1e-12f ? 1e-12f : length);
+    for (int64_t i = 0; i < K; i++) out[i] = x[i] * inverse * factor[i];
+}
+
+// |x|^2 / 2 of a vector x [K] times K^(-1/4). It stays finite, because infinity minus infinity is NaN.
+inline float half_square(int64_t K, const float* x) {
+    const float squares = dot(K, x, x), limit = 8.5e37f;
+    return (squares > limit ? limit : squares) * 0.5f / std::sqrt(static_cast<float>(K));
+}
+
 // [sin, cos] / sqrt(D) [2 D] of the phases that are in the first D places of `out`.
 inline void sine_features(int64_t D, float* out) {
     const float scale = 1 / std::sqrt(static_cast<float>(D));

@@ -55,7 +55,7 @@ void mix_linear(const Pass& pass, const Operation& op) {
             fixed_features(K, map, q, query);
             fixed_features(K, map, k, key);
         }
-        divide(V, update_and_read<false>(C, V, query, key, mix.value(row, head), nullptr, state[0], state[1], y), y);
+        divide(V, update_and_read<KEEP>(C, V, query, key, mix.value(row, head), nullptr, state[0], state[1], y), y);
     });
 }
 

@@ -20,17 +20,15 @@ void mix_retention(const Pass& pass, const Operation& op) {
         const int64_t column = pass.position_of(row) % mix.integer(1);
         const float *q = mix.query(row, head), *k = mix.key(row, head), *value = mix.value(row, head);
         const float* factors = mix.own<float>(2, row, column, F);
-        float *query = workspace<Mix>(3 * C), *key = query + C, *decay = key + C, *y = mix.output(row, head);
+        float *query = workspace<Mix>(2 * C), *key = query + C, *y = mix.output(row, head);
         for (int64_t f = 0; f < F; f++) {
             for (int64_t i = 0; i < K; i++) query[f * K + i] = q[i] * scale * factors[f];
             for (int64_t i = 0; i < K; i++) key[f * K + i] = k[i] * factors[f];
         }
-        if (column == 0) {
-            for (int64_t i = 0; i < C; i++) decay[i] = *mix.own<float>(1, row, head, 1);
-            update_and_read<true>(C, V, query, key, value, decay, state[0], y);
-        } else {
-            update_and_read<false>(C, V, query, key, value, decay, state[0], y);
-        }
+        if (column == 0)
+            update_and_read<DECAY_ALL>(C, V, query, key, value, mix.own<float>(1, row, head, 1), state[0], y);
+        else
+            update_and_read<KEEP>(C, V, query, key, value, nullptr, state[0], y);
         scale_output(V, 1e-6f, mix.integer(2) ? mix.extra(row, head, V) : nullptr, y);
     });
 }

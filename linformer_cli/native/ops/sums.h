@@ -7,9 +7,18 @@
 
 namespace {
 
-// For each of the K rows: s <- decay s + key value^T. Then out [V] <- query^T s. Without `decay` rows are kept as they
-// are. The next head's state follows; it is prefetched, because hardware prefetching stops at the end of a page.
-template <bool DECAY>
+// The factors of the rows of a state: none, one factor [K] for each row, or one factor [1] for all rows.
+enum Decay { KEEP, DECAY_ROWS, DECAY_ALL };
+
+// `old` of row i times the row's factor.
+template <int DECAY, class A>
+inline A decayed(A old, const float* decay, int64_t i) {
+    if (DECAY == KEEP) return old;
+    return old * decay[DECAY == DECAY_ALL ? 0 : i];
+}
+
+// For each of the K rows: s <- decay s + key value^T. Then out [V] <- query^T s. The next head's state follows; it is prefetched, because hardware prefetching stops at the end of a page.
+template <int DECAY>
 inline void update_and_read(int64_t K, int64_t V, const float* query, const float* key, const float* value,
                             const float* decay, float* s, float* out) {
     int64_t j = 0;
@@ -21,8 +30,8 @@ inline void update_and_read(int64_t K, int64_t V, const float* query, const floa
             float *first = s + i * V + j, *second = first + V;
             __builtin_prefetch(first + K * V, 1);
             __builtin_prefetch(second + K * V, 1);
-            const floats one = (DECAY ? load(first) * decay[i] : load(first)) + key[i] * added;
-            const floats two = (DECAY ? load(second) * decay[i + 1] : load(second)) + key[i + 1] * added;
+            const floats one = decayed<DECAY>(load(first), decay, i) + key[i] * added;
+            const floats two = decayed<DECAY>(load(second), decay, i + 1) + key[i + 1] * added;
             store(first, one);
             store(second, two);
             even += query[i] * one;
@@ -30,7 +39,7 @@ inline void update_and_read(int64_t K, int64_t V, const float* query, const floa
         }
         if (i < K) {
             float* last = s + i * V + j;
-            const floats one = (DECAY ? load(last) * decay[i] : load(last)) + key[i] * added;
+            const floats one = decayed<DECAY>(load(last), decay, i) + key[i] * added;
             store(last, one);
             even += query[i] * one;
         }
@@ -40,7 +49,7 @@ inline void update_and_read(int64_t K, int64_t V, const float* query, const floa
         float sum = 0;
         for (int64_t i = 0; i < K; i++) {
             float& place = s[i * V + j];
-            place = (DECAY ? place * decay[i] : place) + key[i] * value[j];
+            place = decayed<DECAY>(place, decay, i) + key[i] * value[j];
             sum += query[i] * place;
         }
         out[j] = sum;
@@ -48,11 +57,11 @@ inline void update_and_read(int64_t K, int64_t V, const float* query, const floa
 }
 
 // The same for a state with the sum z [K] of the keys, which is updated as well. Returns query . z.
-template <bool DECAY>
+template <int DECAY>
 inline float update_and_read(int64_t K, int64_t V, const float* query, const float* key, const float* value,
                              const float* decay, float* s, float* z, float* out) {
     update_and_read<DECAY>(K, V, query, key, value, decay, s, out);
-    for (int64_t i = 0; i < K; i++) z[i] = (DECAY ? z[i] * decay[i] : z[i]) + key[i];
+    for (int64_t i = 0; i < K; i++) z[i] = decayed<DECAY>(z[i], decay, i) + key[i];
     return dot(K, query, z);
 }
 
