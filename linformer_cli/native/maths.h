@@ -1,4 +1,5 @@
 // Elementary functions in plain arithmetic that the compiler can vectorise, so that no fast-math flag is needed.
+// They are always inlined: a loop that calls a function is not vectorised, and compilers inline less in a large file.
 #pragma once
 
 #include <cmath>
@@ -8,7 +9,7 @@
 namespace {  // local to the library that includes it: the compiler may inline all of it
 
 // exp(x) within 2 units in the last place; 0 below the smallest normal number. NaN stays NaN.
-inline float exponential(float x) {
+[[gnu::always_inline]] inline float exponential(float x) {
     const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which is then in the lowest bits
     // Comparisons with NaN are false, so NaN passes both bounds.
     x = x > 88.8f ? 88.8f : x;
@@ -36,10 +37,10 @@ inline float exponential(float x) {
     return x < -87.3f ? 0.0f : value;
 }
 
-inline double exponential(double x) { return std::exp(x); }
+[[gnu::always_inline]] inline double exponential(double x) { return std::exp(x); }
 
 // The error function within 1.5e-7 (Abramowitz and Stegun 7.1.26).
-inline float error_function(float x) {
+[[gnu::always_inline]] inline float error_function(float x) {
     const float magnitude = std::fabs(x);
     const float t = 1 / (1 + 0.3275911f * magnitude);
     const float polynomial =
@@ -48,10 +49,10 @@ inline float error_function(float x) {
     return x < 0 ? -value : value;
 }
 
-inline float sigmoid(float x) { return 1 / (1 + exponential(-x)); }
+[[gnu::always_inline]] inline float sigmoid(float x) { return 1 / (1 + exponential(-x)); }
 
 // log(1 + x) within 2 units in the last place, for x from 0 to 1. NaN stays NaN.
-inline float log_one_plus(float x) {
+[[gnu::always_inline]] inline float log_one_plus(float x) {
     // 2 artanh(r), by its power series: r is at most 1/3.
     const float r = x / (2 + x), square = r * r;
     float sum = 1.0f / 13;
@@ -63,10 +64,13 @@ inline float log_one_plus(float x) {
     return 2 * (sum * square * r + r);
 }
 
-inline float log_sigmoid(float x) { return (x < 0 ? x : 0) - log_one_plus(exponential(-std::fabs(x))); }
+[[gnu::always_inline]] inline float log_sigmoid(float x) {
+    return (x < 0 ? x : 0) - log_one_plus(exponential(-std::fabs(x)));
+}
 
-// The sine and cosine of x within 2 units in the last place, or 1e-7 near their zeros if x is large. NaN stays NaN.
-inline void sine_cosine(float x, float& sine, float& cosine) {
+// The sine and cosine of x within 2 units in the last place up to 10^5, and within 10^-7 up to 10^8. Both are from -1 to 1
+// for larger numbers too, whose angle is not known any more. NaN stays NaN.
+[[gnu::always_inline]] inline void sine_cosine(float x, float& sine, float& cosine) {
     const double shift = 6755399441055744.0;  // 1.5 * 2^52; see `exponential`
     // In double, because only the rest of x after the quarter turns counts.
     const double turned = x * 0.63661977236758134 + shift;
@@ -75,7 +79,7 @@ inline void sine_cosine(float x, float& sine, float& cosine) {
     int64_t bits;
     std::memcpy(&bits, &turned, 8);
     const int32_t turns = static_cast<int32_t>(bits);
-    // Only of numbers too large for a sine is the rest ever beyond an eighth of a turn.
+    // Only if x is huge is the rest more than an eighth of a turn.
     float rest = static_cast<float>(exact);
     rest = rest > 0.8f ? 0.8f : rest;
     rest = rest < -0.8f ? -0.8f : rest;
@@ -96,7 +100,7 @@ inline void sine_cosine(float x, float& sine, float& cosine) {
 
 enum Activation { RELU = LINTX_ACTIVATION_RELU, GELU = LINTX_ACTIVATION_GELU, SILU = LINTX_ACTIVATION_SILU };
 
-inline float activate(float x, int64_t activation) {
+[[gnu::always_inline]] inline float activate(float x, int64_t activation) {
     switch (activation) {
         case RELU: return x < 0 ? 0 : x;  // NaN stays NaN
         case GELU: return 0.5f * x * (1 + error_function(x * 0.70710678f));
