@@ -27,6 +27,7 @@ VARIANTS = {
     for name in CATALOGUE
     for key, case in importlib.import_module(f"attention.cases.{name}").CASES.items()
 } | {name: (name, {}) for name in BASELINES}
+VARIANTS["deltanet-negative-ungated"] = ("deltanet", {"gate": False, "negative_eigenvalues": True})
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
 
 
@@ -66,6 +67,17 @@ def test_steps_match_the_textbook(build, variant: str, known: int, batch: int) -
         for kind in (NativeEngine, TextbookEngine)
     ]
     for token in tokens[:, known:].unbind(dim=1):
+        native, textbook = (engine.step(token) for engine in engines)
+        assert_agree(native, textbook, TOLERANCE)
+
+
+@every_variant
+@pytest.mark.parametrize("head_width", [3, 41])
+def test_heads_have_any_width(build, variant: str, head_width: int) -> None:
+    """Widths below and above a whole number of vectors."""
+    model = build(variant, head_width=head_width)
+    engines = [kind(model, 2) for kind in (NativeEngine, TextbookEngine)]
+    for token in draw_tokens(model, 2)[:, :25].unbind(dim=1):
         native, textbook = (engine.step(token) for engine in engines)
         assert_agree(native, textbook, TOLERANCE)
 
