@@ -68,8 +68,8 @@ namespace {  // local to the library that includes it: the compiler may inline a
     return (x < 0 ? x : 0) - log_one_plus(exponential(-std::fabs(x)));
 }
 
-// The sine and cosine of x within 2 units in the last place up to 10^5, and within 10^-7 up to 10^8. Both are from -1 to 1
-// for larger numbers too, whose angle is not known any more. NaN stays NaN.
+// The sine and cosine of x within 2 units in the last place up to 10^5, and within 10^-7 up to 10^8. Both are from -1
+// to 1 for larger numbers too, whose angle is not known any more. NaN stays NaN.
 [[gnu::always_inline]] inline void sine_cosine(float x, float& sine, float& cosine) {
     const double shift = 6755399441055744.0;  // 1.5 * 2^52; see `exponential`
     // In double, because only the rest of x after the quarter turns counts.

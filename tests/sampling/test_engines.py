@@ -263,7 +263,6 @@ def test_nan_features_stay_nan(build_tiny_model, feature_map, row) -> None:
     [
         ({"attention": "gau"}, torch.float32, "does not support gau attention"),
         ({"attention": "lstm"}, torch.float32, "does not support the LSTM"),
-        ({"attention_options": {"feature_map": "poly2"}}, torch.float32, "feature maps elu and relu only"),
         ({}, torch.float64, "not support float64"),
         ({"head": "mixture", "mixtures": 2000}, torch.float32, "mixtures up to"),
     ],

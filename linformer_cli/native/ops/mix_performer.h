@@ -1,6 +1,6 @@
-// Performer attention with positive features, exp(w . x - |x|^2 / 2) of D directions w, or of w and -w. Performer's relu
-// map is one of linear attention. State: s [C, V], z [C] and the largest exponents c [C] of each head. Buffers: w [K, D],
-// which includes the scale of x. Integers: C, D.
+// Performer attention with positive features, exp(w . x - |x|^2 / 2) of D directions w, or of w and -w. Performer's
+// relu map is one of linear attention. State: s [C, V], z [C] and the largest exponents c [C] of each head. Buffers: w
+// [K, D], which includes the scale of x. Integers: C, D.
 #pragma once
 
 #include <cstdint>

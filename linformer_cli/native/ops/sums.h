@@ -17,8 +17,8 @@ inline A decayed(A old, const float* decay, int64_t i) {
     return old * decay[DECAY == DECAY_ALL ? 0 : i];
 }
 
-// `update_and_read` for N vectors of columns. Later rows, and the next head's state behind them, are prefetched, because
-// hardware prefetching stops at the end of a page.
+// `update_and_read` for N vectors of columns. Later rows, and the next head's state behind them, are prefetched,
+// because hardware prefetching stops at the end of a page.
 template <int DECAY, int N>
 inline void update_and_read_columns(int64_t K, int64_t V, const float* query, const float* key, const float* value,
                                     const float* decay, float* s, float* out) {
