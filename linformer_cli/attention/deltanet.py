@@ -8,6 +8,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
+from linformer_cli.native.program import MixInputs
+
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
 from .parts.decayed_sums import sum_logs
 
@@ -115,6 +117,15 @@ class DeltanetAttention(Attention):
     def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
         per_head = self.shape.key_width * self.shape.value_width
         return batch * self.shape.heads * per_head * accumulator_dtype(dtype).itemsize
+
+    def emit(self, inputs: MixInputs) -> None:
+        shape, builder = self.shape, inputs.builder
+        buffers = (
+            builder.state(shape.heads * shape.key_width * shape.value_width),
+            -1 if self.gate_bias is None else builder.shared(self.gate_bias),
+        )
+        largest_beta = 2.0 if self.options.negative_eigenvalues else 1.0
+        inputs.emit("deltanet", shape.heads_and_widths, buffers, (), (largest_beta,))
 
 
 def _directions(x: Tensor) -> Tensor:

@@ -8,6 +8,8 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
+from linformer_cli.native.program import MixInputs
+
 from .base import Attention, AttentionShape, Memory, accumulator_dtype
 from .parts.decayed_sums import decayed_causal_sums, featurewise_decayed_causal_sums
 from .parts.fading import FadingOptions, scale_outputs
@@ -111,3 +113,13 @@ class GlaAttention(Attention):
     def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
         per_head = self.shape.key_width * self.shape.value_width
         return batch * self.shape.heads * per_head * accumulator_dtype(dtype).itemsize
+
+    def emit(self, inputs: MixInputs) -> None:
+        shape, builder, options = self.shape, inputs.builder, self.options
+        start = torch.tensor(self.gate_start).expand(shape.heads, -1) if options.gate == "vector" else self.gate_start
+        buffers = (
+            builder.state(shape.heads * shape.key_width * shape.value_width),
+            builder.shared(torch.as_tensor(start)),
+        )
+        integers, reals = (self.gates, int(options.output_gate)), (self.score_scale, 1 / options.temperature)
+        inputs.emit("gla", shape.heads_and_widths, buffers, integers, reals)

@@ -7,8 +7,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional
 
-from linformer_cli.native.constants import FEATURE_MAPS as COMPILED_MAPS
-from linformer_cli.native.program import MixInputs, NoProgram
+from linformer_cli.native.constants import STEP_MAPS
+from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
 from .kernels import linear as kernels
@@ -112,8 +112,9 @@ class LinearAttention(Attention):
         return batch * self.shape.heads * per_head * accumulator_dtype(dtype).itemsize
 
     def emit(self, inputs: MixInputs) -> None:
-        shape, builder, feature_map = self.shape, inputs.builder, self.options.feature_map
-        if feature_map not in COMPILED_MAPS:
-            raise NoProgram(f"it supports the feature maps {' and '.join(COMPILED_MAPS)} only")
-        states = (builder.state(shape.heads * shape.key_width * width) for width in (shape.value_width, 1))
-        inputs.emit("linear", shape.heads_and_widths, states, (COMPILED_MAPS[feature_map],))
+        shape, builder, width = self.shape, inputs.builder, self.feature_map.width
+        buffers = [builder.state(shape.heads * width * columns) for columns in (shape.value_width, 1)]
+        if isinstance(self.feature_map, Learned):
+            weight, bias = self.feature_map.weight, self.feature_map.bias
+            buffers += builder.shared(weight.transpose(1, 2)), builder.shared(bias)
+        inputs.emit("linear", shape.heads_and_widths, buffers, (width, STEP_MAPS[self.options.feature_map], 1))

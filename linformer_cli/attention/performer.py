@@ -8,6 +8,9 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional
 
+from linformer_cli.native.constants import STEP_MAPS
+from linformer_cli.native.program import MixInputs
+
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
 from .parts.causal_sums import causal_sums, divide_by_weight
 from .parts.decayed_sums import decayed_causal_sums, scan_with_decay
@@ -77,8 +80,8 @@ class PerformerAttention(Attention):
     would depend on later keys. Let a_ti and b_ji be the logarithms of feature i of query t and of key j, and c_i(t) the
     maximum of b_ji over j <= t. The state is the sum of exp(b_ji - c_i(t)), rescaled when c_i rises. It is read with
     weights softmax over i of a_ti + c_i(t), so the denominator is at least 1. `trig` keeps one maximum, that of
-    |y_j|^2 / 2, and its denominator is at least a tenth of the keys' total weight. |y_j|^2 / 2 is limited to a quarter
-    of the largest number, so keys whose squares overflow still give finite outputs.
+    |y_j|^2 / 2, and its denominator is at least a tenth of the keys' total weight. |k_j|^2 is limited to a quarter of
+    the largest number, so keys whose squares overflow still give finite outputs.
 
     `attend` scales the sums of `positive` and `hyperbolic` by the maximum over its whole block, and the scale cancels
     in the quotient. A later key can therefore change the last bits of an earlier output.
@@ -257,6 +260,27 @@ class PerformerAttention(Attention):
         maxima = {"relu": 0, "trig": 2}.get(self.options.feature_map, self.features)
         per_head = self.features * (self.shape.value_width + 1) + maxima
         return batch * self.shape.heads * per_head * accumulator_dtype(dtype).itemsize
+
+    def emit(self, inputs: MixInputs) -> None:
+        shape, builder, count = self.shape, inputs.builder, len(self.directions)
+        maxima = {"relu": [], "trig": [1, 1]}.get(self.options.feature_map, [self.features])
+        widths = [self.features * shape.value_width, self.features, *maxima]
+        scaled = self.directions.float() * shape.key_width**-0.25
+        # Where there is a maximum, it is the third state.
+        buffers = [builder.state(shape.heads * width, -math.inf if n == 2 else 0.0) for n, width in enumerate(widths)]
+        buffers.append(builder.shared(scaled.transpose(0, 1)))
+        if self.options.feature_map == "relu":
+            # The learned map of linear attention without a bias, and with one matrix for all heads.
+            buffers.append(builder.shared(torch.zeros(count)))
+            integers = (count, STEP_MAPS["learned"], 0)
+            inputs.emit("linear", shape.heads_and_widths, buffers, integers, (RELU_OFFSET,))
+        else:
+            name = "performer_trig" if self.options.feature_map == "trig" else "performer"
+            inputs.emit(name, shape.heads_and_widths, buffers, (self.features, count))
+
+    def list_states(self, state: Any) -> list[Tensor]:
+        s, *maxima = state
+        return [s[..., :-1], s[..., -1], *(part for part in maxima if part is not None)]
 
 
 def smallest_weight(dtype: torch.dtype) -> float:

@@ -7,6 +7,8 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from linformer_cli.native.program import MixInputs
+
 from .base import Attention, AttentionShape, Memory, accumulator_dtype
 from .parts.decayed_sums import decayed_causal_sums, multiply_features
 from .parts.fading import FadingOptions, scale_outputs
@@ -133,6 +135,19 @@ class RetentionAttention(Attention):
     def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
         per_head = (2 * self.waves + 1) * self.shape.key_width * self.shape.value_width
         return batch * self.shape.heads * per_head * accumulator_dtype(dtype).itemsize + torch.int64.itemsize
+
+    def emit(self, inputs: MixInputs) -> None:
+        shape, builder, factors = self.shape, inputs.builder, 2 * self.waves + 1
+        # In 'raster', every position is a row of its own, with the factor 1.
+        row = shape.row if self.plane else 1
+        table = self._wave_factors(torch.arange(row), torch.float32) if self.plane else torch.ones(1, 1)
+        buffers = (
+            builder.state(shape.heads * factors * shape.key_width * shape.value_width),
+            builder.shared(torch.tensor(self.log_decay).exp()),
+            builder.shared(table),
+        )
+        integers = (factors, row, int(self.options.output_gate))
+        inputs.emit("retention", shape.heads_and_widths, buffers, integers, (self.score_scale,))
 
     def _output_gate(self, extra: Tensor | None) -> Tensor | None:
         if self.options.output_gate and extra is None:

@@ -7,6 +7,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
+from linformer_cli.native.program import MixInputs
+
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
 from .parts.causal_sums import causal_sums
 from .parts.decayed_sums import decayed_causal_sums
@@ -123,6 +125,16 @@ class RfaAttention(Attention):
     def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
         per_head = 2 * self.frequencies * (self.shape.value_width + 1) + 1
         return batch * self.shape.heads * per_head * accumulator_dtype(dtype).itemsize
+
+    def emit(self, inputs: MixInputs) -> None:
+        shape, builder, features = self.shape, inputs.builder, 2 * self.frequencies
+        buffers = [builder.state(shape.heads * width) for width in (features * shape.value_width, features, 1)]
+        buffers += builder.shared(self.sigma), builder.shared(self.directions.transpose(0, 1))
+        inputs.emit("rfa", shape.heads_and_widths, buffers, (features, int(self.options.gate)))
+
+    def list_states(self, state: Any) -> list[Tensor]:
+        s, n = state
+        return [s[..., :-1], s[..., -1], n]
 
 
 def _expect_gate(extra: Tensor | None) -> Tensor:

@@ -8,11 +8,16 @@
 #include "ops/look_up.h"
 #include "ops/lstm.h"
 #include "ops/mix_convolution.h"
+#include "ops/mix_deltanet.h"
 #include "ops/mix_flash.h"
 #include "ops/mix_gau.h"
+#include "ops/mix_gla.h"
 #include "ops/mix_linear.h"
 #include "ops/mix_lsh.h"
 #include "ops/mix_nystrom.h"
+#include "ops/mix_performer.h"
+#include "ops/mix_retention.h"
+#include "ops/mix_sines.h"
 #include "ops/mix_softmax.h"
 #include "ops/project.h"
 #include "program.h"
@@ -35,11 +40,17 @@ const Entry ENTRIES[] = {
     {"gate", gate, false},
     {"lstm", lstm, true},
     {"mix.convolution", mix_convolution, true},
+    {"mix.deltanet", mix_deltanet, true},
     {"mix.flash", mix_flash, true},
     {"mix.gau", mix_gau, true},
+    {"mix.gla", mix_gla, true},
     {"mix.linear", mix_linear, true},
     {"mix.lsh", mix_lsh, true},
     {"mix.nystrom", mix_nystrom, true},
+    {"mix.performer", mix_performer, true},
+    {"mix.performer_trig", mix_performer_trig, true},
+    {"mix.retention", mix_retention, true},
+    {"mix.rfa", mix_rfa, true},
     {"mix.softmax", mix_softmax, true},
 };
 

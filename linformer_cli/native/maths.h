@@ -51,6 +51,53 @@ namespace {  // local to the library that includes it: the compiler may inline a
 
 [[gnu::always_inline]] inline float sigmoid(float x) { return 1 / (1 + exponential(-x)); }
 
+// log(1 + x) within 2 units in the last place, for x from 0 to 1. NaN stays NaN.
+[[gnu::always_inline]] inline float log_one_plus(float x) {
+    // 2 artanh(r), by its power series: r is at most 1/3.
+    const float r = x / (2 + x), square = r * r;
+    float sum = 1.0f / 13;
+    sum = sum * square + 1.0f / 11;
+    sum = sum * square + 1.0f / 9;
+    sum = sum * square + 1.0f / 7;
+    sum = sum * square + 1.0f / 5;
+    sum = sum * square + 1.0f / 3;
+    return 2 * (sum * square * r + r);
+}
+
+[[gnu::always_inline]] inline float log_sigmoid(float x) {
+    return (x < 0 ? x : 0) - log_one_plus(exponential(-std::fabs(x)));
+}
+
+// The sine and cosine of x within 2 units in the last place up to 10^5, and within 10^-7 up to 10^8. Both are from -1
+// to 1 for larger numbers too, whose angle is not known any more. NaN stays NaN.
+[[gnu::always_inline]] inline void sine_cosine(float x, float& sine, float& cosine) {
+    const double shift = 6755399441055744.0;  // 1.5 * 2^52; see `exponential`
+    // In double, because only the rest of x after the quarter turns counts.
+    const double turned = x * 0.63661977236758134 + shift;
+    const double quarters = turned - shift;
+    const double exact = (x - quarters * 1.5707963267341256) - quarters * 6.0771005065061922e-11;
+    int64_t bits;
+    std::memcpy(&bits, &turned, 8);
+    const int32_t turns = static_cast<int32_t>(bits);
+    // Only if x is huge is the rest more than an eighth of a turn.
+    float rest = static_cast<float>(exact);
+    rest = rest > 0.8f ? 0.8f : rest;
+    rest = rest < -0.8f ? -0.8f : rest;
+    const float square = rest * rest;
+    // The coefficients of Cephes' sinf and cosf (Moshier).
+    float s = -1.9515295891e-4f;
+    s = s * square + 8.3321608736e-3f;
+    s = s * square - 1.6666654611e-1f;
+    s = s * square * rest + rest;
+    float c = 2.443315711809948e-5f;
+    c = c * square - 1.388731625493765e-3f;
+    c = c * square + 4.166664568298827e-2f;
+    c = c * square * square - 0.5f * square + 1.0f;
+    const float first = turns & 1 ? c : s, second = turns & 1 ? s : c;
+    sine = turns & 2 ? -first : first;
+    cosine = (turns + 1) & 2 ? -second : second;
+}
+
 enum Activation { RELU = LINTX_ACTIVATION_RELU, GELU = LINTX_ACTIVATION_GELU, SILU = LINTX_ACTIVATION_SILU };
 
 [[gnu::always_inline]] inline float activate(float x, int64_t activation) {

@@ -7,11 +7,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from stat import ST_UID
 
 import pytest
 from machine import HAS_COMPILER
 
-from linformer_cli.native import compiler
+from linformer_cli.native import cache, compiler
 
 needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="there is no C++ compiler")
 needs_user_ids = pytest.mark.skipif(not hasattr(os, "getuid"), reason="there are no user ids")
@@ -43,7 +44,7 @@ def find_library(cache: Path) -> Path:
 
 
 def plant(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache elsewhere that holds `library` and its checksum: a process does not open the same path twice."""
+    """Another cache with `library` and its checksum, because a process does not open the same path twice."""
     monkeypatch.setenv("LINTX_CACHE", str(tmp_path / "other"))
     planted = tmp_path / "other" / "native" / library.name
     planted.parent.mkdir(parents=True, mode=0o700)
@@ -56,7 +57,7 @@ def plant(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 def test_asking_again_for_a_missing_library_keeps_nothing(source, fresh_compiler, monkeypatch) -> None:
-    """An error that is kept and raised again would hold on to every frame that it ever passed."""
+    """An error that is stored and raised again would keep every frame that it ever passed."""
     monkeypatch.setenv("PATH", str(fresh_compiler))
     errors = []
     for _ in range(2):
@@ -80,7 +81,7 @@ def test_a_library_is_compiled_once(load, fresh_compiler, fake_compiler) -> None
 
 @needs_compiler
 def test_a_processor_that_can_do_less_gets_kernels_of_its_own(load, fresh_compiler, monkeypatch) -> None:
-    """Two may have the same name, as a virtual machine can hide features; the kernels of one may crash the other."""
+    """Processors of one name may differ, because a virtual machine can hide features; kernels for another may crash."""
     load()
     monkeypatch.setattr(compiler, "processor_features", lambda: "fpu")
     load()
@@ -220,6 +221,29 @@ def test_nothing_of_another_user_is_loaded(load, fresh_compiler, tmp_path, monke
     assert library.answer() == 42
     assert not library._name.startswith(str(planted)) or planted.stat().st_mtime_ns != before
     assert [record.message for record in caplog.records if "belongs to another user (number 12345)" in record.message]
+
+
+@needs_user_ids
+def test_folders_of_the_owner_of_the_root_are_no_risk(tmp_path, monkeypatch) -> None:
+    """In a user namespace, as in some containers, / and /tmp may belong to a user without a number of their own."""
+    real = Path.stat
+
+    def stat(path: Path, **options: bool) -> os.stat_result:
+        fields = list(real(path, **options))
+        fields[ST_UID] = os.getuid() if path.is_relative_to(tmp_path) else 65534
+        return os.stat_result(fields)
+
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    monkeypatch.setattr(Path, "stat", stat)
+    cache.require_private(tmp_path)
+    with pytest.raises(cache.UnsafeCache, match="belongs to another user"):
+        cache.require_private(tmp_path.parent)
+
+
+def test_without_user_ids_there_is_no_risk(tmp_path, monkeypatch) -> None:
+    monkeypatch.delattr(os, "getuid", raising=False)
+    monkeypatch.delattr(os, "getgid", raising=False)
+    cache.require_private(tmp_path)
 
 
 @needs_compiler

@@ -27,6 +27,7 @@ VARIANTS = {
     for name in CATALOGUE
     for key, case in importlib.import_module(f"attention.cases.{name}").CASES.items()
 } | {name: (name, {}) for name in BASELINES}
+VARIANTS["deltanet-negative-ungated"] = ("deltanet", {"gate": False, "negative_eigenvalues": True})
 # A window of positions looks ahead over several chunks.
 VARIANTS["flash-short-chunk"] = ("flash", {"chunk": 3, "z_width": 5})
 VARIANTS["gau-odd-width"] = ("gau", {"z_width": 5})
@@ -77,6 +78,17 @@ def test_steps_match_the_textbook(build, variant: str, known: int, batch: int) -
 
 
 @every_variant
+@pytest.mark.parametrize("head_width", [3, 41])
+def test_heads_have_any_width(build, variant: str, head_width: int) -> None:
+    """Widths below and above a whole number of vectors."""
+    model = build(variant, head_width=head_width)
+    engines = [kind(model, 2) for kind in (NativeEngine, TextbookEngine)]
+    for token in draw_tokens(model, 2)[:, :25].unbind(dim=1):
+        native, textbook = (engine.step(token) for engine in engines)
+        assert_agree(native, textbook, TOLERANCE)
+
+
+@every_variant
 def test_looking_ahead_draws_the_same_image(build, variant: str) -> None:
     model = build(variant)
     with torch.no_grad():
@@ -116,7 +128,6 @@ def test_states_begin_and_end_with_the_batch(build, variant: str) -> None:
     native = NativeEngine(model, 2)
     tokens = draw_tokens(model, 2)
     first = [native.step(token).clone() for token in tokens.unbind(dim=1)]
-    native.release()
     native.start()
     for token, expected in zip(tokens.unbind(dim=1), first, strict=True):
         assert torch.equal(native.step(token), expected)

@@ -68,6 +68,18 @@ inline float sum_of(int64_t count, Term term) {
     return sum_lanes(sums) + rest;
 }
 
+// The largest of `count` numbers other than NaN, or -3e38 if all are less.
+inline float largest(int64_t count, const float* x) {
+    float most[LANES];
+    for (float& lane : most) lane = -3.0e38f;
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES)
+        for (int64_t lane = 0; lane < LANES; lane++) most[lane] = x[i + lane] > most[lane] ? x[i + lane] : most[lane];
+    for (; i < count; i++) most[0] = x[i] > most[0] ? x[i] : most[0];
+    for (const float lane : most) most[0] = lane > most[0] ? lane : most[0];
+    return most[0];
+}
+
 // Uninitialised memory of this thread for `count` floats, valid until the thread's next call with the same `Tag`.
 template <class Tag>
 inline float* workspace(int64_t count) {

@@ -65,7 +65,8 @@ void look_up(const Pass& pass, const Operation& op) {
         const int32_t* slots = pass.at<int32_t>(op.buffer[2], row) + position * NEIGHBOURS;
         uint64_t values[NEIGHBOURS], keys[TABLES], key = 0;
         for (int64_t n = 0; n < NEIGHBOURS; n++) values[n] = value_at(ring, slots[n], levels);
-        keys[0] = std::min<uint64_t>(values[0], 255) * 256 + std::min<uint64_t>(values[1], 255);
+        const uint64_t most = LINTX_PAIR_BASE - 1;
+        keys[0] = std::min(values[0], most) * LINTX_PAIR_BASE + std::min(values[1], most);
         for (int64_t n = 0; n < NEIGHBOURS; n++) {
             key = (key * LINTX_HASH_BASE + values[n] + 1) * LINTX_HASH_MULTIPLIER & LINTX_HASH_MASK;
             key ^= key >> LINTX_HASH_SHIFT;

@@ -1,32 +1,61 @@
-// Linear attention. State: s [K, V] and z [K] of each head. Integers: the feature map.
+// Linear attention. State: s [C, V] and z [C] of each head. The learned map is relu(x W + b) + offset, with buffers W
+// [K, C] and b [C]. Integers: C, the feature map, and whether each head has its own W and b. Reals: the offset.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "../maths.h"
 #include "../program.h"
+#include "features.h"
 #include "sums.h"
 
 namespace {
 
-inline float linear_feature(float x, int64_t map) {
-    if (map == LINTX_MAP_RELU) return x < 0 ? 0 : x;  // NaN stays NaN
-    return x < 0 ? exponential(x) : x + 1;
+inline float rectify(float x) { return x < 0 ? 0 : x; }  // NaN stays NaN
+
+// Features of one vector x [K] for every map but the learned one.
+inline void fixed_features(int64_t K, int64_t map, const float* x, float* out) {
+    if (map == LINTX_MAP_ELU) {
+        for (int64_t i = 0; i < K; i++) out[i] = x[i] < 0 ? exponential(x[i]) : x[i] + 1;
+    } else if (map == LINTX_MAP_RELU) {
+        for (int64_t i = 0; i < K; i++) out[i] = rectify(x[i]);
+    } else {
+        const bool taylor = map == LINTX_MAP_TAYLOR2;
+        const float scale = taylor ? 1 / std::sqrt(std::sqrt(static_cast<float>(K))) : 1, half = std::sqrt(0.5f);
+        const float limit = 5.0859e7f;  // the fifth root of the largest float; see `Poly2` in feature_maps.py
+        struct Scaled;
+        float* scaled = workspace<Scaled>(K);
+        for (int64_t i = 0; i < K; i++) {
+            const float y = x[i] * scale, above = y < -limit ? -limit : y;
+            scaled[i] = above > limit ? limit : above;
+        }
+        if (!taylor) return multiply_pairs(K, scaled, 1, std::sqrt(2.0f), out);
+        *out++ = 1;
+        for (int64_t i = 0; i < K; i++) *out++ = scaled[i];
+        multiply_pairs(K, scaled, half, 1, out);
+    }
 }
 
 void mix_linear(const Pass& pass, const Operation& op) {
     const Mix mix{pass, op};
-    const int64_t K = mix.key_width, V = mix.value_width, map = mix.integer(0);
-    const Part parts[] = {{0, K * V}, {1, K}};
-    for_heads(mix, parts, K * V, [&](int64_t row, int64_t head, float** state) {
-        float *query = workspace<Mix>(2 * K), *key = query + K, *z = state[1], *y = mix.output(row, head);
+    const int64_t K = mix.key_width, V = mix.value_width, C = mix.integer(0), map = mix.integer(1);
+    const float offset = static_cast<float>(op.real[0]);
+    const Part parts[] = {{0, C * V}, {1, C}};
+    for_heads(mix, parts, C * V, [&](int64_t row, int64_t head, float** state) {
+        float *query = workspace<Mix>(2 * C), *key = query + C, *y = mix.output(row, head);
         const float *q = mix.query(row, head), *k = mix.key(row, head);
-        for (int64_t i = 0; i < K; i++) query[i] = linear_feature(q[i], map);
-        for (int64_t i = 0; i < K; i++) key[i] = linear_feature(k[i], map);
-        for (int64_t i = 0; i < K; i++) z[i] += key[i];
-        update_and_read<false>(K, V, query, key, mix.value(row, head), nullptr, state[0], y);
-        const double scale = reciprocal(dot(K, query, z));
-        for (int64_t j = 0; j < V; j++) y[j] = static_cast<float>(y[j] * scale);
+        if (map == LINTX_MAP_LEARNED) {
+            const int64_t own = mix.integer(2) ? head : 0;
+            const float* bias = mix.own<float>(3, row, own, C);
+            multiply_both(K, C, mix.own<float>(2, row, own, K * C), q, k, query, key);
+            for (int64_t i = 0; i < C; i++) query[i] = rectify(query[i] + bias[i]) + offset;
+            for (int64_t i = 0; i < C; i++) key[i] = rectify(key[i] + bias[i]) + offset;
+        } else {
+            fixed_features(K, map, q, query);
+            fixed_features(K, map, k, key);
+        }
+        divide(V, update_and_read<KEEP>(C, V, query, key, mix.value(row, head), nullptr, state[0], state[1], y), y);
     });
 }
 

@@ -45,18 +45,15 @@ class NativeEngine(Engine):
     # The largest number of positions of a single image in one pass; see `look_ahead` of engine.cpp.
     window: ClassVar[int] = 8
 
-    def __init__(self, model: PixelModel, batch: int, state: PixelState | None = None, look_ahead: bool = True) -> None:
-        super().__init__(model, batch)
+    def prepare(self, look_ahead: bool) -> None:
         self._kernels = load_kernels()
         # Several images keep the processor busy without look-ahead.
-        self.program = compile_step(model, self.window if look_ahead and batch == 1 else 1)
-        self._memory = Memory(self.program, batch)
-        head = model.head
+        self.program = compile_step(self.model, self.window if look_ahead and self.batch == 1 else 1)
+        self._memory = Memory(self.program, self.batch)
+        head = self.model.head
         bounds = (head.mixtures, *head.log_scale_bounds) if isinstance(head, MixtureHead) else (0, 0, 0)
         self._head = Head(head.levels, *bounds)
-        self._position = 0
         self._tried_threads = -math.inf
-        self.start(state)
 
     def use_threads(self, threads: int) -> None:
         """Let `threads` threads work on every step until the next `start`."""
@@ -95,23 +92,19 @@ class NativeEngine(Engine):
         return None
 
     def start(self, state: PixelState | None = None) -> None:
-        self._memory.start()
         if time.monotonic() - self._tried_threads > _TRIED_SECONDS:
             self.use_threads(self._find_fastest_threads())
-            self._memory.start()
             self._tried_threads = time.monotonic()
-        self._position = 0
-        if state is not None:
-            self._position = int(state.embedding.position)
-            self._recent.copy_(fill_ring(state.embedding, self._recent.shape[1]))
-            if self.program.label >= 0:
-                self._memory.tensors[self.program.label].copy_(state.embedding.label)
-            for index, (block, layer) in enumerate(zip(self.model.typed_blocks, state.layers, strict=True)):
-                self._memory.set_layer(index, block.list_states(layer))
-        self.look_aheads = 0
-
-    def release(self) -> None:
-        self._memory.release()
+        self._memory.start()
+        self._position, self.look_aheads = 0, 0
+        if state is None:
+            return
+        self._position = int(state.embedding.position)
+        self._recent.copy_(fill_ring(state.embedding, self._recent.shape[1]))
+        if self.program.label >= 0:
+            self._memory.tensors[self.program.label].copy_(state.embedding.label)
+        for index, (block, layer) in enumerate(zip(self.model.typed_blocks, state.layers, strict=True)):
+            self._memory.set_layer(index, block.list_states(layer))
 
     @property
     def state_bytes(self) -> int:

@@ -85,17 +85,15 @@ def load_kernels() -> ctypes.CDLL:
 
 
 class Memory:
-    """A program with memory for `batch` images. The memory of the states comes and goes with `start` and `release`."""
+    """A program with memory for `batch` images."""
 
     def __init__(self, program: Program, batch: int) -> None:
         self.program, self.batch = program, batch
         rows = max(batch, program.window)
         self.tensors = [
             pack(buffer.tensor, buffer.dtype) if buffer.kind == Kind.WEIGHTS and buffer.tensor is not None
-            # New scratch memory is 0; a product reads whole words, of which the end is never written.
-            else torch.zeros(rows, buffer.width, dtype=buffer.dtype) if buffer.kind == Kind.SCRATCH
-            else torch.empty(0) if buffer.tensor is None
-            else buffer.tensor
+            else buffer.tensor if buffer.tensor is not None
+            else torch.zeros(batch if buffer.kind == Kind.STATE else rows, buffer.width, dtype=buffer.dtype)
             for buffer in program.buffers
         ]  # fmt: skip
         kernels = load_kernels()
@@ -125,23 +123,14 @@ class Memory:
 
     def start(self) -> None:
         """Give every state its initial value."""
-        for index, buffer in enumerate(self.program.buffers):
+        for tensor, buffer in zip(self.tensors, self.program.buffers, strict=True):
             if buffer.kind == Kind.STATE:
-                if not len(self.tensors[index]):
-                    self.tensors[index] = torch.empty(self.batch, buffer.width, dtype=buffer.dtype)
-                    self._buffers[index].data = self.tensors[index].data_ptr()
-                self.tensors[index].fill_(buffer.initial)
-
-    def release(self) -> None:
-        """Free the states."""
-        for index, buffer in enumerate(self.program.buffers):
-            if buffer.kind == Kind.STATE:
-                self.tensors[index] = torch.empty(0)
+                tensor.fill_(buffer.initial)
 
     def set_layer(self, layer: int, states: Sequence[Tensor]) -> None:
-        """Copy tensors [B, ...] to the states of a layer."""
+        """Copy tensors [B, ...], or [1, ...] for all images, to the states of a layer."""
         for index, state in zip(self.program.states[layer], states, strict=True):
-            self.tensors[index].copy_(state.reshape(self.batch, -1))
+            self.tensors[index].copy_(state.reshape(len(state), -1))
 
 
 def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:

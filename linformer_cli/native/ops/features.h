@@ -1,0 +1,78 @@
+// The feature maps of sums: query and key [K] to features [C].
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "../maths.h"
+#include "lanes.h"
+
+namespace {
+
+// x W [C] of a matrix W [K, C] and of the two vectors x [K] of a query and a key, so that W is read once.
+inline void multiply_both(int64_t K, int64_t C, const float* matrix, const float* q, const float* k, float* query,
+                          float* key) {
+    int64_t c = 0;
+    for (; c + 2 * LANES <= C; c += 2 * LANES) {
+        floats sums[2][2] = {};
+        for (int64_t i = 0; i < K; i++) {
+            const floats left = load(matrix + i * C + c), right = load(matrix + i * C + c + LANES);
+            sums[0][0] += q[i] * left;
+            sums[0][1] += q[i] * right;
+            sums[1][0] += k[i] * left;
+            sums[1][1] += k[i] * right;
+        }
+        for (int64_t half = 0; half < 2; half++) store(query + c + half * LANES, sums[0][half]);
+        for (int64_t half = 0; half < 2; half++) store(key + c + half * LANES, sums[1][half]);
+    }
+    for (; c + LANES <= C; c += LANES) {
+        floats sums[2] = {};
+        for (int64_t i = 0; i < K; i++) {
+            const floats row = load(matrix + i * C + c);
+            sums[0] += q[i] * row;
+            sums[1] += k[i] * row;
+        }
+        store(query + c, sums[0]);
+        store(key + c, sums[1]);
+    }
+    for (; c < C; c++) {
+        query[c] = key[c] = 0;
+        for (int64_t i = 0; i < K; i++) {
+            query[c] += q[i] * matrix[i * C + c];
+            key[c] += k[i] * matrix[i * C + c];
+        }
+    }
+}
+
+// All products of two coordinates, of which there are K (K + 1) / 2, with weights for squares and other products.
+inline void multiply_pairs(int64_t K, const float* x, float square, float other, float* out) {
+    for (int64_t i = 0; i < K; i++) {
+        *out++ = x[i] * x[i] * square;
+        for (int64_t j = i + 1; j < K; j++) *out++ = x[i] * x[j] * other;
+    }
+}
+
+// x [K] divided by its length, times `factor` [K].
+inline void scale_to_length(int64_t K, const float* x, const float* factor, float* out) {
+    const float length = std::sqrt(dot(K, x, x)), inverse = 1 / (length < 1e-12f ? 1e-12f : length);
+    for (int64_t i = 0; i < K; i++) out[i] = x[i] * inverse * factor[i];
+}
+
+// |x|^2 / 2 of a vector x [K] times K^(-1/4). It stays finite, because infinity minus infinity is NaN.
+inline float half_square(int64_t K, const float* x) {
+    const float squares = dot(K, x, x), limit = 8.5e37f;
+    return (squares > limit ? limit : squares) * 0.5f / std::sqrt(static_cast<float>(K));
+}
+
+// [sin, cos] / sqrt(D) [2 D] of the phases that are in the first D places of `out`.
+inline void sine_features(int64_t D, float* out) {
+    const float scale = 1 / std::sqrt(static_cast<float>(D));
+    for (int64_t i = 0; i < D; i++) {
+        float sine, cosine;
+        sine_cosine(out[i], sine, cosine);
+        out[i] = sine * scale;
+        out[D + i] = cosine * scale;
+    }
+}
+
+}  // namespace
