@@ -261,8 +261,6 @@ def test_nan_features_stay_nan(build_tiny_model, feature_map, row) -> None:
 @pytest.mark.parametrize(
     ("changes", "dtype", "reason"),
     [
-        ({"attention": "gau"}, torch.float32, "does not support gau attention"),
-        ({"attention": "lstm"}, torch.float32, "does not support the LSTM"),
         ({}, torch.float64, "not support float64"),
         ({"head": "mixture", "mixtures": 2000}, torch.float32, "mixtures up to"),
     ],
