@@ -7,7 +7,7 @@
 #include "ops/join.h"
 #include "ops/look_up.h"
 #include "ops/mix_linear.h"
-#include "ops/mix_softmax.h"
+#include "ops/mix_rows.h"
 #include "ops/project.h"
 #include "program.h"
 
@@ -28,7 +28,7 @@ const Entry ENTRIES[] = {
     {"add", add, false},
     {"gate", gate, false},
     {"mix.linear", mix_linear, true},
-    {"mix.softmax", mix_softmax, true},
+    {"mix.rows", mix_rows, true},
 };
 
 void run(const Pass& pass) {

@@ -37,7 +37,9 @@ def build(build_tiny_model: Callable[..., PixelModel]) -> Callable[..., PixelMod
     def build_variant(variant: str, **changes: object) -> PixelModel:
         attention, options = VARIANTS[variant]
         image = ImageShape(height=6, width=10, levels=16)
-        model = build_tiny_model(attention=attention, attention_options=options, image=image, **changes)
+        # Heads of one vector of 16 lanes and a remainder.
+        changes = {"attention": attention, "attention_options": options, "image": image, "head_width": 20, **changes}
+        model = build_tiny_model(**changes)
         generator = torch.Generator().manual_seed(12)
         with torch.no_grad():
             for block in model.blocks:
