@@ -7,6 +7,7 @@
 #include "ops/join.h"
 #include "ops/look_up.h"
 #include "ops/mix_linear.h"
+#include "ops/mix_linformer.h"
 #include "ops/mix_rows.h"
 #include "ops/project.h"
 #include "program.h"
@@ -28,6 +29,7 @@ const Entry ENTRIES[] = {
     {"add", add, false},
     {"gate", gate, false},
     {"mix.linear", mix_linear, true},
+    {"mix.linformer", mix_linformer, true},
     {"mix.rows", mix_rows, true},
 };
 

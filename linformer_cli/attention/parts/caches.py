@@ -36,8 +36,12 @@ class CachedAttention(Attention):
 
     def list_states(self, state: KeyValueCache) -> list[Tensor]:
         """Keys and values [B, H, T, .] with room for a whole image."""
-        rows = self.shape.positions
-        return [functional.pad(x[:, :, :rows], (0, 0, 0, max(rows - x.shape[2], 0))) for x in state[:2]]
+        return [fit_rows(state.keys, self.shape.positions), fit_rows(state.values, self.shape.positions)]
+
+
+def fit_rows(x: Tensor, rows: int) -> Tensor:
+    """x [B, H, T, W] cut or padded to T = `rows`."""
+    return functional.pad(x[:, :, :rows], (0, 0, 0, max(rows - x.shape[2], 0)))
 
 
 def init_cache(
