@@ -6,6 +6,7 @@
 #include "drawing.h"
 #include "ops/join.h"
 #include "ops/look_up.h"
+#include "ops/mix_compress.h"
 #include "ops/mix_linear.h"
 #include "ops/mix_linformer.h"
 #include "ops/mix_rows.h"
@@ -28,8 +29,10 @@ const Entry ENTRIES[] = {
     {"join", join, false},
     {"add", add, false},
     {"gate", gate, false},
+    {"mix.compress", mix_compress, true},
     {"mix.linear", mix_linear, true},
     {"mix.linformer", mix_linformer, true},
+    {"mix.norm_heads", mix_norm_heads, false},
     {"mix.rows", mix_rows, true},
 };
 
