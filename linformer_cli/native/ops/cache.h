@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "../maths.h"
 #include "lanes.h"
@@ -20,25 +21,52 @@ struct Average {
     float* sum;
 };
 
-constexpr int64_t CACHE_ROWS = 32;
+constexpr int64_t CACHE_ROWS = 64;
+
+// scores[n] <- query . key of the rows place[n], for n below 4.
+inline void score_rows(int64_t K, const float* query, const float* keys, const int32_t* place, float* scores) {
+    const float* key[4];
+    for (int64_t n = 0; n < 4; n++) key[n] = keys + place[n] * K;
+    floats sums[4] = {};
+    int64_t i = 0;
+    for (; i + LANES <= K; i += LANES) {
+        const floats part = load(query + i);
+        for (int64_t n = 0; n < 4; n++) sums[n] += part * load(key[n] + i);
+    }
+    four found = sum_lanes(sums[0], sums[1], sums[2], sums[3]);
+    for (; i < K; i++) found += query[i] * four{key[0][i], key[1][i], key[2][i], key[3][i]};
+    std::memcpy(scores, &found, sizeof found);
+}
 
 // Adds the rows number place[0 .. rows - 1], at most CACHE_ROWS, to the average; keys [., K] and values [., V].
 inline void average_rows(Average& average, int64_t K, int64_t V, const float* query, const float* keys, const float* values,
-                         const int32_t* place, int64_t rows) {
-    float weights[CACHE_ROWS], most = average.most;
-    for (int64_t r = 0; r < rows; r++) weights[r] = dot(K, query, keys + place[r] * K);
-    for (int64_t r = 0; r < rows; r++) most = weights[r] > most ? weights[r] : most;
+                         int32_t* place, int64_t rows) {
+    // Rows of weight 0 complete the last group of four.
+    const int64_t groups = (rows + 3) / 4;
+    for (int64_t r = rows; r < groups * 4; r++) place[r] = place[rows - 1];
+    float weights[CACHE_ROWS];
+    for (int64_t group = 0; group < groups; group++)
+        score_rows(K, query, keys, place + 4 * group, weights + 4 * group);
+    for (int64_t r = rows; r < CACHE_ROWS; r++) weights[r] = -3.0e38f;
+    floats largest = load(weights);
+    for (int64_t r = LANES; r < CACHE_ROWS; r += LANES) {
+        const floats other = load(weights + r);
+        largest = other > largest ? other : largest;
+    }
+    float most = average.most;
+    for (int64_t lane = 0; lane < LANES; lane++) most = largest[lane] > most ? largest[lane] : most;
     const float kept = exponential(average.most - most);
-    for (int64_t r = 0; r < rows; r++) weights[r] = exponential(weights[r] - most);
-    float total = 0;
-    for (int64_t r = 0; r < rows; r++) total += weights[r];
-    average.total = average.total * kept + total;
+    for (int64_t r = 0; r < CACHE_ROWS; r++) weights[r] = exponential(weights[r] - most);
+    floats total = load(weights);
+    for (int64_t r = LANES; r < CACHE_ROWS; r += LANES) total += load(weights + r);
+    average.total = average.total * kept + sum_lanes(total);
     average.most = most;
     int64_t j = 0;
     for (; j + LANES <= V; j += LANES) {
-        floats sum = load(average.sum + j) * kept;
-        for (int64_t r = 0; r < rows; r++) sum += weights[r] * load(values + place[r] * V + j);
-        store(average.sum + j, sum);
+        floats sums[4] = {load(average.sum + j) * kept};
+        for (int64_t r = 0; r < groups * 4; r += 4)
+            for (int64_t n = 0; n < 4; n++) sums[n] += weights[r + n] * load(values + place[r + n] * V + j);
+        store(average.sum + j, (sums[0] + sums[1]) + (sums[2] + sums[3]));
     }
     for (; j < V; j++) {
         float sum = average.sum[j] * kept;
