@@ -6,13 +6,15 @@
 #include "drawing.h"
 #include "ops/join.h"
 #include "ops/look_up.h"
+#include "ops/mix_compress.h"
 #include "ops/mix_deltanet.h"
 #include "ops/mix_gla.h"
 #include "ops/mix_linear.h"
+#include "ops/mix_linformer.h"
 #include "ops/mix_performer.h"
 #include "ops/mix_retention.h"
+#include "ops/mix_rows.h"
 #include "ops/mix_sines.h"
-#include "ops/mix_softmax.h"
 #include "ops/project.h"
 #include "program.h"
 
@@ -32,14 +34,17 @@ const Entry ENTRIES[] = {
     {"join", join, false},
     {"add", add, false},
     {"gate", gate, false},
+    {"mix.compress", mix_compress, true},
     {"mix.deltanet", mix_deltanet, true},
     {"mix.gla", mix_gla, true},
     {"mix.linear", mix_linear, true},
+    {"mix.linformer", mix_linformer, true},
+    {"mix.norm_heads", mix_norm_heads, false},
     {"mix.performer", mix_performer, true},
     {"mix.performer_trig", mix_performer_trig, true},
     {"mix.retention", mix_retention, true},
     {"mix.rfa", mix_rfa, true},
-    {"mix.softmax", mix_softmax, true},
+    {"mix.rows", mix_rows, true},
 };
 
 void run(const Pass& pass) {
