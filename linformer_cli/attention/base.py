@@ -186,13 +186,18 @@ def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def large_number(dtype: torch.dtype) -> float:
+    """The largest number that `shrink_huge` does not scale down: a sum of many of its squares does not overflow."""
+    return float(torch.finfo(dtype).max ** 0.25)
+
+
 def shrink_huge(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     """x, scaled down by one factor over `dims` where a sum of its squares could overflow.
 
     If no element exceeds the fourth root of the largest number, which is 4e9 in float32, x is unchanged. Norms and
     directions do not depend on the scale of x. The scores of `lsh` do, so they change for larger queries.
     """
-    limit = torch.finfo(x.dtype).max ** 0.25
+    limit = large_number(x.dtype)
     shrunk: Tensor = x * (limit / x.detach().abs().amax(dim=dims, keepdim=True).clamp(min=limit))
     return shrunk
 

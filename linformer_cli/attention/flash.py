@@ -7,6 +7,8 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
+from linformer_cli.native.program import MixInputs
+
 from .base import AttentionShape, Memory, accumulator_dtype
 from .parts.gated import GatedAttention, GatedOptions
 
@@ -132,6 +134,22 @@ class FlashAttention(GatedAttention):
             if place + 1 == self.options.chunk:
                 s.baddbmm_(self.linear_key(keys).transpose(1, 2), values)
         return y_t.to(v_t.dtype), state._replace(position=position + 1)
+
+    def emit(self, inputs: MixInputs) -> None:
+        builder, chunk, widths = inputs.builder, self.options.chunk, (self.shape.key_width, self.shape.value_width)
+        scaled = (
+            *((self.query, self.score_scale), (self.key, 1.0)),
+            *((self.linear_query, self.linear_scale), (self.linear_key, 1.0)),
+        )
+        buffers = [
+            *(builder.state(chunk * width) for width in widths),
+            builder.state(widths[0] * widths[1]),
+            builder.shared(self.list_constants(*scaled)),
+            builder.shared(self.reversed_bias()),
+            builder.scratch("weights", chunk),
+            builder.scratch("query", widths[0]),
+        ]
+        inputs.emit("flash", self.shape.heads_and_widths, buffers, (chunk,), (self.weight_scale,))
 
     def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
         key_width, value_width = self.shape.key_width, self.shape.value_width

@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from linformer_cli.errors import UsageError
+from linformer_cli.native.program import MixInputs
 
 from .base import AttentionShape, Memory, accumulator_dtype
 from .parts.caches import CachedAttention, KeyValueCache, extend_cache, push_in_place
@@ -85,6 +86,18 @@ class GauAttention(GatedAttention, CachedAttention):
             keys, values = (part[:, 0, :length].to(dtype) for part in (cache.keys, cache.values))
             y_t = self.mix(self.query(q_t.to(dtype)), keys, values, length - 1)
         return y_t.to(v_t.dtype), cache
+
+    def emit(self, inputs: MixInputs) -> None:
+        builder, capacity = inputs.builder, self.shape.positions
+        buffers = [
+            *(builder.state(capacity * width) for width in (self.shape.key_width, self.shape.value_width)),
+            builder.shared(self.list_constants((self.key, 1.0), (self.query, self.score_scale))),
+            builder.shared(self.reversed_bias()),
+            builder.scratch("query", self.shape.key_width),
+            builder.scratch("weights", capacity),
+        ]
+        bounded = int(self.options.activation == "laplace")
+        inputs.emit("gau", self.shape.heads_and_widths, buffers, (capacity, bounded), (self.weight_scale,))
 
     def _require_room(self, length: int) -> None:
         if self.bias is not None and length > self.span:

@@ -8,11 +8,18 @@ from pydantic import AfterValidator, Field
 from torch import Tensor
 from torch.nn import functional
 
-from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype, shrink_huge
-from .parts.caches import KeyValueCache, cache_bytes, extend_cache, init_cache, push_in_place
+from linformer_cli.native.program import MixInputs
+
+from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype, large_number, shrink_huge
+from .parts.caches import KeyValueCache, cache_bytes, extend_cache, fit_rows, init_cache, push_in_place
 
 # Marks an entry of a ring that was never written.
 EMPTY = -1
+
+
+def _scale_keys(queries: Tensor) -> Tensor:
+    """The keys of queries [..., K]: their directions, with length 1 / sqrt(K)."""
+    return functional.normalize(queries, dim=-1) / math.sqrt(queries.shape[-1])
 
 
 def _even(buckets: int) -> int:
@@ -169,7 +176,7 @@ class LshAttention(Attention):
         window = self.options.window
         rounds, rows_of, size = layout.rows.shape
         length, new = queries.shape[1], layout.slots.shape[-1]
-        keys = functional.normalize(queries, dim=-1) / math.sqrt(queries.shape[-1])
+        keys = _scale_keys(queries)
         values_and_one = functional.pad(values, (0, 1), value=1.0)
 
         base = torch.arange(rows_of, device=queries.device).unsqueeze(-1)
@@ -274,6 +281,24 @@ class LshAttention(Attention):
         oldest = ring.argmin(dim=-1, keepdim=True)
         rings.view(-1)[cell * window + oldest.squeeze(-1)] = length - 1
         return y, LshState(cache, state.rings)
+
+    def emit(self, inputs: MixInputs) -> None:
+        builder, shape, options = inputs.builder, self.shape, self.options
+        capacity, cells = shape.positions, options.rounds * options.buckets
+        buffers = [
+            *(builder.state(shape.heads * capacity * width) for width in (shape.key_width, shape.value_width)),
+            builder.state(shape.heads * cells * options.window, EMPTY, torch.int32),
+            builder.shared(self.rotations),
+            builder.scratch("products", shape.heads * cells // 2, torch.float64),
+            builder.scratch("marks", shape.heads * capacity, torch.int32),
+        ]
+        integers = (capacity, options.rounds, options.buckets, options.window)
+        inputs.emit("lsh", shape.heads_and_widths, buffers, integers, (large_number(torch.float32),))
+
+    def list_states(self, state: LshState) -> list[Tensor]:
+        """Keys of length 1 / sqrt(K) and values with room for a whole image, and the rings."""
+        queries, values = (fit_rows(part, self.shape.positions) for part in state.cache[:2])
+        return [_scale_keys(queries), values, state.rings]
 
     def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
         options = self.options

@@ -6,6 +6,8 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 
+from linformer_cli.native.program import MixInputs
+
 from .base import Attention, AttentionOptions, AttentionShape, Memory, Shared, accumulator_dtype
 from .parts.causal_convolution import CausalConvolution, RecentValues
 from .parts.halves import PowerOfTwo
@@ -151,6 +153,26 @@ class NystromAttention(Attention):
             if self.convolution is not None and recent is not None:
                 y_t += self.convolution.step(v_t, recent, dtype)
         return y_t.to(v_t.dtype), state
+
+    @torch.no_grad()
+    def emit(self, inputs: MixInputs) -> None:
+        builder, shape, landmarks = inputs.builder, self.shape, self.options.landmarks
+        queries, keys = self._scaled_landmarks(torch.float32)
+        buffers = [
+            builder.state(shape.heads * landmarks * shape.value_width),
+            builder.state(shape.heads * landmarks, initial=NOTHING),
+            builder.state(shape.heads * landmarks),
+            *(builder.shared(scaled.transpose(1, 2)) for scaled in (keys, queries)),
+            builder.shared(self.invert_landmarks(keys)),
+        ]
+        inputs.emit("nystrom", shape.heads_and_widths, buffers, (landmarks,))
+        if self.convolution is not None:
+            self.convolution.emit(inputs, shape.heads_and_widths)
+
+    def list_states(self, state: NystromState) -> list[Tensor]:
+        """The averages, the log of each total weight as a score, a weight of 1 relative to it, and recent values."""
+        parts = [state.averages, state.log_weights, torch.ones_like(state.log_weights)]
+        return parts if state.recent is None else [*parts, state.recent.ordered()]
 
     def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
         landmarks, accumulator = self.options.landmarks, accumulator_dtype(dtype)

@@ -6,7 +6,7 @@ The other blocks are in `gated.py` and `lstm.py`; `mixers.py` builds the configu
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -100,6 +100,9 @@ class Block(nn.Module, ABC):
     A block has the same methods as an attention, on vectors of the model's width. LayerNorm is applied before each
     branch (`pre`) or after the sum (`post`).
     """
+
+    # Whether a pass of its program can compute several positions of an image, of which none needs another's output.
+    looks_ahead: ClassVar[bool] = True
 
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from linformer_cli.attention.base import Memory
 from linformer_cli.config import Config, NetworkConfig
-from linformer_cli.native.program import Builder, NoProgram
+from linformer_cli.native.program import Builder
 
 from .blocks import Block
 
@@ -45,6 +45,7 @@ class LstmBlock(Block):
     method = "no attention: one cell per block"
     memory = Memory.CONSTANT
     options_type = LstmOptions
+    looks_ahead = False
 
     def __init__(self, config: NetworkConfig, options: LstmOptions) -> None:
         super().__init__(config)
@@ -88,7 +89,16 @@ class LstmBlock(Block):
         return 2 * batch * self.hidden * dtype.itemsize
 
     def emit(self, builder: Builder, name: str) -> None:
-        raise NoProgram("it does not support the LSTM")
+        input_weight, hidden_weight, input_bias, hidden_bias = self.lstm.all_weights[0]
+
+        def branch(x: int) -> int:
+            h, c = (builder.state(self.hidden) for _ in range(2))
+            from_input = builder.project_by(input_weight, input_bias + hidden_bias, x, "gates")
+            from_h = builder.project_by(hidden_weight, torch.zeros_like(hidden_bias), h, "hidden gates")
+            builder.emit("lstm", (from_input, from_h, h, c), (self.hidden,))
+            return builder.project(self.output, h, "branch")
+
+        builder.add_branch(self.norm, self.pre, branch)
 
     def list_states(self, state: Any) -> list[Tensor]:
         return [state.h, state.c]

@@ -10,10 +10,13 @@ from .pixel_model import PixelModel
 def compile_step(model: PixelModel, window: int = 1) -> Program:
     """The program of one step of `model`, for up to `window` positions in a pass. Raises `NoProgram`.
 
-    Products have inputs and weights of the model's type, float32 or bfloat16; everything else is float32.
+    The window is 1 if a block cannot look ahead. Products have inputs and weights of the model's type, float32 or
+    bfloat16; everything else is float32.
     """
     if model.dtype not in (torch.float32, torch.bfloat16):
         raise NoProgram("it does not support float64")
+    if not all(block.looks_ahead for block in model.typed_blocks):
+        window = 1
     builder = Builder(model.dtype, model.config.width, window)
     recent, label = model.embedding.emit(builder)
     states = []

@@ -109,4 +109,18 @@ enum Activation { RELU = LINTX_ACTIVATION_RELU, GELU = LINTX_ACTIVATION_GELU, SI
     }
 }
 
+// tanh(x) within a few units in the last place. Near 0 by the polynomial of Cephes' tanhf, because 1 - 2 / (exp(2x) + 1)
+// cancels there.
+[[gnu::always_inline]] inline float hyperbolic_tangent(float x) {
+    const float magnitude = std::fabs(x), square = x * x;
+    const float tail = 1 - 2 / (exponential(2 * magnitude) + 1);
+    float sum = -5.70498872745e-3f;
+    sum = sum * square + 2.06390887954e-2f;
+    sum = sum * square - 5.37397155531e-2f;
+    sum = sum * square + 1.33314422036e-1f;
+    sum = sum * square - 3.33332819422e-1f;
+    const float near = sum * square * x + x;
+    return magnitude < 0.625f ? near : x < 0 ? -tail : tail;
+}
+
 }  // namespace

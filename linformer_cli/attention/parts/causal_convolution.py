@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from linformer_cli.native.program import MixInputs
+
 # The fewest positions per matrix product: larger products are faster but contain more zeros.
 _BLOCK = 32
 
@@ -19,6 +21,11 @@ class RecentValues(NamedTuple):
 
     values: Tensor
     oldest: Tensor
+
+    def ordered(self) -> Tensor:
+        """The values [B, H, kernel - 1, V] from the oldest to the newest."""
+        order = torch.arange(self.values.shape[2], device=self.values.device) + self.oldest
+        return self.values.index_select(2, order % self.values.shape[2])
 
 
 class CausalConvolution(nn.Module):
@@ -36,11 +43,7 @@ class CausalConvolution(nn.Module):
     def attend(self, v: Tensor, recent: RecentValues | None, dtype: torch.dtype) -> tuple[Tensor, RecentValues]:
         """y [B, H, T, V] in `dtype` for v [B, H, T, V] after `recent` (None: no positions), and the new ring."""
         ring, length = self.kernel - 1, v.shape[2]
-        if recent is None:
-            before = v.new_zeros(*v.shape[:2], ring, v.shape[3])
-        else:
-            order = (torch.arange(ring, device=v.device) + recent.oldest) % ring
-            before = recent.values.index_select(2, order)
+        before = v.new_zeros(*v.shape[:2], ring, v.shape[3]) if recent is None else recent.ordered()
         values = torch.cat([before, v], dim=2)
         # A copy, because a view would keep all values in memory as long as the state lives.
         kept = values[:, :, length:].to(before.dtype, copy=True)
@@ -78,6 +81,12 @@ class CausalConvolution(nn.Module):
         recent.values.select(2, oldest).copy_(v_t)
         recent.oldest.fill_((oldest + 1) % ring)
         return y_t
+
+    def emit(self, inputs: MixInputs, sizes: tuple[int, int, int]) -> None:
+        """Emit an operation that adds y_t to the output of an attention of `sizes` (H, K, V)."""
+        builder = inputs.builder
+        buffers = (builder.state(sizes[0] * (self.kernel - 1) * sizes[2]), builder.shared(self.weight))
+        inputs.emit("convolution", sizes, buffers, (self.kernel,))
 
     def recent_bytes(self, batch: int, value_width: int, dtype: torch.dtype) -> int:
         """Bytes of the ring for values of `dtype`, including its index."""

@@ -75,6 +75,14 @@ class GatedAttention(Attention):
     def fit_shape(cls, options: Any, shape: AttentionShape, width: int) -> AttentionShape:
         return replace(shape, heads=1, key_width=options.z_width, value_width=2 * width)
 
+    def list_constants(self, *scaled: tuple["ScaleOffset", float]) -> Tensor:
+        """The scales and offsets [2 * count, K] of a program, each times its factor."""
+        return torch.cat([factor * torch.stack([each.scale, each.offset]) for each, factor in scaled])
+
+    def reversed_bias(self) -> Tensor:
+        """The bias [span] with the largest distance first; zeros if there is none."""
+        return self.key.scale.new_zeros(self.span) if self.bias is None else self.bias.flip(0)
+
     def build_scale_offset(self) -> ScaleOffset:
         """A scale and offset for Z; with 'length', products start near 0; with 'width', they are divided by sqrt(K)."""
         return ScaleOffset(self.shape.key_width, 0.0 if self.options.scale == "length" else 1.0)

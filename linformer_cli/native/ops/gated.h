@@ -1,0 +1,56 @@
+// Shared parts of the gated attentions, whose one head has wide values: its columns are divided among threads.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "../maths.h"
+#include "../program.h"
+#include "lanes.h"
+
+namespace {
+
+// A multiple of LANES, so that the division into blocks does not change results.
+constexpr int64_t BLOCK = 64;
+
+// Calls body(row, first, width) for blocks of the columns of every row, in order of rows where they belong to one image.
+// `work` is that of a row.
+template <class Body>
+void for_columns(const Pass& pass, int64_t columns, int64_t work, Body body) {
+    const int64_t width = pass.together ? BLOCK : columns, blocks = (columns + width - 1) / width;
+    const auto call = [&](int64_t row, int64_t block) {
+        const int64_t first = block * width, left = columns - first;
+        body(row, first, left < width ? left : width);
+    };
+    if (pass.mode == STEP)
+        pass.for_each(pass.rows * blocks, pass.rows * work, [&](int64_t i) { call(i / blocks, i % blocks); });
+    else
+        pass.for_each(blocks, pass.rows * work, [&](int64_t block) {
+            for (int64_t row = 0; row < pass.rows; row++) call(row, block);
+        });
+}
+
+// to <- from * scale + offset, each [K]; scale [K] is followed by offset [K].
+inline void scale_and_offset(int64_t K, const float* from, const float* scale, float* to) {
+    for (int64_t i = 0; i < K; i++) to[i] = from[i] * scale[i] + scale[K + i];
+}
+
+inline float squared_relu(float x) { return x < 0 ? 0 : x * x; }  // NaN stays NaN
+
+// (1 + erf((x - sqrt(1/2)) sqrt(2 pi))) / 2
+inline float laplace(float x) { return 0.5f + 0.5f * error_function((x - 0.70710678f) * 2.50662827f); }
+
+// weights[n] <- scale * activation(query . keys[n] + start + bias[n]) for `count` keys, which are `stride` apart.
+inline void weigh_keys(int64_t count, int64_t K, const float* query, const float* keys, int64_t stride, float start,
+                       const float* bias, bool bounded, float scale, float* weights) {
+    for (int64_t n = 0; n < count; n++) {
+        for (int64_t i = 0; i < K; i += LANES) __builtin_prefetch(keys + (n + 8) * stride + i);
+        weights[n] = dot(K, query, keys + n * stride) + (start + bias[n]);
+    }
+    if (bounded)
+        for (int64_t n = 0; n < count; n++) weights[n] = scale * laplace(weights[n]);
+    else
+        for (int64_t n = 0; n < count; n++) weights[n] = scale * squared_relu(weights[n]);
+}
+
+}  // namespace

@@ -1,0 +1,100 @@
+// LSH attention: softmax over the last `window` positions of the same hash in any round; the value itself without any.
+//
+// State of each head: keys [capacity, K], which are scaled queries of length 1 / sqrt(K); values [capacity, V]; rings of
+// positions, int32 [rounds, buckets, window], -1 where unused. Constants of each head: rotations [K, rounds, buckets / 2].
+// Scratch of each head: products, float64 [rounds, buckets / 2]; marks, int32 [capacity], which are 0 between calls.
+// Integers: capacity, rounds, buckets, window. Reals: the largest element that is not scaled down.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "../maths.h"
+#include "../program.h"
+#include "lanes.h"
+#include "rows.h"
+
+namespace {
+
+// The index of the largest of `count` products and their opposites, which follow them.
+inline int64_t find_bucket(int64_t count, const double* products) {
+    int64_t most = 0, least = 0;
+    for (int64_t n = 1; n < count; n++) {
+        if (products[n] > products[most]) most = n;
+        if (products[n] < products[least]) least = n;
+    }
+    return products[most] >= -products[least] ? most : least + count;
+}
+
+// The smallest of the positions in a ring: the oldest, or an unused place.
+inline int32_t* find_oldest(int64_t window, int32_t* ring) {
+    int32_t* oldest = ring;
+    for (int64_t n = 1; n < window; n++)
+        if (ring[n] < *oldest) oldest = ring + n;
+    return oldest;
+}
+
+// y [V] <- the average of values, weighted by exp(query . key), over `count` > 0 positions.
+inline void average_of(int64_t count, const int32_t* positions, int64_t K, int64_t V, const float* query, const float* keys,
+                       const float* values, float* y) {
+    float *weights = workspace<const int32_t>(count), most = -3.0e38f;
+    for (int64_t n = 0; n < count; n++) weights[n] = dot(K, query, keys + positions[n] * K);
+    for (int64_t n = 0; n < count; n++) most = weights[n] > most ? weights[n] : most;
+    for (int64_t n = 0; n < count; n++) weights[n] = exponential(weights[n] - most);
+    const float inverse = 1 / sum_of(count, [&](int64_t n) { return weights[n]; });
+    std::memset(y, 0, V * sizeof(float));
+    for (int64_t n = 0; n < count; n++) add_rows(1, V, weights + n, values + positions[n] * V, V, y);
+    for (int64_t j = 0; j < V; j++) y[j] *= inverse;
+}
+
+void mix_lsh(const Pass& pass, const Operation& op) {
+    const Mix mix{pass, op};
+    const int64_t K = mix.key_width, V = mix.value_width, capacity = mix.integer(0);
+    const int64_t rounds = mix.integer(1), buckets = mix.integer(2), window = mix.integer(3), half = buckets / 2;
+    const float bound = static_cast<float>(op.real[0]), root = std::sqrt(static_cast<float>(K));
+    const Part parts[] = {{2, rounds * buckets * window}};
+    for_heads(mix, parts, rounds * (buckets * K + window * (K + V)), [&](int64_t row, int64_t head, float** state) {
+        const int64_t position = pass.position_of(row);
+        int32_t *rings = reinterpret_cast<int32_t*>(state[0]), *marks = mix.own<int32_t>(5, row, head, capacity);
+        float *keys = mix.own<float>(0, row, head, capacity * K), *values = mix.own<float>(1, row, head, capacity * V);
+        float *query = workspace<Mix>(K), *y = mix.output(row, head), largest = bound;
+        const float *q = mix.key(row, head), *value = mix.value(row, head);
+        for (int64_t i = 0; i < K; i++) largest = std::fabs(q[i]) > largest ? std::fabs(q[i]) : largest;
+        for (int64_t i = 0; i < K; i++) query[i] = q[i] * (bound / largest);
+
+        double* products = mix.own<double>(4, row, head, rounds * half);
+        const float* rotations = mix.own<float>(3, row, head, K * rounds * half);
+        for (int64_t n = 0; n < rounds * half; n++) products[n] = 0;
+        for (int64_t i = 0; i < K; i++)
+            for (int64_t n = 0; n < rounds * half; n++)
+                products[n] += static_cast<double>(query[i]) * rotations[i * rounds * half + n];
+
+        // Each position once, although several rounds may find it.
+        int32_t* found = reinterpret_cast<int32_t*>(workspace<int32_t>(rounds * window));
+        int64_t count = 0;
+        for (int64_t round = 0; round < rounds; round++) {
+            int32_t* ring = rings + (round * buckets + find_bucket(half, products + round * half)) * window;
+            for (int64_t n = 0; n < window; n++) {
+                if (ring[n] < 0 || marks[ring[n]]) continue;
+                marks[ring[n]] = 1;
+                found[count++] = ring[n];
+                __builtin_prefetch(keys + ring[n] * K);
+                __builtin_prefetch(values + ring[n] * V);
+            }
+            *find_oldest(window, ring) = static_cast<int32_t>(position);
+        }
+        for (int64_t n = 0; n < count; n++) marks[found[n]] = 0;
+        if (pass.mode == COMMIT) return;
+
+        const float norm = std::sqrt(dot(K, query, query)) * root, scale = 1 / (norm < 1e-12f ? 1e-12f : norm);
+        for (int64_t i = 0; i < K; i++) keys[position * K + i] = query[i] * scale;
+        std::memcpy(values + position * V, value, V * sizeof(float));
+        if (count)
+            average_of(count, found, K, V, query, keys, values, y);
+        else
+            std::memcpy(y, value, V * sizeof(float));
+    });
+}
+
+}  // namespace
