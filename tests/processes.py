@@ -39,7 +39,7 @@ MODEL = ModelConfig(
     feed_forward=32,
     image=ImageShape(height=8, width=8, levels=16),
 )
-# A batch of five images is divided into two and three.
+# A batch of five images is split into two and three.
 TRAIN = TrainConfig(
     steps=STEPS,
     batch=5,
@@ -62,7 +62,7 @@ def build(folder: Path, team: Team, precision: str = "fp32", **model: Any) -> Tr
 
 
 class StopAt(StopRequest):
-    """A signal that arrives just before `trainer` takes step `step`."""
+    """A signal that arrives just before step `step` of `trainer`."""
 
     def __init__(self, trainer: Trainer, step: int | None) -> None:
         self.trainer, self.step = trainer, step
@@ -73,7 +73,7 @@ class StopAt(StopRequest):
 
 
 def train_until(folder: Path, team: Team, step: int, **settings: Any) -> None:
-    """Start or resume the run in `folder` until `step`; only the last process receives the signal that stops it."""
+    """Start or resume the run in `folder` and stop at step `until`; only the last process receives the stop signal."""
     trainer = build(folder, team, **settings)
     team.wait()
     if (folder / "last").exists():

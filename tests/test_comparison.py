@@ -1,4 +1,4 @@
-"""Comparisons: alike for all mechanisms, kept in files, done once; rows say what is missing."""
+"""Comparisons: equal conditions for all mechanisms, kept in files, done once; rows say what is missing."""
 
 import dataclasses
 import json
@@ -98,7 +98,7 @@ def time_sampling(entry: Entry, repeats: int = 1) -> bool:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one finished run. Copy it: tests share it."""
+    """A folder with one finished run. Tests share it: do not change it."""
     runs = tmp_path_factory.mktemp("comparison")
     work(plan(runs, "linear")[0])
     return runs
@@ -123,7 +123,7 @@ def test_all_runs_have_the_same_settings_but_for_the_mechanism(tmp_path) -> None
         assert entry.config.model.model_dump(exclude=same) == entries[0].config.model.model_dump(exclude=same)
     assert [entry.config.model.attention for entry in entries] == ["linear", "softmax", "linear"]
     assert entries[2].config.model.attention_options["chunk"] == 16
-    # 21 images in batches of 4, validated at the end.
+    # 21 images in batches of 4, with one validation at the end.
     assert (entries[0].config.train.steps, entries[0].config.train.evaluate_every) == (6, 6)
     assert list(tmp_path.iterdir()) == []
 
@@ -278,7 +278,7 @@ def test_a_complete_row(finished, monkeypatch) -> None:
     )
     assert (row.steps, row.images, row.validation_images) == (6, 24, 12)
     assert row.bits_per_dim == pytest.approx(8, abs=0.3)
-    # At least s and z of 2 layers and 2 heads of width 16.
+    # At least s and z of 2 layers with 2 heads of width 16.
     assert row.state_bytes_per_image > 2 * 2 * 16 * 17 * 4
     assert (row.images_per_second, row.images_per_second_quartiles) == (4, pytest.approx([8 / 3, 16 / 3]))
     images = TIMED_STEPS * BATCH

@@ -1,4 +1,4 @@
-"""Configurations: closed to unknown keys at every level, frozen, and one line for every fault."""
+"""Configurations: unknown keys are refused at every level, fields are frozen, and errors take one line."""
 
 import math
 from typing import Any
@@ -23,7 +23,7 @@ RUN: dict[str, Any] = {"model": {"image": IMAGE}, "data": {"name": "glyphs"}, "t
 
 
 def changed(path: str, value: object) -> dict[str, Any]:
-    """RUN with `value` under a dotted `path`."""
+    """RUN with `value` at a dotted `path`."""
 
     def put(table: dict[str, Any], keys: list[str]) -> dict[str, Any]:
         inner = value if len(keys) == 1 else put(table.get(keys[0], {}), keys[1:])

@@ -26,7 +26,7 @@ def test_the_cache_is_where_the_user_says(monkeypatch):
 def test_a_cache_without_a_home_is_one_line(monkeypatch):
     for name in ("LINTX_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # what Python does for a user without a home
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as for a user without a home folder
     with pytest.raises(LintxError, match=r"^cannot find your home folder; set LINTX_CACHE to a folder for downloads"):
         user_cache()
 
@@ -142,7 +142,7 @@ def test_more_than_a_pipe_holds_arrives_whole(tmp_path):
     os.mkfifo(path)
     with subprocess.Popen(["cp", str(path), str(tmp_path / "copy")]) as reader:
         deadline = time.monotonic() + 60
-        while True:  # until `cp` has opened its end
+        while True:  # until `cp` has opened the pipe
             try:
                 write_file(path, data)
             except LintxError:
@@ -156,6 +156,6 @@ def test_more_than_a_pipe_holds_arrives_whole(tmp_path):
 
 def test_a_pipe_without_a_reader_is_refused(tmp_path, raises_one_line):
     os.mkfifo(tmp_path / "pipe")
-    require_writable(tmp_path / "pipe")  # the reader may still come
+    require_writable(tmp_path / "pipe")  # a reader may open the pipe later
     with raises_one_line(LintxError, f"cannot write {tmp_path / 'pipe'}: ", "; nothing reads from this pipe; start"):
         write_file(tmp_path / "pipe", b"data")

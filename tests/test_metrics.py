@@ -1,4 +1,4 @@
-"""metrics.csv as series: what counts, what is cut short, what is damaged, and what runs are called."""
+"""metrics.csv as series: which rows count, how the file is cut, damaged files, and labels of runs."""
 
 import errno
 import os

@@ -113,7 +113,7 @@ def test_python_dash_m_is_the_same_command():
 
 
 def test_the_reference_is_up_to_date(tmp_path):
-    """Regenerate as CONTRIBUTING.md says when a help page changes."""
+    """If a help page changes, regenerate the reference as described in CONTRIBUTING.md."""
     made = tmp_path / "cli.md"
     arguments = ["typer", "linformer_cli.cli.app", "utils", "docs", "--name", "lintx", "--output", str(made)]
     subprocess.run([sys.executable, "-m", *arguments], capture_output=True, check=True, cwd=ROOT)
@@ -163,7 +163,7 @@ def test_the_reference_is_up_to_date(tmp_path):
         (["bench", "approximation", "--maps", "positve"], 2, "'positve' does not estimate softmax"),
         (["bench", "attention", "--limit", "soon"], 2, "'soon' is not a time"),
         (["train", "--preset", "mnist-smal"], 2, "did you mean 'mnist-small'?"),
-        # Checked before the data set, which does not exist.
+        # The attention is checked before the data set, which does not exist.
         (["train", "--data", "array:nowhere", "--attention", "linaer"], 2, "did you mean 'linear'?"),
         (["train", "--data", "array:nowhere", "--attention-option", "chunk=x"], 2, "chunk"),
         (["train", "--data", "array:nowhere", "--batch", "0"], 2, "Invalid value for '--batch'"),
@@ -200,7 +200,7 @@ def test_a_mistake_is_one_line_and_an_exit_code(lintx, tmp_path, monkeypatch, ar
 
 
 def test_an_error_has_its_exit_code_where_nobody_reads_it(monkeypatch):
-    """As with Ctrl-C in a pipe, which ends the reader too."""
+    """For example after Ctrl-C in a pipe, which also ends the reader."""
 
     def refuse(_message):
         raise BrokenPipeError
@@ -240,14 +240,14 @@ def test_a_full_disk_behind_a_stream_is_a_line_where_there_is_room():
 def test_help_prints_in_any_encoding(encoding):
     page = run_in_shell("train --help", PYTHONIOENCODING=encoding)
     assert (page.returncode, page.stderr) == (0, "")
-    assert "? lintx train --data mnist" in page.stdout  # the mark of a list
+    assert "? lintx train --data mnist" in page.stdout  # a bullet, replaced by ?
 
 
 @pytest.mark.parametrize(
     ("module", "name", "code"), [("typer", "SIGINT", 130), ("torch", "SIGINT", 130), ("torch", "SIGTERM", 143)]
 )
 def test_a_signal_during_an_import_is_no_traceback(tmp_path, module, name, code):
-    """Compiled modules turn the exception into another; the module here does as they do."""
+    """Compiled modules turn the exception into another one, as the module of this test does."""
     text = (
         "import signal\n"
         "try:\n"
@@ -259,7 +259,7 @@ def test_a_signal_during_an_import_is_no_traceback(tmp_path, module, name, code)
     ended = subprocess.run(
         [sys.executable, "-m", "linformer_cli", "sample", "-o", str(tmp_path / "x.png")],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
-        # A background job of a shell ignores Ctrl-C, and so do its children.
+        # Background jobs of a shell and their children ignore Ctrl-C.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         capture_output=True,
         text=True,
@@ -285,7 +285,7 @@ def test_a_signal_during_shutdown_is_no_traceback(name, code):
 
 @pytest.mark.parametrize("when", ["reporting", "computing"])
 def test_ctrl_c_at_an_odd_moment_is_no_traceback(when):
-    """While an error is reported, and in compiled code that turns it into another exception."""
+    """Ctrl-C arrives while an error is reported, or in compiled code that raises another exception in its place."""
     script = (
         "import signal, sys\n"
         "from linformer_cli import __main__\n"

@@ -1,4 +1,4 @@
-"""Every command on a small model of its own, from the command line to the file or the JSON document."""
+"""Every command on a small model, from the command line to files and JSON."""
 
 import csv
 import importlib
@@ -26,7 +26,7 @@ from linformer_cli.metrics import COLUMNS
 from linformer_cli.model.mixers import MIXERS
 from linformer_cli.report.grids import read_png_metadata
 
-SMALL = ("--data", "glyphs", "--image-size", "10", "--preset", "tiny")  # images of 10 x 10, a model that starts at once
+SMALL = ("--data", "glyphs", "--image-size", "10", "--preset", "tiny")  # 10 x 10 images
 
 
 def test_training_leaves_the_documented_folder(run_folder):
@@ -82,7 +82,7 @@ def test_weights_move_to_another_mechanism(lintx, run_folder, tmp_path):
     lines = outcome.stderr.splitlines()
     assert f"took over 32 tensors of {source / 'best'} (linear attention)" in lines
     assert "newly initialised: none" in lines and "left out: none" in lines
-    # What the move alone gives is measured before the first step.
+    # Step 0 is measured before any training.
     with open(run / "metrics.csv", newline="", encoding="utf-8") as file:
         first = next(csv.DictReader(file))
     assert first["step"] == "0" and float(first["validation_bits_per_dim"]) == pytest.approx(8, abs=0.3)
@@ -117,7 +117,7 @@ def test_sample_writes_a_grid_with_its_settings(lintx, run_folder, tmp_path):
     metadata = read_png_metadata(out)
     assert metadata["seed"] == 7 and metadata["checkpoint_sha256"] == read_checkpoint(run_folder).digest
     assert [path.name for path in sorted(files.iterdir())] == [f"{index:05d}.png" for index in range(5)]
-    # Image 3 is the same whatever the batch.
+    # Image 3 does not depend on the batch.
     other = tmp_path / "other"
     lintx("sample", run_folder, "-n", 4, "--batch", 4, "-o", out, "--files", other, "--seed", 7)
     assert np.array_equal(Image.open(files / "00003.png"), Image.open(other / "00003.png"))
@@ -139,7 +139,7 @@ def test_sample_draws_only_the_files_that_are_missing(lintx, run_folder, tmp_pat
     assert (files / "00001.png").stat().st_mtime_ns == before
     outcome = lintx(*arguments)
     assert outcome.document["drawn"] == 0 and out.read_bytes() == grid
-    # Another seed makes other images: nothing of what is there serves.
+    # Another seed gives other images, so none of the existing images counts.
     assert lintx(*arguments, "--seed", 1).document["drawn"] == 5
 
 
@@ -255,7 +255,7 @@ def test_eval_has_both_conventions(lintx, run_folder, tmp_path):
     arguments[arguments.index("--limit") + 1] = 1
     one = lintx(*arguments[:-1], "--against", run_folder)
     assert one.code == 0 and "+-" not in one.stdout and "difference           0.0000  (from" in one.stdout
-    assert lintx(*arguments).document["standard_error"] is None  # one image has none
+    assert lintx(*arguments).document["standard_error"] is None  # a single image has no standard error
     np.save(tmp_path / "test-images.npy", np.zeros((2, 8, 8), np.uint8))
     refused = lintx("eval", run_folder, "--data", f"array:{tmp_path}", "--split", "test")
     assert refused.code == 2 and "the model is for images of 10 x 10 x 1" in refused.stderr
@@ -321,7 +321,7 @@ def test_attentions_lists_everything_about_each(lintx):
     assert {"softmax", "linear"} <= rows.keys()
     assert rows["linear"]["options"]["chunk"]["default"] == 64
     assert (rows["linear"]["memory"], rows["softmax"]["memory"]) == ("constant", "growing")
-    # s and z of two heads; keys and values of 100 positions.
+    # The state of linear has s and z of two heads; the state of softmax has keys and values of 100 positions.
     assert rows["linear"]["state_bytes"] == 2 * 16 * 17 * 4
     assert 100 * 2 * 2 * 16 * 4 <= rows["softmax"]["state_bytes"] < 100 * 2 * 2 * 16 * 4 + 100
     for style in ("md", "csv"):
@@ -335,7 +335,7 @@ def test_attentions_fits_a_narrow_terminal(lintx, monkeypatch):
     outcome = lintx("attentions")
     lines = outcome.stdout.splitlines()
     assert max(map(len, lines)) <= 80
-    # No word is cut: every name, in both tables, and the end of every source stands whole somewhere.
+    # No word is cut: every name appears in both tables, and every source appears in full.
     words = outcome.stdout.split()
     for name, mixer in MIXERS.items():
         assert words.count(name) >= 2
@@ -362,7 +362,7 @@ def test_attentions_shows_one(lintx, run_folder, monkeypatch):
 
 
 def test_attentions_counts_with_the_rows_of_a_model(lintx, build_tiny_model, tiny_info, tmp_path):
-    """Images that are no squares, or have colours."""
+    """Images that are not square and have colours."""
     image = ImageShape(height=4, width=8, channels=3)
     model = build_tiny_model(image=image, attention="long_short", attention_options={})
     save_checkpoint(tmp_path, model, tiny_info.model_copy(update={"model": model.config}))
@@ -376,7 +376,7 @@ def test_attentions_knows_gated_ones_and_the_baseline(lintx, run_folder):
     assert rows["gau"]["state_bytes"] == 784 * (128 + 2 * 256) * 4 + 8
     assert list(rows)[-1] == "lstm" and rows["lstm"]["family"] == "recurrent baseline"
     assert list(rows["lstm"]["options"]) == ["hidden"]
-    # A transformer block of 8 heads of 32 has 789,760 parameters; 788,220 with h and c of 311 come nearest.
+    # A transformer block with 8 heads of 32 has 789,760 parameters; an LSTM of 311 comes closest with 788,220.
     assert rows["lstm"]["state_bytes"] == 2 * 311 * 4
     of_model = lintx("attentions", "--checkpoint", run_folder, "--json").document["rows"]
     assert next(row for row in of_model if row["attention"] == "gau")["state_bytes"] == 100 * (128 + 2 * 32) * 4 + 8
@@ -449,7 +449,7 @@ def _wait_until(condition, seconds=120):
         time.sleep(0.05)
 
 
-# One table of all
+# compare
 
 
 COMPARE = ["compare", "--data", "glyphs", "--image-size", 8, "--preset", "tiny", "--images", 32, "--evaluate-images", 8]
@@ -473,7 +473,7 @@ def test_compare_trains_each_once_and_continues(lintx, tmp_path, monkeypatch):
         assert len(row["training_samples_seconds"]) == 2 and row["training_images_per_second"] > 0
         assert row["bits_per_dim"] == pytest.approx(8, abs=0.3) and row["validation_images"] == 8
         assert (tmp_path / f"{row['name']}.png").is_file()
-    # Of everything that is there, nothing is done again.
+    # Nothing that exists is computed again.
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
     table = compare(lintx, tmp_path, "--attention", "softmax,linear:chunk=16", "--no-train")
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")} == before
@@ -539,7 +539,7 @@ def test_compare_interrupted_keeps_what_it_has(lintx, tmp_path, monkeypatch):
     monkeypatch.setattr(Trainer, "train_step", interrupted)
     outcome = compare(lintx, tmp_path, "--attention", "softmax,linear", "--format", "md")
     assert outcome.code == 130 and "the same command continues" in outcome.stderr
-    assert "training and sampling not timed" in outcome.stdout and "step 2 of 2" in outcome.stdout  # but not validated
+    assert "training and sampling not timed" in outcome.stdout and "step 2 of 2" in outcome.stdout  # without validation
     monkeypatch.setattr(Trainer, "train_step", train_step)
     rows = compare(lintx, tmp_path, "--attention", "softmax,linear", "--json").document["rows"]
     assert [row["missing"] for row in rows] == [None, None]

@@ -62,12 +62,12 @@ def test_a_gif_shows_the_drawing(lintx, run_folder, tmp_path) -> None:
 )
 def test_interrupted_sampling_keeps_finished_images(run_folder, tmp_path, number, code) -> None:
     arguments = ["sample", str(run_folder), "-n", "100000", "--batch", "2", "-o", str(tmp_path / "grid.png")]
-    arguments += ["--files", str(tmp_path / "files"), "--quiet"]  # which keeps what matters
+    arguments += ["--files", str(tmp_path / "files"), "--quiet"]  # --quiet keeps errors
     with subprocess.Popen(
         [sys.executable, "-m", "linformer_cli", *arguments],
         stderr=subprocess.PIPE,
         text=True,
-        # A background job of a shell ignores Ctrl-C, and so do its children.
+        # Background jobs of a shell and their children ignore Ctrl-C.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         deadline = time.monotonic() + 120
@@ -126,8 +126,8 @@ def test_output_may_go_into_head(command) -> None:
         ["bash", "-c", f"{lintx} | head -n 1; exit ${{PIPESTATUS[0]}}"], capture_output=True, text=True, timeout=120
     )
     assert len(ended.stdout.splitlines()) == 1
-    assert ended.returncode in (0, 1, 141)  # 1 is what typer ends with on a closed pipe
-    # Other messages may follow, but no error.
+    assert ended.returncode in (0, 1, 141)  # typer exits with 1 if the pipe is closed
+    # Other messages are allowed, but no error.
     assert "Traceback" not in ended.stderr and "rror" not in ended.stderr and "ipe" not in ended.stderr
 
 

@@ -1,4 +1,4 @@
-"""Numbers beyond any use are refused in one line, and none of them is counted up to."""
+"""Numbers that are too large are refused in one line, and no command counts up to one."""
 
 import pytest
 from PIL import Image
@@ -35,7 +35,7 @@ def test_huge_limits_mean_everything(lintx, run_folder, number) -> None:
 
 
 def test_an_interrupted_count_without_end_keeps_what_is_done(lintx, run_folder, tmp_path, monkeypatch) -> None:
-    """The numbers of the images are never listed."""
+    """The list of image numbers is never built."""
     real = Sampler.iter_batches
 
     def iter_batches(self, *arguments, **options):

@@ -1,4 +1,4 @@
-"""What is said, what --quiet leaves out, and what only a terminal shows."""
+"""What commands print, with and without --quiet, and on a terminal."""
 
 import io
 import json
@@ -60,7 +60,7 @@ def test_messages_that_cannot_be_written_are_dropped(monkeypatch) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_training_continues_if_stderr_is_full(tmp_path) -> None:
-    """Also at exit, when Python flushes stderr once more."""
+    """This includes the exit, when Python flushes stderr once more."""
     arguments = ["train", "--data", "glyphs", "--image-size", "8", "--preset", "tiny", "--steps", "2", "--batch", "2"]
     command = [sys.executable, "-m", "linformer_cli", *arguments, "--out", str(tmp_path / "run"), "--json"]
     with open("/dev/full", "w") as full:

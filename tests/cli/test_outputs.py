@@ -1,4 +1,4 @@
-"""What cannot be written is said before the work where it shows by then, and else takes nothing along."""
+"""Outputs that cannot be written: an error before any work if possible, and no other output is lost."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ COPY = ["bench", "copy", "--length", 8, "--width", 16, "--updates", 1, "--attent
 
 @pytest.fixture
 def blocked(tmp_path: Path) -> Path:
-    """A place in a folder that is a file."""
+    """A path in a "folder" that is a file."""
     (tmp_path / "file").write_bytes(b"")
     return tmp_path / "file" / "deep" / "x.png"
 
@@ -39,7 +39,7 @@ def blocked(tmp_path: Path) -> Path:
 def test_a_place_that_cannot_be_written_is_said_before_any_work(lintx, blocked, tmp_path, monkeypatch, command) -> None:
     monkeypatch.chdir(tmp_path)
     place = blocked.with_suffix(".gif") if command[-1] == "--gif" else blocked
-    # A model that is not there would be said next.
+    # Otherwise the next error would be the missing model.
     model = {"sample": ["nothing"], "complete": ["--checkpoint", "nothing"]}.get(command[0], [])
     outcome = lintx(*command, place, *model)
     assert outcome.code == 1 and outcome.stdout == ""
@@ -59,7 +59,7 @@ def test_a_place_that_cannot_be_written_is_said_before_any_work(lintx, blocked, 
     ids=lambda command: command[1],
 )
 def test_a_plot_on_a_full_disk_takes_no_figures_along(lintx, run_folder, tmp_path, monkeypatch, command) -> None:
-    """`run_folder` is there to be made first: what is imported while nothing can be written keeps to that."""
+    """`run_folder` comes first, so that everything is imported before writing fails."""
 
     def refuse(path: Path, data: bytes) -> None:
         raise LintxError(f"cannot write {path}: no space left on device")

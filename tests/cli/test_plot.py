@@ -14,7 +14,7 @@ from linformer_cli.report.grids import read_png_metadata
 
 @pytest.fixture
 def logged_run(run_folder, tmp_path):
-    """A copy of the finished run with a row of training added to its log, which is too short to have one."""
+    """A copy of the finished run, with a training row added to its log; the run is too short to have one."""
     folder = tmp_path / "logged"
     shutil.copytree(run_folder, folder)
     with open(folder / "metrics.csv", "a", encoding="utf-8") as file:
@@ -88,7 +88,7 @@ def test_the_root_folder_is_no_output(lintx, run_folder, option, code, part):
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
 @pytest.mark.parametrize("option", ["-o", "--samples"])
 def test_a_pipe_without_a_reader_does_not_hang(run_folder, tmp_path, option):
-    """In a process of its own: a hanging open() cannot be interrupted here."""
+    """In a separate process, because a hanging open() cannot be interrupted here."""
     pipe = tmp_path / "plot.png"
     os.mkfifo(pipe)
     command = [sys.executable, "-m", "linformer_cli", "plot", str(run_folder), option, str(pipe)]

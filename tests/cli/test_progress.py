@@ -1,4 +1,4 @@
-"""The progress of training: one line that fits its terminal, or a line now and then without a terminal."""
+"""The progress of training: one line that fits the terminal, or an occasional line without a terminal."""
 
 import errno
 import io
@@ -30,7 +30,7 @@ def talking() -> Iterator[None]:
 
 
 def show(width: int, terminal: bool = True, steps: int = 1) -> str:
-    """What has been written in the end, without what moves the cursor."""
+    """The final output, without cursor movements."""
     console = Console(file=io.StringIO(), force_terminal=terminal, width=width, color_system=None)
     with TrainingDisplay(console) as display:
         for step in range(steps):

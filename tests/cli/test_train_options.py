@@ -1,4 +1,4 @@
-"""What `lintx train` can do besides its defaults, from the command line to the saved run."""
+"""Options of `lintx train`, from the command line to the saved run."""
 
 import math
 import tomllib
@@ -56,7 +56,7 @@ def test_a_run_continues_in_the_precision_it_began_in(lintx, tmp_path, monkeypat
     resolve("bf16")
     assert lintx("train", *SMALL, "--out", run).code == 0
     assert found() == ("bf16", "auto")
-    resolve("fp32")  # another machine
+    resolve("fp32")  # as on another machine
     assert lintx("train", "--resume", run, "--steps", 3, "--json").document["precision"] == "bf16"
     assert found() == ("bf16", "auto")
     assert lintx("train", "--resume", run, "--steps", 4, "--precision", "fp32").code == 0
@@ -75,7 +75,7 @@ def test_a_shift_off_the_image_is_refused(lintx, tmp_path):
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
-    """A finished run of a model that is told which of three classes an image is, and its data."""
+    """A finished run of a model with three classes, and its data."""
     data, run = tmp_path_factory.mktemp("data"), tmp_path_factory.mktemp("runs") / "told"
     images = np.random.default_rng(0).integers(0, 256, (30, 6, 6), dtype=np.uint8)
     for part, labels in (("train", np.arange(30) % 3), ("test", np.arange(30) % 2)):
@@ -106,7 +106,7 @@ def test_a_run_keeps_its_classes(told_run, lintx, tmp_path):
     assert lintx("train", "--resume", run, "--steps", 4).code == 0
     refused = lintx("train", "--resume", run, "--no-classes")
     assert refused.code == 2 and "drop --classes" in refused.stderr
-    # Its own file begins the same run again, also without the flag; and so does a move.
+    # The run's config.toml keeps the classes without the option, and so does --init-from.
     for begin in (("--config", run / "config.toml"), ("--init-from", run, "--data", f"array:{data}")):
         document = lintx("train", *begin, "--out", tmp_path / "again", "--dry-run", "--json").document
         assert document["config"]["model"]["classes"] == 3 and document["config"]["data"]["labels"]
@@ -132,7 +132,7 @@ def test_sample_draws_the_classes_it_is_asked_for(told_run, lintx, tmp_path):
     assert several == [2, 2, 0, 0]
     rows, tall = draw("-n", 2, "--class", "all")
     assert rows == [0, 0, 1, 1, 2, 2]
-    assert tall[0] == size[0] and tall[1] > size[1]  # a row for each class
+    assert tall[0] == size[0] and tall[1] > size[1]  # one row per class
     assert read_png_metadata(tmp_path / "grid.png")["class"] == "all"
 
 
@@ -187,7 +187,7 @@ def test_eval_adds_what_the_class_costs(told_run, lintx, tmp_path):
     shown = lintx(*arguments).stdout
     assert "(every value, given the class)" in shown
     assert f"{document['bits_per_dim_with_class']:.4f} +-" in shown and "log2(3)/36 added" in shown
-    # Other labels give other bits, wrong or missing ones an error.
+    # Other labels give other bits; wrong or missing labels give an error.
     for labels, code, said in (
         (np.full(30, 2), 0, ""),
         (np.full(30, 3), 1, "has labels from 3 to 3, the model has the classes 0 to 2"),
@@ -209,5 +209,5 @@ def test_training_with_classes_needs_labels(told_run, lintx, tmp_path):
     outcome = lintx("train", "--data", f"array:{tmp_path}", "--classes", "--steps", 1, "--out", tmp_path / "run")
     assert outcome.code == 2 and "--classes needs images with labels" in outcome.stderr
     assert not (tmp_path / "run").exists()
-    # Those of a model without classes have no such need.
+    # Without classes, images need no labels.
     assert lintx("train", "--data", f"array:{tmp_path}", *SMALL[4:], "--out", tmp_path / "run").code == 0

@@ -194,7 +194,7 @@ def test_a_link_to_itself_is_skipped_and_named(tmp_path: Path, cache: Path) -> N
 def test_folders_may_be_very_deep(tmp_path: Path, cache: Path) -> None:
     write_pictures(tmp_path / "pictures", 6)
     deep = str(tmp_path / "pictures")
-    for _ in range(1200):  # mkdir(parents=True) is a recursion
+    for _ in range(1200):  # mkdir(parents=True) would recurse too deeply
         deep += "/d"
         os.mkdir(deep)
     write_pictures(Path(deep), 6, seed=1)
@@ -269,7 +269,7 @@ def test_decoded_once_until_the_folder_changes(tmp_path: Path, cache: Path, monk
     os.utime(tmp_path / "pictures" / "003.png", (1, 1))
     load(tmp_path / "pictures", "train", 8, 3, cache)
     assert len(decoded) == 20
-    assert [path.name for path in cache.iterdir()] == [next(cache.iterdir()).name]  # nothing half-made is left
+    assert [path.name for path in cache.iterdir()] == [next(cache.iterdir()).name]  # no partial cache is left
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, cache: Path, monkeypatch, raises_one_line) -> None:
@@ -302,7 +302,7 @@ def test_what_killed_processes_left_is_removed_and_what_a_living_one_writes_is_n
     for folder in (dead, alive):
         folder.mkdir()
         (folder / "images.bin").write_bytes(b"half")
-        os.utime(folder, (1, 1))  # begun long ago
+        os.utime(folder, (1, 1))  # started long ago
     os.utime(dead / "images.bin", (1, 1))
     os.utime(tmp_path / "pictures" / "003.png", (1, 1))
     load(tmp_path / "pictures", "train", 8, 3, cache)

@@ -1,4 +1,4 @@
-"""Data sets by name: the split rule, the data folder, the user's own arrays, and one line for every fault."""
+"""Data sets by name: splits, the data folder, the user's own arrays, and one-line errors."""
 
 import os
 import pickle
@@ -246,7 +246,7 @@ def test_missing_arrays_are_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def asked_root(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, str]]:
-    """Replaces the torchvision loader; returns the list of folders that it was given."""
+    """Replaces the torchvision loader; returns the list of the folders it was called with."""
     roots: list[tuple[Path, str]] = []
 
     def load(name: str, train: bool, root: Path, origin: str) -> tuple[np.ndarray, np.ndarray]:
@@ -296,7 +296,7 @@ def test_training_reads_a_set_once_and_splits_it_as_before(
         name = save_arrays(tmp_path / "mine", labels=np.arange(20))
     found = load_for_training(DataConfig(name=name))
     assert len(asked_root) == (name == "mnist")
-    assert len(reads) == (2 if name.startswith("array") else 0)  # images and labels
+    assert len(reads) == (2 if name.startswith("array") else 0)  # images and labels, each read once
     assert [images.split for images in found] == ["train", "validation"]
     for images in found:
         alone = load_images(name, images.split)
@@ -338,8 +338,8 @@ def test_border_mean_is_that_of_the_outermost_ring() -> None:
     pixels = np.zeros((1001, 5, 4, 3), np.uint8)
     pixels[:, 1:-1, 1:-1] = 255
     assert ImageSet("x", "train", pixels, None).border_mean() == 0
-    pixels[:, 0] = 140  # 4 of the 14 pixels of the ring
-    pixels[1000] = 255  # beyond the first 1,000
+    pixels[:, 0] = 140  # 4 of the 14 border pixels
+    pixels[1000] = 255  # not among the first 1,000
     assert ImageSet("x", "train", pixels, None).border_mean() == pytest.approx(40)
     assert ImageSet("x", "train", np.full((1, 1, 2, 1), 7, np.uint8), None).border_mean() == 7
     assert load_images("glyphs", "test").border_mean() < 5
@@ -378,7 +378,7 @@ def test_a_set_knows_how_many_classes_it_has(tmp_path: Path) -> None:
     assert load_images("glyphs", "train", image_size=8).classes == 62
     np.save(tmp_path / "train-images.npy", np.zeros((20, 4, 4), np.uint8))
     assert load_images(f"array:{tmp_path}", "train").classes == 0
-    # The last tenth is for validation: a class that only it has counts for both.
+    # The last tenth is for validation. A class that appears only there counts for both splits.
     np.save(tmp_path / "train-labels.npy", np.array([0, 1] * 9 + [3, 4]))
     for split in ("train", "validation"):
         assert load_images(f"array:{tmp_path}", split).classes == 5  # type: ignore[arg-type]

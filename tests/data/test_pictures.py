@@ -1,4 +1,4 @@
-"""A user's own images: all modes and formats of Pillow, three ways to fit, one line for a broken file."""
+"""The user's own pictures: Pillow's modes and formats, three ways to fit, and one-line errors."""
 
 import io
 import re
@@ -30,11 +30,11 @@ def store(folder: Path, picture: Image.Image, name: str = "picture.png", **optio
 
 
 def luma(colour: np.ndarray) -> np.ndarray:
-    """ITU-R 601-2, as Pillow documents its conversion to grey."""
+    """The conversion to grey that Pillow documents, ITU-R 601-2."""
     return colour.astype(np.float64) @ [0.299, 0.587, 0.114]
 
 
-# Exact
+# Bit for bit
 
 
 def test_a_grey_picture_of_the_right_size_passes_bit_for_bit(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_a_grey_picture_of_the_right_size_passes_bit_for_bit(tmp_path: Path) -> 
     assert np.array_equal(picture.image, pixels[..., None])
     assert picture.notes == ()
     assert picture.path == tmp_path / "picture.png"
-    picture.image[0] = 0  # nobody else's memory
+    picture.image[0] = 0  # writable, and not shared
 
 
 @pytest.mark.parametrize("name", ["picture.png", "picture.bmp", "picture.tiff", "picture.webp"])
@@ -110,7 +110,7 @@ def test_floating_point_pixels_up_to_one_are_shares_of_white(tmp_path: Path, hig
 
 
 def test_printing_inks_become_light(tmp_path: Path) -> None:
-    # No ink is white; all of the black ink is black; all cyan takes away the red.
+    # No ink gives white, full black gives black, and full cyan removes red.
     inks = np.array([[0, 0, 0, 0], [0, 0, 0, 255], [255, 0, 0, 0], [0, 255, 255, 0]], dtype=np.uint8)
     plates = [Image.fromarray(np.repeat(plate[None], 6, axis=0)) for plate in inks.T]
     picture = load_picture(store(tmp_path, Image.merge("CMYK", plates), "picture.tiff"), COLOUR)
@@ -128,7 +128,7 @@ def test_a_palette_is_looked_up(tmp_path: Path) -> None:
 
 
 def drawing(colour: tuple[int, int, int], hidden: tuple[int, int, int]) -> Image.Image:
-    """Two columns of `colour`, the rest transparent with the colour `hidden`, which must not show."""
+    """Two columns of `colour`; the rest is transparent, with the colour `hidden`, which must not show."""
     pixels = np.zeros((6, 4, 4), dtype=np.uint8)
     pixels[..., :3] = hidden
     pixels[:, 1:3] = (*colour, 255)
@@ -157,7 +157,7 @@ def test_grey_with_alpha_is_flattened_too(tmp_path: Path, tone: int, ground: int
 
 def test_half_transparent_pixels_are_mixed_with_the_ground(tmp_path: Path) -> None:
     pixels = np.zeros((6, 4, 4), dtype=np.uint8)
-    pixels[..., 3] = 51  # a fifth of black on white
+    pixels[..., 3] = 51  # one fifth black on white
     assert np.abs(load_picture(store(tmp_path, Image.fromarray(pixels)), GREY).image - 204.0).max() <= 1
 
 
@@ -200,7 +200,7 @@ def test_a_picture_of_nothing_is_even(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["picture.jpg", "picture.png", "picture.webp"])
 def test_a_picture_is_turned_as_its_exif_says(tmp_path: Path, name, orientation, turn) -> None:
     seen = np.zeros((48, 32), dtype=np.uint8)
-    seen[:16, :8] = 255  # a bright corner, top left, as the photographer saw it
+    seen[:16, :8] = 255  # a bright corner at the top left of the upright picture
     exif = Image.Exif()
     exif[0x0112] = orientation
     path = store(tmp_path, Image.fromarray(turn(seen)), name, exif=exif, quality=95)
@@ -253,7 +253,7 @@ def test_stretch_keeps_everything_and_distorts(tmp_path: Path) -> None:
     halves[:, 60:] = 255
     path = store(tmp_path, Image.fromarray(halves))
     stretched = load_picture(path, ImageShape(height=6, width=12), "stretch").image[..., 0]
-    # The resampling reaches three pixels to either side of the edge.
+    # Resampling reaches three pixels to either side of the edge.
     assert stretched[:, :3].max() == 0
     assert stretched[:, 9:].min() == 255
     assert (stretched == stretched[0]).all()
@@ -309,7 +309,7 @@ def test_a_file_that_was_cut_off_gives_one_line_wherever_it_ends(tmp_path: Path,
         except DataError as error:
             assert re.fullmatch(r"'.*picture' .{1,300}", str(error))
         else:
-            assert kept > len(data) // 4  # what lies before is whole, as the first frame of an animation is
+            assert kept > len(data) // 4  # enough remains, such as the first frame of an animation
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "ICO", "PPM", "TGA", "PCX", "SGI"])
@@ -332,7 +332,7 @@ def test_a_damaged_file_gives_a_picture_or_one_line(tmp_path: Path, kind: str) -
 
 
 def claim(width: int, height: int) -> bytes:
-    """A PNG whose header declares this size."""
+    """A PNG whose header claims this size."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -343,7 +343,7 @@ def claim(width: int, height: int) -> bytes:
 
 @pytest.mark.parametrize("size", [(10_000, 10_000), (60_000, 60_000)])
 def test_a_picture_too_large_to_open_safely_is_refused(tmp_path: Path, size, raises_one_line) -> None:
-    # Pillow only warns of the first and refuses the second.
+    # Pillow warns about the first size and refuses the second.
     (tmp_path / "bomb.png").write_bytes(claim(*size))
     with raises_one_line(DataError, "bomb.png", "more pixels than is safe", f"{Image.MAX_IMAGE_PIXELS:,}"):
         load_picture(tmp_path / "bomb.png", GREY)
@@ -357,7 +357,7 @@ def test_a_picture_without_pixels_is_refused(tmp_path: Path, size, raises_one_li
 
 
 def test_an_unforeseen_fault_of_a_decoder_is_one_line_too(tmp_path: Path, monkeypatch, raises_one_line) -> None:
-    # Pillow's decoders raise what they like: struct.error for a GIF, RuntimeError for an AVIF file.
+    # Pillow's decoders raise other errors too: struct.error for a GIF, RuntimeError for an AVIF file.
     def fail(error: Exception) -> Callable[..., None]:
         def opener(*_arguments: object) -> None:
             raise error

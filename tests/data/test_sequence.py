@@ -36,7 +36,7 @@ def test_every_level_survives_there_and_back() -> None:
         images = values_to_images(values, ImageShape(height=1, width=levels, levels=levels))
         assert images[0, 0, 0, 0] == 0
         assert images[0, 0, -1, 0] == 255
-        # Evenly spread: never a whole step away from the exact place.
+        # Evenly spaced: less than one step from the exact value.
         np.testing.assert_array_less(np.abs(images.ravel() - np.linspace(0, 255, levels)), 1)
         assert torch.equal(images_to_values(images, levels), values), levels
 

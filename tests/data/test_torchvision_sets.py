@@ -1,4 +1,4 @@
-"""torchvision's sets: small files in its formats, failing downloads, and a torchvision built for another torch."""
+"""torchvision's data sets: small files in their formats, failing downloads, and an incompatible torchvision."""
 
 import gzip
 import hashlib
@@ -132,7 +132,7 @@ def test_without_a_network_one_line_says_what_to_do(name: str, tmp_path: Path, c
     with pytest.raises(DataError) as error:
         load(name, tmp_path)
     check_one_line(error, name, str(tmp_path), "Name or service not known", "--data-dir", "--data glyphs")
-    assert list(tmp_path.iterdir()) == []  # nothing half-made is left
+    assert list(tmp_path.iterdir()) == []  # no partial download is left
     assert capfd.readouterr().out == ""
 
 
@@ -155,7 +155,7 @@ def test_packed_files_that_lie_there_need_no_network(tmp_path: Path, monkeypatch
 
 
 class Downloading:
-    """Replaces torchvision.datasets.MNIST: missing at first, then downloaded, with some output."""
+    """Replaces torchvision.datasets.MNIST: files are missing until `download`, which prints some output."""
 
     failure: BaseException | None = None
     timeouts: list[float | None] = []
@@ -233,7 +233,7 @@ def test_a_folder_that_takes_no_files_is_one_line(downloading: type[Downloading]
     check_one_line(error, str(tmp_path), "--data-dir")
 
 
-# A torchvision that does not fit the torch
+# A torchvision that is incompatible with the installed torch
 
 
 FAKE_TORCHVISION = {
@@ -251,7 +251,7 @@ FAKE_TORCHVISION = {
 
 
 def test_operators_that_are_missing_are_declared_and_the_import_tried_again(tmp_path: Path) -> None:
-    """In a separate process, because it registers operators; the fake fails like the real torchvision."""
+    """In a separate process, because it registers operators. The fake torchvision fails like the real one."""
     (tmp_path / "torchvision").mkdir()
     for file, text in FAKE_TORCHVISION.items():
         (tmp_path / "torchvision" / file).write_text(textwrap.dedent(text))
@@ -282,11 +282,11 @@ def test_operators_that_are_missing_are_declared_and_the_import_tried_again(tmp_
         cwd=repository,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.replace("chatter\n", "", 1) == ""  # the script's own import may chatter, ours may not
+    assert done.stdout.replace("chatter\n", "", 1) == ""  # the script's own import may print, but ours may not
 
 
 def break_torchvision(failure: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every import of torchvision raise `failure`, also where it is loaded already."""
+    """Make every import of torchvision raise `failure`, even if torchvision is loaded already."""
 
     class Refusal(importlib.abc.MetaPathFinder):
         def find_spec(self, name: str, *_: object) -> None:

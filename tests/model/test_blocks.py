@@ -39,7 +39,7 @@ def build_first(config: ModelConfig) -> Block:
 
 
 def build_attention_layer(config: ModelConfig) -> AttentionLayer:
-    """That of the last block."""
+    """The attention layer of the last block."""
     block = build_blocks(config)[-1]
     assert isinstance(block, TransformerBlock)
     return block.attention

@@ -1,4 +1,4 @@
-"""Libraries are compiled once, kept in a folder of the user's own, and never loaded from anywhere else."""
+"""Libraries are compiled once, cached in the user's own folder, and never loaded from elsewhere."""
 
 import ctypes
 import os
@@ -43,7 +43,7 @@ def find_library(cache: Path) -> Path:
 
 
 def plant(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache elsewhere that holds `library` and its checksum: a process does not open the same path twice."""
+    """Copy `library` and its checksum into another cache, because a process does not open the same path twice."""
     monkeypatch.setenv("LINTX_CACHE", str(tmp_path / "other"))
     planted = tmp_path / "other" / "native" / library.name
     planted.parent.mkdir(parents=True, mode=0o700)
@@ -56,7 +56,7 @@ def plant(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 def test_asking_again_for_a_missing_library_keeps_nothing(source, fresh_compiler, monkeypatch) -> None:
-    """An error that is kept and raised again would hold on to every frame that it ever passed."""
+    """An error that is kept and raised again would keep all frames of its traceback alive."""
     monkeypatch.setenv("PATH", str(fresh_compiler))
     errors = []
     for _ in range(2):
@@ -72,15 +72,15 @@ def test_a_library_is_compiled_once(load, fresh_compiler, fake_compiler) -> None
     assert load().answer() == 42
     real = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     assert real is not None
-    # The same compiler by another name, which counts how often it is run.
+    # The same compiler under another name, with a log of its runs.
     counter = fake_compiler(f'echo run >> "$0.log"\nexec {real} "$@"')
     assert load().answer() == 42 and load().answer() == 42
-    assert Path(f"{counter}.log").read_text().split() == ["run", "run"]  # compiled and linked
+    assert Path(f"{counter}.log").read_text().split() == ["run", "run"]  # once to compile, once to link
 
 
 @needs_compiler
 def test_a_processor_that_can_do_less_gets_kernels_of_its_own(load, fresh_compiler, monkeypatch) -> None:
-    """Two may have the same name, as a virtual machine can hide features; the kernels of one may crash the other."""
+    """Processors with the same name can have different features in virtual machines; foreign kernels could crash."""
     load()
     monkeypatch.setattr(compiler, "processor_features", lambda: "fpu")
     load()
@@ -111,7 +111,7 @@ def test_a_compiler_that_hangs_is_ended_and_not_asked_again(
     load, source, fresh_compiler, fake_compiler, monkeypatch, caplog
 ) -> None:
     monkeypatch.setattr(compiler, "COMPILE_SECONDS", 0.5)
-    # It holds its pipe open in a program that it started, as g++ does.
+    # A child of the compiler keeps the pipe open, as with g++.
     hanging = fake_compiler('echo run >> "$0.log"\nsleep 60 &\necho $! > "$0.child"\nwait')
     began = time.monotonic()
     for _ in range(2):
@@ -131,7 +131,7 @@ def test_a_compiler_that_hangs_is_ended_and_not_asked_again(
 
 
 def is_running(process: int) -> bool:
-    """Whether there is such a process, other than one that ended and is not yet collected."""
+    """Whether the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

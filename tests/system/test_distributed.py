@@ -1,4 +1,4 @@
-"""The team seen from one process, single or simulated. Real processes: training/test_processes.py."""
+"""A team of processes, seen from one process, single or simulated. For real processes: training/test_processes.py."""
 
 import os
 import signal
@@ -51,7 +51,7 @@ WRONG = [
 @pytest.mark.parametrize(("name", "value"), WRONG)
 def test_wrong_variables_of_torchrun_are_one_line(monkeypatch, capsys, raises_one_line, name, value) -> None:
     pretend(monkeypatch, **{**TORCHRUN, name: value})
-    complain("a message")  # messages never fail
+    complain("a message")  # printing a message does not check the variables
     assert capsys.readouterr().err == "a message\n"
     fault = "RANK must be less than WORLD_SIZE" if value in "04" else f"{name} must be a whole number"
     with raises_one_line(UsageError, fault, "torchrun"), join_team():
@@ -136,7 +136,7 @@ def test_one_of_several_ends_at_once_and_one_alone_as_usual(monkeypatch, capsys,
 
     def leave(number: int) -> None:
         ended.append(number)
-        raise KeyError  # it never returns
+        raise KeyError  # the real os._exit does not return
 
     monkeypatch.setattr(os, "_exit", leave)
     monkeypatch.setattr(sys, "argv", ["lintx", *arguments])

@@ -53,7 +53,7 @@ def test_drawing_an_image_does_not_load_torchs_compiler() -> None:
 )
 def test_threads_sleep_soon_unless_the_environment_decides(monkeypatch, given, expected) -> None:
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-        monkeypatch.setenv(name, "x")  # so that what is set is undone
+        monkeypatch.setenv(name, "x")  # monkeypatch then restores the variables that the call sets
         monkeypatch.delenv(name)
     for name, value in given.items():
         monkeypatch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""Memory: reused, returned, measured, running out."""
+"""Memory: reused, returned, measured, exhausted."""
 
 import os
 import platform
@@ -12,7 +12,7 @@ from linformer_cli.system.memory import is_out_of_memory, measure_peak_memory
 
 
 def test_peak_memory_is_counted_in_bytes() -> None:
-    ballast = torch.ones(8_000_000)  # 32 MB that are really touched
+    ballast = torch.ones(8_000_000)  # 32 MB, actually written
     peak = measure_peak_memory("cpu")
     assert ballast.numel() * 4 < peak < 2**40
 

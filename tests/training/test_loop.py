@@ -1,4 +1,4 @@
-"""The training loop: what happens when, what is saved, what counts as time."""
+"""The training loop: the order of events, saves, and the measurement of time."""
 
 import csv
 import dataclasses
@@ -25,7 +25,7 @@ from linformer_cli.training import loop as loop_module
 from linformer_cli.training.learner import build_model
 from linformer_cli.training.progress import LossTrend, Progress
 
-# What happens when
+# The order of events
 
 
 def test_everything_happens_when_it_is_due(configure, tmp_path) -> None:
@@ -64,7 +64,7 @@ def test_sampling_can_be_turned_off(configure, tmp_path) -> None:
 def test_a_run_of_epochs_sees_its_images(configure, tmp_path) -> None:
     trainer = begin(configure(epochs=0.5, sample_every=0), tmp_path / "run")
     train(trainer)
-    assert trainer.progress.step == 4  # half of 30 images, 4 at once
+    assert trainer.progress.step == 4  # half of 30 images, in batches of 4
     assert trainer.progress.images_seen == 16
 
 
@@ -187,7 +187,7 @@ def test_a_save_has_no_validation_of_earlier_weights(configure, tmp_path) -> Non
 
 
 class Clock:
-    """A clock that goes on by one second whenever it is read."""
+    """A clock that advances by one second at every reading."""
 
     def __init__(self, now: float) -> None:
         self.now = now
@@ -207,7 +207,7 @@ def test_time_continues_counting_after_a_resume_but_not_in_between(configure, tm
         train(first, Watcher().at("save", 9))
     spent = first.progress.elapsed_seconds
     assert 10 <= spent <= clock.now - 1000
-    clock.now += 5000  # a night
+    clock.now += 5000  # time passes between the runs
     second = begin(config, tmp_path / "run")
     second.resume()
     assert second.progress.elapsed_seconds == spent
@@ -230,7 +230,7 @@ def test_the_speed_counts_only_the_images_of_its_own_time(configure, tmp_path, m
         train(first, Watcher().at("save", 6))
     second = begin(config, tmp_path / "run")
     second.resume()
-    # The first row after the resume closes an interval of which three of four steps were trained before.
+    # Of the first four-step interval after the resume, three steps were trained before the stop.
     row = train(second).rows[0]
     assert row.step == 8
     assert row.images_per_second <= fastest
@@ -255,11 +255,11 @@ def test_progress_that_was_saved_before_the_loss_had_a_trend_is_read() -> None:
     assert Progress.from_values(values) == Progress(step=3)
 
 
-# The average
+# Averaged weights
 
 
 def test_what_is_saved_and_evaluated_is_the_average(configure, tmp_path) -> None:
-    """By hand: the average starts at the weights after the first step and moves by 1 - decay at each, more at first."""
+    """Computed by hand: the average starts at the weights after step 1, and the first decays are smaller than `ema`."""
     trainer = begin(configure(ema=0.2, steps=4, sample_every=0), tmp_path / "run")
     decays = iter([0, 2 / 11, 0.2, 0.2])
     take_step = trainer.train_step
@@ -281,7 +281,7 @@ def test_what_is_saved_and_evaluated_is_the_average(configure, tmp_path) -> None
     assert any(not torch.equal(weights[key], expected[key]) for key in weights)
 
 
-# Beginning with the weights of another model
+# Starting from the weights of another model
 
 
 @pytest.mark.parametrize("ema", [0.0, 0.9])
@@ -345,7 +345,7 @@ def test_random_draws_change_when_they_should_and_the_average_has_those_of_the_m
     assert trainer.evaluated_model is not trainer.model
     train(trainer)
     assert changed == [0, 4, 8, 12]
-    # Evaluated, sampled from and saved since, and still the last draw.
+    # Validation, samples and saves do not change the directions of the last draw.
     for ours, theirs in zip(directions(trainer.model), directions(load_model(trainer.folder.last)), strict=True):
         assert torch.equal(ours, theirs)
 

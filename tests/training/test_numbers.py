@@ -1,4 +1,4 @@
-"""Numbers that are none and losses that jump: what is said and what is kept."""
+"""NaN, infinity and jumping losses: what is reported and what is kept."""
 
 import functools
 import itertools
@@ -62,7 +62,7 @@ def test_a_gradient_that_is_no_number_is_noticed_before_the_weights_are_changed(
 def test_an_evaluation_that_is_no_number_is_one_line_and_nothing_best(
     configure, tmp_path, raises_one_line, finished
 ) -> None:
-    # Diverged since the last step, so that the evaluation is the first to meet it.
+    # The weights become NaN after the last step, so the evaluation is the first to notice.
     trainer = begin(configure(steps=4 if finished else STEPS, evaluate_every=4), tmp_path / "run")
     watcher = Watcher()
     watcher.at("log", 4, poison(trainer))
@@ -78,7 +78,7 @@ def test_the_step_that_fails_names_its_images(configure, tmp_path) -> None:
     watcher.at("log", 8, poison(trainer))
     with pytest.raises(TrainingError) as error:
         train(trainer, watcher)
-    # 8 steps of 4 images lie behind, of 30: the ninth batch is the first of the second epoch, from its third image on.
+    # After 8 steps of 4 images, with 30 images in total, the ninth batch starts at the third image of epoch 2.
     images = ", ".join(map(str, trainer.batches.batch(32, 3)))
     assert f"at step 8 (loss nan, gradient norm nan), batch 1 of epoch 2 (training images {images}, ...)" in str(
         error.value
@@ -86,7 +86,7 @@ def test_the_step_that_fails_names_its_images(configure, tmp_path) -> None:
 
 
 def let_loss_jump(trainer: Trainer, monkeypatch: pytest.MonkeyPatch, step: int) -> list[float]:
-    """Four steps from `step` on have a hundred times the loss; returns all losses, as they come."""
+    """Multiply the loss by 100 for four steps from `step` on. Returns all losses, filled in training."""
     train_step, losses = trainer.train_step, []
 
     def jumping(progress: Progress, rate: float) -> tuple[float, float]:
@@ -98,7 +98,7 @@ def let_loss_jump(trainer: Trainer, monkeypatch: pytest.MonkeyPatch, step: int) 
     return losses
 
 
-# The weights that were saved at step 60 are those that give the loss of step 60.
+# The loss of step 60 belongs to the weights saved at step 60.
 @pytest.mark.parametrize(("jump", "saved"), [(60, 55), (61, 60)])
 def test_the_save_that_is_kept_is_one_whose_loss_was_good(configure, tmp_path, monkeypatch, jump, saved) -> None:
     trainer = begin(configure(steps=64, evaluate_every=100, sample_every=0, save_every=5), tmp_path / "run")
@@ -148,7 +148,7 @@ def test_a_loss_that_jumps_is_said_once_and_the_save_before_it_kept(configure, t
 
 
 def test_steps_that_are_timed_are_counted(configure, tmp_path) -> None:
-    """Timed steps advance the step count, so a mechanism does not redraw its features in every one of them."""
+    """Timed steps advance the step count, so a mechanism does not redraw its features at every timed step."""
     model = {"attention": "performer", "attention_options": {"redraw_every": 3}}
     trainer = begin(configure(model=model), tmp_path / "run")
     attention = trainer.model.blocks[0].inner
@@ -163,7 +163,7 @@ def test_steps_that_are_timed_are_counted(configure, tmp_path) -> None:
 def test_a_trend_knows_noise_from_a_jump() -> None:
     trend = LossTrend()
     noise = torch.Generator().manual_seed(0)
-    for step in range(400):  # falls, with a noise of a tenth
+    for step in range(400):  # a falling loss with 10 % noise
         trend = trend.follow((0.5 + 3 * 0.97**step) * (1 + 0.1 * float(torch.randn((), generator=noise))))
         assert not trend.high, step
     assert trend.mean == pytest.approx(0.5, abs=0.05)

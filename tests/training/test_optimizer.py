@@ -40,8 +40,8 @@ def test_only_the_matrices_of_linear_layers_decay(build_tiny_model, name, change
 
 @pytest.mark.parametrize("name", ["adamw", "radam", "muon"])
 def test_the_decay_is_decoupled_from_the_gradient(build_tiny_model, name) -> None:
-    # Without gradients, a step only shrinks the matrices, by learning rate * decay. More than five steps, because the
-    # first five of RAdam are proportional to the gradient, which would hide a coupled decay.
+    # Without gradients, a step only shrinks the matrices, by learning rate * decay. More than five steps are needed:
+    # RAdam's first five steps are proportional to the gradient, which would hide a coupled decay.
     model = build_tiny_model()
     before = copy.deepcopy(model.state_dict())
     optimizer = build_optimizer(model, configure(name, weight_decay=0.5, learning_rate=0.1))
@@ -105,7 +105,7 @@ def test_beside_muon_the_rest_is_what_adamw_makes_of_it(build_tiny_model) -> Non
         config = configure(name, learning_rate=0.1, weight_decay=0.3, beta1=0.5, beta2=0.75)
         optimizer = build_optimizer(model, config)
         take_steps(model, optimizer, 2, seed=0)
-        for group in optimizer.param_groups:  # as the training loop sets the rate of a step
+        for group in optimizer.param_groups:  # as the training loop does
             group["lr"] = 0.05
         take_steps(model, optimizer, 1, seed=1)
     linear = {f"{path}.weight" for path, module in models["muon"].named_modules() if isinstance(module, nn.Linear)}
@@ -115,7 +115,7 @@ def test_beside_muon_the_rest_is_what_adamw_makes_of_it(build_tiny_model) -> Non
 
 
 def test_a_fresh_optimizer_would_not_do(build_tiny_model) -> None:
-    # Otherwise the test above could pass without loading anything.
+    # Otherwise the test above could pass without loading any state.
     model, config = build_tiny_model(), configure("adamw")
     optimizer = build_optimizer(model, config)
     take_steps(model, optimizer, 7, seed=0)

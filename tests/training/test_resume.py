@@ -1,4 +1,4 @@
-"""Resumed a run is what it would have been; stopped it is saved."""
+"""A resumed run equals an uninterrupted one, and a stopped run is saved."""
 
 import dataclasses
 import shutil
@@ -111,11 +111,11 @@ def check_same(resumed: RunFolder, whole: RunFolder) -> None:
 @pytest.mark.parametrize(
     ("event", "step", "stopped_at"),
     [
-        # Seen after the next step: neither logged nor evaluated nor saved there otherwise, half an interval is open.
+        # The stop is noticed after the next step, at which nothing else would be logged, evaluated or saved.
         ("save", 6, 7),
-        # Due for evaluation and a grid, which the resumed run makes up for before it goes on.
+        # At this step an evaluation and a grid are due; the resumed run makes them first.
         ("save", 9, 10),
-        # Seen at once, where a row of metrics was just written.
+        # The stop is noticed at once, just after a row of metrics was written.
         ("log", 8, 8),
     ],
 )
@@ -129,7 +129,7 @@ def test_a_stopped_and_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     with pytest.raises(Interrupted, match=f"topped at step {stopped_at}"):
         train(first, Watcher().at(event, step))
     assert read_checkpoint(first.folder.last).info.training.step == stopped_at
-    torch.manual_seed(12345)  # another process has another random state
+    torch.manual_seed(12345)  # another process starts with another random state
     second = begin(config, tmp_path / "run", precision)
     seen_later = record_order(second, monkeypatch)
     second.resume()
@@ -185,7 +185,7 @@ def test_a_run_can_be_stopped_at_every_step(configure, uninterrupted, tmp_path) 
 
 
 def test_what_a_resumed_run_makes_up_for_is_not_counted_twice(configure, uninterrupted, tmp_path) -> None:
-    # Stopped where an evaluation was due, made up for it, and killed before the next save.
+    # The run is stopped when an evaluation is due, resumed for this evaluation, and killed before the next save.
     def kill() -> None:
         raise KeyboardInterrupt
 
@@ -207,7 +207,7 @@ def test_what_a_resumed_run_makes_up_for_is_not_counted_twice(configure, uninter
 
 
 def test_dropout_and_the_seed_matter(configure, uninterrupted, tmp_path) -> None:
-    # Or the comparisons above could not notice a random state that was not kept.
+    # Otherwise the comparisons above could not notice a lost random state.
     settings, precision = SETTINGS[0].values
     whole, _ = uninterrupted(settings, precision)
     weights = load_file(whole.last / WEIGHTS)
@@ -231,11 +231,11 @@ def test_training_images_are_shifted_and_validation_is_not(configure, tmp_path, 
     train(trainer)
     stored = [TRAIN.images[indices] for indices in order]
     shifts = [trainer.batches.shifts(4 * number, 4, 1) for number in range(4)]
-    assert len(read) == 4  # two steps of two batches; validation has its own conversion
+    assert len(read) == 4  # two steps of two batches; validation converts images elsewhere
     for images, before, moves in zip(read, stored, shifts, strict=True):
         assert not (images == before).all()
         assert (images == shift_images(before, moves)).all()
-    # What validation reads is the set as it is.
+    # Validation reads the images unshifted.
     assert trainer.progress.validation_bits_per_dim == measure_bits(trainer.model, VALIDATION.images).bits_per_dim
 
 
@@ -317,7 +317,7 @@ def test_a_stop_does_not_wait_for_an_evaluation_or_a_grid(
         monkeypatch.setattr(owner, name, call)
 
     stop_inside(trainer.model, "nats" if work == "evaluation" else "init_state")
-    if work == "evaluation":  # training uses the same method; only validation is to be stopped inside
+    if work == "evaluation":  # training calls the same method; stop only within validation
         monkeypatch.setattr(loop_module, "measure_bits", lambda *a, **k: measure_bits(*a, batch=2, **k))
     with pytest.raises(Interrupted, match=f"topped at step {EVALUATE_EVERY}, saved"):
         train(trainer, watcher)

@@ -1,4 +1,4 @@
-"""The folder of a run: never overwritten, read back exactly, metrics that can be cut."""
+"""A run's folder: never overwritten, read back bit for bit, with metrics that can be cut."""
 
 import contextlib
 import errno
@@ -27,7 +27,7 @@ def configure(**tables: Any) -> RunConfig:
 
 
 def save(folder: RunFolder, step: int) -> None:
-    """Something in `last/` that says when it was saved."""
+    """Write a file into `last/` that records the step of the save."""
     shutil.rmtree(folder.last, ignore_errors=True)
     folder.last.mkdir(parents=True)
     (folder.last / "config.json").write_text(str(step))
@@ -37,7 +37,7 @@ def full_disk(*_arguments: object, **_options: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-# Where a run lies that was not told where
+# Folders of runs without --out
 
 
 def test_runs_begun_in_the_same_second_have_folders_of_their_own(tmp_path: Path, monkeypatch) -> None:
@@ -67,7 +67,7 @@ def test_the_newest_run_is_the_one_to_resume(tmp_path: Path, monkeypatch, raises
     assert find_newest_run() == Path("runs/b")
 
 
-# Made once
+# Creating a run
 
 
 @pytest.mark.parametrize("exists", [False, True])
@@ -113,7 +113,7 @@ def test_a_run_that_another_process_makes_is_left_alone(tmp_path: Path, monkeypa
 
     @contextlib.contextmanager
     def late(self: RunFolder) -> Iterator[None]:
-        """Another process had the lock, and its run, just before."""
+        """As if another process had just held the lock and created its run."""
         with lock(self):
             self.write_config(configure(train={"steps": 9}))
             yield
@@ -209,7 +209,7 @@ def test_what_was_saved_before_a_spike_stays(tmp_path: Path) -> None:
 
 
 def test_a_copy_that_fills_the_disk_leaves_its_room_to_the_save(tmp_path: Path, monkeypatch, raises_one_line) -> None:
-    """Where a file system has no links, what is kept is copied."""
+    """If the file system has no links, kept saves are copied."""
     folder = RunFolder(tmp_path / "run")
     save(folder, 5)
 
@@ -236,7 +236,7 @@ def test_a_second_process_is_refused(tmp_path: Path, raises_one_line) -> None:
         with raises_one_line(LintxError, "another process", str(tmp_path / "run")), RunFolder(tmp_path / "run").lock():
             pass
         process.kill()
-    # However it ended, its lock is gone.
+    # The lock is released, however its process ended.
     with RunFolder(tmp_path / "run").lock():
         pass
 

@@ -1,4 +1,4 @@
-"""How far a run has come, and the learning rate there."""
+"""The progress of a run, and the learning rate at a given progress."""
 
 import math
 
@@ -15,7 +15,7 @@ def test_steps_count_steps() -> None:
 
 def test_epochs_count_the_images_of_all_accumulated_batches() -> None:
     config = TrainConfig(epochs=2.5, batch=4, accumulation=2)
-    # 2.5 epochs of 80 images are 200 images, 8 a step.
+    # 2.5 epochs of 80 images are 200 images, at 8 images a step.
     assert [measure_progress(config, step, 1e9, 80) for step in (0, 5, 25)] == [0, 0.2, 1]
     assert measure_progress(config, 24, 0, 80) < 1
 

@@ -1,4 +1,4 @@
-"""Flag over file over preset over default, and one line for what does not fit."""
+"""Option over file over preset over default, and one-line errors."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ def build(file: Path | None = None, preset: str | None = None, **flags: dict[str
     return merge_settings(Given(preset, **tables), file).build(IMAGE)
 
 
-# Layers
+# Precedence
 
 
 def test_nothing_given_is_the_default_preset_and_length() -> None:
@@ -63,7 +63,7 @@ def test_muon_has_a_learning_rate_of_its_own_where_no_one_names_one(write) -> No
     assert build(write('[train]\noptimizer = "muon"'), "tiny").train.learning_rate == 0.008
     assert build(preset="tiny", train={"optimizer": "muon", "learning_rate": 0.1}).train.learning_rate == 0.1
     assert build(train={"optimizer": "adamw"}).train.learning_rate == 0.002
-    # The recipe of the paper's networks names one.
+    # The presets of the paper set a learning rate.
     assert build(preset="mnist-paper", train={"optimizer": "muon"}).train.learning_rate == 1e-4
 
 
@@ -143,7 +143,7 @@ def test_options_are_checked_and_their_defaults_filled_in(raises_one_line) -> No
         build(model={"attention": "softmax", "attention_options": {"chunk": 8}})
 
 
-# A run's own configuration
+# The config.toml of a run
 
 
 def test_the_configuration_of_a_run_can_be_given_again(write, tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_the_configuration_of_a_run_can_be_given_again(write, tmp_path: Path) ->
     assert (again.train.steps, again.train.epochs) == (None, 1.0)
 
 
-# Faults
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_a_resumed_run_keeps_everything_else(given, others, flag, raises_one_lin
         extend_settings(build(preset="tiny", train={"steps": 5}), longer, others)
 
 
-# Beginning with a checkpoint
+# Starting from a checkpoint
 
 
 @pytest.fixture

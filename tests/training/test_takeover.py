@@ -1,4 +1,4 @@
-"""Moving weights: what fits is copied, a projection by parts, and every other tensor is named."""
+"""Moving weights: matching tensors are copied, projections in parts, and all other tensors are listed."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -61,7 +61,7 @@ def test_mechanisms_of_the_same_tensors_take_over_all(pair, source, target) -> N
     assert set(moved.taken) == set(origin.state_dict()) and moved.new == moved.left == ()
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, origin.state_dict()[name]), name
-    # The values are copied: what trains on does not change what it came from.
+    # Values are copied, so training does not change the source.
     before = copy_of(origin)
     for parameter in model.parameters():
         parameter.data.add_(1)
@@ -115,7 +115,7 @@ def test_sizes_that_do_not_fit_are_named(pair) -> None:
     assert "head.projection.weight" in moved.left and "blocks.1.feed_forward.input.weight" in moved.left
     for name in moved.new:
         if name.startswith(("blocks.1.", "blocks.3.")) and ".output." in name:
-            continue  # of no block of the source: zero
+            continue  # new blocks have zeros here
         assert torch.equal(model.state_dict()[name], before[name])
     assert len(moved.taken) + len(moved.new) == len(before)
     assert len(moved.taken) + len(moved.left) == len(origin.state_dict())
@@ -130,7 +130,7 @@ def test_a_deeper_model_begins_as_what_it_grew_from(pair, attention) -> None:
     tokens = torch.randint(0, 16, (2, 64))
     with torch.no_grad():
         assert torch.equal(model.attend(tokens)[0], origin.attend(tokens)[0])
-    # And it can learn: only the ends of the branches are zero.
+    # The new blocks can learn, because only the ends of their branches are zero.
     model.train().attend(tokens)[0].square().sum().backward()
     for block in model.blocks:
         assert all(last.weight.grad.abs().max() > 0 for last in block.branch_ends())
