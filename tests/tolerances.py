@@ -11,7 +11,7 @@ FLOAT32_DRIFT = 1e-4
 CAUSALITY = 1e-12
 # Inputs in bfloat16 against float32 on the same rounded inputs.
 BFLOAT16 = 1e-2
-# If a denominator nearly cancels, rounding errors grow with its condition number: this many rounding errors are allowed.
+# Rounding errors that are allowed per unit of the condition number, where a denominator nearly cancels.
 ROUNDINGS = 32
 # The sum of a position's probabilities against 1, in float32 and in float64.
 PROBABILITY_TOTAL = 1e-6
