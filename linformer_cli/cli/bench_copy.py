@@ -41,13 +41,13 @@ def copy(
     length: Annotated[
         int | None,
         typer.Option(
-            "--length", min=1, max=LARGEST_SIZE, help="Sequence length; default 128, or 32.", show_default=False
+            "--length", min=1, max=LARGEST_SIZE, help="Length; default 128, or 32 below 1h.", show_default=False
         ),
     ] = None,
     width: Annotated[
         int | None,
         typer.Option(
-            "--width", min=1, max=_LARGEST_WIDTH, help="Model width; default 256, or 128.", show_default=False
+            "--width", min=1, max=_LARGEST_WIDTH, help="Width; default 256, or 128 below 1h.", show_default=False
         ),
     ] = None,
     every: Annotated[

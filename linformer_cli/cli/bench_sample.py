@@ -118,7 +118,7 @@ def sample(
         models, kind, path = _open_checkpoint(checkpoint, names, device, precision)
         source["checkpoint"] = path
     if bits_plot is not None and all(timed.find_quality(trained).bits_per_dim is None for timed in models):
-        raise UsageError("--bits-plot has nothing to plot: none of --runs is of a model that would be timed")
+        raise UsageError("--bits-plot has nothing to plot: no run in --runs has a model that would be timed")
     settings = SamplingSettings(
         batches,
         kind,

@@ -45,7 +45,7 @@ def evaluate(
         typer.Option(
             "--engine",
             help="Predict step by step with this sampling engine (auto, native, cuda, textbook) instead of in "
-            "parallel, to measure the cost of its number format.",
+            "parallel, to measure the effect of its precision.",
             show_default=False,
             metavar="NAME",
         ),
@@ -71,8 +71,8 @@ def evaluate(
     of the label, log2(classes) bits per image, for comparison with models without classes.
 
     With --against, also shows the mean difference from another model over the same images, including the cost of the
-    class. Its standard error is much smaller than those of the two figures, because images differ far more than models
-    do on one image.
+    class. Its standard error is much smaller than those of the two figures, because images differ from each other far
+    more than the two models do on one image.
 
     Examples:
 

@@ -53,7 +53,7 @@ Engine = Annotated[
         metavar="NAME",
     ),
 ]
-_CHECKPOINT = "A run, a checkpoint folder or a shipped name; an existing path wins. Default: the shipped mnist-deep."
+_CHECKPOINT = "A run, a checkpoint folder or a shipped name; paths come first. Default: the shipped mnist-deep."
 CheckpointArgument = Annotated[
     str | None,
     typer.Argument(
@@ -119,8 +119,8 @@ SamplingPrecision = Annotated[
     PrecisionName,
     typer.Option(
         "--precision",
-        help="Precision of weights and activations; sums are float32. auto is fp32: rounding makes at most 1 image in "
-        "100 depend on --batch. In bf16 it may be more.",
+        help="Precision of weights and activations; sums are float32. auto is fp32, where at most 1 image in 100 "
+        "changes with --batch. In bf16, more may change.",
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors and warnings on stderr.", callback=_hush)]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 
-# torchrun sets these variables, by which torch finds the other processes.
+# torchrun sets these variables. torch uses them to find the other processes.
 _RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _LARGEST = {"WORLD_SIZE": 2**20, "RANK": 2**20, "LOCAL_RANK": 2**20, "MASTER_PORT": 2**16 - 1}
 # A lost process is noticed by its closed connection. The timeout only has to outlast validating, saving and sampling.
@@ -36,7 +36,7 @@ def process_rank(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def _count(environment: Mapping[str, str] = os.environ) -> int:
-    """The number of processes: 1 without torchrun's variables, and with wrong ones, which `join_team` reports."""
+    """The number of processes. It is 1 if torchrun's variables are missing or wrong; `join_team` reports wrong ones."""
     return int(environment["WORLD_SIZE"]) if _is_job(environment) and not _find_fault(environment) else 1
 
 
@@ -152,7 +152,7 @@ class Team:
 
     @contextlib.contextmanager
     def leader_first(self) -> Iterator[None]:
-        """Rank 0 runs the body first and the others after it, to find a download finished, for example."""
+        """Rank 0 runs the body before the others do, for example to download a file for all."""
         if not self.leads:
             self.wait()
         yield
@@ -196,7 +196,7 @@ def keep_own(module: "nn.Module") -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def join_team() -> Iterator[Team]:
-    """The team of this process: `ALONE`, or as torchrun's variables say, connected inside the `with` block.
+    """The team of this process: `ALONE`, or the team of torchrun's variables, connected inside the `with` block.
 
     Leaving the block waits for all processes, except after an error. Raises `UsageError` if torchrun's variables have
     wrong values, `ProcessLost` if another process has ended.

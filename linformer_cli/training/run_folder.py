@@ -90,7 +90,7 @@ class RunFolder:
         shutil.rmtree(self.previous, ignore_errors=True)
 
     def keep_before_spike(self, step: int) -> Path:
-        """Keep the save before the loss rose at `step`, safe from later saves.
+        """Keep the last save from before the loss rose at `step`, where later saves do not replace it.
 
         If `last/` was saved at `step`, its weights are those with this loss, so the save before it is kept.
         """

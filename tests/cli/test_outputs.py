@@ -74,7 +74,7 @@ def test_bits_that_no_row_would_have_are_said_before_any_work(lintx, run_folder,
     monkeypatch.setattr(sample, "run_sampling_bench", None)
     plot = tmp_path / "bits.png"
     outcome = lintx("bench", "sample", "--preset", "tiny", "--runs", run_folder, "--bits-plot", plot, *QUICK)
-    assert outcome.code == 2 and "none of --runs is of a model that would be timed" in outcome.stderr
+    assert outcome.code == 2 and "no run in --runs has a model that would be timed" in outcome.stderr
     assert not plot.exists()
 
 
