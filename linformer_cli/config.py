@@ -248,7 +248,7 @@ class CheckpointInfo(Config):
     training: TrainingSummary
     weights_sha256: str = ""
     training_sha256: str | None = None
-    # The digest of this document without this line. Remove the line after editing the file.
+    # Of this document without this line. Remove the line to edit the file by hand.
     config_sha256: str | None = None
 
 

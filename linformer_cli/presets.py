@@ -51,7 +51,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "cifar10-paper": _PAPER_RECIPE,
 }
 
-# Default learning rates of optimizers that need another rate than AdamW.
+# The learning rate of an optimizer that needs another than AdamW, unless a recipe names one.
 LEARNING_RATES = {"muon": 8e-3}
 
 

@@ -1,10 +1,10 @@
-"""Fixed ceilings, so that tests do not depend on the machine and take no time."""
+"""Ceilings that the tests make up, so that no machine decides a test and none takes time."""
 
 from linformer_cli.bench.measure.ceilings import Ceilings, CeilingsReport, CopyCeiling, ProductCeiling
 
 
 class FixedCeilings(Ceilings):
-    """100 GFLOP/s in float32, 200 in bfloat16, 10 GB/s. `asked` records rows and precision of every product."""
+    """100 GFLOP/s in float32, 200 in bfloat16, 10 GB/s. `asked` has the rows and the precision of every product."""
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)

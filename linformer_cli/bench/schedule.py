@@ -1,6 +1,6 @@
 """Parts of a benchmark that share a budget of time, round by round.
 
-A shared machine has slow and fast periods of minutes, which affect some rows far more than others. The rounds of
+A shared machine has slow and fast stretches of minutes, which slow some rows down far more than others. The rounds of
 all parts are therefore spread over the whole budget.
 """
 

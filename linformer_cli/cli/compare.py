@@ -191,7 +191,7 @@ def _work(
                             time_training_once(entry, images, conditions)
                             time_sampling_once(entry, conditions, check)
         except Interrupted as signal:
-            return Interrupted("Stopped and saved; repeat the command to continue", signal.exit_code - 128)
+            return Interrupted("Stopped; everything is saved, the same command continues", signal.exit_code - 128)
     return None
 
 

@@ -31,7 +31,7 @@ _SPLIT_FOLDERS = {
     **dict.fromkeys(("val", "valid", "validation"), "validation"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-# Raise this number if folders are split, ordered, decoded or stored differently: it invalidates older caches.
+# To be raised when folders are split, ordered, decoded or stored differently, which invalidates older caches.
 CACHE_VERSION = 4
 _IMAGES = "images.bin"
 _LEFTOVER_SECONDS = 24 * 60 * 60

@@ -36,7 +36,7 @@ def process_rank(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def _count(environment: Mapping[str, str] = os.environ) -> int:
-    """The number of processes. It is 1 if torchrun's variables are missing or wrong; `join_team` reports wrong ones."""
+    """The number of processes: 1 without torchrun's variables, and with wrong ones, which `join_team` reports."""
     return int(environment["WORLD_SIZE"]) if _is_job(environment) and not _find_fault(environment) else 1
 
 
@@ -152,7 +152,7 @@ class Team:
 
     @contextlib.contextmanager
     def leader_first(self) -> Iterator[None]:
-        """Rank 0 runs the body before the others do, for example to download a file for all."""
+        """Rank 0 runs the body first and the others after it, to find a download finished, for example."""
         if not self.leads:
             self.wait()
         yield

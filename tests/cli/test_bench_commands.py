@@ -14,7 +14,7 @@ from PIL import Image
 
 @pytest.fixture(autouse=True)
 def fixed_ceilings(monkeypatch):
-    """Fixed ceilings; `tests/bench/test_ceilings.py` tests the measured ones."""
+    """The ceilings of a machine are measured in `tests/bench/test_ceilings.py`."""
     monkeypatch.setattr("linformer_cli.bench.measure.ceilings.Ceilings", FixedCeilings)
     monkeypatch.setattr("linformer_cli.bench.paper.Ceilings", FixedCeilings)
 
@@ -59,7 +59,7 @@ def test_bench_sample_goes_over_mechanisms_and_sizes(lintx, run_folder):
         ("few", "textbook"),
     ]
     assert document["rows"][2]["attention_options"]["rounds"] == 1
-    # The run uses linear attention, so its bits/dim appear in the row of linear attention.
+    # The run is one of linear attention, so that is where its bits/dim stand.
     bits = [row["bits_per_dim"] is not None for row in document["rows"]]
     assert bits == [False, True, False]
     assert document["rows"][1]["images_seen"] == 24
@@ -129,7 +129,7 @@ def test_bench_train_times_steps(lintx, run_folder):
 
 @pytest.fixture
 def little_paper(monkeypatch, tiny_model_config):
-    """The paper's benchmark with networks and sizes that take almost no time."""
+    """The paper's benchmark in networks and sizes that take no time."""
     from linformer_cli.bench import attention, paper, sample
     from linformer_cli.bench.copy_task import CopySettings
     from linformer_cli.bench.measure.pass_memory import PassMemory
@@ -220,7 +220,7 @@ def test_bench_attention_draws_time_and_memory(lintx, monkeypatch, tmp_path):
     for words in ("time of a sequence (s)", "peak memory of a sequence (MiB)", "T (positions)", "32"):
         assert f"<!-- {words} -->" in text
     assert "backward, batch x T = 65,536" in text
-    assert re.search(r"<!-- softmax \(-?\d+\.\d\d, 1\.00\) -->", text)  # the exponents of time and memory
+    assert re.search(r"<!-- softmax \(-?\d+\.\d\d, 1\.00\) -->", text)  # the slopes of time and memory
     document = lintx(*base, "--json").document
     softmax, linear = document["exponents"]
     assert softmax["longest_positions"] == linear["longest_positions"] == 64
@@ -245,7 +245,7 @@ def test_bench_attention_draws_time_and_memory(lintx, monkeypatch, tmp_path):
 )
 @pytest.mark.parametrize("shown", ["--json", "--format=md"])
 def test_a_benchmark_that_is_stopped_shows_what_it_has(lintx, run_folder, monkeypatch, command, told, rows, shown):
-    """Ctrl-C arrives while the first group, or the first length, is reported."""
+    """Ctrl-C comes while the first group, or length, is told."""
 
     seen = []
 

@@ -34,7 +34,7 @@ def test_the_file_has_the_report_and_a_failed_check_is_an_error(lintx, tmp_path,
     arguments = ["bench", "gpu", "--tiny", "--device", "cpu", "--out", tmp_path / "deep" / "gpu.json", "--json"]
     outcome = lintx(*arguments)
     assert outcome.code == 0, outcome.stderr
-    assert os.environ[ASK] == "1"  # the command allows the kernels, which are off by default
+    assert os.environ[ASK] == "1"  # use the kernels that are off by default
     assert json.loads((tmp_path / "deep" / "gpu.json").read_text()) == outcome.document
     found.append(build_row("a kernel", float("inf"), 1e-4))
     outcome = lintx(*arguments)

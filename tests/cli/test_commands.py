@@ -80,7 +80,7 @@ def test_weights_move_to_another_mechanism(lintx, run_folder, tmp_path):
     arguments = ["train", "--init-from", source, "--attention", "softmax", "--steps", 2, "--batch", 4, "--out", run]
     outcome = lintx(*arguments, "--json")
     lines = outcome.stderr.splitlines()
-    assert f"copied 32 tensors of {source / 'best'} (linear attention)" in lines
+    assert f"took over 32 tensors of {source / 'best'} (linear attention)" in lines
     assert "newly initialised: none" in lines and "left out: none" in lines
     # Step 0 is measured before any training.
     with open(run / "metrics.csv", newline="", encoding="utf-8") as file:
@@ -91,7 +91,7 @@ def test_weights_move_to_another_mechanism(lintx, run_folder, tmp_path):
     assert "Initialised from" in (run / "last" / "README.md").read_text()
     shutil.rmtree(source)
     outcome = lintx("train", "--resume", run, "--steps", 3, "--json")
-    assert outcome.document["steps"] == 3 and "copied" not in outcome.stderr
+    assert outcome.document["steps"] == 3 and "took over" not in outcome.stderr
 
 
 def test_a_move_that_cannot_be_leaves_no_folder(lintx, run_folder, tmp_path):
@@ -538,7 +538,7 @@ def test_compare_interrupted_keeps_what_it_has(lintx, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Trainer, "train_step", interrupted)
     outcome = compare(lintx, tmp_path, "--attention", "softmax,linear", "--format", "md")
-    assert outcome.code == 130 and "repeat the command to continue" in outcome.stderr
+    assert outcome.code == 130 and "the same command continues" in outcome.stderr
     assert "training and sampling not timed" in outcome.stdout and "step 2 of 2" in outcome.stdout  # without validation
     monkeypatch.setattr(Trainer, "train_step", train_step)
     rows = compare(lintx, tmp_path, "--attention", "softmax,linear", "--json").document["rows"]

@@ -43,7 +43,7 @@ def find_library(cache: Path) -> Path:
 
 
 def plant(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Copy `library` and its checksum into another cache, because a process does not open the same path twice."""
+    """Another cache with `library` and its checksum, because a process does not open the same path twice."""
     monkeypatch.setenv("LINTX_CACHE", str(tmp_path / "other"))
     planted = tmp_path / "other" / "native" / library.name
     planted.parent.mkdir(parents=True, mode=0o700)
@@ -56,7 +56,7 @@ def plant(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 def test_asking_again_for_a_missing_library_keeps_nothing(source, fresh_compiler, monkeypatch) -> None:
-    """An error that is kept and raised again would keep all frames of its traceback alive."""
+    """An error that is stored and raised again would keep every frame that it ever passed."""
     monkeypatch.setenv("PATH", str(fresh_compiler))
     errors = []
     for _ in range(2):
@@ -80,7 +80,7 @@ def test_a_library_is_compiled_once(load, fresh_compiler, fake_compiler) -> None
 
 @needs_compiler
 def test_a_processor_that_can_do_less_gets_kernels_of_its_own(load, fresh_compiler, monkeypatch) -> None:
-    """Processors with the same name can have different features in virtual machines; foreign kernels could crash."""
+    """Processors of one name may differ, because a virtual machine can hide features; kernels for another may crash."""
     load()
     monkeypatch.setattr(compiler, "processor_features", lambda: "fpu")
     load()

@@ -73,7 +73,7 @@ def test_a_confident_model_needs_far_fewer_passes(build_tiny_model, draw_both) -
     model = build_tiny_model(image=ImageShape(height=16, width=16, levels=16))
     with torch.no_grad():
         model.head.projection.bias[3] = 100.0
-        model.head.projection.bias[5] = 100.0 - 4.0  # value 5 is drawn occasionally
+        model.head.projection.bias[5] = 100.0 - 4.0  # drawn now and then
     ahead, _ = draw_both(model, 16, 0)
     assert ahead.look_aheads < 256 / 8
     alone = NativeEngine(model, 1)

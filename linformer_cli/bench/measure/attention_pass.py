@@ -11,8 +11,8 @@ from linformer_cli.model.mixers import build_attention
 from linformer_cli.model.pixel_model import PixelModel
 
 LEAST_TRAFFIC = (
-    "the least possible traffic, against copying memory: inputs read and outputs written once; in the backward pass, "
-    "inputs and output gradients read and input gradients written once; other traffic is not counted"
+    "inputs read and outputs written once, inputs and the gradient of the outputs read and the gradients of the inputs "
+    "written once, against copying memory; what a mechanism keeps and moves besides is not counted"
 )
 
 _KINDS = ("q", "k", "v", "extra", "gradient")

@@ -22,9 +22,9 @@ from .sampling_work import RERUN, place_state
 
 STEPS = 4
 METHOD = (
-    f"growth of a fresh process's peak resident memory while it builds the batch's state and takes its last {STEPS} "
-    "steps (re-run: reads whole images once), at least the size of the state, without the model's weights. On a GPU: "
-    "torch's count"
+    f"growth of the peak resident memory of a fresh process over the state of the batch and its last {STEPS} steps "
+    "(re-run: over reading whole images once), or the state itself where freed memory was reused; the model's weights "
+    "are not counted. On a GPU torch's count of the same"
 )
 
 

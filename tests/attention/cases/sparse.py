@@ -20,7 +20,7 @@ def fixed_parts(length: int, stride: int, summary: int) -> tuple[Tensor, Tensor]
 
 
 def sparse(x: Inputs, parts: tuple[Tensor, Tensor], heads: str) -> Tensor:
-    """Softmax over each head's own position and both parts; if not merged, heads see the two parts alternately."""
+    """Softmax over the positions that each head sees: both parts or, with split heads, one part each; and always t."""
     length, count = x.q.shape[2], x.q.shape[1]
     each = [parts[0] | parts[1]] * count if heads == "merged" else [parts[head % 2] for head in range(count)]
     seen = torch.stack(each).tril() | torch.eye(length, dtype=torch.bool)
