@@ -25,7 +25,7 @@ from .errors import CheckpointError, UsageError, unknown_name
 from .files import flush_folder, write_flushed
 from .model.mixers import describe_mixing
 from .model.pixel_model import PixelModel
-from .model.skeleton import build_skeleton
+from .model.skeleton import build_skeleton, expected_weights
 from .report.model_card import render_card
 
 DEFAULT_CHECKPOINT = "mnist-deep"
@@ -144,10 +144,9 @@ def load_weights(checkpoint: Checkpoint, device: str = "cpu", dtype: torch.dtype
     tensors = _load_tensors(checkpoint, file, checkpoint.info.weights_sha256)
     try:
         # Shapes are compared before memory is allocated: a damaged configuration may need any amount.
-        model = build_skeleton(checkpoint.info.model)
+        expected = expected_weights(checkpoint.info.model)
     except UsageError as error:
         raise CheckpointError(f"'{checkpoint.path / CONFIG}' describes no valid model: {error}") from None
-    expected = model.state_dict()
     missing, unknown = expected.keys() - tensors.keys(), tensors.keys() - expected.keys()
     for fault, names in (("lacks", missing), ("has unknown", unknown)):
         if names:
@@ -158,6 +157,7 @@ def load_weights(checkpoint: Checkpoint, device: str = "cpu", dtype: torch.dtype
             raise CheckpointError(f"'{file}': {key} has shape {shapes}")
     # Copies, so that the file's bytes are not kept and every tensor is aligned as torch aligns its own.
     copies = {key: tensor.to(expected[key].dtype, copy=True) for key, tensor in tensors.items()}
+    model = build_skeleton(checkpoint.info.model)
     model.load_state_dict(copies, assign=True)
     return model.to(device=device, dtype=dtype).eval()
 

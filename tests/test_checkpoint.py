@@ -608,14 +608,27 @@ def test_a_link_out_of_the_folder_is_refused(tiny_checkpoint, tmp_path, raises_o
 
 @pytest.mark.parametrize("key", ["width", "feed_forward", "layers", "heads", "head_width", "mixtures"])
 def test_a_damaged_size_takes_no_memory(tiny_checkpoint, tmp_path, raises_one_line, key) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(tiny_checkpoint, copy)
     for value, message in ((1024, WEIGHTS), (10**9, CONFIG)):
-        document = json.loads((tiny_checkpoint / CONFIG).read_text())
-        document["model"] |= {"head": "mixture", key: value}
-        del document["config_sha256"]
-        (copy / CONFIG).write_text(json.dumps(document))
-        before = measure_peak_memory()
-        with raises_one_line(CheckpointError, message):
-            load_model(copy)
-        assert measure_peak_memory() - before < 200 * 2**20
+        assert_takes_no_memory(tiny_checkpoint, tmp_path / "copy", {key: value}, raises_one_line, message)
+
+
+@pytest.mark.parametrize(
+    ("attention", "option"),
+    [("performer", "features"), ("nystrom", "landmarks"), ("rfa", "frequencies"), ("linear", "features")],
+)
+def test_a_damaged_option_takes_no_memory(tiny_checkpoint, tmp_path, raises_one_line, attention, option) -> None:
+    options = {option: 2**23} | ({"feature_map": "learned"} if attention == "linear" else {})
+    changes = {"attention": attention, "attention_options": options}
+    assert_takes_no_memory(tiny_checkpoint, tmp_path, changes, raises_one_line, WEIGHTS)
+
+
+def assert_takes_no_memory(checkpoint, copy, changes, raises_one_line, message) -> None:
+    shutil.copytree(checkpoint, copy, dirs_exist_ok=True)
+    document = json.loads((checkpoint / CONFIG).read_text())
+    document["model"] |= {"head": "mixture", **changes}
+    del document["config_sha256"]
+    (copy / CONFIG).write_text(json.dumps(document))
+    before = measure_peak_memory()
+    with raises_one_line(CheckpointError, message):
+        load_model(copy)
+    assert measure_peak_memory() - before < 200 * 2**20

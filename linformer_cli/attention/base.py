@@ -101,18 +101,21 @@ class Attention(nn.Module, ABC):
         """Outputs [B, H, T, V] of T >= 1 positions that follow `state` (None: no positions), and the new state.
 
         The result is differentiable, also through `state`, which is not modified. A NaN or infinity changes neither
-        earlier outputs nor other images. In plain torch, if any output at or after the first NaN or infinity is not
-        finite, no output at or after it passes a gradient to earlier positions.
+        earlier outputs nor other images. If it makes any output non-finite, outputs from its position on pass no
+        gradient to earlier positions, except in compiled CPU kernels.
         """
         y, after = self._attend(q, k, v, state, extra)
-        # Plain torch masks a product by multiplying with 0, and 0 times NaN is NaN; compiled kernels skip the product.
-        if self.runs_compiled(q, k, v) or _has_finite_sum(y):
+        # Plain torch and GPU kernels mask a product by multiplying with 0, and 0 times NaN is NaN. CPU kernels visit
+        # positions in order and skip the product.
+        if (q.device.type == "cpu" and self.runs_compiled(q, k, v)) or _has_finite_sum(y):
             return y, after
         finite = _count_finite_positions(q, k, v, extra)
         groups = [(int(count), (finite == count).nonzero().flatten()) for count in finite.unique()]
         if len(groups) == 1:
             count = groups[0][0]
-            return (y, after) if count in (0, q.shape[2]) else self._attend_cut(count, q, k, v, state, extra)
+            if count == q.shape[2] or (count == 0 and state is None):
+                return y, after
+            return self._attend_cut(count, q, k, v, state, extra)
         parts = []
         for count, images in groups:
             select = functools.partial(torch.index_select, dim=0, index=images)
@@ -172,8 +175,8 @@ def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
 def shrink_huge(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     """x, scaled down by one factor over `dims` where a sum of its squares could overflow.
 
-    This is for norms and directions, which do not depend on the scale of x. If no element exceeds the fourth root of
-    the largest number, which is 4e9 in float32, x is unchanged.
+    If no element exceeds the fourth root of the largest number, which is 4e9 in float32, x is unchanged. Norms and
+    directions do not depend on the scale of x. The scores of `lsh` do, so they change for larger queries.
     """
     limit = torch.finfo(x.dtype).max ** 0.25
     shrunk: Tensor = x * (limit / x.detach().abs().amax(dim=dims, keepdim=True).clamp(min=limit))

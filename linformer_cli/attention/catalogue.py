@@ -51,6 +51,6 @@ def find_attention(name: str) -> type[Attention]:
 
 
 def fit_attention(name: str, options: AttentionOptions, shape: AttentionShape, width: int) -> Attention:
-    """Mechanism `name` for a model of `width`; a mechanism may replace the sizes of `shape` by its own."""
+    """Mechanism `name` for a model of `width`; a mechanism may replace the sizes of `shape` with its own."""
     mechanism = find_attention(name)
     return mechanism(options, mechanism.fit_shape(options, shape, width))

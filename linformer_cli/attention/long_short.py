@@ -66,11 +66,11 @@ class LongShortAttention(Attention):
 
     A chunk's rows are p^T k and p^T v, where p is the softmax of `rank` scores over the positions of the chunk. The
     scores are a learned linear function of the layer's input, passed as `extra` (the source's dynamic projection). Two
-    LayerNorms over all heads jointly, one for the window and one for the rows, bring both to one scale (the source's
-    DualLN). Keys and values share each norm. A row is visible from the next chunk on. A position in both the window and
-    a row counts twice, as in the source. There are two differences from the source: each query has its own window of
-    `window` positions (in the source, blocks of queries share a segment), and there are no relative positions, since
-    the embedding encodes positions.
+    LayerNorms over all heads jointly, one for the window and one for the rows, bring both to the same scale (the
+    source's DualLN). Keys and values share each norm. A row is visible from the next chunk on. A position in both the
+    window and a row counts twice, as in the source. There are two differences from the source: each query has its own
+    window of `window` positions (in the source, blocks of queries share a segment), and there are no relative
+    positions, since the embedding encodes positions.
     """
 
     name = "long_short"

@@ -69,9 +69,9 @@ class LshAttention(Attention):
     bucket, the same in `attend` and `step`. A key found in several rounds counts once; the source subtracts log N
     instead.
 
-    The keys that a position sees depend only on this and earlier positions. Later positions change the order of sums
-    in `attend`, which can change the last bits of an earlier output. If two products are equal up to rounding, the hash
-    can differ between `attend` and `step`, which then see different keys.
+    The keys that a position sees depend only on that position and earlier ones. Later positions change the order of
+    sums in `attend`, which can change the last bits of an earlier output. If two products are equal up to rounding, the
+    hash can differ between `attend` and `step`, which then see different keys.
     """
 
     name = "lsh"

@@ -77,8 +77,8 @@ class PerformerAttention(Attention):
     would depend on later keys. Let a_ti and b_ji be the logarithms of feature i of query t and of key j, and c_i(t) the
     maximum of b_ji over j <= t. The state is the sum of exp(b_ji - c_i(t)), rescaled when c_i rises. It is read with
     weights softmax over i of a_ti + c_i(t), so the denominator is at least 1. `trig` keeps one maximum, that of
-    |y_j|^2 / 2, and its denominator is at least a tenth of the keys' total weight. |y_j|^2 / 2 is limited to a quarter
-    of the largest number, so keys whose squares overflow still give finite outputs.
+    |y_j|^2 / 2, and its denominator is at least a tenth of the keys' total weight. |k_j|^2 is limited to a quarter of
+    the largest number, so keys whose squares overflow still give finite outputs.
 
     `attend` scales the sums of `positive` and `hyperbolic` by the maximum over its whole block, and the scale cancels
     in the quotient. A later key can therefore change the last bits of an earlier output.

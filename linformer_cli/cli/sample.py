@@ -102,8 +102,9 @@ def sample(
         from linformer_cli.report.numbered import NumberedImages
         from linformer_cli.sampling.choose import Filters
         from linformer_cli.sampling.decode import Sampler
-        from linformer_cli.sampling.drawing import ImageNumbers, add_up, draw_images, find_drawn
         from linformer_cli.units import format_bytes, format_duration
+
+        from .drawing import ImageNumbers, add_up, draw_images, find_drawn
 
         filters = Filters(temperature, top_k, top_p)
         numbers = ImageNumbers(first, count, session.choose_classes(class_name), session.model.config.classes)

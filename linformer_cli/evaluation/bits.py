@@ -103,11 +103,12 @@ def measure_nats(
 @torch.no_grad()
 def stepped_nats(engines: EngineCache, values: Tensor, labels: Tensor | None) -> Tensor:
     """Return nats [B, T] of values int64 [B, T] given classes int64 [B], predicted by an engine of `engines`."""
-    model, stepper = engines.model, engines.start(len(values))
+    model = engines.model
     found = torch.empty(values.shape, dtype=torch.float64 if model.dtype == torch.float64 else torch.float32)
-    for position, token in enumerate(model.shift_values(values, labels).unbind(dim=1)):
-        parameters = stepper.step(token)
-        found[:, position] = -model.head.log_likelihood(parameters, values[:, position])
+    with engines.start(len(values)) as stepper:
+        for position, token in enumerate(model.shift_values(values, labels).unbind(dim=1)):
+            parameters = stepper.step(token)
+            found[:, position] = -model.head.log_likelihood(parameters, values[:, position])
     return found
 
 

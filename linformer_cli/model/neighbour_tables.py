@@ -10,6 +10,7 @@ from linformer_cli.native.constants import (
     HASH_MASK,
     HASH_MULTIPLIER,
     HASH_SHIFT,
+    PAIR_BASE,
     ROW_WIDTH,
     TABLE_ROWS,
 )
@@ -41,8 +42,8 @@ class NeighbourTables(nn.Module):
 
 def find_rows(values: Tensor, channels: Tensor) -> Tensor:
     """The rows selected by values int64 [..., 4] of channels [...], one per table: int64 [..., 3]."""
-    first, second = values[..., 0].clamp(max=255), values[..., 1].clamp(max=255)
-    keys = [first * 256 + second]
+    first, second = values[..., :2].clamp(max=PAIR_BASE - 1).unbind(dim=-1)
+    keys = [first * PAIR_BASE + second]
     key = torch.zeros_like(first)
     for index, value in enumerate(values.unbind(dim=-1)):
         # An int64 product keeps only its lower 64 bits.

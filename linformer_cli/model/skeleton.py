@@ -1,8 +1,9 @@
-"""Builds a model whose weights will be loaded, without allocating or initialising them."""
+"""The shapes of a configuration's weights, and a model to load them into, without allocating or initialising them."""
 
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from linformer_cli.config import ModelConfig
@@ -10,22 +11,31 @@ from linformer_cli.config import ModelConfig
 from .pixel_model import PixelModel
 
 
-def build_skeleton(config: ModelConfig) -> PixelModel:
-    """A model whose parameters have shapes but no memory. Buffers computed from the configuration are real tensors.
+def expected_weights(config: ModelConfig) -> dict[str, Tensor]:
+    """The `state_dict` of a model, as tensors with shapes and types but no memory.
 
-    Fill it with `load_state_dict(..., assign=True)`. Raises `UsageError` for a configuration that fits no model.
+    Raises `UsageError` for a configuration that fits no model.
     """
-    with _Skeleton():
+    with torch.device("meta"), _WithoutWeights():
+        return PixelModel(config).state_dict()
+
+
+def build_skeleton(config: ModelConfig) -> PixelModel:
+    """A model to fill with `load_state_dict(..., assign=True)`. Most of its parameters have no memory.
+
+    Buffers computed from the configuration are real tensors. Raises what `expected_weights` raises.
+    """
+    with _WithoutWeights():
         return PixelModel(config)
 
 
-class _Skeleton(TorchFunctionMode):
+class _WithoutWeights(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if getattr(function, "__module__", None) == "torch.nn.init":
             return None  # initialising tensors without memory would import torch's compiler, which takes seconds
-        if function is torch.empty and kwargs.get("device") is None:  # how parameters are allocated
+        if function is torch.empty and kwargs.get("device") is None:  # how most parameters are allocated
             kwargs = {**kwargs, "device": "meta"}
         return function(*args, **kwargs)

@@ -1,1 +1,1 @@
-"""C++ for the CPU, compiled on first use, that the sampling engine and the attentions share."""
+"""Compiles C++ for the CPU on first use, and tells whether compiled kernels for CPUs and GPUs are available."""

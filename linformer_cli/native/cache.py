@@ -27,22 +27,26 @@ def open_cache() -> Path:
 
 def require_private(folder: Path) -> None:
     """Raise `UnsafeCache` if another user may change the contents of `folder`, a path without links."""
-    risks = (describe_risk(parent, has_guarded_entries(parent)) for parent in folder.parents)
+    if not hasattr(os, "getuid"):
+        return
+    # The owner of / can change everything. In a user namespace, that is often not user 0.
+    owner = Path(folder.anchor).stat().st_uid
+    risks = (describe_risk(parent, owner, has_guarded_entries(parent)) for parent in folder.parents)
     found = describe_risk(folder) or next(filter(None, risks), None)
     if found is not None:
         raise UnsafeCache(found)
 
 
-def describe_risk(path: Path, guarded: bool = False) -> str | None:
+def describe_risk(path: Path, trusted: int = 0, guarded: bool = False) -> str | None:
     """How another user could have written the file or folder `path`; None if they could not. Raises `OSError`.
 
-    With `guarded`, write access for others does not count as a risk. The superuser is trusted. Systems without user
-    ids, such as Windows, report no risk.
+    User `trusted` and the superuser are trusted. With `guarded`, write access for others does not count as a risk.
+    Systems without user ids, such as Windows, report no risk.
     """
     if not hasattr(os, "getuid"):
         return None
     found = path.stat()
-    if found.st_uid not in (os.getuid(), 0):
+    if found.st_uid not in (os.getuid(), 0, trusted):
         return f"{path} belongs to another user (number {found.st_uid})"
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not guarded:
         return f"others may write to {path}; 'chmod go-w' it, or set LINTX_CACHE to a folder of your own"

@@ -49,7 +49,7 @@ def textbook_only() -> Iterator[None]:
 
 
 def compiled_allowed() -> bool:
-    """Whether compiled forms may be used here, which they may not inside `textbook_only`."""
+    """Whether compiled forms may be used here: false inside `textbook_only`."""
     return _allowed.get()
 
 
@@ -110,11 +110,12 @@ def _load(source: Path) -> ctypes.CDLL:
         try:
             return _load_file(compiler, source, open_cache() / name, threads is not None)
         except UnsafeCache as risk:
-            _warn(f"warning: kernels are compiled for this process only, not kept in the cache: {risk}")
             with tempfile.TemporaryDirectory(prefix="lintx-") as folder:  # readable and writable by its owner only
                 place = Path(os.path.realpath(folder))
                 require_private(place)
-                return _load_file(compiler, source, place / name, threads is not None)
+                library = _load_file(compiler, source, place / name, threads is not None)
+            _warn(f"warning: kernels are compiled for this process only, not kept in the cache: {risk}")
+            return library
     except NoCompiler:
         raise
     except LintxError as error:
@@ -152,8 +153,8 @@ def _compile(compiler: str, source: Path, file: Path, threads: bool) -> None:
         _run(compiler, *COMPILE, *openmp, "-I", str(HEADERS), str(source), "-o", str(compiled))
         _run(compiler, *LINK, str(compiled), "-o", str(linked), "-lm")
         digest.write_bytes(_digest(linked))
-        for made, target in ((linked, file), (digest, _digest_file(file))):
-            made.chmod(0o755)  # whatever the umask lets others do
+        for made, target, mode in ((linked, file, 0o755), (digest, _digest_file(file), 0o644)):
+            made.chmod(mode)  # regardless of the umask
             os.replace(made, target)
 
 
@@ -161,7 +162,7 @@ def _run(compiler: str, *arguments: str) -> None:
     """Run the compiler; raises `NoCompiler` if it fails or hangs."""
     if compiler in _hanging:
         raise NoCompiler(_hanging[compiler])
-    # The compiler has its own session, or Ctrl-C, which only asks a run to end, would end the compiler at once.
+    # In a session of its own, the compiler is not ended by Ctrl-C, which only asks a run to stop.
     process = subprocess.Popen(
         [compiler, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -169,7 +170,7 @@ def _run(compiler: str, *arguments: str) -> None:
         _, errors = process.communicate(timeout=COMPILE_SECONDS)
     except subprocess.TimeoutExpired:
         _end(process)
-        # This is remembered, because the next source would hang as long.
+        # This is remembered, because compiling the next file would hang just as long.
         _hanging[compiler] = f"{compiler} did not finish within {COMPILE_SECONDS:.0f} s"
         _warn(f"warning: {_hanging[compiler]}; plain torch is used instead of compiled kernels")
         raise NoCompiler(_hanging[compiler]) from None

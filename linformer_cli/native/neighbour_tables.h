@@ -15,7 +15,7 @@ struct Tables {
     const float *weight, *bias;  // [TABLES * ROW_WIDTH, D] and [D], of the layer that reads a row of each table
 };
 
-constexpr int64_t NEIGHBOURS = LINTX_NEIGHBOURS, ROW_WIDTH = LINTX_ROW_WIDTH;
+constexpr int64_t NEIGHBOURS = LINTX_NEIGHBOURS, ROW_WIDTH = LINTX_ROW_WIDTH, PAIR_BASE = LINTX_PAIR_BASE;
 constexpr int64_t TABLE_ROWS[] = {LINTX_TABLE_ROWS}, TABLES = sizeof TABLE_ROWS / sizeof *TABLE_ROWS;
 static_assert(TABLES == NEIGHBOURS - 1, "a table for two neighbours, and one more for each further one");
 
@@ -24,7 +24,7 @@ inline void find_rows(const Tables& tables, const int32_t* places, const int16_t
                       const float** rows) {
     uint64_t values[NEIGHBOURS], keys[TABLES], key = 0;
     for (int64_t n = 0; n < NEIGHBOURS; n++) values[n] = places[n] < 0 ? tables.levels : recent[places[n]];
-    keys[0] = std::min<uint64_t>(values[0], 255) * 256 + std::min<uint64_t>(values[1], 255);
+    keys[0] = std::min<uint64_t>(values[0], PAIR_BASE - 1) * PAIR_BASE + std::min<uint64_t>(values[1], PAIR_BASE - 1);
     for (int64_t n = 0; n < NEIGHBOURS; n++) {
         key = (key * LINTX_HASH_BASE + values[n] + 1) * LINTX_HASH_MULTIPLIER & LINTX_HASH_MASK;
         key ^= key >> LINTX_HASH_SHIFT;

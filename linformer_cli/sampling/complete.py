@@ -83,9 +83,9 @@ def complete_values(
     def draw(indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Completions number `indices`, [n, T], and the bits of their values."""
         copies = len(indices)
-        engine = sampler.engines.start(copies, state)
         first, streams = parameters[:, -1].expand(copies, -1), UniformStreams(sampler.seed, indices)
-        rest = engine.draw_values(first, streams, sampler.filters, positions - known).long()
+        with sampler.engines.start(copies, state) as engine:
+            rest = engine.draw_values(first, streams, sampler.filters, positions - known).long()
         completed = torch.cat([original[:known].expand(copies, -1), rest], dim=1)
         return completed, _bits(model, completed, labels)
 

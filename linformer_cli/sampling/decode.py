@@ -64,9 +64,9 @@ class Sampler:
             chosen = self.model.take_turns(indices)
         else:
             chosen = torch.tensor([labels[index] for index in indices])
-        engine = self.engines.start(batch)
-        first = engine.step(self.model.start_tokens(batch, chosen))
-        values = engine.draw_values(first, UniformStreams(self.seed, indices), self.filters, positions, before_step)
+        with self.engines.start(batch) as engine:
+            first = engine.step(self.model.start_tokens(batch, chosen))
+            values = engine.draw_values(first, UniformStreams(self.seed, indices), self.filters, positions, before_step)
         # The start token counts as one pass.
         passes = 1 + engine.look_aheads if engine.look_aheads else positions
         return SampledBatch(indices, values, time.perf_counter() - began, engine.state_bytes, passes)

@@ -12,7 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from linformer_cli.attention.kernels import triton_linear, triton_step
-from linformer_cli.native.constants import FEATURE_MAPS
+from linformer_cli.native.constants import COMPILED_MAPS
 
 WIDTHS = {"C": 32, "V": 32}
 SUMS = {**WIDTHS, "SIZE": triton_linear.CHUNK, "PRECISION": "tf32"}
@@ -43,7 +43,7 @@ def main() -> None:
     kernels = [(getattr(triton_linear, name), SUMS, {"num_warps": 4, "num_stages": 1}) for name in sums]
     kernels += [(triton_step._step_kernel, {**WIDTHS, "FOLD": fold}, {"num_warps": 1}) for fold in (1, 8)]
     for kernel, constants, options in kernels:
-        compiled = compile_for(kernel, {"MAP": FEATURE_MAPS["elu"], **constants}, 90, **options)
+        compiled = compile_for(kernel, {"MAP": COMPILED_MAPS["elu"], **constants}, 90, **options)
         assert compiled.asm["cubin"]
         sys.stdout.write(f"{kernel.fn.__name__} {compiled.metadata.shared}\n")
 

@@ -307,6 +307,21 @@ def test_a_nan_reaches_no_earlier_gradient(case: Case) -> None:
 
 
 @every_mechanism
+@pytest.mark.parametrize("place", [0, 3])
+def test_a_nan_after_a_state_passes_no_gradient_to_it(key: str, place: int) -> None:
+    mechanism = build(next(case for case in CASES.values() if case.attention == key))
+    first, second = draw(mechanism, 20), draw(mechanism, 20, seed=1)
+    first = share(mechanism, first.map(lambda part: part.requires_grad_()))
+    second.v[:, :, place:] = math.nan
+    with textbook_only():
+        before, state = attend(mechanism, first)
+        after, _ = attend(mechanism, second, state)
+        outputs = torch.cat([before, after], dim=2)
+        gradients = torch.autograd.grad(outputs.sum(), first.leaves(), materialize_grads=True)
+    assert all(bool(gradient.isfinite().all()) for gradient in gradients)
+
+
+@every_mechanism
 def test_images_with_nan_keep_their_place_in_the_batch(key: str) -> None:
     """Internally, images are grouped by their first NaN or infinity."""
     mechanism = build(next(case for case in CASES.values() if case.attention == key))

@@ -12,7 +12,7 @@ from linformer_cli.attention.base import AttentionShape
 from linformer_cli.attention.kernels import linear as kernels
 from linformer_cli.attention.linear import LinearAttention, LinearOptions, LinearState
 from linformer_cli.native.compiler import has_library, textbook_only
-from linformer_cli.native.constants import FEATURE_MAPS
+from linformer_cli.native.constants import COMPILED_MAPS
 
 pytestmark = pytest.mark.skipif(not has_library(kernels.SOURCE), reason="there is no C++ compiler")
 
@@ -38,7 +38,7 @@ def differentiate(attention: LinearAttention, inputs: list[Tensor], gradients: l
     return [*outputs, *torch.autograd.grad(outputs, inputs, gradients)]
 
 
-@pytest.mark.parametrize("feature_map", FEATURE_MAPS)
+@pytest.mark.parametrize("feature_map", COMPILED_MAPS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_nan_stays_nan(feature_map: str, dtype: torch.dtype) -> None:
     """A finite feature in place of NaN would let a damaged model produce plausible figures."""
@@ -54,7 +54,7 @@ def test_nan_stays_nan(feature_map: str, dtype: torch.dtype) -> None:
 
 
 # Lengths around groups of 4 and blocks of 128; widths around whole vectors of 8.
-@pytest.mark.parametrize("feature_map", FEATURE_MAPS)
+@pytest.mark.parametrize("feature_map", COMPILED_MAPS)
 @pytest.mark.parametrize("carry", [False, True])
 @pytest.mark.parametrize(
     ("length", "key_width", "value_width"),
@@ -128,7 +128,7 @@ def test_gradients_may_have_any_strides() -> None:
             assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("feature_map", FEATURE_MAPS)
+@pytest.mark.parametrize("feature_map", COMPILED_MAPS)
 def test_bfloat16_inputs_have_float32_sums(feature_map: str) -> None:
     attention = build(32, 32, feature_map)
     exact = [draw(2, 3, 300, 32, seed=seed).detach().bfloat16() for seed in range(3)]

@@ -111,11 +111,11 @@ def test_a_check_can_stop_between_steps(build_tiny_model, build) -> None:
 @pytest.mark.parametrize("attention", ["linear", "softmax", "lsh", "longformer", "lstm"])
 def test_a_placed_state_is_the_one_that_stepping_reaches(build_tiny_model, attention) -> None:
     model = build_tiny_model(attention=attention, dtype=torch.float64)
-    placed = place_state(model, 2, 20)
-    state = model.init_state(2)
+    placed = place_state(model, 20)
+    state = model.init_state(1)
     for _ in range(20):
-        _, state = model.step(torch.zeros(2, dtype=torch.int64), state)
-    token = torch.full((2,), 3)
+        _, state = model.step(torch.zeros(1, dtype=torch.int64), state)
+    token = torch.full((1,), 3)
     expected, _ = model.step(token, state)
     found, _ = model.step(token, placed)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)

@@ -129,7 +129,7 @@ def test_neighbour_tables_read_four_pixels_of_one_channel(channels: int) -> None
     hashed, wide = (build(context, (4, 5, channels)) for context in WIDER[::-1])
     wide.load_state_dict({name: part for name, part in hashed.state_dict().items() if "tables" not in name})
     assert hashed.tables is not None
-    hashed.tables.output.weight.data[:, :16] = 0  # of four values together
+    hashed.tables.output.weight.data[:, :16] = 0  # leaves the table of all four values
     tokens = draw_tokens(hashed, 1)
     positions = hashed.image.positions
     changed = tokens.repeat(positions, 1)

@@ -33,7 +33,7 @@ def draw_parameters(head: Head, count: int, seed: int = 0) -> Tensor:
 
 
 def extreme_parameters(head: Head) -> Tensor:
-    """Certain and uniform, means far outside the range and on its border, scales much smaller and larger than it."""
+    """Certain and uniform predictions, means outside the range and at its ends, and very small and large scales."""
     if isinstance(head, CategoricalHead):
         rows = torch.zeros(6, head.levels, dtype=torch.float64)
         rows[1, 3], rows[2, -1], rows[3, 0], rows[4, :2], rows[5] = 1e4, 1e4, -1e4, 1e3, 1e4
@@ -109,7 +109,7 @@ def test_log_scales_are_bounded_below(build_config: BuildConfig) -> None:
     head = build(build_config, "mixture", mixtures=1)
     narrow, smallest = (torch.tensor([0.0, 0.1, scale], dtype=torch.float64) for scale in (-12.0, -7.0))
     assert torch.equal(head.log_probabilities(narrow), head.log_probabilities(smallest))
-    # Draws too: with a scale of exp(-12), every draw would give the same value.
+    # Draws are bounded, too: with a scale of exp(-12), every draw would give the same value.
     uniforms = torch.linspace(0.001, 0.999, 999, dtype=torch.float64)
     between = torch.tensor([[0.0, -1 + 100.49 * 2 / 255, -12.0]], dtype=torch.float64)
     assert set(head.draw(between.expand(999, -1), uniforms).tolist()) >= {100, 101}
@@ -130,7 +130,7 @@ def test_gradients_at_extreme_parameters(build_config: BuildConfig, kind: str, d
 
 
 def chi_square_excess(counts: Tensor, expected: Tensor) -> float:
-    """How many standard deviations chi-square exceeds its mean; bins with an expectation below 5 join the next."""
+    """The standard deviations by which chi-square exceeds its mean; bins that expect fewer than 5 join the next bin."""
     merged: list[tuple[float, float]] = []
     count_sum = expected_sum = 0.0
     for count, share in zip(counts.tolist(), expected.tolist(), strict=True):

@@ -1,15 +1,20 @@
-"""A model built without weights equals the full model once its weights are assigned."""
+"""A model built without weights equals the full model once its weights are assigned; shapes take no memory."""
 
 import pytest
 import torch
 
 from linformer_cli.model.mixers import MIXERS
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.model.skeleton import build_skeleton
+from linformer_cli.model.skeleton import build_skeleton, expected_weights
+
+every_network = pytest.mark.parametrize(
+    "changes", [{}, {"embedding": "paper", "context": "hashed", "head": "mixture", "classes": 3}]
+)
+every_mixer = pytest.mark.parametrize("attention", MIXERS)
 
 
-@pytest.mark.parametrize("changes", [{}, {"embedding": "paper", "context": "hashed", "head": "mixture", "classes": 3}])
-@pytest.mark.parametrize("attention", MIXERS)
+@every_mixer
+@every_network
 def test_a_filled_skeleton_equals_the_model(build_config, attention, changes) -> None:
     config = build_config(attention, **changes)
     model, skeleton = PixelModel(config), build_skeleton(config)
@@ -22,3 +27,14 @@ def test_a_filled_skeleton_equals_the_model(build_config, attention, changes) ->
     values = torch.zeros(1, config.image.positions, dtype=torch.int64)
     labels = values[:, 0] if config.classes else None
     assert torch.equal(skeleton.eval().nats(values, labels), model.eval().nats(values, labels))
+
+
+@every_mixer
+@every_network
+def test_expected_weights_have_shapes_but_no_memory(build_config, attention, changes) -> None:
+    config = build_config(attention, **changes)
+    expected, weights = expected_weights(config), PixelModel(config).state_dict()
+    assert {key: (x.shape, x.dtype) for key, x in expected.items()} == {
+        key: (x.shape, x.dtype) for key, x in weights.items()
+    }
+    assert all(tensor.is_meta for tensor in expected.values())

@@ -7,11 +7,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from stat import ST_UID
 
 import pytest
 from machine import HAS_COMPILER
 
-from linformer_cli.native import compiler
+from linformer_cli.native import cache, compiler
 
 needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="there is no C++ compiler")
 needs_user_ids = pytest.mark.skipif(not hasattr(os, "getuid"), reason="there are no user ids")
@@ -220,6 +221,29 @@ def test_nothing_of_another_user_is_loaded(load, fresh_compiler, tmp_path, monke
     assert library.answer() == 42
     assert not library._name.startswith(str(planted)) or planted.stat().st_mtime_ns != before
     assert [record.message for record in caplog.records if "belongs to another user (number 12345)" in record.message]
+
+
+@needs_user_ids
+def test_folders_of_the_owner_of_the_root_are_no_risk(tmp_path, monkeypatch) -> None:
+    """In a user namespace, as in some containers, / and /tmp may belong to a user without a number of their own."""
+    real = Path.stat
+
+    def stat(path: Path, **options: bool) -> os.stat_result:
+        fields = list(real(path, **options))
+        fields[ST_UID] = os.getuid() if path.is_relative_to(tmp_path) else 65534
+        return os.stat_result(fields)
+
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    monkeypatch.setattr(Path, "stat", stat)
+    cache.require_private(tmp_path)
+    with pytest.raises(cache.UnsafeCache, match="belongs to another user"):
+        cache.require_private(tmp_path.parent)
+
+
+def test_without_user_ids_there_is_no_risk(tmp_path, monkeypatch) -> None:
+    monkeypatch.delattr(os, "getuid", raising=False)
+    monkeypatch.delattr(os, "getgid", raising=False)
+    cache.require_private(tmp_path)
 
 
 @needs_compiler

@@ -267,12 +267,13 @@ def test_a_restarted_engine_reuses_its_memory(build_tiny_model, monkeypatch, tri
     model = build_tiny_model(head_width=16, layers=1, classes=3, context="wide")
     tokens = draw_tokens(model, 2)
     with torch.no_grad():
-        _, state = model.attend(tokens[:, :5])
+        (_, state), (_, single) = model.attend(tokens[:, :5]), model.attend(tokens[:1, :5])
     engine = CudaEngine(model, 2)
     memory = [part.data_ptr() for part in engine.tensors()]
-    for known, start in ((0, None), (5, state), (0, None)):
-        engine.start(start and fork_state(start))
-        new = CudaEngine(model, 2, start and fork_state(start))
+    both = fork_state(single, 2)
+    for known, start, same in ((0, None, None), (5, state, state), (5, single, both), (0, None, None)):
+        engine.start(start)
+        new = CudaEngine(model, 2, same)
         for token in tokens[:, known : known + 11].unbind(dim=1):
             assert torch.equal(engine.step(token), new.step(token))
     assert [part.data_ptr() for part in engine.tensors()] == memory

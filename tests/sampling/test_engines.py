@@ -316,13 +316,13 @@ def test_a_restarted_engine_draws_the_images_of_a_new_one(build_tiny_model, name
         parameters, state = model.attend(tokens[:, :20])
     engines, seen = EngineCache(name, model), []
     for known in (None, state, None, state):
-        reused = engines.start(batch, known)
-        new = build_engine(name, model, batch, None if known is None else fork_state(known, batch))
+        new = build_engine(name, model, batch, known)
         drawn = []
-        for engine in (reused, new):
-            first = parameters[:, -1].expand(batch, -1) if known else engine.step(model.start_tokens(batch)).clone()
-            count = 64 - 19 if known else 64
-            drawn.append(engine.draw_values(first, UniformStreams(1, range(batch)), Filters(), count))
+        with engines.start(batch, known) as reused:
+            for engine in (reused, new):
+                first = parameters[:, -1].expand(batch, -1) if known else engine.step(model.start_tokens(batch)).clone()
+                count = 64 - 19 if known else 64
+                drawn.append(engine.draw_values(first, UniformStreams(1, range(batch)), Filters(), count))
         assert torch.equal(*drawn)
         assert reused.look_aheads == new.look_aheads and reused.state_bytes == new.state_bytes
         seen.append(reused)
@@ -353,10 +353,22 @@ def test_batches_of_one_size_share_an_engine(build_tiny_model, monkeypatch, name
 def test_only_one_engine_and_state_are_kept(build_tiny_model, name) -> None:
     model = build_tiny_model()
     engines = EngineCache(name, model)
-    first = weakref.ref(engines.start(4))
-    engines.start(3)
+    with engines.start(4) as engine:
+        first = weakref.ref(engine)
+    del engine
+    with engines.start(3):
+        gc.collect()
+        assert first() is None
+
+
+def test_an_engine_whose_work_failed_is_dropped(build_tiny_model) -> None:
+    engines = EngineCache("textbook", build_tiny_model())
+    with pytest.raises(MemoryError), engines.start(4) as engine:
+        raise MemoryError
+    failed = weakref.ref(engine)
+    del engine
     gc.collect()
-    assert first() is None
+    assert failed() is None
 
 
 def test_an_unknown_engine_gets_a_suggestion(build_tiny_model, raises_one_line) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from linformer_cli.attention.base import accumulator_dtype
 from linformer_cli.native.compiler import has_library, load_function
-from linformer_cli.native.constants import FEATURE_MAPS
+from linformer_cli.native.constants import COMPILED_MAPS
 from linformer_cli.native.gpu import has_triton
 
 SOURCE = Path(__file__).with_name("linear.cpp")
@@ -51,8 +51,8 @@ TRITON_TYPES = (torch.float32, torch.bfloat16)
 
 
 def serves(feature_map: str, device: torch.device, dtype: torch.dtype, key_width: int, value_width: int) -> bool:
-    """Whether compiled kernels support this feature map, device, type and these head widths."""
-    if feature_map not in FEATURE_MAPS:
+    """Whether compiled kernels support this feature map, device, type and head widths."""
+    if feature_map not in COMPILED_MAPS:
         return False
     if device.type == "cpu":
         return dtype in _ELEMENTS and has_library(SOURCE)
@@ -65,7 +65,7 @@ def attend(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs [B, H, T, V] for q, k [B, H, T, C] and v [B, H, T, V], and s [B, H, C, V], z [B, H, C] after them.
 
-    `s` and `z` are the sums before these positions (None: no positions); `feature_map` is one of `FEATURE_MAPS`. q, k,
+    `s` and `z` are the sums before these positions (None: no positions); `feature_map` is one of `COMPILED_MAPS`. q, k,
     v and y share one type; s and z have its accumulator type. The result is differentiable once, in all inputs. Raises
     the errors of `require_fit`.
     """
@@ -76,7 +76,7 @@ def attend(
         return triton_linear.attend(q, k, v, s, z, feature_map)
     q, k, v = map(with_dense_rows, (q, k, v))
     s, z = (None if x is None else x.to(accumulator_dtype(q.dtype)).contiguous() for x in (s, z))
-    y, total_s, total_z = _LinearAttention.apply(q, k, v, s, z, FEATURE_MAPS[feature_map])
+    y, total_s, total_z = _LinearAttention.apply(q, k, v, s, z, COMPILED_MAPS[feature_map])
     return y, total_s, total_z
 
 

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from linformer_cli.native.constants import FEATURE_MAPS
+from linformer_cli.native.constants import COMPILED_MAPS
 
 from .linear import empty_like_projection, with_dense_rows
 from .triton_maps import phi, slope
@@ -203,7 +203,7 @@ def attend(
     q, k, v = map(with_dense_rows, (q, k, v))
     s = q.new_zeros(*q.shape[:2], q.shape[3], v.shape[3], dtype=torch.float32) if s is None else s.float()
     z = q.new_zeros(*q.shape[:2], q.shape[3], dtype=torch.float32) if z is None else z.float()
-    y, total_s, total_z = _LinearAttention.apply(q, k, v, s, z, FEATURE_MAPS[feature_map])
+    y, total_s, total_z = _LinearAttention.apply(q, k, v, s, z, COMPILED_MAPS[feature_map])
     return y, total_s, total_z
 
 

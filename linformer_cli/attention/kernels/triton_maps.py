@@ -3,10 +3,10 @@
 import triton
 import triton.language as tl
 
-from linformer_cli.native.constants import FEATURE_MAPS
+from linformer_cli.native.constants import COMPILED_MAPS
 
-ELU: tl.constexpr = tl.constexpr(FEATURE_MAPS["elu"])
-RELU: tl.constexpr = tl.constexpr(FEATURE_MAPS["relu"])
+ELU: tl.constexpr = tl.constexpr(COMPILED_MAPS["elu"])
+RELU: tl.constexpr = tl.constexpr(COMPILED_MAPS["relu"])
 
 
 @triton.jit

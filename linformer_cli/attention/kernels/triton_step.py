@@ -5,9 +5,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from linformer_cli.native.constants import FEATURE_MAPS
+from linformer_cli.native.constants import COMPILED_MAPS
 
 from .folding import FoldedState
+from .linear import with_dense_rows
 from .triton_maps import phi
 
 
@@ -65,7 +66,7 @@ def _step_kernel(
 
 def step(q_t: Tensor, k_t: Tensor, v_t: Tensor, state: FoldedState, feature_map: str) -> Tensor:
     """The output of `step` of `folding.py`; updates `state` in place."""
-    q_t, k_t, v_t = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_t, k_t, v_t))
+    q_t, k_t, v_t = map(with_dense_rows, (q_t, k_t, v_t))
     batch, heads, key_width = q_t.shape
     value_width = v_t.shape[-1]
     y = v_t.new_empty(batch, heads, value_width)
@@ -76,7 +77,7 @@ def step(q_t: Tensor, k_t: Tensor, v_t: Tensor, state: FoldedState, feature_map:
             *state,
             y,
             heads,
-            MAP=FEATURE_MAPS[feature_map],
+            MAP=COMPILED_MAPS[feature_map],
             C=key_width,
             V=value_width,
             FOLD=state.keys.shape[2] + 1,

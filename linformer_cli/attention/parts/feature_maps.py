@@ -70,7 +70,7 @@ class Relu(FeatureMap):
 
 
 def _clamp_huge(x: Tensor) -> Tensor:
-    """x clamped to +-(largest number)^(1/5), 5e7 in float32, so that products of four numbers do not overflow."""
+    """x clamped to +-(largest number)^(1/5)."""
     limit = torch.finfo(x.dtype).max ** 0.2
     return x.clamp(-limit, limit)
 
@@ -79,7 +79,8 @@ class Poly2(FeatureMap):
     """The kernel (q . k)^2, computed from the K (K + 1) / 2 distinct products of two coordinates.
 
     A product of different coordinates stands for two equal terms and is weighted by sqrt(2). The cost is T C V, which
-    pays off if T is well above K^2 (Katharopoulos 2020, section 3.2.1).
+    pays off if T is well above K^2 (Katharopoulos 2020, section 3.2.1). Coordinates are limited to 5e7 in float32, so
+    that no product of four overflows.
     """
 
     pairs: Tensor
@@ -107,7 +108,7 @@ class Taylor2(Poly2):
     """The kernel 1 + x.y + (x.y)^2 / 2 with x = q K^(-1/4) and y = k K^(-1/4).
 
     This is exp(q.k / sqrt(K)) to second order. The kernel is at least 1/2, so the denominator is never 0.
-    C = 1 + K + K (K + 1) / 2.
+    C = 1 + K + K (K + 1) / 2. Coordinates of x and y are limited as in `Poly2`.
     """
 
     @property

@@ -26,8 +26,11 @@ def draw_directions(
     """
     if not orthogonal:
         return normal(1, count, width)[0]
+    blocks = normal(-(-count // width), width, width)
+    if blocks.is_meta:  # only the shape is wanted; torch.linalg.qr would import torch's compiler, which takes seconds
+        return blocks.flatten(0, 1)[:count]
     # Q times the signs of R's diagonal is uniform over all rotations. QR alone does not guarantee this.
-    q, r = torch.linalg.qr(normal(-(-count // width), width, width))
+    q, r = torch.linalg.qr(blocks)
     angles = (q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)).transpose(-1, -2).flatten(0, 1)[:count]
     lengths: Tensor = torch.linalg.vector_norm(normal(1, count, width)[0], dim=-1, keepdim=True)
     directions: Tensor = angles * lengths

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from linformer_cli.attention.base import fork_state
 from linformer_cli.config import ModelConfig
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.choose import Filters, UniformStreams
@@ -72,11 +71,11 @@ def build_last_steps(setup: SamplingSetup) -> tuple[Callable[[], None], int]:
     if setup.engine == RERUN:
         read(1)
         return lambda: read(setup.batch), 0
-    placed = place_state(model, 1, max(1, positions - STEPS - 1))
+    placed = place_state(model, max(1, positions - STEPS - 1))
 
     @torch.no_grad()
     def step(batch: int) -> None:
-        stepper = build_engine(setup.engine, model, batch, fork_state(placed, batch), look_ahead=setup.look_ahead)
+        stepper = build_engine(setup.engine, model, batch, placed, look_ahead=setup.look_ahead)
         first = stepper.step(torch.zeros(batch, dtype=torch.int64, device=setup.device))
         stepper.draw_values(first, UniformStreams(0, range(batch)), Filters(), min(STEPS, positions - 1))
 

@@ -11,7 +11,6 @@ from typing import Protocol
 
 import torch
 
-from linformer_cli.attention.base import fork_state
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.engines import AUTO, build_engine
@@ -98,7 +97,7 @@ class MiddleSteps:
     def time_sample(self) -> float:
         model, streams = self.model, UniformStreams(0, range(self.batch))
         start = max(1, (model.config.image.positions - self.steps) // 2)
-        stepper = build_engine(self.engine, model, self.batch, place_state(model, self.batch, start), look_ahead=False)
+        stepper = build_engine(self.engine, model, self.batch, place_state(model, start), look_ahead=False)
 
         def draw(steps: int) -> None:
             parameters = stepper.step(torch.zeros(self.batch, dtype=torch.int64, device=model.device))
@@ -142,8 +141,7 @@ class RerunPrefixes:
 
 
 @torch.no_grad()
-def place_state(model: PixelModel, batch: int, position: int) -> PixelState:
-    """Return the state of `batch` identical images after `position` tokens, with room for whole images."""
+def place_state(model: PixelModel, position: int) -> PixelState:
+    """Return the state of one image after `position` tokens, with room for a whole image."""
     tokens = torch.zeros(1, position, dtype=torch.int64, device=model.device)
-    _, state = model.attend(tokens, model.init_state(1))
-    return fork_state(state, batch)
+    return model.attend(tokens, model.init_state(1))[1]

@@ -1,6 +1,8 @@
-"""Engines are ways to step a model that agree up to rounding. A new engine is one file and one entry in `ENGINES`."""
+"""Engines step a model in different ways, equal up to rounding. A new engine is one file and one entry in `ENGINES`."""
 
-from linformer_cli.attention.base import fork_state
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from linformer_cli.errors import UsageError, unknown_name
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.system.device import Choice
@@ -18,9 +20,9 @@ AUTO, NATIVE, TEXTBOOK = "auto", NativeEngine.name, TextbookEngine.name
 def build_engine(
     wanted: str, model: PixelModel, batch: int, state: PixelState | None = None, look_ahead: bool = True
 ) -> Engine:
-    """The engine that `choose_engine` chooses, for `batch` images from `state` (None: the start of an image).
+    """The engine that `choose_engine` chooses; the other arguments are the arguments of `Engine`.
 
-    The other arguments are the arguments of `Engine`. Raises what `choose_engine` raises.
+    Raises what `choose_engine` raises.
     """
     return ENGINES[choose_engine(wanted, model).value](model, batch, state, look_ahead)
 
@@ -37,20 +39,23 @@ class EngineCache:
         self._wanted, self._look_ahead = wanted, look_ahead
         self._engine: Engine | None = None
 
-    def start(self, batch: int, state: PixelState | None = None) -> Engine:
-        """An engine ready to step `batch` new images, valid until the next call.
+    @contextmanager
+    def start(self, batch: int, state: PixelState | None = None) -> Iterator[Engine]:
+        """An engine that has started `batch` images from `state`, as `Engine.start` does.
 
-        All images continue from `state`, the state of a single image (None: the start of an image), which is copied.
-        Raises what `choose_engine` raises.
+        The engine is dropped if the work in this context fails, because memory may have run out. Raises what
+        `choose_engine` raises.
         """
-        if self._engine is None or self._engine.batch != batch:
-            self._engine = None  # free its memory before the next engine is built
-            forked = None if state is None else fork_state(state, batch)
-            self._engine = build_engine(self._wanted, self.model, batch, forked, self._look_ahead)
-        else:
-            self._engine.release()  # only one state in memory at a time
-            self._engine.start(None if state is None else fork_state(state, batch))
-        return self._engine
+        try:
+            if self._engine is None or self._engine.batch != batch:
+                self._engine = None  # free its memory before the next engine is built
+                self._engine = build_engine(self._wanted, self.model, batch, state, self._look_ahead)
+            else:
+                self._engine.start(state)
+            yield self._engine
+        except BaseException:
+            self._engine = None
+            raise
 
 
 def choose_engine(wanted: str, model: PixelModel) -> Choice:

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from linformer_cli.attention.base import fork_state
 from linformer_cli.errors import LintxError
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.sampling.choose import Filters, UniformStreams, draw_filtered
@@ -16,11 +17,11 @@ DAMAGED = "the model's prediction is not a finite number: its weights are damage
 
 
 class Engine(ABC):
-    """Steps `batch` images of `model` from `state` (None: the start of an image).
+    """Steps `batch` images of `model`. The first images begin when the engine is built, from `state` as in `start`.
 
-    Every engine computes what `PixelModel.step` computes, up to rounding; engines differ in speed. The engine takes
-    over `state` and may copy the weights when it is built. `look_ahead` allows the engine to compute several values in
-    one pass, which never changes a result.
+    Every engine computes what `PixelModel.step` computes, up to rounding; engines differ in speed. An engine may copy
+    the weights when it is built. `look_ahead` allows it to compute several values in one pass, which never changes a
+    result.
     """
 
     name: ClassVar[str]
@@ -33,6 +34,8 @@ class Engine(ABC):
     def __init__(self, model: PixelModel, batch: int, state: PixelState | None = None, look_ahead: bool = True) -> None:
         self.model = model
         self.batch = batch
+        self.prepare(look_ahead)
+        self.start(state)
 
     @classmethod
     @abstractmethod
@@ -40,12 +43,21 @@ class Engine(ABC):
         """Why the engine does not support `model`; None if it does."""
 
     @abstractmethod
-    def start(self, state: PixelState | None = None) -> None:
-        """Begin `batch` new images from `state` (None: the start of an image), which then belongs to the engine."""
+    def prepare(self, look_ahead: bool) -> None:
+        """Copy weights and allocate memory for all steps; called once, before the first `start`."""
 
     @abstractmethod
-    def release(self) -> None:
-        """Free the state, for example before a new state is built; call `start` before the next step."""
+    def start(self, state: PixelState | None = None) -> None:
+        """Begin `batch` new images, each from a copy of `state` (None: the start of an image).
+
+        `state` belongs to one image, from which all images continue, or to `batch` images.
+        """
+
+    def copy_state(self, state: PixelState | None) -> PixelState:
+        """The state of `batch` images that `start` describes."""
+        if state is None:
+            return self.model.init_state(self.batch)
+        return fork_state(state, self.batch // len(state.embedding.recent))
 
     @abstractmethod
     def step(self, tokens_t: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from linformer_cli.errors import LintxError
 from linformer_cli.model.blocks import TransformerBlock
 from linformer_cli.model.embedding import EmbeddingState, PixelEmbedding, fill_ring, ring_slots
 from linformer_cli.model.pixel_model import PixelModel, PixelState
-from linformer_cli.native.constants import FEATURE_MAPS
+from linformer_cli.native.constants import COMPILED_MAPS
 from linformer_cli.sampling.choose import Filters, UniformStreams
 
 from .base import DAMAGED, Engine
@@ -36,14 +36,14 @@ class CudaEngine(Engine):
     name = "cuda"
     tried = False
 
-    def __init__(self, model: PixelModel, batch: int, state: PixelState | None = None, look_ahead: bool = True) -> None:
-        super().__init__(model, batch)
+    def prepare(self, look_ahead: bool) -> None:
+        model, batch = self.model, self.batch
         device, positions = model.device, model.config.image.positions
         self._position = 0
         self._embedding = _Embedding(model.embedding, batch, model.dtype)
         self._blocks = cast(list[TransformerBlock], list(model.blocks))
-        self.states: list[FoldedState | LinearState] = []
         # Each replay of a graph reads and writes the same tensors, including the states.
+        self.states = [self._own(*pair) for pair in zip(self._blocks, model.init_state(batch).layers, strict=True)]
         self._tokens = torch.zeros(batch, dtype=torch.int64, device=device)
         self._parameters = torch.zeros(batch, model.head.projection.out_features, dtype=model.dtype, device=device)
         self._uniforms = torch.zeros(positions, batch, dtype=torch.float64, device=device)
@@ -51,7 +51,6 @@ class CudaEngine(Engine):
         self._drawn = torch.zeros(1, dtype=torch.int64, device=device)
         self._finite = torch.ones((), dtype=torch.bool, device=device)
         self._graphs = Graphs(device)
-        self.start(state)
 
     @classmethod
     def refusal(cls, model: PixelModel) -> str | None:
@@ -62,28 +61,22 @@ class CudaEngine(Engine):
         for block in model.blocks:
             if not isinstance(block, TransformerBlock) or not isinstance(block.attention.inner, LinearAttention):
                 return "it supports linear attention only"
-            if block.attention.inner.options.feature_map not in FEATURE_MAPS:
+            if block.attention.inner.options.feature_map not in COMPILED_MAPS:
                 # Other maps read numbers from the host, which a graph cannot do.
-                return f"it supports the feature maps {' and '.join(FEATURE_MAPS)} only"
+                return f"it supports the feature maps {' and '.join(COMPILED_MAPS)} only"
         return None
 
     def start(self, state: PixelState | None = None) -> None:
-        state = self.model.init_state(self.batch) if state is None else state
-        # The host reads the position from the device only here; afterwards it counts the steps itself.
+        state = self.model.init_state(1) if state is None else state  # copied to every image below
+        # Later the host counts the steps itself, because reading the position from the device would wait for it.
         self._position = int(state.embedding.position)
         self._embedding.start(state.embedding)
-        if not self.states:
-            self.states = [self._own(*pair) for pair in zip(self._blocks, state.layers, strict=True)]
-            return
         for own, layer in zip(self.states, state.layers, strict=True):
             if isinstance(own, FoldedState):
                 folding.refill(own, *layer)
             else:
                 for part, new in zip(own, layer, strict=True):
                     part.copy_(new)
-
-    def release(self) -> None:
-        """Do nothing, because the graphs need the state at its address."""
 
     @property
     def state_bytes(self) -> int:

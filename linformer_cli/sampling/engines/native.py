@@ -17,7 +17,7 @@ from linformer_cli.model.blocks import TransformerBlock
 from linformer_cli.model.heads import MixtureHead
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.native.compiler import NoCompiler
-from linformer_cli.native.constants import FEATURE_MAPS, MOST_LEVELS, WIDEST_HEAD
+from linformer_cli.native.constants import COMPILED_MAPS, MOST_LEVELS, WIDEST_HEAD
 from linformer_cli.sampling.choose import Filters, UniformStreams
 
 from .base import DAMAGED, Engine
@@ -30,7 +30,7 @@ _PASSES = 32
 
 
 class NativeEngine(Engine):
-    """Fused kernels for transformer blocks with `linear` attention and one of `FEATURE_MAPS`, on the CPU.
+    """Fused kernels for transformer blocks with `linear` attention and one of `COMPILED_MAPS`, on the CPU.
 
     Weights are in the model's type, float32 or bfloat16; the residual stream, all sums and the state are float32.
     With `look_ahead`, a pass draws several values of a single image. Given the random numbers, every value is a
@@ -43,8 +43,8 @@ class NativeEngine(Engine):
     # The largest number of positions of a single image in one pass; see `look_ahead` of native.cpp.
     window: ClassVar[int] = 8
 
-    def __init__(self, model: PixelModel, batch: int, state: PixelState | None = None, look_ahead: bool = True) -> None:
-        super().__init__(model, batch)
+    def prepare(self, look_ahead: bool) -> None:
+        model, batch = self.model, self.batch
         self._kernels = load_kernels()
         # Several images keep the processor busy without look-ahead.
         self._window = self.window if look_ahead and batch == 1 else 1
@@ -52,7 +52,6 @@ class NativeEngine(Engine):
         self.network = NativeNetwork(model, self._embedding, batch, self._window)
         self._x = torch.empty(batch * self._window, model.config.width)
         self._out = torch.empty(batch * self._window, model.head.projection.out_features)
-        self.start(state)
 
     @classmethod
     def refusal(cls, model: PixelModel) -> str | None:
@@ -66,8 +65,8 @@ class NativeEngine(Engine):
             if not isinstance(block, TransformerBlock) or not isinstance(block.attention.inner, LinearAttention):
                 return "it supports linear attention only"
             inner = block.attention.inner
-            if inner.options.feature_map not in FEATURE_MAPS:
-                return f"it supports the feature maps {' and '.join(FEATURE_MAPS)} only"
+            if inner.options.feature_map not in COMPILED_MAPS:
+                return f"it supports the feature maps {' and '.join(COMPILED_MAPS)} only"
             if max(inner.shape.key_width, inner.shape.value_width) > WIDEST_HEAD:
                 return f"it supports heads up to {WIDEST_HEAD} wide"
         try:
@@ -77,13 +76,11 @@ class NativeEngine(Engine):
         return None
 
     def start(self, state: PixelState | None = None) -> None:
-        state = self.model.init_state(self.batch) if state is None else state
+        self.network.use_states([])  # only one state in memory at a time
+        state = self.copy_state(state)
         self.network.use_states(list(state.layers))
         self._embedding.start(state.embedding)
         self.look_aheads = 0
-
-    def release(self) -> None:
-        self.network.use_states([])
 
     @property
     def state_bytes(self) -> int:

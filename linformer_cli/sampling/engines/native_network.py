@@ -10,7 +10,7 @@ from torch.nn import functional
 from linformer_cli.attention.linear import LinearAttention, LinearState
 from linformer_cli.model.blocks import TransformerBlock
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.native.constants import FEATURE_MAPS, TILE_ROWS
+from linformer_cli.native.constants import COMPILED_MAPS, TILE_ROWS
 
 from .native_embedding import NativeEmbedding
 from .native_layout import Layer, Network, Surroundings, Tables, pack
@@ -83,7 +83,7 @@ class NativeNetwork:
             *(*sizes, len(self._blocks), head.out_features),
             int(block.pre),
             int(block.feed_forward.activation is functional.gelu),
-            FEATURE_MAPS[inner.options.feature_map],
+            COMPILED_MAPS[inner.options.feature_map],
             int(model.dtype == torch.bfloat16),
             *(threads if self._batch > FEW * threads else 1, widest, scratch_width),
             ctypes.addressof(self._layers),

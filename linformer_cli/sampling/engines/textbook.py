@@ -14,26 +14,21 @@ class TextbookEngine(Engine):
 
     name = "textbook"
 
-    def __init__(self, model: PixelModel, batch: int, state: PixelState | None = None, look_ahead: bool = True) -> None:
-        super().__init__(model, batch)
-        self._state: PixelState | None = None
-        self._state_bytes = 0
-        self.start(state)
-
     @classmethod
     def refusal(cls, model: PixelModel) -> str | None:
         return None
 
-    def start(self, state: PixelState | None = None) -> None:
-        self._state = self.model.init_state(self.batch) if state is None else state
-        self._state_bytes = measure_state_bytes(self._state)
+    def prepare(self, look_ahead: bool) -> None:
+        self._state: PixelState | None = None
 
-    def release(self) -> None:
-        self._state = None
+    def start(self, state: PixelState | None = None) -> None:
+        self._state = None  # only one state in memory at a time
+        self._state = self.copy_state(state)
+        self._state_bytes = measure_state_bytes(self._state)
 
     @torch.no_grad()
     def step(self, tokens_t: Tensor) -> Tensor:
-        assert self._state is not None, "call start() before step()"
+        assert self._state is not None
         parameters, self._state = self.model.step(tokens_t, self._state)
         return parameters
 

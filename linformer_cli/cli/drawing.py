@@ -1,4 +1,4 @@
-"""Draws numbered images, in memory or into a folder, as the only process or as one of several."""
+"""The work of `lintx sample`: numbered images, in memory or in a folder, drawn by one process or by several."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -8,9 +8,8 @@ from numpy.typing import NDArray
 
 from linformer_cli.data.sequence import values_to_images
 from linformer_cli.report.numbered import NumberedImages
+from linformer_cli.sampling.decode import Sampler
 from linformer_cli.system.distributed import Team
-
-from .decode import Sampler
 
 
 @dataclass(frozen=True)
