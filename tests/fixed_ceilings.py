@@ -12,11 +12,15 @@ class FixedCeilings(Ceilings):
 
     def product(self, shapes, rows, precision):
         self.asked.append((rows, precision))
-        return ProductCeiling(1, rows, precision, {"fp32": 100.0, "bf16": 200.0}[precision], (1.0, 1.0), 1, (1.0,))
+        return build_product(rows, precision)
 
     @property
     def copy(self) -> CopyCeiling:
         return CopyCeiling(10.0, 1, (1.0,))
 
     def describe(self) -> CeilingsReport:
-        return CeilingsReport(self.copy, [self.product([], *asked) for asked in dict.fromkeys(self.asked)])
+        return CeilingsReport(self.copy, [build_product(*asked) for asked in dict.fromkeys(self.asked)])
+
+
+def build_product(rows: int, precision: str) -> ProductCeiling:
+    return ProductCeiling(1, rows, precision, {"fp32": 100.0, "bf16": 200.0}[precision], (1.0, 1.0), 1, (1.0,))

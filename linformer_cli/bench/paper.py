@@ -8,6 +8,7 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from linformer_cli.config import ModelConfig
@@ -24,10 +25,10 @@ from .copy_task import PAPER_UPDATES, CopySettings, choose_size
 from .growth import describe_exponents
 from .measure.ceilings import Ceilings
 from .models import BenchModel, build_models, load_models, preset_network
-from .paper_report import PaperConditions, PaperReport, describe_extrapolated
+from .paper_report import PaperConditions, PaperReport, describe_gaps
 from .paper_sizes import PAPER_LENGTHS, PAPER_TRAINING_BATCH, Sizes, choose_lengths, choose_sizes
 from .published import Source
-from .rounds import Measurement, rows_of
+from .rounds import Measurement, list_turns, rows_of
 from .rows import AnyRow, Row
 from .sample import SamplingMeasurement, SamplingSettings
 from .schedule import Groups, Part, Schedule
@@ -111,7 +112,7 @@ class _PaperBench:
         rounds = self._sizes.rounds
         parts = [
             Part("sampling", 0.32, rounds, self._prepare_sampling),
-            Part("training", 0.22, rounds, self._prepare_training),
+            Part("training", 0.22, rounds, self._prepare_training, self._release_training),
             Part("scaling", 0.27, rounds, self._prepare_scaling),
             Part("memory", 0.07, 1, self._prepare_memory),
             Part("copy", 0.12, 1, self._prepare_copy),
@@ -143,7 +144,7 @@ class _PaperBench:
             describe_exponents(scaling),
             self._copy,
             self._ceilings.describe(),
-            self._reduced + self._schedule.reduced + describe_extrapolated(sampling),
+            self._reduced + self._schedule.reduced + describe_gaps(sampling),
             self._schedule.unfinished,
             self._elapsed_seconds(),
             self._describe_conditions(),
@@ -187,7 +188,7 @@ class _PaperBench:
 
     def _finish_group(self, part: Part, title: str) -> None:
         """Report the rows of a group that finished a round."""
-        measured: Mapping[str, Mapping[str, Sequence[Measurement[Any]]]] = {
+        measured: Mapping[str, Mapping[str, Sequence[Measurement[Any, Any]]]] = {
             "sampling": self._sampling,
             "training": self._training,
             "scaling": self._scaling,
@@ -220,7 +221,6 @@ class _PaperBench:
             # The settings of one round.
             one = SamplingSettings(
                 [batch],
-                self._precision,
                 repeats=1,
                 rerun_patience=_RERUN_PATIENCE,
                 limit_seconds=limit,
@@ -248,6 +248,10 @@ class _PaperBench:
             )
         return _list_rounds(self._training)
 
+    def _release_training(self) -> None:
+        for measurement in itertools.chain.from_iterable(self._training.values()):
+            measurement.release()
+
     def _prepare_scaling(self, seconds: float) -> Groups:
         lengths = self._sizes.lengths or choose_lengths(seconds, len(self._variants))
         if len(lengths) < len(PAPER_LENGTHS):
@@ -260,7 +264,6 @@ class _PaperBench:
             )
         settings = AttentionSettings(
             repeats=_PASSES_OF_ROUND,
-            passes=_PASSES_OF_ROUND,
             limit_seconds=_LONGEST_POINT_SHARE * seconds,
             device=self._settings.device,
             pass_positions=self._sizes.pass_positions,
@@ -275,7 +278,7 @@ class _PaperBench:
     def _prepare_memory(self, seconds: float) -> Groups:
         """Prepare to measure the peak memory of the sampling rows, largest batches first."""
         return {
-            title: [measurement.measure_memory for measurement in group if measurement.samples]
+            title: [partial(measurement.measure_memory, seconds) for measurement in group]
             for title, group in reversed(self._sampling.items())
         }
 
@@ -294,9 +297,9 @@ class _PaperBench:
         return {settings.title: [learn]}
 
 
-def _list_rounds(groups: Mapping[str, Sequence[Measurement[AnyRow]]]) -> Groups:
-    return {title: [measurement.measure_round for measurement in group] for title, group in groups.items()}
+def _list_rounds(groups: Mapping[str, Sequence[Measurement[Any, Any]]]) -> Groups:
+    return {title: list_turns(group) for title, group in groups.items()}
 
 
-def _list_rows(groups: Mapping[str, Sequence[Measurement[AnyRow]]]) -> list[AnyRow]:
+def _list_rows(groups: Mapping[str, Sequence[Measurement[AnyRow, Any]]]) -> list[AnyRow]:
     return [row for group in groups.values() for row in rows_of(group)]

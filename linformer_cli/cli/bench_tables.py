@@ -112,11 +112,9 @@ def describe_passes(row: "AttentionRow") -> str:
     )
 
 
-def talk_about_machine(environment: Mapping[str, Any], ceilings: "CeilingsReport | None" = None) -> None:
+def talk_about_machine(environment: Mapping[str, Any], ceilings: "CeilingsReport") -> None:
     """Print the machine and its ceilings on stderr."""
     talk(f"{environment['processor']}, {environment['threads']} threads, torch {environment['versions']['torch']}")
-    if ceilings is None:
-        return
     best: dict[str, float] = {}
     for product in ceilings.products:
         best[product.precision] = max(best.get(product.precision, 0.0), product.gigaflops)

@@ -152,6 +152,28 @@ def test_a_stop_keeps_whole_turns(calls, monkeypatch) -> None:
         assert [point.update for point in row.points] == [calls // 2]
 
 
+def test_all_models_of_a_round_get_one_batch(monkeypatch) -> None:
+    given: list[torch.Tensor] = []
+    monkeypatch.setattr(Learner, "update", lambda learner, s, c, number: given.append(s) or (1.0, 0.5))
+    learn(updates=2)
+    assert given[0] is given[1] and given[2] is given[3] and not torch.equal(given[0], given[2])
+
+
+def test_a_failure_in_a_round_that_does_not_count_is_no_failure(monkeypatch) -> None:
+    stop = StopRequest()
+
+    def update(learner, s, c, number) -> tuple[float, float]:
+        if number < 2:
+            return 1.0, 0.5
+        stop.signal_number = signal.SIGINT
+        return math.nan, 0.5
+
+    monkeypatch.setattr(Learner, "update", update)
+    report = learn(updates=9, stop=stop)
+    assert report.ended == "interrupted"
+    assert [(row.updates, row.failed) for row in report.rows] == [(2, None)] * 2
+
+
 def test_a_budget_that_is_spent_leaves_empty_rows() -> None:
     report = learn(budget_seconds=1e-9)
     assert report.ended == "budget"

@@ -125,15 +125,19 @@ def test_passes_are_alike_and_leave_the_random_state(seen) -> None:
 
 
 def test_inputs_are_drawn_once_for_all_mechanisms_of_a_size(seen, monkeypatch) -> None:
-    inputs: Inputs = {}
-    work = build_pass(setup(20, attention="shared"), inputs=inputs)
-    work()
-    build_pass(setup(20), inputs=inputs)()
+    inputs = Inputs()
+    works = [build_pass(setup(20, **changes), inputs=inputs) for changes in ({"attention": "shared"}, {})]
+    for work in works:
+        work()
     assert sorted(inputs) == [("extra", 3), ("gradient", 8), ("k", 8), ("q", 8), ("v", 8)]
-    monkeypatch.setattr(torch, "randn", None)
-    work()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "randn", None)
+        works[0]()
     assert all(again is first for again, first in zip(seen[1][:5], seen[0][:5], strict=True))
     assert all(part.grad is None for part in inputs.values())
+    seen.clear()
+    del work, works[0]
+    assert sorted(inputs) == [("gradient", 8), ("k", 8), ("q", 8), ("v", 8)]  # those of the other
 
 
 def test_the_parameters_keep_no_gradient(monkeypatch) -> None:

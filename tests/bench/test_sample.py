@@ -36,7 +36,7 @@ def models(tiny_model_config) -> list[BenchModel]:
 def bench(models: list[BenchModel], batches: list[int], repeats: int = 1, **changes: Any) -> BenchReport[SamplingRow]:
     ceilings = changes.pop("ceilings", FixedCeilings())
     calls = {name: changes.pop(name) for name in ("report", "check") if name in changes}
-    return run_sampling_bench(models, SamplingSettings(batches, "fp32", repeats, **changes), ceilings, **calls)
+    return run_sampling_bench(models, SamplingSettings(batches, repeats, **changes), ceilings, **calls)
 
 
 def test_every_model_at_every_batch_size_and_softmax_twice(models, clock) -> None:
@@ -157,12 +157,14 @@ def test_what_takes_too_long_says_so(models, clock) -> None:
 
 def test_a_state_that_does_not_fit_says_so(models, clock, monkeypatch) -> None:
     monkeypatch.setattr(sample, "measure_free_memory", lambda device: 1000)
-    for row in bench(models[:2], [1], rerun=False).rows:
+    cached, linear = bench(models[:2], [1], rerun=False, limit_seconds=1.0).rows
+    for row in (cached, linear):
         assert "1000 B are free" in row.left_out and row.speed is None
-    free = iter([10**9, 10**9, 10**9, 1000])  # others take memory after the first round
+    assert clock.timed == 0
+    free = iter([10**9, 10**9, 1000])  # others take memory after the second round
     monkeypatch.setattr(sample, "measure_free_memory", lambda device: next(free))
-    (row,) = bench(models[:1], [1], 3, rerun=False).rows
-    assert row.left_out is None and row.repeats == 2
+    (row,) = bench(models[:1], [1], 4, rerun=False).rows
+    assert (row.left_out, row.repeats, row.reduced) == (None, 2, "2 of 4 repeats")
 
 
 @pytest.mark.parametrize("limit", [None, 60.0])
@@ -183,19 +185,23 @@ def test_a_row_that_runs_out_of_memory_takes_no_other_along(models, clock, monke
 
 
 def test_memory_is_that_of_each_row(models, clock, monkeypatch) -> None:
+    """It is measured after all rounds of a group, for rows with samples."""
     asked = []
 
     def measure(setup, limit):
-        asked.append((setup.engine, setup.batch, limit))
+        asked.append((setup.engine, setup.batch, limit, clock.timed))
         if setup.engine == "rerun":
             raise PassFailed("its process ended")
         return 77
 
     monkeypatch.setattr(sample, "measure_sampling_memory", measure)
-    rows = bench(models[:2], [1, 2], memory=True).rows
-    assert [row.peak_memory_bytes for row in rows] == [77, None, 77] * 2
-    engines = ("textbook", "rerun", FASTEST_ENGINE)
-    assert asked == [(engine, batch, 60.0) for batch in (1, 2) for engine in engines]
+    rows = bench(models[:2], [1, 2], 2, memory=True, engines=["textbook", "cuda"]).rows
+    assert [(row.engine, row.peak_memory_bytes) for row in rows] == [
+        *(("cached", 77), ("cuda", None), ("rerun", None), ("textbook", 77), ("cuda", None)),
+    ] * 2
+    assert asked == [
+        (engine, batch, 60.0, 6 * batch) for batch in (1, 2) for engine in ("textbook", "rerun", "textbook")
+    ]
 
 
 def test_state_bytes_are_those_of_the_batch(build_tiny_model, clock) -> None:
@@ -224,7 +230,9 @@ def test_a_report_is_a_document_with_all_that_rows_depend_on(models, clock) -> N
 
 
 def test_a_real_clock_gives_real_figures(models) -> None:
-    for row in bench(models[:2], [2], 2).rows:
+    rows = bench(models[:2], [2], 2).rows
+    assert len(rows) == 3
+    for row in rows:
         assert len(row.samples_seconds) == 2 and min(row.samples_seconds) > 0 and row.speed > 0
 
 

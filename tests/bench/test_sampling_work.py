@@ -70,7 +70,6 @@ def test_the_middle_is_in_the_middle(build_tiny_model, steps, clock) -> None:
         work.time_sample()
     # One untimed step, and five whose mean is within a step of the middle; every sample starts from the same state.
     assert steps == [(position, 3) for position in range(29, 35)] * 2
-    assert not work.looked_ahead
 
 
 def test_the_untimed_step_fits_in_front_of_nearly_all_others(build_tiny_model, steps, clock) -> None:
