@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 # The first round prepares and probes, so it takes about this many times as long as the others.
 _FIRST_ROUND_FACTOR = 2.5
 
-
 # The functions that run one round of a group, by the title of the group.
 Groups = Mapping[str, Sequence[Callable[[], None]]]
 
@@ -87,7 +86,7 @@ class Schedule:
             limit = self._allot(part)
             part.groups = dict(part.prepare(limit))
             last_start = self._clock() + limit
-            ends = last_start if part.rounds == 1 else ends
+            ends = last_start if part.rounds == 1 else max(ends, last_start)
         cut = [title for title in part.groups if not self._run_group(part, title, last_start, ends)]
         if first and cut:
             self.reduced.append(f"{part.name}: left out or cut short, the time was up: {'; '.join(cut)}")
