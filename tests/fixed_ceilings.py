@@ -1,10 +1,10 @@
-"""Ceilings that the tests make up, so that no machine decides a test and none takes time."""
+"""Made-up ceilings, so that tests neither depend on the machine nor take time to measure it."""
 
 from linformer_cli.bench.measure.ceilings import Ceilings, CeilingsReport, CopyCeiling, ProductCeiling
 
 
 class FixedCeilings(Ceilings):
-    """100 GFLOP/s in float32, 200 in bfloat16, 10 GB/s. `asked` has the rows and the precision of every product."""
+    """100 GFLOP/s in float32, 200 in bfloat16, 10 GB/s. `asked` lists rows and precision of all requested products."""
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)

@@ -40,8 +40,8 @@ _ATTEMPTS = 2
 class AttentionSettings:
     """How a pass is measured.
 
-    A pass has `batch` sequences, or as many as make `pass_positions`, at least one. `limit_seconds` bounds all passes
-    of a row.
+    A pass has `batch` sequences. Without `batch` it has `pass_positions` positions, but at least one sequence.
+    `limit_seconds` bounds all passes of a row.
     """
 
     repeats: int = 5

@@ -48,8 +48,8 @@ _RERUN_PATIENCE = 12.0
 _FIRST_RESULTS_SECONDS = 30.0
 # Figures take seconds to draw, so files are not written after every group.
 _SAVE_SECONDS = 120.0
-# One mechanism may take this share of the total time at one length in one round. If softmax is too slow for this share,
-# only softmax is left out.
+# One mechanism may take this share of the part's time at one length in one round. If softmax is too slow for it, only
+# softmax is left out.
 _LONGEST_POINT_SHARE = 0.05
 # Additional rounds are more informative than additional passes, because most passes are shorter than a busy moment of
 # the machine.

@@ -1,4 +1,4 @@
-"""`lintx bench sample`: images per second of sampling, for models x engines x batch sizes.
+"""`lintx bench sample`: images per second of sampling, by model, engine and batch size.
 
 Softmax has two kinds of rows: one with a key-value cache, and one that rereads the whole prefix at every value.
 """
@@ -224,7 +224,7 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
         return self._with_shares(self._with_speed(row))
 
     def _name_engine(self) -> str:
-        """Return the engine name. Softmax rows of a suitable engine are named after how they read preceding values."""
+        """Return the name of the engine, or `cached` for softmax with an engine that supports the model."""
         if self._engine == RERUN or self._model.config.attention != BASELINE:
             return self._engine
         return CACHED if ENGINES[self._engine].refusal(self._model) is None else self._engine

@@ -1,4 +1,4 @@
-"""`lintx bench train`: images per second of whole training steps, as a run takes them."""
+"""`lintx bench train`: images per second of whole training steps, as in a run."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ from .rounds import BenchReport, Measurement, measure_groups
 from .rows import TrainingRow
 from .trained_runs import TrainedRun
 
-# The computation of a training run, and plain torch in float32.
+# Plain torch in float32, and the computation of a training run.
 ENGINES = (TEXTBOOK, AUTO)
 _FEWEST_IMAGES = 16
 
@@ -58,7 +58,7 @@ class TrainingConditions:
     limit_seconds: float | None
     warm_up_steps: int = 1
     interleaved: bool = True
-    step: str = "random images to values, forward, backward, clipping, optimizer, by the recipe of the preset"
+    step: str = "random images to values, forward, backward, clipping, optimizer, with the recipe of the preset"
     product_share: str = f"{TRAINING_FACTOR} times {WHAT_IS_COUNTED}"
 
 
@@ -173,7 +173,7 @@ class TrainingMeasurement(Measurement[TrainingRow, Trainer]):
             return time_work(trainer.take_step, self._device)
 
     def _name_engine(self) -> str:
-        """Return `native` if the attention has compiled kernels, else `parallel`."""
+        """Return `textbook`, `native` if the attention has compiled kernels, or else `parallel`."""
         if self._plain:
             return TEXTBOOK
         return NATIVE if self._timed.model.is_compiled(torch_dtype(self._precision)) else "parallel"

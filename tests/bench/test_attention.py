@@ -24,7 +24,7 @@ EXPONENTS = {"linear": 1, "softmax": 2}
 
 
 class Machine:
-    """A machine whose speed and memory are made up."""
+    """A machine with made-up speed and memory."""
 
     def __init__(self) -> None:
         self.free: int | None = 100 * MIB
@@ -47,10 +47,10 @@ class Machine:
         return lambda: self.passes.append(setup)
 
     def time(self, work: Any, device: str) -> float:
-        """The passes of a row get slower: 0.9, 1 and 1.2 times what they should take."""
+        """The passes of a row take 0.9, 1 and 1.2 times the usual time."""
         work()
         setup = self.passes[-1]
-        number = self.passes.count(setup) - 2  # one has warmed up
+        number = self.passes.count(setup) - 2  # the first warmed up
         return 0.1 * self.growth(setup) * (0.9, 1, 1.2)[number % 3]
 
 
@@ -101,7 +101,7 @@ def test_a_row_has_every_sample(machine) -> None:
     assert row.seconds_per_sequence_quartiles == pytest.approx((0.38, 0.44))
     assert (row.peak_memory_bytes, row.repeats, row.heads, row.head_width) == (4 * MIB, 3, 2, 8)
     assert [row.times_softmax for row in report.rows] == pytest.approx([1, 2, 1, 1])
-    # The mechanisms of a length take turns, after one warm-up each.
+    # The mechanisms of a length are interleaved, after one warm-up each.
     assert [setup.attention for setup in machine.passes] == ["linear", "softmax"] * 4 * 2
 
 
@@ -194,7 +194,8 @@ def test_the_batch_is_scaled_inversely_and_figures_are_of_one_sequence(machine) 
 
 def test_copying_is_what_inputs_and_outputs_move(machine, ceilings) -> None:
     (row,) = bench([1000], variants=VARIANTS[:1], heads=2, head_width=8, batch=4, ceilings=ceilings).rows
-    # q, k, v read twice, their gradients written; the output written, its gradient read: 4 sequences, 2 heads of 8.
+    # q, k and v are read twice and their gradients written once; the output is written and its gradient read. The pass
+    # has 4 sequences and 2 heads of 8.
     moved = (3 * 3 + 2) * 8 * 4 * 2 * 1000 * 4
     assert row.copy_share == pytest.approx(moved / (4 * 0.1) / 10e9)
 
@@ -230,7 +231,7 @@ def test_an_interruption_keeps_what_was_measured(machine, calls, repeats) -> Non
 
 
 def test_what_ctrl_c_does_to_a_process_is_no_reason(machine) -> None:
-    """The process that measures memory fails, and the next check raises."""
+    """Ctrl-C makes the memory process fail. The next check then raises, so no row is left out for that failure."""
     stopped: list[int] = []
 
     def stop() -> None:

@@ -128,7 +128,7 @@ def test_training_is_repeatable_and_each_mechanism_alone_is_the_same() -> None:
 
 
 def test_a_model_learns_from_its_updates() -> None:
-    """Not to copy, which takes longer, but that a copy has no separators."""
+    """In 40 updates it learns that a copy has no separators. Learning to copy would take longer."""
     report = run_copy_task(VARIANTS[:1], CopySettings(8, 32, updates=40, points_every=10), FixedCeilings())
     (row,) = report.rows
     assert row.points[-1].loss < row.points[0].loss - 0.02

@@ -1,4 +1,4 @@
-"""`bench gpu` at tiny sizes on the CPU: every part gives what it should."""
+"""`bench gpu` at tiny sizes on the CPU."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""`bench paper`: what a budget allows for, what is smaller than in the paper, and what an interruption leaves."""
+"""`bench paper`: the sizes for a budget, the list of reductions, and reports after an interruption."""
 
 import gc
 import weakref
@@ -35,7 +35,7 @@ def networks(tiny_model_config):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, ceilings) -> None:
-    """No processes, no real ceilings, a copy task of two updates, and executions that are known to agree."""
+    """No processes, no real ceilings, a copy task of two updates, and no comparison of executions."""
     monkeypatch.setattr(paper, "Ceilings", lambda device: ceilings)
     monkeypatch.setattr(paper, "require_model_agrees", lambda timed: None)
     monkeypatch.setattr(attention, "require_agreement", lambda model: None)
@@ -76,7 +76,7 @@ def test_all_parts_are_measured_and_make_a_page(networks) -> None:
         *(("linear", FASTEST_ENGINE), ("softmax", "cached"), ("softmax", "rerun")),
         *(("lsh-1", "textbook"), ("lsh-4", "textbook")),
     ]
-    # One image at once first, in both networks.
+    # Single images come first, in both networks.
     assert [(row.batch, row.preset, row.name, row.engine) for row in report.sampling] == [
         (batch, preset, *method) for batch in (1, 2) for preset in ("mnist-paper", "two") for method in methods
     ]
@@ -236,7 +236,7 @@ def test_an_interruption_before_anything_is_measured_is_a_page(networks) -> None
 
 
 def test_files_are_written_now_and_then(networks, monkeypatch) -> None:
-    """A clock that goes on by 70 s at each look: after at most two groups the files are written."""
+    """The clock advances by 70 s at each reading, so files are written at least every two groups."""
     ticks: Iterator[int] = iter(range(0, 10**6, 70))
     monkeypatch.setattr(paper.time, "monotonic", lambda: next(ticks))
     saved: list[PaperReport] = []

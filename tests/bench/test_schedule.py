@@ -1,4 +1,4 @@
-"""Parts that share a budget: whose turn it is, how long it lasts, and what there is no time for."""
+"""Parts that share a budget: the order of their rounds, the time of each part, and what is left out."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ from linformer_cli.bench.schedule import Part, Schedule
 
 
 class Work:
-    """A measurement whose rounds take the next of `seconds`, the last of them for ever."""
+    """A measurement. Each round takes the next of `seconds`; the last one repeats."""
 
     def __init__(self, clock: SimpleNamespace, *seconds: float) -> None:
         self.rounds, self._clock, self._seconds = 0, clock, seconds
@@ -25,7 +25,7 @@ def clock() -> SimpleNamespace:
 
 
 def run(clock: SimpleNamespace, budget: float, parts: Sequence[Part]) -> tuple[Schedule, list[str]]:
-    """The schedule and the titles of the groups in the order of their turns."""
+    """Run the parts. Return the schedule and the titles of the groups in the order of their rounds."""
     turns: list[str] = []
     schedule = Schedule(parts, lambda part, title: turns.append(title), lambda: clock.now)
     schedule.run(budget)
@@ -37,7 +37,7 @@ def test_every_part_begins_and_then_the_one_furthest_behind_continues(clock) -> 
     shares = {"a": 0.5, "b": 0.25, "c": 0.25}
     parts = [Part(name, shares[name], 3, lambda seconds, name=name: {name: [work[name]]}) for name in work]
     schedule, turns = run(clock, 1000.0, parts)
-    # Behind their shares: c by 4 of a and b, who tie after that.
+    # c is furthest behind its share until it is done. Then a and b tie.
     assert turns == ["a", "b", "c", "c", "c", "a", "b", "a", "b"]
     assert schedule.finished and schedule.unfinished == [] and schedule.reduced == []
 
@@ -99,7 +99,7 @@ def test_what_a_part_takes_too_much_is_taken_from_all_that_follow(clock) -> None
         Part("c", 0.1, 1, lambda seconds: prepare("c", seconds, 1.0)),
     ]
     run(clock, 100.0, parts)
-    # 20 s are left for b and c; once b has begun, its 40 s promise more than there is, but no part has less than 1 s.
+    # a leaves 20 s for b and c, of which b gets 16 s. b's share of 40 s is more than is left, so c gets the least: 1 s.
     assert told == pytest.approx({"a": 50.0, "b": 16.0, "c": 1.0})
 
 

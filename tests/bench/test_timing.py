@@ -1,4 +1,4 @@
-"""Timing: synchronisation, median and quartiles, with a made-up clock, so that no machine decides a test."""
+"""Timing: synchronisation, median and quartiles."""
 
 import statistics
 from types import SimpleNamespace
@@ -41,7 +41,7 @@ def test_median_and_quartiles(samples, median, quartiles) -> None:
 
 
 def test_the_median_is_that_of_the_turns() -> None:
-    # Six images against two in a piece of work, and in every turn half its time: the busy last one changes nothing.
+    # Three times the images in half the time, in every turn. The busy last turn changes nothing.
     assert compare_turns(6 / 2, (2.0, 1.0, 8.0), 2 / 4, (4.0, 2.0, 16.0)) == 6
-    # Half as fast in two of three turns, though the medians are equal.
+    # Half as fast in two of three turns, although the medians are equal.
     assert compare_turns(1 / 2, (1.0, 2.0, 4.0), 1 / 2, (4.0, 1.0, 2.0)) == 0.5

@@ -1,4 +1,4 @@
-"""`bench train`: steps as a run takes them, and what is fewer or left out where time is short."""
+"""`bench train`: steps as in a run, and rows with fewer repeats or left out when time is short."""
 
 import gc
 import weakref
@@ -54,7 +54,7 @@ def test_a_model_with_classes_gets_labels(tiny_model_config) -> None:
 
 
 def test_images_per_second_of_steps(models, clock) -> None:
-    clock.take(*[9.0, 9.0, 4.0, 1.0, 8.0, 2.0, 12.0, 3.0] * 2)  # two warm-ups, and three rounds
+    clock.take(*[9.0, 9.0, 4.0, 1.0, 8.0, 2.0, 12.0, 3.0] * 2)  # two warm-ups and three rounds
     report = bench(models, [2, 6], 3)
     assert [(row.name, row.batch) for row in report.rows] == [
         (name, batch) for batch in (2, 6) for name in ("softmax", "linear-16")
@@ -87,7 +87,7 @@ def test_a_row_that_runs_out_of_memory_takes_no_other_along(models, clock, monke
 
 
 def test_the_textbook_is_plain_torch_in_float32(models, monkeypatch) -> None:
-    """Both engines of a mechanism take turns; a row says what it was timed with."""
+    """Both engines of a mechanism are interleaved, and a row names its engine and precision."""
     seen: list[tuple[str, bool, bool]] = []
 
     def take_step(trainer: Trainer) -> None:

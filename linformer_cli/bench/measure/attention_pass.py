@@ -12,8 +12,8 @@ from linformer_cli.model.mixers import build_attention
 from linformer_cli.model.pixel_model import PixelModel
 
 LEAST_TRAFFIC = (
-    "inputs read and outputs written once, inputs and the gradient of the outputs read and the gradients of the inputs "
-    "written once, against copying memory; what a mechanism keeps and moves besides is not counted"
+    "forward, inputs read and outputs written once; backward, inputs and output gradients read and input gradients "
+    "written once; against copying memory. Other traffic of a mechanism is not counted"
 )
 
 _KINDS = ("q", "k", "v", "extra", "gradient")

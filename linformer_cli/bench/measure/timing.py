@@ -53,7 +53,7 @@ def time_work(work: Callable[[], object], device: str) -> float:
 
 
 def compare_turns(speed: float, samples: Sequence[float], other_speed: float, other_samples: Sequence[float]) -> float:
-    """Return the speed of one work relative to another, interleaved work: the median of the ratios of all turns.
+    """Return the speed of one work relative to that of another, interleaved work: the median ratio over all turns.
 
     `speed` and `other_speed` belong to the median samples and have the same unit. A slow moment of the machine slows
     both works of a turn, so it cancels out. It would not cancel out in a ratio of two medians. A turn with only one
