@@ -28,7 +28,7 @@ from .models import BenchModel, build_models, load_models, preset_network
 from .paper_report import PaperConditions, PaperReport, describe_gaps
 from .paper_sizes import PAPER_LENGTHS, PAPER_TRAINING_BATCH, Sizes, choose_lengths, choose_sizes
 from .published import Source
-from .rounds import Measurement, list_turns, rows_of
+from .rounds import Measurement, rows_of, turns_of
 from .rows import AnyRow, Row
 from .sample import SamplingMeasurement, SamplingSettings
 from .schedule import Groups, Part, Schedule
@@ -298,7 +298,7 @@ class _PaperBench:
 
 
 def _list_rounds(groups: Mapping[str, Sequence[Measurement[Any, Any]]]) -> Groups:
-    return {title: list_turns(group) for title, group in groups.items()}
+    return {title: list(turns_of(group)) for title, group in groups.items()}
 
 
 def _list_rows(groups: Mapping[str, Sequence[Measurement[AnyRow, Any]]]) -> list[AnyRow]:

@@ -121,7 +121,7 @@ def measure_groups(
             compare()
         for group in groups:
             try:
-                for turn in list_turns(group):
+                for turn in turns_of(group):
                     turn()
             finally:
                 for measurement in group:
@@ -135,17 +135,15 @@ def measure_groups(
     return rows, "finished"
 
 
-def list_turns(group: Sequence[Measurement[Any, Any]]) -> list[Callable[[], None]]:
-    """List the calls that measure a group: make all ready, take the samples, and finish.
+def turns_of(group: Sequence[Measurement[Any, Any]]) -> Iterator[Callable[[], None]]:
+    """Yield the calls that measure a group: make all ready, take the samples, and finish.
 
     Samples are interleaved (A B C A B C), so that a busy moment of the machine affects all rows of the group.
     """
-    rounds = max((measurement.repeats for measurement in group), default=0)
-    return [
-        *(measurement.make_ready for measurement in group),
-        *(measurement.measure_round for _ in range(rounds) for measurement in group),
-        *(measurement.finish for measurement in group),
-    ]
+    yield from (measurement.make_ready for measurement in group)
+    for _ in range(max(measurement.repeats for measurement in group)):
+        yield from (measurement.measure_round for measurement in group)
+    yield from (measurement.finish for measurement in group)
 
 
 def rows_of(group: Sequence[Measurement[AnyRow, Any]]) -> list[AnyRow]:

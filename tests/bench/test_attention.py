@@ -11,7 +11,7 @@ from linformer_cli.bench.attention import AttentionReport, AttentionSettings, pr
 from linformer_cli.bench.measure.attention_pass import PassSetup
 from linformer_cli.bench.measure.fresh_process import PassFailed
 from linformer_cli.bench.measure.pass_memory import PassMemory
-from linformer_cli.bench.rounds import list_turns
+from linformer_cli.bench.rounds import turns_of
 from linformer_cli.bench.rows import AttentionRow
 from linformer_cli.bench.variants import parse_variants
 from linformer_cli.errors import DisagreementError, Interrupted, UsageError
@@ -204,7 +204,7 @@ def test_a_measurement_continues_after_its_memory_was_freed(machine) -> None:
     """`bench paper` frees the inputs after each of its rounds."""
     (group,) = prepare(VARIANTS, [1000], AttentionSettings(repeats=2, batch=1), FixedCeilings())
     for rounds in (1, 2):
-        for turn in list_turns(group):
+        for turn in turns_of(group):
             turn()
         for measurement in group:
             measurement.release()
