@@ -6,7 +6,7 @@ The other benchmarks provide all measurements. This module only decides their si
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from .copy import CopyReport, run_copy_task
 from .copy_task import PAPER_UPDATES, CopySettings, choose_size
 from .growth import describe_exponents
 from .measure.ceilings import Ceilings
+from .measure.costs import count_product_flops
 from .models import BenchModel, build_models, load_models, preset_network
 from .paper_report import PaperConditions, PaperReport, describe_gaps
 from .paper_sizes import PAPER_LENGTHS, PAPER_TRAINING_BATCH, Sizes, choose_lengths, choose_sizes
@@ -156,6 +157,7 @@ class _PaperBench:
         return PaperConditions(
             METHODS,
             networks,
+            {timed.preset or timed.name: count_product_flops(timed.model) for timed in self._list_models()},
             self._sizes.batches,
             self._sizes.rounds,
             self._precision,
@@ -183,8 +185,10 @@ class _PaperBench:
             require_model_agrees(timed)
 
     def _has_model(self, run: TrainedRun) -> bool:
-        models = itertools.chain.from_iterable(self._models.values())
-        return any(find_trained([run], timed.model.config) is not None for timed in models)
+        return any(find_trained([run], timed.model.config) is not None for timed in self._list_models())
+
+    def _list_models(self) -> Iterable[BenchModel]:
+        return itertools.chain.from_iterable(self._models.values())
 
     def _finish_group(self, part: Part, title: str) -> None:
         """Report the rows of a group that finished a round."""

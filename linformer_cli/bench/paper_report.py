@@ -16,10 +16,11 @@ from .rows import AttentionRow, SamplingRow, TrainingRow
 
 @dataclass(frozen=True)
 class PaperConditions:
-    """The settings that the rows depend on."""
+    """The settings that the rows depend on. `product_flops_per_position` also has the networks of `runs`."""
 
     methods: Sequence[str]
     networks: Mapping[str, ModelConfig]
+    product_flops_per_position: Mapping[str, int]
     batches: Sequence[int]
     rounds: int
     sampling_precision: str

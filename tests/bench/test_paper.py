@@ -95,6 +95,9 @@ def test_all_parts_are_measured_and_make_a_page(networks) -> None:
     for words in ("## Sampling", "142.8", "## Training", "## Exponents", "## Less than in the paper", "GB/s"):
         assert words in page
     assert "Not finished" not in page
+    ceilings = page.split("## The ceilings of this machine")[1].split("\n\n")[1].splitlines()[2:]
+    names = {line.split("|")[1].strip() for line in ceilings}
+    assert names == {"mnist-paper", "two", "copy task"}
     figures = render_figures(report)
     assert {"images-per-second.png", "images-per-second.svg", "attention.png", "attention.svg"} <= set(figures)
     assert figures["attention.png"].startswith(b"\x89PNG") and b"<svg" in figures["images-per-second.svg"]
