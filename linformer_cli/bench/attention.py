@@ -187,9 +187,6 @@ class AttentionMeasurement(Measurement[AttentionRow, Callable[[], None]]):
         self.check()
         return time_work(work, self._setup.device)
 
-    def release(self) -> None:
-        self.work = None
-
     @cached_property
     def _least_bytes(self) -> int:
         return count_least_bytes(self._setup)

@@ -203,15 +203,15 @@ class GpuBench:
                 "softmax of torch": partial(_differentiate_softmax, inputs),
             }
             if foreign is not None:
-                works["flash-linear-attention"] = partial(_differentiate_foreign, foreign, _swap_heads(inputs))
+                swapped = [part.transpose(1, 2).contiguous() for part in inputs]
+                works["flash-linear-attention"] = partial(_differentiate_foreign, foreign, swapped)
             samples: dict[str, list[float]] = {name: [] for name in works}
-            for number in range(1 + self._sizes.repeats):
+            for _ in range(1 + self._sizes.repeats):
                 for name, work in works.items():
                     self._check()
-                    seconds = time_work(work, self._device)
-                    if number:  # the first turn is the warm-up
-                        samples[name].append(seconds)
-            for name, timing in ((name, Timing(seconds)) for name, seconds in samples.items()):
+                    samples[name].append(time_work(work, self._device))
+            for name, (_, *seconds) in samples.items():  # the first is the warm-up
+                timing = Timing(seconds)
                 self.result.attention.append(KernelRow(name, batch, heads, 32, length, timing.median, timing.samples))
                 self._talk(f"attention, {name}, T = {length:,}: {1e3 * timing.median:.4g} ms")
 
@@ -239,13 +239,8 @@ def find_flash_linear_attention() -> Callable[..., Any] | None:
     return found
 
 
-def _swap_heads(inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Turn [B, H, T, K] into [B, T, H, K]."""
-    return [part.transpose(1, 2).contiguous() for part in inputs]
-
-
 def _differentiate_foreign(attend: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
-    """Run a library's forward and backward pass. Torch computes the same feature map; the library normalises."""
+    """Run a library's passes for inputs [B, T, H, K]. Torch computes the feature map, and the library normalises."""
     q, k, v = (part.detach().requires_grad_() for part in inputs)
     y, _ = attend(functional.elu(q) + 1, functional.elu(k) + 1, v, scale=1.0, normalize=True)
     torch.autograd.grad(y, [q, k, v], v.detach())

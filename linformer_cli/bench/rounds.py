@@ -20,9 +20,9 @@ Work = TypeVar("Work")
 
 
 class Measurement(ABC, Generic[AnyRow, Work]):
-    """One row of a benchmark. Building it costs nothing: `make_ready` prepares the work, and every round times it once.
+    """One row of a benchmark. `make_ready` prepares its work, and each of `repeats` rounds times the work once.
 
-    `repeats` is the number of rounds. Rows of equal `network` are compared with each other. `check` is called between
+    Building a measurement is cheap. Rows of equal `network` are compared with each other. `check` is called between
     steps and may raise to stop.
     """
 
@@ -83,8 +83,9 @@ class Measurement(ABC, Generic[AnyRow, Work]):
     def finish(self) -> None:  # most measurements have only samples
         """Measure what is measured once, after the last round."""
 
-    def release(self) -> None:  # most measurements keep nothing
+    def release(self) -> None:
         """Free the memory kept between rounds. `make_ready` prepares the work again."""
+        self.work = None
 
     @abstractmethod
     def row(self) -> AnyRow:

@@ -177,6 +177,9 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
             raise PassFailed(f"the state would need {format_bytes(needed)}, {format_bytes(free)} are free")
         return work.time_sample()
 
+    def release(self) -> None:
+        """Keep the work: it takes no memory between rounds, and the row describes it."""
+
     def finish(self) -> None:
         if self._settings.memory:
             self.measure_memory(self._settings.limit_seconds or _MEMORY_LIMIT_SECONDS)

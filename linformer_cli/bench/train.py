@@ -132,9 +132,6 @@ class TrainingMeasurement(Measurement[TrainingRow, Trainer]):
             raise PassFailed("the limit is reached")
         return self._time_step(work)
 
-    def release(self) -> None:
-        self.work = None
-
     def row(self) -> TrainingRow:
         model, batch, config = self._timed.model, self._batch, self._timed.model.config
         row = TrainingRow(
