@@ -138,6 +138,8 @@ def train(
             merged = merge_settings(given, config, source)
             folder = RunFolder(out if out is not None else RUNS)
             merged.check()
+            if out is not None and not dry_run:  # before the images, which may take long to load
+                folder.refuse_if_taken()
             images = load_training_images(merged.data_config, team)
             settings = merged.build(images[0].shape, images[0].classes)
         trainer = _build_trainer(settings, folder, images, team)

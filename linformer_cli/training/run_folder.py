@@ -114,15 +114,16 @@ class RunFolder:
 
     def create(self, config: RunConfig) -> None:
         """Create the folder. Raises `UsageError` if it exists and is not empty."""
-        self._refuse_if_taken()
+        self.refuse_if_taken()
         with _one_line(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         with self.lock():
-            self._refuse_if_taken()  # another process may have created it meanwhile
+            self.refuse_if_taken()  # another process may have created it meanwhile
             self.write_config(config)
             create_metrics(self.metrics_file)
 
-    def _refuse_if_taken(self) -> None:
+    def refuse_if_taken(self) -> None:
+        """Raise `UsageError` if the folder exists and is not empty."""
         if self.path.exists() and (not self.path.is_dir() or any(map(_is_something, self.path.iterdir()))):
             raise UsageError(
                 f"'{self.path}' exists already; resume it with --resume '{self.path}', or choose another --out"

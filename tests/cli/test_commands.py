@@ -43,6 +43,7 @@ def test_a_run_is_never_overwritten(lintx, run_folder):
     before = (run_folder / "metrics.csv").read_bytes()
     outcome = lintx("train", "--data", "glyphs", "--preset", "tiny", "--steps", "1", "--out", run_folder)
     assert outcome.code == 2 and "exists already" in outcome.stderr
+    assert "training and" not in outcome.stderr, "the images were loaded first"
     assert (run_folder / "metrics.csv").read_bytes() == before
 
 
