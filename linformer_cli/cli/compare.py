@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from linformer_cli.config import TrainConfig
+from linformer_cli.config import LARGEST_STEP, TrainConfig
 from linformer_cli.errors import Interrupted, LintxError, UsageError
 from linformer_cli.report.tables import Column
 from linformer_cli.units import format_bytes, format_count
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from linformer_cli.comparison.entries import Conditions, Entry
     from linformer_cli.data.images import ImageSet
 
-# This equals the largest number of steps in a configuration.
-_MOST_IMAGES = 2**40
 _TABLE_COLUMNS = (
     Column("name", "attention"),
     Column("bits", "bits/dim"),
@@ -52,7 +50,7 @@ def compare(
         Path, typer.Option("--runs", help="Folder for the runs, one for each mechanism.", metavar="FOLDER")
     ] = Path("runs/comparison"),
     images: Annotated[
-        int, typer.Option("--images", min=1, max=_MOST_IMAGES, help="Training images for each mechanism.")
+        int, typer.Option("--images", min=1, max=LARGEST_STEP, help="Training images for each mechanism.")
     ] = 16_000,
     data: Annotated[
         str | None,

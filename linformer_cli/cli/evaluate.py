@@ -3,23 +3,17 @@
 import dataclasses
 import functools
 import time
-from enum import StrEnum
 from typing import Annotated
 
 import typer
 
+from linformer_cli.data import Split
 from linformer_cli.errors import UsageError
 
 from . import options
 from .images import load_images_to_fit
 from .output import print_facts, print_json, talk
 from .session import open_session
-
-
-class SplitName(StrEnum):
-    TRAIN = "train"
-    VALIDATION = "validation"
-    TEST = "test"
 
 
 def evaluate(
@@ -31,8 +25,8 @@ def evaluate(
         ),
     ] = None,
     split: Annotated[
-        SplitName, typer.Option("--split", help="Split to measure. Choose settings on validation, not on test.")
-    ] = (SplitName.VALIDATION),
+        Split, typer.Option("--split", help="Split to measure. Choose settings on validation, not on test.")
+    ] = "validation",
     data_dir: options.DataDir = None,
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, help="Use only the first N images of the split.", show_default=False)
@@ -88,14 +82,14 @@ def evaluate(
 
     name = data or session.checkpoint.info.data.name
     wanted = session.model.config.image
-    images = load_images_to_fit(name, split.value, data_dir, wanted)
+    images = load_images_to_fit(name, split, data_dir, wanted)
     classes = session.model.config.classes
     labels = images.require_labels(classes) if classes else None
     other = None if against is None else open_session(against, device, precision.value)
     if other is not None and other.model.config.image != wanted:
         raise UsageError(f"'{against}' models images of another size than '{session.checkpoint.path}'")
     chosen = images.images[:limit]
-    talk(f"{len(chosen):,} of {len(images):,} {split.value} images of {name}")
+    talk(f"{len(chosen):,} of {len(images):,} {split} images of {name}")
     began = time.perf_counter()
     nats, executed = None, "parallel"
     if engine is not None:
@@ -108,7 +102,7 @@ def evaluate(
         **session.record,
         "engine": executed,
         "data": name,
-        "split": split.value,
+        "split": split,
         "images_in_split": len(images),
         **dataclasses.asdict(bits),
         "classes": classes,
@@ -135,7 +129,7 @@ def evaluate(
     facts = {
         "bits/dim": f"{format_bits(bits.bits_per_dim, bits.standard_error)}  (every value{given})",
         "without first value": f"{without}  (as in the paper's code{given})",
-        "images": f"{bits.images:,} of {name} {split.value}",
+        "images": f"{bits.images:,} of {name} {split}",
     }
     if classes:
         facts["with the class"] = (

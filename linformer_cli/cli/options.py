@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from linformer_cli.config import LARGEST_SIZE
 from linformer_cli.errors import UsageError, unknown_name
 from linformer_cli.files import require_writable
 from linformer_cli.presets import PRESETS
@@ -139,7 +140,7 @@ ImageSize = Annotated[
     typer.Option(
         "--image-size",
         min=4,
-        max=65_536,
+        max=LARGEST_SIZE,
         help="Pixels per side, for glyphs (8 to 512; default: 28) and folder:PATH (default: 32).",
         show_default=False,
     ),

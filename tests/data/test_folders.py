@@ -13,11 +13,10 @@ import pytest
 from PIL import Image
 
 from linformer_cli.config import DataConfig
+from linformer_cli.data import SPLITS
 from linformer_cli.data.folders import FolderImages, load_folder
 from linformer_cli.data.images import load_for_training, load_images
 from linformer_cli.errors import DataError, UsageError
-
-SPLITS = ("train", "validation", "test")
 
 
 def write_pictures(folder: Path, count: int, seed: int = 0, colour: bool = True) -> None:

@@ -43,7 +43,7 @@ def test_a_device_that_is_not_there_is_refused_with_what_to_do(monkeypatch, rais
     with raises_one_line(UsageError, "no Apple GPU", "--device cpu"):
         choose_device("mps")
     pretend(monkeypatch, cards=2)
-    with raises_one_line(UsageError, "'cuda:2'", "only 2 CUDA devices"):
+    with raises_one_line(UsageError, "'cuda:2'", "the last CUDA device of this machine is cuda:1"):
         choose_device("cuda:2")
 
 

@@ -93,7 +93,7 @@ def test_each_of_several_processes_has_a_card_of_its_own(monkeypatch, raises_one
         assert Team(5, 8, local_rank=1).choose_device(wanted).value == "cuda:1"
     assert taken == ["cuda:1"] * 2
     assert Team(5, 8, local_rank=1).choose_device("cpu").value == "cpu"
-    with raises_one_line(UsageError, "only 2 CUDA devices"):
+    with raises_one_line(UsageError, "the last CUDA device of this machine is cuda:1"):
         Team(2, 3, local_rank=2).choose_device("cuda")
     with raises_one_line(UsageError, "cannot share 'cuda:0'", "--device cuda"):
         Team(1, 2, local_rank=1).choose_device("cuda:0")
