@@ -8,7 +8,7 @@ import torch
 HAS_COMPILER = any(map(shutil.which, ("c++", "g++", "clang++")))
 # The engine that `--engine auto` selects for linear attention in float32.
 FASTEST_ENGINE = "native" if HAS_COMPILER else "textbook"
-# Kernels in Triton run on a GPU if there is one, else on the CPU in Triton's interpreter.
+# Triton kernels run on a GPU if there is one, otherwise on the CPU in Triton's interpreter.
 TRITON_DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NO_TRITON = "Triton is not installed"
 # Metrics that depend on the machine; comparisons of two runs leave them out.

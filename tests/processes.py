@@ -99,7 +99,7 @@ def largest_difference(ours: Path, theirs: Path) -> float:
 
 
 def check_one_large_batch(folder: Path, team: Team, **model: Any) -> None:
-    """Gradients and weights equal those of one process; in float64, so that only the order of sums can differ."""
+    """Check in float64, where the order of sums matters little, that gradients and weights equal one process's."""
     trainers = [
         build(folder / f"of-{each.count}", each, **model) for each in ((team, ALONE) if team.leads else (team,))
     ]
@@ -130,19 +130,19 @@ def check_training(folder: Path) -> None:
         check_one_large_batch(folder / "batch", team)
         # With chunks longer than the image, some parameters get no gradient.
         check_one_large_batch(folder / "idle", team, attention="flash", attention_options={})
-        # From two processes to one and back.
+        # Two processes, then one, then two again.
         train_until(folder / "whole", team, STEPS)
         train_until(folder / "moved", team, 3)
         if team.leads:
             train_until(folder / "moved", ALONE, 6)
         team.wait()
         train_until(folder / "moved", team, STEPS)
-        # Interrupted and resumed with the same number of processes: the same dropout and sums in any precision.
+        # Interrupted and resumed with the same process count: dropout and sums are the same in any precision.
         for name, steps in (("dropout", [STEPS]), ("dropout-stopped", [4, 5, STEPS])):
             for step in steps:
                 train_until(folder / name, team, step, dropout=0.2, precision="bf16")
         drawn = team.gather(float(torch.rand(())))
-        assert drawn[0] != drawn[1], "both drop the same numbers"
+        assert drawn[0] != drawn[1], "both processes have the same dropout"
         if team.leads:
             train_until(folder / "alone", ALONE, STEPS)
             pairs = {"whole": "alone", "moved": "whole", "dropout-stopped": "dropout"}

@@ -581,7 +581,7 @@ def test_what_an_aborted_save_left_is_no_checkpoint(tmp_path, tiny_checkpoint) -
         find_checkpoint(run)
 
 
-def test_a_place_that_cannot_be_written_to_is_named(tmp_path, build_tiny_model, tiny_info, raises_one_line) -> None:
+def test_an_unwritable_path_is_named(tmp_path, build_tiny_model, tiny_info, raises_one_line) -> None:
     (tmp_path / "file").write_text("in the way")
     with raises_one_line(CheckpointError, "cannot save", str(tmp_path / "file" / "last")):
         save_checkpoint(tmp_path / "file" / "last", build_tiny_model(), tiny_info)

@@ -1,4 +1,4 @@
-"""The documentation: links lead somewhere, options exist, the Python examples run."""
+"""The documentation: link targets and options exist, and the Python examples run."""
 
 import re
 import shlex
@@ -42,7 +42,7 @@ def read_headings(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_link_targets_exist(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text(encoding="utf-8")):
         path, _, anchor = target.partition("#")
         found = page.parent / path if path else page

@@ -31,7 +31,7 @@ def test_a_cache_without_a_home_is_one_line(monkeypatch):
         user_cache()
 
 
-def test_write_makes_folders_and_replaces_what_was_there(tmp_path):
+def test_write_creates_folders_and_replaces_a_file(tmp_path):
     path = tmp_path / "new" / "folder" / "a.bin"
     write_file(path, b"first, and longer")
     write_file(str(path), b"second")
@@ -87,7 +87,7 @@ def test_refusals_name_the_path_and_the_reason(tmp_path):
         assert str(caught.value).endswith("; a part of the path is a file, not a folder")
 
 
-def test_foreseen_errors_are_raised_before_the_work(tmp_path, monkeypatch):
+def test_foreseeable_errors_are_raised_before_the_work(tmp_path, monkeypatch):
     (tmp_path / "file").write_bytes(b"")
     for path, reason in (
         (tmp_path, "is a directory; give the name of a file"),
@@ -110,7 +110,7 @@ def test_permission_denied_is_explained(tmp_path, monkeypatch):
     def deny(*_):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(os, "replace", deny)  # root may write anywhere, so a read-only folder would test nothing
+    monkeypatch.setattr(os, "replace", deny)  # not a read-only folder, because root may write anywhere
     with pytest.raises(LintxError, match=r"permission denied; choose a folder that you may write to$"):
         write_file(tmp_path / "a", b"data")
     assert list(tmp_path.iterdir()) == []
@@ -125,7 +125,7 @@ def test_a_link_keeps_pointing_where_it_did(tmp_path):
     assert (tmp_path / "real" / "a").read_bytes() == b"data"
 
 
-def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
+def test_a_pipe_is_written_to_instead_of_replaced(tmp_path):
     path = tmp_path / "pipe"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -137,7 +137,7 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
     assert path.is_fifo()
 
 
-def test_more_than_a_pipe_holds_arrives_whole(tmp_path):
+def test_more_data_than_a_pipe_holds_arrives_complete(tmp_path):
     path, data = tmp_path / "pipe", bytes(range(256)) * 4096
     os.mkfifo(path)
     with subprocess.Popen(["cp", str(path), str(tmp_path / "copy")]) as reader:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 # Two computations of the same result in float64: split and whole, parallel and step, ours and the definition.
 FLOAT64 = 1e-9
-# Either execution in float32 against float64, after 784 positions.
+# Float32 against float64 after 784 positions, in either execution.
 FLOAT32_DRIFT = 1e-4
 # The change of an earlier output by a later value in float64, which may only reorder sums.
 CAUSALITY = 1e-12
@@ -25,8 +25,8 @@ def assert_agree(
     `condition` [B, H, T], at least 1, loosens the tolerance of single positions to `ROUNDINGS` * condition * the
     rounding error of `dtype` (default: the dtype of `found`), if that is more than `tolerance`.
     """
-    assert bool(torch.isfinite(found).all()), "not everything found is finite"
-    assert bool(torch.isfinite(expected).all()), "not everything expected is finite"
+    assert bool(torch.isfinite(found).all()), "the result has NaN or infinite values"
+    assert bool(torch.isfinite(expected).all()), "the expected result has NaN or infinite values"
     precision = torch.finfo(dtype or found.dtype).eps
     found, expected = found.double(), expected.double()
     scale = expected.abs().max().clamp(min=1)

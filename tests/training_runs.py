@@ -51,29 +51,29 @@ class Watcher:
         self.actions[event, step] = action or (lambda: setattr(self.stop, "signal_number", self.signal_number))
         return self
 
-    def told(self, event: str, step: int) -> None:
+    def record(self, event: str, step: int) -> None:
         self.events.append((event, step))
         self.actions.get((event, step), lambda: None)()
 
     def on_step(self, row: MetricsRow, finished_share: float) -> None:
         assert 0 <= finished_share <= 1
         self.rows.append(row)
-        self.told("log", row.step)
+        self.record("log", row.step)
 
     def on_evaluate(self, progress: Progress, bits: Bits, is_best: bool) -> None:
         assert progress.validation_bits_per_dim == bits.bits_per_dim
-        self.told("best" if is_best else "evaluate", progress.step)
+        self.record("best" if is_best else "evaluate", progress.step)
 
     def on_sample(self, path: Path) -> None:
         assert path.is_file()
-        self.told("sample", int(path.stem.removeprefix("step-")))
+        self.record("sample", int(path.stem.removeprefix("step-")))
 
     def on_spike(self, message: str) -> None:
         self.spikes.append(message)
 
     def on_save(self, path: Path, progress: Progress) -> None:
         assert read_checkpoint(path).info.training.step == progress.step
-        self.told("save", progress.step)
+        self.record("save", progress.step)
 
     def steps(self, event: str) -> list[int]:
         # A run may also save its initial weights.

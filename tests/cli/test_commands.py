@@ -47,7 +47,7 @@ def test_a_run_is_never_overwritten(lintx, run_folder):
     assert (run_folder / "metrics.csv").read_bytes() == before
 
 
-def test_a_run_says_where_its_attention_is_compiled(lintx, tmp_path):
+def test_training_reports_compiled_attention(lintx, tmp_path):
     for attention, compiled in (("linear", HAS_COMPILER), ("gau", False)):
         outcome = lintx("train", *SMALL, "--attention", attention, "--out", tmp_path / "run", "--dry-run")
         assert ("kernels compiled for this processor" in outcome.stderr) == compiled
@@ -95,7 +95,7 @@ def test_weights_move_to_another_mechanism(lintx, run_folder, tmp_path):
     assert outcome.document["steps"] == 3 and "took over" not in outcome.stderr
 
 
-def test_a_move_that_cannot_be_leaves_no_folder(lintx, run_folder, tmp_path):
+def test_a_refused_move_leaves_no_folder(lintx, run_folder, tmp_path):
     base = ["train", "--init-from", run_folder, "--steps", 1, "--out", tmp_path / "run"]
     wider = ["--width", 20, "--heads", 3, "--head", "mixture", "--config", tmp_path / "network.toml"]
     (tmp_path / "network.toml").write_text("[model]\nfeed_forward = 48\n")
@@ -153,7 +153,7 @@ def test_sample_numbers_images_from_the_first(lintx, run_folder, tmp_path):
     assert lintx("sample", run_folder, "-n", 2, "--first", -1, "-o", out).code == 2
 
 
-def test_sample_to_stdout_is_a_png_and_nothing_else(run_folder):
+def test_sample_to_stdout_is_only_a_png(run_folder):
     arguments = [sys.executable, "-m", "linformer_cli", "sample", str(run_folder), "-n", "1", "-o", "-"]
     finished = subprocess.run(arguments, capture_output=True, check=True)
     assert finished.stdout.startswith(b"\x89PNG") and finished.stdout.endswith(b"IEND\xaeB`\x82")
@@ -163,7 +163,7 @@ def test_sample_to_stdout_is_a_png_and_nothing_else(run_folder):
     "command",
     ["sample", *(pytest.param(name, marks=pytest.mark.slow) for name in ("complete", "check", "bench sample"))],
 )
-def test_torchvision_is_for_data_sets_only(run_folder, tmp_path, command):
+def test_torchvision_is_imported_for_data_sets_only(run_folder, tmp_path, command):
     picture = tmp_path / "picture.png"
     Image.new("L", (10, 10)).save(picture)
     arguments = {
@@ -185,7 +185,7 @@ def test_torchvision_is_for_data_sets_only(run_folder, tmp_path, command):
 def test_complete_keeps_the_top_of_each_picture(lintx, run_folder, tmp_path):
     good, broken, out = tmp_path / "good.png", tmp_path / "broken.png", tmp_path / "out.png"
     Image.fromarray(np.linspace(0, 255, 600).astype(np.uint8).reshape(20, 30)).save(good)
-    broken.write_text("not a picture")
+    broken.write_text("not an image")
     outcome = lintx(
         "complete", good, broken, "--checkpoint", run_folder, "--keep", "top:3rows", "-n", 2, "-o", out, "--json"
     )
@@ -203,7 +203,7 @@ def test_complete_keeps_the_top_of_each_picture(lintx, run_folder, tmp_path):
 
 
 @pytest.mark.parametrize("option", ["-o", "--gif"])
-def test_complete_does_not_replace_what_it_is_given(lintx, run_folder, tmp_path, monkeypatch, option):
+def test_complete_does_not_replace_its_inputs(lintx, run_folder, tmp_path, monkeypatch, option):
     name = "mine.png" if option == "-o" else "mine.gif"
     Image.new("L", (8, 8), 9).save(tmp_path / name)
     before = (tmp_path / name).read_bytes()
@@ -247,7 +247,7 @@ def test_complete_hints_at_invert(lintx, run_folder, tmp_path):
     assert "hint:" not in lintx(*arguments, "--invert").stderr
 
 
-def test_eval_has_both_conventions(lintx, run_folder, tmp_path):
+def test_eval_reports_both_conventions(lintx, run_folder, tmp_path):
     arguments = ["eval", run_folder, "--split", "test", "--limit", 6, "--json"]
     document = lintx(*arguments).document
     assert document["bits_per_dim"] == pytest.approx(8, abs=0.3)
@@ -280,13 +280,13 @@ def test_eval_against_another_model_takes_the_difference(lintx, run_folder, tmp_
     assert refused.code == 2 and "images of another size" in refused.stderr
 
 
-def test_every_command_that_reads_images_says_what_was_skipped(lintx, run_folder, tmp_path, monkeypatch):
+def test_commands_that_read_images_report_skipped_files(lintx, run_folder, tmp_path, monkeypatch):
     monkeypatch.setenv("LINTX_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "pictures"
     folder.mkdir()
     for index in range(12):
         Image.new("L", (10, 10), 20 * index).save(folder / f"{index}.png")
-    (folder / "broken.png").write_text("no picture")
+    (folder / "broken.png").write_text("not an image")
     data = ("--data", f"folder:{folder}")
     for arguments in (
         ("train", *data, "--image-size", 10, "--preset", "tiny", "--dry-run"),
@@ -316,7 +316,7 @@ def test_check_passes_and_fails(lintx, run_folder, monkeypatch):
     assert refused.code == 1 and "is not timed" in refused.stderr
 
 
-def test_attentions_lists_everything_about_each(lintx):
+def test_the_list_describes_every_attention(lintx):
     document = lintx("attentions", "--positions", 100, "--heads", 2, "--head-width", 16, "--json").document
     rows = {row["attention"]: row for row in document["rows"]}
     assert {"softmax", "linear"} <= rows.keys()
@@ -331,7 +331,7 @@ def test_attentions_lists_everything_about_each(lintx):
         assert ("33,792" if style == "md" else "33792") in text
 
 
-def test_attentions_fits_a_narrow_terminal(lintx, monkeypatch):
+def test_the_list_fits_a_narrow_terminal(lintx, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     outcome = lintx("attentions")
     lines = outcome.stdout.splitlines()
@@ -345,7 +345,7 @@ def test_attentions_fits_a_narrow_terminal(lintx, monkeypatch):
     assert "lintx attentions NAME" in outcome.stderr
 
 
-def test_attentions_shows_one(lintx, run_folder, monkeypatch):
+def test_one_attention_in_detail(lintx, run_folder, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     text = lintx("attentions", "linear", "--checkpoint", run_folder).stdout
     assert "y_t = phi(q_t) s_t" in text and "T = 100, 2 heads of 16" in text
@@ -362,7 +362,7 @@ def test_attentions_shows_one(lintx, run_folder, monkeypatch):
     assert lintx("attentions", "linear", "--format", "csv").stdout.splitlines()[1].startswith("feature_map,elu,")
 
 
-def test_attentions_counts_with_the_rows_of_a_model(lintx, build_tiny_model, tiny_info, tmp_path):
+def test_state_bytes_use_the_row_length_of_a_checkpoint(lintx, build_tiny_model, tiny_info, tmp_path):
     """Images that are not square and have colours."""
     image = ImageShape(height=4, width=8, channels=3)
     model = build_tiny_model(image=image, attention="long_short", attention_options={})
@@ -371,7 +371,7 @@ def test_attentions_counts_with_the_rows_of_a_model(lintx, build_tiny_model, tin
     assert found["state_bytes"] == model.blocks[0].state_bytes(1, image.positions, torch.float32)
 
 
-def test_attentions_knows_gated_ones_and_the_baseline(lintx, run_folder):
+def test_gated_attentions_and_the_baseline_are_listed(lintx, run_folder):
     rows = {row["attention"]: row for row in lintx("attentions", "--json").document["rows"]}
     assert {"softmax", "linear", "gau", "flash"} <= rows.keys()
     assert rows["gau"]["state_bytes"] == 784 * (128 + 2 * 256) * 4 + 8
@@ -406,7 +406,7 @@ def test_a_pickled_file_is_refused(lintx, tmp_path):
     assert outcome.code == 1 and "never opened" in outcome.stderr
 
 
-def test_nothing_is_said_on_stdout_beside_json(lintx, run_folder, tmp_path):
+def test_stdout_holds_only_json(lintx, run_folder, tmp_path):
     outcome = lintx("sample", run_folder, "-n", 1, "-o", tmp_path / "x.png", "--json")
     assert json.loads(outcome.stdout) and "wrote" in outcome.stderr
 
@@ -414,7 +414,7 @@ def test_nothing_is_said_on_stdout_beside_json(lintx, run_folder, tmp_path):
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
 )
-def test_a_signal_saves_and_says_how_to_continue(tmp_path, number, code):
+def test_a_signal_saves_and_prints_how_to_resume(tmp_path, number, code):
     run = tmp_path / "run"
     options = [*SMALL, "--batch", "4", "--steps", "100000", "--sample-every", "0"]
     process = subprocess.Popen(
@@ -432,7 +432,7 @@ def test_a_signal_saves_and_says_how_to_continue(tmp_path, number, code):
     assert saved.training.step > 0 and saved.training_sha256 is not None
 
 
-def test_a_checkpoint_without_its_digest_is_refused(lintx, run_folder, tmp_path):
+def test_weights_that_do_not_match_their_digest_are_refused(lintx, run_folder, tmp_path):
     found = read_checkpoint(run_folder)
     save_checkpoint(tmp_path / "copy", load_model(run_folder), found.info)
     weights = tmp_path / "copy" / "model.safetensors"
@@ -446,7 +446,7 @@ def test_a_checkpoint_without_its_digest_is_refused(lintx, run_folder, tmp_path)
 def _wait_until(condition, seconds=120):
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "nothing happened"
+        assert time.monotonic() < deadline, "the condition was never met"
         time.sleep(0.05)
 
 
@@ -460,7 +460,7 @@ def compare(lintx, runs, *arguments):
     return lintx(*COMPARE, "--runs", runs, "--batch", 2, "--repeats", 2, *arguments)
 
 
-def test_compare_trains_each_once_and_continues(lintx, tmp_path, monkeypatch):
+def test_compare_trains_each_mechanism_once(lintx, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     first = compare(lintx, tmp_path, "--attention", "softmax", "--json")
     assert first.code == 0, first.stderr
@@ -527,7 +527,7 @@ def test_compare_continues_past_a_mechanism_that_needs_too_much_memory(lintx, tm
     assert whole["missing"] is None and whole["images_per_second"] > 0 and whole["grid"] is not None
 
 
-def test_compare_interrupted_keeps_what_it_has(lintx, tmp_path, monkeypatch):
+def test_an_interrupted_compare_keeps_its_results(lintx, tmp_path, monkeypatch):
     from linformer_cli.training.loop import Trainer
 
     train_step = Trainer.train_step

@@ -1,4 +1,4 @@
-"""Options made from fields: name, type, bounds, default and help are the field's."""
+"""Options made from fields: name, type, bounds, default and help come from the field."""
 
 from typing import Annotated, Any, Literal
 
@@ -42,7 +42,7 @@ def run(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_only_what_was_given_is_passed_on() -> None:
+def test_only_given_options_are_passed_on() -> None:
     assert run("a") == (0, "")
     assert received == [{"name": "a", "loud": False}]
     given = ["--width", "0", "--slope", "1", "--kind", "square", "--no-fast", "--pause", "1h30m", "--loud"]
@@ -70,7 +70,7 @@ def test_a_value_out_of_bounds_is_refused_by_its_option(option: str, value: str)
     assert code != 0 and received == []
 
 
-def test_help_is_made_from_the_fields() -> None:
+def test_help_texts_come_from_the_fields() -> None:
     code, text = run("--help")
     assert code == 0
     for name, field in Sizes.model_fields.items():

@@ -22,7 +22,7 @@ def talking() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_quiet_leaves_out_talk_and_no_warning(capsys, quiet) -> None:
+def test_quiet_drops_messages_and_keeps_warnings(capsys, quiet) -> None:
     output.set_quiet(quiet)
     output.talk("wrote a file")
     output.complain("it broke")
@@ -35,7 +35,7 @@ def test_quiet_leaves_out_talk_and_no_warning(capsys, quiet) -> None:
 @pytest.mark.parametrize(
     ("terminal", "quiet", "shown"), [(True, False, True), (True, True, False), (False, False, False)]
 )
-def test_a_preview_is_for_terminals_that_want_to_hear(monkeypatch, terminal, quiet, shown) -> None:
+def test_a_preview_needs_a_terminal_and_no_quiet(monkeypatch, terminal, quiet, shown) -> None:
     written = io.StringIO()
     monkeypatch.setattr(output, "Console", lambda stderr: Console(file=written, force_terminal=terminal, width=40))
     output.set_quiet(quiet)

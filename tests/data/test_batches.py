@@ -23,7 +23,7 @@ def test_epochs_and_seeds_differ() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3, 10, 11, 25, 64])
-def test_the_stream_does_not_depend_on_how_it_is_cut(size: int) -> None:
+def test_the_stream_does_not_depend_on_the_batch_size(size: int) -> None:
     whole = Batches(10, seed=5).batch(0, 128)
     batches = Batches(10, seed=5)
     pieces = [batches.batch(start, size) for start in range(0, 128 - size + 1, size)]
@@ -44,7 +44,7 @@ def test_going_back_after_later_epochs_gives_the_same() -> None:
     np.testing.assert_array_equal(batches.batch(0, 15), first)
 
 
-def test_a_caller_cannot_spoil_the_kept_permutation() -> None:
+def test_changing_a_batch_does_not_change_the_cached_permutation() -> None:
     batches = Batches(10, seed=5)
     before = batches.batch(0, 10).copy()
     batches.batch(0, 10)[:] = -1
@@ -60,7 +60,7 @@ def test_a_step_is_cheap_because_permutations_are_kept(monkeypatch: pytest.Monke
 
 
 def test_the_order_never_changes() -> None:
-    """Fixed values: a saved run must resume in the same order with later versions of this code and of numpy."""
+    """Fixed values: a run must resume in the same order with later versions of lintx and numpy."""
     assert Batches(8, seed=42).batch(0, 16).tolist() == [7, 1, 6, 4, 3, 5, 0, 2, 4, 5, 3, 0, 2, 7, 1, 6]
 
 
@@ -79,7 +79,7 @@ def test_impossible_batches_are_refused(start: int, size: int) -> None:
 # Shifts
 
 
-def test_all_shifts_come_up_equally_often() -> None:
+def test_all_shifts_are_equally_frequent() -> None:
     shifts = Batches(10, seed=1).shifts(0, 40_000, most=1)
     assert shifts.dtype == np.int64
     moves, counts = np.unique(shifts, axis=0, return_counts=True)
@@ -89,7 +89,7 @@ def test_all_shifts_come_up_equally_often() -> None:
     assert np.abs(Batches(10, seed=1).shifts(0, 1000, most=3)).max(axis=0).tolist() == [3, 3]
 
 
-def test_shifts_depend_on_the_seed_and_the_place_alone() -> None:
+def test_shifts_depend_only_on_the_seed_and_the_place() -> None:
     whole = Batches(10, seed=5).shifts(0, 128, most=4)
     for size in (1, 3, 64):
         pieces = [Batches(99, seed=5).shifts(start, size, most=4) for start in range(0, 129 - size, size)]

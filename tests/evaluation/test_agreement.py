@@ -57,7 +57,7 @@ def test_a_good_model_passes(build_tiny_model, attention, head) -> None:
     assert 0 < errors[STEP32] < 1e-4
 
 
-def test_the_tolerances_do_not_change_unnoticed() -> None:
+def test_the_tolerances_are_pinned() -> None:
     assert (FLOAT64_TOLERANCE, FLOAT32_TOLERANCE, CAUSALITY_TOLERANCE) == (1e-9, 1e-3, 1e-12)
 
 
@@ -69,7 +69,7 @@ def test_part_of_the_length_can_be_compared(build_tiny_model, wanted, positions)
 
 
 @pytest.mark.parametrize("positions", [2, 3, 20, 64])
-def test_the_split_is_a_split(build_tiny_model, monkeypatch, positions) -> None:
+def test_the_split_has_several_blocks(build_tiny_model, monkeypatch, positions) -> None:
     blocks: list[int] = []
     attend = PixelModel.attend
 
@@ -153,7 +153,7 @@ def test_a_step_that_is_wrong_in_float32_alone_fails_there(build_tiny_model, mon
     assert failed(measure_agreement(model)) == {STEP32}
 
 
-def test_an_attend_that_forgets_what_it_carried_fails_the_split(build_tiny_model, monkeypatch) -> None:
+def test_an_attend_that_ignores_its_state_fails_the_split(build_tiny_model, monkeypatch) -> None:
     def attend(right: Any, self: Any, q: Any, k: Any, v: Any, state: Any = None, extra: Any = None) -> Any:
         return right(self, q, k, v, None, extra)
 
@@ -205,7 +205,7 @@ def test_nan_weights_fail_everywhere(build_tiny_model) -> None:
     assert failed(measure_agreement(model)) == set(ROWS)
 
 
-def test_a_state_of_other_bytes_than_promised_fails(build_tiny_model, monkeypatch) -> None:
+def test_a_wrong_prediction_of_state_bytes_fails(build_tiny_model, monkeypatch) -> None:
     def state_bytes(right: Any, self: Any, *rest: Any) -> int:
         return right(self, *rest) + 1
 

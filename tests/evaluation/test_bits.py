@@ -122,7 +122,7 @@ def test_nats_in_float32_are_added_up_in_float64() -> None:
     assert bits.bits_per_dim_without_first_value == pytest.approx(rest, rel=1e-9)
 
 
-def test_one_image_has_no_error_and_one_value_no_rest() -> None:
+def test_one_image_has_no_error_and_one_value_nothing_without_the_first() -> None:
     model = Table(torch.full((1, 3), math.log(2)))
     bits = measure_bits(model, model.images())  # type: ignore[arg-type]
     assert (bits.bits_per_dim, bits.standard_error) == (pytest.approx(1), None)
@@ -140,7 +140,7 @@ def test_an_even_distribution_costs_the_logarithm_of_the_levels(build_tiny_model
     assert bits.standard_error == pytest.approx(0, abs=1e-6)
 
 
-def test_no_dropout_while_measuring_and_the_mode_is_given_back(build_tiny_model) -> None:
+def test_dropout_is_off_while_measuring_and_the_mode_is_restored(build_tiny_model) -> None:
     model, images = build_tiny_model(dropout=0.5), pictures(4)
     expected = measure_bits(model, images)
     assert not model.training

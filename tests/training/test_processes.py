@@ -42,7 +42,7 @@ def start(*arguments: object) -> "subprocess.Popen[str]":
 
 
 def finish(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
-    """Exit code, stdout and stderr."""
+    """Wait for `process`. Returns exit code, stdout and stderr."""
     with process:
         try:
             stdout, stderr = process.communicate(timeout=SECONDS)
@@ -82,7 +82,7 @@ def test_a_batch_smaller_than_the_team_is_refused(
         share_batch(Team(0, 4), 3)
 
 
-def test_dropout_of_a_process_follows_from_seed_step_and_rank_alone() -> None:
+def test_dropout_of_a_process_depends_only_on_seed_step_and_rank() -> None:
     def draw(rank: int, seed: int, step: int) -> float:
         seed_own_dropout(Team(rank, 3), seed, step)
         return float(torch.rand(()))
@@ -123,7 +123,7 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_ends_the_other_and_the_run_continues(tmp_path: Path) -> None:
+def test_a_killed_process_ends_the_other_and_the_run_can_be_resumed(tmp_path: Path) -> None:
     run = tmp_path / "run"
     settings = ["--steps", "6", "--save-every", "2", "--evaluate-every", "100", "--sample-every", "0"]
     code, _, errors = finish(start(WORK, "dying", 5, *TRAIN, *settings, "--out", run))
@@ -159,7 +159,7 @@ def test_a_stop_reaches_both_and_is_saved_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_images_that_a_dead_process_left_out_are_made_up_and_all_are_those_of_one(
+def test_missing_images_of_a_killed_process_are_drawn_later_and_equal_those_of_one_process(
     tmp_path: Path, tiny_checkpoint: Path
 ) -> None:
     alone, shared = tmp_path / "alone", tmp_path / "shared"
