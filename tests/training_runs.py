@@ -24,7 +24,7 @@ from linformer_cli.training.run_folder import RunFolder
 TRAINING_IMAGES, VALIDATION_IMAGES = 30, 6
 # Events coincide only on purpose. 14 steps of 4 or 8 images read the 30 images more than once.
 STEPS, LOG_EVERY, EVALUATE_EVERY, SAVE_EVERY = 14, 4, 5, 3
-# Two layers, each with its own draws. No redraw coincides with a save, a stop or the end.
+# Two layers, each with its own random features, which are redrawn in steps 0, 4, 8 and 12.
 REDRAWN = {"attention": "performer", "attention_options": {"redraw_every": 4, "features": 8}, "layers": 2}
 
 

@@ -1,7 +1,6 @@
 """Every command on a small model, from the command line to files and JSON."""
 
 import csv
-import importlib
 import json
 import os
 import shutil
@@ -13,17 +12,14 @@ import tomllib
 
 import numpy as np
 import pytest
-import torch
 from machine import HAS_COMPILER
 from PIL import Image
 
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.checkpoint import load_model, read_checkpoint, save_checkpoint
-from linformer_cli.config import ImageShape
 from linformer_cli.data import pictures
 from linformer_cli.errors import LintxError
 from linformer_cli.metrics import COLUMNS
-from linformer_cli.model.mixers import MIXERS
 from linformer_cli.report.grids import read_png_metadata
 
 SMALL = ("--data", "glyphs", "--image-size", "10", "--preset", "tiny")  # 10 x 10 images
@@ -316,73 +312,6 @@ def test_check_passes_and_fails(lintx, run_folder, monkeypatch):
     assert refused.code == 1 and "is not timed" in refused.stderr
 
 
-def test_the_list_describes_every_attention(lintx):
-    document = lintx("attentions", "--positions", 100, "--heads", 2, "--head-width", 16, "--json").document
-    rows = {row["attention"]: row for row in document["rows"]}
-    assert {"softmax", "linear"} <= rows.keys()
-    assert rows["linear"]["options"]["chunk"]["default"] == 64
-    assert (rows["linear"]["memory"], rows["softmax"]["memory"]) == ("constant", "growing")
-    # The state of linear has s and z of two heads; the state of softmax has keys and values of 100 positions.
-    assert rows["linear"]["state_bytes"] == 2 * 16 * 17 * 4
-    assert 100 * 2 * 2 * 16 * 4 <= rows["softmax"]["state_bytes"] < 100 * 2 * 2 * 16 * 4 + 100
-    for style in ("md", "csv"):
-        text = lintx("attentions", "--format", style).stdout
-        assert "arXiv 2006.16236" in text and "feature_map=elu" in text
-        assert ("33,792" if style == "md" else "33792") in text
-
-
-def test_the_list_fits_a_narrow_terminal(lintx, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    outcome = lintx("attentions")
-    lines = outcome.stdout.splitlines()
-    assert max(map(len, lines)) <= 80
-    # No word is cut: every name appears in both tables, and every source appears in full.
-    words = outcome.stdout.split()
-    for name, mixer in MIXERS.items():
-        assert words.count(name) >= 2
-        assert mixer.source.split()[-1] in words
-    assert "feature_map=elu," in words and "33,792" in words
-    assert "lintx attentions NAME" in outcome.stderr
-
-
-def test_one_attention_in_detail(lintx, run_folder, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    text = lintx("attentions", "linear", "--checkpoint", run_folder).stdout
-    assert "y_t = phi(q_t) s_t" in text and "T = 100, 2 heads of 16" in text
-    assert "elu, relu, poly2," in text and "positions per chunk" in text
-    document = lintx("attentions", "linear", "--json").document
-    assert document["attention"] == "linear" and "phi(k_t) v_t^T" in document["description"]
-    assert document["options"]["feature_map"] == {
-        "default": "elu",
-        "values": "elu, relu, poly2, taylor2, learned",
-        "description": "phi, the feature map of queries and keys",
-    }
-    assert document["options"]["features"]["values"] == "int"
-    assert "no options" in lintx("attentions", "softmax").stdout
-    assert lintx("attentions", "linear", "--format", "csv").stdout.splitlines()[1].startswith("feature_map,elu,")
-
-
-def test_state_bytes_use_the_row_length_of_a_checkpoint(lintx, build_tiny_model, tiny_info, tmp_path):
-    """Images that are not square and have colours."""
-    image = ImageShape(height=4, width=8, channels=3)
-    model = build_tiny_model(image=image, attention="long_short", attention_options={})
-    save_checkpoint(tmp_path, model, tiny_info.model_copy(update={"model": model.config}))
-    found = lintx("attentions", "long_short", "--checkpoint", tmp_path, "--json").document
-    assert found["state_bytes"] == model.blocks[0].state_bytes(1, image.positions, torch.float32)
-
-
-def test_gated_attentions_and_the_baseline_are_listed(lintx, run_folder):
-    rows = {row["attention"]: row for row in lintx("attentions", "--json").document["rows"]}
-    assert {"softmax", "linear", "gau", "flash"} <= rows.keys()
-    assert rows["gau"]["state_bytes"] == 784 * (128 + 2 * 256) * 4 + 8
-    assert list(rows)[-1] == "lstm" and rows["lstm"]["family"] == "recurrent baseline"
-    assert list(rows["lstm"]["options"]) == ["hidden"]
-    # A transformer block with 8 heads of 32 has 789,760 parameters; an LSTM of 311 comes closest with 788,220.
-    assert rows["lstm"]["state_bytes"] == 2 * 311 * 4
-    of_model = lintx("attentions", "--checkpoint", run_folder, "--json").document["rows"]
-    assert next(row for row in of_model if row["attention"] == "gau")["state_bytes"] == 100 * (128 + 2 * 32) * 4 + 8
-
-
 def test_info_and_env(lintx, run_folder):
     document = lintx("info", run_folder, "--json").document
     assert document["model"]["image"] == {"height": 10, "width": 10, "channels": 1, "levels": 256}
@@ -448,100 +377,3 @@ def _wait_until(condition, seconds=120):
     while not condition():
         assert time.monotonic() < deadline, "the condition was never met"
         time.sleep(0.05)
-
-
-# compare
-
-
-COMPARE = ["compare", "--data", "glyphs", "--image-size", 8, "--preset", "tiny", "--images", 32, "--evaluate-images", 8]
-
-
-def compare(lintx, runs, *arguments):
-    return lintx(*COMPARE, "--runs", runs, "--batch", 2, "--repeats", 2, *arguments)
-
-
-def test_compare_trains_each_mechanism_once(lintx, tmp_path, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    first = compare(lintx, tmp_path, "--attention", "softmax", "--json")
-    assert first.code == 0, first.stderr
-    outcome = compare(lintx, tmp_path, "--attention", "softmax,linear:chunk=16", "--json")
-    assert "softmax: training" not in outcome.stderr and "linear-16: training" in outcome.stderr
-    rows = outcome.document["rows"]
-    assert [row["name"] for row in rows] == ["softmax", "linear-16"]
-    assert rows[0] == first.document["rows"][0]
-    for row in rows:
-        assert row["images"] == 32 and row["missing"] is None and len(row["samples_seconds"]) == 2
-        assert len(row["training_samples_seconds"]) == 2 and row["training_images_per_second"] > 0
-        assert row["bits_per_dim"] == pytest.approx(8, abs=0.3) and row["validation_images"] == 8
-        assert (tmp_path / f"{row['name']}.png").is_file()
-    # Nothing that exists is computed again.
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
-    table = compare(lintx, tmp_path, "--attention", "softmax,linear:chunk=16", "--no-train")
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")} == before
-    assert max(map(len, table.stdout.splitlines())) <= 80 and "missing" not in table.stdout
-    assert "linear-16" in table.stdout and f"{rows[1]['bits_per_dim']:.3f} +- " in table.stdout
-    again = compare(lintx, tmp_path, "--attention", "softmax,linear:chunk=16", "--retime", "--json").document["rows"]
-    for old, new in zip(rows, again, strict=True):
-        assert new["samples_seconds"] != old["samples_seconds"] and new["bits_per_dim"] == old["bits_per_dim"]
-        assert new["training_samples_seconds"] != old["training_samples_seconds"] and len(new["samples_seconds"]) == 2
-    refused = compare(lintx, tmp_path, "--retime", "--no-train")
-    assert refused.code == 2 and "--retime" in refused.stderr
-    text = compare(lintx, tmp_path, "--attention", "softmax,linear", "--no-train", "--format", "csv").stdout
-    found = list(csv.DictReader(text.splitlines()))
-    assert [(row["name"], row["missing"]) for row in found] == [("softmax", ""), ("linear", "not begun")]
-    assert not (tmp_path / "linear").exists()
-
-
-def test_compare_continues_past_a_mechanism_that_fails(lintx, tmp_path, monkeypatch):
-
-    right = LinearAttention.step
-
-    def wrong(self, q_t, k_t, v_t, *rest):
-        return right(self, q_t, k_t, v_t * 1.01, *rest)
-
-    monkeypatch.setattr(LinearAttention, "step", wrong)
-    outcome = compare(lintx, tmp_path, "--attention", "linear,softmax", "--json")
-    assert outcome.code == 1 and "1 of 2 failed: linear" in outcome.stderr
-    broken, whole = outcome.document["rows"]
-    assert "is not timed" in broken["missing"] and broken["images_per_second"] is None
-    assert broken["bits_per_dim"] is not None
-    assert whole["missing"] is None and whole["images_per_second"] > 0
-
-
-@pytest.mark.parametrize("work", ["entries.train_entry", "entries.draw_grid", "speed.time_sampling_once"])
-def test_compare_continues_past_a_mechanism_that_needs_too_much_memory(lintx, tmp_path, monkeypatch, work):
-    module, _, name = work.partition(".")
-    module = importlib.import_module(f"linformer_cli.comparison.{module}")
-    real = getattr(module, name)
-
-    def run_out(entry, *rest):
-        if entry.variant.label == "linear":
-            raise MemoryError
-        return real(entry, *rest)
-
-    monkeypatch.setattr(module, name, run_out)
-    outcome = compare(lintx, tmp_path, "--attention", "linear,softmax", "--json")
-    assert outcome.code == 1 and "1 of 2 failed: linear" in outcome.stderr
-    broken, whole = outcome.document["rows"]
-    assert "out of memory" in broken["missing"]
-    assert whole["missing"] is None and whole["images_per_second"] > 0 and whole["grid"] is not None
-
-
-def test_an_interrupted_compare_keeps_its_results(lintx, tmp_path, monkeypatch):
-    from linformer_cli.training.loop import Trainer
-
-    train_step = Trainer.train_step
-
-    def interrupted(self, progress, rate):
-        if self.config.model.attention == "linear" and self.progress.step == 1:
-            os.kill(os.getpid(), signal.SIGINT)
-        return train_step(self, progress, rate)
-
-    monkeypatch.setattr(Trainer, "train_step", interrupted)
-    outcome = compare(lintx, tmp_path, "--attention", "softmax,linear", "--format", "md")
-    assert outcome.code == 130 and "the same command continues" in outcome.stderr
-    assert "training and sampling not timed" in outcome.stdout and "step 2 of 2" in outcome.stdout  # without validation
-    monkeypatch.setattr(Trainer, "train_step", train_step)
-    rows = compare(lintx, tmp_path, "--attention", "softmax,linear", "--json").document["rows"]
-    assert [row["missing"] for row in rows] == [None, None]
-    assert all(row["bits_per_dim"] is not None for row in rows)
