@@ -73,7 +73,7 @@ class ImageShape(Config):
 
 
 class NetworkConfig(Config):
-    """The network without its image size, as a preset fixes it. Gated mechanisms choose their own heads."""
+    """A network without its image size, as in a preset. Gated mechanisms have one head of their own width."""
 
     attention: str = Field("linear", description="The mechanism that mixes positions; see lintx attentions.")
     attention_options: dict[str, OptionValue] = Field({}, description="An option of the attention; repeatable.")
@@ -124,7 +124,7 @@ class ModelConfig(NetworkConfig):
 
 
 class DataConfig(Config):
-    """Where images come from. `image_size` and `channels` are for data sets without a fixed size.
+    """The source of the images. `image_size` and `channels` are for data sets without a fixed size.
 
     With `labels` the model is conditioned on the images' classes.
     """
@@ -137,7 +137,7 @@ class DataConfig(Config):
 
 
 class TrainConfig(Config):
-    """How a model is trained. Exactly one of `LENGTHS` is given. None is always a default, since TOML has no null."""
+    """Training settings; exactly one of `LENGTHS` is given. Optional settings are None by default: TOML has no null."""
 
     steps: Count | None = Field(None, description="Optimizer steps.")
     epochs: Positive | None = Field(
@@ -225,7 +225,7 @@ class DataSummary(Config):
 
 
 class TrainingSummary(Config):
-    """How long a model was trained, and its validation bits/dim if these weights were validated."""
+    """The training of a model, and its validation bits/dim if these weights were validated."""
 
     step: int
     images_seen: int

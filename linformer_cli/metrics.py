@@ -16,7 +16,7 @@ METRICS_FILE = "metrics.csv"
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsRow:
-    """One row, of training or of a validation. None was not measured and is an empty cell.
+    """One row, of training or of a validation. None means not measured and is an empty cell.
 
     `train_bits_per_dim` and `images_per_second` are means over the steps since the previous training row.
     """
@@ -86,7 +86,7 @@ def append_row(file: Path, row: MetricsRow) -> None:
 
 
 def cut_metrics(file: Path, step: int, validated: bool = True) -> None:
-    """Drop the rows after `step`, and those that a crash cut short: a run resumed at `step` writes them again.
+    """Drop the rows after `step`, which a run resumed at `step` writes again, and rows that a crash cut short.
 
     The validation of `step` itself stays if `validated`. A missing file is created.
     """

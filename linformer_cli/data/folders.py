@@ -31,7 +31,7 @@ _SPLIT_FOLDERS = {
     **dict.fromkeys(("val", "valid", "validation"), "validation"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-# To be raised when folders are split, ordered, decoded or stored differently, which invalidates older caches.
+# Increase it when folders are split, ordered, decoded or stored differently: this invalidates older caches.
 CACHE_VERSION = 4
 _IMAGES = "images.bin"
 _LEFTOVER_SECONDS = 24 * 60 * 60
@@ -229,8 +229,8 @@ def _is_coloured(path: Path) -> bool:
 
 def _split(names: Sequence[str]) -> dict[str, list[str]]:
     """Return the names in every split, in order. They depend only on names, so broken files move no others."""
-    # By digest, not by name: the names often sort by class or by date. The held-out ones stay in this order, since
-    # often only the first of them are looked at.
+    # By digest, not by name, because names often sort by class or by date. Held-out images stay in this order, because
+    # often only the first of them are used.
     parts: dict[str, list[str]] = {split: [] for split in SPLITS}
     own = _brings_splits(names)
     for name in sorted(names, key=lambda name: hashlib.sha256(os.fsencode(name)).digest()):

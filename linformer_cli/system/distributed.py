@@ -152,7 +152,7 @@ class Team:
 
     @contextlib.contextmanager
     def leader_first(self) -> Iterator[None]:
-        """Rank 0 runs the body first and the others after it, to find a download finished, for example."""
+        """Rank 0 runs the body first. The others run it afterwards, when a download is finished, for example."""
         if not self.leads:
             self.wait()
         yield

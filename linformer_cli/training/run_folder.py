@@ -142,6 +142,7 @@ class RunFolder:
         write_file(self.config_file, document)
 
     def read_config(self) -> RunConfig:
+        """Read `config.toml`. Raises `CheckpointError` if it is missing or unreadable, `UsageError` for its values."""
         try:
             document = tomllib.loads(self.config_file.read_text(encoding="utf-8"))
         except FileNotFoundError:
