@@ -155,7 +155,7 @@ def compare(
     else:
         columns = (*_TABLE_COLUMNS, _MISSING) if any(row.missing for row in rows) else _TABLE_COLUMNS
         print_records(rows, _CSV_COLUMNS if style is options.TableFormat.CSV else columns, style.value)
-    stop.raise_if_set("Stopped; everything is saved, the same command continues")
+    stop.raise_if_set("Stopped and saved; repeat the command to continue")
     if failures:
         raise LintxError(f"{len(failures)} of {len(entries)} failed: {', '.join(failures)}; the table says why")
 

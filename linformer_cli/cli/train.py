@@ -201,7 +201,7 @@ def _take_over(trainer: "Trainer", source: "Checkpoint") -> None:
     from linformer_cli.training.takeover import summarise_names
 
     moved = trainer.take_over(load_weights(source))
-    talk(f"took over {len(moved.taken)} tensors of {source.path} ({source.info.model.attention} attention)")
+    talk(f"copied {len(moved.taken)} tensors of {source.path} ({source.info.model.attention} attention)")
     talk(f"newly initialised: {summarise_names(moved.new)}")
     talk(f"left out: {summarise_names(moved.left)}")
 

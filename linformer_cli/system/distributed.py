@@ -152,7 +152,7 @@ class Team:
 
     @contextlib.contextmanager
     def leader_first(self) -> Iterator[None]:
-        """Rank 0 runs the body first. The others run it afterwards, when a download is finished, for example."""
+        """Rank 0 runs the body before the others do, for example to download a file for all."""
         if not self.leads:
             self.wait()
         yield

@@ -77,7 +77,7 @@ def test_weights_move_to_another_mechanism(lintx, run_folder, tmp_path):
     arguments = ["train", "--init-from", source, "--attention", "softmax", "--steps", 2, "--batch", 4, "--out", run]
     outcome = lintx(*arguments, "--json")
     lines = outcome.stderr.splitlines()
-    assert f"took over 32 tensors of {source / 'best'} (linear attention)" in lines
+    assert f"copied 32 tensors of {source / 'best'} (linear attention)" in lines
     assert "newly initialised: none" in lines and "left out: none" in lines
     # Step 0 is measured before any training.
     with open(run / "metrics.csv", newline="", encoding="utf-8") as file:
@@ -88,7 +88,7 @@ def test_weights_move_to_another_mechanism(lintx, run_folder, tmp_path):
     assert "Initialised from" in (run / "last" / "README.md").read_text()
     shutil.rmtree(source)
     outcome = lintx("train", "--resume", run, "--steps", 3, "--json")
-    assert outcome.document["steps"] == 3 and "took over" not in outcome.stderr
+    assert outcome.document["steps"] == 3 and "copied" not in outcome.stderr
 
 
 def test_a_refused_move_leaves_no_folder(lintx, run_folder, tmp_path):

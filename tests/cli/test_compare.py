@@ -93,7 +93,7 @@ def test_an_interrupted_compare_keeps_its_results(lintx, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Trainer, "train_step", interrupted)
     outcome = compare(lintx, tmp_path, "--attention", "softmax,linear", "--format", "md")
-    assert outcome.code == 130 and "the same command continues" in outcome.stderr
+    assert outcome.code == 130 and "repeat the command to continue" in outcome.stderr
     assert "training and sampling not timed" in outcome.stdout and "step 2 of 2" in outcome.stdout  # without validation
     monkeypatch.setattr(Trainer, "train_step", train_step)
     rows = compare(lintx, tmp_path, "--attention", "softmax,linear", "--json").document["rows"]
