@@ -126,14 +126,12 @@ def test_csv_reads_back_awkward_values():
 
 
 def test_json_holds_whole_records():
-    rendered = render_records(RECORDS, COLUMNS, "json")
-    assert rendered.endswith("]\n")
-    assert json.loads(rendered) == [dict(record) for record in RECORDS]
+    assert json.loads(to_json(RECORDS)) == [dict(record) for record in RECORDS]
 
 
 @pytest.mark.parametrize(
     "style, expected",
-    [("md", "| K (s) |\n| ----- |\n"), ("csv", "k\n"), ("json", "[]\n")],
+    [("md", "| K (s) |\n| ----- |\n"), ("csv", "k\n")],
 )
 def test_no_records_leave_the_heading(style, expected):
     assert render_records([], [Column("k", "K", unit="s")], style) == expected
