@@ -7,6 +7,7 @@ import typer
 
 from linformer_cli.errors import UsageError
 from linformer_cli.report import benchmark_plots
+from linformer_cli.system.device import Precision
 
 from . import options
 from .bench_tables import print_position_times, print_sampling, show_report, talk_about_speed
@@ -63,8 +64,8 @@ def sample(
     plot: options.SpeedPlot = None,
     bits_plot: BitsPlot = None,
     device: options.Device = "auto",
-    precision: options.SamplingPrecision = options.PrecisionName.AUTO,
-    style: options.Style = options.TableFormat.TABLE,
+    precision: options.SamplingPrecision = "auto",
+    style: options.Style = "table",
     json: options.Json = False,
 ) -> None:
     """Measure images/s of sampling, by attention, batch size and network.
@@ -134,7 +135,7 @@ def sample(
 
     def show() -> None:
         print_sampling(report.rows, style)
-        if sides is not None and style is options.TableFormat.TABLE:
+        if sides is not None and style == "table":
             print_position_times(report.rows)
 
     show_report(report, stop, {**source, "plot": plot, "bits_plot": bits_plot} if json else None, show)
@@ -148,12 +149,12 @@ def sample(
 
 
 def _open_checkpoint(
-    checkpoint: str | None, names: str | None, device: str, precision: options.PrecisionName
+    checkpoint: str | None, names: str | None, device: str, precision: Precision
 ) -> "tuple[list[BenchModel], str]":
     """Return the checkpoint's model and softmax, or mechanisms of its size, and the checkpoint's path."""
     from linformer_cli.bench.models import build_models, with_softmax
 
-    session = open_session(checkpoint, device, precision.value)
+    session = open_session(checkpoint, device, precision)
     path = str(session.checkpoint.path)
     if names is None:
         return with_softmax(session.model.config.attention, session.model), path
@@ -162,7 +163,7 @@ def _open_checkpoint(
 
 
 def _build_presets(
-    presets: str, sides: list[int] | None, names: str | None, device: str, precision: options.PrecisionName
+    presets: str, sides: list[int] | None, names: str | None, device: str, precision: Precision
 ) -> "list[BenchModel]":
     """Return untrained models of the presets' sizes."""
     from linformer_cli.bench.models import build_models, preset_network, resize_network
@@ -175,11 +176,11 @@ def _build_presets(
     return build_models(variants, networks, place, kind)
 
 
-def _choose_place(device: str, precision: options.PrecisionName) -> tuple[str, str]:
+def _choose_place(device: str, precision: Precision) -> tuple[str, str]:
     """Return device and precision. Prints the choice on stderr."""
     from linformer_cli.system.device import choose_device, choose_precision
 
     place = choose_device(device).value
-    kind = choose_precision(precision.value, place, "sampling")
+    kind = choose_precision(precision, place, "sampling")
     talk(f"device {place}, precision {kind.value} ({kind.reason})")
     return place, kind.value

@@ -5,13 +5,14 @@ from typing import Annotated
 import typer
 
 from linformer_cli.report import benchmark_plots
+from linformer_cli.system.device import Precision
 
 from . import options
 from .bench_tables import print_training, show_report, talk_about_speed
 from .output import talk, write_plot
 
 TrainingPrecision = Annotated[
-    options.PrecisionName,
+    Precision,
     typer.Option("--precision", help="Precision of matrix products; auto is bf16 if the hardware multiplies it."),
 ]
 TrainingPresets = Annotated[
@@ -38,8 +39,8 @@ def train(
     runs: options.Runs = None,
     plot: options.SpeedPlot = None,
     device: options.Device = "auto",
-    precision: TrainingPrecision = options.PrecisionName.AUTO,
-    style: options.Style = options.TableFormat.TABLE,
+    precision: TrainingPrecision = "auto",
+    style: options.Style = "table",
     json: options.Json = False,
 ) -> None:
     """Measure images/s of whole training steps.
@@ -73,7 +74,7 @@ def train(
     engines = options.parse_engines(engine, ENGINES)
     trained = read_trained_runs(runs or [])
     place = choose_device(device).value
-    kind = choose_precision(precision.value, place, "training")
+    kind = choose_precision(precision, place, "training")
     textbook = "; textbook fp32" if TEXTBOOK in engines and kind.value != "fp32" else ""
     talk(f"device {place}, precision {kind.value} ({kind.reason}){textbook}")
     networks = [preset_network(name.strip()) for name in presets.split(",")]

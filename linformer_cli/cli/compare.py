@@ -92,7 +92,7 @@ def compare(
         bool, typer.Option("--train/--no-train", help="Train and time, or only show existing results.")
     ] = True,
     retime: Annotated[bool, typer.Option("--retime", help="Discard kept times and measure again.")] = False,
-    style: options.Style = options.TableFormat.TABLE,
+    style: options.Style = "table",
     json: options.Json = False,
     training: Annotated[dict[str, Any], Fields(TrainConfig, "Training", only=("seed", "device", "precision"))],
 ) -> None:
@@ -154,7 +154,7 @@ def compare(
         print_json({"rows": rows, "settings": settings, "environment": describe_environment()})
     else:
         columns = (*_TABLE_COLUMNS, _MISSING) if any(row.missing for row in rows) else _TABLE_COLUMNS
-        print_records(rows, _CSV_COLUMNS if style is options.TableFormat.CSV else columns, style.value)
+        print_records(rows, _CSV_COLUMNS if style == "csv" else columns, style)
     stop.raise_if_set("Stopped and saved; repeat the command to continue")
     if failures:
         raise LintxError(f"{len(failures)} of {len(entries)} failed: {', '.join(failures)}; the table says why")

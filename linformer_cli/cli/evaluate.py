@@ -33,7 +33,7 @@ def evaluate(
     ] = None,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Batch size.")] = 64,
     device: options.Device = "auto",
-    precision: options.SamplingPrecision = options.PrecisionName.AUTO,
+    precision: options.SamplingPrecision = "auto",
     engine: Annotated[
         str | None,
         typer.Option(
@@ -74,7 +74,7 @@ def evaluate(
     - `lintx eval --limit 500`
     - `lintx eval runs/second --against runs/first`
     """
-    session = open_session(checkpoint, device, precision.value)
+    session = open_session(checkpoint, device, precision)
 
     from linformer_cli.evaluation.bits import measure_nats, stepped_nats
     from linformer_cli.sampling.engines import EngineCache
@@ -85,7 +85,7 @@ def evaluate(
     images = load_images_to_fit(name, split, data_dir, wanted)
     classes = session.model.config.classes
     labels = images.require_labels(classes) if classes else None
-    other = None if against is None else open_session(against, device, precision.value)
+    other = None if against is None else open_session(against, device, precision)
     if other is not None and other.model.config.image != wanted:
         raise UsageError(f"'{against}' models images of another size than '{session.checkpoint.path}'")
     chosen = images.images[:limit]

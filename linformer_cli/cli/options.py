@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Callable, Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -13,6 +12,8 @@ from linformer_cli.config import LARGEST_SIZE
 from linformer_cli.errors import UsageError, unknown_name
 from linformer_cli.files import require_writable
 from linformer_cli.presets import PRESETS
+from linformer_cli.report.tables import TableStyle
+from linformer_cli.system.device import Precision
 
 from .output import set_quiet
 
@@ -25,18 +26,6 @@ Number = TypeVar("Number", int, float)
 # Far above any use; keeps products of several such numbers within 64 bits.
 LARGEST_COUNT = 2**24
 LONGEST_SECONDS = 3_650 * 86_400.0
-
-
-class PrecisionName(StrEnum):
-    AUTO = "auto"
-    FP32 = "fp32"
-    BF16 = "bf16"
-
-
-class TableFormat(StrEnum):
-    TABLE = "table"
-    MD = "md"
-    CSV = "csv"
 
 
 def _hush(quiet: bool) -> bool:
@@ -113,11 +102,11 @@ SpeedPlot = Annotated[
     Path | None,
     typer.Option("--plot", help="Also plot images/s over batch size: .png or .svg.", show_default=False),
 ]
-Style = Annotated[TableFormat, typer.Option("--format", help="Format of the table.")]
+Style = Annotated[TableStyle, typer.Option("--format", help="Format of the table.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Random seed.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:INDEX or mps.", metavar="DEVICE")]
 SamplingPrecision = Annotated[
-    PrecisionName,
+    Precision,
     typer.Option(
         "--precision",
         help="Precision of weights and activations; sums are float32. auto is fp32, where at most 1 image in 100 "
