@@ -62,7 +62,7 @@ def shipped_checkpoints() -> dict[str, Path]:
 
 
 def find_checkpoint(name: str | Path | None = None) -> Path:
-    """The checkpoint folder of a run, a checkpoint folder or a shipped name; an existing path wins over a name.
+    """The checkpoint folder of a run, a checkpoint folder or a shipped name; existing paths come first.
 
     None is the shipped default. The checkpoint of a run is its best, or its last if there is no best yet. Raises
     `CheckpointError` for a path without a checkpoint, `UsageError` for an unknown name.
@@ -238,7 +238,7 @@ def _swap(writing: Path, folder: Path) -> None:
 
 
 def _rounded(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """On the CPU, in `dtype` if it is a floating-point tensor: counters and indices must not change."""
+    """The tensor on the CPU. Only floating-point tensors become `dtype`: counters and indices must not change."""
     return tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None)
 
 

@@ -16,7 +16,7 @@ from .errors import UsageError, unknown_name
 OptionValue = bool | int | float | str
 CHECKPOINT_FORMAT = 1
 LARGEST_IMAGE = 2**20
-# The settings of a run's length, and its default.
+# The settings that can give a run's length, and the length of a run without any of them.
 LENGTHS = ("steps", "epochs", "max_time")
 DEFAULT_EPOCHS = 3.0
 
@@ -25,14 +25,14 @@ class Duration:
     """Marks a number of seconds, which the command line reads as `90s`, `10m` or `1h30m`."""
 
 
-# The upper bounds are far above any use. They keep damaged files from requesting all memory, and products within 64
-# bits.
+# These bounds are far above any use. They keep damaged files from requesting all memory, and products within 64 bits.
 LARGEST_SIZE = 65_536
+LARGEST_STEP = 2**40
 Size = Annotated[int, Field(gt=0, le=LARGEST_SIZE)]
 Layers = Annotated[int, Field(gt=0, le=1_024)]
 Images = Annotated[int, Field(gt=0, le=2**20)]
-Count = Annotated[int, Field(gt=0, le=2**40)]
-CountOrZero = Annotated[int, Field(ge=0, le=2**40)]
+Count = Annotated[int, Field(gt=0, le=LARGEST_STEP)]
+CountOrZero = Annotated[int, Field(ge=0, le=LARGEST_STEP)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
 PositiveOrZero = Annotated[float, Field(ge=0)]
@@ -73,7 +73,7 @@ class ImageShape(Config):
 
 
 class NetworkConfig(Config):
-    """The network without its image size, as a preset fixes it. Gated mechanisms choose their own heads."""
+    """A network without its image size, as in a preset. Gated mechanisms have one head of their own width."""
 
     attention: str = Field("linear", description="The mechanism that mixes positions; see lintx attentions.")
     attention_options: dict[str, OptionValue] = Field({}, description="An option of the attention; repeatable.")
@@ -112,7 +112,7 @@ class ModelConfig(NetworkConfig):
     """
 
     image: ImageShape
-    classes: Annotated[int, Field(ge=0, le=65_536)] = 0
+    classes: Annotated[int, Field(ge=0, le=LARGEST_SIZE)] = 0
 
     @property
     def class_bits_per_dim(self) -> float:
@@ -124,7 +124,7 @@ class ModelConfig(NetworkConfig):
 
 
 class DataConfig(Config):
-    """Where images come from. `image_size` and `channels` are for data sets without a fixed size.
+    """The source of the images. `image_size` and `channels` are for data sets without a fixed size.
 
     With `labels` the model is conditioned on the images' classes.
     """
@@ -137,7 +137,7 @@ class DataConfig(Config):
 
 
 class TrainConfig(Config):
-    """How a model is trained. Exactly one of `LENGTHS` is given. None is always a default, since TOML has no null."""
+    """Training settings; exactly one of `LENGTHS` is given. Optional settings are None by default: TOML has no null."""
 
     steps: Count | None = Field(None, description="Optimizer steps.")
     epochs: Positive | None = Field(
@@ -225,7 +225,7 @@ class DataSummary(Config):
 
 
 class TrainingSummary(Config):
-    """How long a model was trained, and its validation bits/dim if these weights were validated."""
+    """The training of a model, and its validation bits/dim if these weights were validated."""
 
     step: int
     images_seen: int
@@ -239,7 +239,7 @@ class TrainingSummary(Config):
 
 
 class CheckpointInfo(Config):
-    """`config.json`."""
+    """The contents of `config.json`."""
 
     format: int = CHECKPOINT_FORMAT
     lintx_version: str = __version__
@@ -248,7 +248,7 @@ class CheckpointInfo(Config):
     training: TrainingSummary
     weights_sha256: str = ""
     training_sha256: str | None = None
-    # Of this document without this line. Remove the line to edit the file by hand.
+    # The digest of this document without this line. Remove the line to edit the file by hand.
     config_sha256: str | None = None
 
 

@@ -65,7 +65,7 @@ def write_file(path: str | os.PathLike[str], data: bytes, flush: bool = True) ->
 def require_writable(path: str | os.PathLike[str]) -> None:
     """Raise `LintxError`, as `write_file` would, if it is already clear that `path` cannot be written.
 
-    For outputs of hours of work. Creates nothing. A disk that is full later and a pipe without a reader pass.
+    Call it before hours of work. It creates nothing. It cannot foresee a full disk or a pipe without a reader.
     """
     try:
         code = _foreseen_error(Path(os.path.realpath(path)))

@@ -16,7 +16,7 @@ METRICS_FILE = "metrics.csv"
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsRow:
-    """One row, of training or of a validation. None was not measured and is an empty cell.
+    """One row, of training or of a validation. A value that was not measured is None, an empty cell.
 
     `train_bits_per_dim` and `images_per_second` are means over the steps since the previous training row.
     """
@@ -86,7 +86,7 @@ def append_row(file: Path, row: MetricsRow) -> None:
 
 
 def cut_metrics(file: Path, step: int, validated: bool = True) -> None:
-    """Drop the rows after `step`, and those that a crash cut short: a run resumed at `step` writes them again.
+    """Drop the rows after `step`, which a run resumed at `step` writes again, and rows that a crash cut short.
 
     The validation of `step` itself stays if `validated`. A missing file is created.
     """
@@ -133,7 +133,7 @@ def has_steps(file: Path) -> bool:
 
 
 def _read_own(file: Path) -> list[dict[str, str]]:
-    """The rows of a file that has every column; raises `DataError` for another."""
+    """The rows of a file that has every column; raises `DataError` for other files."""
     rows = read_metrics(file)
     if missing := [name for name in COLUMNS if any(name not in row for row in rows)]:
         raise DataError(f"'{file}' has no column '{missing[0]}'; restore its first line, or move the file away")

@@ -35,8 +35,8 @@ PRESETS: dict[str, NetworkConfig] = {
 
 DEFAULT_PRESET = "mnist-wide"
 
-# Training settings in which a preset differs from the defaults of `TrainConfig`, which suit `mnist-small`: the best
-# found for `mnist-wide`, and the source's own for the paper's networks (section 4.2 and released code).
+# Training settings of a preset that differ from the defaults of `TrainConfig`, which suit `mnist-small`: the best found
+# for `mnist-wide`, and those of Katharopoulos 2020 (section 4.2 and released code) for its networks.
 _PAPER_RECIPE = {
     "optimizer": "radam",
     "learning_rate": 1e-4,
@@ -51,7 +51,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "cifar10-paper": _PAPER_RECIPE,
 }
 
-# The learning rate of an optimizer that needs another than AdamW, unless a recipe names one.
+# Default learning rates of optimizers that need another one than AdamW. A recipe may override them.
 LEARNING_RATES = {"muon": 8e-3}
 
 

@@ -1,4 +1,4 @@
-"""What several test files share: tiny models, a checkpoint folder of one, and the check of an error's one line."""
+"""Fixtures that several test files share: tiny models, a checkpoint folder, and a check for one-line errors."""
 
 import contextlib
 import os
@@ -22,14 +22,14 @@ from linformer_cli.native import compiler
 BuildModel = Callable[..., PixelModel]
 
 prepare_triton()
-os.environ.pop("PYTHONUNBUFFERED", None)  # as in most shells: faults at exit depend on it
+os.environ.pop("PYTHONUNBUFFERED", None)  # as in most shells; errors at exit depend on this setting
 pin_threads()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _compile_kernels_once(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """With an empty cache one worker compiles the kernels, and the others wait for it."""
-    folder = tmp_path_factory.getbasetemp()  # of this worker; workers share the folder above
+    """If the cache is empty, one worker compiles the kernels while the others wait."""
+    folder = tmp_path_factory.getbasetemp()  # the folder of this worker; workers share its parent
     with FileLock((folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "kernels.lock"):
         for source in Path(linformer_cli.__file__).parent.rglob("*.cpp"):
             compiler.has_library(source)
@@ -37,7 +37,7 @@ def _compile_kernels_once(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture
 def fresh_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of an empty cache of compiled libraries, with nothing loaded before."""
+    """The folder of an empty cache of compiled libraries; no library is loaded."""
     monkeypatch.setenv("LINTX_CACHE", str(tmp_path / "cache"))
     compiler.try_load.cache_clear()
     yield tmp_path / "cache" / "native"
@@ -46,7 +46,7 @@ def fresh_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 @pytest.fixture
 def fake_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """`fake_compiler(script)`: a shell script is the only C++ compiler on the PATH; returns its path."""
+    """`fake_compiler(script)` makes a shell script the only C++ compiler on the PATH and returns its path."""
 
     def install(script: str) -> Path:
         file = tmp_path / "bin" / "c++"
@@ -61,7 +61,7 @@ def fake_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[
 
 @pytest.fixture(scope="session")
 def tiny_model_config() -> ModelConfig:
-    """A model that trains in seconds: 64 positions, which cross three borders of its chunks of 16."""
+    """A model that trains in seconds. Its 64 positions cross three borders of chunks of 16."""
     return ModelConfig(
         attention_options={"chunk": 16},
         layers=2,
@@ -76,7 +76,7 @@ def tiny_model_config() -> ModelConfig:
 
 @pytest.fixture(scope="session")
 def build_tiny_model(tiny_model_config: ModelConfig) -> BuildModel:
-    """`build_tiny_model(seed, dtype, **changes to the config)`: weights by the seed, predictions far from even."""
+    """`build_tiny_model(seed, dtype, **changes to the config)`: random weights, and predictions far from uniform."""
 
     def build(seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> PixelModel:
         if changes.get("attention", "linear") != "linear":
@@ -85,10 +85,10 @@ def build_tiny_model(tiny_model_config: ModelConfig) -> BuildModel:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = PixelModel(config)
-            # An untrained head is nearly even, which would hide most mistakes.
+            # An untrained head predicts nearly uniform values, which would hide most mistakes.
             model.head.projection.weight.data.mul_(10)
             torch.nn.init.normal_(model.head.projection.bias, std=0.5)
-            if model.embedding.tables is not None:  # which begin with zeros
+            if model.embedding.tables is not None:  # initially zero
                 torch.nn.init.normal_(model.embedding.tables.rows)
         return model.to(dtype).eval()
 
@@ -97,7 +97,7 @@ def build_tiny_model(tiny_model_config: ModelConfig) -> BuildModel:
 
 @pytest.fixture(scope="session")
 def tiny_info(tiny_model_config: ModelConfig) -> CheckpointInfo:
-    """What a checkpoint says about a tiny model, as a run of 3 of its 7 steps would."""
+    """The description of a tiny model's checkpoint after 3 of 7 steps."""
     return CheckpointInfo(
         model=tiny_model_config,
         data=DataSummary(name="glyphs", train_images=90, border_mean=0.5),
@@ -107,7 +107,7 @@ def tiny_info(tiny_model_config: ModelConfig) -> CheckpointInfo:
 
 @pytest.fixture(scope="session")
 def tiny_training_state() -> TrainingState:
-    """A training state with a tensor of every type that one holds, and a number that decimal places would round."""
+    """A training state with tensors of every type in use, and a number that decimal places would round."""
     generator = torch.Generator().manual_seed(1)
     tensors = {
         "optimizer.0.exp_avg": torch.randn(5, 3, generator=generator),
@@ -124,7 +124,7 @@ def tiny_checkpoint(
     tiny_info: CheckpointInfo,
     tiny_training_state: TrainingState,
 ) -> Path:
-    """A checkpoint folder with training state, of `build_tiny_model()`. Read it, or copy it: tests share it."""
+    """A checkpoint folder of `build_tiny_model()` with training state. Tests share it: do not change it."""
     folder = tmp_path_factory.mktemp("checkpoints") / "tiny"
     save_checkpoint(folder, build_tiny_model(), tiny_info, tiny_training_state)
     return folder
@@ -132,7 +132,7 @@ def tiny_checkpoint(
 
 @pytest.fixture(scope="session")
 def raises_one_line() -> Callable[..., AbstractContextManager[pytest.ExceptionInfo[Any]]]:
-    """Like `pytest.raises`, for errors that users read: one line of bearable length that holds all `parts`."""
+    """Like `pytest.raises`, for errors that users read: one line of limited length that contains all `parts`."""
 
     @contextlib.contextmanager
     def raises(kind: type[LintxError], *parts: str) -> Iterator[pytest.ExceptionInfo[Any]]:

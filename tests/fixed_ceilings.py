@@ -1,22 +1,26 @@
-"""Ceilings that the tests make up, so that no machine decides a test and none takes time."""
+"""Made-up ceilings, so that tests neither depend on the machine nor take time to measure it."""
 
 from linformer_cli.bench.measure.ceilings import Ceilings, CeilingsReport, CopyCeiling, ProductCeiling
 
 
 class FixedCeilings(Ceilings):
-    """100 GFLOP/s in float32, 200 in bfloat16, 10 GB/s. `asked` has the rows and the precision of every product."""
+    """100 GFLOP/s in float32, 200 in bfloat16, 10 GB/s. `asked` lists rows and precision of all requested products."""
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
         self.asked: list[tuple[int, str]] = []
+        self._found: dict[tuple[int, str], ProductCeiling] = {}
 
     def product(self, shapes, rows, precision):
         self.asked.append((rows, precision))
-        return ProductCeiling(1, rows, precision, {"fp32": 100.0, "bf16": 200.0}[precision], (1.0, 1.0), 1, (1.0,))
+        flops = sum(2 * rows * inputs * outputs for inputs, outputs in shapes)
+        speed = {"fp32": 100.0, "bf16": 200.0}[precision]
+        found = ProductCeiling(len(shapes), rows, precision, speed, (1.0, 1.0), flops, (1.0,))
+        return self._found.setdefault((flops, precision), found)
 
     @property
     def copy(self) -> CopyCeiling:
         return CopyCeiling(10.0, 1, (1.0,))
 
     def describe(self) -> CeilingsReport:
-        return CeilingsReport(self.copy, [self.product([], *asked) for asked in dict.fromkeys(self.asked)])
+        return CeilingsReport(self.copy, list(self._found.values()))

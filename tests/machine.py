@@ -1,4 +1,4 @@
-"""What the tests assume about the machine."""
+"""Properties of the machine that tests depend on."""
 
 import os
 import shutil
@@ -6,23 +6,23 @@ import shutil
 import torch
 
 HAS_COMPILER = any(map(shutil.which, ("c++", "g++", "clang++")))
-# What `--engine auto` takes for linear attention in float32.
+# The engine that `--engine auto` selects for linear attention in float32.
 FASTEST_ENGINE = "native" if HAS_COMPILER else "textbook"
-# Kernels in Triton run on a GPU if there is one, else on the CPU in Triton's interpreter.
+# Triton kernels run on a GPU if there is one, otherwise on the CPU in Triton's interpreter.
 TRITON_DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NO_TRITON = "Triton is not installed"
-# The metrics of a run that depend on the machine, not on the training: left out when two runs are compared.
+# Metrics that depend on the machine; comparisons of two runs leave them out.
 TIMING_METRICS = ("elapsed_seconds", "images_per_second", "peak_memory_bytes")
 
 
 def prepare_triton() -> None:
-    """Call before the first import of Triton, which decides then how kernels run."""
+    """Call before the first import of Triton, which then decides how kernels run."""
     if TRITON_DEVICE.type == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
 
 
 def pin_threads() -> None:
-    """One thread for each process of the suite and for those that its tests start, unless the environment says more."""
+    """One thread for every process of the tests, unless `OMP_NUM_THREADS` is set."""
     if "OMP_NUM_THREADS" not in os.environ:
         os.environ["OMP_NUM_THREADS"] = "1"
         torch.set_num_threads(1)

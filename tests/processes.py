@@ -39,7 +39,7 @@ MODEL = ModelConfig(
     feed_forward=32,
     image=ImageShape(height=8, width=8, levels=16),
 )
-# A batch of five images is divided into two and three.
+# A batch of five images is split into two and three.
 TRAIN = TrainConfig(
     steps=STEPS,
     batch=5,
@@ -62,7 +62,7 @@ def build(folder: Path, team: Team, precision: str = "fp32", **model: Any) -> Tr
 
 
 class StopAt(StopRequest):
-    """A signal that arrives just before `trainer` takes step `step`."""
+    """A signal that arrives just before step `step` of `trainer`."""
 
     def __init__(self, trainer: Trainer, step: int | None) -> None:
         self.trainer, self.step = trainer, step
@@ -73,7 +73,7 @@ class StopAt(StopRequest):
 
 
 def train_until(folder: Path, team: Team, step: int, **settings: Any) -> None:
-    """Start or resume the run in `folder` until `step`; only the last process receives the signal that stops it."""
+    """Start or resume the run in `folder` and stop at step `until`; only the last process receives the stop signal."""
     trainer = build(folder, team, **settings)
     team.wait()
     if (folder / "last").exists():
@@ -99,7 +99,7 @@ def largest_difference(ours: Path, theirs: Path) -> float:
 
 
 def check_one_large_batch(folder: Path, team: Team, **model: Any) -> None:
-    """Gradients and weights equal those of one process; in float64, so that only the order of sums can differ."""
+    """Check in float64, where the order of sums matters little, that gradients and weights equal one process's."""
     trainers = [
         build(folder / f"of-{each.count}", each, **model) for each in ((team, ALONE) if team.leads else (team,))
     ]
@@ -130,19 +130,19 @@ def check_training(folder: Path) -> None:
         check_one_large_batch(folder / "batch", team)
         # With chunks longer than the image, some parameters get no gradient.
         check_one_large_batch(folder / "idle", team, attention="flash", attention_options={})
-        # From two processes to one and back.
+        # Two processes, then one, then two again.
         train_until(folder / "whole", team, STEPS)
         train_until(folder / "moved", team, 3)
         if team.leads:
             train_until(folder / "moved", ALONE, 6)
         team.wait()
         train_until(folder / "moved", team, STEPS)
-        # Interrupted and resumed with the same number of processes: the same dropout and sums in any precision.
+        # Interrupted and resumed with the same process count: dropout and sums are the same in any precision.
         for name, steps in (("dropout", [STEPS]), ("dropout-stopped", [4, 5, STEPS])):
             for step in steps:
                 train_until(folder / name, team, step, dropout=0.2, precision="bf16")
         drawn = team.gather(float(torch.rand(())))
-        assert drawn[0] != drawn[1], "both drop the same numbers"
+        assert drawn[0] != drawn[1], "both processes have the same dropout"
         if team.leads:
             train_until(folder / "alone", ALONE, STEPS)
             pairs = {"whole": "alone", "moved": "whole", "dropout-stopped": "dropout"}

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not at all, checked before they are believed, and found by run, folder or name."""
+"""Checkpoints: complete or absent, checked before use, and found by run, folder or name."""
 
 import builtins
 import errno
@@ -40,7 +40,7 @@ from linformer_cli.system.memory import measure_peak_memory
 
 @pytest.fixture
 def mine(tmp_path: Path, tiny_checkpoint: Path) -> Path:
-    """A copy of the tiny checkpoint, to be damaged."""
+    """A copy of the tiny checkpoint that a test may damage."""
     return Path(shutil.copytree(tiny_checkpoint, tmp_path / "mine"))
 
 
@@ -52,12 +52,12 @@ def equal_weights(model: PixelModel, other: PixelModel) -> bool:
 def edit_config(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     document = json.loads((folder / CONFIG).read_text())
     change(document)
-    document.pop("config_sha256", None)  # as someone who edits the file on purpose would
+    document.pop("config_sha256", None)  # as after a deliberate edit
     (folder / CONFIG).write_text(json.dumps(document))
 
 
 def edit_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    """Exchange the weights and their digest too, so that only the comparison with the model can notice."""
+    """Change the weights and update their digest, so that only the comparison with the model can find the change."""
     tensors = load_file(folder / WEIGHTS)
     change(tensors)
     save_file(tensors, folder / WEIGHTS)
@@ -65,13 +65,13 @@ def edit_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], objec
 
 
 def believe(folder: Path, name: str) -> None:
-    """Make config.json hold the digest of the file as it is."""
+    """Update the digest of the file in config.json."""
     key = {WEIGHTS: "weights_sha256", TRAINING: "training_sha256"}[name]
     digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
     edit_config(folder, lambda document: document.update({key: digest}))
 
 
-# There and back
+# Save and load
 
 
 def test_a_model_comes_back_bit_for_bit(build_tiny_model, tiny_checkpoint) -> None:
@@ -337,7 +337,7 @@ def test_a_newer_format_is_refused_before_its_unknown_keys_are(mine, raises_one_
 
 @pytest.fixture
 def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_checkpoint: Path) -> Path:
-    """A package of its own with two shipped models, and an empty folder to work in."""
+    """A separate package with two shipped models, and an empty working folder."""
     for name in (DEFAULT_CHECKPOINT, "glyphs-large"):
         shutil.copytree(tiny_checkpoint, tmp_path / "package" / "checkpoints" / name)
     (tmp_path / "package" / "checkpoints" / "not-a-checkpoint").mkdir()
@@ -428,9 +428,9 @@ def test_pickled_files_are_refused_with_the_reason(shipped, raises_one_line, nam
 
 
 class Fault:
-    """Counts what touches the disk while a checkpoint is saved, and fails at one of these places.
+    """Counts the disk operations of saving a checkpoint, and fails at one of them.
 
-    A write that fails has written half; a removal that is interrupted has removed one file.
+    A failing write has written half of its data; an interrupted removal has removed one file.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, error: BaseException | None, at: int = -1) -> None:
@@ -478,7 +478,7 @@ class Fault:
         return Writer()
 
     def rmtree(self, folder: Path, ignore_errors: bool = False) -> None:
-        # Removals are told to ignore errors, so only an interruption can come out of one.
+        # Removals ignore errors, so only an interruption can leave one.
         if isinstance(self.error, KeyboardInterrupt) and folder.exists() and self.due("rmtree"):
             next(file for file in sorted(folder.iterdir()) if file.name in (CONFIG, WEIGHTS)).unlink()
             raise self.error
@@ -486,7 +486,7 @@ class Fault:
 
 
 def loaded_seed(folder: Path, models: list[PixelModel]) -> int:
-    """Which of `models` a folder holds, weights and training state together."""
+    """The index of the model that a folder holds; weights and training state must agree."""
     found = find_checkpoint(folder)
     model, state = load_model(found), load_training_state(read_checkpoint(found))
     (seed,) = [index for index, candidate in enumerate(models) if equal_weights(model, candidate)]
@@ -508,7 +508,7 @@ def test_whatever_stops_a_save_leaves_the_old_or_the_new_checkpoint_whole(
 
     def begin(name: str) -> Path:
         save(tmp_path / name, 0)
-        if cut_off_before:  # the machine stopped between the two renames of an earlier save
+        if cut_off_before:  # as if the machine had stopped between the two renames of an earlier save
             (tmp_path / name / "last").rename(tmp_path / name / ".last.replaced")
         return tmp_path / name
 
@@ -516,7 +516,8 @@ def test_whatever_stops_a_save_leaves_the_old_or_the_new_checkpoint_whole(
     with pytest.MonkeyPatch.context() as monkeypatch:
         places = Fault(monkeypatch, error).places
         save(run, 1)
-    # Four files written and flushed, two folders flushed, the old one renamed and the new: or nothing here tests much.
+    # Otherwise the test misses faults: four files are written and flushed, two folders flushed, and two folders
+    # renamed.
     expected = [4, 6, 1 if cut_off_before else 2]
     assert [places.count(name) for name in ("write", "fsync", "rename")] == expected
     outcomes = []
@@ -536,7 +537,7 @@ def test_whatever_stops_a_save_leaves_the_old_or_the_new_checkpoint_whole(
         save(run, 1)
         assert loaded_seed(run, models) == 1
         assert [path.name for path in run.iterdir()] == ["last"]
-    # Up to the last rename it is the old one, from then on the new one.
+    # The old checkpoint is found until the last rename, and the new one afterwards.
     assert outcomes == sorted(outcomes)
     assert set(outcomes) == {0, 1}
 
@@ -580,7 +581,7 @@ def test_what_an_aborted_save_left_is_no_checkpoint(tmp_path, tiny_checkpoint) -
         find_checkpoint(run)
 
 
-def test_a_place_that_cannot_be_written_to_is_named(tmp_path, build_tiny_model, tiny_info, raises_one_line) -> None:
+def test_an_unwritable_path_is_named(tmp_path, build_tiny_model, tiny_info, raises_one_line) -> None:
     (tmp_path / "file").write_text("in the way")
     with raises_one_line(CheckpointError, "cannot save", str(tmp_path / "file" / "last")):
         save_checkpoint(tmp_path / "file" / "last", build_tiny_model(), tiny_info)

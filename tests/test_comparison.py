@@ -1,4 +1,4 @@
-"""Comparisons: alike for all mechanisms, kept in files, done once; rows say what is missing."""
+"""Comparisons: equal conditions for all mechanisms, kept in files, done once; rows say what is missing."""
 
 import dataclasses
 import json
@@ -39,6 +39,7 @@ from linformer_cli.metrics import read_metrics
 from linformer_cli.report.grids import read_png_metadata
 from linformer_cli.system.signals import StopRequest
 from linformer_cli.training.loop import Trainer
+from linformer_cli.training.progress import Silence
 
 IMAGES, BATCH = 21, 4
 DATA = {"name": "glyphs", "image_size": 8}
@@ -50,7 +51,7 @@ CPU = Conditions("cpu", "fp32", batch=8, repeats=1)
 SMALL_BATCH = dataclasses.replace(CPU, batch=3)
 
 
-def test_settings_are_flags_over_file_over_defaults(tmp_path: Path) -> None:
+def test_options_override_the_file_and_the_file_the_defaults(tmp_path: Path) -> None:
     said: list[str] = []
     file = tmp_path / "all.toml"
     file.write_text('[train]\nseed = 3\nprecision = "fp32"\nevaluate_images = 7\n')
@@ -67,13 +68,6 @@ def test_settings_are_flags_over_file_over_defaults(tmp_path: Path) -> None:
     assert len(said) == 5
 
 
-class Silent:
-    def on_step(self, *_arguments: Any) -> None: ...
-    def on_evaluate(self, *_arguments: Any) -> None: ...
-    def on_sample(self, *_arguments: Any) -> None: ...
-    def on_save(self, *_arguments: Any) -> None: ...
-
-
 def plan(runs: Path, *entries: str, images: int = IMAGES, **train: Any) -> list[Entry]:
     variants = parse_variants(entries or ["linear", "softmax", "fine=linear:chunk=16"])
     settings = {"batch": BATCH, "log_every": 2, "precision": "fp32", **train}
@@ -81,7 +75,7 @@ def plan(runs: Path, *entries: str, images: int = IMAGES, **train: Any) -> list[
 
 
 def work(entry: Entry, stop: StopRequest | None = None) -> None:
-    train_entry(entry, SETS, CPU, Silent(), stop or StopRequest())
+    train_entry(entry, SETS, CPU, Silence(), stop or StopRequest())
 
 
 def describe(entry: Entry, failure: str | None = None) -> ComparisonRow:
@@ -98,7 +92,7 @@ def time_sampling(entry: Entry, repeats: int = 1) -> bool:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one finished run. Copy it: tests share it."""
+    """A folder with one finished run. Tests share it: do not change it."""
     runs = tmp_path_factory.mktemp("comparison")
     work(plan(runs, "linear")[0])
     return runs
@@ -113,7 +107,7 @@ def finished(trained: Path, tmp_path: Path) -> Entry:
 # The plan
 
 
-def test_all_runs_have_the_same_settings_but_for_the_mechanism(tmp_path) -> None:
+def test_all_runs_differ_only_in_the_mechanism(tmp_path) -> None:
     entries = plan(tmp_path)
     assert [entry.folder.path.name for entry in entries] == ["linear", "softmax", "fine"]
     for entry in entries:
@@ -123,7 +117,7 @@ def test_all_runs_have_the_same_settings_but_for_the_mechanism(tmp_path) -> None
         assert entry.config.model.model_dump(exclude=same) == entries[0].config.model.model_dump(exclude=same)
     assert [entry.config.model.attention for entry in entries] == ["linear", "softmax", "linear"]
     assert entries[2].config.model.attention_options["chunk"] == 16
-    # 21 images in batches of 4, validated at the end.
+    # 21 images in batches of 4, with one validation at the end.
     assert (entries[0].config.train.steps, entries[0].config.train.evaluate_every) == (6, 6)
     assert list(tmp_path.iterdir()) == []
 
@@ -138,7 +132,7 @@ def test_the_images_are_loaded_once(tmp_path) -> None:
         plan_entries([], wanted, lambda settings: SETS)
 
 
-def test_a_run_that_was_killed_between_its_two_first_files_continues_and_resumes(tmp_path) -> None:
+def test_a_run_killed_between_its_first_two_files_can_be_resumed(tmp_path) -> None:
     (entry,) = plan(tmp_path, "linear")
     entry.folder.create(entry.config)
     entry.folder.metrics_file.unlink()
@@ -165,7 +159,7 @@ def test_a_run_with_other_settings_is_refused(finished, raises_one_line) -> None
 # Training
 
 
-def test_what_was_stopped_continues_and_what_is_finished_stays(tmp_path) -> None:
+def test_a_stopped_run_continues_and_a_finished_run_stays(tmp_path) -> None:
     entry = plan(tmp_path, "linear")[0]
     assert entry.saved is None and entry.finished is None
     with pytest.raises(Interrupted):
@@ -176,7 +170,7 @@ def test_what_was_stopped_continues_and_what_is_finished_stays(tmp_path) -> None
     assert entry.finished is not None and entry.finished.info.training.step == 6
 
 
-def test_a_run_that_never_saved_begins_again(tmp_path) -> None:
+def test_a_run_without_a_save_starts_again(tmp_path) -> None:
     entry = plan(tmp_path, "linear")[0]
     entry.folder.create(entry.config)
     work(entry)
@@ -186,7 +180,7 @@ def test_a_run_that_never_saved_begins_again(tmp_path) -> None:
 # Grids
 
 
-def test_a_grid_is_drawn_once_for_the_same_weights(finished) -> None:
+def test_a_grid_is_drawn_once_per_checkpoint(finished) -> None:
     assert draw_grid(finished, "cpu")
     digest = finished.finished.digest
     assert read_png_metadata(finished.grid_file)["checkpoint_sha256"] == digest
@@ -235,7 +229,7 @@ def test_times_of_another_measurement_are_not_used(finished, monkeypatch) -> Non
         assert read_samples(finished.sampling_file, speed) == []
 
 
-def test_training_is_timed_by_the_steps_of_the_run_and_leaves_it_alone(finished, monkeypatch) -> None:
+def test_timing_takes_the_steps_of_the_run_and_does_not_change_it(finished, monkeypatch) -> None:
     taken = []
     right = Trainer.take_step
     monkeypatch.setattr(Trainer, "take_step", lambda self: taken.append(self.config) or right(self))
@@ -278,7 +272,7 @@ def test_a_complete_row(finished, monkeypatch) -> None:
     )
     assert (row.steps, row.images, row.validation_images) == (6, 24, 12)
     assert row.bits_per_dim == pytest.approx(8, abs=0.3)
-    # At least s and z of 2 layers and 2 heads of width 16.
+    # At least s and z of 2 layers with 2 heads of width 16.
     assert row.state_bytes_per_image > 2 * 2 * 16 * 17 * 4
     assert (row.images_per_second, row.images_per_second_quartiles) == (4, pytest.approx([8 / 3, 16 / 3]))
     images = TIMED_STEPS * BATCH

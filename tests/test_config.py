@@ -1,4 +1,4 @@
-"""Configurations: closed to unknown keys at every level, frozen, and one line for every fault."""
+"""Configurations: unknown keys are refused at every level, fields are frozen, and errors take one line."""
 
 import math
 from typing import Any
@@ -23,7 +23,7 @@ RUN: dict[str, Any] = {"model": {"image": IMAGE}, "data": {"name": "glyphs"}, "t
 
 
 def changed(path: str, value: object) -> dict[str, Any]:
-    """RUN with `value` under a dotted `path`."""
+    """RUN with `value` at a dotted `path`."""
 
     def put(table: dict[str, Any], keys: list[str]) -> dict[str, Any]:
         inner = value if len(keys) == 1 else put(table.get(keys[0], {}), keys[1:])
@@ -45,7 +45,7 @@ def changed(path: str, value: object) -> dict[str, Any]:
         ("train.learning_rat", "run.train", "learning_rate"),
     ],
 )
-def test_an_unknown_key_is_refused_at_every_level_with_the_nearest(raises_one_line, path, table, nearest) -> None:
+def test_an_unknown_key_is_refused_with_a_suggestion_at_every_level(raises_one_line, path, table, nearest) -> None:
     key = path.rpartition(".")[2]
     with raises_one_line(UsageError, f"'{key}'", table, f"did you mean '{nearest}'?"):
         parse_config(RunConfig, changed(path, 1), "run")
@@ -56,7 +56,7 @@ def test_an_unknown_key_with_nothing_near_lists_the_known_ones(raises_one_line) 
         parse_config(DataConfig, {"zzz": 1}, "data")
 
 
-def test_a_misspelt_required_key_is_named_rather_than_the_key_it_was_meant_to_be(raises_one_line) -> None:
+def test_a_misspelt_required_key_is_named_instead_of_the_missing_key(raises_one_line) -> None:
     with raises_one_line(UsageError, "'heigth'", "did you mean 'height'?"):
         parse_config(ImageShape, {"heigth": 8, "width": 8}, "image")
 
@@ -108,7 +108,7 @@ def test_the_paper_embedding_needs_an_even_half(raises_one_line) -> None:
     assert NetworkConfig(embedding="grid", width=34).width == 34
 
 
-def test_a_shift_leaves_something_of_an_image(raises_one_line) -> None:
+def test_a_shift_is_smaller_than_the_image(raises_one_line) -> None:
     tables = {"model": {"image": {"height": 9, "width": 7}}, "train": {"steps": 1, "shift": 7}}
     with raises_one_line(UsageError, "run: ", "train.shift must be less than the 7 pixels", "found 7"):
         parse_config(RunConfig, tables, "run")
@@ -158,7 +158,7 @@ def test_nothing_can_be_changed_afterwards() -> None:
             setattr(part, name, 1)
 
 
-def test_parsing_leaves_the_given_values_alone() -> None:
+def test_parsing_does_not_change_the_given_values() -> None:
     options = {"chunk": 16}
     values = changed("model.attention_options", options)
     config = parse_config(RunConfig, values, "run")
@@ -172,7 +172,7 @@ def test_two_configurations_do_not_share_their_defaults() -> None:
     assert NetworkConfig().attention_options == {}
 
 
-def test_a_configuration_survives_its_own_plain_values() -> None:
+def test_a_configuration_survives_model_dump() -> None:
     config = parse_config(RunConfig, changed("model.attention_options", {"a": True, "b": 1, "c": 0.5, "d": "x"}), "run")
     again = parse_config(RunConfig, config.model_dump(exclude_none=True), "run")
     assert again == config

@@ -1,4 +1,4 @@
-"""The documentation: links lead somewhere, options exist, the Python examples run."""
+"""The documentation: link targets and options exist, and the Python examples run."""
 
 import re
 import shlex
@@ -13,7 +13,7 @@ from linformer_cli.cli.app import app
 ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "docs" / "guide"
 PAGES = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")] + sorted(ROOT.glob("docs/**/*.md"))
-# Pages whose commands readers copy. `docs/reference/cli.md` is made from the commands themselves.
+# Pages with commands for readers to copy. `docs/reference/cli.md` is generated from the commands.
 COMMAND_PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"] + sorted(
     path
     for kind in ("docs/guide", "docs/notes", "docs/reference/attention", "checkpoints")
@@ -23,12 +23,12 @@ COMMAND = re.compile(r"^(?:\$ )?(?:lintx|torchrun .*? -m linformer_cli) (.*)$", 
 
 
 def read_blocks(page: Path) -> Iterator[tuple[str, str]]:
-    """The language and the text of every code block."""
+    """The language and text of every code block."""
     yield from re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
 
 
 def read_commands(page: Path) -> Iterator[str]:
-    """The commands in code blocks and, as `lintx ...`, in the text; without the name of the program."""
+    """The commands in code blocks and, as `lintx ...`, in the text, without the program's name."""
     for _, block in read_blocks(page):
         yield from COMMAND.findall(block.replace("\\\n", " "))
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
@@ -36,13 +36,13 @@ def read_commands(page: Path) -> Iterator[str]:
 
 
 def read_headings(page: Path) -> set[str]:
-    """The anchors of a page, as GitHub makes them."""
+    """The anchors of a page's headings, as GitHub builds them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_link_targets_exist(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text(encoding="utf-8")):
         path, _, anchor = target.partition("#")
         found = page.parent / path if path else page

@@ -26,12 +26,12 @@ def test_the_cache_is_where_the_user_says(monkeypatch):
 def test_a_cache_without_a_home_is_one_line(monkeypatch):
     for name in ("LINTX_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # what Python does for a user without a home
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as for a user without a home folder
     with pytest.raises(LintxError, match=r"^cannot find your home folder; set LINTX_CACHE to a folder for downloads"):
         user_cache()
 
 
-def test_write_makes_folders_and_replaces_what_was_there(tmp_path):
+def test_write_creates_folders_and_replaces_a_file(tmp_path):
     path = tmp_path / "new" / "folder" / "a.bin"
     write_file(path, b"first, and longer")
     write_file(str(path), b"second")
@@ -87,7 +87,7 @@ def test_refusals_name_the_path_and_the_reason(tmp_path):
         assert str(caught.value).endswith("; a part of the path is a file, not a folder")
 
 
-def test_foreseen_errors_are_raised_before_the_work(tmp_path, monkeypatch):
+def test_foreseeable_errors_are_raised_before_the_work(tmp_path, monkeypatch):
     (tmp_path / "file").write_bytes(b"")
     for path, reason in (
         (tmp_path, "is a directory; give the name of a file"),
@@ -110,7 +110,7 @@ def test_permission_denied_is_explained(tmp_path, monkeypatch):
     def deny(*_):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(os, "replace", deny)  # root may write anywhere, so a read-only folder would test nothing
+    monkeypatch.setattr(os, "replace", deny)  # not a read-only folder, because root may write anywhere
     with pytest.raises(LintxError, match=r"permission denied; choose a folder that you may write to$"):
         write_file(tmp_path / "a", b"data")
     assert list(tmp_path.iterdir()) == []
@@ -125,7 +125,7 @@ def test_a_link_keeps_pointing_where_it_did(tmp_path):
     assert (tmp_path / "real" / "a").read_bytes() == b"data"
 
 
-def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
+def test_a_pipe_is_written_to_instead_of_replaced(tmp_path):
     path = tmp_path / "pipe"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -137,12 +137,12 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
     assert path.is_fifo()
 
 
-def test_more_than_a_pipe_holds_arrives_whole(tmp_path):
+def test_more_data_than_a_pipe_holds_arrives_complete(tmp_path):
     path, data = tmp_path / "pipe", bytes(range(256)) * 4096
     os.mkfifo(path)
     with subprocess.Popen(["cp", str(path), str(tmp_path / "copy")]) as reader:
         deadline = time.monotonic() + 60
-        while True:  # until `cp` has opened its end
+        while True:  # until `cp` has opened the pipe
             try:
                 write_file(path, data)
             except LintxError:
@@ -156,6 +156,6 @@ def test_more_than_a_pipe_holds_arrives_whole(tmp_path):
 
 def test_a_pipe_without_a_reader_is_refused(tmp_path, raises_one_line):
     os.mkfifo(tmp_path / "pipe")
-    require_writable(tmp_path / "pipe")  # the reader may still come
+    require_writable(tmp_path / "pipe")  # a reader may open the pipe later
     with raises_one_line(LintxError, f"cannot write {tmp_path / 'pipe'}: ", "; nothing reads from this pipe; start"):
         write_file(tmp_path / "pipe", b"data")

@@ -1,4 +1,4 @@
-"""metrics.csv as series: what counts, what is cut short, what is damaged, and what runs are called."""
+"""metrics.csv as series: which rows count, how the file is cut, damaged files, and labels of runs."""
 
 import errno
 import os
@@ -32,7 +32,7 @@ def write_run(folder: Path, *rows: str) -> Path:
     return folder
 
 
-def test_a_row_is_of_training_or_of_validation(tmp_path) -> None:
+def test_rows_become_training_and_validation_points(tmp_path) -> None:
     (run,) = load_runs([write_run(tmp_path / "first", VALIDATED, TRAINED, "40,320,0.002,6.5,1.0,,,4.5,80.0,1000")])
     assert run.label == "first" and run.run == tmp_path / "first"
     assert [(p.step, p.images, p.elapsed_seconds, p.bits_per_dim, p.learning_rate) for p in run.training] == [
@@ -44,7 +44,7 @@ def test_a_row_is_of_training_or_of_validation(tmp_path) -> None:
     ]
 
 
-def test_a_row_that_was_cut_short_is_left_out(tmp_path) -> None:
+def test_a_truncated_row_is_left_out(tmp_path) -> None:
     (run,) = load_runs([write_run(tmp_path / "first", TRAINED, "40,320,0.002,6.")])
     assert [point.step for point in run.training] == [20]
 
@@ -83,7 +83,7 @@ def test_missing_and_empty_metrics_are_one_line(tmp_path, raises_one_line) -> No
         load_runs([tmp_path / "first"])
 
 
-def test_rows_are_read_as_they_are(tmp_path, raises_one_line) -> None:
+def test_cells_are_read_unchanged(tmp_path, raises_one_line) -> None:
     file = write_run(tmp_path / "first", TRAINED) / "metrics.csv"
     assert read_metrics(file) == [dict(zip(COLUMNS, TRAINED.split(","), strict=True))]
     assert read_metrics(tmp_path / "missing.csv") == []
@@ -168,14 +168,14 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch, raises_one_line) -> None
         (["runs/a/", "runs/./b"], ["a", "b"]),
     ],
 )
-def test_labels_tell_runs_apart(runs, labels, tmp_path, monkeypatch) -> None:
+def test_labels_distinguish_runs(runs, labels, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = label_runs([Path(run) for run in runs])
     here = "/".join(tmp_path.resolve().parts[-2:])
     assert found == [label.format(here=here) for label in labels]
 
 
-def test_a_run_is_named_once(tmp_path, monkeypatch, raises_one_line) -> None:
+def test_a_run_named_twice_is_refused(tmp_path, monkeypatch, raises_one_line) -> None:
     monkeypatch.chdir(tmp_path)
     with raises_one_line(UsageError, "named twice"):
         label_runs([Path("runs/a"), Path("runs/../runs/a")])

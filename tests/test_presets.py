@@ -1,4 +1,4 @@
-"""Named networks."""
+"""Presets."""
 
 import pytest
 from pydantic import ValidationError
@@ -12,26 +12,26 @@ from linformer_cli.presets import PRESETS, find_preset
 DIGITS = ImageShape(height=28, width=28)
 
 
-def test_the_presets_have_their_names() -> None:
+def test_preset_names() -> None:
     assert set(PRESETS) == {"mnist-paper", "cifar10-paper", "mnist-small", "mnist-wide", "tiny"}
     for name, network in PRESETS.items():
         assert find_preset(name) is network
 
 
-def test_an_unknown_preset_is_refused_with_the_nearest(raises_one_line) -> None:
+def test_an_unknown_preset_is_refused_with_a_suggestion(raises_one_line) -> None:
     with raises_one_line(UsageError, "unknown preset 'mnist-smal'", "did you mean 'mnist-small'?"):
         find_preset("mnist-smal")
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_knows_its_attention_and_cannot_be_changed(name: str) -> None:
+def test_presets_have_valid_attentions_and_are_frozen(name: str) -> None:
     network = PRESETS[name]
     parse_options(network.attention, network.attention_options)
     with pytest.raises(ValidationError, match="frozen"):
         network.layers = 1  # type: ignore[misc]
 
 
-def test_the_paper_models_are_those_of_section_4_2() -> None:
+def test_the_paper_presets_are_the_models_of_section_4_2() -> None:
     digits, photographs = PRESETS["mnist-paper"], PRESETS["cifar10-paper"]
     assert (digits.layers, photographs.layers) == (8, 16)
     assert photographs.model_copy(update={"layers": 8}) == digits
@@ -44,6 +44,6 @@ def test_the_paper_models_are_those_of_section_4_2() -> None:
     ("name", "smallest", "largest"),
     [("mnist-small", 1_000_000, 1_060_000), ("mnist-wide", 1_050_000, 1_100_000), ("tiny", 40_000, 90_000)],
 )
-def test_our_models_have_the_size_they_claim(name: str, smallest: int, largest: int) -> None:
+def test_parameter_counts(name: str, smallest: int, largest: int) -> None:
     model = PixelModel(ModelConfig(**PRESETS[name].model_dump(), image=DIGITS))
     assert smallest < model.parameter_count() < largest

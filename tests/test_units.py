@@ -1,4 +1,4 @@
-"""Durations, bytes and counts as people read them."""
+"""Durations, bytes and counts as text."""
 
 import math
 

@@ -3,17 +3,17 @@
 import torch
 from torch import Tensor
 
-# Two computations of the same result in float64: split or whole, parallel or step, ours or the definition.
+# Two computations of the same result in float64: split and whole, parallel and step, ours and the definition.
 FLOAT64 = 1e-9
-# Either execution in float32 against float64, after 784 positions.
+# Float32 against float64 after 784 positions, in either execution.
 FLOAT32_DRIFT = 1e-4
-# How much a later value may change an earlier output in float64: only rounding, in another order of the same sums.
+# The change of an earlier output by a later value in float64, which may only reorder sums.
 CAUSALITY = 1e-12
 # Inputs in bfloat16 against float32 on the same rounded inputs.
 BFLOAT16 = 1e-2
-# Where a denominator nearly cancels, rounding errors grow with its condition number: allow this many of them.
+# Rounding errors that are allowed per unit of the condition number, where a denominator nearly cancels.
 ROUNDINGS = 32
-# The probabilities of all values of a position add up to 1, in float32 and in float64.
+# The sum of a position's probabilities against 1, in float32 and in float64.
 PROBABILITY_TOTAL = 1e-6
 
 
@@ -23,10 +23,10 @@ def assert_agree(
     """Assert that `found` is `expected` up to `tolerance` * max(1, largest expected), and that both are finite.
 
     `condition` [B, H, T], at least 1, loosens the tolerance of single positions to `ROUNDINGS` * condition * the
-    rounding error of `dtype` (default: that of `found`), where that is more than `tolerance`.
+    rounding error of `dtype` (default: the dtype of `found`), if that is more than `tolerance`.
     """
-    assert bool(torch.isfinite(found).all()), "not everything found is finite"
-    assert bool(torch.isfinite(expected).all()), "not everything expected is finite"
+    assert bool(torch.isfinite(found).all()), "the result has NaN or infinite values"
+    assert bool(torch.isfinite(expected).all()), "the expected result has NaN or infinite values"
     precision = torch.finfo(dtype or found.dtype).eps
     found, expected = found.double(), expected.double()
     scale = expected.abs().max().clamp(min=1)

@@ -1,4 +1,4 @@
-"""Short runs on drawn glyphs, and someone who watches them."""
+"""Short runs on glyphs, and a watcher that records their events."""
 
 import csv
 import signal
@@ -22,9 +22,9 @@ from linformer_cli.training.progress import Progress
 from linformer_cli.training.run_folder import RunFolder
 
 TRAINING_IMAGES, VALIDATION_IMAGES = 30, 6
-# Nothing falls together by chance, and 14 steps of 4 or 8 images go through the 30 more than once.
+# Events coincide only on purpose. 14 steps of 4 or 8 images read the 30 images more than once.
 STEPS, LOG_EVERY, EVALUATE_EVERY, SAVE_EVERY = 14, 4, 5, 3
-# Two layers, so that each has draws of its own, and none falls on a save, a stop or the end.
+# Two layers, each with its own random features, which are redrawn in steps 0, 4, 8 and 12.
 REDRAWN = {"attention": "performer", "attention_options": {"redraw_every": 4, "features": 8}, "layers": 2}
 
 
@@ -37,7 +37,7 @@ TRAIN, VALIDATION = glyphs("train"), glyphs("validation")
 
 
 class Watcher:
-    """Keeps what it is told as (event, step), and does at one of these what a test wants: stop, break, look."""
+    """Records (event, step), and can run an action at an event, such as a stop, a fault or a check."""
 
     def __init__(self, stop: StopRequest | None = None, signal_number: int = signal.SIGINT) -> None:
         self.events: list[tuple[str, int]] = []
@@ -51,32 +51,32 @@ class Watcher:
         self.actions[event, step] = action or (lambda: setattr(self.stop, "signal_number", self.signal_number))
         return self
 
-    def told(self, event: str, step: int) -> None:
+    def record(self, event: str, step: int) -> None:
         self.events.append((event, step))
         self.actions.get((event, step), lambda: None)()
 
     def on_step(self, row: MetricsRow, finished_share: float) -> None:
         assert 0 <= finished_share <= 1
         self.rows.append(row)
-        self.told("log", row.step)
+        self.record("log", row.step)
 
     def on_evaluate(self, progress: Progress, bits: Bits, is_best: bool) -> None:
         assert progress.validation_bits_per_dim == bits.bits_per_dim
-        self.told("best" if is_best else "evaluate", progress.step)
+        self.record("best" if is_best else "evaluate", progress.step)
 
     def on_sample(self, path: Path) -> None:
         assert path.is_file()
-        self.told("sample", int(path.stem.removeprefix("step-")))
+        self.record("sample", int(path.stem.removeprefix("step-")))
 
     def on_spike(self, message: str) -> None:
         self.spikes.append(message)
 
     def on_save(self, path: Path, progress: Progress) -> None:
         assert read_checkpoint(path).info.training.step == progress.step
-        self.told("save", progress.step)
+        self.record("save", progress.step)
 
     def steps(self, event: str) -> list[int]:
-        # A run may save what it begins with, too.
+        # A run may also save its initial weights.
         return [step for name, step in self.events if name == event and step > 0]
 
 
@@ -94,7 +94,7 @@ def train(trainer: Trainer, watcher: Watcher | None = None) -> Watcher:
 
 
 def read_metrics(folder: RunFolder) -> list[dict[str, str]]:
-    """All rows, without what depends on the machine's speed."""
+    """All rows, without the columns that depend on the machine."""
     with open(folder.metrics_file, newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     return [{key: row[key] for key in COLUMNS if key not in TIMING_METRICS} for row in rows]
@@ -105,7 +105,7 @@ def all_equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) ->
 
 
 def record_order(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """The images of every batch, by step, to be filled as it trains."""
+    """The image indices of every batch, filled during training."""
     order: list[list[int]] = []
     draw = trainer.batches.batch
 

@@ -9,8 +9,10 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
+from linformer_cli.native.program import MixInputs
+
 from .base import AttentionOptions, AttentionShape, Memory, accumulator_dtype
-from .parts.caches import CachedAttention, KeyValueCache, extend_cache, push_in_place
+from .parts.caches import CachedAttention, KeyValueCache, Span, extend_cache, push_in_place, stack_spans
 
 BigbirdState = KeyValueCache
 
@@ -179,6 +181,19 @@ class BigbirdAttention(CachedAttention):
             rows = rows + torch.arange(heads, device=device).unsqueeze(1) * capacity
             self._step_rows = (wanted, rows)
         return self._step_rows[1]
+
+    def emit(self, inputs: MixInputs) -> None:
+        count, size = self.options.globals, self.block
+        blocks = -(-self.shape.positions // size)
+        position = torch.arange(self.shape.positions).unsqueeze(1)
+        block = position // size
+        near = (block - _WINDOW + 1).clamp(min=count) * size
+        spans: list[Span] = [(0, 1, (position + 1).clamp(max=count * size)), (near, 1, position + 1 - near)]
+        drawn = self._drawn_blocks(blocks, torch.device("cpu"))[:, block.flatten()].transpose(0, 1)
+        available = (block - _WINDOW + 1 - count).clamp(min=0)
+        for column in range(min(self.options.random, max(blocks - _WINDOW - count, 0))):
+            spans.append((drawn[..., column] * size, 1, torch.where(column < available, size, 0)))
+        self.emit_spans(inputs, stack_spans(*spans))
 
 
 def draw_blocks(seed: int, layer: int, heads: int, blocks: int, first: int, count: int) -> NDArray[np.int64]:

@@ -13,7 +13,7 @@ from linformer_cli.native.program import MixInputs
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
 from .parts.decayed_sums import sum_logs
 
-# These are added to squared lengths and to mean squared outputs, so that zeros stay zeros and get finite gradients.
+# Added to squared lengths and to mean squared outputs, so that zeros stay zero and have finite gradients.
 _KEY_FLOOR = 1e-6
 _OUTPUT_FLOOR = 1e-5
 

@@ -8,8 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from linformer_cli.errors import UsageError
+from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .parts.caches import add_cache, fit_rows
 from .parts.near_and_rows import Pattern, attend_near_and_rows
 
 _DEFAULT_RANK = 4
@@ -175,3 +177,14 @@ class LinformerAttention(Attention):
     def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
         width = self.shape.key_width + self.shape.value_width
         return batch * self.shape.heads * self._capacity(positions) * width * dtype.itemsize + torch.int64.itemsize
+
+    def emit(self, inputs: MixInputs) -> None:
+        builder, shape, capacity = inputs.builder, self.shape, self._capacity(self.shape.positions)
+        projections = [builder.shared(projection) for projection in self._projections]
+        buffers = (*add_cache(builder, shape, capacity), *projections)
+        integers = (capacity, self.rank, self.block, len(self.key_projection))
+        inputs.emit("linformer", shape.heads_and_widths, buffers, integers)
+
+    def list_states(self, state: LinformerState) -> list[Tensor]:
+        capacity = self._capacity(self.shape.positions)
+        return [fit_rows(state.keys, capacity), fit_rows(state.values, capacity)]

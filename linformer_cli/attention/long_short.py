@@ -1,6 +1,7 @@
 """Transformer-LS (Zhu 2021, 'Long-Short Transformer', arXiv 2107.02192): a window and dynamic projections of chunks."""
 
 import math
+from dataclasses import replace
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -8,7 +9,10 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
+from linformer_cli.native.program import MixInputs
+
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype, shrink_huge
+from .parts.caches import CacheLayout, add_cache, emit_rows, fit_rows, stack_spans
 from .parts.near_and_rows import Pattern, attend_near_and_rows
 
 # Queries that share one slice of near keys. A larger block copies fewer keys but masks more scores.
@@ -228,3 +232,36 @@ class LongShortAttention(Attention):
         seen = self._capacity(positions) * width * dtype.itemsize
         unfinished = self.options.rank * (2 + width) * accumulator_dtype(dtype).itemsize
         return batch * self.shape.heads * (seen + unfinished) + torch.int64.itemsize
+
+    def emit(self, inputs: MixInputs) -> None:
+        """Emit the compression, the norm and the softmax.
+
+        The compression comes first, since it reads keys and values that are not normalised. No position sees a row that
+        it finishes.
+        """
+        builder, shape, sizes = inputs.builder, self.shape, self.shape.heads_and_widths
+        heads, key_width, value_width = sizes
+        chunk, rank, widest = self.options.chunk, self.options.rank, max(key_width, value_width)
+        capacity = self._capacity(shape.positions)
+        cache = add_cache(builder, shape, capacity)
+        largest = builder.state(heads * rank, -math.inf)
+        sums = builder.state(heads * rank * (1 + key_width + value_width))
+        window_norm, row_norm = (
+            (builder.shared(norm.weight), builder.shared(norm.bias)) for norm in (self.window_norm, self.row_norm)
+        )
+        compressed = (*cache, largest, sums, *row_norm)
+        inputs.emit("compress", sizes, compressed, (capacity, self.window, chunk, rank, widest))
+        # It lasts as long as the projected input.
+        normed = builder.scratch(f"normed {inputs.projected}", heads * (2 * key_width + value_width))
+        replace(inputs, output=normed).emit("norm_heads", sizes, window_norm, (widest,))
+        columns = (0, heads * key_width, 2 * heads * key_width, 0)
+        position = torch.arange(shape.positions).unsqueeze(1)
+        spans = stack_spans((0, 1, (position + 1).clamp(max=self.window)), (self.window, 1, position // chunk * rank))
+        layout = CacheLayout(capacity, 0, self.window)
+        emit_rows(replace(inputs, projected=normed, columns=columns), shape, cache, layout, spans)
+
+    def list_states(self, state: LongShortState) -> list[Tensor]:
+        """The state with position t of the window in row t % window."""
+        capacity = self._capacity(self.shape.positions)
+        rings = [torch.cat([x[:, :, : self.window].flip(2), x[:, :, self.window :]], dim=2) for x in state[:2]]
+        return [*(fit_rows(x, capacity) for x in rings), state.largest, state.sums]

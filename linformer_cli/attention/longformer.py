@@ -10,8 +10,10 @@ from torch.nn import functional
 
 from linformer_cli.config import LARGEST_IMAGE
 from linformer_cli.errors import UsageError
+from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .parts.caches import CacheLayout, add_cache, emit_rows, stack_spans
 
 # Blocks shorter than this cost more overhead than they save in products.
 _SHORTEST_BLOCK = 16
@@ -110,6 +112,7 @@ class LongformerAttention(Attention):
             )
         # A window of one position needs no dilation, and no dilation needs to exceed an image.
         dilations = tuple(min(dilation, shape.positions) if options.window > 1 else 1 for dilation in dilations)
+        self.dilations = dilations
         self.ring = (options.window - 1) * max(dilations) + 1
         self.heads_of = {d: [head for head in range(shape.heads) if dilations[head] == d] for d in sorted({*dilations})}
         # The distances that a step looks back [H, window], and the first row of each head [H, 1].
@@ -253,3 +256,20 @@ class LongformerAttention(Attention):
     def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
         rows = batch * self.shape.heads * (self.options.globals + self.ring)
         return rows * (self.shape.key_width + self.shape.value_width) * dtype.itemsize + torch.int64.itemsize
+
+    def emit(self, inputs: MixInputs) -> None:
+        count, window, ring = self.options.globals, self.options.window, self.ring
+        position = torch.arange(self.shape.positions).unsqueeze(1)
+        dilation = torch.tensor(self.dilations if len(self.heads_of) > 1 else self.dilations[:1])
+        # The window without globals, in order of position; its rows continue at the start of the ring.
+        seen = ((position - count) // dilation + 1).clamp(0, window)
+        row = (position - (seen - 1) * dilation) % ring
+        until_end = torch.minimum((ring - 1 - row) // dilation + 1, seen)
+        wrapped = row + until_end * dilation - ring
+        spans = stack_spans(
+            (0, 1, (position + 1).clamp(max=count)),
+            (count + row, dilation, until_end),
+            (count + wrapped, dilation, seen - until_end),
+        )
+        cache = add_cache(inputs.builder, self.shape, count + ring)
+        emit_rows(inputs, self.shape, cache, CacheLayout(count + ring, count, ring), spans)

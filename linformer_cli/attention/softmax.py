@@ -58,8 +58,4 @@ class SoftmaxAttention(CachedAttention):
         return y.squeeze(2).to(v_t.dtype), cache
 
     def emit(self, inputs: MixInputs) -> None:
-        shape, capacity = self.shape, self.shape.positions
-        states = [
-            inputs.builder.state(shape.heads * capacity * width) for width in (shape.key_width, shape.value_width)
-        ]
-        inputs.emit("softmax", shape.heads_and_widths, states, (capacity,))
+        self.emit_spans(inputs, None)

@@ -12,9 +12,10 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from linformer_cli.errors import UsageError
+from linformer_cli.native.program import MixInputs
 
 from .base import AttentionOptions, AttentionShape, Memory, accumulator_dtype
-from .parts.caches import CachedAttention, KeyValueCache, extend_cache, push_in_place
+from .parts.caches import CachedAttention, KeyValueCache, extend_cache, push_in_place, stack_spans
 
 SparseState = KeyValueCache
 
@@ -237,6 +238,28 @@ class SparseAttention(CachedAttention):
             return [rows[:, :, block : position + 1], *([summaries] if second else [])]
         own = min(block + stride - self.summary, position)
         return [rows[:, :, own : position + 1], summaries]
+
+    def emit(self, inputs: MixInputs) -> None:
+        if self.options.heads == "merged":
+            self.emit_spans(inputs, self._spans(True, True).unsqueeze(1))
+        else:
+            parts = self._spans(True, False), self._spans(False, True)
+            self.emit_spans(inputs, torch.stack([parts[head % 2] for head in range(self.shape.heads)], dim=1))
+
+    def _spans(self, first: bool, second: bool) -> Tensor:
+        """What every position sees through the first and the second part, [T, spans, 3]; see `emit_rows`."""
+        stride, position = self.stride, torch.arange(self.shape.positions)
+        block, place = position // stride, position % stride
+        if self.options.pattern == "strided":
+            start = (position + 1 - stride).clamp(min=0) if first else position
+            return stack_spans((start, 1, position + 1 - start), (place, stride, block if second else 0))
+        start = block * stride
+        if not first:
+            start = torch.minimum(start + stride - self.summary, position)
+        columns = range(stride - self.summary, stride)
+        return stack_spans(
+            (start, 1, position + 1 - start), *((column, stride, block if second else 0) for column in columns)
+        )
 
 
 def _rows_before(x: Tensor, first: int) -> Tensor:

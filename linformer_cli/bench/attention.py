@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from linformer_cli.errors import UsageError
 from linformer_cli.system.environment import describe_environment
@@ -39,8 +40,8 @@ _ATTEMPTS = 2
 class AttentionSettings:
     """How a pass is measured.
 
-    A pass has `batch` sequences, or as many as make `pass_positions`, at least one. `limit_seconds` bounds all passes
-    of a row. Each round takes `passes` samples.
+    A pass has `batch` sequences. Without `batch` it has `pass_positions` positions, but at least one sequence.
+    `limit_seconds` bounds all passes of a row.
     """
 
     repeats: int = 5
@@ -50,7 +51,6 @@ class AttentionSettings:
     device: str = "cpu"
     batch: int | None = None
     pass_positions: int = PASS_POSITIONS
-    passes: int = 1
 
     def choose_batch(self, positions: int) -> int:
         """Return the number of sequences in a pass."""
@@ -105,7 +105,7 @@ def run_attention_bench(
     """
     groups = prepare(variants, positions, settings, ceilings, check)
     comparisons = [measurement.require_agreement for measurement in groups[0]]
-    rows, ended = measure_groups(groups, settings.repeats, report, check, comparisons)
+    rows, ended = measure_groups(groups, report, check, comparisons)
     labels = [variant.label for variant in variants]
     rows.sort(key=lambda row: labels.index(row.name))  # stable: the lengths of a mechanism stay in order
     conditions = AttentionConditions(
@@ -130,7 +130,7 @@ def prepare(
     """Return the measurements grouped by length, shortest first. Measurements of a group are interleaved."""
     groups: list[list[AttentionMeasurement]] = []
     for length in sorted(set(positions)):
-        inputs: Inputs = {}
+        inputs = Inputs()
         shorter = groups[-1] if groups else [None] * len(variants)
         groups.append(
             [
@@ -141,7 +141,7 @@ def prepare(
     return groups
 
 
-class AttentionMeasurement(Measurement[AttentionRow]):
+class AttentionMeasurement(Measurement[AttentionRow, Callable[[], None]]):
     """A mechanism at one length.
 
     `shorter` is the same mechanism at the next shorter length. If the shorter length was left out, this one is left
@@ -159,20 +159,19 @@ class AttentionMeasurement(Measurement[AttentionRow]):
         ceilings: Ceilings,
         check: Check,
     ) -> None:
-        super().__init__(ceilings, check)
+        super().__init__(settings.repeats, ceilings, check)
         self.memory: PassMemory | None = None
         self._settings, self._name, self._setup = settings, variant.label, settings.setup(variant, length)
         self._inputs, self._shorter = inputs, shorter
-        self._work: Callable[[], None] | None = None
 
     def require_agreement(self) -> None:
         """Raise `DisagreementError` if the executions disagree. Leave out a mechanism that refuses these sizes."""
         try:
             require_agreement(build_checked_model(self._setup))
         except UsageError as error:
-            self.left_out = str(error)
+            self.end(str(error))
 
-    def take_sample(self) -> None:
+    def prepare(self) -> Callable[[], None]:
         if self.memory is None:
             self._require_fit()
             self.check()
@@ -180,17 +179,17 @@ class AttentionMeasurement(Measurement[AttentionRow]):
                 self.memory = self._measure_memory()
             finally:
                 self.check()  # Ctrl-C ends the fresh process, too
-        if self._work is None:
-            self.check()
-            self._work = build_pass(self._setup, inputs=self._inputs)
-            self._work()
-        for _ in range(self._settings.passes):
-            self.check()
-            self.samples.append(time_work(self._work, self._setup.device))
+        work = build_pass(self._setup, inputs=self._inputs)
+        work()
+        return work
 
-    def release(self) -> None:
-        self._work = None
-        self._inputs.clear()
+    def time_sample(self, work: Callable[[], None]) -> float:
+        self.check()
+        return time_work(work, self._setup.device)
+
+    @cached_property
+    def _least_bytes(self) -> int:
+        return count_least_bytes(self._setup)
 
     def row(self) -> AttentionRow:
         setup, batch = self._setup, self._setup.batch
@@ -216,7 +215,7 @@ class AttentionMeasurement(Measurement[AttentionRow]):
             return row
         timing = Timing(self.samples)
         first, third = timing.quartiles
-        moved = timing.rate(count_least_bytes(setup) / 1e9)
+        moved = timing.rate(self._least_bytes / 1e9)
         return replace(
             row,
             seconds_per_sequence=timing.median / batch,

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from linformer_cli.attention.base import Attention
-from linformer_cli.system.device import synchronize
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.signals import StopRequest
 
@@ -37,6 +36,7 @@ from .copy_task import (
 from .measure.attention_pass import PassSetup, build_checked_model
 from .measure.ceilings import Ceilings, CeilingsReport
 from .measure.costs import TRAINING_FACTOR, count_product_flops, list_products
+from .measure.timing import time_work
 from .variants import Variant
 
 Ending = Literal["finished", "budget", "interrupted", "failed"]
@@ -122,7 +122,7 @@ class _Update:
 
 
 class Learner:
-    """The measurement of one mechanism: a model that takes one update a round. `failed` says why it takes no more."""
+    """A model with one mechanism, and its curve. `failed` says why the model takes no more updates."""
 
     def __init__(self, variant: Variant, settings: CopySettings, ceilings: Ceilings) -> None:
         self.variant = variant
@@ -134,18 +134,19 @@ class Learner:
         self._optimizer = torch.optim.RAdam(self.model.parameters(), lr=LEARNING_RATE)
         self._updates: list[_Update] = []
 
-    def measure_round(self) -> None:
-        """Take the next update and time it. NaN and infinity are not recorded: the model has failed."""
-        settings, number = self._settings, len(self._updates)
-        sequences, copied = (part.to(settings.device) for part in draw_batch(settings.length, settings.seed, number))
-        synchronize(settings.device)
-        began = time.perf_counter()
-        loss, accuracy = self.update(sequences, copied, number)
-        synchronize(settings.device)
-        if math.isfinite(loss):
-            self._updates.append(_Update(loss, accuracy, time.perf_counter() - began))
+    def time_update(self, sequences: Tensor, copied: Tensor) -> _Update:
+        """Train on one batch, without recording the update."""
+        found: list[tuple[float, float]] = []
+        number = len(self._updates)
+        seconds = time_work(lambda: found.append(self.update(sequences, copied, number)), self._settings.device)
+        return _Update(*found[0], seconds)
+
+    def record(self, update: _Update) -> None:
+        """Add an update to the curve. NaN and infinity are not recorded: the model has failed."""
+        if math.isfinite(update.loss):
+            self._updates.append(update)
         else:
-            self.failed = f"the loss was NaN or infinite at update {number + 1}"
+            self.failed = f"the loss was NaN or infinite at update {len(self._updates) + 1}"
 
     def update(self, sequences: Tensor, copied: Tensor, number: int) -> tuple[float, float]:
         """Train on one batch. Return loss and accuracy from before the update, so on unseen sequences."""
@@ -162,10 +163,6 @@ class Learner:
         loss.backward()
         self._optimizer.step()
         return float(loss.detach()), float((logits.argmax(dim=-1) == wanted).float().mean())
-
-    def keep(self, updates: int) -> None:
-        """Discard the results after `updates` updates, because an unfinished round does not count."""
-        del self._updates[updates:]
 
     def point(self, update: int) -> CopyPoint:
         """Return the means at `update`, counted from 1."""
@@ -246,12 +243,10 @@ def run_copy_task(
         report(update, {one.variant.label: one.point(update) for one in learners if one.failed is None})
 
     done = 0
-    while done < settings.updates and not is_over() and _measure_round(learners, is_over):
+    while done < settings.updates and not is_over() and _measure_round(learners, settings, done, is_over):
         done += 1
         if done % settings.points_every == 0:
             report_points(done)
-    for learner in learners:
-        learner.keep(done)
     if done % settings.points_every:
         report_points(done)
     ended: Ending = "finished"
@@ -267,13 +262,23 @@ def run_copy_task(
     )
 
 
-def _measure_round(learners: Sequence[Learner], is_over: Callable[[], bool]) -> bool:
-    """Update every model that still learns. Return False if none is left or time does not suffice for all."""
-    for number, learner in enumerate([learner for learner in learners if learner.failed is None]):
-        if number and is_over():
+def _measure_round(
+    learners: Sequence[Learner], settings: CopySettings, number: int, is_over: Callable[[], bool]
+) -> bool:
+    """Update every model that still learns. Return False if none is left or time does not suffice for all.
+
+    A round that is cut short is not recorded.
+    """
+    batch = [part.to(settings.device) for part in draw_batch(settings.length, settings.seed, number)]
+    learning = [learner for learner in learners if learner.failed is None]
+    updates: list[_Update] = []
+    for learner in learning:
+        if updates and is_over():
             return False
-        learner.measure_round()
-    return any(learner.failed is None for learner in learners)
+        updates.append(learner.time_update(*batch))
+    for learner, update in zip(learning, updates, strict=True):
+        learner.record(update)
+    return any(learner.failed is None for learner in learning)
 
 
 def _describe_conditions(settings: CopySettings, budget_seconds: float | None, done: int) -> CopyConditions:

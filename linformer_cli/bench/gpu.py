@@ -5,11 +5,10 @@ executions of every mechanism on the device. It then times sampling at several b
 training next to softmax, and attention alone. A part that fails is recorded in the report and does not stop the others.
 """
 
-import functools
 import importlib
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,9 +20,8 @@ from linformer_cli.errors import Interrupted
 from linformer_cli.evaluation.agreement import AgreementRow
 from linformer_cli.native.compiler import textbook_only
 from linformer_cli.native.gpu import triton_refusal
-from linformer_cli.sampling.decode import Sampler
+from linformer_cli.sampling.decode import SampledBatch, Sampler
 from linformer_cli.sampling.engines import TEXTBOOK, choose_engine
-from linformer_cli.system.device import synchronize
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.memory import measure_peak_memory
 
@@ -39,7 +37,7 @@ from .gpu_checks import (
 )
 from .gpu_sizes import GpuSizes
 from .measure.ceilings import Ceilings, CeilingsReport
-from .measure.timing import Check, Timing, measure_interleaved, never_stop
+from .measure.timing import Check, Timing, never_stop, time_work
 from .models import build_models
 from .rounds import measure_groups
 from .rows import ModelRow, SamplingRow, TrainingRow
@@ -56,15 +54,15 @@ class ManyRow:
     images: int
     engine: str
     precision: str
-    samples_seconds: list[float]
+    samples_seconds: Sequence[float]
     images_per_second: float
     state_bytes: int
     peak_memory_bytes: int | None
 
 
 @dataclass(frozen=True)
-class AttentionRow:
-    """Forward and backward passes of one implementation of attention; `seconds` is the median."""
+class KernelRow:
+    """Forward and backward passes of one implementation of attention. `seconds` is the median."""
 
     name: str
     batch: int
@@ -72,7 +70,7 @@ class AttentionRow:
     head_width: int
     positions: int
     seconds: float
-    samples_seconds: list[float]
+    samples_seconds: Sequence[float]
 
 
 @dataclass
@@ -85,7 +83,7 @@ class GpuReport:
     sampling: list[SamplingRow] = field(default_factory=list)
     many: list[ManyRow] = field(default_factory=list)
     training: list[TrainingRow] = field(default_factory=list)
-    attention: list[AttentionRow] = field(default_factory=list)
+    attention: list[KernelRow] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     ceilings: CeilingsReport | None = None
@@ -148,12 +146,12 @@ class GpuBench:
         for precision in ("fp32", "bf16"):
             models = build_models(parse_variants(["linear"]), sizes.networks, self._device, precision)
             # Whole images, since recording the graph is part of sampling; the textbook engine has a time limit.
-            for engine, limit in ((name_engine(models[0].model), None), (TEXTBOOK, sizes.textbook_seconds)):
+            for engine, limit in ((name_engine(models[0].model), None), (TEXTBOOK, sizes.limit_seconds)):
                 settings = SamplingSettings(
-                    sizes.sampling_batches, precision, sizes.repeats, (engine,), rerun=False, limit_seconds=limit
+                    sizes.sampling_batches, sizes.repeats, (engine,), rerun=False, limit_seconds=limit
                 )
                 groups = sample.prepare(models, settings, self._ceilings, self._check)
-                rows, _ = measure_groups(groups, sizes.repeats, self._say_speed, self._check)
+                rows, _ = measure_groups(groups, self._say_speed, self._check)
                 self.result.sampling += rows
 
     def measure_many(self) -> None:
@@ -163,21 +161,20 @@ class GpuBench:
         Sampler(subject.model, engine=engine).sample(range(2))  # compiles the kernels
         if self._device.startswith("cuda"):
             torch.cuda.reset_peak_memory_stats(self._device)
-        samples = []
-        for _ in range(self._sizes.repeats):
-            synchronize(self._device)
-            began = time.perf_counter()
-            batch = Sampler(subject.model, engine=engine).sample(range(count), before_step=self._check)
-            samples.append(time.perf_counter() - began)
-        timing = Timing(samples)
+        drawn: list[SampledBatch] = []
+
+        def draw() -> None:
+            drawn.append(Sampler(subject.model, engine=engine).sample(range(count), before_step=self._check))
+
+        timing = Timing([time_work(draw, self._device) for _ in range(self._sizes.repeats)])
         row = ManyRow(
             subject.preset,
             count,
             choose_engine(engine, subject.model).value,
             "bf16",
-            samples,
-            count / timing.median,
-            batch.state_bytes,
+            timing.samples,
+            timing.rate(count),
+            drawn[-1].state_bytes,
             measure_peak_memory(self._device),
         )
         self.result.many.append(row)
@@ -186,30 +183,36 @@ class GpuBench:
     def measure_training(self) -> None:
         sizes = self._sizes
         models = build_models(parse_variants(["linear", "softmax"]), sizes.networks, self._device, "fp32")
-        settings = TrainingSettings(sizes.training_batches, "bf16", sizes.repeats, limit_seconds=sizes.textbook_seconds)
+        settings = TrainingSettings(sizes.training_batches, "bf16", sizes.repeats, limit_seconds=sizes.limit_seconds)
         groups = train.prepare(models, settings, self._ceilings, self._check)
-        rows, _ = measure_groups(groups, sizes.repeats, self._say_speed, self._check)
+        rows, _ = measure_groups(groups, self._say_speed, self._check)
         self.result.training += rows
 
     def measure_attention(self) -> None:
         """Time attention alone in bfloat16, forward and backward, and torch's softmax and flash-linear-attention."""
         batch, heads = self._sizes.heads
+        foreign = find_flash_linear_attention()
+        if foreign is None:
+            self.result.missing.append("flash-linear-attention")
         for length in self._sizes.lengths:
             inputs = draw_inputs(batch, heads, length, 32, self._device, torch.bfloat16)
             attention = build_linear("elu", 32, heads)
             works: dict[str, Callable[[], object]] = {
-                "linear": functools.partial(differentiate, attention, inputs),
-                "linear, plain torch": functools.partial(_differentiate_plainly, attention, inputs),
-                "softmax of torch": functools.partial(_differentiate_softmax, inputs),
+                "linear": partial(differentiate, attention, inputs),
+                "linear, plain torch": partial(_differentiate_plainly, attention, inputs),
+                "softmax of torch": partial(_differentiate_softmax, inputs),
             }
-            if (foreign := find_flash_linear_attention()) is not None:
-                works["flash-linear-attention"] = functools.partial(_differentiate_foreign, foreign, inputs)
-            elif "flash-linear-attention" not in self.result.missing:
-                self.result.missing.append("flash-linear-attention")
-            timings = measure_interleaved(list(works.values()), list(works.values()), self._sizes.repeats, self._device)
-            for name, timing in zip(works, timings, strict=True):
-                row = AttentionRow(name, batch, heads, 32, length, timing.median, list(timing.samples))
-                self.result.attention.append(row)
+            if foreign is not None:
+                swapped = [part.transpose(1, 2).contiguous() for part in inputs]
+                works["flash-linear-attention"] = partial(_differentiate_foreign, foreign, swapped)
+            samples: dict[str, list[float]] = {name: [] for name in works}
+            for _ in range(1 + self._sizes.repeats):
+                for name, work in works.items():
+                    self._check()
+                    samples[name].append(time_work(work, self._device))
+            for name, (_, *seconds) in samples.items():  # the first is the warm-up
+                timing = Timing(seconds)
+                self.result.attention.append(KernelRow(name, batch, heads, 32, length, timing.median, timing.samples))
                 self._talk(f"attention, {name}, T = {length:,}: {1e3 * timing.median:.4g} ms")
 
     def _say_speed(self, row: ModelRow) -> None:
@@ -237,7 +240,7 @@ def find_flash_linear_attention() -> Callable[..., Any] | None:
 
 
 def _differentiate_foreign(attend: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
-    """Run a library's forward and backward pass. Torch computes the same feature map; the library normalises."""
-    q, k, v = (part.detach().transpose(1, 2).contiguous().requires_grad_() for part in inputs)
+    """Run a library's passes for inputs [B, T, H, K]. Torch computes the feature map, and the library normalises."""
+    q, k, v = (part.detach().requires_grad_() for part in inputs)
     y, _ = attend(functional.elu(q) + 1, functional.elu(k) + 1, v, scale=1.0, normalize=True)
     torch.autograd.grad(y, [q, k, v], v.detach())

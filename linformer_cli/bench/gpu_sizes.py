@@ -14,7 +14,7 @@ class GpuSizes:
 
     `networks` holds pairs (name of the preset or None, network). `many` is the number of images drawn at once.
     Attention alone is timed at `lengths` for `heads` (images, heads of each), and checked at `checked_lengths`.
-    `textbook_seconds` limits one row of the textbook engine.
+    `limit_seconds` bounds one row of training, or of sampling with the textbook engine.
     """
 
     networks: Sequence[tuple[str | None, ModelConfig]]
@@ -25,7 +25,7 @@ class GpuSizes:
     heads: tuple[int, int]
     checked_lengths: Sequence[int]
     repeats: int
-    textbook_seconds: float
+    limit_seconds: float
 
 
 def full_sizes() -> GpuSizes:
@@ -40,7 +40,7 @@ def full_sizes() -> GpuSizes:
         heads=(16, 8),
         checked_lengths=(1, 70, 784),
         repeats=5,
-        textbook_seconds=20,
+        limit_seconds=20,
     )
 
 
@@ -58,5 +58,5 @@ def tiny_sizes() -> GpuSizes:
         heads=(1, 2),
         checked_lengths=(1, 20),
         repeats=1,
-        textbook_seconds=5,
+        limit_seconds=5,
     )

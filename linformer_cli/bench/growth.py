@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from .rows import BASELINE, AttentionRow
 
 # The fastest growth of any mechanism here. It is assumed if only one length was measured, and it bounds the growth
-# between two lengths, either of which a busy moment of the machine may have spoiled.
+# between two lengths, because a busy machine may have distorted either time.
 _WORST_EXPONENT = 2.0
 
 # A number of positions, and the value measured at that length.

@@ -39,6 +39,11 @@ class BenchModel:
         return Quality() if found is None else found.quality
 
     @property
+    def precision(self) -> str:
+        """The precision of the weights."""
+        return "bf16" if self.model.dtype == torch_dtype("bf16") else "fp32"
+
+    @property
     def network(self) -> ModelConfig:
         """The sizes of the model. Models of equal networks are compared with each other."""
         return self.model.config.model_copy(update={"attention": BASELINE, "attention_options": {}, "dropout": 0.0})

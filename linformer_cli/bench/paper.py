@@ -6,8 +6,9 @@ The other benchmarks provide all measurements. This module only decides their si
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from linformer_cli.config import ModelConfig
@@ -23,11 +24,12 @@ from .copy import CopyReport, run_copy_task
 from .copy_task import PAPER_UPDATES, CopySettings, choose_size
 from .growth import describe_exponents
 from .measure.ceilings import Ceilings
+from .measure.costs import count_product_flops
 from .models import BenchModel, build_models, load_models, preset_network
-from .paper_report import PaperConditions, PaperReport, describe_extrapolated
+from .paper_report import PaperConditions, PaperReport, describe_gaps
 from .paper_sizes import PAPER_LENGTHS, PAPER_TRAINING_BATCH, Sizes, choose_lengths, choose_sizes
 from .published import Source
-from .rounds import Measurement, rows_of
+from .rounds import Measurement, rows_of, turns_of
 from .rows import AnyRow, Row
 from .sample import SamplingMeasurement, SamplingSettings
 from .schedule import Groups, Part, Schedule
@@ -47,8 +49,8 @@ _RERUN_PATIENCE = 12.0
 _FIRST_RESULTS_SECONDS = 30.0
 # Figures take seconds to draw, so files are not written after every group.
 _SAVE_SECONDS = 120.0
-# One mechanism may take this share of the total time at one length in one round. If softmax is too slow for this share,
-# only softmax is left out.
+# One mechanism may take this share of the part's time at one length in one round. If softmax is too slow for it, only
+# softmax is left out.
 _LONGEST_POINT_SHARE = 0.05
 # Additional rounds are more informative than additional passes, because most passes are shorter than a busy moment of
 # the machine.
@@ -111,7 +113,7 @@ class _PaperBench:
         rounds = self._sizes.rounds
         parts = [
             Part("sampling", 0.32, rounds, self._prepare_sampling),
-            Part("training", 0.22, rounds, self._prepare_training),
+            Part("training", 0.22, rounds, self._prepare_training, self._release_training),
             Part("scaling", 0.27, rounds, self._prepare_scaling),
             Part("memory", 0.07, 1, self._prepare_memory),
             Part("copy", 0.12, 1, self._prepare_copy),
@@ -143,7 +145,7 @@ class _PaperBench:
             describe_exponents(scaling),
             self._copy,
             self._ceilings.describe(),
-            self._reduced + self._schedule.reduced + describe_extrapolated(sampling),
+            self._reduced + self._schedule.reduced + describe_gaps(sampling),
             self._schedule.unfinished,
             self._elapsed_seconds(),
             self._describe_conditions(),
@@ -155,6 +157,7 @@ class _PaperBench:
         return PaperConditions(
             METHODS,
             networks,
+            {timed.preset or timed.name: count_product_flops(timed.model) for timed in self._list_models()},
             self._sizes.batches,
             self._sizes.rounds,
             self._precision,
@@ -182,12 +185,14 @@ class _PaperBench:
             require_model_agrees(timed)
 
     def _has_model(self, run: TrainedRun) -> bool:
-        models = itertools.chain.from_iterable(self._models.values())
-        return any(find_trained([run], timed.model.config) is not None for timed in models)
+        return any(find_trained([run], timed.model.config) is not None for timed in self._list_models())
+
+    def _list_models(self) -> Iterable[BenchModel]:
+        return itertools.chain.from_iterable(self._models.values())
 
     def _finish_group(self, part: Part, title: str) -> None:
         """Report the rows of a group that finished a round."""
-        measured: Mapping[str, Mapping[str, Sequence[Measurement[Any]]]] = {
+        measured: Mapping[str, Mapping[str, Sequence[Measurement[Any, Any]]]] = {
             "sampling": self._sampling,
             "training": self._training,
             "scaling": self._scaling,
@@ -220,7 +225,6 @@ class _PaperBench:
             # The settings of one round.
             one = SamplingSettings(
                 [batch],
-                self._precision,
                 repeats=1,
                 rerun_patience=_RERUN_PATIENCE,
                 limit_seconds=limit,
@@ -248,6 +252,10 @@ class _PaperBench:
             )
         return _list_rounds(self._training)
 
+    def _release_training(self) -> None:
+        for measurement in itertools.chain.from_iterable(self._training.values()):
+            measurement.release()
+
     def _prepare_scaling(self, seconds: float) -> Groups:
         lengths = self._sizes.lengths or choose_lengths(seconds, len(self._variants))
         if len(lengths) < len(PAPER_LENGTHS):
@@ -260,7 +268,6 @@ class _PaperBench:
             )
         settings = AttentionSettings(
             repeats=_PASSES_OF_ROUND,
-            passes=_PASSES_OF_ROUND,
             limit_seconds=_LONGEST_POINT_SHARE * seconds,
             device=self._settings.device,
             pass_positions=self._sizes.pass_positions,
@@ -275,7 +282,7 @@ class _PaperBench:
     def _prepare_memory(self, seconds: float) -> Groups:
         """Prepare to measure the peak memory of the sampling rows, largest batches first."""
         return {
-            title: [measurement.measure_memory for measurement in group if measurement.samples]
+            title: [partial(measurement.measure_memory, seconds) for measurement in group]
             for title, group in reversed(self._sampling.items())
         }
 
@@ -294,9 +301,9 @@ class _PaperBench:
         return {settings.title: [learn]}
 
 
-def _list_rounds(groups: Mapping[str, Sequence[Measurement[AnyRow]]]) -> Groups:
-    return {title: [measurement.measure_round for measurement in group] for title, group in groups.items()}
+def _list_rounds(groups: Mapping[str, Sequence[Measurement[Any, Any]]]) -> Groups:
+    return {title: list(turns_of(group)) for title, group in groups.items()}
 
 
-def _list_rows(groups: Mapping[str, Sequence[Measurement[AnyRow]]]) -> list[AnyRow]:
+def _list_rows(groups: Mapping[str, Sequence[Measurement[AnyRow, Any]]]) -> list[AnyRow]:
     return [row for group in groups.values() for row in rows_of(group)]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from linformer_cli.config import ModelConfig
@@ -15,16 +16,17 @@ from .rows import AttentionRow, SamplingRow, TrainingRow
 
 @dataclass(frozen=True)
 class PaperConditions:
-    """The settings that the rows depend on."""
+    """The settings that the rows depend on. `product_flops_per_position` also has the networks of `runs`."""
 
     methods: Sequence[str]
     networks: Mapping[str, ModelConfig]
+    product_flops_per_position: Mapping[str, int]
     batches: Sequence[int]
     rounds: int
     sampling_precision: str
     training_precision: str
     checked: str
-    runs: Sequence[object]
+    runs: Sequence[Path]
     published: Source
 
 
@@ -50,14 +52,16 @@ class PaperReport:
     environment: Mapping[str, Any]
 
 
-def describe_extrapolated(rows: Sequence[SamplingRow]) -> list[str]:
-    """Return a line for each network with extrapolated rows."""
-    lines = []
-    for preset in dict.fromkeys(row.preset for row in rows):
-        timed = [row for row in rows if row.preset == preset and row.samples_seconds]
-        partly = [row for row in timed if row.extrapolated]
-        if partly:
+def describe_gaps(rows: Sequence[SamplingRow]) -> list[str]:
+    """Return a line for each network with extrapolated rows, and one for rows without a peak memory."""
+    lines, timed = [], [row for row in rows if row.samples_seconds]
+    for preset in dict.fromkeys(row.preset for row in timed):
+        extrapolated = [row.extrapolated is not None for row in timed if row.preset == preset]
+        if any(extrapolated):
             lines.append(
-                f"sampling {preset or 'runs'}: {len(partly)} of {len(timed)} rows are extrapolated from some positions"
+                f"sampling {preset or 'runs'}: {sum(extrapolated)} of {len(extrapolated)} rows are extrapolated from "
+                "some positions"
             )
+    if unmeasured := sum(row.peak_memory_bytes is None for row in timed):
+        lines.append(f"peak memory of sampling: not measured for {unmeasured} rows")
     return lines

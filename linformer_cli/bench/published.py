@@ -8,9 +8,9 @@ from linformer_cli.config import OptionValue
 # The paper names an NVidia P40 (24 GB) for training on CIFAR-10 and a GTX 1080 Ti for its figure of time and memory,
 # but no machine for these tables.
 _HARDWARE = {
-    "images_per_second": "one GPU, its model not named, at the batch that fits it",
-    "seconds_per_image_cpu": "CPU, its model not named",
-    "seconds_per_image_gpu": "one GPU, its model not named",
+    "images_per_second": "an unnamed GPU, at the batch that fits it",
+    "seconds_per_image_cpu": "an unnamed CPU",
+    "seconds_per_image_gpu": "an unnamed GPU",
 }
 
 

@@ -1,9 +1,10 @@
 """The base of every benchmark with rows: interleaved measurements in rounds, and an early end."""
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from linformer_cli.errors import Interrupted
 
@@ -14,16 +15,20 @@ from .measure.timing import Check, never_stop
 from .rows import AnyRow, compare_with_softmax
 
 Ending = Literal["finished", "interrupted"]
+# The work that a measurement times.
+Work = TypeVar("Work")
 
 
-class Measurement(ABC, Generic[AnyRow]):
-    """One row of a benchmark, measured round by round. Building it costs nothing; its first round prepares the work.
+class Measurement(ABC, Generic[AnyRow, Work]):
+    """One row of a benchmark. `make_ready` prepares its work, and each of `repeats` rounds times the work once.
 
-    Rows of equal `network` are compared with each other. `check` is called between steps and may raise to stop.
+    Building a measurement is cheap. Rows of equal `network` are compared with each other. `check` is called between
+    steps and may raise to stop.
     """
 
-    def __init__(self, ceilings: Ceilings, check: Check, network: object = None) -> None:
-        self.ceilings, self.check, self.network = ceilings, check, network
+    def __init__(self, repeats: int, ceilings: Ceilings, check: Check, network: object = None) -> None:
+        self.repeats, self.ceilings, self.check, self.network = repeats, ceilings, check, network
+        self.work: Work | None = None
         self.samples: list[float] = []
         self.left_out: str | None = None
         self._over = False
@@ -33,24 +38,54 @@ class Measurement(ABC, Generic[AnyRow]):
         """Whether `row` has a result."""
         return bool(self.samples) or self.left_out is not None
 
+    @property
+    def reduced(self) -> str | None:
+        """Say how many of the repeats there are, or None if there are all or none."""
+        done = len(self.samples)
+        return f"{done} of {self.repeats} repeats" if 0 < done < self.repeats else None
+
+    def make_ready(self) -> None:
+        """Prepare the work, unless it is ready. The measurement is left out if it needs too much memory or time."""
+        if not self._over and self.work is None:
+            with self._end_if_it_fails():
+                self.work = self.prepare()
+
     def measure_round(self) -> None:
         """Take the next sample. The measurement ends if memory or time runs out. Without a sample it is left out."""
-        if self._over or self.left_out is not None:
-            return
+        if not self._over:
+            assert self.work is not None, "make_ready comes first"
+            with self._end_if_it_fails():
+                self.samples.append(self.time_sample(self.work))
+
+    def end(self, reason: str) -> None:
+        """Take no more samples. Without a sample, the measurement is left out for `reason`."""
+        self._over = True
+        self.release()
+        if not self.samples:
+            self.left_out = reason
+
+    @contextlib.contextmanager
+    def _end_if_it_fails(self) -> Iterator[None]:
         try:
             with refuse_misfits():
-                self.take_sample()
+                yield
         except PassFailed as reason:
-            self._over = True
-            if not self.samples:
-                self.left_out = str(reason)
+            self.end(str(reason))
 
     @abstractmethod
-    def take_sample(self) -> None:
-        """Append to `samples`. Raises `PassFailed` if the work does not fit into memory or time."""
+    def prepare(self) -> Work:
+        """Build the work and warm it up. Raises `PassFailed` if it needs too much memory or time."""
 
-    def release(self) -> None:  # most measurements keep nothing
-        """Free the memory kept between rounds. The next round prepares the work again."""
+    @abstractmethod
+    def time_sample(self, work: Work) -> float:
+        """Return the seconds of one sample. Raises `PassFailed` if memory or time runs out."""
+
+    def finish(self) -> None:  # most measurements have only samples
+        """Measure what is measured once, after the last round."""
+
+    def release(self) -> None:
+        """Free the memory kept between rounds. `make_ready` prepares the work again."""
+        self.work = None
 
     @abstractmethod
     def row(self) -> AnyRow:
@@ -59,7 +94,7 @@ class Measurement(ABC, Generic[AnyRow]):
 
 @dataclass(frozen=True)
 class BenchReport(Generic[AnyRow]):
-    """All rows and their conditions. After an interruption, `rows` holds the rows with at least one sample."""
+    """The rows and their conditions. An interruption omits the rows that were neither measured nor left out before."""
 
     rows: list[AnyRow]
     ended: Ending
@@ -69,18 +104,16 @@ class BenchReport(Generic[AnyRow]):
 
 
 def measure_groups(
-    groups: Iterable[Sequence[Measurement[AnyRow]]],
-    repeats: int,
+    groups: Iterable[Sequence[Measurement[AnyRow, Any]]],
     report: Callable[[AnyRow], None] = lambda row: None,
     check: Check = never_stop,
     comparisons: Iterable[Callable[[], None]] = (),
 ) -> tuple[list[AnyRow], Ending]:
-    """Measure all groups and return their rows. Measurements of a group are interleaved (A B C A B C).
+    """Take all turns of all groups and return the rows. The memory of a group is freed before the next group starts.
 
-    A busy moment of the machine therefore affects all rows of a group. The memory of a group is freed before the next
-    group starts. `comparisons` run first. Each compares the two executions of a mechanism and raises if they disagree.
-    `report` is called with each row of a finished group. An `Interrupted` from `check`, here or inside a measurement,
-    ends the benchmark and keeps the rows measured so far.
+    `comparisons` run first. Each compares the two executions of a mechanism and raises if they disagree. `report` is
+    called with each row of a finished group. An `Interrupted` from `check`, here or inside a measurement, ends the
+    benchmark and keeps the rows measured so far.
     """
     rows: list[AnyRow] = []
     try:
@@ -89,9 +122,8 @@ def measure_groups(
             compare()
         for group in groups:
             try:
-                for _ in range(repeats):
-                    for measurement in group:
-                        measurement.measure_round()
+                for turn in turns_of(group):
+                    turn()
             finally:
                 for measurement in group:
                     measurement.release()
@@ -104,7 +136,18 @@ def measure_groups(
     return rows, "finished"
 
 
-def rows_of(group: Sequence[Measurement[AnyRow]]) -> list[AnyRow]:
+def turns_of(group: Sequence[Measurement[Any, Any]]) -> Iterator[Callable[[], None]]:
+    """Yield the calls that measure a group: make all ready, take the samples, and finish.
+
+    Samples are interleaved (A B C A B C), so that a busy moment of the machine affects all rows of the group.
+    """
+    yield from (measurement.make_ready for measurement in group)
+    for _ in range(max(measurement.repeats for measurement in group)):
+        yield from (measurement.measure_round for measurement in group)
+    yield from (measurement.finish for measurement in group)
+
+
+def rows_of(group: Sequence[Measurement[AnyRow, Any]]) -> list[AnyRow]:
     """Return the rows of the measurements that have begun, compared with softmax."""
     begun = [measurement for measurement in group if measurement.begun]
     rows = [measurement.row() for measurement in begun]

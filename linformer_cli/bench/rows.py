@@ -63,13 +63,18 @@ class Quality:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelRow(Quality, Row):
-    """A whole model, sampled or trained. `product_share` is its share of the machine's matrix-product rate."""
+    """A whole model, sampled or trained.
+
+    `product_share` is its share of the machine's matrix-product rate. `reduced` is set if memory, time or the user
+    ended the row before its last repeat.
+    """
 
     preset: str | None
     images_per_second: float | None = None
     images_per_second_quartiles: Quartiles | None = None
     product_gigaflops: float | None = None
     product_share: float | None = None
+    reduced: str | None = None
 
     @property
     def speed(self) -> float | None:
@@ -140,10 +145,9 @@ class SamplingRow(ModelRow):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingRow(ModelRow):
-    """A row of whole training steps. `reduced` is set if the time limit allowed fewer repeats."""
+    """A row of whole training steps."""
 
     seconds_per_step: float | None = None
-    reduced: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

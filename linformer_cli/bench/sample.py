@@ -1,8 +1,9 @@
-"""`lintx bench sample`: images per second of sampling, for models x engines x batch sizes.
+"""`lintx bench sample`: images per second of sampling, by model, engine and batch size.
 
 Softmax has two kinds of rows: one with a key-value cache, and one that rereads the whole prefix at every value.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -60,7 +61,6 @@ class SamplingSettings:
     """
 
     batches: Sequence[int]
-    precision: str
     repeats: int = 3
     engines: Sequence[str] = (AUTO,)
     look_ahead: bool = True
@@ -115,7 +115,7 @@ def run_sampling_bench(
     """
     groups = prepare(models, settings, ceilings, check)
     comparisons = [partial(require_model_agrees, timed) for timed in models]
-    rows, ended = measure_groups(groups, settings.repeats, report, check, comparisons)
+    rows, ended = measure_groups(groups, report, check, comparisons)
     conditions = SamplingConditions(
         settings.repeats,
         settings.limit_seconds,
@@ -149,7 +149,7 @@ def _list_engines(timed: BenchModel, settings: SamplingSettings) -> list[str]:
     return list(dict.fromkeys(engines))
 
 
-class SamplingMeasurement(Measurement[SamplingRow]):
+class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
     """A model sampled by one engine at one batch size."""
 
     def __init__(
@@ -161,59 +161,65 @@ class SamplingMeasurement(Measurement[SamplingRow]):
         ceilings: Ceilings,
         check: Check = never_stop,
     ) -> None:
-        super().__init__(ceilings, check, timed.network)
+        super().__init__(settings.repeats, ceilings, check, timed.network)
         self._timed, self._model, self._engine = timed, timed.model, engine
         self._batch, self._settings = batch, settings
         self._look_ahead = settings.look_ahead and timed.trained
-        self._work: SamplingWork | None = None
+        self._state_bytes = 0 if engine == RERUN else timed.model.state_bytes(batch)
         self._peak_memory_bytes: int | None = None
 
-    def take_sample(self) -> None:
-        if self._work is None:
-            self._work = self._plan_rerun() if self._engine == RERUN else self._plan_steps()
-            if self._settings.memory:
-                self.measure_memory()
-        self._require_memory()
-        self.samples.append(self._work.time_sample())
+    def prepare(self) -> SamplingWork:
+        return self._plan_rerun() if self._engine == RERUN else self._plan_steps()
 
-    def measure_memory(self) -> None:
-        """Measure the peak memory, in a fresh process on a CPU. The row has None if the measurement fails."""
+    def time_sample(self, work: SamplingWork) -> float:
+        needed, free = self._state_bytes, measure_free_memory(str(self._model.device))
+        if free is not None and _STATE_MARGIN * needed > free:
+            raise PassFailed(f"the state would need {format_bytes(needed)}, {format_bytes(free)} are free")
+        return work.time_sample()
+
+    def release(self) -> None:
+        """Keep the work: it takes no memory between rounds, and the row describes it."""
+
+    def finish(self) -> None:
+        if self._settings.memory:
+            self.measure_memory(self._settings.limit_seconds or _MEMORY_LIMIT_SECONDS)
+
+    def measure_memory(self, limit_seconds: float) -> None:
+        """Measure the peak memory of a row with samples. It stays None if that fails."""
+        if not self.samples:
+            return
         setup = SamplingSetup(
             self._model.config.model_dump(),
             self._batch,
             self._engine,
-            self._settings.precision,
+            self._timed.precision,
             str(self._model.device),
             self._look_ahead,
         )
-        try:
-            found = measure_sampling_memory(setup, self._settings.limit_seconds or _MEMORY_LIMIT_SECONDS)
-        except PassFailed:
-            return
-        finally:
-            self.check()  # Ctrl-C ends the fresh process, too
-        self._peak_memory_bytes = found
+        with contextlib.suppress(PassFailed):
+            self._peak_memory_bytes = measure_sampling_memory(setup, limit_seconds)
+        self.check()  # Ctrl-C ends the fresh process, too
 
     def row(self) -> SamplingRow:
-        timed, model, batch, work = self._timed, self._model, self._batch, self._work
+        timed, model, batch = self._timed, self._model, self._batch
         config = model.config
-        state = 0 if self._engine == RERUN else model.state_bytes(batch)
         row = SamplingRow(
             name=timed.name,
             preset=timed.preset,
             attention=config.attention,
             attention_options=config.attention_options,
             engine=self._name_engine(),
-            look_ahead=work is not None and work.looked_ahead,
-            precision=self._settings.precision,
+            look_ahead=isinstance(self.work, WholeImages) and self.work.looked_ahead,
+            precision=timed.precision,
             device=str(model.device),
             batch=batch,
             positions=config.image.positions,
-            state_bytes=state,
-            state_bytes_per_image=state // batch,
+            state_bytes=self._state_bytes,
+            state_bytes_per_image=self._state_bytes // batch,
             peak_memory_bytes=self._peak_memory_bytes,
             repeats=len(self.samples),
             samples_seconds=list(self.samples),
+            reduced=self.reduced,
             left_out=self.left_out,
             published=find_published(timed.preset, config.attention, config.attention_options, self._name_engine()),
             **vars(timed.find_quality(self._settings.runs)),
@@ -221,28 +227,20 @@ class SamplingMeasurement(Measurement[SamplingRow]):
         return self._with_shares(self._with_speed(row))
 
     def _name_engine(self) -> str:
-        """Return the engine name. Softmax rows of a suitable engine are named after how they read preceding values."""
+        """Return the name of the engine, or `cached` for softmax with an engine that supports the model."""
         if self._engine == RERUN or self._model.config.attention != BASELINE:
             return self._engine
         return CACHED if ENGINES[self._engine].refusal(self._model) is None else self._engine
-
-    def _require_memory(self) -> None:
-        if self._engine == RERUN:
-            return
-        needed, free = self._model.state_bytes(self._batch), measure_free_memory(str(self._model.device))
-        if free is not None and _STATE_MARGIN * needed > free:
-            raise PassFailed(f"the state would need {format_bytes(needed)}, {format_bytes(free)} are free")
 
     def _plan_steps(self) -> SamplingWork:
         """Plan whole images, or as many steps around the middle as the limit allows."""
         model, batch, check, limit = self._model, self._batch, self.check, self._settings.limit_seconds
         if (refusal := ENGINES[self._engine].refusal(model)) is not None:
             raise PassFailed(f"{self._engine}: {refusal}")
-        self._require_memory()
         positions = model.config.image.positions
         if limit is not None and positions > 2 * _PROBED_STEPS:
             probe = MiddleSteps(model, batch, self._engine, _PROBED_STEPS, check)
-            steps = int(limit / self._settings.repeats / (probe.time_sample() / _PROBED_STEPS))
+            steps = int(limit / self._settings.repeats / (self.time_sample(probe) / _PROBED_STEPS))
             if steps < positions - 1:  # the untimed step comes before the timed ones
                 return MiddleSteps(model, batch, self._engine, max(1, steps), check)
         return WholeImages(model, batch, self._engine, self._look_ahead, check)
@@ -259,7 +257,7 @@ class SamplingMeasurement(Measurement[SamplingRow]):
 
     def _with_speed(self, row: SamplingRow) -> SamplingRow:
         """Return `row` with the figures of whole images, measured or extrapolated."""
-        work, positions = self._work, row.positions
+        work, positions = self.work, row.positions
         if work is None or not self.samples:
             return row
         timing, images = Timing(self.samples), self._batch * work.steps / positions

@@ -4,7 +4,6 @@ A shared machine has slow and fast stretches of minutes, which slow some rows do
 all parts are therefore spread over the whole budget.
 """
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,8 +11,7 @@ from dataclasses import dataclass, field
 # The first round prepares and probes, so it takes about this many times as long as the others.
 _FIRST_ROUND_FACTOR = 2.5
 
-
-# The functions that run one round of each measurement of a group, by the title of the group.
+# The functions that run one round of a group, by the title of the group.
 Groups = Mapping[str, Sequence[Callable[[], None]]]
 
 
@@ -22,13 +20,14 @@ class Part:
     """Groups of measurements by title, with a `share` of the budget, for at most `rounds` rounds.
 
     `prepare` makes the groups when the part begins. Its argument is the number of seconds for the part. A group is left
-    out if the part's first round has no time for it.
+    out if the part's first round has no time for it. `release` frees the memory of the part after its last round.
     """
 
     name: str
     share: float
     rounds: int
     prepare: Callable[[float], Groups]
+    release: Callable[[], None] = lambda: None
     groups: dict[str, Sequence[Callable[[], None]]] = field(default_factory=dict)
     rounds_done: int = 0
     seconds: float = 0.0
@@ -38,8 +37,9 @@ class Part:
 class Schedule:
     """Runs the part that is furthest behind its share, round by round, while another round fits the budget.
 
-    `after_group` is called with the part and the title of a group that finished a round. `reduced` lists the groups
-    left out for lack of time.
+    A round is cut off at the end of the budget, and the round of a part with a single round at the end of its share.
+    `after_group` is called with the part and the title of a group that finished a round. `reduced` lists what there
+    was no time for.
     """
 
     def __init__(
@@ -62,8 +62,12 @@ class Schedule:
     def run(self, budget_seconds: float) -> None:
         """Run the first round of each part in order, and then all other rounds. Errors pass through."""
         self._budget_seconds, self._ends = budget_seconds, self._clock() + budget_seconds
-        while waiting := [part for part in self.parts if self._has_time(part)]:
+        waiting = list(self.parts)
+        while waiting:
             self._run_round(min(waiting, key=lambda part: part.seconds / part.share))
+            for part in [part for part in waiting if not self._has_time(part)]:
+                waiting.remove(part)
+                part.release()
         self.reduced += [
             f"{part.name}: {part.rounds_done} of {part.rounds} rounds, the time was up"
             for part in self.parts
@@ -77,24 +81,31 @@ class Schedule:
         return part.rounds_done < part.rounds and self._clock() + part.next_round_seconds <= self._ends
 
     def _run_round(self, part: Part) -> None:
-        began, limit, left_out = self._clock(), math.inf, list[str]()
-        if part.rounds_done == 0:
+        first, began, last_start, ends = part.rounds_done == 0, self._clock(), self._ends, self._ends
+        if first:
             limit = self._allot(part)
             part.groups = dict(part.prepare(limit))
-        for number, title in enumerate(list(part.groups)):
-            if number and self._clock() - began > limit:
-                left_out.append(title)
-                del part.groups[title]
-                continue
-            for measure_round in part.groups[title]:
-                measure_round()
-            self._after_group(part, title)
-        if left_out:
-            self.reduced.append(f"{part.name}: left out, the time was up: {'; '.join(left_out)}")
+            last_start = self._clock() + limit
+            ends = last_start if part.rounds == 1 else max(ends, last_start)
+        cut = [title for title in part.groups if not self._run_group(part, title, last_start, ends)]
+        if first and cut:
+            self.reduced.append(f"{part.name}: left out or cut short, the time was up: {'; '.join(cut)}")
+            part.groups = {title: turns for title, turns in part.groups.items() if title not in cut}
         took = self._clock() - began
-        part.next_round_seconds = took / (1.0 if part.rounds_done else _FIRST_ROUND_FACTOR)
+        part.next_round_seconds = took / (_FIRST_ROUND_FACTOR if first else 1.0)
         part.seconds += took
-        part.rounds_done += 1
+        part.rounds_done += first or not cut
+
+    def _run_group(self, part: Part, title: str, last_start: float, ends: float) -> bool:
+        """Return whether the group finished the round: it began until `last_start` and was not cut off at `ends`."""
+        if self._clock() > last_start:
+            return False
+        for turn in part.groups[title]:
+            if self._clock() > ends:
+                return False
+            turn()
+        self._after_group(part, title)
+        return True
 
     def _allot(self, part: Part) -> float:
         """Return the seconds for a new part: its share of the time not reserved for parts that have begun."""

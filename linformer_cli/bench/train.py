@@ -1,4 +1,4 @@
-"""`lintx bench train`: images per second of whole training steps, as a run takes them."""
+"""`lintx bench train`: images per second of whole training steps, as in a run."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ from .rounds import BenchReport, Measurement, measure_groups
 from .rows import TrainingRow
 from .trained_runs import TrainedRun
 
-# The computation of a training run, and plain torch in float32.
+# Plain torch in float32, and the computation of a training run.
 ENGINES = (TEXTBOOK, AUTO)
 _FEWEST_IMAGES = 16
 
@@ -58,7 +58,7 @@ class TrainingConditions:
     limit_seconds: float | None
     warm_up_steps: int = 1
     interleaved: bool = True
-    step: str = "random images to values, forward, backward, clipping, optimizer, by the recipe of the preset"
+    step: str = "random images to values, forward, backward, clipping, optimizer, with the recipe of the preset"
     product_share: str = f"{TRAINING_FACTOR} times {WHAT_IS_COUNTED}"
 
 
@@ -76,7 +76,7 @@ def run_training_bench(
     """
     groups = prepare(models, settings, ceilings, check)
     comparisons = [partial(require_model_agrees, timed) for timed in models]
-    rows, ended = measure_groups(groups, settings.repeats, report, check, comparisons)
+    rows, ended = measure_groups(groups, report, check, comparisons)
     conditions = TrainingConditions(settings.repeats, settings.limit_seconds)
     return BenchReport(rows, ended, conditions, describe_environment(), ceilings.describe())
 
@@ -96,11 +96,11 @@ def prepare(
     ]
 
 
-class TrainingMeasurement(Measurement[TrainingRow]):
+class TrainingMeasurement(Measurement[TrainingRow, Trainer]):
     """Training steps of a model with one engine at one batch size, on random images, with the recipe of its preset.
 
-    The trainer is kept between rounds, because a new trainer would have to warm up. The gradients and averages of the
-    trainer take memory.
+    The trainer is kept between rounds, because a new trainer would have to warm up. Its gradients and averages take
+    memory.
     """
 
     def __init__(
@@ -112,33 +112,28 @@ class TrainingMeasurement(Measurement[TrainingRow]):
         ceilings: Ceilings,
         check: Check = never_stop,
     ) -> None:
-        super().__init__(ceilings, check, timed.network)
+        super().__init__(settings.repeats, ceilings, check, timed.network)
         self._timed, self._batch, self._plain, self._settings = timed, batch, engine == TEXTBOOK, settings
         self._precision = "fp32" if self._plain else settings.precision
         self._device = str(timed.model.device)
-        self._trainer: Trainer | None = None
 
-    def take_sample(self) -> None:
+    def prepare(self) -> Trainer:
+        config, preset = self._timed.model.config, self._timed.preset
+        trainer = build_trainer(config, preset, self._batch, self._device, self._precision)
+        seconds, limit = self._time_step(trainer), self._settings.limit_seconds
+        if limit is not None and seconds > limit:
+            raise PassFailed(f"one step took {format_duration(seconds)}")
+        return trainer
+
+    def time_sample(self, work: Trainer) -> float:
+        # `bench paper` takes more rounds than repeats; the limit is for the repeats.
         limit = self._settings.limit_seconds
-        if self._trainer is None:
-            self._trainer = build_trainer(
-                self._timed.model.config, self._timed.preset, self._batch, self._device, self._precision
-            )
-            seconds = self._time_step(self._trainer)
-            if limit is not None and seconds > limit:
-                self._trainer = None
-                raise PassFailed(f"one step took {format_duration(seconds)}")
-        fewer = 0 < len(self.samples) < self._settings.repeats  # `bench paper` asks for more rounds than repeats
-        if limit is not None and fewer and sum(self.samples) + self.samples[-1] > limit:
+        if limit is not None and self.reduced and sum(self.samples) + self.samples[-1] > limit:
             raise PassFailed("the limit is reached")
-        self.samples.append(self._time_step(self._trainer))
-
-    def release(self) -> None:
-        self._trainer = None
+        return self._time_step(work)
 
     def row(self) -> TrainingRow:
-        model, batch, repeats = self._timed.model, self._batch, len(self.samples)
-        config, fewer = model.config, 0 < repeats < self._settings.repeats
+        model, batch, config = self._timed.model, self._batch, self._timed.model.config
         row = TrainingRow(
             name=self._timed.name,
             preset=self._timed.preset,
@@ -149,10 +144,10 @@ class TrainingMeasurement(Measurement[TrainingRow]):
             device=self._device,
             batch=batch,
             positions=config.image.positions,
-            repeats=repeats,
+            repeats=len(self.samples),
             samples_seconds=list(self.samples),
             left_out=self.left_out,
-            reduced=f"{repeats} of {self._settings.repeats} repeats" if fewer else None,
+            reduced=self.reduced,
             **vars(self._timed.find_quality(self._settings.runs)),
         )
         if not self.samples:
@@ -175,7 +170,7 @@ class TrainingMeasurement(Measurement[TrainingRow]):
             return time_work(trainer.take_step, self._device)
 
     def _name_engine(self) -> str:
-        """Return `native` if the attention has compiled kernels, else `parallel`."""
+        """Return `textbook`, `native` if the attention has compiled kernels, or else `parallel`."""
         if self._plain:
             return TEXTBOOK
         return NATIVE if self._timed.model.is_compiled(torch_dtype(self._precision)) else "parallel"

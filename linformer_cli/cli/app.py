@@ -19,6 +19,8 @@ from linformer_cli.system.threads import limit_spinning
 from . import attentions, bench, check, compare, complete, env, evaluate, export, info, plot, sample, train
 from .output import complain
 
+_CLOSED_PIPE = 128 + 13  # as if SIGPIPE had ended the process, like most commands; Windows has no SIGPIPE
+
 app = typer.Typer(
     name="lintx",
     help="Train pixel models with linear attention, and sample and complete images in constant memory.",
@@ -63,7 +65,9 @@ def main() -> NoReturn:
     try:
         _run()
     except SystemExit as ended:
-        end_process(ended.code if isinstance(ended.code, int) else 0)
+        code = ended.code if isinstance(ended.code, int) else 0
+        # Typer and rich end with 1 when the reader of our output has closed the pipe.
+        end_process(_CLOSED_PIPE if isinstance(ended.__context__, BrokenPipeError) else code)
 
 
 def _run() -> NoReturn:
@@ -88,9 +92,7 @@ def _run() -> NoReturn:
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except BrokenPipeError:
-        # The reader of our output has closed the pipe. Python would complain again when it flushes stdout at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+        sys.exit(_CLOSED_PIPE)
     except OSError as error:  # the system refused an operation; this is not a bug
         where = f": '{str(error.filename)[:200]}'" if error.filename is not None else ""
         _end(f"Error: {error.strerror or error}{where}", 1)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from linformer_cli.errors import UsageError
-from linformer_cli.report.tables import Column
+from linformer_cli.report.tables import Column, TableStyle
 
 from . import options
 from .output import print_facts, print_json, print_records, talk
@@ -53,7 +53,7 @@ def attentions(
             "--checkpoint", help="Take these sizes from a checkpoint.", show_default=False, metavar="CHECKPOINT"
         ),
     ] = None,
-    style: options.Style = options.TableFormat.TABLE,
+    style: options.Style = "table",
     json: options.Json = False,
 ) -> None:
     """List the attentions, or show one.
@@ -98,14 +98,14 @@ def attentions(
         _print_one({**rows[0], "description": description}, sizes, style, json)
 
 
-def _print_list(rows: list[dict[str, Any]], sizes: dict[str, int], style: options.TableFormat, json: bool) -> None:
+def _print_list(rows: list[dict[str, Any]], sizes: dict[str, int], style: TableStyle, json: bool) -> None:
     if json:
         print_json({**sizes, "rows": rows})
         return
     for row in rows:
         row["options"] = ", ".join(f"{key}={_show(option['default'])}" for key, option in row["options"].items())
-    if style.value != "table":
-        print_records(rows, (*_COLUMNS, _OPTIONS), style.value)
+    if style != "table":
+        print_records(rows, (*_COLUMNS, _OPTIONS), style)
         return
     # Print two tables, because a terminal is too narrow for one.
     name, source, *others = _COLUMNS
@@ -115,7 +115,7 @@ def _print_list(rows: list[dict[str, Any]], sizes: dict[str, int], style: option
     talk("details: lintx attentions NAME")
 
 
-def _print_one(row: dict[str, Any], sizes: dict[str, int], style: options.TableFormat, json: bool) -> None:
+def _print_one(row: dict[str, Any], sizes: dict[str, int], style: TableStyle, json: bool) -> None:
     if json:
         print_json({**sizes, **row})
         return
@@ -128,8 +128,8 @@ def _print_one(row: dict[str, Any], sizes: dict[str, int], style: options.TableF
         }
         for key, option in row["options"].items()
     ]
-    if style.value != "table":
-        print_records(records, _DETAIL_COLUMNS, style.value)
+    if style != "table":
+        print_records(records, _DETAIL_COLUMNS, style)
         return
     facts = {column.title: row[column.key] for column in _COLUMNS}
     at = f"T = {sizes['positions']:,}, {sizes['heads']} heads of {sizes['head_width']}"

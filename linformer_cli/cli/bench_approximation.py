@@ -40,7 +40,7 @@ def approximation(
         typer.Option("--plot", help="Write medians and quartiles to a .png or .svg file.", show_default=False),
     ] = None,
     error: Annotated[ErrorName, typer.Option("--error", help="The error in table and plot.")] = ErrorName.OUTPUT,
-    style: options.Style = options.TableFormat.TABLE,
+    style: options.Style = "table",
     json: options.Json = False,
 ) -> None:
     """Measure how well random features approximate softmax.
@@ -72,6 +72,6 @@ def approximation(
     if json:
         print_json({"rows": rows, "settings": settings, "plot": plot, "environment": describe_environment()})
     else:
-        columns = CSV_COLUMNS if style is options.TableFormat.CSV else choose_columns(error)
-        print_records(flatten_rows(rows, error), columns, style.value)
+        columns = CSV_COLUMNS if style == "csv" else choose_columns(error)
+        print_records(flatten_rows(rows, error), columns, style)
     write_plot(plot, lambda kind: render_approximation(rows, error, kind))

@@ -35,7 +35,7 @@ def attention(
         Path | None,
         typer.Option("--plot", help="Also plot time and memory against T, log-log: .png or .svg.", show_default=False),
     ] = None,
-    style: options.Style = options.TableFormat.TABLE,
+    style: options.Style = "table",
     json: options.Json = False,
 ) -> None:
     """Measure how time and memory grow with T.

@@ -41,13 +41,13 @@ def copy(
     length: Annotated[
         int | None,
         typer.Option(
-            "--length", min=1, max=LARGEST_SIZE, help="Sequence length; default 128, or 32.", show_default=False
+            "--length", min=1, max=LARGEST_SIZE, help="Length; default 128, or 32 below 1h.", show_default=False
         ),
     ] = None,
     width: Annotated[
         int | None,
         typer.Option(
-            "--width", min=1, max=_LARGEST_WIDTH, help="Model width; default 256, or 128.", show_default=False
+            "--width", min=1, max=_LARGEST_WIDTH, help="Width; default 256, or 128 below 1h.", show_default=False
         ),
     ] = None,
     every: Annotated[
@@ -59,7 +59,7 @@ def copy(
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Write the curves to a .png or .svg file.", show_default=False)
     ] = None,
-    style: options.Style = options.TableFormat.TABLE,
+    style: options.Style = "table",
     json: options.Json = False,
 ) -> None:
     """Measure how fast models learn to copy.
@@ -126,12 +126,12 @@ class _Reporter:
             talk(f"update {update:,}: {losses}")
 
 
-def _print(report: "CopyReport", style: options.TableFormat) -> None:
-    if style is options.TableFormat.CSV:
+def _print(report: "CopyReport", style: TableStyle) -> None:
+    if style == "csv":
         print_records(list_points(report.rows), CSV_COLUMNS, "csv")
         return
     print(f"{report.settings.task}\n")
-    shape: TableStyle = "md" if style is options.TableFormat.MD else "table"
+    shape: TableStyle = "md" if style == "md" else "table"
     print_records(report.rows, choose_columns(report.rows), shape)
     losses, columns = tabulate_losses(report.rows)
     if len(losses) > 1:

@@ -7,6 +7,7 @@ import typer
 
 from linformer_cli.files import require_writable
 from linformer_cli.report.copy import COPY_COLUMNS
+from linformer_cli.report.tables import TableStyle
 
 from . import options
 from .bench_tables import describe_passes, print_growth, print_sampling, print_training, talk_about_machine
@@ -24,7 +25,7 @@ def paper(
     ),
     runs: options.Runs = None,
     device: options.Device = "auto",
-    style: options.Style = options.TableFormat.TABLE,
+    style: options.Style = "table",
     json: options.Json = False,
 ) -> None:
     """Repeat the measurements of the 2020 paper.
@@ -65,9 +66,9 @@ def paper(
     stop.raise_if_set("Stopped; what was measured is kept")
 
 
-def _print(report: "PaperReport", style: options.TableFormat) -> None:
+def _print(report: "PaperReport", style: TableStyle) -> None:
     print_sampling(report.sampling, style)
-    if style is options.TableFormat.CSV:  # CSV holds one table; the other tables are in paper.json
+    if style == "csv":  # CSV holds one table; the other tables are in paper.json
         return
     print_training(report.training, style)
     if report.scaling:
@@ -75,7 +76,7 @@ def _print(report: "PaperReport", style: options.TableFormat) -> None:
         print_growth(report.scaling, report.exponents, style)
     if report.copy is not None and report.copy.rows:
         print()
-        print_records(report.copy.rows, COPY_COLUMNS, "md" if style is options.TableFormat.MD else "table")
+        print_records(report.copy.rows, COPY_COLUMNS, "md" if style == "md" else "table")
     for line in report.reduced:
         talk(f"reduced: {line}")
     talk_about_machine(report.environment, report.ceilings)

@@ -7,6 +7,7 @@ import typer
 
 from linformer_cli.errors import UsageError
 from linformer_cli.report import benchmark_plots
+from linformer_cli.system.device import Precision
 
 from . import options
 from .bench_tables import print_position_times, print_sampling, show_report, talk_about_speed
@@ -15,7 +16,6 @@ from .session import open_session
 
 if TYPE_CHECKING:
     from linformer_cli.bench.models import BenchModel
-    from linformer_cli.bench.trained_runs import TrainedRun
 
 Rerun = Annotated[
     bool, typer.Option("--rerun/--no-rerun", help="Also time softmax without a cache, extrapolated from 4 positions.")
@@ -64,8 +64,8 @@ def sample(
     plot: options.SpeedPlot = None,
     bits_plot: BitsPlot = None,
     device: options.Device = "auto",
-    precision: options.SamplingPrecision = options.PrecisionName.AUTO,
-    style: options.Style = options.TableFormat.TABLE,
+    precision: options.SamplingPrecision = "auto",
+    style: options.Style = "table",
     json: options.Json = False,
 ) -> None:
     """Measure images/s of sampling, by attention, batch size and network.
@@ -102,6 +102,7 @@ def sample(
         raise UsageError("--bits-plot plots the bits/dim of trained runs; name them with --runs")
 
     from linformer_cli.bench.measure.ceilings import Ceilings
+    from linformer_cli.bench.models import load_models
     from linformer_cli.bench.sample import SamplingSettings, run_sampling_bench
     from linformer_cli.bench.trained_runs import read_trained_runs
     from linformer_cli.sampling.engines import AUTO, ENGINES
@@ -111,17 +112,15 @@ def sample(
     trained = read_trained_runs(runs or [])
     source: dict[str, str] = {}
     if presets is not None:
-        models, kind = _build_presets(presets, sides, names, device, precision)
+        models = _build_presets(presets, sides, names, device, precision)
     elif checkpoint is None and names is None and trained:
-        models, kind = _load_runs(trained, device, precision)
+        models = load_models(trained, *_choose_place(device, precision))
     else:
-        models, kind, path = _open_checkpoint(checkpoint, names, device, precision)
-        source["checkpoint"] = path
+        models, source["checkpoint"] = _open_checkpoint(checkpoint, names, device, precision)
     if bits_plot is not None and all(timed.find_quality(trained).bits_per_dim is None for timed in models):
-        raise UsageError("--bits-plot has nothing to plot: none of --runs is of a model that would be timed")
+        raise UsageError("--bits-plot has nothing to plot: no run in --runs has a model that would be timed")
     settings = SamplingSettings(
         batches,
-        kind,
         repeats,
         engines,
         look_ahead=look_ahead,
@@ -136,7 +135,7 @@ def sample(
 
     def show() -> None:
         print_sampling(report.rows, style)
-        if sides is not None and style is options.TableFormat.TABLE:
+        if sides is not None and style == "table":
             print_position_times(report.rows)
 
     show_report(report, stop, {**source, "plot": plot, "bits_plot": bits_plot} if json else None, show)
@@ -150,34 +149,23 @@ def sample(
 
 
 def _open_checkpoint(
-    checkpoint: str | None, names: str | None, device: str, precision: options.PrecisionName
-) -> "tuple[list[BenchModel], str, str]":
-    """Return the checkpoint's model and softmax, or mechanisms of its size; the precision; the checkpoint's path."""
+    checkpoint: str | None, names: str | None, device: str, precision: Precision
+) -> "tuple[list[BenchModel], str]":
+    """Return the checkpoint's model and softmax, or mechanisms of its size, and the checkpoint's path."""
     from linformer_cli.bench.models import build_models, with_softmax
 
-    session = open_session(checkpoint, device, precision.value)
+    session = open_session(checkpoint, device, precision)
+    path = str(session.checkpoint.path)
     if names is None:
-        models = with_softmax(session.model.config.attention, session.model)
-    else:
-        variants = options.choose_variants(names, True)
-        models = build_models(variants, [(None, session.model.config)], session.device, session.precision)
-    return models, session.precision, str(session.checkpoint.path)
-
-
-def _load_runs(
-    runs: "list[TrainedRun]", device: str, precision: options.PrecisionName
-) -> "tuple[list[BenchModel], str]":
-    """Return the models of the runs, and the precision."""
-    from linformer_cli.bench.models import load_models
-
-    place, kind = _choose_place(device, precision)
-    return load_models(runs, place, kind), kind
+        return with_softmax(session.model.config.attention, session.model), path
+    variants = options.choose_variants(names, True)
+    return build_models(variants, [(None, session.model.config)], session.device, session.precision), path
 
 
 def _build_presets(
-    presets: str, sides: list[int] | None, names: str | None, device: str, precision: options.PrecisionName
-) -> "tuple[list[BenchModel], str]":
-    """Return untrained models of the presets' sizes, and the precision."""
+    presets: str, sides: list[int] | None, names: str | None, device: str, precision: Precision
+) -> "list[BenchModel]":
+    """Return untrained models of the presets' sizes."""
     from linformer_cli.bench.models import build_models, preset_network, resize_network
 
     place, kind = _choose_place(device, precision)
@@ -185,14 +173,14 @@ def _build_presets(
     if sides is not None:
         networks = [resize_network(*network, side) for network in networks for side in sides]
     variants = options.choose_variants(names or options.PRESET_VARIANTS, True)
-    return build_models(variants, networks, place, kind), kind
+    return build_models(variants, networks, place, kind)
 
 
-def _choose_place(device: str, precision: options.PrecisionName) -> tuple[str, str]:
+def _choose_place(device: str, precision: Precision) -> tuple[str, str]:
     """Return device and precision. Prints the choice on stderr."""
     from linformer_cli.system.device import choose_device, choose_precision
 
     place = choose_device(device).value
-    kind = choose_precision(precision.value, place, "sampling")
+    kind = choose_precision(precision, place, "sampling")
     talk(f"device {place}, precision {kind.value} ({kind.reason})")
     return place, kind.value

@@ -4,10 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from linformer_cli.report import benchmarks
-from linformer_cli.report.tables import Column
+from linformer_cli.report.tables import Column, TableStyle
 from linformer_cli.units import format_bytes, format_milliseconds
 
-from . import options
 from .output import print_json, print_records, talk
 
 if TYPE_CHECKING:
@@ -36,24 +35,22 @@ def show_report(
         talk_about_machine(report.environment, report.ceilings)
 
 
-def print_sampling(rows: "Sequence[SamplingRow]", style: options.TableFormat) -> None:
+def print_sampling(rows: "Sequence[SamplingRow]", style: TableStyle) -> None:
     """Print rows of sampling on stdout."""
     _print_speeds(rows, benchmarks.SAMPLING_TABLES, benchmarks.SAMPLING_FILE_COLUMNS, style)
 
 
-def print_training(rows: "Sequence[ModelRow]", style: options.TableFormat) -> None:
+def print_training(rows: "Sequence[ModelRow]", style: TableStyle) -> None:
     """Print rows of training on stdout."""
     _print_speeds(rows, benchmarks.TRAINING_TABLES, benchmarks.TRAINING_FILE_COLUMNS, style)
 
 
-def _print_speeds(
-    rows: "Sequence[ModelRow]", tables: Tables, columns: Sequence[Column], style: options.TableFormat
-) -> None:
+def _print_speeds(rows: "Sequence[ModelRow]", tables: Tables, columns: Sequence[Column], style: TableStyle) -> None:
     flat = [benchmarks.flatten_speed(row) for row in rows]
-    if style is options.TableFormat.CSV:
+    if style == "csv":
         print_records(flat, columns, "csv")
         return
-    if style is options.TableFormat.MD:
+    if style == "md":
         print_records(flat, benchmarks.choose_columns(flat, columns, benchmarks.QUALITY), "md")
         return
     for preset in dict.fromkeys(row["preset"] for row in flat):
@@ -80,17 +77,17 @@ def print_position_times(rows: "Sequence[SamplingRow]") -> None:
     print()
 
 
-def print_growth(rows: "Sequence[AttentionRow]", exponents: "Sequence[Exponents]", style: options.TableFormat) -> None:
+def print_growth(rows: "Sequence[AttentionRow]", exponents: "Sequence[Exponents]", style: TableStyle) -> None:
     """Print time and memory against T on stdout, and the exponents except in CSV, which holds one table."""
     flat = benchmarks.flatten_growth(rows, exponents)
-    if style is options.TableFormat.CSV:
+    if style == "csv":
         print_records(flat, benchmarks.SCALING_FILE_COLUMNS, "csv")
         return
-    shape = options.TableFormat.MD if style is options.TableFormat.MD else options.TableFormat.TABLE
-    print_records(flat, benchmarks.SCALING_COLUMNS, shape.value)
+    shape: TableStyle = "md" if style == "md" else "table"
+    print_records(flat, benchmarks.SCALING_COLUMNS, shape)
     for columns in (benchmarks.EXPONENT_COLUMNS, benchmarks.REACH_COLUMNS):
         print()
-        print_records(exponents, columns, shape.value)
+        print_records(exponents, columns, shape)
 
 
 def talk_about_speed(row: "ModelRow") -> None:
@@ -112,11 +109,9 @@ def describe_passes(row: "AttentionRow") -> str:
     )
 
 
-def talk_about_machine(environment: Mapping[str, Any], ceilings: "CeilingsReport | None" = None) -> None:
+def talk_about_machine(environment: Mapping[str, Any], ceilings: "CeilingsReport") -> None:
     """Print the machine and its ceilings on stderr."""
     talk(f"{environment['processor']}, {environment['threads']} threads, torch {environment['versions']['torch']}")
-    if ceilings is None:
-        return
     best: dict[str, float] = {}
     for product in ceilings.products:
         best[product.precision] = max(best.get(product.precision, 0.0), product.gigaflops)

@@ -5,13 +5,14 @@ from typing import Annotated
 import typer
 
 from linformer_cli.report import benchmark_plots
+from linformer_cli.system.device import Precision
 
 from . import options
 from .bench_tables import print_training, show_report, talk_about_speed
 from .output import talk, write_plot
 
 TrainingPrecision = Annotated[
-    options.PrecisionName,
+    Precision,
     typer.Option("--precision", help="Precision of matrix products; auto is the faster of fp32 and bf16."),
 ]
 TrainingPresets = Annotated[
@@ -38,8 +39,8 @@ def train(
     runs: options.Runs = None,
     plot: options.SpeedPlot = None,
     device: options.Device = "auto",
-    precision: TrainingPrecision = options.PrecisionName.AUTO,
-    style: options.Style = options.TableFormat.TABLE,
+    precision: TrainingPrecision = "auto",
+    style: options.Style = "table",
     json: options.Json = False,
 ) -> None:
     """Measure images/s of whole training steps.
@@ -75,7 +76,7 @@ def train(
     place = choose_device(device).value
     networks = [preset_network(name.strip()) for name in presets.split(",")]
     network = networks[0][1]
-    kind = choose_precision(precision.value, place, "training", network.width, network.feed_forward)
+    kind = choose_precision(precision, place, "training", network.width, network.feed_forward)
     textbook = "; textbook fp32" if TEXTBOOK in engines and kind.value != "fp32" else ""
     talk(f"device {place}, precision {kind.value} ({kind.reason}){textbook}")
     variants = options.choose_variants(names or options.PRESET_VARIANTS, True)

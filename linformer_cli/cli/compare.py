@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from linformer_cli.config import TrainConfig
+from linformer_cli.config import LARGEST_STEP, TrainConfig
 from linformer_cli.errors import Interrupted, LintxError, UsageError
 from linformer_cli.report.tables import Column
 from linformer_cli.units import format_bytes, format_count
@@ -21,9 +21,8 @@ from .progress import TrainingDisplay
 if TYPE_CHECKING:
     from linformer_cli.comparison.entries import Conditions, Entry
     from linformer_cli.data.images import ImageSet
+    from linformer_cli.system.signals import StopRequest
 
-# This equals the largest number of steps in a configuration.
-_MOST_IMAGES = 2**40
 _TABLE_COLUMNS = (
     Column("name", "attention"),
     Column("bits", "bits/dim"),
@@ -52,7 +51,7 @@ def compare(
         Path, typer.Option("--runs", help="Folder for the runs, one for each mechanism.", metavar="FOLDER")
     ] = Path("runs/comparison"),
     images: Annotated[
-        int, typer.Option("--images", min=1, max=_MOST_IMAGES, help="Training images for each mechanism.")
+        int, typer.Option("--images", min=1, max=LARGEST_STEP, help="Training images for each mechanism.")
     ] = 16_000,
     data: Annotated[
         str | None,
@@ -93,7 +92,7 @@ def compare(
         bool, typer.Option("--train/--no-train", help="Train and time, or only show existing results.")
     ] = True,
     retime: Annotated[bool, typer.Option("--retime", help="Discard kept times and measure again.")] = False,
-    style: options.Style = options.TableFormat.TABLE,
+    style: options.Style = "table",
     json: options.Json = False,
     training: Annotated[dict[str, Any], Fields(TrainConfig, "Training", only=("seed", "device", "precision"))],
 ) -> None:
@@ -121,6 +120,7 @@ def compare(
     from linformer_cli.comparison.speed import forget_speeds
     from linformer_cli.system.device import choose_device, choose_precision
     from linformer_cli.system.environment import describe_environment
+    from linformer_cli.system.signals import StopRequest
 
     if evaluate_images is not None:
         training["evaluate_images"] = evaluate_images
@@ -146,7 +146,7 @@ def compare(
     failures: dict[str, str] = {}
     for entry in entries if retime else []:
         forget_speeds(entry)
-    stopped = _work(entries, sets, conditions, failures) if train else None
+    stop = _work(entries, sets, conditions, failures) if train else StopRequest()
     rows = [describe_entry(entry, conditions, failures.get(entry.variant.label)) for entry in entries]
     if json:
         first = entries[0].config
@@ -154,45 +154,41 @@ def compare(
         print_json({"rows": rows, "settings": settings, "environment": describe_environment()})
     else:
         columns = (*_TABLE_COLUMNS, _MISSING) if any(row.missing for row in rows) else _TABLE_COLUMNS
-        print_records(rows, _CSV_COLUMNS if style is options.TableFormat.CSV else columns, style.value)
-    if stopped is not None:
-        raise stopped
+        print_records(rows, _CSV_COLUMNS if style == "csv" else columns, style)
+    stop.raise_if_set("Stopped and saved; repeat the command to continue")
     if failures:
         raise LintxError(f"{len(failures)} of {len(entries)} failed: {', '.join(failures)}; the table says why")
 
 
 def _work(
     entries: "list[Entry]", images: "tuple[ImageSet, ImageSet]", conditions: "Conditions", failures: dict[str, str]
-) -> Interrupted | None:
-    """Do the remaining work and note errors in `failures`. Return the interruption that ended the work, or None."""
+) -> "StopRequest":
+    """Do the remaining work and note errors in `failures`. Return the request to stop, which a signal may have set."""
     from linformer_cli.comparison.entries import draw_grid, train_entry
     from linformer_cli.comparison.speed import time_sampling_once, time_training_once
     from linformer_cli.system.signals import catch_signals
 
-    with catch_signals() as stop:
+    with catch_signals() as stop, contextlib.suppress(Interrupted):
         check = stop.raise_if_set
-        try:
-            for entry in entries:
-                if entry.finished is None:
-                    talk(f"{entry.variant.label}: training in {entry.folder.path}")
-                    with _noting(entry, failures), TrainingDisplay() as display:
-                        train_entry(entry, images, conditions, display, stop)
-            done = [entry for entry in entries if entry.finished is not None]
+        for entry in entries:
+            if entry.finished is None:
+                talk(f"{entry.variant.label}: training in {entry.folder.path}")
+                with _noting(entry, failures), TrainingDisplay() as display:
+                    train_entry(entry, images, conditions, display, stop)
+        done = [entry for entry in entries if entry.finished is not None]
+        for entry in done:
+            check()
+            with _noting(entry, failures):
+                if draw_grid(entry, conditions.device, check):
+                    talk(f"wrote {entry.grid_file}")
+        for _ in range(conditions.repeats):
             for entry in done:
                 check()
-                with _noting(entry, failures):
-                    if draw_grid(entry, conditions.device, check):
-                        talk(f"wrote {entry.grid_file}")
-            for _ in range(conditions.repeats):
-                for entry in done:
-                    check()
-                    if entry.variant.label not in failures:
-                        with _noting(entry, failures):
-                            time_training_once(entry, images, conditions)
-                            time_sampling_once(entry, conditions, check)
-        except Interrupted as signal:
-            return Interrupted("Stopped; everything is saved, the same command continues", signal.exit_code - 128)
-    return None
+                if entry.variant.label not in failures:
+                    with _noting(entry, failures):
+                        time_training_once(entry, images, conditions)
+                        time_sampling_once(entry, conditions, check)
+    return stop
 
 
 @contextlib.contextmanager

@@ -4,12 +4,12 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from linformer_cli.data import Fit
 from linformer_cli.errors import DataError, LintxError, UsageError
 
 from . import options
@@ -23,12 +23,6 @@ if TYPE_CHECKING:
 
 # All completions of an image are in one row of the result.
 _MOST_COMPLETIONS = 100_000
-
-
-class FitName(StrEnum):
-    CROP = "crop"
-    PAD = "pad"
-    STRETCH = "stretch"
 
 
 def complete(
@@ -50,7 +44,7 @@ def complete(
         int, typer.Option("-n", "--count", min=1, max=_MOST_COMPLETIONS, help="Completions of each image.")
     ] = 3,
     out: Annotated[Path, typer.Option("-o", "--out", help="PNG file for the result.")] = Path("completed.png"),
-    fit: Annotated[FitName, typer.Option("--fit", help="How to fit an image of another aspect ratio.")] = FitName.CROP,
+    fit: Annotated[Fit, typer.Option("--fit", help="How to fit an image of another aspect ratio.")] = "crop",
     invert: Annotated[bool, typer.Option("--invert", help="Invert the images first.")] = False,
     scale: Annotated[
         int | None, typer.Option("--scale", min=1, max=64, help="Enlarge the pixels.", show_default=False)
@@ -66,7 +60,7 @@ def complete(
     top_p: options.TopP = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
-    precision: options.SamplingPrecision = options.PrecisionName.AUTO,
+    precision: options.SamplingPrecision = "auto",
     engine: options.Engine = "auto",
     quiet: options.Quiet = False,
     json: options.Json = False,
@@ -88,7 +82,7 @@ def complete(
     outputs = {os.path.realpath(file) for file in (out, gif) if file is not None}
     if given := [path for path in images if os.path.realpath(path) in outputs]:
         raise UsageError(f"'{given[0]}' is one of the images and would be replaced; choose another output file")
-    session = open_session(checkpoint, device, precision.value)
+    session = open_session(checkpoint, device, precision)
 
     from linformer_cli.sampling.choose import Filters
     from linformer_cli.sampling.complete import parse_keep
@@ -127,7 +121,7 @@ class _Task:
     known: int
     count: int
     label: int | None
-    fit: FitName
+    fit: Fit
     invert: bool
 
     def complete(self, path: Path) -> "tuple[Picture, Completion]":
@@ -137,7 +131,7 @@ class _Task:
         from linformer_cli.sampling.complete import complete_values
 
         shape = self.session.model.config.image
-        picture = load_picture(path, shape, self.fit.value, self.invert)
+        picture = load_picture(path, shape, self.fit, self.invert)
         for note in picture.notes:
             talk(f"{path}: {note}")
         trained_on = self.session.checkpoint.info.data.border_mean

@@ -3,23 +3,17 @@
 import dataclasses
 import functools
 import time
-from enum import StrEnum
 from typing import Annotated
 
 import typer
 
+from linformer_cli.data import Split
 from linformer_cli.errors import UsageError
 
 from . import options
 from .images import load_images_to_fit
 from .output import print_facts, print_json, talk
 from .session import open_session
-
-
-class SplitName(StrEnum):
-    TRAIN = "train"
-    VALIDATION = "validation"
-    TEST = "test"
 
 
 def evaluate(
@@ -31,21 +25,21 @@ def evaluate(
         ),
     ] = None,
     split: Annotated[
-        SplitName, typer.Option("--split", help="Split to measure. Choose settings on validation, not on test.")
-    ] = (SplitName.VALIDATION),
+        Split, typer.Option("--split", help="Split to measure. Choose settings on validation, not on test.")
+    ] = "validation",
     data_dir: options.DataDir = None,
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, help="Use only the first N images of the split.", show_default=False)
     ] = None,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Batch size.")] = 64,
     device: options.Device = "auto",
-    precision: options.SamplingPrecision = options.PrecisionName.AUTO,
+    precision: options.SamplingPrecision = "auto",
     engine: Annotated[
         str | None,
         typer.Option(
             "--engine",
             help="Predict step by step with this sampling engine (auto, native, cuda, textbook) instead of in "
-            "parallel, to measure the cost of its number format.",
+            "parallel, to measure the effect of its precision.",
             show_default=False,
             metavar="NAME",
         ),
@@ -71,8 +65,8 @@ def evaluate(
     of the label, log2(classes) bits per image, for comparison with models without classes.
 
     With --against, also shows the mean difference from another model over the same images, including the cost of the
-    class. Its standard error is much smaller than those of the two figures, because images differ far more than models
-    do on one image.
+    class. Its standard error is much smaller than those of the two figures, because images differ from each other far
+    more than the two models do on one image.
 
     Examples:
 
@@ -80,7 +74,7 @@ def evaluate(
     - `lintx eval --limit 500`
     - `lintx eval runs/second --against runs/first`
     """
-    session = open_session(checkpoint, device, precision.value)
+    session = open_session(checkpoint, device, precision)
 
     from linformer_cli.evaluation.bits import measure_nats, stepped_nats
     from linformer_cli.sampling.engines import EngineCache
@@ -88,14 +82,14 @@ def evaluate(
 
     name = data or session.checkpoint.info.data.name
     wanted = session.model.config.image
-    images = load_images_to_fit(name, split.value, data_dir, wanted)
+    images = load_images_to_fit(name, split, data_dir, wanted)
     classes = session.model.config.classes
     labels = images.require_labels(classes) if classes else None
-    other = None if against is None else open_session(against, device, precision.value)
+    other = None if against is None else open_session(against, device, precision)
     if other is not None and other.model.config.image != wanted:
         raise UsageError(f"'{against}' models images of another size than '{session.checkpoint.path}'")
     chosen = images.images[:limit]
-    talk(f"{len(chosen):,} of {len(images):,} {split.value} images of {name}")
+    talk(f"{len(chosen):,} of {len(images):,} {split} images of {name}")
     began = time.perf_counter()
     nats, executed = None, "parallel"
     if engine is not None:
@@ -108,7 +102,7 @@ def evaluate(
         **session.record,
         "engine": executed,
         "data": name,
-        "split": split.value,
+        "split": split,
         "images_in_split": len(images),
         **dataclasses.asdict(bits),
         "classes": classes,
@@ -135,7 +129,7 @@ def evaluate(
     facts = {
         "bits/dim": f"{format_bits(bits.bits_per_dim, bits.standard_error)}  (every value{given})",
         "without first value": f"{without}  (as in the paper's code{given})",
-        "images": f"{bits.images:,} of {name} {split.value}",
+        "images": f"{bits.images:,} of {name} {split}",
     }
     if classes:
         facts["with the class"] = (

@@ -8,7 +8,8 @@ from .output import talk
 
 if TYPE_CHECKING:
     from linformer_cli.config import DataConfig, ImageShape
-    from linformer_cli.data.images import ImageSet, Split
+    from linformer_cli.data import Split
+    from linformer_cli.data.images import ImageSet
 
 
 def load_training_images(data: "DataConfig", team: Team = ALONE) -> "tuple[ImageSet, ImageSet]":

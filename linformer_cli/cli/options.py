@@ -3,15 +3,17 @@
 import math
 import re
 from collections.abc import Callable, Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from linformer_cli.config import LARGEST_SIZE
 from linformer_cli.errors import UsageError, unknown_name
 from linformer_cli.files import require_writable
 from linformer_cli.presets import PRESETS
+from linformer_cli.report.tables import TableStyle
+from linformer_cli.system.device import Precision
 
 from .output import set_quiet
 
@@ -24,18 +26,6 @@ Number = TypeVar("Number", int, float)
 # Far above any use; keeps products of several such numbers within 64 bits.
 LARGEST_COUNT = 2**24
 LONGEST_SECONDS = 3_650 * 86_400.0
-
-
-class PrecisionName(StrEnum):
-    AUTO = "auto"
-    FP32 = "fp32"
-    BF16 = "bf16"
-
-
-class TableFormat(StrEnum):
-    TABLE = "table"
-    MD = "md"
-    CSV = "csv"
 
 
 def _hush(quiet: bool) -> bool:
@@ -53,7 +43,7 @@ Engine = Annotated[
         metavar="NAME",
     ),
 ]
-_CHECKPOINT = "A run, a checkpoint folder or a shipped name; an existing path wins. Default: the shipped mnist-deep."
+_CHECKPOINT = "A run, a checkpoint folder or a shipped name; paths come first. Default: the shipped mnist-deep."
 CheckpointArgument = Annotated[
     str | None,
     typer.Argument(
@@ -112,15 +102,15 @@ SpeedPlot = Annotated[
     Path | None,
     typer.Option("--plot", help="Also plot images/s over batch size: .png or .svg.", show_default=False),
 ]
-Style = Annotated[TableFormat, typer.Option("--format", help="Format of the table.")]
+Style = Annotated[TableStyle, typer.Option("--format", help="Format of the table.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Random seed.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:INDEX or mps.", metavar="DEVICE")]
 SamplingPrecision = Annotated[
-    PrecisionName,
+    Precision,
     typer.Option(
         "--precision",
-        help="Precision of weights and activations; sums are float32. auto is fp32: rounding makes at most 1 image in "
-        "100 depend on --batch. In bf16 it may be more.",
+        help="Precision of weights and activations; sums are float32. auto is fp32, where at most 1 image in 100 "
+        "changes with --batch. In bf16, more may change.",
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors and warnings on stderr.", callback=_hush)]
@@ -139,7 +129,7 @@ ImageSize = Annotated[
     typer.Option(
         "--image-size",
         min=4,
-        max=65_536,
+        max=LARGEST_SIZE,
         help="Pixels per side, for glyphs (8 to 512; default: 28) and folder:PATH (default: 32).",
         show_default=False,
     ),

@@ -22,7 +22,7 @@ _quiet = False
 
 
 def set_quiet(quiet: bool) -> None:
-    """Set whether to drop messages and progress. Every command calls this function first."""
+    """Set whether to drop messages and progress. Every command with the option --quiet calls this function first."""
     global _quiet
     _quiet = quiet
 

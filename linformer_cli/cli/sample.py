@@ -61,7 +61,7 @@ def sample(
     top_p: options.TopP = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
-    precision: options.SamplingPrecision = options.PrecisionName.AUTO,
+    precision: options.SamplingPrecision = "auto",
     engine: options.Engine = "auto",
     gif: Annotated[
         Path | None,
@@ -97,7 +97,7 @@ def sample(
     options.require_output("-o", out, ".png")
     options.require_output("--gif", gif, ".gif")
     with join_team() as team, notice_loss("with --files, the same command draws what is missing"):
-        session = open_session(checkpoint, device, precision.value, team=team)
+        session = open_session(checkpoint, device, precision, team=team)
 
         from linformer_cli.report.numbered import NumberedImages
         from linformer_cli.sampling.choose import Filters

@@ -60,10 +60,8 @@ class Session:
         return choice.value
 
 
-def open_session(
-    name: str | None, device: str, precision: "Precision", quiet: bool = False, team: Team = ALONE
-) -> Session:
-    """Load the checkpoint `name` (None: the shipped default) for one of `team`. Prints the choice on stderr."""
+def open_session(name: str | None, device: str, precision: "Precision", team: Team = ALONE) -> Session:
+    """Load the checkpoint `name` (None: the shipped default) for one of `team`. Prints model and device on stderr."""
     from linformer_cli.checkpoint import load_weights, read_checkpoint
     from linformer_cli.model.mixers import describe_mixing
     from linformer_cli.system.device import choose_precision, torch_dtype
@@ -72,10 +70,8 @@ def open_session(
     place = team.choose_device(device)
     kind = choose_precision(precision, place.value, "sampling")
     model = load_weights(checkpoint, place.value, torch_dtype(kind.value))
-    if not quiet:
-        # A shipped model is shown by its name; a run's checkpoint is shown by its path.
-        title = checkpoint.path if name is not None and Path(name).exists() else checkpoint.path.name
-        mixing = describe_mixing(model.config.attention)
-        talk(f"{title}: {mixing}, {model.parameter_count():,} parameters")
-        talk(f"device {place.value} ({place.reason}), precision {kind.value} ({kind.reason})")
+    # A shipped model is shown by its name; a run's checkpoint is shown by its path.
+    title = checkpoint.path if name is not None and Path(name).exists() else checkpoint.path.name
+    talk(f"{title}: {describe_mixing(model.config.attention)}, {model.parameter_count():,} parameters")
+    talk(f"device {place.value} ({place.reason}), precision {kind.value} ({kind.reason})")
     return Session(checkpoint, model, place.value, kind.value)

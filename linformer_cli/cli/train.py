@@ -138,6 +138,8 @@ def train(
             merged = merge_settings(given, config, source)
             folder = RunFolder(out if out is not None else RUNS)
             merged.check()
+            if out is not None and not dry_run:  # before the images, which may take long to load
+                folder.refuse_if_taken()
             images = load_training_images(merged.data_config, team)
             settings = merged.build(images[0].shape, images[0].classes)
         trainer = _build_trainer(settings, folder, images, team)
@@ -200,7 +202,7 @@ def _take_over(trainer: "Trainer", source: "Checkpoint") -> None:
     from linformer_cli.training.takeover import summarise_names
 
     moved = trainer.take_over(load_weights(source))
-    talk(f"took over {len(moved.taken)} tensors of {source.path} ({source.info.model.attention} attention)")
+    talk(f"copied {len(moved.taken)} tensors of {source.path} ({source.info.model.attention} attention)")
     talk(f"newly initialised: {summarise_names(moved.new)}")
     talk(f"left out: {summarise_names(moved.left)}")
 

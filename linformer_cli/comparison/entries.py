@@ -115,7 +115,7 @@ def choose_training(file: Path | None, given: Mapping[str, Any], say: Callable[[
     """
     table = {} if file is None else read_tables(file).get("train", {})
     if ignored := [key for key in _DECIDED if table.pop(key, None) is not None]:
-        say(f"'{file}': {', '.join(ignored)} of [train] ignored: comparisons go by --images, validated at the end")
+        say(f"'{file}': {', '.join(ignored)} of [train] ignored: a comparison sets them itself (see --images)")
     return parse_config(TrainConfig, {"evaluate_images": _EVALUATED_IMAGES, **table, **given, "steps": 1}, "train")
 
 

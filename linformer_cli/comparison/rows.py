@@ -97,4 +97,4 @@ def _measure_rate(samples: Sequence[float], images: int) -> tuple[float | None, 
     if not samples:
         return None, None
     timing = Timing(samples)
-    return images / timing.median, [images / seconds for seconds in reversed(timing.quartiles)]
+    return timing.rate(images), list(timing.rate_quartiles(images))

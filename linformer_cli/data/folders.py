@@ -19,19 +19,19 @@ from PIL import Image
 from linformer_cli.config import ImageShape, parse_config
 from linformer_cli.errors import DataError
 
+from . import SPLITS, Split
 from .pictures import load_picture
 
 DEFAULT_FOLDER_SIZE = 32
 # A tenth of the images for testing, a tenth for validation.
 _HELD_OUT = 10
-_SPLITS = ("train", "validation", "test")
 # Common names of split folders, in lower case.
 _SPLIT_FOLDERS = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("val", "valid", "validation"), "validation"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-# To be raised when folders are split, ordered, decoded or stored differently, which invalidates older caches.
+# Increase it when folders are split, ordered, decoded or stored differently: this invalidates older caches.
 CACHE_VERSION = 4
 _IMAGES = "images.bin"
 _LEFTOVER_SECONDS = 24 * 60 * 60
@@ -52,7 +52,7 @@ class FolderImages:
 
 
 def load_folder(
-    folder: Path, splits: Sequence[str], image_size: int | None, channels: int | None, cache: Path
+    folder: Path, splits: Sequence[Split], image_size: int | None, channels: int | None, cache: Path
 ) -> list[FolderImages]:
     """Load the images of each of `splits` in `folder` and its subfolders, cropped to a square and resized.
 
@@ -87,7 +87,7 @@ def load_folder(
         if not names[split]:
             raise DataError(f"{folder} has no readable image for '{split}'; add some")
         # The splits are adjacent in the file, so that each is a view of it.
-        start = sum(len(names[before]) for before in _SPLITS[: _SPLITS.index(split)])
+        start = sum(len(names[before]) for before in SPLITS[: SPLITS.index(split)])
         labels = None if classes is None else np.array([classes[class_of[name]] for name in names[split]], np.int64)
         images = whole[start : start + len(names[split])]
         found.append(FolderImages(images, labels, (*unread, *index["skipped"]), len(classes or ())))
@@ -160,11 +160,11 @@ def _is_current(home: Path, fingerprint: str) -> bool:
 
 def _build(home: Path, folder: Path, files: Sequence[str], side: int, channels: int | None, fingerprint: str) -> None:
     """Decode all images into a new folder, then rename it to `home`."""
-    if len(files) < len(_SPLITS):
+    if len(files) < len(SPLITS):
         raise DataError(f"{folder} has {len(files)} images; at least 3 are needed, one for each split")
     channels = channels or (3 if any(_is_coloured(folder / name) for name in files) else 1)
     shape = parse_config(ImageShape, {"height": side, "width": side, "channels": channels}, f"--image-size {side}")
-    names: dict[str, list[str]] = {split: [] for split in _SPLITS}
+    names: dict[str, list[str]] = {split: [] for split in SPLITS}
     skipped: list[str] = []
     try:
         home.parent.mkdir(parents=True, exist_ok=True)
@@ -229,9 +229,9 @@ def _is_coloured(path: Path) -> bool:
 
 def _split(names: Sequence[str]) -> dict[str, list[str]]:
     """Return the names in every split, in order. They depend only on names, so broken files move no others."""
-    # By digest, not by name: the names often sort by class or by date. The held-out ones stay in this order, since
-    # often only the first of them are looked at.
-    parts: dict[str, list[str]] = {split: [] for split in _SPLITS}
+    # By digest, not by name, because names often sort by class or by date. Held-out images stay in this order, because
+    # often only the first of them are used.
+    parts: dict[str, list[str]] = {split: [] for split in SPLITS}
     own = _brings_splits(names)
     for name in sorted(names, key=lambda name: hashlib.sha256(os.fsencode(name)).digest()):
         parts[(own and _split_folder(name)) or "train"].append(name)

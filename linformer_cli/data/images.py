@@ -13,22 +13,13 @@ from linformer_cli.config import DataConfig, ImageShape, parse_config
 from linformer_cli.errors import DataError, UsageError, unknown_name
 from linformer_cli.files import is_special, user_cache
 
+from . import SPLITS, Split
 from .folders import FolderImages, load_folder
 from .glyphs import CHARACTERS, COUNTS, DEFAULT_SIZE, draw_glyphs
 from .pictures import border_brightness
-from .torchvision_sets import load_torchvision_set
+from .torchvision_sets import CLASS_NAMES, load_torchvision_set
 
-Split = Literal["train", "validation", "test"]
-SPLITS: tuple[Split, ...] = ("train", "validation", "test")
-
-DATA_SETS = {
-    "mnist": "handwritten digits, 60,000 + 10,000, 28x28 grey; downloaded once",
-    "fashion-mnist": "clothing, 60,000 + 10,000, 28x28 grey; downloaded once",
-    "cifar10": "photographs in ten classes, 50,000 + 10,000, 32x32 colour; downloaded once",
-    "array:DIR": "your arrays: DIR/{train,test}-images.npy, uint8 [N, H, W] or [N, H, W, 3]; {train,test}-labels.npy",
-    "folder:PATH": "your image files, in any subfolder, cropped to --image-size (32); class folders give labels",
-    "glyphs": "letters and digits, 8,000 + 1,000, any --image-size (28x28 grey); no download",
-}
+DATA_SETS = (*CLASS_NAMES, "array:DIR", "folder:PATH", "glyphs")
 
 _BORDER_IMAGES = 1000
 

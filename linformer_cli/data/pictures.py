@@ -3,7 +3,6 @@
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +12,7 @@ from linformer_cli.config import ImageShape
 from linformer_cli.errors import DataError
 from linformer_cli.files import is_special
 
-Fit = Literal["crop", "pad", "stretch"]
+from . import Fit
 
 
 @dataclass(frozen=True)

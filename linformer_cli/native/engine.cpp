@@ -7,18 +7,20 @@
 #include "ops/join.h"
 #include "ops/look_up.h"
 #include "ops/lstm.h"
+#include "ops/mix_compress.h"
 #include "ops/mix_convolution.h"
 #include "ops/mix_deltanet.h"
 #include "ops/mix_flash.h"
 #include "ops/mix_gau.h"
 #include "ops/mix_gla.h"
 #include "ops/mix_linear.h"
+#include "ops/mix_linformer.h"
 #include "ops/mix_lsh.h"
 #include "ops/mix_nystrom.h"
 #include "ops/mix_performer.h"
 #include "ops/mix_retention.h"
+#include "ops/mix_rows.h"
 #include "ops/mix_sines.h"
-#include "ops/mix_softmax.h"
 #include "ops/project.h"
 #include "program.h"
 
@@ -39,19 +41,22 @@ const Entry ENTRIES[] = {
     {"add", add, false},
     {"gate", gate, false},
     {"lstm", lstm, true},
+    {"mix.compress", mix_compress, true},
     {"mix.convolution", mix_convolution, true},
     {"mix.deltanet", mix_deltanet, true},
     {"mix.flash", mix_flash, true},
     {"mix.gau", mix_gau, true},
     {"mix.gla", mix_gla, true},
     {"mix.linear", mix_linear, true},
+    {"mix.linformer", mix_linformer, true},
     {"mix.lsh", mix_lsh, true},
+    {"mix.norm_heads", mix_norm_heads, false},
     {"mix.nystrom", mix_nystrom, true},
     {"mix.performer", mix_performer, true},
     {"mix.performer_trig", mix_performer_trig, true},
     {"mix.retention", mix_retention, true},
     {"mix.rfa", mix_rfa, true},
-    {"mix.softmax", mix_softmax, true},
+    {"mix.rows", mix_rows, true},
 };
 
 void run(const Pass& pass) {

@@ -22,6 +22,7 @@ _SPEED = (Column("images_per_second", "images/s", format=".4g"), Column("quartil
 _EXTRAPOLATED = "extrapolated"
 _BITS = (Column("bits_per_dim", "bits/dim", format=".4f"), Column("images_seen", "images seen", format=","))
 _TIMES_SOFTMAX = Column("times_softmax", "x softmax", format=".3g")
+_REDUCED = Column("reduced", "reduced")
 _LEFT_OUT = Column("left_out", "left out")
 _SHARES = (
     Column("product_share", "products", format=format_percent),
@@ -59,7 +60,7 @@ SAMPLING_TABLES: tuple[Sequence[Column], ...] = (
         Column("latency_seconds_extrapolated", _EXTRAPOLATED, format=".3g"),
         *(*_STATE, *_SHARES),
     ),
-    (*_METHOD, Column("looked_ahead", "look-ahead"), *_BITS),
+    (*_METHOD, Column("looked_ahead", "look-ahead"), _REDUCED, *_BITS),
     (
         *_METHOD,
         Column("published_images_per_second", "published images/s", format="g"),
@@ -77,7 +78,7 @@ POSITION_COLUMNS = (
     _STATE[0],
 )
 TRAINING_TABLES: tuple[Sequence[Column], ...] = (
-    (*_METHOD, *_SPEED, _TIMES_SOFTMAX, Column("reduced", "reduced"), _LEFT_OUT),
+    (*_METHOD, *_SPEED, _TIMES_SOFTMAX, _REDUCED, _LEFT_OUT),
     (*_METHOD, Column("seconds_per_step", "step", format=format_milliseconds), _SHARES[0]),
     (*_METHOD, *_BITS),
 )

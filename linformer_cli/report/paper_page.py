@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 PLOT_FORMATS: tuple[PlotFormat, ...] = ("png", "svg")
 _CEILING_COLUMNS = (
+    Column("network", "network"),
     Column("precision", "precision"),
     Column("rows", "rows at once", format=","),
     Column("products", "products"),
@@ -56,7 +57,12 @@ def render_page(report: "PaperReport") -> str:
     if report.copy:
         title = report.copy.settings.task
         lines += _table(title[0].upper() + title[1:], report.copy.rows, COPY_COLUMNS)
-    lines += _table("The ceilings of this machine", report.ceilings.products, _CEILING_COLUMNS)
+    networks = {flops: name for name, flops in report.settings.product_flops_per_position.items()}
+    ceilings = [
+        {**vars(product), "network": networks.get(product.flops // product.rows, "copy task")}
+        for product in report.ceilings.products
+    ]
+    lines += _table("The ceilings of this machine", ceilings, _CEILING_COLUMNS)
     speed = report.ceilings.copy.gigabytes_per_second
     lines += ["", f"Memory copies reach {speed:.3g} GB/s, with each byte counted twice, as read and as written."]
     if report.reduced:

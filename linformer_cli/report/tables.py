@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _GAP, _FOLDED = 3, 16
 
 Record: TypeAlias = "Mapping[str, object] | DataclassInstance"
-TableStyle = Literal["table", "md", "csv", "json"]
+TableStyle = Literal["table", "md", "csv"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,22 +128,16 @@ class FittedTable:
 @overload
 def render_records(records: Sequence[Record], columns: Sequence[Column], style: Literal["table"]) -> FittedTable: ...
 @overload
-def render_records(
-    records: Sequence[Record], columns: Sequence[Column], style: Literal["md", "csv", "json"]
-) -> str: ...
+def render_records(records: Sequence[Record], columns: Sequence[Column], style: Literal["md", "csv"]) -> str: ...
 @overload
 def render_records(records: Sequence[Record], columns: Sequence[Column], style: TableStyle) -> FittedTable | str: ...
 def render_records(records: Sequence[Record], columns: Sequence[Column], style: TableStyle) -> FittedTable | str:
     """Render `records`, mappings or dataclasses, one line each.
 
-    `table` is for a rich console, `md` a Markdown table, `csv` comma-separated values with the keys as the header, and
-    `json` a list of the records with all their fields. A missing key or a value of None is an empty cell. Write the
-    strings as they are: a rich console would wrap them and read square brackets as markup. They end in a newline.
-
-    Raises `LintxError` for NaN and infinity in JSON.
+    `table` is for a rich console, `md` a Markdown table, `csv` comma-separated values with the keys as the header. A
+    missing key or a value of None is an empty cell. Write the strings as they are: a rich console would wrap them and
+    read square brackets as markup. They end in a newline.
     """
-    if style == "json":
-        return to_json(records) + "\n"
     if style == "csv":
         return _render_csv(records, columns)
     values = [[find_value(record, column.key) for column in columns] for record in records]

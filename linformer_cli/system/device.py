@@ -39,7 +39,7 @@ def choose_device(wanted: str) -> Choice:
     if kind == "cuda" and not cards:
         raise UsageError("torch finds no CUDA device on this machine; use --device cpu")
     if index and int(index) >= cards:
-        raise UsageError(f"'{wanted}' does not exist; this machine has only {cards} CUDA devices")
+        raise UsageError(f"'{wanted}' does not exist; the last CUDA device of this machine is cuda:{cards - 1}")
     if kind == "mps" and not metal:
         raise UsageError("torch finds no Apple GPU on this machine; use --device cpu")
     return Choice(wanted, "requested")

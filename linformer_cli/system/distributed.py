@@ -5,7 +5,7 @@ import inspect
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 
-# torchrun sets these variables, by which torch finds the other processes.
+# torchrun sets these variables. torch uses them to find the other processes.
 _RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _LARGEST = {"WORLD_SIZE": 2**20, "RANK": 2**20, "LOCAL_RANK": 2**20, "MASTER_PORT": 2**16 - 1}
 # A lost process is noticed by its closed connection. The timeout only has to outlast validating, saving and sampling.
@@ -30,27 +30,27 @@ class ProcessLost(LintxError):
     """Another process of the job has ended, and this one cannot continue."""
 
 
-def process_rank(environment: Mapping[str, str] = os.environ) -> int:
+def process_rank() -> int:
     """The rank of this process in its job, 0 for a single process. Needs no torch."""
-    return int(environment["RANK"]) if _count(environment) > 1 else 0
+    return int(os.environ["RANK"]) if _count() > 1 else 0
 
 
-def _count(environment: Mapping[str, str] = os.environ) -> int:
-    """The number of processes: 1 without torchrun's variables, and with wrong ones, which `join_team` reports."""
-    return int(environment["WORLD_SIZE"]) if _is_job(environment) and not _find_fault(environment) else 1
+def _count() -> int:
+    """The number of processes; 1 if torchrun's variables are missing or wrong. `join_team` reports wrong variables."""
+    return int(os.environ["WORLD_SIZE"]) if _is_job() and not _find_fault() else 1
 
 
-def _is_job(environment: Mapping[str, str]) -> bool:
-    return all(environment.get(name) for name in _RENDEZVOUS)
+def _is_job() -> bool:
+    return all(os.environ.get(name) for name in _RENDEZVOUS)
 
 
-def _find_fault(environment: Mapping[str, str]) -> str | None:
+def _find_fault() -> str | None:
     """The first wrong value among torchrun's variables, in words for the user."""
     for name, largest in _LARGEST.items():
-        text = environment.get(name, "0")
+        text = os.environ.get(name, "0")
         if not (text.isdecimal() and len(text) < 10 and int(text) <= largest):
             return f"the environment variable {name} must be a whole number from 0 to {largest}, found '{text[:50]}'"
-    rank, count = environment["RANK"], environment["WORLD_SIZE"]
+    rank, count = os.environ["RANK"], os.environ["WORLD_SIZE"]
     if int(rank) >= int(count):
         return f"the environment variable RANK must be less than WORLD_SIZE, found {rank} and {count}"
     return None
@@ -152,7 +152,7 @@ class Team:
 
     @contextlib.contextmanager
     def leader_first(self) -> Iterator[None]:
-        """Rank 0 runs the body first and the others after it, to find a download finished, for example."""
+        """Rank 0 runs the body before the others do, for example to download a file for all."""
         if not self.leads:
             self.wait()
         yield
@@ -196,12 +196,12 @@ def keep_own(module: "nn.Module") -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def join_team() -> Iterator[Team]:
-    """The team of this process: `ALONE`, or as torchrun's variables say, connected inside the `with` block.
+    """The team of this process: `ALONE`, or the team of torchrun's variables, connected inside the `with` block.
 
     Leaving the block waits for all processes, except after an error. Raises `UsageError` if torchrun's variables have
     wrong values, `ProcessLost` if another process has ended.
     """
-    if _is_job(os.environ) and (fault := _find_fault(os.environ)):
+    if _is_job() and (fault := _find_fault()):
         raise UsageError(f"{fault}; start several processes with torchrun, or unset WORLD_SIZE")
     if _count() == 1:
         yield ALONE

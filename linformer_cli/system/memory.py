@@ -12,7 +12,7 @@ from linformer_cli.errors import LintxError
 
 Result = TypeVar("Result")
 
-# Of malloc.h: M_MMAP_MAX (no separate mappings), M_TRIM_THRESHOLD (never shrink), M_TOP_PAD (grow by 64 MiB).
+# Options in malloc.h: M_MMAP_MAX (no separate mappings), M_TRIM_THRESHOLD (never shrink), M_TOP_PAD (grow by 64 MiB).
 _KEEPING = {-4: 0, -1: -1, -2: 2**26}
 
 

@@ -46,24 +46,26 @@ class Learner:
         self.labels = images.require_labels(config.model.classes) if config.model.classes else None
         self.autocast = precision == "bf16"
         self.batches = Batches(len(images), config.train.seed)
-        self.model = build_model(config).to(device).train()
-        self.optimizer = build_optimizer(self.model, config.train)
-        self.average = build_average(self.model, config.train)
-        self._likelihood: Module | None = None
         self._timed_steps = 0
+        self._use_model(build_model(config).to(device))
+
+    def _use_model(self, model: PixelModel) -> None:
+        """Train `model` from now on, with a new optimizer and a new average."""
+        self.model = model.train()
+        self.optimizer = build_optimizer(model, self.config.train)
+        self.average = build_average(model, self.config.train)
+        self._likelihood: Module | None = None
 
     def restore(self, model: PixelModel, state: TrainingState) -> None:
         """Continue with the weights and the training state of a save. Leaves only progress in `state.values`.
 
         Raises `KeyError`, `TypeError`, `ValueError`, `IndexError` or `RuntimeError` if the two do not fit together.
         """
-        self.model, self._likelihood = model.train(), None
-        self.average = build_average(self.model, self.config.train)
+        self._use_model(model)
         if self.average is not None:
             # The checkpoint's weights are the average. The weights in training are saved with the optimizer's state.
             self.average.n_averaged.fill_(state.values.pop(AVERAGED))
             self.model.load_state_dict(strip_prefix(state.tensors, IN_TRAINING))
-        self.optimizer = build_optimizer(self.model, self.config.train)
         load_optimizer_tensors(self.optimizer, state.tensors)
         restore_random_state(state.tensors, self.device)
 

@@ -79,8 +79,8 @@ class Trainer(Learner):
         images, now = checkpoint.info.data.train_images, len(self.train_set)
         if now != images:
             raise DataError(
-                f"'{self.folder.path}' was trained on {images:,} images, '{self.train_set.name}' now has {now:,}; give "
-                "it the same images, or start a new run"
+                f"'{self.folder.path}' was trained on {images:,} images, '{self.train_set.name}' now has {now:,}; use "
+                "the same images, or start a new run"
             )
         state = load_training_state(checkpoint)
         try:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from linformer_cli.evaluation.bits import Bits
 from linformer_cli.metrics import MetricsRow
 
-# The trend of the loss averages over this many steps. It calls no loss high before this many steps.
+# The trend of the loss averages over this many steps. No loss counts as high before this many steps.
 _TREND_STEPS = 50
 
 

@@ -90,7 +90,7 @@ class RunFolder:
         shutil.rmtree(self.previous, ignore_errors=True)
 
     def keep_before_spike(self, step: int) -> Path:
-        """Keep the save before the loss rose at `step`, safe from later saves.
+        """Keep the last save from before the loss rose at `step`, where later saves do not replace it.
 
         If `last/` was saved at `step`, its weights are those with this loss, so the save before it is kept.
         """
@@ -114,15 +114,16 @@ class RunFolder:
 
     def create(self, config: RunConfig) -> None:
         """Create the folder. Raises `UsageError` if it exists and is not empty."""
-        self._refuse_if_taken()
+        self.refuse_if_taken()
         with _one_line(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         with self.lock():
-            self._refuse_if_taken()  # another process may have created it meanwhile
+            self.refuse_if_taken()  # another process may have created it meanwhile
             self.write_config(config)
             create_metrics(self.metrics_file)
 
-    def _refuse_if_taken(self) -> None:
+    def refuse_if_taken(self) -> None:
+        """Raise `UsageError` if the folder exists and is not empty."""
         if self.path.exists() and (not self.path.is_dir() or any(map(_is_something, self.path.iterdir()))):
             raise UsageError(
                 f"'{self.path}' exists already; resume it with --resume '{self.path}', or choose another --out"
@@ -141,6 +142,7 @@ class RunFolder:
         write_file(self.config_file, document)
 
     def read_config(self) -> RunConfig:
+        """Read `config.toml`. Raises `CheckpointError` if it is missing or unreadable, `UsageError` for its values."""
         try:
             document = tomllib.loads(self.config_file.read_text(encoding="utf-8"))
         except FileNotFoundError:

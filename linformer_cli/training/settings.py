@@ -129,9 +129,8 @@ def merge_settings(
 ) -> Settings:
     """Merge the settings of a command line over `file` over the preset.
 
-    The data set defaults to the preset's. With a `source`, its network and data replace the default preset's; a named
-    preset wins. Raises `UsageError` for unknown keys and names, and for a file that is
-    not TOML.
+    The data set defaults to the preset's. With a `source`, network and data set default to its own; a named preset
+    overrides its network. Raises `UsageError` for unknown keys and names, and for a file that is not TOML.
     """
     document = read_tables(file) if file is not None else {}
     name = given.preset or document.get("preset")

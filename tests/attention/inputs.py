@@ -29,14 +29,14 @@ class Inputs(NamedTuple):
 class Case(NamedTuple):
     """A mechanism with options so small that 130 positions cross at least three of its boundaries.
 
-    `oracle` gets the inputs, and all parameters and buffers by name. `condition` [B, H, T] is the cancellation in the
-    denominator, for mechanisms where it can cancel. `heads` is 2 for every mechanism with heads. `sees_itself` is
-    false if a position attends only to other positions where there are any, so its own value need not matter.
-    `prepare` sets parameters whose initial value, such as 0, would hide a mistake.
+    `oracle` gets the inputs, and all parameters and buffers by name. `condition` [B, H, T] measures cancellation in
+    the denominator, for mechanisms where it can cancel. `heads` is 2 for every mechanism with heads. `sees_itself` is
+    false if a position ignores its own value whenever it sees other positions. `prepare` sets parameters whose initial
+    value, such as 0, would hide a mistake. `steady_steps`: the work of a step must not grow, even if the state grows.
 
-    Exemptions, which the contract tests require to be needed: `keeps_pairs`, if training keeps a number for every pair
-    of positions; `autocast_rounds`, the executions whose scores autocast computes in bfloat16, even for float32 inputs.
-    `steady_steps` requires more than a growing state does: the work of a step must not grow.
+    The contract tests fail if one of these exemptions is not needed. `keeps_pairs`: training keeps a number for every
+    pair of positions. `autocast_rounds`: the executions whose scores autocast computes in bfloat16, even for float32
+    inputs.
     """
 
     attention: str

@@ -251,7 +251,8 @@ def test_a_later_position_changes_no_earlier_output(case: Case, place: int, fact
         changed = inputs.map(Tensor.clone)
         for part in changed.leaves():
             part[:, :, place:stop] *= factor
-        # Shared only here: a tensor that is both query and key would be changed twice, and with -1 not at all.
+        # Shared after scaling: a tensor that is both query and key would be scaled twice, and a factor of -1 would
+        # cancel.
         after, _ = attend(mechanism, share(mechanism, changed))
         assert_agree(after[:, :, :place], before[:, :, :place], CAUSALITY)
         assert (after[:, :, place] - before[:, :, place]).abs().max() > 1e-3, (

@@ -100,7 +100,7 @@ def test_unused_outputs_have_no_gradient(used: str) -> None:
 
 
 def test_inputs_may_have_any_strides() -> None:
-    """As in a layer's projection, one head broadcast to all, and with a strided last dimension."""
+    """Strides as in a layer's projection, with one head broadcast to all, and with a strided last dimension."""
     attention = build(8, 8)
     dense = [draw(2, 3, 40, 8, seed=seed).detach() for seed in range(3)]
     projected = torch.cat([part.transpose(1, 2).flatten(2) for part in dense], dim=-1)

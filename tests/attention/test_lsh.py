@@ -59,7 +59,7 @@ def test_combined_rounds_equal_one_softmax_over_their_union(rounds: int) -> None
 
 def test_a_position_without_neighbours_returns_its_own_value() -> None:
     attention, (q, v) = build(rounds=1, buckets=4, window=3), draw(12)
-    # All queries point in one direction, except for one position in the opposite direction.
+    # All queries point in one direction, except for one in the opposite direction.
     q = q[:, :, :1].expand_as(q).clone()
     q[:, :, 7] *= -1
     q.requires_grad_()

@@ -1,4 +1,4 @@
-"""Tests of sparse attention's patterns and slabs; test_contract.py covers what all mechanisms share."""
+"""Tests of sparse attention's patterns and groups of rows; test_contract.py covers what all mechanisms share."""
 
 from typing import Any
 

@@ -22,7 +22,7 @@ FLOAT32 = 2e-5
 
 @pytest.fixture(autouse=True)
 def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few programs, enough for two segments of these heads: the interpreter runs programs one after another."""
+    """Use few programs (enough for two segments), because the interpreter runs programs one after another."""
     monkeypatch.setattr(kernels, "WANTED_PROGRAMS", 5)
 
 
@@ -111,7 +111,7 @@ def test_queries_without_weight_give_zero() -> None:
 
 
 def test_inputs_and_gradients_may_have_any_strides() -> None:
-    """As in a layer's projection, one head broadcast to all, and with a strided last dimension."""
+    """Strides as in a layer's projection, with one head broadcast to all, and with a strided last dimension."""
     dense = [part.detach() for part in draw_inputs(70, 16, 16, carry=False)]
     expected = compiled("elu", dense)[0]
     projected = torch.cat([part.transpose(1, 2).flatten(2) for part in dense], dim=-1)

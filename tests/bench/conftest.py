@@ -1,4 +1,4 @@
-"""A clock that the tests make up, and fixed ceilings, so that no machine decides a test."""
+"""A made-up clock and fixed ceilings, so that no test depends on the speed of the machine."""
 
 from collections.abc import Callable, Iterator
 
@@ -10,7 +10,7 @@ from linformer_cli.bench.measure import pass_memory, sampling_work
 
 
 class MadeUpClock:
-    """Stands in for `time_work`: does the work, and takes the next of `seconds`, the last of them for ever."""
+    """Replaces `time_work`: does the work and returns the next of `seconds`. The last one repeats."""
 
     def __init__(self) -> None:
         self.seconds: Iterator[float] = iter(())

@@ -95,7 +95,7 @@ def test_trig_is_better_at_small_norms(find: Find) -> None:
 
 
 def test_the_mechanism_computes_what_its_features_say(measured: list[Approximation]) -> None:
-    """Sums over positions and a table of all pairs give the same; only the sums have the bound for trig."""
+    """Sums over positions equal a table of all pairs, except for the bound on the denominator of trig."""
     for entry in measured:
         if entry.feature_map != "trig" or (entry.norm in SMALL_NORMS and entry.features >= 32):
             for side in ("mean", "median"):
@@ -118,7 +118,7 @@ def test_seed_and_inputs_are_all_that_matters() -> None:
     assert measure() == first
     assert torch.equal(torch.get_rng_state(), state)
     assert not {entry.output for entry in measure(seed=1)} & {entry.output for entry in first}
-    # An entry does not depend on what else is measured.
+    # A row does not depend on the other rows.
     assert set(first) <= set(measure(features=[16, 8], norms=[2.0, 0.5]))
     assert measure(feature_maps=["trig"], orthogonal=[False])[0] in first
 

@@ -11,6 +11,7 @@ from linformer_cli.bench.attention import AttentionReport, AttentionSettings, pr
 from linformer_cli.bench.measure.attention_pass import PassSetup
 from linformer_cli.bench.measure.fresh_process import PassFailed
 from linformer_cli.bench.measure.pass_memory import PassMemory
+from linformer_cli.bench.rounds import turns_of
 from linformer_cli.bench.rows import AttentionRow
 from linformer_cli.bench.variants import parse_variants
 from linformer_cli.errors import DisagreementError, Interrupted, UsageError
@@ -23,7 +24,7 @@ EXPONENTS = {"linear": 1, "softmax": 2}
 
 
 class Machine:
-    """A machine whose speed and memory are made up."""
+    """A machine with made-up speed and memory."""
 
     def __init__(self) -> None:
         self.free: int | None = 100 * MIB
@@ -46,10 +47,10 @@ class Machine:
         return lambda: self.passes.append(setup)
 
     def time(self, work: Any, device: str) -> float:
-        """The passes of a row get slower: 0.9, 1 and 1.2 times what they should take."""
+        """The passes of a row take 0.9, 1 and 1.2 times the usual time."""
         work()
         setup = self.passes[-1]
-        number = self.passes.count(setup) - 2  # one has warmed up
+        number = self.passes.count(setup) - 2  # the first warmed up
         return 0.1 * self.growth(setup) * (0.9, 1, 1.2)[number % 3]
 
 
@@ -100,9 +101,8 @@ def test_a_row_has_every_sample(machine) -> None:
     assert row.seconds_per_sequence_quartiles == pytest.approx((0.38, 0.44))
     assert (row.peak_memory_bytes, row.repeats, row.heads, row.head_width) == (4 * MIB, 3, 2, 8)
     assert [row.times_softmax for row in report.rows] == pytest.approx([1, 2, 1, 1])
-    # The mechanisms of a length take turns; each is warmed up once.
-    turns = [setup.attention for setup in machine.passes]
-    assert turns == (["linear"] * 2 + ["softmax"] * 2 + ["linear", "softmax"] * 2) * 2
+    # The mechanisms of a length are interleaved, after one warm-up each.
+    assert [setup.attention for setup in machine.passes] == ["linear", "softmax"] * 4 * 2
 
 
 def test_what_would_take_too_long_is_not_tried(machine) -> None:
@@ -194,25 +194,29 @@ def test_the_batch_is_scaled_inversely_and_figures_are_of_one_sequence(machine) 
 
 def test_copying_is_what_inputs_and_outputs_move(machine, ceilings) -> None:
     (row,) = bench([1000], variants=VARIANTS[:1], heads=2, head_width=8, batch=4, ceilings=ceilings).rows
-    # q, k, v read twice, their gradients written; the output written, its gradient read: 4 sequences, 2 heads of 8.
+    # q, k and v are read twice and their gradients written once; the output is written and its gradient read. The pass
+    # has 4 sequences and 2 heads of 8.
     moved = (3 * 3 + 2) * 8 * 4 * 2 * 1000 * 4
     assert row.copy_share == pytest.approx(moved / (4 * 0.1) / 10e9)
 
 
-def test_a_round_may_have_several_passes_and_begin_anew(machine) -> None:
-    """As in `bench paper`, which frees the inputs between its rounds."""
-    ((measurement,),) = prepare(VARIANTS[:1], [1000], AttentionSettings(batch=1, passes=2), FixedCeilings())
+def test_a_measurement_continues_after_its_memory_was_freed(machine) -> None:
+    """`bench paper` frees the inputs after each of its rounds."""
+    (group,) = prepare(VARIANTS, [1000], AttentionSettings(repeats=2, batch=1), FixedCeilings())
     for rounds in (1, 2):
-        measurement.measure_round()
-        measurement.release()
-        assert len(measurement.samples) == 2 * rounds
-        assert len(machine.passes) == 3 * rounds and machine.built == rounds
-    assert machine.measured == [("linear", 1000)]
+        for turn in turns_of(group):
+            turn()
+        for measurement in group:
+            measurement.release()
+            assert len(measurement.samples) == 2 * rounds
+        assert machine.built == 2 * rounds
+    assert [setup.attention for setup in machine.passes] == ["linear", "softmax"] * 3 * 2
+    assert machine.measured == [("linear", 1000), ("softmax", 1000)]
 
 
-@pytest.mark.parametrize(("calls", "repeats"), [(2, []), (8, [1]), (16, [3, 3]), (1000, [3] * 4)])
+@pytest.mark.parametrize(("calls", "repeats"), [(2, []), (7, [1]), (16, [3, 3]), (1000, [3] * 4)])
 def test_an_interruption_keeps_what_was_measured(machine, calls, repeats) -> None:
-    """Two calls before the executions are compared; two around the first memory, and one before each pass."""
+    """Two calls before the executions are compared, two around each measurement of memory, and one before each pass."""
     left = iter(range(calls))
 
     def stop() -> None:
@@ -227,7 +231,7 @@ def test_an_interruption_keeps_what_was_measured(machine, calls, repeats) -> Non
 
 
 def test_what_ctrl_c_does_to_a_process_is_no_reason(machine) -> None:
-    """The process that measures memory fails, and the next check raises."""
+    """Ctrl-C makes the memory process fail. The next check then raises, so no row is left out for that failure."""
     stopped: list[int] = []
 
     def stop() -> None:

@@ -1,4 +1,4 @@
-"""The machine's ceilings: what is multiplied and copied, and how seconds become GFLOP/s and GB/s."""
+"""The machine's ceilings: the products and copies that are timed, and their rates."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from linformer_cli.bench.measure.ceilings import MOST_ROWS, Ceilings, time_sampl
 
 
 class Timer:
-    """Every sample takes 1, 2, 3 .. seconds; each work is done once."""
+    """Samples take 1, 2, 3, ... seconds. The work runs once."""
 
     def __init__(self) -> None:
         self.timed = 0

@@ -128,7 +128,7 @@ def test_training_is_repeatable_and_each_mechanism_alone_is_the_same() -> None:
 
 
 def test_a_model_learns_from_its_updates() -> None:
-    """Not to copy, which takes longer, but that a copy has no separators."""
+    """In 40 updates it learns that a copy has no separators. Learning to copy would take longer."""
     report = run_copy_task(VARIANTS[:1], CopySettings(8, 32, updates=40, points_every=10), FixedCeilings())
     (row,) = report.rows
     assert row.points[-1].loss < row.points[0].loss - 0.02
@@ -150,6 +150,28 @@ def test_a_stop_keeps_whole_turns(calls, monkeypatch) -> None:
     assert made == ["softmax", "linear-4"] * (calls // 2) + ["softmax"] * (calls % 2)
     for row in report.rows:
         assert [point.update for point in row.points] == [calls // 2]
+
+
+def test_all_models_of_a_round_get_one_batch(monkeypatch) -> None:
+    given: list[torch.Tensor] = []
+    monkeypatch.setattr(Learner, "update", lambda learner, s, c, number: given.append(s) or (1.0, 0.5))
+    learn(updates=2)
+    assert given[0] is given[1] and given[2] is given[3] and not torch.equal(given[0], given[2])
+
+
+def test_a_failure_in_a_round_that_does_not_count_is_no_failure(monkeypatch) -> None:
+    stop = StopRequest()
+
+    def update(learner, s, c, number) -> tuple[float, float]:
+        if number < 2:
+            return 1.0, 0.5
+        stop.signal_number = signal.SIGINT
+        return math.nan, 0.5
+
+    monkeypatch.setattr(Learner, "update", update)
+    report = learn(updates=9, stop=stop)
+    assert report.ended == "interrupted"
+    assert [(row.updates, row.failed) for row in report.rows] == [(2, None)] * 2
 
 
 def test_a_budget_that_is_spent_leaves_empty_rows() -> None:

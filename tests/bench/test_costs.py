@@ -1,4 +1,4 @@
-"""Counted arithmetic and traffic against counts made by hand."""
+"""Arithmetic and memory traffic compared with counts made by hand."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def test_the_papers_mnist_model_by_hand() -> None:
     name, config = preset_network("mnist-paper")
     with torch.device("meta"):
         model = PixelModel(config)
-    # A layer: queries, keys and values; the way back; feed-forward there and back. The head: 3 x 10 numbers.
+    # A layer has q, k and v, the output projection and two feed-forward products. The head gives 3 x 10 numbers.
     layer = 3 * 256 * 256 + 256 * 256 + 2 * 256 * 1024
     assert name == "mnist-paper"
     assert count_product_flops(model) == 2 * (8 * layer + 256 * 30) == 12_598_272
@@ -36,7 +36,7 @@ def test_cifar_has_twice_the_layers_and_colour() -> None:
 
 def test_a_cell_multiplies_its_input_and_its_output(build_tiny_model) -> None:
     model = build_tiny_model(attention="lstm", attention_options={"hidden": 5})
-    # Four gates from 16 inputs and 5 outputs, back to 16; two layers, and 16 levels.
+    # Two layers, each with four gates from 16 inputs and 5 outputs and a projection to 16; then 16 levels.
     assert count_product_flops(model) == 2 * (2 * (16 * 20 + 5 * 20 + 5 * 16) + 16 * 16)
 
 
@@ -51,7 +51,7 @@ def test_traffic_of_a_step(build_tiny_model, batch) -> None:
     assert state_traffic_bytes(linear, batch) == 2 * linear.state_bytes(batch)
     softmax = build_tiny_model(attention="softmax")
     whole = softmax.state_bytes(batch)
-    # On average half of the cache and half a position more are read, and one of 64 positions is written.
+    # A step reads half of the cache and half a position on average, and writes one of 64 positions.
     assert state_traffic_bytes(softmax, batch) == pytest.approx(whole * 65 / 128 + whole / 64, rel=0.01)
     lstm = build_tiny_model(attention="lstm")
     assert state_traffic_bytes(lstm, batch) == 2 * lstm.state_bytes(batch)

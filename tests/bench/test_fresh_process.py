@@ -1,4 +1,4 @@
-"""Measurements in fresh processes: what they get, what they answer, and what happens to those that fail."""
+"""Measurements in fresh processes: setups, results and failures."""
 
 import os
 import signal
@@ -45,7 +45,7 @@ def measure(setup):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Iterator[Path]:
-    """A folder with the module `odd`, which the processes find; and another version of this package in it."""
+    """A folder with the module `odd` on the path of the processes, and another version of this package to ignore."""
     folder = tmp_path_factory.mktemp("modules")
     (folder / "odd.py").write_text(ODD)
     (folder / "here" / "linformer_cli").mkdir(parents=True)
@@ -142,7 +142,7 @@ def wait_for_pid(path: Path) -> int:
 
 
 def is_alive(pid: int) -> bool:
-    # One that has ended stays in the list until its parent, init for an orphan, has asked how.
+    # A process that has ended stays listed until its parent (init for an orphan) has read its exit status.
     status = Path(f"/proc/{pid}/stat")
     return status.exists() and status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
@@ -171,7 +171,7 @@ def test_ctrl_c_ends_what_is_measured_and_not_the_server(folder, tmp_path, raise
 
     def press() -> None:
         measured = wait_for_pid(pid)
-        for process in (server, measured):  # all that belong to a terminal are told
+        for process in (server, measured):  # a terminal sends SIGINT to all its processes
             os.kill(process, signal.SIGINT)
 
     pressing = threading.Thread(target=press)

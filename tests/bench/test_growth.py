@@ -15,10 +15,10 @@ def test_exponents_of_points() -> None:
 
 def test_extrapolation_follows_the_last_two_points() -> None:
     assert extrapolate([], 10) is None
-    assert extrapolate([(10, 3.0)], 20) == pytest.approx(12)  # the worst is assumed
+    assert extrapolate([(10, 3.0)], 20) == pytest.approx(12)  # with one point, the growth is assumed to be quadratic
     assert extrapolate([(1, 7.0), (10, 3.0), (20, 12.0)], 40) == pytest.approx(48)
-    assert extrapolate([(10, 3.0), (20, 2.0)], 40) == pytest.approx(4)  # never less than in proportion
-    assert extrapolate([(10, 1.0), (20, 30.0)], 40) == pytest.approx(120)  # nor more than with the square
+    assert extrapolate([(10, 3.0), (20, 2.0)], 40) == pytest.approx(4)  # at least linear
+    assert extrapolate([(10, 1.0), (20, 30.0)], 40) == pytest.approx(120)  # at most quadratic
 
 
 def test_what_grows_slower_overtakes_between_measured_lengths() -> None:
@@ -26,7 +26,7 @@ def test_what_grows_slower_overtakes_between_measured_lengths() -> None:
     slow, fast = ([(length, float(f(length))) for length in (2, 4, 16, 32)] for f in (lambda t: t**2, lambda t: 8 * t))
     found = find_overtaking(fast, slow)
     assert found is not None and found.at == pytest.approx(8) and found.describe() == "8"
-    # And the other way round it is overtaken itself.
+    # Vice versa, the faster one is overtaken.
     assert find_overtaking(slow, fast).describe() == "not up to 32"  # type: ignore[union-attr]
 
 
@@ -35,7 +35,7 @@ def test_what_grows_slower_overtakes_between_measured_lengths() -> None:
     [
         ([(10, 1.0), (20, 2.0)], [(10, 2.0), (20, 3.0)], "below 10"),
         ([(10, 1.0), (20, 2.0)], [(10, 1.0), (20, 2.0)], "not up to 20"),
-        ([(10, 3.0), (20, 2.0)], [(10, 2.0), (40, 9.0)], "not up to 10"),  # only lengths that both have
+        ([(10, 3.0), (20, 2.0)], [(10, 2.0), (40, 9.0)], "not up to 10"),  # lengths of only one are ignored
         ([(10, 1.0)], [(10, 1.5)], "below 10"),
         # Faster, slower, then faster at all longer lengths: the last crossing counts, midway between 20 and 80.
         ([(10, 1.0), (20, 2.0), (80, 1.0)], [(10, 2.0), (20, 1.0), (80, 2.0)], "40"),

@@ -1,12 +1,14 @@
-"""`bench paper`: what a budget allows for, what is smaller than in the paper, and what an interruption leaves."""
+"""`bench paper`: the sizes for a budget, the list of reductions, and reports after an interruption."""
 
+import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from machine import FASTEST_ENGINE
 
-from linformer_cli.bench import attention, paper, sample
+from linformer_cli.bench import attention, paper, sample, train
 from linformer_cli.bench.copy_task import CopySettings
 from linformer_cli.bench.measure.pass_memory import PassMemory
 from linformer_cli.bench.models import BenchModel
@@ -17,9 +19,10 @@ from linformer_cli.bench.rows import Row
 from linformer_cli.bench.trained_runs import read_trained_runs
 from linformer_cli.checkpoint import save_checkpoint
 from linformer_cli.config import ImageShape
-from linformer_cli.errors import DisagreementError
+from linformer_cli.errors import DisagreementError, Interrupted
 from linformer_cli.report.paper_page import render_figures, render_page
 from linformer_cli.system.signals import StopRequest
+from linformer_cli.training.loop import Trainer
 
 ROW_PARTS = ("sampling", "training", "scaling")
 
@@ -32,7 +35,7 @@ def networks(tiny_model_config):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, ceilings) -> None:
-    """No processes, no real ceilings, a copy task of two updates, and executions that are known to agree."""
+    """No processes, no real ceilings, a copy task of two updates, and no comparison of executions."""
     monkeypatch.setattr(paper, "Ceilings", lambda device: ceilings)
     monkeypatch.setattr(paper, "require_model_agrees", lambda timed: None)
     monkeypatch.setattr(attention, "require_agreement", lambda model: None)
@@ -73,7 +76,7 @@ def test_all_parts_are_measured_and_make_a_page(networks) -> None:
         *(("linear", FASTEST_ENGINE), ("softmax", "cached"), ("softmax", "rerun")),
         *(("lsh-1", "textbook"), ("lsh-4", "textbook")),
     ]
-    # One image at once first, in both networks.
+    # Single images come first, in both networks.
     assert [(row.batch, row.preset, row.name, row.engine) for row in report.sampling] == [
         (batch, preset, *method) for batch in (1, 2) for preset in ("mnist-paper", "two") for method in methods
     ]
@@ -92,6 +95,9 @@ def test_all_parts_are_measured_and_make_a_page(networks) -> None:
     for words in ("## Sampling", "142.8", "## Training", "## Exponents", "## Less than in the paper", "GB/s"):
         assert words in page
     assert "Not finished" not in page
+    ceilings = page.split("## The ceilings of this machine")[1].split("\n\n")[1].splitlines()[2:]
+    names = {line.split("|")[1].strip() for line in ceilings}
+    assert names == {"mnist-paper", "two", "copy task"}
     figures = render_figures(report)
     assert {"images-per-second.png", "images-per-second.svg", "attention.png", "attention.svg"} <= set(figures)
     assert figures["attention.png"].startswith(b"\x89PNG") and b"<svg" in figures["images-per-second.svg"]
@@ -184,6 +190,48 @@ def test_an_interruption_keeps_what_was_measured(networks) -> None:
     assert "Not finished: sampling, training, scaling, memory, copy." in page and "rows are extrapolated" in page
 
 
+def test_an_error_keeps_what_was_measured(networks, monkeypatch) -> None:
+    def fail(*given: object) -> None:
+        raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr(train, "build_trainer", fail)
+    saved: list[PaperReport] = []
+    with pytest.raises(RuntimeError):
+        measure(networks[:1], save=saved.append)
+    (found,) = saved
+    assert [row.batch for row in found.sampling] == [1] * 5 + [2] * 5
+    assert found.unfinished == ["training", "scaling", "memory", "copy"]
+
+
+def test_trainers_go_when_training_is_over(networks, monkeypatch) -> None:
+    alive: weakref.WeakSet[Trainer] = weakref.WeakSet()
+    build, left = train.build_trainer, []
+
+    def watch(*given: Any) -> Trainer:
+        trainer = build(*given)
+        alive.add(trainer)
+        left.append(len(alive))
+        return trainer
+
+    def prepare_scaling(*given: object) -> None:
+        gc.collect()
+        left.append(len(alive))
+        raise Interrupted("enough", 2)
+
+    monkeypatch.setattr(train, "build_trainer", watch)
+    monkeypatch.setattr(attention, "prepare", prepare_scaling)
+    measure(networks[:1], sizes=Sizes((1,), 1, {}, 64, lengths=(16,)))
+    assert left == [1, 2, 3, 4, 0]
+
+
+def test_memory_has_the_time_of_its_part(networks, monkeypatch) -> None:
+    limits: list[float] = []
+    monkeypatch.setattr(sample, "measure_sampling_memory", lambda setup, limit: limits.append(limit))
+    report = measure(networks[:1], sizes=Sizes((1,), 1, {}, 64, lengths=(16,)))
+    assert len(limits) == 5 and min(limits) == max(limits) > 10  # of 600 seconds
+    assert "peak memory of sampling: not measured for 5 rows" in report.reduced
+
+
 def test_an_interruption_before_anything_is_measured_is_a_page(networks) -> None:
     found = measure(networks, stop=StopRequest(2))
     assert found.sampling == [] and found.copy is None
@@ -191,7 +239,7 @@ def test_an_interruption_before_anything_is_measured_is_a_page(networks) -> None
 
 
 def test_files_are_written_now_and_then(networks, monkeypatch) -> None:
-    """A clock that goes on by 70 s at each look: after at most two groups the files are written."""
+    """The clock advances by 70 s at each reading, so files are written at least every two groups."""
     ticks: Iterator[int] = iter(range(0, 10**6, 70))
     monkeypatch.setattr(paper.time, "monotonic", lambda: next(ticks))
     saved: list[PaperReport] = []

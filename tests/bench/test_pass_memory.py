@@ -25,12 +25,12 @@ def setup(positions: int, **changes) -> PassSetup:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the growth of a process is only exact on Linux")
 def test_a_process_counts_what_a_pass_holds_at_once() -> None:
-    # Queries, keys, values and the gradient are 4 times 2 x 16 MiB; what the scores take is chunked and much smaller.
+    # q, k, v and the gradient take 16 MiB each. The scores are chunked and much smaller.
     found = measure_pass_memory(setup(2**15, heads=8, head_width=16), 60)
     inputs = 4 * 2**15 * 8 * 16 * 4
     assert found.seconds > 0
     assert inputs < found.peak_bytes < 20 * inputs
-    # No more for the memory that the caller has.
+    # Memory of the caller does not count.
     ballast = torch.ones(50 * MIB)
     again = measure_pass_memory(setup(2**15, heads=8, head_width=16), 60)
     assert again.peak_bytes == pytest.approx(found.peak_bytes, rel=0.1)
@@ -45,7 +45,7 @@ def test_a_pass_has_the_whole_batch(monkeypatch) -> None:
 
 
 def test_on_a_gpu_torch_counts(monkeypatch, raises_one_line) -> None:
-    """Torch's counters are made up here; only a machine with a GPU could check them."""
+    """Torch's counters are made up here, because they need a GPU."""
     order: list[str] = []
     bytes_in_use = iter([1000])
     monkeypatch.setattr(memory_module, "build_pass", lambda given: lambda: order.append("pass"))
@@ -85,7 +85,7 @@ def test_free_memory_is_known_here_or_not_at_all() -> None:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
-    """The arguments and gradients of `attend`, of a mechanism with shared queries and extra scalars."""
+    """The arguments and gradients of `attend` of a mechanism with shared queries and keys and extra scalars."""
     calls: list[tuple] = []
 
     class Shared(LinearAttention):
@@ -125,15 +125,19 @@ def test_passes_are_alike_and_leave_the_random_state(seen) -> None:
 
 
 def test_inputs_are_drawn_once_for_all_mechanisms_of_a_size(seen, monkeypatch) -> None:
-    inputs: Inputs = {}
-    work = build_pass(setup(20, attention="shared"), inputs=inputs)
-    work()
-    build_pass(setup(20), inputs=inputs)()
+    inputs = Inputs()
+    works = [build_pass(setup(20, **changes), inputs=inputs) for changes in ({"attention": "shared"}, {})]
+    for work in works:
+        work()
     assert sorted(inputs) == [("extra", 3), ("gradient", 8), ("k", 8), ("q", 8), ("v", 8)]
-    monkeypatch.setattr(torch, "randn", None)
-    work()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "randn", None)
+        works[0]()
     assert all(again is first for again, first in zip(seen[1][:5], seen[0][:5], strict=True))
     assert all(part.grad is None for part in inputs.values())
+    seen.clear()
+    del work, works[0]
+    assert sorted(inputs) == [("gradient", 8), ("k", 8), ("q", 8), ("v", 8)]  # the inputs of the other pass
 
 
 def test_the_parameters_keep_no_gradient(monkeypatch) -> None:

@@ -1,4 +1,4 @@
-"""The paper's figures stand beside its own methods in its own networks, and beside no others."""
+"""The paper's figures are shown for its own methods in its own networks only."""
 
 import pytest
 

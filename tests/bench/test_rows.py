@@ -1,4 +1,4 @@
-"""Rows: which softmax row a row is compared with, and what a line and a JSON document say."""
+"""Rows: the comparison with softmax, the description in one line, and JSON."""
 
 import dataclasses
 import json
@@ -10,7 +10,7 @@ from linformer_cli.report.tables import to_json
 
 
 def build_row(attention: str, *samples: float, engine: str = "native", precision: str = "fp32") -> SamplingRow:
-    """A row that draws an image in the median of its samples."""
+    """Build a row of one image per sample."""
     return SamplingRow(
         name=attention,
         attention=attention,
@@ -35,7 +35,7 @@ def compare(*rows: SamplingRow) -> list[float | None]:
 
 
 def test_the_quotient_is_that_of_the_rounds() -> None:
-    # In two of three rounds four times as fast, in the last, a busy one, as fast.
+    # Linear is four times as fast in two rounds. In the last round, the machine was busy.
     assert compare(build_row("linear", 1.0, 2.0, 9.0), build_row("softmax", 4.0, 8.0, 9.0)) == [4, 1]
 
 
@@ -52,7 +52,7 @@ def test_plain_torch_is_compared_with_plain_torch() -> None:
     plain, fast = build_row("softmax", 4.0, engine="textbook"), build_row("softmax", 2.0, engine="parallel")
     linear = [build_row("linear", 1.0, engine="textbook"), build_row("linear", 1.0)]
     assert compare(plain, fast, *linear) == [1, 1, 4, 2]
-    assert compare(plain, linear[1]) == [1, 4]  # the only one there is
+    assert compare(plain, linear[1]) == [1, 4]  # there is no other softmax row
 
 
 def test_a_row_in_one_line() -> None:

@@ -1,4 +1,4 @@
-"""`bench sample`: its rows, what is shortened or left out and why, and what it refuses to time."""
+"""`bench sample`: its rows, rows that are shortened or left out, and models that it refuses to time."""
 
 import dataclasses
 import json
@@ -36,7 +36,7 @@ def models(tiny_model_config) -> list[BenchModel]:
 def bench(models: list[BenchModel], batches: list[int], repeats: int = 1, **changes: Any) -> BenchReport[SamplingRow]:
     ceilings = changes.pop("ceilings", FixedCeilings())
     calls = {name: changes.pop(name) for name in ("report", "check") if name in changes}
-    return run_sampling_bench(models, SamplingSettings(batches, "fp32", repeats, **changes), ceilings, **calls)
+    return run_sampling_bench(models, SamplingSettings(batches, repeats, **changes), ceilings, **calls)
 
 
 def test_every_model_at_every_batch_size_and_softmax_twice(models, clock) -> None:
@@ -64,14 +64,14 @@ def test_rows_of_a_group_take_turns(models, clock) -> None:
     softmax, rerun, linear = bench(models[:2], [3], 3).rows
     assert softmax.samples_seconds == [4.0, 4.0, 1.0] and rerun.samples_seconds == [8.0, 8.0, 1.0]
     assert linear.samples_seconds == [2.0, 2.0, 1.0]
-    # Round by round twice, twice and once as fast.
+    # The speeds in the three rounds are 2, 2 and 1 times those of softmax.
     assert linear.times_softmax == 2
 
 
 def test_whole_images_are_measured(models, clock) -> None:
     clock.take(2.0, 4.0, 8.0, 16.0, 32.0)
     (row,) = bench(models[1:2], [3], 5).rows
-    # Three images in 8 seconds at the median, in 4 and 16 at the quartiles.
+    # Three images take 8 seconds (median); the quartiles are 4 and 16 seconds.
     assert row.images_per_second == row.speed == 3 / 8
     assert row.images_per_second_quartiles == (3 / 16, 3 / 4)
     assert row.seconds_per_image == pytest.approx(8 / 3)
@@ -82,7 +82,7 @@ def test_a_rerun_is_extrapolated(models, clock) -> None:
     clock.take(8.0)
     row = bench(models[:1], [3], 2).rows[1]
     assert row.images_per_second is row.seconds_per_image is None and row.state_bytes == 0
-    # Four of 64 positions in 8 seconds: a batch of three takes 128.
+    # Four of 64 positions take 8 seconds, so a batch of three whole images takes 128.
     assert (row.extrapolated.timed_positions, row.extrapolated.of_positions) == (4, 64)
     assert row.extrapolated.images_per_second == row.speed == pytest.approx(3 / 128)
     assert row.extrapolated.seconds_per_image == pytest.approx(128 / 3)
@@ -90,7 +90,7 @@ def test_a_rerun_is_extrapolated(models, clock) -> None:
 
 @pytest.mark.parametrize(("limit", "steps"), [(10.0, 64), (1.0, 33), (0.001, 1)])
 def test_a_long_image_is_timed_around_its_middle(models, clock, limit, steps) -> None:
-    """A probe of two steps takes 0.02 s; three repeats are wanted."""
+    """A probe of two steps takes 0.02 s, and there are three repeats."""
     clock.take(0.02, 2.0)
     (row,) = bench(models[1:2], [2], 3, limit_seconds=limit).rows
     if steps == 64:
@@ -119,7 +119,7 @@ def test_only_whole_single_images_of_trained_models_look_ahead(
     timed = dataclasses.replace(models[1], trained=trained)
     (row,) = bench([timed], [batch], 3, look_ahead=wanted, limit_seconds=limit, ceilings=ceilings).rows
     assert (row.engine, row.look_ahead) == ("native", found)
-    # How often a look-ahead reads the weights and the state is not known.
+    # With look-ahead, the number of reads of weights and state is unknown.
     assert (row.product_share is None) == (row.copy_share is None) == found
 
 
@@ -145,7 +145,7 @@ def test_shares_of_the_ceilings(models, clock, ceilings) -> None:
 
 
 def test_what_takes_too_long_says_so(models, clock) -> None:
-    """The first of the four prefixes is a sixteenth of them: 48 seconds, twice."""
+    """The first prefix takes 3 s and is a sixteenth of all four together, so two repeats take 96 s."""
     clock.take(3.0)
     settings = {"repeats": 2, "limit_seconds": 40.0}
     cached, rerun = bench(models[:1], [1], **settings).rows
@@ -157,12 +157,14 @@ def test_what_takes_too_long_says_so(models, clock) -> None:
 
 def test_a_state_that_does_not_fit_says_so(models, clock, monkeypatch) -> None:
     monkeypatch.setattr(sample, "measure_free_memory", lambda device: 1000)
-    for row in bench(models[:2], [1], rerun=False).rows:
+    cached, linear = bench(models[:2], [1], rerun=False, limit_seconds=1.0).rows
+    for row in (cached, linear):
         assert "1000 B are free" in row.left_out and row.speed is None
-    free = iter([10**9, 10**9, 10**9, 1000])  # others take memory after the first round
+    assert clock.timed == 0
+    free = iter([10**9, 10**9, 1000])  # other processes take memory after the second round
     monkeypatch.setattr(sample, "measure_free_memory", lambda device: next(free))
-    (row,) = bench(models[:1], [1], 3, rerun=False).rows
-    assert row.left_out is None and row.repeats == 2
+    (row,) = bench(models[:1], [1], 4, rerun=False).rows
+    assert (row.left_out, row.repeats, row.reduced) == (None, 2, "2 of 4 repeats")
 
 
 @pytest.mark.parametrize("limit", [None, 60.0])
@@ -183,19 +185,23 @@ def test_a_row_that_runs_out_of_memory_takes_no_other_along(models, clock, monke
 
 
 def test_memory_is_that_of_each_row(models, clock, monkeypatch) -> None:
+    """Memory is measured after all rounds of a group, and only for rows with samples."""
     asked = []
 
     def measure(setup, limit):
-        asked.append((setup.engine, setup.batch, limit))
+        asked.append((setup.engine, setup.batch, limit, clock.timed))
         if setup.engine == "rerun":
             raise PassFailed("its process ended")
         return 77
 
     monkeypatch.setattr(sample, "measure_sampling_memory", measure)
-    rows = bench(models[:2], [1, 2], memory=True).rows
-    assert [row.peak_memory_bytes for row in rows] == [77, None, 77] * 2
-    engines = ("textbook", "rerun", FASTEST_ENGINE)
-    assert asked == [(engine, batch, 60.0) for batch in (1, 2) for engine in engines]
+    rows = bench(models[:2], [1, 2], 2, memory=True, engines=["textbook", "cuda"]).rows
+    assert [(row.engine, row.peak_memory_bytes) for row in rows] == [
+        *(("cached", 77), ("cuda", None), ("rerun", None), ("textbook", 77), ("cuda", None)),
+    ] * 2
+    assert asked == [
+        (engine, batch, 60.0, 6 * batch) for batch in (1, 2) for engine in ("textbook", "rerun", "textbook")
+    ]
 
 
 def test_state_bytes_are_those_of_the_batch(build_tiny_model, clock) -> None:
@@ -224,7 +230,9 @@ def test_a_report_is_a_document_with_all_that_rows_depend_on(models, clock) -> N
 
 
 def test_a_real_clock_gives_real_figures(models) -> None:
-    for row in bench(models[:2], [2], 2).rows:
+    rows = bench(models[:2], [2], 2).rows
+    assert len(rows) == 3
+    for row in rows:
         assert len(row.samples_seconds) == 2 and min(row.samples_seconds) > 0 and row.speed > 0
 
 
@@ -239,7 +247,7 @@ def test_a_real_clock_gives_real_figures(models) -> None:
     ],
 )
 def test_an_interruption_keeps_what_was_measured(models, clock, calls, repeats) -> None:
-    """Every step asks whether to stop: 32 of a warm-up and 64 of an image."""
+    """`check` is called before every step: 32 of the warm-up and 64 of the image."""
     left = iter(range(calls))
 
     def stop() -> None:

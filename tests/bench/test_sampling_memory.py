@@ -1,4 +1,4 @@
-"""The peak memory of sampling: at least the state, and nothing of the caller's."""
+"""The peak memory of sampling: at least the state, without the memory of the caller."""
 
 import sys
 

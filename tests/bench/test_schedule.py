@@ -1,4 +1,4 @@
-"""Parts that share a budget: whose turn it is, how long it lasts, and what there is no time for."""
+"""Parts that share a budget: the order of their rounds, the time of each part, and what is left out."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ from linformer_cli.bench.schedule import Part, Schedule
 
 
 class Work:
-    """A measurement whose rounds take the next of `seconds`, the last of them for ever."""
+    """A measurement. Each round takes the next of `seconds`; the last one repeats."""
 
     def __init__(self, clock: SimpleNamespace, *seconds: float) -> None:
         self.rounds, self._clock, self._seconds = 0, clock, seconds
@@ -25,7 +25,7 @@ def clock() -> SimpleNamespace:
 
 
 def run(clock: SimpleNamespace, budget: float, parts: Sequence[Part]) -> tuple[Schedule, list[str]]:
-    """The schedule and the titles of the groups in the order of their turns."""
+    """Run the parts. Return the schedule and the titles of the groups in the order of their rounds."""
     turns: list[str] = []
     schedule = Schedule(parts, lambda part, title: turns.append(title), lambda: clock.now)
     schedule.run(budget)
@@ -37,7 +37,7 @@ def test_every_part_begins_and_then_the_one_furthest_behind_continues(clock) -> 
     shares = {"a": 0.5, "b": 0.25, "c": 0.25}
     parts = [Part(name, shares[name], 3, lambda seconds, name=name: {name: [work[name]]}) for name in work]
     schedule, turns = run(clock, 1000.0, parts)
-    # Behind their shares: c by 4 of a and b, who tie after that.
+    # c is furthest behind its share until it is done. Then a and b tie.
     assert turns == ["a", "b", "c", "c", "c", "a", "b", "a", "b"]
     assert schedule.finished and schedule.unfinished == [] and schedule.reduced == []
 
@@ -46,10 +46,34 @@ def test_rounds_end_with_the_budget(clock) -> None:
     work = {"slow": Work(clock, 25.0, 10.0), "fast": Work(clock, 5.0, 2.0)}
     parts = [Part(name, 0.5, 100, lambda seconds, name=name: {name: [work[name]]}) for name in work]
     schedule, _ = run(clock, 100.0, parts)
-    assert 98.0 <= clock.now - 1000 <= 100.0
-    assert [part.seconds for part in parts] == pytest.approx([50, 50], abs=15)
-    counts = {name: measured.rounds for name, measured in work.items()}
-    assert schedule.reduced == [f"{name}: {count} of 100 rounds, the time was up" for name, count in counts.items()]
+    assert [part.seconds for part in parts] == [25 + 3 * 10, 5 + 20 * 2]
+    assert schedule.reduced == ["slow: 4 of 100 rounds, the time was up", "fast: 21 of 100 rounds, the time was up"]
+
+
+def test_a_late_round_is_cut_off_at_the_end_of_the_budget(clock) -> None:
+    first, second = Work(clock, 1.0, 1.0, 200.0), Work(clock, 1.0)
+    schedule, _ = run(clock, 100.0, [Part("a", 1.0, 3, lambda seconds: {"x": [first, second]})])
+    assert (first.rounds, second.rounds) == (3, 2)
+    assert schedule.reduced == ["a: 2 of 3 rounds, the time was up"]
+
+
+def test_a_part_with_one_round_is_cut_off_at_the_end_of_its_share(clock) -> None:
+    slow, late = Work(clock, 30.0), Work(clock, 1.0)
+    parts = [Part("a", 0.4, 1, lambda seconds: {"x": [slow] * 4}), Part("b", 0.6, 1, lambda seconds: {"y": [late]})]
+    schedule, turns = run(clock, 100.0, parts)
+    assert slow.rounds == 2 and turns == ["y"]
+    assert schedule.reduced == ["a: left out or cut short, the time was up: x"]
+
+
+def test_a_part_is_released_after_its_last_round(clock) -> None:
+    events: list[str] = []
+
+    def build(name: str, rounds: int) -> Part:
+        groups = {name: [Work(clock, 30.0), lambda: events.append(name)]}
+        return Part(name, 0.5, rounds, lambda seconds: groups, lambda: events.append(f"release {name}"))
+
+    run(clock, 100.0, [build("a", 9), build("b", 1)])
+    assert events == ["a", "b", "release b", "a", "release a"]
 
 
 def test_a_first_round_leaves_out_groups_that_it_has_no_time_for(clock) -> None:
@@ -58,7 +82,7 @@ def test_a_first_round_leaves_out_groups_that_it_has_no_time_for(clock) -> None:
     parts = [Part("a", 0.4, 1, lambda seconds: groups), Part("b", 0.6, 2, lambda seconds: {"late": [late]})]
     schedule, turns = run(clock, 100.0, parts)
     assert turns == ["batch 1", "batch 2", "late", "late"]
-    assert schedule.reduced == ["a: left out, the time was up: batch 3; batch 4"]
+    assert schedule.reduced == ["a: left out or cut short, the time was up: batch 3; batch 4"]
     assert late.rounds == 2 and list(parts[0].groups) == ["batch 1", "batch 2"]
 
 
@@ -75,7 +99,7 @@ def test_what_a_part_takes_too_much_is_taken_from_all_that_follow(clock) -> None
         Part("c", 0.1, 1, lambda seconds: prepare("c", seconds, 1.0)),
     ]
     run(clock, 100.0, parts)
-    # 20 s are left for b and c; once b has begun, its 40 s promise more than there is, but no part has less than 1 s.
+    # a leaves 20 s for b and c, of which b gets 16 s. b's share of 40 s is more than is left, so c gets the least: 1 s.
     assert told == pytest.approx({"a": 50.0, "b": 16.0, "c": 1.0})
 
 

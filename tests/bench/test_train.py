@@ -1,4 +1,4 @@
-"""`bench train`: steps as a run takes them, and what is fewer or left out where time is short."""
+"""`bench train`: steps as in a run, and rows with fewer repeats or left out when time is short."""
 
 import gc
 import weakref
@@ -14,7 +14,7 @@ from linformer_cli.bench.measure.costs import count_product_flops
 from linformer_cli.bench.models import BenchModel, build_models
 from linformer_cli.bench.rounds import BenchReport
 from linformer_cli.bench.rows import TrainingRow
-from linformer_cli.bench.train import TrainingSettings, build_trainer, run_training_bench
+from linformer_cli.bench.train import TrainingSettings, build_trainer, prepare, run_training_bench
 from linformer_cli.bench.trained_runs import TrainedRun
 from linformer_cli.bench.variants import parse_variants
 from linformer_cli.errors import DisagreementError, Interrupted
@@ -54,7 +54,7 @@ def test_a_model_with_classes_gets_labels(tiny_model_config) -> None:
 
 
 def test_images_per_second_of_steps(models, clock) -> None:
-    clock.take(*[9.0, 9.0, 4.0, 1.0, 8.0, 2.0, 12.0, 3.0] * 2)  # two warm-ups, and three rounds
+    clock.take(*[9.0, 9.0, 4.0, 1.0, 8.0, 2.0, 12.0, 3.0] * 2)  # two warm-ups and three rounds
     report = bench(models, [2, 6], 3)
     assert [(row.name, row.batch) for row in report.rows] == [
         (name, batch) for batch in (2, 6) for name in ("softmax", "linear-16")
@@ -64,6 +64,7 @@ def test_images_per_second_of_steps(models, clock) -> None:
     assert row.images_per_second_quartiles == (6 / 2.5, 6 / 1.5)
     assert row.samples_seconds == [1.0, 2.0, 3.0] and row.reduced is None and row.left_out is None
     assert row.bits_per_dim is None and row.times_softmax == 4
+    assert report.rows[2].samples_seconds == [4.0, 8.0, 12.0]
 
 
 def test_a_row_that_runs_out_of_memory_takes_no_other_along(models, clock, monkeypatch) -> None:
@@ -86,7 +87,7 @@ def test_a_row_that_runs_out_of_memory_takes_no_other_along(models, clock, monke
 
 
 def test_the_textbook_is_plain_torch_in_float32(models, monkeypatch) -> None:
-    """Both engines of a mechanism take turns; a row says what it was timed with."""
+    """Both engines of a mechanism are interleaved, and a row names its engine and precision."""
     seen: list[tuple[str, bool, bool]] = []
 
     def take_step(trainer: Trainer) -> None:
@@ -124,9 +125,19 @@ def test_shares_count_three_passes(models, clock, ceilings) -> None:
 def test_little_time_means_fewer_repeats_or_none(models, clock) -> None:
     rows = bench(models, [2], 5, limit_seconds=7.0).rows
     assert [(row.repeats, row.reduced) for row in rows] == [(3, "3 of 5 repeats")] * 2
-    for row in bench(models, [2], 5, limit_seconds=1.0).rows:
-        assert row.left_out == "one step took 2 s"
+    rows = bench(models, [2], 5, limit_seconds=1.0).rows
+    assert [row.left_out for row in rows] == ["one step took 2 s"] * 2
+    for row in rows:
         assert row.images_per_second is None and row.samples_seconds == [] and row.reduced is None
+
+
+def test_the_limit_is_for_the_repeats(models, clock, ceilings) -> None:
+    """`bench paper` takes a repeat in each of many rounds."""
+    ((measurement,),) = prepare(models[1:], TrainingSettings([2], "fp32", 1, limit_seconds=3.0), ceilings)
+    measurement.make_ready()
+    for _ in range(5):
+        measurement.measure_round()
+    assert measurement.samples == [2.0] * 5 and measurement.row().reduced is None
 
 
 def test_trainers_warm_up_once_and_go_with_their_group(models, clock, monkeypatch) -> None:
@@ -158,8 +169,8 @@ def test_bits_stand_beside_the_model_that_was_trained(models, clock, tmp_path) -
     ("calls", "repeats"),
     [
         (1, []),  # before the executions are compared
-        (3, []),  # the first step of the first model warms up
-        (4, [1]),
+        (3, []),  # warming up
+        (5, [1]),
         (9, [3, 2]),
         (14, [5, 5]),
     ],

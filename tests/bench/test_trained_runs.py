@@ -1,4 +1,4 @@
-"""bits/dim come from trained runs and belong to exactly the model that was trained."""
+"""A row has the bits/dim of a trained run with exactly the same model."""
 
 import pytest
 import torch

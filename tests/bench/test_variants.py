@@ -1,4 +1,4 @@
-"""Mechanisms with options: entries of a command line, and names of rows."""
+"""Mechanisms with options: command line entries and row names."""
 
 import pytest
 

@@ -25,7 +25,7 @@ Lintx = Callable[..., Outcome]
 
 
 def run_main(arguments: tuple[object, ...], capture: Any) -> Outcome:
-    """The command line in this process, through the same door as the installed command."""
+    """Run the command line in this process, through the entry point of the installed command."""
     before, sys.argv = sys.argv, ["lintx", *map(str, arguments)]
     try:
         with pytest.raises(SystemExit) as ended:
@@ -43,7 +43,7 @@ def lintx(capsys: pytest.CaptureFixture[str]) -> Lintx:
 
 @pytest.fixture(scope="session")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run: a tiny model on glyphs of 10 x 10, a few steps."""
+    """A finished run of a few steps: a tiny model on 10 x 10 glyphs."""
     folder = tmp_path_factory.mktemp("runs") / "tiny"
     arguments = ["train", "--data", "glyphs", "--image-size", "10", "--preset", "tiny", "--steps", "6", "--batch", "4"]
     before, sys.argv = sys.argv, ["lintx", *arguments, "--out", str(folder)]

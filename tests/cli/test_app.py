@@ -72,7 +72,7 @@ def test_a_command_on_a_model_takes_a_checkpoint_once(lintx, command):
 
 
 @pytest.mark.parametrize("arguments", [[], ["bench"]])
-def test_a_group_without_a_command_is_its_help_page(lintx, arguments):
+def test_a_group_without_a_command_prints_its_help(lintx, arguments):
     outcome = lintx(*arguments)
     assert outcome.code == 2 and outcome.stderr == ""
     assert outcome.stdout.strip() == lintx(*arguments, "--help").stdout.strip()
@@ -87,7 +87,7 @@ def test_a_group_without_a_command_is_its_help_page(lintx, arguments):
         ("lintx train --preset mnist", {"mnist-small", "mnist-wide", "mnist-paper"}),
     ],
 )
-def test_the_tab_key_knows_commands_and_values(line, expected):
+def test_shell_completion_offers_commands_and_values(line, expected):
     words = line.split(" ")
     environment = {
         "_LINTX_COMPLETE": "complete_bash",
@@ -113,7 +113,7 @@ def test_python_dash_m_is_the_same_command():
 
 
 def test_the_reference_is_up_to_date(tmp_path):
-    """Regenerate as CONTRIBUTING.md says when a help page changes."""
+    """If a help page changes, regenerate the reference as described in CONTRIBUTING.md."""
     made = tmp_path / "cli.md"
     arguments = ["typer", "linformer_cli.cli.app", "utils", "docs", "--name", "lintx", "--output", str(made)]
     subprocess.run([sys.executable, "-m", *arguments], capture_output=True, check=True, cwd=ROOT)
@@ -163,7 +163,7 @@ def test_the_reference_is_up_to_date(tmp_path):
         (["bench", "approximation", "--maps", "positve"], 2, "'positve' does not estimate softmax"),
         (["bench", "attention", "--limit", "soon"], 2, "'soon' is not a time"),
         (["train", "--preset", "mnist-smal"], 2, "did you mean 'mnist-small'?"),
-        # Checked before the data set, which does not exist.
+        # The attention is checked before the data set, which does not exist.
         (["train", "--data", "array:nowhere", "--attention", "linaer"], 2, "did you mean 'linear'?"),
         (["train", "--data", "array:nowhere", "--attention-option", "chunk=x"], 2, "chunk"),
         (["train", "--data", "array:nowhere", "--batch", "0"], 2, "Invalid value for '--batch'"),
@@ -199,8 +199,8 @@ def test_a_mistake_is_one_line_and_an_exit_code(lintx, tmp_path, monkeypatch, ar
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_error_has_its_exit_code_where_nobody_reads_it(monkeypatch):
-    """As with Ctrl-C in a pipe, which ends the reader too."""
+def test_an_error_keeps_its_exit_code_if_stderr_is_closed(monkeypatch):
+    """For example after Ctrl-C in a pipe, which also ends the reader."""
 
     def refuse(_message):
         raise BrokenPipeError
@@ -220,7 +220,7 @@ def run_in_shell(command, **environment):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="closes streams in a shell")
-def test_closed_streams_are_no_traceback_and_mix_nothing():
+def test_closed_streams_cause_no_traceback_and_no_mixed_output():
     assert "Traceback" not in run_in_shell("attentions --json <&- >&-").stderr
     assert "lintx attentions NAME" in run_in_shell("attentions").stderr
     silent = run_in_shell("attentions 2>&-")
@@ -230,7 +230,7 @@ def test_closed_streams_are_no_traceback_and_mix_nothing():
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_full_disk_behind_a_stream_is_a_line_where_there_is_room():
+def test_a_full_disk_behind_stdout_is_one_line_on_stderr():
     assert run_in_shell("info nosuch 2>/dev/full").returncode == 2
     full = run_in_shell("attentions --json >/dev/full")
     assert (full.returncode, full.stderr) == (1, "Error: No space left on device\n")
@@ -240,14 +240,14 @@ def test_a_full_disk_behind_a_stream_is_a_line_where_there_is_room():
 def test_help_prints_in_any_encoding(encoding):
     page = run_in_shell("train --help", PYTHONIOENCODING=encoding)
     assert (page.returncode, page.stderr) == (0, "")
-    assert "? lintx train --data mnist" in page.stdout  # the mark of a list
+    assert "? lintx train --data mnist" in page.stdout  # a bullet, replaced by ?
 
 
 @pytest.mark.parametrize(
     ("module", "name", "code"), [("typer", "SIGINT", 130), ("torch", "SIGINT", 130), ("torch", "SIGTERM", 143)]
 )
-def test_a_signal_during_an_import_is_no_traceback(tmp_path, module, name, code):
-    """Compiled modules turn the exception into another; the module here does as they do."""
+def test_a_signal_during_an_import_prints_no_traceback(tmp_path, module, name, code):
+    """Compiled modules turn the exception into another one, as the module of this test does."""
     text = (
         "import signal\n"
         "try:\n"
@@ -259,7 +259,7 @@ def test_a_signal_during_an_import_is_no_traceback(tmp_path, module, name, code)
     ended = subprocess.run(
         [sys.executable, "-m", "linformer_cli", "sample", "-o", str(tmp_path / "x.png")],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
-        # A background job of a shell ignores Ctrl-C, and so do its children.
+        # Background jobs of a shell and their children ignore Ctrl-C.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         capture_output=True,
         text=True,
@@ -270,7 +270,7 @@ def test_a_signal_during_an_import_is_no_traceback(tmp_path, module, name, code)
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
-def test_a_signal_during_shutdown_is_no_traceback(name, code):
+def test_a_signal_during_shutdown_prints_no_traceback(name, code):
     script = (
         "import atexit, signal, sys\n"
         "from linformer_cli.__main__ import main\n"
@@ -284,8 +284,8 @@ def test_a_signal_during_shutdown_is_no_traceback(name, code):
 
 
 @pytest.mark.parametrize("when", ["reporting", "computing"])
-def test_ctrl_c_at_an_odd_moment_is_no_traceback(when):
-    """While an error is reported, and in compiled code that turns it into another exception."""
+def test_ctrl_c_during_an_error_or_compiled_code_prints_no_traceback(when):
+    """Ctrl-C arrives while an error is reported, or in compiled code that raises another exception in its place."""
     script = (
         "import signal, sys\n"
         "from linformer_cli import __main__\n"
@@ -307,7 +307,7 @@ def test_ctrl_c_at_an_odd_moment_is_no_traceback(when):
     assert ended.stderr == ("" if when == "reporting" else "Stopped\n")
 
 
-def test_ctrl_c_is_one_word_and_130(lintx, monkeypatch, tmp_path):
+def test_ctrl_c_prints_one_word_and_ends_with_130(lintx, monkeypatch, tmp_path):
     def interrupted(*_arguments, **_options):
         raise KeyboardInterrupt
 

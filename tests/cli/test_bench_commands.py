@@ -14,7 +14,7 @@ from PIL import Image
 
 @pytest.fixture(autouse=True)
 def fixed_ceilings(monkeypatch):
-    """The ceilings of a machine are measured in `tests/bench/test_ceilings.py`."""
+    """Measuring real ceilings takes time; `tests/bench/test_ceilings.py` tests them."""
     monkeypatch.setattr("linformer_cli.bench.measure.ceilings.Ceilings", FixedCeilings)
     monkeypatch.setattr("linformer_cli.bench.paper.Ceilings", FixedCeilings)
 
@@ -59,7 +59,7 @@ def test_bench_sample_goes_over_mechanisms_and_sizes(lintx, run_folder):
         ("few", "textbook"),
     ]
     assert document["rows"][2]["attention_options"]["rounds"] == 1
-    # The run is one of linear attention, so that is where its bits/dim stand.
+    # The run has linear attention, so the row of linear has its bits/dim.
     bits = [row["bits_per_dim"] is not None for row in document["rows"]]
     assert bits == [False, True, False]
     assert document["rows"][1]["images_seen"] == 24
@@ -129,7 +129,7 @@ def test_bench_train_times_steps(lintx, run_folder):
 
 @pytest.fixture
 def little_paper(monkeypatch, tiny_model_config):
-    """The paper's benchmark in networks and sizes that take no time."""
+    """`bench paper` with tiny networks and sizes."""
     from linformer_cli.bench import attention, paper, sample
     from linformer_cli.bench.copy_task import CopySettings
     from linformer_cli.bench.measure.pass_memory import PassMemory
@@ -245,7 +245,7 @@ def test_bench_attention_draws_time_and_memory(lintx, monkeypatch, tmp_path):
 )
 @pytest.mark.parametrize("shown", ["--json", "--format=md"])
 def test_a_benchmark_that_is_stopped_shows_what_it_has(lintx, run_folder, monkeypatch, command, told, rows, shown):
-    """Ctrl-C comes while the first group, or length, is told."""
+    """Ctrl-C comes while the first group or length is reported."""
 
     seen = []
 

@@ -1,4 +1,4 @@
-"""`lintx bench gpu` from the command line to its file."""
+"""`lintx bench gpu` and its file."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Numbers beyond any use are refused in one line, and none of them is counted up to."""
+"""Numbers that are too large are refused in one line, and no command counts up to one."""
 
 import pytest
 from PIL import Image
@@ -18,7 +18,7 @@ def test_huge_counts_of_images_are_refused(lintx, tmp_path, count) -> None:
 
 
 @pytest.mark.parametrize("number", HUGE)
-def test_huge_batches_and_grids_are_as_large_as_needed(lintx, run_folder, tmp_path, number) -> None:
+def test_huge_batches_and_grids_are_limited_to_the_images(lintx, run_folder, tmp_path, number) -> None:
     out = tmp_path / "out.png"
     outcome = lintx("sample", run_folder, "-n", 2, "--batch", number, "--columns", number, "-o", out, "--json")
     assert outcome.code == 0 and outcome.document["images"] == 2
@@ -34,8 +34,8 @@ def test_huge_limits_mean_everything(lintx, run_folder, number) -> None:
     assert outcome.code == 0 and outcome.document["images"] == outcome.document["images_in_split"]
 
 
-def test_an_interrupted_count_without_end_keeps_what_is_done(lintx, run_folder, tmp_path, monkeypatch) -> None:
-    """The numbers of the images are never listed."""
+def test_an_interrupted_huge_count_keeps_finished_images(lintx, run_folder, tmp_path, monkeypatch) -> None:
+    """The list of image numbers is never built."""
     real = Sampler.iter_batches
 
     def iter_batches(self, *arguments, **options):

@@ -22,7 +22,7 @@ def test_times_in_the_users_units(text, seconds):
 
 
 @pytest.mark.parametrize("text", ["", "m", "ten", "10x", "-5m", "0s", "1h-5m", "5m!"])
-def test_what_is_no_time_is_refused(text):
+def test_an_invalid_time_is_refused(text):
     with pytest.raises(UsageError):
         parse_duration(text)
 
@@ -57,13 +57,13 @@ def test_sizes_and_numbers() -> None:
 
 @pytest.mark.parametrize("parse", [parse_size, parse_sizes, parse_numbers])
 @pytest.mark.parametrize("text", ["", "0", "-1", "x", "1,", "nan", "inf"])
-def test_what_is_not_a_positive_number_is_refused(parse, text) -> None:
+def test_numbers_that_are_not_positive_are_refused(parse, text) -> None:
     with pytest.raises(UsageError, match="--x takes"):
         parse(text, "--x", "1")
 
 
 @pytest.mark.parametrize("parse", [parse_size, parse_sizes])
 @pytest.mark.parametrize("text", [str(LARGEST_COUNT + 1), str(2**63), "9" * 20, "9" * 5000])
-def test_a_size_that_no_machine_holds_is_refused(parse, text) -> None:
+def test_a_size_beyond_any_use_is_refused(parse, text) -> None:
     with pytest.raises(UsageError, match="--x takes"):
         parse(text, "--x", "1")

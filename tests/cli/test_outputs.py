@@ -1,4 +1,4 @@
-"""What cannot be written is said before the work where it shows by then, and else takes nothing along."""
+"""Outputs that cannot be written: an error before any work if possible, and no other output is lost."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ COPY = ["bench", "copy", "--length", 8, "--width", 16, "--updates", 1, "--attent
 
 @pytest.fixture
 def blocked(tmp_path: Path) -> Path:
-    """A place in a folder that is a file."""
+    """A path in a "folder" that is a file."""
     (tmp_path / "file").write_bytes(b"")
     return tmp_path / "file" / "deep" / "x.png"
 
@@ -36,10 +36,10 @@ def blocked(tmp_path: Path) -> Path:
     ],
     ids=lambda command: f"{command[0]}{command[-1]}" if command[0] != "bench" else command[1],
 )
-def test_a_place_that_cannot_be_written_is_said_before_any_work(lintx, blocked, tmp_path, monkeypatch, command) -> None:
+def test_an_unwritable_output_is_reported_before_any_work(lintx, blocked, tmp_path, monkeypatch, command) -> None:
     monkeypatch.chdir(tmp_path)
     place = blocked.with_suffix(".gif") if command[-1] == "--gif" else blocked
-    # A model that is not there would be said next.
+    # Otherwise the next error would be the missing model.
     model = {"sample": ["nothing"], "complete": ["--checkpoint", "nothing"]}.get(command[0], [])
     outcome = lintx(*command, place, *model)
     assert outcome.code == 1 and outcome.stdout == ""
@@ -58,8 +58,8 @@ def test_a_place_that_cannot_be_written_is_said_before_any_work(lintx, blocked, 
     ],
     ids=lambda command: command[1],
 )
-def test_a_plot_on_a_full_disk_takes_no_figures_along(lintx, run_folder, tmp_path, monkeypatch, command) -> None:
-    """`run_folder` is there to be made first: what is imported while nothing can be written keeps to that."""
+def test_a_plot_on_a_full_disk_does_not_lose_the_table(lintx, run_folder, tmp_path, monkeypatch, command) -> None:
+    """`run_folder` comes first, so that everything is imported before writing fails."""
 
     def refuse(path: Path, data: bytes) -> None:
         raise LintxError(f"cannot write {path}: no space left on device")
@@ -70,11 +70,11 @@ def test_a_plot_on_a_full_disk_takes_no_figures_along(lintx, run_folder, tmp_pat
     assert outcome.document["rows"]
 
 
-def test_bits_that_no_row_would_have_are_said_before_any_work(lintx, run_folder, tmp_path, monkeypatch) -> None:
+def test_runs_that_match_no_row_are_reported_before_any_work(lintx, run_folder, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(sample, "run_sampling_bench", None)
     plot = tmp_path / "bits.png"
     outcome = lintx("bench", "sample", "--preset", "tiny", "--runs", run_folder, "--bits-plot", plot, *QUICK)
-    assert outcome.code == 2 and "none of --runs is of a model that would be timed" in outcome.stderr
+    assert outcome.code == 2 and "no run in --runs has a model that would be timed" in outcome.stderr
     assert not plot.exists()
 
 
@@ -88,6 +88,6 @@ def test_a_seed_beyond_64_bits_is_refused(lintx, monkeypatch, command) -> None:
 
 
 @pytest.mark.parametrize("option", ["--length", "--width"])
-def test_a_copy_task_of_no_size_is_refused(lintx, option) -> None:
+def test_a_copy_task_of_size_zero_is_refused(lintx, option) -> None:
     outcome = lintx("bench", "copy", option, 0)
     assert outcome.code == 2 and option in outcome.stderr

@@ -14,7 +14,7 @@ from linformer_cli.report.grids import read_png_metadata
 
 @pytest.fixture
 def logged_run(run_folder, tmp_path):
-    """A copy of the finished run with a row of training added to its log, which is too short to have one."""
+    """A copy of the finished run, with a training row added to its log; the run is too short to have one."""
     folder = tmp_path / "logged"
     shutil.copytree(run_folder, folder)
     with open(folder / "metrics.csv", "a", encoding="utf-8") as file:
@@ -22,7 +22,7 @@ def logged_run(run_folder, tmp_path):
     return folder
 
 
-def test_several_runs_are_one_picture(lintx, run_folder, logged_run, tmp_path):
+def test_several_runs_share_one_plot(lintx, run_folder, logged_run, tmp_path):
     out, samples = tmp_path / "deep" / "curves.svg", tmp_path / "samples.png"
     outcome = lintx("plot", run_folder, logged_run, "-o", out, "--samples", samples, "--json")
     assert outcome.code == 0, outcome.stderr
@@ -43,7 +43,7 @@ def test_several_runs_are_one_picture(lintx, run_folder, logged_run, tmp_path):
     assert point == {"step": 20, "images": 80, "elapsed_seconds": 2.25, "bits_per_dim": 5.5, "learning_rate": 0.001}
 
 
-def test_what_is_drawn_is_what_is_asked_for(lintx, run_folder, tmp_path, monkeypatch):
+def test_only_requested_files_are_written(lintx, run_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert lintx("plot", run_folder, "--json").code == 0
     assert lintx("plot", run_folder, "--samples", "samples.png").code == 0
@@ -88,7 +88,7 @@ def test_the_root_folder_is_no_output(lintx, run_folder, option, code, part):
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
 @pytest.mark.parametrize("option", ["-o", "--samples"])
 def test_a_pipe_without_a_reader_does_not_hang(run_folder, tmp_path, option):
-    """In a process of its own: a hanging open() cannot be interrupted here."""
+    """In a separate process, because a hanging open() cannot be interrupted here."""
     pipe = tmp_path / "plot.png"
     os.mkfifo(pipe)
     command = [sys.executable, "-m", "linformer_cli", "plot", str(run_folder), option, str(pipe)]
@@ -104,7 +104,7 @@ def test_a_pipe_among_the_grids_is_skipped(lintx, run_folder, tmp_path):
     assert lintx("plot", run, "--samples", tmp_path / "samples.png").code == 0
 
 
-def test_drawing_needs_no_torch(run_folder, tmp_path):
+def test_plotting_needs_no_torch(run_folder, tmp_path):
     script = (
         "import sys; from linformer_cli.cli.app import app; "
         f"app(['plot', {str(run_folder)!r}, '-o', {str(tmp_path / 'p.png')!r}], standalone_mode=False); "

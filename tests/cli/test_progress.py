@@ -1,4 +1,4 @@
-"""The progress of training: one line that fits its terminal, or a line now and then without a terminal."""
+"""The progress of training: one line that fits the terminal, or an occasional line without a terminal."""
 
 import errno
 import io
@@ -30,7 +30,7 @@ def talking() -> Iterator[None]:
 
 
 def show(width: int, terminal: bool = True, steps: int = 1) -> str:
-    """What has been written in the end, without what moves the cursor."""
+    """The final output, without cursor movements."""
     console = Console(file=io.StringIO(), force_terminal=terminal, width=width, color_system=None)
     with TrainingDisplay(console) as display:
         for step in range(steps):
@@ -39,18 +39,18 @@ def show(width: int, terminal: bool = True, steps: int = 1) -> str:
 
 
 @pytest.mark.parametrize("width", [30, 40, 60, 80, 120])
-def test_the_live_line_fits_and_says_the_most_important_first(width: int) -> None:
+def test_the_live_line_fits_and_drops_the_least_important_facts(width: int) -> None:
     last = re.split(r"[\r\n]+", show(width).rstrip())[-1].rstrip()
     assert len(last) <= width and "…" not in last
     assert "100% step 12345" in last
     facts = ["1.235 bits/dim", "? left", "1234.5 images/s", "3 GiB"]
     shown = [fact in last for fact in facts]
-    assert shown == sorted(shown, reverse=True), "a less important fact is shown without a more important one"
+    assert shown == sorted(shown, reverse=True), "a less important fact is shown instead of a more important one"
     assert all(shown) == (width >= 80)
     assert ("━" in last) == (width >= 100)
 
 
-def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
+def test_without_a_terminal_a_line_is_printed_every_few_seconds() -> None:
     assert show(40, terminal=False, steps=5) == (" 50%  step 12345  1.235 bits/dim  ? left  1234.5 images/s  3 GiB\n")
 
 
@@ -68,14 +68,14 @@ def test_training_continues_if_its_progress_cannot_be_written(terminal: bool, er
         display.on_spike("the loss jumped")
 
 
-def test_a_second_ctrl_c_leaves_a_terminal_with_its_cursor() -> None:
+def test_a_second_ctrl_c_leaves_the_cursor_visible() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=80)
     with TrainingDisplay(console):
         written = console.file.getvalue()  # type: ignore[attr-defined]
         assert written.rindex("\x1b[?25h") > written.rindex("\x1b[?25l")
 
 
-def test_quiet_leaves_warnings(tmp_path) -> None:
+def test_quiet_keeps_warnings(tmp_path) -> None:
     output.set_quiet(True)
     for terminal in (False, True):
         console = Console(file=io.StringIO(), force_terminal=terminal, width=200, color_system=None)

@@ -1,4 +1,4 @@
-"""What `lintx train` can do besides its defaults, from the command line to the saved run."""
+"""Options of `lintx train`, from the command line to the saved run."""
 
 import math
 import tomllib
@@ -27,7 +27,7 @@ def test_muon_and_shift_reach_the_run(lintx, tmp_path):
     assert refused.code == 2 and "drop --shift" in refused.stderr
 
 
-def test_a_run_that_is_not_told_where_has_a_folder_in_runs(lintx, tmp_path, monkeypatch):
+def test_the_default_folder_of_a_run_is_in_runs(lintx, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert lintx("train", *SMALL, "--dry-run").code == 0
     assert lintx("train", *SMALL, "--shift", 10).code == 2
@@ -39,7 +39,7 @@ def test_a_run_that_is_not_told_where_has_a_folder_in_runs(lintx, tmp_path, monk
     assert read_checkpoint(run / "last").info.training.step == 2
 
 
-def test_a_run_continues_in_the_precision_it_began_in(lintx, tmp_path, monkeypatch):
+def test_a_resume_keeps_the_precision_of_the_run(lintx, tmp_path, monkeypatch):
     run = tmp_path / "run"
 
     def resolve(auto):
@@ -56,14 +56,14 @@ def test_a_run_continues_in_the_precision_it_began_in(lintx, tmp_path, monkeypat
     resolve("bf16")
     assert lintx("train", *SMALL, "--out", run).code == 0
     assert found() == ("bf16", "auto")
-    resolve("fp32")  # another machine
+    resolve("fp32")  # as on another machine
     assert lintx("train", "--resume", run, "--steps", 3, "--json").document["precision"] == "bf16"
     assert found() == ("bf16", "auto")
     assert lintx("train", "--resume", run, "--steps", 4, "--precision", "fp32").code == 0
     assert found() == ("fp32", "auto")
 
 
-def test_a_shift_off_the_image_is_refused(lintx, tmp_path):
+def test_a_shift_larger_than_the_image_is_refused(lintx, tmp_path):
     outcome = lintx("train", *SMALL, "--shift", 10, "--out", tmp_path / "run")
     assert outcome.code == 2
     assert "train.shift must be less than the 10 pixels of an image, found 10" in outcome.stderr
@@ -74,9 +74,9 @@ def test_a_shift_off_the_image_is_refused(lintx, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
-    """A finished run of a model that is told which of three classes an image is, and its data."""
-    data, run = tmp_path_factory.mktemp("data"), tmp_path_factory.mktemp("runs") / "told"
+def conditional(tmp_path_factory):
+    """Data with three classes, the folder of a conditional run, and the command that trains it."""
+    data, run = tmp_path_factory.mktemp("data"), tmp_path_factory.mktemp("runs") / "conditional"
     images = np.random.default_rng(0).integers(0, 256, (30, 6, 6), dtype=np.uint8)
     for part, labels in (("train", np.arange(30) % 3), ("test", np.arange(30) % 2)):
         np.save(data / f"{part}-images.npy", images)
@@ -89,8 +89,8 @@ def told(tmp_path_factory):
 
 
 @pytest.fixture
-def told_run(told, lintx):
-    data, run, arguments = told
+def conditional_run(conditional, lintx):
+    data, run, arguments = conditional
     if not run.exists():
         outcome = lintx(*arguments, "--out", run)
         assert outcome.code == 0, outcome.stderr
@@ -98,15 +98,15 @@ def told_run(told, lintx):
     return data, run
 
 
-def test_a_run_keeps_its_classes(told_run, lintx, tmp_path):
-    data, run = told_run
+def test_a_run_keeps_its_classes(conditional_run, lintx, tmp_path):
+    data, run = conditional_run
     assert read_checkpoint(run).info.model.classes == 3
     assert "conditional on one of 3 classes" in (run / "best" / "README.md").read_text(encoding="utf-8")
     assert "3, the model is conditional" in lintx("info", run).stdout
     assert lintx("train", "--resume", run, "--steps", 4).code == 0
     refused = lintx("train", "--resume", run, "--no-classes")
     assert refused.code == 2 and "drop --classes" in refused.stderr
-    # Its own file begins the same run again, also without the flag; and so does a move.
+    # The run's config.toml keeps the classes without the option, and so does --init-from.
     for begin in (("--config", run / "config.toml"), ("--init-from", run, "--data", f"array:{data}")):
         document = lintx("train", *begin, "--out", tmp_path / "again", "--dry-run", "--json").document
         assert document["config"]["model"]["classes"] == 3 and document["config"]["data"]["labels"]
@@ -115,8 +115,8 @@ def test_a_run_keeps_its_classes(told_run, lintx, tmp_path):
     assert lintx("check", run).code == 0
 
 
-def test_sample_draws_the_classes_it_is_asked_for(told_run, lintx, tmp_path):
-    _, run = told_run
+def test_sample_draws_the_requested_classes(conditional_run, lintx, tmp_path):
+    _, run = conditional_run
 
     def draw(*options):
         files = tmp_path / "-".join(map(str, options))
@@ -132,13 +132,13 @@ def test_sample_draws_the_classes_it_is_asked_for(told_run, lintx, tmp_path):
     assert several == [2, 2, 0, 0]
     rows, tall = draw("-n", 2, "--class", "all")
     assert rows == [0, 0, 1, 1, 2, 2]
-    assert tall[0] == size[0] and tall[1] > size[1]  # a row for each class
+    assert tall[0] == size[0] and tall[1] > size[1]  # one row per class
     assert read_png_metadata(tmp_path / "grid.png")["class"] == "all"
 
 
 @pytest.mark.parametrize("wanted", ["3", "-1", "0,7", "cat", "", "1,"])
-def test_a_class_that_does_not_exist_is_refused(told_run, lintx, tmp_path, wanted):
-    _, run = told_run
+def test_a_class_that_does_not_exist_is_refused(conditional_run, lintx, tmp_path, wanted):
+    _, run = conditional_run
     outcome = lintx("sample", run, f"--class={wanted}", "-o", tmp_path / "grid.png")
     assert outcome.code == 2 and "--class takes classes from 0 to 2" in outcome.stderr
     assert outcome.stderr.strip().splitlines()[-1].startswith("Error: ")
@@ -153,8 +153,8 @@ def test_a_model_without_classes_refuses_one(run_folder, lintx, tmp_path):
     assert not (tmp_path / "out.png").exists()
 
 
-def test_complete_must_be_told_the_class(told_run, lintx, tmp_path):
-    _, run = told_run
+def test_complete_needs_one_class(conditional_run, lintx, tmp_path):
+    _, run = conditional_run
     picture = tmp_path / "picture.png"
     Image.new("L", (6, 6)).save(picture)
     arguments = ("complete", picture, "--checkpoint", run, "-n", 1, "-o", tmp_path / "out.png")
@@ -166,8 +166,8 @@ def test_complete_must_be_told_the_class(told_run, lintx, tmp_path):
     assert read_png_metadata(tmp_path / "out.png")["class"] == 2
 
 
-def test_eval_adds_what_the_class_costs(told_run, lintx, tmp_path):
-    data, run = told_run
+def test_eval_adds_the_cost_of_the_class(conditional_run, lintx, tmp_path):
+    data, run = conditional_run
     arguments = ("eval", run, "--split", "test")
     document = lintx(*arguments, "--json").document
     assert document["classes"] == 3
@@ -187,7 +187,7 @@ def test_eval_adds_what_the_class_costs(told_run, lintx, tmp_path):
     shown = lintx(*arguments).stdout
     assert "(every value, given the class)" in shown
     assert f"{document['bits_per_dim_with_class']:.4f} +-" in shown and "log2(3)/36 added" in shown
-    # Other labels give other bits, wrong or missing ones an error.
+    # Other labels give other bits; wrong or missing labels give an error.
     for labels, code, said in (
         (np.full(30, 2), 0, ""),
         (np.full(30, 3), 1, "has labels from 3 to 3, the model has the classes 0 to 2"),
@@ -203,11 +203,11 @@ def test_eval_adds_what_the_class_costs(told_run, lintx, tmp_path):
             assert outcome.document["bits_per_dim"] != document["bits_per_dim"]
 
 
-def test_training_with_classes_needs_labels(told_run, lintx, tmp_path):
-    data, _ = told_run
+def test_training_with_classes_needs_labels(conditional_run, lintx, tmp_path):
+    data, _ = conditional_run
     np.save(tmp_path / "train-images.npy", np.load(data / "train-images.npy"))
     outcome = lintx("train", "--data", f"array:{tmp_path}", "--classes", "--steps", 1, "--out", tmp_path / "run")
     assert outcome.code == 2 and "--classes needs images with labels" in outcome.stderr
     assert not (tmp_path / "run").exists()
-    # Those of a model without classes have no such need.
+    # Without classes, images need no labels.
     assert lintx("train", "--data", f"array:{tmp_path}", *SMALL[4:], "--out", tmp_path / "run").code == 0

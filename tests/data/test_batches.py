@@ -1,4 +1,4 @@
-"""The order of training: each epoch a permutation, fixed by the seed and the same after a resume at any place."""
+"""The order of training images: a permutation per epoch, fixed by the seed and unchanged by resuming."""
 
 import numpy as np
 import pytest
@@ -18,12 +18,12 @@ def test_epochs_and_seeds_differ() -> None:
     first, second = Batches(50, seed=1).batch(0, 100).reshape(2, 50)
     assert not np.array_equal(first, second)
     assert not np.array_equal(first, Batches(50, seed=2).batch(0, 50))
-    # Seed and epoch are two words of the key: neither may stand in for the other.
+    # Seed and epoch are separate: seed 1 in epoch 1 differs from seed 2 in epoch 0.
     assert not np.array_equal(second, Batches(50, seed=2).batch(0, 50))
 
 
 @pytest.mark.parametrize("size", [1, 3, 10, 11, 25, 64])
-def test_the_stream_does_not_depend_on_how_it_is_cut(size: int) -> None:
+def test_the_stream_does_not_depend_on_the_batch_size(size: int) -> None:
     whole = Batches(10, seed=5).batch(0, 128)
     batches = Batches(10, seed=5)
     pieces = [batches.batch(start, size) for start in range(0, 128 - size + 1, size)]
@@ -44,7 +44,7 @@ def test_going_back_after_later_epochs_gives_the_same() -> None:
     np.testing.assert_array_equal(batches.batch(0, 15), first)
 
 
-def test_a_caller_cannot_spoil_the_kept_permutation() -> None:
+def test_changing_a_batch_does_not_change_the_cached_permutation() -> None:
     batches = Batches(10, seed=5)
     before = batches.batch(0, 10).copy()
     batches.batch(0, 10)[:] = -1
@@ -53,14 +53,14 @@ def test_a_caller_cannot_spoil_the_kept_permutation() -> None:
 
 def test_a_step_is_cheap_because_permutations_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     batches = Batches(1000, seed=0)
-    batches.batch(990, 20)  # touches epochs 0 and 1
-    monkeypatch.setattr(np.random, "Philox", None)  # drawing another would fail
+    batches.batch(990, 20)  # reads epochs 0 and 1
+    monkeypatch.setattr(np.random, "Philox", None)  # drawing another permutation would fail
     batches.batch(0, 100)
     batches.batch(1500, 100)
 
 
 def test_the_order_never_changes() -> None:
-    """Fixed values: a saved run must resume in the same order with later versions of this code and of numpy."""
+    """Fixed values: a run must resume in the same order with later versions of lintx and numpy."""
     assert Batches(8, seed=42).batch(0, 16).tolist() == [7, 1, 6, 4, 3, 5, 0, 2, 4, 5, 3, 0, 2, 7, 1, 6]
 
 
@@ -79,29 +79,29 @@ def test_impossible_batches_are_refused(start: int, size: int) -> None:
 # Shifts
 
 
-def test_all_shifts_come_up_equally_often() -> None:
+def test_all_shifts_are_equally_frequent() -> None:
     shifts = Batches(10, seed=1).shifts(0, 40_000, most=1)
     assert shifts.dtype == np.int64
     moves, counts = np.unique(shifts, axis=0, return_counts=True)
     assert moves.tolist() == [[down, right] for down in (-1, 0, 1) for right in (-1, 0, 1)]
-    # 5 standard deviations of a count around 40,000 / 9.
+    # 5 standard deviations of a count whose mean is 40,000 / 9
     assert np.abs(counts - 40_000 / 9).max() < 5 * (40_000 * 8 / 81) ** 0.5
     assert np.abs(Batches(10, seed=1).shifts(0, 1000, most=3)).max(axis=0).tolist() == [3, 3]
 
 
-def test_shifts_depend_on_the_seed_and_the_place_alone() -> None:
+def test_shifts_depend_only_on_the_seed_and_the_place() -> None:
     whole = Batches(10, seed=5).shifts(0, 128, most=4)
     for size in (1, 3, 64):
         pieces = [Batches(99, seed=5).shifts(start, size, most=4) for start in range(0, 129 - size, size)]
         joined = np.concatenate(pieces)
         np.testing.assert_array_equal(joined, whole[: len(joined)])
     assert not np.array_equal(whole, Batches(10, seed=6).shifts(0, 128, most=4))
-    # The same image comes round again in the next epoch, moved otherwise.
+    # In the next epoch, the same image has another shift.
     assert not np.array_equal(whole[:10], whole[10:20])
 
 
 def test_shifts_never_change() -> None:
-    """Fixed values, as for the order: a resumed run must shift its images like an uninterrupted one."""
+    """Fixed values, as for the order: resumed runs must shift images as before."""
     assert Batches(8, seed=42).shifts(3, 5, most=2).tolist() == [[1, 0], [1, 1], [1, 2], [-2, 0], [1, 2]]
 
 

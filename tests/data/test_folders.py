@@ -13,11 +13,10 @@ import pytest
 from PIL import Image
 
 from linformer_cli.config import DataConfig
+from linformer_cli.data import SPLITS
 from linformer_cli.data.folders import FolderImages, load_folder
 from linformer_cli.data.images import load_for_training, load_images
 from linformer_cli.errors import DataError, UsageError
-
-SPLITS = ("train", "validation", "test")
 
 
 def write_pictures(folder: Path, count: int, seed: int = 0, colour: bool = True) -> None:
@@ -39,7 +38,7 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def test_splits_are_apart_and_together_everything(tmp_path: Path, cache: Path) -> None:
+def test_splits_are_disjoint_and_complete(tmp_path: Path, cache: Path) -> None:
     write_pictures(tmp_path / "pictures" / "deep" / "deeper", 30)
     parts = {split: load(tmp_path / "pictures", split, 8, None, cache).images for split in SPLITS}
     assert {split: len(images) for split, images in parts.items()} == {"train": 24, "validation": 3, "test": 3}
@@ -58,7 +57,7 @@ def test_own_splits_and_class_folders(tmp_path: Path, cache: Path) -> None:
     assert {part.classes for part in (train, validation, test)} == {2}
 
 
-def test_validation_that_the_folder_brings_is_no_class_and_not_trained_on(tmp_path: Path, cache: Path) -> None:
+def test_a_validation_folder_is_not_a_class_and_not_trained_on(tmp_path: Path, cache: Path) -> None:
     counts = {"Train/cat": 12, "Train/dog": 8, "VAL/cat": 2, "VAL/dog": 3}
     for name, count in counts.items():
         write_pictures(tmp_path / "pictures" / name, count, seed=count)
@@ -72,14 +71,14 @@ def test_validation_that_the_folder_brings_is_no_class_and_not_trained_on(tmp_pa
     assert set(parts["test"].labels) == {1}
 
 
-def test_a_class_may_be_called_like_a_split(tmp_path: Path, cache: Path) -> None:
+def test_a_class_may_be_named_like_a_split(tmp_path: Path, cache: Path) -> None:
     for name in ("train", "car"):
         write_pictures(tmp_path / "pictures" / name, 10, seed=len(name))
     parts = [load(tmp_path / "pictures", split, 8, None, cache) for split in SPLITS]
     assert [len(part.images) for part in parts] == [16, 2, 2] and parts[0].classes == 2
 
 
-def test_class_folders_may_be_links_and_end_where_they_meet_themselves(tmp_path: Path, cache: Path) -> None:
+def test_class_folders_may_be_links_and_cycles_end(tmp_path: Path, cache: Path) -> None:
     write_pictures(tmp_path / "pictures" / "dog", 6)
     write_pictures(tmp_path / "elsewhere", 4, seed=1)
     (tmp_path / "pictures" / "cat").symlink_to(tmp_path / "elsewhere")
@@ -89,7 +88,7 @@ def test_class_folders_may_be_links_and_end_where_they_meet_themselves(tmp_path:
     assert {part.classes for part in parts} == {2}
 
 
-def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_folder_is_named(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scandir = os.scandir
 
     def scan(place: Path):
@@ -107,7 +106,7 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, cache: Path, monk
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_the_first_held_out_pictures_are_of_all_classes(tmp_path: Path, cache: Path, own: bool) -> None:
+def test_the_first_held_out_images_cover_all_classes(tmp_path: Path, cache: Path, own: bool) -> None:
     folders = ("train/", "test/") if own else ("",)
     for number, name in enumerate("abcd"):
         for folder in folders:
@@ -119,7 +118,7 @@ def test_the_first_held_out_pictures_are_of_all_classes(tmp_path: Path, cache: P
     assert labels is not None and labels.tolist() == sorted(labels)
 
 
-def test_what_an_earlier_version_kept_is_made_anew(
+def test_the_cache_of_an_earlier_version_is_rebuilt(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from linformer_cli.data import folders
@@ -134,14 +133,14 @@ def test_what_an_earlier_version_kept_is_made_anew(
     assert after != before
 
 
-def test_pictures_of_an_own_test_folder_do_not_count_for_validation(tmp_path: Path, cache: Path) -> None:
+def test_a_test_folder_does_not_change_the_size_of_validation(tmp_path: Path, cache: Path) -> None:
     write_pictures(tmp_path / "pictures" / "train", 20)
     write_pictures(tmp_path / "pictures" / "test", 60, seed=1)
     found = [len(load(tmp_path / "pictures", split, 4, 1, cache).images) for split in SPLITS]
     assert found == [18, 2, 60]
 
 
-def test_pictures_without_class_folders_have_no_labels(tmp_path: Path, cache: Path) -> None:
+def test_images_without_class_folders_have_no_labels(tmp_path: Path, cache: Path) -> None:
     write_pictures(tmp_path / "one", 5)
     unlabelled = load(tmp_path, "train", 8, None, cache)
     assert unlabelled.labels is None and unlabelled.classes == 0
@@ -149,7 +148,7 @@ def test_pictures_without_class_folders_have_no_labels(tmp_path: Path, cache: Pa
     assert load(tmp_path, "train", 8, None, cache).labels is not None
 
 
-def test_grey_is_noticed_and_can_be_asked_for(tmp_path: Path, cache: Path) -> None:
+def test_grey_is_detected_and_can_be_requested(tmp_path: Path, cache: Path) -> None:
     write_pictures(tmp_path / "grey", 4, colour=False)
     write_pictures(tmp_path / "coloured", 4)
     channels = [load(tmp_path / name, "train", 8, None, cache).images.shape[3] for name in ("grey", "coloured")]
@@ -157,19 +156,19 @@ def test_grey_is_noticed_and_can_be_asked_for(tmp_path: Path, cache: Path) -> No
     assert load(tmp_path / "coloured", "train", 8, 1, cache).images.shape[3] == 1
 
 
-def test_broken_files_are_named_and_change_no_split(tmp_path: Path, cache: Path) -> None:
+def test_broken_files_are_named_and_do_not_change_the_splits(tmp_path: Path, cache: Path) -> None:
     write_pictures(tmp_path / "pictures", 20)
     before = load(tmp_path / "pictures", "train", 8, None, cache)
     names_seen = len(before.images)
     broken = tmp_path / "pictures" / "000.png"
-    broken.write_text("no picture")
+    broken.write_text("not an image")
     after = load(tmp_path / "pictures", "train", 8, None, cache)
     assert len(after.skipped) == 1 and "000.png" in after.skipped[0]
     rows = {image.tobytes() for image in before.images}
     assert len(after.images) >= names_seen - 1 and all(image.tobytes() in rows for image in after.images)
 
 
-def test_a_link_to_nothing_is_skipped_and_named(tmp_path: Path, cache: Path) -> None:
+def test_a_broken_link_is_skipped_and_named(tmp_path: Path, cache: Path) -> None:
     write_pictures(tmp_path / "pictures", 20)
     target, link = tmp_path / "elsewhere.png", tmp_path / "pictures" / "link.png"
     link.symlink_to(target)
@@ -194,7 +193,7 @@ def test_a_link_to_itself_is_skipped_and_named(tmp_path: Path, cache: Path) -> N
 def test_folders_may_be_very_deep(tmp_path: Path, cache: Path) -> None:
     write_pictures(tmp_path / "pictures", 6)
     deep = str(tmp_path / "pictures")
-    for _ in range(1200):  # mkdir(parents=True) is a recursion
+    for _ in range(1200):  # mkdir(parents=True) would recurse too deeply
         deep += "/d"
         os.mkdir(deep)
     write_pictures(Path(deep), 6, seed=1)
@@ -205,22 +204,22 @@ def test_folders_may_be_very_deep(tmp_path: Path, cache: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
-def test_names_in_no_encoding_are_names_too(tmp_path: Path, cache: Path) -> None:
+def test_file_names_need_not_be_utf8(tmp_path: Path, cache: Path) -> None:
     write_pictures(tmp_path / "pictures", 12)
     os.rename(tmp_path / "pictures" / "000.png", os.fsencode(tmp_path / "pictures") + b"/\xff.png")
     assert sum(len(load(tmp_path / "pictures", split, 8, None, cache).images) for split in SPLITS) == 12
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
-def test_a_folder_whose_name_is_in_no_encoding(tmp_path: Path, cache: Path) -> None:
+def test_folder_names_need_not_be_utf8(tmp_path: Path, cache: Path) -> None:
     write_pictures(tmp_path / "pictures", 12)
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/f\xfcr"))
     os.rename(tmp_path / "pictures", folder)
     assert len(load(folder, "train", 8, None, cache).images) == 10
 
 
-def test_a_folder_that_changes_while_its_pictures_are_in_use(tmp_path: Path, cache: Path, monkeypatch) -> None:
-    """As on a network file system, where a memory-mapped file cannot be deleted."""
+def test_a_folder_may_change_while_its_images_are_in_use(tmp_path: Path, cache: Path, monkeypatch) -> None:
+    """The cache cannot be deleted, like a memory-mapped file on a network file system."""
     from linformer_cli.data import folders
 
     write_pictures(tmp_path / "pictures", 10)
@@ -250,7 +249,9 @@ def test_two_processes_may_prepare_the_same_folder(tmp_path: Path, cache: Path, 
     assert len(load(tmp_path / "pictures", "train", 8, None, cache).images) == 10
 
 
-def test_decoded_once_until_the_folder_changes(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_decoded_once_until_the_folder_changes(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from linformer_cli.data import folders
 
     decoded: list[Path] = []
@@ -269,7 +270,7 @@ def test_decoded_once_until_the_folder_changes(tmp_path: Path, cache: Path, monk
     os.utime(tmp_path / "pictures" / "003.png", (1, 1))
     load(tmp_path / "pictures", "train", 8, 3, cache)
     assert len(decoded) == 20
-    assert [path.name for path in cache.iterdir()] == [next(cache.iterdir()).name]  # nothing half-made is left
+    assert [path.name for path in cache.iterdir()] == [next(cache.iterdir()).name]  # no partial cache is left
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, cache: Path, monkeypatch, raises_one_line) -> None:
@@ -286,7 +287,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, cache: Path,
     assert list(cache.iterdir()) == []
 
 
-def test_a_cache_that_is_cut_short_is_made_anew(tmp_path: Path, cache: Path) -> None:
+def test_a_truncated_cache_is_rebuilt(tmp_path: Path, cache: Path) -> None:
     write_pictures(tmp_path / "pictures", 10)
     before = load(tmp_path / "pictures", "train", 8, 3, cache).images.tolist()
     (file,) = cache.glob("*/images.bin")
@@ -294,7 +295,7 @@ def test_a_cache_that_is_cut_short_is_made_anew(tmp_path: Path, cache: Path) -> 
     assert load(tmp_path / "pictures", "train", 8, 3, cache).images.tolist() == before
 
 
-def test_what_killed_processes_left_is_removed_and_what_a_living_one_writes_is_not(tmp_path: Path, cache: Path) -> None:
+def test_leftovers_of_killed_processes_are_removed_and_running_ones_left_alone(tmp_path: Path, cache: Path) -> None:
     write_pictures(tmp_path / "pictures", 10)
     load(tmp_path / "pictures", "train", 8, 3, cache)
     (home,) = cache.iterdir()
@@ -302,7 +303,7 @@ def test_what_killed_processes_left_is_removed_and_what_a_living_one_writes_is_n
     for folder in (dead, alive):
         folder.mkdir()
         (folder / "images.bin").write_bytes(b"half")
-        os.utime(folder, (1, 1))  # begun long ago
+        os.utime(folder, (1, 1))  # started long ago
     os.utime(dead / "images.bin", (1, 1))
     os.utime(tmp_path / "pictures" / "003.png", (1, 1))
     load(tmp_path / "pictures", "train", 8, 3, cache)
@@ -323,7 +324,7 @@ def test_training_lists_a_folder_once(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_too_few_pictures(tmp_path: Path, cache: Path, count: int) -> None:
+def test_too_few_images(tmp_path: Path, cache: Path, count: int) -> None:
     write_pictures(tmp_path / "pictures", count)
     with pytest.raises(DataError, match=f"has {count} images; at least 3"):
         load(tmp_path / "pictures", "train", 8, None, cache)
@@ -337,7 +338,7 @@ def test_a_size_that_is_too_large_in_colour_alone(tmp_path: Path, cache: Path, r
     assert load(tmp_path / "pictures", "train", 600, 1, cache).images.shape[1:] == (600, 600, 1)
 
 
-def test_only_broken_pictures(tmp_path: Path, cache: Path) -> None:
+def test_only_broken_images(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "pictures").mkdir()
     for index in range(4):
         (tmp_path / "pictures" / f"{index}.jpg").write_bytes(b"")
@@ -349,8 +350,8 @@ def test_only_broken_pictures(tmp_path: Path, cache: Path) -> None:
 def test_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LINTX_CACHE", str(tmp_path / "cache"))
     write_pictures(tmp_path / "pictures", 6)
-    (tmp_path / "pictures" / "broken.png").write_text("no picture")
-    (tmp_path / "pictures" / "notes.txt").write_text("not meant")
+    (tmp_path / "pictures" / "broken.png").write_text("not an image")
+    (tmp_path / "pictures" / "notes.txt").write_text("a text")
     found = load_images(f"folder:{tmp_path / 'pictures'}", "train", image_size=16, channels=3)
     assert found.images.shape[1:] == (16, 16, 3)
     assert len(found.notes) == 1 and "1 file skipped: " in found.notes[0] and "broken.png" in found.notes[0]

@@ -1,4 +1,4 @@
-"""The `glyphs` set: images independent of each other, complete characters, light on dark, drawn quickly."""
+"""The `glyphs` set: independent images, complete characters, light on dark, drawn quickly."""
 
 import time
 
@@ -17,7 +17,7 @@ def test_shapes_and_types() -> None:
     assert labels.dtype == np.int64
 
 
-def test_an_image_depends_on_its_place_alone() -> None:
+def test_an_image_depends_only_on_its_index() -> None:
     images, labels = draw_glyphs("train", 20, 0, 40)
     some, some_labels = draw_glyphs("train", 20, 30, 35)
     np.testing.assert_array_equal(some, images[30:35])
@@ -60,8 +60,8 @@ def test_images_of_one_character_vary() -> None:
     assert len({image.tobytes() for image in same}) == len(same)
 
 
-def test_the_mean_picture_of_a_character_looks_like_it() -> None:
-    """'L' is heavy below, 'T' above, 'I' is narrow: labels match the images, which are upright."""
+def test_the_mean_image_of_a_character_looks_like_it() -> None:
+    """'L' is heavy at the bottom, 'T' at the top, and 'I' is narrow: labels match and images are upright."""
     images, labels = draw_glyphs("train", 28, 0, 3000)
     mean = {character: images[labels == CHARACTERS.index(character), :, :, 0].mean(axis=0) for character in "LTIO"}
     assert mean["L"][14:].sum() > 1.2 * mean["L"][:14].sum()
@@ -76,8 +76,8 @@ def test_impossible_sizes_are_refused(size: int) -> None:
         draw_glyphs("train", size)
 
 
-def test_drawing_them_all_is_quick() -> None:
-    start = time.process_time()  # of this process alone, so that a busy machine does not fail it
+def test_drawing_all_images_is_quick() -> None:
+    start = time.process_time()  # processor time, so that a busy machine does not fail the test
     images, _ = draw_glyphs("train", 28)
     assert len(images) == COUNTS["train"] == 8000
-    assert time.process_time() - start < 6  # about 1.5 seconds where this was written
+    assert time.process_time() - start < 6  # usually about 1.5 seconds

@@ -1,4 +1,4 @@
-"""A user's own images: all modes and formats of Pillow, three ways to fit, one line for a broken file."""
+"""The user's own pictures: Pillow's modes and formats, three ways to fit, and one-line errors."""
 
 import io
 import re
@@ -30,25 +30,25 @@ def store(folder: Path, picture: Image.Image, name: str = "picture.png", **optio
 
 
 def luma(colour: np.ndarray) -> np.ndarray:
-    """ITU-R 601-2, as Pillow documents its conversion to grey."""
+    """The conversion to grey that Pillow documents, ITU-R 601-2."""
     return colour.astype(np.float64) @ [0.299, 0.587, 0.114]
 
 
-# Exact
+# Bit for bit
 
 
-def test_a_grey_picture_of_the_right_size_passes_bit_for_bit(tmp_path: Path) -> None:
+def test_a_grey_image_of_the_right_size_is_unchanged(tmp_path: Path) -> None:
     pixels = noise(6, 4)
     picture = load_picture(store(tmp_path, Image.fromarray(pixels)), GREY)
     assert picture.image.dtype == np.uint8
     assert np.array_equal(picture.image, pixels[..., None])
     assert picture.notes == ()
     assert picture.path == tmp_path / "picture.png"
-    picture.image[0] = 0  # nobody else's memory
+    picture.image[0] = 0  # writable, and not shared
 
 
 @pytest.mark.parametrize("name", ["picture.png", "picture.bmp", "picture.tiff", "picture.webp"])
-def test_a_colour_picture_of_the_right_size_passes_bit_for_bit(tmp_path: Path, name: str) -> None:
+def test_a_colour_image_of_the_right_size_is_unchanged(tmp_path: Path, name: str) -> None:
     pixels = noise(6, 4, 3)
     options = {"lossless": True} if name.endswith("webp") else {}
     picture = load_picture(store(tmp_path, Image.fromarray(pixels), name, **options), COLOUR)
@@ -56,7 +56,7 @@ def test_a_colour_picture_of_the_right_size_passes_bit_for_bit(tmp_path: Path, n
     assert picture.notes == ()
 
 
-def test_the_fit_does_not_touch_the_right_size_and_inverting_only_mirrors_the_tones(tmp_path: Path) -> None:
+def test_no_fit_changes_the_right_size_and_invert_only_mirrors_the_values(tmp_path: Path) -> None:
     pixels = noise(6, 4)
     path = store(tmp_path, Image.fromarray(pixels))
     for fit in ("crop", "pad", "stretch"):
@@ -96,21 +96,21 @@ def test_sixteen_bits_are_scaled_and_not_clipped(tmp_path: Path) -> None:
         assert np.abs(load_picture(path, COLOUR).image - found[..., None].astype(int)).max() == 0
 
 
-def test_floating_point_pixels_are_scaled_to_what_fits(tmp_path: Path) -> None:
+def test_floating_point_pixels_are_scaled_to_8_bits(tmp_path: Path) -> None:
     pixels = np.linspace(0, 255, 24, dtype=np.float32).reshape(6, 4)
     found = load_picture(store(tmp_path, Image.fromarray(pixels), "picture.tiff"), GREY).image[..., 0]
     assert np.abs(found - pixels).max() <= 0.5
 
 
 @pytest.mark.parametrize("highest", [1.0, 0.5])
-def test_floating_point_pixels_up_to_one_are_shares_of_white(tmp_path: Path, highest: float) -> None:
+def test_floating_point_pixels_up_to_1_are_shares_of_white(tmp_path: Path, highest: float) -> None:
     pixels = np.linspace(0, highest, 24, dtype=np.float32).reshape(6, 4)
     found = load_picture(store(tmp_path, Image.fromarray(pixels), "picture.tiff"), GREY).image[..., 0]
     assert np.abs(found - 255 * pixels).max() <= 0.5
 
 
-def test_printing_inks_become_light(tmp_path: Path) -> None:
-    # No ink is white; all of the black ink is black; all cyan takes away the red.
+def test_cmyk_becomes_rgb(tmp_path: Path) -> None:
+    # No ink gives white, full black gives black, and full cyan removes red.
     inks = np.array([[0, 0, 0, 0], [0, 0, 0, 255], [255, 0, 0, 0], [0, 255, 255, 0]], dtype=np.uint8)
     plates = [Image.fromarray(np.repeat(plate[None], 6, axis=0)) for plate in inks.T]
     picture = load_picture(store(tmp_path, Image.merge("CMYK", plates), "picture.tiff"), COLOUR)
@@ -128,7 +128,7 @@ def test_a_palette_is_looked_up(tmp_path: Path) -> None:
 
 
 def drawing(colour: tuple[int, int, int], hidden: tuple[int, int, int]) -> Image.Image:
-    """Two columns of `colour`, the rest transparent with the colour `hidden`, which must not show."""
+    """Two columns of `colour`; the rest is transparent, with the colour `hidden`, which must not show."""
     pixels = np.zeros((6, 4, 4), dtype=np.uint8)
     pixels[..., :3] = hidden
     pixels[:, 1:3] = (*colour, 255)
@@ -139,7 +139,7 @@ def drawing(colour: tuple[int, int, int], hidden: tuple[int, int, int]) -> Image
     ("colour", "ground"), [(BLACK, WHITE), (WHITE, BLACK), ((40, 40, 90), WHITE), ((250, 250, 180), BLACK)]
 )
 @pytest.mark.parametrize("hidden", [BLACK, WHITE, RED])
-def test_a_transparent_drawing_is_put_before_what_it_stands_out_from(tmp_path: Path, colour, ground, hidden) -> None:
+def test_a_transparent_drawing_gets_a_contrasting_background(tmp_path: Path, colour, ground, hidden) -> None:
     image = load_picture(store(tmp_path, drawing(colour, hidden)), COLOUR).image
     assert (image[:, 1:3] == colour).all()
     assert (image[:, [0, 3]] == ground).all()
@@ -155,9 +155,9 @@ def test_grey_with_alpha_is_flattened_too(tmp_path: Path, tone: int, ground: int
     assert (image[:, [0, 3]] == ground).all()
 
 
-def test_half_transparent_pixels_are_mixed_with_the_ground(tmp_path: Path) -> None:
+def test_half_transparent_pixels_are_mixed_with_the_background(tmp_path: Path) -> None:
     pixels = np.zeros((6, 4, 4), dtype=np.uint8)
-    pixels[..., 3] = 51  # a fifth of black on white
+    pixels[..., 3] = 51  # one fifth black on white
     assert np.abs(load_picture(store(tmp_path, Image.fromarray(pixels)), GREY).image - 204.0).max() <= 1
 
 
@@ -178,7 +178,7 @@ def test_a_transparent_colour_without_a_palette_is_flattened(tmp_path: Path) -> 
     assert (image[:, 2:] == BLACK).all()
 
 
-def test_a_picture_of_nothing_is_even(tmp_path: Path) -> None:
+def test_a_fully_transparent_image_is_uniform(tmp_path: Path) -> None:
     image = load_picture(store(tmp_path, Image.fromarray(np.zeros((6, 4, 4), dtype=np.uint8))), GREY).image
     assert len(np.unique(image)) == 1
 
@@ -198,9 +198,9 @@ def test_a_picture_of_nothing_is_even(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("name", ["picture.jpg", "picture.png", "picture.webp"])
-def test_a_picture_is_turned_as_its_exif_says(tmp_path: Path, name, orientation, turn) -> None:
+def test_an_image_is_rotated_according_to_its_exif_data(tmp_path: Path, name, orientation, turn) -> None:
     seen = np.zeros((48, 32), dtype=np.uint8)
-    seen[:16, :8] = 255  # a bright corner, top left, as the photographer saw it
+    seen[:16, :8] = 255  # a bright corner at the top left of the upright picture
     exif = Image.Exif()
     exif[0x0112] = orientation
     path = store(tmp_path, Image.fromarray(turn(seen)), name, exif=exif, quality=95)
@@ -209,7 +209,7 @@ def test_a_picture_is_turned_as_its_exif_says(tmp_path: Path, name, orientation,
     assert np.abs(picture.image[..., 0].astype(int) - seen).mean() < 8
 
 
-def test_of_an_animation_the_first_frame_is_taken_and_that_is_said(tmp_path: Path) -> None:
+def test_the_first_frame_of_an_animation_is_used_and_a_note_says_so(tmp_path: Path) -> None:
     frames = [Image.new("L", (4, 6), tone) for tone in (0, 255, 128)]
     for name in ("picture.gif", "picture.webp", "picture.png", "picture.tiff"):
         path = store(tmp_path, frames[0], name, save_all=True, append_images=frames[1:])
@@ -221,7 +221,7 @@ def test_of_an_animation_the_first_frame_is_taken_and_that_is_said(tmp_path: Pat
 # Fitting
 
 
-def test_a_picture_of_another_size_is_resized_and_that_is_said(tmp_path: Path) -> None:
+def test_an_image_of_another_size_is_resized_and_a_note_says_so(tmp_path: Path) -> None:
     path = store(tmp_path, Image.new("L", (40, 60), 77))
     for fit in ("crop", "pad", "stretch"):
         picture = load_picture(path, GREY, fit)
@@ -229,13 +229,13 @@ def test_a_picture_of_another_size_is_resized_and_that_is_said(tmp_path: Path) -
         assert picture.notes == (f"resized from 40 x 60 to 4 x 6 pixels ({fit})",)
 
 
-def test_crop_cuts_around_the_middle(tmp_path: Path) -> None:
+def test_crop_keeps_the_middle(tmp_path: Path) -> None:
     wide = np.zeros((6, 12), dtype=np.uint8)
     wide[:, 4:8] = noise(6, 4)
     assert np.array_equal(load_picture(store(tmp_path, Image.fromarray(wide)), GREY).image[..., 0], wide[:, 4:8])
 
 
-def test_pad_adds_the_colour_of_the_border_and_keeps_the_form(tmp_path: Path) -> None:
+def test_pad_adds_the_colour_of_the_border_and_keeps_the_aspect_ratio(tmp_path: Path) -> None:
     ground, ink = (10, 20, 200), (250, 240, 30)
     pixels = np.full((8, 16, 3), ground, dtype=np.uint8)
     pixels[2:6, 4:12] = ink
@@ -253,7 +253,7 @@ def test_stretch_keeps_everything_and_distorts(tmp_path: Path) -> None:
     halves[:, 60:] = 255
     path = store(tmp_path, Image.fromarray(halves))
     stretched = load_picture(path, ImageShape(height=6, width=12), "stretch").image[..., 0]
-    # The resampling reaches three pixels to either side of the edge.
+    # Resampling reaches three pixels to either side of the edge.
     assert stretched[:, :3].max() == 0
     assert stretched[:, 9:].min() == 255
     assert (stretched == stretched[0]).all()
@@ -262,7 +262,7 @@ def test_stretch_keeps_everything_and_distorts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [(1, 5000), (5000, 1), (1, 1)])
 @pytest.mark.parametrize("fit", ["crop", "pad", "stretch"])
 @pytest.mark.parametrize("shape", [GREY, COLOUR])
-def test_extreme_formats_are_fitted_too(tmp_path: Path, size, fit, shape) -> None:
+def test_extreme_aspect_ratios_are_fitted_too(tmp_path: Path, size, fit, shape) -> None:
     image = load_picture(store(tmp_path, Image.new("RGB", size, (90, 90, 90))), shape, fit).image
     assert image.shape == (6, 4, shape.channels)
     assert (image == 90).all()
@@ -278,12 +278,12 @@ def test_inverting_happens_after_the_fit(tmp_path: Path) -> None:
 # Faults
 
 
-def test_what_is_no_picture_is_refused(tmp_path: Path, raises_one_line) -> None:
+def test_other_files_are_refused(tmp_path: Path, raises_one_line) -> None:
     with raises_one_line(DataError, "no image at", "missing.png"):
         load_picture(tmp_path / "missing.png", GREY)
     with raises_one_line(DataError, str(tmp_path), "is a folder"):
         load_picture(tmp_path, GREY)
-    (tmp_path / "text.png").write_text("I am not a picture.\n")
+    (tmp_path / "text.png").write_text("I am not an image.\n")
     with raises_one_line(DataError, "text.png", "not an image"):
         load_picture(tmp_path / "text.png", GREY)
     (tmp_path / "empty.png").touch()
@@ -300,7 +300,7 @@ def encode(kind: str, **options: object) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF"])
-def test_a_file_that_was_cut_off_gives_one_line_wherever_it_ends(tmp_path: Path, kind: str) -> None:
+def test_a_truncated_file_gives_one_line_wherever_it_ends(tmp_path: Path, kind: str) -> None:
     data = encode(kind)
     for kept in range(0, len(data) - 1, max(1, len(data) // 60)):
         (tmp_path / "picture").write_bytes(data[:kept])
@@ -309,11 +309,11 @@ def test_a_file_that_was_cut_off_gives_one_line_wherever_it_ends(tmp_path: Path,
         except DataError as error:
             assert re.fullmatch(r"'.*picture' .{1,300}", str(error))
         else:
-            assert kept > len(data) // 4  # what lies before is whole, as the first frame of an animation is
+            assert kept > len(data) // 4  # enough remains, such as the first frame of an animation
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "ICO", "PPM", "TGA", "PCX", "SGI"])
-def test_a_damaged_file_gives_a_picture_or_one_line(tmp_path: Path, kind: str) -> None:
+def test_a_damaged_file_gives_an_image_or_one_line(tmp_path: Path, kind: str) -> None:
     random = np.random.default_rng(1)
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -332,7 +332,7 @@ def test_a_damaged_file_gives_a_picture_or_one_line(tmp_path: Path, kind: str) -
 
 
 def claim(width: int, height: int) -> bytes:
-    """A PNG whose header declares this size."""
+    """A PNG whose header claims this size."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -342,22 +342,22 @@ def claim(width: int, height: int) -> bytes:
 
 
 @pytest.mark.parametrize("size", [(10_000, 10_000), (60_000, 60_000)])
-def test_a_picture_too_large_to_open_safely_is_refused(tmp_path: Path, size, raises_one_line) -> None:
-    # Pillow only warns of the first and refuses the second.
+def test_an_image_too_large_to_open_safely_is_refused(tmp_path: Path, size, raises_one_line) -> None:
+    # Pillow warns about the first size and refuses the second.
     (tmp_path / "bomb.png").write_bytes(claim(*size))
     with raises_one_line(DataError, "bomb.png", "more pixels than is safe", f"{Image.MAX_IMAGE_PIXELS:,}"):
         load_picture(tmp_path / "bomb.png", GREY)
 
 
 @pytest.mark.parametrize("size", [(0, 5), (5, 0)])
-def test_a_picture_without_pixels_is_refused(tmp_path: Path, size, raises_one_line) -> None:
+def test_an_image_without_pixels_is_refused(tmp_path: Path, size, raises_one_line) -> None:
     (tmp_path / "nothing.png").write_bytes(claim(*size))
     with raises_one_line(DataError, "nothing.png"):
         load_picture(tmp_path / "nothing.png", GREY)
 
 
-def test_an_unforeseen_fault_of_a_decoder_is_one_line_too(tmp_path: Path, monkeypatch, raises_one_line) -> None:
-    # Pillow's decoders raise what they like: struct.error for a GIF, RuntimeError for an AVIF file.
+def test_any_error_of_a_decoder_is_one_line(tmp_path: Path, monkeypatch, raises_one_line) -> None:
+    # Pillow's decoders raise other errors too: struct.error for a GIF, RuntimeError for an AVIF file.
     def fail(error: Exception) -> Callable[..., None]:
         def opener(*_arguments: object) -> None:
             raise error

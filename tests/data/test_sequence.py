@@ -1,4 +1,4 @@
-"""Images to values and back: raster order, channels innermost, evenly spaced levels."""
+"""Images as values and back: raster order, channels innermost, evenly spaced levels."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def test_raster_order_with_channels_innermost() -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_there_and_back_changes_nothing(channels: int) -> None:
+def test_converting_to_values_and_back_changes_nothing(channels: int) -> None:
     images = random_images(3, 5, 4, channels)
     shape = ImageShape.model_validate({"height": 5, "width": 4, "channels": channels})
     back = values_to_images(images_to_values(images), shape)
@@ -30,19 +30,19 @@ def test_there_and_back_changes_nothing(channels: int) -> None:
     np.testing.assert_array_equal(back, images)
 
 
-def test_every_level_survives_there_and_back() -> None:
+def test_converting_to_images_and_back_changes_no_level() -> None:
     for levels in range(2, 257):
         values = torch.arange(levels)[None]
         images = values_to_images(values, ImageShape(height=1, width=levels, levels=levels))
         assert images[0, 0, 0, 0] == 0
         assert images[0, 0, -1, 0] == 255
-        # Evenly spread: never a whole step away from the exact place.
+        # Evenly spaced: less than one step from the exact value.
         np.testing.assert_array_less(np.abs(images.ravel() - np.linspace(0, 255, levels)), 1)
         assert torch.equal(images_to_values(images, levels), values), levels
 
 
 @pytest.mark.parametrize("levels", [2, 3, 16, 100, 255])
-def test_brightness_is_cut_evenly(levels: int) -> None:
+def test_brightness_is_divided_evenly_into_levels(levels: int) -> None:
     ramp = np.arange(256, dtype=np.uint8).reshape(1, 16, 16, 1)
     values = images_to_values(ramp, levels)[0]
     assert torch.all(values.diff() >= 0)
@@ -51,7 +51,7 @@ def test_brightness_is_cut_evenly(levels: int) -> None:
     assert counts.max() - counts.min() <= 1
 
 
-def test_a_read_only_view_is_read_without_a_warning_and_left_alone() -> None:
+def test_a_read_only_view_is_copied_without_a_warning() -> None:
     images = random_images(2, 3, 3, 1)
     images.setflags(write=False)
     values = images_to_values(images)
@@ -68,11 +68,11 @@ def test_other_arrays_are_refused(images: np.ndarray) -> None:
 @pytest.mark.parametrize(
     "values", [torch.zeros(2, 8).long(), torch.zeros(9).long(), torch.full((1, 9), -1), torch.full((1, 9), 4)]
 )
-def test_values_that_are_no_image_are_refused(values: torch.Tensor) -> None:
+def test_values_of_another_shape_or_range_are_refused(values: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="values must be"):
         values_to_images(values, ImageShape(height=3, width=3, levels=4))
 
 
-def test_no_images_at_all_is_fine() -> None:
+def test_zero_images_are_allowed() -> None:
     shape = ImageShape(height=3, width=3)
     assert values_to_images(torch.zeros(0, 9).long(), shape).shape == (0, 3, 3, 1)

@@ -1,4 +1,4 @@
-"""Agreement of both executions: a right model passes, and each kind of damage fails its row."""
+"""Agreement of the two executions: a correct model passes, and each kind of damage fails its row."""
 
 import math
 from collections.abc import Callable
@@ -34,12 +34,12 @@ def failed(agreement: Agreement) -> set[str]:
 
 
 def damage(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[..., Any]) -> None:
-    """Replace a method of linear attention by `change(the right method, self, *arguments)`."""
+    """Replace a method of linear attention by `change(original method, self, *arguments)`."""
     right = getattr(LinearAttention, name)
     monkeypatch.setattr(LinearAttention, name, lambda self, *rest, **named: change(right, self, *rest, **named))
 
 
-# What is right
+# Correct models
 
 
 @pytest.mark.parametrize("head", ["categorical", "mixture"])
@@ -51,13 +51,13 @@ def test_a_good_model_passes(build_tiny_model, attention, head) -> None:
     assert agreement.passed
     assert (agreement.positions, agreement.images) == (64, 3)
     assert agreement.state_bytes == agreement.predicted_state_bytes > 0
-    # Rounding differs: nothing was compared with itself.
+    # Rounding differs, so no result was compared with itself.
     errors = {row.name: row.error for row in agreement.rows}
     assert 0 < errors[STEP64] < 1e-12
     assert 0 < errors[STEP32] < 1e-4
 
 
-def test_the_tolerances_do_not_change_unnoticed() -> None:
+def test_the_tolerances_are_pinned() -> None:
     assert (FLOAT64_TOLERANCE, FLOAT32_TOLERANCE, CAUSALITY_TOLERANCE) == (1e-9, 1e-3, 1e-12)
 
 
@@ -69,7 +69,7 @@ def test_part_of_the_length_can_be_compared(build_tiny_model, wanted, positions)
 
 
 @pytest.mark.parametrize("positions", [2, 3, 20, 64])
-def test_the_split_is_a_split(build_tiny_model, monkeypatch, positions) -> None:
+def test_the_split_has_several_blocks(build_tiny_model, monkeypatch, positions) -> None:
     blocks: list[int] = []
     attend = PixelModel.attend
 
@@ -101,7 +101,7 @@ def test_the_seed_changes_the_images_that_are_compared(build_tiny_model) -> None
     assert errors[0] == errors[1] != errors[2]
 
 
-# What is wrong
+# Damaged models
 
 
 @pytest.mark.parametrize("size", [1.001, -1.0])
@@ -135,7 +135,7 @@ def test_a_step_that_loses_its_state_late_fails(build_tiny_model, monkeypatch) -
     ) -> Any:
         nonlocal count
         count += 1
-        if count % 128 > 120:  # two layers, 64 positions
+        if count % 128 > 120:  # two layers with 64 positions each
             state = type(state)(*(torch.zeros_like(part) for part in state))
         return right(self, q_t, k_t, v_t, state)
 
@@ -153,7 +153,7 @@ def test_a_step_that_is_wrong_in_float32_alone_fails_there(build_tiny_model, mon
     assert failed(measure_agreement(model)) == {STEP32}
 
 
-def test_an_attend_that_forgets_what_it_carried_fails_the_split(build_tiny_model, monkeypatch) -> None:
+def test_an_attend_that_ignores_its_state_fails_the_split(build_tiny_model, monkeypatch) -> None:
     def attend(right: Any, self: Any, q: Any, k: Any, v: Any, state: Any = None, extra: Any = None) -> Any:
         return right(self, q, k, v, None, extra)
 
@@ -165,7 +165,7 @@ def test_an_attend_that_forgets_what_it_carried_fails_the_split(build_tiny_model
 def test_an_attend_that_looks_ahead_fails_causality(build_tiny_model, monkeypatch) -> None:
     def attend(right: Any, self: Any, q: Any, k: Any, v: Any, state: Any = None, extra: Any = None) -> Any:
         y, state = right(self, q, k, v, state, extra)
-        # A little of what attention without the triangular mask would do.
+        # A small amount of every value, as without the triangular mask.
         return y + 1e-6 * v.mean(dim=2, keepdim=True), state
 
     model = build_tiny_model()
@@ -205,7 +205,7 @@ def test_nan_weights_fail_everywhere(build_tiny_model) -> None:
     assert failed(measure_agreement(model)) == set(ROWS)
 
 
-def test_a_state_of_other_bytes_than_promised_fails(build_tiny_model, monkeypatch) -> None:
+def test_a_wrong_prediction_of_state_bytes_fails(build_tiny_model, monkeypatch) -> None:
     def state_bytes(right: Any, self: Any, *rest: Any) -> int:
         return right(self, *rest) + 1
 
@@ -213,7 +213,7 @@ def test_a_state_of_other_bytes_than_promised_fails(build_tiny_model, monkeypatc
     damage(monkeypatch, "state_bytes", state_bytes)
     agreement = measure_agreement(model)
     assert failed(agreement) == set()
-    assert agreement.predicted_state_bytes == agreement.state_bytes + 2  # one a layer
+    assert agreement.predicted_state_bytes == agreement.state_bytes + 2  # one byte per layer
     assert not agreement.passed
 
 
@@ -235,7 +235,7 @@ def test_errors_are_relative_to_the_largest_output(build_tiny_model, monkeypatch
     small = measure_agreement(model).rows[0].error
     model.head.projection.weight.data.mul_(2)
     model.head.projection.bias.data.mul_(2)
-    # Twice the output and twice the difference give the same error; the sampled images differ.
+    # Outputs and differences are twice as large, so errors stay similar; the sampled images differ.
     assert measure_agreement(model).rows[0].error == pytest.approx(small, rel=0.9)
 
 

@@ -1,4 +1,4 @@
-"""Bits/dim: summed over all values, divided once, the same at every batch size."""
+"""Bits/dim: summed over all values, divided once, and the same for every batch size."""
 
 import math
 import statistics
@@ -17,7 +17,7 @@ def pictures(count: int, shape: tuple[int, ...] = (8, 8, 1)) -> np.ndarray:
 
 
 class Table(torch.nn.Module):
-    """A model that looks up its nats: the first value of an image is its row."""
+    """A model that looks up nats: the first value of an image selects the row of the table."""
 
     def __init__(self, nats: torch.Tensor) -> None:
         super().__init__()
@@ -38,20 +38,20 @@ class Table(torch.nn.Module):
 
 
 def test_a_sum_by_hand() -> None:
-    # Two images of two values, in units of ln 2: 1 + 3 and 2 + 0 bits.
+    # Two images with two values each: 1 + 3 and 2 + 0 bits.
     model = Table(torch.tensor([[1.0, 3.0], [2.0, 0.0]], dtype=torch.float64) * math.log(2))
     bits = measure_bits(model, model.images())  # type: ignore[arg-type]
     assert bits.bits_per_dim == pytest.approx(6 / 4, rel=1e-12)
-    # Per image 2 and 1 bits/dim: deviation 1/sqrt(2), over two images 1/2.
+    # The images have 2 and 1 bits/dim: standard deviation 1/sqrt(2), standard error 1/2.
     assert bits.standard_error == pytest.approx(0.5, rel=1e-12)
-    # Without the first value 3 and 0 bits.
+    # Without their first values, the images have 3 and 0 bits.
     assert bits.bits_per_dim_without_first_value == pytest.approx(1.5, rel=1e-12)
     assert bits.standard_error_without_first_value == pytest.approx(1.5, rel=1e-12)
     assert (bits.images, bits.values_per_image) == (2, 2)
 
 
 def test_a_difference_is_taken_image_by_image() -> None:
-    # Per image 2 and 6 bits/dim against 1.5 and 5: the images differ a lot, the lead in both is similar.
+    # The images have 2 and 6 bits/dim against 1.5 and 5: they differ a lot, but the differences are similar.
     tables = [[[1.0, 3.0], [8.0, 4.0]], [[2.0, 1.0], [5.0, 5.0]]]
     models = [Table(torch.tensor(table, dtype=torch.float64) * math.log(2)) for table in tables]
     one, other = (measure_nats(model, model.images()) for model in models)  # type: ignore[arg-type]
@@ -113,7 +113,7 @@ def test_the_batch_size_does_not_matter_to_a_real_model(build_tiny_model) -> Non
 
 def test_nats_in_float32_are_added_up_in_float64() -> None:
     nats = torch.rand(40, 5_000, generator=torch.Generator().manual_seed(0)) * 7
-    nats[:, 0] = 1e6  # a float32 sum would lose the last digits of the others
+    nats[:, 0] = 1e6  # a float32 sum would lose the last digits of the other values
     model = Table(nats)
     bits = measure_bits(model, model.images())  # type: ignore[arg-type]
     exact = math.fsum(nats.double().flatten().tolist()) / math.log(2) / nats.numel()
@@ -122,7 +122,7 @@ def test_nats_in_float32_are_added_up_in_float64() -> None:
     assert bits.bits_per_dim_without_first_value == pytest.approx(rest, rel=1e-9)
 
 
-def test_one_image_has_no_error_and_one_value_no_rest() -> None:
+def test_one_image_has_no_error_and_one_value_nothing_without_the_first() -> None:
     model = Table(torch.full((1, 3), math.log(2)))
     bits = measure_bits(model, model.images())  # type: ignore[arg-type]
     assert (bits.bits_per_dim, bits.standard_error) == (pytest.approx(1), None)
@@ -140,7 +140,7 @@ def test_an_even_distribution_costs_the_logarithm_of_the_levels(build_tiny_model
     assert bits.standard_error == pytest.approx(0, abs=1e-6)
 
 
-def test_no_dropout_while_measuring_and_the_mode_is_given_back(build_tiny_model) -> None:
+def test_dropout_is_off_while_measuring_and_the_mode_is_restored(build_tiny_model) -> None:
     model, images = build_tiny_model(dropout=0.5), pictures(4)
     expected = measure_bits(model, images)
     assert not model.training
@@ -157,7 +157,7 @@ def test_colour_counts_every_channel(build_tiny_model) -> None:
 
 def test_every_image_is_measured_with_its_own_label(build_tiny_model) -> None:
     model = build_tiny_model(dtype=torch.float64, classes=3)
-    images, labels = pictures(5), np.array([2, 0, 1, 2, 0, 1, 1])  # more labels than images: the first ones are used
+    images, labels = pictures(5), np.array([2, 0, 1, 2, 0, 1, 1])  # more labels than images: the first labels are used
     bits = measure_bits(model, images, batch=2, labels=labels)
     each = [measure_bits(model, images[i : i + 1], labels=labels[i : i + 1]).bits_per_dim for i in range(5)]
     assert bits.bits_per_dim == pytest.approx(statistics.mean(each), rel=1e-12)

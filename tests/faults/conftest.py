@@ -23,13 +23,13 @@ precision = "fp32"
 
 @pytest.fixture(scope="session")
 def full() -> bool:
-    """Whether to run the full counts, for the figures in docs/notes/reliability.md, instead of the everyday ones."""
+    """Whether to run the full counts, as for the figures in docs/notes/reliability.md."""
     return bool(os.environ.get("LINTX_FULL"))
 
 
 @pytest.fixture(scope="session")
 def small_run_options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Options of `lintx train` for a run with steps of a few milliseconds: 40 images of 6 x 6."""
+    """Options of `lintx train` for a run on 40 images of 6 x 6, whose steps take a few milliseconds."""
     folder = tmp_path_factory.mktemp("data")
     (folder / "settings.toml").write_text(SETTINGS)
     images = np.random.default_rng(0).integers(0, 256, (40, 6, 6, 1), dtype=np.uint8)

@@ -25,7 +25,7 @@ Change = Callable[[bytes], bytes]
 
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory: pytest.TempPathFactory, small_run_options: list[str]) -> Path:
-    """A run of four steps, to be copied and damaged."""
+    """A run of four steps. Tests copy and damage it."""
     folder = tmp_path_factory.mktemp("damage") / "run"
     assert run_main(("train", *small_run_options, "--steps", "4", "--out", folder), _Nothing()).code == 0
     return folder
@@ -47,7 +47,7 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 
 
 def use(run: Path, file: str, capsys: pytest.CaptureFixture[str]) -> Outcome:
-    """The command that needs `file`: sampling the weights and the config, resuming the training state."""
+    """Run a command that reads `file`: `train --resume` for the training state, else `sample`."""
     if file == TRAINING:
         return run_main(("train", "--resume", run, "--steps", "6"), capsys)
     return run_main(("sample", run / "last", "-n", "1", "-o", run.parent / "out.png"), capsys)
@@ -103,7 +103,7 @@ def test_one_bit_is_enough_to_be_refused(copy: Path, capsys, file: str) -> None:
 
 
 def same_document(damaged: bytes, whole: bytes) -> bool:
-    """A flipped bit in the last digit of a float may leave the number unchanged."""
+    """Whether the documents are equal: flipping the last bit of a float's digit may not change the number."""
     try:
         return bool(json.loads(damaged) == json.loads(whole))
     except ValueError:
@@ -154,7 +154,7 @@ def test_the_file_of_another_model_is_refused(
     if signed:
         sign(copy / "last", **{DIGESTS[file]: file})
     if signed and changes == {"attention": "softmax"}:
-        # The same tensors by name and shape: nothing but the digest can tell.
+        # Tensors have the same names and shapes, so only the digest can tell the models apart.
         assert use(copy, file, capsys).code == 0
     else:
         assert_refused(copy, file, capsys)

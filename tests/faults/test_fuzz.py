@@ -1,4 +1,4 @@
-"""Random input for the parsers of options, settings, checkpoints and images gives a result or one line."""
+"""Random options, settings, checkpoints and images give a result or a one-line error."""
 
 import hashlib
 import io
@@ -105,12 +105,12 @@ FLAGS = (
     *("--precision", "--keep", "--fit", "--steps", "--epochs", "--max-time", "--preset", "--attention", "--resume"),
     *("--attention-option", "--config", "--split", "--data", "--limit", "--format", "--dtype", "--help", "--version"),
 )
-paths = st.text("a/", min_size=250, max_size=300)  # longer than a system takes
+paths = st.text("a/", min_size=250, max_size=300)  # longer than file systems allow
 words = st.text(max_size=10) | st.sampled_from(FLAGS) | nearly | st.sampled_from(["", "-", "--", "1", "0", "-1", "1e9"])
 
 
 def test_command_lines(full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    # No model, no data, and a folder of nothing: whatever is well-formed ends at what is missing.
+    # There is no model and no data, so even valid commands end with an error.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LINTX_DATA", str(tmp_path / "none"))
     monkeypatch.setattr("linformer_cli.checkpoint.shipped_checkpoints", dict)
@@ -122,7 +122,7 @@ def test_command_lines(full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         arguments = [argument for argument in arguments if "\0" not in argument]
         if command in ("attentions", "env") and not arguments:
             return
-        if command == "train":  # which would train, on what it draws or downloads; the last --data counts
+        if command == "train":  # otherwise it could train on glyphs or start a download; the last --data counts
             arguments = [*arguments, "--data", "array:none"]
         monkeypatch.setattr(sys, "argv", ["lintx", command, *arguments])
         with pytest.raises(SystemExit) as ended:
@@ -172,7 +172,7 @@ def test_checkpoints(full: bool, tiny_checkpoint: Path, tmp_path: Path) -> None:
     paths = [(key,) for key in document] + [
         (key, inner) for key, value in document.items() if isinstance(value, dict) for inner in value
     ]
-    small = anything.filter(lambda value: not isinstance(value, int) or value < 64)  # or models of any size are built
+    small = anything.filter(lambda value: not isinstance(value, int) or value < 64)  # larger ones build huge models
 
     def attempt() -> None:
         read(folder)
@@ -232,7 +232,7 @@ def test_pictures(full: bool, tmp_path: Path) -> None:
         damaged = bytearray(whole)
         for place, byte in places:
             if damaged:
-                # Most of what a decoder can trip over stands in the first bytes.
+                # Decoders mostly fail because of the first bytes.
                 damaged[math.floor(place * min(len(damaged), 64 if byte % 2 else len(damaged)))] = byte
         path.write_bytes(damaged[: math.floor(kept * len(damaged))] + behind)
         one_line_or_result(lambda: load_picture(path, SHAPE, fit))

@@ -1,4 +1,4 @@
-"""A run that is killed repeatedly, also while saving, ends with the weights of an uninterrupted run."""
+"""A run that is killed repeatedly, also during saves, ends with the weights of an uninterrupted run."""
 
 import multiprocessing
 import os
@@ -22,7 +22,7 @@ EVERYTHING_TO_LOSE = ["--save-every", "1", "--ema", "0.9", "--keep-last", "2"]
 
 
 def run_main(arguments: list[str]) -> None:
-    """The whole command in a separate process, without output."""
+    """Run the command in a separate process, without output."""
     sys.argv = ["lintx", *arguments]
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         main()
@@ -30,7 +30,7 @@ def run_main(arguments: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def context() -> ForkServerContext:
-    """Processes that start with torch imported, so that they spend most of their time training."""
+    """Starts processes with torch imported, so that they spend most of their time training."""
     found = multiprocessing.get_context("forkserver")
     found.set_forkserver_preload(["linformer_cli.training.loop", "linformer_cli.cli.app"])
     return found
@@ -47,7 +47,7 @@ def start(context: ForkServerContext, options: list[str], run: Path, steps: int 
 
 
 def saved_at(run: Path) -> float | None:
-    """The time at which `last/` was written, or None."""
+    """The time at which `last/` was written; None if there is no save."""
     try:
         return (run / "last" / "config.json").stat().st_mtime
     except FileNotFoundError:
@@ -55,7 +55,7 @@ def saved_at(run: Path) -> float | None:
 
 
 def wait_for_a_save(run: Path, before: float | None, process: BaseProcess) -> None:
-    """Wait until there is a save newer than `before`."""
+    """Wait for a save newer than `before`."""
     deadline = time.monotonic() + 120
     while (now := saved_at(run)) is None or now == before:
         assert time.monotonic() < deadline
@@ -90,7 +90,7 @@ def test_a_run_killed_at_random_moments_reaches_the_same_weights(
             time.sleep(moments.uniform(0, startup))
         else:
             wait_for_a_save(run, before, process)
-            # All kills within one run: it is not done before the last of them.
+            # The last kill comes before the run is finished.
             time.sleep(moments.uniform(0, training / kills))
         process.kill()
         process.join()
@@ -99,7 +99,7 @@ def test_a_run_killed_at_random_moments_reaches_the_same_weights(
         killed += 1
         while_saving += any(run.glob(".*.writing")) or any(run.glob(".*.replaced")) or any(run.glob(".lintx-*.tmp"))
         if (run / "config.toml").exists() and not RunFolder(run).is_untouched:
-            checkpoint = read_checkpoint(run / "last")  # whole: its digests fit, and its shapes
+            checkpoint = read_checkpoint(run / "last")  # checks digests and shapes
             load_weights(checkpoint)
             reached.append(load_training_state(checkpoint).values["step"])
         else:
@@ -122,7 +122,7 @@ def test_a_process_that_was_killed_leaves_its_run_unlocked(
     process = start(context, small_run_options, run)
     wait_for_a_save(run, None, process)
     assert process.pid is not None
-    os.kill(process.pid, signal.SIGSTOP)  # or it may finish before the second process asks for the lock
+    os.kill(process.pid, signal.SIGSTOP)  # otherwise it might finish before the second process tries the lock
     second = start(context, small_run_options, run)
     second.join()
     assert second.exitcode == 1, "a second process must be refused"

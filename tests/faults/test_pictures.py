@@ -1,4 +1,4 @@
-"""More than forty kinds of image files in one `lintx complete`: valid ones are completed, others get a line each."""
+"""More than forty kinds of image files in `lintx complete`: valid ones are completed, others give one line each."""
 
 import io
 import os
@@ -46,7 +46,7 @@ def chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def claim(width: int, height: int) -> bytes:
-    """A PNG whose header declares this size."""
+    """A PNG whose header claims this size."""
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
 

@@ -53,7 +53,7 @@ def build_model(build_config: BuildConfig) -> BuildModel:
 
 @pytest.fixture(params=["compiled", "textbook"])
 def form(request: pytest.FixtureRequest, source: Path) -> Iterator[None]:
-    """Runs a test with the compiled form of `source`, a fixture of the test file, and with its textbook form."""
+    """Run a test with the compiled form and with the textbook form of `source`, a fixture of the test file."""
     if request.param == "compiled":
         if not HAS_COMPILER:
             pytest.skip("there is no C++ compiler")

@@ -1,4 +1,4 @@
-"""Libraries are compiled once, kept in a folder of the user's own, and never loaded from anywhere else."""
+"""Libraries are compiled once, cached in the user's own folder, and never loaded from elsewhere."""
 
 import ctypes
 import os
@@ -73,10 +73,10 @@ def test_a_library_is_compiled_once(load, fresh_compiler, fake_compiler) -> None
     assert load().answer() == 42
     real = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     assert real is not None
-    # The same compiler by another name, which counts how often it is run.
+    # The same compiler under another name, with a log of its runs.
     counter = fake_compiler(f'echo run >> "$0.log"\nexec {real} "$@"')
     assert load().answer() == 42 and load().answer() == 42
-    assert Path(f"{counter}.log").read_text().split() == ["run", "run"]  # compiled and linked
+    assert Path(f"{counter}.log").read_text().split() == ["run", "run"]  # once to compile, once to link
 
 
 @needs_compiler
@@ -112,7 +112,7 @@ def test_a_compiler_that_hangs_is_ended_and_not_asked_again(
     load, source, fresh_compiler, fake_compiler, monkeypatch, caplog
 ) -> None:
     monkeypatch.setattr(compiler, "COMPILE_SECONDS", 0.5)
-    # It holds its pipe open in a program that it started, as g++ does.
+    # A child of the compiler keeps the pipe open, as with g++.
     hanging = fake_compiler('echo run >> "$0.log"\nsleep 60 &\necho $! > "$0.child"\nwait')
     began = time.monotonic()
     for _ in range(2):
@@ -132,7 +132,7 @@ def test_a_compiler_that_hangs_is_ended_and_not_asked_again(
 
 
 def is_running(process: int) -> bool:
-    """Whether there is such a process, other than one that ended and is not yet collected."""
+    """Whether the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -140,7 +140,7 @@ def test_growth_is_that_of_a_sequence_and_says_how_many_a_pass_had(batches, said
     ]
     text = benchmark_plots.render_growth([*rows, slow], exponents, "svg").decode()
     assert f"backward, {said} (slopes: time, memory)" in text
-    assert "<!-- linear (1.00, 0.50) -->" in text and "slow" not in text  # nothing was measured of it
+    assert "<!-- linear (1.00, 0.50) -->" in text and "slow" not in text  # it was not measured
 
 
 def _trained(name: str, bits: float, seen: int = 8000, row=MEASURED, **changes):
@@ -155,7 +155,7 @@ def test_bits_are_drawn_against_speed_where_they_are_known() -> None:
     for words in ("batch 1", "batch 64", "linear", "rfa", "softmax, rerun", "images per second", "bits/dim"):
         assert f"<!-- {words} -->" in text
     assert "validation bits/dim on mnist after 8,000 training images" in text
-    # The images seen stand with each where they are not the same.
+    # Legend entries show the images seen if they differ.
     text = benchmark_plots.render_quality([*rows, _trained("flash", 1.1, 500)], "svg").decode()
     assert "<!-- flash, 500 images -->" in text and "<!-- linear, 8 k images -->" in text
     assert benchmark_plots.render_quality(rows, "png").startswith(b"\x89PNG")
@@ -180,12 +180,12 @@ def test_no_table_is_wider_than_a_terminal(tables) -> None:
     for columns in getattr(benchmarks, tables):
         console = Console(width=80, file=io.StringIO())
         console.print(render_records(rows, benchmarks.choose_columns(rows, columns), "table"))
-        assert len(console.file.getvalue().rstrip().splitlines()) == 3  # heading, rule, row: nothing is folded
+        assert len(console.file.getvalue().rstrip().splitlines()) == 3  # heading, rule and row: nothing wraps
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("speed", [2291.5946457246673, 111.15814943998954, 380.2520802213031, 5.0])
 def test_a_single_speed_has_an_axis_around_it(speed: float) -> None:
-    """Of the first three matplotlib makes an axis from a number to itself."""
+    """For the first three speeds, matplotlib alone makes an axis whose ends are equal."""
     row = replace(MEASURED, images_per_second=speed, images_per_second_quartiles=(speed, speed))
     assert benchmark_plots.render_speed([row], "png").startswith(b"\x89PNG")

@@ -111,7 +111,7 @@ def test_grid_refuses_other_arrays(images, found):
 
 
 def completion_cells(picture, count, width, gap=2):
-    """The images of a row, as arrays, where every column is as wide as its image."""
+    """The images of a row, as arrays; each column is as wide as its image."""
     array = np.asarray(picture)[CAPTION_HEIGHT:]
     return [array[:, column * (width + gap) :][:, :width] for column in range(count)]
 
@@ -120,7 +120,7 @@ def completion_cells(picture, count, width, gap=2):
 def test_completion_shows_all_images_and_hides_exactly_the_unknown_values(channels):
     scale, side = 16, 4
     given, original, *completions = random_images(4, side, side, channels)
-    known = 2 * side * channels + channels + 1  # with three channels the last known value is the red of a pixel
+    known = 2 * side * channels + channels + 1  # with three channels, the last known value is the red of a pixel
     picture = render_completion(given, known, np.stack(completions), original, scale=scale)
     assert picture.size == (4 * side * scale + 3 * 2, side * scale + CAPTION_HEIGHT)
     shown, *others = completion_cells(picture, 4, side * scale)
@@ -154,7 +154,7 @@ def test_every_column_has_a_caption_and_small_images_leave_it_room():
     picture = render_completion(given, 0, np.stack([given, given]), given, scale=1, gap=6)
     inked = (np.asarray(picture)[:CAPTION_HEIGHT] > BACKGROUND).any(axis=0)
     blank_runs = [len(run) for run in "".join("x" if ink else " " for ink in inked).split("x") if run]
-    # Between letters there is a pixel or two; the gap and the margins part the four captions.
+    # Letters are one or two pixels apart; wider gaps separate the four captions.
     assert sum(length >= 6 for length in blank_runs[1:-1]) == 3
     assert not inked[[0, -1]].any()
 

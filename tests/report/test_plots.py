@@ -31,7 +31,7 @@ def test_a_png_is_a_picture_with_all_curves() -> None:
     for colour in PALETTE[:2]:
         assert ImageColor.getrgb(colour) in found
     assert ImageColor.getrgb(PALETTE[2]) not in found
-    # More panels need more room, and the last row may be short.
+    # Four panels need a second row.
     assert Image.open(io.BytesIO(render_plot(panels(4), "x", "y", "png"))).height > 1.5 * picture.height
 
 
@@ -56,7 +56,7 @@ def test_an_svg_is_valid_and_has_logarithmic_axes() -> None:
     assert ElementTree.fromstring(text).tag.endswith("svg")
     for words in ("features m", "error", "norm 1", "first", "second"):
         assert f"<!-- {words} -->" in text
-    # Ticks at what was measured, and powers of ten.
+    # Ticks at the measured values, and at powers of ten.
     assert text.count("<!-- 16 -->") == text.count("<!-- 64 -->") == 2
     assert "mathdefault{10^{-3}}" in text and "mathdefault{10^{0}}" in text
 
@@ -72,7 +72,7 @@ def test_panels_may_have_axes_of_their_own() -> None:
 
 
 def test_panels_share_what_has_one_label() -> None:
-    """Both panels have the axis of the first, so 64 is a tick of both."""
+    """Panels with the same label share an axis, so 64 is a tick of both."""
     few = [Panel("", [Curve("curve", [16], [1.0])], y_label=f"quantity {number}") for number in range(2)]
     more = [dataclasses.replace(few[0], curves=[Curve("curve", [16, 64], [1.0, 2.0])]), few[1]]
     assert render_plot(few, "m", "", "svg").decode().count("<!-- 64 -->") == 0
@@ -89,7 +89,7 @@ def test_panels_share_what_has_one_label() -> None:
 def test_many_lengths_have_few_numbers() -> None:
     x = [2**index for index in range(12)]
     text = render_plot([Panel("", [Curve("curve", x, x)])], "T", "s", "svg").decode()
-    # As many as fit; one digit needs less room.
+    # As many labels as fit; single digits need less room.
     assert [length for length in x if f"<!-- {length:,} -->" in text] == [1, 2, 4, 8, 16, 32, 128, 512, 2048]
 
 
@@ -97,7 +97,7 @@ def test_many_points_have_few_markers() -> None:
     def count_signs(count: int) -> int:
         x = range(1, count + 1)
         panel = Panel("", [Curve("curve", x, x)], x_scale="linear", y_scale="linear")
-        return render_plot([panel], "T", "s", "svg").decode().count("<use")  # letters are drawn with <use, too
+        return render_plot([panel], "T", "s", "svg").decode().count("<use")  # letters are also drawn with <use
 
     assert count_signs(400) < count_signs(12) + 50
 
@@ -126,7 +126,7 @@ def test_colours_differ_in_brightness_or_hue_for_everyone() -> None:
         return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
     assert len(set(PALETTE)) == len(PALETTE)
-    assert max(map(luminance, PALETTE)) < 200  # on white
+    assert max(map(luminance, PALETTE)) < 200  # visible on white
     for one, other in itertools.combinations(PALETTE, 2):
         assert sum(abs(a - b) for a, b in zip(ImageColor.getrgb(one), ImageColor.getrgb(other), strict=True)) > 60
 

@@ -11,7 +11,7 @@ from linformer_cli.report.terminal import render_preview
 
 
 def grey(*images):
-    """Images [N, H, W, 1] from nested lists of tones."""
+    """Images [N, H, W, 1] from nested lists of grey levels."""
     return np.array(images, dtype=np.uint8)[..., None]
 
 
@@ -62,7 +62,7 @@ def test_images_stand_side_by_side_as_far_as_they_fit(count, width, height_limit
     images = np.full((count, 4, 3, 1), 255, np.uint8)
     text = render_preview(images, width, height_limit, colour=colour)
     assert text.plain.replace("▀", "A").replace("█", "A").split("\n") == expected
-    # The console must neither wrap nor crop it.
+    # The console must not wrap or crop the preview.
     assert printed(text, width=width).split("\n")[:-1] == text.plain.split("\n")
 
 

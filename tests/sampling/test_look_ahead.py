@@ -78,13 +78,13 @@ def test_a_confident_model_needs_far_fewer_passes(build_tiny_model, draw_both) -
     assert ahead.look_aheads < 256 / 8
     alone = NativeEngine(model, 1)
     alone.draw_values(alone.step(model.start_tokens(1)), UniformStreams(0, [0]), Filters(), 256)
-    # The start token takes its own pass.
+    # The start token takes a separate pass.
     assert sample_values(model, [0], engine="native").passes == 1 + alone.look_aheads
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_final_state_matches_stepping(build_tiny_model, draw_both, dtype) -> None:
-    """For odd widths too."""
+    """The sizes include odd widths."""
     model = build_tiny_model(layers=3, width=21, head_width=7, heads=3, feed_forward=29, context="hashed")
     model = sharpen(model).to(dtype)
     ahead, stepwise = draw_both(model, 7, 2, known=20, left=1)

@@ -16,27 +16,27 @@ def pretend(monkeypatch: pytest.MonkeyPatch, cards: int = 0, metal: bool = False
 
 
 @pytest.mark.parametrize(("cards", "metal", "chosen"), [(0, False, "cpu"), (0, True, "mps"), (2, True, "cuda")])
-def test_auto_takes_the_fastest_there_is(monkeypatch, cards, metal, chosen) -> None:
+def test_auto_chooses_the_fastest_device(monkeypatch, cards, metal, chosen) -> None:
     pretend(monkeypatch, cards, metal)
     choice = choose_device("auto")
     assert choice.value == chosen
     assert choice.reason
 
 
-def test_a_device_that_is_there_is_taken_as_asked_for(monkeypatch) -> None:
+def test_an_available_device_is_used_as_requested(monkeypatch) -> None:
     pretend(monkeypatch, cards=2, metal=True)
     for wanted in ("cpu", "cuda", "cuda:0", "cuda:1", "mps"):
         assert choose_device(wanted).value == wanted
 
 
 @pytest.mark.parametrize("wanted", ["gpu", "", "CUDA", "cpu:0", "cpu:", "cuda:", "cuda:x", "cuda:-1", "mps:0"])
-def test_an_unknown_device_is_refused_with_the_known_ones(monkeypatch, raises_one_line, wanted) -> None:
+def test_an_unknown_device_is_refused_with_the_known_names(monkeypatch, raises_one_line, wanted) -> None:
     pretend(monkeypatch, cards=2, metal=True)
     with raises_one_line(UsageError, f"unknown device '{wanted}'", "auto, cpu, cuda, cuda:INDEX, mps"):
         choose_device(wanted)
 
 
-def test_a_device_that_is_not_there_is_refused_with_what_to_do(monkeypatch, raises_one_line) -> None:
+def test_a_missing_device_is_refused_with_advice(monkeypatch, raises_one_line) -> None:
     pretend(monkeypatch)
     for wanted in ("cuda", "cuda:0"):
         with raises_one_line(UsageError, "no CUDA device", "--device cpu"):
@@ -44,11 +44,11 @@ def test_a_device_that_is_not_there_is_refused_with_what_to_do(monkeypatch, rais
     with raises_one_line(UsageError, "no Apple GPU", "--device cpu"):
         choose_device("mps")
     pretend(monkeypatch, cards=2)
-    with raises_one_line(UsageError, "'cuda:2'", "only 2 CUDA devices"):
+    with raises_one_line(UsageError, "'cuda:2'", "the last CUDA device of this machine is cuda:1"):
         choose_device("cuda:2")
 
 
-def test_a_precision_that_was_asked_for_is_taken() -> None:
+def test_a_requested_precision_is_used() -> None:
     for wanted in ("fp32", "bf16"):
         for purpose in ("training", "sampling"):
             assert choose_precision(wanted, "cpu", purpose).value == wanted

@@ -1,4 +1,4 @@
-"""The team seen from one process, single or simulated. Real processes: training/test_processes.py."""
+"""A team of processes, seen from one process, single or simulated. For real processes: training/test_processes.py."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
 
 
 @pytest.mark.parametrize("missing", [None, *TORCHRUN])
-def test_a_process_is_one_of_several_only_where_all_of_torchruns_variables_say_so(monkeypatch, missing) -> None:
+def test_a_process_has_a_rank_only_with_all_of_torchruns_variables(monkeypatch, missing) -> None:
     pretend(monkeypatch, **{name: value for name, value in TORCHRUN.items() if name != missing})
     assert process_rank() == (2 if missing in (None, "LOCAL_RANK") else 0)
 
@@ -51,7 +51,7 @@ WRONG = [
 @pytest.mark.parametrize(("name", "value"), WRONG)
 def test_wrong_variables_of_torchrun_are_one_line(monkeypatch, capsys, raises_one_line, name, value) -> None:
     pretend(monkeypatch, **{**TORCHRUN, name: value})
-    complain("a message")  # messages never fail
+    complain("a message")  # printing a message does not check the variables
     assert capsys.readouterr().err == "a message\n"
     fault = "RANK must be less than WORLD_SIZE" if value in "04" else f"{name} must be a whole number"
     with raises_one_line(UsageError, fault, "torchrun"), join_team():
@@ -64,7 +64,7 @@ def test_one_process_of_torchrun_is_alone(monkeypatch) -> None:
         assert team is ALONE
 
 
-def test_alone_everything_is_its_own() -> None:
+def test_a_single_process_communicates_with_nobody() -> None:
     module = torch.nn.Linear(2, 2)
     assert ALONE.leads
     assert ALONE.parallel(module) is module
@@ -77,13 +77,13 @@ def test_alone_everything_is_its_own() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 @pytest.mark.parametrize("things", [0, 1, 5, 8, 17])
-def test_shares_are_even_and_together_everything_once(count, things) -> None:
+def test_shares_are_even_and_cover_everything_once(count, things) -> None:
     shares = [Team(rank, count).share(things) for rank in range(count)]
     assert [thing for share in shares for thing in share] == list(range(things))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-def test_each_of_several_processes_has_a_card_of_its_own(monkeypatch, raises_one_line) -> None:
+def test_each_of_several_processes_uses_its_own_gpu(monkeypatch, raises_one_line) -> None:
     taken: list[str] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -93,13 +93,13 @@ def test_each_of_several_processes_has_a_card_of_its_own(monkeypatch, raises_one
         assert Team(5, 8, local_rank=1).choose_device(wanted).value == "cuda:1"
     assert taken == ["cuda:1"] * 2
     assert Team(5, 8, local_rank=1).choose_device("cpu").value == "cpu"
-    with raises_one_line(UsageError, "only 2 CUDA devices"):
+    with raises_one_line(UsageError, "the last CUDA device of this machine is cuda:1"):
         Team(2, 3, local_rank=2).choose_device("cuda")
     with raises_one_line(UsageError, "cannot share 'cuda:0'", "--device cuda"):
         Team(1, 2, local_rank=1).choose_device("cuda:0")
 
 
-def test_only_the_first_process_talks_and_another_says_which_it_is(monkeypatch, capsys) -> None:
+def test_only_rank_0_prints_messages_and_errors_name_other_ranks(monkeypatch, capsys) -> None:
     set_quiet(False)
     pretend(monkeypatch, **TORCHRUN)
     talk("nothing")
@@ -110,7 +110,7 @@ def test_only_the_first_process_talks_and_another_says_which_it_is(monkeypatch, 
     assert not is_quiet() and capsys.readouterr().err == "something\n"
 
 
-def test_only_what_tells_of_a_lost_process_is_one(monkeypatch, raises_one_line) -> None:
+def test_only_errors_about_a_lost_process_become_process_lost(monkeypatch, raises_one_line) -> None:
     pretend(monkeypatch, **TORCHRUN)
     deaf: list[tuple[object, object]] = []
     monkeypatch.setattr(signal, "signal", lambda *arguments: deaf.append(arguments))
@@ -131,12 +131,14 @@ def test_only_what_tells_of_a_lost_process_is_one(monkeypatch, raises_one_line) 
 
 
 @pytest.mark.parametrize(("arguments", "code"), [(["--version"], 0), (["train", "--steps", "no"], 2)])
-def test_one_of_several_ends_at_once_and_one_alone_as_usual(monkeypatch, capsys, arguments, code) -> None:
+def test_one_of_several_processes_ends_immediately_and_a_single_one_normally(
+    monkeypatch, capsys, arguments, code
+) -> None:
     ended: list[int] = []
 
     def leave(number: int) -> None:
         ended.append(number)
-        raise KeyError  # it never returns
+        raise KeyError  # the real os._exit does not return
 
     monkeypatch.setattr(os, "_exit", leave)
     monkeypatch.setattr(sys, "argv", ["lintx", *arguments])

@@ -1,4 +1,4 @@
-"""The environment that measurements depend on, and when slow modules are loaded."""
+"""The environment that measurements depend on, and the time at which slow modules are loaded."""
 
 import json
 import os
@@ -10,13 +10,6 @@ import torch
 
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.threads import limit_spinning
-
-
-def pretend(monkeypatch: pytest.MonkeyPatch, cards: int = 0, metal: bool = False) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: cards > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: cards)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index=0: "Pretended")
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: metal)
 
 
 def test_the_environment_is_plain_values(monkeypatch) -> None:
@@ -36,8 +29,8 @@ def test_configurations_need_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
 
 
-def test_drawing_an_image_does_not_load_torchs_compiler() -> None:
-    """Loading it takes seconds, as long as torch itself."""
+def test_sampling_does_not_load_torchs_compiler() -> None:
+    """Loading the compiler takes seconds, as long as loading torch."""
     script = (
         "import sys, linformer_cli\n"
         "linformer_cli.sample_images(linformer_cli.load_model('mnist-wide'), count=1)\n"
@@ -51,9 +44,9 @@ def test_drawing_an_image_does_not_load_torchs_compiler() -> None:
     ("given", "expected"),
     [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
 )
-def test_threads_sleep_soon_unless_the_environment_decides(monkeypatch, given, expected) -> None:
+def test_spinning_is_limited_unless_the_environment_sets_it(monkeypatch, given, expected) -> None:
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-        monkeypatch.setenv(name, "x")  # so that what is set is undone
+        monkeypatch.setenv(name, "x")  # monkeypatch then restores the variables that the call sets
         monkeypatch.delenv(name)
     for name, value in given.items():
         monkeypatch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""Memory: reused, returned, measured, running out."""
+"""Memory: reused, returned, measured, exhausted."""
 
 import os
 import platform
@@ -12,14 +12,14 @@ from linformer_cli.system.memory import is_out_of_memory, measure_peak_memory
 
 
 def test_peak_memory_is_counted_in_bytes() -> None:
-    ballast = torch.ones(8_000_000)  # 32 MB that are really touched
+    ballast = torch.ones(8_000_000)  # 32 MB, actually written
     peak = measure_peak_memory("cpu")
     assert ballast.numel() * 4 < peak < 2**40
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such setting")
-def test_freed_memory_is_kept_unless_the_environment_decides() -> None:
-    """Page faults of twenty arrays of 40 MB, allocated after as many were freed."""
+def test_freed_memory_is_reused_unless_the_environment_sets_malloc() -> None:
+    """Counts page faults of twenty arrays of 40 MB, allocated after twenty others were freed."""
     script = (
         "import resource, torch\n"
         "from linformer_cli.system.memory import keep_freed_memory\n"
@@ -38,8 +38,8 @@ def test_freed_memory_is_kept_unless_the_environment_decides() -> None:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such setting")
-def test_kept_memory_can_be_given_back() -> None:
-    """Resident MiB with a large and a small array, after freeing the large one, and after returning its memory."""
+def test_kept_memory_can_be_returned() -> None:
+    """Measures resident MiB with two arrays, after freeing the large one, and after returning its memory."""
     script = (
         "import torch\n"
         "from linformer_cli.system.memory import give_back_freed_memory, keep_freed_memory\n"
@@ -71,5 +71,5 @@ def test_kept_memory_can_be_given_back() -> None:
         (ValueError("out of memory"), False),
     ],
 )
-def test_memory_that_runs_out_is_told_from_other_faults(error: Exception, expected: bool) -> None:
+def test_out_of_memory_is_distinguished_from_other_errors(error: Exception, expected: bool) -> None:
     assert is_out_of_memory(error) == expected

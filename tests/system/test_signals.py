@@ -1,4 +1,4 @@
-"""The first signal sets the request, the second ends the process."""
+"""The first signal sets the request; the second ends the process."""
 
 import signal
 import subprocess

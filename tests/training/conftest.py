@@ -1,4 +1,4 @@
-"""Settings of short runs, and the runs that never stopped."""
+"""Settings of short runs, and uninterrupted runs to compare with."""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +36,7 @@ def configure(tiny_model_config: ModelConfig) -> Callable[..., RunConfig]:
 
 @pytest.fixture(scope="session")
 def uninterrupted(configure, tmp_path_factory) -> Callable[..., tuple[RunFolder, list[list[int]]]]:
-    """The run that never stopped, once for all tests of the same settings, and the order of its images."""
+    """An uninterrupted run and the order of its images; tests with the same settings share one run."""
     kept: dict[str, tuple[RunFolder, list[list[int]]]] = {}
 
     def run(settings: dict[str, Any], precision: str) -> tuple[RunFolder, list[list[int]]]:

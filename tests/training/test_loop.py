@@ -1,4 +1,4 @@
-"""The training loop: what happens when, what is saved, what counts as time."""
+"""The training loop: the order of events, saves, and the measurement of time."""
 
 import csv
 import dataclasses
@@ -25,10 +25,10 @@ from linformer_cli.training import loop as loop_module
 from linformer_cli.training.learner import build_model
 from linformer_cli.training.progress import LossTrend, Progress
 
-# What happens when
+# The order of events
 
 
-def test_everything_happens_when_it_is_due(configure, tmp_path) -> None:
+def test_events_happen_at_their_steps(configure, tmp_path) -> None:
     watcher = train(begin(configure(), tmp_path / "run"))
     assert watcher.steps("log") == [4, 8, 12]
     assert sorted(watcher.steps("best") + watcher.steps("evaluate")) == [5, 10, 14]
@@ -64,7 +64,7 @@ def test_sampling_can_be_turned_off(configure, tmp_path) -> None:
 def test_a_run_of_epochs_sees_its_images(configure, tmp_path) -> None:
     trainer = begin(configure(epochs=0.5, sample_every=0), tmp_path / "run")
     train(trainer)
-    assert trainer.progress.step == 4  # half of 30 images, 4 at once
+    assert trainer.progress.step == 4  # half of 30 images, in batches of 4
     assert trainer.progress.images_seen == 16
 
 
@@ -125,7 +125,7 @@ def test_accumulated_batches_are_one_large_batch(configure, tmp_path) -> None:
             torch.testing.assert_close(other[key], tensor, rtol=0, atol=2e-4)
 
 
-# The best
+# The best checkpoint
 
 
 def test_the_best_checkpoint_is_that_of_the_best_evaluation(configure, tmp_path, monkeypatch) -> None:
@@ -155,13 +155,13 @@ def test_the_best_checkpoint_is_that_of_the_best_evaluation(configure, tmp_path,
     assert [row["validation_bits_per_dim"] for row in rows] == ["5.0", "4.0", "4.0", "4.5"]
 
 
-def test_an_evaluation_counts_the_images_that_there_were(configure, tmp_path) -> None:
+def test_a_save_names_the_number_of_validation_images_used(configure, tmp_path) -> None:
     trainer = begin(configure(steps=2, evaluate_images=512, sample_every=0), tmp_path / "run")
     train(trainer)
     assert read_checkpoint(trainer.folder.last).info.training.validation_images == VALIDATION_IMAGES
 
 
-def test_what_is_evaluated_is_what_is_saved(configure, tmp_path) -> None:
+def test_the_saved_weights_are_the_evaluated_weights(configure, tmp_path) -> None:
     trainer = begin(configure(), tmp_path / "run")
     train(trainer)
     for folder in (trainer.folder.best, trainer.folder.last):
@@ -187,7 +187,7 @@ def test_a_save_has_no_validation_of_earlier_weights(configure, tmp_path) -> Non
 
 
 class Clock:
-    """A clock that goes on by one second whenever it is read."""
+    """A clock that advances by one second at every reading."""
 
     def __init__(self, now: float) -> None:
         self.now = now
@@ -199,7 +199,7 @@ class Clock:
     perf_counter = monotonic
 
 
-def test_time_continues_counting_after_a_resume_but_not_in_between(configure, tmp_path, monkeypatch) -> None:
+def test_elapsed_time_excludes_the_time_between_stop_and_resume(configure, tmp_path, monkeypatch) -> None:
     config = configure(max_time=40, schedule="constant", sample_every=0)
     monkeypatch.setattr(loop_module, "time", clock := Clock(1000.0))
     first = begin(config, tmp_path / "run")
@@ -207,7 +207,7 @@ def test_time_continues_counting_after_a_resume_but_not_in_between(configure, tm
         train(first, Watcher().at("save", 9))
     spent = first.progress.elapsed_seconds
     assert 10 <= spent <= clock.now - 1000
-    clock.now += 5000  # a night
+    clock.now += 5000  # time passes between the runs
     second = begin(config, tmp_path / "run")
     second.resume()
     assert second.progress.elapsed_seconds == spent
@@ -220,7 +220,7 @@ def test_time_continues_counting_after_a_resume_but_not_in_between(configure, tm
     assert sorted(elapsed) == elapsed
 
 
-def test_the_speed_counts_only_the_images_of_its_own_time(configure, tmp_path, monkeypatch) -> None:
+def test_the_speed_after_a_resume_counts_only_steps_since_the_resume(configure, tmp_path, monkeypatch) -> None:
     config = configure(sample_every=0, evaluate_every=100)
     monkeypatch.setattr(loop_module, "time", Clock(0.0))
     whole = train(begin(config, tmp_path / "whole"))
@@ -230,7 +230,7 @@ def test_the_speed_counts_only_the_images_of_its_own_time(configure, tmp_path, m
         train(first, Watcher().at("save", 6))
     second = begin(config, tmp_path / "run")
     second.resume()
-    # The first row after the resume closes an interval of which three of four steps were trained before.
+    # Of the first four-step interval after the resume, three steps were trained before the stop.
     row = train(second).rows[0]
     assert row.step == 8
     assert row.images_per_second <= fastest
@@ -243,23 +243,23 @@ def test_a_dry_run_times_a_step(configure, tmp_path, monkeypatch) -> None:
     assert trainer.time_one_step() == 2.5
 
 
-def test_progress_is_plain_values() -> None:
+def test_progress_survives_json() -> None:
     progress = Progress(step=3, best_bits_per_dim=1.5, loss=LossTrend(4, 0.1 + 0.2, 0.5, True))
     values = json.loads(json.dumps(dataclasses.asdict(progress)))
     assert Progress.from_values(values) == progress
 
 
-def test_progress_that_was_saved_before_the_loss_had_a_trend_is_read() -> None:
+def test_progress_without_a_loss_trend_is_read() -> None:
     values = dataclasses.asdict(Progress(step=3))
     del values["loss"]
     assert Progress.from_values(values) == Progress(step=3)
 
 
-# The average
+# Averaged weights
 
 
-def test_what_is_saved_and_evaluated_is_the_average(configure, tmp_path) -> None:
-    """By hand: the average starts at the weights after the first step and moves by 1 - decay at each, more at first."""
+def test_the_average_is_saved_and_evaluated(configure, tmp_path) -> None:
+    """Computed by hand: the average starts at the weights after step 1, and the first decays are smaller than `ema`."""
     trainer = begin(configure(ema=0.2, steps=4, sample_every=0), tmp_path / "run")
     decays = iter([0, 2 / 11, 0.2, 0.2])
     take_step = trainer.train_step
@@ -281,11 +281,11 @@ def test_what_is_saved_and_evaluated_is_the_average(configure, tmp_path) -> None
     assert any(not torch.equal(weights[key], expected[key]) for key in weights)
 
 
-# Beginning with the weights of another model
+# Starting from the weights of another model
 
 
 @pytest.mark.parametrize("ema", [0.0, 0.9])
-def test_what_was_taken_over_is_validated_before_the_first_step(configure, tmp_path, build_tiny_model, ema) -> None:
+def test_taken_over_weights_are_validated_before_the_first_step(configure, tmp_path, build_tiny_model, ema) -> None:
     source = build_tiny_model(3, attention="softmax", layers=1)
     trainer = begin(configure(ema=ema), tmp_path)
     moved = trainer.take_over(source)
@@ -299,7 +299,7 @@ def test_what_was_taken_over_is_validated_before_the_first_step(configure, tmp_p
     assert first["images"] == "0"
 
 
-def test_a_run_stopped_before_that_validation_makes_up_for_it(configure, tmp_path, build_tiny_model) -> None:
+def test_a_run_stopped_before_that_validation_validates_after_the_resume(configure, tmp_path, build_tiny_model) -> None:
     config = configure()
     trainer = begin(config, tmp_path)
     trainer.take_over(build_tiny_model(3, attention="softmax", layers=1))
@@ -316,7 +316,7 @@ def test_an_untrained_model_is_not_validated(configure, tmp_path) -> None:
     assert ("best", 0) not in train(begin(configure(), tmp_path)).events
 
 
-# Random draws
+# Random features
 
 
 def directions(model: torch.nn.Module) -> list[torch.Tensor]:
@@ -325,7 +325,7 @@ def directions(model: torch.nn.Module) -> list[torch.Tensor]:
     return found
 
 
-def test_random_draws_change_when_they_should_and_the_average_has_those_of_the_model(configure, tmp_path) -> None:
+def test_features_are_redrawn_on_time_and_the_average_has_the_models_features(configure, tmp_path) -> None:
     trainer = begin(configure(model=REDRAWN, ema=0.75, sample_every=5), tmp_path / "run")
     take_step = trainer.train_step
     changed: list[int] = []
@@ -334,7 +334,7 @@ def test_random_draws_change_when_they_should_and_the_average_has_those_of_the_m
         before = directions(trainer.model)
         taken = take_step(progress, rate)
         after = directions(trainer.model)
-        assert not torch.equal(*after), "two layers of the same draw"
+        assert not torch.equal(*after), "two layers have the same random features"
         if not torch.equal(before[0], after[0]):
             changed.append(trainer.progress.step)
         for ours, theirs in zip(after, directions(trainer.evaluated_model), strict=True):
@@ -345,12 +345,12 @@ def test_random_draws_change_when_they_should_and_the_average_has_those_of_the_m
     assert trainer.evaluated_model is not trainer.model
     train(trainer)
     assert changed == [0, 4, 8, 12]
-    # Evaluated, sampled from and saved since, and still the last draw.
+    # Validation, samples and saves do not change the directions of the last draw.
     for ours, theirs in zip(directions(trainer.model), directions(load_model(trainer.folder.last)), strict=True):
         assert torch.equal(ours, theirs)
 
 
-def test_a_draw_depends_on_the_seed_and_the_step_alone(configure, tmp_path) -> None:
+def test_random_features_depend_only_on_the_seed_and_the_step(configure, tmp_path) -> None:
     drawn = []
     for name, changes in (("a", {}), ("b", {"learning_rate": 1e-3, "batch": 2}), ("c", {"seed": 1})):
         trainer = begin(configure(model=REDRAWN, **changes), tmp_path / name)

@@ -1,4 +1,4 @@
-"""Numbers that are none and losses that jump: what is said and what is kept."""
+"""NaN, infinity and jumping losses: what is reported and what is kept."""
 
 import functools
 import itertools
@@ -24,7 +24,7 @@ def poison(trainer: Trainer) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_loss_that_is_no_number_names_the_step_and_leaves_the_last_checkpoint(
+def test_a_nan_loss_names_the_step_and_leaves_the_last_checkpoint(
     configure, tmp_path, raises_one_line, precision
 ) -> None:
     trainer = begin(configure(), tmp_path / "run", precision)
@@ -40,9 +40,7 @@ def test_a_loss_that_is_no_number_names_the_step_and_leaves_the_last_checkpoint(
     assert again.progress.step == STEPS
 
 
-def test_a_gradient_that_is_no_number_is_noticed_before_the_weights_are_changed(
-    configure, tmp_path, monkeypatch
-) -> None:
+def test_a_nan_gradient_is_noticed_before_the_weights_change(configure, tmp_path, monkeypatch) -> None:
     trainer = begin(configure(), tmp_path / "run")
     mean_nats = trainer.mean_nats
 
@@ -59,10 +57,8 @@ def test_a_gradient_that_is_no_number_is_noticed_before_the_weights_are_changed(
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_an_evaluation_that_is_no_number_is_one_line_and_nothing_best(
-    configure, tmp_path, raises_one_line, finished
-) -> None:
-    # Diverged since the last step, so that the evaluation is the first to meet it.
+def test_a_nan_evaluation_is_one_line_and_saves_no_best(configure, tmp_path, raises_one_line, finished) -> None:
+    # The weights become NaN after the last step, so the evaluation is the first to notice.
     trainer = begin(configure(steps=4 if finished else STEPS, evaluate_every=4), tmp_path / "run")
     watcher = Watcher()
     watcher.at("log", 4, poison(trainer))
@@ -72,13 +68,13 @@ def test_an_evaluation_that_is_no_number_is_one_line_and_nothing_best(
     assert read_checkpoint(trainer.folder.last).info.training.step == 3
 
 
-def test_the_step_that_fails_names_its_images(configure, tmp_path) -> None:
+def test_a_failing_step_names_its_images(configure, tmp_path) -> None:
     trainer = begin(configure(), tmp_path / "run")
     watcher = Watcher()
     watcher.at("log", 8, poison(trainer))
     with pytest.raises(TrainingError) as error:
         train(trainer, watcher)
-    # 8 steps of 4 images lie behind, of 30: the ninth batch is the first of the second epoch, from its third image on.
+    # After 8 steps of 4 images, with 30 images in total, the ninth batch starts at the third image of epoch 2.
     images = ", ".join(map(str, trainer.batches.batch(32, 3)))
     assert f"at step 8 (loss nan, gradient norm nan), batch 1 of epoch 2 (training images {images}, ...)" in str(
         error.value
@@ -86,7 +82,7 @@ def test_the_step_that_fails_names_its_images(configure, tmp_path) -> None:
 
 
 def let_loss_jump(trainer: Trainer, monkeypatch: pytest.MonkeyPatch, step: int) -> list[float]:
-    """Four steps from `step` on have a hundred times the loss; returns all losses, as they come."""
+    """Multiply the loss by 100 for four steps from `step` on. Returns all losses, filled in training."""
     train_step, losses = trainer.train_step, []
 
     def jumping(progress: Progress, rate: float) -> tuple[float, float]:
@@ -98,9 +94,9 @@ def let_loss_jump(trainer: Trainer, monkeypatch: pytest.MonkeyPatch, step: int) 
     return losses
 
 
-# The weights that were saved at step 60 are those that give the loss of step 60.
+# The loss of step 60 belongs to the weights saved at step 60.
 @pytest.mark.parametrize(("jump", "saved"), [(60, 55), (61, 60)])
-def test_the_save_that_is_kept_is_one_whose_loss_was_good(configure, tmp_path, monkeypatch, jump, saved) -> None:
+def test_the_save_kept_at_a_spike_is_from_before_the_spike(configure, tmp_path, monkeypatch, jump, saved) -> None:
     trainer = begin(configure(steps=64, evaluate_every=100, sample_every=0, save_every=5), tmp_path / "run")
     let_loss_jump(trainer, monkeypatch, jump)
     assert len(train(trainer).spikes) == 1
@@ -109,9 +105,7 @@ def test_the_save_that_is_kept_is_one_whose_loss_was_good(configure, tmp_path, m
     assert not trainer.folder.previous.exists()
 
 
-def test_a_loss_that_jumps_in_the_first_step_after_resume_has_the_save_before_kept(
-    configure, tmp_path, monkeypatch
-) -> None:
+def test_a_spike_in_the_first_step_after_a_resume_keeps_the_save_before(configure, tmp_path, monkeypatch) -> None:
     config = configure(steps=64, evaluate_every=100, sample_every=0, save_every=5, log_every=5)
     with pytest.raises(Interrupted):
         train(begin(config, tmp_path / "run"), Watcher().at("log", 60))
@@ -122,7 +116,7 @@ def test_a_loss_that_jumps_in_the_first_step_after_resume_has_the_save_before_ke
     assert read_checkpoint(resumed.folder.kept / "before-spike-0000060").info.training.step == 55
 
 
-def test_a_save_that_cannot_be_kept_before_a_spike_ends_nothing(configure, tmp_path, monkeypatch) -> None:
+def test_training_continues_if_the_save_before_a_spike_cannot_be_kept(configure, tmp_path, monkeypatch) -> None:
     trainer = begin(configure(steps=70, evaluate_every=100, sample_every=0, save_every=5), tmp_path / "run")
     let_loss_jump(trainer, monkeypatch, 63)
     (trainer.folder.path / "kept").write_text("in the way")
@@ -131,7 +125,7 @@ def test_a_save_that_cannot_be_kept_before_a_spike_ends_nothing(configure, tmp_p
     assert read_checkpoint(trainer.folder.last).info.training.step == 70
 
 
-def test_a_loss_that_jumps_is_said_once_and_the_save_before_it_kept(configure, tmp_path, monkeypatch) -> None:
+def test_a_spike_is_reported_once_and_the_save_before_it_kept(configure, tmp_path, monkeypatch) -> None:
     trainer = begin(configure(steps=70, evaluate_every=100, sample_every=0, save_every=5), tmp_path / "run")
     losses = let_loss_jump(trainer, monkeypatch, 63)
     watcher = train(trainer)
@@ -147,8 +141,8 @@ def test_a_loss_that_jumps_is_said_once_and_the_save_before_it_kept(configure, t
     assert load_training_state(read_checkpoint(kept)).values["step"] == 60
 
 
-def test_steps_that_are_timed_are_counted(configure, tmp_path) -> None:
-    """Timed steps advance the step count, so a mechanism does not redraw its features in every one of them."""
+def test_timed_steps_advance_the_step_count(configure, tmp_path) -> None:
+    """Timed steps advance the step count, so a mechanism does not redraw its features at every timed step."""
     model = {"attention": "performer", "attention_options": {"redraw_every": 3}}
     trainer = begin(configure(model=model), tmp_path / "run")
     attention = trainer.model.blocks[0].inner
@@ -160,10 +154,10 @@ def test_steps_that_are_timed_are_counted(configure, tmp_path) -> None:
     assert changed == [False, False, True, False, False, True]
 
 
-def test_a_trend_knows_noise_from_a_jump() -> None:
+def test_a_trend_distinguishes_noise_from_a_jump() -> None:
     trend = LossTrend()
     noise = torch.Generator().manual_seed(0)
-    for step in range(400):  # falls, with a noise of a tenth
+    for step in range(400):  # a falling loss with 10 % noise
         trend = trend.follow((0.5 + 3 * 0.97**step) * (1 + 0.1 * float(torch.randn((), generator=noise))))
         assert not trend.high, step
     assert trend.mean == pytest.approx(0.5, abs=0.05)
@@ -171,9 +165,9 @@ def test_a_trend_knows_noise_from_a_jump() -> None:
     lasting = trend
     for _ in range(200):
         lasting = lasting.follow(1.2)
-    assert not lasting.high, "a new level that lasts is normal in the end"
-    assert not LossTrend().follow(9.0).high, "the first loss is nothing to compare with"
-    assert trend.follow(1e6).mean == pytest.approx(0.5, abs=0.05), "one loss that is far off moves the trend little"
+    assert not lasting.high, "a lasting new level must become normal"
+    assert not LossTrend().follow(9.0).high, "there is no trend before the first loss"
+    assert trend.follow(1e6).mean == pytest.approx(0.5, abs=0.05), "an outlier must move the trend little"
 
 
 def test_a_jump_is_far_above_both_the_mean_and_the_noise() -> None:

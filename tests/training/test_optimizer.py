@@ -1,4 +1,4 @@
-"""The optimizer: weight decay, steps of Muon, and storing its state."""
+"""Optimizers: weight decay, steps of Muon, saving and loading the state."""
 
 import copy
 
@@ -40,8 +40,8 @@ def test_only_the_matrices_of_linear_layers_decay(build_tiny_model, name, change
 
 @pytest.mark.parametrize("name", ["adamw", "radam", "muon"])
 def test_the_decay_is_decoupled_from_the_gradient(build_tiny_model, name) -> None:
-    # Without gradients, a step only shrinks the matrices, by learning rate * decay. More than five steps, because the
-    # first five of RAdam are proportional to the gradient, which would hide a coupled decay.
+    # Without gradients, a step only shrinks the matrices, by learning rate * decay. More than five steps are needed:
+    # RAdam's first five steps are proportional to the gradient, which would hide a coupled decay.
     model = build_tiny_model()
     before = copy.deepcopy(model.state_dict())
     optimizer = build_optimizer(model, configure(name, weight_decay=0.5, learning_rate=0.1))
@@ -63,7 +63,7 @@ def test_the_settings_reach_the_optimizer(build_tiny_model) -> None:
 
 
 @pytest.mark.parametrize("name", ["adamw", "radam", "muon"])
-def test_the_state_can_be_taken_and_given_back_bit_for_bit(build_tiny_model, name) -> None:
+def test_the_state_survives_a_save_bit_for_bit(build_tiny_model, name) -> None:
     model, config = build_tiny_model(), configure(name, weight_decay=0.1)
     optimizer = build_optimizer(model, config)
     take_steps(model, optimizer, 7, seed=0)  # RAdam changes its formula after five steps
@@ -99,13 +99,13 @@ def test_a_step_of_muon_evens_out_the_singular_values(build_tiny_model) -> None:
             assert float(values.min()) > 0.6 and float(values.max()) < 1.3
 
 
-def test_beside_muon_the_rest_is_what_adamw_makes_of_it(build_tiny_model) -> None:
+def test_parameters_beside_muon_are_trained_as_by_adamw(build_tiny_model) -> None:
     models = {name: build_tiny_model() for name in ("muon", "adamw")}
     for name, model in models.items():
         config = configure(name, learning_rate=0.1, weight_decay=0.3, beta1=0.5, beta2=0.75)
         optimizer = build_optimizer(model, config)
         take_steps(model, optimizer, 2, seed=0)
-        for group in optimizer.param_groups:  # as the training loop sets the rate of a step
+        for group in optimizer.param_groups:  # as the training loop does
             group["lr"] = 0.05
         take_steps(model, optimizer, 1, seed=1)
     linear = {f"{path}.weight" for path, module in models["muon"].named_modules() if isinstance(module, nn.Linear)}
@@ -114,8 +114,8 @@ def test_beside_muon_the_rest_is_what_adamw_makes_of_it(build_tiny_model) -> Non
         assert torch.equal(parameter, others[path]) == (path not in linear or path == "head.projection.weight"), path
 
 
-def test_a_fresh_optimizer_would_not_do(build_tiny_model) -> None:
-    # Otherwise the test above could pass without loading anything.
+def test_a_fresh_optimizer_gives_other_weights(build_tiny_model) -> None:
+    # Otherwise the test above could pass without loading any state.
     model, config = build_tiny_model(), configure("adamw")
     optimizer = build_optimizer(model, config)
     take_steps(model, optimizer, 7, seed=0)
@@ -126,7 +126,7 @@ def test_a_fresh_optimizer_would_not_do(build_tiny_model) -> None:
     assert not torch.equal(model.head.projection.weight, other.head.projection.weight)
 
 
-def test_giving_back_keeps_the_settings_of_the_new_optimizer(build_tiny_model) -> None:
+def test_loading_a_state_keeps_the_settings_of_the_new_optimizer(build_tiny_model) -> None:
     model = build_tiny_model()
     optimizer = build_optimizer(model, configure("adamw", learning_rate=0.1))
     take_steps(model, optimizer, 1, seed=0)

@@ -1,4 +1,4 @@
-"""Two processes on one job, started as a user starts them; they meet through gloo on the CPU."""
+"""Two processes on one job, started as users start them, with gloo on the CPU."""
 
 import json
 import os
@@ -26,7 +26,7 @@ from linformer_cli.training.together import has_idle_parameters, seed_own_dropou
 
 WORK = Path(__file__).parents[1] / "processes.py"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-SECONDS = 600  # for a machine that does much else
+SECONDS = 600  # enough for a busy machine
 TRAIN = ["train", "--data", "glyphs", "--image-size", "8", "--preset", "tiny", "--batch", "4", "--precision", "fp32"]
 SAMPLE = ["--count", "11", "--batch", "2", "--seed", "3", "--no-preview"]
 
@@ -42,7 +42,7 @@ def start(*arguments: object) -> "subprocess.Popen[str]":
 
 
 def finish(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
-    """Exit code, stdout and stderr."""
+    """Wait for `process`. Returns exit code, stdout and stderr."""
     with process:
         try:
             stdout, stderr = process.communicate(timeout=SECONDS)
@@ -57,12 +57,12 @@ def run_alone(*arguments: object) -> None:
     subprocess.run(command, check=True, capture_output=True, timeout=SECONDS)
 
 
-# What needs no second process
+# With a single process
 
 
 @pytest.mark.parametrize("attention", [*CATALOGUE, "lstm"])
 def test_idle_parameters_are_found(attention: str, build_tiny_model: Callable[..., PixelModel]) -> None:
-    """Between processes torch waits for the gradient of every parameter, unless it is told that there are idle ones."""
+    """torch waits for the gradient of every parameter in a team, unless it is told that some parameters are idle."""
     for changes in ({}, {"context": "previous", "embedding": "paper", "head": "mixture"}):
         model = build_tiny_model(attention=attention, dropout=0.5, **changes).train()
         state = torch.get_rng_state()
@@ -71,7 +71,7 @@ def test_idle_parameters_are_found(attention: str, build_tiny_model: Callable[..
         assert torch.equal(torch.get_rng_state(), state)
         model.nats(torch.randint(16, (2, 64))).mean().backward()
         assert any(parameter.grad is None for parameter in model.parameters()) == idle
-        # One chunk of flash holds the whole image, so that nothing asks for what its chunks leave to later ones.
+        # A single chunk of flash covers the image, so the parameters for earlier chunks are idle.
         assert idle or attention != "flash"
 
 
@@ -82,7 +82,7 @@ def test_a_batch_smaller_than_the_team_is_refused(
         share_batch(Team(0, 4), 3)
 
 
-def test_dropout_of_a_process_follows_from_seed_step_and_rank_alone() -> None:
+def test_dropout_of_a_process_depends_only_on_seed_step_and_rank() -> None:
     def draw(rank: int, seed: int, step: int) -> float:
         seed_own_dropout(Team(rank, 3), seed, step)
         return float(torch.rand(()))
@@ -102,15 +102,15 @@ def test_dropout_of_a_process_follows_from_seed_step_and_rank_alone() -> None:
 
 @pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
-    """Gradients, losses and weights after a step are compared where they are, in float64: see `processes.py`."""
+    """`processes.py` also compares gradients, losses and weights after single steps, in float64."""
     code, _, errors = finish(start(WORK, "train", tmp_path))
     assert code == 0, errors
     found = json.loads((tmp_path / "differences.json").read_text())
-    # The same images and the same steps, nine of 1e-2: what is left is the order in which float32 adds up gradients,
-    # which may be large in proportion where a gradient nearly cancels, and Adam divides by its size.
+    # After nine steps of 1e-2 on the same images, only the order of float32 sums differs. The effect is large for
+    # gradients that nearly cancel, because Adam divides by their size.
     assert 0 < found["whole"] < 1e-4
     assert found["moved"] < 1e-4
-    # As many processes as before do exactly the same again, dropout included.
+    # Resuming with the same number of processes is bit-exact, including dropout.
     assert found["dropout-stopped"] == 0
     for left, right in (("dropout", "dropout-stopped"), ("whole", "moved")):
         ours, theirs = (read_metrics(tmp_path / run / METRICS_FILE) for run in (left, right))
@@ -123,14 +123,14 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_ends_the_other_and_the_run_continues(tmp_path: Path) -> None:
+def test_a_killed_process_ends_the_other_and_the_run_can_be_resumed(tmp_path: Path) -> None:
     run = tmp_path / "run"
     settings = ["--steps", "6", "--save-every", "2", "--evaluate-every", "100", "--sample-every", "0"]
     code, _, errors = finish(start(WORK, "dying", 5, *TRAIN, *settings, "--out", run))
     assert code != 0
     line = next(line for line in errors.splitlines() if line.startswith("Error: "))
     assert "another of the 2 processes has ended" in line and f"lintx train --resume '{run}'" in line
-    assert "rank      : 1" in errors  # torchrun says which
+    assert "rank      : 1" in errors  # torchrun names the process
     assert read_checkpoint(run / "last").info.training.step == 4
     run_alone("train", "--resume", run)
     assert read_checkpoint(run / "last").info.training.step == 6
@@ -159,7 +159,7 @@ def test_a_stop_reaches_both_and_is_saved_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_images_that_a_dead_process_left_out_are_made_up_and_all_are_those_of_one(
+def test_missing_images_of_a_killed_process_are_drawn_later_and_equal_those_of_one_process(
     tmp_path: Path, tiny_checkpoint: Path
 ) -> None:
     alone, shared = tmp_path / "alone", tmp_path / "shared"

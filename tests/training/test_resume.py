@@ -1,4 +1,4 @@
-"""Resumed a run is what it would have been; stopped it is saved."""
+"""A resumed run equals an uninterrupted one, and a stopped run is saved."""
 
 import dataclasses
 import shutil
@@ -48,7 +48,7 @@ from linformer_cli.training.run_folder import RunFolder
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not list what is mapped into memory")
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_resumed_run_holds_none_of_the_files_that_it_will_replace(configure, tmp_path, optimizer) -> None:
+def test_a_resumed_run_does_not_map_the_files_that_it_will_replace(configure, tmp_path, optimizer) -> None:
     config = configure(optimizer=optimizer)
     train(begin(config, tmp_path / "run"))
     trainer = begin(config, tmp_path / "run")
@@ -57,9 +57,7 @@ def test_a_resumed_run_holds_none_of_the_files_that_it_will_replace(configure, t
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
-def test_metrics_that_a_spreadsheet_saved_are_read_and_others_refused_in_one_line(
-    configure, tmp_path, raises_one_line
-) -> None:
+def test_metrics_saved_by_a_spreadsheet_are_read_and_other_tables_refused(configure, tmp_path, raises_one_line) -> None:
     trainer = begin(configure(), tmp_path / "run")
     train(trainer)
     file = trainer.folder.metrics_file
@@ -111,15 +109,15 @@ def check_same(resumed: RunFolder, whole: RunFolder) -> None:
 @pytest.mark.parametrize(
     ("event", "step", "stopped_at"),
     [
-        # Seen after the next step: neither logged nor evaluated nor saved there otherwise, half an interval is open.
+        # The stop is noticed after the next step, at which nothing else would be logged, evaluated or saved.
         ("save", 6, 7),
-        # Due for evaluation and a grid, which the resumed run makes up for before it goes on.
+        # At this step an evaluation and a grid are due; the resumed run makes them first.
         ("save", 9, 10),
-        # Seen at once, where a row of metrics was just written.
+        # The stop is noticed at once, just after a row of metrics was written.
         ("log", 8, 8),
     ],
 )
-def test_a_stopped_and_resumed_run_is_the_uninterrupted_one_bit_for_bit(
+def test_a_stopped_and_resumed_run_equals_the_uninterrupted_run_bit_for_bit(
     configure, uninterrupted, tmp_path, monkeypatch, settings, precision, event, step, stopped_at
 ) -> None:
     whole, order = uninterrupted(settings, precision)
@@ -129,7 +127,7 @@ def test_a_stopped_and_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     with pytest.raises(Interrupted, match=f"topped at step {stopped_at}"):
         train(first, Watcher().at(event, step))
     assert read_checkpoint(first.folder.last).info.training.step == stopped_at
-    torch.manual_seed(12345)  # another process has another random state
+    torch.manual_seed(12345)  # another process starts with another random state
     second = begin(config, tmp_path / "run", precision)
     seen_later = record_order(second, monkeypatch)
     second.resume()
@@ -184,8 +182,8 @@ def test_a_run_can_be_stopped_at_every_step(configure, uninterrupted, tmp_path) 
     check_same(last.folder, whole)
 
 
-def test_what_a_resumed_run_makes_up_for_is_not_counted_twice(configure, uninterrupted, tmp_path) -> None:
-    # Stopped where an evaluation was due, made up for it, and killed before the next save.
+def test_an_evaluation_repeated_after_a_resume_is_logged_once(configure, uninterrupted, tmp_path) -> None:
+    # The run is stopped when an evaluation is due, resumed for this evaluation, and killed before the next save.
     def kill() -> None:
         raise KeyboardInterrupt
 
@@ -207,7 +205,7 @@ def test_what_a_resumed_run_makes_up_for_is_not_counted_twice(configure, uninter
 
 
 def test_dropout_and_the_seed_matter(configure, uninterrupted, tmp_path) -> None:
-    # Or the comparisons above could not notice a random state that was not kept.
+    # Otherwise the comparisons above could not notice a lost random state.
     settings, precision = SETTINGS[0].values
     whole, _ = uninterrupted(settings, precision)
     weights = load_file(whole.last / WEIGHTS)
@@ -231,22 +229,22 @@ def test_training_images_are_shifted_and_validation_is_not(configure, tmp_path, 
     train(trainer)
     stored = [TRAIN.images[indices] for indices in order]
     shifts = [trainer.batches.shifts(4 * number, 4, 1) for number in range(4)]
-    assert len(read) == 4  # two steps of two batches; validation has its own conversion
+    assert len(read) == 4  # two steps of two batches; validation converts images elsewhere
     for images, before, moves in zip(read, stored, shifts, strict=True):
         assert not (images == before).all()
         assert (images == shift_images(before, moves)).all()
-    # What validation reads is the set as it is.
+    # Validation reads the images unshifted.
     assert trainer.progress.validation_bits_per_dim == measure_bits(trainer.model, VALIDATION.images).bits_per_dim
 
 
-def test_every_image_comes_with_its_label(configure, tmp_path, monkeypatch) -> None:
-    told: list[list[int]] = []
+def test_every_image_is_trained_with_its_own_label(configure, tmp_path, monkeypatch) -> None:
+    used: list[list[int]] = []
     nats = PixelModel.nats
 
     def recorded(self: PixelModel, values: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
         if self.training:
             assert labels is not None
-            told.append(labels.tolist())
+            used.append(labels.tolist())
         return nats(self, values, labels)
 
     monkeypatch.setattr(PixelModel, "nats", recorded)
@@ -255,7 +253,7 @@ def test_every_image_comes_with_its_label(configure, tmp_path, monkeypatch) -> N
     order = record_order(trainer, monkeypatch)
     train(trainer)
     assert TRAIN.labels is not None and VALIDATION.labels is not None
-    assert told == [TRAIN.labels[indices].tolist() for indices in order]
+    assert used == [TRAIN.labels[indices].tolist() for indices in order]
     measured = measure_bits(trainer.model, VALIDATION.images[:4], labels=VALIDATION.labels)
     assert trainer.progress.validation_bits_per_dim == measured.bits_per_dim
 
@@ -287,7 +285,7 @@ def test_the_untrained_weights_depend_on_the_seed_alone(configure) -> None:
 
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_stop_saves_and_tells_how_to_continue(configure, tmp_path, raises_one_line, number, exit_code) -> None:
+def test_a_stop_saves_and_prints_how_to_resume(configure, tmp_path, raises_one_line, number, exit_code) -> None:
     trainer = begin(configure(), tmp_path / "run")
     path = str(tmp_path / "run")
     with raises_one_line(Interrupted, "topped at step 7", "saved", f"lintx train --resume '{path}'") as error:
@@ -317,11 +315,11 @@ def test_a_stop_does_not_wait_for_an_evaluation_or_a_grid(
         monkeypatch.setattr(owner, name, call)
 
     stop_inside(trainer.model, "nats" if work == "evaluation" else "init_state")
-    if work == "evaluation":  # training uses the same method; only validation is to be stopped inside
+    if work == "evaluation":  # training calls the same method; stop only within validation
         monkeypatch.setattr(loop_module, "measure_bits", lambda *a, **k: measure_bits(*a, batch=2, **k))
     with pytest.raises(Interrupted, match=f"topped at step {EVALUATE_EVERY}, saved"):
         train(trainer, watcher)
-    assert len(calls) == 1, "it went on after the stop"
+    assert len(calls) == 1, "the work continued after the stop"
     assert ("best" if work == "evaluation" else "sample", EVALUATE_EVERY) not in watcher.events
     assert trainer.model.training
     again = begin(configure(), tmp_path / "run")
@@ -330,7 +328,7 @@ def test_a_stop_does_not_wait_for_an_evaluation_or_a_grid(
     check_same(again.folder, whole)
 
 
-def test_a_run_that_was_killed_before_its_first_save_begins_anew(configure, uninterrupted, tmp_path) -> None:
+def test_a_run_killed_before_its_first_save_starts_again(configure, uninterrupted, tmp_path) -> None:
     whole, _ = uninterrupted({}, "fp32")
     trainer = begin(configure(), tmp_path / "run")
     row = MetricsRow(step=0, images=0, elapsed_seconds=0.0, validation_bits_per_dim=4.0)
@@ -341,7 +339,7 @@ def test_a_run_that_was_killed_before_its_first_save_begins_anew(configure, unin
     check_same(trainer.folder, whole)
 
 
-def test_a_run_that_has_lost_its_saves_does_not_begin_anew(configure, tmp_path, raises_one_line) -> None:
+def test_a_run_that_has_lost_its_saves_does_not_start_again(configure, tmp_path, raises_one_line) -> None:
     trainer = begin(configure(), tmp_path / "run")
     train(trainer)
     shutil.rmtree(trainer.folder.last)
@@ -391,7 +389,7 @@ def test_images_of_another_size_are_refused(configure, tmp_path, raises_one_line
 
 
 @pytest.mark.parametrize("kind", [torch.OutOfMemoryError, RuntimeError])
-def test_memory_that_runs_out_in_a_resume_is_not_blamed_on_the_state(configure, tmp_path, monkeypatch, kind) -> None:
+def test_out_of_memory_during_a_resume_is_not_blamed_on_the_state(configure, tmp_path, monkeypatch, kind) -> None:
     train(begin(configure(), tmp_path / "run"))
 
     def run_out(*_: object) -> None:
@@ -402,7 +400,7 @@ def test_memory_that_runs_out_in_a_resume_is_not_blamed_on_the_state(configure, 
         begin(configure(), tmp_path / "run").resume()
 
 
-def test_what_a_stop_before_the_first_step_calls_saved_is_saved(configure, tmp_path) -> None:
+def test_a_stop_before_the_first_step_saves(configure, tmp_path) -> None:
     config = configure()
     trainer = begin(config, tmp_path / "run")
     with pytest.raises(Interrupted, match=r"topped at step 0, saved"):

@@ -1,4 +1,4 @@
-"""The folder of a run: never overwritten, read back exactly, metrics that can be cut."""
+"""A run's folder: never overwritten, read back bit for bit, with metrics that can be cut."""
 
 import contextlib
 import errno
@@ -27,7 +27,7 @@ def configure(**tables: Any) -> RunConfig:
 
 
 def save(folder: RunFolder, step: int) -> None:
-    """Something in `last/` that says when it was saved."""
+    """Write a file into `last/` that records the step of the save."""
     shutil.rmtree(folder.last, ignore_errors=True)
     folder.last.mkdir(parents=True)
     (folder.last / "config.json").write_text(str(step))
@@ -37,7 +37,7 @@ def full_disk(*_arguments: object, **_options: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-# Where a run lies that was not told where
+# Folders of runs without --out
 
 
 def test_runs_begun_in_the_same_second_have_folders_of_their_own(tmp_path: Path, monkeypatch) -> None:
@@ -49,7 +49,7 @@ def test_runs_begun_in_the_same_second_have_folders_of_their_own(tmp_path: Path,
         RunFolder(run).create(configure())
 
 
-def test_a_folder_of_runs_that_cannot_be_made_is_one_line(tmp_path: Path, monkeypatch, raises_one_line) -> None:
+def test_an_uncreatable_folder_of_runs_is_one_line(tmp_path: Path, monkeypatch, raises_one_line) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").write_text("in the way")
     with raises_one_line(LintxError, "cannot read or write 'runs'"):
@@ -67,7 +67,7 @@ def test_the_newest_run_is_the_one_to_resume(tmp_path: Path, monkeypatch, raises
     assert find_newest_run() == Path("runs/b")
 
 
-# Made once
+# Creating a run
 
 
 @pytest.mark.parametrize("exists", [False, True])
@@ -91,7 +91,7 @@ def test_a_run_is_never_overwritten(tmp_path: Path, raises_one_line) -> None:
     assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
 
 
-def test_nor_is_anything_else_that_lies_there(tmp_path: Path, raises_one_line) -> None:
+def test_other_files_are_never_overwritten(tmp_path: Path, raises_one_line) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / ".hidden").write_text("mine")
@@ -102,7 +102,7 @@ def test_nor_is_anything_else_that_lies_there(tmp_path: Path, raises_one_line) -
     assert [path.name for path in (tmp_path / "folder").iterdir()] == [".hidden"]
 
 
-def test_a_run_that_another_process_makes_is_left_alone(tmp_path: Path, monkeypatch, raises_one_line) -> None:
+def test_a_run_created_by_another_process_is_left_alone(tmp_path: Path, monkeypatch, raises_one_line) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     with folder.lock():
@@ -113,7 +113,7 @@ def test_a_run_that_another_process_makes_is_left_alone(tmp_path: Path, monkeypa
 
     @contextlib.contextmanager
     def late(self: RunFolder) -> Iterator[None]:
-        """Another process had the lock, and its run, just before."""
+        """As if another process had just held the lock and created its run."""
         with lock(self):
             self.write_config(configure(train={"steps": 9}))
             yield
@@ -124,7 +124,7 @@ def test_a_run_that_another_process_makes_is_left_alone(tmp_path: Path, monkeypa
     assert folder.read_config() == configure(train={"steps": 9})
 
 
-def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path, raises_one_line) -> None:
+def test_an_unwritable_path_is_named(tmp_path: Path, raises_one_line) -> None:
     (tmp_path / "file").write_text("in the way")
     with raises_one_line(LintxError, "cannot read or write", "Not a directory"):
         RunFolder(tmp_path / "file" / "run").create(configure())
@@ -143,20 +143,20 @@ def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path, raises_one_l
         {"model": {**PLAIN["model"], "attention_options": {"a": True, "b": 3, "c": 3.0, "d": "3"}}},
     ],
 )
-def test_a_configuration_comes_back_as_it_was(tmp_path: Path, tables: dict[str, Any]) -> None:
+def test_a_configuration_is_read_back_unchanged(tmp_path: Path, tables: dict[str, Any]) -> None:
     folder, config = RunFolder(tmp_path / "run"), configure(**tables)
     folder.create(config)
     assert folder.read_config().model_dump_json() == config.model_dump_json()
 
 
 @pytest.mark.parametrize("kind", [RunConfig, ModelConfig, DataConfig, TrainConfig])
-def test_what_may_be_none_is_none_by_default(kind: type[Config]) -> None:
-    # TOML has no None: what is None is left out of config.toml and read back as its default.
+def test_optional_settings_are_none_by_default(kind: type[Config]) -> None:
+    # TOML has no null: None is left out of config.toml and read back as the default.
     optional = {name for name, field in kind.model_fields.items() if type(None) in get_args(field.annotation)}
     assert {name for name in optional if kind.model_fields[name].default is not None} == set()
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, raises_one_line) -> None:
+def test_a_folder_without_a_run_is_refused(tmp_path: Path, raises_one_line) -> None:
     with raises_one_line(CheckpointError, str(tmp_path), "not a run folder", "config.toml"):
         RunFolder(tmp_path).read_config()
 
@@ -190,7 +190,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch, raises_one_line) -
             fails()
 
 
-def test_what_a_killed_write_left_does_not_make_a_folder_taken(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_write_do_not_make_a_folder_taken(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     (folder.path / ".lintx-0123456789ab.tmp").write_text("half a conf")
@@ -198,7 +198,7 @@ def test_what_a_killed_write_left_does_not_make_a_folder_taken(tmp_path: Path) -
     assert folder.read_config() == configure()
 
 
-def test_what_was_saved_before_a_spike_stays(tmp_path: Path) -> None:
+def test_saves_before_a_spike_stay(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     for step in (5, 10, 15, 20):
         save(folder, step)
@@ -208,8 +208,8 @@ def test_what_was_saved_before_a_spike_stays(tmp_path: Path) -> None:
     assert kept == [*(f"before-spike-{step:07d}" for step in (10, 15, 20)), "step-0000015", "step-0000020"]
 
 
-def test_a_copy_that_fills_the_disk_leaves_its_room_to_the_save(tmp_path: Path, monkeypatch, raises_one_line) -> None:
-    """Where a file system has no links, what is kept is copied."""
+def test_a_copy_that_fills_the_disk_is_removed(tmp_path: Path, monkeypatch, raises_one_line) -> None:
+    """If the file system has no links, kept saves are copied."""
     folder = RunFolder(tmp_path / "run")
     save(folder, 5)
 
@@ -236,7 +236,7 @@ def test_a_second_process_is_refused(tmp_path: Path, raises_one_line) -> None:
         with raises_one_line(LintxError, "another process", str(tmp_path / "run")), RunFolder(tmp_path / "run").lock():
             pass
         process.kill()
-    # However it ended, its lock is gone.
+    # The lock is released, however its process ended.
     with RunFolder(tmp_path / "run").lock():
         pass
 
@@ -253,7 +253,7 @@ def test_the_newest_saves_are_kept(tmp_path: Path) -> None:
     assert len(list(folder.kept.iterdir())) == 3
 
 
-def test_settings_with_a_name_in_no_encoding_are_refused_in_one_line(tmp_path, raises_one_line) -> None:
+def test_settings_with_a_name_that_is_not_utf8_are_refused_in_one_line(tmp_path, raises_one_line) -> None:
     config = configure(data={"name": "folder:/pictures/f\udcfcr"})
     with raises_one_line(UsageError, "not UTF-8", r'name = "folder:/pictures/f\udcfc', "rename it"):
         RunFolder(tmp_path / "run").create(config)

@@ -1,4 +1,4 @@
-"""How far a run has come, and the learning rate there."""
+"""The progress of a run, and the learning rate at a given progress."""
 
 import math
 
@@ -15,12 +15,12 @@ def test_steps_count_steps() -> None:
 
 def test_epochs_count_the_images_of_all_accumulated_batches() -> None:
     config = TrainConfig(epochs=2.5, batch=4, accumulation=2)
-    # 2.5 epochs of 80 images are 200 images, 8 a step.
+    # 2.5 epochs of 80 images are 200 images, at 8 images a step.
     assert [measure_progress(config, step, 1e9, 80) for step in (0, 5, 25)] == [0, 0.2, 1]
     assert measure_progress(config, 24, 0, 80) < 1
 
 
-def test_time_counts_seconds_alone() -> None:
+def test_time_counts_seconds_only() -> None:
     config = TrainConfig(max_time=60)
     assert [measure_progress(config, 10**9, seconds, 1) for seconds in (0, 15, 60)] == [0, 0.25, 1]
 
@@ -42,7 +42,7 @@ def test_a_constant_schedule_is_constant() -> None:
     assert [learning_rate_at(config, step, step / 9) for step in range(10)] == [0.5] * 10
 
 
-def test_a_trapezoid_is_constant_and_falls_straight_to_its_floor_in_the_last_quarter() -> None:
+def test_a_trapezoid_is_constant_and_falls_linearly_in_the_last_quarter() -> None:
     config = TrainConfig(
         steps=1, learning_rate=0.5, final_learning_rate_fraction=0.1, schedule="trapezoid", warmup_steps=0
     )
@@ -51,7 +51,7 @@ def test_a_trapezoid_is_constant_and_falls_straight_to_its_floor_in_the_last_qua
 
 
 @pytest.mark.parametrize("schedule", ["constant", "trapezoid", "cosine"])
-def test_the_warm_up_is_linear_begins_above_zero_and_ends(schedule) -> None:
+def test_the_warm_up_is_linear_and_starts_above_zero(schedule) -> None:
     config = TrainConfig(steps=1, learning_rate=0.5, schedule=schedule, warmup_steps=4)
     whole = config.model_copy(update={"warmup_steps": 0})
     shares = [learning_rate_at(config, step, 0.3) / learning_rate_at(whole, step, 0.3) for step in range(7)]

@@ -1,4 +1,4 @@
-"""Flag over file over preset over default, and one line for what does not fit."""
+"""Option over file over preset over default, and one-line errors."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ def build(file: Path | None = None, preset: str | None = None, **flags: dict[str
     return merge_settings(Given(preset, **tables), file).build(IMAGE)
 
 
-# Layers
+# Precedence
 
 
 def test_nothing_given_is_the_default_preset_and_length() -> None:
@@ -57,13 +57,13 @@ def test_a_flag_wins_over_the_file_over_the_preset_over_the_default(write) -> No
     assert build(file, data={"name": "mnist"}).data.name == "mnist"
 
 
-def test_muon_has_a_learning_rate_of_its_own_where_no_one_names_one(write) -> None:
+def test_muon_has_its_own_default_learning_rate(write) -> None:
     assert build(preset="mnist-small").train.learning_rate == 0.002
     assert build(preset="mnist-small", train={"optimizer": "muon"}).train.learning_rate == 0.008
     assert build(write('[train]\noptimizer = "muon"'), "tiny").train.learning_rate == 0.008
     assert build(preset="tiny", train={"optimizer": "muon", "learning_rate": 0.1}).train.learning_rate == 0.1
     assert build(train={"optimizer": "adamw"}).train.learning_rate == 0.002
-    # The recipe of the paper's networks names one.
+    # The presets of the paper set a learning rate.
     assert build(preset="mnist-paper", train={"optimizer": "muon"}).train.learning_rate == 1e-4
 
 
@@ -72,7 +72,7 @@ def test_a_preset_flag_wins_over_the_preset_in_the_file(write) -> None:
     assert (config.preset, config.model.layers, config.model.heads) == ("mnist-paper", 8, 3)
 
 
-def test_a_preset_may_bring_what_it_is_trained_with(write) -> None:
+def test_a_preset_may_have_a_recipe(write) -> None:
     config = build(preset="mnist-paper", train={"steps": 5})
     assert config.train.optimizer == "radam"
     assert config.train.learning_rate == 1e-4
@@ -90,7 +90,7 @@ def test_the_data_set_is_known_before_the_images(write) -> None:
 
 
 @pytest.mark.parametrize(("preset", "name"), [(None, "mnist"), ("tiny", "mnist"), ("cifar10-paper", "cifar10")])
-def test_a_preset_brings_its_images_unless_others_are_named(preset, name) -> None:
+def test_a_preset_has_a_default_data_set(preset, name) -> None:
     assert merge_settings(Given(preset, data={"data_dir": "/somewhere"})).data_config.name == name
     assert merge_settings(Given(preset, data={"name": "glyphs"})).data_config.name == "glyphs"
 
@@ -120,7 +120,7 @@ def test_two_lengths_in_one_place_are_refused(write, raises_one_line) -> None:
 # Attention options
 
 
-def test_options_belong_to_their_mechanism_and_go_with_it(write) -> None:
+def test_another_mechanism_drops_the_attention_options(write) -> None:
     file = write('[model]\nattention = "linear"\nattention_options = {feature_map = "relu", chunk = 32}')
     assert build(file).model.attention_options == {"feature_map": "relu", "chunk": 32}
     assert build(file, model={"attention": "softmax"}).model.attention_options == {}
@@ -133,7 +133,7 @@ def test_options_belong_to_their_mechanism_and_go_with_it(write) -> None:
 
 def test_options_are_checked_and_their_defaults_filled_in(raises_one_line) -> None:
     assert build().model.attention_options == {"feature_map": "elu", "chunk": 64}
-    # From the command line, values come as text.
+    # Values from the command line are text.
     assert build(model={"attention_options": {"chunk": "8"}}).model.attention_options["chunk"] == 8
     with raises_one_line(UsageError, "'linear'", "'chunks'", "did you mean 'chunk'?"):
         build(model={"attention_options": {"chunks": 8}})
@@ -143,10 +143,10 @@ def test_options_are_checked_and_their_defaults_filled_in(raises_one_line) -> No
         build(model={"attention": "softmax", "attention_options": {"chunk": 8}})
 
 
-# A run's own configuration
+# The config.toml of a run
 
 
-def test_the_configuration_of_a_run_can_be_given_again(write, tmp_path: Path) -> None:
+def test_the_configuration_of_a_run_can_start_another_run(write, tmp_path: Path) -> None:
     first = build(write('preset = "tiny"\n[model]\nlayers = 3'), train={"steps": 5}, data={"name": "glyphs"})
     RunFolder(tmp_path / "run").create(first)
     file = tmp_path / "run" / "config.toml"
@@ -158,7 +158,7 @@ def test_the_configuration_of_a_run_can_be_given_again(write, tmp_path: Path) ->
     assert (again.train.steps, again.train.epochs) == (None, 1.0)
 
 
-# Faults
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_the_configuration_of_a_run_can_be_given_again(write, tmp_path: Path) ->
         ("model = 3", ("mine.toml", "[model] must be a table")),
         ("[[train]]\nsteps = 3", ("mine.toml", "[train] must be a table")),
         ("[model]\nattention_options = 'elu'", ("attention_options", "'elu'")),
-        ("[model]\nlayers = 'three'", ("model.layers", "'three'")),
+        ("[model]\nlayers = 'three'", ("model: layers: ", "'three'")),
         ('[train]\noptimizer = ["muon"]', ("train", "optimizer", "['muon']")),
         ('[model]\nattention = ["linear"]', ("model", "attention", "['linear']")),
         ('[data]\nname = ["mnist"]', ("data", "name", "['mnist']")),
@@ -183,12 +183,11 @@ def test_the_configuration_of_a_run_can_be_given_again(write, tmp_path: Path) ->
 )
 def test_a_fault_in_the_file_is_one_line(write, raises_one_line, text, parts) -> None:
     file = write(text)
-    with raises_one_line(UsageError, *(part for part in parts if part != "model.layers")) as error:
+    with raises_one_line(UsageError, *parts):
         build(file)
-    assert "layers" in str(error.value) or "model.layers" not in parts
 
 
-def test_a_file_that_is_not_there_or_not_a_file_is_one_line(tmp_path: Path, raises_one_line) -> None:
+def test_a_missing_or_unreadable_file_is_one_line(tmp_path: Path, raises_one_line) -> None:
     with raises_one_line(UsageError, "no configuration at", "missing.toml"):
         build(tmp_path / "missing.toml")
     with raises_one_line(UsageError, str(tmp_path), "not a readable TOML file"):
@@ -198,13 +197,13 @@ def test_a_file_that_is_not_there_or_not_a_file_is_one_line(tmp_path: Path, rais
         build(tmp_path / "binary.toml")
 
 
-def test_unknown_flags_of_a_library_user_are_refused_too(raises_one_line) -> None:
+def test_unknown_keys_from_python_are_refused_too(raises_one_line) -> None:
     for table, key in (("model", "layer"), ("train", "step"), ("data", "nam")):
         with raises_one_line(UsageError, table, f"'{key}'", "did you mean"):
             build(**{table: {key: 1}})
 
 
-def test_merging_leaves_presets_and_flags_alone(write) -> None:
+def test_merging_does_not_change_presets_and_flags(write) -> None:
     before = PRESETS["tiny"].model_dump()
     flags: dict[str, Any] = {"attention_options": {"chunk": 8}}
     build(write('[model]\nattention_options = {feature_map = "relu"}'), "tiny", model=flags)
@@ -215,7 +214,7 @@ def test_merging_leaves_presets_and_flags_alone(write) -> None:
 # Resuming a run
 
 
-def test_a_resumed_run_may_get_another_length_device_precision_and_data_folder() -> None:
+def test_a_resume_may_change_length_device_precision_and_data_folder() -> None:
     config = build(preset="tiny", train={"steps": 5, "batch": 3, "device": "cpu"})
     longer = extend_settings(
         config,
@@ -240,13 +239,13 @@ def test_a_resumed_run_may_get_another_length_device_precision_and_data_folder()
         (Given(), ("init_from",), "--init-from"),
     ],
 )
-def test_a_resumed_run_keeps_everything_else(given, others, flag, raises_one_line) -> None:
+def test_a_resume_may_change_nothing_else(given, others, flag, raises_one_line) -> None:
     longer = replace(given, train={**given.train, "steps": 6})
     with raises_one_line(UsageError, f"drop {flag} or start a new run"):
         extend_settings(build(preset="tiny", train={"steps": 5}), longer, others)
 
 
-# Beginning with a checkpoint
+# Starting from a checkpoint
 
 
 @pytest.fixture
@@ -260,7 +259,7 @@ def build_from(source, file: Path | None = None, preset: str | None = None, **fl
     return merge_settings(Given(preset, **tables), file, source).build(source.info.model.image)
 
 
-def test_the_network_and_the_data_are_the_sources(source) -> None:
+def test_network_and_data_default_to_the_source(source) -> None:
     config = build_from(source)
     assert config.model.model_dump(exclude={"attention_options"}) == source.info.model.model_dump(
         exclude={"attention_options"}
@@ -293,7 +292,7 @@ def test_images_of_another_shape_are_refused(source, raises_one_line) -> None:
         settings.build(ImageShape(height=28, width=28))
 
 
-def test_a_runs_own_file_names_its_source_again(source, tmp_path, raises_one_line) -> None:
+def test_the_config_of_a_run_names_its_source(source, tmp_path, raises_one_line) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.create(build_from(source))
     assert folder.read_config().init_from == build_from(source).init_from

@@ -1,4 +1,4 @@
-"""Moving weights: what fits is copied, a projection by parts, and every other tensor is named."""
+"""Moving weights: matching tensors are copied, projections in parts, and all other tensors are listed."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -18,7 +18,7 @@ ROWS = 16  # 2 heads of 8
 
 
 class SharedAttention(LinearAttention):
-    """Queries are keys, and there are two extra scalars."""
+    """Queries and keys share a projection, and there are two extra scalars."""
 
     name: ClassVar[str] = "shared"
     shared_query_key: ClassVar[bool] = True
@@ -27,7 +27,7 @@ class SharedAttention(LinearAttention):
 
 
 class OtherExtraAttention(LinearAttention):
-    """Two extra scalars of another meaning."""
+    """Two extra scalars with another meaning."""
 
     name: ClassVar[str] = "other"
     extra_per_head = 2
@@ -42,7 +42,7 @@ def mechanisms(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def pair(build_tiny_model) -> Callable[..., tuple[PixelModel, PixelModel]]:
-    """A model and a source of other weights: `pair(source's mechanism, model's mechanism, **changes to the model)`."""
+    """`pair(source, model, **changes)` builds a model and a source by their mechanisms; `changes` are the model's."""
 
     def build(source: str, model: str, **changes) -> tuple[PixelModel, PixelModel]:
         return build_tiny_model(1, attention=model, **changes), build_tiny_model(2, attention=source)
@@ -55,13 +55,13 @@ def copy_of(model: PixelModel) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(("source", "target"), [("softmax", "linear"), ("linear", "softmax"), ("linear", "linear")])
-def test_mechanisms_of_the_same_tensors_take_over_all(pair, source, target) -> None:
+def test_mechanisms_with_the_same_tensors_take_over_all(pair, source, target) -> None:
     model, origin = pair(source, target)
     moved = take_over(model, origin)
     assert set(moved.taken) == set(origin.state_dict()) and moved.new == moved.left == ()
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, origin.state_dict()[name]), name
-    # The values are copied: what trains on does not change what it came from.
+    # Values are copied, so training does not change the source.
     before = copy_of(origin)
     for parameter in model.parameters():
         parameter.data.add_(1)
@@ -115,14 +115,14 @@ def test_sizes_that_do_not_fit_are_named(pair) -> None:
     assert "head.projection.weight" in moved.left and "blocks.1.feed_forward.input.weight" in moved.left
     for name in moved.new:
         if name.startswith(("blocks.1.", "blocks.3.")) and ".output." in name:
-            continue  # of no block of the source: zero
+            continue  # new blocks have zeros here
         assert torch.equal(model.state_dict()[name], before[name])
     assert len(moved.taken) + len(moved.new) == len(before)
     assert len(moved.taken) + len(moved.left) == len(origin.state_dict())
 
 
 @pytest.mark.parametrize("attention", ["linear", "gau", "lstm"])
-def test_a_deeper_model_begins_as_what_it_grew_from(pair, attention) -> None:
+def test_a_deeper_model_starts_with_the_output_of_its_source(pair, attention) -> None:
     model, origin = pair(attention, attention, layers=5)
     moved = take_over(model, origin)
     assert {name.split(".")[1] for name in moved.taken if name.startswith("blocks.")} == {"0", "2"}
@@ -130,7 +130,7 @@ def test_a_deeper_model_begins_as_what_it_grew_from(pair, attention) -> None:
     tokens = torch.randint(0, 16, (2, 64))
     with torch.no_grad():
         assert torch.equal(model.attend(tokens)[0], origin.attend(tokens)[0])
-    # And it can learn: only the ends of the branches are zero.
+    # The new blocks can learn, because only the ends of their branches are zero.
     model.train().attend(tokens)[0].square().sum().backward()
     for block in model.blocks:
         assert all(last.weight.grad.abs().max() > 0 for last in block.branch_ends())
@@ -150,15 +150,15 @@ def test_a_shallower_model_takes_the_first_blocks(pair) -> None:
     assert moved.left and all(name.startswith("blocks.1.") for name in moved.left)
 
 
-def test_a_projection_of_which_no_part_fits_stays_whole(pair) -> None:
+def test_a_projection_without_a_fitting_part_is_not_split(pair) -> None:
     model, origin = pair("linear", "shared", width=24)
     moved = take_over(model, origin)
     assert INPUT in moved.new and INPUT in moved.left
-    # Its bias does not depend on the width.
+    # The bias does not depend on the width.
     assert "blocks.0.attention.input.bias[qk]" in moved.taken
 
 
-def test_nothing_that_fits_is_one_line(pair, raises_one_line) -> None:
+def test_a_source_without_fitting_tensors_is_one_line(pair, raises_one_line) -> None:
     changes = {"width": 24, "heads": 3, "feed_forward": 40, "head": "mixture"}
     model, origin = pair("linear", "linear", **changes)
     before = copy_of(model)

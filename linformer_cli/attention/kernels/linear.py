@@ -67,7 +67,7 @@ def attend(
 
     `s` and `z` are the sums before these positions (None: no positions); `feature_map` is one of `COMPILED_MAPS`. q, k,
     v and y share one type; s and z have its accumulator type. The result is differentiable once, in all inputs. Raises
-    what `require_fit` raises.
+    the errors of `require_fit`.
     """
     require_fit(q, k, v, s, z)
     if q.device.type != "cpu":

@@ -1,5 +1,6 @@
-"""A key-value cache, for mechanisms that keep every position."""
+"""A key-value cache, for mechanisms that keep every position, and the program of a step that reads rows of a cache."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from linformer_cli.attention.base import Attention, AttentionShape
+from linformer_cli.native.program import Builder, MixInputs
 
 
 class KeyValueCache(NamedTuple):
@@ -26,9 +28,20 @@ class CachedAttention(Attention):
     def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
         return cache_bytes(batch, self.shape, positions, dtype)
 
+    def emit_spans(self, inputs: MixInputs, spans: Tensor | None) -> None:
+        """Emit a step in which position t sees the positions of spans[t]; see `emit_rows`."""
+        capacity = self.shape.positions
+        cache = add_cache(inputs.builder, self.shape, capacity)
+        emit_rows(inputs, self.shape, cache, CacheLayout(capacity, 0, capacity), spans)
+
     def list_states(self, state: KeyValueCache) -> list[Tensor]:
-        """Keys and values with room for a whole image."""
-        return pad_cache(state, self.shape.positions)
+        """Keys and values [B, H, T, .] with room for a whole image."""
+        return [fit_rows(state.keys, self.shape.positions), fit_rows(state.values, self.shape.positions)]
+
+
+def fit_rows(x: Tensor, rows: int) -> Tensor:
+    """x [B, H, T, W] cut or padded to T = `rows`."""
+    return functional.pad(x[:, :, :rows], (0, 0, 0, max(rows - x.shape[2], 0)))
 
 
 def init_cache(
@@ -40,11 +53,6 @@ def init_cache(
         for width in (shape.key_width, shape.value_width)
     )
     return KeyValueCache(keys, values, torch.zeros((), dtype=torch.int64, device=device))
-
-
-def pad_cache(cache: KeyValueCache, capacity: int) -> list[Tensor]:
-    """Keys and values [B, H, capacity, .] of a cache that may have more or less room."""
-    return [functional.pad(x[:, :, :capacity], (0, 0, 0, max(capacity - x.shape[2], 0))) for x in cache[:2]]
 
 
 def extend_cache(cache: KeyValueCache | None, k: Tensor, v: Tensor) -> KeyValueCache:
@@ -89,3 +97,44 @@ def cache_bytes(batch: int, shape: AttentionShape, capacity: int, dtype: torch.d
     """Bytes of a cache with room for `capacity` positions, including the position counter."""
     width = shape.key_width + shape.value_width
     return batch * shape.heads * capacity * width * dtype.itemsize + torch.int64.itemsize
+
+
+class CacheLayout(NamedTuple):
+    """A cache of `capacity` rows: position p is in row p if p < fixed, else in row fixed + p mod ring."""
+
+    capacity: int
+    fixed: int
+    ring: int
+
+
+def add_cache(builder: Builder, shape: AttentionShape, capacity: int) -> tuple[int, int]:
+    """State buffers for the keys and values of a cache."""
+    keys, values = (builder.state(shape.heads * capacity * width) for width in (shape.key_width, shape.value_width))
+    return keys, values
+
+
+def emit_rows(
+    inputs: MixInputs, shape: AttentionShape, cache: tuple[int, int], layout: CacheLayout, spans: Tensor | None = None
+) -> None:
+    """Emit softmax attention over some rows of a cache; every position is written to the cache first.
+
+    Position t sees the rows first, first + step, .. of each (first, step, count) in spans[t] [H or 1, spans, 3], or the
+    rows 0 .. t without `spans`.
+    """
+    sizes: Sequence[int] = (0, 0)
+    buffers = [*cache]
+    if spans is not None:
+        sizes = spans.shape[1:3]
+        buffers.append(inputs.builder.shared(spans.to(torch.int32)))
+    inputs.emit("rows", shape.heads_and_widths, buffers, (*layout, *sizes))
+
+
+# First, step and count.
+Span = tuple[Tensor | int, Tensor | int, Tensor | int]
+
+
+def stack_spans(*spans: Span) -> Tensor:
+    """A table [..., spans, 3] of spans, whose parts are broadcast; negative counts become 0."""
+    numbers = torch.broadcast_tensors(*(torch.as_tensor(number) for span in spans for number in span))
+    table = torch.stack(numbers, dim=-1).unflatten(-1, (-1, 3))
+    return torch.cat([table[..., :2], table[..., 2:].clamp(min=0)], dim=-1)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -11,8 +12,8 @@ from linformer_cli.model.mixers import build_attention
 from linformer_cli.model.pixel_model import PixelModel
 
 LEAST_TRAFFIC = (
-    "inputs read and outputs written once, inputs and the gradient of the outputs read and the gradients of the inputs "
-    "written once, against copying memory; what a mechanism keeps and moves besides is not counted"
+    "forward, inputs read and outputs written once; backward, inputs and output gradients read and input gradients "
+    "written once; against copying memory. Other traffic of a mechanism is not counted"
 )
 
 _KINDS = ("q", "k", "v", "extra", "gradient")
@@ -34,29 +35,32 @@ class PassSetup:
     device: str = "cpu"
 
 
-# Random inputs, keyed by kind and width.
-Inputs = dict[tuple[str, int], torch.Tensor]
+# Random inputs by kind and width, each for as long as a pass keeps it.
+Inputs = WeakValueDictionary[tuple[str, int], torch.Tensor]
 
 
 def build_pass(setup: PassSetup, seed: int = 0, inputs: Inputs | None = None) -> Callable[[], None]:
     """Build a forward pass from the initial state and a backward pass from a random gradient to inputs and parameters.
 
     The first call draws the inputs, which takes as long as the fastest mechanism itself, so use this call as a warm-up
-    or to measure memory. The inputs are kept in `inputs`, so that passes with the same positions, batch and heads can
-    share them. Nothing else is kept. The rows of the image are as long as the image is high.
+    or to measure memory. Passes with the same positions, batch and heads share what is in `inputs`. A pass keeps its
+    inputs and nothing else. The rows of the image are as long as the image is high.
     """
     attention = _build(setup, seed)
     shape = attention.shape  # a mechanism may have its own widths
-
-    found: Inputs = {} if inputs is None else inputs
+    shared = Inputs() if inputs is None else inputs
+    kept: dict[tuple[str, int], torch.Tensor] = {}
 
     def draw(kind: str, channels: int) -> torch.Tensor:
-        if (kind, channels) not in found:
+        tensor = shared.get((kind, channels))
+        if tensor is None:
             size = (setup.batch, shape.heads, shape.positions, channels)
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed + _KINDS.index(kind))
-                found[kind, channels] = torch.randn(size, device=setup.device).requires_grad_(kind != "gradient")
-        return found[kind, channels]
+                tensor = torch.randn(size, device=setup.device).requires_grad_(kind != "gradient")
+            shared[kind, channels] = tensor
+        kept[kind, channels] = tensor
+        return tensor
 
     def work() -> None:
         k, v = draw("k", shape.key_width), draw("v", shape.value_width)
@@ -65,7 +69,7 @@ def build_pass(setup: PassSetup, seed: int = 0, inputs: Inputs | None = None) ->
         y, _ = attention.attend(q, k, v, None, extra)
         y.backward(draw("gradient", shape.value_width))
         attention.zero_grad(set_to_none=True)
-        for tensor in found.values():
+        for tensor in kept.values():
             tensor.grad = None
 
     return work

@@ -10,7 +10,7 @@ from linformer_cli.model.pixel_model import PixelModel
 TRAINING_FACTOR = 3
 WHAT_IS_COUNTED = (
     "products with the weights of linear layers and LSTM cells, each once per position; the products inside attention "
-    "are not counted, so that a share of the ceiling is the same work for every mechanism of a size"
+    "are not counted, so that all mechanisms of one size are compared over the same work"
 )
 
 

@@ -21,9 +21,9 @@ from .sampling_work import RERUN, place_state
 
 STEPS = 4
 METHOD = (
-    f"growth of the peak resident memory of a fresh process over the state of the batch and its last {STEPS} steps "
-    "(re-run: over reading whole images once), or the state itself where freed memory was reused; the model's weights "
-    "are not counted. On a GPU torch's count of the same"
+    f"growth of the peak resident memory of a fresh process that builds the state of the batch and takes its last "
+    f"{STEPS} steps (re-run: that reads whole images once), at least the state; weights are not counted. On a GPU, "
+    "torch's count of the same"
 )
 
 
@@ -40,7 +40,7 @@ class SamplingSetup:
 
 
 def measure_sampling_memory(setup: SamplingSetup, limit_seconds: float) -> int | None:
-    """Return peak bytes without weights, None if memory cannot be counted. Raises `PassFailed` if sampling fails."""
+    """Return peak bytes without weights, or None if they cannot be counted. Raises `PassFailed` if sampling fails."""
     if setup.device == "cpu":
         found = run_fresh(__name__, asdict(setup), limit_seconds)
         return max(int(found["peak_bytes"]), int(found["state_bytes"]))
@@ -52,9 +52,9 @@ def measure_sampling_memory(setup: SamplingSetup, limit_seconds: float) -> int |
 
 
 def build_last_steps(setup: SamplingSetup) -> tuple[Callable[[], None], int]:
-    """Return work that makes a batch's state at the end of its images and takes the last steps, and the state's bytes.
+    """Return work that builds a batch's state and takes the last steps of its images, and the bytes of the state.
 
-    One image warms up the work.
+    The work is warmed up with one image.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -27,12 +27,7 @@ RERUN = "rerun"
 
 
 class SamplingWork(Protocol):
-    """Work whose samples draw `steps` of the T values of every image. If `steps` < T, the rest is extrapolated.
-
-    `looked_ahead` says whether a sample computed some values from guesses of preceding values.
-    """
-
-    looked_ahead: bool
+    """Work whose samples draw `steps` of the T values of every image. If `steps` < T, the rest is extrapolated."""
 
     @property
     def steps(self) -> int: ...
@@ -46,7 +41,8 @@ class SamplingWork(Protocol):
 class WholeImages:
     """Draw whole images, as `lintx sample` does. `check` is called before every step.
 
-    Every sample draws different images, because how far an engine can look ahead depends on the image.
+    Every sample draws different images, because how far an engine can look ahead depends on the image. `looked_ahead`
+    says whether a sample computed some values from guesses of preceding values.
     """
 
     model: PixelModel
@@ -91,7 +87,6 @@ class MiddleSteps:
     engine: str
     steps: int
     check: Check = never_stop
-    looked_ahead: bool = False
 
     @torch.no_grad()
     def time_sample(self) -> float:
@@ -117,7 +112,6 @@ class RerunPrefixes:
     model: PixelModel
     batch: int
     check: Check = never_stop
-    looked_ahead: bool = False
 
     @property
     def steps(self) -> int:

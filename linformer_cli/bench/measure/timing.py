@@ -1,11 +1,10 @@
-"""Timing: synchronisation, interleaved repeats, median and quartiles."""
+"""Timing: synchronisation, median and quartiles."""
 
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from linformer_cli.errors import Interrupted
 from linformer_cli.system.device import synchronize
 
 # A function that is called between steps and raises to stop the work.
@@ -53,29 +52,8 @@ def time_work(work: Callable[[], object], device: str) -> float:
     return time.perf_counter() - began
 
 
-def measure_interleaved(
-    works: Sequence[Callable[[], object]], warm_ups: Sequence[Callable[[], object]], repeats: int, device: str
-) -> list[Timing]:
-    """Time all works `repeats` times, interleaved (A B C A B C), so that a busy moment affects all works.
-
-    Every warm-up first runs once, untimed. If a work raises `Interrupted`, the timings cover only the complete turns.
-    Without a complete turn, the error is raised again.
-    """
-    for warm_up in warm_ups:
-        warm_up()
-    turns: list[list[float]] = []
-    for _ in range(repeats):
-        try:
-            turns.append([time_work(work, device) for work in works])
-        except Interrupted:
-            if not turns:
-                raise
-            break
-    return [Timing(samples) for samples in zip(*turns, strict=True)]
-
-
 def compare_turns(speed: float, samples: Sequence[float], other_speed: float, other_samples: Sequence[float]) -> float:
-    """Return the speed of one work relative to another, interleaved work: the median of the ratios of all turns.
+    """Return the speed of one work relative to that of another, interleaved work: the median ratio over all turns.
 
     `speed` and `other_speed` belong to the median samples and have the same unit. A slow moment of the machine slows
     both works of a turn, so it cancels out. It would not cancel out in a ratio of two medians. A turn with only one

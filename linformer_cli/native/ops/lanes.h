@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -27,20 +28,41 @@ inline floats load(const float* from) {
 
 inline void store(float* to, floats values) { std::memcpy(to, &values, sizeof values); }
 
-template <class Half, class Vector>
-inline Half fold(Vector values) {
-    Half low, high;
-    std::memcpy(&low, &values, sizeof low);
-    std::memcpy(&high, reinterpret_cast<const char*>(&values) + sizeof low, sizeof high);
-    return low + high;
+// The elements `I` of two vectors side by side. Compilers make one shuffle of this, without memory.
+template <class To, class Vector, size_t... I>
+inline To pick(const Vector& a, const Vector& b, std::index_sequence<I...>) {
+    constexpr size_t width = sizeof(Vector) / sizeof(float);
+    return To{(I < width ? a[I % width] : b[I % width])...};
 }
+
+template <class Half, class Vector, size_t... I>
+inline Half fold(const Vector& values, std::index_sequence<I...>) {
+    return Half{values[I]...} + Half{values[sizeof...(I) + I]...};
+}
+
+typedef float four __attribute__((vector_size(16)));
 
 // The sum of all lanes, in a fixed order.
 inline float sum_lanes(floats values) {
     typedef float eight __attribute__((vector_size(32)));
-    typedef float four __attribute__((vector_size(16)));
-    const four rest = fold<four>(fold<eight>(values));
+    const four rest = fold<four>(fold<eight>(values, std::make_index_sequence<8>()), std::make_index_sequence<4>());
     return (rest[0] + rest[2]) + (rest[1] + rest[3]);
+}
+
+// The same sums of four vectors.
+inline four sum_lanes(const floats& a, const floats& b, const floats& c, const floats& d) {
+    const std::index_sequence<0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23> halves;
+    const std::index_sequence<8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31> other_halves;
+    const std::index_sequence<0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27> quarters;
+    const std::index_sequence<4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31> other_quarters;
+    const std::index_sequence<2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13> pairs;
+    const std::index_sequence<1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14> neighbours;
+    const floats ab = pick<floats>(a, b, halves) + pick<floats>(a, b, other_halves);
+    const floats cd = pick<floats>(c, d, halves) + pick<floats>(c, d, other_halves);
+    floats sums = pick<floats>(ab, cd, quarters) + pick<floats>(ab, cd, other_quarters);
+    sums += pick<floats>(sums, sums, pairs);
+    sums += pick<floats>(sums, sums, neighbours);
+    return four{sums[0], sums[4], sums[8], sums[12]};
 }
 
 // The sum of a[i] * b[i], in a fixed order.

@@ -23,7 +23,7 @@ def linear(q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
 def linear_condition(q: Tensor, k: Tensor, kernel: Kernel) -> Tensor:
     """[B, H, T]: the sum of the absolute terms of the denominator, divided by the denominator.
 
-    For kernels that are polynomials of products with positive coefficients: all terms are positive for |q|, |k|.
+    Valid for polynomials of products with positive coefficients, whose terms are all positive for |q|, |k|.
     """
     return kernel(q.abs(), k.abs()).tril().sum(-1) / kernel(q, k).tril().sum(-1)
 

@@ -1,6 +1,6 @@
 """Performer by its definition: T x T weights; uses nothing from the package.
 
-The directions are given. Positive terms are summed as logarithms, so that inputs of any size are handled.
+Positive terms are summed as logarithms, so inputs may have any size.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Chunked causal sums against a plain double sum, at lengths around the chunk, and the division by the weight."""
+"""Chunked causal sums against a plain double sum, at lengths around the chunk size; and the division by the weights."""
 
 import pytest
 import torch

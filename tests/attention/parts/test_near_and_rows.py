@@ -96,7 +96,7 @@ def test_without_rows_only_the_window_is_seen() -> None:
 
 @every_pattern
 def test_large_scores_give_finite_results(pattern: Pattern, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hidden scores far above the visible ones are included, in the forward and the backward pass."""
+    """Masked scores are far above the visible ones, in the forward and the backward pass."""
     monkeypatch.setattr(near_and_rows, "GROUP_SCORES", 2000)
     inputs = draw(pattern, torch.float32)
     with torch.no_grad():

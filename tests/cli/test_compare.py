@@ -1,0 +1,101 @@
+"""`lintx compare` from the command line to its table, files and JSON document."""
+
+import csv
+import importlib
+import os
+import signal
+
+import pytest
+
+from linformer_cli.attention.linear import LinearAttention
+from linformer_cli.training.loop import Trainer
+
+COMPARE = ["compare", "--data", "glyphs", "--image-size", 8, "--preset", "tiny", "--images", 32, "--evaluate-images", 8]
+
+
+def compare(lintx, runs, *arguments):
+    return lintx(*COMPARE, "--runs", runs, "--batch", 2, "--repeats", 2, *arguments)
+
+
+def test_compare_trains_each_mechanism_once(lintx, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    first = compare(lintx, tmp_path, "--attention", "softmax", "--json")
+    assert first.code == 0, first.stderr
+    outcome = compare(lintx, tmp_path, "--attention", "softmax,linear:chunk=16", "--json")
+    assert "softmax: training" not in outcome.stderr and "linear-16: training" in outcome.stderr
+    rows = outcome.document["rows"]
+    assert [row["name"] for row in rows] == ["softmax", "linear-16"]
+    assert rows[0] == first.document["rows"][0]
+    for row in rows:
+        assert row["images"] == 32 and row["missing"] is None and len(row["samples_seconds"]) == 2
+        assert len(row["training_samples_seconds"]) == 2 and row["training_images_per_second"] > 0
+        assert row["bits_per_dim"] == pytest.approx(8, abs=0.3) and row["validation_images"] == 8
+        assert (tmp_path / f"{row['name']}.png").is_file()
+    # Nothing that exists is computed again.
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
+    table = compare(lintx, tmp_path, "--attention", "softmax,linear:chunk=16", "--no-train")
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")} == before
+    assert max(map(len, table.stdout.splitlines())) <= 80 and "missing" not in table.stdout
+    assert "linear-16" in table.stdout and f"{rows[1]['bits_per_dim']:.3f} +- " in table.stdout
+    again = compare(lintx, tmp_path, "--attention", "softmax,linear:chunk=16", "--retime", "--json").document["rows"]
+    for old, new in zip(rows, again, strict=True):
+        assert new["samples_seconds"] != old["samples_seconds"] and new["bits_per_dim"] == old["bits_per_dim"]
+        assert new["training_samples_seconds"] != old["training_samples_seconds"] and len(new["samples_seconds"]) == 2
+    refused = compare(lintx, tmp_path, "--retime", "--no-train")
+    assert refused.code == 2 and "--retime" in refused.stderr
+    text = compare(lintx, tmp_path, "--attention", "softmax,linear", "--no-train", "--format", "csv").stdout
+    found = list(csv.DictReader(text.splitlines()))
+    assert [(row["name"], row["missing"]) for row in found] == [("softmax", ""), ("linear", "not begun")]
+    assert not (tmp_path / "linear").exists()
+
+
+def test_compare_continues_past_a_mechanism_that_fails(lintx, tmp_path, monkeypatch):
+    right = LinearAttention.step
+
+    def wrong(self, q_t, k_t, v_t, *rest):
+        return right(self, q_t, k_t, v_t * 1.01, *rest)
+
+    monkeypatch.setattr(LinearAttention, "step", wrong)
+    outcome = compare(lintx, tmp_path, "--attention", "linear,softmax", "--json")
+    assert outcome.code == 1 and "1 of 2 failed: linear" in outcome.stderr
+    broken, whole = outcome.document["rows"]
+    assert "is not timed" in broken["missing"] and broken["images_per_second"] is None
+    assert broken["bits_per_dim"] is not None
+    assert whole["missing"] is None and whole["images_per_second"] > 0
+
+
+@pytest.mark.parametrize("work", ["entries.train_entry", "entries.draw_grid", "speed.time_sampling_once"])
+def test_compare_continues_past_a_mechanism_that_needs_too_much_memory(lintx, tmp_path, monkeypatch, work):
+    module, _, name = work.partition(".")
+    module = importlib.import_module(f"linformer_cli.comparison.{module}")
+    real = getattr(module, name)
+
+    def run_out(entry, *rest):
+        if entry.variant.label == "linear":
+            raise MemoryError
+        return real(entry, *rest)
+
+    monkeypatch.setattr(module, name, run_out)
+    outcome = compare(lintx, tmp_path, "--attention", "linear,softmax", "--json")
+    assert outcome.code == 1 and "1 of 2 failed: linear" in outcome.stderr
+    broken, whole = outcome.document["rows"]
+    assert "out of memory" in broken["missing"]
+    assert whole["missing"] is None and whole["images_per_second"] > 0 and whole["grid"] is not None
+
+
+def test_an_interrupted_compare_keeps_its_results(lintx, tmp_path, monkeypatch):
+    train_step = Trainer.train_step
+
+    def interrupted(self, progress, rate):
+        if self.config.model.attention == "linear" and self.progress.step == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return train_step(self, progress, rate)
+
+    monkeypatch.setattr(Trainer, "train_step", interrupted)
+    outcome = compare(lintx, tmp_path, "--attention", "softmax,linear", "--format", "md")
+    assert outcome.code == 130 and "repeat the command to continue" in outcome.stderr
+    assert "training and sampling not timed" in outcome.stdout and "step 2 of 2" in outcome.stdout  # without validation
+    monkeypatch.setattr(Trainer, "train_step", train_step)
+    rows = compare(lintx, tmp_path, "--attention", "softmax,linear", "--json").document["rows"]
+    assert [row["missing"] for row in rows] == [None, None]
+    assert all(row["bits_per_dim"] is not None for row in rows)
