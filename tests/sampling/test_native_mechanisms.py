@@ -31,6 +31,8 @@ VARIANTS["deltanet-negative-ungated"] = ("deltanet", {"gate": False, "negative_e
 # A window of positions looks ahead over several chunks.
 VARIANTS["flash-short-chunk"] = ("flash", {"chunk": 3, "z_width": 5})
 VARIANTS["gau-odd-width"] = ("gau", {"z_width": 5})
+# Every earlier position is in one of the two buckets.
+VARIANTS["lsh-two-buckets"] = ("lsh", {"buckets": 2, "window": 100})
 VARIANTS["lstm-odd-width"] = ("lstm", {"hidden": 7})
 # Variants whose step needs the output of the step before: the engine draws their values one by one.
 WITHOUT_LOOKING_AHEAD = ("lstm", "lstm-odd-width")

@@ -14,8 +14,8 @@ namespace {
 // y [V] plus the convolution of the values [kernel - 1, V] before `value` [V]. Each value moves one place towards the
 // oldest, in the same pass over memory.
 template <class Vector, class Load, class Store>
-inline void convolve(int64_t kernel, int64_t V, const float* weights, const float* value, float* values, float* y, Load load,
-                     Store store) {
+inline void convolve(int64_t kernel, int64_t V, const float* weights, const float* value, float* values, float* y,
+                     Load load, Store store) {
     Vector sum = load(y), now = load(values);
     for (int64_t n = 0; n + 1 < kernel; n++) {
         const Vector next = load(n + 2 < kernel ? values + (n + 1) * V : value);

@@ -32,7 +32,8 @@ void for_parts(const Mix& mix, int64_t row, int64_t chunk, Body body) {
 
 // s [K, width], whose rows are `stride` apart, plus the sum of k_j v_j^T over the chunk that ends at a row; v_j are the
 // columns from `first` on.
-inline void add_chunk(const Mix& mix, int64_t row, int64_t chunk, int64_t first, int64_t width, float* s, int64_t stride) {
+inline void add_chunk(const Mix& mix, int64_t row, int64_t chunk, int64_t first, int64_t width, float* s,
+                      int64_t stride) {
     const int64_t K = mix.key_width;
     const float *scale = mix.own<float>(3, row, 0, 0) + 6 * K, *offset = scale + K;
     float* keys = workspace<Mix>(chunk);
@@ -66,13 +67,15 @@ void mix_flash(const Pass& pass, const Operation& op) {
         });
     // Chunks that this pass finishes change s. TRY changes a copy.
     const bool finishes = pass.position % chunk + (pass.mode == STEP ? 1 : pass.rows) >= chunk;
+    const int64_t work = (finishes ? chunk : 1) * (K + chunk / 2) * V;
     if (finishes || pass.mode != COMMIT)
-        for_columns(pass, V, (finishes ? chunk : 1) * (K + chunk / 2) * V, [&](int64_t row, int64_t first, int64_t width) {
+        for_columns(pass, V, work, [&](int64_t row, int64_t first, int64_t width) {
             float* s = mix.own<float>(2, row, 0, 0) + first;
             int64_t stride = V;
             if (pass.mode == TRY && finishes) {
                 float* copy = workspace<Pass>(K * width);
-                for (int64_t i = 0; i < K && row == 0; i++) std::memcpy(copy + i * width, s + i * V, width * sizeof(float));
+                for (int64_t i = 0; i < K && row == 0; i++)
+                    std::memcpy(copy + i * width, s + i * V, width * sizeof(float));
                 s = copy;
                 stride = width;
             }

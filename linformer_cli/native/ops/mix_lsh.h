@@ -10,10 +10,9 @@
 #include <cstdint>
 #include <cstring>
 
-#include "../maths.h"
 #include "../program.h"
+#include "cache.h"
 #include "lanes.h"
-#include "rows.h"
 
 namespace {
 
@@ -33,19 +32,6 @@ inline int32_t* find_oldest(int64_t window, int32_t* ring) {
     for (int64_t n = 1; n < window; n++)
         if (ring[n] < *oldest) oldest = ring + n;
     return oldest;
-}
-
-// y [V] <- the average of values, weighted by exp(query . key), over `count` > 0 positions.
-inline void average_of(int64_t count, const int32_t* positions, int64_t K, int64_t V, const float* query, const float* keys,
-                       const float* values, float* y) {
-    float *weights = workspace<const int32_t>(count), most = -3.0e38f;
-    for (int64_t n = 0; n < count; n++) weights[n] = dot(K, query, keys + positions[n] * K);
-    for (int64_t n = 0; n < count; n++) most = weights[n] > most ? weights[n] : most;
-    for (int64_t n = 0; n < count; n++) weights[n] = exponential(weights[n] - most);
-    const float inverse = 1 / sum_of(count, [&](int64_t n) { return weights[n]; });
-    std::memset(y, 0, V * sizeof(float));
-    for (int64_t n = 0; n < count; n++) add_rows(1, V, weights + n, values + positions[n] * V, V, y);
-    for (int64_t j = 0; j < V; j++) y[j] *= inverse;
 }
 
 void mix_lsh(const Pass& pass, const Operation& op) {
@@ -70,8 +56,8 @@ void mix_lsh(const Pass& pass, const Operation& op) {
             for (int64_t n = 0; n < rounds * half; n++)
                 products[n] += static_cast<double>(query[i]) * rotations[i * rounds * half + n];
 
-        // Each position once, although several rounds may find it.
-        int32_t* found = reinterpret_cast<int32_t*>(workspace<int32_t>(rounds * window));
+        // Each position once, although several rounds may find it. `average_rows` needs room for three more.
+        int32_t* found = reinterpret_cast<int32_t*>(workspace<int32_t>(rounds * window + 3));
         int64_t count = 0;
         for (int64_t round = 0; round < rounds; round++) {
             int32_t* ring = rings + (round * buckets + find_bucket(half, products + round * half)) * window;
@@ -80,7 +66,6 @@ void mix_lsh(const Pass& pass, const Operation& op) {
                 marks[ring[n]] = 1;
                 found[count++] = ring[n];
                 __builtin_prefetch(keys + ring[n] * K);
-                __builtin_prefetch(values + ring[n] * V);
             }
             *find_oldest(window, ring) = static_cast<int32_t>(position);
         }
@@ -90,10 +75,18 @@ void mix_lsh(const Pass& pass, const Operation& op) {
         const float norm = std::sqrt(dot(K, query, query)) * root, scale = 1 / (norm < 1e-12f ? 1e-12f : norm);
         for (int64_t i = 0; i < K; i++) keys[position * K + i] = query[i] * scale;
         std::memcpy(values + position * V, value, V * sizeof(float));
-        if (count)
-            average_of(count, found, K, V, query, keys, values, y);
-        else
+        if (!count) {
             std::memcpy(y, value, V * sizeof(float));
+            return;
+        }
+        std::memset(y, 0, V * sizeof(float));
+        Average average{-3.0e38f, 0, y};
+        for (int64_t n = 0; n < count; n += CACHE_ROWS) {
+            const int64_t rows = count - n < CACHE_ROWS ? count - n : CACHE_ROWS;
+            average_rows(average, K, V, query, keys, values, found + n, rows);
+        }
+        const float inverse = 1 / average.total;
+        for (int64_t j = 0; j < V; j++) y[j] *= inverse;
     });
 }
 
