@@ -46,7 +46,7 @@ inline void average_rows(Average& average, int64_t K, int64_t V, const float* qu
     for (int64_t r = rows; r < groups * 4; r++) place[r] = place[rows - 1];
     float weights[CACHE_ROWS];
     for (int64_t group = 0; group < groups; group++) {
-        // The values are read soon, in another order of memory than processors foresee.
+        // Values are read after all scores, and arrive meanwhile.
         for (int64_t r = 4 * group; r < 4 * group + 4; r++)
             for (int64_t j = 0; j < V; j += LANES) __builtin_prefetch(values + place[r] * V + j);
         score_rows(K, query, keys, place + 4 * group, weights + 4 * group);
