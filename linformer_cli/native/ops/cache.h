@@ -52,13 +52,7 @@ inline void average_rows(Average& average, int64_t K, int64_t V, const float* qu
         score_rows(K, query, keys, place + 4 * group, weights + 4 * group);
     }
     for (int64_t r = rows; r < CACHE_ROWS; r++) weights[r] = -3.0e38f;
-    floats largest = load(weights);
-    for (int64_t r = LANES; r < CACHE_ROWS; r += LANES) {
-        const floats other = load(weights + r);
-        largest = other > largest ? other : largest;
-    }
-    float most = average.most;
-    for (int64_t lane = 0; lane < LANES; lane++) most = largest[lane] > most ? largest[lane] : most;
+    const float found = largest(CACHE_ROWS, weights), most = found > average.most ? found : average.most;
     const float kept = exponential(average.most - most);
     for (int64_t r = 0; r < CACHE_ROWS; r++) weights[r] = exponential(weights[r] - most);
     floats total = load(weights);
