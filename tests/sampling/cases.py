@@ -54,7 +54,7 @@ def sample_values(
     return Sampler(model, seed, filters, engine).sample(indices, **options)
 
 
-def draw_tokens(model: PixelModel, batch: int) -> torch.Tensor:
-    """Start tokens of rotating classes, then random values, [batch, 60]; the number of levels is the seed."""
-    values = torch.randint(0, model.config.image.levels, (batch, 60), generator=torch.Generator().manual_seed(3))
+def draw_tokens(model: PixelModel, batch: int, count: int = 60) -> torch.Tensor:
+    """Start tokens of rotating classes, then random values, [batch, count]."""
+    values = torch.randint(0, model.config.image.levels, (batch, count), generator=torch.Generator().manual_seed(3))
     return model.shift_values(values, model.take_turns(range(1, 1 + batch))).to(model.device)

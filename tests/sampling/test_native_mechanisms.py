@@ -21,6 +21,8 @@ from linformer_cli.sampling.engines.native import NativeEngine
 pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="the native engine needs a C++ compiler")
 
 TOLERANCE = 1e-4
+# More than the rows of a cache that `average_rows` (ops/cache.h) takes at once.
+POSITIONS = 70
 # The options of every contract case of every mechanism, and the baselines with their default options.
 VARIANTS = {
     key: (case.attention, {option: value for option, value in case.options.items() if value is not None})
@@ -41,14 +43,11 @@ every_variant = pytest.mark.parametrize("variant", VARIANTS)
 
 @pytest.fixture
 def build(build_tiny_model: Callable[..., PixelModel]) -> Callable[..., PixelModel]:
-    """A tiny model of a variant with parameters that all differ.
-
-    The image has 70 positions in rows of 10, more rows than `average_rows` (ops/cache.h) takes at once.
-    """
+    """A tiny model of a variant with an image in rows of 10, and with parameters that all differ."""
 
     def build_variant(variant: str, **changes: object) -> PixelModel:
         attention, options = VARIANTS[variant]
-        image = ImageShape(height=7, width=10, levels=16)
+        image = ImageShape(height=POSITIONS // 10, width=10, levels=16)
         # Each head has one vector of 16 lanes and a remainder.
         changes = {"attention": attention, "attention_options": options, "image": image, "head_width": 20, **changes}
         model = build_tiny_model(**changes)
@@ -72,7 +71,7 @@ def build(build_tiny_model: Callable[..., PixelModel]) -> Callable[..., PixelMod
 def test_steps_match_the_textbook(build, variant: str, known: int, batch: int) -> None:
     """From the start of an image, and after a prefix that was read in parallel."""
     model = build(variant)
-    tokens = draw_tokens(model, batch)
+    tokens = draw_tokens(model, batch, POSITIONS)
     with torch.no_grad():
         state = model.attend(tokens[:1, :known])[1] if known else None
     engines = [
@@ -106,20 +105,20 @@ def test_looking_ahead_draws_the_same_image(build, variant: str) -> None:
         for look_ahead in (True, False):
             engine = NativeEngine(model, 1, look_ahead=look_ahead)
             parameters = engine.step(model.start_tokens(1)).clone()
-            values.append(engine.draw_values(parameters, UniformStreams(3, [index]), Filters(), 70))
+            values.append(engine.draw_values(parameters, UniformStreams(3, [index]), Filters(), POSITIONS))
             passes += engine.look_aheads
         assert torch.equal(*values)
         assert len(torch.unique(values[0])) > 1
     if variant in WITHOUT_LOOKING_AHEAD:
         assert passes == 0
     else:
-        assert 0 < passes < 3 * 69, "some guesses are right"
+        assert 0 < passes < 3 * (POSITIONS - 1), "some guesses are right"
 
 
 @every_variant
 def test_images_do_not_depend_on_the_batch_bit_for_bit(build, variant: str) -> None:
     model = build(variant)
-    tokens, outputs = draw_tokens(model, 7), []
+    tokens, outputs = draw_tokens(model, 7, POSITIONS), []
     for batch, threads in ((7, 1), (7, 3), (1, 1)):  # three threads divide seven images
         native = NativeEngine(model, batch)
         native.use_threads(threads)
@@ -133,7 +132,7 @@ def test_states_begin_and_end_with_the_batch(build, variant: str) -> None:
     """A started engine does not remember its last images, and its state has the bytes that the program says."""
     model = build(variant)
     native = NativeEngine(model, 2)
-    tokens = draw_tokens(model, 2)
+    tokens = draw_tokens(model, 2, POSITIONS)
     first = [native.step(token).clone() for token in tokens.unbind(dim=1)]
     native.start()
     for token, expected in zip(tokens.unbind(dim=1), first, strict=True):

@@ -46,19 +46,13 @@ inline void average_rows(Average& average, int64_t K, int64_t V, const float* qu
     for (int64_t r = rows; r < groups * 4; r++) place[r] = place[rows - 1];
     float weights[CACHE_ROWS];
     for (int64_t group = 0; group < groups; group++) {
-        // The values are read soon, in another order of memory than processors foresee.
+        // Values are read after all scores, and arrive meanwhile.
         for (int64_t r = 4 * group; r < 4 * group + 4; r++)
             for (int64_t j = 0; j < V; j += LANES) __builtin_prefetch(values + place[r] * V + j);
         score_rows(K, query, keys, place + 4 * group, weights + 4 * group);
     }
     for (int64_t r = rows; r < CACHE_ROWS; r++) weights[r] = -3.0e38f;
-    floats largest = load(weights);
-    for (int64_t r = LANES; r < CACHE_ROWS; r += LANES) {
-        const floats other = load(weights + r);
-        largest = other > largest ? other : largest;
-    }
-    float most = average.most;
-    for (int64_t lane = 0; lane < LANES; lane++) most = largest[lane] > most ? largest[lane] : most;
+    const float found = largest(CACHE_ROWS, weights), most = found > average.most ? found : average.most;
     const float kept = exponential(average.most - most);
     for (int64_t r = 0; r < CACHE_ROWS; r++) weights[r] = exponential(weights[r] - most);
     floats total = load(weights);

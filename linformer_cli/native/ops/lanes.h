@@ -51,12 +51,12 @@ inline float sum_lanes(floats values) {
 
 // The same sums of four vectors.
 inline four sum_lanes(const floats& a, const floats& b, const floats& c, const floats& d) {
-    const std::index_sequence<0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23> halves;
-    const std::index_sequence<8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31> other_halves;
-    const std::index_sequence<0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27> quarters;
-    const std::index_sequence<4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31> other_quarters;
-    const std::index_sequence<2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13> pairs;
-    const std::index_sequence<1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14> neighbours;
+    const std::index_sequence<0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23> halves{};
+    const std::index_sequence<8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31> other_halves{};
+    const std::index_sequence<0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27> quarters{};
+    const std::index_sequence<4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31> other_quarters{};
+    const std::index_sequence<2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13> pairs{};
+    const std::index_sequence<1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14> neighbours{};
     const floats ab = pick<floats>(a, b, halves) + pick<floats>(a, b, other_halves);
     const floats cd = pick<floats>(c, d, halves) + pick<floats>(c, d, other_halves);
     floats sums = pick<floats>(ab, cd, quarters) + pick<floats>(ab, cd, other_quarters);

@@ -22,22 +22,27 @@ void mix_rows(const Pass& pass, const Operation& op) {
     };
     const auto find = [&](int64_t row, int64_t head) {
         const int64_t position = pass.position_of(row), slot = position < fixed ? position : fixed + position % ring;
-        return Row{mix.own<float>(0, row, head, capacity * K) + slot * K, mix.own<float>(1, row, head, capacity * V) + slot * V};
+        return Row{mix.own<float>(0, row, head, capacity * K) + slot * K,
+                   mix.own<float>(1, row, head, capacity * V) + slot * V};
     };
     const auto copy = [&](Row to, const float* key, const float* value) {
         std::memcpy(to.key, key, K * sizeof(float));
         std::memcpy(to.value, value, V * sizeof(float));
     };
+    const auto find_spans = [&](int64_t position, int64_t head) {
+        return pass.at<Span>(mix.buffer(2), 0) + (position * table_heads + head) * spans;
+    };
     const auto attend = [&](int64_t row, int64_t head) {
         copy(find(row, head), mix.key(row, head), mix.value(row, head));
         const float *keys = mix.own<float>(0, row, head, capacity * K), *values = mix.own<float>(1, row, head, capacity * V);
         const int64_t position = pass.position_of(row);
-        const Span all{0, 1, static_cast<int32_t>(position + 1)}, *seen = &all;
-        if (table_heads)
-            seen = pass.at<Span>(mix.buffer(2), 0) + (position * table_heads + (table_heads > 1 ? head : 0)) * spans;
+        const Span all{0, 1, static_cast<int32_t>(position + 1)};
+        const Span* seen = table_heads ? find_spans(position, table_heads > 1 ? head : 0) : &all;
         attend_spans(K, V, mix.query(row, head), keys, values, seen, table_heads ? spans : 1, mix.output(row, head));
     };
-    const int64_t work = pass.rows * mix.heads * (K + V) * (pass.position + 1);
+    int64_t seen = table_heads ? 0 : pass.position + 1;
+    for (int64_t n = 0; n < spans; n++) seen += find_spans(pass.position, 0)[n].count;
+    const int64_t work = pass.rows * mix.heads * (K + V) * seen;
     if (pass.mode == STEP)
         return pass.for_each(pass.rows * mix.heads, work,
                              [&](int64_t index) { attend(index / mix.heads, index % mix.heads); });
