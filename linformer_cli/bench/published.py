@@ -53,7 +53,7 @@ def find_published(
     """Return the paper's figures for the method of one of our rows, or None if the paper has none."""
     method = attention
     if attention == "softmax":
-        method = f"softmax-{engine}"
+        method = "softmax-rerun" if engine == "rerun" else "softmax-cached"
     elif attention == "lsh":
         method = f"lsh-{options.get('rounds')}"
     elif attention == "linear" and options.get("feature_map", "elu") != "elu":

@@ -115,11 +115,14 @@ class Extrapolated:
 class SamplingRow(ModelRow):
     """A row of sampling. Either the figures of whole images or `extrapolated` is set.
 
-    `look_ahead` says whether some values were computed from guesses of preceding values. `copy_share` is the rate of
+    `look_ahead` says whether some values were computed from guesses of preceding values. `times_softmax` compares two
+    rows of one engine, and `times_softmax_of_other_engine` rows of two engines if softmax was not timed in the row's
+    own. `copy_share` is the rate of
     reading and writing the state, as a share of the machine's rate of memory copies.
     """
 
     look_ahead: bool = False
+    times_softmax_of_other_engine: float | None = None
     seconds_per_image: float | None = None
     extrapolated: Extrapolated | None = None
     state_bytes: int
@@ -140,7 +143,8 @@ class SamplingRow(ModelRow):
 
     @property
     def method(self) -> str:
-        return f"{self.engine}, looking ahead" if self.look_ahead else self.engine
+        cached = self.attention == BASELINE and self.engine != RERUN
+        return self.engine + ", cached" * cached + ", looking ahead" * self.look_ahead
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -168,20 +172,16 @@ class AttentionRow(Row):
 
 
 def compare_with_softmax(rows: Sequence[AnyRow], networks: Sequence[object]) -> list[AnyRow]:
-    """Return the interleaved `rows`, each with its `times_softmax`.
+    """Return the interleaved `rows`, each with its speed relative to softmax.
 
-    A row is compared with a softmax row of the same precision and the same network that is not a re-run. If there are
-    several, a row in plain torch is compared with the first softmax row in plain torch, and any other row with the
-    first softmax row that is not in plain torch. `times_softmax` is None without such a row, or if either row has no
-    sample. `networks` has one entry per row, and equal entries mean the same network.
+    A row is compared with a softmax row of the same precision and the same network that is not a re-run. A row of the
+    same engine is preferred, then one that is in plain torch if the row itself is. `times_softmax` is None without such
+    a row, or if either row has no sample. `networks` has one entry per row, and equal entries mean the same network.
     """
-    return [
-        dataclasses.replace(row, times_softmax=_times_softmax(row, network, rows, networks))
-        for row, network in zip(rows, networks, strict=True)
-    ]
+    return [_compare(row, network, rows, networks) for row, network in zip(rows, networks, strict=True)]
 
 
-def _times_softmax(row: Row, network: object, rows: Sequence[Row], networks: Sequence[object]) -> float | None:
+def _compare(row: AnyRow, network: object, rows: Sequence[AnyRow], networks: Sequence[object]) -> AnyRow:
     candidates = (
         other
         for other, other_network in zip(rows, networks, strict=True)
@@ -191,8 +191,14 @@ def _times_softmax(row: Row, network: object, rows: Sequence[Row], networks: Seq
         and other_network == network
         and other.speed
     )
-    plain = row.engine == TEXTBOOK
-    softmax = min(candidates, key=lambda other: (other.engine == TEXTBOOK) != plain, default=None)
+
+    def distance(other: AnyRow) -> tuple[bool, bool]:
+        return other.engine != row.engine, (other.engine == TEXTBOOK) != (row.engine == TEXTBOOK)
+
+    softmax = min(candidates, key=distance, default=None)
     if softmax is None or not softmax.speed or not row.speed:
-        return None
-    return compare_turns(row.speed, row.samples_seconds, softmax.speed, softmax.samples_seconds)
+        return row
+    times = compare_turns(row.speed, row.samples_seconds, softmax.speed, softmax.samples_seconds)
+    if isinstance(row, SamplingRow) and softmax.engine != row.engine:
+        return dataclasses.replace(row, times_softmax_of_other_engine=times)
+    return dataclasses.replace(row, times_softmax=times)

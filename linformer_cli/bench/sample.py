@@ -41,8 +41,6 @@ from .rounds import BenchReport, Measurement, measure_groups
 from .rows import BASELINE, Extrapolated, SamplingRow
 from .trained_runs import TrainedRun
 
-# The engine name of softmax rows with a key-value cache.
-CACHED = "cached"
 # The number of steps timed to estimate the time of a whole image.
 _PROBED_STEPS = 2
 # A step needs some memory besides the state.
@@ -208,7 +206,7 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
             preset=timed.preset,
             attention=config.attention,
             attention_options=config.attention_options,
-            engine=self._name_engine(),
+            engine=self._engine,
             look_ahead=isinstance(self.work, WholeImages) and self.work.looked_ahead,
             precision=timed.precision,
             device=str(model.device),
@@ -221,16 +219,10 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
             samples_seconds=list(self.samples),
             reduced=self.reduced,
             left_out=self.left_out,
-            published=find_published(timed.preset, config.attention, config.attention_options, self._name_engine()),
+            published=find_published(timed.preset, config.attention, config.attention_options, self._engine),
             **vars(timed.find_quality(self._settings.runs)),
         )
         return self._with_shares(self._with_speed(row))
-
-    def _name_engine(self) -> str:
-        """Return the name of the engine, or `cached` for softmax with an engine that supports the model."""
-        if self._engine == RERUN or self._model.config.attention != BASELINE:
-            return self._engine
-        return CACHED if ENGINES[self._engine].refusal(self._model) is None else self._engine
 
     def _plan_steps(self) -> SamplingWork:
         """Plan whole images, or as many steps around the middle as the limit allows."""

@@ -22,6 +22,7 @@ _SPEED = (Column("images_per_second", "images/s", format=".4g"), Column("quartil
 _EXTRAPOLATED = "extrapolated"
 _BITS = (Column("bits_per_dim", "bits/dim", format=".4f"), Column("images_seen", "images seen", format=","))
 _TIMES_SOFTMAX = Column("times_softmax", "x softmax", format=".3g")
+_TIMES_OTHER_SOFTMAX = Column("times_softmax_of_other_engine", "x softmax in another engine", format=".3g")
 _REDUCED = Column("reduced", "reduced")
 _LEFT_OUT = Column("left_out", "left out")
 _SHARES = (
@@ -60,7 +61,7 @@ SAMPLING_TABLES: tuple[Sequence[Column], ...] = (
         Column("latency_seconds_extrapolated", _EXTRAPOLATED, format=".3g"),
         *(*_STATE, *_SHARES),
     ),
-    (*_METHOD, Column("looked_ahead", "look-ahead"), _REDUCED, *_BITS),
+    (*_METHOD, _TIMES_OTHER_SOFTMAX, Column("looked_ahead", "look-ahead"), _REDUCED, *_BITS),
     (
         *_METHOD,
         Column("published_images_per_second", "published images/s", format="g"),
@@ -88,6 +89,7 @@ SAMPLING_FILE_COLUMNS = (
     *_FILE_SPEED,
     Column("images_per_second_extrapolated", "extrapolated images/s", format=".3g"),
     _TIMES_SOFTMAX,
+    _TIMES_OTHER_SOFTMAX,
     Column("latency_seconds", "s an image", format=".3g"),
     Column("latency_seconds_extrapolated", "extrapolated s an image", format=".3g"),
     Column("seconds_per_position", "s a position", format=".3g"),

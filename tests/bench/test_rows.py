@@ -48,16 +48,25 @@ def test_no_row_is_compared_with_a_rerun_or_another_precision_or_network() -> No
     assert compare(build_row("linear"), build_row("softmax", 1.0)) == [None, 1]
 
 
-def test_plain_torch_is_compared_with_plain_torch() -> None:
-    plain, fast = build_row("softmax", 4.0, engine="textbook"), build_row("softmax", 2.0, engine="parallel")
+def test_a_row_is_compared_with_softmax_in_its_own_engine() -> None:
+    plain, fast = build_row("softmax", 4.0, engine="textbook"), build_row("softmax", 2.0)
     linear = [build_row("linear", 1.0, engine="textbook"), build_row("linear", 1.0)]
     assert compare(plain, fast, *linear) == [1, 1, 4, 2]
-    assert compare(plain, linear[1]) == [1, 4]  # there is no other softmax row
+
+
+def test_a_ratio_across_engines_has_a_name_of_its_own() -> None:
+    rows = [build_row("softmax", 4.0, engine="textbook"), build_row("linear", 1.0)]
+    rows.append(build_row("softmax", 8.0, engine="rerun"))
+    found = compare_with_softmax(rows, [None] * 3)
+    assert [row.times_softmax for row in found] == [1, None, None]
+    assert [row.times_softmax_of_other_engine for row in found] == [None, 4, 0.5]
 
 
 def test_a_row_in_one_line() -> None:
     row = dataclasses.replace(build_row("linear", 0.5), preset="tiny", look_ahead=True)
     assert row.describe() == "tiny, linear (native, looking ahead), batch 1: 2 images/s"
+    softmax = dataclasses.replace(row, name="softmax", attention="softmax", look_ahead=False)
+    assert softmax.describe() == "tiny, softmax (native, cached), batch 1: 2 images/s"
     assert build_row("linear").describe() == "linear (native), batch 1: left out, too slow"
     partly = dataclasses.replace(
         row,
