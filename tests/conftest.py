@@ -18,6 +18,7 @@ from linformer_cli.config import CheckpointInfo, DataSummary, ImageShape, ModelC
 from linformer_cli.errors import LintxError
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.native import compiler
+from linformer_cli.sampling.engines.native_memory import EXACT, SOURCE
 
 BuildModel = Callable[..., PixelModel]
 
@@ -26,13 +27,24 @@ os.environ.pop("PYTHONUNBUFFERED", None)  # as in most shells; errors at exit de
 pin_threads()
 
 
+@pytest.fixture(scope="session")
+def compile_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
+    """`compile_once(source, options)`: with an empty cache one worker compiles, and the others wait for it."""
+    folder = tmp_path_factory.getbasetemp()  # of this worker; workers share the folder above
+    lock = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "kernels.lock"
+
+    def compile_once(source: Path, options: tuple[str, ...] = ()) -> None:
+        with FileLock(lock):
+            compiler.try_load(source, options)
+
+    return compile_once
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _compile_kernels_once(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """If the cache is empty, one worker compiles the kernels while the others wait."""
-    folder = tmp_path_factory.getbasetemp()  # the folder of this worker; workers share its parent
-    with FileLock((folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "kernels.lock"):
-        for source in Path(linformer_cli.__file__).parent.rglob("*.cpp"):
-            compiler.has_library(source)
+def _compile_kernels(compile_once: Callable[..., None]) -> None:
+    for source in Path(linformer_cli.__file__).parent.rglob("*.cpp"):
+        compile_once(source)
+    compile_once(SOURCE, EXACT)
 
 
 @pytest.fixture

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import torch
+
 from linformer_cli.config import ImageShape
 from linformer_cli.sampling.engines import AUTO, ENGINES, choose_engine
 from linformer_cli.system.environment import describe_environment
@@ -55,7 +57,8 @@ class SamplingSettings:
     `limit_seconds` bounds all repeats of a row. An image that would take longer is timed over some steps around its
     middle. A re-run cannot be shortened, so it is left out if it takes more than `rerun_patience` times the limit.
     Without a limit, whole images are timed. Untrained models are always sampled without `look_ahead`, because its speed
-    depends on the weights.
+    depends on the weights. `products` is the same as in `Engine`; without it, softmax is also timed as a re-run, which
+    torch computes in the model's type.
     """
 
     batches: Sequence[int]
@@ -67,6 +70,7 @@ class SamplingSettings:
     limit_seconds: float | None = None
     memory: bool = False
     runs: Sequence[TrainedRun] = ()
+    products: torch.dtype | None = None
 
 
 @dataclass(frozen=True)
@@ -141,8 +145,9 @@ def prepare(
 
 def _list_engines(timed: BenchModel, settings: SamplingSettings) -> list[str]:
     """Return the requested engines without duplicates (`auto` may equal another), and the re-run of softmax."""
-    engines = [choose_engine(AUTO, timed.model).value if name == AUTO else name for name in settings.engines]
-    if settings.rerun and timed.model.config.attention == BASELINE:
+    products = settings.products
+    engines = [choose_engine(AUTO, timed.model, products).value if name == AUTO else name for name in settings.engines]
+    if settings.rerun and products is None and timed.model.config.attention == BASELINE:
         engines.append(RERUN)
     return list(dict.fromkeys(engines))
 
@@ -162,6 +167,8 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
         super().__init__(settings.repeats, ceilings, check, timed.network)
         self._timed, self._model, self._engine = timed, timed.model, engine
         self._batch, self._settings = batch, settings
+        self._products = settings.products
+        self._precision = timed.precision if settings.products is None else "int8"
         self._look_ahead = settings.look_ahead and timed.trained
         self._state_bytes = 0 if engine == RERUN else timed.model.state_bytes(batch)
         self._peak_memory_bytes: int | None = None
@@ -190,7 +197,7 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
             self._model.config.model_dump(),
             self._batch,
             self._engine,
-            self._timed.precision,
+            self._precision,
             str(self._model.device),
             self._look_ahead,
         )
@@ -208,7 +215,7 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
             attention_options=config.attention_options,
             engine=self._engine,
             look_ahead=isinstance(self.work, WholeImages) and self.work.looked_ahead,
-            precision=timed.precision,
+            precision=self._precision,
             device=str(model.device),
             batch=batch,
             positions=config.image.positions,
@@ -227,15 +234,15 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
     def _plan_steps(self) -> SamplingWork:
         """Plan whole images, or as many steps around the middle as the limit allows."""
         model, batch, check, limit = self._model, self._batch, self.check, self._settings.limit_seconds
-        if (refusal := ENGINES[self._engine].refusal(model)) is not None:
+        if (refusal := ENGINES[self._engine].refusal(model, self._products)) is not None:
             raise PassFailed(f"{self._engine}: {refusal}")
         positions = model.config.image.positions
         if limit is not None and positions > 2 * _PROBED_STEPS:
-            probe = MiddleSteps(model, batch, self._engine, _PROBED_STEPS, check)
+            probe = MiddleSteps(model, batch, self._engine, _PROBED_STEPS, check, self._products)
             steps = int(limit / self._settings.repeats / (self.time_sample(probe) / _PROBED_STEPS))
             if steps < positions - 1:  # the untimed step comes before the timed ones
-                return MiddleSteps(model, batch, self._engine, max(1, steps), check)
-        return WholeImages(model, batch, self._engine, self._look_ahead, check)
+                return MiddleSteps(model, batch, self._engine, max(1, steps), check, self._products)
+        return WholeImages(model, batch, self._engine, self._look_ahead, check, self._products)
 
     def _plan_rerun(self) -> SamplingWork:
         work, limit = RerunPrefixes(self._model, self._batch, self.check), self._settings.limit_seconds
@@ -270,7 +277,9 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
             return row
         read = count_rerun_positions(positions) if rerun else positions
         rate = speed * read * count_product_flops(model) / 1e9
-        row = replace(row, product_gigaflops=rate, product_share=rate / products[row.precision].gigaflops)
+        row = replace(row, product_gigaflops=rate)
+        if row.precision in products:  # torch, which measures the ceilings, has no int8
+            row = replace(row, product_share=rate / products[row.precision].gigaflops)
         traffic = None if rerun else state_traffic_bytes(model, batch)
         if traffic is None:
             return row

@@ -7,7 +7,7 @@ import typer
 
 from linformer_cli.errors import UsageError
 from linformer_cli.report import benchmark_plots
-from linformer_cli.system.device import Precision
+from linformer_cli.system.device import SamplingPrecision
 
 from . import options
 from .bench_tables import print_position_times, print_sampling, show_report, talk_about_speed
@@ -106,6 +106,7 @@ def sample(
     from linformer_cli.bench.sample import SamplingSettings, run_sampling_bench
     from linformer_cli.bench.trained_runs import read_trained_runs
     from linformer_cli.sampling.engines import AUTO, ENGINES
+    from linformer_cli.system.device import product_dtype
     from linformer_cli.system.signals import catch_signals
 
     engines = options.parse_engines(engine, [AUTO, *ENGINES])
@@ -128,6 +129,7 @@ def sample(
         limit_seconds=seconds,
         memory=memory,
         runs=trained,
+        products=product_dtype(precision),
     )
     ceilings = Ceilings(str(models[0].model.device))
     with catch_signals() as stop:
@@ -149,7 +151,7 @@ def sample(
 
 
 def _open_checkpoint(
-    checkpoint: str | None, names: str | None, device: str, precision: Precision
+    checkpoint: str | None, names: str | None, device: str, precision: SamplingPrecision
 ) -> "tuple[list[BenchModel], str]":
     """Return the checkpoint's model and softmax, or mechanisms of its size, and the checkpoint's path."""
     from linformer_cli.bench.models import build_models, with_softmax
@@ -163,7 +165,7 @@ def _open_checkpoint(
 
 
 def _build_presets(
-    presets: str, sides: list[int] | None, names: str | None, device: str, precision: Precision
+    presets: str, sides: list[int] | None, names: str | None, device: str, precision: SamplingPrecision
 ) -> "list[BenchModel]":
     """Return untrained models of the presets' sizes."""
     from linformer_cli.bench.models import build_models, preset_network, resize_network
@@ -176,7 +178,7 @@ def _build_presets(
     return build_models(variants, networks, place, kind)
 
 
-def _choose_place(device: str, precision: Precision) -> tuple[str, str]:
+def _choose_place(device: str, precision: SamplingPrecision) -> tuple[str, str]:
     """Return device and precision. Prints the choice on stderr."""
     from linformer_cli.system.device import choose_device, choose_precision
 

@@ -94,7 +94,7 @@ def complete(
     chosen = session.choose_engine(engine)
     asked = {"seed": seed, "batch": count, "keep": keep, "invert": invert, **vars(filters), "class": label}
     settings = {**session.record, "engine": chosen, **asked}
-    sampler = Sampler(session.model, seed, filters, chosen)
+    sampler = Sampler(session.model, seed, filters, chosen, session.products)
     work = _complete_all(_Task(session, sampler, known, count, label, fit, invert), images)
     if work.done:
         record = {**settings, "images": [picture.path for picture, _ in work.done]}

@@ -9,6 +9,7 @@ import typer
 
 from linformer_cli.data import Split
 from linformer_cli.errors import UsageError
+from linformer_cli.system.device import SamplingPrecision
 
 from . import options
 from .images import load_images_to_fit
@@ -74,6 +75,8 @@ def evaluate(
     - `lintx eval --limit 500`
     - `lintx eval runs/second --against runs/first`
     """
+    if precision == "int8" and engine is None:
+        raise UsageError("--precision int8 is a format of the sampling engine; add --engine native")
     session = open_session(checkpoint, device, precision)
 
     from linformer_cli.evaluation.bits import measure_nats, stepped_nats
@@ -85,7 +88,8 @@ def evaluate(
     images = load_images_to_fit(name, split, data_dir, wanted)
     classes = session.model.config.classes
     labels = images.require_labels(classes) if classes else None
-    other = None if against is None else open_session(against, device, precision)
+    parallel: SamplingPrecision = "fp32" if precision == "int8" else precision
+    other = None if against is None else open_session(against, device, parallel)
     if other is not None and other.model.config.image != wanted:
         raise UsageError(f"'{against}' models images of another size than '{session.checkpoint.path}'")
     chosen = images.images[:limit]
@@ -94,7 +98,7 @@ def evaluate(
     nats, executed = None, "parallel"
     if engine is not None:
         executed = session.choose_engine(engine)
-        nats = functools.partial(stepped_nats, EngineCache(executed, session.model))
+        nats = functools.partial(stepped_nats, EngineCache(executed, session.model, products=session.products))
     measured = measure_nats(session.model, chosen, batch, nats=nats, labels=labels)
     bits = measured.describe()
     with_class = bits.bits_per_dim + session.model.config.class_bits_per_dim

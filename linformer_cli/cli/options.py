@@ -13,7 +13,7 @@ from linformer_cli.errors import UsageError, unknown_name
 from linformer_cli.files import require_writable
 from linformer_cli.presets import PRESETS
 from linformer_cli.report.tables import TableStyle
-from linformer_cli.system.device import Precision
+from linformer_cli.system.device import SamplingPrecision as SamplingPrecisionName
 
 from .output import set_quiet
 
@@ -106,11 +106,12 @@ Style = Annotated[TableStyle, typer.Option("--format", help="Format of the table
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Random seed.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:INDEX or mps.", metavar="DEVICE")]
 SamplingPrecision = Annotated[
-    Precision,
+    SamplingPrecisionName,
     typer.Option(
         "--precision",
         help="Precision of weights and activations; sums are float32. auto is fp32, where at most 1 image in 100 "
-        "changes with --batch. In bf16, more may change.",
+        "changes with --batch. In bf16, more may change. int8 is for the native engine; its images depend neither on "
+        "--batch nor on the processor.",
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors and warnings on stderr.", callback=_hush)]

@@ -125,7 +125,7 @@ def sample(
         # Processes draw images in turn, so a stopped job leaves the first images complete.
         missing = [index for index in wanted if index not in existing] if existing else wanted
         began = time.perf_counter()
-        sampler = Sampler(session.model, seed, filters, chosen)
+        sampler = Sampler(session.model, seed, filters, chosen, session.products)
         own = draw_images(sampler, missing[team.rank :: team.count], batch, numbers, folder, say_halved)
         work = add_up(team.gather(own))
         seconds = time.perf_counter() - began

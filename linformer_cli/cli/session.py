@@ -10,9 +10,11 @@ from linformer_cli.system.distributed import ALONE, Team
 from .output import talk
 
 if TYPE_CHECKING:
+    import torch
+
     from linformer_cli.checkpoint import Checkpoint
     from linformer_cli.model.pixel_model import PixelModel
-    from linformer_cli.system.device import Precision
+    from linformer_cli.system.device import SamplingPrecision
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,13 @@ class Session:
             "precision": self.precision,
             "device": self.device,
         }
+
+    @property
+    def products(self) -> "torch.dtype | None":
+        """The `products` of an engine for this precision."""
+        from linformer_cli.system.device import product_dtype
+
+        return product_dtype(self.precision)
 
     def choose_classes(self, wanted: str | None) -> list[int]:
         """Return the classes in the value of `--class`: `7`, `1,7` or `all`. The list is empty without a value.
@@ -55,12 +64,12 @@ class Session:
         """Return the name of the engine to sample with. Prints the choice on stderr."""
         from linformer_cli.sampling.engines import choose_engine
 
-        choice = choose_engine(wanted, self.model)
+        choice = choose_engine(wanted, self.model, self.products)
         talk(f"engine {choice.value} ({choice.reason})")
         return choice.value
 
 
-def open_session(name: str | None, device: str, precision: "Precision", team: Team = ALONE) -> Session:
+def open_session(name: str | None, device: str, precision: "SamplingPrecision", team: Team = ALONE) -> Session:
     """Load the checkpoint `name` (None: the shipped default) for one of `team`. Prints model and device on stderr."""
     from linformer_cli.checkpoint import load_weights, read_checkpoint
     from linformer_cli.model.mixers import describe_mixing

@@ -7,17 +7,18 @@ from linformer_cli.native.program import Builder, Kind, NoProgram, Program
 from .pixel_model import PixelModel
 
 
-def compile_step(model: PixelModel, window: int = 1) -> Program:
+def compile_step(model: PixelModel, window: int = 1, products: torch.dtype | None = None) -> Program:
     """The program of one step of `model`, for up to `window` positions in a pass. Raises `NoProgram`.
 
-    The window is 1 if a block cannot look ahead. Products have inputs and weights of the model's type, float32 or
-    bfloat16; everything else is float32.
+    The window is 1 if a block cannot look ahead. Products have inputs and weights of type `products`: float32, bfloat16
+    or int8 (None: the model's type). Everything else is float32.
     """
     if model.dtype not in (torch.float32, torch.bfloat16):
         raise NoProgram("it does not support float64")
     if not all(block.looks_ahead for block in model.typed_blocks):
         window = 1
-    builder = Builder(model.dtype, model.config.width, window)
+    products = products or model.dtype
+    builder = Builder(products, model.config.width, window)
     recent, label = model.embedding.emit(builder)
     states = []
     for index, block in enumerate(model.typed_blocks):
@@ -26,4 +27,4 @@ def compile_step(model: PixelModel, window: int = 1) -> Program:
         states.append(tuple(n for n in range(first, len(builder.buffers)) if builder.buffers[n].kind == Kind.STATE))
     output = builder.project(model.head.projection, builder.norm(model.norm), "output")
     parts = tuple(builder.buffers), tuple(builder.operations)
-    return Program(model.dtype, window, *parts, recent, label, output, tuple(states))
+    return Program(products, window, *parts, recent, label, output, tuple(states))

@@ -55,21 +55,24 @@ def compiled_allowed() -> bool:
 
 def has_library(source: Path) -> bool:
     """Whether the library of `source` may be used here and is available."""
-    return compiled_allowed() and not isinstance(try_load(source), NoCompiler)
+    return compiled_allowed() and not isinstance(try_load(source, ()), NoCompiler)
 
 
 @functools.cache
-def try_load(source: Path) -> ctypes.CDLL | NoCompiler:
-    """The library of `source`, or the reason why there is none. It is tried only once in a process."""
+def try_load(source: Path, options: tuple[str, ...]) -> ctypes.CDLL | NoCompiler:
+    """The library of `source`, or the reason why there is none. It is tried only once in a process.
+
+    The compiler gets the further `options`, which make a library of their own.
+    """
     try:
-        return _load(source)
+        return _load(source, options)
     except NoCompiler as error:
         return error
 
 
-def load_library(source: Path) -> ctypes.CDLL:
-    """The compiled functions of `source`; raises `NoCompiler` if there is no compiler or it fails."""
-    outcome = try_load(source)
+def load_library(source: Path, options: tuple[str, ...] = ()) -> ctypes.CDLL:
+    """The functions of `source`, compiled with `options`; raises `NoCompiler` if there is no compiler or it fails."""
+    outcome = try_load(source, options)
     if isinstance(outcome, NoCompiler):
         # This is a new error, because an error that is raised again keeps every frame that it passed.
         raise NoCompiler(str(outcome))
@@ -97,23 +100,24 @@ def _warn(message: str) -> None:
     logging.getLogger(__name__).warning(message)
 
 
-def _load(source: Path) -> ctypes.CDLL:
+def _load(source: Path, options: tuple[str, ...]) -> ctypes.CDLL:
     compiler = next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
     if compiler is None:
         raise NoCompiler("there is no C++ compiler (c++, g++ or clang++) on the PATH")
     threads = _threads_library()
     texts = [file.read_bytes() for file in (source, *sorted(HEADERS.rglob("*.h")))]
     processor = (platform.machine(), processor_name(), processor_features())
-    key = (texts, os.path.realpath(compiler), COMPILE, processor, str(threads))
+    options = (*COMPILE, *options, "-fopenmp" if threads is not None else "-fopenmp-simd")
+    key = (texts, os.path.realpath(compiler), options, processor, str(threads))
     name = f"{hashlib.sha256(repr(key).encode()).hexdigest()[:20]}.so"
     try:
         try:
-            return _load_file(compiler, source, open_cache() / name, threads is not None)
+            return _load_file(compiler, source, open_cache() / name, options)
         except UnsafeCache as risk:
             with tempfile.TemporaryDirectory(prefix="lintx-") as folder:  # readable and writable by its owner only
                 place = Path(os.path.realpath(folder))
                 require_private(place)
-                library = _load_file(compiler, source, place / name, threads is not None)
+                library = _load_file(compiler, source, place / name, options)
             _warn(f"warning: kernels are compiled for this process only, not kept in the cache: {risk}")
             return library
     except NoCompiler:
@@ -124,9 +128,9 @@ def _load(source: Path) -> ctypes.CDLL:
         raise NoCompiler(f"the kernels cannot be compiled or loaded: {error.strerror or error}") from None
 
 
-def _load_file(compiler: str, source: Path, file: Path, threads: bool) -> ctypes.CDLL:
+def _load_file(compiler: str, source: Path, file: Path, options: tuple[str, ...]) -> ctypes.CDLL:
     if not _is_whole(file):
-        _compile(compiler, source, file, threads)
+        _compile(compiler, source, file, options)
     return ctypes.CDLL(str(file))
 
 
@@ -146,11 +150,10 @@ def _threads_library() -> str | None:
     return None
 
 
-def _compile(compiler: str, source: Path, file: Path, threads: bool) -> None:
+def _compile(compiler: str, source: Path, file: Path, options: tuple[str, ...]) -> None:
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
         compiled, linked, digest = (Path(folder) / name for name in ("compiled.o", "linked.so", "digest"))
-        openmp = ("-fopenmp",) if threads else ("-fopenmp-simd",)
-        _run(compiler, *COMPILE, *openmp, "-I", str(HEADERS), str(source), "-o", str(compiled))
+        _run(compiler, *options, "-I", str(HEADERS), str(source), "-o", str(compiled))
         _run(compiler, *LINK, str(compiled), "-o", str(linked), "-lm")
         digest.write_bytes(_digest(linked))
         for made, target, mode in ((linked, file, 0o755), (digest, _digest_file(file), 0o644)):

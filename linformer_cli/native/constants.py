@@ -10,8 +10,10 @@ STEP_MAPS = COMPILED_MAPS | {"poly2": 2, "taylor2": 3, "learned": 4}
 LANES, TILE_ROWS = 16, 64
 # The most values, or logistics, that a value is drawn from.
 MOST_LEVELS = 1024
-# The activations of a projection, and the most arguments of an operation: buffers, integers and real numbers.
+# The activations and number formats of a projection.
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3}
+FORMATS = {"float32": 0, "bfloat16": 1, "int8": 2}
+# The most arguments of an operation: buffers, integers and real numbers.
 BUFFERS, INTEGERS, REALS = 12, 20, 4
 
 # `NeighbourTables` looks up the first two, the first three and all four of the values around a pixel in a table each.
@@ -34,6 +36,7 @@ def definitions() -> tuple[str, ...]:
         **{f"MAP_{name.upper()}": number for name, number in STEP_MAPS.items()},
         **{"LANES": LANES, "TILE_ROWS": TILE_ROWS, "MOST_LEVELS": MOST_LEVELS},
         **{f"ACTIVATION_{name.upper()}": number for name, number in ACTIVATIONS.items()},
+        **{f"FORMAT_{name.upper()}": number for name, number in FORMATS.items()},
         **{"BUFFERS": BUFFERS, "INTEGERS": INTEGERS, "REALS": REALS},
         **{"NEIGHBOURS": NEIGHBOURS, "ROW_WIDTH": ROW_WIDTH, "TABLE_ROWS": ",".join(map(str, TABLE_ROWS))},
         **{"PAIR_BASE": PAIR_BASE, "HASH_BASE": HASH_BASE, "HASH_MULTIPLIER": HASH_MULTIPLIER, "HASH_MASK": HASH_MASK},

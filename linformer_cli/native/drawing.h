@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "maths.h"
+
 namespace {  // local to the library that includes it: the compiler may inline all of it
 
 constexpr int64_t MOST_LEVELS = LINTX_MOST_LEVELS;
@@ -32,7 +34,7 @@ inline int64_t invert(int64_t count, const float* logits, double uniform, double
     double shares[MOST_LEVELS];
     float most = logits[0];
     for (int64_t i = 1; i < count; i++) most = logits[i] > most ? logits[i] : most;
-    for (int64_t i = 0; i < count; i++) shares[i] = std::exp(static_cast<double>(logits[i] - most));
+    for (int64_t i = 0; i < count; i++) shares[i] = exponential(static_cast<double>(logits[i] - most));
     double total = 0;
     for (int64_t i = 0; i < count; i++) total += shares[i];
     // Below the total even after rounding, so the search ends at an index of non-zero probability.
@@ -63,7 +65,7 @@ inline int64_t draw_mixture(const Head& head, const float* parameters, double un
     place = place < 1e-12 ? 1e-12 : place > 1 - 1e-12 ? 1 - 1e-12 : place;
     double log_scale = parameters[2 * K + component];
     log_scale = log_scale < head.lowest ? head.lowest : log_scale > head.highest ? head.highest : log_scale;
-    const double x = parameters[K + component] + std::exp(log_scale) * std::log(place / (1 - place));
+    const double x = parameters[K + component] + exponential(log_scale) * logarithm(place / (1 - place));
     return nearest_value((x + 1) * (0.5 * (head.levels - 1)), head.levels);
 }
 

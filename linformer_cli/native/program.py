@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from linformer_cli.errors import LintxError
 
-from .constants import ACTIVATIONS, TILE_ROWS
+from .constants import ACTIVATIONS, FORMATS, TILE_ROWS
 
 
 class NoProgram(LintxError):
@@ -61,13 +61,13 @@ class Operation:
 
 @dataclass(frozen=True)
 class Program:
-    """The step of a model whose products have inputs of type `dtype`, for up to `window` positions in a pass.
+    """The step of a model whose products have inputs and weights of type `products`, for up to `window` positions.
 
     `recent`, `label` and `output` are the buffers of the ring of recent values, of the image's class (-1: no classes)
     and of the head's parameters. The states of layer i are the buffers `states[i]`.
     """
 
-    dtype: torch.dtype
+    products: torch.dtype
     window: int
     buffers: tuple[Buffer, ...]
     operations: tuple[Operation, ...]
@@ -106,12 +106,12 @@ class MixInputs:
 
 @dataclass
 class Builder:
-    """Collects the buffers and operations of a program.
+    """Collects the buffers and operations of a program, whose products have the format `products`.
 
     `x` is the buffer of the residual stream. The next norm adds the branch that is `pending` to it.
     """
 
-    dtype: torch.dtype
+    products: torch.dtype
     width: int
     window: int = 1
     buffers: list[Buffer] = field(default_factory=list)
@@ -158,13 +158,16 @@ class Builder:
         """The same for `weight` [rows, columns] and `bias` [rows]."""
         rows, columns = weight.shape
         missing = -rows % TILE_ROWS
-        half = self.dtype == torch.bfloat16
         output = self.scratch(name, rows + missing)
-        matrix = self._append(Buffer(Kind.WEIGHTS, weight.numel(), self.dtype, weight.detach()))
+        matrix = self._append(Buffer(Kind.WEIGHTS, weight.numel(), self.products, weight.detach()))
         buffers = [source, output, matrix, self.shared(functional.pad(bias, (0, missing)))]
-        if half:
+        if self.products == torch.bfloat16:
             buffers.append(self.scratch("rounded", columns + columns % 2, torch.bfloat16))
-        self.emit("project", buffers, (columns, rows, ACTIVATIONS[activation], int(half)))
+        elif self.products == torch.int8:
+            # Room for 16 bits for each of four columns in a word, and for the scale.
+            buffers.append(self.scratch("quantised", (columns + 3) // 4 * 2 + 1, torch.int32))
+        format_code = FORMATS[str(self.products).removeprefix("torch.")]
+        self.emit("project", buffers, (columns, rows, ACTIVATIONS[activation], format_code))
         return output
 
     def norm(self, norm: nn.LayerNorm, pre: bool = True) -> int:

@@ -42,12 +42,20 @@ class Sampler:
     """Draws images from `model`; batches of the same size share one engine.
 
     Up to rounding, image i depends only on (seed, i) and its class, and not on the batch size, the engine or the other
-    images. By default there are no `filters`. `engine` is one of `ENGINES` or `auto`.
+    images. By default there are no `filters`. `engine` is one of `ENGINES` or `auto`; `products` is the same as in
+    `Engine`.
     """
 
-    def __init__(self, model: PixelModel, seed: int = 0, filters: Filters | None = None, engine: str = AUTO) -> None:
+    def __init__(
+        self,
+        model: PixelModel,
+        seed: int = 0,
+        filters: Filters | None = None,
+        engine: str = AUTO,
+        products: torch.dtype | None = None,
+    ) -> None:
         self.model, self.seed, self.filters = model, seed, filters or Filters()
-        self.engines = EngineCache(engine, model)
+        self.engines = EngineCache(engine, model, products=products)
 
     @torch.no_grad()
     def sample(

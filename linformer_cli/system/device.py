@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import torch
 
 Precision = Literal["auto", "fp32", "bf16"]
+SamplingPrecision = Literal[Precision, "int8"]
 # `auto` chooses bf16 only if it is this many times as fast as float32.
 _WORTH = 1.05
 
@@ -46,13 +47,13 @@ def choose_device(wanted: str) -> Choice:
 
 
 def choose_precision(
-    wanted: Precision,
+    wanted: SamplingPrecision,
     device: str,
     purpose: Literal["training", "sampling"],
     width: int = 256,
     feed_forward: int = 1024,
 ) -> Choice:
-    """fp32 or bf16. `auto` samples in fp32, and trains in bf16 if that is faster.
+    """The precision `wanted`, or for `auto` fp32 or bf16: it samples in fp32, and trains in bf16 if that is faster.
 
     On a CPU, a short measurement with a feed-forward branch of these widths decides. On a GPU, its features decide.
     """
@@ -80,10 +81,17 @@ def multiplies_bf16() -> bool:
 
 
 def torch_dtype(precision: str) -> "torch.dtype":
-    """The torch type of `fp32`, `bf16` or `fp64`."""
+    """The type of a model in `fp32`, `bf16`, `fp64` or `int8`, which is float32 until an engine rounds it."""
     import torch
 
-    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}[precision]
+    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64, "int8": torch.float32}[precision]
+
+
+def product_dtype(precision: str) -> "torch.dtype | None":
+    """The type of the inputs of an engine's matrix products in `precision`; None if it is the model's type."""
+    import torch
+
+    return torch.int8 if precision == "int8" else None
 
 
 def synchronize(device: str) -> None:

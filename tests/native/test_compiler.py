@@ -99,6 +99,14 @@ def test_another_header_is_another_library(load, fresh_compiler, monkeypatch, tm
     assert len(list(fresh_compiler.glob("*.so"))) == 2
 
 
+@needs_compiler
+def test_other_options_are_another_library(source, fresh_compiler) -> None:
+    source.write_text('extern "C" int answer() { return ANSWER; }\n')
+    for answer in (42, 43, 42):
+        assert compiler.load_library(source, (f"-DANSWER={answer}",)).answer() == answer
+    assert len(list(fresh_compiler.glob("*.so"))) == 2
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_ctrl_c_in_the_terminal_does_not_reach_the_compiler(load, fresh_compiler, fake_compiler) -> None:
     fake_compiler('read -r stat < /proc/$$/stat\nset -- $stat\necho "error: session $6" >&2\nexit 1')

@@ -281,8 +281,8 @@ def test_a_restarted_engine_reuses_its_memory(build_tiny_model, monkeypatch, tri
 
 
 def test_auto_chooses_no_engine_that_has_never_run(build_tiny_model, monkeypatch) -> None:
-    monkeypatch.setattr(CudaEngine, "refusal", lambda model: None)
-    monkeypatch.setattr(NativeEngine, "refusal", lambda model: "not here")
+    monkeypatch.setattr(CudaEngine, "refusal", lambda model, products=None: None)
+    monkeypatch.setattr(NativeEngine, "refusal", lambda model, products=None: "not here")
     model = build_tiny_model(attention="softmax")
     choice = choose_engine("auto", model)
     assert choice.value == "textbook" and "--engine cuda selects it" in choice.reason

@@ -13,7 +13,7 @@ from linformer_cli.config import ModelConfig
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.engines import build_engine
-from linformer_cli.system.device import torch_dtype
+from linformer_cli.system.device import product_dtype, torch_dtype
 
 from .fresh_process import run_fresh
 from .pass_memory import measure_device_growth, measure_process_growth, refuse_misfits
@@ -71,11 +71,12 @@ def build_last_steps(setup: SamplingSetup) -> tuple[Callable[[], None], int]:
     if setup.engine == RERUN:
         read(1)
         return lambda: read(setup.batch), 0
+    products = product_dtype(setup.precision)
     placed = place_state(model, max(1, positions - STEPS - 1))
 
     @torch.no_grad()
     def step(batch: int) -> None:
-        stepper = build_engine(setup.engine, model, batch, placed, look_ahead=setup.look_ahead)
+        stepper = build_engine(setup.engine, model, batch, placed, setup.look_ahead, products)
         first = stepper.step(torch.zeros(batch, dtype=torch.int64, device=setup.device))
         stepper.draw_values(first, UniformStreams(0, range(batch)), Filters(), min(STEPS, positions - 1))
 

@@ -50,6 +50,7 @@ class WholeImages:
     engine: str = AUTO
     look_ahead: bool = True
     check: Check = never_stop
+    products: torch.dtype | None = None
     drawn: int = 0
     looked_ahead: bool = False
 
@@ -66,7 +67,7 @@ class WholeImages:
     @torch.no_grad()
     def draw(self, steps: int) -> None:
         """Draw the first `steps` values of the next images."""
-        stepper = build_engine(self.engine, self.model, self.batch, look_ahead=self.look_ahead)
+        stepper = build_engine(self.engine, self.model, self.batch, None, self.look_ahead, self.products)
         first = stepper.step(self.model.start_tokens(self.batch))
         streams = UniformStreams(0, range(self.drawn, self.drawn + self.batch))
         stepper.draw_values(first, streams, Filters(), steps, self.check)
@@ -87,12 +88,13 @@ class MiddleSteps:
     engine: str
     steps: int
     check: Check = never_stop
+    products: torch.dtype | None = None
 
     @torch.no_grad()
     def time_sample(self) -> float:
         model, streams = self.model, UniformStreams(0, range(self.batch))
         start = max(1, (model.config.image.positions - self.steps) // 2)
-        stepper = build_engine(self.engine, model, self.batch, place_state(model, start), look_ahead=False)
+        stepper = build_engine(self.engine, model, self.batch, place_state(model, start), False, self.products)
 
         def draw(steps: int) -> None:
             parameters = stepper.step(torch.zeros(self.batch, dtype=torch.int64, device=model.device))

@@ -8,9 +8,50 @@
 
 namespace {
 
-constexpr int64_t LANES = LINTX_LANES;  // of a vector; the compiler splits it to fit the processor
-typedef float floats __attribute__((vector_size(4 * LANES)));
-typedef uint32_t words __attribute__((vector_size(4 * LANES)));
+#if defined(__AVX512F__)
+constexpr int64_t REGISTER_BYTES = 64;
+#elif defined(__AVX2__)
+constexpr int64_t REGISTER_BYTES = 32;
+#else
+constexpr int64_t REGISTER_BYTES = 16;
+#endif
+constexpr int64_t LANES = LINTX_LANES;  // of a vector of floats
+
+// 64 bytes of numbers. They are divided into registers here, because GCC would divide a vector through memory.
+template <class A>
+struct Vector {
+    typedef A part __attribute__((vector_size(REGISTER_BYTES)));
+    static constexpr int64_t PART = REGISTER_BYTES / sizeof(A), PARTS = LANES / PART;
+    part parts[PARTS];
+
+    A operator[](int64_t lane) const { return parts[lane / PART][lane % PART]; }
+
+#define LINTX_OPERATOR(OP)                                                         \
+    friend Vector operator OP(Vector a, const Vector& b) {                         \
+        for (int64_t n = 0; n < PARTS; n++) a.parts[n] = a.parts[n] OP b.parts[n]; \
+        return a;                                                                  \
+    }                                                                              \
+    friend Vector operator OP(Vector a, A b) {                                     \
+        for (int64_t n = 0; n < PARTS; n++) a.parts[n] = a.parts[n] OP b;          \
+        return a;                                                                  \
+    }                                                                              \
+    friend Vector operator OP(A a, Vector b) {                                     \
+        for (int64_t n = 0; n < PARTS; n++) b.parts[n] = a OP b.parts[n];          \
+        return b;                                                                  \
+    }                                                                              \
+    template <class B>                                                             \
+    Vector& operator OP##=(const B& other) {                                       \
+        return *this = *this OP other;                                             \
+    }
+    LINTX_OPERATOR(+)
+    LINTX_OPERATOR(-)
+    LINTX_OPERATOR(*)
+#undef LINTX_OPERATOR
+};
+
+typedef Vector<float> floats;
+typedef Vector<int32_t> ints;
+typedef Vector<uint32_t> words;
 
 template <class To, class From>
 inline To bits_as(const From& from) {
@@ -20,49 +61,82 @@ inline To bits_as(const From& from) {
     return to;
 }
 
-inline floats load(const float* from) {
-    floats values;
+template <class A>
+inline typename Vector<A>::part load_part(const A* from) {
+    typename Vector<A>::part values;
     std::memcpy(&values, from, sizeof values);
     return values;
 }
 
-inline void store(float* to, floats values) { std::memcpy(to, &values, sizeof values); }
+// Each register is copied by itself: GCC would copy a larger object in pieces of another size, which stalls.
+inline floats load(const float* from) {
+    floats values;
+    for (int64_t n = 0; n < values.PARTS; n++) values.parts[n] = load_part(from + n * values.PART);
+    return values;
+}
+
+inline void store_part(float* to, floats::part values) { std::memcpy(to, &values, sizeof values); }
+
+inline void store(float* to, const floats& values) {
+    for (int64_t n = 0; n < values.PARTS; n++) store_part(to + n * values.PART, values.parts[n]);
+}
 
 // The elements `I` of two vectors side by side. Compilers make one shuffle of this, without memory.
-template <class To, class Vector, size_t... I>
-inline To pick(const Vector& a, const Vector& b, std::index_sequence<I...>) {
-    constexpr size_t width = sizeof(Vector) / sizeof(float);
+template <class To, class From, size_t... I>
+inline To pick(const From& a, const From& b, std::index_sequence<I...>) {
+    constexpr size_t width = sizeof(From) / sizeof(float);
     return To{(I < width ? a[I % width] : b[I % width])...};
 }
 
-template <class Half, class Vector, size_t... I>
-inline Half fold(const Vector& values, std::index_sequence<I...>) {
+template <class Half, class From, size_t... I>
+inline Half fold(const From& values, std::index_sequence<I...>) {
     return Half{values[I]...} + Half{values[sizeof...(I) + I]...};
 }
 
 typedef float four __attribute__((vector_size(16)));
 
-// The sum of all lanes, in a fixed order.
-inline float sum_lanes(floats values) {
+// The lanes 8 apart are added, and then those 4 apart.
+inline four sum_quarters(const floats& values) {
+#if defined(__AVX512F__)
     typedef float eight __attribute__((vector_size(32)));
-    const four rest = fold<four>(fold<eight>(values, std::make_index_sequence<8>()), std::make_index_sequence<4>());
+    return fold<four>(fold<eight>(values.parts[0], std::make_index_sequence<8>()), std::make_index_sequence<4>());
+#elif defined(__AVX2__)
+    return fold<four>(values.parts[0] + values.parts[1], std::make_index_sequence<4>());
+#else
+    return (values.parts[0] + values.parts[2]) + (values.parts[1] + values.parts[3]);
+#endif
+}
+
+// The sum of all lanes, in a fixed order.
+inline float sum_lanes(const floats& values) {
+    const four rest = sum_quarters(values);
     return (rest[0] + rest[2]) + (rest[1] + rest[3]);
 }
 
 // The same sums of four vectors.
 inline four sum_lanes(const floats& a, const floats& b, const floats& c, const floats& d) {
+#if defined(__AVX512F__)
+    typedef floats::part all;
     const std::index_sequence<0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23> halves{};
     const std::index_sequence<8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31> other_halves{};
     const std::index_sequence<0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27> quarters{};
     const std::index_sequence<4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31> other_quarters{};
     const std::index_sequence<2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13> pairs{};
     const std::index_sequence<1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14> neighbours{};
-    const floats ab = pick<floats>(a, b, halves) + pick<floats>(a, b, other_halves);
-    const floats cd = pick<floats>(c, d, halves) + pick<floats>(c, d, other_halves);
-    floats sums = pick<floats>(ab, cd, quarters) + pick<floats>(ab, cd, other_quarters);
-    sums += pick<floats>(sums, sums, pairs);
-    sums += pick<floats>(sums, sums, neighbours);
+    const all ab = pick<all>(a.parts[0], b.parts[0], halves) + pick<all>(a.parts[0], b.parts[0], other_halves);
+    const all cd = pick<all>(c.parts[0], d.parts[0], halves) + pick<all>(c.parts[0], d.parts[0], other_halves);
+    all sums = pick<all>(ab, cd, quarters) + pick<all>(ab, cd, other_quarters);
+    sums += pick<all>(sums, sums, pairs);
+    sums += pick<all>(sums, sums, neighbours);
     return four{sums[0], sums[4], sums[8], sums[12]};
+#else
+    const std::index_sequence<0, 1, 4, 5> halves{};
+    const std::index_sequence<2, 3, 6, 7> other_halves{};
+    const four quarters[] = {sum_quarters(a), sum_quarters(b), sum_quarters(c), sum_quarters(d)};
+    const four ab = pick<four>(quarters[0], quarters[1], halves) + pick<four>(quarters[0], quarters[1], other_halves);
+    const four cd = pick<four>(quarters[2], quarters[3], halves) + pick<four>(quarters[2], quarters[3], other_halves);
+    return four{ab[0], ab[2], cd[0], cd[2]} + four{ab[1], ab[3], cd[1], cd[3]};
+#endif
 }
 
 // The sum of a[i] * b[i], in a fixed order.

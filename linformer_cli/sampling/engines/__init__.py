@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
 from linformer_cli.errors import UsageError, unknown_name
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.system.device import Choice
@@ -18,25 +20,32 @@ AUTO, NATIVE, TEXTBOOK = "auto", NativeEngine.name, TextbookEngine.name
 
 
 def build_engine(
-    wanted: str, model: PixelModel, batch: int, state: PixelState | None = None, look_ahead: bool = True
+    wanted: str,
+    model: PixelModel,
+    batch: int,
+    state: PixelState | None = None,
+    look_ahead: bool = True,
+    products: torch.dtype | None = None,
 ) -> Engine:
     """The engine that `choose_engine` chooses; the other arguments are the arguments of `Engine`.
 
     Raises what `choose_engine` raises.
     """
-    return ENGINES[choose_engine(wanted, model).value](model, batch, state, look_ahead)
+    return ENGINES[choose_engine(wanted, model, products).value](model, batch, state, look_ahead, products)
 
 
 class EngineCache:
     """Builds the engine `wanted` of `model` for the first batch and reuses it for later batches of the same size.
 
-    Only the last engine is kept, so memory stays bounded. `wanted` and `look_ahead` are passed to `build_engine`. The
-    model's weights must not change while the cache is used, because engines may hold copies.
+    Only the last engine is kept, so memory stays bounded. `wanted`, `look_ahead` and `products` are passed to
+    `build_engine`. The model's weights must not change while the cache is used, because engines may hold copies.
     """
 
-    def __init__(self, wanted: str, model: PixelModel, look_ahead: bool = True) -> None:
+    def __init__(
+        self, wanted: str, model: PixelModel, look_ahead: bool = True, products: torch.dtype | None = None
+    ) -> None:
         self.model = model
-        self._wanted, self._look_ahead = wanted, look_ahead
+        self._wanted, self._look_ahead, self._products = wanted, look_ahead, products
         self._engine: Engine | None = None
 
     @contextmanager
@@ -49,7 +58,8 @@ class EngineCache:
         try:
             if self._engine is None or self._engine.batch != batch:
                 self._engine = None  # free its memory before the next engine is built
-                self._engine = build_engine(self._wanted, self.model, batch, state, self._look_ahead)
+                settings = self._look_ahead, self._products
+                self._engine = build_engine(self._wanted, self.model, batch, state, *settings)
             else:
                 self._engine.start(state)
             yield self._engine
@@ -58,24 +68,25 @@ class EngineCache:
             raise
 
 
-def choose_engine(wanted: str, model: PixelModel) -> Choice:
+def choose_engine(wanted: str, model: PixelModel, products: torch.dtype | None = None) -> Choice:
     """The engine `wanted`, or for `auto` the fastest engine that supports `model`, and the reason for the choice.
 
-    Raises `UsageError` for an unknown name and for an engine that does not support the model.
+    `products` is the same as in `Engine`. Raises `UsageError` for an unknown name, and if the engine `wanted`, or for
+    `auto` any engine, does not support the model.
     """
     if wanted != AUTO:
         if wanted not in ENGINES:
             raise unknown_name("engine", wanted, [AUTO, *ENGINES])
-        refusal = ENGINES[wanted].refusal(model)
+        refusal = ENGINES[wanted].refusal(model, products)
         if refusal is not None:
             raise UsageError(f"engine '{wanted}' does not support this model here: {refusal}")
         return Choice(wanted, "requested")
     refusals: list[str] = []
     for name, engine in ENGINES.items():
-        refusal = engine.refusal(model)
+        refusal = engine.refusal(model, products)
         if refusal is None and not engine.tried:
             refusal = f"it has never been run on such a device; --engine {name} selects it anyway"
         if refusal is None:
             return Choice(name, "; ".join(refusals) or "the fastest here")
         refusals.append(f"not {name}: {refusal}")
-    raise AssertionError("the textbook engine supports every model")
+    raise UsageError(f"no engine supports this model here: {'; '.join(refusals)}")

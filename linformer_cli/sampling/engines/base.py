@@ -21,7 +21,7 @@ class Engine(ABC):
 
     Every engine computes what `PixelModel.step` computes, up to rounding; engines differ in speed. An engine may copy
     the weights when it is built. `look_ahead` allows it to compute several values in one pass, which never changes a
-    result.
+    result. `products` is the type of the inputs and weights of matrix products (None: the model's type).
     """
 
     name: ClassVar[str]
@@ -31,16 +31,31 @@ class Engine(ABC):
     # The number of look-ahead passes through the layers since `start`.
     look_aheads: int = 0
 
-    def __init__(self, model: PixelModel, batch: int, state: PixelState | None = None, look_ahead: bool = True) -> None:
+    def __init__(
+        self,
+        model: PixelModel,
+        batch: int,
+        state: PixelState | None = None,
+        look_ahead: bool = True,
+        products: torch.dtype | None = None,
+    ) -> None:
         self.model = model
         self.batch = batch
+        self.products = products
         self.prepare(look_ahead)
         self.start(state)
 
     @classmethod
     @abstractmethod
-    def refusal(cls, model: PixelModel) -> str | None:
-        """Why the engine does not support `model`; None if it does."""
+    def refusal(cls, model: PixelModel, products: torch.dtype | None = None) -> str | None:
+        """Why the engine does not support `model` with `products`; None if it does."""
+
+    @staticmethod
+    def refuse_products(model: PixelModel, products: torch.dtype | None) -> str | None:
+        """The refusal of an engine whose products are always in the model's type."""
+        if products in (None, model.dtype):
+            return None
+        return f"it does not support {str(products).removeprefix('torch.')}"
 
     @abstractmethod
     def prepare(self, look_ahead: bool) -> None:

@@ -53,7 +53,7 @@ class CudaEngine(Engine):
         self._graphs = Graphs(device)
 
     @classmethod
-    def refusal(cls, model: PixelModel) -> str | None:
+    def refusal(cls, model: PixelModel, products: torch.dtype | None = None) -> str | None:
         if model.device.type != "cuda":
             return "it runs on CUDA devices only"
         if model.dtype not in (torch.float32, torch.bfloat16):
@@ -64,7 +64,7 @@ class CudaEngine(Engine):
             if block.attention.inner.options.feature_map not in COMPILED_MAPS:
                 # Other maps read numbers from the host, which a graph cannot do.
                 return f"it supports the feature maps {' and '.join(COMPILED_MAPS)} only"
-        return None
+        return cls.refuse_products(model, products)
 
     def start(self, state: PixelState | None = None) -> None:
         state = self.model.init_state(1) if state is None else state  # copied to every image below

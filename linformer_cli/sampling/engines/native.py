@@ -34,7 +34,10 @@ _TRIED_SECONDS = 10.0
 class NativeEngine(Engine):
     """Compiled operations on the CPU, for models whose blocks have a program.
 
-    Weights are in the model's type, float32 or bfloat16; the residual stream, all sums and the state are float32.
+    Products have inputs and weights in the model's type, float32 or bfloat16, or in int8. The residual stream and the
+    state are float32, and so are the sums of products of floats. With int8, the results have the same bits on every
+    processor: all products are sums of integers, and everything else is rounded in a fixed order.
+
     With `look_ahead`, a pass draws several values of a single image. Given the random numbers, every value is a
     function of the values before it. A pass therefore computes several values from guesses and keeps the values up to
     the first wrong guess. This is 'predictive sampling' (Wiggers 2020, arXiv 2002.09928) without its learned forecasts.
@@ -46,10 +49,10 @@ class NativeEngine(Engine):
     window: ClassVar[int] = 8
 
     def prepare(self, look_ahead: bool) -> None:
-        self._kernels = load_kernels()
         # Several images keep the processor busy without look-ahead.
-        self.program = compile_step(self.model, self.window if look_ahead and self.batch == 1 else 1)
+        self.program = compile_step(self.model, self.window if look_ahead and self.batch == 1 else 1, self.products)
         self._memory = Memory(self.program, self.batch)
+        self._kernels = self._memory.kernels
         head = self.model.head
         bounds = (head.mixtures, *head.log_scale_bounds) if isinstance(head, MixtureHead) else (0, 0, 0)
         self._head = Head(head.levels, *bounds)
@@ -79,14 +82,13 @@ class NativeEngine(Engine):
         return min(counts, key=lambda threads: statistics.median(seconds[threads]))
 
     @classmethod
-    def refusal(cls, model: PixelModel) -> str | None:
+    def refusal(cls, model: PixelModel, products: torch.dtype | None = None) -> str | None:
         if model.device.type != "cpu":
             return "it runs on the CPU only"
         if model.config.mixtures > MOST_LEVELS:
             return f"it supports mixtures up to {MOST_LEVELS}"
         try:
-            compile_step(model)
-            load_kernels()
+            load_kernels(compile_step(model, products=products).products)
         except (NoProgram, NoCompiler) as error:
             return str(error)
         return None

@@ -16,6 +16,9 @@ SOURCE = Path(compiler.__file__).with_name("engine.cpp")
 # Up to this many images per thread, all threads share every product: a thread with its own few images would read all
 # weights for little work. With more images, each thread takes its share of them through all layers.
 FEW = 2
+# Integer products have the same bits on every machine. The options give everything beside them the same bits too:
+# a fused multiply-add, which not every machine has, rounds once where a product and a sum round twice.
+EXACT = ("-ffp-contract=off",)
 _SIZE, _POINTER = ctypes.c_int64, ctypes.c_void_p
 _SIGNATURES = {
     "lintx_step": (_POINTER, _SIZE),
@@ -71,11 +74,12 @@ class Drawing(_Structure):
     ]
 
 
-def load_kernels() -> ctypes.CDLL:
-    """The functions of engine.cpp; raises `NoCompiler` if they are not available."""
+def load_kernels(products: torch.dtype) -> ctypes.CDLL:
+    """The functions of engine.cpp for products of this type; raises `NoCompiler` if they are not available."""
+    library = compiler.load_library(SOURCE, EXACT if products == torch.int8 else ())
     for name, signature in _SIGNATURES.items():
-        compiler.load_function(SOURCE, name, *signature)
-    library = compiler.load_library(SOURCE)
+        function = getattr(library, name)
+        function.argtypes, function.restype = signature, None
     library.lintx_find_operation.restype = _SIZE
     sizes = (_SIZE * 5)()
     library.lintx_sizes(sizes)
@@ -89,6 +93,7 @@ class Memory:
 
     def __init__(self, program: Program, batch: int) -> None:
         self.program, self.batch = program, batch
+        self.kernels = load_kernels(program.products)
         rows = max(batch, program.window)
         self.tensors = [
             pack(buffer.tensor, buffer.dtype) if buffer.kind == Kind.WEIGHTS and buffer.tensor is not None
@@ -96,7 +101,6 @@ class Memory:
             else torch.zeros(batch if buffer.kind == Kind.STATE else rows, buffer.width, dtype=buffer.dtype)
             for buffer in program.buffers
         ]  # fmt: skip
-        kernels = load_kernels()
         self._buffers = (Buffer * len(program.buffers))()
         for bound, buffer, tensor in zip(self._buffers, program.buffers, self.tensors, strict=True):
             kind = Kind.SHARED if buffer.kind == Kind.WEIGHTS else buffer.kind
@@ -104,7 +108,7 @@ class Memory:
             bound.data, bound.stride, bound.kind = tensor.data_ptr(), stride, kind
         self._operations = (Operation * len(program.operations))()
         for bound, operation in zip(self._operations, program.operations, strict=True):
-            bound.code = kernels.lintx_find_operation(operation.name.encode())
+            bound.code = self.kernels.lintx_find_operation(operation.name.encode())
             assert bound.code >= 0, f"engine.cpp has no operation {operation.name}"
             bound.buffer[: len(operation.buffers)] = operation.buffers
             bound.integer[: len(operation.integers)] = operation.integers
@@ -136,9 +140,31 @@ class Memory:
 def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Weights [rows, columns] in the layout of `project`: [rows / 16, columns in words, 16] words of 32 bits.
 
-    A word is one float or two bfloat16 numbers. Zeros fill incomplete words and tiles.
+    A word is one float, two bfloat16 numbers or four 8-bit integers. Zeros fill incomplete words and tiles. With
+    integers, two more words per row follow its columns: the scale, a float, and the sum of the row's integers.
     """
     missing_columns, missing_rows = -weight.shape[1] % (4 // dtype.itemsize), -len(weight) % TILE_ROWS
-    rounded = functional.pad(weight.to(dtype), (0, missing_columns, 0, missing_rows))
-    panels: Tensor = rounded.contiguous().view(torch.int32).unflatten(0, (-1, LANES))
+    weight = functional.pad(weight, (0, missing_columns, 0, missing_rows))
+    if dtype != torch.int8:
+        return _arrange(weight.to(dtype))
+    integers, scales = quantise(weight)
+    sums = integers.sum(dim=1, dtype=torch.int32)
+    tail = torch.stack((scales.view(torch.int32), sums), dim=1)
+    return torch.cat((_arrange(integers), _arrange(tail)), dim=1)
+
+
+def _arrange(rows: Tensor) -> Tensor:
+    """Rows of whole words as int32 [rows / 16, words, 16]."""
+    panels: Tensor = rows.contiguous().view(torch.int32).unflatten(0, (-1, LANES))
     return panels.transpose(1, 2).contiguous()
+
+
+def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Integers int8 [rows, columns] from -127 to 127, and the scale float32 [rows] that each row is multiplied by.
+
+    A row with a number that is not finite has the scale NaN.
+    """
+    weight = weight.float()
+    scales = weight.abs().amax(dim=1) / 127
+    scales = scales.where(scales.isfinite(), torch.nan)
+    return (weight / scales.unsqueeze(1)).round().clamp(-127, 127).nan_to_num(0).to(torch.int8), scales

@@ -15,8 +15,8 @@ class TextbookEngine(Engine):
     name = "textbook"
 
     @classmethod
-    def refusal(cls, model: PixelModel) -> str | None:
-        return None
+    def refusal(cls, model: PixelModel, products: torch.dtype | None = None) -> str | None:
+        return cls.refuse_products(model, products)
 
     def prepare(self, look_ahead: bool) -> None:
         self._state: PixelState | None = None

@@ -1,0 +1,48 @@
+// Products of float32 and bfloat16 numbers with float32 sums.
+#pragma once
+
+#include <cstdint>
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
+#include "../numbers.h"
+#include "products.h"
+
+namespace {
+
+struct FloatSums {
+    typedef uint32_t Word;
+    typedef floats Sums;
+    static constexpr int64_t TAIL = 0, IMAGES = REGISTER_BYTES == 16 ? 3 : 6;
+
+    static floats::part start(const uint32_t*) { return floats::part{}; }
+    static floats::part finish(floats::part sums, const uint32_t*, const char*) { return sums; }
+};
+
+struct Float32 : FloatSums {
+    static floats::part add(floats::part sums, words::part weight, uint32_t x) {
+        return sums + bits_as<floats::part>(weight) * bits_as<float>(x);
+    }
+};
+
+// A word is two numbers.
+struct Bfloat16 : FloatSums {
+    static floats::part add(floats::part sums, words::part weight, uint32_t x) {
+#ifdef __AVX512BF16__
+        return bits_as<floats::part>(_mm512_dpbf16_ps(bits_as<__m512>(sums), bits_as<__m512bh>(weight),
+                                                      bits_as<__m512bh>(_mm512_set1_epi32(static_cast<int>(x)))));
+#else
+        const uint32_t upper = 0xffff0000;
+        return sums + bits_as<floats::part>(weight << 16) * bits_as<float>(x << 16) +
+               bits_as<floats::part>(weight & upper) * bits_as<float>(x & upper);
+#endif
+    }
+};
+
+inline void round_to_bfloat16(int64_t columns, const float* x, bfloat16* rounded) {
+    for (int64_t i = 0; i < columns; i++) rounded[i] = bfloat16(x[i]);
+    if (columns % 2) rounded[columns] = bfloat16(0.0f);
+}
+
+}  // namespace

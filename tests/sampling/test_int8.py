@@ -1,0 +1,193 @@
+"""8-bit integer products: the sums are those of integers, and all bits are the same for every instruction set."""
+
+import platform
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from machine import HAS_COMPILER
+from numpy.typing import NDArray
+from sampling.cases import draw_tokens
+from sampling.test_native_mechanisms import VARIANTS
+from torch import Tensor
+
+from linformer_cli.checkpoint import load_weights, read_checkpoint
+from linformer_cli.config import ImageShape
+from linformer_cli.data.sequence import values_to_images
+from linformer_cli.evaluation.bits import measure_nats, stepped_nats
+from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.native.program import Builder, Program
+from linformer_cli.sampling.decode import Sampler
+from linformer_cli.sampling.engines import NATIVE, EngineCache, native_memory
+from linformer_cli.sampling.engines.native import NativeEngine
+from linformer_cli.sampling.engines.native_memory import Memory
+from linformer_cli.system.environment import processor_features
+
+pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="the native engine needs a C++ compiler")
+
+# What each instruction set needs. "native" is the machine's own; each of the others has another way to multiply.
+INSTRUCTION_SETS = {"native": "", "x86-64": "", "x86-64-v3": "avx2", "x86-64-v4": "avx512bw"}
+# Those that are compared with the machine's own.
+every_other = pytest.mark.parametrize(
+    "instruction_set",
+    ["x86-64", "x86-64-v3", pytest.param("x86-64-v4", marks=pytest.mark.slow)],
+    indirect=True,
+)
+
+
+@pytest.fixture(params=INSTRUCTION_SETS)
+def instruction_set(request, monkeypatch, compile_once) -> str:
+    """Integer engines are compiled for this instruction set."""
+    name: str = request.param
+    if name != "native":
+        if platform.machine() not in ("x86_64", "AMD64") or INSTRUCTION_SETS[name] not in processor_features():
+            pytest.skip(f"this machine does not run {name}")
+        monkeypatch.setattr(native_memory, "EXACT", (*native_memory.EXACT, f"-march={name}"))
+        compile_once(native_memory.SOURCE, native_memory.EXACT)
+    return name
+
+
+def multiply(weight: Tensor, bias: Tensor, x: Tensor, activation: str = "none") -> NDArray[np.float32]:
+    """The native engine's products [N, rows] of weight [rows, columns] and x [N, columns], plus the bias."""
+    builder = Builder(torch.int8, x.shape[1])
+    output = builder.project_by(weight, bias, builder.x, "output", activation)
+    program = Program(torch.int8, 1, tuple(builder.buffers), tuple(builder.operations), -1, -1, output, ())
+    memory = Memory(program, len(x))
+    memory.tensors[builder.x].copy_(x)
+    memory.kernels.lintx_step(memory.address, 0)
+    return memory.tensors[output][:, : len(weight)].numpy()
+
+
+def quantise(rows: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    most = np.abs(rows).max(axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.nan_to_num(np.rint(rows * (np.float32(127) / most)[:, None])).astype(np.int64), most / np.float32(127)
+
+
+def expected_products(weight: Tensor, bias: Tensor, x: Tensor) -> NDArray[np.float32]:
+    """The same by numpy's integers."""
+    (w, w_scales), (inputs, scales) = quantise(weight.numpy()), quantise(x.numpy())
+    return (inputs @ w.T).astype(np.float32) * (scales[:, None] * w_scales) + bias.numpy()
+
+
+@pytest.mark.parametrize("columns", [1, 3, 4, 5, 31, 64, 257])
+@pytest.mark.parametrize("rows", [1, 63, 65, 130])
+def test_products_are_those_of_integers(instruction_set, columns, rows) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    for batch in (1, 2, 3, 4, 5, 6, 7, 13):
+        weight, bias = torch.randn(rows, columns, generator=generator), torch.randn(rows, generator=generator)
+        # Multiples of 1/127, so that the oracle, which multiplies weights by a reciprocal, rounds them the same way.
+        weight = (weight * 50).round().clamp(-126, 126)
+        weight[:, 0] = 127
+        x = torch.randn(batch, columns, generator=generator) * torch.logspace(-18, 18, batch).unsqueeze(1)
+        np.testing.assert_array_equal(multiply(weight, bias, x), expected_products(weight, bias, x))
+
+
+def test_the_largest_sums_do_not_saturate(instruction_set) -> None:
+    signs = torch.tensor([[1.0, 1.0, 1.0, 1.0], [-1.0, -1.0, -1.0, -1.0], [1.0, -1.0, -1.0, 1.0]]).repeat(1, 300)
+    bias = torch.zeros(3)
+    assert multiply(signs, bias, signs).diagonal().tolist() == pytest.approx([1200] * 3)
+    np.testing.assert_array_equal(multiply(signs, bias, signs), expected_products(signs, bias, signs))
+
+
+def test_inputs_are_rounded_to_the_nearest_integer_and_ties_to_even(instruction_set) -> None:
+    x = torch.tensor([[127, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 0.4999, 126.5, -127]])
+    rounded = [127, 0, 2, 2, 0, -2, -2, 0, 126, -127]
+    assert multiply(torch.eye(10), torch.zeros(10), x)[0].tolist() == pytest.approx(rounded)
+
+
+def test_unusual_inputs(instruction_set) -> None:
+    """A vector of zeros gives the bias, and one with a number that is not finite gives NaN."""
+    x = torch.zeros(5, 9)
+    x[1, 4], x[2, 8], x[3, 0], x[4, 2] = torch.nan, torch.inf, -torch.inf, 1e-40
+    weight, bias = torch.ones(3, 9), torch.tensor([0.5, -2.0, 0.0])
+    found = multiply(weight, bias, x)
+    assert np.isnan(found[1:4]).all()
+    assert found[0].tolist() == found[4].tolist() == bias.tolist()
+    weight[1, 3] = torch.nan
+    weight[2] = 0
+    assert np.isnan(multiply(weight, bias, x + 1)[0]).tolist() == [False, True, False]
+
+
+def test_elementary_functions_are_those_of_maths_h() -> None:
+    """Those of the C library differ between machines."""
+    folder = native_memory.SOURCE.parent
+    for file in (native_memory.SOURCE, folder / "drawing.h", folder / "maths.h", *(folder / "ops").glob("*.h")):
+        code = re.sub("//.*", "", file.read_text())
+        assert not re.findall(r"\b(?:exp2?|expm1|log|log2|log1p|pow|cbrt|sin|cos|tan|tanh|erf)f?\(", code), file
+
+
+@pytest.fixture
+def build(build_tiny_model: Callable[..., PixelModel]) -> Callable[..., PixelModel]:
+    """A tiny model of a mechanism's variant, with odd widths and a sequence of 60 positions."""
+
+    def build_variant(variant: str, **changes: object) -> PixelModel:
+        attention, options = VARIANTS[variant]
+        image = ImageShape(height=6, width=10, levels=16)
+        model = build_tiny_model(attention=attention, attention_options=options, image=image, **changes)
+        reason = NativeEngine.refusal(model, torch.int8)
+        if reason is not None:
+            pytest.skip(reason)
+        return model
+
+    return build_variant
+
+
+def step_through(model: PixelModel, batch: int, threads: int = 1) -> Tensor:
+    """The head's parameters [batch, 60, P] of the first images, in int8."""
+    engine = NativeEngine(model, batch, products=torch.int8)
+    engine.use_threads(threads)
+    return torch.stack([engine.step(token).clone() for token in draw_tokens(model, batch).unbind(dim=1)], dim=1)
+
+
+@every_other
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_instruction_set_computes_the_same_bits(build, instruction_set, variant, monkeypatch) -> None:
+    model = build(variant)
+    found = step_through(model, 3)
+    monkeypatch.undo()
+    expected = step_through(model, 3)
+    assert found.isfinite().all() and torch.equal(found, expected)
+
+
+@every_other
+@pytest.mark.parametrize("changes", [{}, {"head": "mixture"}, {"activation": "relu", "norm": "post"}], ids=str)
+@pytest.mark.parametrize("attention", ["linear", "softmax"])
+def test_every_instruction_set_draws_the_same_images(
+    build_tiny_model, instruction_set, attention, changes, monkeypatch
+) -> None:
+    """In any batch; a single image is drawn by looking ahead."""
+    model = build_tiny_model(attention=attention, context="wide", **changes)
+
+    def draw(batch: int) -> NDArray[np.uint8]:
+        return Sampler(model, 5, engine=NATIVE, products=torch.int8).sample_images(7, batch)
+
+    found = [draw(batch) for batch in (1, 3, 7)]
+    monkeypatch.undo()
+    expected = draw(7)
+    assert len(np.unique(expected)) > 5
+    for images in found:
+        np.testing.assert_array_equal(images, expected)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_neither_batch_nor_threads_change_a_bit(build, variant) -> None:
+    model = build(variant)
+    expected = step_through(model, 7)
+    for batch, threads in ((1, 1), (1, 3), (3, 1), (7, 3)):
+        assert torch.equal(step_through(model, batch, threads), expected[:batch])
+
+
+def test_the_shipped_model_loses_little() -> None:
+    """On images of its own, whose bits/dim are typical of its data."""
+    model = load_weights(read_checkpoint(None))
+    values = Sampler(model, engine=NATIVE).sample(range(4)).values
+    images = values_to_images(values, model.config.image)
+    found = [
+        measure_nats(model, images, nats=lambda *given, engines=engines: stepped_nats(engines, *given))
+        for engines in (EngineCache(NATIVE, model, products=products) for products in (torch.int8, None))
+    ]
+    difference, _ = found[0].measure_difference(found[1])
+    assert 0 < abs(difference) < 0.002
