@@ -48,7 +48,7 @@ def test_timing(lintx, run_folder) -> None:
     speeds = {(row["attention"], row["engine"]): row["images_per_second"] for row in rows}
     assert speeds.keys() == {
         ("linear", "native"),
-        ("softmax", "cached"),
+        ("softmax", "native"),
         *((name, "textbook") for name in ("linear", "softmax")),
     }
     assert all((speed is None) == (engine == "textbook") for (_, engine), speed in speeds.items())

@@ -24,8 +24,6 @@ struct Vector {
     static constexpr int64_t PART = REGISTER_BYTES / sizeof(A), PARTS = LANES / PART;
     part parts[PARTS];
 
-    A operator[](int64_t lane) const { return parts[lane / PART][lane % PART]; }
-
 #define LINTX_OPERATOR(OP)                                                         \
     friend Vector operator OP(Vector a, const Vector& b) {                         \
         for (int64_t n = 0; n < PARTS; n++) a.parts[n] = a.parts[n] OP b.parts[n]; \
