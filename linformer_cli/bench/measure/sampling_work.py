@@ -13,7 +13,7 @@ import torch
 
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.sampling.choose import Filters, UniformStreams
-from linformer_cli.sampling.engines import AUTO, build_engine
+from linformer_cli.sampling.engines import AUTO, Engine, build_engine
 
 from .timing import Check, never_stop, time_work
 
@@ -58,20 +58,22 @@ class WholeImages:
     def steps(self) -> int:
         return self.model.config.image.positions
 
+    @torch.no_grad()
     def time_sample(self) -> float:
-        self.draw(min(WARM_UP_STEPS, self.steps))
-        seconds = time_work(lambda: self.draw(self.steps), str(self.model.device))
+        # The engine is built anew for each sample, so that it takes no memory while other rows are timed.
+        engine = build_engine(self.engine, self.model, self.batch, None, self.look_ahead, self.products)
+        self._draw(engine, min(WARM_UP_STEPS, self.steps))
+        seconds = time_work(lambda: self._draw(engine, self.steps), str(self.model.device))
+        self.looked_ahead |= engine.look_aheads > 0
         self.drawn += self.batch
         return seconds
 
-    @torch.no_grad()
-    def draw(self, steps: int) -> None:
+    def _draw(self, engine: Engine, steps: int) -> None:
         """Draw the first `steps` values of the next images."""
-        stepper = build_engine(self.engine, self.model, self.batch, None, self.look_ahead, self.products)
-        first = stepper.step(self.model.start_tokens(self.batch))
+        engine.start()
+        first = engine.step(self.model.start_tokens(self.batch))
         streams = UniformStreams(0, range(self.drawn, self.drawn + self.batch))
-        stepper.draw_values(first, streams, Filters(), steps, self.check)
-        self.looked_ahead |= stepper.look_aheads > 0
+        engine.draw_values(first, streams, Filters(), steps, self.check)
 
 
 @dataclass
