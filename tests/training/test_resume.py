@@ -314,7 +314,7 @@ def test_a_stop_does_not_wait_for_an_evaluation_or_a_grid(
 
         monkeypatch.setattr(owner, name, call)
 
-    stop_inside(trainer.model, "nats" if work == "evaluation" else "init_state")
+    stop_inside(trainer.model, "nats" if work == "evaluation" else "start_tokens")
     if work == "evaluation":  # training calls the same method; stop only within validation
         monkeypatch.setattr(loop_module, "measure_bits", lambda *a, **k: measure_bits(*a, batch=2, **k))
     with pytest.raises(Interrupted, match=f"topped at step {EVALUATE_EVERY}, saved"):
