@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "ops/lanes.h"
+#include "threads.h"
 
 namespace {  // local to the library that includes it: the compiler may inline all of it
 
@@ -37,17 +38,6 @@ struct Program {
 // STEP: one position of several images. TRY: successive positions of one image, which leave its state as it was. COMMIT
 // repeats the first of these positions and keeps the state.
 enum Mode { STEP, TRY, COMMIT };
-
-// Calls `body` for every index below `count`, divided among threads.
-template <class Body>
-inline void spread(int64_t threads, int64_t count, Body body) {
-    if (threads == 1 || count == 1) {
-        for (int64_t index = 0; index < count; index++) body(index);
-        return;
-    }
-#pragma omp parallel for schedule(static) num_threads(static_cast<int>(threads))
-    for (int64_t index = 0; index < count; index++) body(index);
-}
 
 // The rows of one pass through a program: images `first` .. `first + rows - 1` in STEP, else positions of one image.
 struct Pass {

@@ -1,7 +1,9 @@
 """Engines agree with the model's own step, from any state, and say why they do not support a model."""
 
+import concurrent.futures
 import functools
 import gc
+import os
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -201,6 +203,37 @@ def test_threads_do_not_interfere(build_tiny_model, batch) -> None:
         native.use_threads(threads)
         outputs.append([native.step(token).clone() for token in tokens.unbind(dim=1)])
     assert all(torch.equal(one, two) for one, two in zip(*outputs, strict=True))
+
+
+@needs_compiler
+def test_engines_in_several_python_threads_do_not_interfere(build_tiny_model) -> None:
+    """The engines of a process share their helper threads."""
+    model = build_tiny_model(width=128, heads=4, head_width=32, feed_forward=512)
+    tokens = draw_tokens(model, 4)
+
+    def draw(_: int) -> torch.Tensor:
+        native = NativeEngine(model, 4)
+        native.use_threads(3)
+        return torch.stack([native.step(token).clone() for token in tokens.unbind(dim=1)])
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        outputs = list(pool.map(draw, range(8)))
+    assert all(torch.equal(output, outputs[0]) for output in outputs)
+
+
+@needs_compiler
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_process_steps_without_the_helpers_of_its_parent(build_tiny_model) -> None:
+    model = build_tiny_model(width=128, heads=4, head_width=32, feed_forward=512)
+    native = NativeEngine(model, 4)
+    native.use_threads(3)
+    expected = native.step(model.start_tokens(4)).clone()
+    native.start()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if torch.equal(native.step(model.start_tokens(4)), expected) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @needs_compiler

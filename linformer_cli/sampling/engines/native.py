@@ -1,9 +1,6 @@
 """The CPU engine: the program of a step (`native/program.py`), run by C++ that is compiled on first use."""
 
 import ctypes
-import math
-import statistics
-import time
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -25,10 +22,6 @@ from .native_memory import Drawing, Head, Memory, load_kernels
 
 # Look-ahead passes between two calls of `before_step`.
 _PASSES = 32
-# Steps are tried with every number of threads in this many rounds, each for at least this many seconds.
-_ROUNDS, _ROUND_SECONDS = 3, 0.004
-# Seconds until they are tried again, because other programs come and go.
-_TRIED_SECONDS = 10.0
 
 
 class NativeEngine(Engine):
@@ -56,30 +49,12 @@ class NativeEngine(Engine):
         head = self.model.head
         bounds = (head.mixtures, *head.log_scale_bounds) if isinstance(head, MixtureHead) else (0, 0, 0)
         self._head = Head(head.levels, *bounds)
-        self._tried_threads = -math.inf
+        self.use_threads(torch.get_num_threads())
 
     def use_threads(self, threads: int) -> None:
-        """Let `threads` threads work on every step until the next `start`."""
+        """Let up to `threads` threads work on every step."""
         self.threads = threads
         self._memory.use_threads(threads)
-
-    def _find_fastest_threads(self) -> int:
-        """The number of threads whose steps are the fastest now, of torch's number and its halves; spoils the states.
-
-        Beside other programs, threads that wait for each other can be many times slower than a single thread.
-        """
-        most = torch.get_num_threads()
-        counts = [most >> halvings for halvings in range(most.bit_length())]
-        seconds: dict[int, list[float]] = {threads: [] for threads in counts}
-        for _ in range(_ROUNDS):
-            for threads in counts:
-                self._memory.use_threads(threads)
-                began, steps = time.perf_counter(), 0
-                while (elapsed := time.perf_counter() - began) < _ROUND_SECONDS or not steps:
-                    self._kernels.lintx_step(self._memory.address, 0)
-                    steps += 1
-                seconds[threads].append(elapsed / steps)
-        return min(counts, key=lambda threads: statistics.median(seconds[threads]))
 
     @classmethod
     def refusal(cls, model: PixelModel, products: torch.dtype | None = None) -> str | None:
@@ -94,9 +69,6 @@ class NativeEngine(Engine):
         return None
 
     def start(self, state: PixelState | None = None) -> None:
-        if time.monotonic() - self._tried_threads > _TRIED_SECONDS:
-            self.use_threads(self._find_fastest_threads())
-            self._tried_threads = time.monotonic()
         self._memory.start()
         self._position, self.look_aheads = 0, 0
         if state is None:
