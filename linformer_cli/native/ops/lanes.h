@@ -166,10 +166,10 @@ inline float sum_of(int64_t count, Term term) {
 inline float largest(int64_t count, const float* x) {
     float most[LANES];
     for (float& lane : most) lane = -3.0e38f;
-    int64_t i = 0;
-    for (; i + LANES <= count; i += LANES)
+    const int64_t whole = count / LANES * LANES;
+    for (int64_t i = 0; i < whole; i += LANES)
         for (int64_t lane = 0; lane < LANES; lane++) most[lane] = x[i + lane] > most[lane] ? x[i + lane] : most[lane];
-    for (; i < count; i++) most[0] = x[i] > most[0] ? x[i] : most[0];
+    for (int64_t i = whole; i < count; i++) most[0] = x[i] > most[0] ? x[i] : most[0];
     for (const float lane : most) most[0] = lane > most[0] ? lane : most[0];
     return most[0];
 }
