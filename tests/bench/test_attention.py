@@ -1,4 +1,4 @@
-"""Tests of `bench attention`: growth with T, rows that are left out with a reason, and mechanisms that are not timed."""
+"""Tests of `bench attention`: growth with T, rows that are left out, and mechanisms that are not timed."""
 
 from typing import Any
 
@@ -244,7 +244,7 @@ def test_a_process_that_ctrl_c_ended_leaves_out_no_row(machine) -> None:
     assert stopped and report.rows == [] and report.ended == "interrupted"
 
 
-def test_a_mechanism_whose_executions_disagree_is_not_timed(machine, monkeypatch, raises_one_line) -> None:
+def test_a_mechanism_whose_attend_and_step_disagree_is_not_timed(machine, monkeypatch, raises_one_line) -> None:
     right = LinearAttention.step
 
     def wrong(self, q_t, k_t, v_t, *rest):

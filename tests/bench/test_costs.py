@@ -52,7 +52,7 @@ def test_the_traffic_of_a_step_matches_a_count_by_hand(build_tiny_model, batch) 
     assert state_traffic_bytes(linear, batch) == 2 * linear.state_bytes(batch)
     softmax = build_tiny_model(attention="softmax")
     whole = softmax.state_bytes(batch)
-    # A step reads half of the cache and half a position on average, and writes one of 64 positions.
+    # On average, a step reads half of the cache plus half a position. It writes one of 64 positions.
     assert state_traffic_bytes(softmax, batch) == pytest.approx(whole * 65 / 128 + whole / 64, rel=0.01)
     lstm = build_tiny_model(attention="lstm")
     assert state_traffic_bytes(lstm, batch) == 2 * lstm.state_bytes(batch)

@@ -35,7 +35,7 @@ def networks(tiny_model_config):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, ceilings) -> None:
-    """Starts no processes, uses made-up ceilings and two updates of the copy task, and compares no attend with step."""
+    """Starts no processes, uses made-up ceilings, trains the copy task for two updates, and compares no executions."""
     monkeypatch.setattr(paper, "Ceilings", lambda device: ceilings)
     monkeypatch.setattr(paper, "require_model_agrees", lambda timed: None)
     monkeypatch.setattr(attention, "require_agreement", lambda model: None)

@@ -18,7 +18,7 @@ def setup(model: PixelModel, batch: int, engine: str = "textbook", precision: st
 def test_the_peak_covers_the_state_of_the_batch(build_tiny_model) -> None:
     model = build_tiny_model(attention="softmax", heads=8, head_width=32)
     found = measure_sampling_memory(setup(model, 256), 60)
-    state = model.state_bytes(256)  # 2 layers x 64 positions x 512 floats x 256 images: 64 MiB
+    state = model.state_bytes(256)  # 2 layers x 64 positions x 512 floats x 256 images
     assert state <= found < 1.5 * state
 
 
