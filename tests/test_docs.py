@@ -76,6 +76,6 @@ def test_python_examples_run(index: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["install", "test"])
-def test_commands_of_ci_are_marked_in_the_docs(name: str) -> None:
+def test_commands_of_ci_are_marked_in_the_readme(name: str) -> None:
     marked = re.findall(rf"^<!-- ci: {name} -->\n```bash\n(.+)\n```$", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert len(marked) == 1

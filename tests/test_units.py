@@ -65,7 +65,7 @@ def test_bytes_are_written_with_suitable_units(count, expected):
         (-4200, "-4.2 k"),
     ],
 )
-def test_counts_are_written_with_commas(count, expected):
+def test_large_counts_are_abbreviated(count, expected):
     assert format_count(count) == expected
 
 
