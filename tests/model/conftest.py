@@ -18,7 +18,7 @@ BuildModel = Callable[..., PixelModel]
 
 @pytest.fixture(scope="session")
 def build_config() -> BuildConfig:
-    """Provides `build_config(attention="linear", size=(height, width, channels), levels=256, **changes to the network)`."""
+    """Provides `build_config(attention="linear", size=(height, width, channels), levels=256, **network settings)`."""
 
     def build(
         attention: str = "linear", size: tuple[int, int, Any] = (4, 5, 1), levels: int = 256, **changes: Any
