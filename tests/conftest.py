@@ -23,7 +23,7 @@ from linformer_cli.sampling.engines.native_memory import EXACT, SOURCE
 BuildModel = Callable[..., PixelModel]
 
 prepare_triton()
-os.environ.pop("PYTHONUNBUFFERED", None)  # as in most shells; it affects errors at exit
+os.environ.pop("PYTHONUNBUFFERED", None)  # as in most shells; this affects errors at exit
 pin_threads()
 
 
@@ -49,7 +49,7 @@ def _compile_kernels(compile_once: Callable[..., None]) -> None:
 
 @pytest.fixture
 def fresh_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Gives the folder of an empty cache of compiled libraries, and no library is loaded."""
+    """Provides the folder of an empty cache of compiled libraries, with no library loaded."""
     monkeypatch.setenv("LINTX_CACHE", str(tmp_path / "cache"))
     compiler.try_load.cache_clear()
     yield tmp_path / "cache" / "native"

@@ -1,7 +1,7 @@
-"""The script of tests with two processes: `python -m torch.distributed.run ... tests/processes.py WHAT ...`.
+"""The script that tests run in two processes: `python -m torch.distributed.run ... tests/processes.py WHAT ...`.
 
-With `train FOLDER`, it trains in several ways and compares the results with those of one process. With `dying STEP
-...`, it runs the command line and kills the second process before training step or image number STEP.
+If WHAT is `train FOLDER`, the script trains in several ways and compares the results with those of one process. If
+WHAT is `dying STEP`, it runs the command line and kills the second process before training step or image STEP.
 """
 
 import json

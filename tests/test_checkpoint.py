@@ -337,7 +337,7 @@ def test_a_newer_format_is_refused_before_its_unknown_keys_are(mine, raises_one_
 
 @pytest.fixture
 def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_checkpoint: Path) -> Path:
-    """Provides a copy of the package with two shipped models, and an empty working folder."""
+    """A folder with two shipped models, and an empty working folder."""
     for name in (DEFAULT_CHECKPOINT, "glyphs-large"):
         shutil.copytree(tiny_checkpoint, tmp_path / "package" / "checkpoints" / name)
     (tmp_path / "package" / "checkpoints" / "not-a-checkpoint").mkdir()

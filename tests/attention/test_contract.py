@@ -605,7 +605,7 @@ def test_huge_keys_give_finite_outputs_and_gradients(case: Case, places: slice) 
 
 @every_case
 @every_hardness
-def test_hard_inputs_are_still_split_invariant(case: Case, harden: Callable[[Inputs], Inputs]) -> None:
+def test_results_for_hard_inputs_are_split_invariant(case: Case, harden: Callable[[Inputs], Inputs]) -> None:
     mechanism = build(case)
     inputs = share(mechanism, harden(draw(mechanism)))
     condition = condition_of(case, inputs)
@@ -655,7 +655,7 @@ def test_autocast_rounds_no_state_or_sum(case: Case, way: str) -> None:
 
 
 @every_case
-def test_bfloat16_inputs_with_a_float32_state(case: Case) -> None:
+def test_bfloat16_inputs_work_with_a_float32_state(case: Case) -> None:
     """Projections under autocast return bfloat16, while the state has the type of the model."""
     mechanism = build(case, torch.float32)
     inputs = draw(mechanism, dtype=torch.bfloat16)

@@ -97,7 +97,7 @@ def test_a_norm_covers_all_heads_together(run: Any) -> None:
 
 
 @both_ways
-def test_chunk_scores_may_be_shifted_and_huge(run: Any) -> None:
+def test_chunk_scores_may_be_shifted_or_huge(run: Any) -> None:
     attention = build(chunk=7, rank=2, window=3)
     inputs = draw(40, 2)
     expected, _ = run(attention, inputs)

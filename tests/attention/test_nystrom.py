@@ -58,7 +58,7 @@ def test_iterations_converge_to_the_inverse() -> None:
     assert errors == sorted(errors, reverse=True)
     assert errors[0] > 0.5
     assert errors[-1] < 1e-6
-    assert errors[-2] > 1e-3, "six iterations define Z, not the exact inverse"
+    assert errors[-2] > 1e-3, "Z must be the result of six iterations, not the exact inverse"
 
 
 def test_the_default_is_six_iterations_and_a_convolution() -> None:

@@ -65,7 +65,7 @@ def test_steps_within_the_capacity_allocate_nothing() -> None:
 
 
 @pytest.mark.parametrize("capacity", [3, 12, 25, 60])
-def test_attend_from_an_empty_cache_of_any_capacity(capacity: int) -> None:
+def test_attend_works_from_an_empty_cache_of_any_capacity(capacity: int) -> None:
     attention, inputs = build(), draw(25)
     expected = softmax(*inputs)
     empty = attention.init_state(2, capacity, CPU, torch.float64)

@@ -105,13 +105,12 @@ def test_the_mechanism_computes_the_same_as_a_table_of_all_pairs(measured: list[
                 assert bounded == pytest.approx(plain, rel=1e-9)
 
 
-# The function
+# measure_approximation
 
 
 def measure(draws: int = 3, seed: int = 0, **changes: object) -> list[Approximation]:
     settings = Draws(positions=9, draws=draws, seed=seed)
-    # type: ignore[arg-type]
-    return measure_approximation(**{"features": [8], "norms": [0.5], "draws": settings, **changes})
+    return measure_approximation(**{"features": [8], "norms": [0.5], "draws": settings, **changes})  # type: ignore[arg-type]
 
 
 def test_results_depend_only_on_the_seed_and_the_settings() -> None:

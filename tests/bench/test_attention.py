@@ -19,7 +19,7 @@ from linformer_cli.model.pixel_model import PixelModel
 
 MIB = 2**20
 VARIANTS = parse_variants(["linear", "softmax"])
-# The exponents of time and memory on the made-up machine. A pass of one sequence of 1000 takes 0.1 s and 1 MiB.
+# Exponents of time and memory on the made-up machine. A pass of one sequence of 1000 positions takes 0.1 s and 1 MiB.
 EXPONENTS = {"linear": 1, "softmax": 2}
 
 
@@ -50,7 +50,7 @@ class Machine:
         """The passes of a row take 0.9, 1 and 1.2 times the usual time."""
         work()
         setup = self.passes[-1]
-        number = self.passes.count(setup) - 2  # the first warmed up
+        number = self.passes.count(setup) - 2  # the first pass was the warm-up
         return 0.1 * self.growth(setup) * (0.9, 1, 1.2)[number % 3]
 
 

@@ -239,7 +239,7 @@ def test_an_interruption_before_any_measurement_still_gives_a_page(networks) -> 
 
 
 def test_files_are_written_every_few_minutes(networks, monkeypatch) -> None:
-    """The clock advances by 70 s at each reading."""
+    """The made-up clock advances by 70 s at each reading."""
     ticks: Iterator[int] = iter(range(0, 10**6, 70))
     monkeypatch.setattr(paper.time, "monotonic", lambda: next(ticks))
     saved: list[PaperReport] = []

@@ -64,7 +64,7 @@ def test_a_trained_model_is_compared_with_softmax(build_tiny_model, clock) -> No
     assert [timed.name for timed in softmax] == ["exact"]
 
 
-def test_rows_of_a_group_take_turns(models, clock) -> None:
+def test_the_rows_of_a_group_are_measured_alternately(models, clock) -> None:
     clock.take(*[4.0, 8.0, 2.0] * 2, 1.0)
     softmax, rerun, linear = bench(models[:2], [3], 3).rows
     assert softmax.samples_seconds == [4.0, 4.0, 1.0] and rerun.samples_seconds == [8.0, 8.0, 1.0]

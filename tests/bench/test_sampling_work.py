@@ -96,7 +96,7 @@ def test_a_rerun_reads_prefixes_with_a_mean_of_half_the_image(build_tiny_model, 
 @pytest.mark.parametrize(
     "build", [WholeImages, lambda *given, **rest: MiddleSteps(*given, "auto", 4, **rest), RerunPrefixes]
 )
-def test_a_check_can_stop_between_steps(build_tiny_model, build) -> None:
+def test_the_work_can_be_stopped_between_steps(build_tiny_model, build) -> None:
     left = iter(range(2))
 
     def stop() -> None:

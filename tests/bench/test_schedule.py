@@ -1,4 +1,4 @@
-"""Tests of parts that share a budget: the order of rounds, the time of each part, and the groups left out."""
+"""Tests of the schedule of `bench paper`, whose parts (such as sampling and training) share a time budget."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace

@@ -43,7 +43,7 @@ def test_a_step_trains_as_in_a_run(models, tmp_path, monkeypatch) -> None:
     assert any(not torch.equal(old, new) for old, new in zip(before, trainer.model.parameters(), strict=True))
     assert isinstance(trainer.optimizer, torch.optim.RAdam) and trainer.autocast
     assert trainer.config.train.batch == 4 and trainer.config.train.learning_rate == 1e-4
-    assert trainer.train_set.images.max() < 16  # levels
+    assert trainer.train_set.images.max() < 16  # 16 levels
     assert not list(tmp_path.iterdir())
 
 

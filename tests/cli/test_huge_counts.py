@@ -1,4 +1,4 @@
-"""Tests that commands refuse or limit huge numbers, and that no command counts up to one."""
+"""Tests that commands refuse or limit huge numbers without counting up to them."""
 
 import pytest
 from PIL import Image

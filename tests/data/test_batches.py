@@ -7,7 +7,7 @@ from linformer_cli.data.batches import Batches, shift_images
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 100])
-def test_every_epoch_holds_every_image_once(count: int) -> None:
+def test_every_epoch_contains_every_image_once(count: int) -> None:
     stream = Batches(count, seed=3).batch(0, 5 * count)
     assert stream.dtype == np.int64
     for epoch in stream.reshape(5, count):
@@ -105,7 +105,7 @@ def test_shifts_never_change() -> None:
     assert Batches(8, seed=42).shifts(3, 5, most=2).tolist() == [[1, 0], [1, 1], [1, 2], [-2, 0], [1, 2]]
 
 
-def test_an_image_moves_and_repeats_its_edge() -> None:
+def test_a_shifted_image_repeats_its_edge() -> None:
     image = np.arange(1, 7, dtype=np.uint8).reshape(1, 2, 3, 1)
     moves = {
         (0, 0): [[1, 2, 3], [4, 5, 6]],

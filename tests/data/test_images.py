@@ -293,14 +293,16 @@ def test_a_missing_data_folder_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         load_images("mnist", "train")
 
 
-def test_an_uncreatable_cache_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raises_one_line) -> None:
+def test_a_cache_that_cannot_be_created_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raises_one_line
+) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with raises_one_line(DataError, "file", "--data-dir"):
         load_images("mnist", "train")
 
 
-def test_an_unknown_home_is_refused(raises_one_line) -> None:
+def test_an_unknown_home_folder_is_refused(raises_one_line) -> None:
     with raises_one_line(DataError, "--data-dir"):
         load_images("mnist", "train", data_dir="~nobody-of-that-name/data")
 

@@ -23,7 +23,7 @@ precision = "fp32"
 
 @pytest.fixture(scope="session")
 def full() -> bool:
-    """Tells whether to run the full number of cases, as for docs/notes/reliability.md."""
+    """Tells whether to run the full number of cases, as for the figures in docs/notes/reliability.md."""
     return bool(os.environ.get("LINTX_FULL"))
 
 

@@ -47,7 +47,7 @@ def build(context: Context, size: tuple[int, int, int], embedding: str = "grid",
     config = ModelConfig.model_validate({"width": 16, "context": context, "embedding": embedding, "image": image})
     torch.manual_seed(3)
     found = PixelEmbedding(config.model_copy(update=changes)).double()
-    if found.tables is not None:  # would be 0
+    if found.tables is not None:  # initially zero
         torch.nn.init.normal_(found.tables.rows)
     return found
 

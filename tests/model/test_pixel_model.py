@@ -53,7 +53,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     ]
 }
 every_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
-# One variant per attention, image and context; for tests that depend on nothing else.
+# These have every attention, image and context at least once. They are for tests that depend on nothing else.
 some_variants = pytest.mark.parametrize(
     "variant", [value for name, value in VARIANTS.items() if name.endswith("grid-pre-categorical")]
 )
@@ -138,8 +138,8 @@ def test_predictions_are_causal(build_model: BuildModel, variant: dict[str, Any]
     for place in range(positions):
         for row in (place, place + positions):
             assert_agree(after[row : row + 1, : place + 1], before[:, : place + 1], CAUSALITY)
-            # With `previous`, the next position reads a value. With neighbours, one at the right border is read a row
-            # later.
+            # With `previous`, a value is read at the next position. With neighbours, a value at the right border is
+            # first read one row later.
             seen = place + 1 if variant["context"] == "previous" else place + model.config.image.values_per_row
             if seen < positions:
                 assert (after[row] - before[0])[place + 1 : seen + 1].abs().max() > 1e-6

@@ -161,7 +161,7 @@ def test_bits_per_dim_are_plotted_against_speed() -> None:
     assert benchmark_plots.render_quality(rows, "png").startswith(b"\x89PNG")
 
 
-def test_a_plot_of_bits_per_dim_is_refused_without_any(raises_one_line) -> None:
+def test_a_plot_of_bits_per_dim_is_refused_if_no_row_has_any(raises_one_line) -> None:
     with raises_one_line(UsageError, "--runs"):
         benchmark_plots.render_quality([MEASURED, _trained("x", 1.0, row=LEFT_OUT)], "png")
 

@@ -301,7 +301,9 @@ def test_weights_from_another_model_are_validated_before_the_first_step(
     assert first["images"] == "0"
 
 
-def test_a_run_stopped_before_that_validation_validates_after_the_resume(configure, tmp_path, build_tiny_model) -> None:
+def test_a_run_stopped_before_its_first_validation_validates_after_the_resume(
+    configure, tmp_path, build_tiny_model
+) -> None:
     config = configure()
     trainer = begin(config, tmp_path)
     trainer.take_over(build_tiny_model(3, attention="softmax", layers=1))

@@ -1,7 +1,4 @@
-"""Tests of moving weights.
-
-Matching tensors are copied, projections are copied in parts, and other tensors are listed.
-"""
+"""Tests of moving weights. Matching tensors and parts of projections are copied; other tensors are listed."""
 
 from collections.abc import Callable
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Compares causal sums with decay with their recurrence, which takes one position at a time."""
+"""Compares causal sums that decay with a recurrence over single positions."""
 
 from collections.abc import Callable
 
