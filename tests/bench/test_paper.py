@@ -35,7 +35,10 @@ def networks(tiny_model_config):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, ceilings) -> None:
-    """Starts no processes, uses made-up ceilings, trains the copy task for two updates, and compares no executions."""
+    """Starts no processes and skips the comparison of attend and step.
+
+    Ceilings are made up; the copy task has two updates.
+    """
     monkeypatch.setattr(paper, "Ceilings", lambda device: ceilings)
     monkeypatch.setattr(paper, "require_model_agrees", lambda timed: None)
     monkeypatch.setattr(attention, "require_agreement", lambda model: None)

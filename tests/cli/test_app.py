@@ -247,7 +247,7 @@ def test_help_can_be_printed_in_any_encoding(encoding):
     ("module", "name", "code"), [("typer", "SIGINT", 130), ("torch", "SIGINT", 130), ("torch", "SIGTERM", 143)]
 )
 def test_a_signal_during_an_import_prints_no_traceback(tmp_path, module, name, code):
-    """Compiled modules raise another exception in its place, as the module of this test does."""
+    """A compiled module raises another exception in place of the signal's; the module of this test does the same."""
     text = (
         "import signal\n"
         "try:\n"

@@ -56,7 +56,7 @@ def test_top_k_keeps_and_renormalises_the_likeliest_values() -> None:
 @pytest.mark.parametrize(
     ("top_p", "kept"), [(0.25, 1), (0.5, 1), (0.5001, 2), (0.75, 2), (0.7501, 3), (0.875, 3), (0.876, 4), (1.0, 4)]
 )
-def test_top_p_keeps_the_smallest_set_with_that_probability(top_p: float, kept: int) -> None:
+def test_top_p_keeps_the_smallest_set_that_reaches_the_probability(top_p: float, kept: int) -> None:
     # All probabilities are multiples of 1/8, so no sum is rounded.
     probabilities = [0.125, 0.5, 0.125, 0.25]
     order = [1, 3, 0, 2]

@@ -1,4 +1,4 @@
-"""Tests of two processes that share one task. They are started as by users and communicate with gloo on the CPU."""
+"""Tests of two processes that share one task, started as a user would start them, with gloo on the CPU."""
 
 import json
 import os
