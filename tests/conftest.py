@@ -1,4 +1,4 @@
-"""Fixtures that several test files share: tiny models, a checkpoint folder, and a check for one-line errors."""
+"""Fixtures for several test files: tiny models, a checkpoint folder, and a check for one-line errors."""
 
 import contextlib
 import os
@@ -23,14 +23,14 @@ from linformer_cli.sampling.engines.native_memory import EXACT, SOURCE
 BuildModel = Callable[..., PixelModel]
 
 prepare_triton()
-os.environ.pop("PYTHONUNBUFFERED", None)  # as in most shells; errors at exit depend on this setting
+os.environ.pop("PYTHONUNBUFFERED", None)  # as in most shells; this affects errors at exit
 pin_threads()
 
 
 @pytest.fixture(scope="session")
 def compile_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
-    """`compile_once(source, options)`: with an empty cache one worker compiles, and the others wait for it."""
-    folder = tmp_path_factory.getbasetemp()  # of this worker; workers share the folder above
+    """Provides `compile_once(source, options)`: one worker compiles, and the others wait for it."""
+    folder = tmp_path_factory.getbasetemp()  # this worker's own; the parent folder is shared
     lock = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "kernels.lock"
 
     def compile_once(source: Path, options: tuple[str, ...] = ()) -> None:
@@ -49,7 +49,7 @@ def _compile_kernels(compile_once: Callable[..., None]) -> None:
 
 @pytest.fixture
 def fresh_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of an empty cache of compiled libraries; no library is loaded."""
+    """Provides the folder of an empty cache of compiled libraries, with no library loaded."""
     monkeypatch.setenv("LINTX_CACHE", str(tmp_path / "cache"))
     compiler.try_load.cache_clear()
     yield tmp_path / "cache" / "native"
@@ -88,7 +88,7 @@ def tiny_model_config() -> ModelConfig:
 
 @pytest.fixture(scope="session")
 def build_tiny_model(tiny_model_config: ModelConfig) -> BuildModel:
-    """`build_tiny_model(seed, dtype, **changes to the config)`: random weights, and predictions far from uniform."""
+    """Provides `build_tiny_model(seed, dtype, **changes to the config)`, whose predictions are far from uniform."""
 
     def build(seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> PixelModel:
         if changes.get("attention", "linear") != "linear":
@@ -97,7 +97,7 @@ def build_tiny_model(tiny_model_config: ModelConfig) -> BuildModel:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = PixelModel(config)
-            # An untrained head predicts nearly uniform values, which would hide most mistakes.
+            # An untrained head predicts a nearly uniform distribution, which would hide most mistakes.
             model.head.projection.weight.data.mul_(10)
             torch.nn.init.normal_(model.head.projection.bias, std=0.5)
             if model.embedding.tables is not None:  # initially zero
@@ -109,7 +109,7 @@ def build_tiny_model(tiny_model_config: ModelConfig) -> BuildModel:
 
 @pytest.fixture(scope="session")
 def tiny_info(tiny_model_config: ModelConfig) -> CheckpointInfo:
-    """The description of a tiny model's checkpoint after 3 of 7 steps."""
+    """Describes a tiny model's checkpoint after 3 of 7 steps."""
     return CheckpointInfo(
         model=tiny_model_config,
         data=DataSummary(name="glyphs", train_images=90, border_mean=0.5),
@@ -119,7 +119,7 @@ def tiny_info(tiny_model_config: ModelConfig) -> CheckpointInfo:
 
 @pytest.fixture(scope="session")
 def tiny_training_state() -> TrainingState:
-    """A training state with tensors of every type in use, and a number that decimal places would round."""
+    """A training state with tensors of every type in use, and a number that cannot be written in few decimal places."""
     generator = torch.Generator().manual_seed(1)
     tensors = {
         "optimizer.0.exp_avg": torch.randn(5, 3, generator=generator),
@@ -136,7 +136,10 @@ def tiny_checkpoint(
     tiny_info: CheckpointInfo,
     tiny_training_state: TrainingState,
 ) -> Path:
-    """A checkpoint folder of `build_tiny_model()` with training state. Tests share it: do not change it."""
+    """A checkpoint folder of `build_tiny_model()` with training state.
+
+    Tests share the folder and must not change it.
+    """
     folder = tmp_path_factory.mktemp("checkpoints") / "tiny"
     save_checkpoint(folder, build_tiny_model(), tiny_info, tiny_training_state)
     return folder
@@ -144,7 +147,7 @@ def tiny_checkpoint(
 
 @pytest.fixture(scope="session")
 def raises_one_line() -> Callable[..., AbstractContextManager[pytest.ExceptionInfo[Any]]]:
-    """Like `pytest.raises`, for errors that users read: one line of limited length that contains all `parts`."""
+    """Like `pytest.raises`, but checks that the message is one line of limited length with all `parts`."""
 
     @contextlib.contextmanager
     def raises(kind: type[LintxError], *parts: str) -> Iterator[pytest.ExceptionInfo[Any]]:

@@ -1,10 +1,13 @@
-"""Made-up ceilings, so that tests neither depend on the machine nor take time to measure it."""
+"""Made-up ceilings. With them, tests do not depend on the machine and take no time to measure it."""
 
 from linformer_cli.bench.measure.ceilings import Ceilings, CeilingsReport, CopyCeiling, ProductCeiling
 
 
 class FixedCeilings(Ceilings):
-    """100 GFLOP/s in float32, 200 in bfloat16, 10 GB/s. `asked` lists rows and precision of all requested products."""
+    """Ceilings of 100 GFLOP/s in float32, 200 GFLOP/s in bfloat16, and 10 GB/s.
+
+    `asked` lists rows and precision of all requested products.
+    """
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)

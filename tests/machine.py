@@ -11,18 +11,18 @@ FASTEST_ENGINE = "native" if HAS_COMPILER else "textbook"
 # Triton kernels run on a GPU if there is one, otherwise on the CPU in Triton's interpreter.
 TRITON_DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NO_TRITON = "Triton is not installed"
-# Metrics that depend on the machine; comparisons of two runs leave them out.
+# These metrics depend on the machine, so comparisons of two runs leave them out.
 TIMING_METRICS = ("elapsed_seconds", "images_per_second", "peak_memory_bytes")
 
 
 def prepare_triton() -> None:
-    """Call before the first import of Triton, which then decides how kernels run."""
+    """Choose how Triton runs kernels; call this before the first import of Triton."""
     if TRITON_DEVICE.type == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
 
 
 def pin_threads() -> None:
-    """One thread for every process of the tests, unless `OMP_NUM_THREADS` is set."""
+    """Use one thread in every process of the tests, unless `OMP_NUM_THREADS` is set."""
     if "OMP_NUM_THREADS" not in os.environ:
         os.environ["OMP_NUM_THREADS"] = "1"
         torch.set_num_threads(1)

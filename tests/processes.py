@@ -1,7 +1,7 @@
-"""The script of tests with two processes: `python -m torch.distributed.run ... tests/processes.py WHAT ...`.
+"""The script that tests run in two processes: `python -m torch.distributed.run ... tests/processes.py WHAT ...`.
 
-`train FOLDER` trains in several ways and compares the results with those of one process. `dying STEP ...` runs the
-command line and kills the second process before training step or image number STEP.
+If WHAT is `train FOLDER`, the script trains in several ways and compares the results with those of one process. If
+WHAT is `dying STEP`, it runs the command line and kills the second process before training step or image STEP.
 """
 
 import json
@@ -62,7 +62,7 @@ def build(folder: Path, team: Team, precision: str = "fp32", **model: Any) -> Tr
 
 
 class StopAt(StopRequest):
-    """A signal that arrives just before step `step` of `trainer`."""
+    """A stop request that arrives just before step `step` of `trainer`."""
 
     def __init__(self, trainer: Trainer, step: int | None) -> None:
         self.trainer, self.step = trainer, step
@@ -88,7 +88,10 @@ def train_until(folder: Path, team: Team, step: int, **settings: Any) -> None:
 
 
 def largest_difference(ours: Path, theirs: Path) -> float:
-    """The largest difference between the weights, averaged weights and optimizer states of two runs' last saves."""
+    """Return the largest difference between the last saves of two runs.
+
+    Weights, averaged weights and optimizer states are compared.
+    """
     found = 0.0
     for name in (WEIGHTS, TRAINING):
         left, right = (load_file(run / "last" / name) for run in (ours, theirs))
@@ -99,7 +102,10 @@ def largest_difference(ours: Path, theirs: Path) -> float:
 
 
 def check_one_large_batch(folder: Path, team: Team, **model: Any) -> None:
-    """Check in float64, where the order of sums matters little, that gradients and weights equal one process's."""
+    """Check that gradients and weights equal those of one process.
+
+    The check uses float64, where the order of sums matters little.
+    """
     trainers = [
         build(folder / f"of-{each.count}", each, **model) for each in ((team, ALONE) if team.leads else (team,))
     ]
@@ -130,19 +136,19 @@ def check_training(folder: Path) -> None:
         check_one_large_batch(folder / "batch", team)
         # With chunks longer than the image, some parameters get no gradient.
         check_one_large_batch(folder / "idle", team, attention="flash", attention_options={})
-        # Two processes, then one, then two again.
+        # The run uses two processes, then one, then two again.
         train_until(folder / "whole", team, STEPS)
         train_until(folder / "moved", team, 3)
         if team.leads:
             train_until(folder / "moved", ALONE, 6)
         team.wait()
         train_until(folder / "moved", team, STEPS)
-        # Interrupted and resumed with the same process count: dropout and sums are the same in any precision.
+        # Interrupt and resume with the same number of processes: dropout and sums are then the same in any precision.
         for name, steps in (("dropout", [STEPS]), ("dropout-stopped", [4, 5, STEPS])):
             for step in steps:
                 train_until(folder / name, team, step, dropout=0.2, precision="bf16")
         drawn = team.gather(float(torch.rand(())))
-        assert drawn[0] != drawn[1], "both processes have the same dropout"
+        assert drawn[0] != drawn[1], "both processes use the same dropout mask"
         if team.leads:
             train_until(folder / "alone", ALONE, STEPS)
             pairs = {"whole": "alone", "moved": "whole", "dropout-stopped": "dropout"}

@@ -1,4 +1,4 @@
-"""Checkpoints: complete or absent, checked before use, and found by run, folder or name."""
+"""Tests of checkpoints: complete or absent, checked before use, and found by run, folder or name."""
 
 import builtins
 import errno
@@ -52,12 +52,12 @@ def equal_weights(model: PixelModel, other: PixelModel) -> bool:
 def edit_config(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     document = json.loads((folder / CONFIG).read_text())
     change(document)
-    document.pop("config_sha256", None)  # as after a deliberate edit
+    document.pop("config_sha256", None)  # as a user's edit would
     (folder / CONFIG).write_text(json.dumps(document))
 
 
 def edit_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    """Change the weights and update their digest, so that only the comparison with the model can find the change."""
+    """Change the weights and their digest, so that only a comparison with the model can find the change."""
     tensors = load_file(folder / WEIGHTS)
     change(tensors)
     save_file(tensors, folder / WEIGHTS)
@@ -65,7 +65,7 @@ def edit_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], objec
 
 
 def believe(folder: Path, name: str) -> None:
-    """Update the digest of the file in config.json."""
+    """Update the file's digest in config.json."""
     key = {WEIGHTS: "weights_sha256", TRAINING: "training_sha256"}[name]
     digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
     edit_config(folder, lambda document: document.update({key: digest}))
@@ -74,7 +74,7 @@ def believe(folder: Path, name: str) -> None:
 # Save and load
 
 
-def test_a_model_comes_back_bit_for_bit(build_tiny_model, tiny_checkpoint) -> None:
+def test_a_model_is_read_back_bit_for_bit(build_tiny_model, tiny_checkpoint) -> None:
     model = load_model(tiny_checkpoint)
     assert equal_weights(model, build_tiny_model())
     assert not equal_weights(model, build_tiny_model(seed=1))
@@ -92,7 +92,7 @@ def test_a_model_comes_back_bit_for_bit(build_tiny_model, tiny_checkpoint) -> No
         {"embedding": "paper", "norm": "post", "head": "mixture", "context": "previous"},
     ],
 )
-def test_every_kind_of_model_comes_back(tmp_path, build_tiny_model, tiny_info, changes) -> None:
+def test_every_kind_of_model_is_read_back(tmp_path, build_tiny_model, tiny_info, changes) -> None:
     model = build_tiny_model(**changes)
     save_checkpoint(tmp_path / "last", model, tiny_info.model_copy(update={"model": model.config}))
     again = load_model(tmp_path / "last")
@@ -100,7 +100,7 @@ def test_every_kind_of_model_comes_back(tmp_path, build_tiny_model, tiny_info, c
     assert again.config == model.config
 
 
-def test_the_training_state_comes_back_bit_for_bit(tiny_checkpoint, tiny_training_state) -> None:
+def test_the_training_state_is_read_back_bit_for_bit(tiny_checkpoint, tiny_training_state) -> None:
     state = load_training_state(read_checkpoint(tiny_checkpoint))
     assert state.values == tiny_training_state.values
     assert state.tensors.keys() == tiny_training_state.tensors.keys()
@@ -109,7 +109,7 @@ def test_the_training_state_comes_back_bit_for_bit(tiny_checkpoint, tiny_trainin
         assert torch.equal(state.tensors[key], tensor)
 
 
-def test_config_json_says_what_the_files_are(tmp_path, build_tiny_model, tiny_info, tiny_training_state) -> None:
+def test_config_json_has_the_digests_of_the_files(tmp_path, build_tiny_model, tiny_info, tiny_training_state) -> None:
     written = save_checkpoint(tmp_path / "last", build_tiny_model(), tiny_info, tiny_training_state)
     read = read_checkpoint(tmp_path / "last")
     assert read.info == written
@@ -122,7 +122,7 @@ def test_config_json_says_what_the_files_are(tmp_path, build_tiny_model, tiny_in
     assert [path.name for path in tmp_path.iterdir()] == ["last"]
 
 
-def test_saving_leaves_the_model_as_it_was(tmp_path, build_tiny_model, tiny_info) -> None:
+def test_saving_does_not_change_the_model(tmp_path, build_tiny_model, tiny_info) -> None:
     model = build_tiny_model().train()
     save_checkpoint(tmp_path / "last", model, tiny_info, weights_dtype=torch.bfloat16)
     assert model.training
@@ -159,13 +159,13 @@ def test_a_checkpoint_without_training_state_cannot_be_resumed(
         load_training_state(read_checkpoint(tmp_path / "best"))
 
 
-def test_a_later_checkpoint_without_training_state_leaves_none_behind(mine, build_tiny_model, tiny_info) -> None:
+def test_a_later_checkpoint_without_training_state_removes_the_old_one(mine, build_tiny_model, tiny_info) -> None:
     assert (mine / TRAINING).exists()
     save_checkpoint(mine, build_tiny_model(), tiny_info)
     assert not (mine / TRAINING).exists()
 
 
-def test_the_model_card_tells_what_is_known(tmp_path, build_tiny_model, tiny_info) -> None:
+def test_the_model_card_describes_the_model(tmp_path, build_tiny_model, tiny_info) -> None:
     save_checkpoint(tmp_path / "mine", build_tiny_model(), tiny_info)
     card = (tmp_path / "mine" / CARD).read_text()
     assert card.startswith("# mine\n")
@@ -183,7 +183,7 @@ def test_no_pickle_is_written_or_opened(
     tmp_path, monkeypatch, build_tiny_model, tiny_info, tiny_training_state
 ) -> None:
     def refuse(*_arguments: object, **_options: object) -> None:
-        raise AssertionError("a pickle was touched")
+        raise AssertionError("a pickle was written or opened")
 
     for module, name in (
         (pickle, "load"),
@@ -218,7 +218,7 @@ def test_weights_must_be_exactly_those_of_the_config(mine, raises_one_line, chan
         load_model(mine)
 
 
-def test_a_config_that_was_changed_no_longer_fits_the_weights(mine, raises_one_line) -> None:
+def test_a_changed_config_does_not_fit_the_weights(mine, raises_one_line) -> None:
     edit_config(mine, lambda document: document["model"].update(layers=3))
     with raises_one_line(CheckpointError, "lacks", "blocks.2."):
         load_model(mine)
@@ -235,7 +235,7 @@ def test_a_file_with_one_bit_changed_is_refused(mine, raises_one_line, name) -> 
 
 @pytest.mark.parametrize("name", [WEIGHTS, TRAINING])
 @pytest.mark.parametrize("kept", [0, 4, 100, -1])
-def test_a_file_that_was_cut_off_is_refused_even_with_a_digest_that_fits(mine, raises_one_line, name, kept) -> None:
+def test_a_truncated_file_is_refused_even_with_a_matching_digest(mine, raises_one_line, name, kept) -> None:
     (mine / name).write_bytes((mine / name).read_bytes()[:kept])
     for parts in ((name, "SHA-256"), (name, "cannot be read")):
         with raises_one_line(CheckpointError, *parts):
@@ -244,14 +244,14 @@ def test_a_file_that_was_cut_off_is_refused_even_with_a_digest_that_fits(mine, r
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, TRAINING])
-def test_a_file_that_is_gone_is_named(mine, raises_one_line, name) -> None:
+def test_a_missing_file_is_named(mine, raises_one_line, name) -> None:
     (mine / name).unlink()
     with raises_one_line(CheckpointError, f"no {name}", str(mine)):
         load_model(mine) if name == WEIGHTS else load_training_state(read_checkpoint(mine))
 
 
-def test_saves_continue_where_an_older_one_cannot_be_removed(tmp_path, tiny_info, monkeypatch) -> None:
-    """As on a network file system, where a file that another process has open stays."""
+def test_saving_works_even_if_an_older_save_cannot_be_removed(tmp_path, tiny_info, monkeypatch) -> None:
+    """This happens on a network file system if another process has a file open."""
     original = shutil.rmtree
     monkeypatch.setattr(
         checkpoint_module.shutil,
@@ -267,7 +267,7 @@ def test_saves_continue_where_an_older_one_cannot_be_removed(tmp_path, tiny_info
 
 
 @pytest.mark.parametrize("load", [load_weights, load_training_state])
-def test_a_checkpoint_that_a_run_replaces_meanwhile_is_not_called_damaged(
+def test_a_checkpoint_replaced_while_it_is_read_is_not_called_damaged(
     mine, tiny_info, tiny_training_state, raises_one_line, load
 ) -> None:
     found = read_checkpoint(mine)
@@ -283,7 +283,7 @@ def test_a_checkpoint_that_a_run_replaces_meanwhile_is_not_called_damaged(
         load(found)
 
 
-def test_a_config_that_was_cut_off_is_refused_wherever_it_ends(mine, raises_one_line) -> None:
+def test_a_truncated_config_is_refused_wherever_it_ends(mine, raises_one_line) -> None:
     whole = (mine / CONFIG).read_bytes().rstrip()
     for kept in (0, 1, len(whole) // 2, len(whole) - 1):
         (mine / CONFIG).write_bytes(whole[:kept])
@@ -292,7 +292,7 @@ def test_a_config_that_was_cut_off_is_refused_wherever_it_ends(mine, raises_one_
 
 
 @pytest.mark.parametrize("text", ["[]", "3", "null", "{}", '{"format": 1}', "\xff"])
-def test_a_config_of_another_kind_is_refused(mine, raises_one_line, text) -> None:
+def test_a_config_with_other_contents_is_refused(mine, raises_one_line, text) -> None:
     (mine / CONFIG).write_bytes(text.encode("latin-1"))
     with raises_one_line(CheckpointError, CONFIG, "damaged"):
         read_checkpoint(mine)
@@ -307,7 +307,7 @@ def test_a_config_of_another_kind_is_refused(mine, raises_one_line, text) -> Non
         (lambda document: document.update(weight_sha256="0"), ("did you mean 'weights_sha256'?",)),
     ],
 )
-def test_a_fault_in_the_config_is_named(mine, raises_one_line, change, parts) -> None:
+def test_an_error_in_the_config_is_named(mine, raises_one_line, change, parts) -> None:
     edit_config(mine, change)
     with raises_one_line(CheckpointError, CONFIG, "damaged", *parts):
         read_checkpoint(mine)
@@ -337,7 +337,7 @@ def test_a_newer_format_is_refused_before_its_unknown_keys_are(mine, raises_one_
 
 @pytest.fixture
 def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_checkpoint: Path) -> Path:
-    """A separate package with two shipped models, and an empty working folder."""
+    """A folder with two shipped models, and an empty working folder."""
     for name in (DEFAULT_CHECKPOINT, "glyphs-large"):
         shutil.copytree(tiny_checkpoint, tmp_path / "package" / "checkpoints" / name)
     (tmp_path / "package" / "checkpoints" / "not-a-checkpoint").mkdir()
@@ -361,14 +361,14 @@ def test_shipped_models_are_found_by_name(shipped) -> None:
     assert find_checkpoint(None) == find_checkpoint() == shipped / DEFAULT_CHECKPOINT
 
 
-def test_shipped_models_lie_beside_the_package_in_the_repository(shipped, monkeypatch, tmp_path) -> None:
+def test_shipped_models_are_found_next_to_the_package_in_the_repository(shipped, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(checkpoint_module, "__file__", str(tmp_path / "package" / "linformer_cli" / "checkpoint.py"))
     assert find_checkpoint("glyphs-large") == shipped / "glyphs-large"
     monkeypatch.setattr(checkpoint_module, "__file__", str(tmp_path / "elsewhere" / "deep" / "checkpoint.py"))
     assert shipped_checkpoints() == {}
 
 
-def test_a_run_stands_for_its_best_and_else_for_its_last(shipped, tiny_checkpoint) -> None:
+def test_a_run_stands_for_its_best_checkpoint_or_else_its_last(shipped, tiny_checkpoint) -> None:
     both = make_run(Path("both"), tiny_checkpoint, "best", "last")
     young = make_run(Path("young"), tiny_checkpoint, "last")
     assert find_checkpoint(both) == both / "best"
@@ -395,17 +395,17 @@ def test_an_existing_path_wins_over_a_shipped_name(shipped, tiny_checkpoint) -> 
     assert find_checkpoint("glyphs-large") == run / "last"
 
 
-def test_the_default_is_the_shipped_one_whatever_is_called_so_here(shipped, tiny_checkpoint) -> None:
+def test_the_default_is_the_shipped_model_even_if_a_folder_has_its_name(shipped, tiny_checkpoint) -> None:
     make_run(Path(DEFAULT_CHECKPOINT), tiny_checkpoint, "last")
     assert find_checkpoint(None) == shipped / DEFAULT_CHECKPOINT
 
 
-def test_an_unknown_name_is_refused_with_the_nearest(shipped, raises_one_line) -> None:
+def test_an_unknown_name_is_refused_with_a_suggestion(shipped, raises_one_line) -> None:
     with raises_one_line(UsageError, "unknown checkpoint 'glyph-large'", "did you mean 'glyphs-large'?"):
         find_checkpoint("glyph-large")
 
 
-def test_a_path_to_nothing_is_not_taken_for_a_name(shipped, raises_one_line) -> None:
+def test_a_path_that_does_not_exist_is_not_taken_for_a_name(shipped, raises_one_line) -> None:
     for name in ("runs/first", "model.safetensors", "first.pt"):
         with raises_one_line(CheckpointError, f"no checkpoint at '{name}'", "glyphs-large"):
             find_checkpoint(name)
@@ -430,7 +430,7 @@ def test_pickled_files_are_refused_with_the_reason(shipped, raises_one_line, nam
 class Fault:
     """Counts the disk operations of saving a checkpoint, and fails at one of them.
 
-    A failing write has written half of its data; an interrupted removal has removed one file.
+    A write that fails has written half of its data, and a removal that is interrupted has removed one file.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, error: BaseException | None, at: int = -1) -> None:
@@ -478,7 +478,7 @@ class Fault:
         return Writer()
 
     def rmtree(self, folder: Path, ignore_errors: bool = False) -> None:
-        # Removals ignore errors, so only an interruption can leave one.
+        # Removals ignore errors, so only an interruption can leave files.
         if isinstance(self.error, KeyboardInterrupt) and folder.exists() and self.due("rmtree"):
             next(file for file in sorted(folder.iterdir()) if file.name in (CONFIG, WEIGHTS)).unlink()
             raise self.error
@@ -486,7 +486,7 @@ class Fault:
 
 
 def loaded_seed(folder: Path, models: list[PixelModel]) -> int:
-    """The index of the model that a folder holds; weights and training state must agree."""
+    """Return the number of the model in a folder; its weights and training state must belong together."""
     found = find_checkpoint(folder)
     model, state = load_model(found), load_training_state(read_checkpoint(found))
     (seed,) = [index for index, candidate in enumerate(models) if equal_weights(model, candidate)]
@@ -496,7 +496,7 @@ def loaded_seed(folder: Path, models: list[PixelModel]) -> int:
 
 @pytest.mark.parametrize("kind", [OSError, KeyboardInterrupt])
 @pytest.mark.parametrize("cut_off_before", [False, True])
-def test_whatever_stops_a_save_leaves_the_old_or_the_new_checkpoint_whole(
+def test_a_save_that_stops_anywhere_leaves_the_old_or_the_new_checkpoint_complete(
     tmp_path, build_tiny_model, tiny_info, tiny_training_state, raises_one_line, kind, cut_off_before
 ) -> None:
     models = [build_tiny_model(seed) for seed in (0, 1)]
@@ -508,7 +508,7 @@ def test_whatever_stops_a_save_leaves_the_old_or_the_new_checkpoint_whole(
 
     def begin(name: str) -> Path:
         save(tmp_path / name, 0)
-        if cut_off_before:  # as if the machine had stopped between the two renames of an earlier save
+        if cut_off_before:  # the machine stopped between the two renames of an earlier save
             (tmp_path / name / "last").rename(tmp_path / name / ".last.replaced")
         return tmp_path / name
 
@@ -516,8 +516,8 @@ def test_whatever_stops_a_save_leaves_the_old_or_the_new_checkpoint_whole(
     with pytest.MonkeyPatch.context() as monkeypatch:
         places = Fault(monkeypatch, error).places
         save(run, 1)
-    # Otherwise the test misses faults: four files are written and flushed, two folders flushed, and two folders
-    # renamed.
+    # A save writes and flushes four files, flushes two folders and renames two folders. With fewer operations, faults
+    # are missed.
     expected = [4, 6, 1 if cut_off_before else 2]
     assert [places.count(name) for name in ("write", "fsync", "rename")] == expected
     outcomes = []
@@ -537,15 +537,13 @@ def test_whatever_stops_a_save_leaves_the_old_or_the_new_checkpoint_whole(
         save(run, 1)
         assert loaded_seed(run, models) == 1
         assert [path.name for path in run.iterdir()] == ["last"]
-    # The old checkpoint is found until the last rename, and the new one afterwards.
+    # Until the last rename the old checkpoint is found, and after it the new one.
     assert outcomes == sorted(outcomes)
     assert set(outcomes) == {0, 1}
 
 
 @pytest.mark.parametrize("kind", [OSError, KeyboardInterrupt])
-def test_a_first_save_that_fails_leaves_nothing_that_looks_like_a_checkpoint(
-    tmp_path, build_tiny_model, tiny_info, kind
-) -> None:
+def test_a_first_save_that_fails_leaves_no_checkpoint(tmp_path, build_tiny_model, tiny_info, kind) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         places = Fault(monkeypatch, None).places
         save_checkpoint(tmp_path / "counted" / "last", build_tiny_model(), tiny_info)
@@ -563,7 +561,9 @@ def test_a_first_save_that_fails_leaves_nothing_that_looks_like_a_checkpoint(
         assert [path.name for path in run.iterdir()] == ["last"]
 
 
-def test_a_swap_cut_off_between_its_renames_is_found_and_mended(tmp_path, build_tiny_model, tiny_info, tiny_checkpoint):
+def test_a_save_stopped_between_its_renames_is_found_and_repaired(
+    tmp_path, build_tiny_model, tiny_info, tiny_checkpoint
+):
     run = make_run(tmp_path / "run", tiny_checkpoint, "last")
     (run / "last").rename(run / ".last.replaced")
     shutil.copytree(tiny_checkpoint, run / ".last.writing")
@@ -574,7 +574,7 @@ def test_a_swap_cut_off_between_its_renames_is_found_and_mended(tmp_path, build_
     assert equal_weights(load_model(run), build_tiny_model(seed=1))
 
 
-def test_what_an_aborted_save_left_is_no_checkpoint(tmp_path, tiny_checkpoint) -> None:
+def test_files_of_an_aborted_save_are_not_taken_for_a_checkpoint(tmp_path, tiny_checkpoint) -> None:
     run = make_run(tmp_path / "run", tiny_checkpoint)
     shutil.copytree(tiny_checkpoint, run / ".last.writing")
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
@@ -588,7 +588,7 @@ def test_an_unwritable_path_is_named(tmp_path, build_tiny_model, tiny_info, rais
     assert (tmp_path / "file").read_text() == "in the way"
 
 
-def test_weights_are_loaded_from_where_the_checkpoint_was_read(tmp_path, mine, build_tiny_model, tiny_info) -> None:
+def test_weights_are_loaded_from_the_folder_that_was_read(tmp_path, mine, build_tiny_model, tiny_info) -> None:
     read = read_checkpoint(mine)
     save_checkpoint(tmp_path / "other", build_tiny_model(seed=1), tiny_info)
     moved = Checkpoint(tmp_path / "other", read.info)

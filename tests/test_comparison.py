@@ -1,4 +1,4 @@
-"""Comparisons: equal conditions for all mechanisms, kept in files, done once; rows say what is missing."""
+"""Tests of comparisons. All mechanisms have equal conditions, results are kept in files, and work is done once."""
 
 import dataclasses
 import json
@@ -51,7 +51,7 @@ CPU = Conditions("cpu", "fp32", batch=8, repeats=1)
 SMALL_BATCH = dataclasses.replace(CPU, batch=3)
 
 
-def test_options_override_the_file_and_the_file_the_defaults(tmp_path: Path) -> None:
+def test_options_override_the_file_and_the_file_overrides_the_defaults(tmp_path: Path) -> None:
     said: list[str] = []
     file = tmp_path / "all.toml"
     file.write_text('[train]\nseed = 3\nprecision = "fp32"\nevaluate_images = 7\n')
@@ -92,7 +92,7 @@ def time_sampling(entry: Entry, repeats: int = 1) -> bool:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one finished run. Tests share it: do not change it."""
+    """A folder with one finished run. Tests share the folder and must not change it."""
     runs = tmp_path_factory.mktemp("comparison")
     work(plan(runs, "linear")[0])
     return runs
@@ -117,7 +117,7 @@ def test_all_runs_differ_only_in_the_mechanism(tmp_path) -> None:
         assert entry.config.model.model_dump(exclude=same) == entries[0].config.model.model_dump(exclude=same)
     assert [entry.config.model.attention for entry in entries] == ["linear", "softmax", "linear"]
     assert entries[2].config.model.attention_options["chunk"] == 16
-    # 21 images in batches of 4, with one validation at the end.
+    # There are 21 images in batches of 4, and one validation at the end.
     assert (entries[0].config.train.steps, entries[0].config.train.evaluate_every) == (6, 6)
     assert list(tmp_path.iterdir()) == []
 
@@ -159,7 +159,7 @@ def test_a_run_with_other_settings_is_refused(finished, raises_one_line) -> None
 # Training
 
 
-def test_a_stopped_run_continues_and_a_finished_run_stays(tmp_path) -> None:
+def test_a_stopped_run_continues_to_its_end(tmp_path) -> None:
     entry = plan(tmp_path, "linear")[0]
     assert entry.saved is None and entry.finished is None
     with pytest.raises(Interrupted):
@@ -213,7 +213,7 @@ def test_repeats_are_kept_until_there_are_enough(finished) -> None:
     forget_speeds(finished)
 
 
-def test_times_of_another_measurement_are_not_used(finished, monkeypatch) -> None:
+def test_times_measured_under_other_conditions_are_not_used(finished, monkeypatch) -> None:
     speed = sampling_speed(finished.finished, SMALL_BATCH)
     time_sampling(finished)
     assert len(read_samples(finished.sampling_file, speed)) == 1
@@ -229,7 +229,7 @@ def test_times_of_another_measurement_are_not_used(finished, monkeypatch) -> Non
         assert read_samples(finished.sampling_file, speed) == []
 
 
-def test_timing_takes_the_steps_of_the_run_and_does_not_change_it(finished, monkeypatch) -> None:
+def test_timing_uses_the_settings_of_the_run_and_does_not_change_it(finished, monkeypatch) -> None:
     taken = []
     right = Trainer.take_step
     monkeypatch.setattr(Trainer, "take_step", lambda self: taken.append(self.config) or right(self))
@@ -242,7 +242,7 @@ def test_timing_takes_the_steps_of_the_run_and_does_not_change_it(finished, monk
     assert (record["batch"], record["steps"], record["precision"]) == (BATCH, TIMED_STEPS, "fp32")
 
 
-def test_nothing_is_timed_whose_executions_disagree(finished, monkeypatch, raises_one_line) -> None:
+def test_nothing_is_timed_if_attend_and_step_disagree(finished, monkeypatch, raises_one_line) -> None:
     right = LinearAttention.step
     monkeypatch.setattr(LinearAttention, "step", lambda self, q, k, v, *rest: right(self, q, k, v * 1.01, *rest))
     for use in (lambda: time_sampling(finished), lambda: time_training(finished)):
@@ -261,7 +261,7 @@ def test_only_a_finished_run_is_timed(tmp_path, raises_one_line) -> None:
 # Rows
 
 
-def test_a_complete_row(finished, monkeypatch) -> None:
+def test_a_row_has_quality_speed_and_state_bytes(finished, monkeypatch) -> None:
     monkeypatch.setattr(rows_module, "read_samples", lambda *_arguments: [1.0, 2.0, 4.0])
     draw_grid(finished, "cpu")
     row = describe(finished)
@@ -272,7 +272,7 @@ def test_a_complete_row(finished, monkeypatch) -> None:
     )
     assert (row.steps, row.images, row.validation_images) == (6, 24, 12)
     assert row.bits_per_dim == pytest.approx(8, abs=0.3)
-    # At least s and z of 2 layers with 2 heads of width 16.
+    # The state has at least s and z of 2 layers with 2 heads of width 16.
     assert row.state_bytes_per_image > 2 * 2 * 16 * 17 * 4
     assert (row.images_per_second, row.images_per_second_quartiles) == (4, pytest.approx([8 / 3, 16 / 3]))
     images = TIMED_STEPS * BATCH

@@ -1,4 +1,4 @@
-"""Configurations: unknown keys are refused at every level, fields are frozen, and errors take one line."""
+"""Tests of configurations: unknown keys are refused at every level, fields are frozen, and errors take one line."""
 
 import math
 from typing import Any
@@ -23,7 +23,7 @@ RUN: dict[str, Any] = {"model": {"image": IMAGE}, "data": {"name": "glyphs"}, "t
 
 
 def changed(path: str, value: object) -> dict[str, Any]:
-    """RUN with `value` at a dotted `path`."""
+    """Return RUN with `value` at a dotted `path`."""
 
     def put(table: dict[str, Any], keys: list[str]) -> dict[str, Any]:
         inner = value if len(keys) == 1 else put(table.get(keys[0], {}), keys[1:])
@@ -51,7 +51,7 @@ def test_an_unknown_key_is_refused_with_a_suggestion_at_every_level(raises_one_l
         parse_config(RunConfig, changed(path, 1), "run")
 
 
-def test_an_unknown_key_with_nothing_near_lists_the_known_ones(raises_one_line) -> None:
+def test_an_unknown_key_without_a_similar_one_lists_the_known_keys(raises_one_line) -> None:
     with raises_one_line(UsageError, "'zzz'", "known: channels, data_dir, image_size, labels, name"):
         parse_config(DataConfig, {"zzz": 1}, "data")
 
@@ -88,27 +88,25 @@ def test_every_configuration_refuses_keys_it_does_not_know(kind: type[Config]) -
         ("train.final_learning_rate_fraction", 1.5, "1.5"),
     ],
 )
-def test_a_value_out_of_its_range_is_refused_with_its_key_and_what_was_found(
-    raises_one_line, path, value, shown
-) -> None:
+def test_a_value_out_of_its_range_is_refused_with_its_key_and_value(raises_one_line, path, value, shown) -> None:
     with raises_one_line(UsageError, f"run: {path}: ", f"found {shown}"):
         parse_config(RunConfig, changed(path, value), "run")
 
 
-def test_a_missing_key_is_named_and_the_rest_is_not_printed(raises_one_line) -> None:
+def test_a_missing_key_is_named_and_the_other_keys_are_not(raises_one_line) -> None:
     with raises_one_line(UsageError, "model: image: ", "required") as error:
         parse_config(ModelConfig, {"layers": 2}, "model")
     assert "layers" not in str(error.value)
 
 
-def test_the_paper_embedding_needs_an_even_half(raises_one_line) -> None:
+def test_the_paper_embedding_needs_a_width_divisible_by_4(raises_one_line) -> None:
     with raises_one_line(UsageError, "model: ", "divisible by 4", "found 34"):
         parse_config(NetworkConfig, {"embedding": "paper", "width": 34}, "model")
     assert NetworkConfig(embedding="paper", width=36).width == 36
     assert NetworkConfig(embedding="grid", width=34).width == 34
 
 
-def test_a_shift_is_smaller_than_the_image(raises_one_line) -> None:
+def test_a_shift_must_be_smaller_than_the_image(raises_one_line) -> None:
     tables = {"model": {"image": {"height": 9, "width": 7}}, "train": {"steps": 1, "shift": 7}}
     with raises_one_line(UsageError, "run: ", "train.shift must be less than the 7 pixels", "found 7"):
         parse_config(RunConfig, tables, "run")
@@ -137,7 +135,7 @@ def test_exactly_one_length_must_be_given(raises_one_line, given: dict[str, floa
         parse_config(TrainConfig, given, "train")
 
 
-def test_an_image_counts_its_values() -> None:
+def test_an_image_shape_counts_its_values() -> None:
     shape = ImageShape(height=3, width=5, channels=3)
     assert (shape.positions, shape.values_per_row, shape.levels) == (45, 15, 256)
 
@@ -145,7 +143,7 @@ def test_an_image_counts_its_values() -> None:
 # Frozen
 
 
-def test_nothing_can_be_changed_afterwards() -> None:
+def test_a_parsed_configuration_cannot_be_changed() -> None:
     config = parse_config(RunConfig, RUN, "run")
     for part, name in (
         (config, "preset"),
@@ -172,7 +170,7 @@ def test_two_configurations_do_not_share_their_defaults() -> None:
     assert NetworkConfig().attention_options == {}
 
 
-def test_a_configuration_survives_model_dump() -> None:
+def test_a_configuration_can_be_parsed_from_its_model_dump() -> None:
     config = parse_config(RunConfig, changed("model.attention_options", {"a": True, "b": 1, "c": 0.5, "d": "x"}), "run")
     again = parse_config(RunConfig, config.model_dump(exclude_none=True), "run")
     assert again == config

@@ -1,4 +1,4 @@
-"""The documentation: link targets and options exist, and the Python examples run."""
+"""Tests of the documentation: link targets and options exist, and the Python examples run."""
 
 import re
 import shlex
@@ -13,7 +13,7 @@ from linformer_cli.cli.app import app
 ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "docs" / "guide"
 PAGES = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")] + sorted(ROOT.glob("docs/**/*.md"))
-# Pages with commands for readers to copy. `docs/reference/cli.md` is generated from the commands.
+# Pages with commands for readers to copy. `docs/reference/cli.md` is left out, because it is generated.
 COMMAND_PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"] + sorted(
     path
     for kind in ("docs/guide", "docs/notes", "docs/reference/attention", "checkpoints")
@@ -23,12 +23,12 @@ COMMAND = re.compile(r"^(?:\$ )?(?:lintx|torchrun .*? -m linformer_cli) (.*)$", 
 
 
 def read_blocks(page: Path) -> Iterator[tuple[str, str]]:
-    """The language and text of every code block."""
+    """Return the language and the text of every code block."""
     yield from re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
 
 
 def read_commands(page: Path) -> Iterator[str]:
-    """The commands in code blocks and, as `lintx ...`, in the text, without the program's name."""
+    """Return the commands, without `lintx`, from code blocks and from inline code in the text."""
     for _, block in read_blocks(page):
         yield from COMMAND.findall(block.replace("\\\n", " "))
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
@@ -36,7 +36,7 @@ def read_commands(page: Path) -> Iterator[str]:
 
 
 def read_headings(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub builds them."""
+    """Return the anchors of a page's headings, as GitHub builds them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -76,6 +76,6 @@ def test_python_examples_run(index: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["install", "test"])
-def test_ci_commands_are_marked(name: str) -> None:
+def test_commands_of_ci_are_marked_in_the_readme(name: str) -> None:
     marked = re.findall(rf"^<!-- ci: {name} -->\n```bash\n(.+)\n```$", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert len(marked) == 1

@@ -11,7 +11,7 @@ from linformer_cli.errors import LintxError
 from linformer_cli.files import require_writable, user_cache, write_file
 
 
-def test_the_cache_is_where_the_user_says(monkeypatch):
+def test_the_user_can_choose_the_cache_folder(monkeypatch):
     monkeypatch.setenv("LINTX_CACHE", "~/ours")
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
     monkeypatch.setenv("HOME", "/home/user")
@@ -23,15 +23,15 @@ def test_the_cache_is_where_the_user_says(monkeypatch):
         assert user_cache() == Path("/home/user/.cache/lintx")
 
 
-def test_a_cache_without_a_home_is_one_line(monkeypatch):
+def test_a_missing_home_folder_gives_a_one_line_error(monkeypatch):
     for name in ("LINTX_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as for a user without a home folder
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as for users without a home folder
     with pytest.raises(LintxError, match=r"^cannot find your home folder; set LINTX_CACHE to a folder for downloads"):
         user_cache()
 
 
-def test_write_creates_folders_and_replaces_a_file(tmp_path):
+def test_writing_creates_folders_and_replaces_a_file(tmp_path):
     path = tmp_path / "new" / "folder" / "a.bin"
     write_file(path, b"first, and longer")
     write_file(str(path), b"second")
@@ -39,13 +39,13 @@ def test_write_creates_folders_and_replaces_a_file(tmp_path):
     assert [entry.name for entry in path.parent.iterdir()] == ["a.bin"]
 
 
-def test_written_file_has_ordinary_permissions(tmp_path):
+def test_a_written_file_has_ordinary_permissions(tmp_path):
     (tmp_path / "ordinary").write_bytes(b"")
     write_file(tmp_path / "ours", b"")
     assert stat.S_IMODE((tmp_path / "ours").stat().st_mode) == stat.S_IMODE((tmp_path / "ordinary").stat().st_mode)
 
 
-def test_longest_possible_name_is_written(tmp_path):
+def test_a_file_with_the_longest_possible_name_is_written(tmp_path):
     path = tmp_path / ("a" * 255)
     write_file(path, b"data")
     assert path.read_bytes() == b"data"
@@ -60,7 +60,7 @@ def test_longest_possible_name_is_written(tmp_path):
     ids=["full", "ctrl-c"],
 )
 @pytest.mark.parametrize("before", [None, b"old"])
-def test_interrupted_write_leaves_no_half_file(tmp_path, monkeypatch, fault, expected, message, before):
+def test_an_interrupted_write_leaves_no_partial_file(tmp_path, monkeypatch, fault, expected, message, before):
     path = tmp_path / "a.bin"
     if before is not None:
         path.write_bytes(before)
@@ -106,17 +106,17 @@ def test_foreseeable_errors_are_raised_before_the_work(tmp_path, monkeypatch):
         require_writable(tmp_path / "new" / "a")
 
 
-def test_permission_denied_is_explained(tmp_path, monkeypatch):
+def test_a_denied_permission_is_explained(tmp_path, monkeypatch):
     def deny(*_):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(os, "replace", deny)  # not a read-only folder, because root may write anywhere
+    monkeypatch.setattr(os, "replace", deny)  # root could write into a read-only folder
     with pytest.raises(LintxError, match=r"permission denied; choose a folder that you may write to$"):
         write_file(tmp_path / "a", b"data")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_link_keeps_pointing_where_it_did(tmp_path):
+def test_writing_to_a_link_keeps_the_link(tmp_path):
     (tmp_path / "real").mkdir()
     link = tmp_path / "link"
     link.symlink_to(Path("real") / "a")
@@ -125,7 +125,7 @@ def test_a_link_keeps_pointing_where_it_did(tmp_path):
     assert (tmp_path / "real" / "a").read_bytes() == b"data"
 
 
-def test_a_pipe_is_written_to_instead_of_replaced(tmp_path):
+def test_a_named_pipe_is_written_to_and_not_replaced(tmp_path):
     path = tmp_path / "pipe"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -137,12 +137,12 @@ def test_a_pipe_is_written_to_instead_of_replaced(tmp_path):
     assert path.is_fifo()
 
 
-def test_more_data_than_a_pipe_holds_arrives_complete(tmp_path):
+def test_more_data_than_a_pipe_holds_arrives_completely(tmp_path):
     path, data = tmp_path / "pipe", bytes(range(256)) * 4096
     os.mkfifo(path)
     with subprocess.Popen(["cp", str(path), str(tmp_path / "copy")]) as reader:
         deadline = time.monotonic() + 60
-        while True:  # until `cp` has opened the pipe
+        while True:  # wait until `cp` has opened the pipe
             try:
                 write_file(path, data)
             except LintxError:
@@ -156,6 +156,6 @@ def test_more_data_than_a_pipe_holds_arrives_complete(tmp_path):
 
 def test_a_pipe_without_a_reader_is_refused(tmp_path, raises_one_line):
     os.mkfifo(tmp_path / "pipe")
-    require_writable(tmp_path / "pipe")  # a reader may open the pipe later
+    require_writable(tmp_path / "pipe")  # so that a reader may open the pipe later
     with raises_one_line(LintxError, f"cannot write {tmp_path / 'pipe'}: ", "; nothing reads from this pipe; start"):
         write_file(tmp_path / "pipe", b"data")

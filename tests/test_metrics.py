@@ -1,4 +1,4 @@
-"""metrics.csv as series: which rows count, how the file is cut, damaged files, and labels of runs."""
+"""Tests of metrics.csv: which rows are read, how the file is cut, damaged files, and labels of runs."""
 
 import errno
 import os
@@ -57,13 +57,13 @@ def test_a_truncated_row_is_left_out(tmp_path) -> None:
         ("20,,0.001,7.5,1.0,,,2.25,80.0,1000", "invalid literal"),
     ],
 )
-def test_a_damaged_row_is_one_line_with_its_number(tmp_path, row, part, raises_one_line) -> None:
+def test_a_damaged_row_gives_a_one_line_error_with_its_number(tmp_path, row, part, raises_one_line) -> None:
     run = write_run(tmp_path / "first", VALIDATED, row)
     with raises_one_line(DataError, part, "metrics.csv' is damaged in line 3"):
         load_runs([run])
 
 
-def test_another_table_is_one_line(tmp_path, raises_one_line) -> None:
+def test_a_table_of_another_kind_gives_a_one_line_error(tmp_path, raises_one_line) -> None:
     (tmp_path / "metrics.csv").write_text("a,b\n1,2\n")
     with raises_one_line(DataError, "has no column 'step'"):
         load_runs([tmp_path])
@@ -72,7 +72,7 @@ def test_another_table_is_one_line(tmp_path, raises_one_line) -> None:
         load_runs([tmp_path])
 
 
-def test_missing_and_empty_metrics_are_one_line(tmp_path, raises_one_line) -> None:
+def test_missing_and_empty_metrics_give_a_one_line_error(tmp_path, raises_one_line) -> None:
     for missing in (tmp_path, tmp_path / "nowhere"):
         with raises_one_line(UsageError, str(missing), "is not a run: it has no metrics.csv"):
             load_runs([missing])
@@ -105,7 +105,7 @@ def row_of(step: int, **values: float) -> MetricsRow:
     return MetricsRow(step=step, images=8 * step, elapsed_seconds=step / 2, **values)  # type: ignore[arg-type]
 
 
-def test_rows_have_empty_cells_for_what_was_not_measured(tmp_path) -> None:
+def test_metrics_that_were_not_measured_have_empty_cells(tmp_path) -> None:
     rows = row_of(3, train_bits_per_dim=0.1 + 0.2), row_of(3, validation_bits_per_dim=1e-9)
     first, second = write_rows(tmp_path / "metrics.csv", *rows)
     assert list(first) == list(COLUMNS)
@@ -120,7 +120,7 @@ def test_timing_metrics_are_columns() -> None:
 
 
 @pytest.mark.parametrize(("step", "kept"), [(0, 0), (1, 0), (2, 1), (4, 3), (5, 3), (10, 4), (11, 4)])
-def test_cutting_drops_the_rows_after_a_step_and_changes_no_other(tmp_path, step: int, kept: int) -> None:
+def test_cutting_removes_the_rows_after_a_step_and_keeps_the_others(tmp_path, step: int, kept: int) -> None:
     file = tmp_path / "metrics.csv"
     before = write_rows(
         file, row_of(2, gradient_norm=1 / 3), row_of(4), row_of(4, validation_bits_per_dim=2.5), row_of(10)
@@ -131,7 +131,7 @@ def test_cutting_drops_the_rows_after_a_step_and_changes_no_other(tmp_path, step
     assert [row["step"] for row in read_metrics(file)] == [row["step"] for row in before[:kept]] + ["12"]
 
 
-def test_a_validation_of_the_last_step_is_cut_unless_it_was_saved(tmp_path) -> None:
+def test_a_validation_at_the_last_step_is_cut_unless_it_was_saved(tmp_path) -> None:
     file = tmp_path / "metrics.csv"
     before = write_rows(file, row_of(2), row_of(4, gradient_norm=1.0), row_of(4, validation_bits_per_dim=2.5))
     cut_metrics(file, 4, validated=False)
@@ -143,7 +143,7 @@ def test_a_missing_file_is_created_when_cut(tmp_path) -> None:
     assert (tmp_path / "metrics.csv").read_text().strip() == HEADER
 
 
-def test_a_full_disk_is_one_line(tmp_path, monkeypatch, raises_one_line) -> None:
+def test_a_full_disk_gives_a_one_line_error(tmp_path, monkeypatch, raises_one_line) -> None:
     def full_disk(*_arguments: object, **_options: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -168,7 +168,7 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch, raises_one_line) -> None
         (["runs/a/", "runs/./b"], ["a", "b"]),
     ],
 )
-def test_labels_distinguish_runs(runs, labels, tmp_path, monkeypatch) -> None:
+def test_labels_differ_between_runs(runs, labels, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = label_runs([Path(run) for run in runs])
     here = "/".join(tmp_path.resolve().parts[-2:])

@@ -1,4 +1,4 @@
-"""Presets."""
+"""Tests of the presets."""
 
 import pytest
 from pydantic import ValidationError
@@ -12,7 +12,7 @@ from linformer_cli.presets import PRESETS, find_preset
 DIGITS = ImageShape(height=28, width=28)
 
 
-def test_preset_names() -> None:
+def test_presets_are_found_by_their_names() -> None:
     assert set(PRESETS) == {"mnist-paper", "cifar10-paper", "mnist-small", "mnist-wide", "tiny"}
     for name, network in PRESETS.items():
         assert find_preset(name) is network
@@ -44,6 +44,6 @@ def test_the_paper_presets_are_the_models_of_section_4_2() -> None:
     ("name", "smallest", "largest"),
     [("mnist-small", 1_000_000, 1_060_000), ("mnist-wide", 1_050_000, 1_100_000), ("tiny", 40_000, 90_000)],
 )
-def test_parameter_counts(name: str, smallest: int, largest: int) -> None:
+def test_parameter_counts_are_in_the_expected_range(name: str, smallest: int, largest: int) -> None:
     model = PixelModel(ModelConfig(**PRESETS[name].model_dump(), image=DIGITS))
     assert smallest < model.parameter_count() < largest

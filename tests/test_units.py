@@ -1,4 +1,4 @@
-"""Durations, bytes and counts as text."""
+"""Tests of durations, bytes and counts as text."""
 
 import math
 
@@ -29,7 +29,7 @@ from linformer_cli.units import format_bytes, format_count, format_duration, for
         (math.inf, "unknown"),
     ],
 )
-def test_format_duration(seconds, expected):
+def test_durations_are_written_with_suitable_units(seconds, expected):
     assert format_duration(seconds) == expected
 
 
@@ -47,7 +47,7 @@ def test_format_duration(seconds, expected):
         (2**63, "8192 PiB"),
     ],
 )
-def test_format_bytes(count, expected):
+def test_bytes_are_written_with_suitable_units(count, expected):
     assert format_bytes(count) == expected
 
 
@@ -65,7 +65,7 @@ def test_format_bytes(count, expected):
         (-4200, "-4.2 k"),
     ],
 )
-def test_format_count(count, expected):
+def test_large_counts_are_abbreviated(count, expected):
     assert format_count(count) == expected
 
 

@@ -3,17 +3,17 @@
 import torch
 from torch import Tensor
 
-# Two computations of the same result in float64: split and whole, parallel and step, ours and the definition.
+# For two float64 computations of one result: split and whole, attend and step, or a mechanism and its definition.
 FLOAT64 = 1e-9
-# Float32 against float64 after 784 positions, in either execution.
+# For float32 against float64 after 784 positions, with attend or step.
 FLOAT32_DRIFT = 1e-4
-# The change of an earlier output by a later value in float64, which may only reorder sums.
+# For the change that a later value causes in an earlier output, in float64. It may only reorder sums.
 CAUSALITY = 1e-12
-# Inputs in bfloat16 against float32 on the same rounded inputs.
+# For bfloat16 inputs against float32 on the same rounded inputs.
 BFLOAT16 = 1e-2
-# Rounding errors that are allowed per unit of the condition number, where a denominator nearly cancels.
+# Where a denominator nearly cancels, this many rounding errors are allowed per unit of the condition number.
 ROUNDINGS = 32
-# The sum of a position's probabilities against 1, in float32 and in float64.
+# For the sum of a position's probabilities against 1, in float32 and in float64.
 PROBABILITY_TOTAL = 1e-6
 
 
@@ -22,8 +22,8 @@ def assert_agree(
 ) -> None:
     """Assert that `found` is `expected` up to `tolerance` * max(1, largest expected), and that both are finite.
 
-    `condition` [B, H, T], at least 1, loosens the tolerance of single positions to `ROUNDINGS` * condition * the
-    rounding error of `dtype` (default: the dtype of `found`), if that is more than `tolerance`.
+    `condition` [B, H, T] is at least 1. It raises the tolerance of each position to `ROUNDINGS` * `condition` * the
+    rounding error of `dtype`, if this is more than `tolerance`. By default, `dtype` is that of `found`.
     """
     assert bool(torch.isfinite(found).all()), "the result has NaN or infinite values"
     assert bool(torch.isfinite(expected).all()), "the expected result has NaN or infinite values"

@@ -1,4 +1,4 @@
-"""Short runs on glyphs, and a watcher that records their events."""
+"""Builds short runs on glyphs, and a watcher that records their events."""
 
 import csv
 import signal
@@ -22,9 +22,9 @@ from linformer_cli.training.progress import Progress
 from linformer_cli.training.run_folder import RunFolder
 
 TRAINING_IMAGES, VALIDATION_IMAGES = 30, 6
-# Events coincide only on purpose. 14 steps of 4 or 8 images read the 30 images more than once.
+# No two events fall on one step except on purpose. 14 steps of 4 or 8 images read the 30 images more than once.
 STEPS, LOG_EVERY, EVALUATE_EVERY, SAVE_EVERY = 14, 4, 5, 3
-# Two layers, each with its own random features, which are redrawn in steps 0, 4, 8 and 12.
+# Each of the two layers has its own random features, redrawn in steps 0, 4, 8 and 12.
 REDRAWN = {"attention": "performer", "attention_options": {"redraw_every": 4, "features": 8}, "layers": 2}
 
 
@@ -94,7 +94,7 @@ def train(trainer: Trainer, watcher: Watcher | None = None) -> Watcher:
 
 
 def read_metrics(folder: RunFolder) -> list[dict[str, str]]:
-    """All rows, without the columns that depend on the machine."""
+    """Return all rows without the columns that depend on the machine."""
     with open(folder.metrics_file, newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     return [{key: row[key] for key in COLUMNS if key not in TIMING_METRICS} for row in rows]
@@ -105,7 +105,7 @@ def all_equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) ->
 
 
 def record_order(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """The image indices of every batch, filled during training."""
+    """Return a list that training fills with the image indices of every batch."""
     order: list[list[int]] = []
     draw = trainer.batches.batch
 

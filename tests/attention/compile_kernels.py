@@ -1,6 +1,6 @@
-"""A script that compiles the Triton kernels for a GPU; needs no GPU.
+"""A script that compiles the Triton kernels for a GPU without using one.
 
-Prints one line per kernel: its name and its bytes of shared memory.
+It prints the name of every kernel and its shared memory in bytes.
 """
 
 import inspect
@@ -16,13 +16,13 @@ from linformer_cli.native.constants import COMPILED_MAPS
 
 WIDTHS = {"C": 32, "V": 32}
 SUMS = {**WIDTHS, "SIZE": triton_linear.CHUNK, "PRECISION": "tf32"}
-# Tensors of the model's type; all others are float32, except the integer `steps`.
+# These tensors have the model's type. All others are float32, except the integer `steps`.
 _HALF = {"q", "k", "v", "g", "y", "grad_q", "grad_k", "grad_v", "keys", "values"}
 _NUMBERS = {"H", "T", "segments", "chunks"}
 
 
 def compile_for(kernel: Any, constants: dict[str, Any], capability: int, **options: Any) -> Any:
-    """`kernel` compiled for bfloat16 inputs."""
+    """Compile `kernel` for bfloat16 inputs."""
     signature: dict[str, str] = {}
     fixed: dict[tuple[int], Any] = {}
     for place, name in enumerate(inspect.signature(kernel.fn).parameters):

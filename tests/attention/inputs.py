@@ -1,4 +1,4 @@
-"""The parts of a contract case: random inputs, and a mechanism with small options and its oracle."""
+"""Random inputs, and the cases of the contract tests: a mechanism with small options and its oracle."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
@@ -9,7 +9,7 @@ Tensors = Mapping[str, Tensor]
 
 
 class Inputs(NamedTuple):
-    """q, k [B, H, T, K], v [B, H, T, V] and, for mechanisms that need it, extra [B, H, T, E]."""
+    """q and k [B, H, T, K], v [B, H, T, V] and, for mechanisms that use extra scalars, extra [B, H, T, E]."""
 
     q: Tensor
     k: Tensor
@@ -27,16 +27,17 @@ class Inputs(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A mechanism with options so small that 130 positions cross at least three of its boundaries.
+    """A mechanism whose options are so small that 130 positions cross at least three of its boundaries.
 
-    `oracle` gets the inputs, and all parameters and buffers by name. `condition` [B, H, T] measures cancellation in
-    the denominator, for mechanisms where it can cancel. `heads` is 2 for every mechanism with heads. `sees_itself` is
-    false if a position ignores its own value whenever it sees other positions. `prepare` sets parameters whose initial
-    value, such as 0, would hide a mistake. `steady_steps`: the work of a step must not grow, even if the state grows.
+    `oracle` gets the inputs, and all parameters and buffers by name. `condition` [B, H, T] measures cancellation in the
+    denominator; only mechanisms whose denominator can cancel have it. `heads` is 2 for every mechanism with heads.
+    `sees_itself` is false if a position ignores its own value whenever it sees other positions. `prepare` sets
+    parameters whose initial value, such as 0, would hide a mistake. If `steady_steps` is true, the work of a step must
+    not grow even if the state grows.
 
-    The contract tests fail if one of these exemptions is not needed. `keeps_pairs`: training keeps a number for every
-    pair of positions. `autocast_rounds`: the executions whose scores autocast computes in bfloat16, even for float32
-    inputs.
+    The last two fields are exemptions, and the contract tests fail if an exemption is not needed. `keeps_pairs` says
+    when training may save a number for every pair of positions. `autocast_rounds` lists the methods whose scores
+    autocast computes in bfloat16, even for float32 inputs.
     """
 
     attention: str

@@ -1,4 +1,4 @@
-"""Counts the cost of a run without timing it: operations, bytes read and written, and bytes saved for training."""
+"""Counts operations, bytes read and written, and bytes saved for training, without timing anything."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +24,7 @@ _PICKING = ("index", "gather", "scatter", "embedding")
 
 
 class CountWork(TorchDispatchMode):
-    """Counts the bytes that operations read and write. Views count 0; indexing counts only the selected rows."""
+    """Counts the bytes that operations read and write. A view counts as 0; indexing counts only the selected rows."""
 
     bytes = 0
 
@@ -39,7 +39,7 @@ class CountWork(TorchDispatchMode):
 
 
 def measure_saved_bytes(run: Callable[..., Any], *arguments: Any) -> int:
-    """The bytes that autograd saves for the backward pass of `run(*arguments)`; each storage counts once."""
+    """Return the bytes that autograd saves for the backward pass of `run(*arguments)`; each storage counts once."""
     storages: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -48,6 +48,6 @@ def measure_saved_bytes(run: Callable[..., Any], *arguments: Any) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         results = run(*arguments)
-    # Kept alive until here, so that no address is reused.
+    # The results stay alive until here, so no address is reused.
     del results
     return sum(storages.values())

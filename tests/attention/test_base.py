@@ -1,4 +1,4 @@
-"""Functions on states: copying, counting bytes, listing tensors."""
+"""Tests of the functions that copy states, count their bytes and list their tensors."""
 
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ def make_state() -> Outer:
     return Outer(torch.tensor([[1.0], [2.0]]), inner, Shared(torch.arange(6.0).view(3, 2)), None)
 
 
-def test_a_fork_repeats_images_and_copies_shared_tensors() -> None:
+def test_a_fork_repeats_every_image_and_copies_shared_tensors() -> None:
     state = make_state()
     forked = fork_state(state, 3)
     assert isinstance(forked, Outer) and isinstance(forked.inner, Inner) and isinstance(forked.table, Shared)

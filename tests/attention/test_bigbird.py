@@ -27,8 +27,8 @@ def draw(length: int) -> list[Tensor]:
     return [torch.randn(2, 2, length, 4, generator=generator, dtype=torch.float64) for _ in range(3)]
 
 
-def test_the_positions_that_a_query_sees() -> None:
-    """Equal keys give equal weights to all visible positions, and one-hot values identify them."""
+def test_a_query_sees_the_expected_positions() -> None:
+    """Equal keys give equal weights to all visible positions, and one-hot values identify these positions."""
     attention = build(value_width=40, block=2, globals=1, random=2)
     q, k, _ = draw(40)
     k[:] = 1.0
@@ -41,7 +41,7 @@ def test_the_positions_that_a_query_sees() -> None:
         assert_agree(y[0, head, 28], expected, FLOAT64)
 
 
-def test_the_draw_matches_the_docs_page() -> None:
+def test_drawn_blocks_match_the_docs_page() -> None:
     for seed, layer, first, count in ((0, 0, 1, 2), (2**63 - 1, 3, 0, 7), (5, 1, 4, 1)):
         found = draw_blocks(seed, layer, heads=3, blocks=40, first=first, count=count)
         assert found.shape == (3, 40, count)
@@ -65,7 +65,7 @@ def test_all_earlier_blocks_are_drawn_if_there_are_few() -> None:
     assert all(sorted(row) == [2, 3, 4] for row in drawn.tolist())
 
 
-def test_the_draw_does_not_depend_on_the_number_of_blocks() -> None:
+def test_drawn_blocks_do_not_depend_on_the_number_of_blocks() -> None:
     few, many = (draw_blocks(7, 1, heads=2, blocks=blocks, first=1, count=3) for blocks in (20, 300))
     assert (few == many[:, :20]).all()
 
@@ -75,7 +75,7 @@ def test_another_seed_or_layer_draws_other_blocks(changed: dict[str, int]) -> No
     first = draw_blocks(**{"seed": 0, "layer": 0} | changed, heads=2, blocks=60, first=1, count=2)
     other = draw_blocks(seed=0, layer=0, heads=2, blocks=60, first=1, count=2)
     assert (first == other)[:, 20:].mean() < 0.15
-    assert (other[0] != other[1]).any(), "two heads draw the same"
+    assert (other[0] != other[1]).any(), "two heads draw the same blocks"
     inputs = draw(100)
     options = {"block": 4, "seed": changed.get("seed", 0)}
     y, _ = build(layer=changed.get("layer", 0), **options).attend(*inputs)
@@ -83,7 +83,7 @@ def test_another_seed_or_layer_draws_other_blocks(changed: dict[str, int]) -> No
     assert_agree(y, expected, FLOAT64)
 
 
-def test_sequences_longer_than_the_image() -> None:
+def test_sequences_may_be_longer_than_the_image() -> None:
     attention = build(block=4, random=1)
     inputs = draw(1000)
     y, _ = attention.attend(*(part[:, :, :50] for part in inputs))
@@ -113,7 +113,7 @@ def test_a_late_step_reads_only_its_blocks() -> None:
     attention = build(block=4)
     q, k, v = draw(400)
     state = attention.attend(q, k, v, attention.init_state(2, 400, CPU, torch.float64))[1]
-    # All but the 6 blocks that a late query sees are overwritten with NaN: only these may be read.
+    # The query sees 6 blocks. All others are overwritten with NaN, so reading one would be noticed.
     for head in range(2):
         seen = {0, 97, 98, 99, *drawn_blocks(0, 0, head, 99, 1, 2)}
         unseen = [j for j in range(400) if j // 4 not in seen]

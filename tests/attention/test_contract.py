@@ -60,7 +60,7 @@ def build(
 def draw(
     mechanism: Attention, length: int = LENGTH, batch: int = 2, seed: int = 0, dtype: Any = torch.float64
 ) -> Inputs:
-    """Random inputs, drawn in float64 so that all types start from the same numbers."""
+    """Draw random inputs in float64, so that all types start from the same numbers."""
     generator = torch.Generator().manual_seed(seed)
     shape, extra = mechanism.shape, mechanism.extra_per_head
     widths = (shape.key_width, shape.key_width, shape.value_width, extra)
@@ -102,14 +102,14 @@ def step_through(mechanism: Attention, inputs: Inputs, state: Any = None) -> tup
 
 
 def random_cuts(length: int, seed: int) -> list[int]:
-    """Sorted cuts between 0 and `length` that give at most seven blocks."""
+    """Return sorted cuts between 0 and `length` that give at most seven blocks."""
     generator = torch.Generator().manual_seed(seed)
     count = min(int(torch.randint(1, 7, (), generator=generator)), length - 1)
     return sorted((1 + torch.randperm(length - 1, generator=generator)[:count]).tolist())
 
 
 def gradients(mechanism: Attention, inputs: Inputs, run: Callable[[Inputs], Tensor]) -> dict[str, Tensor]:
-    """Gradients of a random weighting of the outputs with respect to the inputs and all parameters, by name."""
+    """Differentiate a random weighted sum of the outputs with respect to the inputs and all parameters, by name."""
     leaves = share(mechanism, inputs.map(lambda part: part.detach().clone().requires_grad_()))
     y = run(leaves)
     weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(y.dtype)
@@ -138,7 +138,7 @@ def condition_of(case: Case, inputs: Inputs) -> Tensor | None:
 def test_every_mechanism_has_cases_of_its_own(key: str) -> None:
     cases = importlib.import_module(f"attention.cases.{key}").CASES
     assert cases and {case.attention for case in cases.values()} == {key}
-    assert all(CASES[name] is case for name, case in cases.items()), "two cases of one name"
+    assert all(CASES[name] is case for name, case in cases.items()), "two cases have the same name"
 
 
 def option_choices(annotation: Any) -> Iterator[Any]:
@@ -251,8 +251,8 @@ def test_a_later_position_changes_no_earlier_output(case: Case, place: int, fact
         changed = inputs.map(Tensor.clone)
         for part in changed.leaves():
             part[:, :, place:stop] *= factor
-        # Shared after scaling: a tensor that is both query and key would be scaled twice, and a factor of -1 would
-        # cancel.
+        # If queries and keys are one tensor, sharing it before the scaling would scale it twice, and factors of -1
+        # would cancel.
         after, _ = attend(mechanism, share(mechanism, changed))
         assert_agree(after[:, :, :place], before[:, :, :place], CAUSALITY)
         assert (after[:, :, place] - before[:, :, place]).abs().max() > 1e-3, (
@@ -271,7 +271,7 @@ def test_no_gradient_reaches_a_later_position(case: Case) -> None:
 
 
 def put(inputs: Inputs, name: str, value: float) -> Inputs:
-    """`inputs` with `value` in image 0, at positions 20 to 32."""
+    """Return `inputs` with `value` at positions 20 to 32 of image 0."""
     bad = getattr(inputs, name).clone()
     bad[0, :, 20:33, -1] = value
     return inputs._replace(**{name: bad})
@@ -427,11 +427,11 @@ def test_only_growing_states_grow(case: Case) -> None:
 @every_case
 @pytest.mark.parametrize("carry", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_saved_bytes_grow_linearly(case: Case, carry: bool) -> None:
-    """Four times the positions, with rows of square-root length, save about four times the bytes for autograd."""
+    """With four times the positions, autograd saves about four times the bytes. A row has sqrt(T) positions."""
     excused = case.keeps_pairs == "always" or (carry and case.keeps_pairs == "after a prefix")
     saved = []
     for length in (256, 1024) if excused else (4096, 16384):
-        # Equal widths, because torch's attention keeps its weights if keys and values differ in width.
+        # Keys and values have the same width, because torch's attention saves its weights if the widths differ.
         mechanism = build(case, torch.float32, 6, 6, positions=length + 50, row=round(length**0.5))
         inputs = draw(mechanism, length, batch=1, dtype=torch.float32)
         with torch.no_grad():
@@ -447,9 +447,9 @@ def test_saved_bytes_grow_linearly(case: Case, carry: bool) -> None:
 
 @every_case
 def test_the_work_of_a_step_grows_only_with_the_state(case: Case) -> None:
-    """Compares the most bytes that any of 60 steps handles early and late; 60 steps cross every chunk and block.
+    """Compare the largest number of bytes that a step handles among 60 early and among 60 late steps.
 
-    The first step is left out, since it may fill a cache for the others.
+    60 steps cross every chunk and block. The first step is left out, because it may fill a cache for later steps.
     """
     mechanism = build(case, torch.float32)
     most = []
@@ -503,7 +503,7 @@ def test_forked_states_are_independent(case: Case, copies: int, forked_after: st
         shared = {tensor.data_ptr() for tensor in state_tensors(state)}
         assert not shared & {tensor.data_ptr() for tensor in state_tensors(forked)}
         ours, theirs = [], []
-        for place in range(LENGTH - 50):  # alternately, so that overwriting would be noticed
+        for place in range(LENGTH - 50):
             y, state = step_through(mechanism, rest.block(place, place + 1), state)
             ours.append(y)
             y, forked = step_through(mechanism, others.block(place, place + 1), forked)
@@ -593,7 +593,7 @@ def test_huge_keys_give_finite_outputs_and_gradients(case: Case, places: slice) 
     """The squares of these keys overflow float32."""
     mechanism = build(case, torch.float32)
     if mechanism.gated:
-        pytest.skip("weights are squares of scores, are not normalised and overflow themselves")
+        pytest.skip("its weights are squares of scores without normalisation, so they overflow too")
     inputs = draw(mechanism, 40, dtype=torch.float32)
     inputs.k[:, :, places] *= 1e20
     inputs = share(mechanism, inputs)
@@ -605,7 +605,7 @@ def test_huge_keys_give_finite_outputs_and_gradients(case: Case, places: slice) 
 
 @every_case
 @every_hardness
-def test_hard_inputs_are_still_split_invariant(case: Case, harden: Callable[[Inputs], Inputs]) -> None:
+def test_results_for_hard_inputs_are_split_invariant(case: Case, harden: Callable[[Inputs], Inputs]) -> None:
     mechanism = build(case)
     inputs = share(mechanism, harden(draw(mechanism)))
     condition = condition_of(case, inputs)
@@ -655,7 +655,7 @@ def test_autocast_rounds_no_state_or_sum(case: Case, way: str) -> None:
 
 
 @every_case
-def test_bfloat16_inputs_with_a_float32_state(case: Case) -> None:
+def test_bfloat16_inputs_work_with_a_float32_state(case: Case) -> None:
     """Projections under autocast return bfloat16, while the state has the type of the model."""
     mechanism = build(case, torch.float32)
     inputs = draw(mechanism, dtype=torch.bfloat16)
@@ -676,7 +676,7 @@ def test_bfloat16_inputs_with_a_float32_state(case: Case) -> None:
 
 @every_case
 def test_a_new_mechanism_holds_no_float64(case: Case) -> None:
-    """Some devices have no float64, and a model is moved there unchanged."""
+    """Some devices have no float64, and models are moved to them unchanged."""
     mechanism = build_attention(case.attention, case.options, AttentionShape(case.heads, 6, 5, positions=784, row=28))
     for name, tensor in (*mechanism.named_parameters(), *mechanism.named_buffers()):
         assert tensor.dtype != torch.float64, name

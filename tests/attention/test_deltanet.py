@@ -30,7 +30,7 @@ def build(dtype: torch.dtype = torch.float64, heads: int = 2, **options: Any) ->
 
 
 def draw(length: int, gate: bool = True, dtype: torch.dtype = torch.float64) -> list[Any]:
-    """q, k, v, no state, and the scalars of beta and gate."""
+    """Draw q, k, v, no state, and the extra scalars for beta and the gate."""
     generator = torch.Generator().manual_seed(0)
     q, k, v, extra = (
         torch.randn(2, 2, length, width, generator=generator, dtype=torch.float64).to(dtype) for width in (6, 6, 5, 2)
@@ -89,7 +89,7 @@ def test_a_wrong_number_of_scalars_is_refused(gate: bool) -> None:
 
 
 def held_for(state: DeltanetState, k_t: Tensor) -> Tensor:
-    """The value [B, H, V] that a state [B, H, K, V] holds for a key [B, H, K]."""
+    """Return the value [B, H, V] that a state [B, H, K, V] holds for a key [B, H, K]."""
     direction = torch.nn.functional.normalize(torch.nn.functional.silu(k_t), dim=-1)
     return (direction.unsqueeze(-2) @ state.s).squeeze(-2)
 
@@ -146,7 +146,7 @@ def repeat(k: Tensor) -> Tensor:
     return k[:, :, :1].expand_as(k)
 
 
-# The worst keys for the triangular system: all products of two keys are 1, nearly 1, or alternate in sign.
+# These keys are the worst for the triangular system: all products of two keys are 1, nearly 1, or alternate in sign.
 ADVERSARIES = {
     "one key": repeat,
     "nearly one key": lambda k: repeat(k) + 1e-4 * k,
@@ -162,7 +162,7 @@ ADVERSARIES = {
 def test_the_triangular_system_is_solved_accurately_for_any_keys(
     adversary: str, negative: bool, largest: float, chunk: int
 ) -> None:
-    """Compares the states of both executions, with beta at its limit and the gate open, so that no error decays."""
+    """Compare the states of attend and step. Beta is at its limit and the gate is open, so no error decays."""
     attention = build(negative_eigenvalues=negative, chunk=chunk)
     q, k, v, _, extra = draw(100)
     inputs = [q, ADVERSARIES[adversary](k), v, None, extra + CERTAIN]

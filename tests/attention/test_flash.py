@@ -80,5 +80,5 @@ def test_the_state_of_a_single_image_holds_no_larger_tensor() -> None:
         assert held == mechanism.state_bytes(1, length, torch.float64)
 
 
-def test_the_default_chunk_is_that_of_the_source() -> None:
+def test_the_default_chunk_size_is_that_of_the_source() -> None:
     assert FlashOptions().chunk == 256

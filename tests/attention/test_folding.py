@@ -1,4 +1,4 @@
-"""The fused step of linear attention against its textbook form, on a GPU if there is one, else interpreted."""
+"""Compares the fused step of linear attention with its textbook form, on a GPU or in Triton's interpreter."""
 
 import pytest
 import torch
@@ -27,14 +27,14 @@ def build(feature_map: str, key_width: int, value_width: int) -> LinearAttention
 
 
 def draw_state(key_width: int, value_width: int) -> LinearState:
-    """The sums of some earlier positions."""
+    """Draw a state that holds the sums of some earlier positions."""
     return LinearState(draw(2, 2, key_width, value_width, seed=3), draw(2, 2, key_width, seed=4).abs() + 1)
 
 
 def step_through(
     attention: LinearAttention, inputs: list[Tensor], state: LinearState, fold: int | None, first: int = 0
 ) -> Tensor:
-    """Outputs [B, H, T, V], of the textbook form if `fold` is None; steps are counted from `first`."""
+    """Return the outputs [B, H, T, V]. Steps are counted from `first` and use the textbook form if `fold` is None."""
     steps = torch.tensor(first, device=TRITON_DEVICE)
     summed = LinearState(*(part.clone() for part in state))
     folded = None if fold is None else build_folded_state(*summed, steps, inputs[0].dtype, fold)
@@ -85,7 +85,7 @@ def test_the_sums_are_written_once_per_fold() -> None:
     assert_agree(state.z, draw_state(16, 16).z + attention.feature_map(keys).sum(dim=0), FLOAT32)
 
 
-def test_strided_inputs_of_a_layer() -> None:
+def test_strided_inputs_give_the_same_outputs_as_contiguous_ones() -> None:
     attention, state = build("elu", 16, 16), draw_state(16, 16)
     projected = draw(2, 96, seed=0)
     parts = [part.unflatten(-1, (2, 16)) for part in projected.split(32, dim=-1)]
@@ -102,7 +102,7 @@ def test_bfloat16_inputs_have_float32_sums() -> None:
     expected = step_through(attention, [part.float() for part in inputs], state, None)
     found = step_through(attention, inputs, state, 4)
     assert found.dtype == torch.bfloat16
-    # Rounded once, at the end.
+    # The outputs are rounded once, at the end.
     assert torch.equal(found, expected.bfloat16()) or (found.float() - expected).abs().max() < BFLOAT16
 
 

@@ -37,7 +37,7 @@ def draw(length: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tenso
     return z, v
 
 
-def test_two_positions_by_hand() -> None:
+def test_two_positions_match_a_computation_by_hand() -> None:
     mechanism = build_attention("gau", {}, AttentionShape(1, 1, 1, positions=4, row=2)).double()
     assert isinstance(mechanism, GauAttention)
     for parameter, value in (
@@ -50,7 +50,8 @@ def test_two_positions_by_hand() -> None:
         assert parameter is not None
         parameter.data = torch.tensor(value, dtype=torch.float64)
     z, v = (torch.tensor(values, dtype=torch.float64).view(1, 1, 2, 1) for values in ([1.0, 0.5], [1.0, 10.0]))
-    # q = 3, 2 and k = 4, 2: scores 3 * 4 / 4 + 0.5 at (0, 0), 2 * 4 / 4 - 0.25 at (1, 0), 2 * 2 / 4 + 0.5 at (1, 1).
+    # With q = 3, 2 and k = 4, 2, the score at (0, 0) is 3 * 4 / 4 + 0.5, at (1, 0) 2 * 4 / 4 - 0.25, and at (1, 1)
+    # 2 * 2 / 4 + 0.5.
     expected = torch.tensor([3.5**2, 1.75**2 + 10 * 1.5**2], dtype=torch.float64)
     assert_agree(mechanism.attend(z, z, v)[0].flatten(), expected, FLOAT64)
 
@@ -64,7 +65,9 @@ def test_laplace_is_one_half_at_mu_and_zero_far_below() -> None:
 
 @pytest.mark.parametrize("rows", [1, 7, 16, 40, 1000])
 @pytest.mark.parametrize("scale", ["length", "width"])
-def test_the_result_does_not_depend_on_rows_at_once(monkeypatch: pytest.MonkeyPatch, rows: int, scale: str) -> None:
+def test_the_result_does_not_depend_on_how_many_rows_are_computed_at_once(
+    monkeypatch: pytest.MonkeyPatch, rows: int, scale: str
+) -> None:
     mechanism, (z, v) = build(scale=scale), draw(40)
     leaves = [z.requires_grad_(), v.requires_grad_(), *mechanism.parameters()]
 
@@ -103,7 +106,7 @@ def test_without_a_bias_the_length_is_unlimited() -> None:
 
 @pytest.mark.parametrize("name", GATED)
 @pytest.mark.parametrize(("scale", "centre"), [("length", 0.0), ("width", 1.0)])
-def test_initial_scales_offsets_and_biases(name: str, scale: str, centre: float) -> None:
+def test_initial_parameters_have_the_documented_mean_and_spread(name: str, scale: str, centre: float) -> None:
     torch.manual_seed(0)
     mechanism = build_attention(name, {"scale": scale}, AttentionShape(1, 128, 8, positions=784, row=28))
     parameters = dict(mechanism.named_parameters())
@@ -133,7 +136,7 @@ def test_attend_and_step_round_keys_alike_in_a_wider_cache() -> None:
 @pytest.mark.parametrize("name", GATED)
 @pytest.mark.parametrize("scale", ["length", "width"])
 def test_all_parameters_have_gradients_at_first(name: str, scale: str) -> None:
-    """Scales are initialised near 0 and offsets to 0; every parameter must still get a gradient."""
+    """Initially, scales are near 0 and offsets are 0. Every parameter must still have a gradient."""
     options = {"chunk": 16} if name == "flash" else {}
     mechanism, (z, v) = build(name, positions=40, filled=False, scale=scale, **options), draw(40)
     y, _ = mechanism.attend(z, z, v)
@@ -144,7 +147,7 @@ def test_all_parameters_have_gradients_at_first(name: str, scale: str) -> None:
 
 
 @pytest.mark.parametrize("name", GATED)
-def test_in_a_model_there_is_one_head_with_its_own_widths(name: str) -> None:
+def test_a_model_has_one_head_with_its_own_widths(name: str) -> None:
     shape = AttentionShape(heads=4, key_width=32, value_width=32, positions=784, row=28, layer=3)
     fitted = fit_attention(name, parse_options(name, {}), shape, width=96).shape
     assert (fitted.heads, fitted.key_width, fitted.value_width) == (1, 128, 192)

@@ -25,7 +25,7 @@ def build(gate: str = "vector", dtype: torch.dtype = torch.float64, **options: A
 
 
 def draw(attention: GlaAttention, length: int = 40, dtype: torch.dtype = torch.float64) -> list[Any]:
-    """q, k, v, no state, and the extra scalars."""
+    """Draw q, k, v, no state, and the extra scalars."""
     generator = torch.Generator().manual_seed(0)
     q, k, v, extra = (
         torch.randn(2, 2, length, width, generator=generator, dtype=torch.float64).to(dtype)
@@ -34,7 +34,7 @@ def draw(attention: GlaAttention, length: int = 40, dtype: torch.dtype = torch.f
     return [q, k, v, None, extra]
 
 
-def test_the_gates_come_before_the_output_gate() -> None:
+def test_extra_scalars_are_counted_for_the_gates_and_the_output_gate() -> None:
     assert build().extra_per_head == 4 + 5
     assert build(output_gate=False).extra_per_head == 4
     assert build("scalar").extra_per_head == 1 + 5
@@ -43,7 +43,7 @@ def test_the_gates_come_before_the_output_gate() -> None:
 
 @pytest.mark.parametrize("temperature", [1.0, 16.0, 400.0])
 def test_initial_memories_range_from_an_image_to_a_row(temperature: float) -> None:
-    """The memory is the number of positions until a key of ones has decayed to 1/e, with extra scalars of 0."""
+    """The memory is the number of positions in which a key of ones decays to 1/e if the extra scalars are 0."""
     attention = build(temperature=temperature, shortest_memory=10, longest_memory=640)
     q, k, v, _, extra = draw(attention, 641)
     k[:, :, 1:] = 0

@@ -1,4 +1,4 @@
-"""The compiled form of linear attention against its textbook form, which has its own tests."""
+"""Compares the compiled form of linear attention with its textbook form."""
 
 import itertools
 
@@ -31,7 +31,7 @@ def draw(*shape: int, seed: int) -> Tensor:
 
 
 def differentiate(attention: LinearAttention, inputs: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
-    """Output, s and z, and the gradients of q, k, v and of the initial state, if any."""
+    """Return the output, s and z, and the gradients of q, k, v and, if there is one, of the initial state."""
     q, k, v, *carried = inputs
     y, state = attention.attend(q, k, v, LinearState(*carried) if carried else None)
     outputs = [y, *state]
@@ -41,7 +41,7 @@ def differentiate(attention: LinearAttention, inputs: list[Tensor], gradients: l
 @pytest.mark.parametrize("feature_map", COMPILED_MAPS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_nan_stays_nan(feature_map: str, dtype: torch.dtype) -> None:
-    """A finite feature in place of NaN would let a damaged model produce plausible figures."""
+    """If NaN became a finite feature, a damaged model could give plausible results."""
     attention = build(32, 32, feature_map)
     for place in range(2):
         q, k, v = (draw(1, 3, 20, 32, seed=seed).detach().to(dtype) for seed in range(3))
@@ -53,7 +53,7 @@ def test_nan_stays_nan(feature_map: str, dtype: torch.dtype) -> None:
         assert bool(state.s[0, 1].isnan().any()) == (place == 1)
 
 
-# Lengths around groups of 4 and blocks of 128; widths around whole vectors of 8.
+# Lengths are near multiples of 4 (a group) and 128 (a block); widths are near multiples of 8 (a vector).
 @pytest.mark.parametrize("feature_map", COMPILED_MAPS)
 @pytest.mark.parametrize("carry", [False, True])
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_unused_outputs_have_no_gradient(used: str) -> None:
 
 
 def test_inputs_may_have_any_strides() -> None:
-    """Strides as in a layer's projection, with one head broadcast to all, and with a strided last dimension."""
+    """The strides are those of a layer's projection, of one head broadcast to all, and of a strided last dimension."""
     attention = build(8, 8)
     dense = [draw(2, 3, 40, 8, seed=seed).detach() for seed in range(3)]
     projected = torch.cat([part.transpose(1, 2).flatten(2) for part in dense], dim=-1)
@@ -117,7 +117,7 @@ def test_gradients_may_have_any_strides() -> None:
     attention = build(8, 8)
     inputs = [draw(2, 3, 40, 8, seed=seed) for seed in range(3)]
     y, _ = attention.attend(*inputs)
-    # A gradient of one broadcast number, and one whose last dimension is strided.
+    # The first gradient is one broadcast number; the second has a strided last dimension.
     for weights in (
         torch.ones((), dtype=torch.float64).expand_as(y),
         torch.rand(8, 40, 3, 2).double().permute(3, 2, 1, 0),
@@ -141,16 +141,16 @@ def test_bfloat16_inputs_have_float32_sums(feature_map: str) -> None:
         results.append([y, *state, *torch.autograd.grad(y, inputs, weights.to(dtype))])
     for half, single in zip(*results, strict=True):
         assert_agree(half, single, BFLOAT16)
-    # Only the output is rounded: everything before it is the same computation.
+    # Only the output is rounded; everything before it is computed in the same way.
     assert torch.equal(results[0][0], results[1][0].bfloat16())
 
 
-def test_denominators_whose_reciprocal_overflows_float32() -> None:
-    """Features near exp(-46): their products are among the smallest floats."""
+def test_results_match_if_the_reciprocal_of_a_denominator_overflows() -> None:
+    """Features are near exp(-46), so their products are among the smallest floats."""
     attention = build(6, 5)
     exact = [draw(2, 3, 150, width, seed=seed) for seed, width in enumerate((6, 6, 5))]
     exact = [x.detach() for x in (0.1 * exact[0] - 46, 0.1 * exact[1] - 46, exact[2])]
-    # Gradients in float32 have to be small too, or their quotients by such denominators overflow.
+    # The output's gradient must be small too: divided by such denominators, a larger one would overflow float32.
     weights = 1e-3 * draw(2, 3, 150, 5, seed=3).detach()
     results = []
     for dtype in (torch.float32, torch.float64):
@@ -184,14 +184,13 @@ def test_images_and_heads_are_independent_of_each_other_and_of_threads() -> None
         assert torch.equal(alone[0, 0], expected[image, head])
 
 
-def test_unsupported_inputs() -> None:
-    """Other feature maps, devices and types."""
+def test_other_maps_devices_and_types_are_not_compiled() -> None:
     assert not build(6, 5, "poly2").is_compiled(CPU, torch.float64)
     assert not build(6, 5).is_compiled(torch.device("cuda"), torch.float32)
     assert not build(6, 5).is_compiled(CPU, torch.float16)
 
 
-def test_mixed_types_use_the_textbook() -> None:
+def test_mixed_types_use_the_textbook_form() -> None:
     attention = build(8, 8)
     q, k, v = (draw(2, 3, 40, 8, seed=seed).detach() for seed in range(3))
     expected, _ = attention.attend(q, k, v)

@@ -73,8 +73,8 @@ def test_the_state_is_a_stack_of_rows_and_the_unfinished_block(way: str) -> None
     assert int(state.position) == 19
 
 
-def test_steps_beyond_the_capacity() -> None:
-    """From a capacity of 0, from a capacity that is too small, and after attend without a state."""
+def test_steps_beyond_the_capacity_match_attend() -> None:
+    """The steps start from a capacity of 0, from capacities that are too small, and after attend without a state."""
     attention = build(block=8, rank=2)
     inputs = draw(60)
     expected, _ = attention.attend(*inputs)
@@ -110,7 +110,7 @@ def test_the_default_block_is_a_row_and_bounds_the_rank() -> None:
 
 @pytest.mark.parametrize("share", SHARES)
 def test_shared_projections_are_one_named_tensor(share: str) -> None:
-    """A checkpoint holds every tensor once."""
+    """Otherwise a checkpoint would store the tensor more than once."""
     expected = {"none": [(2, 3, 8)] * 2, "heads": [(1, 3, 8)] * 2, "heads_keys_values": [(1, 3, 8)]}
     tensors = build(block=8, rank=3, share=share).state_dict()
     assert [tuple(tensor.shape) for tensor in tensors.values()] == expected[share]

@@ -55,8 +55,8 @@ both_ways = pytest.mark.parametrize("run", [attend, step_through])
 
 @both_ways
 @pytest.mark.parametrize("rank", [1, 3])
-def test_trained_norms(run: Any, rank: int) -> None:
-    """With their initial ones and zeros, the norms of window and rows could be swapped unnoticed."""
+def test_norms_with_changed_weights_match_the_definition(run: Any, rank: int) -> None:
+    """If all norms kept their initial ones and zeros, swapping those of window and rows would go unnoticed."""
     attention = build(chunk=7, rank=rank, window=9)
     inputs = draw(40, rank)
     expected = long_short(inputs, dict(attention.named_parameters()), 7, 9)
@@ -65,7 +65,7 @@ def test_trained_norms(run: Any, rank: int) -> None:
 
 @both_ways
 @pytest.mark.parametrize("window", [1, 2, 40, 41, 60])
-def test_a_window_of_one_position_and_an_unfilled_window(run: Any, window: int) -> None:
+def test_windows_of_one_position_and_unfilled_windows_match_the_definition(run: Any, window: int) -> None:
     attention = build(chunk=7, window=window)
     inputs = draw(40)
     expected = long_short(inputs, dict(attention.named_parameters()), 7, window)
@@ -87,7 +87,7 @@ def test_positions_in_window_and_rows_count_twice(run: Any) -> None:
 
 
 @both_ways
-def test_the_norms_run_over_all_heads_jointly(run: Any) -> None:
+def test_a_norm_covers_all_heads_together(run: Any) -> None:
     attention = build(chunk=7, window=9)
     inputs = draw(20)
     k = inputs.k.clone()
@@ -97,13 +97,13 @@ def test_the_norms_run_over_all_heads_jointly(run: Any) -> None:
 
 
 @both_ways
-def test_chunk_scores_may_be_shifted_and_huge(run: Any) -> None:
+def test_chunk_scores_may_be_shifted_or_huge(run: Any) -> None:
     attention = build(chunk=7, rank=2, window=3)
     inputs = draw(40, 2)
     expected, _ = run(attention, inputs)
     for shift in (-1000.0, 1000.0):
         assert_agree(run(attention, inputs._replace(extra=inputs.extra + shift))[0], expected, FLOAT64)
-    # Scores that rise or fall by more than the range of exp.
+    # These scores rise or fall by more than the range of exp.
     for factor in (-1000.0, 1000.0):
         extreme = inputs._replace(
             extra=factor * torch.arange(80.0, dtype=torch.float64).view(1, 1, 40, 2).expand(2, 2, -1, -1)
@@ -113,7 +113,7 @@ def test_chunk_scores_may_be_shifted_and_huge(run: Any) -> None:
 
 
 @both_ways
-def test_the_state_is_a_ring_rows_and_the_unfinished_chunk(run: Any) -> None:
+def test_the_state_is_a_ring_buffer_rows_and_the_unfinished_chunk(run: Any) -> None:
     attention = build(chunk=8, rank=2, window=5)
     inputs = draw(19, 2)
     assert inputs.extra is not None
@@ -137,7 +137,7 @@ def test_the_state_is_a_ring_rows_and_the_unfinished_chunk(run: Any) -> None:
     assert int(state.position) == 19
 
 
-def test_steps_beyond_the_capacity() -> None:
+def test_steps_beyond_the_capacity_match_attend() -> None:
     attention = build(chunk=4, rank=3, window=2)
     inputs = draw(60, 3)
     expected, _ = attend(attention, inputs)
@@ -159,7 +159,7 @@ def test_state_bytes_are_exact_at_every_length() -> None:
         assert measure_state_bytes(attend(attention, inputs)[1]) == size
 
 
-def test_default_window_chunk_and_rank() -> None:
+def test_the_defaults_are_a_window_of_56_chunks_of_16_and_rank_1() -> None:
     attention = build()
     assert (attention.window, attention.options.chunk, attention.options.rank) == (56, 16, 1)
     assert attention.extra_per_head == 1
@@ -186,7 +186,7 @@ def test_missing_scores_are_refused() -> None:
 
 
 @both_ways
-def test_keys_whose_squares_overflow_are_normalised(run: Any) -> None:
+def test_keys_are_normalised_even_if_their_squares_overflow(run: Any) -> None:
     """Without rescaling, the variance is infinite and all normalised keys and values are 0."""
     attention, inputs = build(torch.float32, chunk=7, window=9), draw(40, dtype=torch.float32)
     inputs = inputs._replace(k=1e20 * inputs.k)

@@ -32,11 +32,11 @@ def draw(length: int) -> list[Tensor]:
     [
         ("1,4", 0, [[17, 18, 19], [11, 15, 19]]),
         ("4,1", 2, [[0, 1, 11, 15, 19], [0, 1, 17, 18, 19]]),
-        (9, 3, [[0, 1, 2, 10, 19], [0, 1, 2, 10, 19]]),  # 19 - 2 * 9 is also a global position, seen once
+        (9, 3, [[0, 1, 2, 10, 19], [0, 1, 2, 10, 19]]),  # 19 - 2 * 9 is also a global position and is seen only once
     ],
 )
-def test_the_positions_that_a_query_sees(dilation: int | str, global_count: int, seen: list[list[int]]) -> None:
-    """Equal keys give equal weights to all visible positions, and one-hot values identify them."""
+def test_a_query_sees_the_expected_positions(dilation: int | str, global_count: int, seen: list[list[int]]) -> None:
+    """Equal keys give equal weights to all visible positions, and one-hot values identify these positions."""
     attention = build(value_width=20, window=3, dilation=dilation, globals=global_count)
     q, k, _ = draw(20)
     k[:] = 1.0
@@ -60,7 +60,7 @@ def test_a_window_of_one_returns_the_value() -> None:
 
 @pytest.mark.parametrize("window", [1, 2])
 def test_a_dilation_beyond_the_image_adds_no_padding(window: int) -> None:
-    """A query sees only itself, for any dilation."""
+    """In such an image, a query sees only itself."""
     q, k, v = (x.requires_grad_() for x in draw(784))
     attention = build(window=window, dilation=1_000_000, globals=0)
     assert_agree(attention.attend(q, k, v)[0], v, FLOAT64)
@@ -77,8 +77,8 @@ def test_a_window_over_everything_equals_softmax() -> None:
         assert_agree(y, expected, FLOAT64)
 
 
-def test_a_window_wider_than_a_block() -> None:
-    """The first queries of a wide window have hundreds of masked keys."""
+def test_a_window_wider_than_a_block_matches_the_definition() -> None:
+    """Here the first queries have hundreds of masked keys."""
     inputs = draw(1500)
     y, _ = build(window=700, dilation="1,2", globals=0).attend(*inputs)
     assert_agree(y, longformer(*inputs, 700, [1, 2], 0), FLOAT64)
@@ -90,13 +90,13 @@ def test_default_dilations_alternate() -> None:
 
 
 @pytest.mark.parametrize(("given", "expected"), [(3, (3, 3, 3, 3)), ("2", (2, 2, 2, 2)), ("1, 6", (1, 6, 1, 6))])
-def test_dilations_from_a_number_or_a_list(given: int | str, expected: tuple[int, ...]) -> None:
+def test_dilations_may_be_a_number_or_a_list(given: int | str, expected: tuple[int, ...]) -> None:
     options = parse_options("longformer", {"dilation": given})
     assert isinstance(options, LongformerOptions)
     assert options.dilations(4) == expected
 
 
-def test_the_ring_covers_the_widest_head() -> None:
+def test_the_ring_buffer_covers_the_widest_head() -> None:
     attention = build(heads=4, window=7, dilation="1,2,2,5", globals=3)
     assert isinstance(attention, LongformerAttention)
     assert attention.ring == 31
@@ -108,7 +108,7 @@ def test_the_state_is_the_globals_and_the_last_positions() -> None:
     q, k, v = draw(25)
     _, state = attention.attend(q, k, v)
     assert torch.equal(state.keys[:, :, :3], k[:, :, :3])
-    assert torch.equal(state.values[:, :, 3:], v[:, :, [21, 22, 23, 24, 18, 19, 20]])  # ring 7: position 21 has row 0
+    assert torch.equal(state.values[:, :, 3:], v[:, :, [21, 22, 23, 24, 18, 19, 20]])  # with 7 rows, 21 is in row 0
     assert int(state.position) == 25
 
 
@@ -123,6 +123,6 @@ def test_a_dilation_list_must_divide_the_heads() -> None:
         build(heads=4, dilation="1,2,3")
 
 
-def test_a_ring_longer_than_any_image_is_refused() -> None:
+def test_a_ring_buffer_longer_than_any_image_is_refused() -> None:
     with pytest.raises(UsageError, match=r"a window of 1,000 with dilation 2,000 reaches 1,998,000 positions back"):
         build(window=1000, dilation=2000)

@@ -43,7 +43,10 @@ def step_through(attention: LshAttention, q: Tensor, v: Tensor, state: LshState)
 
 @pytest.mark.parametrize("rounds", [1, 2, 5])
 def test_combined_rounds_equal_one_softmax_over_their_union(rounds: int) -> None:
-    """As in the source: one softmax per round with logits minus log N, combined by the logsumexp of the rounds."""
+    """The source takes one softmax per round and combines the rounds by their logsumexp.
+
+    It subtracts from each logit the logarithm of the number of rounds that see the key.
+    """
     attention, (q, v) = build(rounds=rounds, buckets=4, window=6), draw()
     seen = seen_by_rounds(q, attention.rotations, 6)
     times = seen.sum(dim=0)
@@ -85,7 +88,7 @@ def test_a_zero_query_gives_finite_results() -> None:
 
 
 @pytest.mark.parametrize("way", ["attend", "blocks", "step"])
-def test_a_ring_holds_the_last_positions_of_its_bucket(way: str) -> None:
+def test_a_ring_buffer_holds_the_last_positions_of_its_bucket(way: str) -> None:
     attention, (q, v) = build(rounds=3, buckets=8, window=5), draw()
     if way == "step":
         _, state = step_through(attention, q, v, attention.init_state(2, LENGTH, CPU, torch.float64))
@@ -103,8 +106,8 @@ def test_a_ring_holds_the_last_positions_of_its_bucket(way: str) -> None:
 
 
 @pytest.mark.parametrize("length", [7, 700])
-def test_extreme_ratios_of_buckets_to_positions(length: int) -> None:
-    """Codes have 16 bits if they fit, otherwise 32; the width must not change which keys are seen."""
+def test_very_few_and_very_many_buckets_match_the_definition(length: int) -> None:
+    """Codes have 16 bits if that is enough, otherwise 32. The number of bits must not change which keys are seen."""
     for options in ({"rounds": 2, "buckets": 2, "window": 3}, {"rounds": 2, "buckets": 600, "window": 60}):
         attention, (q, v) = build(**options), draw(length)
         with torch.no_grad():
@@ -133,7 +136,7 @@ def test_the_rotations_are_saved_and_drawn_from_the_seed() -> None:
 
 
 @pytest.mark.parametrize("cast", [torch.bfloat16, torch.float32])
-def test_attend_and_step_use_the_rotations_of_a_cast_model(cast: torch.dtype) -> None:
+def test_attend_and_step_use_the_rotations_as_cast(cast: torch.dtype) -> None:
     attention, (q, v) = build(rounds=4, buckets=16, window=8), draw()
     drawn = attention.rotations.clone()
     attention.to(cast)

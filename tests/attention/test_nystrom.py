@@ -30,7 +30,7 @@ def draw(length: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
 
 
 def test_a_query_equal_to_a_landmark_gets_softmax_attention() -> None:
-    """f_t is then a row of A, f_t Z is a unit vector if Z is the inverse, and b_t is the average for that query."""
+    """In this case f_t is a row of A, so f_t Z is a unit vector if Z is the inverse of A."""
     attention = build(kernel=0, iterations=12)
     _, k, v = draw(40)
     chosen = torch.randint(4, (2, 2, 40), generator=torch.Generator().manual_seed(1))
@@ -58,7 +58,7 @@ def test_iterations_converge_to_the_inverse() -> None:
     assert errors == sorted(errors, reverse=True)
     assert errors[0] > 0.5
     assert errors[-1] < 1e-6
-    assert errors[-2] > 1e-3, "six iterations define Z, not the exact inverse"
+    assert errors[-2] > 1e-3, "Z must be the result of six iterations, not the exact inverse"
 
 
 def test_the_default_is_six_iterations_and_a_convolution() -> None:
@@ -75,7 +75,7 @@ def test_initial_landmarks_are_normal_and_equal() -> None:
     assert (attention.landmark_queries.std() - 1).abs() < 0.05
 
 
-def test_z_is_computed_once_and_not_by_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_reuse_z_and_attend_computes_it_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     attention = build()
     calls = []
     original = NystromAttention.invert_landmarks
@@ -99,7 +99,7 @@ def test_images_share_one_z() -> None:
     attention = build()
     assert attention.init_state(3, 1, CPU, torch.float64).inverse.tensor.shape == (2, 4, 4)
     sizes = [attention.state_bytes(batch, 1, torch.float64) for batch in (1, 2, 3)]
-    one_image = 8 * (2 * 4 * (5 + 1) + 2 * 4 * 5)  # averages and logs, and a ring of 4 values
+    one_image = 8 * (2 * 4 * (5 + 1) + 2 * 4 * 5)  # averages with logs, and 4 values
     assert [size - sizes[0] for size in sizes] == [0, one_image, 2 * one_image]
     assert sizes[0] == one_image + 8 * 2 * 4 * 4 + 8
     state = attention.attend(*draw(40))[1]
@@ -136,7 +136,7 @@ def test_autocast_does_not_change_z() -> None:
 def test_training_saves_no_average_per_position() -> None:
     attention = build(torch.float32)
     inputs = [part.requires_grad_() for part in draw(2048, torch.float32)]
-    # Averages for every position would add m V = 20 numbers each.
+    # The averages of a position would add m V = 20 numbers.
     assert measure_saved_bytes(attention.attend, *inputs) < 2048 * 2 * 2 * 4 * 60
 
 

@@ -129,7 +129,7 @@ def test_a_redraw_changes_the_output() -> None:
 
 
 @with_a_maximum
-def test_the_state_is_in_units_of_the_running_maximum(feature_map: str) -> None:
+def test_the_state_is_scaled_by_the_running_maximum(feature_map: str) -> None:
     attention = build(feature_map=feature_map, chunk=16)
     q, k, v = draw(40)
     _, state = attention.attend(q, k, v)
@@ -147,7 +147,7 @@ def test_the_state_is_in_units_of_the_running_maximum(feature_map: str) -> None:
 
 @pytest.fixture
 def pairwise_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Records the number of images times heads that each call computes pair by pair."""
+    """For each pairwise computation, records the number of images times heads."""
     rows: list[int] = []
     attend_pairwise = performer_module.attend_pairwise
 
@@ -189,7 +189,7 @@ def test_only_heads_that_need_it_are_computed_pair_by_pair(feature_map: str, pai
 def test_the_first_output_is_the_first_value_for_keys_of_any_size(
     feature_map: str, dtype: torch.dtype, size: float
 ) -> None:
-    """The first output is the first value: neither an epsilon nor a later maximum affects its denominator."""
+    """Neither an epsilon nor a later maximum affects the denominator of the first output."""
     attention = build(dtype, feature_map=feature_map)
     q, k, v = draw(50, dtype)
     k[:, :, 0] *= size
@@ -204,7 +204,7 @@ ORACLES = {"positive": by_logarithms(positive), "hyperbolic": by_logarithms(hype
 def pairwise_inputs(
     request: pytest.FixtureRequest, pairwise_rows: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[list[Tensor]]:
-    """Inputs that are computed pair by pair in float64: huge keys of different sizes, or ordinary inputs if forced."""
+    """Inputs that are computed pair by pair: huge keys, or ordinary inputs with the pairwise computation forced."""
     q, k, v = draw(77)
     if request.param == "always":
         monkeypatch.setattr(performer_module, "smallest_weight", lambda _: 1e10)
@@ -308,9 +308,9 @@ def test_the_kernel_method_is_the_product_of_features() -> None:
 
 
 def test_a_denominator_that_cancels_is_raised_to_a_tenth_of_the_weight() -> None:
-    attention = build(feature_map="trig", features=2)  # one direction: the denominator is a cosine
+    attention = build(feature_map="trig", features=2)  # one direction, so it is a cosine
     direction = attention.directions[0]
-    step = math.pi * direction / direction.square().sum() * 6**0.25  # half a turn
+    step = math.pi * direction / direction.square().sum() * 6**0.25  # a phase of pi
     k = torch.zeros(1, 2, 3, 6, dtype=torch.float64)
     q = step.expand(1, 2, 3, 6)
     v = torch.ones(1, 2, 3, 5, dtype=torch.float64)
@@ -319,7 +319,7 @@ def test_a_denominator_that_cancels_is_raised_to_a_tenth_of_the_weight() -> None
 
 
 @with_a_maximum
-def test_saved_bytes_of_pairs_grow_linearly(feature_map: str, pairwise_rows: list[int]) -> None:
+def test_saved_bytes_of_the_pairwise_computation_grow_linearly(feature_map: str, pairwise_rows: list[int]) -> None:
     attention = build(torch.float32, feature_map=feature_map)
     saved = []
     for length in (512, 2048):

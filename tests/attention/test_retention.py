@@ -27,14 +27,14 @@ def build(heads: int = 2, value_width: int = 5, **options: Any) -> RetentionAtte
 
 
 def draw(length: int = 40) -> list[Any]:
-    """q, k, v, no state, and the output gate."""
+    """Draw q, k, v, no state, and the scalars of the output gate."""
     generator = torch.Generator().manual_seed(0)
     q, k, v, gate = (torch.randn(2, 2, length, w, generator=generator, dtype=torch.float64) for w in (4, 4, 5, 5))
     return [q, k, v, None, gate]
 
 
 def weigh_pairs(heads: int = 2, **options: Any) -> Tensor:
-    """w(t, j) / w(t, t) of each head, [H, T, T], measured with equal queries and keys and one-hot values."""
+    """Return w(t, j) / w(t, t) of each head, [H, T, T], measured with equal queries and keys and one-hot values."""
     same = torch.ones(1, heads, LENGTH, 4, dtype=torch.float64)
     values = torch.eye(LENGTH, dtype=torch.float64).expand(1, heads, -1, -1)
     y, _ = build(heads, LENGTH, output_gate=False, **options).attend(same, same, values)
@@ -58,7 +58,10 @@ def test_one_head_uses_the_given_memory(memories: dict[str, float]) -> None:
 
 @pytest.mark.parametrize(("option", "memory"), [("longest_memory", 4), ("shortest_memory", 30)])
 def test_a_given_memory_bounds_the_other_default(option: str, memory: float) -> None:
-    """The given longest memory is shorter than a row; the given shortest memory is longer than an image."""
+    """The default shortest memory is a row, and the default longest memory is an image.
+
+    The given longest memory is shorter than a row; the given shortest memory is longer than an image.
+    """
     assert weigh_pairs(**{option: memory})[:, 9, 8].tolist() == pytest.approx([math.exp(-1 / memory)] * 2)
 
 
@@ -76,7 +79,7 @@ def test_plane_weights_depend_on_rows_and_columns(waves: int) -> None:
         rows, columns = t // ROW - j // ROW, t % ROW - j % ROW
         expected = math.exp(-rows * ROW / 24) * math.cos(math.pi * columns / (2 * ROW)) ** (2 * waves)
         assert float(weights[t, j]) == pytest.approx(expected if j <= t else 0, abs=1e-12)
-    # Above left is as far away as above right, and the end of the previous row is far away.
+    # The pixels above left and above right are equally far away; the end of the previous row is farther.
     assert float(weights[14, 7]) == pytest.approx(float(weights[14, 9]))
     assert weights[12, 11] < weights[12, 6] / 2
     assert bool((weights.tril() > -1e-12).all())
@@ -93,11 +96,11 @@ def test_the_state_tracks_the_column(distance: str) -> None:
     assert_agree(found, whole[:, :, 15:], FLOAT64)
     assert int(after.position) == 40
     misplaced, _ = attention.attend(*rest, state._replace(position=state.position + 1), gate[:, :, 15:])
-    # The raster has no columns.
+    # With raster distances, the column does not matter.
     assert bool((misplaced - found).abs().max() > 1e-3) == (distance == "plane")
 
 
-def test_plane_has_a_wider_state() -> None:
+def test_the_plane_distance_has_a_wider_state() -> None:
     assert build().init_state(1, 1, CPU, torch.float32).s.shape == (1, 2, 4, 5)
     assert build(distance="plane").init_state(1, 1, CPU, torch.float32).s.shape == (1, 2, 20, 5)
     assert build(distance="plane", waves=1).init_state(1, 1, CPU, torch.float32).s.shape == (1, 2, 12, 5)

@@ -24,7 +24,7 @@ def build(dtype: torch.dtype = torch.float64, width: int = 6, **options: Any) ->
 
 
 def draw(length: int, gate: bool = True, dtype: torch.dtype = torch.float64) -> list[Any]:
-    """q, k, v, no state, and the scalar of the gate."""
+    """Draw q, k, v, no state, and the scalar of the gate."""
     generator = torch.Generator().manual_seed(0)
     q, k, v, extra = (
         torch.randn(2, 2, length, width, generator=generator, dtype=torch.float64).to(dtype) for width in (6, 6, 5, 1)
@@ -130,9 +130,9 @@ def test_open_and_closed_gates_give_finite_results(dtype: torch.dtype, open_by: 
         for t in range(40):
             y_t, carried = attention.step(*(part.detach()[:, :, t] for part in leaves[:3]), carried, leaves[3][:, :, t])
             outputs.append(y_t)
-        # The first sums after an open gate are tiny but no less accurate.
+        # With open gates, the first sums are tiny but no less accurate.
         torch.testing.assert_close(torch.stack(outputs, dim=2), y.detach(), rtol=1e-3, atol=1e-3)
-    # Closed gates keep nothing, and every position sees only itself.
+    # Closed gates keep nothing, so every position sees only itself.
     for t in range(0, 40, 7):
         single, _ = attention.attend(*(part[:, :, t : t + 1] for part in leaves[:3]), None, leaves[3][:, :, t : t + 1])
         torch.testing.assert_close(y[:, :, t : t + 1], single, rtol=1e-4, atol=1e-4)
@@ -152,8 +152,8 @@ def test_a_half_open_gate_forgets() -> None:
 
 
 @with_and_without_gate
-def test_the_denominator_never_falls_below_a_tenth_of_the_weight(gate: bool) -> None:
-    """With one direction, and queries half a turn from the keys, all similarities are -1."""
+def test_the_denominator_is_at_least_a_tenth_of_the_weight(gate: bool) -> None:
+    """There is one direction, and queries and keys are opposite, so all similarities are -1."""
     attention = build(gate=gate, frequencies=1)
     with torch.no_grad():
         direction = attention.directions[0]

@@ -43,12 +43,12 @@ def test_a_full_cache_grows_without_loss(capacity: int) -> None:
     y, state = step_through(attention, inputs, attention.init_state(2, capacity, CPU, torch.float64))
     assert_agree(y, softmax(*inputs), FLOAT64)
     assert int(state.position) == 25
-    assert 25 <= state.keys.shape[2] < 50, "must grow by doubling, and no further than needed"
+    assert 25 <= state.keys.shape[2] < 50, "the capacity must grow by doubling, and no further than needed"
     assert torch.equal(state.keys[:, :, :25], inputs[1])
     assert torch.equal(state.values[:, :, :25], inputs[2])
 
 
-def test_steps_grow_a_cache_of_attend() -> None:
+def test_steps_grow_a_cache_that_attend_filled() -> None:
     attention, inputs = build(), draw(25)
     _, state = attention.attend(*(part[:, :, :7] for part in inputs))
     y, _ = step_through(attention, inputs, state, start=7)
@@ -65,7 +65,7 @@ def test_steps_within_the_capacity_allocate_nothing() -> None:
 
 
 @pytest.mark.parametrize("capacity", [3, 12, 25, 60])
-def test_attend_from_an_empty_cache_of_any_capacity(capacity: int) -> None:
+def test_attend_works_from_an_empty_cache_of_any_capacity(capacity: int) -> None:
     attention, inputs = build(), draw(25)
     expected = softmax(*inputs)
     empty = attention.init_state(2, capacity, CPU, torch.float64)
@@ -89,7 +89,7 @@ def test_unused_capacity_is_never_read() -> None:
     assert_agree(torch.cat([y, rest], dim=2), softmax(*inputs), FLOAT64)
 
 
-def test_there_are_no_options() -> None:
+def test_softmax_has_no_options() -> None:
     with pytest.raises(UsageError, match=r"'softmax': unknown key 'chunk'"):
         parse_options("softmax", {"chunk": 16})
 
@@ -102,7 +102,7 @@ def test_an_unknown_attention_is_refused_with_a_suggestion() -> None:
 
 
 @pytest.mark.parametrize(("inside", "outside"), [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
-def test_cache_and_inputs_of_different_types(inside: torch.dtype, outside: torch.dtype) -> None:
+def test_the_cache_and_the_inputs_may_have_different_types(inside: torch.dtype, outside: torch.dtype) -> None:
     """For example, a cache that is filled under autocast and then used by steps outside autocast."""
     attention, inputs = build(), draw(9)
     expected, _ = attention.attend(*inputs)

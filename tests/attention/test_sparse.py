@@ -35,7 +35,7 @@ def draw(length: int = LENGTH, heads: int = 2) -> Inputs:
 
 
 def seen_positions(attention: SparseAttention, place: int, head: int, way: str) -> list[int]:
-    """The positions whose values reach the output at `place`; with one-hot values, outputs are weights."""
+    """Return the positions whose values reach the output at `place`; with one-hot values, outputs are weights."""
     q, k = draw(place + 1, attention.shape.heads)[:2]
     v = torch.eye(place + 1, dtype=torch.float64).expand(2, attention.shape.heads, -1, -1).contiguous()
     if way == "attend":
@@ -47,7 +47,7 @@ def seen_positions(attention: SparseAttention, place: int, head: int, way: str) 
 
 
 @pytest.mark.parametrize("way", ["attend", "step"])
-def test_the_patterns_of_an_image_of_rows_of_ten(way: str) -> None:
+def test_patterns_show_the_expected_positions_with_rows_of_ten(way: str) -> None:
     row, column = list(range(48, 58)), [7, 17, 27, 37, 47]
     assert seen_positions(build(row=10), 57, 1, way) == sorted(row + column)
     assert seen_positions(build(row=10, heads="split"), 57, 0, way) == row
@@ -63,7 +63,7 @@ def test_the_patterns_of_an_image_of_rows_of_ten(way: str) -> None:
 @pytest.mark.parametrize("pattern", ["strided", "fixed"])
 @pytest.mark.parametrize("heads", ["merged", "split"])
 @pytest.mark.parametrize("scores", [1, 600, 1500])
-def test_recomputed_slabs_do_not_change_gradients(
+def test_recomputing_groups_of_rows_does_not_change_gradients(
     pattern: str, heads: str, scores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attention, inputs = build(row=12, pattern=pattern, heads=heads), draw()
@@ -92,7 +92,7 @@ def test_recomputed_slabs_do_not_change_gradients(
     for tensors in found:
         for one, other in zip(tensors, expected[0], strict=True):
             assert_agree(one, other, FLOAT64)
-    assert called > 2 * (1 if heads == "merged" else 2) + 2, "there was only one slab"
+    assert called > 2 * (1 if heads == "merged" else 2) + 2, "there was only one group of rows"
 
 
 @pytest.mark.parametrize("pattern", ["strided", "fixed"])
@@ -116,8 +116,8 @@ def test_short_rows_bound_the_default_summary() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["strided", "fixed"])
-def test_the_work_of_a_step_grows_with_the_square_root(pattern: str) -> None:
-    """Work is counted in rows read: with rows of sqrt T, a step sees at most l + c T / l positions."""
+def test_the_work_of_a_step_grows_with_the_square_root_of_the_positions(pattern: str) -> None:
+    """Work is counted in rows read from the cache. The image has as many rows as columns."""
     for row in (10, 20, 40):
         attention = build(row=row, pattern=pattern)
         rows = torch.zeros(1, 2, row * row, 1)

@@ -1,4 +1,4 @@
-"""Triton kernels compile for a GPU, on a machine without one: the interpreter accepts more than the compiler."""
+"""Tests that the Triton kernels compile for a GPU, since the interpreter accepts more than the compiler."""
 
 import os
 import platform
@@ -14,12 +14,12 @@ pytest.importorskip("triton", reason=NO_TRITON)
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="Triton's assembler is not available on every platform")
-def test_every_kernel_compiles_and_fits_on_the_chip() -> None:
+def test_every_kernel_compiles_and_fits_into_shared_memory() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     script = Path(__file__).with_name("compile_kernels.py")
     finished = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, check=False)
     assert finished.returncode == 0, finished.stderr
     shared = [int(line.split()[1]) for line in finished.stdout.splitlines()]
-    # The limit of a block on GPUs of compute capability 8.6, the lowest of all.
+    # GPUs of compute capability 8.6 have the lowest limit per block.
     assert len(shared) == 6 and max(shared) <= 99 * 1024

@@ -1,4 +1,4 @@
-"""Linear attention in Triton against its textbook form, on a GPU if there is one, else in Triton's interpreter."""
+"""Compares linear attention in Triton with its textbook form, on a GPU or in Triton's interpreter."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ from linformer_cli.native.compiler import textbook_only
 pytest.importorskip("triton", reason=NO_TRITON)
 from linformer_cli.attention.kernels import triton_linear as kernels
 
-# Sums of a few hundred products in float32, in a different order.
+# The two forms add a few hundred float32 products in different orders.
 FLOAT32 = 2e-5
 
 
@@ -31,7 +31,7 @@ def draw(*shape: int, seed: int) -> Tensor:
 
 
 def draw_inputs(length: int, key_width: int, value_width: int, carry: bool) -> list[Tensor]:
-    """q, k, v and, if `carry`, s and z of 2 images and 2 heads."""
+    """Draw q, k, v and, if `carry` is true, s and z for 2 images and 2 heads."""
     widths = (key_width, key_width, value_width)
     inputs = [draw(2, 2, length, width, seed=seed) for seed, width in enumerate(widths)]
     if carry:
@@ -55,7 +55,7 @@ def compiled(feature_map: str, inputs: list[Tensor]) -> tuple[Tensor, Tensor, Te
     return kernels.attend(q, k, v, s, z, feature_map)
 
 
-# Lengths around chunks of 64 and segments of several chunks; 70 and 200 end inside a chunk.
+# Lengths are near multiples of a chunk (64) and of a segment (several chunks); 70 and 200 end inside a chunk.
 @pytest.mark.parametrize("feature_map", ["elu", "relu"])
 @pytest.mark.parametrize(
     ("length", "key_width", "value_width", "carry"),
@@ -111,7 +111,7 @@ def test_queries_without_weight_give_zero() -> None:
 
 
 def test_inputs_and_gradients_may_have_any_strides() -> None:
-    """Strides as in a layer's projection, with one head broadcast to all, and with a strided last dimension."""
+    """The strides are those of a layer's projection, of one head broadcast to all, and of a strided last dimension."""
     dense = [part.detach() for part in draw_inputs(70, 16, 16, carry=False)]
     expected = compiled("elu", dense)[0]
     projected = torch.cat([part.transpose(1, 2).flatten(2) for part in dense], dim=-1)
@@ -158,7 +158,7 @@ def test_later_positions_and_other_heads_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("scale", [10.0, 30.0])
-def test_hard_inputs_stay_finite(scale: float) -> None:
+def test_hard_inputs_give_finite_results(scale: float) -> None:
     q, k, v = (part.detach() for part in draw_inputs(130, 16, 16, carry=False))
     for inputs in ([q, scale * k, v], [scale * q, scale * k, v], [-q.abs(), -scale * k.abs(), v]):
         leaves = [part.clone().requires_grad_() for part in inputs]
@@ -178,7 +178,7 @@ def test_segments_cover_all_positions_once(monkeypatch, batch: int, length: int)
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Enables Triton kernels and clears cached answers."""
+    """Enables the Triton kernels and clears the cached answers of `triton_refusal`."""
     monkeypatch.setenv(gpu.ASK, "1")
     gpu.triton_refusal.cache_clear()
     yield
@@ -197,7 +197,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("poly2", 32, 32, torch.float32, False),
     ],
 )
-def test_supported_inputs(feature_map, key_width, value_width, dtype, serves, asked) -> None:
+def test_supported_inputs_use_the_compiled_form(feature_map, key_width, value_width, dtype, serves, asked) -> None:
     shape = AttentionShape(heads=2, key_width=key_width, value_width=value_width, positions=784, row=28)
     attention = LinearAttention(LinearOptions.model_validate({"feature_map": feature_map}), shape)
     on_card = torch.device("cuda")
@@ -207,7 +207,7 @@ def test_supported_inputs(feature_map, key_width, value_width, dtype, serves, as
         assert not attention.is_compiled(on_card, dtype)
 
 
-def test_without_triton_the_textbook_is_used(monkeypatch, asked) -> None:
+def test_without_triton_there_are_no_triton_kernels(monkeypatch, asked) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert not gpu.has_triton(torch.device("cuda"))
 
@@ -220,5 +220,5 @@ def test_triton_kernels_are_off_by_default(monkeypatch, asked) -> None:
     assert "LINTX_TRITON=1" in str(gpu.triton_refusal(torch.device("cuda")))
 
 
-def test_the_cpu_uses_its_own_kernels() -> None:
+def test_the_cpu_does_not_use_triton_kernels() -> None:
     assert not gpu.has_triton(torch.device("cpu"))

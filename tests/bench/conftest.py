@@ -1,4 +1,4 @@
-"""A made-up clock and fixed ceilings, so that no test depends on the speed of the machine."""
+"""A made-up clock and fixed ceilings. With them, no test depends on the speed of the machine."""
 
 from collections.abc import Callable, Iterator
 
@@ -10,7 +10,7 @@ from linformer_cli.bench.measure import pass_memory, sampling_work
 
 
 class MadeUpClock:
-    """Replaces `time_work`: does the work and returns the next of `seconds`. The last one repeats."""
+    """Replaces `time_work`. It does the work and returns the next of `seconds`; the last one repeats."""
 
     def __init__(self) -> None:
         self.seconds: Iterator[float] = iter(())
@@ -30,7 +30,7 @@ class MadeUpClock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> MadeUpClock:
-    """Every timed work takes two seconds, unless the test says otherwise."""
+    """Every timed piece of work takes two seconds, unless the test sets other times."""
     made = MadeUpClock()
     for module in (attention, sample, train, pass_memory, sampling_work):
         monkeypatch.setattr(module, "time_work", made)

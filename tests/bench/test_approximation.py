@@ -1,4 +1,4 @@
-"""Random features against softmax and each other: results that a user must be able to reproduce."""
+"""Compares random features with softmax and with each other. Users must be able to reproduce these results."""
 
 import itertools
 import math
@@ -38,7 +38,7 @@ def test_norms_that_overflow_are_refused(raises_one_line) -> None:
         measure_approximation([8], [1.0, 9.5], ["positive"], [True], draws)
 
 
-def test_every_combination_is_there_in_its_order(measured: list[Approximation]) -> None:
+def test_every_combination_is_measured_in_order(measured: list[Approximation]) -> None:
     kinds = [(entry.feature_map, entry.orthogonal, entry.features, entry.norm) for entry in measured]
     assert kinds == list(itertools.product(KINDS, (True, False), FEATURES, NORMS))
     for entry in measured:
@@ -54,32 +54,34 @@ def test_the_error_falls_with_the_number_of_features_at_every_norm(kind: str, or
         errors = [find(kind, orthogonal, features, norm).bounded_output for features in (fewer, more)]
         assert errors[1].mean < errors[0].mean
         assert errors[1].median < errors[0].median
-    # Without dominant weights, four times the features give about a quarter of the error or less.
+    # At small norms no weight dominates, and four times the features give about a quarter of the error or less.
     assert find(kind, orthogonal, 128, 0.25).output.mean < 0.35 * find(kind, orthogonal, 32, 0.25).output.mean
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_orthogonal_is_below_independent_at_small_norms_and_not_above_it_elsewhere(kind: str, find: Find) -> None:
+def test_orthogonal_directions_have_a_lower_error_at_small_norms_and_a_similar_one_elsewhere(
+    kind: str, find: Find
+) -> None:
     for features, norm in itertools.product(FEATURES, NORMS):
         orthogonal, independent = (find(kind, choice, features, norm) for choice in (True, False))
         if norm in (0.25, MIDDLE_NORM):
             assert orthogonal.output.mean < 0.9 * independent.output.mean
             assert orthogonal.kernel.mean < 0.9 * independent.kernel.mean
         assert orthogonal.bounded_output.mean < 1.1 * independent.bounded_output.mean
-    if kind != "positive":  # its features of small inputs are nearly constant for any directions
+    if kind != "positive":  # for small inputs, positive features are nearly constant
         assert find(kind, True, 32, 0.125).output.mean < 0.2 * find(kind, False, 32, 0.125).output.mean
 
 
-def test_positive_beats_trig_by_orders_of_magnitude_at_norms_of_one_and_more(find: Find) -> None:
+def test_the_error_of_positive_is_below_a_hundredth_of_that_of_trig_at_large_norms(find: Find) -> None:
     for orthogonal, features, norm in itertools.product((True, False), FEATURES, LARGE_NORMS):
         positive, trig = (find(kind, orthogonal, features, norm) for kind in ("positive", "trig"))
         assert trig.output.mean > 100 * positive.output.mean
         assert trig.output.median > 30 * positive.output.median
-        # The bound on the denominator makes trig usable.
+        # A bound on the denominator removes most of the error of trig.
         assert trig.bounded_output.mean < 0.01 * trig.output.mean
 
 
-def test_positive_beats_trig_on_small_weights(find: Find) -> None:
+def test_positive_estimates_small_weights_better_than_trig(find: Find) -> None:
     for orthogonal, features, norm in itertools.product((True, False), FEATURES, (MIDDLE_NORM, *LARGE_NORMS)):
         positive, trig = (find(kind, orthogonal, features, norm).small_kernel for kind in ("positive", "trig"))
         assert positive.median < 0.7 * trig.median
@@ -87,15 +89,15 @@ def test_positive_beats_trig_on_small_weights(find: Find) -> None:
             assert positive.mean < 0.1 * trig.mean
 
 
-def test_trig_is_better_at_small_norms(find: Find) -> None:
+def test_trig_has_a_lower_error_at_small_norms(find: Find) -> None:
     for features, norm in itertools.product(FEATURES, SMALL_NORMS):
         positive, trig = (find(kind, True, features, norm) for kind in ("positive", "trig"))
         assert trig.output.mean < 0.7 * positive.output.mean
         assert trig.kernel.mean < 0.7 * positive.kernel.mean
 
 
-def test_the_mechanism_computes_what_its_features_say(measured: list[Approximation]) -> None:
-    """Sums over positions equal a table of all pairs, except for the bound on the denominator of trig."""
+def test_the_mechanism_computes_the_same_as_a_table_of_all_pairs(measured: list[Approximation]) -> None:
+    """Rows of trig whose denominator is bounded are left out."""
     for entry in measured:
         if entry.feature_map != "trig" or (entry.norm in SMALL_NORMS and entry.features >= 32):
             for side in ("mean", "median"):
@@ -103,7 +105,7 @@ def test_the_mechanism_computes_what_its_features_say(measured: list[Approximati
                 assert bounded == pytest.approx(plain, rel=1e-9)
 
 
-# The function
+# measure_approximation
 
 
 def measure(draws: int = 3, seed: int = 0, **changes: object) -> list[Approximation]:
@@ -111,7 +113,7 @@ def measure(draws: int = 3, seed: int = 0, **changes: object) -> list[Approximat
     return measure_approximation(**{"features": [8], "norms": [0.5], "draws": settings, **changes})  # type: ignore[arg-type]
 
 
-def test_seed_and_inputs_are_all_that_matters() -> None:
+def test_results_depend_only_on_the_seed_and_the_settings() -> None:
     torch.manual_seed(1)
     first = measure()
     state = torch.get_rng_state()
@@ -123,16 +125,16 @@ def test_seed_and_inputs_are_all_that_matters() -> None:
     assert measure(feature_maps=["trig"], orthogonal=[False])[0] in first
 
 
-def test_the_quartiles_of_a_single_draw_are_that_draw() -> None:
+def test_the_quartiles_of_a_single_draw_equal_that_draw() -> None:
     spread = measure(draws=1)[0].output
     assert spread.mean == spread.first_quartile == spread.median == spread.third_quartile > 0
 
 
-def test_a_spread_is_mean_and_quartiles() -> None:
+def test_a_spread_has_the_mean_and_the_quartiles() -> None:
     assert summarise([9.0, 1.0, 2.0, 3.0, 5.0]) == Spread(4.0, 2.0, 3.0, 5.0)
 
 
-def test_what_cannot_be_measured_is_one_line() -> None:
+def test_settings_that_cannot_be_measured_are_refused() -> None:
     with pytest.raises(UsageError, match="'relu' does not estimate softmax; those that do: positive, hyperbolic, trig"):
         measure(feature_maps=["relu"])
     with pytest.raises(UsageError, match="at least one draw, found 0"):

@@ -1,4 +1,4 @@
-"""`bench attention`: growth with T, what is left out and why, and what is not timed."""
+"""Tests of `bench attention`: growth with T, rows that are left out, and mechanisms that are not timed."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from linformer_cli.model.pixel_model import PixelModel
 
 MIB = 2**20
 VARIANTS = parse_variants(["linear", "softmax"])
-# How time and memory grow here. A pass of one sequence at T = 1000 takes 0.1 s and 1 MiB.
+# Exponents of time and memory on the made-up machine. A pass of one sequence of 1000 positions takes 0.1 s and 1 MiB.
 EXPONENTS = {"linear": 1, "softmax": 2}
 
 
@@ -50,7 +50,7 @@ class Machine:
         """The passes of a row take 0.9, 1 and 1.2 times the usual time."""
         work()
         setup = self.passes[-1]
-        number = self.passes.count(setup) - 2  # the first warmed up
+        number = self.passes.count(setup) - 2  # the first pass was the warm-up
         return 0.1 * self.growth(setup) * (0.9, 1, 1.2)[number % 3]
 
 
@@ -75,7 +75,7 @@ def left_out(report: AttentionReport) -> dict[tuple[str, int], str | None]:
     return {(row.name, row.positions): row.left_out for row in report.rows}
 
 
-def test_exponents_are_those_of_the_growth(machine) -> None:
+def test_exponents_match_the_growth(machine) -> None:
     for row in bench([1000, 2000, 4000]).exponents:
         found = (
             row.time_exponent_last_two,
@@ -86,7 +86,7 @@ def test_exponents_are_those_of_the_growth(machine) -> None:
         assert found == pytest.approx([EXPONENTS[row.name]] * 4, abs=1e-6)
 
 
-def test_a_row_has_every_sample(machine) -> None:
+def test_a_row_keeps_every_sample(machine) -> None:
     told: list[AttentionRow] = []
     report = bench([2000, 1000], heads=2, head_width=8, report=told.append)
     assert [(row.name, row.positions) for row in report.rows] == [
@@ -101,12 +101,12 @@ def test_a_row_has_every_sample(machine) -> None:
     assert row.seconds_per_sequence_quartiles == pytest.approx((0.38, 0.44))
     assert (row.peak_memory_bytes, row.repeats, row.heads, row.head_width) == (4 * MIB, 3, 2, 8)
     assert [row.times_softmax for row in report.rows] == pytest.approx([1, 2, 1, 1])
-    # The mechanisms of a length are interleaved, after one warm-up each.
+    # The mechanisms take turns at each length, after one warm-up each.
     assert [setup.attention for setup in machine.passes] == ["linear", "softmax"] * 4 * 2
 
 
-def test_what_would_take_too_long_is_not_tried(machine) -> None:
-    # 0.1 s at 1000, so 1.6 s at 4000 for softmax: 3 repeats and 2 more passes would take 8 s.
+def test_passes_that_would_take_too_long_are_not_tried(machine) -> None:
+    # Softmax takes 0.1 s at 1000, so 1.6 s at 4000. Three repeats and two other passes would take 8 s.
     report = bench([1000, 2000, 4000, 8000], 7.9)
     reasons = left_out(report)
     assert reasons["softmax", 2000] is None and reasons["linear", 8000] is None
@@ -122,7 +122,7 @@ def test_what_would_take_too_long_is_not_tried(machine) -> None:
     assert exponents["linear"].time_exponent_last_two == pytest.approx(1)
 
 
-def test_what_would_need_too_much_memory_is_not_tried(machine) -> None:
+def test_passes_that_would_need_too_much_memory_are_not_tried(machine) -> None:
     machine.free = 15 * MIB
     assert left_out(bench([1000, 2000, 4000]))["softmax", 4000] == "would need about 16 MiB, 15 MiB are free"
     assert ("softmax", 4000) not in machine.measured
@@ -140,7 +140,7 @@ def test_an_attempt_that_fails_is_not_repeated(machine) -> None:
     assert machine.measured == [("linear", 1000), ("softmax", 1000), ("linear", 2000)]
 
 
-def test_a_mechanism_without_these_sizes_is_left_out(machine, monkeypatch) -> None:
+def test_a_mechanism_that_refuses_the_sizes_is_left_out(machine, monkeypatch) -> None:
     right = attention.build_checked_model
 
     def build(setup: PassSetup) -> PixelModel:
@@ -160,7 +160,7 @@ def test_a_pass_that_is_too_slow_at_the_first_length_is_not_timed(machine) -> No
     assert machine.passes == []
 
 
-def test_a_busy_moment_leaves_no_mechanism_out(machine, monkeypatch) -> None:
+def test_a_mechanism_is_not_left_out_because_of_one_slow_measurement(machine, monkeypatch) -> None:
     slow = [("softmax", 2000)]
 
     def memory(setup: PassSetup, limit_seconds: float) -> PassMemory:
@@ -175,7 +175,7 @@ def test_a_busy_moment_leaves_no_mechanism_out(machine, monkeypatch) -> None:
     assert machine.measured.count(("softmax", 2000)) == 2 and len(machine.measured) == 7
 
 
-def test_the_batch_is_scaled_inversely_and_figures_are_of_one_sequence(machine) -> None:
+def test_batches_shrink_with_the_length_and_results_are_per_sequence(machine) -> None:
     machine.free = None
     report = bench([512, 4096, 131_072], 1e9, batch=None)
     sizes = dict.fromkeys((setup.positions, setup.batch) for setup in machine.passes)
@@ -192,10 +192,10 @@ def test_the_batch_is_scaled_inversely_and_figures_are_of_one_sequence(machine) 
     assert AttentionSettings(pass_positions=2048).choose_batch(512) == 4
 
 
-def test_copying_is_what_inputs_and_outputs_move(machine, ceilings) -> None:
+def test_the_copy_share_counts_the_traffic_of_inputs_and_outputs(machine, ceilings) -> None:
     (row,) = bench([1000], variants=VARIANTS[:1], heads=2, head_width=8, batch=4, ceilings=ceilings).rows
-    # q, k and v are read twice and their gradients written once; the output is written and its gradient read. The pass
-    # has 4 sequences and 2 heads of 8.
+    # q, k and v are read twice, and their gradients are written once. The output is written, and its gradient is read.
+    # The pass has 4 sequences and 2 heads of width 8.
     moved = (3 * 3 + 2) * 8 * 4 * 2 * 1000 * 4
     assert row.copy_share == pytest.approx(moved / (4 * 0.1) / 10e9)
 
@@ -216,7 +216,7 @@ def test_a_measurement_continues_after_its_memory_was_freed(machine) -> None:
 
 @pytest.mark.parametrize(("calls", "repeats"), [(2, []), (7, [1]), (16, [3, 3]), (1000, [3] * 4)])
 def test_an_interruption_keeps_what_was_measured(machine, calls, repeats) -> None:
-    """Two calls before the executions are compared, two around each measurement of memory, and one before each pass."""
+    """`check` is called twice before any measurement, twice at each measurement of memory and once before each pass."""
     left = iter(range(calls))
 
     def stop() -> None:
@@ -230,8 +230,8 @@ def test_an_interruption_keeps_what_was_measured(machine, calls, repeats) -> Non
     assert len(report.exponents) == min(len(repeats), 2)
 
 
-def test_what_ctrl_c_does_to_a_process_is_no_reason(machine) -> None:
-    """Ctrl-C makes the memory process fail. The next check then raises, so no row is left out for that failure."""
+def test_a_process_that_ctrl_c_ended_leaves_out_no_row(machine) -> None:
+    """Ctrl-C makes the process that measures memory fail. The next check raises, so no row reports this failure."""
     stopped: list[int] = []
 
     def stop() -> None:
@@ -244,7 +244,7 @@ def test_what_ctrl_c_does_to_a_process_is_no_reason(machine) -> None:
     assert stopped and report.rows == [] and report.ended == "interrupted"
 
 
-def test_a_mechanism_whose_executions_disagree_is_not_timed(machine, monkeypatch, raises_one_line) -> None:
+def test_a_mechanism_whose_attend_and_step_disagree_is_not_timed(machine, monkeypatch, raises_one_line) -> None:
     right = LinearAttention.step
 
     def wrong(self, q_t, k_t, v_t, *rest):

@@ -1,4 +1,4 @@
-"""The machine's ceilings: the products and copies that are timed, and their rates."""
+"""Tests of the machine's ceilings: which products and copies are timed, and their rates."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from linformer_cli.bench.measure.ceilings import MOST_ROWS, Ceilings, time_sampl
 
 
 class Timer:
-    """Samples take 1, 2, 3, ... seconds. The work runs once."""
+    """A timer whose samples take 1, 2, 3, ... seconds; it does the work once."""
 
     def __init__(self) -> None:
         self.timed = 0
@@ -19,7 +19,7 @@ class Timer:
         return tuple(float(number + 1) for number in range(repeats))
 
 
-def test_products_are_counted_and_divided() -> None:
+def test_the_rate_of_products_is_their_operations_per_second() -> None:
     found = Ceilings("cpu", 3, Timer()).product([(8, 4), (4, 16)], 10, "fp32")
     assert found.flops == 2 * 10 * (8 * 4 + 4 * 16) and found.products == 2
     assert found.gigaflops == pytest.approx(found.flops / 2 / 1e9)
@@ -28,7 +28,7 @@ def test_products_are_counted_and_divided() -> None:
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
-def test_products_are_in_the_precision_asked_for(monkeypatch, precision, dtype) -> None:
+def test_products_use_the_requested_precision(monkeypatch, precision, dtype) -> None:
     seen = []
     linear = torch.nn.functional.linear
     monkeypatch.setattr(
@@ -40,7 +40,7 @@ def test_products_are_in_the_precision_asked_for(monkeypatch, precision, dtype) 
     assert seen == [(dtype, dtype, (3, 8), (4, 8)), (dtype, dtype, (3, 8), (2, 8))]
 
 
-def test_a_copy_reads_and_writes(monkeypatch) -> None:
+def test_a_copy_counts_bytes_read_and_bytes_written(monkeypatch) -> None:
     monkeypatch.setattr(ceilings_module, "measure_free_memory", lambda device: 8 * 4000)
     found = Ceilings("cpu", 3, Timer()).copy
     assert found.copied_bytes == 4000

@@ -1,4 +1,4 @@
-"""The copy task: sequences, models, and curves that are comparable wherever they end."""
+"""Tests of the copy task: sequences, models, and curves that can be compared wherever they end."""
 
 import math
 import signal
@@ -30,7 +30,7 @@ VARIANTS = parse_variants(["softmax", "linear:chunk=4"])
 
 
 @pytest.mark.parametrize("length", [8, 32, 33])
-def test_a_sequence_is_a_string_twice(length) -> None:
+def test_a_sequence_contains_a_string_twice(length) -> None:
     sequences, copied = draw_batch(length, seed=3, update=5, batch=200)
     counts = set()
     for sequence, mask in zip(sequences.tolist(), copied.tolist(), strict=True):
@@ -44,7 +44,7 @@ def test_a_sequence_is_a_string_twice(length) -> None:
     assert set(sequences.unique().tolist()) == {SEPARATOR, *range(1, SYMBOLS + 1)}
 
 
-def test_every_update_and_every_seed_has_sequences_of_its_own() -> None:
+def test_every_update_and_every_seed_has_different_sequences() -> None:
     drawn = [draw_batch(16, seed, update)[0] for seed, update in ((0, 0), (0, 1), (1, 0))]
     assert torch.equal(drawn[0], draw_batch(16, 0, 0)[0])
     for one, other in ((0, 1), (0, 2), (1, 2)):
@@ -65,7 +65,7 @@ def test_every_mechanism_works_in_the_model_and_sees_only_the_past(variant) -> N
     assert (before[:, 7:] - after[:, 7:]).abs().max() > 1e-4
 
 
-def test_the_rate_falls_after_3000_updates() -> None:
+def test_the_learning_rate_falls_after_3000_updates() -> None:
     assert [learning_rate_at(update) for update in (0, 2_999, 3_000, 9_999)] == [1e-3, 1e-3, 1e-4, 1e-4]
 
 
@@ -79,11 +79,11 @@ def test_the_rate_falls_after_3000_updates() -> None:
         (60, None, 256, (32, 256)),
     ],
 )
-def test_less_than_an_hour_means_a_smaller_task(budget, length, width, expected) -> None:
+def test_a_budget_below_one_hour_gives_a_smaller_task(budget, length, width, expected) -> None:
     assert choose_size(budget, length, width) == expected
 
 
-def test_what_is_smaller_than_the_papers_says_so() -> None:
+def test_a_task_smaller_than_the_papers_is_labelled_as_reduced() -> None:
     assert not CopySettings(128, 256).reduced and "reduced" not in CopySettings(128, 256).title
     for length, width in ((127, 256), (128, 248), (32, 128)):
         settings = CopySettings(length, width)
@@ -91,7 +91,7 @@ def test_what_is_smaller_than_the_papers_says_so() -> None:
 
 
 @pytest.mark.parametrize(("length", "width", "part"), [(7, 16, "at least 8, found 7"), (8, 20, "found 20")])
-def test_sizes_that_cannot_be_are_one_line(length, width, part, raises_one_line) -> None:
+def test_impossible_sizes_give_a_one_line_error(length, width, part, raises_one_line) -> None:
     with raises_one_line(UsageError, part):
         CopySettings(length, width)
 
@@ -101,8 +101,8 @@ def learn(variants: Sequence[Variant] = VARIANTS, updates: int = 6, seed: int = 
     return run_copy_task(variants, settings, FixedCeilings(), **given)
 
 
-def test_points_average_the_last_updates(monkeypatch) -> None:
-    """Every model gets the losses 1, 2, 3, ..."""
+def test_a_point_averages_the_updates_since_the_last_point(monkeypatch) -> None:
+    """The losses of every model are 1, 2, 3, ..."""
     monkeypatch.setattr(Learner, "update", lambda learner, s, c, number: (number + 1.0, 0.1 * number))
     told = []
     report = learn(updates=5, report=lambda u, p: told.append((u, set(p))))
@@ -114,7 +114,7 @@ def test_points_average_the_last_updates(monkeypatch) -> None:
     assert told == [(update, {"softmax", "linear-4"}) for update in (2, 4, 5)]
 
 
-def test_training_is_repeatable_and_each_mechanism_alone_is_the_same() -> None:
+def test_training_is_repeatable_and_independent_of_the_other_mechanisms() -> None:
     def losses(variants, seed: int = 0) -> dict[str, list[float]]:
         report = learn(variants, 4, seed)
         return {row.name: [point.loss for point in row.points] for row in report.rows}
@@ -128,14 +128,14 @@ def test_training_is_repeatable_and_each_mechanism_alone_is_the_same() -> None:
 
 
 def test_a_model_learns_from_its_updates() -> None:
-    """In 40 updates it learns that a copy has no separators. Learning to copy would take longer."""
+    """The loss falls within 40 updates. Learning to copy would take longer."""
     report = run_copy_task(VARIANTS[:1], CopySettings(8, 32, updates=40, points_every=10), FixedCeilings())
     (row,) = report.rows
     assert row.points[-1].loss < row.points[0].loss - 0.02
 
 
 @pytest.mark.parametrize("calls", [3, 4])
-def test_a_stop_keeps_whole_turns(calls, monkeypatch) -> None:
+def test_a_stop_discards_an_unfinished_round(calls, monkeypatch) -> None:
     stop, made = StopRequest(), []
 
     def update(learner, *rest) -> tuple[float, float]:
@@ -159,7 +159,7 @@ def test_all_models_of_a_round_get_one_batch(monkeypatch) -> None:
     assert given[0] is given[1] and given[2] is given[3] and not torch.equal(given[0], given[2])
 
 
-def test_a_failure_in_a_round_that_does_not_count_is_no_failure(monkeypatch) -> None:
+def test_a_nan_loss_in_a_discarded_round_is_not_reported(monkeypatch) -> None:
     stop = StopRequest()
 
     def update(learner, s, c, number) -> tuple[float, float]:
@@ -174,14 +174,14 @@ def test_a_failure_in_a_round_that_does_not_count_is_no_failure(monkeypatch) -> 
     assert [(row.updates, row.failed) for row in report.rows] == [(2, None)] * 2
 
 
-def test_a_budget_that_is_spent_leaves_empty_rows() -> None:
+def test_a_budget_that_is_too_small_gives_empty_rows() -> None:
     report = learn(budget_seconds=1e-9)
     assert report.ended == "budget"
     for row in report.rows:
         assert (row.points, row.updates, row.loss, row.seconds_per_update) == ((), 0, None, None)
 
 
-def test_a_nan_loss_ends_one_model_only(monkeypatch) -> None:
+def test_a_nan_loss_ends_the_training_of_one_model_only(monkeypatch) -> None:
     def update(learner, s, c, number) -> tuple[float, float]:
         return (math.nan if learner.variant.attention == "linear" and number == 2 else 1.0), 0.5
 
@@ -194,7 +194,7 @@ def test_a_nan_loss_ends_one_model_only(monkeypatch) -> None:
     assert alone.ended == "failed" and alone.rows[0].points == broken.points
 
 
-def test_nothing_is_trained_whose_executions_disagree(monkeypatch, raises_one_line) -> None:
+def test_nothing_is_trained_if_attend_and_step_disagree(monkeypatch, raises_one_line) -> None:
     right = LinearAttention.step
 
     def wrong(self, q_t, k_t, v_t, *rest):
@@ -205,7 +205,7 @@ def test_nothing_is_trained_whose_executions_disagree(monkeypatch, raises_one_li
         learn()
 
 
-def test_a_row_says_what_share_of_the_products_its_updates_reach() -> None:
+def test_a_row_compares_the_speed_of_its_updates_with_the_ceiling() -> None:
     settings = CopySettings(12, 16, updates=2)
     ceilings = FixedCeilings()
     (row,) = run_copy_task(VARIANTS[1:], settings, ceilings).rows

@@ -1,4 +1,4 @@
-"""Arithmetic and memory traffic compared with counts made by hand."""
+"""Compares counts of operations and memory traffic with counts made by hand."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from linformer_cli.config import ImageShape
 from linformer_cli.model.pixel_model import PixelModel
 
 
-def test_the_papers_mnist_model_by_hand() -> None:
+def test_the_papers_mnist_model_matches_a_count_by_hand() -> None:
     name, config = preset_network("mnist-paper")
     with torch.device("meta"):
         model = PixelModel(config)
@@ -26,7 +26,7 @@ def test_the_papers_mnist_model_by_hand() -> None:
     assert config.image == ImageShape(height=28, width=28)
 
 
-def test_cifar_has_twice_the_layers_and_colour() -> None:
+def test_the_papers_cifar_model_matches_a_count_by_hand() -> None:
     _, config = preset_network("cifar10-paper")
     with torch.device("meta"):
         model = PixelModel(config)
@@ -34,24 +34,25 @@ def test_cifar_has_twice_the_layers_and_colour() -> None:
     assert config.image == ImageShape(height=32, width=32, channels=3)
 
 
-def test_a_cell_multiplies_its_input_and_its_output(build_tiny_model) -> None:
+def test_an_lstm_cell_matches_a_count_by_hand(build_tiny_model) -> None:
     model = build_tiny_model(attention="lstm", attention_options={"hidden": 5})
-    # Two layers, each with four gates from 16 inputs and 5 outputs and a projection to 16; then 16 levels.
+    # Each of the two layers has four gates from 16 inputs and 5 outputs, and a projection to 16. The head has 16
+    # levels.
     assert count_product_flops(model) == 2 * (2 * (16 * 20 + 5 * 20 + 5 * 16) + 16 * 16)
 
 
-def test_a_rerun_reads_every_prefix() -> None:
+def test_a_rerun_counts_every_prefix() -> None:
     assert count_rerun_positions(4) == 1 + 2 + 3 + 4
     assert count_rerun_positions(784) == 307_720
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_traffic_of_a_step(build_tiny_model, batch) -> None:
+def test_the_traffic_of_a_step_matches_a_count_by_hand(build_tiny_model, batch) -> None:
     linear = build_tiny_model()
     assert state_traffic_bytes(linear, batch) == 2 * linear.state_bytes(batch)
     softmax = build_tiny_model(attention="softmax")
     whole = softmax.state_bytes(batch)
-    # A step reads half of the cache and half a position on average, and writes one of 64 positions.
+    # On average, a step reads half of the cache plus half a position. It writes one of 64 positions.
     assert state_traffic_bytes(softmax, batch) == pytest.approx(whole * 65 / 128 + whole / 64, rel=0.01)
     lstm = build_tiny_model(attention="lstm")
     assert state_traffic_bytes(lstm, batch) == 2 * lstm.state_bytes(batch)

@@ -1,4 +1,4 @@
-"""Measurements in fresh processes: setups, results and failures."""
+"""Tests of measurements in fresh processes: setups, results and failures."""
 
 import os
 import signal
@@ -45,7 +45,7 @@ def measure(setup):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Iterator[Path]:
-    """A folder with the module `odd` on the path of the processes, and another version of this package to ignore."""
+    """A folder on the processes' path, with the module `odd` and another version of this package to ignore."""
     folder = tmp_path_factory.mktemp("modules")
     (folder / "odd.py").write_text(ODD)
     (folder / "here" / "linformer_cli").mkdir(parents=True)
@@ -63,13 +63,13 @@ def test_every_measurement_has_a_process_of_its_own(folder, monkeypatch) -> None
     monkeypatch.setattr(fresh_process, "give_back_freed_memory", lambda: given_back.append(1))
     first, second = (run_fresh("odd", {}, 60) for _ in range(2))
     assert len({first["pid"], second["pid"], os.getpid()}) == 3
-    assert first["parent"] == second["parent"] != os.getpid()  # loaded once
+    assert first["parent"] == second["parent"] != os.getpid()  # one server for both
     assert first["seen"] == second["seen"] == 1
     assert first["threads"] == torch.get_num_threads()
     assert given_back == [1, 1]
 
 
-def test_the_threads_are_those_of_the_caller(folder) -> None:
+def test_a_process_uses_as_many_threads_as_its_caller(folder) -> None:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(before + 1)
@@ -87,7 +87,7 @@ def test_the_threads_are_those_of_the_caller(folder) -> None:
         ({"raise": "value"}, "failed: ValueError: odd heads"),
     ],
 )
-def test_a_process_that_fails_says_why_in_a_few_words(folder, raises_one_line, setup, message) -> None:
+def test_a_process_that_fails_gives_its_reason_in_one_line(folder, raises_one_line, setup, message) -> None:
     with raises_one_line(PassFailed, message):
         run_fresh("odd", setup, 60)
     assert run_fresh("odd", {}, 60)["seen"] == 1
@@ -104,11 +104,11 @@ def test_a_process_that_takes_too_long_is_ended(folder, monkeypatch, raises_one_
         run_fresh("odd", {"sleep": 600}, 0.5)
 
 
-def test_what_is_printed_is_no_answer(folder) -> None:
+def test_output_of_a_measurement_is_not_taken_for_its_result(folder) -> None:
     assert run_fresh("odd", {"print": '{"found": {}}\n'}, 60)["seen"] == 1
 
 
-def test_nor_is_what_a_module_prints_when_it_is_loaded(folder) -> None:
+def test_output_of_a_module_being_loaded_is_not_taken_for_its_result(folder) -> None:
     (folder / "loud.py").write_text("print('loaded')\n\n\ndef measure(setup):\n    return setup\n")
     assert [run_fresh("loud", {"number": number}, 60) for number in range(2)] == [{"number": 0}, {"number": 1}]
 
@@ -124,7 +124,7 @@ def test_a_server_that_was_ended_is_replaced(folder, raises_one_line) -> None:
     assert run_fresh("odd", {}, 60)["parent"] != again
 
 
-def test_a_server_that_cannot_start_says_why(folder, monkeypatch, raises_one_line) -> None:
+def test_a_server_that_cannot_start_reports_the_reason(folder, monkeypatch, raises_one_line) -> None:
     (folder / "broken").mkdir()
     (folder / "broken" / "torch.py").write_text("raise ImportError('libgomp.so.1: cannot open')")
     end_server()
@@ -148,7 +148,7 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
-def test_an_interrupted_caller_leaves_no_process_and_takes_no_answer_for_another(folder, tmp_path) -> None:
+def test_an_interrupted_caller_leaves_no_process_behind(folder, tmp_path) -> None:
     server = run_fresh("odd", {}, 60)["parent"]
     pid = tmp_path / "pid"
 
@@ -165,7 +165,7 @@ def test_an_interrupted_caller_leaves_no_process_and_takes_no_answer_for_another
     assert run_fresh("odd", {}, 60)["parent"] != server
 
 
-def test_ctrl_c_ends_what_is_measured_and_not_the_server(folder, tmp_path, raises_one_line) -> None:
+def test_ctrl_c_ends_the_measurement_but_not_the_server(folder, tmp_path, raises_one_line) -> None:
     server = run_fresh("odd", {}, 60)["parent"]
     pid = tmp_path / "pid"
 

@@ -1,4 +1,4 @@
-"""`bench gpu` at tiny sizes on the CPU."""
+"""Tests of `bench gpu` at tiny sizes on the CPU."""
 
 import json
 
@@ -17,13 +17,13 @@ from linformer_cli.sampling.engines.cuda import CudaEngine
 
 @pytest.fixture(scope="module")
 def found() -> tuple[GpuReport, list[str]]:
-    """The report of one whole run, and the JSON that was saved after each part."""
+    """The report of one complete run, and the JSON documents saved after its parts."""
     saved: list[str] = []
     report = GpuBench("cpu", tiny_sizes(), save=lambda report: saved.append(to_json(report))).run()
     return report, saved
 
 
-def test_every_part_gives_what_it_should(found) -> None:
+def test_every_part_gives_its_checks_and_rows(found) -> None:
     report, _ = found
     assert report.failed == {} and report.passed
     names = [check.name for check in report.checks]
@@ -52,14 +52,14 @@ def test_the_report_lists_what_is_missing(found) -> None:
     assert "kernels in Triton: kernels in Triton are for CUDA devices" in report.missing
 
 
-def test_the_engine_for_gpus_is_measured_before_auto_takes_it(monkeypatch, build_tiny_model) -> None:
+def test_the_gpu_engine_is_measured_even_if_auto_does_not_choose_it(monkeypatch, build_tiny_model) -> None:
     model = build_tiny_model()
     assert name_engine(model) == "auto"
     monkeypatch.setattr(CudaEngine, "refusal", lambda model: None)
     assert name_engine(model) == "cuda"
 
 
-def test_every_part_has_the_engine_that_is_measured(monkeypatch) -> None:
+def test_every_part_uses_the_chosen_engine(monkeypatch) -> None:
     for module in (gpu, gpu_checks):
         monkeypatch.setattr(module, "name_engine", lambda model: "textbook")
     real, asked = gpu.Sampler, []
@@ -73,7 +73,7 @@ def test_every_part_has_the_engine_that_is_measured(monkeypatch) -> None:
     assert {row.engine for row in bench.result.many} == {*asked} == {"textbook"}
 
 
-def test_it_is_saved_after_every_part(found) -> None:
+def test_the_report_is_saved_after_every_part(found) -> None:
     report, saved = found
     documents = [json.loads(text) for text in saved]
     assert len(documents) == 7 and documents[-1] == json.loads(to_json(report))
@@ -116,7 +116,7 @@ def test_an_interruption_keeps_what_was_measured(monkeypatch) -> None:
     assert bench.result.checks and not bench.result.sampling
 
 
-def test_attention_alone_can_be_stopped_between_passes() -> None:
+def test_the_measurement_of_attention_can_be_stopped_between_passes() -> None:
     calls = iter(range(5))
 
     def check() -> None:

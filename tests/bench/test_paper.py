@@ -1,4 +1,4 @@
-"""`bench paper`: the sizes for a budget, the list of reductions, and reports after an interruption."""
+"""Tests of `bench paper`: sizes for a budget, the list of reductions, and reports after an interruption."""
 
 import gc
 import weakref
@@ -35,7 +35,10 @@ def networks(tiny_model_config):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, ceilings) -> None:
-    """No processes, no real ceilings, a copy task of two updates, and no comparison of executions."""
+    """Starts no processes and skips the comparison of attend and step.
+
+    Ceilings are made up; the copy task has two updates.
+    """
     monkeypatch.setattr(paper, "Ceilings", lambda device: ceilings)
     monkeypatch.setattr(paper, "require_model_agrees", lambda timed: None)
     monkeypatch.setattr(attention, "require_agreement", lambda model: None)
@@ -50,17 +53,17 @@ def measure(networks: Any, rounds: int = 1, **given: Any) -> PaperReport:
     return run_paper_bench(PaperSettings(600.0, "cpu", runs, networks, sizes), **given)
 
 
-def test_a_budget_decides_sizes() -> None:
+def test_the_budget_determines_the_sizes() -> None:
     short, usual, long = (choose_sizes(60 * minutes) for minutes in (1, 10, 60))
     assert short.batches == (1, 16) and usual.batches == (1, 16, 64) and long.batches[-1] == 256
     assert short.rounds < usual.rounds < long.rounds
     assert long.training_batches == PAPER_TRAINING_BATCH
-    assert all(sizes.batches[0] == 1 for sizes in (short, usual, long))  # one image's latency
+    assert all(sizes.batches[0] == 1 for sizes in (short, usual, long))  # for the latency of one image
     assert usual.largest_batches == {"cifar10-paper": 16} and not long.largest_batches
 
 
 @pytest.mark.parametrize("seconds", [1, 60, 90, 150, 300, 10_000])
-def test_lengths_are_of_the_papers_and_far_apart(seconds) -> None:
+def test_at_least_three_of_the_papers_lengths_are_chosen(seconds) -> None:
     lengths = choose_lengths(seconds, 4)
     assert len(lengths) >= 3 and lengths == sorted(set(lengths))
     assert set(lengths) <= set(PAPER_LENGTHS)
@@ -68,7 +71,7 @@ def test_lengths_are_of_the_papers_and_far_apart(seconds) -> None:
         assert lengths == list(PAPER_LENGTHS)
 
 
-def test_all_parts_are_measured_and_make_a_page(networks) -> None:
+def test_all_parts_are_measured_and_shown_on_the_page(networks) -> None:
     saved: list[PaperReport] = []
     report = measure(networks, save=saved.append)
     assert report.unfinished == [] and len(saved) == 1 and saved[0].sampling == report.sampling
@@ -103,7 +106,7 @@ def test_all_parts_are_measured_and_make_a_page(networks) -> None:
     assert figures["attention.png"].startswith(b"\x89PNG") and b"<svg" in figures["images-per-second.svg"]
 
 
-def test_nothing_is_timed_if_executions_disagree(networks, monkeypatch) -> None:
+def test_nothing_is_timed_if_attend_and_step_disagree(networks, monkeypatch) -> None:
     compared: list[str] = []
 
     def disagree(timed: BenchModel) -> None:
@@ -203,7 +206,7 @@ def test_an_error_keeps_what_was_measured(networks, monkeypatch) -> None:
     assert found.unfinished == ["training", "scaling", "memory", "copy"]
 
 
-def test_trainers_go_when_training_is_over(networks, monkeypatch) -> None:
+def test_trainers_are_freed_after_the_training_part(networks, monkeypatch) -> None:
     alive: weakref.WeakSet[Trainer] = weakref.WeakSet()
     build, left = train.build_trainer, []
 
@@ -224,22 +227,22 @@ def test_trainers_go_when_training_is_over(networks, monkeypatch) -> None:
     assert left == [1, 2, 3, 4, 0]
 
 
-def test_memory_has_the_time_of_its_part(networks, monkeypatch) -> None:
+def test_every_measurement_of_memory_gets_the_same_time_limit(networks, monkeypatch) -> None:
     limits: list[float] = []
     monkeypatch.setattr(sample, "measure_sampling_memory", lambda setup, limit: limits.append(limit))
     report = measure(networks[:1], sizes=Sizes((1,), 1, {}, 64, lengths=(16,)))
-    assert len(limits) == 5 and min(limits) == max(limits) > 10  # of 600 seconds
+    assert len(limits) == 5 and min(limits) == max(limits) > 10
     assert "peak memory of sampling: not measured for 5 rows" in report.reduced
 
 
-def test_an_interruption_before_anything_is_measured_is_a_page(networks) -> None:
+def test_an_interruption_before_any_measurement_still_gives_a_page(networks) -> None:
     found = measure(networks, stop=StopRequest(2))
     assert found.sampling == [] and found.copy is None
     assert "Not finished: sampling" in render_page(found) and render_figures(found) == {}
 
 
-def test_files_are_written_now_and_then(networks, monkeypatch) -> None:
-    """The clock advances by 70 s at each reading, so files are written at least every two groups."""
+def test_files_are_written_every_few_minutes(networks, monkeypatch) -> None:
+    """The made-up clock advances by 70 s at each reading."""
     ticks: Iterator[int] = iter(range(0, 10**6, 70))
     monkeypatch.setattr(paper.time, "monotonic", lambda: next(ticks))
     saved: list[PaperReport] = []
@@ -247,7 +250,7 @@ def test_files_are_written_now_and_then(networks, monkeypatch) -> None:
     assert len(saved) > 2 and saved[0].sampling and not saved[0].copy
 
 
-def test_a_network_may_have_smaller_batches_than_the_others(networks) -> None:
+def test_a_network_may_have_a_lower_limit_on_its_batches(networks) -> None:
     sizes = Sizes((1, 2), 1, {"mnist-paper": 2}, 64, {"two": 1}, (16,))
     report = measure(networks, sizes=sizes)
     wanted = {("mnist-paper", 1), ("mnist-paper", 2), ("two", 1)}

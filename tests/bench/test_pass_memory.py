@@ -1,4 +1,4 @@
-"""The peak memory of a pass, as the growth of a fresh process; and the pass itself."""
+"""Tests of the peak memory of a pass, measured as the growth of a fresh process, and of the pass itself."""
 
 import sys
 
@@ -23,14 +23,14 @@ def setup(positions: int, **changes) -> PassSetup:
     return PassSetup(**{**values, **changes})
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the growth of a process is only exact on Linux")
-def test_a_process_counts_what_a_pass_holds_at_once() -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="the growth of a process is exact only on Linux")
+def test_the_peak_covers_what_a_pass_holds_at_once() -> None:
     # q, k, v and the gradient take 16 MiB each. The scores are chunked and much smaller.
     found = measure_pass_memory(setup(2**15, heads=8, head_width=16), 60)
     inputs = 4 * 2**15 * 8 * 16 * 4
     assert found.seconds > 0
     assert inputs < found.peak_bytes < 20 * inputs
-    # Memory of the caller does not count.
+    # The caller's memory does not count.
     ballast = torch.ones(50 * MIB)
     again = measure_pass_memory(setup(2**15, heads=8, head_width=16), 60)
     assert again.peak_bytes == pytest.approx(found.peak_bytes, rel=0.1)
@@ -44,8 +44,8 @@ def test_a_pass_has_the_whole_batch(monkeypatch) -> None:
     assert [tuple(shape) for shape in seen] == [(3, 2, 32, 8)]
 
 
-def test_on_a_gpu_torch_counts(monkeypatch, raises_one_line) -> None:
-    """Torch's counters are made up here, because they need a GPU."""
+def test_on_a_gpu_torchs_counters_are_used(monkeypatch, raises_one_line) -> None:
+    """The counters are made up here, because the real ones need a GPU."""
     order: list[str] = []
     bytes_in_use = iter([1000])
     monkeypatch.setattr(memory_module, "build_pass", lambda given: lambda: order.append("pass"))
@@ -67,14 +67,14 @@ def test_on_a_gpu_torch_counts(monkeypatch, raises_one_line) -> None:
         measure_pass_memory(setup(32, device="cuda:0"), 1)
 
 
-def test_what_this_process_keeps_is_free(monkeypatch) -> None:
+def test_freed_memory_that_this_process_keeps_counts_as_free(monkeypatch) -> None:
     order: list[str] = []
     monkeypatch.setattr("linformer_cli.system.memory.give_back_freed_memory", lambda: order.append("given back"))
     measure_free_memory("cpu")
     assert order == ["given back"]
 
 
-def test_free_memory_is_known_here_or_not_at_all() -> None:
+def test_free_memory_is_positive_or_unknown() -> None:
     free = measure_free_memory("cpu")
     assert free is None or free > 0
     assert measure_free_memory("mps") is None
@@ -85,7 +85,7 @@ def test_free_memory_is_known_here_or_not_at_all() -> None:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
-    """The arguments and gradients of `attend` of a mechanism with shared queries and keys and extra scalars."""
+    """Records arguments and gradients of `attend`. The mechanism has shared queries and keys, and extra scalars."""
     calls: list[tuple] = []
 
     class Shared(LinearAttention):
@@ -105,7 +105,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     return calls
 
 
-def test_a_pass_gives_a_mechanism_what_it_asks_for(seen) -> None:
+def test_a_pass_gives_a_mechanism_its_shared_keys_and_extra_scalars(seen) -> None:
     work = build_pass(setup(20, attention="shared"))
     work()
     ((q, k, v, state, extra, training, gradients),) = seen
@@ -115,7 +115,7 @@ def test_a_pass_gives_a_mechanism_what_it_asks_for(seen) -> None:
     assert all(part.grad is None for part in (k, v, extra))
 
 
-def test_passes_are_alike_and_leave_the_random_state(seen) -> None:
+def test_passes_use_the_same_inputs_and_keep_the_random_state(seen) -> None:
     before = torch.get_rng_state()
     work = build_pass(setup(20, attention="shared"))
     work()
@@ -124,7 +124,7 @@ def test_passes_are_alike_and_leave_the_random_state(seen) -> None:
     assert torch.equal(seen[0][0], seen[1][0])
 
 
-def test_inputs_are_drawn_once_for_all_mechanisms_of_a_size(seen, monkeypatch) -> None:
+def test_mechanisms_of_one_size_share_their_inputs(seen, monkeypatch) -> None:
     inputs = Inputs()
     works = [build_pass(setup(20, **changes), inputs=inputs) for changes in ({"attention": "shared"}, {})]
     for work in works:
@@ -154,7 +154,7 @@ def test_the_parameters_keep_no_gradient(monkeypatch) -> None:
     assert parameters and all(parameter.grad is None for parameter in parameters)
 
 
-def test_the_compared_model_has_the_mechanism_and_its_sizes() -> None:
+def test_the_checked_model_has_the_mechanism_and_its_sizes() -> None:
     config = build_checked_model(setup(4096)).config
     assert (config.attention, config.attention_options, config.heads, config.head_width) == (
         "linear",

@@ -1,4 +1,4 @@
-"""The paper's figures are shown for its own methods in its own networks only."""
+"""Tests that the paper's figures are shown only for its own methods in its own networks."""
 
 import pytest
 
@@ -15,7 +15,9 @@ from linformer_cli.bench.published import PUBLISHED, find_published
         ("cifar10-paper", "lsh", {"rounds": 4}, "textbook", 0.005, 3.51),
     ],
 )
-def test_a_method_is_found(preset, attention, options, engine, images_per_second, bits_per_dim) -> None:
+def test_the_papers_methods_have_published_figures(
+    preset, attention, options, engine, images_per_second, bits_per_dim
+) -> None:
     found = find_published(preset, attention, options, engine)
     assert found is not None
     assert (found.images_per_second, found.bits_per_dim) == (images_per_second, bits_per_dim)
@@ -32,11 +34,11 @@ def test_a_method_is_found(preset, attention, options, engine, images_per_second
         ("mnist-paper", "performer", {}),
     ],
 )
-def test_no_other_row_has_any(preset, attention, options) -> None:
+def test_no_other_row_has_published_figures(preset, attention, options) -> None:
     assert find_published(preset, attention, options, "textbook") is None
 
 
-def test_latency_and_throughput_agree_about_what_is_slow() -> None:
+def test_linear_is_the_fastest_method_of_the_paper() -> None:
     for preset in ("mnist-paper", "cifar10-paper"):
         of = {method: figures for (name, method), figures in PUBLISHED.items() if name == preset}
         assert len(of) == 5

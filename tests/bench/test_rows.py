@@ -1,4 +1,4 @@
-"""Rows: the comparison with softmax, the description in one line, and JSON."""
+"""Tests of rows: the comparison with softmax, the one-line description, and JSON."""
 
 import dataclasses
 import json
@@ -34,7 +34,7 @@ def compare(*rows: SamplingRow) -> list[float | None]:
     return [row.times_softmax for row in compare_with_softmax(rows, [None] * len(rows))]
 
 
-def test_the_quotient_is_that_of_the_rounds() -> None:
+def test_the_speed_up_is_the_median_over_the_rounds() -> None:
     # Linear is four times as fast in two rounds. In the last round, the machine was busy.
     assert compare(build_row("linear", 1.0, 2.0, 9.0), build_row("softmax", 4.0, 8.0, 9.0)) == [4, 1]
 
@@ -54,7 +54,7 @@ def test_a_row_is_compared_with_softmax_in_its_own_engine() -> None:
     assert compare(plain, fast, *linear) == [1, 1, 4, 2]
 
 
-def test_a_ratio_across_engines_has_a_name_of_its_own() -> None:
+def test_a_ratio_across_engines_has_its_own_field() -> None:
     rows = [build_row("softmax", 4.0, engine="textbook"), build_row("linear", 1.0)]
     rows.append(build_row("softmax", 8.0, engine="rerun"))
     found = compare_with_softmax(rows, [None] * 3)
@@ -62,7 +62,7 @@ def test_a_ratio_across_engines_has_a_name_of_its_own() -> None:
     assert [row.times_softmax_of_other_engine for row in found] == [None, 4, 0.5]
 
 
-def test_a_row_in_one_line() -> None:
+def test_a_row_is_described_in_one_line() -> None:
     row = dataclasses.replace(build_row("linear", 0.5), preset="tiny", look_ahead=True)
     assert row.describe() == "tiny, linear (native, looking ahead), batch 1: 2 images/s"
     softmax = dataclasses.replace(row, name="softmax", attention="softmax", look_ahead=False)
@@ -78,14 +78,14 @@ def test_a_row_in_one_line() -> None:
     assert partly.describe() == "linear (native), batch 1: 3 images/s (extrapolated)" and partly.speed == 3.0
 
 
-def test_every_row_has_every_key() -> None:
+def test_rows_that_are_left_out_have_the_same_keys() -> None:
     measured, left_out = (json.loads(to_json(row)) for row in (build_row("linear", 0.5), build_row("linear")))
     assert measured.keys() == left_out.keys() >= {"name", "extrapolated", "bits_per_dim", "look_ahead", "published"}
     assert (left_out["images_per_second"], left_out["left_out"]) == (None, "too slow")
 
 
 @pytest.mark.parametrize(("seconds", "speed"), [(0.25, 4.0), (None, None)])
-def test_the_speed_of_a_pass_is_that_of_a_sequence(seconds, speed) -> None:
+def test_the_speed_of_attention_is_in_sequences_per_second(seconds, speed) -> None:
     same = {"name": "a", "attention": "a", "attention_options": {}, "engine": "parallel", "precision": "fp32"}
     sizes = {"device": "cpu", "batch": 2, "positions": 9, "heads": 1, "head_width": 2, "repeats": 0}
     row = AttentionRow(**same, **sizes, samples_seconds=[], seconds_per_sequence=seconds)

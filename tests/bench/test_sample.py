@@ -1,4 +1,4 @@
-"""`bench sample`: its rows, rows that are shortened or left out, and models that it refuses to time."""
+"""Tests of `bench sample`: rows, rows that are shortened or left out, and models that it refuses to time."""
 
 import dataclasses
 import json
@@ -39,7 +39,7 @@ def bench(models: list[BenchModel], batches: list[int], repeats: int = 1, **chan
     return run_sampling_bench(models, SamplingSettings(batches, repeats, **changes), ceilings, **calls)
 
 
-def test_every_model_at_every_batch_size_and_softmax_twice(models, clock) -> None:
+def test_every_model_has_a_row_per_batch_size_and_softmax_has_two(models, clock) -> None:
     told: list[SamplingRow] = []
     report = bench(models, [1, 2], report=told.append)
     methods = [
@@ -57,26 +57,26 @@ def test_every_model_at_every_batch_size_and_softmax_twice(models, clock) -> Non
     assert [network.preset for network in report.settings.networks] == ["one"] * 3 + ["two"] * 3
 
 
-def test_a_trained_model_stands_beside_softmax(build_tiny_model, clock) -> None:
+def test_a_trained_model_is_compared_with_softmax(build_tiny_model, clock) -> None:
     rows = bench(with_softmax("shipped", build_tiny_model()), [2], rerun=False).rows
     assert [(row.name, row.engine) for row in rows] == [("shipped", FASTEST_ENGINE), ("softmax", FASTEST_ENGINE)]
     softmax = with_softmax("exact", build_tiny_model(attention="softmax"))
     assert [timed.name for timed in softmax] == ["exact"]
 
 
-def test_rows_of_a_group_take_turns(models, clock) -> None:
+def test_the_rows_of_a_group_are_measured_alternately(models, clock) -> None:
     clock.take(*[4.0, 8.0, 2.0] * 2, 1.0)
     softmax, rerun, linear = bench(models[:2], [3], 3).rows
     assert softmax.samples_seconds == [4.0, 4.0, 1.0] and rerun.samples_seconds == [8.0, 8.0, 1.0]
     assert linear.samples_seconds == [2.0, 2.0, 1.0]
-    # The speeds in the three rounds are 2, 2 and 1 times those of softmax.
+    # In the three rounds, linear is 2, 2 and 1 times as fast as softmax.
     assert linear.times_softmax == 2
 
 
-def test_whole_images_are_measured(models, clock) -> None:
+def test_speed_and_quartiles_come_from_whole_images(models, clock) -> None:
     clock.take(2.0, 4.0, 8.0, 16.0, 32.0)
     (row,) = bench(models[1:2], [3], 5).rows
-    # Three images take 8 seconds (median); the quartiles are 4 and 16 seconds.
+    # A batch of three images takes 8 seconds (median); the quartiles are 4 and 16 seconds.
     assert row.images_per_second == row.speed == 3 / 8
     assert row.images_per_second_quartiles == (3 / 16, 3 / 4)
     assert row.seconds_per_image == pytest.approx(8 / 3)
@@ -87,7 +87,7 @@ def test_a_rerun_is_extrapolated(models, clock) -> None:
     clock.take(8.0)
     row = bench(models[:1], [3], 2).rows[1]
     assert row.images_per_second is row.seconds_per_image is None and row.state_bytes == 0
-    # Four of 64 positions take 8 seconds, so a batch of three whole images takes 128.
+    # Four of 64 positions take 8 seconds, so a batch of three whole images takes 128 seconds.
     assert (row.extrapolated.timed_positions, row.extrapolated.of_positions) == (4, 64)
     assert row.extrapolated.images_per_second == row.speed == pytest.approx(3 / 128)
     assert row.extrapolated.seconds_per_image == pytest.approx(128 / 3)
@@ -117,28 +117,28 @@ def test_a_long_image_is_timed_around_its_middle(models, clock, limit, steps) ->
         (True, True, 1.0, 1, False),
     ],
 )
-def test_only_whole_single_images_of_trained_models_look_ahead(
+def test_look_ahead_is_used_only_for_whole_single_images_of_trained_models(
     models, clock, ceilings, trained, wanted, limit, batch, found
 ) -> None:
     clock.take(0.02, 2.0) if limit else clock.take(2.0)
     timed = dataclasses.replace(models[1], trained=trained)
     (row,) = bench([timed], [batch], 3, look_ahead=wanted, limit_seconds=limit, ceilings=ceilings).rows
     assert (row.engine, row.look_ahead) == ("native", found)
-    # With look-ahead, the number of reads of weights and state is unknown.
+    # With look-ahead, it is unknown how often weights and state are read.
     assert (row.product_share is None) == (row.copy_share is None) == found
 
 
-def test_engines_have_rows_of_their_own_each_once(models, clock) -> None:
+def test_every_engine_has_one_row(models, clock) -> None:
     rows = bench(models[1:2], [1], engines=["textbook", "auto", FASTEST_ENGINE]).rows
     assert [row.engine for row in rows] == list(dict.fromkeys(["textbook", FASTEST_ENGINE]))
     (row,) = bench(models[:1], [1], engines=["cuda"], rerun=False).rows
     assert row.engine == "cuda" and row.left_out.startswith("cuda: ")
 
 
-def test_shares_of_the_ceilings(models, clock, ceilings) -> None:
+def test_rows_have_their_shares_of_the_ceilings(models, clock, ceilings) -> None:
     cached, rerun, linear = bench(models[:2], [4], ceilings=ceilings).rows
     flops = count_product_flops(models[1].model)
-    # Four images of 64 positions in two seconds, against 100 GFLOP/s and 10 GB/s.
+    # Four images of 64 positions take two seconds. The ceilings are 100 GFLOP/s and 10 GB/s.
     assert linear.product_gigaflops == pytest.approx(4 / 2 * 64 * flops / 1e9)
     assert linear.product_share == pytest.approx(linear.product_gigaflops / 100)
     moved = 64 / 2 * state_traffic_bytes(models[1].model, 4) / 1e9
@@ -149,8 +149,8 @@ def test_shares_of_the_ceilings(models, clock, ceilings) -> None:
     assert set(ceilings.asked) == {(4, "fp32"), (4, "bf16"), (4 * 32, "fp32"), (4 * 32, "bf16")}
 
 
-def test_what_takes_too_long_says_so(models, clock) -> None:
-    """The first prefix takes 3 s and is a sixteenth of all four together, so two repeats take 96 s."""
+def test_a_row_that_would_take_too_long_is_left_out(models, clock) -> None:
+    """The first prefix takes 3 s, a sixteenth of the time of all four, so two repeats take 96 s."""
     clock.take(3.0)
     settings = {"repeats": 2, "limit_seconds": 40.0}
     cached, rerun = bench(models[:1], [1], **settings).rows
@@ -160,7 +160,7 @@ def test_what_takes_too_long_says_so(models, clock) -> None:
     assert bench(models[:1], [1], **settings, rerun_patience=2.5).rows[1].left_out is None
 
 
-def test_a_state_that_does_not_fit_says_so(models, clock, monkeypatch) -> None:
+def test_a_row_whose_state_does_not_fit_is_left_out(models, clock, monkeypatch) -> None:
     monkeypatch.setattr(sample, "measure_free_memory", lambda device: 1000)
     cached, linear = bench(models[:2], [1], rerun=False, limit_seconds=1.0).rows
     for row in (cached, linear):
@@ -173,7 +173,7 @@ def test_a_state_that_does_not_fit_says_so(models, clock, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("limit", [None, 60.0])
-def test_a_row_that_runs_out_of_memory_takes_no_other_along(models, clock, monkeypatch, limit) -> None:
+def test_running_out_of_memory_affects_no_other_row(models, clock, monkeypatch, limit) -> None:
     right = SoftmaxAttention.attend
 
     def attend(self, q, *rest):
@@ -189,7 +189,7 @@ def test_a_row_that_runs_out_of_memory_takes_no_other_along(models, clock, monke
     assert set(left_out.values()) == {None}
 
 
-def test_memory_is_that_of_each_row(models, clock, monkeypatch) -> None:
+def test_every_row_has_its_own_memory(models, clock, monkeypatch) -> None:
     """Memory is measured after all rounds of a group, and only for rows with samples."""
     asked = []
 
@@ -209,21 +209,21 @@ def test_memory_is_that_of_each_row(models, clock, monkeypatch) -> None:
     ]
 
 
-def test_state_bytes_are_those_of_the_batch(build_tiny_model, clock) -> None:
+def test_state_bytes_cover_the_whole_batch(build_tiny_model, clock) -> None:
     model = build_tiny_model()
     owners = [model, build_softmax_twin(model)]
     for row, owner in zip(bench(with_softmax("a", model), [3], rerun=False).rows, owners, strict=True):
         assert (row.state_bytes, row.state_bytes_per_image) == (owner.state_bytes(3), owner.state_bytes(3) // 3)
 
 
-def test_bits_stand_beside_the_model_that_was_trained(models, clock, tmp_path) -> None:
+def test_only_the_trained_model_has_bits_per_dim(models, clock, tmp_path) -> None:
     run = TrainedRun(tmp_path, models[1].model.config, "glyphs", 480, 1.25, 0.01, 90)
     rows = bench(models[:3], [1], runs=[run]).rows
     assert [row.bits_per_dim for row in rows] == [None, None, 1.25, None]
     assert (rows[2].images_seen, rows[2].run) == (480, tmp_path)
 
 
-def test_a_report_is_a_document_with_all_that_rows_depend_on(models, clock) -> None:
+def test_a_report_contains_everything_that_rows_depend_on(models, clock) -> None:
     document = json.loads(to_json(bench(models[1:2], [1], 5)))
     settings = document["settings"]
     assert (settings["repeats"], settings["warm_up_steps"], settings["interleaved"]) == (5, 32, True)
@@ -234,7 +234,7 @@ def test_a_report_is_a_document_with_all_that_rows_depend_on(models, clock) -> N
     assert document["rows"][0]["samples_seconds"] == [2.0] * 5
 
 
-def test_a_real_clock_gives_real_figures(models) -> None:
+def test_a_real_clock_gives_positive_times(models) -> None:
     rows = bench(models[:2], [2], 2).rows
     assert len(rows) == 3
     for row in rows:
@@ -244,7 +244,7 @@ def test_a_real_clock_gives_real_figures(models) -> None:
 @pytest.mark.parametrize(
     ("calls", "repeats"),
     [
-        (0, []),  # before the executions are compared
+        (0, []),  # before attend and step are compared
         (20, []),  # warming up for the first round
         (3 * 96 + 40, [3]),  # warming up for the second group
         (3 * 96 + 2 * 96 + 40, [3, 2]),  # in its third round
@@ -252,7 +252,7 @@ def test_a_real_clock_gives_real_figures(models) -> None:
     ],
 )
 def test_an_interruption_keeps_what_was_measured(models, clock, calls, repeats) -> None:
-    """`check` is called before every step: 32 of the warm-up and 64 of the image."""
+    """`check` is called before every step. The warm-up has 32 steps and the image has 64."""
     left = iter(range(calls))
 
     def stop() -> None:
@@ -265,7 +265,7 @@ def test_an_interruption_keeps_what_was_measured(models, clock, calls, repeats) 
 
 
 @pytest.mark.parametrize("mechanism", [LinearAttention, SoftmaxAttention])
-def test_a_mechanism_whose_executions_disagree_is_not_timed(
+def test_a_mechanism_whose_attend_and_step_disagree_is_not_timed(
     build_tiny_model, monkeypatch, clock, raises_one_line, mechanism
 ) -> None:
     right = mechanism.step
@@ -279,14 +279,14 @@ def test_a_mechanism_whose_executions_disagree_is_not_timed(
     assert clock.timed == 0
 
 
-def test_a_mechanism_that_hides_bytes_is_not_timed(models, monkeypatch, clock, raises_one_line) -> None:
+def test_a_mechanism_that_understates_its_state_is_not_timed(models, monkeypatch, clock, raises_one_line) -> None:
     monkeypatch.setattr(LinearAttention, "state_bytes", lambda *_arguments: 1)
     with raises_one_line(DisagreementError, "'linear' is not timed", "bytes"):
         bench(models, [1])
     assert clock.timed == 0
 
 
-def test_the_twin_has_the_same_size_and_softmax(build_tiny_model) -> None:
+def test_the_softmax_counterpart_has_the_same_size(build_tiny_model) -> None:
     model = build_tiny_model(dtype=torch.float64)
     twin = build_softmax_twin(model)
     assert twin.config.attention == "softmax"

@@ -1,4 +1,4 @@
-"""The peak memory of sampling: at least the state, without the memory of the caller."""
+"""Tests of the peak memory of sampling: it covers the state but not the memory of the caller."""
 
 import sys
 
@@ -14,15 +14,15 @@ def setup(model: PixelModel, batch: int, engine: str = "textbook", precision: st
     return SamplingSetup(model.config.model_dump(), batch, engine, precision)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the growth of a process is only exact on Linux")
-def test_a_process_counts_the_state_of_the_batch(build_tiny_model) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="the growth of a process is exact only on Linux")
+def test_the_peak_covers_the_state_of_the_batch(build_tiny_model) -> None:
     model = build_tiny_model(attention="softmax", heads=8, head_width=32)
     found = measure_sampling_memory(setup(model, 256), 60)
-    state = model.state_bytes(256)  # 2 layers x 64 positions x 512 floats x 256 images: 64 MiB
+    state = model.state_bytes(256)  # 2 layers x 64 positions x 512 floats x 256 images
     assert state <= found < 1.5 * state
 
 
-def test_freed_memory_that_is_used_again_hides_no_state(build_tiny_model, monkeypatch) -> None:
+def test_reusing_freed_memory_does_not_hide_the_state(build_tiny_model, monkeypatch) -> None:
     answers = iter([{"peak_bytes": 5, "state_bytes": 9}, {"peak_bytes": 12, "state_bytes": 9}])
     asked = []
     monkeypatch.setattr(sampling_memory, "run_fresh", lambda *given: asked.append(given) or next(answers))
@@ -36,7 +36,7 @@ def test_freed_memory_that_is_used_again_hides_no_state(build_tiny_model, monkey
     ("engine", "attention"), [("textbook", "linear"), ("textbook", "softmax"), ("rerun", "softmax")]
 )
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_last_steps_are_those_of_the_batch(build_tiny_model, monkeypatch, engine, attention, precision) -> None:
+def test_the_last_steps_use_the_whole_batch(build_tiny_model, monkeypatch, engine, attention, precision) -> None:
     model = build_tiny_model(attention=attention)
     seen: list[tuple[str, tuple[int, ...]]] = []
     for name in ("step", "attend"):

@@ -1,4 +1,4 @@
-"""The work of sampling: whole images, steps around the middle, and prefixes of a re-run."""
+"""Tests of the timed work of sampling: whole images, steps around the middle, and prefixes of a re-run."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +23,7 @@ from linformer_cli.sampling.choose import UniformStreams
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """The position and the batch size of every step."""
+    """Records the position and the batch size of every step."""
     taken: list[tuple[int, int]] = []
     step = PixelModel.step
 
@@ -42,7 +42,7 @@ def test_whole_images_are_drawn_after_a_few_steps(build_tiny_model, steps, clock
     assert steps == whole[:WARM_UP_STEPS] + whole
 
 
-def test_every_sample_draws_other_images(build_tiny_model, monkeypatch, clock) -> None:
+def test_every_sample_draws_different_images(build_tiny_model, monkeypatch, clock) -> None:
     begun: list[list[int]] = []
 
     def record(seed: int, indices: Sequence[int]) -> UniformStreams:
@@ -64,20 +64,20 @@ def test_a_sample_says_whether_it_looked_ahead(build_tiny_model, clock, batch, a
     assert work.looked_ahead == found
 
 
-def test_the_middle_is_in_the_middle(build_tiny_model, steps, clock) -> None:
+def test_timed_steps_lie_around_the_middle(build_tiny_model, steps, clock) -> None:
     work = MiddleSteps(build_tiny_model(attention="softmax"), 3, "textbook", 5)
     for _ in range(2):
         work.time_sample()
-    # One untimed step and five timed steps around the middle. Every sample starts from the same state.
+    # There is one untimed step, then five timed steps around the middle. Every sample starts from the same state.
     assert steps == [(position, 3) for position in range(29, 35)] * 2
 
 
-def test_the_untimed_step_fits_in_front_of_nearly_all_others(build_tiny_model, steps, clock) -> None:
+def test_there_is_room_for_the_untimed_step_before_nearly_all_positions(build_tiny_model, steps, clock) -> None:
     MiddleSteps(build_tiny_model(), 1, "textbook", 62).time_sample()
     assert steps[0] == (1, 1) and steps[-1] == (63, 1)
 
 
-def test_a_rerun_reads_prefixes_whose_mean_is_half_the_image(build_tiny_model, monkeypatch, clock) -> None:
+def test_a_rerun_reads_prefixes_with_a_mean_of_half_the_image(build_tiny_model, monkeypatch, clock) -> None:
     shapes = []
     attend = PixelModel.attend
 
@@ -96,7 +96,7 @@ def test_a_rerun_reads_prefixes_whose_mean_is_half_the_image(build_tiny_model, m
 @pytest.mark.parametrize(
     "build", [WholeImages, lambda *given, **rest: MiddleSteps(*given, "auto", 4, **rest), RerunPrefixes]
 )
-def test_a_check_can_stop_between_steps(build_tiny_model, build) -> None:
+def test_the_work_can_be_stopped_between_steps(build_tiny_model, build) -> None:
     left = iter(range(2))
 
     def stop() -> None:
@@ -108,7 +108,7 @@ def test_a_check_can_stop_between_steps(build_tiny_model, build) -> None:
 
 
 @pytest.mark.parametrize("attention", ["linear", "softmax", "lsh", "longformer", "lstm"])
-def test_a_placed_state_is_the_one_that_stepping_reaches(build_tiny_model, attention) -> None:
+def test_a_placed_state_equals_the_state_after_stepping(build_tiny_model, attention) -> None:
     model = build_tiny_model(attention=attention, dtype=torch.float64)
     placed = place_state(model, 20)
     state = model.init_state(1)

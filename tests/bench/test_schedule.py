@@ -1,4 +1,4 @@
-"""Parts that share a budget: the order of their rounds, the time of each part, and what is left out."""
+"""Tests of the schedule of `bench paper`, whose parts (such as sampling and training) share a time budget."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ from linformer_cli.bench.schedule import Part, Schedule
 
 
 class Work:
-    """A measurement. Each round takes the next of `seconds`; the last one repeats."""
+    """A measurement whose rounds each take the next of `seconds`; the last one repeats."""
 
     def __init__(self, clock: SimpleNamespace, *seconds: float) -> None:
         self.rounds, self._clock, self._seconds = 0, clock, seconds
@@ -32,7 +32,7 @@ def run(clock: SimpleNamespace, budget: float, parts: Sequence[Part]) -> tuple[S
     return schedule, turns
 
 
-def test_every_part_begins_and_then_the_one_furthest_behind_continues(clock) -> None:
+def test_every_part_begins_and_then_the_part_furthest_behind_its_share_continues(clock) -> None:
     work = {"a": Work(clock, 10.0), "b": Work(clock, 5.0), "c": Work(clock, 1.0)}
     shares = {"a": 0.5, "b": 0.25, "c": 0.25}
     parts = [Part(name, shares[name], 3, lambda seconds, name=name: {name: [work[name]]}) for name in work]
@@ -76,7 +76,7 @@ def test_a_part_is_released_after_its_last_round(clock) -> None:
     assert events == ["a", "b", "release b", "a", "release a"]
 
 
-def test_a_first_round_leaves_out_groups_that_it_has_no_time_for(clock) -> None:
+def test_groups_without_time_in_the_first_round_are_left_out(clock) -> None:
     groups = {f"batch {size}": [Work(clock, 30.0)] for size in (1, 2, 3, 4)}
     late = Work(clock, 1.0)
     parts = [Part("a", 0.4, 1, lambda seconds: groups), Part("b", 0.6, 2, lambda seconds: {"late": [late]})]
@@ -86,7 +86,7 @@ def test_a_first_round_leaves_out_groups_that_it_has_no_time_for(clock) -> None:
     assert late.rounds == 2 and list(parts[0].groups) == ["batch 1", "batch 2"]
 
 
-def test_what_a_part_takes_too_much_is_taken_from_all_that_follow(clock) -> None:
+def test_later_parts_get_less_time_if_a_part_takes_too_long(clock) -> None:
     told: dict[str, float] = {}
 
     def prepare(name: str, seconds: float, took: float) -> dict[str, list[Work]]:
@@ -99,7 +99,8 @@ def test_what_a_part_takes_too_much_is_taken_from_all_that_follow(clock) -> None
         Part("c", 0.1, 1, lambda seconds: prepare("c", seconds, 1.0)),
     ]
     run(clock, 100.0, parts)
-    # a leaves 20 s for b and c, of which b gets 16 s. b's share of 40 s is more than is left, so c gets the least: 1 s.
+    # Part a leaves 20 s for b and c, and b gets 16 s of them. The share of b, 40 s, is more than the time left, so c
+    # gets the minimum of 1 s.
     assert told == pytest.approx({"a": 50.0, "b": 16.0, "c": 1.0})
 
 
@@ -113,7 +114,7 @@ def test_a_part_is_told_its_share(clock) -> None:
     assert told == pytest.approx([50.0, 30.0, 20.0])
 
 
-def test_an_interrupted_part_is_unfinished(clock) -> None:
+def test_an_interrupted_part_is_listed_as_unfinished(clock) -> None:
     class Stopped(Exception): ...
 
     def stop() -> None:

@@ -1,4 +1,4 @@
-"""Timing: synchronisation, median and quartiles."""
+"""Tests of timing: synchronisation, median and quartiles."""
 
 import statistics
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ from linformer_cli.bench.measure import timing as timing_module
 from linformer_cli.bench.measure.timing import Timing, compare_turns, time_work
 
 
-def test_the_device_has_done_all_work_whenever_the_clock_is_read(monkeypatch) -> None:
+def test_the_device_has_finished_all_work_when_the_clock_is_read(monkeypatch) -> None:
     journal: list[str] = []
     readings = iter([100.0, 102.5])
 
@@ -33,15 +33,16 @@ def test_the_device_has_done_all_work_whenever_the_clock_is_read(monkeypatch) ->
         ((1.0, 1.0, 1.0, 1.0, 100.0), 1.0, (1.0, 1.0)),
     ],
 )
-def test_median_and_quartiles(samples, median, quartiles) -> None:
+def test_a_timing_has_the_median_and_the_quartiles(samples, median, quartiles) -> None:
     timing = Timing(samples)
     assert timing.median == median == statistics.median(samples)
     assert timing.quartiles == quartiles
     assert timing.samples == samples
 
 
-def test_the_median_is_that_of_the_turns() -> None:
-    # Three times the images in half the time, in every turn. The busy last turn changes nothing.
+def test_the_comparison_is_the_median_over_the_rounds() -> None:
+    # In every round, the first method draws three times the images in half the time. The slow last round changes
+    # nothing.
     assert compare_turns(6 / 2, (2.0, 1.0, 8.0), 2 / 4, (4.0, 2.0, 16.0)) == 6
-    # Half as fast in two of three turns, although the medians are equal.
+    # The first method is half as fast in two of three rounds, although the medians are equal.
     assert compare_turns(1 / 2, (1.0, 2.0, 4.0), 1 / 2, (4.0, 1.0, 2.0)) == 0.5

@@ -1,4 +1,4 @@
-"""`bench train`: steps as in a run, and rows with fewer repeats or left out when time is short."""
+"""Tests of `bench train`: its steps, and rows that are shortened or left out when time is short."""
 
 import gc
 import weakref
@@ -35,7 +35,7 @@ def bench(
     return run_training_bench(models, TrainingSettings(batches, precision, repeats, **changes), ceilings, **calls)
 
 
-def test_a_step_is_that_of_a_run(models, tmp_path, monkeypatch) -> None:
+def test_a_step_trains_as_in_a_run(models, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     trainer = build_trainer(models[1].model.config, "mnist-paper", 4, "cpu", "bf16")
     before = [parameter.clone() for parameter in trainer.model.parameters()]
@@ -43,7 +43,7 @@ def test_a_step_is_that_of_a_run(models, tmp_path, monkeypatch) -> None:
     assert any(not torch.equal(old, new) for old, new in zip(before, trainer.model.parameters(), strict=True))
     assert isinstance(trainer.optimizer, torch.optim.RAdam) and trainer.autocast
     assert trainer.config.train.batch == 4 and trainer.config.train.learning_rate == 1e-4
-    assert trainer.train_set.images.max() < 16  # levels
+    assert trainer.train_set.images.max() < 16  # 16 levels
     assert not list(tmp_path.iterdir())
 
 
@@ -53,7 +53,7 @@ def test_a_model_with_classes_gets_labels(tiny_model_config) -> None:
     trainer.take_step()
 
 
-def test_images_per_second_of_steps(models, clock) -> None:
+def test_images_per_second_are_computed_from_the_median_step(models, clock) -> None:
     clock.take(*[9.0, 9.0, 4.0, 1.0, 8.0, 2.0, 12.0, 3.0] * 2)  # two warm-ups and three rounds
     report = bench(models, [2, 6], 3)
     assert [(row.name, row.batch) for row in report.rows] == [
@@ -67,7 +67,7 @@ def test_images_per_second_of_steps(models, clock) -> None:
     assert report.rows[2].samples_seconds == [4.0, 8.0, 12.0]
 
 
-def test_a_row_that_runs_out_of_memory_takes_no_other_along(models, clock, monkeypatch) -> None:
+def test_running_out_of_memory_affects_no_other_row(models, clock, monkeypatch) -> None:
     right = train.build_trainer
 
     def build(model, preset, batch, device, precision) -> Trainer:
@@ -86,8 +86,8 @@ def test_a_row_that_runs_out_of_memory_takes_no_other_along(models, clock, monke
     assert rows[3].images_per_second > 0 and rows[2].images_per_second is None
 
 
-def test_the_textbook_is_plain_torch_in_float32(models, monkeypatch) -> None:
-    """Both engines of a mechanism are interleaved, and a row names its engine and precision."""
+def test_the_textbook_engine_is_plain_torch_in_float32(models, monkeypatch) -> None:
+    """The two engines of a mechanism take turns, and a row names its engine and precision."""
     seen: list[tuple[str, bool, bool]] = []
 
     def take_step(trainer: Trainer) -> None:
@@ -114,7 +114,7 @@ def test_the_textbook_is_plain_torch_in_float32(models, monkeypatch) -> None:
     assert seen[-4:] == one_turn
 
 
-def test_shares_count_three_passes(models, clock, ceilings) -> None:
+def test_shares_count_a_training_step_as_three_passes(models, clock, ceilings) -> None:
     clock.take(0.5)
     (row,) = bench(models[1:], [2], 1, "bf16", ceilings=ceilings).rows
     done = 2 * 64 * 3 * count_product_flops(models[1].model) / 0.5 / 1e9
@@ -122,7 +122,7 @@ def test_shares_count_three_passes(models, clock, ceilings) -> None:
     assert set(ceilings.asked) == {(2 * 64, "fp32"), (2 * 64, "bf16")}
 
 
-def test_little_time_means_fewer_repeats_or_none(models, clock) -> None:
+def test_a_short_limit_gives_fewer_repeats_or_none(models, clock) -> None:
     rows = bench(models, [2], 5, limit_seconds=7.0).rows
     assert [(row.repeats, row.reduced) for row in rows] == [(3, "3 of 5 repeats")] * 2
     rows = bench(models, [2], 5, limit_seconds=1.0).rows
@@ -131,8 +131,8 @@ def test_little_time_means_fewer_repeats_or_none(models, clock) -> None:
         assert row.images_per_second is None and row.samples_seconds == [] and row.reduced is None
 
 
-def test_the_limit_is_for_the_repeats(models, clock, ceilings) -> None:
-    """`bench paper` takes a repeat in each of many rounds."""
+def test_the_limit_does_not_end_repeats_in_separate_rounds(models, clock, ceilings) -> None:
+    """`bench paper` takes one repeat in each of many rounds."""
     ((measurement,),) = prepare(models[1:], TrainingSettings([2], "fp32", 1, limit_seconds=3.0), ceilings)
     measurement.make_ready()
     for _ in range(5):
@@ -140,7 +140,7 @@ def test_the_limit_is_for_the_repeats(models, clock, ceilings) -> None:
     assert measurement.samples == [2.0] * 5 and measurement.row().reduced is None
 
 
-def test_trainers_warm_up_once_and_go_with_their_group(models, clock, monkeypatch) -> None:
+def test_trainers_warm_up_once_and_are_freed_after_their_group(models, clock, monkeypatch) -> None:
     alive: weakref.WeakSet[Trainer] = weakref.WeakSet()
     steps: list[int] = []
     right, take_step = train.build_trainer, Trainer.take_step
@@ -158,7 +158,7 @@ def test_trainers_warm_up_once_and_go_with_their_group(models, clock, monkeypatc
     assert len(steps) == 2 * 2 * 3  # a warm-up and two repeats
 
 
-def test_bits_stand_beside_the_model_that_was_trained(models, clock, tmp_path) -> None:
+def test_only_the_trained_model_has_bits_per_dim(models, clock, tmp_path) -> None:
     told: list[TrainingRow] = []
     run = TrainedRun(tmp_path, models[1].model.config, "glyphs", 480, 1.25, 0.01, 90)
     rows = bench(models, [2], 1, runs=[run], report=told.append).rows
@@ -168,7 +168,7 @@ def test_bits_stand_beside_the_model_that_was_trained(models, clock, tmp_path) -
 @pytest.mark.parametrize(
     ("calls", "repeats"),
     [
-        (1, []),  # before the executions are compared
+        (1, []),  # before attend and step are compared
         (3, []),  # warming up
         (5, [1]),
         (9, [3, 2]),
@@ -176,7 +176,7 @@ def test_bits_stand_beside_the_model_that_was_trained(models, clock, tmp_path) -
     ],
 )
 def test_an_interruption_keeps_what_was_measured(models, clock, calls, repeats) -> None:
-    """One call before each comparison and each step."""
+    """`check` is called once before each comparison and each step."""
     left = iter(range(calls))
 
     def stop() -> None:
@@ -191,7 +191,7 @@ def test_an_interruption_keeps_what_was_measured(models, clock, calls, repeats) 
         assert row.reduced == (None if row.repeats == 5 else f"{row.repeats} of 5 repeats")
 
 
-def test_a_mechanism_whose_executions_disagree_is_not_timed(models, clock, monkeypatch) -> None:
+def test_a_mechanism_whose_attend_and_step_disagree_is_not_timed(models, clock, monkeypatch) -> None:
     monkeypatch.setattr(type(models[1].model.blocks[0].inner), "state_bytes", lambda *given: 1)
     with pytest.raises(DisagreementError):
         bench(models[1:], [2], 1)

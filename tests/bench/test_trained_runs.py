@@ -1,4 +1,4 @@
-"""A row has the bits/dim of a trained run with exactly the same model."""
+"""Tests that a row has the bits/dim of a trained run with exactly the same model."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def save_run(tmp_path, build_tiny_model, tiny_info):
     return save
 
 
-def test_a_run_says_what_it_reached(save_run) -> None:
+def test_a_run_has_its_bits_per_dim_images_and_data(save_run) -> None:
     (run,) = read_trained_runs([save_run("one", 1.5)])
     assert (run.quality.bits_per_dim, run.quality.images_seen, run.quality.data) == (1.5, 48, "glyphs")
     assert set(vars(Quality()).values()) == {None}
@@ -37,19 +37,19 @@ def test_the_best_run_of_the_same_model_counts(save_run, build_tiny_model) -> No
     found = find_trained(runs, build_tiny_model().config)
     assert found is not None and found.path.name == "two"
     assert find_trained(runs, build_tiny_model(attention="softmax").config) is None
-    # Missing options have their defaults, and dropout plays no part in sampling.
+    # Missing options have their defaults. Dropout is not used in sampling and is not compared.
     given = build_tiny_model(attention_options={"chunk": 16, "feature_map": "elu"}, dropout=0.5).config
     assert find_trained(runs, given) is found
     assert find_trained(runs, build_tiny_model(attention_options={"chunk": 32}).config) is None
     assert find_trained([], given) is None
 
 
-def test_a_run_without_validation_is_one_line(save_run, raises_one_line) -> None:
+def test_a_run_without_validation_gives_a_one_line_error(save_run, raises_one_line) -> None:
     with raises_one_line(CheckpointError, "no bits/dim", "never validated"):
         read_trained_runs([save_run("none", None)])
 
 
-def test_a_folder_of_runs_is_all_that_were_validated(save_run, tmp_path, raises_one_line) -> None:
+def test_a_folder_stands_for_all_its_validated_runs(save_run, tmp_path, raises_one_line) -> None:
     for name, bits in (("runs/b/last", 1.5), ("runs/b/best", 1.4), ("runs/a/last", 1.2), ("runs/new/last", None)):
         save_run(name, bits)
     (tmp_path / "runs" / "empty").mkdir()
@@ -57,14 +57,14 @@ def test_a_folder_of_runs_is_all_that_were_validated(save_run, tmp_path, raises_
     runs = read_trained_runs([str(tmp_path / "runs")])
     assert [(run.folder.name, run.bits_per_dim) for run in runs] == [("a", 1.2), ("b", 1.4)]
     assert [run.path.name for run in runs] == ["last", "best"]
-    # A run is not a folder of runs, although it has folders of checkpoints.
+    # A run also contains folders, but these are checkpoints and not runs.
     assert [run.bits_per_dim for run in read_trained_runs([str(tmp_path / "runs" / "b")])] == [1.4]
     with raises_one_line(CheckpointError, "holds no checkpoint"):
         read_trained_runs([str(tmp_path / "runs" / "empty")])
 
 
 def test_a_run_is_timed_with_its_own_bits(save_run) -> None:
-    """Even if another run of the same model is better."""
+    """This holds even if another run of the same model is better."""
     runs = read_trained_runs([save_run("one", 1.5), save_run("two", 1.2)])
     first, second = load_models(runs, "cpu", "bf16")
     assert (first.name, second.name, first.trained, first.preset) == ("one", "two", True, None)

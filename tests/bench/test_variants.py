@@ -1,4 +1,4 @@
-"""Mechanisms with options: command line entries and row names."""
+"""Tests of mechanisms with options: command line entries and row names."""
 
 import pytest
 
@@ -27,12 +27,12 @@ def test_an_entry_is_a_mechanism_with_all_its_options(entry, label, options) -> 
     assert variant.attention in CATALOGUE
 
 
-def test_all_of_the_catalogue_with_defaults() -> None:
+def test_without_entries_the_whole_catalogue_is_listed() -> None:
     assert [variant.label for variant in list_variants()] == list(CATALOGUE)
     assert [variant.label for variant in list_variants(baselines=True)] == [*CATALOGUE, "lstm"]
 
 
-def test_a_baseline_is_only_named_where_whole_models_are_compared() -> None:
+def test_a_baseline_is_accepted_only_for_whole_models() -> None:
     (variant,) = parse_variants(["small=lstm:hidden=7"], baselines=True)
     assert (variant.label, variant.attention, variant.options) == ("small", "lstm", {"hidden": 7})
     with pytest.raises(UsageError, match="unknown attention 'lstm'"):
@@ -56,6 +56,6 @@ def test_a_baseline_is_only_named_where_whole_models_are_compared() -> None:
         (["a=linear", "a=softmax"], "'a' is given twice"),
     ],
 )
-def test_what_is_no_mechanism_is_one_line(entries, part, raises_one_line) -> None:
+def test_invalid_entries_give_a_one_line_error(entries, part, raises_one_line) -> None:
     with raises_one_line(UsageError, part):
         parse_variants(entries)

@@ -43,7 +43,7 @@ def lintx(capsys: pytest.CaptureFixture[str]) -> Lintx:
 
 @pytest.fixture(scope="session")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of a few steps: a tiny model on 10 x 10 glyphs."""
+    """A finished run of a few steps with a tiny model on 10 x 10 glyphs."""
     folder = tmp_path_factory.mktemp("runs") / "tiny"
     arguments = ["train", "--data", "glyphs", "--image-size", "10", "--preset", "tiny", "--steps", "6", "--batch", "4"]
     before, sys.argv = sys.argv, ["lintx", *arguments, "--out", str(folder)]

@@ -66,7 +66,7 @@ def test_every_help_page_has_examples(lintx, command):
 
 
 @pytest.mark.parametrize("command", ["sample", "eval", "check", "info", "export"])
-def test_a_command_on_a_model_takes_a_checkpoint_once(lintx, command):
+def test_commands_on_a_model_take_the_checkpoint_as_an_argument_only(lintx, command):
     text = lintx(command, "--help").stdout
     assert "CHECKPOINT" in text and "--checkpoint" not in text
 
@@ -87,7 +87,7 @@ def test_a_group_without_a_command_prints_its_help(lintx, arguments):
         ("lintx train --preset mnist", {"mnist-small", "mnist-wide", "mnist-paper"}),
     ],
 )
-def test_shell_completion_offers_commands_and_values(line, expected):
+def test_shell_completion_offers_commands_and_values_without_loading_torch(line, expected):
     words = line.split(" ")
     environment = {
         "_LINTX_COMPLETE": "complete_bash",
@@ -106,7 +106,7 @@ def test_shell_completion_offers_commands_and_values(line, expected):
     assert set(finished.stdout.split()) == expected
 
 
-def test_python_dash_m_is_the_same_command():
+def test_python_dash_m_starts_the_same_command():
     arguments = [sys.executable, "-m", "linformer_cli", "--version"]
     finished = subprocess.run(arguments, capture_output=True, text=True, check=True, cwd=ROOT)
     assert finished.stdout.startswith("lintx ")
@@ -163,7 +163,7 @@ def test_the_reference_is_up_to_date(tmp_path):
         (["bench", "approximation", "--maps", "positve"], 2, "'positve' does not estimate softmax"),
         (["bench", "attention", "--limit", "soon"], 2, "'soon' is not a time"),
         (["train", "--preset", "mnist-smal"], 2, "did you mean 'mnist-small'?"),
-        # The attention is checked before the data set, which does not exist.
+        # The data set does not exist either, but the attention is checked first.
         (["train", "--data", "array:nowhere", "--attention", "linaer"], 2, "did you mean 'linear'?"),
         (["train", "--data", "array:nowhere", "--attention-option", "chunk=x"], 2, "chunk"),
         (["train", "--data", "array:nowhere", "--batch", "0"], 2, "Invalid value for '--batch'"),
@@ -189,7 +189,7 @@ def test_the_reference_is_up_to_date(tmp_path):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_a_mistake_is_one_line_and_an_exit_code(lintx, tmp_path, monkeypatch, arguments, code, message):
+def test_a_mistake_gives_a_one_line_error_and_an_exit_code(lintx, tmp_path, monkeypatch, arguments, code, message):
     monkeypatch.chdir(tmp_path)
     outcome = lintx(*arguments)
     errors = [line for line in outcome.stderr.splitlines() if line.startswith("Error: ")]
@@ -200,7 +200,7 @@ def test_a_mistake_is_one_line_and_an_exit_code(lintx, tmp_path, monkeypatch, ar
 
 
 def test_an_error_keeps_its_exit_code_if_stderr_is_closed(monkeypatch):
-    """For example after Ctrl-C in a pipe, which also ends the reader."""
+    """This happens, for example, after Ctrl-C in a pipe, because Ctrl-C also ends the reader."""
 
     def refuse(_message):
         raise BrokenPipeError
@@ -230,24 +230,24 @@ def test_closed_streams_cause_no_traceback_and_no_mixed_output():
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_full_disk_behind_stdout_is_one_line_on_stderr():
+def test_a_full_disk_behind_stdout_gives_a_one_line_error():
     assert run_in_shell("info nosuch 2>/dev/full").returncode == 2
     full = run_in_shell("attentions --json >/dev/full")
     assert (full.returncode, full.stderr) == (1, "Error: No space left on device\n")
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_help_prints_in_any_encoding(encoding):
+def test_help_can_be_printed_in_any_encoding(encoding):
     page = run_in_shell("train --help", PYTHONIOENCODING=encoding)
     assert (page.returncode, page.stderr) == (0, "")
-    assert "? lintx train --data mnist" in page.stdout  # a bullet, replaced by ?
+    assert "? lintx train --data mnist" in page.stdout  # the ? replaces a bullet
 
 
 @pytest.mark.parametrize(
     ("module", "name", "code"), [("typer", "SIGINT", 130), ("torch", "SIGINT", 130), ("torch", "SIGTERM", 143)]
 )
 def test_a_signal_during_an_import_prints_no_traceback(tmp_path, module, name, code):
-    """Compiled modules turn the exception into another one, as the module of this test does."""
+    """A compiled module raises another exception in place of the signal's; the module of this test does the same."""
     text = (
         "import signal\n"
         "try:\n"
@@ -259,7 +259,7 @@ def test_a_signal_during_an_import_prints_no_traceback(tmp_path, module, name, c
     ended = subprocess.run(
         [sys.executable, "-m", "linformer_cli", "sample", "-o", str(tmp_path / "x.png")],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
-        # Background jobs of a shell and their children ignore Ctrl-C.
+        # Background jobs of a shell, and their children, ignore Ctrl-C by default.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         capture_output=True,
         text=True,
@@ -285,7 +285,7 @@ def test_a_signal_during_shutdown_prints_no_traceback(name, code):
 
 @pytest.mark.parametrize("when", ["reporting", "computing"])
 def test_ctrl_c_during_an_error_or_compiled_code_prints_no_traceback(when):
-    """Ctrl-C arrives while an error is reported, or in compiled code that raises another exception in its place."""
+    """Ctrl-C arrives while an error is reported, or in compiled code that raises another exception instead."""
     script = (
         "import signal, sys\n"
         "from linformer_cli import __main__\n"
@@ -307,7 +307,7 @@ def test_ctrl_c_during_an_error_or_compiled_code_prints_no_traceback(when):
     assert ended.stderr == ("" if when == "reporting" else "Stopped\n")
 
 
-def test_ctrl_c_prints_one_word_and_ends_with_130(lintx, monkeypatch, tmp_path):
+def test_ctrl_c_prints_stopped_and_exits_with_130(lintx, monkeypatch, tmp_path):
     def interrupted(*_arguments, **_options):
         raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""`lintx attentions`: the list, and one attention in detail."""
+"""Tests of `lintx attentions`: the list, and the details of one attention."""
 
 import torch
 
@@ -36,7 +36,7 @@ def test_the_list_fits_a_narrow_terminal(lintx, monkeypatch):
     assert "lintx attentions NAME" in outcome.stderr
 
 
-def test_one_attention_in_detail(lintx, run_folder, monkeypatch):
+def test_details_of_one_attention_include_its_formula_and_options(lintx, run_folder, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     text = lintx("attentions", "linear", "--checkpoint", run_folder).stdout
     assert "y_t = phi(q_t) s_t" in text and "T = 100, 2 heads of 16" in text
@@ -54,7 +54,7 @@ def test_one_attention_in_detail(lintx, run_folder, monkeypatch):
 
 
 def test_state_bytes_use_the_row_length_of_a_checkpoint(lintx, build_tiny_model, tiny_info, tmp_path):
-    """Images that are not square and have colours."""
+    """The images are in colour and not square."""
     image = ImageShape(height=4, width=8, channels=3)
     model = build_tiny_model(image=image, attention="long_short", attention_options={})
     save_checkpoint(tmp_path, model, tiny_info.model_copy(update={"model": model.config}))

@@ -1,4 +1,4 @@
-"""The benchmarks from the command line to their tables, files and JSON documents."""
+"""Tests of the benchmarks from the command line to their tables, files and JSON documents."""
 
 import csv
 import json
@@ -14,12 +14,12 @@ from PIL import Image
 
 @pytest.fixture(autouse=True)
 def fixed_ceilings(monkeypatch):
-    """Measuring real ceilings takes time; `tests/bench/test_ceilings.py` tests them."""
+    """Replaces the ceilings, because measuring them takes time; `tests/bench/test_ceilings.py` tests measuring."""
     monkeypatch.setattr("linformer_cli.bench.measure.ceilings.Ceilings", FixedCeilings)
     monkeypatch.setattr("linformer_cli.bench.paper.Ceilings", FixedCeilings)
 
 
-def test_bench_extrapolates_in_one_place_only(lintx, run_folder):
+def test_bench_sample_extrapolates_only_re_runs(lintx, run_folder):
     base = ["bench", "sample", "--checkpoint", run_folder]
     document = lintx(*base, "--batch", "1,2", "--repeats", 2, "--json").document
     engines = [(row["attention"], row["engine"], row["batch"]) for row in document["rows"]]
@@ -42,7 +42,7 @@ def test_bench_extrapolates_in_one_place_only(lintx, run_folder):
     assert markdown.startswith("| attention")
 
 
-def test_bench_sample_goes_over_mechanisms_and_sizes(lintx, run_folder):
+def test_bench_sample_times_the_given_mechanisms(lintx, run_folder):
     base = [
         "bench",
         "sample",
@@ -61,7 +61,7 @@ def test_bench_sample_goes_over_mechanisms_and_sizes(lintx, run_folder):
         ("few", FASTEST_ENGINE),
     ]
     assert document["rows"][2]["attention_options"]["rounds"] == 1
-    # The run has linear attention, so the row of linear has its bits/dim.
+    # The run has linear attention, so the row of linear has the bits/dim of the run.
     bits = [row["bits_per_dim"] is not None for row in document["rows"]]
     assert bits == [False, True, False]
     assert document["rows"][1]["images_seen"] == 24
@@ -108,7 +108,7 @@ def test_bench_sample_compares_image_sizes(lintx):
     assert all(line[6] == "µs" for line in cells)
 
 
-def test_bench_sample_tells_networks_of_one_size_apart(lintx):
+def test_bench_sample_keeps_networks_of_the_same_image_size_apart(lintx):
     base = ["bench", "sample", "--preset", "tiny,mnist-small", "--image-size", "4,6", "--batch", 1, "--repeats", 1]
     table = lintx(*base, "--attention", "linear", "--no-memory").stdout.split("\n\n")[-2]
     cells = [line.split() for line in table.splitlines()[2:]]
@@ -131,7 +131,7 @@ def test_bench_train_times_steps(lintx, run_folder):
 
 @pytest.fixture
 def little_paper(monkeypatch, tiny_model_config):
-    """`bench paper` with tiny networks and sizes."""
+    """Runs `bench paper` with tiny networks and sizes."""
     from linformer_cli.bench import attention, paper, sample
     from linformer_cli.bench.copy_task import CopySettings
     from linformer_cli.bench.measure.pass_memory import PassMemory
@@ -147,7 +147,7 @@ def little_paper(monkeypatch, tiny_model_config):
 
 
 @pytest.mark.slow
-def test_bench_paper_leaves_tables_and_figures(lintx, little_paper, tmp_path):
+def test_bench_paper_writes_tables_and_figures(lintx, little_paper, tmp_path):
     out = tmp_path / "new" / "paper"
     outcome = lintx("bench", "paper", "--out", out, "--json")
     assert outcome.code == 0, outcome.stderr
@@ -164,7 +164,7 @@ def test_bench_paper_leaves_tables_and_figures(lintx, little_paper, tmp_path):
     assert lintx("bench", "paper", "--out", out, "--format", "csv").stdout.count("\n") == 1 + 2 * 3
 
 
-def test_bench_paper_keeps_what_ctrl_c_leaves(lintx, little_paper, monkeypatch, tmp_path):
+def test_bench_paper_keeps_its_results_after_ctrl_c(lintx, little_paper, monkeypatch, tmp_path):
     from linformer_cli.bench import train
 
     def press(*given):
@@ -203,7 +203,7 @@ def test_bench_attention_gives_points_and_exponents(lintx):
     assert "fine, T = 64, batch 2: " in outcome.stderr
 
 
-def test_bench_attention_draws_time_and_memory(lintx, monkeypatch, tmp_path):
+def test_bench_attention_plots_time_and_memory(lintx, monkeypatch, tmp_path):
     from linformer_cli.bench import attention
     from linformer_cli.bench.measure.pass_memory import PassMemory
 
@@ -246,7 +246,7 @@ def test_bench_attention_draws_time_and_memory(lintx, monkeypatch, tmp_path):
     ],
 )
 @pytest.mark.parametrize("shown", ["--json", "--format=md"])
-def test_a_benchmark_that_is_stopped_shows_what_it_has(lintx, run_folder, monkeypatch, command, told, rows, shown):
+def test_a_stopped_benchmark_shows_its_results(lintx, run_folder, monkeypatch, command, told, rows, shown):
     """Ctrl-C comes while the first group or length is reported."""
 
     seen = []
@@ -271,7 +271,7 @@ def test_a_benchmark_that_is_stopped_shows_what_it_has(lintx, run_folder, monkey
 
 
 @pytest.mark.parametrize("style", ["table", "md", "csv"])
-def test_bench_attention_says_why_a_row_is_empty(lintx, monkeypatch, style):
+def test_bench_attention_gives_the_reason_for_an_empty_row(lintx, monkeypatch, style):
     from linformer_cli.bench import attention
     from linformer_cli.bench.measure.fresh_process import PassFailed
     from linformer_cli.bench.measure.pass_memory import PassMemory
@@ -324,7 +324,7 @@ def test_bench_approximation_gives_every_error_with_its_spread(lintx, tmp_path):
     assert lintx(*APPROXIMATION, *SMALL_WIDTH, "--seed", 1, "--json").document["rows"] != document["rows"]
 
 
-def test_bench_approximation_prints_what_is_compared_side_by_side(lintx, monkeypatch, tmp_path):
+def test_bench_approximation_puts_rows_to_compare_next_to_each_other(lintx, monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "80")
     base = [*APPROXIMATION, *SMALL_WIDTH, "--maps", "positive,trig"]
     table = lintx(*base).stdout
@@ -383,14 +383,14 @@ HUGE = 10**20
     ],
     ids=lambda command: " ".join(command[:-1]),
 )
-def test_numbers_beyond_any_use_are_refused_in_one_line(lintx, command):
+def test_absurdly_large_numbers_are_refused_in_one_line(lintx, command):
     outcome = lintx(*command)
     assert outcome.code == 2 and str(HUGE) not in outcome.stdout
     assert len(outcome.stderr.splitlines()) == 1 and "Traceback" not in outcome.stderr
     assert command[-2].strip("-") in outcome.stderr or "a time can be at most 3650 days" in outcome.stderr
 
 
-def test_bench_attention_leaves_out_heads_beyond_those_of_a_model(lintx):
+def test_bench_attention_leaves_out_heads_that_no_model_can_have(lintx):
     heads = ["--heads", 65_536, "--head-width", 65_536]
     outcome = lintx("bench", "attention", "--positions", 16, "--attention", "linear", *heads, "--json")
     assert outcome.code == 0

@@ -1,4 +1,4 @@
-"""`lintx bench copy` from the command line to tables, JSON and a plot."""
+"""Tests of `lintx bench copy` from the command line to tables, JSON and a plot."""
 
 import csv
 import json
@@ -14,7 +14,7 @@ TINY = ["bench", "copy", "--attention", "softmax,few=linear:chunk=4", "--length"
 TITLE = "copy task, length 12, width 16 (reduced from length 128, width 256)"
 
 
-def test_json_has_every_point_and_says_that_it_is_reduced(lintx, tmp_path):
+def test_json_has_every_point_and_says_that_the_task_is_reduced(lintx, tmp_path):
     plot = tmp_path / "deep" / "copy.png"
     outcome = lintx(*TINY, "--updates", 5, "--plot", plot, "--json")
     assert outcome.code == 0, outcome.stderr
@@ -34,7 +34,7 @@ def test_json_has_every_point_and_says_that_it_is_reduced(lintx, tmp_path):
 
 
 @pytest.mark.parametrize("style", ["table", "md", "csv"])
-def test_every_table_says_that_it_is_reduced(lintx, monkeypatch, style):
+def test_every_table_says_that_the_task_is_reduced(lintx, monkeypatch, style):
     monkeypatch.setenv("COLUMNS", "80")
     outcome = lintx(*TINY, "--updates", 4, "--format", style)
     assert outcome.code == 0, outcome.stderr
@@ -53,7 +53,7 @@ def test_every_table_says_that_it_is_reduced(lintx, monkeypatch, style):
         assert "loss at update" in outcome.stdout and "failed" not in outcome.stdout
 
 
-def test_a_task_that_every_model_fails_is_no_success(lintx, monkeypatch):
+def test_the_exit_code_is_1_if_every_model_fails(lintx, monkeypatch):
     monkeypatch.setattr(Learner, "update", lambda *_arguments: (float("nan"), 0.0))
     outcome = lintx(*TINY, "--updates", 4, "--json")
     assert outcome.code == 1
@@ -61,7 +61,7 @@ def test_a_task_that_every_model_fails_is_no_success(lintx, monkeypatch):
     assert json.loads(outcome.stdout)["ended"] == "failed"
 
 
-def test_the_picture_says_that_it_is_reduced(lintx, tmp_path):
+def test_the_plot_says_that_the_task_is_reduced(lintx, tmp_path):
     plot = tmp_path / "copy.svg"
     assert lintx(*TINY, "--updates", 4, "--plot", plot).code == 0
     text = plot.read_text()
@@ -88,7 +88,7 @@ def test_an_interruption_keeps_what_was_measured(lintx, monkeypatch, tmp_path):
     assert plot.exists()
 
 
-def test_a_budget_may_end_it_before_the_first_point(lintx, tmp_path):
+def test_a_budget_may_end_before_the_first_point(lintx, tmp_path):
     plot = tmp_path / "copy.png"
     outcome = lintx(*TINY, "--budget", "0.001s", "--plot", plot)
     assert outcome.code == 0 and "0 of 10,000 updates: the budget was spent" in outcome.stderr
@@ -105,6 +105,6 @@ def test_a_budget_may_end_it_before_the_first_point(lintx, tmp_path):
         (["--width", "30"], "8 heads"),
     ],
 )
-def test_mistakes_are_one_line(lintx, arguments, part):
+def test_mistakes_give_a_one_line_error(lintx, arguments, part):
     outcome = lintx("bench", "copy", *arguments)
     assert outcome.code == 2 and part in outcome.stderr and outcome.stdout == ""

@@ -1,4 +1,4 @@
-"""`lintx bench gpu` and its file."""
+"""Tests of `lintx bench gpu` and its output file."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def test_without_a_gpu_nothing_is_measured(lintx, tmp_path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_the_file_has_the_report_and_a_failed_check_is_an_error(lintx, tmp_path, monkeypatch) -> None:
+def test_the_file_has_the_report_and_a_failed_check_sets_the_exit_code(lintx, tmp_path, monkeypatch) -> None:
     found: list[AgreementRow] = []
     monkeypatch.setattr(gpu, "check_attention", lambda *arguments: found)
     monkeypatch.setattr(gpu, "check_engines", lambda *arguments: [])
@@ -34,7 +34,7 @@ def test_the_file_has_the_report_and_a_failed_check_is_an_error(lintx, tmp_path,
     arguments = ["bench", "gpu", "--tiny", "--device", "cpu", "--out", tmp_path / "deep" / "gpu.json", "--json"]
     outcome = lintx(*arguments)
     assert outcome.code == 0, outcome.stderr
-    assert os.environ[ASK] == "1"  # use the kernels that are off by default
+    assert os.environ[ASK] == "1"  # turns on the kernels that are off by default
     assert json.loads((tmp_path / "deep" / "gpu.json").read_text()) == outcome.document
     found.append(build_row("a kernel", float("inf"), 1e-4))
     outcome = lintx(*arguments)

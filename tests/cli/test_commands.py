@@ -1,4 +1,4 @@
-"""Every command on a small model, from the command line to files and JSON."""
+"""Tests of every command on a small model, from the command line to files and JSON."""
 
 import csv
 import json
@@ -25,7 +25,7 @@ from linformer_cli.report.grids import read_png_metadata
 SMALL = ("--data", "glyphs", "--image-size", "10", "--preset", "tiny")  # 10 x 10 images
 
 
-def test_training_leaves_the_documented_folder(run_folder):
+def test_training_writes_the_documented_folder(run_folder):
     names = {path.name for path in run_folder.iterdir()}
     assert names == {"config.toml", "metrics.csv", "samples", "last", "best", ".lock"}
     with open(run_folder / "metrics.csv", newline="", encoding="utf-8") as file:
@@ -39,7 +39,7 @@ def test_a_run_is_never_overwritten(lintx, run_folder):
     before = (run_folder / "metrics.csv").read_bytes()
     outcome = lintx("train", "--data", "glyphs", "--preset", "tiny", "--steps", "1", "--out", run_folder)
     assert outcome.code == 2 and "exists already" in outcome.stderr
-    assert "training and" not in outcome.stderr, "the images were loaded first"
+    assert "training and" not in outcome.stderr, "the images were loaded before the error"
     assert (run_folder / "metrics.csv").read_bytes() == before
 
 
@@ -71,7 +71,7 @@ def test_resume_continues_and_refuses_other_settings(lintx, tmp_path):
     assert "nothing was left to train; give a longer --steps" in lintx("train", "--resume", run).stderr
 
 
-def test_weights_move_to_another_mechanism(lintx, run_folder, tmp_path):
+def test_weights_can_be_moved_to_another_mechanism(lintx, run_folder, tmp_path):
     source, run = tmp_path / "source", tmp_path / "moved"
     shutil.copytree(run_folder, source)
     arguments = ["train", "--init-from", source, "--attention", "softmax", "--steps", 2, "--batch", 4, "--out", run]
@@ -136,7 +136,7 @@ def test_sample_draws_only_the_files_that_are_missing(lintx, run_folder, tmp_pat
     assert (files / "00001.png").stat().st_mtime_ns == before
     outcome = lintx(*arguments)
     assert outcome.document["drawn"] == 0 and out.read_bytes() == grid
-    # Another seed gives other images, so none of the existing images counts.
+    # Another seed gives other images, so all images are drawn again.
     assert lintx(*arguments, "--seed", 1).document["drawn"] == 5
 
 
@@ -159,7 +159,7 @@ def test_sample_to_stdout_is_only_a_png(run_folder):
     "command",
     ["sample", *(pytest.param(name, marks=pytest.mark.slow) for name in ("complete", "check", "bench sample"))],
 )
-def test_torchvision_is_imported_for_data_sets_only(run_folder, tmp_path, command):
+def test_torchvision_is_not_imported_by_commands_without_a_data_set(run_folder, tmp_path, command):
     picture = tmp_path / "picture.png"
     Image.new("L", (10, 10)).save(picture)
     arguments = {
@@ -178,7 +178,7 @@ def test_torchvision_is_imported_for_data_sets_only(run_folder, tmp_path, comman
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
 
 
-def test_complete_keeps_the_top_of_each_picture(lintx, run_folder, tmp_path):
+def test_complete_reports_a_broken_picture_and_completes_the_other(lintx, run_folder, tmp_path):
     good, broken, out = tmp_path / "good.png", tmp_path / "broken.png", tmp_path / "out.png"
     Image.fromarray(np.linspace(0, 255, 600).astype(np.uint8).reshape(20, 30)).save(good)
     broken.write_text("not an image")
@@ -216,7 +216,9 @@ def test_complete_does_not_replace_its_inputs(lintx, run_folder, tmp_path, monke
         (LintxError("no room"), 1, "no room"),
     ],
 )
-def test_complete_keeps_the_pictures_that_were_done(lintx, run_folder, tmp_path, monkeypatch, fault, code, said):
+def test_complete_keeps_the_finished_pictures_after_a_fault(
+    lintx, run_folder, tmp_path, monkeypatch, fault, code, said
+):
     names = [tmp_path / f"{number}.png" for number in range(3)]
     for name in names:
         Image.new("L", (10, 10)).save(name)
@@ -235,7 +237,7 @@ def test_complete_keeps_the_pictures_that_were_done(lintx, run_folder, tmp_path,
     assert "stopped after" not in lintx("complete", names[1], "--checkpoint", run_folder, "-o", out).stderr
 
 
-def test_complete_hints_at_invert(lintx, run_folder, tmp_path):
+def test_complete_suggests_invert_for_a_white_picture(lintx, run_folder, tmp_path):
     paper = tmp_path / "paper.png"
     Image.new("L", (10, 10), 255).save(paper)
     arguments = ["complete", paper, "--checkpoint", run_folder, "-n", 1, "-o", tmp_path / "out.png"]
@@ -243,7 +245,7 @@ def test_complete_hints_at_invert(lintx, run_folder, tmp_path):
     assert "hint:" not in lintx(*arguments, "--invert").stderr
 
 
-def test_eval_reports_both_conventions(lintx, run_folder, tmp_path):
+def test_eval_reports_bits_per_dim_with_and_without_the_first_value(lintx, run_folder, tmp_path):
     arguments = ["eval", run_folder, "--split", "test", "--limit", 6, "--json"]
     document = lintx(*arguments).document
     assert document["bits_per_dim"] == pytest.approx(8, abs=0.3)
@@ -258,7 +260,7 @@ def test_eval_reports_both_conventions(lintx, run_folder, tmp_path):
     assert refused.code == 2 and "the model is for images of 10 x 10 x 1" in refused.stderr
 
 
-def test_eval_against_another_model_takes_the_difference(lintx, run_folder, tmp_path):
+def test_eval_against_another_model_reports_the_difference(lintx, run_folder, tmp_path):
     other = tmp_path / "other"
     settings = ["--data", "glyphs", "--image-size", 10, "--preset", "tiny", "--seed", 5, "--steps", 1, "--out", other]
     assert lintx("train", *settings, "--sample-every", 0, "--evaluate-every", 1000).code == 0
@@ -294,7 +296,7 @@ def test_commands_that_read_images_report_skipped_files(lintx, run_folder, tmp_p
         assert outcome.stderr.count("1 file skipped: ") == outcome.stderr.count("broken.png") == 1
 
 
-def test_check_passes_and_fails(lintx, run_folder, monkeypatch):
+def test_check_passes_a_good_model_and_fails_a_damaged_one(lintx, run_folder, monkeypatch):
     document = lintx("check", run_folder, "--json").document
     assert document["passed"] and all(row["passed"] for row in document["rows"])
 
@@ -312,14 +314,14 @@ def test_check_passes_and_fails(lintx, run_folder, monkeypatch):
     assert refused.code == 1 and "is not timed" in refused.stderr
 
 
-def test_info_and_env(lintx, run_folder):
+def test_info_describes_the_model_and_env_the_machine(lintx, run_folder):
     document = lintx("info", run_folder, "--json").document
     assert document["model"]["image"] == {"height": 10, "width": 10, "channels": 1, "levels": 256}
     assert "glyphs" in lintx("info", run_folder).stdout
     assert lintx("env", "--json").document["threads"] >= 1
 
 
-def test_export_rounds_and_can_be_loaded(lintx, run_folder, tmp_path):
+def test_export_rounds_the_weights_and_can_be_loaded(lintx, run_folder, tmp_path):
     out = tmp_path / "small"
     size = lintx("export", run_folder, out, "--dtype", "bf16", "--json").document["weights_bytes"]
     assert size < (run_folder / "best" / "model.safetensors").stat().st_size * 0.6
@@ -343,7 +345,7 @@ def test_stdout_holds_only_json(lintx, run_folder, tmp_path):
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
 )
-def test_a_signal_saves_and_prints_how_to_resume(tmp_path, number, code):
+def test_a_signal_saves_the_run_and_prints_how_to_resume(tmp_path, number, code):
     run = tmp_path / "run"
     options = [*SMALL, "--batch", "4", "--steps", "100000", "--sample-every", "0"]
     process = subprocess.Popen(

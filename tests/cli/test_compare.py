@@ -1,4 +1,4 @@
-"""`lintx compare` from the command line to its table, files and JSON document."""
+"""Tests of `lintx compare` from the command line to its table, files and JSON document."""
 
 import csv
 import importlib
@@ -31,7 +31,7 @@ def test_compare_trains_each_mechanism_once(lintx, tmp_path, monkeypatch):
         assert len(row["training_samples_seconds"]) == 2 and row["training_images_per_second"] > 0
         assert row["bits_per_dim"] == pytest.approx(8, abs=0.3) and row["validation_images"] == 8
         assert (tmp_path / f"{row['name']}.png").is_file()
-    # Nothing that exists is computed again.
+    # Existing results are not computed again.
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
     table = compare(lintx, tmp_path, "--attention", "softmax,linear:chunk=16", "--no-train")
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")} == before
@@ -94,7 +94,7 @@ def test_an_interrupted_compare_keeps_its_results(lintx, tmp_path, monkeypatch):
     monkeypatch.setattr(Trainer, "train_step", interrupted)
     outcome = compare(lintx, tmp_path, "--attention", "softmax,linear", "--format", "md")
     assert outcome.code == 130 and "repeat the command to continue" in outcome.stderr
-    assert "training and sampling not timed" in outcome.stdout and "step 2 of 2" in outcome.stdout  # without validation
+    assert "training and sampling not timed" in outcome.stdout and "step 2 of 2" in outcome.stdout  # no validation
     monkeypatch.setattr(Trainer, "train_step", train_step)
     rows = compare(lintx, tmp_path, "--attention", "softmax,linear", "--json").document["rows"]
     assert [row["missing"] for row in rows] == [None, None]

@@ -1,4 +1,4 @@
-"""Options made from fields: name, type, bounds, default and help come from the field."""
+"""Tests of options made from fields. Name, type, bounds, default and help of an option come from its field."""
 
 from typing import Annotated, Any, Literal
 
@@ -65,7 +65,7 @@ def test_only_given_options_are_passed_on() -> None:
         ("--kind", "oval"),
     ],
 )
-def test_a_value_out_of_bounds_is_refused_by_its_option(option: str, value: str) -> None:
+def test_a_value_out_of_bounds_is_refused_with_the_name_of_its_option(option: str, value: str) -> None:
     code, text = run("a", option, value)
     assert (code, received) == (2, []) and option in text
 

@@ -1,4 +1,4 @@
-"""Conventions of command-line tools: --quiet, pipes, signals, narrow terminals, another machine."""
+"""Tests of conventions for command-line tools: --quiet, pipes, signals, narrow terminals, another machine."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def test_quiet_prints_only_errors(lintx, run_folder, tmp_path, flag) -> None:
     assert "wrote" in lintx("sample", run_folder, "-n", 1, "-o", tmp_path / "x.png").stderr
 
 
-def test_a_gif_shows_the_drawing(lintx, run_folder, tmp_path) -> None:
+def test_the_last_frame_of_a_gif_is_the_grid(lintx, run_folder, tmp_path) -> None:
     lintx("sample", run_folder, "-n", 3, "-o", tmp_path / "x.png", "--gif", tmp_path / "x.gif", "--seed", 8,
           "--columns", 1, "--scale", 3)  # fmt: skip
     with Image.open(tmp_path / "x.gif") as gif, Image.open(tmp_path / "x.png") as grid:
@@ -57,12 +57,12 @@ def test_a_gif_shows_the_drawing(lintx, run_folder, tmp_path) -> None:
 )
 def test_interrupted_sampling_keeps_finished_images(run_folder, tmp_path, number, code) -> None:
     arguments = ["sample", str(run_folder), "-n", "100000", "--batch", "2", "-o", str(tmp_path / "grid.png")]
-    arguments += ["--files", str(tmp_path / "files"), "--quiet"]  # --quiet keeps errors
+    arguments += ["--files", str(tmp_path / "files"), "--quiet"]  # errors are still printed
     with subprocess.Popen(
         [sys.executable, "-m", "linformer_cli", *arguments],
         stderr=subprocess.PIPE,
         text=True,
-        # Background jobs of a shell and their children ignore Ctrl-C.
+        # Background jobs of a shell, and their children, ignore Ctrl-C by default.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         deadline = time.monotonic() + 120
@@ -105,11 +105,11 @@ def test_tables_fit_the_terminal_and_colours_can_be_turned_off(lintx, monkeypatc
     assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", page.stdout), "there are colours despite NO_COLOR"
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])  # `print` fails at exit, or at once
+@pytest.mark.parametrize("unbuffered", ["", "1"])  # with "1", `print` fails at once; otherwise at exit
 @pytest.mark.parametrize(
     "command", [["--version"], ["plot", "--help"], pytest.param(["attentions", "--json"], marks=pytest.mark.slow)]
 )
-def test_a_closed_pipe_ends_a_command_quietly_with_141(command, unbuffered) -> None:
+def test_a_closed_pipe_ends_a_command_with_141_and_no_message(command, unbuffered) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     ended = subprocess.run(
@@ -124,8 +124,8 @@ def test_a_closed_pipe_ends_a_command_quietly_with_141(command, unbuffered) -> N
     assert (ended.returncode, ended.stderr) == (141, "")
 
 
-def test_a_run_may_continue_on_another_device(lintx, run_folder, tmp_path) -> None:
-    """A run that was trained on a GPU is resumed on a CPU: only the GPU's random state is ignored."""
+def test_a_run_can_continue_on_another_device(lintx, run_folder, tmp_path) -> None:
+    """A run that claims to be from a GPU is resumed on a CPU. The random state of the GPU is ignored."""
     folder = Path(shutil.copytree(run_folder, tmp_path / "run"))
     config = folder / "config.toml"
     config.write_text(config.read_text().replace('device = "auto"', 'device = "cuda"'))

@@ -1,4 +1,4 @@
-"""Numbers that are too large are refused in one line, and no command counts up to one."""
+"""Tests that commands refuse or limit huge numbers without counting up to them."""
 
 import pytest
 from PIL import Image
@@ -27,7 +27,7 @@ def test_huge_batches_and_grids_are_limited_to_the_images(lintx, run_folder, tmp
 
 
 @pytest.mark.parametrize("number", HUGE)
-def test_huge_limits_mean_everything(lintx, run_folder, number) -> None:
+def test_a_huge_limit_means_no_limit(lintx, run_folder, number) -> None:
     outcome = lintx("check", run_folder, "-n", 1, "--positions", number, "--json")
     assert outcome.code == 0 and outcome.document["positions"] == 100
     outcome = lintx("eval", run_folder, "--limit", number, "--batch", number, "--json")
@@ -35,7 +35,7 @@ def test_huge_limits_mean_everything(lintx, run_folder, number) -> None:
 
 
 def test_an_interrupted_huge_count_keeps_finished_images(lintx, run_folder, tmp_path, monkeypatch) -> None:
-    """The list of image numbers is never built."""
+    """This would take too long if the command built a list of all image numbers."""
     real = Sampler.iter_batches
 
     def iter_batches(self, *arguments, **options):

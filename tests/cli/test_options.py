@@ -17,7 +17,7 @@ from linformer_cli.errors import UsageError
         ("2d", 172800),
     ],
 )
-def test_times_in_the_users_units(text, seconds):
+def test_times_are_parsed_with_their_units(text, seconds):
     assert parse_duration(text) == seconds
 
 
@@ -34,7 +34,7 @@ def test_a_time_beyond_ten_years_is_refused(text, raises_one_line) -> None:
     assert parse_duration("3650d") == 3650 * 86400
 
 
-def test_pairs():
+def test_pairs_are_parsed_to_a_dictionary():
     assert parse_pairs(["chunk=16", "feature_map=elu", "text=a=b"], "--x") == {
         "chunk": "16",
         "feature_map": "elu",
@@ -49,7 +49,7 @@ def test_wrong_pairs_are_refused(pairs):
         parse_pairs(pairs, "--x")
 
 
-def test_sizes_and_numbers() -> None:
+def test_sizes_and_numbers_are_parsed() -> None:
     assert parse_sizes("1,64", "--x", "1") == [1, 64]
     assert parse_size(str(LARGEST_COUNT), "--x", "1") == LARGEST_COUNT
     assert parse_numbers("0.5,1e300", "--x", "1") == [0.5, 1e300]
@@ -64,6 +64,6 @@ def test_numbers_that_are_not_positive_are_refused(parse, text) -> None:
 
 @pytest.mark.parametrize("parse", [parse_size, parse_sizes])
 @pytest.mark.parametrize("text", [str(LARGEST_COUNT + 1), str(2**63), "9" * 20, "9" * 5000])
-def test_a_size_beyond_any_use_is_refused(parse, text) -> None:
+def test_an_absurdly_large_size_is_refused(parse, text) -> None:
     with pytest.raises(UsageError, match="--x takes"):
         parse(text, "--x", "1")

@@ -1,4 +1,4 @@
-"""What commands print, with and without --quiet, and on a terminal."""
+"""Tests of what commands print, with and without --quiet, and on a terminal."""
 
 import io
 import json
@@ -35,7 +35,7 @@ def test_quiet_drops_messages_and_keeps_warnings(capsys, quiet) -> None:
 @pytest.mark.parametrize(
     ("terminal", "quiet", "shown"), [(True, False, True), (True, True, False), (False, False, False)]
 )
-def test_a_preview_needs_a_terminal_and_no_quiet(monkeypatch, terminal, quiet, shown) -> None:
+def test_a_preview_is_shown_only_on_a_terminal_and_without_quiet(monkeypatch, terminal, quiet, shown) -> None:
     written = io.StringIO()
     monkeypatch.setattr(output, "Console", lambda stderr: Console(file=written, force_terminal=terminal, width=40))
     output.set_quiet(quiet)
@@ -60,7 +60,7 @@ def test_messages_that_cannot_be_written_are_dropped(monkeypatch) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_training_continues_if_stderr_is_full(tmp_path) -> None:
-    """This includes the exit, when Python flushes stderr once more."""
+    """This includes the exit of the process: Python then flushes stderr once more."""
     arguments = ["train", "--data", "glyphs", "--image-size", "8", "--preset", "tiny", "--steps", "2", "--batch", "2"]
     command = [sys.executable, "-m", "linformer_cli", *arguments, "--out", str(tmp_path / "run"), "--json"]
     with open("/dev/full", "w") as full:

@@ -1,4 +1,4 @@
-"""Outputs that cannot be written: an error before any work if possible, and no other output is lost."""
+"""Tests of outputs that cannot be written. The error comes before any work if possible; no other output is lost."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ COPY = ["bench", "copy", "--length", 8, "--width", 16, "--updates", 1, "--attent
 
 @pytest.fixture
 def blocked(tmp_path: Path) -> Path:
-    """A path in a "folder" that is a file."""
+    """A path whose parent is a file, not a folder."""
     (tmp_path / "file").write_bytes(b"")
     return tmp_path / "file" / "deep" / "x.png"
 
@@ -39,7 +39,7 @@ def blocked(tmp_path: Path) -> Path:
 def test_an_unwritable_output_is_reported_before_any_work(lintx, blocked, tmp_path, monkeypatch, command) -> None:
     monkeypatch.chdir(tmp_path)
     place = blocked.with_suffix(".gif") if command[-1] == "--gif" else blocked
-    # Otherwise the next error would be the missing model.
+    # The model does not exist, so a command that opens the model first gives another error.
     model = {"sample": ["nothing"], "complete": ["--checkpoint", "nothing"]}.get(command[0], [])
     outcome = lintx(*command, place, *model)
     assert outcome.code == 1 and outcome.stdout == ""
@@ -59,7 +59,7 @@ def test_an_unwritable_output_is_reported_before_any_work(lintx, blocked, tmp_pa
     ids=lambda command: command[1],
 )
 def test_a_plot_on_a_full_disk_does_not_lose_the_table(lintx, run_folder, tmp_path, monkeypatch, command) -> None:
-    """`run_folder` comes first, so that everything is imported before writing fails."""
+    """The fixture `run_folder` imports everything before writing is made to fail."""
 
     def refuse(path: Path, data: bytes) -> None:
         raise LintxError(f"cannot write {path}: no space left on device")

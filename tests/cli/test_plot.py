@@ -1,4 +1,4 @@
-"""`lintx plot` from run folders to plots, strips and JSON."""
+"""Tests of `lintx plot` from run folders to plots, images of sample grids, and JSON."""
 
 import csv
 import os
@@ -14,7 +14,7 @@ from linformer_cli.report.grids import read_png_metadata
 
 @pytest.fixture
 def logged_run(run_folder, tmp_path):
-    """A copy of the finished run, with a training row added to its log; the run is too short to have one."""
+    """A copy of the finished run with an added training row; the run itself is too short to have one."""
     folder = tmp_path / "logged"
     shutil.copytree(run_folder, folder)
     with open(folder / "metrics.csv", "a", encoding="utf-8") as file:
@@ -65,7 +65,7 @@ def test_only_requested_files_are_written(lintx, run_folder, tmp_path, monkeypat
         ([], 2, "Missing argument"),
     ],
 )
-def test_mistakes_are_one_line(lintx, tmp_path, monkeypatch, arguments, code, part):
+def test_mistakes_give_a_one_line_error(lintx, tmp_path, monkeypatch, arguments, code, part):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "metrics.csv").write_text("step,images\n")
@@ -79,7 +79,7 @@ def test_mistakes_are_one_line(lintx, tmp_path, monkeypatch, arguments, code, pa
     ("option", "code", "part"),
     [("-o", 2, "a plot is a PNG or an SVG, found '/'"), ("--samples", 1, "cannot write /: is a directory")],
 )
-def test_the_root_folder_is_no_output(lintx, run_folder, option, code, part):
+def test_the_root_folder_is_refused_as_an_output(lintx, run_folder, option, code, part):
     outcome = lintx("plot", run_folder, option, "/")
     assert (outcome.code, outcome.stdout) == (code, "")
     assert part in outcome.stderr and len(outcome.stderr.splitlines()) == 1
@@ -88,7 +88,7 @@ def test_the_root_folder_is_no_output(lintx, run_folder, option, code, part):
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
 @pytest.mark.parametrize("option", ["-o", "--samples"])
 def test_a_pipe_without_a_reader_does_not_hang(run_folder, tmp_path, option):
-    """In a separate process, because a hanging open() cannot be interrupted here."""
+    """The command runs in a separate process, because a hanging open() cannot be interrupted here."""
     pipe = tmp_path / "plot.png"
     os.mkfifo(pipe)
     command = [sys.executable, "-m", "linformer_cli", "plot", str(run_folder), option, str(pipe)]
@@ -98,7 +98,7 @@ def test_a_pipe_without_a_reader_does_not_hang(run_folder, tmp_path, option):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
-def test_a_pipe_among_the_grids_is_skipped(lintx, run_folder, tmp_path):
+def test_a_named_pipe_among_the_grids_is_skipped(lintx, run_folder, tmp_path):
     run = shutil.copytree(run_folder, tmp_path / "run")
     os.mkfifo(run / "samples" / "step-0000099.png")
     assert lintx("plot", run, "--samples", tmp_path / "samples.png").code == 0

@@ -1,4 +1,4 @@
-"""`--precision int8`: commands that sample take it, with the native engine, and all others refuse it."""
+"""Tests of `--precision int8`. Commands that sample accept it with the native engine; all others refuse it."""
 
 import pytest
 from machine import HAS_COMPILER
@@ -21,7 +21,7 @@ def test_images_do_not_depend_on_the_batch(lintx, run_folder, tmp_path) -> None:
 
 
 @needs_compiler
-def test_completing_and_measuring(lintx, run_folder, tmp_path) -> None:
+def test_complete_and_eval_accept_int8(lintx, run_folder, tmp_path) -> None:
     Image.new("L", (10, 10)).save(tmp_path / "given.png")
     out = ("-o", tmp_path / "out.png", "--checkpoint", run_folder)
     document = lintx("complete", tmp_path / "given.png", *out, *INT8, "--json").document
@@ -40,8 +40,8 @@ def test_completing_and_measuring(lintx, run_folder, tmp_path) -> None:
 
 
 @needs_compiler
-def test_timing(lintx, run_folder) -> None:
-    """Softmax has no re-run in int8, and other engines say that they do not support it."""
+def test_bench_sample_times_int8_in_the_native_engine_only(lintx, run_folder) -> None:
+    """Softmax has no re-run in int8. Rows of other engines say that int8 is not supported."""
     given = ("bench", "sample", "--checkpoint", run_folder, "--batch", 3, "--repeats", 1, "--engine", "auto,textbook")
     rows = lintx(*given, *INT8, "--json").document["rows"]
     assert {row["precision"] for row in rows} == {"int8"}
@@ -68,6 +68,6 @@ def test_timing(lintx, run_folder) -> None:
     ],
     ids=str,
 )
-def test_refusals_are_one_line(lintx, command, message) -> None:
+def test_refusals_give_a_one_line_error(lintx, command, message) -> None:
     outcome = lintx(*command, *INT8)
     assert outcome.code and message in outcome.stderr.splitlines()[-1] and "Traceback" not in outcome.stderr

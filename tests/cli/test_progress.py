@@ -1,4 +1,4 @@
-"""The progress of training: one line that fits the terminal, or an occasional line without a terminal."""
+"""Tests of the progress of training: one live line on a terminal, and otherwise a line every few seconds."""
 
 import errno
 import io
@@ -30,7 +30,7 @@ def talking() -> Iterator[None]:
 
 
 def show(width: int, terminal: bool = True, steps: int = 1) -> str:
-    """The final output, without cursor movements."""
+    """Return what was printed, without cursor movements."""
     console = Console(file=io.StringIO(), force_terminal=terminal, width=width, color_system=None)
     with TrainingDisplay(console) as display:
         for step in range(steps):
@@ -39,7 +39,7 @@ def show(width: int, terminal: bool = True, steps: int = 1) -> str:
 
 
 @pytest.mark.parametrize("width", [30, 40, 60, 80, 120])
-def test_the_live_line_fits_and_drops_the_least_important_facts(width: int) -> None:
+def test_the_live_line_fits_the_terminal_and_drops_the_least_important_facts(width: int) -> None:
     last = re.split(r"[\r\n]+", show(width).rstrip())[-1].rstrip()
     assert len(last) <= width and "…" not in last
     assert "100% step 12345" in last

@@ -1,4 +1,4 @@
-"""Options of `lintx train`, from the command line to the saved run."""
+"""Tests of options of `lintx train`, from the command line to the saved run."""
 
 import math
 import tomllib
@@ -16,7 +16,7 @@ from linformer_cli.system.device import Choice
 SMALL = ("--data", "glyphs", "--image-size", "10", "--preset", "tiny", "--steps", "2", "--batch", "4")
 
 
-def test_muon_and_shift_reach_the_run(lintx, tmp_path):
+def test_muon_and_shift_are_saved_with_the_run(lintx, tmp_path):
     run = tmp_path / "run"
     assert lintx("train", *SMALL, "--optimizer", "muon", "--shift", 2, "--out", run).code == 0
     settings = read_checkpoint(run).info.training.settings
@@ -27,7 +27,7 @@ def test_muon_and_shift_reach_the_run(lintx, tmp_path):
     assert refused.code == 2 and "drop --shift" in refused.stderr
 
 
-def test_the_default_folder_of_a_run_is_in_runs(lintx, tmp_path, monkeypatch):
+def test_a_run_is_saved_in_runs_by_default(lintx, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert lintx("train", *SMALL, "--dry-run").code == 0
     assert lintx("train", *SMALL, "--shift", 10).code == 2
@@ -75,7 +75,7 @@ def test_a_shift_larger_than_the_image_is_refused(lintx, tmp_path):
 
 @pytest.fixture(scope="module")
 def conditional(tmp_path_factory):
-    """Data with three classes, the folder of a conditional run, and the command that trains it."""
+    """Data with three classes, the folder of a conditional run, and the command that trains the run."""
     data, run = tmp_path_factory.mktemp("data"), tmp_path_factory.mktemp("runs") / "conditional"
     images = np.random.default_rng(0).integers(0, 256, (30, 6, 6), dtype=np.uint8)
     for part, labels in (("train", np.arange(30) % 3), ("test", np.arange(30) % 2)):
@@ -106,7 +106,7 @@ def test_a_run_keeps_its_classes(conditional_run, lintx, tmp_path):
     assert lintx("train", "--resume", run, "--steps", 4).code == 0
     refused = lintx("train", "--resume", run, "--no-classes")
     assert refused.code == 2 and "drop --classes" in refused.stderr
-    # The run's config.toml keeps the classes without the option, and so does --init-from.
+    # A new run keeps the classes without the option, from config.toml as well as from --init-from.
     for begin in (("--config", run / "config.toml"), ("--init-from", run, "--data", f"array:{data}")):
         document = lintx("train", *begin, "--out", tmp_path / "again", "--dry-run", "--json").document
         assert document["config"]["model"]["classes"] == 3 and document["config"]["data"]["labels"]
@@ -144,7 +144,7 @@ def test_a_class_that_does_not_exist_is_refused(conditional_run, lintx, tmp_path
     assert outcome.stderr.strip().splitlines()[-1].startswith("Error: ")
 
 
-def test_a_model_without_classes_refuses_one(run_folder, lintx, tmp_path):
+def test_a_model_without_classes_refuses_a_class(run_folder, lintx, tmp_path):
     picture = tmp_path / "picture.png"
     Image.new("L", (10, 10)).save(picture)
     for arguments in (("sample", run_folder), ("complete", picture, "--checkpoint", run_folder)):
@@ -153,7 +153,7 @@ def test_a_model_without_classes_refuses_one(run_folder, lintx, tmp_path):
     assert not (tmp_path / "out.png").exists()
 
 
-def test_complete_needs_one_class(conditional_run, lintx, tmp_path):
+def test_complete_needs_exactly_one_class(conditional_run, lintx, tmp_path):
     _, run = conditional_run
     picture = tmp_path / "picture.png"
     Image.new("L", (6, 6)).save(picture)
@@ -166,7 +166,7 @@ def test_complete_needs_one_class(conditional_run, lintx, tmp_path):
     assert read_png_metadata(tmp_path / "out.png")["class"] == 2
 
 
-def test_eval_adds_the_cost_of_the_class(conditional_run, lintx, tmp_path):
+def test_eval_adds_the_bits_of_the_class(conditional_run, lintx, tmp_path):
     data, run = conditional_run
     arguments = ("eval", run, "--split", "test")
     document = lintx(*arguments, "--json").document
@@ -187,7 +187,7 @@ def test_eval_adds_the_cost_of_the_class(conditional_run, lintx, tmp_path):
     shown = lintx(*arguments).stdout
     assert "(every value, given the class)" in shown
     assert f"{document['bits_per_dim_with_class']:.4f} +-" in shown and "log2(3)/36 added" in shown
-    # Other labels give other bits; wrong or missing labels give an error.
+    # Other labels give different bits. Invalid or missing labels give an error.
     for labels, code, said in (
         (np.full(30, 2), 0, ""),
         (np.full(30, 3), 1, "has labels from 3 to 3, the model has the classes 0 to 2"),

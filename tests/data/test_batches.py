@@ -1,4 +1,4 @@
-"""The order of training images: a permutation per epoch, fixed by the seed and unchanged by resuming."""
+"""Tests of the order of training images: one permutation per epoch, fixed by the seed and unchanged by resuming."""
 
 import numpy as np
 import pytest
@@ -7,18 +7,18 @@ from linformer_cli.data.batches import Batches, shift_images
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 100])
-def test_every_epoch_holds_every_image_once(count: int) -> None:
+def test_every_epoch_contains_every_image_once(count: int) -> None:
     stream = Batches(count, seed=3).batch(0, 5 * count)
     assert stream.dtype == np.int64
     for epoch in stream.reshape(5, count):
         assert sorted(epoch) == list(range(count))
 
 
-def test_epochs_and_seeds_differ() -> None:
+def test_every_epoch_and_seed_has_a_different_order() -> None:
     first, second = Batches(50, seed=1).batch(0, 100).reshape(2, 50)
     assert not np.array_equal(first, second)
     assert not np.array_equal(first, Batches(50, seed=2).batch(0, 50))
-    # Seed and epoch are separate: seed 1 in epoch 1 differs from seed 2 in epoch 0.
+    # The order does not depend on seed + epoch alone: seed 1 in epoch 1 differs from seed 2 in epoch 0.
     assert not np.array_equal(second, Batches(50, seed=2).batch(0, 50))
 
 
@@ -31,13 +31,13 @@ def test_the_stream_does_not_depend_on_the_batch_size(size: int) -> None:
     np.testing.assert_array_equal(joined, whole[: len(joined)])
 
 
-def test_a_fresh_stream_resumes_at_any_place() -> None:
+def test_a_new_stream_resumes_at_any_place() -> None:
     whole = Batches(10, seed=5).batch(0, 60)
     for start in range(40):
         np.testing.assert_array_equal(Batches(10, seed=5).batch(start, 20), whole[start : start + 20])
 
 
-def test_going_back_after_later_epochs_gives_the_same() -> None:
+def test_an_earlier_batch_is_the_same_when_read_again() -> None:
     batches = Batches(10, seed=5)
     first = batches.batch(0, 15)
     batches.batch(500, 40)
@@ -54,13 +54,13 @@ def test_changing_a_batch_does_not_change_the_cached_permutation() -> None:
 def test_a_step_is_cheap_because_permutations_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     batches = Batches(1000, seed=0)
     batches.batch(990, 20)  # reads epochs 0 and 1
-    monkeypatch.setattr(np.random, "Philox", None)  # drawing another permutation would fail
+    monkeypatch.setattr(np.random, "Philox", None)  # another draw would fail
     batches.batch(0, 100)
     batches.batch(1500, 100)
 
 
 def test_the_order_never_changes() -> None:
-    """Fixed values: a run must resume in the same order with later versions of lintx and numpy."""
+    """The values are fixed, because later versions of lintx and numpy must resume a run in the same order."""
     assert Batches(8, seed=42).batch(0, 16).tolist() == [7, 1, 6, 4, 3, 5, 0, 2, 4, 5, 3, 0, 2, 7, 1, 6]
 
 
@@ -84,7 +84,7 @@ def test_all_shifts_are_equally_frequent() -> None:
     assert shifts.dtype == np.int64
     moves, counts = np.unique(shifts, axis=0, return_counts=True)
     assert moves.tolist() == [[down, right] for down in (-1, 0, 1) for right in (-1, 0, 1)]
-    # 5 standard deviations of a count whose mean is 40,000 / 9
+    # 5 standard deviations; the mean is 40,000 / 9
     assert np.abs(counts - 40_000 / 9).max() < 5 * (40_000 * 8 / 81) ** 0.5
     assert np.abs(Batches(10, seed=1).shifts(0, 1000, most=3)).max(axis=0).tolist() == [3, 3]
 
@@ -101,11 +101,11 @@ def test_shifts_depend_only_on_the_seed_and_the_place() -> None:
 
 
 def test_shifts_never_change() -> None:
-    """Fixed values, as for the order: resumed runs must shift images as before."""
+    """The values are fixed, because a resumed run must shift images as before."""
     assert Batches(8, seed=42).shifts(3, 5, most=2).tolist() == [[1, 0], [1, 1], [1, 2], [-2, 0], [1, 2]]
 
 
-def test_an_image_moves_and_repeats_its_edge() -> None:
+def test_a_shifted_image_repeats_its_edge() -> None:
     image = np.arange(1, 7, dtype=np.uint8).reshape(1, 2, 3, 1)
     moves = {
         (0, 0): [[1, 2, 3], [4, 5, 6]],

@@ -1,4 +1,4 @@
-"""Folders of images as data sets."""
+"""Tests of folders of images as data sets."""
 
 import errno
 import io
@@ -46,7 +46,7 @@ def test_splits_are_disjoint_and_complete(tmp_path: Path, cache: Path) -> None:
     assert whole.shape[1] == 8 * 8 * 3 and len(np.unique(whole, axis=0)) == 30
 
 
-def test_own_splits_and_class_folders(tmp_path: Path, cache: Path) -> None:
+def test_train_and_test_folders_may_have_class_folders(tmp_path: Path, cache: Path) -> None:
     for name, count in (("train/cat", 9), ("train/dog", 11), ("test/cat", 2), ("test/dog", 3)):
         write_pictures(tmp_path / "pictures" / name, count, seed=count)
     test = load(tmp_path / "pictures", "test", 8, None, cache)
@@ -57,7 +57,7 @@ def test_own_splits_and_class_folders(tmp_path: Path, cache: Path) -> None:
     assert {part.classes for part in (train, validation, test)} == {2}
 
 
-def test_a_validation_folder_is_not_a_class_and_not_trained_on(tmp_path: Path, cache: Path) -> None:
+def test_a_validation_folder_is_not_a_class_and_not_used_for_training(tmp_path: Path, cache: Path) -> None:
     counts = {"Train/cat": 12, "Train/dog": 8, "VAL/cat": 2, "VAL/dog": 3}
     for name, count in counts.items():
         write_pictures(tmp_path / "pictures" / name, count, seed=count)
@@ -78,7 +78,7 @@ def test_a_class_may_be_named_like_a_split(tmp_path: Path, cache: Path) -> None:
     assert [len(part.images) for part in parts] == [16, 2, 2] and parts[0].classes == 2
 
 
-def test_class_folders_may_be_links_and_cycles_end(tmp_path: Path, cache: Path) -> None:
+def test_class_folders_may_be_links_and_cycles_are_not_followed(tmp_path: Path, cache: Path) -> None:
     write_pictures(tmp_path / "pictures" / "dog", 6)
     write_pictures(tmp_path / "elsewhere", 4, seed=1)
     (tmp_path / "pictures" / "cat").symlink_to(tmp_path / "elsewhere")
@@ -88,7 +88,9 @@ def test_class_folders_may_be_links_and_cycles_end(tmp_path: Path, cache: Path) 
     assert {part.classes for part in parts} == {2}
 
 
-def test_an_unreadable_folder_is_named(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_folder_is_skipped_and_reported(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scandir = os.scandir
 
     def scan(place: Path):
@@ -156,7 +158,7 @@ def test_grey_is_detected_and_can_be_requested(tmp_path: Path, cache: Path) -> N
     assert load(tmp_path / "coloured", "train", 8, 1, cache).images.shape[3] == 1
 
 
-def test_broken_files_are_named_and_do_not_change_the_splits(tmp_path: Path, cache: Path) -> None:
+def test_broken_files_are_reported_and_do_not_change_the_splits(tmp_path: Path, cache: Path) -> None:
     write_pictures(tmp_path / "pictures", 20)
     before = load(tmp_path / "pictures", "train", 8, None, cache)
     names_seen = len(before.images)
@@ -168,7 +170,7 @@ def test_broken_files_are_named_and_do_not_change_the_splits(tmp_path: Path, cac
     assert len(after.images) >= names_seen - 1 and all(image.tobytes() in rows for image in after.images)
 
 
-def test_a_broken_link_is_skipped_and_named(tmp_path: Path, cache: Path) -> None:
+def test_a_broken_link_is_skipped_and_reported(tmp_path: Path, cache: Path) -> None:
     write_pictures(tmp_path / "pictures", 20)
     target, link = tmp_path / "elsewhere.png", tmp_path / "pictures" / "link.png"
     link.symlink_to(target)
@@ -181,7 +183,7 @@ def test_a_broken_link_is_skipped_and_named(tmp_path: Path, cache: Path) -> None
     assert sum(len(part.images) for part in found) == 21 and found[0].skipped == ()
 
 
-def test_a_link_to_itself_is_skipped_and_named(tmp_path: Path, cache: Path) -> None:
+def test_a_link_to_itself_is_skipped_and_reported(tmp_path: Path, cache: Path) -> None:
     write_pictures(tmp_path / "pictures" / "deep", 20)
     for name in ("folder", "picture.png", "deep/inner"):
         (tmp_path / "pictures" / name).symlink_to(tmp_path / "pictures" / name)
@@ -193,7 +195,7 @@ def test_a_link_to_itself_is_skipped_and_named(tmp_path: Path, cache: Path) -> N
 def test_folders_may_be_very_deep(tmp_path: Path, cache: Path) -> None:
     write_pictures(tmp_path / "pictures", 6)
     deep = str(tmp_path / "pictures")
-    for _ in range(1200):  # mkdir(parents=True) would recurse too deeply
+    for _ in range(1200):  # mkdir(parents=True) recurses too deeply
         deep += "/d"
         os.mkdir(deep)
     write_pictures(Path(deep), 6, seed=1)
@@ -219,7 +221,7 @@ def test_folder_names_need_not_be_utf8(tmp_path: Path, cache: Path) -> None:
 
 
 def test_a_folder_may_change_while_its_images_are_in_use(tmp_path: Path, cache: Path, monkeypatch) -> None:
-    """The cache cannot be deleted, like a memory-mapped file on a network file system."""
+    """As with a memory-mapped file on a network file system, the cache cannot be deleted."""
     from linformer_cli.data import folders
 
     write_pictures(tmp_path / "pictures", 10)
@@ -270,10 +272,12 @@ def test_images_are_decoded_once_until_the_folder_changes(
     os.utime(tmp_path / "pictures" / "003.png", (1, 1))
     load(tmp_path / "pictures", "train", 8, 3, cache)
     assert len(decoded) == 20
-    assert [path.name for path in cache.iterdir()] == [next(cache.iterdir()).name]  # no partial cache is left
+    assert [path.name for path in cache.iterdir()] == [next(cache.iterdir()).name]  # and no partial cache
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, cache: Path, monkeypatch, raises_one_line) -> None:
+def test_a_full_disk_gives_a_one_line_error_and_leaves_no_files(
+    tmp_path: Path, cache: Path, monkeypatch, raises_one_line
+) -> None:
     from linformer_cli.data import folders
 
     class FullDisk(io.BytesIO):
@@ -295,7 +299,7 @@ def test_a_truncated_cache_is_rebuilt(tmp_path: Path, cache: Path) -> None:
     assert load(tmp_path / "pictures", "train", 8, 3, cache).images.tolist() == before
 
 
-def test_leftovers_of_killed_processes_are_removed_and_running_ones_left_alone(tmp_path: Path, cache: Path) -> None:
+def test_files_of_killed_processes_are_removed_and_those_of_running_ones_kept(tmp_path: Path, cache: Path) -> None:
     write_pictures(tmp_path / "pictures", 10)
     load(tmp_path / "pictures", "train", 8, 3, cache)
     (home,) = cache.iterdir()
@@ -324,13 +328,13 @@ def test_training_lists_a_folder_once(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_too_few_images(tmp_path: Path, cache: Path, count: int) -> None:
+def test_a_folder_with_too_few_images_is_refused(tmp_path: Path, cache: Path, count: int) -> None:
     write_pictures(tmp_path / "pictures", count)
     with pytest.raises(DataError, match=f"has {count} images; at least 3"):
         load(tmp_path / "pictures", "train", 8, None, cache)
 
 
-def test_a_size_that_is_too_large_in_colour_alone(tmp_path: Path, cache: Path, raises_one_line) -> None:
+def test_a_size_that_is_too_large_only_in_colour_is_refused(tmp_path: Path, cache: Path, raises_one_line) -> None:
     write_pictures(tmp_path / "pictures", 3)
     with raises_one_line(UsageError, "--image-size 600: an image can have at most 1,048,576 values, found 1,080,000"):
         load(tmp_path / "pictures", "train", 600, None, cache)
@@ -338,7 +342,7 @@ def test_a_size_that_is_too_large_in_colour_alone(tmp_path: Path, cache: Path, r
     assert load(tmp_path / "pictures", "train", 600, 1, cache).images.shape[1:] == (600, 600, 1)
 
 
-def test_only_broken_images(tmp_path: Path, cache: Path) -> None:
+def test_a_folder_with_only_broken_images_is_refused(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "pictures").mkdir()
     for index in range(4):
         (tmp_path / "pictures" / f"{index}.jpg").write_bytes(b"")
@@ -347,7 +351,7 @@ def test_only_broken_images(tmp_path: Path, cache: Path) -> None:
     assert list(cache.iterdir()) == []
 
 
-def test_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_loaded_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LINTX_CACHE", str(tmp_path / "cache"))
     write_pictures(tmp_path / "pictures", 6)
     (tmp_path / "pictures" / "broken.png").write_text("not an image")

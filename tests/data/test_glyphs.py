@@ -1,4 +1,4 @@
-"""The `glyphs` set: independent images, complete characters, light on dark, drawn quickly."""
+"""Tests of the `glyphs` set: its images are independent, show whole characters light on dark, and are drawn quickly."""
 
 import time
 
@@ -9,7 +9,7 @@ from linformer_cli.data.glyphs import CHARACTERS, COUNTS, draw_glyphs
 from linformer_cli.errors import UsageError
 
 
-def test_shapes_and_types() -> None:
+def test_images_and_labels_have_the_expected_shapes_and_types() -> None:
     images, labels = draw_glyphs("train", 28, 0, 5)
     assert images.shape == (5, 28, 28, 1)
     assert images.dtype == np.uint8
@@ -24,7 +24,7 @@ def test_an_image_depends_only_on_its_index() -> None:
     np.testing.assert_array_equal(some_labels, labels[30:35])
 
 
-def test_splits_differ() -> None:
+def test_the_splits_have_different_images() -> None:
     train, train_labels = draw_glyphs("train", 28, 0, 50)
     test, test_labels = draw_glyphs("test", 28, 0, 50)
     assert not np.array_equal(train_labels, test_labels)
@@ -35,7 +35,7 @@ def test_labels_do_not_change_with_the_size() -> None:
     np.testing.assert_array_equal(draw_glyphs("test", 8, 0, 99)[1], draw_glyphs("test", 40, 0, 99)[1])
 
 
-def test_every_character_comes_about_equally_often() -> None:
+def test_all_characters_are_about_equally_frequent() -> None:
     _, labels = draw_glyphs("test", 8)
     counts = np.bincount(labels, minlength=len(CHARACTERS))
     assert len(counts) == len(CHARACTERS) == 62
@@ -44,7 +44,7 @@ def test_every_character_comes_about_equally_often() -> None:
 
 
 @pytest.mark.parametrize("size", [28, 45, 61])
-def test_characters_are_whole_and_light_on_dark(size: int) -> None:
+def test_characters_are_complete_and_light_on_dark(size: int) -> None:
     images, _ = draw_glyphs("train", size, 0, 400)
     frame = np.concatenate([images[:, [0, -1]].reshape(400, -1), images[:, :, [0, -1]].reshape(400, -1)], axis=1)
     assert frame.max() < 90
@@ -61,7 +61,7 @@ def test_images_of_one_character_vary() -> None:
 
 
 def test_the_mean_image_of_a_character_looks_like_it() -> None:
-    """'L' is heavy at the bottom, 'T' at the top, and 'I' is narrow: labels match and images are upright."""
+    """'L' has most of its pixels at the bottom and 'T' at the top, and 'I' is narrow."""
     images, labels = draw_glyphs("train", 28, 0, 3000)
     mean = {character: images[labels == CHARACTERS.index(character), :, :, 0].mean(axis=0) for character in "LTIO"}
     assert mean["L"][14:].sum() > 1.2 * mean["L"][:14].sum()
@@ -77,7 +77,7 @@ def test_impossible_sizes_are_refused(size: int) -> None:
 
 
 def test_drawing_all_images_is_quick() -> None:
-    start = time.process_time()  # processor time, so that a busy machine does not fail the test
+    start = time.process_time()  # processor time, which other processes hardly affect
     images, _ = draw_glyphs("train", 28)
     assert len(images) == COUNTS["train"] == 8000
     assert time.process_time() - start < 6  # usually about 1.5 seconds

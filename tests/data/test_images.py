@@ -1,4 +1,4 @@
-"""Data sets by name: splits, the data folder, the user's own arrays, and one-line errors."""
+"""Tests of data sets by name: splits, the data folder, the user's own arrays, and one-line errors."""
 
 import os
 import pickle
@@ -62,7 +62,7 @@ def test_train_and_validation_are_disjoint_and_complete(count: int, train: int, 
     np.testing.assert_array_equal(np.concatenate([first.labels, second.labels]), labels)
 
 
-def test_the_test_split_is_never_cut_and_comes_from_the_test_files(tmp_path: Path) -> None:
+def test_the_test_split_is_the_whole_of_the_test_files(tmp_path: Path) -> None:
     save_arrays(tmp_path, part="train")
     pixels = np.full((7, 4, 5), 9, np.uint8)
     name = save_arrays(tmp_path, part="test", images=pixels)
@@ -72,7 +72,7 @@ def test_the_test_split_is_never_cut_and_comes_from_the_test_files(tmp_path: Pat
     assert load_images(name, "train").images.max() > 9
 
 
-def test_one_training_image_is_too_few(tmp_path: Path, raises_one_line) -> None:
+def test_a_single_training_image_is_refused(tmp_path: Path, raises_one_line) -> None:
     name = save_arrays(tmp_path, count=1)
     with raises_one_line(DataError, "1 training image", "2"):
         load_images(name, "train")
@@ -81,7 +81,7 @@ def test_one_training_image_is_too_few(tmp_path: Path, raises_one_line) -> None:
 # Glyphs
 
 
-def test_glyphs_by_name_and_size() -> None:
+def test_glyphs_are_loaded_by_name_and_size() -> None:
     drawn, labels = draw_glyphs("train", 12, 7190, 8000)
     validation = load_images("glyphs", "validation", image_size=12)
     assert len(validation) == 800
@@ -111,7 +111,7 @@ def test_other_sets_have_a_fixed_size(name: str, raises_one_line) -> None:
 @pytest.mark.parametrize(
     ("shape", "channels"), [((20, 4, 5), 1), ((20, 4, 5, 1), 1), ((20, 4, 5, 3), 3), ((20, 4, 3), 1)]
 )
-def test_arrays_of_grey_and_colour(shape: tuple[int, ...], channels: int, tmp_path: Path) -> None:
+def test_arrays_may_be_grey_or_in_colour(shape: tuple[int, ...], channels: int, tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     found = load_images(save_arrays(tmp_path, images=pixels), "train")
     assert found.shape.channels == channels
@@ -120,7 +120,7 @@ def test_arrays_of_grey_and_colour(shape: tuple[int, ...], channels: int, tmp_pa
     np.testing.assert_array_equal(found.images, pixels[:18].reshape(18, *shape[1:3], channels))
 
 
-def test_arrays_too_large_for_a_model_have_no_shape(tmp_path: Path, raises_one_line) -> None:
+def test_arrays_too_large_for_a_model_are_refused(tmp_path: Path, raises_one_line) -> None:
     found = load_images(save_arrays(tmp_path, images=np.zeros((2, 600, 600, 3), np.uint8)), "train")
     with raises_one_line(
         UsageError, f"'array:{tmp_path}': an image can have at most 1,048,576 values, found 1,080,000"
@@ -149,7 +149,9 @@ def test_arrays_are_mapped_and_labels_become_int64(tmp_path: Path) -> None:
         (np.array([{}, None], dtype=object), "not a complete .npy file"),
     ],
 )
-def test_arrays_of_another_form_are_refused(pixels: np.ndarray, part: str, tmp_path: Path, raises_one_line) -> None:
+def test_arrays_of_other_shapes_or_types_are_refused(
+    pixels: np.ndarray, part: str, tmp_path: Path, raises_one_line
+) -> None:
     with raises_one_line(DataError, "train-images.npy", part):
         load_images(save_arrays(tmp_path, images=pixels), "train")
 
@@ -157,7 +159,7 @@ def test_arrays_of_another_form_are_refused(pixels: np.ndarray, part: str, tmp_p
 @pytest.mark.parametrize(
     "labels", [np.arange(19), np.zeros(20), np.zeros((20, 1), np.int64), np.array([None] * 20, dtype=object)]
 )
-def test_labels_of_another_form_are_refused(labels: np.ndarray, tmp_path: Path, raises_one_line) -> None:
+def test_labels_of_other_shapes_or_types_are_refused(labels: np.ndarray, tmp_path: Path, raises_one_line) -> None:
     with raises_one_line(DataError, "train-labels.npy"):
         load_images(save_arrays(tmp_path, labels=labels), "train")
 
@@ -200,7 +202,7 @@ def test_a_pipe_is_refused(part: str, tmp_path: Path, raises_one_line) -> None:
         load_images(name, "train")
 
 
-def test_a_broken_link_is_not_a_set_without_labels(tmp_path: Path, raises_one_line) -> None:
+def test_a_broken_link_to_labels_is_refused(tmp_path: Path, raises_one_line) -> None:
     name = save_arrays(tmp_path)
     (tmp_path / "train-labels.npy").symlink_to(tmp_path / "nowhere.npy")
     with raises_one_line(DataError, "train-labels.npy does not exist"):
@@ -222,7 +224,7 @@ def test_missing_arrays_are_refused(tmp_path: Path, raises_one_line) -> None:
 
 @pytest.fixture
 def asked_root(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, str]]:
-    """Replaces the torchvision loader; returns the list of the folders it was called with."""
+    """Replaces the torchvision loader and records the folders that it was called with."""
     roots: list[tuple[Path, str]] = []
 
     def load(name: str, train: bool, root: Path, origin: str) -> tuple[np.ndarray, np.ndarray]:
@@ -233,7 +235,7 @@ def asked_root(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, str]]:
     return roots
 
 
-def test_the_data_folder_is_the_argument_or_the_environments_or_the_cache(
+def test_the_data_folder_comes_from_the_argument_or_the_environment_or_the_cache(
     asked_root: list[tuple[Path, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load_images("mnist", "train")
@@ -263,7 +265,7 @@ def test_the_split_rule_holds_for_torchvision_sets(
 
 
 @pytest.mark.parametrize("name", ["mnist", "array", "glyphs"])
-def test_training_reads_a_set_once(
+def test_training_reads_every_file_once(
     name: str, asked_root: list[tuple[Path, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads, read = [], np.load
@@ -272,7 +274,7 @@ def test_training_reads_a_set_once(
         name = save_arrays(tmp_path / "mine", labels=np.arange(20))
     found = load_for_training(DataConfig(name=name))
     assert len(asked_root) == (name == "mnist")
-    assert len(reads) == (2 if name.startswith("array") else 0)  # images and labels, each read once
+    assert len(reads) == (2 if name.startswith("array") else 0)  # one read each for images and labels
     assert [images.split for images in found] == ["train", "validation"]
     for images in found:
         alone = load_images(name, images.split)
@@ -291,14 +293,16 @@ def test_a_missing_data_folder_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         load_images("mnist", "train")
 
 
-def test_an_uncreatable_cache_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raises_one_line) -> None:
+def test_a_cache_that_cannot_be_created_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raises_one_line
+) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with raises_one_line(DataError, "file", "--data-dir"):
         load_images("mnist", "train")
 
 
-def test_an_unknown_home_is_refused(raises_one_line) -> None:
+def test_an_unknown_home_folder_is_refused(raises_one_line) -> None:
     with raises_one_line(DataError, "--data-dir"):
         load_images("mnist", "train", data_dir="~nobody-of-that-name/data")
 
@@ -306,7 +310,7 @@ def test_an_unknown_home_is_refused(raises_one_line) -> None:
 # ImageSet
 
 
-def test_border_mean_is_that_of_the_outermost_ring() -> None:
+def test_the_border_mean_covers_the_outermost_ring_of_pixels() -> None:
     pixels = np.zeros((1001, 5, 4, 3), np.uint8)
     pixels[:, 1:-1, 1:-1] = 255
     assert ImageSet("x", "train", pixels, None).border_mean() == 0
@@ -319,7 +323,7 @@ def test_border_mean_is_that_of_the_outermost_ring() -> None:
 
 @pytest.mark.skipif(REAL_DATA is None, reason="LINTX_DATA is not set")
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
-def test_real_grey_sets(name: str) -> None:
+def test_real_grey_sets_can_be_loaded(name: str) -> None:
     sizes = {"train": 55_000, "validation": 5_000, "test": 10_000}
     found = {split: load_images(name, split, data_dir=REAL_DATA) for split in SPLITS}
     for split, images in found.items():
@@ -336,7 +340,7 @@ def test_real_grey_sets(name: str) -> None:
     not (REAL_DATA and Path(REAL_DATA, "cifar10", "train-images.npy").exists()),
     reason="LINTX_DATA holds no cifar10/train-images.npy",
 )
-def test_real_colour_arrays() -> None:
+def test_real_colour_arrays_can_be_loaded() -> None:
     validation = load_images(f"array:{REAL_DATA}/cifar10", "validation")
     assert validation.images.shape == (5_000, 32, 32, 3)
     assert validation.labels is not None
@@ -346,11 +350,11 @@ def test_real_colour_arrays() -> None:
 # Classes
 
 
-def test_a_set_knows_how_many_classes_it_has(tmp_path: Path) -> None:
+def test_a_set_has_the_number_of_its_classes(tmp_path: Path) -> None:
     assert load_images("glyphs", "train", image_size=8).classes == 62
     np.save(tmp_path / "train-images.npy", np.zeros((20, 4, 4), np.uint8))
     assert load_images(f"array:{tmp_path}", "train").classes == 0
-    # The last tenth is for validation. A class that appears only there counts for both splits.
+    # The last tenth is for validation. A class that appears only in that tenth counts for both splits.
     np.save(tmp_path / "train-labels.npy", np.array([0, 1] * 9 + [3, 4]))
     for split in ("train", "validation"):
         assert load_images(f"array:{tmp_path}", split).classes == 5  # type: ignore[arg-type]

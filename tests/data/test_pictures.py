@@ -1,4 +1,4 @@
-"""The user's own pictures: Pillow's modes and formats, three ways to fit, and one-line errors."""
+"""Tests of the user's own pictures: Pillow's modes and formats, three ways to fit, and one-line errors."""
 
 import io
 import re
@@ -30,7 +30,7 @@ def store(folder: Path, picture: Image.Image, name: str = "picture.png", **optio
 
 
 def luma(colour: np.ndarray) -> np.ndarray:
-    """The conversion to grey that Pillow documents, ITU-R 601-2."""
+    """Convert to grey by ITU-R 601-2, as Pillow documents."""
     return colour.astype(np.float64) @ [0.299, 0.587, 0.114]
 
 
@@ -56,7 +56,7 @@ def test_a_colour_image_of_the_right_size_is_unchanged(tmp_path: Path, name: str
     assert picture.notes == ()
 
 
-def test_no_fit_changes_the_right_size_and_invert_only_mirrors_the_values(tmp_path: Path) -> None:
+def test_an_image_of_the_right_size_is_not_fitted_and_invert_mirrors_its_values(tmp_path: Path) -> None:
     pixels = noise(6, 4)
     path = store(tmp_path, Image.fromarray(pixels))
     for fit in ("crop", "pad", "stretch"):
@@ -103,21 +103,21 @@ def test_floating_point_pixels_are_scaled_to_8_bits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("highest", [1.0, 0.5])
-def test_floating_point_pixels_up_to_1_are_shares_of_white(tmp_path: Path, highest: float) -> None:
+def test_floating_point_pixels_up_to_1_are_fractions_of_white(tmp_path: Path, highest: float) -> None:
     pixels = np.linspace(0, highest, 24, dtype=np.float32).reshape(6, 4)
     found = load_picture(store(tmp_path, Image.fromarray(pixels), "picture.tiff"), GREY).image[..., 0]
     assert np.abs(found - 255 * pixels).max() <= 0.5
 
 
 def test_cmyk_becomes_rgb(tmp_path: Path) -> None:
-    # No ink gives white, full black gives black, and full cyan removes red.
+    # Without ink a pixel is white; full black gives black, and full cyan removes red.
     inks = np.array([[0, 0, 0, 0], [0, 0, 0, 255], [255, 0, 0, 0], [0, 255, 255, 0]], dtype=np.uint8)
     plates = [Image.fromarray(np.repeat(plate[None], 6, axis=0)) for plate in inks.T]
     picture = load_picture(store(tmp_path, Image.merge("CMYK", plates), "picture.tiff"), COLOUR)
     assert picture.image[0].tolist() == [[255, 255, 255], [0, 0, 0], [0, 255, 255], [255, 0, 0]]
 
 
-def test_a_palette_is_looked_up(tmp_path: Path) -> None:
+def test_palette_colours_are_looked_up(tmp_path: Path) -> None:
     pixels = np.zeros((6, 4, 3), dtype=np.uint8)
     pixels[:3] = RED
     path = store(tmp_path, Image.fromarray(pixels).convert("P", palette=Image.Palette.ADAPTIVE, colors=2))
@@ -128,7 +128,7 @@ def test_a_palette_is_looked_up(tmp_path: Path) -> None:
 
 
 def drawing(colour: tuple[int, int, int], hidden: tuple[int, int, int]) -> Image.Image:
-    """Two columns of `colour`; the rest is transparent, with the colour `hidden`, which must not show."""
+    """Draw two columns of `colour`. All other pixels are transparent, and their colour `hidden` must not show."""
     pixels = np.zeros((6, 4, 4), dtype=np.uint8)
     pixels[..., :3] = hidden
     pixels[:, 1:3] = (*colour, 255)
@@ -157,7 +157,7 @@ def test_grey_with_alpha_is_flattened_too(tmp_path: Path, tone: int, ground: int
 
 def test_half_transparent_pixels_are_mixed_with_the_background(tmp_path: Path) -> None:
     pixels = np.zeros((6, 4, 4), dtype=np.uint8)
-    pixels[..., 3] = 51  # one fifth black on white
+    pixels[..., 3] = 51  # black at 1/5 opacity on white
     assert np.abs(load_picture(store(tmp_path, Image.fromarray(pixels)), GREY).image - 204.0).max() <= 1
 
 
@@ -200,7 +200,7 @@ def test_a_fully_transparent_image_is_uniform(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["picture.jpg", "picture.png", "picture.webp"])
 def test_an_image_is_rotated_according_to_its_exif_data(tmp_path: Path, name, orientation, turn) -> None:
     seen = np.zeros((48, 32), dtype=np.uint8)
-    seen[:16, :8] = 255  # a bright corner at the top left of the upright picture
+    seen[:16, :8] = 255  # in the upright picture, the top left corner is bright
     exif = Image.Exif()
     exif[0x0112] = orientation
     path = store(tmp_path, Image.fromarray(turn(seen)), name, exif=exif, quality=95)
@@ -262,7 +262,7 @@ def test_stretch_keeps_everything_and_distorts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [(1, 5000), (5000, 1), (1, 1)])
 @pytest.mark.parametrize("fit", ["crop", "pad", "stretch"])
 @pytest.mark.parametrize("shape", [GREY, COLOUR])
-def test_extreme_aspect_ratios_are_fitted_too(tmp_path: Path, size, fit, shape) -> None:
+def test_extreme_aspect_ratios_can_be_fitted(tmp_path: Path, size, fit, shape) -> None:
     image = load_picture(store(tmp_path, Image.new("RGB", size, (90, 90, 90))), shape, fit).image
     assert image.shape == (6, 4, shape.channels)
     assert (image == 90).all()
@@ -278,7 +278,7 @@ def test_inverting_happens_after_the_fit(tmp_path: Path) -> None:
 # Faults
 
 
-def test_other_files_are_refused(tmp_path: Path, raises_one_line) -> None:
+def test_files_that_are_not_images_are_refused(tmp_path: Path, raises_one_line) -> None:
     with raises_one_line(DataError, "no image at", "missing.png"):
         load_picture(tmp_path / "missing.png", GREY)
     with raises_one_line(DataError, str(tmp_path), "is a folder"):
@@ -300,7 +300,7 @@ def encode(kind: str, **options: object) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF"])
-def test_a_truncated_file_gives_one_line_wherever_it_ends(tmp_path: Path, kind: str) -> None:
+def test_a_truncated_file_gives_a_one_line_error_wherever_it_ends(tmp_path: Path, kind: str) -> None:
     data = encode(kind)
     for kept in range(0, len(data) - 1, max(1, len(data) // 60)):
         (tmp_path / "picture").write_bytes(data[:kept])
@@ -309,11 +309,11 @@ def test_a_truncated_file_gives_one_line_wherever_it_ends(tmp_path: Path, kind: 
         except DataError as error:
             assert re.fullmatch(r"'.*picture' .{1,300}", str(error))
         else:
-            assert kept > len(data) // 4  # enough remains, such as the first frame of an animation
+            assert kept > len(data) // 4  # enough is left, such as the first of several frames
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "ICO", "PPM", "TGA", "PCX", "SGI"])
-def test_a_damaged_file_gives_an_image_or_one_line(tmp_path: Path, kind: str) -> None:
+def test_a_damaged_file_gives_an_image_or_a_one_line_error(tmp_path: Path, kind: str) -> None:
     random = np.random.default_rng(1)
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -332,7 +332,7 @@ def test_a_damaged_file_gives_an_image_or_one_line(tmp_path: Path, kind: str) ->
 
 
 def claim(width: int, height: int) -> bytes:
-    """A PNG whose header claims this size."""
+    """Build a PNG whose header claims this size."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -356,8 +356,8 @@ def test_an_image_without_pixels_is_refused(tmp_path: Path, size, raises_one_lin
         load_picture(tmp_path / "nothing.png", GREY)
 
 
-def test_any_error_of_a_decoder_is_one_line(tmp_path: Path, monkeypatch, raises_one_line) -> None:
-    # Pillow's decoders raise other errors too: struct.error for a GIF, RuntimeError for an AVIF file.
+def test_any_error_of_a_decoder_gives_a_one_line_error(tmp_path: Path, monkeypatch, raises_one_line) -> None:
+    # Pillow's decoders also raise other errors, such as struct.error for a GIF and RuntimeError for an AVIF file.
     def fail(error: Exception) -> Callable[..., None]:
         def opener(*_arguments: object) -> None:
             raise error
@@ -374,7 +374,7 @@ def test_any_error_of_a_decoder_is_one_line(tmp_path: Path, monkeypatch, raises_
 # border_brightness
 
 
-def test_the_border_is_the_outermost_ring() -> None:
+def test_the_border_is_the_outermost_ring_of_pixels() -> None:
     image = np.full((4, 5, 3), 200, dtype=np.uint8)
     image[1:-1, 1:-1] = 0
     assert border_brightness(image) == 200

@@ -1,4 +1,4 @@
-"""Images as values and back: raster order, channels innermost, evenly spaced levels."""
+"""Tests of the conversion of images to values and back: raster order, channels innermost, evenly spaced levels."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ def random_images(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 
 
-def test_raster_order_with_channels_innermost() -> None:
+def test_values_are_in_raster_order_with_channels_innermost() -> None:
     images = random_images(2, 3, 4, 3)
     values = images_to_values(images)
     assert values.dtype == torch.int64
@@ -36,7 +36,7 @@ def test_converting_to_images_and_back_changes_no_level() -> None:
         images = values_to_images(values, ImageShape(height=1, width=levels, levels=levels))
         assert images[0, 0, 0, 0] == 0
         assert images[0, 0, -1, 0] == 255
-        # Evenly spaced: less than one step from the exact value.
+        # Every level is less than one step from its exact value.
         np.testing.assert_array_less(np.abs(images.ravel() - np.linspace(0, 255, levels)), 1)
         assert torch.equal(images_to_values(images, levels), values), levels
 

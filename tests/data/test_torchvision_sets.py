@@ -1,4 +1,4 @@
-"""torchvision's data sets: small files in their formats, failing downloads, and an incompatible torchvision."""
+"""Tests of torchvision's data sets: small files in their formats, failing downloads, an incompatible torchvision."""
 
 import gzip
 import hashlib
@@ -117,12 +117,12 @@ def test_files_of_different_lengths_are_refused(tmp_path: Path, raises_one_line)
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10"])
-def test_without_a_network_one_line_says_what_to_do(
+def test_without_a_network_a_one_line_error_says_what_to_do(
     name: str, tmp_path: Path, capfd: pytest.CaptureFixture, raises_one_line
 ) -> None:
     with raises_one_line(DataError, name, str(tmp_path), "Name or service not known", "--data-dir", "--data glyphs"):
         load(name, tmp_path)
-    assert list(tmp_path.iterdir()) == []  # no partial download is left
+    assert list(tmp_path.iterdir()) == []  # and no partial download
     assert capfd.readouterr().out == ""
 
 
@@ -145,7 +145,7 @@ def test_archives_in_the_folder_need_no_network(tmp_path: Path, monkeypatch: pyt
 
 
 class Downloading:
-    """Replaces torchvision.datasets.MNIST: files are missing until `download`, which prints some output."""
+    """Replaces torchvision.datasets.MNIST. The files are missing until `download` makes them and prints some text."""
 
     failure: BaseException | None = None
     timeouts: list[float | None] = []
@@ -171,7 +171,7 @@ def downloading(monkeypatch: pytest.MonkeyPatch) -> type[Downloading]:
     return Downloading
 
 
-def test_a_download_is_bounded_silent_on_stdout_and_moved_into_place(
+def test_a_download_has_a_time_limit_prints_nothing_to_stdout_and_is_moved_into_place(
     downloading: type[Downloading], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     images, labels = load("mnist", tmp_path)
@@ -196,7 +196,7 @@ def test_a_download_is_bounded_silent_on_stdout_and_moved_into_place(
         (AssertionError(), "AssertionError"),
     ],
 )
-def test_a_download_that_fails_is_one_line_and_leaves_nothing(
+def test_a_failed_download_gives_a_one_line_error_and_leaves_no_files(
     failure: Exception,
     part: str,
     downloading: type[Downloading],
@@ -211,7 +211,7 @@ def test_a_download_that_fails_is_one_line_and_leaves_nothing(
     assert socket.getdefaulttimeout() is None
 
 
-def test_ctrl_c_is_not_swallowed(
+def test_ctrl_c_ends_a_download(
     downloading: type[Downloading], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(downloading, "failure", KeyboardInterrupt())
@@ -220,7 +220,9 @@ def test_ctrl_c_is_not_swallowed(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unwritable_folder_is_one_line(downloading: type[Downloading], tmp_path: Path, raises_one_line) -> None:
+def test_an_unwritable_folder_gives_a_one_line_error(
+    downloading: type[Downloading], tmp_path: Path, raises_one_line
+) -> None:
     (tmp_path / "MNIST").write_text("in the way")
     with raises_one_line(DataError, str(tmp_path), "--data-dir"):
         load("mnist", tmp_path)
@@ -243,8 +245,11 @@ FAKE_TORCHVISION = {
 }
 
 
-def test_missing_operators_are_declared_and_the_import_is_tried_again(tmp_path: Path) -> None:
-    """In a separate process, because it registers operators. The fake torchvision fails like the real one."""
+def test_the_import_of_torchvision_is_retried_with_its_missing_operators_declared(tmp_path: Path) -> None:
+    """The test uses a separate process, because operators are registered for the whole process.
+
+    The fake torchvision fails like the real one.
+    """
     (tmp_path / "torchvision").mkdir()
     for file, text in FAKE_TORCHVISION.items():
         (tmp_path / "torchvision" / file).write_text(textwrap.dedent(text))
@@ -275,11 +280,12 @@ def test_missing_operators_are_declared_and_the_import_is_tried_again(tmp_path: 
         cwd=repository,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.replace("chatter\n", "", 1) == ""  # the script's own import may print, but ours may not
+    # the script's own import may print, but the one in lintx may not
+    assert done.stdout.replace("chatter\n", "", 1) == ""
 
 
 def break_torchvision(failure: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make every import of torchvision raise `failure`, even if torchvision is loaded already."""
+    """Make every import of torchvision raise `failure`, even if torchvision has already been imported."""
 
     class Refusal(importlib.abc.MetaPathFinder):
         def find_spec(self, name: str, *_: object) -> None:
@@ -316,7 +322,7 @@ def test_a_mismatched_torchvision_is_refused_with_the_matching_versions(
     assert bool(declared) == (str(failure) == MISSING_OPERATOR)
 
 
-def test_a_missing_torchvision_is_one_line(monkeypatch: pytest.MonkeyPatch, raises_one_line) -> None:
+def test_a_missing_torchvision_gives_a_one_line_error(monkeypatch: pytest.MonkeyPatch, raises_one_line) -> None:
     break_torchvision(ModuleNotFoundError("No module named 'torchvision'", name="torchvision"), monkeypatch)
     with raises_one_line(DataError, "pip install torchvision", "--data glyphs"):
         torchvision_sets.import_torchvision_datasets()

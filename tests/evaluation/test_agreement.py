@@ -1,4 +1,4 @@
-"""Agreement of the two executions: a correct model passes, and each kind of damage fails its row."""
+"""Tests of the comparison of attend and step: a correct model passes, and each kind of damage fails its row."""
 
 import math
 from collections.abc import Callable
@@ -51,18 +51,18 @@ def test_a_good_model_passes(build_tiny_model, attention, head) -> None:
     assert agreement.passed
     assert (agreement.positions, agreement.images) == (64, 3)
     assert agreement.state_bytes == agreement.predicted_state_bytes > 0
-    # Rounding differs, so no result was compared with itself.
+    # The errors are not 0, so no result was compared with itself.
     errors = {row.name: row.error for row in agreement.rows}
     assert 0 < errors[STEP64] < 1e-12
     assert 0 < errors[STEP32] < 1e-4
 
 
-def test_the_tolerances_are_pinned() -> None:
+def test_the_tolerances_never_change() -> None:
     assert (FLOAT64_TOLERANCE, FLOAT32_TOLERANCE, CAUSALITY_TOLERANCE) == (1e-9, 1e-3, 1e-12)
 
 
 @pytest.mark.parametrize(("wanted", "positions"), [(None, 64), (20, 20), (64, 64), (1000, 64), (1, 1), (2, 2)])
-def test_part_of_the_length_can_be_compared(build_tiny_model, wanted, positions) -> None:
+def test_fewer_positions_can_be_compared(build_tiny_model, wanted, positions) -> None:
     agreement = measure_agreement(build_tiny_model(), positions=wanted)
     assert agreement.positions == positions
     assert agreement.passed
@@ -86,7 +86,7 @@ def test_the_split_has_several_blocks(build_tiny_model, monkeypatch, positions) 
         assert sum(blocks) == positions
 
 
-def test_the_model_is_left_as_it_was(build_tiny_model) -> None:
+def test_the_given_model_is_not_changed(build_tiny_model) -> None:
     model = build_tiny_model(dropout=0.5).train()
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     assert measure_agreement(model).passed  # dropout is off in the copy
@@ -127,7 +127,7 @@ def test_a_step_that_is_only_a_little_wrong_fails_in_float64(build_tiny_model, m
     assert failed(measure_agreement(model)) == {STEP64}
 
 
-def test_a_step_that_loses_its_state_late_fails(build_tiny_model, monkeypatch) -> None:
+def test_a_step_that_loses_its_state_near_the_end_fails(build_tiny_model, monkeypatch) -> None:
     count = 0
 
     def step(
@@ -135,7 +135,7 @@ def test_a_step_that_loses_its_state_late_fails(build_tiny_model, monkeypatch) -
     ) -> Any:
         nonlocal count
         count += 1
-        if count % 128 > 120:  # two layers with 64 positions each
+        if count % 128 > 120:  # two layers of 64 positions
             state = type(state)(*(torch.zeros_like(part) for part in state))
         return right(self, q_t, k_t, v_t, state)
 
@@ -144,7 +144,7 @@ def test_a_step_that_loses_its_state_late_fails(build_tiny_model, monkeypatch) -
     assert failed(measure_agreement(model)) >= {STEP64, STEP32}
 
 
-def test_a_step_that_is_wrong_in_float32_alone_fails_there(build_tiny_model, monkeypatch) -> None:
+def test_a_step_that_is_wrong_only_in_float32_fails_in_float32(build_tiny_model, monkeypatch) -> None:
     def step(right: Any, self: Any, q_t: torch.Tensor, k_t: torch.Tensor, v_t: torch.Tensor, *rest: Any) -> Any:
         return right(self, q_t, k_t, v_t * (1.5 if v_t.dtype == torch.float32 else 1.0), *rest)
 
@@ -165,7 +165,7 @@ def test_an_attend_that_ignores_its_state_fails_the_split(build_tiny_model, monk
 def test_an_attend_that_looks_ahead_fails_causality(build_tiny_model, monkeypatch) -> None:
     def attend(right: Any, self: Any, q: Any, k: Any, v: Any, state: Any = None, extra: Any = None) -> Any:
         y, state = right(self, q, k, v, state, extra)
-        # A small amount of every value, as without the triangular mask.
+        # A small share of every value is added, as if the triangular mask were missing.
         return y + 1e-6 * v.mean(dim=2, keepdim=True), state
 
     model = build_tiny_model()
@@ -199,7 +199,7 @@ def test_nan_and_infinity_fail(build_tiny_model, monkeypatch, form, value) -> No
     assert agreement.rows[0].error is None
 
 
-def test_nan_weights_fail_everywhere(build_tiny_model) -> None:
+def test_nan_weights_fail_every_row(build_tiny_model) -> None:
     model = build_tiny_model()
     model.norm.weight.data[0] = math.nan
     assert failed(measure_agreement(model)) == set(ROWS)
@@ -217,7 +217,7 @@ def test_a_wrong_prediction_of_state_bytes_fails(build_tiny_model, monkeypatch) 
     assert not agreement.passed
 
 
-def test_a_row_passes_up_to_its_tolerance() -> None:
+def test_a_row_passes_if_its_error_is_at_most_its_tolerance() -> None:
     assert build_row("row", 1e-9, 1e-9).passed
     assert not build_row("row", 1.01e-9, 1e-9).passed
     for error in (math.nan, math.inf):
@@ -235,7 +235,8 @@ def test_errors_are_relative_to_the_largest_output(build_tiny_model, monkeypatch
     small = measure_agreement(model).rows[0].error
     model.head.projection.weight.data.mul_(2)
     model.head.projection.bias.data.mul_(2)
-    # Outputs and differences are twice as large, so errors stay similar; the sampled images differ.
+    # Outputs and differences are twice as large, so relative errors stay similar. They are not equal, because the
+    # sampled images differ.
     assert measure_agreement(model).rows[0].error == pytest.approx(small, rel=0.9)
 
 

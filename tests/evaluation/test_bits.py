@@ -1,4 +1,4 @@
-"""Bits/dim: summed over all values, divided once, and the same for every batch size."""
+"""Tests of bits/dim: summed over all values, divided once, and the same for every batch size."""
 
 import math
 import statistics
@@ -17,7 +17,7 @@ def pictures(count: int, shape: tuple[int, ...] = (8, 8, 1)) -> np.ndarray:
 
 
 class Table(torch.nn.Module):
-    """A model that looks up nats: the first value of an image selects the row of the table."""
+    """A model that looks up nats in a table; the first value of an image selects the row."""
 
     def __init__(self, nats: torch.Tensor) -> None:
         super().__init__()
@@ -37,12 +37,12 @@ class Table(torch.nn.Module):
         return images
 
 
-def test_a_sum_by_hand() -> None:
-    # Two images with two values each: 1 + 3 and 2 + 0 bits.
+def test_bits_and_errors_match_a_computation_by_hand() -> None:
+    # There are two images of two values; they have 1 + 3 and 2 + 0 bits.
     model = Table(torch.tensor([[1.0, 3.0], [2.0, 0.0]], dtype=torch.float64) * math.log(2))
     bits = measure_bits(model, model.images())  # type: ignore[arg-type]
     assert bits.bits_per_dim == pytest.approx(6 / 4, rel=1e-12)
-    # The images have 2 and 1 bits/dim: standard deviation 1/sqrt(2), standard error 1/2.
+    # The images have 2 and 1 bits/dim, so the standard deviation is 1/sqrt(2) and the standard error is 1/2.
     assert bits.standard_error == pytest.approx(0.5, rel=1e-12)
     # Without their first values, the images have 3 and 0 bits.
     assert bits.bits_per_dim_without_first_value == pytest.approx(1.5, rel=1e-12)
@@ -51,7 +51,7 @@ def test_a_sum_by_hand() -> None:
 
 
 def test_a_difference_is_taken_image_by_image() -> None:
-    # The images have 2 and 6 bits/dim against 1.5 and 5: they differ a lot, but the differences are similar.
+    # The images have 2 and 6 bits/dim with one model, 1.5 and 5 with the other. The two differences are similar.
     tables = [[[1.0, 3.0], [8.0, 4.0]], [[2.0, 1.0], [5.0, 5.0]]]
     models = [Table(torch.tensor(table, dtype=torch.float64) * math.log(2)) for table in tables]
     one, other = (measure_nats(model, model.images()) for model in models)  # type: ignore[arg-type]
@@ -61,7 +61,7 @@ def test_a_difference_is_taken_image_by_image() -> None:
 
 
 @pytest.mark.parametrize("head", ["categorical", "mixture"])
-def test_a_real_model_by_hand(build_tiny_model, head) -> None:
+def test_bits_of_a_real_model_match_a_computation_by_hand(build_tiny_model, head) -> None:
     model = build_tiny_model(dtype=torch.float64, head=head)
     images = pictures(5)
     bits = measure_bits(model, images, batch=2)
@@ -76,7 +76,7 @@ def test_a_real_model_by_hand(build_tiny_model, head) -> None:
     assert bits.standard_error_without_first_value == pytest.approx(statistics.stdev(rest) / math.sqrt(5), rel=1e-9)
 
 
-def test_the_batch_size_changes_nothing_but_the_batches() -> None:
+def test_results_do_not_depend_on_the_batch_size() -> None:
     nats = torch.rand(100, 37, generator=torch.Generator().manual_seed(0)) * 5
     model = Table(nats)
     found = []
@@ -103,7 +103,7 @@ def test_out_of_memory_halves_the_batch_and_counts_every_image_once(monkeypatch)
     assert model.batches == [8] * 6 + [2]
 
 
-def test_the_batch_size_does_not_matter_to_a_real_model(build_tiny_model) -> None:
+def test_results_of_a_real_model_do_not_depend_on_the_batch_size(build_tiny_model) -> None:
     model, images = build_tiny_model(), pictures(7)
     alone, together, cut = (measure_bits(model, images, batch) for batch in (1, 7, 3))
     for other in (together, cut):
@@ -122,7 +122,7 @@ def test_nats_in_float32_are_added_up_in_float64() -> None:
     assert bits.bits_per_dim_without_first_value == pytest.approx(rest, rel=1e-9)
 
 
-def test_one_image_has_no_error_and_one_value_nothing_without_the_first() -> None:
+def test_a_single_image_has_no_error_and_a_single_value_no_bits_without_the_first() -> None:
     model = Table(torch.full((1, 3), math.log(2)))
     bits = measure_bits(model, model.images())  # type: ignore[arg-type]
     assert (bits.bits_per_dim, bits.standard_error) == (pytest.approx(1), None)
@@ -131,7 +131,7 @@ def test_one_image_has_no_error_and_one_value_nothing_without_the_first() -> Non
     assert (bits.bits_per_dim, bits.bits_per_dim_without_first_value) == (pytest.approx(1), 0)
 
 
-def test_an_even_distribution_costs_the_logarithm_of_the_levels(build_tiny_model) -> None:
+def test_a_uniform_distribution_costs_the_logarithm_of_the_levels(build_tiny_model) -> None:
     model = build_tiny_model()
     model.head.projection.weight.data.zero_()
     model.head.projection.bias.data.zero_()
@@ -149,7 +149,7 @@ def test_dropout_is_off_while_measuring_and_the_mode_is_restored(build_tiny_mode
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_colour_counts_every_channel(build_tiny_model) -> None:
+def test_every_channel_of_a_colour_image_counts(build_tiny_model) -> None:
     model = build_tiny_model(image=ImageShape(height=2, width=3, channels=3, levels=16))
     bits = measure_bits(model, pictures(4, (2, 3, 3)))
     assert bits.values_per_image == 18

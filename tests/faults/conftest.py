@@ -1,6 +1,6 @@
-"""Faults: kills, damaged files, full disks, foreign files.
+"""Fixtures of the tests of faults: kills, damaged files, full disks and foreign files.
 
-`LINTX_FULL=1 python -m pytest -m '' tests/faults -rP` runs the full counts.
+`LINTX_FULL=1 python -m pytest -m '' tests/faults -rP` runs the full number of cases.
 """
 
 import os
@@ -23,13 +23,13 @@ precision = "fp32"
 
 @pytest.fixture(scope="session")
 def full() -> bool:
-    """Whether to run the full counts, as for the figures in docs/notes/reliability.md."""
+    """Tells whether to run the full number of cases, as for the figures in docs/notes/reliability.md."""
     return bool(os.environ.get("LINTX_FULL"))
 
 
 @pytest.fixture(scope="session")
 def small_run_options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Options of `lintx train` for a run on 40 images of 6 x 6, whose steps take a few milliseconds."""
+    """Options of `lintx train` for a run with steps of a few milliseconds, on 40 images of 6 x 6."""
     folder = tmp_path_factory.mktemp("data")
     (folder / "settings.toml").write_text(SETTINGS)
     images = np.random.default_rng(0).integers(0, 256, (40, 6, 6, 1), dtype=np.uint8)

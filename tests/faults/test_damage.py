@@ -1,4 +1,7 @@
-"""Damaged and foreign checkpoints: one line, exit 1, nothing overwritten, no excessive memory."""
+"""Tests that damaged and foreign checkpoints give a one-line error and exit code 1.
+
+Nothing may be overwritten, and memory must stay bounded.
+"""
 
 import hashlib
 import json
@@ -47,7 +50,7 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 
 
 def use(run: Path, file: str, capsys: pytest.CaptureFixture[str]) -> Outcome:
-    """Run a command that reads `file`: `train --resume` for the training state, else `sample`."""
+    """Run a command that reads `file`: `train --resume` for the training state, and otherwise `sample`."""
     if file == TRAINING:
         return run_main(("train", "--resume", run, "--steps", "6"), capsys)
     return run_main(("sample", run / "last", "-n", "1", "-o", run.parent / "out.png"), capsys)
@@ -73,7 +76,7 @@ def copy(finished_run: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished_run, tmp_path / "run"))
 
 
-def test_the_run_is_fine_before_it_is_damaged(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_run_can_be_used_before_it_is_damaged(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for file in FILES:
         outcome = use(copy, file, capsys)
         assert outcome.code == 0, outcome
@@ -81,7 +84,7 @@ def test_the_run_is_fine_before_it_is_damaged(copy: Path, capsys: pytest.Capture
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("tenth", range(TENTHS))
-def test_a_file_cut_off_at_every_tenth_is_refused(copy: Path, capsys, file: str, tenth: int) -> None:
+def test_a_file_cut_off_at_any_tenth_is_refused(copy: Path, capsys, file: str, tenth: int) -> None:
     path = copy / "last" / file
     data = path.read_bytes()
     path.write_bytes(data[: len(data) * tenth // TENTHS])
@@ -89,7 +92,7 @@ def test_a_file_cut_off_at_every_tenth_is_refused(copy: Path, capsys, file: str,
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_one_bit_is_enough_to_be_refused(copy: Path, capsys, file: str) -> None:
+def test_a_file_with_one_changed_bit_is_refused(copy: Path, capsys, file: str) -> None:
     path = copy / "last" / file
     data, places = path.read_bytes(), random.Random(7)
     for _ in range(FLIPS):
@@ -103,7 +106,7 @@ def test_one_bit_is_enough_to_be_refused(copy: Path, capsys, file: str) -> None:
 
 
 def same_document(damaged: bytes, whole: bytes) -> bool:
-    """Whether the documents are equal: flipping the last bit of a float's digit may not change the number."""
+    """Tell whether the documents are equal. Changing the last digit of a float may not change the number."""
     try:
         return bool(json.loads(damaged) == json.loads(whole))
     except ValueError:
@@ -154,7 +157,7 @@ def test_the_file_of_another_model_is_refused(
     if signed:
         sign(copy / "last", **{DIGESTS[file]: file})
     if signed and changes == {"attention": "softmax"}:
-        # Tensors have the same names and shapes, so only the digest can tell the models apart.
+        # The tensors have the same names and shapes, so only the digest can tell the models apart.
         assert use(copy, file, capsys).code == 0
     else:
         assert_refused(copy, file, capsys)
@@ -199,7 +202,7 @@ def test_a_pickle_is_never_opened(tmp_path: Path, capsys, name: str) -> None:
     assert not (tmp_path / "executed").exists()
 
 
-def test_a_model_that_gives_no_numbers_is_refused(copy: Path, tmp_path: Path, capsys) -> None:
+def test_a_model_that_gives_nan_is_refused(copy: Path, tmp_path: Path, capsys) -> None:
     model = load_model(copy / "last")
     with torch.no_grad():
         model.head.projection.bias[0] = torch.nan

@@ -1,4 +1,4 @@
-"""Random options, settings, checkpoints and images give a result or a one-line error."""
+"""Tests that random options, settings, checkpoints and images give a result or a one-line error."""
 
 import hashlib
 import io
@@ -40,7 +40,7 @@ SHAPE = ImageShape(height=6, width=4, channels=3)
 def cases(pytestconfig_full: bool, many: int) -> Callable[..., Any]:
     return settings(
         max_examples=many if pytestconfig_full else max(many // 20, 20),
-        derandomize=True,  # the same cases in every run
+        derandomize=True,  # gives the same cases in every run
         database=None,
         deadline=None,
         suppress_health_check=list(HealthCheck),
@@ -65,7 +65,7 @@ numbers = st.floats() | st.integers() | st.sampled_from([0, 1, -1, 1e308, 5e-324
 nearly = st.text(alphabet=string.digits + "eE.+-:%dhmsinrowpxt=, ", max_size=14)
 
 
-def test_options(full: bool) -> None:
+def test_random_options_give_a_result_or_a_one_line_error(full: bool) -> None:
     @cases(full, 2000)
     @given(text=st.text(max_size=30) | nearly | paths, value=anything, number=numbers)
     def run(text: str, value: Any, number: Any) -> None:
@@ -109,8 +109,10 @@ paths = st.text("a/", min_size=250, max_size=300)  # longer than file systems al
 words = st.text(max_size=10) | st.sampled_from(FLAGS) | nearly | st.sampled_from(["", "-", "--", "1", "0", "-1", "1e9"])
 
 
-def test_command_lines(full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    # There is no model and no data, so even valid commands end with an error.
+def test_random_command_lines_give_a_one_line_error(
+    full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    # There are no models and no data, so even valid commands end with an error.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LINTX_DATA", str(tmp_path / "none"))
     monkeypatch.setattr("linformer_cli.checkpoint.shipped_checkpoints", dict)
@@ -122,7 +124,7 @@ def test_command_lines(full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         arguments = [argument for argument in arguments if "\0" not in argument]
         if command in ("attentions", "env") and not arguments:
             return
-        if command == "train":  # otherwise it could train on glyphs or start a download; the last --data counts
+        if command == "train":  # prevents training on glyphs and downloads, because the last --data counts
             arguments = [*arguments, "--data", "array:none"]
         monkeypatch.setattr(sys, "argv", ["lintx", command, *arguments])
         with pytest.raises(SystemExit) as ended:
@@ -140,7 +142,7 @@ def _no_network(*address: object, **_options: object) -> None:
     pytest.fail(f"a fuzzed command asks the network for {address}")
 
 
-def test_settings(full: bool, tmp_path: Path) -> None:
+def test_random_settings_give_a_result_or_a_one_line_error(full: bool, tmp_path: Path) -> None:
     valid = {
         "preset": "tiny",
         "model": {"image": {"height": 8, "width": 8}, "layers": 2, "attention": "linear"},
@@ -163,7 +165,9 @@ def test_settings(full: bool, tmp_path: Path) -> None:
     run()
 
 
-def test_checkpoints(full: bool, tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_random_checkpoints_give_a_result_or_a_one_line_error(
+    full: bool, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(tiny_checkpoint, folder)
     whole = {name: (folder / name).read_bytes() for name in (WEIGHTS, TRAINING)}
@@ -172,7 +176,8 @@ def test_checkpoints(full: bool, tiny_checkpoint: Path, tmp_path: Path) -> None:
     paths = [(key,) for key in document] + [
         (key, inner) for key, value in document.items() if isinstance(value, dict) for inner in value
     ]
-    small = anything.filter(lambda value: not isinstance(value, int) or value < 64)  # larger ones build huge models
+    # larger numbers would build huge models
+    small = anything.filter(lambda value: not isinstance(value, int) or value < 64)
 
     def attempt() -> None:
         read(folder)
@@ -210,7 +215,7 @@ def test_checkpoints(full: bool, tiny_checkpoint: Path, tmp_path: Path) -> None:
     run()
 
 
-def test_pictures(full: bool, tmp_path: Path) -> None:
+def test_random_pictures_give_a_result_or_a_one_line_error(full: bool, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     pixels = Image.fromarray(random.integers(0, 256, (12, 10, 3), dtype=np.uint8))
     encoded = []
@@ -232,7 +237,7 @@ def test_pictures(full: bool, tmp_path: Path) -> None:
         damaged = bytearray(whole)
         for place, byte in places:
             if damaged:
-                # Decoders mostly fail because of the first bytes.
+                # Most failures of decoders come from the first bytes.
                 damaged[math.floor(place * min(len(damaged), 64 if byte % 2 else len(damaged)))] = byte
         path.write_bytes(damaged[: math.floor(kept * len(damaged))] + behind)
         one_line_or_result(lambda: load_picture(path, SHAPE, fit))

@@ -1,4 +1,4 @@
-"""A run that is killed repeatedly, also during saves, ends with the weights of an uninterrupted run."""
+"""Tests that a run killed repeatedly, also during saves, ends with the weights of an uninterrupted run."""
 
 import multiprocessing
 import os
@@ -22,7 +22,7 @@ EVERYTHING_TO_LOSE = ["--save-every", "1", "--ema", "0.9", "--keep-last", "2"]
 
 
 def run_main(arguments: list[str]) -> None:
-    """Run the command in a separate process, without output."""
+    """Run the command in a separate process, and discard its output."""
     sys.argv = ["lintx", *arguments]
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         main()
@@ -47,7 +47,7 @@ def start(context: ForkServerContext, options: list[str], run: Path, steps: int 
 
 
 def saved_at(run: Path) -> float | None:
-    """The time at which `last/` was written; None if there is no save."""
+    """Return the time at which `last/` was written, or None if there is no save."""
     try:
         return (run / "last" / "config.json").stat().st_mtime
     except FileNotFoundError:
@@ -90,7 +90,7 @@ def test_a_run_killed_at_random_moments_reaches_the_same_weights(
             time.sleep(moments.uniform(0, startup))
         else:
             wait_for_a_save(run, before, process)
-            # The last kill comes before the run is finished.
+            # The last kill also comes before the run is finished.
             time.sleep(moments.uniform(0, training / kills))
         process.kill()
         process.join()
@@ -99,7 +99,7 @@ def test_a_run_killed_at_random_moments_reaches_the_same_weights(
         killed += 1
         while_saving += any(run.glob(".*.writing")) or any(run.glob(".*.replaced")) or any(run.glob(".lintx-*.tmp"))
         if (run / "config.toml").exists() and not RunFolder(run).is_untouched:
-            checkpoint = read_checkpoint(run / "last")  # checks digests and shapes
+            checkpoint = read_checkpoint(run / "last")  # also checks digests and shapes
             load_weights(checkpoint)
             reached.append(load_training_state(checkpoint).values["step"])
         else:
@@ -108,7 +108,7 @@ def test_a_run_killed_at_random_moments_reaches_the_same_weights(
     print(f"{killed} kills, {while_saving} of them while saving, {before_the_first_save} before the first save")
     print(f"steps reached: {reached}")
     assert reached == sorted(reached)
-    assert reached and reached[-1] > 0, "nothing was trained before a kill"
+    assert reached and reached[-1] > 0, "no step was trained before a kill"
     for name in (f"last/{WEIGHTS}", f"last/{TRAINING}", f"best/{WEIGHTS}"):
         ours, theirs = load_file(run / name), load_file(whole / name)
         assert ours.keys() == theirs.keys()
@@ -122,7 +122,7 @@ def test_a_process_that_was_killed_leaves_its_run_unlocked(
     process = start(context, small_run_options, run)
     wait_for_a_save(run, None, process)
     assert process.pid is not None
-    os.kill(process.pid, signal.SIGSTOP)  # otherwise it might finish before the second process tries the lock
+    os.kill(process.pid, signal.SIGSTOP)  # it must not finish before the second process tries the lock
     second = start(context, small_run_options, run)
     second.join()
     assert second.exitcode == 1, "a second process must be refused"

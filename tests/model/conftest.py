@@ -18,7 +18,7 @@ BuildModel = Callable[..., PixelModel]
 
 @pytest.fixture(scope="session")
 def build_config() -> BuildConfig:
-    """`build_config(attention="linear", size=(height, width, channels), levels=256, **changes to the network)`."""
+    """Provides `build_config(attention="linear", size=(height, width, channels), levels=256, **network settings)`."""
 
     def build(
         attention: str = "linear", size: tuple[int, int, Any] = (4, 5, 1), levels: int = 256, **changes: Any
@@ -37,7 +37,7 @@ def build_config() -> BuildConfig:
 
 @pytest.fixture(scope="session")
 def build_model(build_config: BuildConfig) -> BuildModel:
-    """`build_model(dtype, seed, **as build_config)`: no weight is 0 or 1, and predictions are far from uniform."""
+    """Provides `build_model(dtype, seed, **as build_config)`; no weight is 0 or 1, and predictions are not uniform."""
 
     def build(dtype: torch.dtype = torch.float64, seed: int = 0, **changes: Any) -> PixelModel:
         with torch.random.fork_rng(devices=[]):
@@ -53,7 +53,7 @@ def build_model(build_config: BuildConfig) -> BuildModel:
 
 @pytest.fixture(params=["compiled", "textbook"])
 def form(request: pytest.FixtureRequest, source: Path) -> Iterator[None]:
-    """Run a test with the compiled form and with the textbook form of `source`, a fixture of the test file."""
+    """Run the test with the compiled form and with the textbook form of the kernel file `source`."""
     if request.param == "compiled":
         if not HAS_COMPILER:
             pytest.skip("there is no C++ compiler")

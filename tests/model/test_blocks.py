@@ -1,4 +1,4 @@
-"""The layers around an attention, against torch's transformer layers and a stub that records its inputs."""
+"""Compares the layers around an attention with torch's layers, and checks the inputs of the attention."""
 
 from collections.abc import Callable
 from typing import Any
@@ -106,7 +106,7 @@ def test_steps_and_blocks_of_a_layer_agree(build_config: BuildConfig, attention:
 
 @pytest.mark.parametrize("attention", MIXERS)
 def test_a_state_holds_no_view_of_the_projections(build_config: BuildConfig, attention: str) -> None:
-    """Queries, keys and values are views of one tensor; a view in a state would keep all of it in memory."""
+    """Queries, keys and values are views of one tensor. A view in a state would keep the whole tensor in memory."""
     block = build_block(build_config(attention))
     for batch in (1, 3):
         with torch.no_grad():
@@ -150,7 +150,7 @@ def test_extra_scalars_and_shared_keys_are_projected_as_declared(
     assert torch.equal(q, k)
     assert k.shape == v.shape == (2, 3, 7, 6)
     assert extra.shape == (2, 3, 7, 2)
-    # Head 1 of keys, values and extra scalars, taken directly from the rows of the projection.
+    # Compute keys, values and extra scalars of head 1 directly from the rows of the projection.
     for found, rows in ((k, slice(6, 12)), (v, slice(18 + 6, 18 + 12)), (extra, slice(36 + 2, 36 + 4))):
         expected = x @ layer.input.weight[rows].T + layer.input.bias[rows]
         assert_agree(found[:, 1], expected, FLOAT64)
@@ -159,14 +159,14 @@ def test_extra_scalars_and_shared_keys_are_projected_as_declared(
     assert_agree(y_t, y[:, 3], FLOAT64)
 
 
-def test_separate_keys_and_no_extra_by_default(build_config: BuildConfig) -> None:
+def test_by_default_keys_are_separate_and_there_are_no_extra_scalars(build_config: BuildConfig) -> None:
     layer = build_attention_layer(build_config("softmax", heads=3, width=16, head_width=6))
     assert layer.input.out_features == 3 * 3 * 6
     assert layer.output.in_features == 3 * 6
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_dropout_acts_on_both_branches_only_in_training(build_config: BuildConfig, norm: str) -> None:
+def test_dropout_acts_on_both_branches_and_only_in_training(build_config: BuildConfig, norm: str) -> None:
     x = draw(2, 15, 16)
     block = build_block(build_config(norm=norm, dropout=0.5))
     plain = build_block(build_config(norm=norm))
@@ -174,7 +174,7 @@ def test_dropout_acts_on_both_branches_only_in_training(build_config: BuildConfi
     block.train()
     assert isinstance(block, TransformerBlock)
     for silent in (block.attention.output, block.feed_forward.output):
-        # With one branch silenced, only dropout of the other can make two passes differ.
+        # With one branch set to zero, two passes can differ only by dropout in the other branch.
         kept = {name: value.clone() for name, value in silent.state_dict().items()}
         nn.init.zeros_(silent.weight)
         nn.init.zeros_(silent.bias)
@@ -210,7 +210,7 @@ def test_a_gated_block_matches_its_formula(build_config: BuildConfig, norm: str)
 
 @pytest.mark.parametrize("attention", ["gau", "flash"])
 def test_a_gated_block_needs_no_feed_forward(build_config: BuildConfig, attention: str) -> None:
-    """Half the parameters of a transformer block with a feed-forward of four times the width, as in the source."""
+    """As in the source, it has half the parameters of a transformer block with a fourfold feed-forward width."""
     network = {"width": 64, "heads": 4, "head_width": 16, "feed_forward": 256, "attention_options": {}}
     gated, transformer = (build_block(build_config(name, **network)) for name in (attention, "softmax"))
     outside = 3 * 64 * 128 + 64 * 128 + 2 * 128 + 128 + 64 + 2 * 64
@@ -237,7 +237,7 @@ def count_parameters(module: nn.Module) -> int:
 
 
 def test_an_lstm_uses_float32_for_sequences(build_config: BuildConfig, monkeypatch) -> None:
-    """This matters on GPUs only; on other machines the test checks the setting."""
+    """This matters only on GPUs. On other machines, the test checks only the setting."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     block, found = build_block(build_config("lstm")), []
     block.lstm.register_forward_hook(lambda *_: found.append(torch.backends.cudnn.allow_tf32))
@@ -247,7 +247,7 @@ def test_an_lstm_uses_float32_for_sequences(build_config: BuildConfig, monkeypat
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_an_lstm_block_is_torchs_cell_between_norm_and_projection(build_config: BuildConfig, norm: str) -> None:
+def test_an_lstm_block_equals_torchs_cell_between_norm_and_projection(build_config: BuildConfig, norm: str) -> None:
     block = build_block(build_config("lstm", norm=norm))
     assert isinstance(block, LstmBlock)
     cell = nn.LSTMCell(16, block.hidden).double()
@@ -262,7 +262,7 @@ def test_an_lstm_block_is_torchs_cell_between_norm_and_projection(build_config: 
 
 
 @pytest.mark.parametrize("preset", ["tiny", "mnist-small", "mnist-paper"])
-def test_an_lstm_block_has_as_many_parameters_as_a_transformer_block(preset: str) -> None:
+def test_an_lstm_block_has_about_as_many_parameters_as_a_transformer_block(preset: str) -> None:
     image = ImageShape(height=28, width=28)
     config = ModelConfig(**{**PRESETS[preset].model_dump(), "attention": "softmax"}, image=image)
     wanted = count_parameters(build_first(config))

@@ -1,4 +1,4 @@
-"""Models with classes: the class adds its vector at every position, in every execution."""
+"""Tests of models with classes: the class adds its vector at every position, in parallel and in steps."""
 
 import math
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def draw_values(model: PixelModel) -> Tensor:
 @kinds
 @torch.no_grad()
 def test_a_class_adds_its_vector_at_every_position(build_model: BuildModel, changes: dict[str, str]) -> None:
-    # The same model without classes; the vector of one class is added to its other tables.
+    # The second model has no classes. Adding the vector of one class to its other tables has the same effect.
     model = build_model(classes=CLASSES, **changes)
     plain = build_model(**changes)
     values = draw_values(model)
@@ -53,7 +53,9 @@ def test_a_class_adds_its_vector_at_every_position(build_model: BuildModel, chan
 
 @kinds
 @torch.no_grad()
-def test_all_executions_agree_and_images_keep_their_own_class(build_model: BuildModel, changes: dict[str, str]) -> None:
+def test_parallel_passes_and_steps_agree_and_images_keep_their_class(
+    build_model: BuildModel, changes: dict[str, str]
+) -> None:
     model = build_model(classes=CLASSES, **changes)
     values = draw_values(model)
     tokens = model.shift_values(values, LABELS)
@@ -66,11 +68,11 @@ def test_all_executions_agree_and_images_keep_their_own_class(build_model: Build
     for token in tokens.unbind(dim=1):
         token = token.clone()
         parameters, state = model.step(token, state)
-        token.fill_(0)  # the caller's tensor: no state may share its memory
+        token.fill_(0)  # no state may share the caller's memory
         outputs.append(parameters)
     assert_agree(torch.stack(outputs, dim=1), whole, FLOAT64)
     assert measure_state_bytes(state) == model.state_bytes(len(tokens))
-    # Read in two parts and forked in between: each copy continues with the class of its image.
+    # The values are read in two parts, with a fork in between. Each copy continues with the class of its image.
     _, state = model.attend(tokens[:, :7])
     rest, _ = model.attend(tokens[:, 7:].repeat_interleave(2, dim=0), fork_state(state, 2))
     assert_agree(rest, whole[:, 7:].repeat_interleave(2, dim=0), FLOAT64)
@@ -95,7 +97,7 @@ def test_an_unknown_class_is_refused(build_model: BuildModel) -> None:
         model.nats(draw_values(model))
 
 
-def test_classes_rotate(build_model: BuildModel) -> None:
+def test_default_classes_rotate(build_model: BuildModel) -> None:
     assert build_model(classes=CLASSES).take_turns(range(2, 9)).tolist() == [2, 0, 1, 2, 0, 1, 2]
     assert build_model().take_turns(range(2, 5)).tolist() == [0, 0, 0]
 
@@ -105,12 +107,12 @@ def test_a_model_without_classes_has_no_class_state(build_model: BuildModel) -> 
     assert "embedding.classes.weight" not in model.state_dict()
     state = model.init_state(4).embedding
     assert state.label.shape == (4, 0) and model.config.class_bits_per_dim == 0
-    # Checkpoints saved before classes existed have no field for them.
+    # Checkpoints from before classes existed have no such field.
     assert ModelConfig.model_validate(model.config.model_dump(exclude={"classes"})) == model.config
 
 
-def test_the_likelihood_with_and_without_a_class(build_model: BuildModel) -> None:
-    # Images of two values: p(image) = mean of p(image | class), which is at least p(image | class) / classes.
+def test_the_likelihood_without_a_class_is_the_mean_over_the_classes(build_model: BuildModel) -> None:
+    # For images of two values, p(image) is the mean of p(image | class), so it is at least p(image | class) / classes.
     model = build_model(classes=CLASSES, size=(1, 2, 1), levels=4)
     values = torch.cartesian_prod(torch.arange(4), torch.arange(4))
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Dropout in one pass: its rate, scale and gradient, and that the mask depends only on the seed."""
+"""Tests of dropout in one pass: its rate, scale and gradient. The mask may depend only on the seed."""
 
 import math
 from pathlib import Path
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from linformer_cli.model.dropout import SOURCE, add_dropped
 
-COUNT = 300_000  # many blocks of the kernel, the last one not full
+COUNT = 300_000  # many blocks of the kernel; the last is not full
 
 
 @pytest.fixture
@@ -19,27 +19,27 @@ def source() -> Path:
 
 
 def drop(probability: float, seed: int, dtype: torch.dtype = torch.float32, count: int = COUNT) -> Tensor:
-    """Ones after dropout."""
+    """Return ones after dropout."""
     torch.manual_seed(seed)
     return add_dropped(torch.zeros(count), torch.ones(count, dtype=dtype), probability)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
-def test_elements_are_dropped_with_the_probability_or_scaled(form, probability: float, dtype) -> None:
+def test_elements_are_dropped_with_the_given_probability_or_scaled(form, probability: float, dtype) -> None:
     left = drop(probability, 0, dtype)
     kept = left != 0
     torch.testing.assert_close(left[kept], torch.full_like(left[kept], 1 / (1 - probability)), rtol=4e-3, atol=0)
     deviation = math.sqrt(probability * (1 - probability))
     assert abs(kept.double().mean() - (1 - probability)) < 4 * deviation / math.sqrt(COUNT)
-    # Neighbours, images of one batch (784 x 256 apart) and blocks of the kernel are independent of each other.
+    # Elements at these distances are uncorrelated: neighbours, blocks of the kernel, and images of a batch (784 x 256).
     centred = kept.double() - (1 - probability)
     for apart in (1, 2, 16, 256, 4096, 784 * 256):
         correlation = (centred[apart:] * centred[:-apart]).mean() / deviation**2
         assert abs(correlation) < 4 / math.sqrt(COUNT - apart), apart
 
 
-def test_the_mask_depends_on_the_generator(form) -> None:
+def test_the_mask_depends_on_the_random_state(form) -> None:
     assert torch.equal(drop(0.5, 1), drop(0.5, 1))
     first = drop(0.5, 1)
     assert abs(torch.eq(first, drop(0.5, 2)).double().mean() - 0.5) < 0.01
@@ -49,7 +49,7 @@ def test_the_mask_depends_on_the_generator(form) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_gradients_have_the_same_mask(form, dtype) -> None:
+def test_gradients_use_the_mask_of_the_forward_pass(form, dtype) -> None:
     x = torch.randn(70, 33, generator=torch.Generator().manual_seed(0)).requires_grad_()
     branch = torch.randn(33, 70, generator=torch.Generator().manual_seed(1)).to(dtype).T.requires_grad_()
     torch.manual_seed(3)

@@ -1,4 +1,4 @@
-"""The input of a position: the neighbours against a plain computation, and the bounded state."""
+"""Compares the neighbours of a position with a plain computation, and tests the bounded state."""
 
 import itertools
 import math
@@ -15,14 +15,14 @@ from linformer_cli.model.embedding import PixelEmbedding, context_sources, find_
 
 Context = Literal["previous", "neighbours", "wide", "hashed"]
 CONTEXTS = ["previous", "neighbours", "wide", "hashed"]
-# Contexts that use matrix products, not only tables of single values.
+# These contexts use matrix products, not only tables of single values.
 WIDER = ("wide", "hashed")
 CPU = torch.device("cpu")
 IMAGES = [(4, 5, 3), (4, 5, 1), (3, 1, 3), (3, 1, 1), (1, 4, 3), (3, 2, 1), (1, 1, 3), (1, 1, 1)]
 
 
 def visible_places(context: Context, image: ImageShape, place: int) -> list[int]:
-    """The numbers of the values that position `place` reads, from rows, columns and channels."""
+    """Return the indices of the values that position `place` reads, from rows, columns and channels."""
     if context == "previous":
         return [place - 1] if place else []
     row, rest = divmod(place, image.width * image.channels)
@@ -47,7 +47,7 @@ def build(context: Context, size: tuple[int, int, int], embedding: str = "grid",
     config = ModelConfig.model_validate({"width": 16, "context": context, "embedding": embedding, "image": image})
     torch.manual_seed(3)
     found = PixelEmbedding(config.model_copy(update=changes)).double()
-    if found.tables is not None:  # initialised to 0
+    if found.tables is not None:  # initially zero
         torch.nn.init.normal_(found.tables.rows)
     return found
 
@@ -73,8 +73,8 @@ def test_sources_match_the_visible_values(context: Context, size: tuple[int, int
 
 
 @pytest.mark.parametrize("size", IMAGES)
-def test_a_slot_always_has_the_same_direction(size: tuple[int, int, int]) -> None:
-    """Directions are (rows up, columns left, channel): left, two left, above left, above, above right, two above."""
+def test_a_slot_has_the_same_direction_at_every_position(size: tuple[int, int, int]) -> None:
+    """Directions (rows up, columns left, channel) are left, two left, above left, above, above right, two above."""
     image = ImageShape.model_validate(dict(zip(("height", "width", "channels"), size, strict=True)))
     directions = [(0, 0, channel) for channel in range(image.channels - 1)]
     for up, left in ((0, 1), (0, 2), (1, 1), (1, 0), (1, -1), (2, 0)):
@@ -99,7 +99,7 @@ def test_a_vector_depends_only_on_its_context(context: Context, grid_or_paper: s
     embedding = build(context, size, grid_or_paper)
     tokens = draw_tokens(embedding, 1)
     positions = embedding.image.positions
-    # In row i of the batch, value i is changed. Value i is token i + 1, and the last value is never a token.
+    # Row i of the batch changes value i, which is token i + 1. The last value is never a token.
     changed = tokens.repeat(positions - 1, 1)
     for place in range(positions - 1):
         changed[place, place + 1] = (changed[place, place + 1] + 100) % 256
@@ -112,7 +112,7 @@ def test_a_vector_depends_only_on_its_context(context: Context, grid_or_paper: s
 
 
 @pytest.mark.parametrize("size", IMAGES)
-def test_the_same_channel_of_a_pixel(size: tuple[int, int, int]) -> None:
+def test_the_same_channel_of_other_pixels_is_found(size: tuple[int, int, int]) -> None:
     image = ImageShape.model_validate(dict(zip(("height", "width", "channels"), size, strict=True)))
     offsets = [(0, 1), (1, 0), (1, 1), (1, -1)]
     expected = torch.full((*size, len(offsets)), -1)
@@ -125,11 +125,11 @@ def test_the_same_channel_of_a_pixel(size: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_neighbour_tables_read_four_pixels_of_one_channel(channels: int) -> None:
-    """Tests how the difference between `hashed` and `wide` changes with each value."""
+    """The test changes one value at a time and looks at the difference between `hashed` and `wide`."""
     hashed, wide = (build(context, (4, 5, channels)) for context in WIDER[::-1])
     wide.load_state_dict({name: part for name, part in hashed.state_dict().items() if "tables" not in name})
     assert hashed.tables is not None
-    hashed.tables.output.weight.data[:, :16] = 0  # leaves the table of all four values
+    hashed.tables.output.weight.data[:, :16] = 0  # only the table of all four values is left
     tokens = draw_tokens(hashed, 1)
     positions = hashed.image.positions
     changed = tokens.repeat(positions, 1)
@@ -143,7 +143,7 @@ def test_neighbour_tables_read_four_pixels_of_one_channel(channels: int) -> None
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
-def test_the_number_of_the_start_token_is_never_looked_up(context: Context) -> None:
+def test_the_value_of_the_start_token_has_no_effect(context: Context) -> None:
     embedding = build(context, (3, 4, 3))
     tokens = draw_tokens(embedding)
     other = tokens.clone()
@@ -154,7 +154,7 @@ def test_the_number_of_the_start_token_is_never_looked_up(context: Context) -> N
 @pytest.mark.parametrize("context", ["previous", "neighbours"])
 @pytest.mark.parametrize("size", [(3, 4, 3), (4, 3, 1), (1, 1, 1)])
 def test_grid_vectors_are_sums_of_table_rows(context: Context, size: tuple[int, int, int]) -> None:
-    """One row per slot (a separate one for a missing value), and one each for row, column and channel."""
+    """Each slot adds one row, with a separate row for missing values. Row, column and channel add one each."""
     embedding = build(context, size)
     image, tokens = embedding.image, draw_tokens(embedding)
     vectors = embed(embedding, tokens)
@@ -187,12 +187,12 @@ def test_paper_vectors_concatenate_value_and_position() -> None:
 
 
 @pytest.mark.parametrize("positions", [784, 3072])
-def test_sinusoids_are_float64_values_rounded_once(positions: int) -> None:
+def test_sinusoids_are_computed_in_float64_and_rounded_once(positions: int) -> None:
     table = sinusoidal_table(positions, 128)
     assert table.dtype == torch.float32
     angles = np.arange(positions)[:, None] * 10_000.0 ** (-np.arange(0, 128, 2) / 128)
     expected = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(positions, 128)
-    # Half the spacing of float32 numbers just below 1.
+    # This is half the spacing of float32 numbers just below 1.
     assert np.abs(table.numpy() - expected).max() <= 2.0**-25 + 1e-11
 
 
@@ -211,7 +211,7 @@ def test_blocks_match_the_whole(context: Context, grid_or_paper: str, size: tupl
             assert torch.equal(state.recent, before[0]) and torch.equal(state.position, before[1])
             parts.append(x)
             state = following
-    # Table look-ups are equal bit for bit; products may be summed in a different order.
+    # Table look-ups are equal bit for bit. Products may be summed in a different order.
     tolerance = 1e-12 if context in WIDER else 0
     torch.testing.assert_close(torch.cat(parts, dim=1), embed(embedding, tokens), rtol=0, atol=tolerance)
     assert int(state.position) == embedding.image.positions
@@ -224,10 +224,10 @@ def test_the_state_does_not_depend_on_the_height(channels: int) -> None:
         state = build("neighbours", (height, 6, channels)).init_state(2, CPU)
         assert state.recent.dtype == torch.int16
         reaches.add(state.recent.shape[1])
-    # Two rows up, plus at most the channels of one pixel.
+    # The state covers two rows, plus at most the channels of one pixel.
     assert reaches == {2 * 6 * channels + channels - 1}
     assert build("previous", (40, 6, channels)).init_state(2, CPU).recent.shape == (2, 1)
-    # Three rows up and four pixels to the left.
+    # The state covers three rows and four pixels to the left.
     wide = build("wide", (40, 9, channels)).init_state(2, CPU).recent
     assert wide.shape == (2, (3 * 9 + 4) * channels + channels - 1)
 
@@ -241,7 +241,7 @@ def test_a_state_holds_no_larger_storage(context: Context) -> None:
         assert tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
-def test_gradients_reach_every_table_row_that_was_used(build_config: Callable[..., ModelConfig]) -> None:
+def test_every_table_row_that_was_used_has_a_gradient(build_config: Callable[..., ModelConfig]) -> None:
     torch.manual_seed(0)
     embedding = PixelEmbedding(build_config(size=(4, 5, 3), levels=8)).double()
     tokens = draw_tokens(embedding, 50)

@@ -1,4 +1,4 @@
-"""Heads: likelihood and draws use one distribution, which adds up to 1 for any parameters."""
+"""Tests of heads: likelihood and draws use the same distribution, and it adds up to 1 for any parameters."""
 
 import math
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def build(build_config: BuildConfig, kind: str, levels: int = 256, mixtures: int
 
 
 def draw_parameters(head: Head, count: int, seed: int = 0) -> Tensor:
-    """Logits and means of order 1, log scales around -3."""
+    """Draw logits and means of order 1, and log scales around -3."""
     generator = torch.Generator().manual_seed(seed)
     parameters = torch.randn(count, head.projection.out_features, generator=generator, dtype=torch.float64)
     if isinstance(head, MixtureHead):
@@ -33,7 +33,7 @@ def draw_parameters(head: Head, count: int, seed: int = 0) -> Tensor:
 
 
 def extreme_parameters(head: Head) -> Tensor:
-    """Certain and uniform predictions, means outside the range and at its ends, and very small and large scales."""
+    """Combine certain and uniform predictions, means at and outside the ends of the range, and extreme scales."""
     if isinstance(head, CategoricalHead):
         rows = torch.zeros(6, head.levels, dtype=torch.float64)
         rows[1, 3], rows[2, -1], rows[3, 0], rows[4, :2], rows[5] = 1e4, 1e4, -1e4, 1e3, 1e4
@@ -45,7 +45,7 @@ def extreme_parameters(head: Head) -> Tensor:
     for mean in means:
         for log_scale in log_scales:
             for logit in (0.0, 50.0, -1e4):
-                # The first component is the extreme one, with low, high or no weight.
+                # Only the first component is extreme; its weight is low, high or 0.
                 rows.append([logit, 0, 1] + [mean, 0.2, -0.2] + [log_scale, -3, -2])
     return torch.tensor(rows, dtype=torch.float64)
 
@@ -64,7 +64,7 @@ def test_probabilities_of_all_values_add_up_to_one(build_config: BuildConfig, ki
 
 
 @pytest.mark.parametrize("mean", [-1.0, -0.3, 0.2, 0.9999, 1.0])
-def test_narrow_logistics_keep_their_mass_in_float64(build_config: BuildConfig, mean: float) -> None:
+def test_narrow_logistics_lose_no_probability_in_float64(build_config: BuildConfig, mean: float) -> None:
     head = build(build_config, "mixture", mixtures=1)
     for log_scale in (-7.0, -6.0, -5.0, -4.0):
         parameters = torch.tensor([0.0, mean, log_scale], dtype=torch.float64)
@@ -72,7 +72,7 @@ def test_narrow_logistics_keep_their_mass_in_float64(build_config: BuildConfig, 
 
 
 @every_head
-def test_bfloat16_parameters_are_counted_in_float32(build_config: BuildConfig, kind: str) -> None:
+def test_probabilities_of_bfloat16_parameters_are_computed_in_float32(build_config: BuildConfig, kind: str) -> None:
     head = build(build_config, kind)
     parameters = draw_parameters(head, 50).bfloat16()
     values = torch.arange(50)
@@ -97,7 +97,7 @@ def test_a_mixture_matches_logistics_integrated_over_bins(build_config: BuildCon
     head = build(build_config, "mixture", levels)
     parameters = draw_parameters(head, 20)
     logits, means, log_scales = parameters.split(3, dim=-1)
-    # Values are spaced evenly on [-1, 1]; bins extend half way to the next value, the outer ones to infinity.
+    # Values are spaced evenly on [-1, 1]. Bins extend halfway to the next value; the outer bins extend to infinity.
     centres = torch.linspace(-1, 1, levels, dtype=torch.float64)
     borders = torch.cat([torch.tensor([-math.inf]), (centres[1:] + centres[:-1]) / 2, torch.tensor([math.inf])])
     below = ((borders[None, :, None] - means[:, None]) / log_scales.exp()[:, None]).sigmoid()
@@ -109,7 +109,7 @@ def test_log_scales_are_bounded_below(build_config: BuildConfig) -> None:
     head = build(build_config, "mixture", mixtures=1)
     narrow, smallest = (torch.tensor([0.0, 0.1, scale], dtype=torch.float64) for scale in (-12.0, -7.0))
     assert torch.equal(head.log_probabilities(narrow), head.log_probabilities(smallest))
-    # Draws are bounded, too: with a scale of exp(-12), every draw would give the same value.
+    # The bound also affects draws: with a scale of exp(-12), every draw would give the same value.
     uniforms = torch.linspace(0.001, 0.999, 999, dtype=torch.float64)
     between = torch.tensor([[0.0, -1 + 100.49 * 2 / 255, -12.0]], dtype=torch.float64)
     assert set(head.draw(between.expand(999, -1), uniforms).tolist()) >= {100, 101}
@@ -117,7 +117,7 @@ def test_log_scales_are_bounded_below(build_config: BuildConfig) -> None:
 
 @every_head
 @every_type
-def test_gradients_at_extreme_parameters(build_config: BuildConfig, kind: str, dtype: torch.dtype) -> None:
+def test_gradients_at_extreme_parameters_are_finite(build_config: BuildConfig, kind: str, dtype: torch.dtype) -> None:
     head = build(build_config, kind)
     parameters = extreme_parameters(head).to(dtype).unsqueeze(1).expand(-1, 4, -1).clone().requires_grad_()
     values = torch.tensor([0, 1, 128, 255]).expand(parameters.shape[:2])
@@ -130,7 +130,10 @@ def test_gradients_at_extreme_parameters(build_config: BuildConfig, kind: str, d
 
 
 def chi_square_excess(counts: Tensor, expected: Tensor) -> float:
-    """The standard deviations by which chi-square exceeds its mean; bins that expect fewer than 5 join the next bin."""
+    """Return by how many standard deviations chi-square exceeds its mean.
+
+    A bin that expects fewer than 5 draws is joined with the next bin.
+    """
     merged: list[tuple[float, float]] = []
     count_sum = expected_sum = 0.0
     for count, share in zip(counts.tolist(), expected.tolist(), strict=True):
@@ -173,7 +176,7 @@ def test_draws_at_extreme_parameters_are_valid(build_config: BuildConfig, kind: 
 
 
 @every_head
-def test_each_image_of_a_batch_is_drawn_by_its_own_number(build_config: BuildConfig, kind: str) -> None:
+def test_each_image_of_a_batch_is_drawn_with_its_own_random_number(build_config: BuildConfig, kind: str) -> None:
     head = build(build_config, kind)
     parameters = draw_parameters(head, 40)
     uniforms = torch.rand(40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -186,7 +189,7 @@ def test_each_image_of_a_batch_is_drawn_by_its_own_number(build_config: BuildCon
 @every_type
 @pytest.mark.parametrize("precise", [Tensor.double, Tensor.float], ids=["double", "device-without-double"])
 def test_a_value_of_probability_zero_is_never_drawn(dtype: torch.dtype, precise, monkeypatch) -> None:
-    """This includes uniform numbers that float32 rounds to 1; top-k and top-p give many values probability 0."""
+    """Top-k and top-p give many values probability 0. Some uniform numbers here are rounded to 1 in float32."""
     monkeypatch.setattr(heads, "precise", precise)
     probabilities = torch.tensor([[0, 0.25, 0, 0.25, 0.5, 0, 0]], dtype=dtype)
     uniforms = torch.tensor([0.0, 0.1, 0.25, 0.3, 0.5, 0.75, 1 - 2**-24, 1 - 2**-30, 1 - 2**-53], dtype=torch.float64)
@@ -204,7 +207,7 @@ def test_the_position_within_a_share_is_uniform() -> None:
     torch.testing.assert_close(places, expected, rtol=0, atol=1e-12)
 
 
-def test_the_position_within_a_tiny_share_is_bounded() -> None:
+def test_the_position_within_a_tiny_share_is_between_0_and_1() -> None:
     probabilities = torch.exp(8 * torch.randn(500, 60, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
     probabilities /= probabilities.sum(dim=-1, keepdim=True)
     borders = probabilities.cumsum(dim=-1)

@@ -1,4 +1,4 @@
-"""The names that `attention` can have in a configuration, and the block of each name."""
+"""Tests of the names that `attention` can have in a configuration, and of the block for each name."""
 
 from collections.abc import Callable
 from typing import Any

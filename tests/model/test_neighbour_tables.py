@@ -1,4 +1,4 @@
-"""The rows selected by the values of neighbours, against Python integers, and the vectors from these rows."""
+"""Compares the rows that neighbours select with a computation in Python integers, and tests their vectors."""
 
 import itertools
 import math
@@ -42,7 +42,7 @@ def test_rows_match_pairs_and_hashes(channel: int) -> None:
 def test_pairs_have_separate_rows_and_hashes_are_spread() -> None:
     pairs = torch.tensor([[*pair, 0, 0] for pair in itertools.product(range(256), repeat=2)])
     assert len(find_rows(pairs, torch.tensor(0))[:, 0].unique()) == 2**16
-    # Similar keys: eight adjacent values in each place, 512 and 4,096 combinations.
+    # The keys are similar: eight adjacent values in each place give 512 and 4,096 combinations.
     near = torch.tensor(list(itertools.product(range(100, 108), repeat=4)))
     rows = find_rows(near, torch.tensor(0))
     for table, combinations in ((1, 8**3), (2, 8**4)):
@@ -65,7 +65,7 @@ def test_a_vector_is_a_linear_function_of_three_rows() -> None:
     torch.testing.assert_close(tables(values, channels), expected, rtol=0, atol=1e-12)
 
 
-def test_initial_tables_add_nothing(build_config: Callable[..., ModelConfig]) -> None:
+def test_initial_tables_do_not_change_the_output(build_config: Callable[..., ModelConfig]) -> None:
     torch.manual_seed(0)
     plain, hashed = (PixelModel(build_config(context=context)).eval() for context in ("wide", "hashed"))
     left = hashed.load_state_dict(plain.state_dict(), strict=False)

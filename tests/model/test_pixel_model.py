@@ -1,4 +1,4 @@
-"""The whole model: two executions, one distribution over images, and the sizes of the paper."""
+"""Tests of the whole model: attend against step, one distribution over images, and the sizes of the paper."""
 
 import itertools
 import math
@@ -41,7 +41,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         ("softmax", (3, 3, 3), "wide", "paper", "post", "mixture"),
         ("linear", (5, 4, 1), "hashed", "grid", "pre", "categorical"),
         ("softmax", (3, 3, 3), "hashed", "paper", "post", "mixture"),
-        # Other blocks; neither embedding nor head depends on the block.
+        # These have other blocks. Neither the embedding nor the head depends on the block.
         *itertools.product(
             ("gau", "flash", "lstm"),
             ((5, 4, 1), (3, 3, 3)),
@@ -53,7 +53,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     ]
 }
 every_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
-# One variant for every attention, image and context, for tests that depend on nothing else.
+# These have every attention, image and context at least once. They are for tests that depend on nothing else.
 some_variants = pytest.mark.parametrize(
     "variant", [value for name, value in VARIANTS.items() if name.endswith("grid-pre-categorical")]
 )
@@ -127,7 +127,7 @@ def test_predictions_are_causal(build_model: BuildModel, variant: dict[str, Any]
     model = build_model(**variant)
     values = draw_values(model, 1)
     positions = values.shape[1]
-    # Image i of the batch differs from the first in every value from i on; image i + positions only in value i.
+    # Image i of the batch differs from the first in every value from i on. Image i + positions differs only in value i.
     changed = values.repeat(2 * positions, 1)
     for place in range(positions):
         changed[place, place:] = 255 - changed[place, place:]
@@ -138,7 +138,8 @@ def test_predictions_are_causal(build_model: BuildModel, variant: dict[str, Any]
     for place in range(positions):
         for row in (place, place + positions):
             assert_agree(after[row : row + 1, : place + 1], before[:, : place + 1], CAUSALITY)
-            # `previous` reads a value at the next position; neighbours read one at the right border a row later.
+            # With `previous`, a value is read at the next position. With neighbours, a value at the right border is
+            # first read one row later.
             seen = place + 1 if variant["context"] == "previous" else place + model.config.image.values_per_row
             if seen < positions:
                 assert (after[row] - before[0])[place + 1 : seen + 1].abs().max() > 1e-6
@@ -181,7 +182,7 @@ def test_float32_does_not_drift_over_a_whole_digit(build_model: BuildModel, atte
 def test_branches_add_up_to_the_scale_of_one_branch(
     build_config: BuildConfig, attention: str, branches: int, layers: int
 ) -> None:
-    """N(0, 1 / inputs), divided by the square root of the number of branches in the whole model."""
+    """Initial weights are N(0, 1 / inputs), divided by the square root of the number of branches in the model."""
     torch.manual_seed(0)
     model = PixelModel(build_config(attention, layers=layers, width=64, feed_forward=96))
     for block in model.blocks:
@@ -218,7 +219,7 @@ def test_the_probabilities_of_all_images_add_up_to_one(
         with torch.no_grad():
             probabilities = (-model.nats(images).sum(dim=1)).double().exp()
         assert len(probabilities) == 64
-        assert probabilities.std() > 0.002, "an almost uniform distribution would show little"
+        assert probabilities.std() > 0.002, "the distribution is almost uniform"
         assert probabilities.sum().item() == pytest.approx(1, abs=PROBABILITY_TOTAL)
 
 
@@ -231,7 +232,7 @@ def test_steps_give_the_probability_of_an_image(build_model: BuildModel, attenti
         assert_agree(-model.head.log_likelihood(parameters, values), model.nats(values), FLOAT64)
 
 
-def test_tokens_are_a_start_token_and_shifted_values(build_model: BuildModel) -> None:
+def test_tokens_are_the_start_token_and_the_shifted_values(build_model: BuildModel) -> None:
     model = build_model()
     values = draw_values(model, 3)
     tokens = model.shift_values(values)
@@ -256,7 +257,7 @@ def test_an_untrained_model_needs_eight_bits_per_value(preset: str, channels: in
     ["linear", *(pytest.param(name, marks=pytest.mark.slow) for name in ("softmax", "gau", "flash", "lstm"))],
 )
 def test_a_model_can_overfit_eight_images(attention: str) -> None:
-    """Eight strokes at random places, of random brightness; 0.05 bits/dim are enough to distinguish them."""
+    """The images are eight strokes at random places with random brightness."""
     generator = torch.Generator().manual_seed(0)
     images = torch.zeros(8, 8, 8, dtype=torch.int64)
     for image in images:
@@ -284,7 +285,7 @@ def test_a_model_can_overfit_eight_images(attention: str) -> None:
     [("mnist-paper", (28, 28, 1), 6_359_198), ("cifar10-paper", (32, 32, 3), 12_677_278)],
 )
 def test_paper_presets_have_the_papers_size(preset: str, size: tuple[int, int, int], parameters: int) -> None:
-    """6.36 and 12.68 million; only the start token's row of the value table is not in the released code."""
+    """These are 6.36 and 12.68 million parameters. The released code has no row for the start token."""
     image = ImageShape.model_validate(dict(zip(("height", "width", "channels"), size, strict=True)))
     model = PixelModel(ModelConfig(**PRESETS[preset].model_dump(), image=image))
     assert model.parameter_count() == parameters

@@ -1,4 +1,4 @@
-"""A model built without weights equals the full model once its weights are assigned; shapes take no memory."""
+"""Tests that a model built without weights takes no memory and equals the full model once it has weights."""
 
 import pytest
 import torch

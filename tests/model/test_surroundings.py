@@ -1,4 +1,4 @@
-"""The numbers for the values around a position, and the two layers that read them."""
+"""Tests of the inputs from the values around a position, and of the two layers that read these inputs."""
 
 import math
 
@@ -8,7 +8,7 @@ import torch
 from linformer_cli.model.surroundings import Surroundings, list_surroundings
 
 
-def test_surroundings_are_known_pixels_of_four_rows() -> None:
+def test_surroundings_are_the_known_pixels_of_four_rows() -> None:
     pixels = list_surroundings()
     assert len(pixels) == len(set(pixels)) == 4 + 3 * 9
     assert all(0 <= up <= 3 and abs(left) <= 4 and (up > 0 or left > 0) for up, left in pixels)

@@ -1,4 +1,4 @@
-"""Libraries are compiled once, cached in the user's own folder, and never loaded from elsewhere."""
+"""Tests that libraries are compiled once and cached, and that no other user can replace them."""
 
 import ctypes
 import os
@@ -16,12 +16,14 @@ from linformer_cli.native import cache, compiler
 
 needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="there is no C++ compiler")
 needs_user_ids = pytest.mark.skipif(not hasattr(os, "getuid"), reason="there are no user ids")
-needs_superuser = pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root gives files away")
+needs_superuser = pytest.mark.skipif(
+    not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can change the owner of a file"
+)
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A library with one function, `answer`."""
+    """The source of a library with one function, `answer`."""
     file = tmp_path / "answer.cpp"
     file.write_text('extern "C" int answer() { return 42; }\n')
     return file
@@ -29,7 +31,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def load(source: Path) -> Callable[[], ctypes.CDLL]:
-    """Loads the library as a new process would."""
+    """Provides a function that loads the library as a new process would."""
 
     def load() -> ctypes.CDLL:
         compiler.try_load.cache_clear()
@@ -44,7 +46,7 @@ def find_library(cache: Path) -> Path:
 
 
 def plant(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Another cache with `library` and its checksum, because a process does not open the same path twice."""
+    """Copy `library` and its checksum to another cache, because a process does not open the same path twice."""
     monkeypatch.setenv("LINTX_CACHE", str(tmp_path / "other"))
     planted = tmp_path / "other" / "native" / library.name
     planted.parent.mkdir(parents=True, mode=0o700)
@@ -56,8 +58,8 @@ def plant(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 # Compiling
 
 
-def test_asking_again_for_a_missing_library_keeps_nothing(source, fresh_compiler, monkeypatch) -> None:
-    """An error that is stored and raised again would keep every frame that it ever passed."""
+def test_asking_again_for_a_missing_library_keeps_no_frames(source, fresh_compiler, monkeypatch) -> None:
+    """An error that is stored and raised again keeps every frame that it has passed."""
     monkeypatch.setenv("PATH", str(fresh_compiler))
     errors = []
     for _ in range(2):
@@ -73,15 +75,15 @@ def test_a_library_is_compiled_once(load, fresh_compiler, fake_compiler) -> None
     assert load().answer() == 42
     real = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     assert real is not None
-    # The same compiler under another name, with a log of its runs.
+    # This compiler is the same under another name and logs its runs.
     counter = fake_compiler(f'echo run >> "$0.log"\nexec {real} "$@"')
     assert load().answer() == 42 and load().answer() == 42
-    assert Path(f"{counter}.log").read_text().split() == ["run", "run"]  # once to compile, once to link
+    assert Path(f"{counter}.log").read_text().split() == ["run", "run"]  # it compiles once and links once
 
 
 @needs_compiler
-def test_a_processor_that_can_do_less_gets_kernels_of_its_own(load, fresh_compiler, monkeypatch) -> None:
-    """Processors of one name may differ, because a virtual machine can hide features; kernels for another may crash."""
+def test_a_processor_with_fewer_features_gets_its_own_kernels(load, fresh_compiler, monkeypatch) -> None:
+    """A virtual machine can hide features of a processor, and kernels that use these features would crash."""
     load()
     monkeypatch.setattr(compiler, "processor_features", lambda: "fpu")
     load()
@@ -89,7 +91,7 @@ def test_a_processor_that_can_do_less_gets_kernels_of_its_own(load, fresh_compil
 
 
 @needs_compiler
-def test_another_header_is_another_library(load, fresh_compiler, monkeypatch, tmp_path) -> None:
+def test_a_changed_header_gives_another_library(load, fresh_compiler, monkeypatch, tmp_path) -> None:
     load()
     headers = tmp_path / "headers"
     shutil.copytree(compiler.HEADERS, headers)
@@ -100,7 +102,7 @@ def test_another_header_is_another_library(load, fresh_compiler, monkeypatch, tm
 
 
 @needs_compiler
-def test_other_options_are_another_library(source, fresh_compiler) -> None:
+def test_other_options_give_another_library(source, fresh_compiler) -> None:
     source.write_text('extern "C" int answer() { return ANSWER; }\n')
     for answer in (42, 43, 42):
         assert compiler.load_library(source, (f"-DANSWER={answer}",)).answer() == answer
@@ -116,11 +118,11 @@ def test_a_ctrl_c_in_the_terminal_does_not_reach_the_compiler(load, fresh_compil
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the compiler is a shell script")
-def test_a_compiler_that_hangs_is_ended_and_not_asked_again(
+def test_a_compiler_that_hangs_is_ended_and_not_started_again(
     load, source, fresh_compiler, fake_compiler, monkeypatch, caplog
 ) -> None:
     monkeypatch.setattr(compiler, "COMPILE_SECONDS", 0.5)
-    # A child of the compiler keeps the pipe open, as with g++.
+    # As with g++, a child of the compiler keeps the pipe open.
     hanging = fake_compiler('echo run >> "$0.log"\nsleep 60 &\necho $! > "$0.child"\nwait')
     began = time.monotonic()
     for _ in range(2):
@@ -140,7 +142,7 @@ def test_a_compiler_that_hangs_is_ended_and_not_asked_again(
 
 
 def is_running(process: int) -> bool:
-    """Whether the process exists and is not a zombie."""
+    """Tell whether the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -162,7 +164,9 @@ def test_a_truncated_library_is_compiled_again(load, fresh_compiler, tmp_path, m
 
 @needs_compiler
 @pytest.mark.parametrize("damage", [b"\xff\xfe\x00", b"", b"0" * 64])
-def test_a_damaged_checksum_means_compiling_again(load, fresh_compiler, tmp_path, monkeypatch, damage) -> None:
+def test_a_library_with_a_damaged_checksum_is_compiled_again(
+    load, fresh_compiler, tmp_path, monkeypatch, damage
+) -> None:
     load()
     planted = plant(find_library(fresh_compiler), tmp_path, monkeypatch)
     before = planted.stat().st_mtime_ns
@@ -194,7 +198,7 @@ def test_a_library_in_a_folder_that_others_may_write_to_is_not_loaded(
 
 @needs_compiler
 @needs_user_ids
-def test_a_folder_for_all_whose_entries_only_their_owners_rename_is_no_risk(load, fresh_compiler, caplog) -> None:
+def test_a_parent_folder_with_the_sticky_bit_is_accepted(load, fresh_compiler, caplog) -> None:
     fresh_compiler.mkdir(parents=True, mode=0o700)
     fresh_compiler.parent.chmod(0o1777)
     assert load()._name.startswith(str(fresh_compiler))
@@ -232,8 +236,8 @@ def test_nothing_of_another_user_is_loaded(load, fresh_compiler, tmp_path, monke
 
 
 @needs_user_ids
-def test_folders_of_the_owner_of_the_root_are_no_risk(tmp_path, monkeypatch) -> None:
-    """In a user namespace, as in some containers, / and /tmp may belong to a user without a number of their own."""
+def test_folders_with_the_owner_of_the_root_are_accepted(tmp_path, monkeypatch) -> None:
+    """In a user namespace, as in some containers, the owner of / and /tmp may have no user number."""
     real = Path.stat
 
     def stat(path: Path, **options: bool) -> os.stat_result:
@@ -248,7 +252,7 @@ def test_folders_of_the_owner_of_the_root_are_no_risk(tmp_path, monkeypatch) -> 
         cache.require_private(tmp_path.parent)
 
 
-def test_without_user_ids_there_is_no_risk(tmp_path, monkeypatch) -> None:
+def test_all_folders_are_accepted_without_user_ids(tmp_path, monkeypatch) -> None:
     monkeypatch.delattr(os, "getuid", raising=False)
     monkeypatch.delattr(os, "getgid", raising=False)
     cache.require_private(tmp_path)
@@ -256,7 +260,7 @@ def test_without_user_ids_there_is_no_risk(tmp_path, monkeypatch) -> None:
 
 @needs_compiler
 @needs_user_ids
-def test_compiled_libraries_are_for_this_user_to_write(load, fresh_compiler) -> None:
+def test_only_this_user_can_write_compiled_libraries(load, fresh_compiler) -> None:
     fresh_compiler.parent.mkdir(mode=0o700)
     before = os.umask(0)
     try:

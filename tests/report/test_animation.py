@@ -1,4 +1,4 @@
-"""Frames and the GIF of images sampled row by row."""
+"""Tests of the frames and the GIF of images that are sampled row by row."""
 
 import io
 
@@ -11,7 +11,7 @@ from linformer_cli.report.grids import BACKGROUND, render_grid
 
 
 @pytest.mark.parametrize(("height", "first"), [(28, 0), (28, 14), (28, 27), (1, 0), (500, 0), (64, 0), (65, 3)])
-def test_frames_go_from_the_first_row_to_the_last(height: int, first: int) -> None:
+def test_frames_show_the_image_from_the_first_row_to_the_last(height: int, first: int) -> None:
     rows = frame_rows(height, first)
     assert rows[0] == first and rows[-1] == height
     assert rows == sorted(set(rows))
@@ -37,5 +37,5 @@ def test_a_gif_shows_every_frame_and_stays_on_the_last(channels: int) -> None:
         assert gif.info["duration"] == LAST_MILLISECONDS
         shown = np.asarray(gif.convert("RGB"), dtype=int)
     expected = np.asarray(frames[-1].convert("RGB"), dtype=int)
-    # Greys are exact; colours go through a palette.
+    # Greys are exact, but colours are converted to a palette.
     assert np.abs(shown - expected).max() <= (0 if channels == 1 else 40)

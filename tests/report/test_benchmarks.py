@@ -1,4 +1,4 @@
-"""The rows of a benchmark as tables and curves."""
+"""Tests of the rows of a benchmark as tables and curves."""
 
 import io
 from dataclasses import replace
@@ -47,7 +47,7 @@ LEFT_OUT = replace(
 EXTRAPOLATED = replace(LEFT_OUT, batch=1, left_out=None, extrapolated=Extrapolated(0.25, (0.2, 0.3), 4.0, 4, 784))
 
 
-def test_measured_extrapolated_and_left_out_keep_apart() -> None:
+def test_measured_and_extrapolated_speeds_have_separate_columns() -> None:
     measured, extrapolated, left_out = map(benchmarks.flatten_speed, (MEASURED, EXTRAPOLATED, LEFT_OUT))
     assert (measured["images_per_second"], measured["images_per_second_extrapolated"]) == (2.0, None)
     assert (measured["quartiles"], measured["latency_seconds"]) == ("1.5-2.5", 0.5)
@@ -59,7 +59,7 @@ def test_measured_extrapolated_and_left_out_keep_apart() -> None:
     assert left_out["quartiles"] is None
 
 
-def test_time_of_a_value_is_that_of_an_image_over_its_values() -> None:
+def test_the_time_of_a_value_is_the_time_of_an_image_divided_by_its_values() -> None:
     measured, extrapolated, left_out = map(benchmarks.flatten_speed, (MEASURED, EXTRAPOLATED, LEFT_OUT))
     assert measured["seconds_per_position"] == 0.5 / 784
     assert extrapolated["seconds_per_position_extrapolated"] == 4.0 / 784
@@ -67,11 +67,11 @@ def test_time_of_a_value_is_that_of_an_image_over_its_values() -> None:
     assert left_out["seconds_per_position"] is left_out["seconds_per_position_extrapolated"] is None
 
 
-def test_latency_is_that_of_one_image() -> None:
+def test_only_single_images_have_a_latency() -> None:
     assert benchmarks.flatten_speed(replace(MEASURED, batch=2))["latency_seconds"] is None
 
 
-def test_columns_without_anything_are_left_out() -> None:
+def test_empty_columns_are_left_out() -> None:
     rows = [benchmarks.flatten_speed(MEASURED)]
     speed, cost, quality, published = benchmarks.SAMPLING_TABLES
     assert "extrapolated" not in [column.title for column in benchmarks.choose_columns(rows, speed)]
@@ -84,19 +84,19 @@ def test_columns_without_anything_are_left_out() -> None:
     assert benchmarks.choose_columns(rows, [*method, Column("nothing", "nothing")]) == []
 
 
-def test_speed_is_drawn_by_network_and_method() -> None:
+def test_speed_is_plotted_by_network_and_method() -> None:
     two = replace(MEASURED, batch=64, images_per_second=30.0, images_per_second_quartiles=(29.0, 31.0))
     text = benchmark_plots.render_speed([MEASURED, two, EXTRAPOLATED, LEFT_OUT], "svg").decode()
     assert ElementTree.fromstring(text).tag.endswith("svg")
     for words in ("mnist-paper", "linear", "softmax, rerun", "images at once", "64"):
         assert f"<!-- {words} -->" in text
-    assert "<!-- 16 -->" not in text  # nothing was measured there
+    assert "<!-- 16 -->" not in text  # nothing was measured at 16
     assert "images per second (in a ring: extrapolated)" in text
     text = benchmark_plots.render_speed([MEASURED, two], "svg").decode()
     assert "<!-- linear -->" in text and "in a ring" not in text
 
 
-def test_engines_of_one_mechanism_are_curves_of_their_own() -> None:
+def test_every_engine_of_a_mechanism_has_its_own_curve() -> None:
     other = replace(MEASURED, engine="native", images_per_second=3.0)
     for text in (
         benchmark_plots.render_speed([MEASURED, other, replace(MEASURED, name="rfa")], "svg").decode(),
@@ -115,7 +115,7 @@ def test_engines_of_one_mechanism_are_curves_of_their_own() -> None:
         ({512: 7, 1024: 5}, "batch 7 to 5"),
     ],
 )
-def test_growth_is_that_of_a_sequence_and_says_how_many_a_pass_had(batches, said) -> None:
+def test_growth_is_plotted_per_sequence_and_the_title_gives_the_batch(batches, said) -> None:
     same = {"attention": "linear", "attention_options": {}, "engine": "parallel", "precision": "fp32", "device": "cpu"}
     rows = [
         AttentionRow(
@@ -140,7 +140,7 @@ def test_growth_is_that_of_a_sequence_and_says_how_many_a_pass_had(batches, said
     ]
     text = benchmark_plots.render_growth([*rows, slow], exponents, "svg").decode()
     assert f"backward, {said} (slopes: time, memory)" in text
-    assert "<!-- linear (1.00, 0.50) -->" in text and "slow" not in text  # it was not measured
+    assert "<!-- linear (1.00, 0.50) -->" in text and "slow" not in text  # slow was not measured
 
 
 def _trained(name: str, bits: float, seen: int = 8000, row=MEASURED, **changes):
@@ -148,20 +148,20 @@ def _trained(name: str, bits: float, seen: int = 8000, row=MEASURED, **changes):
     return replace(row, name=name, **run, **changes)
 
 
-def test_bits_are_drawn_against_speed_where_they_are_known() -> None:
+def test_bits_per_dim_are_plotted_against_speed() -> None:
     rows = [_trained("linear", 1.25), _trained("rfa", 1.5, batch=64), MEASURED]
     rows.append(_trained("softmax", 1.0, row=EXTRAPOLATED))
     text = benchmark_plots.render_quality(rows, "svg").decode()
     for words in ("batch 1", "batch 64", "linear", "rfa", "softmax, rerun", "images per second", "bits/dim"):
         assert f"<!-- {words} -->" in text
     assert "validation bits/dim on mnist after 8,000 training images" in text
-    # Legend entries show the images seen if they differ.
+    # Legend entries show the training images seen if these numbers differ.
     text = benchmark_plots.render_quality([*rows, _trained("flash", 1.1, 500)], "svg").decode()
     assert "<!-- flash, 500 images -->" in text and "<!-- linear, 8 k images -->" in text
     assert benchmark_plots.render_quality(rows, "png").startswith(b"\x89PNG")
 
 
-def test_speed_alone_has_no_bits_to_draw(raises_one_line) -> None:
+def test_a_plot_of_bits_per_dim_is_refused_if_no_row_has_any(raises_one_line) -> None:
     with raises_one_line(UsageError, "--runs"):
         benchmark_plots.render_quality([MEASURED, _trained("x", 1.0, row=LEFT_OUT)], "png")
 
@@ -180,12 +180,12 @@ def test_no_table_is_wider_than_a_terminal(tables) -> None:
     for columns in getattr(benchmarks, tables):
         console = Console(width=80, file=io.StringIO())
         console.print(render_records(rows, benchmarks.choose_columns(rows, columns), "table"))
-        assert len(console.file.getvalue().rstrip().splitlines()) == 3  # heading, rule and row: nothing wraps
+        assert len(console.file.getvalue().rstrip().splitlines()) == 3  # heading, rule and row do not wrap
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("speed", [2291.5946457246673, 111.15814943998954, 380.2520802213031, 5.0])
 def test_a_single_speed_has_an_axis_around_it(speed: float) -> None:
-    """For the first three speeds, matplotlib alone makes an axis whose ends are equal."""
+    """For the first three speeds, matplotlib by itself chooses an axis whose two ends are equal."""
     row = replace(MEASURED, images_per_second=speed, images_per_second_quartiles=(speed, speed))
     assert benchmark_plots.render_speed([row], "png").startswith(b"\x89PNG")

@@ -1,4 +1,4 @@
-"""Grids, completions, captions, and PNG metadata."""
+"""Tests of grids, completions, captions, and PNG metadata."""
 
 import io
 from pathlib import Path
@@ -34,7 +34,7 @@ def flat_images(*tones):
 # render_grid
 
 
-def test_grid_puts_images_in_raster_order_with_a_gap_between_them_only():
+def test_a_grid_has_its_images_in_raster_order_with_gaps_only_between_them():
     grid = render_grid(flat_images(1, 2, 3), columns=2, scale=2, gap=1)
     g = BACKGROUND
     expected = [
@@ -48,14 +48,14 @@ def test_grid_puts_images_in_raster_order_with_a_gap_between_them_only():
 
 
 @pytest.mark.parametrize("channels, mode", [(1, "L"), (3, "RGB")])
-def test_one_image_at_scale_1_is_itself(channels, mode):
+def test_a_grid_of_one_image_at_scale_1_equals_the_image(channels, mode):
     images = random_images(1, 5, 7, channels)
     grid = render_grid(images, scale=1)
     assert grid.mode == mode
     np.testing.assert_array_equal(np.asarray(grid).reshape(5, 7, channels), images[0])
 
 
-def test_grid_enlarges_without_blurring():
+def test_a_grid_enlarges_images_without_blurring():
     images = random_images(1, 3, 4, 3)
     np.testing.assert_array_equal(np.asarray(render_grid(images, scale=3)), images[0].repeat(3, 0).repeat(3, 1))
 
@@ -64,7 +64,7 @@ def test_grid_enlarges_without_blurring():
     "count, height, width, columns",
     [(1, 8, 8, 1), (2, 8, 8, 2), (3, 8, 8, 3), (5, 8, 8, 3), (8, 8, 8, 4), (16, 8, 8, 4), (4, 32, 8, 4), (4, 8, 32, 1)],
 )
-def test_grid_is_nearly_square(count, height, width, columns):
+def test_a_grid_is_nearly_square(count, height, width, columns):
     grid = render_grid(np.zeros((count, height, width, 1), np.uint8), scale=1, gap=0)
     assert grid.size == (columns * width, -(-count // columns) * height)
 
@@ -72,11 +72,11 @@ def test_grid_is_nearly_square(count, height, width, columns):
 @pytest.mark.parametrize(
     "count, side, long_side", [(16, 28, 4 * 28 * 5), (64, 32, 8 * 32 * 2), (1, 8, 8 * 8), (4, 512, 1024)]
 )
-def test_default_scale_makes_a_comfortable_size(count, side, long_side):
+def test_the_default_scale_depends_on_the_size_of_the_grid(count, side, long_side):
     assert max(render_grid(np.zeros((count, side, side, 1), np.uint8), gap=0).size) == long_side
 
 
-def test_more_columns_than_images_leave_no_empty_ones():
+def test_a_grid_has_no_empty_columns():
     assert render_grid(flat_images(1, 2), columns=9, scale=1, gap=0).size == (2, 1)
 
 
@@ -88,7 +88,7 @@ def test_more_columns_than_images_leave_no_empty_ones():
         ({"gap": -2}, "gap must be at least 0, found -2"),
     ],
 )
-def test_grid_refuses_impossible_numbers(options, message):
+def test_a_grid_refuses_impossible_numbers(options, message):
     with pytest.raises(UsageError, match=f"^{message}$"):
         render_grid(flat_images(1), **options)
 
@@ -102,7 +102,7 @@ def test_grid_refuses_impossible_numbers(options, message):
         (np.zeros((0, 3, 3, 1), np.uint8), r"found an array of \[0, 3, 3, 1\]"),
     ],
 )
-def test_grid_refuses_other_arrays(images, found):
+def test_a_grid_refuses_arrays_that_are_not_images(images, found):
     with pytest.raises(DataError, match=found):
         render_grid(images)
 
@@ -111,13 +111,13 @@ def test_grid_refuses_other_arrays(images, found):
 
 
 def completion_cells(picture, count, width, gap=2):
-    """The images of a row, as arrays; each column is as wide as its image."""
+    """Return the images of a row as arrays; each column is as wide as its image."""
     array = np.asarray(picture)[CAPTION_HEIGHT:]
     return [array[:, column * (width + gap) :][:, :width] for column in range(count)]
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_completion_shows_all_images_and_hides_exactly_the_unknown_values(channels):
+def test_a_completion_shows_all_images_and_hides_only_the_unknown_values(channels):
     scale, side = 16, 4
     given, original, *completions = random_images(4, side, side, channels)
     known = 2 * side * channels + channels + 1  # with three channels, the last known value is the red of a pixel
@@ -136,37 +136,37 @@ def test_completion_shows_all_images_and_hides_exactly_the_unknown_values(channe
             assert set(values[index].flat) == set(HIDDEN_TONES), index
 
 
-def test_hidden_part_is_a_checker_of_fixed_cells():
+def test_the_hidden_part_is_a_checkerboard_of_fixed_cells():
     given = np.zeros((8, 64, 1), np.uint8)
     shown = completion_cells(render_completion(given, 0, given[None], given, scale=1), 1, 64)[0]
     rows, columns = np.indices(shown.shape) // HIDDEN_CELL
     np.testing.assert_array_equal(shown, np.array(HIDDEN_TONES)[(rows + columns) % 2])
 
 
-def test_everything_known_hides_nothing():
+def test_nothing_is_hidden_if_all_values_are_known():
     given = random_images(4, 64, 3)
     shown = completion_cells(render_completion(given, given.size, given[None], given, scale=1), 1, 64)[0]
     np.testing.assert_array_equal(shown, given)
 
 
-def test_every_column_has_a_caption_and_small_images_leave_it_room():
+def test_captions_of_small_images_do_not_overlap():
     given = np.zeros((4, 4, 1), np.uint8)
     picture = render_completion(given, 0, np.stack([given, given]), given, scale=1, gap=6)
     inked = (np.asarray(picture)[:CAPTION_HEIGHT] > BACKGROUND).any(axis=0)
     blank_runs = [len(run) for run in "".join("x" if ink else " " for ink in inked).split("x") if run]
-    # Letters are one or two pixels apart; wider gaps separate the four captions.
+    # Letters are one or two pixels apart. Wider gaps separate the four captions.
     assert sum(length >= 6 for length in blank_runs[1:-1]) == 3
     assert not inked[[0, -1]].any()
 
 
 @pytest.mark.parametrize("known", [-1, 17])
-def test_completion_refuses_an_impossible_known_part(known):
+def test_a_completion_refuses_an_impossible_known_part(known):
     given = np.zeros((4, 4, 1), np.uint8)
     with pytest.raises(UsageError, match=f"has 0 to 16 values, found {known}$"):
         render_completion(given, known, given[None], given)
 
 
-def test_completion_refuses_images_that_do_not_fit_together():
+def test_a_completion_refuses_images_of_different_shapes():
     given = np.zeros((4, 4, 1), np.uint8)
     with pytest.raises(DataError, match=r"original image must be uint8 \[4, 4, 1\].*found uint8 \[4, 5, 1\]"):
         render_completion(given, 0, given[None], np.zeros((4, 5, 1), np.uint8))
@@ -174,7 +174,7 @@ def test_completion_refuses_images_that_do_not_fit_together():
         render_completion(np.zeros((4, 4, 1)), 0, given[None], given)
 
 
-def test_stacked_rows_are_left_aligned_and_become_rgb_together():
+def test_stacked_rows_are_left_aligned_and_all_rgb_if_one_is():
     grey, colour = Image.new("L", (2, 1), 9), Image.new("RGB", (1, 1), (1, 2, 3))
     stack = stack_rows([grey, colour], gap=1)
     b = [BACKGROUND] * 3
@@ -187,7 +187,7 @@ def test_stacked_rows_are_left_aligned_and_become_rgb_together():
 # encode_png and read_png_metadata
 
 
-def test_metadata_comes_back_from_bytes_and_from_a_file(tmp_path):
+def test_metadata_is_read_back_from_bytes_and_from_a_file(tmp_path):
     metadata = {"seed": 7, "prompt": "ä|\n", "folder": Path("runs/a"), "temperature": np.float32(0.5)}
     data = encode_png(Image.new("L", (2, 2)), metadata)
     expected = {"seed": 7, "prompt": "ä|\n", "folder": str(Path("runs/a")), "temperature": 0.5}
@@ -196,7 +196,7 @@ def test_metadata_comes_back_from_bytes_and_from_a_file(tmp_path):
     assert read_png_metadata(tmp_path / "a.png") == expected
 
 
-def test_png_is_the_image_with_one_compact_sorted_chunk():
+def test_a_png_holds_the_image_and_compact_sorted_metadata():
     image = Image.fromarray(random_images(3, 4, 3))
     data = encode_png(image, {"b": [1, 2], "a": None})
     with Image.open(io.BytesIO(data)) as decoded:
@@ -242,18 +242,18 @@ def plain_image(format):
     ],
     ids=["empty", "gif", "plain", "no-json", "no-object", "cut"],
 )
-def test_foreign_and_damaged_images_are_one_line(data, message):
+def test_foreign_and_damaged_images_give_a_one_line_error(data, message):
     with pytest.raises(DataError, match=message) as caught:
         read_png_metadata(data)
     assert "\n" not in str(caught.value)
 
 
-def test_missing_image_names_its_path(tmp_path):
+def test_the_error_for_a_missing_image_names_its_path(tmp_path):
     with pytest.raises(DataError, match=r"^cannot read .*none\.png: no such file or directory$"):
         read_png_metadata(tmp_path / "none.png")
 
 
-def test_pictures_of_several_sizes_stand_in_one_row():
+def test_pictures_of_several_sizes_fit_into_one_row():
     pictures = [Image.new("L", (40, 10), 200), Image.new("RGB", (5, 30), (250, 0, 0))]
     row = render_captioned_row(pictures, ["a", "a long caption"], gap=4)
     assert row.mode == "RGB" and row.height == CAPTION_HEIGHT + 30
@@ -264,7 +264,7 @@ def test_pictures_of_several_sizes_stand_in_one_row():
         render_captioned_row([], [])
 
 
-def test_a_title_is_as_wide_as_its_text():
+def test_a_longer_title_is_wider():
     short, long = render_title("a"), render_title("a" * 30)
     assert short.height == long.height == CAPTION_HEIGHT and long.width > 5 * short.width
     assert max(long.tobytes()) > 200

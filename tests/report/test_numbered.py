@@ -1,4 +1,4 @@
-"""A folder of sampled images: an existing image counts only if it was sampled with the same settings."""
+"""Tests of folders of sampled images. An existing image counts only if it was sampled with the same settings."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ def begin(folder: Path, **changes: object) -> NumberedImages:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_written_image_is_held_and_read_again(tmp_path, channels) -> None:
+def test_a_written_image_counts_and_can_be_read_again(tmp_path, channels) -> None:
     folder, drawn = begin(tmp_path), images(channels)
     assert not folder.holds(0)
     for index, image in zip((0, 7, 123_456), drawn, strict=True):
@@ -36,7 +36,7 @@ def test_a_written_image_is_held_and_read_again(tmp_path, channels) -> None:
 @pytest.mark.parametrize(
     "change", [{"seed": 4}, {"temperature": 1.0}, {"top_k": 1}, {"checkpoint_sha256": "2f"}, {"new": 1}]
 )
-def test_an_image_of_other_settings_does_not_count(tmp_path, change) -> None:
+def test_an_image_sampled_with_other_settings_does_not_count(tmp_path, change) -> None:
     begin(tmp_path).write(0, images()[0])
     assert not begin(tmp_path, **change).holds(0)
 
@@ -47,14 +47,14 @@ def test_device_engine_and_batch_do_not_matter(tmp_path, change) -> None:
     assert begin(tmp_path, **change).holds(0)
 
 
-def test_an_image_under_another_number_does_not_count(tmp_path) -> None:
+def test_an_image_with_the_wrong_number_does_not_count(tmp_path) -> None:
     folder = begin(tmp_path)
     folder.write(0, images()[0])
     folder.path(0).rename(folder.path(1))
     assert not folder.holds(1)
 
 
-def test_a_picture_of_another_program_is_not_replaced(tmp_path, raises_one_line) -> None:
+def test_a_picture_from_another_program_is_not_replaced(tmp_path, raises_one_line) -> None:
     folder = begin(tmp_path)
     folder.folder.mkdir()
     Image.new("L", (3, 3)).save(folder.path(0))

@@ -1,4 +1,4 @@
-"""Plots: readable, reproducible files with labelled axes and distinguishable colours."""
+"""Tests that plots are readable and reproducible, with labelled axes and distinguishable colours."""
 
 import dataclasses
 import io
@@ -23,7 +23,7 @@ def panels(count: int = 2, factor: float = 1.0) -> list[Panel]:
     return [Panel(f"norm {number}", [curve("first", 0, 0), curve("second", 1, 1)]) for number in range(count)]
 
 
-def test_a_png_is_a_picture_with_all_curves() -> None:
+def test_a_png_shows_all_curves() -> None:
     data = render_plot(panels(), "features m", "error", "png")
     picture = Image.open(io.BytesIO(data))
     assert picture.format == "PNG" and picture.width > 600
@@ -31,7 +31,7 @@ def test_a_png_is_a_picture_with_all_curves() -> None:
     for colour in PALETTE[:2]:
         assert ImageColor.getrgb(colour) in found
     assert ImageColor.getrgb(PALETTE[2]) not in found
-    # Four panels need a second row.
+    # Four panels take two rows.
     assert Image.open(io.BytesIO(render_plot(panels(4), "x", "y", "png"))).height > 1.5 * picture.height
 
 
@@ -56,12 +56,12 @@ def test_an_svg_is_valid_and_has_logarithmic_axes() -> None:
     assert ElementTree.fromstring(text).tag.endswith("svg")
     for words in ("features m", "error", "norm 1", "first", "second"):
         assert f"<!-- {words} -->" in text
-    # Ticks at the measured values, and at powers of ten.
+    # There are ticks at the measured values and at powers of ten.
     assert text.count("<!-- 16 -->") == text.count("<!-- 64 -->") == 2
     assert "mathdefault{10^{-3}}" in text and "mathdefault{10^{0}}" in text
 
 
-def test_panels_may_have_axes_of_their_own() -> None:
+def test_panels_may_have_different_axes() -> None:
     points = [100, 2500, 12000]
     wide = Panel("", [Curve("curve", points, [0.9, 1.2, 3])], "images", "bits/dim", x_scale="linear")
     other = Panel("", [Curve("curve", [1, 3], [0, 1])], "hours", "rate", x_scale="linear", y_scale="linear")
@@ -71,38 +71,38 @@ def test_panels_may_have_axes_of_their_own() -> None:
     assert "<!-- x -->" not in text and "<!-- y -->" not in text and "mathdefault" not in text
 
 
-def test_panels_share_what_has_one_label() -> None:
-    """Panels with the same label share an axis, so 64 is a tick of both."""
+def test_panels_with_the_same_label_share_an_axis() -> None:
+    """On a shared axis, 64 is a tick of both panels."""
     few = [Panel("", [Curve("curve", [16], [1.0])], y_label=f"quantity {number}") for number in range(2)]
     more = [dataclasses.replace(few[0], curves=[Curve("curve", [16, 64], [1.0, 2.0])]), few[1]]
     assert render_plot(few, "m", "", "svg").decode().count("<!-- 64 -->") == 0
     assert render_plot(more, "m", "", "svg").decode().count("<!-- 64 -->") == 2
     apart = [more[0], dataclasses.replace(few[1], x_label="other")]
     assert render_plot(apart, "m", "", "svg").decode().count("<!-- 64 -->") == 1
-    # The axis itself is shared, not only its ticks.
+    # The panels share the axis itself, not only its ticks.
     low, high = (Panel("", [Curve("curve", [1, 2], [0, top])], x_scale="linear", y_scale="linear") for top in (1, 100))
     assert render_plot([low, high], "m", "y", "svg").decode().count("<!-- 100 -->") == 2
     apart = [low, dataclasses.replace(high, y_label="other")]
     assert render_plot(apart, "m", "y", "svg").decode().count("<!-- 100 -->") == 1
 
 
-def test_many_lengths_have_few_numbers() -> None:
+def test_crowded_tick_labels_are_thinned_out() -> None:
     x = [2**index for index in range(12)]
     text = render_plot([Panel("", [Curve("curve", x, x)])], "T", "s", "svg").decode()
-    # As many labels as fit; single digits need less room.
+    # Single digits need less room, so more of them are shown.
     assert [length for length in x if f"<!-- {length:,} -->" in text] == [1, 2, 4, 8, 16, 32, 128, 512, 2048]
 
 
-def test_many_points_have_few_markers() -> None:
+def test_a_curve_of_many_points_has_few_markers() -> None:
     def count_signs(count: int) -> int:
         x = range(1, count + 1)
         panel = Panel("", [Curve("curve", x, x)], x_scale="linear", y_scale="linear")
-        return render_plot([panel], "T", "s", "svg").decode().count("<use")  # letters are also drawn with <use
+        return render_plot([panel], "T", "s", "svg").decode().count("<use")  # this also counts letters
 
     assert count_signs(400) < count_signs(12) + 50
 
 
-def test_a_curve_without_points_is_only_in_the_legend() -> None:
+def test_a_curve_without_points_is_in_the_legend() -> None:
     empty = Panel("", [Curve("nothing", [], []), Curve("one", [1], [2.0])])
     assert "<!-- nothing -->" in render_plot([empty], "x", "y", "svg").decode()
 
@@ -120,7 +120,7 @@ def test_the_same_curves_give_the_same_file(kind) -> None:
     assert render_plot(panels(factor=1.5), "x", "y", kind) != first
 
 
-def test_colours_differ_in_brightness_or_hue_for_everyone() -> None:
+def test_colours_are_dark_enough_and_differ_from_each_other() -> None:
     def luminance(colour: str) -> float:
         red, green, blue = ImageColor.getrgb(colour)
         return 0.2126 * red + 0.7152 * green + 0.0722 * blue
@@ -132,22 +132,22 @@ def test_colours_differ_in_brightness_or_hue_for_everyone() -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), [("a.png", "png"), ("b.SVG", "svg")])
-def test_the_name_says_the_format(name, kind) -> None:
+def test_the_file_name_gives_the_format(name, kind) -> None:
     assert parse_plot_format(Path(name)) == kind
 
 
 @pytest.mark.parametrize("name", ["a.pdf", "png", "a.png.gz"])
-def test_other_formats_are_one_line(name, raises_one_line) -> None:
+def test_other_formats_give_a_one_line_error(name, raises_one_line) -> None:
     with raises_one_line(UsageError, name, ".png or .svg"):
         parse_plot_format(Path(name))
 
 
-def test_matplotlib_is_imported_for_drawing_only() -> None:
+def test_importing_the_plots_does_not_import_matplotlib() -> None:
     script = "import sys, linformer_cli.report.plots; assert 'matplotlib' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_a_single_point_has_a_bar_and_no_line() -> None:
+def test_a_single_point_has_an_error_bar_and_no_line() -> None:
     def render(low, high):
         curve = Curve("alone", [10.0], [3.0], low, high)
         panel = Panel("", [curve], y_scale="linear", ticks_at_points=False)
@@ -159,13 +159,13 @@ def test_a_single_point_has_a_bar_and_no_line() -> None:
 
 
 @pytest.mark.parametrize(("span", "shown"), [((0.05, 300.0), "100"), ((2e-5, 300.0), "{10^{2}}")])
-def test_powers_of_ten_are_written_out_where_they_are_short(span, shown) -> None:
+def test_short_powers_of_ten_are_written_in_digits(span, shown) -> None:
     curve = Curve("one", [1, 2], list(span))
     text = render_plot([Panel("", [curve])], "x", "y", "svg").decode()
     assert shown in text
 
 
-def test_numbers_under_an_axis_leave_room_for_each_other() -> None:
+def test_tick_labels_do_not_overlap() -> None:
     lengths = [512, 1024, 4096, 8192, 32_768, 65_536]
     text = render_plot([Panel("", [Curve("one", lengths, lengths)])], "T", "y", "svg").decode()
     shown = [length for length in lengths if f"<!-- {length:,} -->" in text]

@@ -1,4 +1,4 @@
-"""Plots of runs, and strips of their sample grids."""
+"""Tests of plots of runs, and of rows of their sample grids."""
 
 import io
 from pathlib import Path
@@ -20,7 +20,7 @@ def series(label: str, seconds: float = 60.0, count: int = 30) -> RunSeries:
     return RunSeries(label, Path(label), training, validation)
 
 
-def test_all_panels_have_labels_and_every_run_its_colour() -> None:
+def test_all_panels_have_labels_and_every_run_has_its_own_colour() -> None:
     text = render_runs([series("first"), series("second")], "svg").decode()
     labels = [f"{run}, {kind}" for run in ("first", "second") for kind in ("validation", "training")]
     for words in labels:
@@ -34,17 +34,17 @@ def test_all_panels_have_labels_and_every_run_its_colour() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "unit"), [(100, "s"), (3_000, "min"), (20_000, "h")])
-def test_time_has_a_unit_of_its_size(seconds, unit) -> None:
+def test_the_unit_of_time_depends_on_the_longest_run(seconds, unit) -> None:
     text = render_runs([series("short", 1.0), series("long", seconds)], "svg").decode()
     assert f"<!-- time of training ({unit}) -->" in text
 
 
-def test_a_run_may_have_one_point() -> None:
+def test_a_run_with_a_single_point_can_be_plotted() -> None:
     begun = RunSeries("begun", Path("begun"), [], [ValidationPoint(0, 0, 0.0, 8.0, 0.1)])
     assert b"begun, validation" in render_runs([begun], "svg")
 
 
-def test_more_runs_than_colours_are_one_line(raises_one_line) -> None:
+def test_more_runs_than_colours_give_a_one_line_error(raises_one_line) -> None:
     with raises_one_line(UsageError, "7 runs, found 8"):
         render_runs([series(str(number)) for number in range(8)], "png")
 
@@ -57,7 +57,7 @@ def write_grids(run: Path, steps: range, size: tuple[int, int] = (30, 20), mode:
     return run
 
 
-def test_grids_are_chosen_evenly_with_the_last_and_the_first(tmp_path) -> None:
+def test_the_chosen_grids_are_evenly_spaced_and_include_the_last(tmp_path) -> None:
     run = write_grids(tmp_path / "run", range(100, 1100, 100))
     (run / "samples" / "mine.png").write_bytes(b"")
     assert list(find_grids(run, 20)) == list(range(100, 1100, 100))
@@ -66,7 +66,7 @@ def test_grids_are_chosen_evenly_with_the_last_and_the_first(tmp_path) -> None:
     assert list(find_grids(run, 1)) == [1000]
 
 
-def test_a_strip_has_every_grid_in_order(tmp_path) -> None:
+def test_a_row_shows_the_grids_of_a_run_in_order(tmp_path) -> None:
     runs = [write_grids(tmp_path / "first", range(10, 40, 10), (90, 50)), write_grids(tmp_path / "second", range(7, 8))]
     strip = np.asarray(render_strips(runs, 8))
     middle = strip[2 * CAPTION_HEIGHT + 25]
@@ -76,19 +76,19 @@ def test_a_strip_has_every_grid_in_order(tmp_path) -> None:
     assert render_strips([*runs, coloured], 8).mode == "RGB"
 
 
-def test_a_wide_strip_is_reduced(tmp_path) -> None:
+def test_a_wide_row_of_grids_is_scaled_down(tmp_path) -> None:
     run = write_grids(tmp_path / "run", range(8), (600, 600))
     strip = render_strips([run], 8)
     assert 2000 < strip.width < 2600 and 250 < strip.height < 400
 
 
-def test_a_run_without_grids_is_one_line(tmp_path, raises_one_line) -> None:
+def test_a_run_without_grids_gives_a_one_line_error(tmp_path, raises_one_line) -> None:
     with raises_one_line(DataError, "has no grids in samples/", "--sample-every"):
         render_strips([tmp_path], 8)
 
 
 @pytest.mark.parametrize("data", [b"", b"no picture", "cut"])
-def test_a_damaged_grid_is_one_line(tmp_path, data, raises_one_line) -> None:
+def test_a_damaged_grid_gives_a_one_line_error(tmp_path, data, raises_one_line) -> None:
     run = write_grids(tmp_path / "run", range(3))
     file = run / "samples" / "step-0000001.png"
     file.write_bytes(file.read_bytes()[:-30] if data == "cut" else data)

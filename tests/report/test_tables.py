@@ -1,4 +1,4 @@
-"""Records as tables, Markdown, CSV and JSON."""
+"""Tests of records as tables, Markdown, CSV and JSON."""
 
 import csv
 import enum
@@ -38,7 +38,7 @@ def printed(renderable, width=60):
     return [line.rstrip() for line in output.getvalue().splitlines()]
 
 
-def test_table_for_people():
+def test_a_table_has_headings_units_and_formatted_values():
     assert printed(render_records(RECORDS, COLUMNS, "table")) == [
         "attention   speed (images/s)     state   agrees",
         "───────────────────────────────────────────────",
@@ -48,14 +48,14 @@ def test_table_for_people():
     ]
 
 
-def test_narrow_table_loses_no_letter():
+def test_a_narrow_table_shows_every_letter():
     lines = printed(render_records([*RECORDS, {"attention": "x" * 30}], COLUMNS, "table"), width=44)
-    assert "".join(line[:16].strip() for line in lines).count("x") == 31, lines  # plus the x of softmax
+    assert "".join(line[:16].strip() for line in lines).count("x") == 31, lines  # softmax has one more
     assert not any("…" in line for line in lines)
 
 
 @pytest.mark.parametrize("width", [100, 80, 60, 45, 36])
-def test_a_table_that_is_too_wide_is_parted_and_numbers_stay_whole(width):
+def test_a_table_that_is_too_wide_is_split_and_no_number_is_broken(width):
     columns = (
         Column("name", "attention", names=True),
         Column("positions", "T", format=",", names=True),
@@ -77,14 +77,14 @@ def test_a_table_that_is_too_wide_is_parted_and_numbers_stay_whole(width):
     parts = text.split("\n\n")
     assert (len(parts) == 1) == (width >= 80)
     assert all(("attention" in part and "16,384" in part) or "65,536" in part for part in parts)
-    # Records that would be empty are left out of a part.
+    # A part of the table leaves out records that would be empty in it.
     assert all(("longformer" in part) == (part in (parts[0], parts[-1])) for part in parts)
     assert ("softmax" in parts[-1]) == ("12.3" in parts[-1])
     words = parts[-1].replace("longformer", "").replace("65,536", "").split()
     assert "".join(words).endswith(reason.replace(" ", ""))
 
 
-def test_without_columns_that_name_records_the_first_does():
+def test_by_default_the_first_column_names_the_records():
     columns = [Column("name", "name"), *(Column(f"c{place}", "x" * 12) for place in range(4))]
     records = [{"name": "softmax", "c0": 1, "c1": 2, "c2": 3, "c3": 4}]
     lines = printed(render_records(records, columns, "table"), width=40)
@@ -94,7 +94,7 @@ def test_without_columns_that_name_records_the_first_does():
     ]
 
 
-def test_markdown():
+def test_markdown_escapes_bars_and_aligns_columns():
     assert render_records(RECORDS, COLUMNS, "md") == (
         "| attention  | speed (images/s) |   state | agrees |\n"
         "| ---------- | ---------------: | ------: | ------ |\n"
@@ -104,12 +104,12 @@ def test_markdown():
     )
 
 
-def test_markdown_cells_stay_in_their_line():
+def test_markdown_cells_never_span_lines():
     rendered = render_records([{"k": "a\\|b\nc"}], [Column("k", "|")], "md")
     assert rendered == "| \\|       |\n| -------- |\n| a\\\\\\|b c |\n"
 
 
-def test_csv_has_keys_and_every_digit():
+def test_csv_has_keys_as_headings_and_every_digit():
     assert render_records(RECORDS, COLUMNS, "csv") == (
         "attention,images_per_second,state_bytes,agrees\n"
         "linear,123.456,270336,true\n"
@@ -118,14 +118,14 @@ def test_csv_has_keys_and_every_digit():
     )
 
 
-def test_csv_reads_back_awkward_values():
+def test_awkward_values_can_be_read_back_from_csv():
     record = {"text": 'a,"b"\nc', "list": [1, 2], "third": 1 / 3, "nan": math.nan, "path": Path("a")}
     columns = [Column(key, key, format=".1f") for key in record]
     rows = list(csv.reader(io.StringIO(render_records([record], columns, "csv"))))
     assert rows == [list(record), ['a,"b"\nc', "[1,2]", repr(1 / 3), "nan", "a"]]
 
 
-def test_json_holds_whole_records():
+def test_json_contains_whole_records():
     assert json.loads(to_json(RECORDS)) == [dict(record) for record in RECORDS]
 
 
@@ -133,11 +133,11 @@ def test_json_holds_whole_records():
     "style, expected",
     [("md", "| K (s) |\n| ----- |\n"), ("csv", "k\n")],
 )
-def test_no_records_leave_the_heading(style, expected):
+def test_without_records_only_the_heading_is_left(style, expected):
     assert render_records([], [Column("k", "K", unit="s")], style) == expected
 
 
-def test_numbers_without_a_format_and_words_in_a_column_of_numbers():
+def test_columns_may_have_no_format_and_may_mix_words_with_numbers():
     columns = [Column("k", "kkkk", format=".1f"), Column("n", "n")]
     assert render_records([{"k": 1, "n": np.int64(3)}, {"k": "n/a", "n": 4}], columns, "md") == (
         "| kkkk |   n |\n| ---- | --: |\n| 1.0  |   3 |\n| n/a  |   4 |\n"
@@ -161,7 +161,7 @@ class Result:
     points: tuple[Point, ...]
 
 
-def test_json_of_everything_the_project_returns():
+def test_json_supports_every_type_that_results_contain():
     value = {
         "result": Result(np.float64(0.5), DataConfig(name="glyphs"), Path("runs/a"), (Point(1, 2.5),)),
         Colour.RED: Colour.RED,
@@ -185,13 +185,13 @@ def test_json_of_everything_the_project_returns():
     assert rendered.isascii()
 
 
-def test_json_layouts():
+def test_json_is_indented_or_compact():
     assert to_json({"b": 1, "a": [True]}) == '{\n  "b": 1,\n  "a": [\n    true\n  ]\n}'
     assert to_json({"b": 1, "a": [True]}, compact=True) == '{"a":[true],"b":1}'
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, np.float32("nan"), np.array(math.inf)])
-def test_json_refuses_nan_and_infinity_and_says_where(value):
+def test_json_refuses_nan_and_infinity_and_names_their_place(value):
     with pytest.raises(LintxError, match=r"^JSON cannot hold (nan|-?inf), found at epochs\.1\.loss$"):
         to_json({"epochs": [{"loss": 1.0}, {"loss": value}]})
 
@@ -202,7 +202,7 @@ def test_json_refuses_other_types(value):
         to_json({"key": value})
 
 
-def test_dataclasses_are_records_with_their_properties():
+def test_dataclasses_can_be_records_and_properties_their_columns():
     @dataclass(frozen=True)
     class Row:
         seconds: float

@@ -1,4 +1,4 @@
-"""Previews in the terminal, with and without colour."""
+"""Tests of previews in the terminal, with and without colour."""
 
 import io
 
@@ -11,7 +11,7 @@ from linformer_cli.report.terminal import render_preview
 
 
 def grey(*images):
-    """Images [N, H, W, 1] from nested lists of grey levels."""
+    """Build images [N, H, W, 1] from nested lists of grey levels."""
     return np.array(images, dtype=np.uint8)[..., None]
 
 
@@ -24,18 +24,18 @@ def printed(text, width=80, color_system=None):
 # render_preview
 
 
-def test_a_character_is_two_pixels_upper_in_front_of_lower():
+def test_a_character_shows_two_pixels_with_the_lower_one_as_background():
     image = np.array([[[[1, 2, 3], [1, 2, 3]], [[4, 5, 6], [7, 8, 9]]]], dtype=np.uint8)
     rendered = printed(render_preview(image, 80, colour=True), color_system="truecolor")
     assert rendered == "\x1b[38;2;1;2;3;48;2;4;5;6m▀\x1b[0m\x1b[38;2;1;2;3;48;2;7;8;9m▀\x1b[0m\n"
 
 
-def test_equal_neighbours_share_one_escape_code_and_an_odd_row_has_no_ground():
+def test_equal_neighbours_share_one_escape_code_and_a_last_odd_row_has_no_background():
     rendered = printed(render_preview(grey([[9, 9, 9]]), 80, colour=True), color_system="truecolor")
     assert rendered == "\x1b[38;2;9;9;9m▀▀▀\x1b[0m\n"
 
 
-def test_without_colour_halves_and_shades_stand_for_brightness():
+def test_without_colour_brightness_is_shown_by_half_blocks_and_shades():
     image = grey([[0, 64, 128, 192, 255, 255, 0], [0, 64, 128, 192, 255, 0, 255], [255] * 7])
     rendered = printed(render_preview(image, 80, colour=False))
     assert rendered == " ░▒▓█▀▄\n▀▀▀▀▀▀▀\n"
@@ -58,7 +58,7 @@ def test_without_colour_green_is_brighter_than_blue():
     ],
     ids=["one-line", "two-lines", "no-room-for-gap", "not-all", "many"],
 )
-def test_images_stand_side_by_side_as_far_as_they_fit(count, width, height_limit, expected, colour):
+def test_as_many_images_as_fit_are_side_by_side(count, width, height_limit, expected, colour):
     images = np.full((count, 4, 3, 1), 255, np.uint8)
     text = render_preview(images, width, height_limit, colour=colour)
     assert text.plain.replace("▀", "A").replace("█", "A").split("\n") == expected
@@ -78,19 +78,21 @@ def test_images_stand_side_by_side_as_far_as_they_fit(count, width, height_limit
     ],
 )
 @pytest.mark.parametrize("channels", [1, 3])
-def test_large_images_shrink_in_proportion(height, width, columns, rows, expected_columns, expected_rows, channels):
+def test_large_images_shrink_with_their_proportions_kept(
+    height, width, columns, rows, expected_columns, expected_rows, channels
+):
     images = np.full((1, height, width, channels), 200, np.uint8)
     lines = render_preview(images, columns, rows, colour=True).plain.split("\n")
     assert [len(line) for line in lines] == [expected_columns] * expected_rows
 
 
-def test_shrinking_takes_the_mean():
+def test_shrinking_averages_pixels():
     image = np.zeros((1, 4, 8, 1), np.uint8)
     image[:, :, 1::2] = 100
     rendered = printed(render_preview(image, 4, colour=True), color_system="truecolor")
     assert rendered == "\x1b[38;2;50;50;50;48;2;50;50;50m▀▀▀▀\x1b[0m\n"
 
 
-def test_preview_refuses_what_are_no_images():
+def test_a_preview_refuses_arrays_that_are_not_images():
     with pytest.raises(DataError, match=r"found float64 \[1, 2, 2, 1\]"):
         render_preview(np.zeros((1, 2, 2, 1)), 80, colour=True)

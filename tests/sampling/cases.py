@@ -1,4 +1,4 @@
-"""Models to test engines with, as changes to a tiny model, and their inputs."""
+"""Models for the tests of engines, given as changes to a tiny model, and inputs for these models."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -50,11 +50,11 @@ def sample_values(
     engine: str = "auto",
     **options: Any,
 ) -> SampledBatch:
-    """One batch of a new sampler; `options` are those of `Sampler.sample`."""
+    """Sample one batch with a new sampler; `options` are those of `Sampler.sample`."""
     return Sampler(model, seed, filters, engine).sample(indices, **options)
 
 
 def draw_tokens(model: PixelModel, batch: int, count: int = 60) -> torch.Tensor:
-    """Start tokens of rotating classes, then random values, [batch, count]."""
+    """Return tokens [batch, count]: start tokens of rotating classes, then random values."""
     values = torch.randint(0, model.config.image.levels, (batch, count), generator=torch.Generator().manual_seed(3))
     return model.shift_values(values, model.take_turns(range(1, 1 + batch))).to(model.device)

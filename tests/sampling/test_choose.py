@@ -1,4 +1,4 @@
-"""From a distribution to a value: the order of filters, ties, extremes, and fixed random streams."""
+"""Tests of the choice of a value: the order of filters, ties, extremes, and fixed random streams."""
 
 import math
 
@@ -29,7 +29,7 @@ def test_every_filter_is_active(filters: dict[str, float]) -> None:
 
 
 def test_temperature_divides_the_log_probabilities() -> None:
-    # p^(1/T), renormalised.
+    # The result is p^(1/T), renormalised.
     assert filtered([0.5, 0.25, 0.25], temperature=0.5) == pytest.approx([4 / 6, 1 / 6, 1 / 6], rel=1e-12)
     assert filtered([0.64, 0.32, 0.04], temperature=2.0) == pytest.approx(
         [0.8 / (1 + 0.32**0.5), 0.32**0.5 / (1 + 0.32**0.5), 0.2 / (1 + 0.32**0.5)], rel=1e-12
@@ -38,7 +38,7 @@ def test_temperature_divides_the_log_probabilities() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("temperature", [1e-4, 1e-30, 1e-39, 1e-46, 1e-300])
-def test_a_temperature_near_zero_takes_the_likeliest(temperature: float, dtype: torch.dtype) -> None:
+def test_a_temperature_near_zero_takes_the_likeliest_value(temperature: float, dtype: torch.dtype) -> None:
     assert filtered([0.2, 0.5, 0.3], dtype, temperature=temperature) == [0, 1, 0]
 
 
@@ -46,7 +46,7 @@ def test_a_high_temperature_gives_a_uniform_distribution() -> None:
     assert filtered([0.9, 0.1, 0.0], temperature=1e30) == pytest.approx([0.5, 0.5, 0], rel=1e-12)
 
 
-def test_top_k_keeps_and_renormalises_the_likeliest() -> None:
+def test_top_k_keeps_and_renormalises_the_likeliest_values() -> None:
     assert filtered([0.1, 0.4, 0.3, 0.2], top_k=2) == pytest.approx([0, 4 / 7, 3 / 7, 0], rel=1e-12)
     assert filtered([0.1, 0.4, 0.3, 0.2], top_k=1) == [0, 1, 0, 0]
     for top_k in (4, 5, 10**9):
@@ -56,8 +56,8 @@ def test_top_k_keeps_and_renormalises_the_likeliest() -> None:
 @pytest.mark.parametrize(
     ("top_p", "kept"), [(0.25, 1), (0.5, 1), (0.5001, 2), (0.75, 2), (0.7501, 3), (0.875, 3), (0.876, 4), (1.0, 4)]
 )
-def test_top_p_keeps_the_smallest_set_that_reaches_the_mass(top_p: float, kept: int) -> None:
-    # Eighths, so that no sum rounds.
+def test_top_p_keeps_the_smallest_set_that_reaches_the_probability(top_p: float, kept: int) -> None:
+    # All probabilities are multiples of 1/8, so no sum is rounded.
     probabilities = [0.125, 0.5, 0.125, 0.25]
     order = [1, 3, 0, 2]
     mass = sum(probabilities[value] for value in order[:kept])
@@ -67,11 +67,11 @@ def test_top_p_keeps_the_smallest_set_that_reaches_the_mass(top_p: float, kept: 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("top_p", [1e-3, 1e-30, 1e-46, 1e-300])
-def test_a_tiny_top_p_still_keeps_the_likeliest(top_p: float, dtype: torch.dtype) -> None:
+def test_a_tiny_top_p_still_keeps_the_likeliest_value(top_p: float, dtype: torch.dtype) -> None:
     assert filtered([0.2, 0.5, 0.3], dtype, top_p=top_p) == [0, 1, 0]
 
 
-def test_ties_keep_the_smaller_values() -> None:
+def test_the_smaller_values_win_ties() -> None:
     assert filtered([0.1, 0.3, 0.3, 0.3], top_k=2) == pytest.approx([0, 0.5, 0.5, 0], rel=1e-12)
     assert filtered([0.25, 0.25, 0.25, 0.25], top_p=0.5) == pytest.approx([0.5, 0.5, 0, 0], rel=1e-12)
     even = torch.full((300,), -math.log(300), dtype=torch.float64)
@@ -80,13 +80,13 @@ def test_ties_keep_the_smaller_values() -> None:
 
 
 def test_temperature_comes_before_top_p() -> None:
-    # At T = 1/2 the first value has 16/22 of the mass and alone reaches top-p; at T = 1 it has 0.4.
+    # At T = 1/2, the first value has probability 16/26 and alone reaches top-p. At T = 1, it has 0.4.
     assert filtered([0.4, 0.2, 0.2, 0.1, 0.1], temperature=0.5, top_p=0.5) == [1, 0, 0, 0, 0]
     assert filtered([0.4, 0.2, 0.2, 0.1, 0.1], top_p=0.5) == pytest.approx([2 / 3, 1 / 3, 0, 0, 0], rel=1e-12)
 
 
 def test_top_k_comes_before_top_p() -> None:
-    # Of the mass that top-k keeps, the first value has 4/6 and alone reaches 0.6; of all mass it has 0.4.
+    # After top-k, the first value has probability 4/6 and alone reaches 0.6. Before, it has 0.4.
     assert filtered([0.4, 0.2, 0.2, 0.2], top_k=2, top_p=0.6) == [1, 0, 0, 0]
     assert filtered([0.4, 0.2, 0.2, 0.2], top_p=0.6) == pytest.approx([2 / 3, 1 / 3, 0, 0], rel=1e-12)
     assert filtered([0.4, 0.2, 0.2, 0.2], top_k=2, top_p=0.7) == pytest.approx([2 / 3, 1 / 3, 0, 0], rel=1e-12)
@@ -140,7 +140,7 @@ def parameters_of(head, count: int, dtype: torch.dtype = torch.float64) -> torch
     return head(x).to(dtype).detach()
 
 
-def test_top_k_one_takes_the_likeliest_for_any_uniform(head) -> None:
+def test_top_k_1_takes_the_likeliest_value_for_any_random_number(head) -> None:
     parameters = parameters_of(head, 50)
     likeliest = head.log_probabilities(parameters).argmax(dim=-1)
     for uniform in (0.0, 0.3, 1 - 2.0**-53):
@@ -153,14 +153,14 @@ def test_a_dropped_value_is_never_drawn(head, dtype: torch.dtype) -> None:
     parameters = parameters_of(head, 200, dtype)
     filters = Filters(top_k=4)
     kept = filter_log_probabilities(head.log_probabilities(parameters), filters).isfinite()
-    # The largest number below 1 is 1 in float32: values after the last kept one must not be reached.
+    # The largest float64 below 1 is 1 in float32. Even then, no value after the last kept one may be drawn.
     for uniform in (0.0, 2.0**-53, 0.5, 1 - 2.0**-24, 1 - 2.0**-30, 1 - 2.0**-53):
         chosen = draw_filtered(head, parameters, torch.full((200,), uniform, dtype=torch.float64), filters)
         assert kept.gather(1, chosen.unsqueeze(1)).all()
 
 
 def test_filtered_values_are_drawn_with_their_probabilities(head) -> None:
-    # Numbers spaced evenly over [0, 1) must fall into the values' shares exactly.
+    # With numbers spaced evenly over [0, 1), every value must have exactly its share.
     (parameters,) = parameters_of(head, 1)
     filters = Filters(temperature=0.8, top_k=8, top_p=0.95)
     count = 10_000
@@ -174,8 +174,8 @@ def test_filtered_values_are_drawn_with_their_probabilities(head) -> None:
 # Random streams
 
 
-def test_the_first_numbers_are_pinned() -> None:
-    # Users rely on the meaning of --seed: these numbers must never change.
+def test_the_first_numbers_never_change() -> None:
+    # These numbers must never change, because users rely on --seed.
     streams = UniformStreams(0, range(3))
     found = torch.stack([streams.take(), streams.take()])
     assert found.tolist() == [
@@ -224,7 +224,7 @@ def test_numbers_are_uniform_and_below_one() -> None:
     assert numbers.max() < 1
     counts = torch.histc(numbers, 20, 0, 1)
     expected = numbers.numel() / 20
-    # 19 degrees of freedom: one in ten thousand seeds exceeds 50.
+    # There are 19 degrees of freedom, so one seed in ten thousand exceeds 50.
     assert ((counts - expected) ** 2 / expected).sum() < 50
     neighbours = torch.corrcoef(torch.stack([numbers[:-1].flatten(), numbers[1:].flatten()]))[0, 1]
     assert abs(neighbours) < 0.02

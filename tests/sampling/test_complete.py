@@ -1,4 +1,4 @@
-"""Completing: the known part is unchanged, reading it in one pass equals stepping, and bits are counted by part."""
+"""Tests of completing: the known part is unchanged and read in one pass, and bits are counted per part."""
 
 import math
 
@@ -40,14 +40,14 @@ COLOUR = ImageShape(height=32, width=20, channels=3)
         ("top:783px", GREY, 783),
         ("top:27rows", GREY, 756),
         ("top:0.3", ImageShape(height=1, width=7), 2),
-        # A kept pixel is kept with all its channels.
+        # A pixel is kept with all its channels.
         ("top:0.5", COLOUR, 960),
         ("top:16rows", COLOUR, 960),
         ("top:5px", COLOUR, 15),
         ("top:0.003", COLOUR, 6),
     ],
 )
-def test_keep_is_parsed_to_a_number_of_values(text: str, shape: ImageShape, known: int) -> None:
+def test_keep_is_converted_to_a_number_of_values(text: str, shape: ImageShape, known: int) -> None:
     assert parse_keep(text, shape) == known
 
 
@@ -125,7 +125,7 @@ def test_the_known_part_is_unchanged_and_the_rest_is_drawn(model, original, know
 
 @torch.no_grad()
 def complete_by_steps(model: PixelModel, original: torch.Tensor, known: int, count: int, seed: int) -> torch.Tensor:
-    """The same completions without the parallel pass: every image steps through the known values."""
+    """Compute the same completions by steps: every image steps through the known values."""
     parameters, state = model.step(model.start_tokens(count), model.init_state(count))
     for value in original[:known]:
         parameters, state = model.step(value.expand(count), state)
@@ -134,12 +134,12 @@ def complete_by_steps(model: PixelModel, original: torch.Tensor, known: int, cou
 
 
 @pytest.mark.parametrize("known", [0, 1, 24, 63])
-def test_reading_known_values_at_once_equals_stepping(model, original, known) -> None:
+def test_reading_the_known_values_in_one_pass_equals_stepping(model, original, known) -> None:
     completion = complete_values(Sampler(model, 2), original, known, 5)
     assert torch.equal(completion.values[:, known:], complete_by_steps(model, original, known, 5, seed=2))
 
 
-def test_known_values_are_read_once_for_any_count(build_tiny_model, original, monkeypatch) -> None:
+def test_the_known_values_are_read_once_for_all_completions(build_tiny_model, original, monkeypatch) -> None:
     model = build_tiny_model()
     shapes = []
     attend = PixelModel.attend
@@ -153,7 +153,7 @@ def test_known_values_are_read_once_for_any_count(build_tiny_model, original, mo
     assert shapes[0] == (1, 25)
 
 
-def test_completing_without_known_values_is_sampling(model, original) -> None:
+def test_completing_without_known_values_equals_sampling(model, original) -> None:
     completion = complete_values(Sampler(model, 3), original, 0, 5)
     assert torch.equal(completion.values, sample_values(model, range(5), seed=3).values.long())
     assert math.isnan(completion.kept_bits_per_dim)
@@ -168,7 +168,7 @@ def test_completion_i_depends_only_on_seed_and_i(model, original) -> None:
     assert not torch.equal(many, other)
 
 
-def test_the_rest_does_not_depend_on_the_rest_of_the_original(model, original) -> None:
+def test_completions_do_not_depend_on_the_hidden_part_of_the_original(model, original) -> None:
     changed = original.clone()
     changed[24:] = 15 - changed[24:]
     ours, theirs = (complete_values(Sampler(model, 2), image, 24, 3) for image in (original, changed))
@@ -180,7 +180,7 @@ def test_the_rest_does_not_depend_on_the_rest_of_the_original(model, original) -
     assert not torch.equal(complete_values(Sampler(model, 2), changed, 24, 3).values[:, 24:], ours.values[:, 24:])
 
 
-def test_bits_of_each_part(model, original) -> None:
+def test_the_bits_of_each_part_match_the_parallel_likelihood(model, original) -> None:
     known, count = 24, 3
     completion = complete_values(Sampler(model, 2), original, known, count)
 
@@ -211,7 +211,7 @@ def test_a_model_that_predicts_nan_is_refused(build_tiny_model, original, raises
 
 
 @pytest.mark.parametrize("known", [0, 40])
-def test_completions_are_halved_if_memory_runs_out(build_tiny_model, monkeypatch, known) -> None:
+def test_the_batch_of_completions_is_halved_if_memory_runs_out(build_tiny_model, monkeypatch, known) -> None:
     model = build_tiny_model(dtype=torch.float64)
     original = sample_values(model, range(1), seed=9).values[0].long()
     expected = complete_values(Sampler(model, 2), original, known, 5)
@@ -234,7 +234,7 @@ def test_completions_are_halved_if_memory_runs_out(build_tiny_model, monkeypatch
 
 
 def test_a_completion_has_the_given_class(build_tiny_model) -> None:
-    # Equal to stepping through the class's start token and the known values.
+    # The result must equal stepping through the start token of the class and the known values.
     model = build_tiny_model(dtype=torch.float64, classes=3)
     original, known = torch.arange(64) % 16, 24
     seen = []

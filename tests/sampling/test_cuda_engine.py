@@ -1,4 +1,4 @@
-"""The GPU engine, run on the CPU: its results, and that a recorded step never waits for the host."""
+"""Tests of the GPU engine on the CPU: its results, and that a recorded step never waits for the host."""
 
 import gc
 import weakref
@@ -33,7 +33,7 @@ every_change = pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
 
 @pytest.fixture(autouse=True)
 def _torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Disables Triton, unless a test enables it."""
+    """Disables Triton unless a test enables it."""
     monkeypatch.setattr(kernels, "serves", lambda *arguments: False)
 
 
@@ -55,7 +55,7 @@ def test_steps_match_the_model(build_tiny_model, changes, dtype, tolerance) -> N
 
 @pytest.mark.parametrize("known", [1, 9, 23, 40])
 @pytest.mark.parametrize("changes", [{}, {"classes": 3, "context": "hashed"}], ids=str)
-def test_it_continues_from_a_state_of_attend(build_tiny_model, known, changes) -> None:
+def test_the_engine_continues_from_a_state_of_attend(build_tiny_model, known, changes) -> None:
     model = build_tiny_model(**changes)
     tokens = draw_tokens(model, 2)
     with torch.no_grad():
@@ -65,13 +65,13 @@ def test_it_continues_from_a_state_of_attend(build_tiny_model, known, changes) -
     for token in tokens[:, known:].unbind(dim=1):
         ours, theirs = (engine.step(token) for engine in engines)
         assert_agree(ours, theirs, FLOAT32)
-    # The original of a forked state is unchanged.
+    # The state that was forked is unchanged.
     assert_agree(CudaEngine(model, 1, fork_state(state, 1)).step(tokens[:1, known]), expected[:, known], FLOAT32)
 
 
 @pytest.mark.parametrize("head", ["categorical", "mixture"])
 @pytest.mark.parametrize("filters", [Filters(), Filters(temperature=0.5), Filters(top_k=3, top_p=0.8)], ids=str)
-def test_images_match_the_textbook(build_tiny_model, head, filters) -> None:
+def test_images_match_those_of_the_textbook_engine(build_tiny_model, head, filters) -> None:
     model = build_tiny_model(head=head)
     textbook, engine = TextbookEngine(model, 20), CudaEngine(model, 20)
     streams, again = UniformStreams(3, range(20)), UniformStreams(3, range(20))
@@ -80,12 +80,12 @@ def test_images_match_the_textbook(build_tiny_model, head, filters) -> None:
     found = engine.draw_values(parameters[1], again, filters, 64)
     assert found.dtype == torch.uint8 and found.shape == (20, 64)
     assert len(torch.unique(found, dim=0)) == 20
-    # Rounding may rarely change a value.
+    # In rare cases, rounding changes a value.
     assert (found == expected).all(dim=1).sum() >= 19
 
 
 def test_an_image_can_be_drawn_in_parts(build_tiny_model) -> None:
-    """Each part continues with the random numbers and state of the previous one; a filter may change in between."""
+    """Each part continues with the random numbers and the state of the previous part. Filters may change in between."""
     model = build_tiny_model()
     whole, parts = CudaEngine(model, 2), CudaEngine(model, 2)
     streams, again = UniformStreams(0, range(2)), UniformStreams(0, range(2))
@@ -107,7 +107,7 @@ def test_drawing_beyond_the_image_is_refused(build_tiny_model) -> None:
 
 @pytest.mark.parametrize("head", ["categorical", "mixture"])
 @pytest.mark.parametrize("damage", [torch.nan, torch.inf])
-def test_a_damaged_model_is_reported_at_the_end(build_tiny_model, raises_one_line, head, damage) -> None:
+def test_a_damaged_model_is_reported_after_drawing(build_tiny_model, raises_one_line, head, damage) -> None:
     model = build_tiny_model(head=head)
     with torch.no_grad():
         model.blocks[0].feed_forward.output.bias[0] = damage
@@ -118,7 +118,7 @@ def test_a_damaged_model_is_reported_at_the_end(build_tiny_model, raises_one_lin
 
 
 def test_draws_from_nan_are_valid_values(build_tiny_model, monkeypatch) -> None:
-    """A head may draw any number from NaN, and the number indexes a table before NaN is reported."""
+    """A head may draw any number from NaN. The number indexes a table before NaN is reported."""
     model = build_tiny_model()
     engine = CudaEngine(model, 3)
     engine.step(model.start_tokens(3))
@@ -162,8 +162,8 @@ class _OnlyOn(TorchDispatchMode):
 @pytest.mark.parametrize("head", ["categorical", "mixture"])
 @pytest.mark.parametrize("filters", [Filters(), Filters(top_k=3, top_p=0.8)], ids=str)
 @pytest.mark.parametrize("changes", [{}, {"classes": 3, "context": "hashed"}], ids=str)
-def test_drawing_an_image_never_needs_the_host(build_tiny_model, head, filters, changes) -> None:
-    """Runs on tensors with a device but no contents: reading a number or mixing devices fails."""
+def test_drawing_an_image_never_waits_for_the_host(build_tiny_model, head, filters, changes) -> None:
+    """The tensors have a device but no contents, so reading a number or mixing devices fails."""
     model, fake = build_tiny_model(head=head, **changes).cpu(), FakeTensorMode()
     with fake, torch.no_grad(), textbook_only():
         for module in model.modules():
@@ -173,12 +173,12 @@ def test_drawing_an_image_never_needs_the_host(build_tiny_model, head, filters, 
         state = model.init_state(3)
         state = state._replace(embedding=state.embedding._replace(position=torch.tensor(0)))
         engine = CudaEngine(model, 3, state)
-        with _OnlyOn("cuda"):  # host tensors would have to be copied
+        with _OnlyOn("cuda"):  # tensors of the host would have to be copied
             for _ in range(2):
                 engine.take_step()
                 engine.draw_next(filters)
         assert engine._parameters.device.type == engine._tokens.device.type == "cuda"
-        with pytest.raises(DataDependentOutputException):  # the check works: the model's own step reads numbers
+        with pytest.raises(DataDependentOutputException):  # the model's own step does read numbers
             model.step(model.start_tokens(3), model.init_state(3))
 
 
@@ -236,7 +236,7 @@ def test_other_devices_are_not_supported(build_tiny_model) -> None:
         ({}, torch.bfloat16, None),
     ],
 )
-def test_supported_models_on_a_gpu(build_tiny_model, monkeypatch, changes, dtype, reason) -> None:
+def test_unsupported_models_are_refused_with_a_reason(build_tiny_model, monkeypatch, changes, dtype, reason) -> None:
     model = build_tiny_model(**changes).to(dtype)
     monkeypatch.setattr(PixelModel, "device", torch.device("cuda"))
     assert CudaEngine.refusal(model) == reason
@@ -280,7 +280,7 @@ def test_a_restarted_engine_reuses_its_memory(build_tiny_model, monkeypatch, tri
     assert [part.data_ptr() for part in engine.tensors()] == memory
 
 
-def test_auto_chooses_no_engine_that_has_never_run(build_tiny_model, monkeypatch) -> None:
+def test_auto_does_not_choose_the_gpu_engine_yet(build_tiny_model, monkeypatch) -> None:
     monkeypatch.setattr(CudaEngine, "refusal", lambda model, products=None: None)
     monkeypatch.setattr(NativeEngine, "refusal", lambda model, products=None: "not here")
     model = build_tiny_model(attention="softmax")

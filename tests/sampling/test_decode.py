@@ -1,4 +1,4 @@
-"""Sampling: an image depends only on the seed and its number, and is drawn from the distribution of the likelihood."""
+"""Tests of sampling. An image depends only on the seed and its number, and follows the model's distribution."""
 
 import itertools
 import math
@@ -56,7 +56,7 @@ def test_image_i_is_always_the_same(model) -> None:
     assert torch.equal(collect(model, 3, 2, seed=5), together[:3])
 
 
-def test_images_differ_by_seed(model) -> None:
+def test_different_seeds_give_different_images(model) -> None:
     ours, theirs = (sample_values(model, range(4), seed=seed).values for seed in (0, 1))
     assert torch.equal(ours, sample_values(model, range(4)).values)
     assert all(not torch.equal(a, b) for a, b in itertools.product(ours, theirs))
@@ -76,7 +76,7 @@ def test_sampling_neither_uses_nor_changes_the_global_random_state(model) -> Non
 
 def chi_square(counts: torch.Tensor, probabilities: torch.Tensor) -> float:
     expected = probabilities * counts.sum()
-    assert expected.min() > 5, "too few for a chi-square"
+    assert expected.min() > 5, "too few images for a chi-square test"
     return float(((counts - expected) ** 2 / expected).sum())
 
 
@@ -87,7 +87,7 @@ def test_the_first_value_follows_the_models_probabilities(build_tiny_model, atte
     values = sample_values(model, range(count), seed=1).values[:, 0]
     counts = torch.bincount(values, minlength=16)
     first = model.head.log_probabilities(model.attend(torch.zeros(1, 1, dtype=torch.int64))[0][0, 0]).exp().detach()
-    # 15 degrees of freedom: one seed in ten thousand exceeds 44.3. Slightly flatter distributions far exceed it.
+    # With 15 degrees of freedom, one seed in ten thousand exceeds 44.3. A slightly flatter distribution far exceeds it.
     assert chi_square(counts, first) < 44.3
     assert chi_square(counts, (first.log() * 0.9).softmax(dim=0)) > 100
     assert chi_square(counts, first.roll(1)) > 100
@@ -113,12 +113,12 @@ def test_filtered_draws_follow_the_filtered_distribution(build_tiny_model) -> No
     values = sample_values(model, range(5_000), filters=Filters(top_k=3)).values[:, 0].long()
     counts = torch.bincount(values, minlength=16)[kept]
     assert int(counts.sum()) == 5_000
-    # Two degrees of freedom: one seed in ten thousand exceeds 18.4.
+    # With two degrees of freedom, one seed in ten thousand exceeds 18.4.
     assert chi_square(counts, first[kept] / first[kept].sum()) < 18.4
 
 
-def test_each_value_is_drawn_from_the_parallel_prediction(model) -> None:
-    # Draw again by hand along the finished images, with the engine's random numbers.
+def test_each_value_is_drawn_from_the_prediction_of_the_parallel_pass(model) -> None:
+    # Draw every value again from the finished images, with the same random numbers.
     values = sample_values(model, range(3), seed=4).values.long()
     parameters = model.attend(model.shift_values(values))[0].detach()
     streams = UniformStreams(4, range(3))
@@ -140,7 +140,7 @@ def test_every_value_takes_one_step(build_tiny_model, monkeypatch) -> None:
 
     monkeypatch.setattr(PixelModel, "step", counted)
     values = sample_values(model, range(2), engine="textbook").values
-    # Steps take the start token and every value but the last, which no prediction needs.
+    # Steps take the start token and every value but the last. No prediction needs the last value.
     assert steps == [[0, 0], *values[:, :-1].T.tolist()]
     parameters, state = take_step(model, model.start_tokens(2), model.init_state(2))
     engine = TextbookEngine(model, 2, state)
@@ -163,7 +163,7 @@ def test_sample_images_returns_uint8_images(build_tiny_model) -> None:
     assert set(np.unique(images)) <= {0, 64, 128, 192, 255}
 
 
-def test_the_largest_value_survives(build_tiny_model) -> None:
+def test_the_largest_value_is_not_clipped(build_tiny_model) -> None:
     model = build_tiny_model(image=ImageShape(height=2, width=2, levels=256))
     model.head.projection.bias.data[255] = 50.0
     assert (sample_values(model, range(2)).values.long() == 255).all()
@@ -180,7 +180,7 @@ def test_a_model_that_predicts_nan_is_refused(build_tiny_model, raises_one_line,
 
 @pytest.mark.parametrize("known", [0, 60])
 def test_nan_anywhere_in_an_image_is_noticed(build_tiny_model, raises_one_line, known) -> None:
-    """NaN is noticed at any position of the image, also between two checks of the engine."""
+    """NaN is noticed even at a position between two checks of the engine."""
     model = build_tiny_model()
     engine = TextbookEngine(model, 2, model.attend(torch.zeros(2, known, dtype=torch.int64))[1] if known else None)
     first = engine.step(model.start_tokens(2))
@@ -199,7 +199,7 @@ def test_nan_anywhere_in_an_image_is_noticed(build_tiny_model, raises_one_line, 
 
 
 def refuse_above(monkeypatch: pytest.MonkeyPatch, model: PixelModel, limit: int, error: Exception) -> list[int]:
-    """Make steps of more than `limit` images fail as if memory ran out; returns the batch sizes that were tried."""
+    """Make steps of more than `limit` images run out of memory, and return the batch sizes that were tried."""
     tried, step = [], model.step
 
     def limited(tokens: torch.Tensor, state: object) -> object:
@@ -251,7 +251,7 @@ def test_other_errors_do_not_halve_the_batch(model, monkeypatch) -> None:
 
 
 def test_a_failed_attempt_frees_its_memory_first(model, monkeypatch) -> None:
-    """Inside the exception handler, the traceback still holds every tensor of the attempt."""
+    """Within the exception handler, the traceback still keeps every tensor of the failed attempt in memory."""
     alive: list[weakref.ref[torch.Tensor]] = []
 
     def attempt(indices: range) -> torch.Tensor:
@@ -281,7 +281,7 @@ def test_every_image_has_its_own_class(build_tiny_model) -> None:
     assert np.array_equal(sample_images(model, 5, batch=2, seed=4, labels=labels), images)
 
 
-def test_default_classes_rotate_for_any_batch(build_tiny_model) -> None:
+def test_default_classes_rotate_for_any_batch_size(build_tiny_model) -> None:
     model = build_tiny_model(classes=3)
     expected = sample_images(model, 5, seed=4, labels=[0, 1, 2, 0, 1])
     for batch in (1, 2, 64):

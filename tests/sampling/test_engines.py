@@ -1,4 +1,4 @@
-"""Engines agree with the model's own step, from any state, and say why they do not support a model."""
+"""Tests that engines agree with the model's own step, from any state, and give a reason for refusing a model."""
 
 import concurrent.futures
 import functools
@@ -29,7 +29,7 @@ from linformer_cli.sampling.engines.native_memory import FEW
 FLOAT32, BFLOAT16 = 1e-5, 0.05
 needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="the native engine needs a C++ compiler")
 every_change = pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
-# Images that all threads work on together, and images that are divided among three threads.
+# In the first case, all threads work on the same images. In the second, three threads divide the images.
 every_batch = pytest.mark.parametrize(
     ("batch", "threads"),
     [(1, 1), pytest.param(17, 1, marks=pytest.mark.slow), pytest.param(3 * FEW, 3, marks=pytest.mark.slow)]
@@ -40,7 +40,7 @@ every_batch = pytest.mark.parametrize(
 
 @pytest.fixture
 def build_tiny_model(build_tiny_model: Callable[..., PixelModel]) -> Callable[..., PixelModel]:
-    """A tiny model whose biases, gains and shifts all differ from their initial values."""
+    """Provides tiny models whose biases, gains and shifts all differ from their initial values."""
 
     def build(**changes: Any) -> PixelModel:
         model = build_tiny_model(**changes)
@@ -59,7 +59,7 @@ def build_tiny_model(build_tiny_model: Callable[..., PixelModel]) -> Callable[..
 @every_batch
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, FLOAT32), (torch.bfloat16, BFLOAT16)])
 def test_native_steps_match_the_model(build_tiny_model, changes, batch, threads, dtype, tolerance) -> None:
-    reference = build_tiny_model(**changes).to(dtype).float()  # the same rounded weights
+    reference = build_tiny_model(**changes).to(dtype).float()  # weights rounded in the same way
     textbook = TextbookEngine(reference, batch)
     native = NativeEngine(build_tiny_model(**changes).to(dtype), batch)
     native.use_threads(threads)
@@ -69,19 +69,19 @@ def test_native_steps_match_the_model(build_tiny_model, changes, batch, threads,
 
 @needs_compiler
 def test_native_rounds_to_nearest_bfloat16_once(build_tiny_model) -> None:
-    """Sums and the residual stream are float32, so the engine is closer to float32 than torch in bfloat16."""
+    """Sums and the residual stream are float32, so the engine is more accurate than torch in bfloat16."""
     model = build_tiny_model().to(torch.bfloat16)
     reference = build_tiny_model().to(torch.bfloat16).float()
     engines = (TextbookEngine(reference, 33), NativeEngine(model, 33), TextbookEngine(model, 33))
     steps = [[engine.step(token).float().clone() for engine in engines] for token in draw_tokens(model, 33).unbind(1)]
     exact, native, textbook = (torch.stack(outputs) for outputs in zip(*steps, strict=True))
-    # The ratio to torch's error is 0.5; truncation instead of rounding would give 0.87.
+    # The error is 0.5 times that of torch; with truncation instead of rounding, it would be 0.87 times.
     assert (native - exact).square().mean().sqrt() < 0.7 * (textbook - exact).square().mean().sqrt()
 
 
 @needs_compiler
-def test_native_divides_by_the_smallest_floats(build_tiny_model) -> None:
-    """Features near exp(-45.5): the reciprocal of their products overflows a float."""
+def test_native_matches_the_model_if_the_denominators_are_tiny(build_tiny_model) -> None:
+    """Features are near exp(-45.5), so the reciprocals of their products overflow float32."""
     model = build_tiny_model()
     with torch.no_grad():
         for block in model.blocks:
@@ -108,7 +108,7 @@ def test_native_continues_from_a_state_of_attend(build_tiny_model, batch, thread
     textbook = TextbookEngine(model, batch, fork_state(state, batch))
     for token in tokens[:, known:].unbind(dim=1):
         assert_agree(native.step(token), textbook.step(token), FLOAT32)
-    # The original of a forked state is unchanged.
+    # The state that was forked is unchanged.
     again = NativeEngine(model, 1, fork_state(state, 1))
     assert_agree(again.step(tokens[:1, known]), expected[:1, known], FLOAT32)
 
@@ -135,12 +135,12 @@ def test_native_draws_match_the_head(build_tiny_model, head) -> None:
     native = NativeEngine(model, 500)
     generator = torch.Generator().manual_seed(5)
     parameters = 3 * torch.randn(500, model.head.projection.out_features, generator=generator)
-    parameters[:50, 0] = 2000.0  # one value, or component, has all the probability
+    parameters[:50, 0] = 2000.0  # all probability on one value or component
     parameters[50:100] = -50.0
     if head == "mixture":
         parameters[100:200, 2 * model.head.mixtures :] = -50.0  # below the lower bound of log scales
     else:
-        parameters[100:400, 100:] = -2000.0  # probability 0, after all others
+        parameters[100:400, 100:] = -2000.0  # the last values have probability 0
     for uniforms in (
         torch.rand(500, generator=generator, dtype=torch.float64),
         torch.zeros(500, dtype=torch.float64),
@@ -148,7 +148,7 @@ def test_native_draws_match_the_head(build_tiny_model, head) -> None:
     ):
         ours, theirs = native.draw_unfiltered(parameters, uniforms), model.head.draw(parameters, uniforms)
         assert ours.dtype == theirs.dtype == torch.int64
-        # The head's softmax is float32: at the border of two values, the two may choose differently.
+        # The head's softmax is float32, so at the border of two values engine and head may choose differently.
         assert (ours != theirs).sum() <= (2 if 0 < float(uniforms[0]) < 0.9999 else 500)
         assert bool(((ours >= 0) & (ours < 256)).all())
         if head == "categorical":
@@ -156,7 +156,7 @@ def test_native_draws_match_the_head(build_tiny_model, head) -> None:
 
 
 @needs_compiler
-def test_a_uniform_at_a_border_selects_the_upper_value(build_tiny_model) -> None:
+def test_a_random_number_at_a_border_selects_the_upper_value(build_tiny_model) -> None:
     model = build_tiny_model()
     uniforms = torch.arange(16, dtype=torch.float64) / 16
     values = NativeEngine(model, 16).draw_unfiltered(torch.zeros(16, 16), uniforms)
@@ -173,13 +173,13 @@ def test_engines_draw_the_same_images(build_tiny_model, changes) -> None:
     ]
     assert len(torch.unique(images[0], dim=0)) == 40
     for other in images[1:]:
-        # In float32, rounding may rarely change a value.
+        # In rare cases, rounding in float32 changes a value.
         assert (other == images[0]).all(dim=1).sum() >= 39
 
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_native_images_are_independent_bit_for_bit(build_tiny_model, dtype) -> None:
+def test_native_outputs_do_not_depend_on_batch_or_threads_bit_for_bit(build_tiny_model, dtype) -> None:
     model = build_tiny_model(width=24, layers=3).to(dtype)
     tokens = draw_tokens(model, 23)
     outputs = []
@@ -194,7 +194,7 @@ def test_native_images_are_independent_bit_for_bit(build_tiny_model, dtype) -> N
 @needs_compiler
 @pytest.mark.parametrize("batch", [2 * FEW, 40])
 def test_threads_do_not_interfere(build_tiny_model, batch) -> None:
-    """With real threads, on products large enough to be divided."""
+    """The threads are real, and the products are large enough to be divided among them."""
     model = build_tiny_model(width=128, heads=4, head_width=32, feed_forward=512)
     tokens = draw_tokens(model, batch)
     outputs = []
@@ -247,7 +247,7 @@ def test_native_refuses_to_draw_beyond_the_image(build_tiny_model) -> None:
 
 
 @needs_compiler
-def test_stepped_likelihood_matches_the_parallel_one(build_tiny_model) -> None:
+def test_the_likelihood_by_steps_matches_the_parallel_one(build_tiny_model) -> None:
     model = build_tiny_model()
     images = sample_values(model, range(7), seed=1).values.view(7, 8, 8, 1).mul(16).numpy()
     parallel = measure_nats(model, images, batch=3).describe()
@@ -298,7 +298,7 @@ def test_nan_features_stay_nan(build_tiny_model, feature_map, row) -> None:
         ({"head": "mixture", "mixtures": 2000}, torch.float32, "mixtures up to"),
     ],
 )
-def test_unsupported_models_use_the_textbook(build_tiny_model, raises_one_line, changes, dtype, reason):
+def test_unsupported_models_use_the_textbook_engine(build_tiny_model, raises_one_line, changes, dtype, reason):
     model = build_tiny_model(dtype=dtype, **changes)
     choice = choose_engine("auto", model)
     assert choice.value == "textbook" and choice.reason.startswith("not native: it ") and reason in choice.reason
@@ -308,8 +308,8 @@ def test_unsupported_models_use_the_textbook(build_tiny_model, raises_one_line, 
     assert choose_engine("textbook", model).reason == "requested"
 
 
-def test_uniforms_are_moved_by_the_head(build_tiny_model, monkeypatch) -> None:
-    """MPS has no float64: uniforms must change device and type in one call."""
+def test_engines_pass_random_numbers_to_the_head_unchanged(build_tiny_model, monkeypatch) -> None:
+    """MPS has no float64, so the head must change device and type of the random numbers in one call."""
     model, given = build_tiny_model(), []
     monkeypatch.setattr(model.head, "draw", lambda parameters, uniforms: given.append(uniforms))
     monkeypatch.setattr(
@@ -328,7 +328,7 @@ SERVED = ["textbook", pytest.param("native", marks=needs_compiler)]
 @pytest.mark.parametrize("name", SERVED)
 @pytest.mark.parametrize("batch", [1, 3])
 def test_a_restarted_engine_draws_the_images_of_a_new_one(build_tiny_model, name, batch) -> None:
-    """Covers the start of an image and a given state; the memory of the weights must stay the same."""
+    """The engine restarts at the start of an image and from a given state. The same engine must be reused."""
     model = build_tiny_model(context="hashed", classes=3)
     tokens = draw_tokens(model, 1)
     with torch.no_grad():
@@ -395,7 +395,9 @@ def test_an_unknown_engine_gets_a_suggestion(build_tiny_model, raises_one_line) 
         choose_engine("textbok", build_tiny_model())
 
 
-def test_without_a_compiler_auto_says_why_it_uses_the_textbook(build_tiny_model, fresh_compiler, monkeypatch) -> None:
+def test_without_a_compiler_auto_gives_the_reason_for_the_textbook_engine(
+    build_tiny_model, fresh_compiler, monkeypatch
+) -> None:
     monkeypatch.setenv("PATH", str(fresh_compiler))
     choice = choose_engine("auto", build_tiny_model())
     assert choice.value == "textbook" and "no C++ compiler" in choice.reason
@@ -410,7 +412,7 @@ def test_a_failing_compiler_is_reported_as_the_reason(build_tiny_model, fresh_co
 
 @needs_compiler
 def test_kernels_do_not_flush_denormals(build_tiny_model) -> None:
-    """Linking with fast math would flush denormal numbers to 0 in the whole process."""
+    """Linking with fast math would set denormal numbers to 0 in the whole process."""
     NativeEngine(build_tiny_model(), 1)
     assert float(torch.tensor([1e-40]) * 0.5) > 0
 
@@ -431,7 +433,7 @@ def test_filters_act_in_every_engine(build_tiny_model, head, name) -> None:
 
 
 @needs_compiler
-def test_native_uses_uniforms_unchanged(build_tiny_model) -> None:
+def test_native_draws_like_the_head_with_the_same_random_numbers(build_tiny_model) -> None:
     model = build_tiny_model()
     native = NativeEngine(model, 3)
     streams, again = UniformStreams(0, range(3)), UniformStreams(0, range(3))
@@ -442,7 +444,7 @@ def test_native_uses_uniforms_unchanged(build_tiny_model) -> None:
 @needs_compiler
 @pytest.mark.parametrize("head", ["categorical", "mixture"])
 def test_native_draws_a_valid_value_from_nan(build_tiny_model, head) -> None:
-    """NaN is checked only every few steps: a value drawn before must still index a row of the embedding's tables."""
+    """NaN is checked only every few steps. A value drawn before the check must be a valid index into the tables."""
     model = build_tiny_model(head=head)
     native = NativeEngine(model, 200)
     generator = torch.Generator().manual_seed(6)

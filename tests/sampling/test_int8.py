@@ -1,4 +1,4 @@
-"""8-bit integer products: the sums are those of integers, and all bits are the same for every instruction set."""
+"""Tests of 8-bit integer products: sums are exact, and every instruction set gives the same bits."""
 
 import platform
 import re
@@ -27,9 +27,10 @@ from linformer_cli.system.environment import processor_features
 
 pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="the native engine needs a C++ compiler")
 
-# What each instruction set needs. "native" is the machine's own; each of the others has another way to multiply.
+# The features that each instruction set needs. "native" is the set of this machine; each of the others multiplies
+# differently.
 INSTRUCTION_SETS = {"native": "", "x86-64": "", "x86-64-v3": "avx2", "x86-64-v4": "avx512bw"}
-# Those that are compared with the machine's own.
+# These are compared with the set of this machine.
 every_other = pytest.mark.parametrize(
     "instruction_set",
     ["x86-64", "x86-64-v3", pytest.param("x86-64-v4", marks=pytest.mark.slow)],
@@ -39,7 +40,7 @@ every_other = pytest.mark.parametrize(
 
 @pytest.fixture(params=INSTRUCTION_SETS)
 def instruction_set(request, monkeypatch, compile_once) -> str:
-    """Integer engines are compiled for this instruction set."""
+    """Compiles integer engines for this instruction set."""
     name: str = request.param
     if name != "native":
         if platform.machine() not in ("x86_64", "AMD64") or INSTRUCTION_SETS[name] not in processor_features():
@@ -50,7 +51,7 @@ def instruction_set(request, monkeypatch, compile_once) -> str:
 
 
 def multiply(weight: Tensor, bias: Tensor, x: Tensor, activation: str = "none") -> NDArray[np.float32]:
-    """The native engine's products [N, rows] of weight [rows, columns] and x [N, columns], plus the bias."""
+    """Return the native engine's products [N, rows] of weight [rows, columns] and x [N, columns], plus the bias."""
     builder = Builder(torch.int8, x.shape[1])
     output = builder.project_by(weight, bias, builder.x, "output", activation)
     program = Program(torch.int8, 1, tuple(builder.buffers), tuple(builder.operations), -1, -1, output, ())
@@ -67,18 +68,18 @@ def quantise(rows: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.f
 
 
 def expected_products(weight: Tensor, bias: Tensor, x: Tensor) -> NDArray[np.float32]:
-    """The same by numpy's integers."""
+    """Compute the same with numpy's integers."""
     (w, w_scales), (inputs, scales) = quantise(weight.numpy()), quantise(x.numpy())
     return (inputs @ w.T).astype(np.float32) * (scales[:, None] * w_scales) + bias.numpy()
 
 
 @pytest.mark.parametrize("columns", [1, 3, 4, 5, 31, 64, 257])
 @pytest.mark.parametrize("rows", [1, 63, 65, 130])
-def test_products_are_those_of_integers(instruction_set, columns, rows) -> None:
+def test_products_equal_integer_products(instruction_set, columns, rows) -> None:
     generator = torch.Generator().manual_seed(rows)
     for batch in (1, 2, 3, 4, 5, 6, 7, 13):
         weight, bias = torch.randn(rows, columns, generator=generator), torch.randn(rows, generator=generator)
-        # Multiples of 1/127, so that the oracle, which multiplies weights by a reciprocal, rounds them the same way.
+        # The weights are multiples of 1/127 of the largest, so that the oracle rounds them in the same way.
         weight = (weight * 50).round().clamp(-126, 126)
         weight[:, 0] = 127
         x = torch.randn(batch, columns, generator=generator) * torch.logspace(-18, 18, batch).unsqueeze(1)
@@ -98,8 +99,8 @@ def test_inputs_are_rounded_to_the_nearest_integer_and_ties_to_even(instruction_
     assert multiply(torch.eye(10), torch.zeros(10), x)[0].tolist() == pytest.approx(rounded)
 
 
-def test_unusual_inputs(instruction_set) -> None:
-    """A vector of zeros gives the bias, and one with a number that is not finite gives NaN."""
+def test_zeros_give_the_bias_and_infinite_inputs_give_nan(instruction_set) -> None:
+    """A vector of zeros gives the bias. A vector with NaN or infinity gives NaN."""
     x = torch.zeros(5, 9)
     x[1, 4], x[2, 8], x[3, 0], x[4, 2] = torch.nan, torch.inf, -torch.inf, 1e-40
     weight, bias = torch.ones(3, 9), torch.tensor([0.5, -2.0, 0.0])
@@ -111,8 +112,8 @@ def test_unusual_inputs(instruction_set) -> None:
     assert np.isnan(multiply(weight, bias, x + 1)[0]).tolist() == [False, True, False]
 
 
-def test_elementary_functions_are_those_of_maths_h() -> None:
-    """Those of the C library differ between machines."""
+def test_kernels_use_no_elementary_functions_of_the_c_library() -> None:
+    """The functions of the C library differ between machines; `maths.h` has replacements."""
     folder = native_memory.SOURCE.parent
     for file in (native_memory.SOURCE, folder / "drawing.h", folder / "maths.h", *(folder / "ops").glob("*.h")):
         code = re.sub("//.*", "", file.read_text())
@@ -121,7 +122,7 @@ def test_elementary_functions_are_those_of_maths_h() -> None:
 
 @pytest.fixture
 def build(build_tiny_model: Callable[..., PixelModel]) -> Callable[..., PixelModel]:
-    """A tiny model of a mechanism's variant, with odd widths and a sequence of 60 positions."""
+    """Provides tiny models of a mechanism's variant, with odd widths and a sequence of 60 positions."""
 
     def build_variant(variant: str, **changes: object) -> PixelModel:
         attention, options = VARIANTS[variant]
@@ -136,7 +137,7 @@ def build(build_tiny_model: Callable[..., PixelModel]) -> Callable[..., PixelMod
 
 
 def step_through(model: PixelModel, batch: int, threads: int = 1) -> Tensor:
-    """The head's parameters [batch, 60, P] of the first images, in int8."""
+    """Return the head's parameters [batch, 60, P] of the first images, computed in int8."""
     engine = NativeEngine(model, batch, products=torch.int8)
     engine.use_threads(threads)
     return torch.stack([engine.step(token).clone() for token in draw_tokens(model, batch).unbind(dim=1)], dim=1)
@@ -158,7 +159,7 @@ def test_every_instruction_set_computes_the_same_bits(build, instruction_set, va
 def test_every_instruction_set_draws_the_same_images(
     build_tiny_model, instruction_set, attention, changes, monkeypatch
 ) -> None:
-    """In any batch; a single image is drawn by looking ahead."""
+    """The images are drawn in several batch sizes. Single images are drawn with look-ahead."""
     model = build_tiny_model(attention=attention, context="wide", **changes)
 
     def draw(batch: int) -> NDArray[np.uint8]:
@@ -180,8 +181,8 @@ def test_neither_batch_nor_threads_change_a_bit(build, variant) -> None:
         assert torch.equal(step_through(model, batch, threads), expected[:batch])
 
 
-def test_the_shipped_model_loses_little() -> None:
-    """On images of its own, whose bits/dim are typical of its data."""
+def test_the_bits_per_dim_of_the_shipped_model_change_little() -> None:
+    """The images are drawn by the model itself; their bits/dim are typical of its data."""
     model = load_weights(read_checkpoint(None))
     values = Sampler(model, engine=NATIVE).sample(range(4)).values
     images = values_to_images(values, model.config.image)

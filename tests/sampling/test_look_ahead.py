@@ -1,4 +1,4 @@
-"""Look-ahead draws the same image as stepping, bit for bit, in fewer passes."""
+"""Tests that look-ahead draws the same image as stepping, bit for bit, in fewer passes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,13 +20,13 @@ from linformer_cli.sampling.engines.native import NativeEngine
 
 pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="the native engine needs a C++ compiler")
 
-# Images drawn by the shipped model: 313,600 values.
+# These images of the shipped model have 313,600 values.
 IMAGES = 400
 
 
 @pytest.fixture
 def draw_both(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[NativeEngine, ...]]:
-    """Draw one image with look-ahead of up to `window` positions and by stepping; returns both engines."""
+    """Draws one image with look-ahead of up to `window` positions and by stepping, and returns both engines."""
 
     def draw(model: PixelModel, window: int, index: int, known: int = 1, left: int = 0) -> tuple[NativeEngine, ...]:
         monkeypatch.setattr(NativeEngine, "window", window)
@@ -63,7 +63,9 @@ def test_the_image_matches_stepping(build_tiny_model, draw_both, changes: dict[s
 
 @pytest.mark.parametrize("window", [2, 3, 16, 100])
 @pytest.mark.parametrize("known", [1, 2, 23, 60])
-def test_any_window_and_starting_position(build_tiny_model, draw_both, window: int, known: int) -> None:
+def test_the_image_matches_stepping_for_any_window_and_start(
+    build_tiny_model, draw_both, window: int, known: int
+) -> None:
     model = sharpen(build_tiny_model(context="hashed", classes=3))
     ahead, stepwise = draw_both(model, window, 5, known)
     assert 0 < ahead.look_aheads < model.config.image.positions - known and not stepwise.look_aheads
@@ -73,7 +75,7 @@ def test_a_confident_model_needs_far_fewer_passes(build_tiny_model, draw_both) -
     model = build_tiny_model(image=ImageShape(height=16, width=16, levels=16))
     with torch.no_grad():
         model.head.projection.bias[3] = 100.0
-        model.head.projection.bias[5] = 100.0 - 4.0  # drawn now and then
+        model.head.projection.bias[5] = 100.0 - 4.0  # drawn occasionally
     ahead, _ = draw_both(model, 16, 0)
     assert ahead.look_aheads < 256 / 8
     alone = NativeEngine(model, 1)
@@ -88,11 +90,11 @@ def test_the_final_state_matches_stepping(build_tiny_model, draw_both, dtype) ->
     model = build_tiny_model(layers=3, width=21, head_width=7, heads=3, feed_forward=29, context="hashed")
     model = sharpen(model).to(dtype)
     ahead, stepwise = draw_both(model, 7, 2, known=20, left=1)
-    # The first state is the ring of recent values, which is longer with look-ahead.
+    # The first state is the ring buffer of recent values. With look-ahead, this buffer is longer.
     for one, other in zip(ahead.states[1:], stepwise.states[1:], strict=True):
         assert torch.equal(one, other)
     token = torch.tensor([3])
-    # The last value drawn has not been stepped with yet.
+    # The last value drawn has not been read yet.
     assert torch.equal(ahead.step(token), stepwise.step(token))
 
 
@@ -111,7 +113,7 @@ def test_filters_apply_to_every_value(build_tiny_model) -> None:
     assert torch.equal(ahead, textbook)
 
 
-def test_before_step_can_stop_it(build_tiny_model) -> None:
+def test_before_step_can_stop_the_look_ahead(build_tiny_model) -> None:
     asked = []
 
     def ask() -> None:
@@ -138,7 +140,7 @@ def test_nan_is_reported(build_tiny_model, raises_one_line) -> None:
 
 
 @pytest.mark.parametrize("look_ahead", [True, False])
-def test_look_ahead_can_be_switched_off(build_tiny_model, look_ahead) -> None:
+def test_look_ahead_can_be_turned_off(build_tiny_model, look_ahead) -> None:
     model = build_tiny_model()
     assert choose_engine("auto", model).value == "native"
     engine = build_engine("auto", model, 1, look_ahead=look_ahead)
@@ -148,7 +150,7 @@ def test_look_ahead_can_be_switched_off(build_tiny_model, look_ahead) -> None:
 
 @pytest.mark.slow
 def test_images_of_a_shipped_model_match_stepping() -> None:
-    """In the precision used for sampling, images are equal bit for bit."""
+    """The images are drawn in bfloat16."""
     model = load_model("mnist-wide", dtype=torch.bfloat16)
     passes, images = 0, []
     for index in range(IMAGES):

@@ -1,4 +1,4 @@
-"""The memory of linear sampling does not grow with the image; measured on whole processes."""
+"""Tests, on whole processes, that the memory of sampling with linear attention does not grow with the image."""
 
 import subprocess
 import sys
@@ -23,16 +23,16 @@ print(measure_peak_memory() - before - images.numel() * images.element_size())
 
 
 def measure_growth(height: int, width: int, attention: str) -> int:
-    """Bytes by which sampling 128 images raises the peak of a fresh process, beyond the images."""
+    """Return by how many bytes sampling 128 images raises the peak of a fresh process; images do not count."""
     arguments = [sys.executable, "-c", SCRIPT, str(height), str(width), attention]
     return int(subprocess.run(arguments, capture_output=True, text=True, check=True).stdout)
 
 
 @pytest.mark.slow
 def test_sampling_memory_is_flat_for_linear_and_grows_for_softmax():
-    """Compares 784 and 3,072 positions. The model, torch and Python are not counted, since they would hide a leak.
+    """Compares 784 and 3,072 positions. The model, torch and Python are not counted, because they would hide a leak.
 
-    A small tensor kept per step once pinned the heap around each step's large tensors and cost 260 KB a position.
+    Once, a small tensor kept at every step stopped the heap from reusing memory and cost 260 KB per position.
     """
     short, long = measure_growth(28, 28, "linear"), measure_growth(48, 64, "linear")
     assert abs(long - short) < 0.1 * short + 2**20, (short, long)

@@ -1,4 +1,4 @@
-"""Random words computed in parallel equal numpy's, bit for bit, from any start."""
+"""Tests that random words computed in parallel equal numpy's, bit for bit, from any start."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Devices and number formats."""
+"""Tests of devices and number formats."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A team of processes, seen from one process, single or simulated. For real processes: training/test_processes.py."""
+"""Tests a team of processes from within one process; training/test_processes.py tests real teams."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
 
 
 @pytest.mark.parametrize("missing", [None, *TORCHRUN])
-def test_a_process_has_a_rank_only_with_all_of_torchruns_variables(monkeypatch, missing) -> None:
+def test_a_process_has_a_rank_only_if_all_variables_of_torchrun_are_set(monkeypatch, missing) -> None:
     pretend(monkeypatch, **{name: value for name, value in TORCHRUN.items() if name != missing})
     assert process_rank() == (2 if missing in (None, "LOCAL_RANK") else 0)
 
@@ -49,22 +49,22 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG)
-def test_wrong_variables_of_torchrun_are_one_line(monkeypatch, capsys, raises_one_line, name, value) -> None:
+def test_wrong_variables_of_torchrun_give_a_one_line_error(monkeypatch, capsys, raises_one_line, name, value) -> None:
     pretend(monkeypatch, **{**TORCHRUN, name: value})
-    complain("a message")  # printing a message does not check the variables
+    complain("a message")  # this does not check the variables
     assert capsys.readouterr().err == "a message\n"
     fault = "RANK must be less than WORLD_SIZE" if value in "04" else f"{name} must be a whole number"
     with raises_one_line(UsageError, fault, "torchrun"), join_team():
         pass
 
 
-def test_one_process_of_torchrun_is_alone(monkeypatch) -> None:
+def test_torchrun_with_one_process_gives_a_single_process(monkeypatch) -> None:
     pretend(monkeypatch, **{**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1"})
     with join_team() as team:
         assert team is ALONE
 
 
-def test_a_single_process_communicates_with_nobody() -> None:
+def test_a_single_process_needs_no_communication() -> None:
     module = torch.nn.Linear(2, 2)
     assert ALONE.leads
     assert ALONE.parallel(module) is module
@@ -77,7 +77,7 @@ def test_a_single_process_communicates_with_nobody() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 @pytest.mark.parametrize("things", [0, 1, 5, 8, 17])
-def test_shares_are_even_and_cover_everything_once(count, things) -> None:
+def test_shares_are_even_and_cover_every_item_once(count, things) -> None:
     shares = [Team(rank, count).share(things) for rank in range(count)]
     assert [thing for share in shares for thing in share] == list(range(things))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
@@ -110,7 +110,7 @@ def test_only_rank_0_prints_messages_and_errors_name_other_ranks(monkeypatch, ca
     assert not is_quiet() and capsys.readouterr().err == "something\n"
 
 
-def test_only_errors_about_a_lost_process_become_process_lost(monkeypatch, raises_one_line) -> None:
+def test_only_errors_about_a_lost_process_are_reported_as_one(monkeypatch, raises_one_line) -> None:
     pretend(monkeypatch, **TORCHRUN)
     deaf: list[tuple[object, object]] = []
     monkeypatch.setattr(signal, "signal", lambda *arguments: deaf.append(arguments))
@@ -131,7 +131,7 @@ def test_only_errors_about_a_lost_process_become_process_lost(monkeypatch, raise
 
 
 @pytest.mark.parametrize(("arguments", "code"), [(["--version"], 0), (["train", "--steps", "no"], 2)])
-def test_one_of_several_processes_ends_immediately_and_a_single_one_normally(
+def test_a_process_of_a_team_ends_immediately_and_a_single_process_normally(
     monkeypatch, capsys, arguments, code
 ) -> None:
     ended: list[int] = []

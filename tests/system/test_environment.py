@@ -1,4 +1,4 @@
-"""The environment that measurements depend on, and the time at which slow modules are loaded."""
+"""Tests of the environment that measurements depend on, and of when slow modules are loaded."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.threads import limit_spinning
 
 
-def test_the_environment_is_plain_values(monkeypatch) -> None:
+def test_the_environment_contains_only_plain_values(monkeypatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     environment = json.loads(json.dumps(describe_environment()))
     assert environment["threads"] == 3
@@ -30,7 +30,7 @@ def test_configurations_need_no_torch() -> None:
 
 
 def test_sampling_does_not_load_torchs_compiler() -> None:
-    """Loading the compiler takes seconds, as long as loading torch."""
+    """Loading the compiler takes seconds, about as long as loading torch."""
     script = (
         "import sys, linformer_cli\n"
         "linformer_cli.sample_images(linformer_cli.load_model('mnist-wide'), count=1)\n"
@@ -44,7 +44,7 @@ def test_sampling_does_not_load_torchs_compiler() -> None:
     ("given", "expected"),
     [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
 )
-def test_spinning_is_limited_unless_the_environment_sets_it(monkeypatch, given, expected) -> None:
+def test_spinning_of_threads_is_limited_unless_the_environment_sets_it(monkeypatch, given, expected) -> None:
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.setenv(name, "x")  # monkeypatch then restores the variables that the call sets
         monkeypatch.delenv(name)

@@ -1,4 +1,4 @@
-"""Memory: reused, returned, measured, exhausted."""
+"""Tests of memory that is reused, returned, measured or exhausted."""
 
 import os
 import platform
@@ -19,7 +19,7 @@ def test_peak_memory_is_counted_in_bytes() -> None:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such setting")
 def test_freed_memory_is_reused_unless_the_environment_sets_malloc() -> None:
-    """Counts page faults of twenty arrays of 40 MB, allocated after twenty others were freed."""
+    """Counts the page faults of twenty arrays of 40 MB that are allocated after twenty others were freed."""
     script = (
         "import resource, torch\n"
         "from linformer_cli.system.memory import keep_freed_memory\n"
@@ -38,8 +38,8 @@ def test_freed_memory_is_reused_unless_the_environment_sets_malloc() -> None:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such setting")
-def test_kept_memory_can_be_returned() -> None:
-    """Measures resident MiB with two arrays, after freeing the large one, and after returning its memory."""
+def test_freed_memory_that_is_kept_can_be_returned() -> None:
+    """Measures the resident memory with two arrays, after freeing the large array, and after returning its memory."""
     script = (
         "import torch\n"
         "from linformer_cli.system.memory import give_back_freed_memory, keep_freed_memory\n"

@@ -1,11 +1,11 @@
-"""The short measurements behind `auto`."""
+"""Tests of the short measurements by which `auto` decides."""
 
 import torch
 
 from linformer_cli.system.probe import measure_bf16_gain
 
 
-def test_the_gain_is_measured_without_traces(monkeypatch) -> None:
+def test_measuring_the_gain_has_no_side_effects(monkeypatch) -> None:
     """Neither the number of threads nor the random state of the process changes."""
     measure_bf16_gain.cache_clear()
     used: list[int] = []
@@ -17,4 +17,4 @@ def test_the_gain_is_measured_without_traces(monkeypatch) -> None:
     assert used == [1, before] and torch.get_num_threads() == before
     assert torch.equal(torch.get_rng_state(), state)
     measure_bf16_gain(16, 24)
-    assert len(used) == 2, "measured once in a process"
+    assert len(used) == 2, "the gain must be measured only once in a process"

@@ -1,4 +1,4 @@
-"""The first signal sets the request; the second ends the process."""
+"""Tests that the first signal sets the request and the second ends the process."""
 
 import signal
 import subprocess
@@ -10,7 +10,7 @@ from linformer_cli.errors import Interrupted
 from linformer_cli.system.signals import StopRequest, catch_signals
 
 
-def test_an_unset_request_stops_nothing() -> None:
+def test_an_unset_request_does_not_stop() -> None:
     StopRequest().raise_if_set("never")
 
 

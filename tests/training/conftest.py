@@ -1,4 +1,4 @@
-"""Settings of short runs, and uninterrupted runs to compare with."""
+"""Fixtures for settings of short runs, and for uninterrupted runs to compare with."""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +36,7 @@ def configure(tiny_model_config: ModelConfig) -> Callable[..., RunConfig]:
 
 @pytest.fixture(scope="session")
 def uninterrupted(configure, tmp_path_factory) -> Callable[..., tuple[RunFolder, list[list[int]]]]:
-    """An uninterrupted run and the order of its images; tests with the same settings share one run."""
+    """Provides an uninterrupted run and the order of its images. Tests with the same settings share one run."""
     kept: dict[str, tuple[RunFolder, list[list[int]]]] = {}
 
     def run(settings: dict[str, Any], precision: str) -> tuple[RunFolder, list[list[int]]]:

@@ -1,4 +1,4 @@
-"""The training loop: the order of events, saves, and the measurement of time."""
+"""Tests of the training loop: the order of events, saves, and the measurement of time."""
 
 import csv
 import dataclasses
@@ -61,14 +61,14 @@ def test_sampling_can_be_turned_off(configure, tmp_path) -> None:
     assert not trainer.folder.samples.exists()
 
 
-def test_a_run_of_epochs_sees_its_images(configure, tmp_path) -> None:
+def test_a_run_of_half_an_epoch_reads_half_of_the_images(configure, tmp_path) -> None:
     trainer = begin(configure(epochs=0.5, sample_every=0), tmp_path / "run")
     train(trainer)
     assert trainer.progress.step == 4  # half of 30 images, in batches of 4
     assert trainer.progress.images_seen == 16
 
 
-def test_training_learns(configure, tmp_path) -> None:
+def test_training_lowers_the_loss(configure, tmp_path) -> None:
     trainer = begin(
         configure(steps=60, dropout=0.0, sample_every=0, evaluate_every=60, save_every=60), tmp_path / "run"
     )
@@ -79,7 +79,7 @@ def test_training_learns(configure, tmp_path) -> None:
     assert watcher.rows[-1].train_bits_per_dim < watcher.rows[0].train_bits_per_dim
 
 
-def test_a_grid_holds_the_samples_of_the_seed(configure, tmp_path) -> None:
+def test_a_grid_shows_the_samples_of_the_seed(configure, tmp_path) -> None:
     trainer = begin(configure(steps=1, seed=3), tmp_path / "run")
     train(trainer)
     path = trainer.folder.samples / "step-0000001.png"
@@ -109,7 +109,7 @@ def test_logged_rows_are_means_over_the_interval(configure, tmp_path, monkeypatc
         assert row.gradient_norm > 0
 
 
-def test_accumulated_batches_are_one_large_batch(configure, tmp_path) -> None:
+def test_accumulated_batches_train_like_one_large_batch(configure, tmp_path) -> None:
     weights = []
     for batch, accumulation in ((8, 1), (4, 2), (2, 4)):
         config = configure(
@@ -128,7 +128,7 @@ def test_accumulated_batches_are_one_large_batch(configure, tmp_path) -> None:
 # The best checkpoint
 
 
-def test_the_best_checkpoint_is_that_of_the_best_evaluation(configure, tmp_path, monkeypatch) -> None:
+def test_the_best_checkpoint_has_the_best_evaluation(configure, tmp_path, monkeypatch) -> None:
     found = iter([5.0, 4.0, 4.0, 4.5])
     seen: list[int] = []
 
@@ -207,7 +207,7 @@ def test_elapsed_time_excludes_the_time_between_stop_and_resume(configure, tmp_p
         train(first, Watcher().at("save", 9))
     spent = first.progress.elapsed_seconds
     assert 10 <= spent <= clock.now - 1000
-    clock.now += 5000  # time passes between the runs
+    clock.now += 5000  # time passes before the resume
     second = begin(config, tmp_path / "run")
     second.resume()
     assert second.progress.elapsed_seconds == spent
@@ -230,7 +230,7 @@ def test_the_speed_after_a_resume_counts_only_steps_since_the_resume(configure, 
         train(first, Watcher().at("save", 6))
     second = begin(config, tmp_path / "run")
     second.resume()
-    # Of the first four-step interval after the resume, three steps were trained before the stop.
+    # The first interval after the resume has four steps. Three of them were trained before the stop.
     row = train(second).rows[0]
     assert row.step == 8
     assert row.images_per_second <= fastest
@@ -243,13 +243,13 @@ def test_a_dry_run_times_a_step(configure, tmp_path, monkeypatch) -> None:
     assert trainer.time_one_step() == 2.5
 
 
-def test_progress_survives_json() -> None:
+def test_progress_can_be_read_back_from_json() -> None:
     progress = Progress(step=3, best_bits_per_dim=1.5, loss=LossTrend(4, 0.1 + 0.2, 0.5, True))
     values = json.loads(json.dumps(dataclasses.asdict(progress)))
     assert Progress.from_values(values) == progress
 
 
-def test_progress_without_a_loss_trend_is_read() -> None:
+def test_progress_without_a_loss_trend_can_be_read() -> None:
     values = dataclasses.asdict(Progress(step=3))
     del values["loss"]
     assert Progress.from_values(values) == Progress(step=3)
@@ -259,7 +259,7 @@ def test_progress_without_a_loss_trend_is_read() -> None:
 
 
 def test_the_average_is_saved_and_evaluated(configure, tmp_path) -> None:
-    """Computed by hand: the average starts at the weights after step 1, and the first decays are smaller than `ema`."""
+    """The average is computed by hand. It starts at the weights after step 1, and the first decays are below `ema`."""
     trainer = begin(configure(ema=0.2, steps=4, sample_every=0), tmp_path / "run")
     decays = iter([0, 2 / 11, 0.2, 0.2])
     take_step = trainer.train_step
@@ -285,7 +285,9 @@ def test_the_average_is_saved_and_evaluated(configure, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("ema", [0.0, 0.9])
-def test_taken_over_weights_are_validated_before_the_first_step(configure, tmp_path, build_tiny_model, ema) -> None:
+def test_weights_from_another_model_are_validated_before_the_first_step(
+    configure, tmp_path, build_tiny_model, ema
+) -> None:
     source = build_tiny_model(3, attention="softmax", layers=1)
     trainer = begin(configure(ema=ema), tmp_path)
     moved = trainer.take_over(source)
@@ -299,7 +301,9 @@ def test_taken_over_weights_are_validated_before_the_first_step(configure, tmp_p
     assert first["images"] == "0"
 
 
-def test_a_run_stopped_before_that_validation_validates_after_the_resume(configure, tmp_path, build_tiny_model) -> None:
+def test_a_run_stopped_before_its_first_validation_validates_after_the_resume(
+    configure, tmp_path, build_tiny_model
+) -> None:
     config = configure()
     trainer = begin(config, tmp_path)
     trainer.take_over(build_tiny_model(3, attention="softmax", layers=1))
@@ -325,7 +329,7 @@ def directions(model: torch.nn.Module) -> list[torch.Tensor]:
     return found
 
 
-def test_features_are_redrawn_on_time_and_the_average_has_the_models_features(configure, tmp_path) -> None:
+def test_features_are_redrawn_at_the_interval_and_shared_with_the_averaged_model(configure, tmp_path) -> None:
     trainer = begin(configure(model=REDRAWN, ema=0.75, sample_every=5), tmp_path / "run")
     take_step = trainer.train_step
     changed: list[int] = []
@@ -334,7 +338,7 @@ def test_features_are_redrawn_on_time_and_the_average_has_the_models_features(co
         before = directions(trainer.model)
         taken = take_step(progress, rate)
         after = directions(trainer.model)
-        assert not torch.equal(*after), "two layers have the same random features"
+        assert not torch.equal(*after), "the two layers have the same random features"
         if not torch.equal(before[0], after[0]):
             changed.append(trainer.progress.step)
         for ours, theirs in zip(after, directions(trainer.evaluated_model), strict=True):
@@ -345,7 +349,7 @@ def test_features_are_redrawn_on_time_and_the_average_has_the_models_features(co
     assert trainer.evaluated_model is not trainer.model
     train(trainer)
     assert changed == [0, 4, 8, 12]
-    # Validation, samples and saves do not change the directions of the last draw.
+    # Validation, samples and saves do not redraw the directions.
     for ours, theirs in zip(directions(trainer.model), directions(load_model(trainer.folder.last)), strict=True):
         assert torch.equal(ours, theirs)
 

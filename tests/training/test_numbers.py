@@ -1,4 +1,4 @@
-"""NaN, infinity and jumping losses: what is reported and what is kept."""
+"""Tests of NaN, infinity and jumping losses: what is reported and which saves are kept."""
 
 import functools
 import itertools
@@ -24,7 +24,7 @@ def poison(trainer: Trainer) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_nan_loss_names_the_step_and_leaves_the_last_checkpoint(
+def test_the_error_for_a_nan_loss_names_the_step_and_keeps_the_last_checkpoint(
     configure, tmp_path, raises_one_line, precision
 ) -> None:
     trainer = begin(configure(), tmp_path / "run", precision)
@@ -57,7 +57,9 @@ def test_a_nan_gradient_is_noticed_before_the_weights_change(configure, tmp_path
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_a_nan_evaluation_is_one_line_and_saves_no_best(configure, tmp_path, raises_one_line, finished) -> None:
+def test_a_nan_evaluation_gives_a_one_line_error_and_saves_no_best_checkpoint(
+    configure, tmp_path, raises_one_line, finished
+) -> None:
     # The weights become NaN after the last step, so the evaluation is the first to notice.
     trainer = begin(configure(steps=4 if finished else STEPS, evaluate_every=4), tmp_path / "run")
     watcher = Watcher()
@@ -68,13 +70,13 @@ def test_a_nan_evaluation_is_one_line_and_saves_no_best(configure, tmp_path, rai
     assert read_checkpoint(trainer.folder.last).info.training.step == 3
 
 
-def test_a_failing_step_names_its_images(configure, tmp_path) -> None:
+def test_the_error_of_a_failing_step_names_its_images(configure, tmp_path) -> None:
     trainer = begin(configure(), tmp_path / "run")
     watcher = Watcher()
     watcher.at("log", 8, poison(trainer))
     with pytest.raises(TrainingError) as error:
         train(trainer, watcher)
-    # After 8 steps of 4 images, with 30 images in total, the ninth batch starts at the third image of epoch 2.
+    # There are 30 images. After 8 steps of 4 images, the ninth batch starts at the third image of epoch 2.
     images = ", ".join(map(str, trainer.batches.batch(32, 3)))
     assert f"at step 8 (loss nan, gradient norm nan), batch 1 of epoch 2 (training images {images}, ...)" in str(
         error.value
@@ -82,7 +84,7 @@ def test_a_failing_step_names_its_images(configure, tmp_path) -> None:
 
 
 def let_loss_jump(trainer: Trainer, monkeypatch: pytest.MonkeyPatch, step: int) -> list[float]:
-    """Multiply the loss by 100 for four steps from `step` on. Returns all losses, filled in training."""
+    """Multiply the loss by 100 for four steps from `step` on, and return a list that training fills with all losses."""
     train_step, losses = trainer.train_step, []
 
     def jumping(progress: Progress, rate: float) -> tuple[float, float]:
@@ -105,7 +107,7 @@ def test_the_save_kept_at_a_spike_is_from_before_the_spike(configure, tmp_path, 
     assert not trainer.folder.previous.exists()
 
 
-def test_a_spike_in_the_first_step_after_a_resume_keeps_the_save_before(configure, tmp_path, monkeypatch) -> None:
+def test_a_spike_in_the_first_step_after_a_resume_keeps_the_earlier_save(configure, tmp_path, monkeypatch) -> None:
     config = configure(steps=64, evaluate_every=100, sample_every=0, save_every=5, log_every=5)
     with pytest.raises(Interrupted):
         train(begin(config, tmp_path / "run"), Watcher().at("log", 60))
@@ -141,8 +143,8 @@ def test_a_spike_is_reported_once_and_the_save_before_it_kept(configure, tmp_pat
     assert load_training_state(read_checkpoint(kept)).values["step"] == 60
 
 
-def test_timed_steps_advance_the_step_count(configure, tmp_path) -> None:
-    """Timed steps advance the step count, so a mechanism does not redraw its features at every timed step."""
+def test_timed_steps_redraw_features_only_at_the_interval(configure, tmp_path) -> None:
+    """Timed steps advance the step count. Otherwise, features could be redrawn at every timed step."""
     model = {"attention": "performer", "attention_options": {"redraw_every": 3}}
     trainer = begin(configure(model=model), tmp_path / "run")
     attention = trainer.model.blocks[0].inner

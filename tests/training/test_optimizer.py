@@ -1,4 +1,4 @@
-"""Optimizers: weight decay, steps of Muon, saving and loading the state."""
+"""Tests of optimizers: weight decay, steps of Muon, saving and loading the state."""
 
 import copy
 
@@ -40,8 +40,8 @@ def test_only_the_matrices_of_linear_layers_decay(build_tiny_model, name, change
 
 @pytest.mark.parametrize("name", ["adamw", "radam", "muon"])
 def test_the_decay_is_decoupled_from_the_gradient(build_tiny_model, name) -> None:
-    # Without gradients, a step only shrinks the matrices, by learning rate * decay. More than five steps are needed:
-    # RAdam's first five steps are proportional to the gradient, which would hide a coupled decay.
+    # Without gradients, a step only shrinks the matrices, by learning rate * decay. The test takes more than five
+    # steps: the first five steps of RAdam are proportional to the gradient and would hide a coupled decay.
     model = build_tiny_model()
     before = copy.deepcopy(model.state_dict())
     optimizer = build_optimizer(model, configure(name, weight_decay=0.5, learning_rate=0.1))
@@ -81,8 +81,8 @@ def test_the_state_survives_a_save_bit_for_bit(build_tiny_model, name) -> None:
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
-def test_a_step_of_muon_evens_out_the_singular_values(build_tiny_model) -> None:
-    # The first step depends on the gradient alone: U S V' becomes nearly U V', scaled to a root mean square of 0.2
+def test_a_step_of_muon_makes_the_singular_values_nearly_equal(build_tiny_model) -> None:
+    # The first step depends only on the gradient U S V'. The step is nearly U V', scaled to a root mean square of 0.2
     # learning rates, as in a typical step of AdamW.
     model = build_tiny_model()
     before = copy.deepcopy(model.state_dict())
@@ -99,7 +99,7 @@ def test_a_step_of_muon_evens_out_the_singular_values(build_tiny_model) -> None:
             assert float(values.min()) > 0.6 and float(values.max()) < 1.3
 
 
-def test_parameters_beside_muon_are_trained_as_by_adamw(build_tiny_model) -> None:
+def test_parameters_that_muon_leaves_out_are_trained_as_by_adamw(build_tiny_model) -> None:
     models = {name: build_tiny_model() for name in ("muon", "adamw")}
     for name, model in models.items():
         config = configure(name, learning_rate=0.1, weight_decay=0.3, beta1=0.5, beta2=0.75)
@@ -115,7 +115,7 @@ def test_parameters_beside_muon_are_trained_as_by_adamw(build_tiny_model) -> Non
 
 
 def test_a_fresh_optimizer_gives_other_weights(build_tiny_model) -> None:
-    # Otherwise the test above could pass without loading any state.
+    # Otherwise, the test of saved states could pass without loading any state.
     model, config = build_tiny_model(), configure("adamw")
     optimizer = build_optimizer(model, config)
     take_steps(model, optimizer, 7, seed=0)

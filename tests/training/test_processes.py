@@ -1,4 +1,4 @@
-"""Two processes on one job, started as users start them, with gloo on the CPU."""
+"""Tests of two processes that share one task, started as a user would start them, with gloo on the CPU."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def start(*arguments: object) -> "subprocess.Popen[str]":
 
 
 def finish(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
-    """Wait for `process`. Returns exit code, stdout and stderr."""
+    """Wait for `process`, and return its exit code, stdout and stderr."""
     with process:
         try:
             stdout, stderr = process.communicate(timeout=SECONDS)
@@ -61,8 +61,8 @@ def run_alone(*arguments: object) -> None:
 
 
 @pytest.mark.parametrize("attention", [*CATALOGUE, "lstm"])
-def test_idle_parameters_are_found(attention: str, build_tiny_model: Callable[..., PixelModel]) -> None:
-    """torch waits for the gradient of every parameter in a team, unless it is told that some parameters are idle."""
+def test_parameters_without_a_gradient_are_found(attention: str, build_tiny_model: Callable[..., PixelModel]) -> None:
+    """In a team, torch waits for the gradient of every parameter unless it is told that some have none."""
     for changes in ({}, {"context": "previous", "embedding": "paper", "head": "mixture"}):
         model = build_tiny_model(attention=attention, dropout=0.5, **changes).train()
         state = torch.get_rng_state()
@@ -71,7 +71,7 @@ def test_idle_parameters_are_found(attention: str, build_tiny_model: Callable[..
         assert torch.equal(torch.get_rng_state(), state)
         model.nats(torch.randint(16, (2, 64))).mean().backward()
         assert any(parameter.grad is None for parameter in model.parameters()) == idle
-        # A single chunk of flash covers the image, so the parameters for earlier chunks are idle.
+        # A single chunk of flash covers the image, so the parameters for earlier chunks have no gradient.
         assert idle or attention != "flash"
 
 
@@ -82,7 +82,7 @@ def test_a_batch_smaller_than_the_team_is_refused(
         share_batch(Team(0, 4), 3)
 
 
-def test_dropout_of_a_process_depends_only_on_seed_step_and_rank() -> None:
+def test_the_dropout_of_a_process_depends_only_on_seed_step_and_rank() -> None:
     def draw(rank: int, seed: int, step: int) -> float:
         seed_own_dropout(Team(rank, 3), seed, step)
         return float(torch.rand(()))
@@ -101,13 +101,13 @@ def test_dropout_of_a_process_depends_only_on_seed_step_and_rank() -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one(tmp_path: Path) -> None:
-    """`processes.py` also compares gradients, losses and weights after single steps, in float64."""
+def test_two_processes_train_like_one(tmp_path: Path) -> None:
+    """In float64, `processes.py` also compares gradients, losses and weights after single steps."""
     code, _, errors = finish(start(WORK, "train", tmp_path))
     assert code == 0, errors
     found = json.loads((tmp_path / "differences.json").read_text())
-    # After nine steps of 1e-2 on the same images, only the order of float32 sums differs. The effect is large for
-    # gradients that nearly cancel, because Adam divides by their size.
+    # After nine steps of 1e-2 on the same images, only the order of float32 sums differs. The effect is large where
+    # gradients nearly cancel, because Adam divides by their size.
     assert 0 < found["whole"] < 1e-4
     assert found["moved"] < 1e-4
     # Resuming with the same number of processes is bit-exact, including dropout.
@@ -130,7 +130,7 @@ def test_a_killed_process_ends_the_other_and_the_run_can_be_resumed(tmp_path: Pa
     assert code != 0
     line = next(line for line in errors.splitlines() if line.startswith("Error: "))
     assert "another of the 2 processes has ended" in line and f"lintx train --resume '{run}'" in line
-    assert "rank      : 1" in errors  # torchrun names the process
+    assert "rank      : 1" in errors  # torchrun's own report
     assert read_checkpoint(run / "last").info.training.step == 4
     run_alone("train", "--resume", run)
     assert read_checkpoint(run / "last").info.training.step == 6
@@ -138,7 +138,7 @@ def test_a_killed_process_ends_the_other_and_the_run_can_be_resumed(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_stop_reaches_both_and_is_saved_once(tmp_path: Path) -> None:
+def test_a_stop_reaches_both_processes_and_the_run_is_saved_once(tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = start("-m", "linformer_cli", *TRAIN, "--steps", "100000", "--save-every", "5", "--out", run)
     deadline = time.monotonic() + SECONDS
@@ -159,7 +159,7 @@ def test_a_stop_reaches_both_and_is_saved_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_missing_images_of_a_killed_process_are_drawn_later_and_equal_those_of_one_process(
+def test_images_missing_after_a_kill_are_drawn_later_and_equal_those_of_one_process(
     tmp_path: Path, tiny_checkpoint: Path
 ) -> None:
     alone, shared = tmp_path / "alone", tmp_path / "shared"

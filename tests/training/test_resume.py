@@ -1,4 +1,4 @@
-"""A resumed run equals an uninterrupted one, and a stopped run is saved."""
+"""Tests that a resumed run equals an uninterrupted run, and that a stopped run is saved."""
 
 import dataclasses
 import shutil
@@ -57,7 +57,9 @@ def test_a_resumed_run_does_not_map_the_files_that_it_will_replace(configure, tm
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
-def test_metrics_saved_by_a_spreadsheet_are_read_and_other_tables_refused(configure, tmp_path, raises_one_line) -> None:
+def test_metrics_saved_by_a_spreadsheet_are_read_and_other_tables_are_refused(
+    configure, tmp_path, raises_one_line
+) -> None:
     trainer = begin(configure(), tmp_path / "run")
     train(trainer)
     file = trainer.folder.metrics_file
@@ -109,11 +111,11 @@ def check_same(resumed: RunFolder, whole: RunFolder) -> None:
 @pytest.mark.parametrize(
     ("event", "step", "stopped_at"),
     [
-        # The stop is noticed after the next step, at which nothing else would be logged, evaluated or saved.
+        # The stop is noticed after the next step. Nothing is logged, evaluated or saved at that step otherwise.
         ("save", 6, 7),
-        # At this step an evaluation and a grid are due; the resumed run makes them first.
+        # At step 10 an evaluation and a grid are due, so the resumed run begins with them.
         ("save", 9, 10),
-        # The stop is noticed at once, just after a row of metrics was written.
+        # The stop is noticed immediately after a row of metrics was written.
         ("log", 8, 8),
     ],
 )
@@ -127,7 +129,7 @@ def test_a_stopped_and_resumed_run_equals_the_uninterrupted_run_bit_for_bit(
     with pytest.raises(Interrupted, match=f"topped at step {stopped_at}"):
         train(first, Watcher().at(event, step))
     assert read_checkpoint(first.folder.last).info.training.step == stopped_at
-    torch.manual_seed(12345)  # another process starts with another random state
+    torch.manual_seed(12345)  # a new process has another random state
     second = begin(config, tmp_path / "run", precision)
     seen_later = record_order(second, monkeypatch)
     second.resume()
@@ -183,7 +185,7 @@ def test_a_run_can_be_stopped_at_every_step(configure, uninterrupted, tmp_path) 
 
 
 def test_an_evaluation_repeated_after_a_resume_is_logged_once(configure, uninterrupted, tmp_path) -> None:
-    # The run is stopped when an evaluation is due, resumed for this evaluation, and killed before the next save.
+    # The run is stopped when an evaluation is due. It is resumed for this evaluation and killed before the next save.
     def kill() -> None:
         raise KeyboardInterrupt
 
@@ -204,8 +206,8 @@ def test_an_evaluation_repeated_after_a_resume_is_logged_once(configure, uninter
     check_same(last.folder, whole)
 
 
-def test_dropout_and_the_seed_matter(configure, uninterrupted, tmp_path) -> None:
-    # Otherwise the comparisons above could not notice a lost random state.
+def test_dropout_seed_and_learning_rate_change_the_weights(configure, uninterrupted, tmp_path) -> None:
+    # Otherwise, the comparisons above could not notice a lost random state.
     settings, precision = SETTINGS[0].values
     whole, _ = uninterrupted(settings, precision)
     weights = load_file(whole.last / WEIGHTS)
@@ -215,7 +217,7 @@ def test_dropout_and_the_seed_matter(configure, uninterrupted, tmp_path) -> None
         assert not all_equal(load_file(trainer.folder.last / WEIGHTS), weights)
 
 
-def test_training_images_are_shifted_and_validation_is_not(configure, tmp_path, monkeypatch) -> None:
+def test_training_images_are_shifted_and_validation_images_are_not(configure, tmp_path, monkeypatch) -> None:
     read: list[Any] = []
     convert = learner_module.images_to_values
 
@@ -229,7 +231,7 @@ def test_training_images_are_shifted_and_validation_is_not(configure, tmp_path, 
     train(trainer)
     stored = [TRAIN.images[indices] for indices in order]
     shifts = [trainer.batches.shifts(4 * number, 4, 1) for number in range(4)]
-    assert len(read) == 4  # two steps of two batches; validation converts images elsewhere
+    assert len(read) == 4  # two steps of two batches; validation does not count
     for images, before, moves in zip(read, stored, shifts, strict=True):
         assert not (images == before).all()
         assert (images == shift_images(before, moves)).all()
@@ -266,14 +268,14 @@ def test_a_model_with_classes_needs_labels(configure, tmp_path, raises_one_line)
             Trainer(config, RunFolder(tmp_path / "run"), images, "cpu", "fp32")
 
 
-def test_bf16_is_really_used(configure, uninterrupted) -> None:
+def test_bf16_training_changes_the_weights_and_keeps_them_in_float32(configure, uninterrupted) -> None:
     ours, theirs = (uninterrupted({"optimizer": "adamw", "accumulation": 2}, name)[0] for name in ("bf16", "fp32"))
     weights = [load_file(folder.last / WEIGHTS) for folder in (ours, theirs)]
     assert not all_equal(*weights)
     assert {tensor.dtype for tensor in weights[0].values()} == {torch.float32}
 
 
-def test_the_untrained_weights_depend_on_the_seed_alone(configure) -> None:
+def test_the_initial_weights_depend_only_on_the_seed(configure) -> None:
     torch.manual_seed(5)
     ours = build_model(configure(seed=3)).state_dict()
     torch.manual_seed(6)
@@ -285,7 +287,7 @@ def test_the_untrained_weights_depend_on_the_seed_alone(configure) -> None:
 
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_stop_saves_and_prints_how_to_resume(configure, tmp_path, raises_one_line, number, exit_code) -> None:
+def test_a_stop_saves_the_run_and_prints_how_to_resume(configure, tmp_path, raises_one_line, number, exit_code) -> None:
     trainer = begin(configure(), tmp_path / "run")
     path = str(tmp_path / "run")
     with raises_one_line(Interrupted, "topped at step 7", "saved", f"lintx train --resume '{path}'") as error:
@@ -298,7 +300,7 @@ def test_a_stop_saves_and_prints_how_to_resume(configure, tmp_path, raises_one_l
 def test_a_stop_does_not_wait_for_an_evaluation_or_a_grid(
     configure, uninterrupted, tmp_path, monkeypatch, work
 ) -> None:
-    """The work is abandoned and the run saved; --resume repeats the work, and the results are the same."""
+    """The unfinished work is dropped and the run is saved. --resume repeats the work with the same results."""
     whole, _ = uninterrupted({}, "fp32")
     trainer, watcher = begin(configure(), tmp_path / "run"), Watcher()
     calls: list[int] = []
@@ -315,7 +317,7 @@ def test_a_stop_does_not_wait_for_an_evaluation_or_a_grid(
         monkeypatch.setattr(owner, name, call)
 
     stop_inside(trainer.model, "nats" if work == "evaluation" else "start_tokens")
-    if work == "evaluation":  # training calls the same method; stop only within validation
+    if work == "evaluation":  # training also calls `nats`
         monkeypatch.setattr(loop_module, "measure_bits", lambda *a, **k: measure_bits(*a, batch=2, **k))
     with pytest.raises(Interrupted, match=f"topped at step {EVALUATE_EVERY}, saved"):
         train(trainer, watcher)
@@ -348,7 +350,7 @@ def test_a_run_that_has_lost_its_saves_does_not_start_again(configure, tmp_path,
     assert len(read_metrics(trainer.folder)) > 3
 
 
-def test_a_training_state_of_another_model_is_one_line(configure, tmp_path, raises_one_line) -> None:
+def test_a_damaged_training_state_gives_a_one_line_error(configure, tmp_path, raises_one_line) -> None:
     trainer = begin(configure(), tmp_path / "run")
     train(trainer)
     checkpoint = read_checkpoint(trainer.folder.last)

@@ -1,4 +1,4 @@
-"""A run's folder: never overwritten, read back bit for bit, with metrics that can be cut."""
+"""Tests of the folder of a run: it is never overwritten, and its configuration can be read back."""
 
 import contextlib
 import errno
@@ -27,7 +27,7 @@ def configure(**tables: Any) -> RunConfig:
 
 
 def save(folder: RunFolder, step: int) -> None:
-    """Write a file into `last/` that records the step of the save."""
+    """Write a file with the step of the save into `last/`."""
     shutil.rmtree(folder.last, ignore_errors=True)
     folder.last.mkdir(parents=True)
     (folder.last / "config.json").write_text(str(step))
@@ -40,7 +40,7 @@ def full_disk(*_arguments: object, **_options: object) -> None:
 # Folders of runs without --out
 
 
-def test_runs_begun_in_the_same_second_have_folders_of_their_own(tmp_path: Path, monkeypatch) -> None:
+def test_runs_started_in_the_same_second_have_different_folders(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     runs = [claim_run("tiny") for _ in range(3)]
     assert len(set(runs)) == 3
@@ -49,14 +49,16 @@ def test_runs_begun_in_the_same_second_have_folders_of_their_own(tmp_path: Path,
         RunFolder(run).create(configure())
 
 
-def test_an_uncreatable_folder_of_runs_is_one_line(tmp_path: Path, monkeypatch, raises_one_line) -> None:
+def test_a_folder_of_runs_that_cannot_be_created_gives_a_one_line_error(
+    tmp_path: Path, monkeypatch, raises_one_line
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").write_text("in the way")
     with raises_one_line(LintxError, "cannot read or write 'runs'"):
         claim_run("tiny")
 
 
-def test_the_newest_run_is_the_one_to_resume(tmp_path: Path, monkeypatch, raises_one_line) -> None:
+def test_the_newest_run_is_found(tmp_path: Path, monkeypatch, raises_one_line) -> None:
     monkeypatch.chdir(tmp_path)
     with raises_one_line(UsageError, "no run in 'runs'", "lintx train --resume FOLDER"):
         find_newest_run()
@@ -113,7 +115,7 @@ def test_a_run_created_by_another_process_is_left_alone(tmp_path: Path, monkeypa
 
     @contextlib.contextmanager
     def late(self: RunFolder) -> Iterator[None]:
-        """As if another process had just held the lock and created its run."""
+        """Create a run as if another process had just held the lock."""
         with lock(self):
             self.write_config(configure(train={"steps": 9}))
             yield
@@ -151,7 +153,7 @@ def test_a_configuration_is_read_back_unchanged(tmp_path: Path, tables: dict[str
 
 @pytest.mark.parametrize("kind", [RunConfig, ModelConfig, DataConfig, TrainConfig])
 def test_optional_settings_are_none_by_default(kind: type[Config]) -> None:
-    # TOML has no null: None is left out of config.toml and read back as the default.
+    # TOML has no null, so None is left out of config.toml and read back as the default.
     optional = {name for name, field in kind.model_fields.items() if type(None) in get_args(field.annotation)}
     assert {name for name in optional if kind.model_fields[name].default is not None} == set()
 
@@ -177,7 +179,7 @@ def test_a_configuration_with_an_unknown_key_is_refused(tmp_path: Path, raises_o
         folder.read_config()
 
 
-def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch, raises_one_line) -> None:
+def test_a_full_disk_gives_a_one_line_error(tmp_path: Path, monkeypatch, raises_one_line) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.create(configure())
     monkeypatch.setattr(run_folder_module, "open", full_disk, raising=False)
@@ -190,7 +192,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch, raises_one_line) -
             fails()
 
 
-def test_leftovers_of_a_killed_write_do_not_make_a_folder_taken(tmp_path: Path) -> None:
+def test_a_folder_with_only_the_files_of_a_killed_write_can_be_used(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     (folder.path / ".lintx-0123456789ab.tmp").write_text("half a conf")
@@ -198,7 +200,7 @@ def test_leftovers_of_a_killed_write_do_not_make_a_folder_taken(tmp_path: Path) 
     assert folder.read_config() == configure()
 
 
-def test_saves_before_a_spike_stay(tmp_path: Path) -> None:
+def test_three_saves_from_before_spikes_are_kept(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     for step in (5, 10, 15, 20):
         save(folder, step)
@@ -209,7 +211,7 @@ def test_saves_before_a_spike_stay(tmp_path: Path) -> None:
 
 
 def test_a_copy_that_fills_the_disk_is_removed(tmp_path: Path, monkeypatch, raises_one_line) -> None:
-    """If the file system has no links, kept saves are copied."""
+    """Saves are copied here, as on a file system without links."""
     folder = RunFolder(tmp_path / "run")
     save(folder, 5)
 
@@ -236,7 +238,7 @@ def test_a_second_process_is_refused(tmp_path: Path, raises_one_line) -> None:
         with raises_one_line(LintxError, "another process", str(tmp_path / "run")), RunFolder(tmp_path / "run").lock():
             pass
         process.kill()
-    # The lock is released, however its process ended.
+    # The lock is released in whatever way its process ended.
     with RunFolder(tmp_path / "run").lock():
         pass
 

@@ -1,4 +1,4 @@
-"""The progress of a run, and the learning rate at a given progress."""
+"""Tests of the progress of a run, and of the learning rate at a given progress."""
 
 import math
 
@@ -8,29 +8,29 @@ from linformer_cli.config import TrainConfig
 from linformer_cli.training.schedule import learning_rate_at, measure_progress
 
 
-def test_steps_count_steps() -> None:
+def test_progress_in_steps_is_the_fraction_of_steps() -> None:
     config = TrainConfig(steps=8)
     assert [measure_progress(config, step, 1e9, 10) for step in (0, 2, 8)] == [0, 0.25, 1]
 
 
-def test_epochs_count_the_images_of_all_accumulated_batches() -> None:
+def test_progress_in_epochs_counts_the_images_of_all_accumulated_batches() -> None:
     config = TrainConfig(epochs=2.5, batch=4, accumulation=2)
-    # 2.5 epochs of 80 images are 200 images, at 8 images a step.
+    # 2.5 epochs of 80 images are 200 images. A step has 8 images.
     assert [measure_progress(config, step, 1e9, 80) for step in (0, 5, 25)] == [0, 0.2, 1]
     assert measure_progress(config, 24, 0, 80) < 1
 
 
-def test_time_counts_seconds_only() -> None:
+def test_progress_in_time_counts_only_seconds() -> None:
     config = TrainConfig(max_time=60)
     assert [measure_progress(config, 10**9, seconds, 1) for seconds in (0, 15, 60)] == [0, 0.25, 1]
 
 
-def test_progress_never_passes_the_end() -> None:
+def test_progress_never_exceeds_1() -> None:
     for config in (TrainConfig(steps=1), TrainConfig(epochs=0.001), TrainConfig(max_time=0.5)):
         assert measure_progress(config, 10**6, 10.0**6, 10) == 1
 
 
-def test_a_cosine_falls_from_the_rate_to_its_floor() -> None:
+def test_a_cosine_schedule_falls_from_the_learning_rate_to_its_minimum() -> None:
     config = TrainConfig(steps=1, learning_rate=0.5, final_learning_rate_fraction=0.1, warmup_steps=0)
     rates = [learning_rate_at(config, 0, progress) for progress in (0, 0.25, 0.5, 1)]
     expected = [0.5, 0.05 + 0.45 * (1 + math.cos(math.pi / 4)) / 2, 0.05 + 0.45 / 2, 0.05]
@@ -42,7 +42,7 @@ def test_a_constant_schedule_is_constant() -> None:
     assert [learning_rate_at(config, step, step / 9) for step in range(10)] == [0.5] * 10
 
 
-def test_a_trapezoid_is_constant_and_falls_linearly_in_the_last_quarter() -> None:
+def test_a_trapezoid_schedule_is_constant_and_falls_linearly_in_the_last_quarter() -> None:
     config = TrainConfig(
         steps=1, learning_rate=0.5, final_learning_rate_fraction=0.1, schedule="trapezoid", warmup_steps=0
     )

@@ -1,4 +1,4 @@
-"""Option over file over preset over default, and one-line errors."""
+"""Tests of settings: options override the file, the file overrides the preset, and errors take one line."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +33,7 @@ def build(file: Path | None = None, preset: str | None = None, **flags: dict[str
 # Precedence
 
 
-def test_nothing_given_is_the_default_preset_and_length() -> None:
+def test_without_settings_the_default_preset_and_length_are_used() -> None:
     config = build()
     assert config.preset == DEFAULT_PRESET
     assert config.model.layers == PRESETS[DEFAULT_PRESET].layers
@@ -41,7 +41,7 @@ def test_nothing_given_is_the_default_preset_and_length() -> None:
     assert config.model.image == IMAGE
 
 
-def test_a_flag_wins_over_the_file_over_the_preset_over_the_default(write) -> None:
+def test_an_option_overrides_the_file_the_preset_and_the_default_in_this_order(write) -> None:
     assert PRESETS["tiny"].layers == 2
     file = write(
         'preset = "tiny"\n[model]\nlayers = 5\nheads = 3\n[train]\nbatch = 7\nseed = 1\n[data]\nname = "glyphs"'
@@ -67,12 +67,12 @@ def test_muon_has_its_own_default_learning_rate(write) -> None:
     assert build(preset="mnist-paper", train={"optimizer": "muon"}).train.learning_rate == 1e-4
 
 
-def test_a_preset_flag_wins_over_the_preset_in_the_file(write) -> None:
+def test_a_preset_option_overrides_the_preset_in_the_file(write) -> None:
     config = build(write('preset = "tiny"\n[model]\nheads = 3'), "mnist-paper")
     assert (config.preset, config.model.layers, config.model.heads) == ("mnist-paper", 8, 3)
 
 
-def test_a_preset_may_have_a_recipe(write) -> None:
+def test_a_preset_may_have_training_settings(write) -> None:
     config = build(preset="mnist-paper", train={"steps": 5})
     assert config.train.optimizer == "radam"
     assert config.train.learning_rate == 1e-4
@@ -82,7 +82,7 @@ def test_a_preset_may_have_a_recipe(write) -> None:
     assert build(file, "tiny").train.optimizer == "adamw"
 
 
-def test_the_data_set_is_known_before_the_images(write) -> None:
+def test_the_data_set_is_known_before_its_images_are_loaded(write) -> None:
     file = write('[data]\nname = "glyphs"\nimage_size = 9')
     settings = merge_settings(Given(data={"data_dir": "/somewhere"}), file)
     data = settings.data_config
@@ -98,7 +98,7 @@ def test_a_preset_has_a_default_data_set(preset, name) -> None:
 # Lengths
 
 
-def test_length_flags_replace_the_lengths_of_the_file(write) -> None:
+def test_a_length_option_replaces_the_length_in_the_file(write) -> None:
     file = write("[train]\nepochs = 2.5\nbatch = 7")
     assert build(file).train.epochs == 2.5
     for name, value in (("steps", 9), ("max_time", 60.0), ("epochs", 1.0)):
@@ -131,7 +131,7 @@ def test_another_mechanism_drops_the_attention_options(write) -> None:
     assert changed.model.attention_options == {"feature_map": "elu", "chunk": 8}
 
 
-def test_options_are_checked_and_their_defaults_filled_in(raises_one_line) -> None:
+def test_attention_options_are_checked_and_their_defaults_are_filled_in(raises_one_line) -> None:
     assert build().model.attention_options == {"feature_map": "elu", "chunk": 64}
     # Values from the command line are text.
     assert build(model={"attention_options": {"chunk": "8"}}).model.attention_options["chunk"] == 8
@@ -181,13 +181,13 @@ def test_the_configuration_of_a_run_can_start_another_run(write, tmp_path: Path)
         ("[model\nlayers = 3", ("mine.toml", "TOML", "line 1")),
     ],
 )
-def test_a_fault_in_the_file_is_one_line(write, raises_one_line, text, parts) -> None:
+def test_an_error_in_the_file_gives_a_one_line_error(write, raises_one_line, text, parts) -> None:
     file = write(text)
     with raises_one_line(UsageError, *parts):
         build(file)
 
 
-def test_a_missing_or_unreadable_file_is_one_line(tmp_path: Path, raises_one_line) -> None:
+def test_a_missing_or_unreadable_file_gives_a_one_line_error(tmp_path: Path, raises_one_line) -> None:
     with raises_one_line(UsageError, "no configuration at", "missing.toml"):
         build(tmp_path / "missing.toml")
     with raises_one_line(UsageError, str(tmp_path), "not a readable TOML file"):
@@ -197,13 +197,13 @@ def test_a_missing_or_unreadable_file_is_one_line(tmp_path: Path, raises_one_lin
         build(tmp_path / "binary.toml")
 
 
-def test_unknown_keys_from_python_are_refused_too(raises_one_line) -> None:
+def test_unknown_keys_are_also_refused_in_python(raises_one_line) -> None:
     for table, key in (("model", "layer"), ("train", "step"), ("data", "nam")):
         with raises_one_line(UsageError, table, f"'{key}'", "did you mean"):
             build(**{table: {key: 1}})
 
 
-def test_merging_does_not_change_presets_and_flags(write) -> None:
+def test_merging_does_not_change_presets_and_options(write) -> None:
     before = PRESETS["tiny"].model_dump()
     flags: dict[str, Any] = {"attention_options": {"chunk": 8}}
     build(write('[model]\nattention_options = {feature_map = "relu"}'), "tiny", model=flags)
@@ -239,7 +239,7 @@ def test_a_resume_may_change_length_device_precision_and_data_folder() -> None:
         (Given(), ("init_from",), "--init-from"),
     ],
 )
-def test_a_resume_may_change_nothing_else(given, others, flag, raises_one_line) -> None:
+def test_a_resume_may_not_change_other_settings(given, others, flag, raises_one_line) -> None:
     longer = replace(given, train={**given.train, "steps": 6})
     with raises_one_line(UsageError, f"drop {flag} or start a new run"):
         extend_settings(build(preset="tiny", train={"steps": 5}), longer, others)
@@ -278,7 +278,7 @@ def test_another_mechanism_has_its_own_options(source) -> None:
     assert config.model.width == source.info.model.width
 
 
-def test_a_named_preset_wins_over_the_source_and_the_file_over_both(source, write) -> None:
+def test_a_preset_overrides_the_source_and_the_file_overrides_both(source, write) -> None:
     assert build_from(source, preset="tiny").model.feed_forward == PRESETS["tiny"].feed_forward
     file = write('preset = "tiny"\n[model]\nheads = 3\n[data]\nname = "mnist"')
     config = build_from(source, file)

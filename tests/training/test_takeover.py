@@ -1,4 +1,4 @@
-"""Moving weights: matching tensors are copied, projections in parts, and all other tensors are listed."""
+"""Tests of moving weights. Matching tensors and parts of projections are copied; other tensors are listed."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -18,7 +18,7 @@ ROWS = 16  # 2 heads of 8
 
 
 class SharedAttention(LinearAttention):
-    """Queries and keys share a projection, and there are two extra scalars."""
+    """An attention with a shared projection of queries and keys, and two extra scalars."""
 
     name: ClassVar[str] = "shared"
     shared_query_key: ClassVar[bool] = True
@@ -27,7 +27,7 @@ class SharedAttention(LinearAttention):
 
 
 class OtherExtraAttention(LinearAttention):
-    """Two extra scalars with another meaning."""
+    """An attention with two extra scalars of another meaning."""
 
     name: ClassVar[str] = "other"
     extra_per_head = 2
@@ -42,7 +42,7 @@ def mechanisms(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def pair(build_tiny_model) -> Callable[..., tuple[PixelModel, PixelModel]]:
-    """`pair(source, model, **changes)` builds a model and a source by their mechanisms; `changes` are the model's."""
+    """Provides `pair(source, model, **changes)`, which builds a source and a model; `changes` apply to the model."""
 
     def build(source: str, model: str, **changes) -> tuple[PixelModel, PixelModel]:
         return build_tiny_model(1, attention=model, **changes), build_tiny_model(2, attention=source)
@@ -55,20 +55,20 @@ def copy_of(model: PixelModel) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(("source", "target"), [("softmax", "linear"), ("linear", "softmax"), ("linear", "linear")])
-def test_mechanisms_with_the_same_tensors_take_over_all(pair, source, target) -> None:
+def test_all_tensors_are_copied_between_mechanisms_with_the_same_tensors(pair, source, target) -> None:
     model, origin = pair(source, target)
     moved = take_over(model, origin)
     assert set(moved.taken) == set(origin.state_dict()) and moved.new == moved.left == ()
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, origin.state_dict()[name]), name
-    # Values are copied, so training does not change the source.
+    # The values are copied, so training does not change the source.
     before = copy_of(origin)
     for parameter in model.parameters():
         parameter.data.add_(1)
     assert all(torch.equal(tensor, before[name]) for name, tensor in origin.state_dict().items())
 
 
-def test_queries_become_the_shared_projection(pair) -> None:
+def test_the_projection_of_queries_becomes_the_shared_projection(pair) -> None:
     model, origin = pair("linear", "shared")
     before = copy_of(model)
     moved = take_over(model, origin)
@@ -84,7 +84,7 @@ def test_queries_become_the_shared_projection(pair) -> None:
     assert not {INPUT, f"{INPUT}[q]"} & {*moved.taken, *moved.new, *moved.left}
 
 
-def test_a_shared_projection_becomes_queries_and_keys(pair) -> None:
+def test_a_shared_projection_becomes_the_projections_of_queries_and_keys(pair) -> None:
     model, origin = pair("shared", "linear")
     moved = take_over(model, origin)
     ours, theirs = model.state_dict()[INPUT], origin.state_dict()[INPUT]
@@ -95,7 +95,7 @@ def test_a_shared_projection_becomes_queries_and_keys(pair) -> None:
     )
 
 
-def test_extra_scalars_are_taken_over_by_the_same_mechanism_only(pair) -> None:
+def test_extra_scalars_are_copied_only_to_the_same_mechanism(pair) -> None:
     model, origin = pair("other", "shared")
     moved = take_over(model, origin)
     assert f"{INPUT}[extra of shared]" in moved.new and f"{INPUT}[extra of other]" in moved.left
@@ -104,7 +104,7 @@ def test_extra_scalars_are_taken_over_by_the_same_mechanism_only(pair) -> None:
     assert torch.equal(model.state_dict()[INPUT], origin.state_dict()[INPUT])
 
 
-def test_sizes_that_do_not_fit_are_named(pair) -> None:
+def test_tensors_whose_sizes_do_not_fit_are_named(pair) -> None:
     model, origin = pair("linear", "linear", layers=4, feed_forward=24, head="mixture")
     before = copy_of(model)
     moved = take_over(model, origin)
@@ -115,7 +115,7 @@ def test_sizes_that_do_not_fit_are_named(pair) -> None:
     assert "head.projection.weight" in moved.left and "blocks.1.feed_forward.input.weight" in moved.left
     for name in moved.new:
         if name.startswith(("blocks.1.", "blocks.3.")) and ".output." in name:
-            continue  # new blocks have zeros here
+            continue  # in new blocks, these are zero
         assert torch.equal(model.state_dict()[name], before[name])
     assert len(moved.taken) + len(moved.new) == len(before)
     assert len(moved.taken) + len(moved.left) == len(origin.state_dict())
@@ -136,14 +136,14 @@ def test_a_deeper_model_starts_with_the_output_of_its_source(pair, attention) ->
         assert all(last.weight.grad.abs().max() > 0 for last in block.branch_ends())
 
 
-def test_a_deeper_model_takes_projections_by_parts(pair) -> None:
+def test_a_deeper_model_copies_projections_in_parts(pair) -> None:
     model, origin = pair("shared", "linear", layers=4)
     take_over(model, origin)
     ours, theirs = (one.state_dict()[f"blocks.{i}.attention.input.weight"] for one, i in ((model, 2), (origin, 1)))
     assert torch.equal(ours, torch.cat([theirs[:ROWS], theirs[:ROWS], theirs[ROWS : 2 * ROWS]]))
 
 
-def test_a_shallower_model_takes_the_first_blocks(pair) -> None:
+def test_a_shallower_model_copies_the_first_blocks(pair) -> None:
     model, origin = pair("linear", "linear", layers=1)
     moved = take_over(model, origin)
     assert torch.equal(model.state_dict()[INPUT], origin.state_dict()[INPUT]) and moved.new == ()
@@ -158,7 +158,7 @@ def test_a_projection_without_a_fitting_part_is_not_split(pair) -> None:
     assert "blocks.0.attention.input.bias[qk]" in moved.taken
 
 
-def test_a_source_without_fitting_tensors_is_one_line(pair, raises_one_line) -> None:
+def test_a_source_without_fitting_tensors_gives_a_one_line_error(pair, raises_one_line) -> None:
     changes = {"width": 24, "heads": 3, "feed_forward": 40, "head": "mixture"}
     model, origin = pair("linear", "linear", **changes)
     before = copy_of(model)
@@ -167,7 +167,7 @@ def test_a_source_without_fitting_tensors_is_one_line(pair, raises_one_line) -> 
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-def test_names_are_summed_up_by_block() -> None:
+def test_names_of_tensors_are_summarised_per_block() -> None:
     names = [f"blocks.{block}.a.b" for block in (0, 1, 2, 10, 11, 4)] + ["blocks.3.c", "norm.weight"]
     assert summarise_names(names) == "blocks.0-2,4,10-11.a.b, blocks.3.c, norm.weight"
     assert summarise_names([]) == "none"

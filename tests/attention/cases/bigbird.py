@@ -1,6 +1,6 @@
-"""BigBird attention by its definition: a T x T softmax, masked by the visible pairs of blocks.
+"""Reference for BigBird attention: a T x T softmax in which each query sees only its visible blocks.
 
-Blocks are drawn as the docs page describes, with Python integers.
+Blocks are drawn with Python integers, as the docs page describes.
 """
 
 import math
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def mix(*numbers: int) -> int:
-    """A 64-bit hash of several numbers."""
+    """Return a 64-bit hash of several numbers."""
     z = 0
     for number in numbers:
         z = (z + (number + 1) * 0x9E3779B97F4A7C15) % 2**64
@@ -22,7 +22,7 @@ def mix(*numbers: int) -> int:
 
 
 def drawn_blocks(seed: int, layer: int, head: int, block: int, first: int, count: int) -> list[int]:
-    """Floyd's draw of `count` blocks from first .. block - 3, or all of them if there are fewer."""
+    """Draw `count` of the blocks from `first` to `block` - 3 by Floyd's algorithm; draw all if there are fewer."""
     candidates = list(range(first, block - 2))
     chosen: list[int] = []
     picks = min(count, len(candidates))

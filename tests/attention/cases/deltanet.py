@@ -1,4 +1,4 @@
-"""The gated delta rule by its recurrence, with one matrix per position; uses nothing from the package."""
+"""Reference for the gated delta rule: the recurrence of its state. It uses no code of the package."""
 
 import functools
 
@@ -30,7 +30,7 @@ def recurrence(x: Inputs, tensors: Tensors, gate: bool, largest_beta: float) -> 
 
 
 def half_open(mechanism: nn.Module) -> None:
-    """Half open the gates: nearly open ones would have too small an effect to test."""
+    """Half open the gates; nearly open gates would have too little effect to test."""
     mechanism.gate_bias.data = torch.tensor([1.0, -0.5], dtype=torch.float64)
 
 

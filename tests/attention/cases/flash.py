@@ -1,4 +1,4 @@
-"""Mixed-chunk attention by its definition: T x T weights; uses nothing from the package."""
+"""Reference for mixed-chunk attention: T x T weights. It uses no code of the package."""
 
 import math
 
@@ -17,7 +17,7 @@ def flash(x: Inputs, tensors: Tensors, by_length: bool) -> Tensor:
     chunk = torch.arange(x.v.shape[2]) // CHUNK
     same, earlier = chunk.unsqueeze(1) == chunk, chunk.unsqueeze(1) > chunk
     if by_length:
-        # Distances inside a chunk are below C; the bias at larger distances is not used.
+        # Distances inside a chunk are below C, so the bias at larger distances is not used.
         bias = torch.cat([tensors["bias"], torch.zeros(x.v.shape[2], dtype=x.v.dtype)])
         inside = squared_relu(products / CHUNK + bias_by_distance(bias, x.v.shape[2]))
         across = linear_products / CHUNK

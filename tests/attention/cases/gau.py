@@ -1,4 +1,4 @@
-"""The gated attention unit by its definition: T x T weights; uses nothing from the package."""
+"""Reference for the gated attention unit: T x T weights. It uses no code of the package."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,7 @@ def scaled(x: Tensor, tensors: Tensors, name: str) -> Tensor:
 
 
 def bias_by_distance(bias: Tensor, length: int) -> Tensor:
-    """b[t - j] at [t, j]; arbitrary for j > t."""
+    """Return a matrix with b[t - j] at [t, j]; its entries with j > t are arbitrary."""
     distances = torch.arange(length).unsqueeze(1) - torch.arange(length)
     return bias[distances.clamp(min=0)]
 
@@ -40,10 +40,10 @@ def gau(x: Inputs, tensors: Tensors, by_length: bool, activation: str) -> Tensor
 
 
 def fill_parameters(size: float) -> Callable[[nn.Module], None]:
-    """Set scales, offsets and biases so large that each affects the result; products become about `size` times larger.
+    """Make scales, offsets and biases large enough to affect the result; products grow about `size`-fold.
 
-    The scales of queries and keys have the same sign, so that most positions have weight on themselves; relu zeroes
-    about half of all other weights.
+    The scales of queries and keys have the same sign, so most positions give weight to themselves. ReLU sets about half
+    of the other weights to zero.
     """
 
     def fill(mechanism: nn.Module) -> None:

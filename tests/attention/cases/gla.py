@@ -1,4 +1,4 @@
-"""Gated linear attention by its definition: a weight for every pair and dimension; uses nothing from the package."""
+"""Reference for gated linear attention: a weight for every pair and dimension. It uses no code of the package."""
 
 import math
 
@@ -8,13 +8,13 @@ from torch import Tensor
 
 
 def gla(x: Inputs, memories: Tensor, temperature: float, gated: bool) -> Tensor:
-    """`memories` [K] or [H, 1, 1]: positions until a weight falls to 1/e, with extra scalars of 0."""
+    """With extra scalars of 0, a weight falls to 1/e in `memories` positions; `memories` is [K] or [H, 1, 1]."""
     assert x.extra is not None
     gates = memories.shape[-1]
     at_zero = (-temperature / memories).exp()
     a = (x.extra[..., :gates] + (at_zero / (1 - at_zero)).log()).sigmoid() ** (1 / temperature)
     length, rows = x.v.shape[2], []
-    # Row t: for every j, the product of the gates from j + 1 to t.
+    # Row t holds, for every j, the product of the gates from j + 1 to t.
     faded = torch.ones_like(a[:, :, :0])
     for t in range(length):
         faded = torch.cat([faded * a[:, :, t : t + 1], torch.ones_like(a[:, :, :1])], dim=2)
@@ -27,7 +27,7 @@ def gla(x: Inputs, memories: Tensor, temperature: float, gated: bool) -> Tensor:
 
 
 def spaced(longest: float, shortest: float, count: int) -> Tensor:
-    """`count` geometrically spaced memories."""
+    """Return `count` geometrically spaced memories."""
     logs = torch.linspace(math.log(longest), math.log(shortest), count, dtype=torch.float64)
     return logs.exp()
 

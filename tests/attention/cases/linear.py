@@ -1,4 +1,4 @@
-"""Linear attention by its definition: T x T weights; uses nothing from the package.
+"""Reference for linear attention: T x T weights. It uses no code of the package.
 
 A kernel returns [B, H, T, T]; its rows are query positions.
 """
@@ -14,16 +14,16 @@ Kernel = Callable[[Tensor, Tensor], Tensor]
 
 
 def linear(q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
-    """Sum over j <= t of kernel(q_t, k_j) v_j, divided by the sum of the weights; 0 if that sum is exactly 0."""
+    """Average v_j over j <= t with weights kernel(q_t, k_j); return 0 where the weights add up to exactly 0."""
     weights = kernel(q, k).tril()
     total = weights.sum(-1, keepdim=True)
     return torch.where(total == 0, torch.zeros_like(v), weights @ v / torch.where(total == 0, 1.0, total))
 
 
 def linear_condition(q: Tensor, k: Tensor, kernel: Kernel) -> Tensor:
-    """[B, H, T]: the sum of the absolute terms of the denominator, divided by the denominator.
+    """Return [B, H, T]: the sum of the absolute values of the denominator's terms, divided by the denominator.
 
-    Valid for polynomials of products with positive coefficients, whose terms are all positive for |q|, |k|.
+    This is valid for polynomials in q . k with positive coefficients: with |q| and |k|, all their terms are positive.
     """
     return kernel(q.abs(), k.abs()).tril().sum(-1) / kernel(q, k).tril().sum(-1)
 
@@ -47,7 +47,7 @@ def taylor2_kernel(q: Tensor, k: Tensor) -> Tensor:
 
 
 def learned_kernel(weight: Tensor, bias: Tensor) -> Kernel:
-    """relu(W x + b) with weight [H, C, K] and bias [H, C]."""
+    """Apply relu(W x + b) with weight [H, C, K] and bias [H, C]."""
 
     def kernel(q: Tensor, k: Tensor) -> Tensor:
         q, k = (torch.einsum("hck,bhtk->bhtc", weight, x) + bias[:, None] for x in (q, k))

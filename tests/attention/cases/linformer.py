@@ -1,4 +1,4 @@
-"""Linformer by its definition: every query scores every key and every row; uses nothing from the package."""
+"""Reference for Linformer: every query scores every key and every projected row. It uses no code of the package."""
 
 import math
 
@@ -10,7 +10,10 @@ SHARES = ("none", "heads", "heads_keys_values")
 
 
 def linformer(x: Inputs, key_projection: Tensor, value_projection: Tensor) -> Tensor:
-    """Projections [H or 1, rank, block]; one softmax over the rows of earlier blocks and the keys of the same block."""
+    """Take one softmax over the projected rows of earlier blocks and the keys of the query's block.
+
+    Projections are [H or 1, rank, block].
+    """
     rank, block = key_projection.shape[-2:]
     place = torch.arange(x.v.shape[2])
     keys, values, visible = [x.k], [x.v], [(place <= place[:, None]) & (place // block == place[:, None] // block)]

@@ -1,4 +1,4 @@
-"""Transformer-LS by its definition: every query scores every position and every row; uses nothing from the package."""
+"""Reference for Transformer-LS: every query scores every position and every row. It uses no code of the package."""
 
 import math
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def joint_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """LayerNorm of x [B, H, T, W] over (H, W) together; weight and bias [H, at least W]."""
+    """Apply LayerNorm to x [B, H, T, W] over H and W together; weight and bias are [H, at least W]."""
     mean = x.mean(dim=(1, 3), keepdim=True)
     variance = ((x - mean) ** 2).mean(dim=(1, 3), keepdim=True)
     width = x.shape[-1]

@@ -1,4 +1,4 @@
-"""Longformer attention by its definition: a T x T softmax, masked by the visible pairs of positions."""
+"""Reference for Longformer attention: a T x T softmax in which each query sees only its visible positions."""
 
 import math
 

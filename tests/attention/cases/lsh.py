@@ -1,4 +1,4 @@
-"""LSH attention by its definition: T x T masks; uses nothing from the package.
+"""Reference for LSH attention: T x T masks. It uses no code of the package.
 
 Masks are [R, B, H, T, T]; their rows are query positions.
 """
@@ -11,13 +11,13 @@ from torch import Tensor
 
 
 def hashes(q: Tensor, rotations: Tensor) -> Tensor:
-    """[R, B, H, T]: argmax over the directions of rotations [H, K, R, buckets / 2] and their opposites."""
+    """Return the bucket of every query in every round [R, B, H, T]; rotations are [H, K, R, buckets / 2]."""
     products = torch.einsum("bhtk,hkrc->rbhtc", q.double(), rotations.double())
     return torch.cat([products, -products], dim=-1).argmax(dim=-1)
 
 
 def seen_by_rounds(q: Tensor, rotations: Tensor, window: int) -> Tensor:
-    """bool [R, B, H, T, T]: j < t of the same bucket, with at most `window` - 1 of that bucket between them."""
+    """Return bool [R, B, H, T, T]: whether j is one of the last `window` positions before t in the same bucket."""
     bucket = hashes(q, rotations)
     alike = (bucket.unsqueeze(-1) == bucket.unsqueeze(-2)).tril(-1)
     number = alike.sum(dim=-1)  # number of earlier positions in the bucket
@@ -30,7 +30,7 @@ def scores(q: Tensor) -> Tensor:
 
 
 def lsh(x: Inputs, rotations: Tensor, window: int) -> Tensor:
-    """One softmax over the union of the positions seen in all rounds."""
+    """Take one softmax over all positions that any round sees."""
     seen = seen_by_rounds(x.k, rotations, window).any(dim=0)
     alone = ~seen.any(dim=-1, keepdim=True)
     weights = scores(x.k).masked_fill(~seen & ~alone, -math.inf).softmax(dim=-1)
@@ -48,6 +48,6 @@ def lsh_case(rounds: int, buckets: int, window: int) -> Case:
 CASES = {
     "lsh-1": lsh_case(1, 4, 8),
     "lsh-4": lsh_case(4, 6, 7),
-    # Rings of one position, and empty buckets.
+    # This case has rings of one position and empty buckets.
     "lsh-narrow": lsh_case(2, 64, 1),
 }

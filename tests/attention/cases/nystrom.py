@@ -1,4 +1,4 @@
-"""Nystrom attention by its definition: T x T weights for every landmark; uses nothing from the package."""
+"""Reference for Nystrom attention: T x T weights for every landmark. It uses no code of the package."""
 
 import math
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def landmark_inverse(queries: Tensor, keys: Tensor, iterations: int) -> Tensor:
-    """Z [H, m, m] after `iterations` Newton steps for A = softmax(q~ k~^T / sqrt(K))."""
+    """Return Z [H, m, m], the result of `iterations` Newton steps for the inverse of A = softmax(q~ k~^T / sqrt(K))."""
     a = (queries @ keys.transpose(-1, -2) / math.sqrt(queries.shape[-1])).softmax(-1)
     column, row = a.abs().sum(-2).max(-1).values, a.abs().sum(-1).max(-1).values
     z, one = a.transpose(-1, -2) / (column * row)[:, None, None], torch.eye(a.shape[-1], dtype=a.dtype)
@@ -18,7 +18,7 @@ def landmark_inverse(queries: Tensor, keys: Tensor, iterations: int) -> Tensor:
 
 
 def landmark_averages(queries: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """b [B, H, T, m, V]: for each t and landmark, a softmax over j <= t."""
+    """Return b [B, H, T, m, V]: the softmax average over j <= t for each t and landmark."""
     scores = torch.einsum("hmk,bhjk->bhmj", queries, k) / math.sqrt(k.shape[-1])
     future = torch.ones(k.shape[2], k.shape[2]).triu(1) == 1
     weights = scores.unsqueeze(2).masked_fill(future[:, None, :], -math.inf).softmax(-1)
@@ -26,7 +26,7 @@ def landmark_averages(queries: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def convolve(v: Tensor, weight: Tensor) -> Tensor:
-    """Sum over j of w[kernel - 1 - (t - j)] v_j, with w [H, kernel] and weights of 0 outside it."""
+    """Return the sum over j of w[kernel - 1 - (t - j)] v_j; w is [H, kernel], and weights outside its range are 0."""
     length, kernel = v.shape[2], weight.shape[1]
     matrix = torch.zeros(len(weight), length, length, dtype=v.dtype)
     for distance in range(min(kernel, length)):

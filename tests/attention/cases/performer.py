@@ -1,6 +1,6 @@
-"""Performer by its definition: T x T weights; uses nothing from the package.
+"""Reference for Performer: T x T weights. It uses no code of the package.
 
-Positive terms are summed as logarithms, so inputs may have any size.
+Positive terms are added with logsumexp, so inputs may have any size.
 """
 
 import math
@@ -17,7 +17,7 @@ def scale(x: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def by_logarithms(log_phi: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Inputs, Tensors], Tensor]:
-    """A softmax over j <= t of log A_tj, the logarithm of the sum over features of exp(a_ti + b_ji)."""
+    """Build an oracle: a softmax over j <= t of log A_tj. A_tj is the sum over features i of exp(a_ti + b_ji)."""
 
     def oracle(x: Inputs, tensors: Tensors) -> Tensor:
         a, b = (log_phi(part, tensors["directions"]) for part in scale(x))
@@ -41,7 +41,10 @@ def relu(x: Tensor, w: Tensor) -> Tensor:
 
 
 def trig(x: Inputs, tensors: Tensors) -> Tensor:
-    """Weights exp(|k_j|^2 / 2) * mean of cos(w . (q_t - k_j)); denominators at least a tenth of the keys' weight."""
+    """Average with weights exp(|k_j|^2 / 2) * mean of cos(w . (q_t - k_j)).
+
+    The denominator is at least a tenth of the sum of exp(|k_j|^2 / 2).
+    """
     q, k = scale(x)
     w = tensors["directions"]
     kernel = ((q @ w.T).unsqueeze(3) - (k @ w.T).unsqueeze(2)).cos().mean(-1)

@@ -1,4 +1,4 @@
-"""Retention by its definition: T x T weights; uses nothing from the package."""
+"""Reference for retention: T x T weights. It uses no code of the package."""
 
 import math
 
@@ -6,12 +6,12 @@ import torch
 from attention.inputs import Case, Inputs, Tensors
 from torch import Tensor
 
-# The image of the contract tests.
+# The size of the contract tests' images.
 POSITIONS, ROW = 784, 28
 
 
 def weigh(t: int, j: int, memory: float, waves: int | None) -> float:
-    """The weight w(t, j): by raster distance or, with `waves`, by rows and columns."""
+    """Return the weight w(t, j), which depends on the raster distance or, with `waves`, on rows and columns."""
     if waves is None:
         return math.exp(-(t - j) / memory)
     rows, columns = t // ROW - j // ROW, t % ROW - j % ROW

@@ -1,4 +1,4 @@
-"""Random feature attention by its definition: T x T weights; uses nothing from the package."""
+"""Reference for random feature attention: T x T weights. It uses no code of the package."""
 
 import torch
 from attention.inputs import Case, Inputs, Tensors
@@ -6,14 +6,14 @@ from torch import Tensor
 
 
 def kernel(x: Inputs, tensors: Tensors) -> Tensor:
-    """[B, H, T, T]: the mean over directions of cos(w . (q_t - k_j)) for w = sigma * e and q, k of length 1."""
+    """Return the mean over directions e of cos(sigma e . (q_t - k_j)), [B, H, T, T]; q and k are scaled to length 1."""
     w = tensors["sigma"].unsqueeze(1) * tensors["directions"]  # [H, D, K]
     q, k = (torch.einsum("hdk,bhtk->bhtd", w, part / part.norm(dim=-1, keepdim=True)) for part in (x.q, x.k))
     return (q.unsqueeze(3) - k.unsqueeze(2)).cos().mean(-1)
 
 
 def average(weights: Tensor, similar: Tensor, v: Tensor) -> Tensor:
-    """Average of values with weights [.., T, T] * similarity; the denominator is at least a tenth of all weights."""
+    """Average v by weights [.., T, T] * similarity; the denominator is at least a tenth of the total weight."""
     denominator = torch.maximum((weights * similar).sum(-1), 0.1 * weights.sum(-1))
     return (weights * similar) @ v / denominator.unsqueeze(-1)
 

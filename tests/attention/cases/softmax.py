@@ -1,4 +1,4 @@
-"""Softmax attention by its definition: T x T weights; uses nothing from the package."""
+"""Reference for softmax attention: T x T weights. It uses no code of the package."""
 
 import math
 
@@ -18,7 +18,7 @@ CASES = {
         "softmax",
         {},
         lambda x, _: softmax(x.q, x.k, x.v),
-        # Saves the mask; without a mask torch saves only the total weight of each query.
+        # After a prefix, torch needs a mask and saves it. Without a mask it saves only the total weight of each query.
         keeps_pairs="after a prefix",
         autocast_rounds=("attend", "step"),
     )

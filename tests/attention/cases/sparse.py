@@ -1,4 +1,4 @@
-"""Sparse attention by its definition: T x T masks; uses nothing from the package."""
+"""Reference for sparse attention: T x T masks. It uses no code of the package."""
 
 import math
 from typing import Any
@@ -20,7 +20,11 @@ def fixed_parts(length: int, stride: int, summary: int) -> tuple[Tensor, Tensor]
 
 
 def sparse(x: Inputs, parts: tuple[Tensor, Tensor], heads: str) -> Tensor:
-    """Softmax over the positions that each head sees: both parts or, with split heads, one part each; and always t."""
+    """Take the softmax over the positions that each head sees.
+
+    With merged heads, each head sees both parts of the pattern; otherwise the heads alternate between the two parts.
+    Every query also sees its own position.
+    """
     length, count = x.q.shape[2], x.q.shape[1]
     each = [parts[0] | parts[1]] * count if heads == "merged" else [parts[head % 2] for head in range(count)]
     seen = torch.stack(each).tril() | torch.eye(length, dtype=torch.bool)
@@ -44,7 +48,7 @@ CASES = {
     "sparse-strided-split": sparse_case("split", 11, count=3),
     "sparse-fixed": sparse_case("merged", 12, summary=3),
     "sparse-fixed-split": sparse_case("split", 12, summary=3, count=3),
-    # The default stride, one row of 28, and the smallest and largest useful strides.
+    # The strides are the default (one row of 28), the smallest useful one and the largest useful one.
     "sparse-row": sparse_case("merged", None),
     "sparse-stride-1": sparse_case("merged", 1),
     "sparse-one-block": sparse_case("split", 200, summary=2),

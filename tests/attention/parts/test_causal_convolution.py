@@ -1,4 +1,4 @@
-"""The causal convolution of the values against torch's convolution, and its ring."""
+"""Compares the causal convolution with torch's convolution, and tests its ring buffer."""
 
 import pytest
 import torch
@@ -21,13 +21,13 @@ def draw(length: int) -> Tensor:
 
 
 def ordered(recent: RecentValues) -> Tensor:
-    """The values of the ring, oldest first."""
+    """Return the values of the ring buffer, oldest first."""
     return recent.values.roll(-int(recent.oldest), 2)
 
 
 @pytest.mark.parametrize("kernel", [2, 5, 33, 34, 70])
 @pytest.mark.parametrize("length", [1, 31, 32, 33, 100])
-def test_it_is_a_convolution_padded_on_the_left(kernel: int, length: int) -> None:
+def test_the_causal_convolution_equals_torchs_convolution_padded_on_the_left(kernel: int, length: int) -> None:
     convolution, v = build(kernel), draw(length)
     padded = functional.pad(v, (0, 0, kernel - 1, 0))
     expected = functional.conv2d(padded, convolution.weight[:, None, :, None], groups=HEADS)
@@ -39,7 +39,7 @@ def test_it_is_a_convolution_padded_on_the_left(kernel: int, length: int) -> Non
     assert_agree(torch.stack(outputs, dim=2), expected, FLOAT64)
 
 
-def test_the_ring_holds_only_the_last_values() -> None:
+def test_the_ring_buffer_holds_only_the_last_values() -> None:
     convolution, v = build(4), draw(9)
     padded = functional.pad(v, (0, 0, 3, 0))
     stepped = convolution.init_recent(2, WIDTH, v.device, v.dtype)
@@ -52,8 +52,8 @@ def test_the_ring_holds_only_the_last_values() -> None:
     assert torch.equal(ordered(carried), torch.cat([v[:, :, 8:], v[:, :, :2]], dim=2))
 
 
-def test_the_ring_keeps_the_type_of_the_values() -> None:
-    """In bfloat16 a ring is half as large; sums are still float32."""
+def test_the_ring_buffer_has_the_type_of_the_values() -> None:
+    """A bfloat16 buffer takes half the memory of a float32 buffer. Sums are still float32."""
     convolution, v = build(4).float(), draw(9).bfloat16()
     y, recent = convolution.attend(v, None, torch.float32)
     assert (y.dtype, recent.values.dtype) == (torch.float32, torch.bfloat16)

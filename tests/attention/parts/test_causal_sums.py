@@ -1,4 +1,4 @@
-"""Chunked causal sums against a plain double sum, at lengths around the chunk size; and the division by the weights."""
+"""Compares chunked causal sums with a plain double sum, and tests the division by the total weight."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def plain_sums(phi_q: Tensor, phi_k: Tensor, v: Tensor, carried: Tensor) -> tupl
 @pytest.mark.parametrize("chunk", [1, 3, 16, 64, 1000])
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 50])
 @pytest.mark.parametrize("carry", [False, True])
-def test_chunks_change_nothing(length: int, chunk: int, carry: bool) -> None:
+def test_chunked_sums_equal_the_plain_sum(length: int, chunk: int, carry: bool) -> None:
     phi_q, phi_k, v = draw(2, 3, length, 7), draw(2, 3, length, 7, seed=1), draw(2, 3, length, 4, seed=2)
     carried = draw(2, 3, 7, 4, seed=3) if carry else torch.zeros(2, 3, 7, 4, dtype=torch.float64)
     y, total = causal_sums(phi_q, phi_k, v, carried if carry else None, chunk)
@@ -53,7 +53,7 @@ def test_division_by_a_weight_of_zero_gives_zero() -> None:
     nothing = weight == 0
     assert torch.equal(y[nothing], torch.zeros(2, 4, dtype=torch.float64))
     assert torch.equal(y[~nothing], (numerator / weight.unsqueeze(-1))[~nothing])
-    # 1e-300 is an ordinary weight, with a large gradient; weights of 0 get no gradient.
+    # A weight of 1e-300 is treated like any other and has a large gradient. Weights of 0 have no gradient.
     y[:, :2].sum().backward()
     assert numerator.grad is not None and weight.grad is not None
     assert not numerator.grad[nothing].any()

@@ -1,4 +1,4 @@
-"""Causal sums with decay against their recurrence, position by position."""
+"""Compares causal sums that decay with a recurrence over single positions."""
 
 from collections.abc import Callable
 
@@ -90,7 +90,7 @@ def test_images_may_share_their_decays() -> None:
 
 
 def test_featurewise_decay_saves_nothing_per_pair() -> None:
-    """One number per pair and feature of a chunk would be 64 x 32 per position."""
+    """One number per pair of positions and feature would be 64 x 32 numbers per position with chunks of 64."""
     q, k, v, log_decay = (torch.rand(1, 1, 1024, 32).requires_grad_() for _ in range(4))
     kept = measure_saved_bytes(featurewise_decayed_causal_sums, q, k, v, -log_decay, None, 64)
     assert kept < 1024 * 4 * 12 * 32
@@ -104,7 +104,7 @@ def test_the_last_sum_keeps_no_other_sum_in_memory(sums: Sums) -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 5, 3, 1), (2, 5, 1, 1)])
-def test_gradients_of_the_scan(shape: tuple[int, ...]) -> None:
+def test_gradients_of_the_scan_match_finite_differences(shape: tuple[int, ...]) -> None:
     generator = torch.Generator().manual_seed(0)
     parts, decay, first = (
         torch.rand(size, generator=generator, dtype=torch.float64).requires_grad_()
@@ -115,7 +115,7 @@ def test_gradients_of_the_scan(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 30, 1000])
-def test_factors_equal_multiplied_features(chunk: int) -> None:
+def test_passing_factors_equals_multiplying_the_features_by_them(chunk: int) -> None:
     q, k, v, log_decay, _ = draw(30)
     generator = torch.Generator().manual_seed(3)
     factors, carried = (
@@ -134,7 +134,7 @@ def test_factors_equal_multiplied_features(chunk: int) -> None:
 
 
 def test_almost_closed_gates_lose_no_precision() -> None:
-    """The sum of logs reaches thousands, and the weight of a pair is the difference of two such sums."""
+    """The sum of logs reaches thousands, and the logarithm of a pair's weight is the difference of two such sums."""
     inputs = draw(64)
     inputs[3][:, :, :24] = -100
     expected, _ = by_recurrence(*inputs)

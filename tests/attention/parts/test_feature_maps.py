@@ -1,4 +1,4 @@
-"""Feature maps: their width, their kernel phi(x) . phi(y), and edge cases of their inputs."""
+"""Tests of the feature maps: their width, their kernel phi(x) . phi(y), and edge cases of their inputs."""
 
 import math
 
@@ -35,14 +35,14 @@ def test_every_map_is_tested_here() -> None:
 
 
 @pytest.mark.parametrize("name", FEATURE_MAPS)
-def test_width_matches_the_output(name: str) -> None:
+def test_the_declared_width_is_that_of_the_output(name: str) -> None:
     feature_map = build_map(name)
     assert feature_map(draw(2, 3, 5, 6)).shape == (2, 3, 5, WIDTHS[name])
     assert feature_map.width == WIDTHS[name]
 
 
 @pytest.mark.parametrize("name", FEATURE_MAPS)
-def test_one_position_is_mapped_like_several(name: str) -> None:
+def test_a_single_position_is_mapped_as_in_a_sequence(name: str) -> None:
     feature_map, x = build_map(name), draw(2, 3, 5, 6)
     for t in range(5):
         assert_agree(feature_map(x[:, :, t]), feature_map(x)[:, :, t], FLOAT64)
@@ -55,7 +55,7 @@ def test_products_of_features_equal_the_kernel(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FEATURE_MAPS)
-def test_gradients(name: str) -> None:
+def test_gradients_match_finite_differences(name: str) -> None:
     assert torch.autograd.gradcheck(build_map(name), draw(1, 3, 2, 6).requires_grad_())
 
 
@@ -98,7 +98,7 @@ def test_poly2_keeps_its_precision_in_a_model_cast_to_bfloat16() -> None:
     assert torch.equal(build_map("poly2").bfloat16()(x), build_map("poly2")(x))
 
 
-def test_learned_map_is_a_layer_per_head() -> None:
+def test_the_learned_map_has_one_layer_per_head() -> None:
     torch.manual_seed(4)
     feature_map, x = Learned(3, 6, 11).double(), draw(2, 3, 5, 6)
     phi = feature_map(x)
@@ -110,7 +110,7 @@ def test_learned_map_is_a_layer_per_head() -> None:
         assert_agree(feature_map(x)[:, head], expected, FLOAT64)
 
 
-def test_few_learned_features_are_dead_at_first() -> None:
+def test_no_learned_feature_is_always_zero_at_first() -> None:
     torch.manual_seed(4)
     alive = Learned(3, 6, 200)(draw(4, 3, 50, 6, dtype=torch.float32)) > 0
     assert 0.4 < alive.double().mean() < 0.7
@@ -122,8 +122,10 @@ def test_few_learned_features_are_dead_at_first() -> None:
 @pytest.mark.parametrize(
     ("queries", "keys"), [(1.0, 1e4), (1e4, 1.0), (1e4, 1e4), (-1e4, 1e4), (0.0, 0.0), (1e-30, 1e-30)]
 )
-def test_large_and_vanishing_sums_stay_finite(key: str, queries: float, keys: float, dtype: torch.dtype) -> None:
-    """Keys of 1e4, weights of 0, weights that underflow: outputs and gradients are finite in both executions."""
+def test_large_and_vanishing_sums_give_finite_results(
+    key: str, queries: float, keys: float, dtype: torch.dtype
+) -> None:
+    """The inputs have keys of 1e4, weights of 0 and weights that underflow. Attend and step are both tested."""
     torch.manual_seed(3)
     attention = build_attention("linear", {"feature_map": key}, AttentionShape(2, 8, 5, 784, 28)).to(dtype)
     generator = torch.Generator().manual_seed(1)

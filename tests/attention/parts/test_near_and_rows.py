@@ -1,4 +1,4 @@
-"""The softmax over near keys and rows against its definition, in one group and in many."""
+"""Compares the softmax over near keys and rows with its definition, in one group and in several."""
 
 import itertools
 import math
@@ -26,7 +26,7 @@ LENGTH = 48
 
 
 def draw(pattern: Pattern, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """q, near keys and values, row keys and values, with fewer rows than the last queries would see."""
+    """Draw q, near keys and values, and row keys and values. There are fewer rows than the last queries could see."""
     generator = torch.Generator().manual_seed(0)
     near, rows = pattern.before + LENGTH, (pattern.first + LENGTH) // pattern.span * pattern.rank - 1
     sizes = ((LENGTH, 6), (near, 6), (near, 5), (rows, 6), (rows, 5))
@@ -74,7 +74,7 @@ def test_groups_of_any_size_match_the_definition(
 
 
 def test_the_tested_sizes_give_one_and_several_groups() -> None:
-    """Without this, the test above might not cover a border between groups."""
+    """Otherwise the test above might not cover a border between groups."""
     pattern = PATTERNS["window behind others"]
     inputs = draw(pattern)
     counts = []
@@ -96,7 +96,7 @@ def test_without_rows_only_the_window_is_seen() -> None:
 
 @every_pattern
 def test_large_scores_give_finite_results(pattern: Pattern, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Masked scores are far above the visible ones, in the forward and the backward pass."""
+    """Masked scores are far above the visible ones. Both the forward and the backward pass are tested."""
     monkeypatch.setattr(near_and_rows, "GROUP_SCORES", 2000)
     inputs = draw(pattern, torch.float32)
     with torch.no_grad():
@@ -123,6 +123,6 @@ def test_autocast_does_not_change_the_backward_pass() -> None:
 def test_no_score_is_saved_for_the_backward_pass(pattern: Pattern) -> None:
     inputs = draw(pattern)
     y = attend(inputs, pattern)
-    # The inputs, the output, and one number per query.
+    # Saved are the inputs, the output and one number per query.
     expected = sum(part.nbytes for part in inputs) + y.nbytes + y[..., 0].numel() * y.element_size()
     assert measure_saved_bytes(attend, inputs, pattern) == expected

@@ -1,4 +1,4 @@
-"""Random directions: their distribution, their angles, and what determines them."""
+"""Tests of random directions: their distribution, their angles, and what they depend on."""
 
 import math
 
@@ -23,7 +23,7 @@ def test_every_direction_is_normal(orthogonal: bool) -> None:
     drawn = torch.stack([draw(20, 8, orthogonal, seed) for seed in range(2000)])
     assert drawn.mean(0).abs().max() < 5 / math.sqrt(2000)
     assert (drawn.square().mean(0) - 1).abs().max() < 5 * math.sqrt(2 / 2000)
-    # The lengths of normal vectors: |w|^2 has mean K and variance 2 K.
+    # If w is a normal vector, |w|^2 has mean K and variance 2 K.
     squares = drawn.square().sum(-1)
     assert abs(squares.mean() - 8) < 0.1
     assert abs(squares.var() - 16) < 1
@@ -43,7 +43,7 @@ def test_independent_directions_are_not_orthogonal() -> None:
     assert (products @ products.T - torch.eye(8)).abs().max() > 0.1
 
 
-def test_seeded_numbers_are_fixed() -> None:
+def test_seeded_numbers_never_change() -> None:
     numbers = seeded_normal(3, 1, 200)(1, 2, 2)
     expected = [[[0.3623335285760487, -0.001491672665347493], [0.1325460710072927, 0.5056575565830741]]]
     torch.testing.assert_close(numbers, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0)

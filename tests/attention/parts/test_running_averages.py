@@ -1,4 +1,4 @@
-"""Running averages in chunks against their definition for every position at once."""
+"""Compares running averages, computed in chunks, with their definition, computed for all positions at once."""
 
 import math
 
@@ -15,7 +15,7 @@ Parts = list[Tensor]
 
 
 def define(gates: Tensor, scores: Tensor, v: Tensor, averages: Tensor, log_weights: Tensor) -> tuple[Tensor, ...]:
-    """The initial state acts as one more value per landmark, whose score is the log of its weight."""
+    """Treat the initial state as one more value per landmark; the score of this value is the log of its weight."""
     scores = torch.cat([log_weights.unsqueeze(2), scores], dim=2).transpose(2, 3).unsqueeze(2)
     length = v.shape[2]
     future = torch.ones(length, 1 + length).triu(2) == 1
@@ -38,7 +38,7 @@ def draw(length: int, carry: bool, spread: float = 3.0, dtype: torch.dtype = tor
 
 
 def weigh(outputs: tuple[Tensor, ...]) -> Tensor:
-    """A number that depends on every output, with different weights."""
+    """Return a weighted sum of all outputs; the weights differ."""
     return torch.stack([(y * torch.arange(1.0, 1 + y.numel()).view(y.shape).cos()).sum() for y in outputs]).sum()
 
 
@@ -57,7 +57,7 @@ def test_outputs_state_and_gradients_match_the_definition(length: int, chunk: in
 
 @pytest.mark.parametrize("order", ["rising", "falling", "jump"])
 def test_distant_scores_do_not_overflow(order: str) -> None:
-    """exp(2000) overflows, so a reference that is not between the two sides would be noticed."""
+    """Scores differ by up to 2000, and exp(2000) overflows."""
     parts = [part.detach() for part in draw(40, carry=False, dtype=torch.float32)]
     scores = torch.linspace(-1000, 1000, 40) if order != "jump" else 1000.0 * (torch.arange(40) % 13 == 12)
     parts[1] = (scores.flip(0) if order == "falling" else scores)[:, None].expand_as(parts[1]).clone()
@@ -70,11 +70,11 @@ def test_distant_scores_do_not_overflow(order: str) -> None:
         assert_agree(one, other, FLOAT32_DRIFT)
 
 
-def test_saved_bytes_grow_linearly_and_slowly() -> None:
+def test_saved_bytes_grow_linearly_and_stay_small() -> None:
     saved = []
     for length in (512, 2048):
         parts = draw(length, carry=True, dtype=torch.float32)
         saved.append(measure_saved_bytes(read_running_averages, *parts, 16))
     assert 3.5 * saved[0] < saved[1] < 4.5 * saved[0]
-    # Gates, scores, logs, values, and one set of averages per 16 positions; not the factors of every block size.
+    # Saved are gates, scores, logs, values, and one set of averages per 16 positions.
     assert saved[1] < 1.1 * 2048 * BATCH * HEADS * 4 * (3 * LANDMARKS + WIDTH + LANDMARKS * (WIDTH + 1) / 16)
