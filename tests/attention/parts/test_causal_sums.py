@@ -1,4 +1,7 @@
-"""Chunked causal sums against a plain double sum, at lengths around the chunk size; and the division by the weights."""
+"""Causal sums against a plain double sum, at lengths around the chunk size; and the division by the weights."""
+
+import contextlib
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -6,6 +9,14 @@ from tolerances import FLOAT64, assert_agree
 from torch import Tensor
 
 from linformer_cli.attention.parts.causal_sums import causal_sums, divide_by_weight
+from linformer_cli.native.compiler import textbook_only
+
+
+@pytest.fixture(autouse=True, params=["compiled", "plain torch"])
+def form(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test runs with the compiled form, if there is a compiler, and with plain torch."""
+    with textbook_only() if request.param == "plain torch" else contextlib.nullcontext():
+        yield
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
