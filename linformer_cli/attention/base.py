@@ -97,10 +97,6 @@ class Attention(nn.Module, ABC):
         """Whether `attend` runs compiled kernels for inputs of this type, rather than plain torch."""
         return False
 
-    def runs_compiled(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
-        """Whether `attend` runs compiled kernels for these inputs."""
-        return q.dtype == k.dtype == v.dtype and self.is_compiled(q.device, q.dtype)
-
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any = None, extra: Tensor | None = None
     ) -> tuple[Tensor, Any]:
@@ -108,12 +104,11 @@ class Attention(nn.Module, ABC):
 
         The result is differentiable, also through `state`, which is not modified. A NaN or infinity changes neither
         earlier outputs nor other images. If it makes any output non-finite, outputs from its position on pass no
-        gradient to earlier positions, except in compiled CPU kernels.
+        gradient to earlier positions.
         """
         y, after = self._attend(q, k, v, state, extra)
-        # Plain torch and GPU kernels mask a product by multiplying with 0, and 0 times NaN is NaN. CPU kernels visit
-        # positions in order and skip the product.
-        if (q.device.type == "cpu" and self.runs_compiled(q, k, v)) or _has_finite_sum(y):
+        # Plain torch and GPU kernels mask a product by multiplying with 0, and 0 times NaN is NaN.
+        if _has_finite_sum(y):
             return y, after
         finite = _count_finite_positions(q, k, v, extra)
         groups = [(int(count), (finite == count).nonzero().flatten()) for count in finite.unique()]

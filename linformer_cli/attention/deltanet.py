@@ -11,6 +11,7 @@ from torch.nn import functional
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .kernels import delta as kernels
 from .parts.decayed_sums import sum_logs
 
 # Added to squared lengths and to mean squared outputs, so that zeros stay zero and have finite gradients.
@@ -63,6 +64,9 @@ class DeltanetAttention(Attention):
             # One memory length per head, from a whole image down to a row.
             longest, shortest = math.log(shape.positions), math.log(shape.row)
             self.gate_bias = nn.Parameter(torch.linspace(longest, shortest, shape.heads))
+
+    def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
+        return kernels.serves(device, accumulator_dtype(dtype))
 
     def _gates(self, extra: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         """beta [B, H, T] and log alpha [B, H, T] (None without a gate) from the extra scalars [B, H, T, E]."""
@@ -151,6 +155,8 @@ def delta_sums(
     one matrix [K, K] per chunk advances the state, and only these products are sequential. Because keys have length at
     most 1 and beta is at most 2, no entry of the system's inverse exceeds 2.
     """
+    if kernels.serves(q.device, q.dtype):
+        return kernels.follow_delta_rule(q, k, v, beta, log_alpha, carried)
     batch, heads, length = q.shape[:3]
     chunk = min(chunk, length)
     chunks = -(-length // chunk)

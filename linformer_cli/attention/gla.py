@@ -11,6 +11,7 @@ from torch.nn import functional
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionShape, Memory, accumulator_dtype
+from .kernels import sums as kernels
 from .parts.decayed_sums import decayed_causal_sums, featurewise_decayed_causal_sums
 from .parts.fading import FadingOptions, scale_outputs
 from .parts.halves import PowerOfTwo
@@ -68,6 +69,9 @@ class GlaAttention(Attention):
         memories = options.memory_lengths(shape, self.gates if vector else shape.heads)
         log_sigmoids = [-options.temperature / memory for memory in memories]
         self.gate_start = [x - math.log(-math.expm1(x)) for x in log_sigmoids]
+
+    def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
+        return kernels.serves(device, accumulator_dtype(dtype))
 
     def _gates(self, extra: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         """log a [..., K or 1] in `dtype` and the output gate, from `extra` [B, H, ..., E]."""

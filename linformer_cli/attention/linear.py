@@ -12,6 +12,7 @@ from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
 from .kernels import linear as kernels
+from .kernels import sums
 from .parts.causal_sums import causal_sums, divide_by_weight
 from .parts.feature_maps import FEATURE_MAPS, FeatureMap, Learned
 
@@ -67,21 +68,25 @@ class LinearAttention(Attention):
             self.feature_map = FEATURE_MAPS[options.feature_map](shape.heads, shape.key_width)
 
     def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
+        return self._is_fused(device, dtype) or sums.serves(device, accumulator_dtype(dtype))
+
+    def _is_fused(self, device: torch.device, dtype: torch.dtype) -> bool:
+        """Whether one kernel applies the feature map, sums and divides."""
         return kernels.serves(self.options.feature_map, device, dtype, self.shape.key_width, self.shape.value_width)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, LinearState]:
         dtype = accumulator_dtype(q.dtype)
         s, z = (None, None) if state is None else state
         with torch.autocast(q.device.type, enabled=False):
-            if self.runs_compiled(q, k, v):
+            if q.dtype == k.dtype == v.dtype and self._is_fused(q.device, q.dtype):
                 y, s, z = kernels.attend(q, k, v, s, z, self.options.feature_map)
                 return y, LinearState(s, z)
             phi_q, phi_k = self.feature_map(q.to(dtype)), self.feature_map(k.to(dtype))
             # A column of ones beside the values adds z to the sums as a column of s.
             values = functional.pad(v.to(dtype), (0, 1), value=1.0)
             carried = None if s is None or z is None else torch.cat([s, z.unsqueeze(-1)], dim=-1)
-            sums, total = causal_sums(phi_q, phi_k, values, carried, self.options.chunk)
-            y = divide_by_weight(sums[..., :-1], sums[..., -1])
+            both, total = causal_sums(phi_q, phi_k, values, carried, self.options.chunk)
+            y = divide_by_weight(both[..., :-1], both[..., -1])
         # These are copies, because as views each would keep the other in memory.
         return y.to(v.dtype), LinearState(total[..., :-1].contiguous(), total[..., -1].contiguous())
 

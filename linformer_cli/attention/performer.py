@@ -12,6 +12,7 @@ from linformer_cli.native.constants import STEP_MAPS
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .kernels import sums as kernels
 from .parts.causal_sums import causal_sums, divide_by_weight
 from .parts.decayed_sums import decayed_causal_sums, scan_with_decay
 from .parts.random_features import divide_by_floored_weight, draw_directions, seeded_normal, sine_features
@@ -104,6 +105,9 @@ class PerformerAttention(Attention):
         # w [directions, K], the same for all heads.
         self.register_buffer("directions", draw_directions(count, width, options.orthogonal))
 
+    def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
+        return kernels.serves(device, accumulator_dtype(dtype))
+
     @torch.no_grad()
     def on_training_step(self, step: int, seed: int) -> None:
         if self.options.redraw_every and step % self.options.redraw_every == 0:
@@ -111,9 +115,14 @@ class PerformerAttention(Attention):
             normal = seeded_normal(seed, self.shape.layer, step)
             self.directions.copy_(draw_directions(count, width, self.options.orthogonal, normal))
 
+    def _scaled_directions(self, dtype: torch.dtype) -> Tensor:
+        """w_i K^(-1/4), as columns [K, directions]."""
+        columns: Tensor = (self.directions.to(dtype) * self.shape.key_width**-0.25).transpose(0, 1)
+        return columns
+
     def _project(self, x: Tensor) -> Tensor:
         """w_i . x K^(-1/4) for x [..., K]: [..., directions]."""
-        projected: Tensor = x @ (self.directions.to(x.dtype) * self.shape.key_width**-0.25).transpose(0, 1)
+        projected: Tensor = x @ self._scaled_directions(x.dtype)
         return projected
 
     def _half_square(self, x: Tensor) -> Tensor:
@@ -128,7 +137,12 @@ class PerformerAttention(Attention):
         return torch.cat([a, -a], dim=-1) if self.options.feature_map == "hyperbolic" else a
 
     def _log_key_features(self, k: Tensor) -> Tensor:
-        return self._log_query_features(k) - self._half_square(k).unsqueeze(-1)
+        # |x|^2 / 2 is subtracted in the same product, which is faster than to subtract it from every feature.
+        columns = self._scaled_directions(k.dtype)
+        if self.options.feature_map == "hyperbolic":
+            columns = torch.cat([columns, -columns], dim=1)
+        extended = torch.cat([k, self._half_square(k).unsqueeze(-1)], dim=-1)
+        return extended @ torch.cat([columns, -torch.ones_like(columns[:1])])
 
     def _relu_features(self, x: Tensor) -> Tensor:
         return self._project(x).relu() + RELU_OFFSET
@@ -175,26 +189,36 @@ class PerformerAttention(Attention):
         many orders of magnitude. Those images and heads are recomputed by `attend_pairwise`, which uses no later
         position.
         """
-        a, b = self._log_query_features(q), self._log_key_features(k)
-        # The scale cancels in y, so it needs no gradient.
-        c = b.detach().amax(dim=2)
-        carried = None
-        if state is not None:
-            assert state.c is not None
-            c = torch.maximum(c, state.c)
-            carried = state.s * (state.c - c).exp().unsqueeze(-1)
-        units = c.unsqueeze(2)
-        phi_q, phi_k = (a + units).softmax(dim=-1), (b - units).exp()
-        sums, s = causal_sums(phi_q, phi_k, values, carried, self.options.chunk)
-        weight = sums[..., -1]
+        sums, s, c = self._sum_exponentials(q, k, values, state)
+        numerator, weight = sums.split([sums.shape[-1] - 1, 1], dim=-1)
+        weight = weight.squeeze(-1)
         vanished = weight < smallest_weight(sums.dtype)
-        y = sums[..., :-1] / weight.masked_fill(vanished, 1).unsqueeze(-1)
+        y = numerator / weight.masked_fill(vanished, 1).unsqueeze(-1)
         if bool(vanished.any()):
             rows = vanished.any(dim=-1).flatten().nonzero().squeeze(-1)
+            a, b = self._log_query_features(q), self._log_key_features(k)
             a, b, values = (x.flatten(0, 1)[rows] for x in (a, b, values))
             before = None if state is None or state.c is None else [x.flatten(0, 1)[rows] for x in (state.s, state.c)]
             y = y.flatten(0, 1).index_copy(0, rows, attend_pairwise(a, b, values, before)).view_as(y)
         return y, PerformerState(s, c)
+
+    def _sum_exponentials(
+        self, q: Tensor, k: Tensor, values: Tensor, state: PerformerState | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The sums at each position, up to a scale that cancels in y and needs no gradient, and the last s and c."""
+        a, b = self._log_query_features(q), self._log_key_features(k)
+        before, compiled = None if state is None else state.c, kernels.serves(a.device, a.dtype)
+        if compiled:
+            c = kernels.exponentiate(a, b, before)
+        else:
+            c = b.detach().amax(dim=2)
+            c = c if before is None else torch.maximum(c, before)
+        carried = None if state is None or before is None else state.s * (before - c).exp().unsqueeze(-1)
+        if compiled:
+            return *kernels.sum_causally(a, b, values, None, carried, logarithms=True), c
+        units = c.unsqueeze(2)
+        phi_q, phi_k = (a + units).softmax(dim=-1), (b - units).exp()
+        return *causal_sums(phi_q, phi_k, values, carried, self.options.chunk), c
 
     def _attend_trigonometric(
         self, q: Tensor, k: Tensor, values: Tensor, state: PerformerState | None

@@ -10,6 +10,7 @@ from torch import Tensor
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionShape, Memory, accumulator_dtype
+from .kernels import sums as kernels
 from .parts.decayed_sums import decayed_causal_sums, multiply_features
 from .parts.fading import FadingOptions, scale_outputs
 
@@ -82,6 +83,9 @@ class RetentionAttention(Attention):
         # cos(x / 2)^(2 P) = sum over n of a_n cos(n x); query and key have sqrt(a_n) each.
         binomials = [math.comb(2 * self.waves, self.waves + n) / 4**self.waves for n in range(self.waves + 1)]
         self.wave_scales = [math.sqrt(a) for a in (binomials[0], *(2 * a for a in binomials[1:]))]
+
+    def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
+        return kernels.serves(device, accumulator_dtype(dtype))
 
     def _wave_factors(self, column: Tensor, dtype: torch.dtype) -> Tensor:
         """f [*, 2 P + 1] of `column` [*], so that f_t . f_j is the power of the cosine."""

@@ -10,6 +10,7 @@ from torch.nn import functional
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .kernels import sums as kernels
 from .parts.causal_sums import causal_sums
 from .parts.decayed_sums import decayed_causal_sums
 from .parts.random_features import divide_by_floored_weight, draw_directions, sine_features
@@ -66,6 +67,9 @@ class RfaAttention(Attention):
         self.sigma = nn.Parameter(torch.ones(shape.heads, shape.key_width))
         # e [D, K], the same for all heads.
         self.register_buffer("directions", draw_directions(self.frequencies, shape.key_width, orthogonal=False))
+
+    def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
+        return kernels.serves(device, accumulator_dtype(dtype))
 
     def _features(self, x: Tensor, sigma: Tensor) -> Tensor:
         """phi(x) [..., 2 D] for x [..., K]; `sigma` broadcasts with x."""

@@ -24,8 +24,7 @@ from .constants import definitions
 
 # The headers that every source may include.
 HEADERS = Path(__file__).parent
-# Fast math lets exponentials and sums be vectorised. It is left out when linking, where it would flush denormal numbers
-# to zero in the whole process.
+# No fast math, which may drop NaN: maths.h has functions that are vectorised without it, and sums are written in lanes.
 COMPILE = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-c", *definitions())
 LINK = ("-shared",)
 # Compiling takes a few seconds. A compiler that takes longer than this counts as hanging.

@@ -3,20 +3,22 @@
 
 #include <cmath>
 
-enum FeatureMap { ELU = LINTX_MAP_ELU, RELU = LINTX_MAP_RELU };
+#include "maths.h"
+
+enum FeatureMap { ELU_MAP = LINTX_MAP_ELU, RELU_MAP = LINTX_MAP_RELU };
 
 template <class A>
 inline A feature(A x, int map) {
-    // NaN must stay NaN, or a damaged model would keep drawing values. Fast math may turn a choice between x and 0 into
-    // a maximum, which drops NaN; it does not do that to a choice between two sums.
-    if (map == RELU) return A(0.5) * (x + std::abs(x));
-    return x < 0 ? std::exp(x) : x + 1;
+    // NaN must stay NaN, or a damaged model would keep drawing values: comparisons with NaN are false.
+    if (map == RELU_MAP) return x < 0 ? 0 : x;
+    const A power = exponential(x);  // outside the choice, so that the loop around it is vectorised
+    return x < 0 ? power : x + 1;
 }
 
 // The slope of the map where its value is `phi`.
 template <class A>
 inline A slope(A phi, int map) {
-    if (map == RELU) return phi > 0 ? 1 : 0;
+    if (map == RELU_MAP) return phi > 0 ? 1 : 0;
     return phi < 1 ? phi : 1;
 }
 

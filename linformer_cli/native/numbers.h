@@ -31,5 +31,20 @@ struct Lanes {
         return values;
     }
     static void store(A* to, type values) { std::memcpy(to, &values, 64); }
+    // The sum of all lanes, in a fixed order.
+    static A total(type values) {
+        typedef A half __attribute__((vector_size(32)));
+        typedef A quarter __attribute__((vector_size(16)));
+        const quarter rest = fold<quarter>(fold<half>(values));
+        A sum = 0;
+        for (uint64_t i = 0; i < 16 / sizeof(A); i++) sum += rest[i];
+        return sum;
+    }
+    template <class Half, class Whole>
+    static Half fold(const Whole& values) {
+        Half parts[2];
+        std::memcpy(parts, &values, sizeof values);
+        return parts[0] + parts[1];
+    }
     static int64_t pad(int64_t width) { return (width + count - 1) / count * count; }
 };

@@ -1,5 +1,6 @@
 """Tests particular to the delta rule; test_contract.py covers what all mechanisms share."""
 
+import contextlib
 import math
 from typing import Any
 
@@ -13,6 +14,7 @@ from linformer_cli.attention.base import AttentionShape
 from linformer_cli.attention.deltanet import DeltanetAttention, DeltanetState, delta_sums
 from linformer_cli.model.blocks import AttentionLayer
 from linformer_cli.model.mixers import build_attention
+from linformer_cli.native.compiler import textbook_only
 
 CPU = torch.device("cpu")
 with_and_without_gate = pytest.mark.parametrize("gate", [True, False])
@@ -215,7 +217,8 @@ def test_a_half_open_gate_forgets() -> None:
 def test_the_result_does_not_depend_on_the_chunk(gate: bool, chunk: int) -> None:
     inputs = draw(40, gate)
     expected, expected_state = build(gate=gate, chunk=16).attend(*inputs)
-    y, state = build(gate=gate, chunk=chunk).attend(*inputs)
+    with textbook_only():  # the compiled form has no chunks
+        y, state = build(gate=gate, chunk=chunk).attend(*inputs)
     assert_agree(y, expected, FLOAT64)
     assert_agree(state.s, expected_state.s, FLOAT64)
 
@@ -229,5 +232,7 @@ def test_almost_closed_gates_lose_no_precision() -> None:
     log_alpha[:, :, :24] = -100
     inputs = (q, k, v, beta, log_alpha)
     expected, _ = delta_sums(*inputs, None, 1)
-    y, _ = delta_sums(*(part.float() for part in inputs), None, 64)
-    assert float((y - expected).abs().max()) < 2e-5
+    for context in (contextlib.nullcontext(), textbook_only()):
+        with context:
+            y, _ = delta_sums(*(part.float() for part in inputs), None, 64)
+        assert float((y - expected).abs().max()) < 2e-5

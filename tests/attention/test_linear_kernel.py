@@ -185,9 +185,11 @@ def test_images_and_heads_are_independent_of_each_other_and_of_threads() -> None
 
 
 def test_other_maps_devices_and_types_are_not_compiled() -> None:
-    assert not build(6, 5, "poly2").is_compiled(CPU, torch.float64)
+    assert kernels.serves("elu", CPU, torch.float64, 6, 5)
+    assert not kernels.serves("poly2", CPU, torch.float64, 6, 5)
+    assert not kernels.serves("elu", torch.device("cuda"), torch.float32, 6, 5)
+    assert not kernels.serves("elu", CPU, torch.float16, 6, 5)
     assert not build(6, 5).is_compiled(torch.device("cuda"), torch.float32)
-    assert not build(6, 5).is_compiled(CPU, torch.float16)
 
 
 def test_mixed_types_use_the_textbook_form() -> None:

@@ -22,16 +22,12 @@ from linformer_cli.native.compiler import has_library, load_function
 from linformer_cli.native.constants import COMPILED_MAPS
 from linformer_cli.native.gpu import has_triton
 
+from .tensors import View, empty_like_projection, fill_call, with_dense_rows
+
 SOURCE = Path(__file__).with_name("linear.cpp")
 _ELEMENTS = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 _VIEWS = ("q", "k", "v", "y", "grad_q", "grad_k", "grad_v")
 _STATES = ("s", "z", "total_s", "total_z", "grad_s", "grad_z", "weights")
-
-
-class _View(ctypes.Structure):
-    """`View` of linear.cpp: the address and strides of a tensor [B, H, T, width]."""
-
-    _fields_ = [("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("image", "head", "position"))]
 
 
 class _Call(ctypes.Structure):
@@ -39,7 +35,7 @@ class _Call(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("B", "H", "T", "C", "V", "map")),
-        *((name, _View) for name in _VIEWS),
+        *((name, View) for name in _VIEWS),
         *((name, ctypes.c_void_p) for name in _STATES),
     ]
 
@@ -136,23 +132,10 @@ class _LinearAttention(torch.autograd.Function):
         return grad_q, grad_k, grad_v, grad_s, grad_z, None
 
 
-def with_dense_rows(x: Tensor) -> Tensor:
-    """x, copied only if its last dimension is not contiguous; kernels accept any other strides."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def empty_like_projection(x: Tensor) -> Tensor:
-    """An empty tensor like x [B, H, T, width], with the heads of a position adjacent in memory, as a layer needs."""
-    batch, heads, length, width = x.shape
-    return x.new_empty(batch, length, heads, width).transpose(1, 2)
-
-
-def _call(name: str, feature_map: int, views: dict[str, Tensor], states: dict[str, Tensor | None]) -> None:
+def _call(name: str, feature_map: int, views: dict[str, Tensor | None], states: dict[str, Tensor | None]) -> None:
     q, v = views["q"], views["v"]
+    assert q is not None and v is not None
     call = _Call(*q.shape, v.shape[-1], feature_map)
-    for field, tensor in views.items():
-        setattr(call, field, _View(tensor.data_ptr(), *tensor.stride()[:3]))
-    for field, state in states.items():
-        setattr(call, field, None if state is None else state.data_ptr())
+    fill_call(call, views, states)
     function = load_function(SOURCE, name, ctypes.POINTER(_Call), ctypes.c_int64)
     function(ctypes.byref(call), _ELEMENTS[q.dtype])

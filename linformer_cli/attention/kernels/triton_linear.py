@@ -21,7 +21,7 @@ from torch import Tensor
 
 from linformer_cli.native.constants import COMPILED_MAPS
 
-from .linear import empty_like_projection, with_dense_rows
+from .tensors import empty_like_projection, with_dense_rows
 from .triton_maps import phi, slope
 
 CHUNK = 64

@@ -8,7 +8,7 @@ from torch import Tensor
 from linformer_cli.native.constants import COMPILED_MAPS
 
 from .folding import FoldedState
-from .linear import with_dense_rows
+from .tensors import with_dense_rows
 from .triton_maps import phi
 
 

@@ -2,13 +2,16 @@
 
     y_t = sum over j <= t of (phi(q_t) . phi(k_j)) v_j
 
-Inside a chunk, products are computed for all pairs under a triangular mask. Earlier chunks enter through one running
-[C, V] sum per chunk. Time and memory are linear in T: autograd keeps T * chunk products and T / chunk sums.
+On CPUs a compiled kernel visits the positions in order. The form in plain torch computes products for all pairs of a
+chunk under a triangular mask. Earlier chunks enter through one running [C, V] sum per chunk. Time and memory are linear
+in T: autograd keeps T * chunk products and T / chunk sums.
 """
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from linformer_cli.attention.kernels import sums as kernels
 
 
 def causal_sums(phi_q: Tensor, phi_k: Tensor, v: Tensor, carried: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
@@ -17,6 +20,8 @@ def causal_sums(phi_q: Tensor, phi_k: Tensor, v: Tensor, carried: Tensor | None,
     Both include `carried` [B, H, C, V], the sum before these positions (None: no positions). Append a column of
     ones to v to get the normaliser phi(q_t) . z_t from the same products.
     """
+    if kernels.serves(v.device, v.dtype):
+        return kernels.sum_causally(phi_q, phi_k, v, None, carried)
     length = phi_q.shape[2]
     chunk = min(chunk, length)
     chunks = -(-length // chunk)

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from linformer_cli.attention.kernels import sums as kernels
+
 from .halves import corners, iter_halves, split_halves
 
 
@@ -68,6 +70,10 @@ def decayed_causal_sums(
     With `factors` [T, F], `multiply_features` is applied to phi_q and phi_k first, and s is [B, H, F C, V]. Factors do
     not make pairs inside a chunk more expensive.
     """
+    if kernels.serves(v.device, v.dtype):
+        if factors is not None:
+            phi_q, phi_k = multiply_features(phi_q, factors), multiply_features(phi_k, factors)
+        return kernels.sum_causally(phi_q, phi_k, v, log_decay.unsqueeze(-1), carried)
     length = phi_q.shape[2]
     chunk = min(chunk, length)
     queries, keys, values, log_decay = (_cut(x, chunk) for x in (phi_q, phi_k, v, log_decay.unsqueeze(-1)))
@@ -110,6 +116,8 @@ def featurewise_decayed_causal_sums(
     `chunk` is a power of two. The weight of a pair differs between features, so it is part of the product of query and
     key. No exponential exceeds 1, see `_PairwiseProducts`.
     """
+    if kernels.serves(v.device, v.dtype):
+        return kernels.sum_causally(phi_q, phi_k, v, log_decay, carried)
     length = phi_q.shape[2]
     while chunk >= 2 * length:
         chunk //= 2

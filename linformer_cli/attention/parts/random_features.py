@@ -5,10 +5,12 @@ exp(-|x - y|^2/2)  = E cos(w . (x - y)) = E [sin(w . x) sin(w . y) + cos(w . x) 
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from .causal_sums import divide_by_weight
 
@@ -53,7 +55,30 @@ def seeded_normal(seed: int, layer: int, step: int) -> Callable[[int, int, int],
 
 def sine_features(phases: Tensor) -> Tensor:
     """The vectors [sin, cos] / sqrt(F) [..., 2F] of phases w . x [..., F]; their length is 1."""
-    return torch.cat([phases.sin(), phases.cos()], dim=-1) * float(phases.shape[-1] ** -0.5)
+    features: Tensor = _SineFeatures.apply(phases)
+    return features
+
+
+class _SineFeatures(torch.autograd.Function):
+    """Saves the features alone and copies nothing, since they are the largest tensors of their mechanisms."""
+
+    @staticmethod
+    def forward(ctx: Any, phases: Tensor) -> Tensor:
+        count = phases.shape[-1]
+        features = phases.new_empty(*phases.shape[:-1], 2 * count)
+        torch.sin(phases, out=features[..., :count])
+        torch.cos(phases, out=features[..., count:])
+        features *= float(count**-0.5)
+        ctx.save_for_backward(features)
+        return features
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (features,), (gradient,) = ctx.saved_tensors, gradients
+        (sines, cosines), (of_sines, of_cosines) = features.chunk(2, dim=-1), gradient.chunk(2, dim=-1)
+        of_phases: Tensor = (of_sines * cosines).addcmul_(of_cosines, sines, value=-1)
+        return of_phases
 
 
 def divide_by_floored_weight(sums: Tensor, total: Tensor) -> Tensor:
@@ -61,4 +86,6 @@ def divide_by_floored_weight(sums: Tensor, total: Tensor) -> Tensor:
 
     `total` [...] is the total weight of the keys. A negative denominator is also raised to 0.1 total.
     """
-    return divide_by_weight(sums[..., :-1], torch.maximum(sums[..., -1], WEIGHT_FLOOR * total))
+    # `split` rather than slices, because its gradient is one copy.
+    numerator, weight = sums.split([sums.shape[-1] - 1, 1], dim=-1)
+    return divide_by_weight(numerator, torch.maximum(weight.squeeze(-1), WEIGHT_FLOOR * total))

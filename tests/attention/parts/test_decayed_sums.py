@@ -1,6 +1,7 @@
 """Compares causal sums that decay with a recurrence over single positions."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -15,9 +16,17 @@ from linformer_cli.attention.parts.decayed_sums import (
     multiply_features,
     scan_with_decay,
 )
+from linformer_cli.native.compiler import textbook_only
 
 Sums = Callable[..., tuple[Tensor, Tensor]]
 every_sum = pytest.mark.parametrize("sums", [decayed_causal_sums, featurewise_decayed_causal_sums])
+
+
+@pytest.fixture(autouse=True, params=["compiled", "plain torch"])
+def form(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test runs with the compiled form, if there is a compiler, and with plain torch."""
+    with textbook_only() if request.param == "plain torch" else contextlib.nullcontext():
+        yield
 
 
 def draw(length: int, sums: Sums = decayed_causal_sums, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -1,0 +1,92 @@
+"""The compiled delta rule for CPUs (delta.cpp). The textbook form is `delta_sums` of deltanet.py."""
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linformer_cli.native.compiler import has_library, load_function
+
+from .tensors import View, fill_call, with_dense_rows
+
+SOURCE = Path(__file__).with_name("delta.cpp")
+_TYPES = (torch.float32, torch.float64)
+_INPUTS = ("q", "k", "v", "rate", "log_decay")
+_VIEWS = ("q", "k", "v", "y", "error", "rate", "log_decay", *(f"grad_{name}" for name in _INPUTS))
+_STATES = ("carried", "total", "grad_carried")
+
+
+class _Call(ctypes.Structure):
+    """`Call` of delta.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("B", "H", "T", "C", "V")),
+        *((name, View) for name in _VIEWS),
+        *((name, ctypes.c_void_p) for name in _STATES),
+    ]
+
+
+def serves(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the compiled delta rule for this type runs on this device."""
+    return device.type == "cpu" and dtype in _TYPES and has_library(SOURCE)
+
+
+def follow_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_alpha: Tensor, carried: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """q_t s_t [B, H, T, V] and the last s [B, H, C, V] for q, k [B, H, T, C], v [B, H, T, V].
+
+    beta and log alpha are [B, H, T] or broadcast to it, and `carried` is s before these positions (None: 0). All
+    tensors have one type that `serves` accepts. The result is differentiable once, in all inputs. Raises `ValueError`
+    if sizes do not match, since the kernel would read beyond the end of a tensor.
+    """
+    rate, log_decay = (x.expand(q.shape[:3]).unsqueeze(-1) for x in (beta, log_alpha))
+    sizes = (*q.shape[:3], v.shape[-1]), (*q.shape[:2], q.shape[-1], v.shape[-1])
+    fits = k.shape == q.shape and v.shape == sizes[0] and (carried is None or carried.shape == sizes[1])
+    given = (q, k, v, rate, log_decay, carried)
+    if not fits or any(x is not None and x.dtype != q.dtype for x in given):
+        raise ValueError(
+            f"sizes or types do not match: {[x if x is None else (list(x.shape), x.dtype) for x in given]}"
+        )
+    result: tuple[Tensor, Tensor] = _DeltaRule.apply(*given)
+    return result
+
+
+class _DeltaRule(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
+        *parts, carried = inputs
+        views = {name: with_dense_rows(x) for name, x in zip(_INPUTS, parts, strict=True) if x is not None}
+        carried = None if carried is None else carried.contiguous()
+        q, v = views["q"], views["v"]
+        y, error = (with_dense_rows(torch.empty_like(v)) for _ in range(2))
+        total = q.new_empty(*q.shape[:2], q.shape[3], v.shape[3])
+        _call("lintx_delta_forward", {**views, "y": y, "error": error}, {"carried": carried, "total": total})
+        ctx.save_for_backward(*views.values(), error, carried)
+        ctx.set_materialize_grads(False)
+        return y, total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        *parts, error, carried = ctx.saved_tensors
+        y, total = gradients
+        views = dict(zip(_INPUTS, parts, strict=True))
+        found = {f"grad_{name}": with_dense_rows(torch.empty_like(x)) for name, x in views.items()}
+        grad_carried = None if carried is None else torch.empty_like(carried)
+        y = torch.zeros_like(views["v"]) if y is None else with_dense_rows(y)
+        _call(
+            "lintx_delta_backward",
+            {**views, **found, "y": y, "error": error},
+            {"carried": carried, "total": None if total is None else total.contiguous(), "grad_carried": grad_carried},
+        )
+        return *found.values(), grad_carried
+
+
+def _call(name: str, views: dict[str, Tensor], states: dict[str, Tensor | None]) -> None:
+    call = _Call(*views["q"].shape, views["v"].shape[-1])
+    fill_call(call, views, states)
+    function = load_function(SOURCE, name, ctypes.POINTER(_Call), ctypes.c_int64)
+    function(ctypes.byref(call), int(views["q"].dtype == torch.float64))

@@ -1,0 +1,181 @@
+// Running sums that are updated and read position by position while they are in the cache, and the access to tensors.
+//
+// Kernels for whole sequences (attention/kernels) are made of these. A is the type of sums, float or double.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "maths.h"
+#include "numbers.h"
+
+namespace {
+
+// The address of a tensor [B, H, T, width] whose last dimension is contiguous, and its strides.
+struct View {
+    void* data;
+    int64_t image, head, position;
+};
+
+template <class E>
+struct Rows {
+    E* data;
+    int64_t step;
+    Rows(const View& view, int64_t b, int64_t h)
+        : data(static_cast<E*>(view.data) + b * view.image + h * view.head), step(view.position) {}
+    E* at(int64_t t) const { return data + t * step; }
+};
+
+// Copies `count` positions to rows that are padded with zeros to whole vectors.
+template <class E, class A>
+void read(const Rows<E>& rows, int64_t first, int64_t count, int64_t width, A* to) {
+    const int64_t padded = Lanes<A>::pad(width);
+    for (int64_t t = 0; t < count; t++) {
+        const E* row = rows.at(first + t);
+        for (int64_t i = 0; i < width; i++) to[t * padded + i] = static_cast<A>(row[i]);
+        for (int64_t i = width; i < padded; i++) to[t * padded + i] = 0;
+    }
+}
+
+template <class E, class A>
+void write(const A* from, int64_t first, int64_t count, int64_t width, const Rows<E>& rows) {
+    const int64_t padded = Lanes<A>::pad(width);
+    for (int64_t t = 0; t < count; t++) {
+        E* row = rows.at(first + t);
+        for (int64_t i = 0; i < width; i++) row[i] = static_cast<E>(from[t * padded + i]);
+    }
+}
+
+template <class A>
+A* part(void* tensor, int64_t index, int64_t size) {
+    return tensor ? static_cast<A*>(tensor) + index * size : nullptr;
+}
+
+// The sum of a[i] * b[i] in a fixed order, for rows that are padded with zeros to whole vectors.
+template <class A>
+A dot(int64_t count, const A* a, const A* b) {
+    typename Lanes<A>::type sums = {};
+    for (int64_t i = 0; i < count; i += Lanes<A>::count) sums += Lanes<A>::load(a + i) * Lanes<A>::load(b + i);
+    return Lanes<A>::total(sums);
+}
+
+// The numbers exp(log d) of `count` positions from `first` on, and 1 after the last position of the sequence.
+template <class A>
+void read_decays(const Rows<A>& logs, int64_t first, int64_t count, int64_t T, int64_t width, A* to) {
+    const int64_t stride = width == 1 ? 1 : Lanes<A>::pad(width), known = std::min(count, T - first);
+    for (int64_t t = 0; t < known; t++)
+        for (int64_t i = 0; i < width; i++) to[t * stride + i] = logs.at(first + t)[i];
+    for (int64_t i = 0; i < known * stride; i++) to[i] = exponential(to[i]);
+    std::fill(to + known * stride, to + count * stride, A(1));
+}
+
+// Positions per block, few enough for their data to stay in the cache.
+constexpr int64_t BLOCK = 128;
+
+// A running sum S [N, M]. A last column that would need a vector of its own, such as the one that sums weights, is kept
+// apart, with its rows in the lanes of vectors.
+template <class A>
+struct Sum {
+    int64_t N, M, whole;       // `whole` columns are in `rows`
+    std::vector<A> rows, last; // [N, pad(whole)], [pad(N)]
+
+    Sum(int64_t N, int64_t M, bool apart = true)
+        : N(N), M(M), whole(apart && M % Lanes<A>::count == 1 ? M - 1 : M), rows(N * stride()), last(Lanes<A>::pad(N)) {}
+    int64_t stride() const { return Lanes<A>::pad(whole); }
+    A& at(int64_t n, int64_t m) { return m < whole ? rows[n * stride() + m] : last[n]; }
+
+    // From a dense tensor [N, M], or [M, N] if `transposed` (null: zeros).
+    void load(const A* from, bool transposed = false) {
+        std::fill(rows.begin(), rows.end(), A(0));
+        std::fill(last.begin(), last.end(), A(0));
+        if (!from) return;
+        const int64_t step_n = transposed ? 1 : M, step_m = transposed ? N : 1;
+        for (int64_t n = 0; n < N; n++) {
+            for (int64_t m = 0; m < whole; m++) rows[n * stride() + m] = from[n * step_n + m * step_m];
+            if (whole < M) last[n] = from[n * step_n + whole * step_m];
+        }
+    }
+    void store(A* to) const {
+        for (int64_t n = 0; n < N; n++) {
+            for (int64_t m = 0; m < whole; m++) to[n * M + m] = rows[n * stride() + m];
+            if (whole < M) to[n * M + whole] = last[n];
+        }
+    }
+};
+
+// The factor of S before each position: none, one number, one number per row or one per column.
+enum Decay { KEEP, EACH, ROWS, COLUMNS };
+
+// For each position in order: S <- d S + sum over w of a_w b_w^T, then out_r <- o_r^T S. All arrays have a row of whole
+// vectors per position; d has one number per position for EACH. For `reverse` positions, d of position t is the factor
+// of the position after it.
+template <class A, int WRITES = 1, int READS = 1>
+struct Positions {
+    const A *a[WRITES], *b[WRITES], *o[READS];
+    A* out[READS];
+    const A* decay;
+};
+
+template <class A, Decay D, int P, int WRITES, int READS>
+void scan_positions(const Positions<A, WRITES, READS>& x, int64_t t, int64_t step, Sum<A>& S) {
+    using L = Lanes<A>;
+    const int64_t width_n = L::pad(S.N), width_m = L::pad(S.M), stride = S.stride();
+    const int64_t width_d = D == EACH ? 1 : D == ROWS ? width_n : width_m;
+    const A *a[WRITES][P], *o[READS][P], *decay[P];
+    for (int p = 0; p < P; p++) {
+        for (int w = 0; w < WRITES; w++) a[w][p] = x.a[w] + (t + p * step) * width_n;
+        for (int r = 0; r < READS; r++) o[r][p] = x.o[r] + (t + p * step) * width_n;
+        decay[p] = D == KEEP ? nullptr : x.decay + (t + p * step + (step < 0)) * width_d;
+    }
+    for (int64_t m = 0; m < S.whole; m += L::count) {
+        typename L::type values[WRITES][P], sums[READS][P] = {}, factors[P] = {};
+        for (int p = 0; p < P; p++) {
+            for (int w = 0; w < WRITES; w++) values[w][p] = L::load(x.b[w] + (t + p * step) * width_m + m);
+            if (D == EACH) factors[p] = factors[p] + *decay[p];
+            if (D == COLUMNS) factors[p] = L::load(decay[p] + m);
+        }
+        A* rows = S.rows.data() + m;
+        for (int64_t n = 0; n < S.N; n++) {
+            typename L::type row = L::load(rows + n * stride);
+            for (int p = 0; p < P; p++) {
+                typename L::type added = a[0][p][n] * values[0][p];
+                for (int w = 1; w < WRITES; w++) added += a[w][p][n] * values[w][p];
+                row = D == KEEP ? row + added : D == ROWS ? row * decay[p][n] + added : row * factors[p] + added;
+                for (int r = 0; r < READS; r++) sums[r][p] += o[r][p][n] * row;
+            }
+            L::store(rows + n * stride, row);
+        }
+        for (int r = 0; r < READS; r++)
+            for (int p = 0; p < P; p++) L::store(x.out[r] + (t + p * step) * width_m + m, sums[r][p]);
+    }
+    if (S.whole == S.M) return;
+    for (int p = 0; p < P; p++) {
+        typename L::type sums[READS] = {};
+        const int64_t place = (t + p * step) * width_m + S.whole;
+        for (int64_t n = 0; n < S.N; n += L::count) {
+            typename L::type row = L::load(&S.last[n]);
+            if (D == EACH) row *= *decay[p];
+            if (D == ROWS) row *= L::load(decay[p] + n);
+            if (D == COLUMNS) row *= decay[p][S.whole];
+            for (int w = 0; w < WRITES; w++) row += L::load(a[w][p] + n) * x.b[w][place];
+            for (int r = 0; r < READS; r++) sums[r] += L::load(o[r][p] + n) * row;
+            L::store(&S.last[n], row);
+        }
+        for (int r = 0; r < READS; r++) x.out[r][place] = L::total(sums[r]);
+    }
+}
+
+// Visits `count` positions, from the last to the first if `reverse`.
+template <Decay D, class A, int WRITES, int READS>
+void scan(int64_t count, const Positions<A, WRITES, READS>& x, Sum<A>& S, bool reverse = false) {
+    const int64_t step = reverse ? -1 : 1;
+    int64_t done = 0;
+    // Four positions share one load and store of S.
+    for (; done + 4 <= count; done += 4)
+        scan_positions<A, D, 4>(x, reverse ? count - 1 - done : done, step, S);
+    for (; done < count; done++) scan_positions<A, D, 1>(x, reverse ? count - 1 - done : done, step, S);
+}
+
+}  // namespace

@@ -1,0 +1,220 @@
+"""The compiled sums and the compiled delta rule against their textbook forms, which have their own tests."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from attention.measures import measure_saved_bytes
+from tolerances import FLOAT32_DRIFT, FLOAT64, assert_agree
+from torch import Tensor
+from torch.nn import functional
+
+from linformer_cli.attention.base import AttentionShape
+from linformer_cli.attention.deltanet import delta_sums
+from linformer_cli.attention.kernels import delta, sums
+from linformer_cli.attention.parts.causal_sums import causal_sums
+from linformer_cli.attention.parts.decayed_sums import decayed_causal_sums, featurewise_decayed_causal_sums
+from linformer_cli.model.mixers import build_attention
+from linformer_cli.native.compiler import has_library, textbook_only
+
+pytestmark = pytest.mark.skipif(
+    not (has_library(sums.SOURCE) and has_library(delta.SOURCE)), reason="there is no C++ compiler"
+)
+
+CPU = torch.device("cpu")
+CHUNK = 16
+# Each takes the inputs of `draw` and returns the outputs and the last sum.
+FORMS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
+    "no decay": lambda q, k, v, carried: causal_sums(q, k, v, carried, CHUNK),
+    "one decay": lambda q, k, v, logs, carried: decayed_causal_sums(q, k, v, logs, carried, CHUNK),
+    "featurewise": lambda q, k, v, logs, carried: featurewise_decayed_causal_sums(q, k, v, logs, carried, CHUNK),
+    "delta rule": lambda q, k, v, beta, logs, carried: delta_sums(q, k, v, beta, logs, carried, CHUNK),
+}
+every_form = pytest.mark.parametrize("form", FORMS)
+
+
+def draw(
+    form: str, length: int, key_width: int, value_width: int, carry: bool = True, seed: int = 0
+) -> list[Tensor | None]:
+    """Inputs of a form for 2 images and 3 heads, float64; None in place of the carried sum without `carry`."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*sizes: int) -> Tensor:
+        return torch.randn(2, 3, *sizes, generator=generator, dtype=torch.float64)
+
+    q, k, v = normal(length, key_width), normal(length, key_width), normal(length, value_width)
+    logs = {"one decay": [length], "featurewise": [length, key_width], "delta rule": [length]}
+    parts = [functional.logsigmoid(normal(*logs[form]) + 2)] if form in logs else []
+    if form == "delta rule":
+        q, k = functional.normalize(q, dim=-1), functional.normalize(k, dim=-1)
+        parts.insert(0, 2 * normal(length).sigmoid())
+    return [q, k, v, *parts, normal(key_width, value_width) if carry else None]
+
+
+def differentiate(form: str, inputs: list[Tensor | None]) -> list[Tensor]:
+    """Outputs, the last sum, and the gradients of all inputs, for random gradients of both results."""
+    leaves = [None if x is None else x.detach().requires_grad_() for x in inputs]
+    results = FORMS[form](*leaves)
+    generator = torch.Generator().manual_seed(9)
+    weights = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.dtype) for x in results]
+    return [*results, *torch.autograd.grad(results, [x for x in leaves if x is not None], weights)]
+
+
+# Lengths around groups of 4 and blocks of 128; widths around whole vectors of 8 and of 16, and one column more.
+SIZES = [
+    *((length, 6, 5) for length in (1, 2, 3, 4, 5, 63, 64, 65, 127, 128, 129, 257)),
+    *((130, *widths) for widths in ((1, 1), (8, 9), (7, 16), (17, 3), (16, 17), (32, 33), (33, 32), (40, 48))),
+]
+
+
+@every_form
+@pytest.mark.parametrize("carry", [False, True])
+@pytest.mark.parametrize(("length", "key_width", "value_width"), SIZES)
+def test_results_match_the_textbook(form: str, length: int, key_width: int, value_width: int, carry: bool) -> None:
+    inputs = draw(form, length, key_width, value_width, carry)
+    found = differentiate(form, inputs)
+    with textbook_only():
+        expected = differentiate(form, inputs)
+    assert not torch.equal(found[0], expected[0]) or length == 1, "both are the same form"
+    for ours, theirs in zip(found, expected, strict=True):
+        assert_agree(ours, theirs, FLOAT64)
+
+
+@every_form
+def test_float32_does_not_drift(form: str) -> None:
+    inputs = draw(form, 784, 32, 33)
+    expected = differentiate(form, inputs)
+    found = differentiate(form, [None if x is None else x.float() for x in inputs])
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == torch.float32
+        assert_agree(ours, theirs, FLOAT32_DRIFT)
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "no decay"])
+def test_closed_gates_and_long_memories(form: str) -> None:
+    """Decays of 0, of the smallest floats and of 1."""
+    inputs = draw(form, 70, 6, 5)
+    logs = inputs[-2]
+    assert logs is not None
+    logs[:, :, 10:20] = 0
+    logs[:, :, 30] = -90
+    logs[:, :, 50] = -800
+    found = differentiate(form, inputs)
+    with textbook_only():
+        expected = differentiate(form, inputs)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert_agree(ours, theirs, FLOAT64)
+
+
+@every_form
+@pytest.mark.parametrize("used", ["output", "last sum"])
+def test_unused_results_have_no_gradient(form: str, used: str) -> None:
+    inputs = [None if x is None else x.requires_grad_() for x in draw(form, 150, 6, 5)]
+
+    def gradients() -> tuple[Tensor | None, ...]:
+        return torch.autograd.grad(FORMS[form](*inputs)[used == "last sum"].sum(), inputs, allow_unused=True)
+
+    found = gradients()
+    with textbook_only():
+        expected = gradients()
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours is not None
+        assert_agree(ours, torch.zeros_like(ours) if theirs is None else theirs, FLOAT64)
+
+
+@every_form
+def test_inputs_and_gradients_may_have_any_strides(form: str) -> None:
+    inputs = [x for x in draw(form, 40, 8, 8) if x is not None]
+    expected = differentiate(form, inputs)
+    for change in (
+        lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),  # heads side by side, as in a projection
+        lambda x: torch.stack([x, x + 1], dim=-1)[..., 0],  # a strided last dimension
+    ):
+        for ours, theirs in zip(differentiate(form, [change(x) for x in inputs]), expected, strict=True):
+            assert torch.equal(ours, theirs)
+    inputs = [x.requires_grad_() for x in inputs]
+    y, _ = FORMS[form](*inputs)
+    spread = torch.rand(8, 40, 3, 2, dtype=torch.float64).permute(3, 2, 1, 0)
+    for ours, theirs in zip(
+        torch.autograd.grad(y, inputs, spread, retain_graph=True),
+        torch.autograd.grad(y, inputs, spread.contiguous()),
+        strict=True,
+    ):
+        assert torch.equal(ours, theirs)
+
+
+@every_form
+def test_results_do_not_depend_on_threads_or_other_images(form: str) -> None:
+    inputs = draw(form, 140, 6, 5)
+    expected = differentiate(form, inputs)
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            for ours, theirs in zip(differentiate(form, inputs), expected, strict=True):
+                assert torch.equal(ours, theirs)
+    finally:
+        torch.set_num_threads(threads)
+    alone = FORMS[form](*(None if x is None else x[1:, 2:] for x in inputs))
+    for ours, theirs in zip(alone, expected, strict=False):
+        assert torch.equal(ours[0, 0], theirs[1, 2])
+
+
+@every_form
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_nan_and_infinity_reach_no_earlier_output_or_other_head(form: str, value: float) -> None:
+    """A finite number in place of NaN would let a damaged model produce plausible figures."""
+    inputs = draw(form, 40, 8, 17)
+    expected, _ = FORMS[form](*inputs)
+    for place in range(len(inputs) - 1):
+        bad = [None if x is None else x.clone() for x in inputs]
+        part = bad[place]
+        assert part is not None
+        part[1, 1, 21] = value  # not the first of a group of positions
+        found, _ = FORMS[form](*bad)
+        assert torch.equal(found[1, 1, :21], expected[1, 1, :21])
+        assert torch.equal(found[:, 0], expected[:, 0]) and torch.equal(found[0], expected[0])
+        if math.isnan(value):
+            assert found[1, 1, 21].isnan().all()
+            assert place == 0 or found[1, 1, 22:].isnan().all()  # a query is not remembered
+
+
+@every_form
+def test_training_saves_a_few_numbers_a_position(form: str) -> None:
+    inputs = [None if x is None else x.float().requires_grad_() for x in draw(form, 1024, 32, 32, carry=False)]
+    given = sum(x.nbytes for x in inputs if x is not None)
+    kept = measure_saved_bytes(FORMS[form], *inputs)
+    assert kept <= given + (inputs[2].nbytes if form == "delta rule" else 0)  # and the errors of the delta rule
+
+
+@pytest.mark.parametrize(
+    ("attention", "options"),
+    [
+        *(("linear", {"feature_map": name}) for name in ("elu", "poly2", "learned")),
+        *(("performer", {"feature_map": name}) for name in ("positive", "hyperbolic", "trig", "relu")),
+        *(("retention", {"distance": name}) for name in ("raster", "plane")),
+        *(("gla", {"gate": name}) for name in ("vector", "scalar")),
+        *((name, {"gate": gate}) for name in ("rfa", "deltanet") for gate in (True, False)),
+    ],
+)
+def test_mechanisms_say_where_they_are_compiled(attention: str, options: dict[str, str | bool]) -> None:
+    mechanism = build_attention(attention, options, AttentionShape(3, 6, 5, positions=784, row=28))
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        assert mechanism.is_compiled(CPU, dtype)
+        with textbook_only():
+            assert not mechanism.is_compiled(CPU, dtype)
+    assert not mechanism.is_compiled(torch.device("meta"), torch.float32)
+
+
+@every_form
+def test_mismatched_sizes_and_types_are_refused(form: str) -> None:
+    inputs = draw(form, 9, 8, 5)
+    FORMS[form](*inputs)
+    for place in range(1, len(inputs)):
+        part = inputs[place]
+        assert part is not None
+        for wrong in (part[:, :2], part[..., :-1], part.float()):
+            changed = [*inputs[:place], wrong, *inputs[place + 1 :]]
+            with pytest.raises((ValueError, RuntimeError), match=r"do not match|expand"):
+                FORMS[form](*changed)
