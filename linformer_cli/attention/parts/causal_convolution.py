@@ -45,7 +45,7 @@ class CausalConvolution(nn.Module):
         ring, length = self.kernel - 1, v.shape[2]
         before = v.new_zeros(*v.shape[:2], ring, v.shape[3]) if recent is None else recent.ordered()
         values = torch.cat([before, v], dim=2)
-        # A copy, because a view would keep all values in memory as long as the state lives.
+        # This is a copy, because a view would keep all values in memory as long as the state lives.
         kept = values[:, :, length:].to(before.dtype, copy=True)
         # A block at least as long as the ring needs values of the previous block, but no earlier ones.
         block = max(ring, _BLOCK)
