@@ -1,7 +1,7 @@
 """Dropout of residual branches (Srivastava 2014, JMLR 15).
 
-On the CPU, torch draws the mask element by element in one thread, which takes a fifth of a training step of the paper's
-model. The compiled form draws and adds in one pass over all threads and stores no mask.
+On the CPU, torch draws the mask element by element in one thread. In the model of Katharopoulos 2020, this takes a
+fifth of a training step. The compiled form uses all threads, draws and adds in one pass, and stores no mask.
 """
 
 import ctypes
