@@ -28,8 +28,12 @@ class BigbirdOptions(AttentionOptions):
     block: Annotated[
         int | None, Field(gt=0, le=65_536, description="positions per block (default: one image row, at most 64)")
     ] = None
-    globals: Annotated[int, Field(ge=0, le=65_536, description="blocks at the start that all later positions see")] = 1
-    random: Annotated[int, Field(ge=0, le=1_024, description="random earlier blocks that each block and head sees")] = 2
+    globals: Annotated[
+        int, Field(ge=0, le=65_536, description="number of first blocks, which all later positions see")
+    ] = 1
+    random: Annotated[
+        int, Field(ge=0, le=1_024, description="number of random earlier blocks that a block sees, drawn per head")
+    ] = 2
     seed: Annotated[
         int, Field(ge=0, lt=2**63, description="seed of the random blocks, fixed for the life of a model")
     ] = 0

@@ -22,9 +22,7 @@ _SHORTEST_BLOCK = 16
 class LongformerOptions(AttentionOptions):
     """Options of Longformer attention."""
 
-    window: Annotated[
-        int, Field(gt=0, description="positions in the window of a query, including its own position")
-    ] = 32
+    window: Annotated[int, Field(gt=0, description="number of positions in a query's window, including its own")] = 32
     dilation: Annotated[
         int | str | None,
         Field(
@@ -33,7 +31,7 @@ class LongformerOptions(AttentionOptions):
         ),
     ] = None
     globals: Annotated[
-        int, Field(ge=0, le=65_536, description="positions at the start that all later positions see")
+        int, Field(ge=0, le=65_536, description="number of first positions, which all later positions see")
     ] = 1
 
     @field_validator("dilation")

@@ -32,7 +32,7 @@ class LshOptions(AttentionOptions):
     """Options of LSH attention."""
 
     rounds: Annotated[
-        int, Field(gt=0, le=64, description="independent hashes; a query sees the keys that any hash finds")
+        int, Field(gt=0, le=64, description="number of hashes; a query sees the keys that any hash finds")
     ] = 4
     buckets: Annotated[int, Field(gt=1, le=4096, description="number of hash values, even"), AfterValidator(_even)] = 32
     window: Annotated[

@@ -31,7 +31,7 @@ class SparseOptions(AttentionOptions):
     pattern: Annotated[
         Literal["strided", "fixed"],
         Field(
-            description="'strided': the last l positions and every l-th before; 'fixed': the same block and the ends of earlier blocks"
+            description="'strided': the last l positions and every l-th; 'fixed': the same block and the ends of others"
         ),
     ] = "strided"
     heads: Annotated[
@@ -47,7 +47,7 @@ class SparseOptions(AttentionOptions):
         int | None,
         Field(
             gt=0,
-            description="c, last positions of a block that later blocks see (default: 4, at most l); only for 'fixed'",
+            description="c, last positions of a block that later blocks see (default: 4, at most l); 'fixed' only",
         ),
     ] = None
 
