@@ -1,8 +1,8 @@
 """The interface of every attention: one class with a parallel form and a step form that share one state.
 
-Axis letters used everywhere: B images, H heads, T positions, K width of a query or key, V width of a value,
-C width of a feature, E extra scalars per head. Queries and keys are [B, H, T, K], values [B, H, T, V]. A tensor of
-one position has no T axis, and its name ends in `_t`.
+All modules use these axis letters: B images, H heads, T positions, K width of a query or key, V width of a value, C
+width of a feature, E extra scalars per head. Queries and keys are [B, H, T, K], and values are [B, H, T, V]. A tensor
+of one position has no T axis, and its name ends in `_t`.
 """
 
 import enum
@@ -153,7 +153,7 @@ class Attention(nn.Module, ABC):
 
     @abstractmethod
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> Any:
-        """The state of the empty prefix; a GROWING state allocates room for `capacity` positions."""
+        """The state before the first position; a GROWING state allocates room for `capacity` positions."""
 
     @abstractmethod
     def step(

@@ -70,8 +70,7 @@ class BigbirdAttention(CachedAttention):
     def __init__(self, options: BigbirdOptions, shape: AttentionShape) -> None:
         super().__init__(options, shape)
         self.block = options.block or min(shape.row, _LARGEST_DEFAULT_BLOCK)
-        # The random blocks drawn so far [H, blocks, random], and the rows that a step gathers, with the arguments of
-        # `_far_rows` that gave them.
+        # The random blocks drawn so far [H, blocks, random], and the last result of `_far_rows` with its arguments.
         self._drawn = torch.zeros(shape.heads, 0, options.random, dtype=torch.int64, device="cpu")
         self._step_rows: tuple[tuple[int, int, torch.device], Tensor] | None = None
 

@@ -39,10 +39,10 @@ class LinformerOptions(AttentionOptions):
 
 
 class LinformerState(NamedTuple):
-    """A stack: keys [B, H, capacity, K], values [B, H, capacity, V], and the 0-d int64 number of positions seen.
+    """Keys [B, H, capacity, K], values [B, H, capacity, V], and the 0-d int64 number of positions seen.
 
-    It holds the `rank` projected rows of each finished block, then the exact keys and values of the unfinished block.
-    When a block is finished, its projected rows replace its exact keys and values. The remaining capacity is unused.
+    Keys and values first have the `rank` projected rows of each finished block, then the exact rows of the unfinished
+    block. When a block is finished, its projected rows replace its exact rows. The remaining capacity is unused.
     """
 
     keys: Tensor

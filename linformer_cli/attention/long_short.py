@@ -70,12 +70,12 @@ class LongShortAttention(Attention):
     """y_t = softmax(q_t [rows of earlier chunks; k_j with t - window < j <= t]^T / sqrt(K)) [their values].
 
     A chunk's rows are p^T k and p^T v, where p is the softmax of `rank` scores over the positions of the chunk. The
-    scores are a learned linear function of the layer's input, passed as `extra` (the source's dynamic projection). The
-    window and the rows each have a LayerNorm over all heads jointly, which gives them the same scale (the source's
-    DualLN). Keys and values share each norm. A row is visible from the next chunk on. A position in both the window and
-    a row counts twice, as in the source. There are two differences from the source. Each query has its own window of
-    `window` positions; in the source, blocks of queries share a segment. There are no relative positions, since the
-    embedding encodes positions.
+    scores are a learned linear function of the layer's input, passed as `extra` (the source's dynamic projection). One
+    LayerNorm over all heads jointly is applied to the window, and another to the rows, so that both have the same scale
+    (the source's DualLN). Keys and values share each norm. A row is visible from the next chunk on. A position in both
+    the window and a row counts twice, as in the source. There are two differences from the source. Each query has its
+    own window of `window` positions; in the source, blocks of queries share a segment. There are no relative positions,
+    since the embedding encodes positions.
     """
 
     name = "long_short"

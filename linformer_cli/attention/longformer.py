@@ -248,7 +248,7 @@ class LongformerAttention(Attention):
         return y.squeeze(2).to(v_t.dtype), state
 
     def _step_mask(self, position: int) -> Tensor:
-        """True for gathered rows that exist and do not repeat a global one, [1, H, 1, globals + window]."""
+        """True for gathered rows that exist and do not repeat a global position, [1, H, 1, globals + window]."""
         count = self.options.globals
         known = torch.arange(count, device=self.offsets.device).expand(self.shape.heads, count) <= position
         return torch.cat([known, position - self.offsets >= count], dim=1).unsqueeze(1).unsqueeze(0)

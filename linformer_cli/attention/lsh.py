@@ -18,7 +18,7 @@ EMPTY = -1
 
 
 def _scale_keys(queries: Tensor) -> Tensor:
-    """The keys of queries [..., K]: their directions, with length 1 / sqrt(K)."""
+    """The keys of queries [..., K]: the queries scaled to length 1 / sqrt(K)."""
     return functional.normalize(queries, dim=-1) / math.sqrt(queries.shape[-1])
 
 
@@ -79,7 +79,7 @@ class LshAttention(Attention):
     times, once per round, and subtracts log N from its score.
 
     The keys that a position sees depend only on that position and earlier ones. Later positions change the order of
-    sums in `attend`, which can change the last bits of an earlier output. If the two largest products of a hash are
+    sums in `attend`. This can change the last bits of an earlier output. If the two largest products of a hash are
     equal up to rounding, `attend` and `step` can choose different hashes and see different keys.
     """
 
@@ -230,7 +230,7 @@ class LshAttention(Attention):
             near = near.view(later, -1, window, window)
             torch.gt(near[0], seen[number], out=seen[number])
             seen[number + 1 :] |= near[1:]
-        # The first chunk of a row has no previous one: the chunk before it belongs to another row.
+        # The first chunk of a row has no previous chunk: the chunk before it belongs to another row.
         seen.view(rounds * rows_of, -1, window, window)[:, 0].logical_and_(below)
         return seen.logical_not_().flatten(0, 1)
 

@@ -28,7 +28,10 @@ class RfaOptions(AttentionOptions):
 
 
 class RfaState(NamedTuple):
-    """s [B, H, 2 D, V + 1], the sum of phi(k_j) [v_j, 1]^T with z as last column, and n [B, H], the keys' weight."""
+    """s [B, H, 2 D, V + 1], the sum of phi(k_j) [v_j, 1]^T, and n [B, H], the total weight of the keys.
+
+    The last column of s is z.
+    """
 
     s: Tensor
     n: Tensor
@@ -86,8 +89,7 @@ class RfaAttention(Attention):
                 log_gate = functional.logsigmoid(gate)
                 values = values * (-gate).sigmoid().unsqueeze(-1)
                 sums, s = decayed_causal_sums(phi_q, phi_k, values, log_gate, s, self.options.chunk)
-                # Let p be the product of the gates up to t, and n_0 the weight before these positions. Then n_t = 1 - p
-                # + n_0 p.
+                # n_t = 1 - p + n_0 p, where p is the product of the gates up to t and n_0 is the state's n.
                 log_kept = log_gate.cumsum(dim=-1)
                 weight = -log_kept.expm1()
                 if n is not None:

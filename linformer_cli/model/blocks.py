@@ -127,7 +127,7 @@ class Block(nn.Module, ABC):
 
     @abstractmethod
     def branch_ends(self) -> Sequence[nn.Linear]:
-        """The last layer of every residual branch; its initial weights shrink with the number of branches."""
+        """The last layer of every residual branch. More branches give these layers smaller initial weights."""
 
     @abstractmethod
     def emit(self, builder: Builder, name: str) -> None:

@@ -25,7 +25,7 @@ _SIGNATURES = {
 def add_dropped(x: Tensor, branch: Tensor, probability: float) -> Tensor:
     """x plus `branch` (same shape) after dropout, which zeroes elements with `probability` and scales up the rest.
 
-    The mask depends on the state of torch's generator. The compiled form draws a different mask than torch.
+    The mask depends on the state of torch's generator. The compiled form and torch draw different masks.
     """
     types = branch.dtype in (torch.float32, torch.bfloat16) and x.dtype == torch.float32
     if x.device.type == "cpu" and types and has_library(SOURCE):

@@ -184,9 +184,9 @@ class PixelEmbedding(nn.Module):
         return x, EmbeddingState(recent, state.position + length, label)
 
     def emit(self, builder: Builder) -> tuple[int, int]:
-        """Emit a step; returns the buffers of the recent values, a ring, and of the class (-1: no classes).
+        """Emit a step; returns the buffer of the recent values and the buffer of the class (-1: no classes).
 
-        The ring has room for the values of one pass and for the `reach` values before them.
+        The recent values are a ring with room for the values of one pass and for the `reach` values before them.
         """
         ring = self.reach + builder.window - 1
         recent = builder.state(ring, dtype=torch.int16)
@@ -213,7 +213,9 @@ class PixelEmbedding(nn.Module):
         return recent, label
 
     def places(self) -> Tensor:
-        """The vectors [T, width] of all positions, or [T, width / 2] for sinusoids, which are concatenated."""
+        """The vectors of all positions: [T, width] to add to those of the values, or sinusoids [T, width / 2] to
+        append.
+        """
         return self._grid(0, self.image.positions) if self.sinusoids is None else self.sinusoids
 
     def _grid(self, start: int, length: int) -> Tensor:

@@ -17,9 +17,9 @@ def list_surroundings() -> list[tuple[int, int]]:
 class Surroundings(nn.Module):
     """Maps values int64 [..., slots] to vectors [..., width]; `levels` stands for a missing value.
 
-    Each value becomes two numbers: the value scaled to [-1, 1], and 1 or 0 for whether the value is above 0, the value
-    of an empty background. A missing value becomes 0 and 1/2. Two layers with a gelu between them read all numbers
-    together. Unlike a sum over tables of single values, they can recognise the edge of a stroke by its shape.
+    Each value becomes two numbers: the value scaled to [-1, 1], and 1 if the value is above 0 (the usual background),
+    else 0. A missing value becomes 0 and 1/2. Two layers with a gelu between them read all numbers together. Unlike a
+    sum over tables of single values, they can recognise the edge of a stroke by its shape.
     """
 
     def __init__(self, slots: int, width: int, levels: int) -> None:

@@ -66,7 +66,7 @@ class CausalConvolution(nn.Module):
         return self.weight.to(dtype)[:, index.clamp(0, self.kernel - 1)].masked_fill(outside, 0)
 
     def init_recent(self, batch: int, value_width: int, device: torch.device, dtype: torch.dtype) -> RecentValues:
-        """The ring of the empty prefix."""
+        """The ring before the first position."""
         values = torch.zeros(batch, len(self.weight), self.kernel - 1, value_width, device=device, dtype=dtype)
         return RecentValues(values, torch.zeros((), dtype=torch.int64, device=device))
 

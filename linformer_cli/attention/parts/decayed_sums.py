@@ -107,14 +107,14 @@ def featurewise_decayed_causal_sums(
 ) -> tuple[Tensor, Tensor]:
     """The same as `decayed_causal_sums`, but with one decay per feature, log d [B, H, T, C].
 
-    `chunk` is a power of two. The weight of a pair differs between features, so it is part of the product of query and
-    key. No exponential exceeds 1; see `_PairwiseProducts`.
+    `chunk` is a power of two. The weight of a pair differs between features, so the weights are part of the product of
+    query and key. No exponential exceeds 1; see `_PairwiseProducts`.
     """
     length = phi_q.shape[2]
     while chunk >= 2 * length:
         chunk //= 2
     queries, keys, values, log_decay = (_cut(x, chunk) for x in (phi_q, phi_k, v, log_decay))
-    # `sum_logs` is not used: with one sum per feature, float64 would take a fifth of the time of this function.
+    # `sum_logs` is not used, because float64 is slow with one sum per feature.
     c = log_decay.cumsum(dim=-2)
     y = _PairwiseProducts.apply(queries, keys, c) @ values
     until, since = (c[..., -1:, :] - c).exp(), c.exp()
