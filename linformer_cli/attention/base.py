@@ -1,8 +1,8 @@
-"""The interface of every attention: one class with two executions, parallel and step by step, that share one state.
+"""The interface of every attention: one class with a parallel form and a step form that share one state.
 
-Axis letters used everywhere: B images, H heads, T positions, K width of a query or key, V width of a value,
-C width of a feature, E extra scalars per head. Queries and keys are [B, H, T, K], values [B, H, T, V]. A tensor of
-one position has no T axis, and its name ends in `_t`.
+All modules use these axis letters: B images, H heads, T positions, K width of a query or key, V width of a value, C
+width of a feature, E extra scalars per head. Queries and keys are [B, H, T, K], and values are [B, H, T, V]. A tensor
+of one position has no T axis, and its name ends in `_t`.
 """
 
 import enum
@@ -33,8 +33,9 @@ class Memory(enum.StrEnum):
 class AttentionShape:
     """The sizes that a mechanism is built for.
 
-    `positions` is the T of a whole image, `row` the number of values in an image row, and `layer` the index of the
-    layer, for mechanisms whose fixed pattern differs between layers.
+    `positions` is the number of positions T of a whole image, `row` is the number of values in an image row, and
+    `layer` is the index of the layer. Mechanisms with random blocks or features use `layer` to draw them separately for
+    each layer.
     """
 
     heads: int
@@ -51,14 +52,15 @@ class AttentionShape:
 
 
 class AttentionOptions(Config):
-    """Base class of every mechanism's options: frozen, unknown keys refused. The help shows field descriptions."""
+    """Base class of every mechanism's options. Options are frozen, and unknown keys are refused."""
 
 
 class Attention(nn.Module, ABC):
-    """One mechanism in both executions.
+    """One mechanism: `attend` is its parallel form, and `step` is its step form.
 
-    Training calls `attend` without a state. Reading a prompt calls `attend` and keeps the state. `step` is `attend` at
-    T = 1 without gradients. Outputs do not depend on how a sequence is cut into blocks, up to rounding.
+    Training calls `attend` without a state. Reading a prompt calls `attend` and keeps the state. `step` computes the
+    same as `attend` at T = 1, without gradients. Up to rounding, outputs do not depend on how a sequence is cut into
+    blocks.
     """
 
     name: ClassVar[str]
@@ -69,11 +71,11 @@ class Attention(nn.Module, ABC):
     options_type: ClassVar[type[AttentionOptions]]
     # The layer projects once and passes the same tensor as q and k.
     shared_query_key: ClassVar[bool] = False
-    # Replaces attention and feed-forward together: it needs a gated block instead of a transformer block.
+    # The mechanism replaces attention and feed-forward, so it needs a gated block instead of a transformer block.
     gated: ClassVar[bool] = False
     # E, the number of extra scalars per head and position that the layer projects for this mechanism.
     extra_per_head: int = 0
-    # Initial bias of that projection, for example 5 for a gate that starts almost open.
+    # The initial bias of the extra scalars, for example 5 for a gate that starts almost open.
     extra_bias: float = 0.0
 
     def __init__(self, options: AttentionOptions, shape: AttentionShape) -> None:
@@ -83,14 +85,14 @@ class Attention(nn.Module, ABC):
 
     @classmethod
     def fit_shape(cls, options: Any, shape: AttentionShape, width: int) -> AttentionShape:
-        """This mechanism's sizes in a model of `width`; `shape` holds the sizes of a transformer block."""
+        """The sizes of this mechanism in a model of width `width`; `shape` holds the sizes in a transformer block."""
         return shape
 
     def on_training_step(self, step: int, seed: int) -> None:
         """Prepare for training step `step` of a run with `seed`, for example by redrawing random buffers.
 
-        It is called before every training step and never in evaluation. The result must depend only on `step`, `seed`
-        and the layer, so that a resumed run equals an uninterrupted one.
+        This method is called before every training step and never in evaluation. The result must depend only on `step`,
+        `seed` and the layer, so that a resumed run equals an uninterrupted one.
         """
 
     def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
@@ -102,12 +104,12 @@ class Attention(nn.Module, ABC):
     ) -> tuple[Tensor, Any]:
         """Outputs [B, H, T, V] of T >= 1 positions that follow `state` (None: no positions), and the new state.
 
-        The result is differentiable, also through `state`, which is not modified. A NaN or infinity changes neither
-        earlier outputs nor other images. If it makes any output non-finite, outputs from its position on pass no
-        gradient to earlier positions.
+        The result is differentiable, also with respect to `state`. `state` is not modified. A NaN or infinity in the
+        inputs changes neither earlier outputs nor other images. If an output is NaN or infinite, outputs from the first
+        NaN or infinite input on pass no gradient to earlier positions.
         """
         y, after = self._attend(q, k, v, state, extra)
-        # Plain torch and GPU kernels mask a product by multiplying with 0, and 0 times NaN is NaN.
+        # Plain torch and GPU kernels mask a product by multiplying by 0, and 0 times NaN is NaN.
         if _has_finite_sum(y):
             return y, after
         finite = _count_finite_positions(q, k, v, extra)
@@ -142,11 +144,11 @@ class Attention(nn.Module, ABC):
 
     @abstractmethod
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, Any]:
-        """The mechanism's own `attend`; it need not handle NaN and infinity."""
+        """The mechanism's own part of `attend`. It need not handle NaN or infinity."""
 
     @abstractmethod
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> Any:
-        """The state of the empty prefix; a GROWING state allocates room for `capacity` positions."""
+        """The state before the first position; a GROWING state allocates room for `capacity` positions."""
 
     @abstractmethod
     def step(
@@ -159,11 +161,11 @@ class Attention(nn.Module, ABC):
         """Bytes of the state after `positions` positions, for inputs of `dtype`."""
 
     def emit(self, inputs: MixInputs) -> None:
-        """Emit the operation that computes `step`; see `native/program.py`. Raises `NoProgram` if there is none."""
+        """Emit the operation that computes `step`; see `native/program.py`. Raises `NoProgram` if it does not exist."""
         raise NoProgram(f"it does not support {self.name} attention")
 
     def list_states(self, state: Any) -> list[Tensor]:
-        """The tensors [B, ...] of a state for the state buffers that `emit` creates, in their order."""
+        """The tensors [B, ...] of `state` for the state buffers that `emit` creates, in the order of the buffers."""
         return [part for part in state_tensors(state) if part.dim()]
 
 
@@ -182,15 +184,15 @@ def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def large_number(dtype: torch.dtype) -> float:
-    """The largest number that `shrink_huge` does not scale down: a sum of many of its squares does not overflow."""
+    """The largest number that `shrink_huge` does not scale down. Sums of squares of such numbers do not overflow."""
     return float(torch.finfo(dtype).max ** 0.25)
 
 
 def shrink_huge(x: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """x, scaled down by one factor over `dims` where a sum of its squares could overflow.
+    """x, scaled down by a common factor over `dims` where a sum of squares could overflow.
 
-    If no element exceeds the fourth root of the largest number, which is 4e9 in float32, x is unchanged. Norms and
-    directions do not depend on the scale of x. The scores of `lsh` do, so they change for larger queries.
+    x is unchanged if no element exceeds the fourth root of the type's largest number (4e9 in float32). Normalised
+    vectors do not depend on the scale of x. The scores of `lsh` depend on the scale, so they change for larger queries.
     """
     limit = large_number(x.dtype)
     shrunk: Tensor = x * (limit / x.detach().abs().amax(dim=dims, keepdim=True).clamp(min=limit))
@@ -212,7 +214,7 @@ def measure_state_bytes(state: Any) -> int:
 
 
 def fork_state(state: State, copies: int = 1) -> State:
-    """An independent copy of `state` with each image repeated `copies` times, copies of one image side by side.
+    """An independent copy of `state` with each image repeated `copies` times. Copies of an image are adjacent.
 
     The first axis of a state tensor is the batch. Tensors without axes and `Shared` tensors belong to all images:
     they are copied but not repeated.
@@ -244,7 +246,7 @@ def _map_states(
 def _has_finite_sum(x: Tensor) -> bool:
     """False if x contains NaN or infinity, or if its sum overflows.
 
-    The sum is cheap compared with an attention. On a GPU it costs one synchronisation per layer and call.
+    The sum is cheap compared with attention. On a GPU, each call waits once for the device.
     """
     return bool(x.detach().sum().isfinite())
 

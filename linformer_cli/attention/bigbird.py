@@ -28,15 +28,19 @@ class BigbirdOptions(AttentionOptions):
     block: Annotated[
         int | None, Field(gt=0, le=65_536, description="positions per block (default: one image row, at most 64)")
     ] = None
-    globals: Annotated[int, Field(ge=0, le=65_536, description="first blocks, visible to all later positions")] = 1
-    random: Annotated[int, Field(ge=0, le=1_024, description="random earlier blocks for each block and head")] = 2
+    globals: Annotated[
+        int, Field(ge=0, le=65_536, description="number of first blocks, which all later positions see")
+    ] = 1
+    random: Annotated[
+        int, Field(ge=0, le=1_024, description="number of random earlier blocks that a block sees, drawn per head")
+    ] = 2
     seed: Annotated[
         int, Field(ge=0, lt=2**63, description="seed of the random blocks, fixed for the life of a model")
     ] = 0
 
 
 class _Span(NamedTuple):
-    """The query blocks first .. last, and the number of random blocks that the last of them sees."""
+    """The query blocks first .. last, and the number of random blocks that the last query block sees."""
 
     first: int
     last: int
@@ -46,11 +50,13 @@ class _Span(NamedTuple):
 class BigbirdAttention(CachedAttention):
     """y_t = sum over j in S(t) of softmax_j(q_t . k_j / sqrt(K)) v_j.
 
-    With b the block of t, S(t) holds all j <= t in the blocks b - 2, b - 1 and b, in the first `globals` blocks, and in
-    `random` blocks drawn without replacement from the blocks globals .. b - 3 (all of them if there are fewer). Each j
-    counts once. This is the causal half of the block-sparse pattern of section 2 of the source. It differs from the
-    source in two ways: a query sees the two blocks before its own and none after it, and queries in global blocks see
-    no more than others. The random blocks depend only on (seed, layer, head, b), see `draw_blocks`.
+    Let b be the block of t. S(t) holds all j <= t in the blocks b - 2, b - 1 and b, in the first `globals` blocks, and
+    in `random` blocks. The random blocks are drawn without replacement from the blocks globals .. b - 3; if there are
+    fewer than `random` such blocks, all of them are seen. Each j counts once. The draw depends only on (seed, layer,
+    head, b); see `draw_blocks`.
+
+    This is the causal half of the block-sparse pattern of section 2 of the source. There are two differences. A query
+    sees the two blocks before its own block and none after it. Queries in global blocks see no more than other queries.
     """
 
     name = "bigbird"
@@ -64,7 +70,7 @@ class BigbirdAttention(CachedAttention):
     def __init__(self, options: BigbirdOptions, shape: AttentionShape) -> None:
         super().__init__(options, shape)
         self.block = options.block or min(shape.row, _LARGEST_DEFAULT_BLOCK)
-        # The blocks drawn so far [H, blocks, random], and the rows that a step gathers, cached with their key.
+        # The random blocks drawn so far [H, blocks, random], and the last result of `_far_rows` with its arguments.
         self._drawn = torch.zeros(shape.heads, 0, options.random, dtype=torch.int64, device="cpu")
         self._step_rows: tuple[tuple[int, int, torch.device], Tensor] | None = None
 
@@ -88,7 +94,7 @@ class BigbirdAttention(CachedAttention):
         end = start + length
         first, last = start // self.block, (end - 1) // self.block
         span = _Span(first, last, min(self.options.random, max(last - _WINDOW + 1 - self.options.globals, 0)))
-        # On a CPU, bfloat16 products of small blocks are slower and less accurate.
+        # On a CPU, products of small blocks are slower and less accurate in bfloat16 than in float32.
         wide = accumulator_dtype(q.dtype) if q.device.type == "cpu" else cache.keys.dtype
         keys, values = (self._gather(x[:, :, :end].to(wide), span) for x in (cache.keys, cache.values))
         offset = start - first * self.block
@@ -150,7 +156,7 @@ class BigbirdAttention(CachedAttention):
             return y.squeeze(2).to(v_t.dtype), cache
         rows, near = self._far_rows(block, cache.keys.shape[2], q_t.device), (block - _WINDOW + 1) * self.block
         wide = accumulator_dtype(q_t.dtype)
-        # Far rows must be gathered. Near rows are read in place: copies are slow for many images.
+        # Far rows must be gathered. Near rows are read in place, because copies are slow for many images.
         (far_keys, near_keys), (far_values, near_values) = (
             (
                 x.flatten(1, 2).index_select(1, rows.flatten()).unflatten(1, rows.shape).to(wide),
@@ -197,14 +203,14 @@ class BigbirdAttention(CachedAttention):
 
 
 def draw_blocks(seed: int, layer: int, heads: int, blocks: int, first: int, count: int) -> NDArray[np.int64]:
-    """Random blocks [heads, blocks, count]: block b gets distinct blocks of first .. b - 3, all sets equally likely.
+    """Random blocks [heads, blocks, count]: distinct blocks from first .. b - 3 for each block b.
 
-    Let n be the number of blocks first .. b - 3. If n < count, the first n columns hold all of them and the other
-    columns are unused. The draw is Floyd's draw without replacement. Let m = min(count, n) and top = n - m + i. Column
-    i of (head, b) is `first` plus a number drawn from 0 .. top, or `first` + top if an earlier column has that number.
-    The number is x (top + 1) / 2^32, rounded down, where x is the upper half of a 64-bit hash of
-    (seed, layer, head, b, i). An entry depends only on these five numbers, `first` and `count`, not on `blocks` or a
-    library version.
+    All sets of blocks are equally likely. Let n be the number of blocks first .. b - 3. If n < count, the first n
+    columns hold all of these blocks, and the other columns are unused. The method is Floyd's sampling without
+    replacement. Let m = min(count, n) and top = n - m + i. Column i of (head, b) is `first` plus a number drawn from 0
+    .. top, or `first` + top if an earlier column has that number. The number is x (top + 1) / 2^32, rounded down, where
+    x is the upper half of a 64-bit hash of (seed, layer, head, b, i). An entry depends only on these five numbers,
+    `first` and `count`. It does not depend on `blocks` or on the version of a library.
     """
     b = np.arange(blocks, dtype=np.int64)
     available = np.maximum(b - _WINDOW + 1 - first, 0)

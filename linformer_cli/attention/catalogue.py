@@ -1,4 +1,4 @@
-"""Every attention by name. A new mechanism is one file, one line here, its test cases and its docs page."""
+"""Every attention by name. A new mechanism needs one file, one line here, test cases and a docs page."""
 
 from linformer_cli.errors import unknown_name
 
@@ -51,6 +51,6 @@ def find_attention(name: str) -> type[Attention]:
 
 
 def fit_attention(name: str, options: AttentionOptions, shape: AttentionShape, width: int) -> Attention:
-    """Mechanism `name` for a model of `width`; a mechanism may replace the sizes of `shape` with its own."""
+    """Mechanism `name` for a model of width `width`; a mechanism may replace the sizes of `shape` with its own."""
     mechanism = find_attention(name)
     return mechanism(options, mechanism.fit_shape(options, shape, width))

@@ -1,4 +1,4 @@
-"""Gated DeltaNet (Yang 2024, arXiv 2412.06464): the state decays, and a new value replaces the key's old one."""
+"""Gated DeltaNet (Yang 2024, arXiv 2412.06464): the state decays, and a new value replaces the key's old value."""
 
 import math
 from typing import Annotated, Any, NamedTuple
@@ -14,7 +14,7 @@ from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulat
 from .kernels import delta as kernels
 from .parts.decayed_sums import sum_logs
 
-# Added to squared lengths and to mean squared outputs, so that zeros stay zero and have finite gradients.
+# These are added to squared lengths and to mean squared outputs, so that zeros stay zero and have finite gradients.
 _KEY_FLOOR = 1e-6
 _OUTPUT_FLOOR = 1e-5
 
@@ -24,7 +24,7 @@ class DeltanetOptions(AttentionOptions):
 
     gate: Annotated[bool, Field(description="decay the state by a gate computed from the input")] = True
     negative_eigenvalues: Annotated[
-        bool, Field(description="beta up to 2 instead of 1, so the value of a key can be negated")
+        bool, Field(description="let beta reach 2 instead of 1, so that the value of a key can change its sign")
     ] = False
     chunk: Annotated[int, Field(gt=0, le=65_536, description="positions per chunk of the parallel form")] = 32
 
@@ -36,16 +36,16 @@ class DeltanetState(NamedTuple):
 
 
 class DeltanetAttention(Attention):
-    """y_t = q_t s_t / rms(q_t s_t) with s_t = alpha_t (I - beta_t k_t k_t^T) s_{t-1} + beta_t k_t v_t^T
+    """y_t = q_t s_t / rms(q_t s_t), where s_t = alpha_t (I - beta_t k_t k_t^T) s_{t-1} + beta_t k_t v_t^T.
 
-    Queries and keys are silu(q) and silu(k) scaled to length 1. The bracket removes the value that the state holds for
-    the key, and the last term adds the new value. beta_t, the sigmoid of the head's first extra scalar, scales both.
-    alpha_t = sigmoid(x + b) is a gate that decays the whole state; x is the second extra scalar, and b is learned for
-    each head. With `gate = false`, alpha_t is 1, which gives the DeltaNet of Yang 2024, arXiv 2406.06484. With
-    `negative_eigenvalues`, beta_t is twice the sigmoid (Grazzi 2024, arXiv 2411.12537).
+    Queries and keys are silu(q) and silu(k), scaled to length 1. The bracket removes the fraction beta_t of the value
+    that the state holds for the key. The last term adds the same fraction of the new value. beta_t is the sigmoid of
+    the head's first extra scalar. alpha_t = sigmoid(x + b) is a gate that decays the whole state. x is the second extra
+    scalar, and b is learned for each head. With `gate = false`, alpha_t is 1, which gives the DeltaNet of Yang 2024,
+    arXiv 2406.06484. With `negative_eigenvalues`, beta_t is twice the sigmoid (Grazzi 2024, arXiv 2411.12537).
 
-    This is section 3 of the source. Our layer differs from the source: it has no short convolution of queries, keys and
-    values, no output gate, no weights in the norm, and a different form of alpha.
+    This is section 3 of the source. Unlike the source's layer, ours has no short convolution of queries, keys and
+    values, no output gate and no weights in the norm. The form of alpha is also different.
     """
 
     name = "deltanet"
@@ -109,7 +109,8 @@ class DeltanetAttention(Attention):
             if log_alpha is not None:
                 s.mul_(log_alpha.exp().unsqueeze(-1))
             pair = _directions(torch.stack([q_t, k_t], dim=-2).to(s.dtype))
-            # The query and the key read the state before the update; then the update's part of the output is added.
+            # The query and the key read the state before the update. The contribution of the update to the output is
+            # added afterwards.
             read, held = (pair @ s).unbind(-2)
             written = beta * (v_t.to(s.dtype) - held)
             q, k = pair.unbind(-2)
@@ -145,15 +146,16 @@ def delta_sums(
 
     log alpha is [B, H, T], or [1, 1, T] if all heads share it. `carried` is s before these positions (None: 0).
 
-    The rule adds k_t u_t^T to the decayed state, with u_t = beta_t (v_t - alpha_t s_{t-1}^T k_t). Let S be the state
-    before a chunk and c_t the sum of log alpha from the start of the chunk. Then s_t = e^(c_t) S + sum over j <= t of
-    e^(c_t - c_j) k_j u_j^T. All u of the chunk therefore solve one unit lower triangular system,
+    A step adds k_t u_t^T to the decayed state, where u_t = beta_t (v_t - alpha_t s_{t-1}^T k_t). Let S be the state
+    before a chunk, and c_t the sum of log alpha from the start of the chunk up to t. Then s_t = e^(c_t) S + sum over j
+    <= t of e^(c_t - c_j) k_j u_j^T. All u of the chunk therefore solve one unit lower triangular system,
 
         u_t + beta_t sum over j < t of e^(c_t - c_j) (k_t . k_j) u_j = beta_t v_t - beta_t e^(c_t) S^T k_t
 
-    The system is solved for all chunks at once, separately for each term on the right, which gives U = W - E S. Then
-    one matrix [K, K] per chunk advances the state, and only these products are sequential. Because keys have length at
-    most 1 and beta is at most 2, no entry of the system's inverse exceeds 2.
+    The systems of all chunks are solved in one call. Solving separately for the two terms on the right gives W and E S.
+    If the u_t are the rows of U, then U = W - E S. One matrix [K, K] per chunk then advances the state. Only these
+    products are sequential. Keys have length at most 1 and beta is at most 2, so no entry of the system's inverse
+    exceeds 2.
     """
     if kernels.serves(q.device, q.dtype):
         return kernels.follow_delta_rule(q, k, v, beta, log_alpha, carried)
@@ -169,7 +171,7 @@ def delta_sums(
     )
     c = sum_logs(log_alpha, dim=2)
     later = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).triu(1)
-    # The mask comes before exp, because above the diagonal the difference is positive and exp could overflow.
+    # The mask is applied before exp, because the difference is positive above the diagonal and exp could overflow.
     weights = (c - c.transpose(-1, -2)).to(q.dtype).masked_fill(later, -math.inf).exp()
     since, until = c.to(q.dtype).exp(), (c[:, :, -1:] - c).to(q.dtype).exp()
     keys, scaled = k.transpose(-1, -2), beta * k

@@ -1,4 +1,4 @@
-"""FLASH, mixed-chunk attention (Hua 2022, arXiv 2202.10447): squared relu inside chunks, linear attention across."""
+"""FLASH, mixed-chunk attention (Hua 2022, arXiv 2202.10447): squared relu in chunks, linear between chunks."""
 
 from typing import Annotated, Any, NamedTuple
 
@@ -17,7 +17,7 @@ class FlashOptions(GatedOptions):
     """Options of mixed-chunk attention."""
 
     chunk: Annotated[
-        int, Field(gt=0, le=65_536, description="C, positions per chunk, counted from the first position")
+        int, Field(gt=0, le=65_536, description="C, positions per chunk; the first chunk starts at the first position")
     ] = 256
 
 
@@ -39,18 +39,18 @@ class FlashAttention(GatedAttention):
            + sum over j in earlier chunks of (q'_t . k'_j / C) v_j
 
     q, k, q' and k' are four scaled and shifted copies of Z. This is section 3.2 of the source. Chunks start at
-    multiples of C; the last one may be partial. With `scale = "width"`, the weights are
-    relu(q_t . k_j / sqrt(K))^2 / C, without b, and q'_t . k'_j / (C sqrt(K)). Nothing is normalised, so outputs can be
-    large.
+    multiples of C, and the last chunk may be partial. With `scale = "width"`, there is no b. The weights are then
+    relu(q_t . k_j / sqrt(K))^2 / C in the chunk of t, and q'_t . k'_j / (C sqrt(K)) in earlier chunks. Weights are not
+    normalised, so outputs can be large.
 
     There are three differences from the source. The sum over earlier chunks is divided by C instead of the sequence
-    length, which a step does not know. b is a plain table indexed by distance. Sums are float32 or float64, even under
-    autocast.
+    length, because a step does not know the length. b is a plain table indexed by distance. Sums are float32 or
+    float64, even under autocast.
     """
 
     name = "flash"
     source = "Hua 2022, arXiv 2202.10447"
-    method = "squared relu in chunks, linear across, one gated head"
+    method = "squared relu in chunks, linear between chunks, one gated head"
     memory = Memory.CONSTANT
     options_type = FlashOptions
     options: FlashOptions
@@ -69,7 +69,7 @@ class FlashAttention(GatedAttention):
             carried = z.new_zeros(len(z), z.shape[2], values.shape[2], dtype=dtype)
         else:
             known, position, carried = int(state.position) % chunk, state.position, state.s.squeeze(1)
-            # Start at the beginning of the current chunk: its cached part is read again.
+            # Start at the beginning of the current chunk, and process its cached part again.
             z, values = (torch.cat([old[:, 0, :known], new], 1) for old, new in ((state.z, z), (state.v, values)))
         with torch.autocast(q.device.type, enabled=False):
             y, total = self._attend_chunks(z.to(dtype), values.to(dtype), carried, known)

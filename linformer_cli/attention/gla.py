@@ -25,7 +25,7 @@ class GlaOptions(FadingOptions):
         Field(description="one gate per dimension of a key (vector), or one per head (scalar)"),
     ] = "vector"
     temperature: Annotated[
-        float, Field(ge=1, le=1000, description="tau; larger values slow down the fastest possible decay")
+        float, Field(ge=1, le=1000, description="tau; a larger value makes the fastest possible decay slower")
     ] = 16.0
     chunk: Annotated[
         PowerOfTwo, Field(gt=0, description="positions per chunk of the parallel form, a power of two")
@@ -42,19 +42,19 @@ class GlaAttention(Attention):
     """y_t = SiLU(g_t) * u_t / rms(u_t), with s_t = diag(a_t) s_{t-1} + k_t v_t^T and u_t = q_t s_t / sqrt(K).
 
     The gates a_t = sigmoid(x_t + b)^(1 / tau) use the first K extra scalars of the head (one for `scalar`), and the
-    output gate g_t uses the next V. b is a constant, not learned. It is chosen so that a key dimension (for `scalar`, a
-    head) remembers m positions at x = 0, that is a = exp(-1 / m). The values of m are spaced geometrically from an
-    image down to a row.
+    output gate g_t uses the next V. b is not learned. It is chosen so that a key dimension (for `scalar`, a head)
+    remembers m positions at x = 0: a = exp(-1 / m). The values of m are spaced geometrically from an image down to a
+    row.
 
-    This is section 4 of the source, with differences: the source computes the gates through a bottleneck of width 16,
-    initialises all gates alike, and has a layer norm with a gain. Here logs of gates are summed, and no gate is divided
-    by another.
+    This is section 4 of the source, with these differences. The source computes the gates through a bottleneck of width
+    16, initialises all gates alike, and has a layer norm with a gain. Our parallel form adds logarithms of gates and
+    never divides by a gate.
     """
 
     name = "gla"
     source = "Yang 2023, arXiv 2312.06635"
     family = "kernel"
-    method = "running sums, a decay learned from the input"
+    method = "running sums, a decay computed from the input"
     memory = Memory.CONSTANT
     options_type = GlaOptions
     options: GlaOptions

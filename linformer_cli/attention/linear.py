@@ -82,12 +82,12 @@ class LinearAttention(Attention):
                 y, s, z = kernels.attend(q, k, v, s, z, self.options.feature_map)
                 return y, LinearState(s, z)
             phi_q, phi_k = self.feature_map(q.to(dtype)), self.feature_map(k.to(dtype))
-            # A column of ones beside the values adds z to the sums as a column of s.
+            # With a column of ones appended to the values, the last column of s is z.
             values = functional.pad(v.to(dtype), (0, 1), value=1.0)
             carried = None if s is None or z is None else torch.cat([s, z.unsqueeze(-1)], dim=-1)
             both, total = causal_sums(phi_q, phi_k, values, carried, self.options.chunk)
             y = divide_by_weight(both[..., :-1], both[..., -1])
-        # These are copies, because as views each would keep the other in memory.
+        # These are copies, because a view of one part would keep both parts in memory.
         return y.to(v.dtype), LinearState(total[..., :-1].contiguous(), total[..., -1].contiguous())
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> LinearState:
@@ -101,7 +101,7 @@ class LinearAttention(Attention):
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any, extra_t: Tensor | None = None
     ) -> tuple[Tensor, Any]:
         if torch.is_autocast_enabled(q_t.device.type):
-            # The context is entered only if needed, because entering it takes a large part of a short step.
+            # The context is entered only if needed, because entering it would take a large part of the time of a step.
             with torch.autocast(q_t.device.type, enabled=False):
                 return self.step(q_t, k_t, v_t, state)
         s, z = state

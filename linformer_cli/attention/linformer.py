@@ -23,7 +23,7 @@ class LinformerOptions(AttentionOptions):
     block: Annotated[
         int | None, Field(gt=0, description="positions that are projected together (default: one image row)")
     ] = None
-    rank: Annotated[int, Field(gt=0, description="rows that a block is projected to (default: 4, at most block)")] = (
+    rank: Annotated[int, Field(gt=0, description="rows that a block is projected to (default: 4, at most `block`)")] = (
         _DEFAULT_RANK
     )
     share: Annotated[
@@ -39,10 +39,10 @@ class LinformerOptions(AttentionOptions):
 
 
 class LinformerState(NamedTuple):
-    """A stack: keys [B, H, capacity, K], values [B, H, capacity, V], and the 0-d int64 number of positions seen.
+    """Keys [B, H, capacity, K], values [B, H, capacity, V], and the 0-d int64 number of positions seen.
 
-    It holds the `rank` projected rows of each finished block, then the exact keys and values of the unfinished block.
-    When a block is finished, its rows replace its exact keys and values. The remaining capacity is free.
+    Keys and values first have the `rank` projected rows of each finished block, then the exact rows of the unfinished
+    block. When a block is finished, its projected rows replace its exact rows. The remaining capacity is unused.
     """
 
     keys: Tensor
@@ -53,11 +53,12 @@ class LinformerState(NamedTuple):
 class LinformerAttention(Attention):
     """y_t = softmax(q_t [E k of earlier blocks; k_j of the same block, j <= t]^T / sqrt(K)) [F v of earlier ...; v_j].
 
-    One softmax covers both. E and F [rank, block] are learned for each head, or shared as in section 4 of the source.
-    The source projects a whole sequence of fixed length at once, so every row depends on later positions, which only an
-    encoder allows. Here each block is projected when it is finished, always with the same E and F. The rows of a block
-    are visible from the next block on; inside its own block a query sees exact keys. A sequence may have any length.
-    The number of rows grows by rank / block per position; in the source it is fixed.
+    One softmax covers the projected rows and the exact keys. E and F [rank, block] are learned for each head, or shared
+    as in section 4 of the source. The source projects a whole sequence of fixed length at once, so every row depends on
+    later positions. Only an encoder allows this. Here each block is projected when it is finished, always with the same
+    E and F. The rows of a block are visible from the next block on. Inside its own block, a query sees exact keys. A
+    sequence may have any length. The number of rows grows by rank / block per position. In the source, this number is
+    fixed.
     """
 
     name = "linformer"
@@ -76,10 +77,10 @@ class LinformerAttention(Attention):
         self.rank = min(options.rank, self.block)
         sizes = shape.heads if options.share == "none" else 1, self.rank, self.block
         self.key_projection = nn.Parameter(torch.empty(sizes))
-        # A shared tensor gets only one name, or a checkpoint would hold it twice.
+        # A shared tensor has only one name, because a checkpoint would otherwise hold it twice.
         own = options.share != "heads_keys_values"
         self.value_projection = nn.Parameter(torch.empty(sizes)) if own else None
-        # With this scale, projected keys are on the scale of keys for any block size.
+        # With this standard deviation, projected keys have about the same scale as keys for any block size.
         for projection in self.parameters():
             nn.init.normal_(projection, std=self.block**-0.5)
 
@@ -99,7 +100,7 @@ class LinformerAttention(Attention):
             cached_k, cached_v = (None, None) if state is None else (state.keys, state.values)
             rows_k, near_k = self._project(k.to(dtype), cached_k, start, project_keys)
             rows_v, near_v = self._project(v.to(dtype), cached_v, start, project_values)
-            # Blocks are counted from position 0, so the cached part of a block comes first, without queries.
+            # Blocks are counted from position 0, so the cached part of a block comes first. Its queries are padding.
             missing = -(inside + length) % self.block
             y = attend_near_and_rows(
                 functional.pad(q.to(dtype) * self.shape.key_width**-0.5, (0, 0, inside, missing)),

@@ -15,7 +15,7 @@ from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulat
 from .parts.caches import CacheLayout, add_cache, emit_rows, fit_rows, stack_spans
 from .parts.near_and_rows import Pattern, attend_near_and_rows
 
-# Queries that share one slice of near keys. A larger block copies fewer keys but masks more scores.
+# The smallest number of queries that share one slice of near keys. Larger blocks copy fewer keys but mask more scores.
 _QUERY_BLOCK = 32
 
 
@@ -34,9 +34,10 @@ class LongShortState(NamedTuple):
     """The window and the rows, the unfinished chunk, and the 0-d int64 number of positions.
 
     keys [B, H, window + rows, K] and values [B, H, window + rows, V] are normalised. They hold the window first, then
-    the rows of all finished chunks. The window is a ring filled from its end: position t is at window - 1 - t % window.
-    A query therefore always sees one slice. The unfinished chunk is stored as its largest score [B, H, rank] and as
-    sums [B, H, rank, 1 + K + V] of weights, weighted keys and weighted values, relative to that score.
+    the rows of all finished chunks. The window is a ring buffer that is filled from its end: position t is at window -
+    1 - t % window. A query therefore always sees one contiguous slice. The unfinished chunk is stored as its largest
+    score [B, H, rank] and as sums [B, H, rank, 1 + K + V] of weights, weighted keys and weighted values. The weights
+    are exponentials of scores minus the largest score.
     """
 
     keys: Tensor
@@ -69,12 +70,12 @@ class LongShortAttention(Attention):
     """y_t = softmax(q_t [rows of earlier chunks; k_j with t - window < j <= t]^T / sqrt(K)) [their values].
 
     A chunk's rows are p^T k and p^T v, where p is the softmax of `rank` scores over the positions of the chunk. The
-    scores are a learned linear function of the layer's input, passed as `extra` (the source's dynamic projection). Two
-    LayerNorms over all heads jointly, one for the window and one for the rows, bring both to the same scale (the
-    source's DualLN). Keys and values share each norm. A row is visible from the next chunk on. A position in both the
-    window and a row counts twice, as in the source. There are two differences from the source: each query has its own
-    window of `window` positions (in the source, blocks of queries share a segment), and there are no relative
-    positions, since the embedding encodes positions.
+    scores are a learned linear function of the layer's input, passed as `extra` (the source's dynamic projection). One
+    LayerNorm over all heads jointly is applied to the window, and another to the rows, so that both have the same scale
+    (the source's DualLN). Keys and values share each norm. A row is visible from the next chunk on. A position in both
+    the window and a row counts twice, as in the source. There are two differences from the source. Each query has its
+    own window of `window` positions; in the source, blocks of queries share a segment. There are no relative positions,
+    since the embedding encodes positions.
     """
 
     name = "long_short"
@@ -140,7 +141,7 @@ class LongShortAttention(Attention):
         inside = start % chunk
         finished = (inside + length) // chunk
         missing = -(inside + length) % chunk
-        # Chunks are counted from position 0; padding has no weight.
+        # Chunks are counted from position 0. Padding has no weight.
         padding = (0, 0, inside, missing)
         scores = functional.pad(extra, padding, value=-math.inf).unflatten(2, (-1, chunk))
         content = functional.pad(torch.cat([torch.ones_like(k[..., :1]), k, v], dim=-1), padding)
@@ -236,8 +237,8 @@ class LongShortAttention(Attention):
     def emit(self, inputs: MixInputs) -> None:
         """Emit the compression, the norm and the softmax.
 
-        The compression comes first, since it reads keys and values that are not normalised. No position sees a row that
-        it finishes.
+        The compression comes first, because it reads keys and values before they are normalised. This is allowed
+        because no position sees a row that it finishes itself.
         """
         builder, shape, sizes = inputs.builder, self.shape, self.shape.heads_and_widths
         heads, key_width, value_width = sizes
@@ -251,7 +252,7 @@ class LongShortAttention(Attention):
         )
         compressed = (*cache, largest, sums, *row_norm)
         inputs.emit("compress", sizes, compressed, (capacity, self.window, chunk, rank, widest))
-        # It lasts as long as the projected input.
+        # This scratch memory must last as long as the projected input.
         normed = builder.scratch(f"normed {inputs.projected}", heads * (2 * key_width + value_width))
         replace(inputs, output=normed).emit("norm_heads", sizes, window_norm, (widest,))
         columns = (0, heads * key_width, 2 * heads * key_width, 0)
@@ -261,7 +262,7 @@ class LongShortAttention(Attention):
         emit_rows(replace(inputs, projected=normed, columns=columns), shape, cache, layout, spans)
 
     def list_states(self, state: LongShortState) -> list[Tensor]:
-        """The state with position t of the window in row t % window."""
+        """The tensors of the state, with position t of the window in row t % window."""
         capacity = self._capacity(self.shape.positions)
         rings = [torch.cat([x[:, :, : self.window].flip(2), x[:, :, self.window :]], dim=2) for x in state[:2]]
         return [*(fit_rows(x, capacity) for x in rings), state.largest, state.sums]

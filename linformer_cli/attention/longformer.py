@@ -22,7 +22,7 @@ _SHORTEST_BLOCK = 16
 class LongformerOptions(AttentionOptions):
     """Options of Longformer attention."""
 
-    window: Annotated[int, Field(gt=0, description="positions in the window of a query, itself included")] = 32
+    window: Annotated[int, Field(gt=0, description="number of positions in a query's window, including its own")] = 32
     dilation: Annotated[
         int | str | None,
         Field(
@@ -31,7 +31,7 @@ class LongformerOptions(AttentionOptions):
         ),
     ] = None
     globals: Annotated[
-        int, Field(ge=0, le=65_536, description="first positions of the image, visible to all later ones")
+        int, Field(ge=0, le=65_536, description="number of first positions, which all later positions see")
     ] = 1
 
     @field_validator("dilation")
@@ -60,8 +60,8 @@ class LongformerOptions(AttentionOptions):
 class LongformerState(NamedTuple):
     """Keys [B, H, globals + ring, K] and values [B, H, globals + ring, V], and the 0-d int64 position.
 
-    The first `globals` rows hold the first positions. After them, position j is in row globals + j mod ring. This keeps
-    the last `ring` positions, with `ring` = (window - 1) max(dilation) + 1.
+    The first `globals` rows hold the first positions. The other rows are a ring buffer of the last `ring` positions,
+    where `ring` = (window - 1) max(dilation) + 1. Position j is in row globals + j mod ring.
     """
 
     keys: Tensor
@@ -86,11 +86,10 @@ class _Rows(NamedTuple):
 class LongformerAttention(Attention):
     """y_t = sum over j in S(t) of softmax_j(q_t . k_j / sqrt(K)) v_j.
 
-    S(t) holds t, t - d, ..., t - (window - 1) d and every j < globals, where d is the dilation of the head, at most the
-    number of positions of an image. Positions outside 0 .. t are left out, and each position counts once. This is the
-    causal half of section 3.1 of the source, with two differences: global positions have no projections of their own,
-    and only their keys are global, because a causal query at a global position sees only earlier global positions
-    anyway.
+    S(t) holds t, t - d, ..., t - (window - 1) d and every j < globals. d is the dilation of the head, and at most the
+    number of positions in an image. Positions outside 0 .. t are left out, and each position counts once. This is the
+    causal half of section 3.1 of the source, with two differences. Global positions have no projections of their own.
+    Only keys are global: a causal query at a global position sees only earlier positions, and these are all global.
     """
 
     name = "longformer"
@@ -136,12 +135,12 @@ class LongformerAttention(Attention):
         keys, values = self._unroll(state.keys, k, start), self._unroll(state.values, v, start)
         after = LongformerState(self._roll(keys, start), self._roll(values, start), state.position + length)
         if q.device.type == "cpu":
-            # On a CPU, bfloat16 products of small blocks are slower and less accurate.
+            # On a CPU, products of small blocks are slower and less accurate in bfloat16 than in float32.
             wide = accumulator_dtype(q.dtype)
             q, keys, values = q.to(wide), keys.to(wide), values.to(wide)
         groups = []
         for dilation, heads in self.heads_of.items():
-            # No copies if all heads share one dilation.
+            # If all heads have the same dilation, nothing is copied.
             parts = (q, keys, values)
             if len(self.heads_of) > 1:
                 parts = (q[:, heads], keys.of_heads(heads), values.of_heads(heads))
@@ -170,8 +169,9 @@ class LongformerAttention(Attention):
     def _attend_windows(self, q: Tensor, keys: _Rows, values: _Rows, start: int, dilation: int) -> Tensor:
         """Outputs [B, H, T, V] of heads with one dilation, from position `start` on.
 
-        Positions of one residue class mod dilation form a sliding window without dilation. They are cut into blocks,
-        which see the global positions, the last window - 1 positions of their class before the block, and themselves.
+        Among the positions of one residue class mod dilation, the window has no dilation. The positions of a class are
+        cut into blocks. A block sees the global positions, the last window - 1 positions of its class before the block,
+        and itself.
         """
         length, before = q.shape[2], self.options.window - 1
         per_class = math.ceil(length / dilation)
@@ -233,7 +233,7 @@ class LongformerAttention(Attention):
             keys[:, :, position] = k_t
             values[:, :, position] = v_t
         counter.add_(1)
-        # If full, the windows of all heads are complete and lie after the global positions.
+        # If `full` is true, the windows of all heads are complete and lie after the global positions.
         full = position - self.ring + 1 >= count
         if not full or self.ring > window:
             local = (position - self.offsets).remainder_(self.ring).add_(self.first_rows)
@@ -248,7 +248,7 @@ class LongformerAttention(Attention):
         return y.squeeze(2).to(v_t.dtype), state
 
     def _step_mask(self, position: int) -> Tensor:
-        """True for gathered rows that exist and do not repeat a global one, [1, H, 1, globals + window]."""
+        """True for gathered rows that exist and do not repeat a global position, [1, H, 1, globals + window]."""
         count = self.options.globals
         known = torch.arange(count, device=self.offsets.device).expand(self.shape.heads, count) <= position
         return torch.cat([known, position - self.offsets >= count], dim=1).unsqueeze(1).unsqueeze(0)
@@ -261,7 +261,8 @@ class LongformerAttention(Attention):
         count, window, ring = self.options.globals, self.options.window, self.ring
         position = torch.arange(self.shape.positions).unsqueeze(1)
         dilation = torch.tensor(self.dilations if len(self.heads_of) > 1 else self.dilations[:1])
-        # The window without globals, in order of position; its rows continue at the start of the ring.
+        # The window without global positions, in order of position. The rows of the window continue at the start of the
+        # ring.
         seen = ((position - count) // dilation + 1).clamp(0, window)
         row = (position - (seen - 1) * dilation) % ring
         until_end = torch.minimum((ring - 1 - row) // dilation + 1, seen)

@@ -1,4 +1,4 @@
-"""Locality-sensitive hashing (LSH) attention (Kitaev 2020, 'Reformer', arXiv 2001.04451): keys of the same hash."""
+"""Locality-sensitive hashing (LSH) attention (Kitaev 2020, 'Reformer', arXiv 2001.04451): keys with equal hashes."""
 
 import math
 from typing import Annotated, Any, NamedTuple
@@ -18,7 +18,7 @@ EMPTY = -1
 
 
 def _scale_keys(queries: Tensor) -> Tensor:
-    """The keys of queries [..., K]: their directions, with length 1 / sqrt(K)."""
+    """The keys of queries [..., K]: the queries scaled to length 1 / sqrt(K)."""
     return functional.normalize(queries, dim=-1) / math.sqrt(queries.shape[-1])
 
 
@@ -32,7 +32,7 @@ class LshOptions(AttentionOptions):
     """Options of LSH attention."""
 
     rounds: Annotated[
-        int, Field(gt=0, le=64, description="independent hashes; a query sees the keys that any of them finds")
+        int, Field(gt=0, le=64, description="number of hashes; a query sees the keys that any hash finds")
     ] = 4
     buckets: Annotated[int, Field(gt=1, le=4096, description="number of hash values, even"), AfterValidator(_even)] = 32
     window: Annotated[
@@ -41,9 +41,10 @@ class LshOptions(AttentionOptions):
 
 
 class LshState(NamedTuple):
-    """The cache of queries (also the keys) and values, and rings of positions, int32 [B, H, R, buckets, window].
+    """A cache of queries and values, and rings of positions. Keys are computed from the queries.
 
-    A ring holds the last `window` positions of its bucket in any order. Unused entries are `EMPTY`.
+    The rings are int32 [B, H, R, buckets, window]. A ring holds the last `window` positions of its bucket in any order.
+    Unused entries are `EMPTY`.
     """
 
     cache: KeyValueCache
@@ -51,11 +52,12 @@ class LshState(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """The order of positions after sorting each round, for R rounds and N images and heads.
+    """The order of positions after sorting by bucket in each of R rounds, for N = B H sequences.
 
     rows [R, N, slots] is the position in each slot, and slots [R, N, T] is the slot of each new position. The code of a
-    position grows by 1 per slot and by another `window` per bucket, so t sees an earlier j in a round if and only if
-    their codes differ by at most `window`. The codes are key_codes [R, N, positions] and query_codes [R, N, slots].
+    position grows by 1 per slot and by another `window` per bucket. Therefore t sees an earlier j in a round if and
+    only if the codes of t and j differ by at most `window`. The codes are key_codes [R, N, positions] and query_codes
+    [R, N, slots].
     """
 
     rows: Tensor
@@ -73,18 +75,18 @@ class LshAttention(Attention):
 
     This is section 2 of the source, with two differences. The source sorts the whole sequence and cuts it into chunks,
     so the neighbours of a position depend on later positions. Here the neighbours are the preceding positions of the
-    bucket, the same in `attend` and `step`. A key found in several rounds counts once; the source subtracts log N
-    instead.
+    bucket, the same in `attend` and `step`. A key found in several rounds counts once. The source counts such a key N
+    times, once per round, and subtracts log N from its score.
 
     The keys that a position sees depend only on that position and earlier ones. Later positions change the order of
-    sums in `attend`, which can change the last bits of an earlier output. If two products are equal up to rounding, the
-    hash can differ between `attend` and `step`, which then see different keys.
+    sums in `attend`. This can change the last bits of an earlier output. If the two largest products of a hash are
+    equal up to rounding, `attend` and `step` can choose different hashes and see different keys.
     """
 
     name = "lsh"
     source = "Kitaev 2020, arXiv 2001.04451"
     family = "hashing"
-    method = "the last keys of the same hash, several rounds"
+    method = "the last keys with the same hash, several rounds"
     memory = Memory.GROWING
     options_type = LshOptions
     options: LshOptions
@@ -137,7 +139,7 @@ class LshAttention(Attention):
             used, at = new, place.expand_as(gap)
         else:
             ring = rings.permute(2, 0, 1, 3, 4).flatten(1, 2).long().sort(dim=-1).values
-            # The ring of each bucket with new positions precedes them.
+            # The ring of a bucket precedes the new positions of the bucket.
             used, at = new + min(buckets, new) * window, place + gap + window
         codes = at + gap
         size = -(-used // window) * window
@@ -162,7 +164,7 @@ class LshAttention(Attention):
         newer = positions.gather(-1, (starts.unsqueeze(-1) + index - window).clamp(0, new - 1).flatten(2))
         kept = torch.where(index < window, ring.gather(-1, index.clamp(max=window - 1)), newer.view_as(index))
         kept = kept.to(torch.int32).unflatten(1, q.shape[:2]).permute(1, 2, 0, 3, 4).contiguous()
-        # Codes are compared many times, and half the width takes half the time.
+        # Codes are compared many times, and comparing narrow integers is faster.
         narrow = torch.int16 if size + (buckets + 4) * (window + 1) < 2**15 else torch.int32
         return _Layout(rows[..., :size], slots, key_codes.to(narrow), query_codes.to(narrow)), kept
 
@@ -228,7 +230,7 @@ class LshAttention(Attention):
             near = near.view(later, -1, window, window)
             torch.gt(near[0], seen[number], out=seen[number])
             seen[number + 1 :] |= near[1:]
-        # The first chunk of a row has no previous one: the chunk before it belongs to another row.
+        # The first chunk of a row has no previous chunk: the chunk before it belongs to another row.
         seen.view(rounds * rows_of, -1, window, window)[:, 0].logical_and_(below)
         return seen.logical_not_().flatten(0, 1)
 
@@ -272,7 +274,7 @@ class LshAttention(Attention):
         norms = torch.linalg.vector_norm(queries, dim=-1).mul_(math.sqrt(q_t.shape[-1])).clamp_(min=1e-12)
         q, v = q_t.flatten(0, 1).to(dtype), v_t.flatten(0, 1).to(dtype)
         scores = torch.bmm(queries, q.unsqueeze(-1)).squeeze(-1).div_(norms)
-        # The mask value is finite, so a row without keys gives a mean, which is replaced below, instead of NaN.
+        # The mask value is finite, so that a row without keys gives a mean instead of NaN. This mean is replaced below.
         weights = scores.masked_fill_(hidden, torch.finfo(dtype).min).softmax(dim=-1)
         y = torch.bmm(weights.unsqueeze(1), values).squeeze(1)
         y = torch.where(hidden.all(dim=-1, keepdim=True), v, y).view_as(v_t).to(v_t.dtype)

@@ -37,8 +37,8 @@ class NystromOptions(AttentionOptions):
 class NystromState(NamedTuple):
     """The averages b [B, H, m, V], the logs l [B, H, m] of their total weights, Z [H, m, m], and recent values.
 
-    Z depends only on the parameters, so all images share it. `step` uses the Z of the time when the state was created;
-    `attend` recomputes it. `recent` is None without a convolution.
+    Z depends only on the parameters, so all images share it. `step` uses the Z that was computed when the state was
+    created. `attend` recomputes Z. `recent` is None without a convolution.
     """
 
     averages: Tensor
@@ -58,10 +58,10 @@ class NystromAttention(Attention):
 
     - Landmarks are learned parameters, initialised to N(0, 1) with q~ = k~. The source takes means of q and k over
       segments of the whole sequence, which depend on later positions and have no step form.
-    - b_t is a running average; in the source every landmark sees all keys.
+    - b_t is an average over the keys up to t. In the source, every landmark sees all keys.
     - The convolution covers the last `kernel` positions up to and including t, and none after t.
-    - The start of Z is scaled per head. By default, the source's code uses one maximum over the whole batch, which
-      makes an image depend on the other images.
+    - The start of Z is scaled per head. By default, the source's code uses one maximum over the whole batch, so that an
+      image depends on the other images.
 
     Z and the averages are float32 or float64, even under autocast. Each call of `attend` computes Z once, with
     gradients. `init_state` also computes Z, without gradients.
@@ -170,7 +170,7 @@ class NystromAttention(Attention):
             self.convolution.emit(inputs, shape.heads_and_widths)
 
     def list_states(self, state: NystromState) -> list[Tensor]:
-        """The averages, the log of each total weight as a score, a weight of 1 relative to it, and recent values."""
+        """The averages, the logs of the total weights, weights relative to these logs (all 1), and recent values."""
         parts = [state.averages, state.log_weights, torch.ones_like(state.log_weights)]
         return parts if state.recent is None else [*parts, state.recent.ordered()]
 

@@ -18,7 +18,7 @@ from .parts.decayed_sums import decayed_causal_sums, scan_with_decay
 from .parts.random_features import divide_by_floored_weight, draw_directions, seeded_normal, sine_features
 
 RELU_OFFSET = 1e-3
-# Positions per chunk when pairs are computed feature by feature, because a product of features would underflow.
+# Positions per chunk of `attend_pairwise`.
 PAIRWISE_CHUNK = 8
 
 
@@ -55,9 +55,9 @@ class PerformerOptions(AttentionOptions):
 
 
 class PerformerState(NamedTuple):
-    """s [B, H, m, V + 1], the sum of phi(k_j) [v_j, 1]^T, whose last column is z, the sum of phi(k_j).
+    """s [B, H, m, V + 1], the sum of phi(k_j) [v_j, 1]^T. Its last column is z, the sum of phi(k_j).
 
-    Both are divided by exp(c), where c is the running maximum of the exponents. c is [B, H, m] for `positive` and
+    s is divided by exp(c), where c is the running maximum of the exponents. c is [B, H, m] for `positive` and
     `hyperbolic`, and [B, H] for `trig`. `trig` also has n [B, H], the total weight of the keys. `relu` has neither c
     nor n.
     """
@@ -77,14 +77,15 @@ class PerformerAttention(Attention):
         trig        exp(|x|^2 / 2) [sin(w_i . x), cos(w_i . x)]
         relu        max(w_i . x, 0) + 1e-3, which does not estimate the softmax kernel
 
-    Unlike the source's code, we add no epsilon to an exponential and use no maximum over the whole sequence, since it
-    would depend on later keys. Let a_ti and b_ji be the logarithms of feature i of query t and of key j, and c_i(t) the
-    maximum of b_ji over j <= t. The state is the sum of exp(b_ji - c_i(t)), rescaled when c_i rises. It is read with
-    weights softmax over i of a_ti + c_i(t), so the denominator is at least 1. `trig` keeps one maximum, that of
-    |y_j|^2 / 2, and its denominator is at least a tenth of the keys' total weight. |k_j|^2 is limited to a quarter of
-    the largest number, so keys whose squares overflow still give finite outputs.
+    Unlike the source's code, we add no epsilon to an exponential. We also use no maximum over the whole sequence, since
+    this maximum would depend on later keys. Let a_ti and b_ji be the logarithms of feature i of query t and of key j,
+    and c_i(t) the maximum of b_ji over j <= t. The state contains sums of exp(b_ji - c_i(t)), which are rescaled when
+    c_i rises. A query reads feature i with the weight softmax over i of a_ti + c_i(t), so the denominator is at least
+    1. `trig` keeps one maximum, that of |y_j|^2 / 2. The denominator of `trig` is at least a tenth of the keys' total
+    weight. |k_j|^2 is limited to a quarter of the type's largest number, so keys whose squares overflow still give
+    finite outputs.
 
-    `attend` scales the sums of `positive` and `hyperbolic` by the maximum over its whole block, and the scale cancels
+    For `positive` and `hyperbolic`, `attend` scales the sums by the maximum over all its positions. The scale cancels
     in the quotient. A later key can therefore change the last bits of an earlier output.
     """
 
@@ -127,12 +128,12 @@ class PerformerAttention(Attention):
 
     def _half_square(self, x: Tensor) -> Tensor:
         """|x K^(-1/4)|^2 / 2 for x [..., K]: [...]."""
-        # Clamped to stay finite if squares overflow: infinity minus infinity is NaN.
+        # The clamp keeps the result finite if squares overflow, because infinity minus infinity is NaN.
         squares = x.square().sum(dim=-1).clamp(max=torch.finfo(x.dtype).max / 4)
         return squares * (0.5 / math.sqrt(self.shape.key_width))
 
     def _log_query_features(self, q: Tensor) -> Tensor:
-        """Logarithms of the query's features, without -|x|^2 / 2: all weights of the query share that factor."""
+        """Logarithms of a query's features, without -|x|^2 / 2, which cancels in the quotient."""
         a = self._project(q)
         return torch.cat([a, -a], dim=-1) if self.options.feature_map == "hyperbolic" else a
 
@@ -150,8 +151,8 @@ class PerformerAttention(Attention):
     def kernel(self, q: Tensor, k: Tensor) -> Tensor:
         """phi(x_t) . phi(y_j) [B, H, T, J] of q [B, H, T, K] and k [B, H, J, K], scaled to estimate exp(x_t . y_j).
 
-        This is for inspection with inputs of moderate size, since exponentials are not stabilised. `relu` estimates
-        another kernel.
+        Exponentials are not stabilised, so use this method only for inspection, with inputs of moderate size. `relu`
+        estimates another kernel.
         """
         if self.options.feature_map == "relu":
             return self._relu_features(q) @ self._relu_features(k).transpose(-1, -2) / self.features
@@ -167,7 +168,7 @@ class PerformerAttention(Attention):
     ) -> tuple[Tensor, PerformerState]:
         dtype = accumulator_dtype(q.dtype)
         with torch.autocast(q.device.type, enabled=False):
-            # A column of ones beside the values adds z to the sums as a column of s.
+            # With a column of ones appended to the values, the last column of s is z.
             q, k, values = q.to(dtype), k.to(dtype), functional.pad(v.to(dtype), (0, 1), value=1.0)
             if self.options.feature_map == "relu":
                 phi_q, phi_k = self._relu_features(q), self._relu_features(k)
@@ -182,11 +183,11 @@ class PerformerAttention(Attention):
     def _attend_exponential(
         self, q: Tensor, k: Tensor, values: Tensor, state: PerformerState | None
     ) -> tuple[Tensor, PerformerState]:
-        """`_attend` for `positive` and `hyperbolic`, whose features are divided by their maximum over the whole block.
+        """`_attend` for `positive` and `hyperbolic`. Key features are divided by their maximum over all positions.
 
-        Every feature is then at most 1. Features that underflow add up to less than a rounding error as long as the
-        denominator is at least `smallest_weight`. The denominator is smaller only where keys outweigh earlier keys by
-        many orders of magnitude. Those images and heads are recomputed by `attend_pairwise`, which uses no later
+        Every key feature is then at most 1. If the denominator is at least `smallest_weight`, features that underflow
+        add up to less than a rounding error. The denominator is smaller only if some keys outweigh earlier keys by many
+        orders of magnitude. `attend_pairwise` recomputes the images and heads where this happens. It uses no later
         position.
         """
         sums, s, c = self._sum_exponentials(q, k, values, state)
@@ -294,7 +295,7 @@ class PerformerAttention(Attention):
         buffers = [builder.state(shape.heads * width, -math.inf if n == 2 else 0.0) for n, width in enumerate(widths)]
         buffers.append(builder.shared(scaled.transpose(0, 1)))
         if self.options.feature_map == "relu":
-            # The learned map of linear attention without a bias, and with one matrix for all heads.
+            # This is the learned map of linear attention, without a bias and with one matrix for all heads.
             buffers.append(builder.shared(torch.zeros(count)))
             integers = (count, STEP_MAPS["learned"], 0)
             inputs.emit("linear", shape.heads_and_widths, buffers, integers, (RELU_OFFSET,))
@@ -329,9 +330,9 @@ def _add_and_read(s: Tensor, phi_q: Tensor, phi_k: Tensor, values: Tensor) -> Te
 def attend_pairwise(a: Tensor, b: Tensor, values: Tensor, before: list[Tensor] | None) -> Tensor:
     """y [R, T, V] from log features a, b [R, T, C] and values [R, T, V + 1]; numerically stable for all finite inputs.
 
-    `before` holds s and c of the positions before these. The chunks are short. Earlier chunks enter through their sums,
-    which are divided by the exponential of each feature's running maximum at the start of the chunk. Inside a chunk,
-    log A_tj is the logsumexp over i of a_ti + b_ji.
+    `before` holds s and c of the earlier positions. Pairs inside a chunk are computed feature by feature, so chunks are
+    short. Earlier chunks enter through their sums, which are divided by the exponential of each feature's running
+    maximum at the start of the chunk. Inside a chunk, log A_tj is the logsumexp over i of a_ti + b_ji.
     """
     length = a.shape[1]
     chunks = -(-length // PAIRWISE_CHUNK)

@@ -53,14 +53,14 @@ class RetentionAttention(Attention):
         raster:  w(t, j) = exp(-(t - j) / m_h)
         plane:   w(t, j) = exp(-(r_t - r_j) W / m_h) cos(pi (c_t - c_j) / 2 W)^(2 P)
 
-    Both are running sums. The power of the cosine is a constant plus P waves, each a product of a factor for the
-    query's column and a factor for the key's column: s_t = d_t s_{t-1} + phi(k_t) v_t^T and
-    u_t = phi(q_t) s_t / sqrt(K). In `plane`, phi(x_t) holds x_t times 1, cos(pi n c_t / W) and sin(pi n c_t / W) for
-    n = 1 .. P, each with its coefficient, and d_t is exp(-W / m_h) at the first position of a row, else 1. In `raster`,
-    phi(x) = x and d_t = exp(-1 / m_h).
+    Both can be computed as running sums, s_t = d_t s_{t-1} + phi(k_t) v_t^T and u_t = phi(q_t) s_t / sqrt(K). In
+    `raster`, phi(x) = x and d_t = exp(-1 / m_h). In `plane`, the power of the cosine is a constant plus P waves. Each
+    wave is a sum of products of a factor for the query's column and a factor for the key's column. phi(x_t) therefore
+    holds x_t times 1, cos(pi n c_t / W) and sin(pi n c_t / W) for n = 1 .. P, each with its coefficient. d_t is exp(-W
+    / m_h) at the first position of a row, else 1.
 
-    g_t holds V extra scalars of the head. This follows equations 5 to 8 of the source, which uses different decay
-    rates, rotates queries and keys, and normalises within groups. `plane` is our addition.
+    g_t holds V extra scalars of the head. The formula follows equations 5 to 8 of the source. The source uses different
+    decay rates, rotates queries and keys, and normalises within groups. `plane` is our addition.
     """
 
     name = "retention"
@@ -80,7 +80,7 @@ class RetentionAttention(Attention):
         # log d of each head [H]: per position, or per row in 'plane'.
         span = shape.row if self.plane else 1
         self.log_decay = [-span / memory for memory in options.memory_lengths(shape, shape.heads)]
-        # cos(x / 2)^(2 P) = sum over n of a_n cos(n x); query and key have sqrt(a_n) each.
+        # cos(x / 2)^(2 P) = sum over n of a_n cos(n x); query and key factors contain sqrt(a_n) each.
         binomials = [math.comb(2 * self.waves, self.waves + n) / 4**self.waves for n in range(self.waves + 1)]
         self.wave_scales = [math.sqrt(a) for a in (binomials[0], *(2 * a for a in binomials[1:]))]
 

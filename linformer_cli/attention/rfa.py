@@ -29,7 +29,10 @@ class RfaOptions(AttentionOptions):
 
 
 class RfaState(NamedTuple):
-    """s [B, H, 2 D, V + 1], the sum of phi(k_j) [v_j, 1]^T (its last column is z), and n [B, H], their total weight."""
+    """s [B, H, 2 D, V + 1], the sum of phi(k_j) [v_j, 1]^T, and n [B, H], the total weight of the keys.
+
+    The last column of s is z.
+    """
 
     s: Tensor
     n: Tensor
@@ -41,12 +44,12 @@ class RfaAttention(Attention):
     Queries and keys are scaled to length 1 first. w_i = sigma * e_i, where e_i ~ N(0, I) is fixed and sigma is learned
     for each head and dimension, so phi(q) . phi(k) estimates exp(-|sigma * (q - k)|^2 / 2). Without the gate, s_t, z_t
     and n_t are the sums of phi(k_j) v_j^T, phi(k_j) and 1. With the gate, g_t is the sigmoid of the head's extra
-    scalar, z_t and n_t are updated in the same way as s_t, and
+    scalar, and s_t, z_t and n_t are updated as in
 
         s_t = g_t s_{t-1} + (1 - g_t) phi(k_t) v_t^T
 
-    This is section 3 of the source, except for the denominator. Ours is at least a tenth of n_t, its largest possible
-    value, because sums of sines and cosines can be 0 or negative.
+    This is section 3 of the source, except for the denominator. The largest possible value of phi(q_t) . z_t is n_t.
+    Our denominator is at least a tenth of n_t, because sums of sines and cosines can be 0 or negative.
     """
 
     name = "rfa"
@@ -55,7 +58,8 @@ class RfaAttention(Attention):
     method = "random Fourier features, gated running sums"
     memory = Memory.CONSTANT
     options_type = RfaOptions
-    # At 5 the initial memory is about 150 positions; at 2 it is too short to learn from.
+    # With a bias of 5, the gate initially remembers about 150 positions. With 2, the memory is too short for the model
+    # to learn well.
     extra_bias = 5.0
     options: RfaOptions
     directions: Tensor
@@ -81,7 +85,7 @@ class RfaAttention(Attention):
         with torch.autocast(q.device.type, enabled=False):
             sigma = self.sigma.unsqueeze(1)
             phi_q, phi_k = self._features(q.to(dtype), sigma), self._features(k.to(dtype), sigma)
-            # A column of ones beside the values adds z to the sums as a column of s.
+            # With a column of ones appended to the values, the last column of s is z.
             values = functional.pad(v.to(dtype), (0, 1), value=1.0)
             s, n = (None, None) if state is None else state
             if self.options.gate:
@@ -89,7 +93,7 @@ class RfaAttention(Attention):
                 log_gate = functional.logsigmoid(gate)
                 values = values * (-gate).sigmoid().unsqueeze(-1)
                 sums, s = decayed_causal_sums(phi_q, phi_k, values, log_gate, s, self.options.chunk)
-                # n_t is 1 minus the product of these gates, plus the earlier weight times that product.
+                # n_t = 1 - p + n_0 p, where p is the product of the gates up to t and n_0 is the state's n.
                 log_kept = log_gate.cumsum(dim=-1)
                 weight = -log_kept.expm1()
                 if n is not None:

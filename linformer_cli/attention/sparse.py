@@ -1,4 +1,4 @@
-"""Sparse attention with two fixed patterns, near positions and every l-th one (Child 2019, arXiv 1904.10509)."""
+"""Sparse attention (Child 2019, arXiv 1904.10509): two fixed patterns of near positions and every l-th position."""
 
 import functools
 import math
@@ -19,8 +19,8 @@ from .parts.caches import CachedAttention, KeyValueCache, extend_cache, push_in_
 
 SparseState = KeyValueCache
 
-# The number of scores per head that the parallel form holds at once; one row of l positions is always allowed. If there
-# are more scores in total, the backward pass recomputes them.
+# The largest number of scores per head that the parallel form holds at once, except that one row of l positions is
+# always allowed. If there are more scores in total, the backward pass recomputes them.
 SCORES_AT_ONCE = 2**18
 DEFAULT_SUMMARY = 4
 
@@ -30,7 +30,10 @@ class SparseOptions(AttentionOptions):
 
     pattern: Annotated[
         Literal["strided", "fixed"],
-        Field(description="'strided': the last l positions and every l-th; 'fixed': the same block and summaries"),
+        Field(
+            description="'strided': the last l positions and every l-th; 'fixed': the query's block and the "
+            "ends of earlier blocks"
+        ),
     ] = "strided"
     heads: Annotated[
         Literal["merged", "split"],
@@ -44,7 +47,8 @@ class SparseOptions(AttentionOptions):
     summary: Annotated[
         int | None,
         Field(
-            gt=0, description="c, last positions of a block that later blocks see (default: 4, at most l); 'fixed' only"
+            gt=0,
+            description="c, last positions of a block that later blocks see (default: 4, at most l); 'fixed' only",
         ),
     ] = None
 
@@ -71,14 +75,14 @@ class _Part(NamedTuple):
 
 
 class SparseAttention(CachedAttention):
-    """y_t = sum over j in S(t) of softmax_j(q_t . k_j / sqrt(K)) v_j with S(t) a subset of the positions j <= t.
+    """y_t = sum over j in S(t) of softmax_j(q_t . k_j / sqrt(K)) v_j, where S(t) is a subset of the positions j <= t.
 
     S(t) has two parts. In `strided`, the first part is all j with t - j < l, and the second part is all j with
     (t - j) mod l = 0. In `fixed`, the first part is the query's block of l positions, and the second part is all j with
     j mod l >= l - c. S(t) always contains t. With `merged` heads, every head sees the union of both parts, each
     position once. With `split` heads, even heads see the first part and odd heads see the second part.
 
-    This is sections 4.2 and 4.3 of the source, without its variants that use different summary positions per head or
+    This is sections 4.2 and 4.3 of the source, without the variants that use different summary positions per head or
     put the two parts in alternating layers. If l is one image row, the second part of `strided` is the column above the
     query. The work is O(T (l + T / l)), which is O(T sqrt T) for l near sqrt T. The memory is O(T).
     """
@@ -141,7 +145,7 @@ class SparseAttention(CachedAttention):
         return y[:, :, before : before + q.shape[2]].to(v.dtype), cache
 
     def _attend_rows(self, part: _Part, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Outputs [N, rows, l, V] of queries [N, rows, l, K], which are the last rows of all keys and values."""
+        """Outputs [N, rows, l, V] of queries [N, rows, l, K], which belong to the last rows of the keys and values."""
         stride, total = self.stride, keys.shape[1]
         first = total - queries.shape[1]
         strided = self.options.pattern == "strided"
@@ -268,7 +272,7 @@ def _rows_before(x: Tensor, first: int) -> Tensor:
 
 
 class _Recomputed(torch.autograd.Function):
-    """The result of `run(slab, far)`. It saves only the inputs; the backward pass runs `run` again.
+    """Returns `run(slab, far)` and saves only the inputs. The backward pass calls `run` again.
 
     This is equivalent to torch's checkpoint, whose import takes seconds.
     """

@@ -1,6 +1,6 @@
-"""The residual blocks between embedding and head: the interface and the transformer block.
+"""Residual blocks, the layers between embedding and head: their interface and the transformer block.
 
-The other blocks are in `gated.py` and `lstm.py`; `mixers.py` builds the configured one.
+The other blocks are in `gated.py` and `lstm.py`. `mixers.py` builds the configured blocks.
 """
 
 import itertools
@@ -65,7 +65,7 @@ class AttentionLayer(nn.Module):
         return self.output(y_t.flatten(1)), state
 
     def emit(self, builder: Builder, source: int, name: str) -> int:
-        """Emit a step from the input in buffer `source`; the projected input has the scratch memory called `name`."""
+        """Emit a step whose input is in buffer `source`. The projected input goes to the scratch memory `name`."""
         rows, heads = self.input_rows, self.heads
         shared = rows.get("qk")
         parts = (shared or rows["q"], shared or rows["k"], rows["v"], rows.get("extra", slice(0, 0)))
@@ -95,13 +95,13 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module, ABC):
-    """Mixes positions and transforms vectors in residual branches. A model is a stack of blocks.
+    """One layer of a model. Its residual branches mix positions and transform vectors.
 
-    A block has the same methods as an attention, on vectors of the model's width. LayerNorm is applied before each
-    branch (`pre`) or after the sum (`post`).
+    A block has the same methods as an attention, but its inputs and outputs are vectors of the model's width. LayerNorm
+    is applied before each branch (`pre`) or after the sum (`post`).
     """
 
-    # Whether a pass of its program can compute several positions of an image, of which none needs another's output.
+    # Whether one pass of the block's program can compute several positions of an image at once.
     looks_ahead: ClassVar[bool] = True
 
     def __init__(self, config: NetworkConfig) -> None:
@@ -127,24 +127,24 @@ class Block(nn.Module, ABC):
 
     @abstractmethod
     def branch_ends(self) -> Sequence[nn.Linear]:
-        """The last layer of every residual branch; its initial weights shrink with the number of branches."""
+        """The last layer of every residual branch. More branches give these layers smaller initial weights."""
 
     @abstractmethod
     def emit(self, builder: Builder, name: str) -> None:
         """Emit a step. Scratch memory that must last to the end of a pass has a name that ends in `name`.
 
-        Raises `NoProgram` if there is no program for it.
+        Raises `NoProgram` if the block has no program.
         """
 
     @abstractmethod
     def list_states(self, state: Any) -> list[Tensor]:
-        """The tensors [B, ...] of a state for the state buffers that `emit` creates, in their order."""
+        """The tensors [B, ...] of `state` for the state buffers that `emit` creates, in the order of the buffers."""
 
     def start_biases(self) -> None:
         """Set the biases whose initial value is not 0."""
 
     def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
-        """Whether compiled kernels, not plain torch, mix the positions of vectors of this type."""
+        """Whether positions of vectors of this type are mixed by compiled kernels rather than plain torch."""
         return False
 
     def add_branch(
@@ -216,7 +216,7 @@ class TransformerBlock(InnerBlock):
 
 
 def initialise_weights(model: nn.Module, blocks: Sequence[Block]) -> None:
-    """Initialise linear layers to N(0, 1 / inputs); layers that end a branch are divided by sqrt(branches).
+    """Initialise linear layers to N(0, 1 / inputs), and divide the layers that end a branch by sqrt(branches).
 
     At initialisation, the sum of all branches therefore has the scale of one branch, at any depth.
     """

@@ -1,7 +1,7 @@
 """Dropout of residual branches (Srivastava 2014, JMLR 15).
 
-On the CPU, torch draws the mask element by element in one thread, which takes a fifth of a training step of the paper's
-model. The compiled form draws and adds in one pass over all threads and stores no mask.
+On the CPU, torch draws the mask element by element in one thread. In the model of Katharopoulos 2020, this takes a
+fifth of a training step. The compiled form uses all threads, draws and adds in one pass, and stores no mask.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ _SIGNATURES = {
 def add_dropped(x: Tensor, branch: Tensor, probability: float) -> Tensor:
     """x plus `branch` (same shape) after dropout, which zeroes elements with `probability` and scales up the rest.
 
-    The mask depends on the state of torch's generator. The compiled form draws a different mask than torch.
+    The mask depends on the state of torch's generator. The compiled form and torch draw different masks.
     """
     types = branch.dtype in (torch.float32, torch.bfloat16) and x.dtype == torch.float32
     if x.device.type == "cpu" and types and has_library(SOURCE):

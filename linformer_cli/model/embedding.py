@@ -1,7 +1,7 @@
 """The input of a position: its coordinates in the image and the known values around it.
 
 The tokens are a start token followed by the values of an image in raster order, with channels innermost. Token 0 is the
-start token, and token i holds value i - 1. At token i the model predicts value i, so a position may read values
+start token. For i > 0, token i holds value i - 1. At token i the model predicts value i, so a position may read values
 0 .. i - 1. In a model with classes, the start token is the image's class, which every position reads.
 """
 
@@ -68,7 +68,7 @@ def context_sources(context: str, image: ImageShape) -> Tensor:
     outside the image are missing. Every number is smaller than its position.
     """
     if context == "previous":
-        # On the CPU even for a model on the meta device, because `reach` is computed from it.
+        # This tensor is on the CPU even for a model on the meta device, because `reach` is computed from it.
         return (torch.arange(image.positions, device="cpu") - 1).unsqueeze(1)
     return find_pixels(image, _NEIGHBOURS)
 
@@ -87,7 +87,7 @@ def find_pixels(image: ImageShape, offsets: Sequence[tuple[int, int]]) -> Tensor
 
 
 def find_same_channel(image: ImageShape, offsets: Sequence[tuple[int, int]]) -> Tensor:
-    """The numbers int64 [T, offsets] that `find_pixels` gives for the position's own channel; -1 means no value."""
+    """The numbers int64 [T, offsets] of the values at `offsets` in the position's own channel; -1 means no value."""
     positions = torch.arange(image.positions, device="cpu")
     row, column = positions // image.values_per_row, positions // image.channels % image.width
     slots = []
@@ -100,9 +100,10 @@ def find_same_channel(image: ImageShape, offsets: Sequence[tuple[int, int]]) -> 
 class PixelEmbedding(nn.Module):
     """Maps tokens int64 [B, T] to vectors [B, T, width], continuing from a state of bounded size.
 
-    The state holds the last `reach` values: about two image rows for `neighbours`, and three for `wide` and `hashed`.
-    A slot without a value has its own embedding, which is also used for the start token. A class adds its vector at
-    every position, `wide` adds `Surroundings`, and `hashed` adds `Surroundings` and `NeighbourTables`.
+    The state holds the last `reach` values: about two image rows for `neighbours`, and three for `wide` and `hashed`. A
+    slot without a value has its own embedding, which is also used for the start token. In a model with classes, the
+    vector of the class is added at every position. `wide` adds the output of `Surroundings`, and `hashed` adds the
+    outputs of `Surroundings` and `NeighbourTables`.
     """
 
     sources: Tensor
@@ -183,16 +184,16 @@ class PixelEmbedding(nn.Module):
         return x, EmbeddingState(recent, state.position + length, label)
 
     def emit(self, builder: Builder) -> tuple[int, int]:
-        """Emit a step; returns the buffers of the ring of recent values and of the class (-1: no classes).
+        """Emit a step; returns the buffer of the recent values and the buffer of the class (-1: no classes).
 
-        The ring has room for the values of a pass besides the `reach` values before it.
+        The recent values are a ring with room for the values of one pass and for the `reach` values before them.
         """
         ring = self.reach + builder.window - 1
         recent = builder.state(ring, dtype=torch.int16)
         label = -1 if self.classes is None else builder.state(1, dtype=torch.int64)
         slots = ring_slots(self.sources, ring).to(torch.int32)
         own, around, together = (builder.shared(part) for part in slots.tensor_split(self.bounds, dim=1))
-        # If value and position are concatenated, each of them is 0 in the columns of the other.
+        # If value and position are concatenated, the table of each is 0 in the columns of the other.
         width, place = builder.width, self.places()
         table = builder.shared(functional.pad(self.values, (0, width - self.values.shape[1])))
         places = builder.shared(functional.pad(place, (width - place.shape[1], 0)))
@@ -212,7 +213,9 @@ class PixelEmbedding(nn.Module):
         return recent, label
 
     def places(self) -> Tensor:
-        """The vectors [T, width] of all positions, or [T, width / 2] for sinusoids, which are concatenated."""
+        """The vectors of all positions: [T, width] to add to those of the values, or sinusoids [T, width / 2] to
+        append.
+        """
         return self._grid(0, self.image.positions) if self.sinusoids is None else self.sinusoids
 
     def _grid(self, start: int, length: int) -> Tensor:

@@ -59,12 +59,12 @@ class MixtureHead(Head):
     """A mixture of K logistic distributions, cut into `levels` bins (Salimans 2017, PixelCNN++, arXiv 1701.05517).
 
     Values are spaced evenly on [-1, 1]; the first bin extends to minus infinity and the last to plus infinity. P holds
-    K mixture logits, K means and K log scales. The source approximates the mass of a narrow bin by the density. Here,
-    with bin edges a < b in units of the scale, the mass is sigmoid(b) - sigmoid(a) = sigmoid(b) sigmoid(-a) (1 -
-    exp(a - b)), which does not cancel, so the probabilities of all values add up to 1.
+    K mixture logits, K means and K log scales. The source approximates the mass of a narrow bin by the density. Here, a
+    bin with the edges a < b, in units of the scale, has the mass sigmoid(b) - sigmoid(a). It is computed as sigmoid(b)
+    sigmoid(-a) (1 - exp(a - b)), without cancellation. The probabilities of all values therefore add up to 1.
     """
 
-    # The bounds reach from much narrower than a bin to practically flat. Beyond them, only the rounding changes.
+    # At the bounds, a logistic is much narrower than a bin or practically flat.
     log_scale_bounds = (-7.0, 40.0)
 
     def __init__(self, config: ModelConfig) -> None:
@@ -79,7 +79,7 @@ class MixtureHead(Head):
         return self._log_mass(parameters.unsqueeze(-2), values.expand(*parameters.shape[:-1], self.levels))
 
     def _log_mass(self, parameters: Tensor, values: Tensor) -> Tensor:
-        # This is in float64, because the edges of narrow bins far from their mean cancel too much in float32.
+        # This is in float64, because float32 is too coarse for the edges of narrow bins far from the mean.
         logits, means, log_scales = precise(parameters).split(self.mixtures, dim=-1)
         inverse_scales = torch.exp(-log_scales.clamp(*self.log_scale_bounds))
         values = values.unsqueeze(-1)
@@ -97,8 +97,9 @@ class MixtureHead(Head):
     def draw(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
         """Values int64 [B] drawn from the mixture, without a table of all values.
 
-        This draws a component, then a number from its logistic by inversion, and rounds it. One uniform number is
-        enough for both draws, because its position within the chosen component's share is uniform.
+        A component is drawn, then a number from the component's logistic by inversion. The number is rounded to a
+        value. One uniform number is enough for both draws, because its position within the chosen component's share is
+        also uniform.
         """
         logits, means, log_scales = precise(parameters).split(self.mixtures, dim=-1)
         component, place = invert_cumulative(logits.softmax(dim=-1), uniforms)
@@ -140,5 +141,5 @@ def precise(x: Tensor) -> Tensor:
 
 
 def _wide(parameters: Tensor) -> Tensor:
-    """x in at least float32, because bfloat16 is too coarse for likelihoods summed over a thousand values."""
+    """`parameters` in float32 or wider; bfloat16 is too coarse for likelihoods summed over a thousand values."""
     return parameters if parameters.dtype == torch.float64 else parameters.float()

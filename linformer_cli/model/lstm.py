@@ -32,11 +32,11 @@ class LstmState(NamedTuple):
 
 
 class LstmBlock(Block):
-    """x + W_o LSTM(x), with one layer of long short-term memory instead of attention and feed-forward.
+    """x + W_o LSTM(x): one layer of long short-term memory instead of attention and feed-forward.
 
-    The gates are the gates of `torch.nn.LSTM`: the source's gates plus a forget gate, whose bias starts at 1. The block
-    has about as many parameters as the transformer block of the same configuration. h and c have the type of the
-    weights, and autocast is disabled inside, because a cell is a running sum.
+    The gates are those of `torch.nn.LSTM`: the source's gates and a forget gate, whose bias starts at 1. The block has
+    about as many parameters as the transformer block of the same configuration. h and c have the type of the weights,
+    and autocast is disabled inside, because a cell is a running sum.
     """
 
     name = "lstm"
@@ -108,7 +108,7 @@ class LstmBlock(Block):
 
 
 def _in_float32() -> AbstractContextManager[None]:
-    """A context in which cuDNN multiplies in float32, as `step` does; torch's default for sequences is TF32."""
+    """A context in which cuDNN multiplies in float32, like `step`. torch's default for sequences is TF32."""
     cudnn = torch.backends.cudnn
     return cudnn.flags(cudnn.enabled, cudnn.benchmark, deterministic=cudnn.deterministic, allow_tf32=False)
 

@@ -75,5 +75,5 @@ def default_state_bytes(name: str, network: NetworkConfig, shape: AttentionShape
 
 
 def describe_mixing(name: str) -> str:
-    """The name of the token mixer of a model whose `attention` is `name`, worded for a sentence about the model."""
+    """The token mixer of a model whose `attention` is `name`, in words for messages."""
     return f"{name} ({BASELINES[name].family})" if name in BASELINES else f"{name} attention"

@@ -21,12 +21,13 @@ ROWS_OF_A_CHANNEL = sum(TABLE_ROWS)
 
 
 class NeighbourTables(nn.Module):
-    """Maps values int64 [..., 4] of `TABLE_PIXELS`, `levels` for a missing value, to vectors [..., width].
+    """Maps values int64 [..., 4] of `TABLE_PIXELS` to vectors [..., width]; `levels` stands for a missing value.
 
-    The first two values, the first three and all four each select a row of a table, and a linear layer reads the three
-    rows concatenated. Rows are initialised to 0. Each pair of values has its own row, except that a missing value
-    counts as 255. Some triples and quadruples share a row, as in hash embeddings (Svenstrup 2017, arXiv 1709.03933),
-    because few of the possible combinations occur. Each channel has its own tables.
+    There is one table for the first two values, one for the first three, and one for all four. Each combination of
+    values selects a row of its table, and a linear layer reads the three rows concatenated. Rows are initialised to 0.
+    Each pair of values has its own row, except that a missing value counts as 255. Triples and quadruples are hashed,
+    so some of them share a row, as in hash embeddings (Svenstrup 2017, arXiv 1709.03933). Each channel has its own
+    tables.
     """
 
     def __init__(self, width: int, channels: int) -> None:
@@ -35,7 +36,7 @@ class NeighbourTables(nn.Module):
         self.output = nn.Linear(len(TABLE_ROWS) * ROW_WIDTH, width)
 
     def forward(self, values: Tensor, channels: Tensor) -> Tensor:
-        """The vectors [..., width] for `values`; `channels` int64 [...], the channel of the values, is broadcast."""
+        """The vectors [..., width] for `values`; `channels` int64 [...], the channels of the values, are broadcast."""
         y: Tensor = self.output(functional.embedding(find_rows(values, channels), self.rows).flatten(-2))
         return y
 

@@ -23,12 +23,11 @@ class PixelState(NamedTuple):
 
 
 class PixelModel(nn.Module):
-    """p(x) = product over t of p(x_t | x_0 .. x_{t-1}) for the T values of an image, given its class if it has one.
+    """p(x) = product over t of p(x_t | x_0 .. x_{t-1}) for the T values of an image, given its class if there is one.
 
-    The model has the same three methods as an attention. The tokens are a start token followed by values (see
-    `shift_values`). Token i holds value i - 1, and the output at token i is the distribution of value i, as parameters
-    of `head`.
-    `attend` and `step` agree up to rounding; `lintx check` measures the difference.
+    Like an attention, the model has the methods `attend`, `step` and `init_state`. The tokens are a start token
+    followed by values (see `shift_values`). The output at token i is the distribution of value i, as parameters of
+    `head`. `attend` and `step` agree up to rounding, and `lintx check` measures the difference.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -61,10 +60,10 @@ class PixelModel(nn.Module):
         return any(block.is_compiled(self.device, dtype) for block in self.typed_blocks)
 
     def start_tokens(self, batch: int, labels: Tensor | None = None) -> Tensor:
-        """The start token of every image, int64 [B], which is the first token to step with.
+        """The start token of every image, int64 [B]. This is the token of the first step.
 
         The start token is the image's class, given by `labels` int64 [B] and 0 by default. A model without classes
-        ignores it. Raises `ValueError` for a class that the model does not have.
+        ignores the value of the start token. Raises `ValueError` for a class that the model does not have.
         """
         if labels is None:
             return torch.zeros(batch, dtype=torch.int64, device=self.device)
@@ -74,9 +73,9 @@ class PixelModel(nn.Module):
         return labels.to(self.device, torch.int64)
 
     def shift_values(self, values: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Tokens [B, T] for values int64 [B, T]; these are the start token and then all values but the last.
+        """Tokens [B, T] for values int64 [B, T]: the start token, and then all values except the last.
 
-        The start token is the class, `labels` int64 [B], or 0.
+        The start token is the class, given by `labels` int64 [B], or 0.
         """
         first = torch.zeros_like(values[:, :1]) if labels is None else labels.unsqueeze(1)
         return torch.cat([first, values[:, :-1]], dim=1)

@@ -10,8 +10,8 @@ from .pixel_model import PixelModel
 def compile_step(model: PixelModel, window: int = 1, products: torch.dtype | None = None) -> Program:
     """The program of one step of `model`, for up to `window` positions in a pass. Raises `NoProgram`.
 
-    The window is 1 if a block cannot look ahead. Products have inputs and weights of type `products`: float32, bfloat16
-    or int8 (None: the model's type). Everything else is float32.
+    If a block cannot look ahead, the window is 1. `products` is the type of the inputs and weights of matrix products:
+    float32, bfloat16 or int8 (None: the model's type). Everything else is float32.
     """
     if model.dtype not in (torch.float32, torch.bfloat16):
         raise NoProgram("it does not support float64")

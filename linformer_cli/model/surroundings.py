@@ -1,10 +1,10 @@
-"""A wide window of known values around a position, read as numbers by a small network."""
+"""A small network that reads a wide window of known values around a position as numbers."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-# The number of rows above and of columns to either side that are read.
+# How many rows above the position and how many columns to either side are read.
 ROWS_ABOVE, SIDE = 3, 4
 
 
@@ -15,11 +15,11 @@ def list_surroundings() -> list[tuple[int, int]]:
 
 
 class Surroundings(nn.Module):
-    """Maps values int64 [..., slots], `levels` for a missing value, to vectors [..., width].
+    """Maps values int64 [..., slots] to vectors [..., width]; `levels` stands for a missing value.
 
-    Each value becomes two numbers: the value scaled to [-1, 1], and whether it is above 0, the value of an empty
-    background. A missing value becomes 0 and 1/2. Two layers with a gelu between them read all numbers together and can
-    recognise a stroke's edge by its shape, which a sum over tables of single values cannot.
+    Each value becomes two numbers: the value scaled to [-1, 1], and 1 if the value is above 0 (the usual background),
+    else 0. A missing value becomes 0 and 1/2. Two layers with a gelu between them read all numbers together. Unlike a
+    sum over tables of single values, they can recognise the edge of a stroke by its shape.
     """
 
     def __init__(self, slots: int, width: int, levels: int) -> None:

@@ -1,4 +1,4 @@
-"""A key-value cache, for mechanisms that keep every position, and the program of a step that reads rows of a cache."""
+"""A key-value cache for mechanisms that keep every position, and the program of a step that reads rows of a cache."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -64,7 +64,7 @@ def extend_cache(cache: KeyValueCache | None, k: Tensor, v: Tensor) -> KeyValueC
     if cache is None:
         if not torch.is_grad_enabled():
             # In a model, k and v are views of one projection and would keep all of it in memory. In training, the
-            # backward pass keeps it anyway and the state is dropped, so copies would be wasted.
+            # backward pass keeps the projection anyway and the state is dropped, so copies would be wasted.
             k, v = _own(k), _own(v)
         return KeyValueCache(k, v, torch.tensor(k.shape[2], device=k.device))
     start = int(cache.position)
@@ -116,7 +116,7 @@ def add_cache(builder: Builder, shape: AttentionShape, capacity: int) -> tuple[i
 def emit_rows(
     inputs: MixInputs, shape: AttentionShape, cache: tuple[int, int], layout: CacheLayout, spans: Tensor | None = None
 ) -> None:
-    """Emit softmax attention over some rows of a cache; every position is written to the cache first.
+    """Emit softmax attention over some rows of a cache. A position is written to the cache before it attends.
 
     Position t sees the rows first, first + step, .. of each (first, step, count) in spans[t] [H or 1, spans, 3], or the
     rows 0 .. t without `spans`.
@@ -134,7 +134,7 @@ Span = tuple[Tensor | int, Tensor | int, Tensor | int]
 
 
 def stack_spans(*spans: Span) -> Tensor:
-    """A table [..., spans, 3] of spans, whose parts are broadcast; negative counts become 0."""
+    """A table [..., spans, 3] of spans. First, step and count are broadcast, and negative counts become 0."""
     numbers = torch.broadcast_tensors(*(torch.as_tensor(number) for span in spans for number in span))
     table = torch.stack(numbers, dim=-1).unflatten(-1, (-1, 3))
     return torch.cat([table[..., :2], table[..., 2:].clamp(min=0)], dim=-1)

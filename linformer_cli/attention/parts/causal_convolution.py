@@ -45,7 +45,7 @@ class CausalConvolution(nn.Module):
         ring, length = self.kernel - 1, v.shape[2]
         before = v.new_zeros(*v.shape[:2], ring, v.shape[3]) if recent is None else recent.ordered()
         values = torch.cat([before, v], dim=2)
-        # A copy, because a view would keep all values in memory as long as the state lives.
+        # This is a copy, because a view would keep all values in memory as long as the state lives.
         kept = values[:, :, length:].to(before.dtype, copy=True)
         # A block at least as long as the ring needs values of the previous block, but no earlier ones.
         block = max(ring, _BLOCK)
@@ -66,7 +66,7 @@ class CausalConvolution(nn.Module):
         return self.weight.to(dtype)[:, index.clamp(0, self.kernel - 1)].masked_fill(outside, 0)
 
     def init_recent(self, batch: int, value_width: int, device: torch.device, dtype: torch.dtype) -> RecentValues:
-        """The ring of the empty prefix."""
+        """The ring before the first position."""
         values = torch.zeros(batch, len(self.weight), self.kernel - 1, value_width, device=device, dtype=dtype)
         return RecentValues(values, torch.zeros((), dtype=torch.int64, device=device))
 

@@ -17,8 +17,8 @@ from linformer_cli.attention.kernels import sums as kernels
 def causal_sums(phi_q: Tensor, phi_k: Tensor, v: Tensor, carried: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
     """y [B, H, T, V] for phi_q, phi_k [B, H, T, C] and v [B, H, T, V], and the last sum of phi(k_j) v_j^T [B, H, C, V].
 
-    Both include `carried` [B, H, C, V], the sum before these positions (None: no positions). Append a column of
-    ones to v to get the normaliser phi(q_t) . z_t from the same products.
+    The outputs and the last sum include `carried` [B, H, C, V], the sum before these positions (None: no positions).
+    Append a column of ones to v to get the normaliser phi(q_t) . z_t from the same products.
     """
     if kernels.serves(v.device, v.dtype):
         return kernels.sum_causally(phi_q, phi_k, v, None, carried)

@@ -1,8 +1,8 @@
-"""Causal sums with decay. They are like `causal_sums`, but each position multiplies the sum before it by a decay.
+"""Causal sums with decay: like `causal_sums`, but each position multiplies the sum before it by a decay.
 
     s_t = d_t s_{t-1} + phi(k_t) v_t^T,    y_t = phi(q_t) s_t,    0 <= d_t <= 1
 
-A gate is such a decay, and so is rescaling to a new running maximum. d_t is one number, or one number per feature.
+The decay can be a gate, or the rescaling to a new running maximum. d_t is one number, or one number per feature.
 """
 
 import math
@@ -19,7 +19,7 @@ from .halves import corners, iter_halves, split_halves
 
 
 class _ScanWithDecay(torch.autograd.Function):
-    """states[0] = first, states[n + 1] = decay[n] states[n] + parts[n]; the backward pass runs it in reverse."""
+    """states[0] = first and states[n + 1] = decay[n] states[n] + parts[n]. The backward pass is a scan in reverse."""
 
     @staticmethod
     def forward(ctx: Any, parts: Tensor, decay: Tensor, first: Tensor) -> Tensor:
@@ -64,8 +64,8 @@ def decayed_causal_sums(
     """y [B, H, T, V] and the last s [B, H, C, V], for phi_q, phi_k [B, H, T, C], v [B, H, T, V], log d [B or 1, H, T].
 
     Chunks work as in `causal_sums`. Weights inside a chunk are exp(c_t - c_j), where c is the sum of log d from the
-    start of the chunk. A weight is at most 1, and never a quotient of two numbers that underflowed. `carried` is s
-    before these positions.
+    start of the chunk. A weight is at most 1, and is never computed as a quotient of two numbers that can underflow.
+    `carried` is s before these positions.
 
     With `factors` [T, F], `multiply_features` is applied to phi_q and phi_k first, and s is [B, H, F C, V]. Factors do
     not make pairs inside a chunk more expensive.
@@ -79,7 +79,7 @@ def decayed_causal_sums(
     queries, keys, values, log_decay = (_cut(x, chunk) for x in (phi_q, phi_k, v, log_decay.unsqueeze(-1)))
     c = sum_logs(log_decay.squeeze(-1), dim=-1)
     later = torch.ones(chunk, chunk, dtype=torch.bool, device=v.device).triu(1)
-    # The mask comes before exp, because above the diagonal the difference is positive and exp could overflow.
+    # The mask is applied before exp, because the difference is positive above the diagonal and exp could overflow.
     weights = (c.unsqueeze(-1) - c.unsqueeze(-2)).to(v.dtype).masked_fill(later, -math.inf).exp()
     if factors is not None:
         factors = _cut(factors.view(1, 1, *factors.shape), chunk)
@@ -91,14 +91,14 @@ def decayed_causal_sums(
     parts = keys.transpose(-1, -2) @ (values * until)
     states = _scan_chunks(parts, since[..., -1:, :], carried)
     y = y + (queries @ states[:, :, :-1]) * since
-    # A copy, because a view would keep the states of all chunks in memory.
+    # This is a copy, because a view would keep the states of all chunks in memory.
     return y.flatten(2, 3)[:, :, :length], states[:, :, -1].clone()
 
 
 def sum_logs(logs: Tensor, dim: int) -> Tensor:
     """Running sums of `logs` from the start of a chunk, in float64 where the device has it.
 
-    Only differences of these sums are used. After almost closed gates, they are small differences of large numbers.
+    Only differences of these sums are used. After almost closed gates, the sums are large and their differences small.
     """
     return logs.cumsum(dim=dim, dtype=logs.dtype if logs.device.type == "mps" else torch.float64)
 
@@ -113,8 +113,8 @@ def featurewise_decayed_causal_sums(
 ) -> tuple[Tensor, Tensor]:
     """The same as `decayed_causal_sums`, but with one decay per feature, log d [B, H, T, C].
 
-    `chunk` is a power of two. The weight of a pair differs between features, so it is part of the product of query and
-    key. No exponential exceeds 1, see `_PairwiseProducts`.
+    `chunk` is a power of two. The weight of a pair differs between features, so the weights are part of the product of
+    query and key. No exponential exceeds 1; see `_PairwiseProducts`.
     """
     if kernels.serves(v.device, v.dtype):
         return kernels.sum_causally(phi_q, phi_k, v, log_decay, carried)
@@ -122,7 +122,8 @@ def featurewise_decayed_causal_sums(
     while chunk >= 2 * length:
         chunk //= 2
     queries, keys, values, log_decay = (_cut(x, chunk) for x in (phi_q, phi_k, v, log_decay))
-    c = log_decay.cumsum(dim=-2)  # not `sum_logs`: with one sum per feature, float64 would cost a fifth of the time
+    # `sum_logs` is not used, because float64 is slow with one sum per feature.
+    c = log_decay.cumsum(dim=-2)
     y = _PairwiseProducts.apply(queries, keys, c) @ values
     until, since = (c[..., -1:, :] - c).exp(), c.exp()
     parts = (keys * until).transpose(-1, -2) @ values

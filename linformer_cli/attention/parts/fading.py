@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from linformer_cli.attention.base import AttentionOptions, AttentionShape
 
-# This is far below the square of any useful sum, and a sum of 0 stays 0.
+# This is far below the square of any useful sum. It keeps a sum of 0 at 0.
 _EPSILON = 1e-6
 
 
@@ -19,14 +19,15 @@ class FadingOptions(AttentionOptions):
         float | None,
         Field(
             ge=1,
-            description="shortest memory: positions until a weight falls to 1/e (default: a row, at most the longest)",
+            description="shortest memory: positions until a weight falls to 1/e (default: one row, at most the "
+            "longest)",
         ),
     ] = None
     longest_memory: Annotated[
         float | None,
         Field(
             ge=1,
-            description="longest memory: positions until a weight falls to 1/e (default: an image, at least the "
+            description="longest memory: positions until a weight falls to 1/e (default: one image, at least the "
             "shortest; with one head, the shortest)",
         ),
     ] = None

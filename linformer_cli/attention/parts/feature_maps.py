@@ -78,7 +78,7 @@ def _clamp_huge(x: Tensor) -> Tensor:
 class Poly2(FeatureMap):
     """The kernel (q . k)^2, computed from the K (K + 1) / 2 distinct products of two coordinates.
 
-    A product of different coordinates stands for two equal terms and is weighted by sqrt(2). The cost is T C V, which
+    A product of different coordinates stands for two equal terms and is weighted by sqrt(2). The cost is T C V. This
     pays off if T is well above K^2 (Katharopoulos 2020, section 3.2.1). Coordinates are limited to 5e7 in float32, so
     that no product of four overflows.
     """
@@ -98,9 +98,9 @@ class Poly2(FeatureMap):
 
     def _multiply_pairs(self, x: Tensor) -> Tensor:
         first, second = self.pairs
-        # The weights are not a buffer, because casting the model to bfloat16 would round it.
+        # The weights are not a buffer, because casting the model to bfloat16 would round them.
         weights = torch.where(first == second, 1.0, torch.tensor(2.0, dtype=x.dtype, device=x.device).sqrt())
-        # index_select is four times as fast as x[..., first] on a CPU, forward and backward.
+        # On a CPU, index_select is faster than x[..., first], forward and backward.
         return x.index_select(-1, first) * x.index_select(-1, second) * weights
 
 

@@ -48,8 +48,8 @@ class ScaleOffset(nn.Module):
 class GatedAttention(Attention):
     """Queries, keys, the bias by distance, and the weights computed from them.
 
-    `span` is the number of distances with a bias, and the n that products or outputs are divided by. It is constant,
-    because steps could not match the parallel form if it were the number of positions seen so far.
+    `span` is the number of distances with a bias, and also the n that products or outputs are divided by. `span` is
+    constant. If it were the number of positions seen so far, steps could not match the parallel form.
     """
 
     family = "gated"
@@ -84,7 +84,7 @@ class GatedAttention(Attention):
         return self.key.scale.new_zeros(self.span) if self.bias is None else self.bias.flip(0)
 
     def build_scale_offset(self) -> ScaleOffset:
-        """A scale and offset for Z; with 'length', products start near 0; with 'width', they are divided by sqrt(K)."""
+        """A scale and offset for Z. The scale starts near 0 with 'length', and near 1 with 'width'."""
         return ScaleOffset(self.shape.key_width, 0.0 if self.options.scale == "length" else 1.0)
 
     def activate(self, scores: Tensor) -> Tensor:

@@ -2,10 +2,10 @@
 
     y_t = softmax over { near keys t - window < j <= t } and { the first floor(t / span) * rank rows }
 
-The mechanisms with compressed rows share this file. Near keys are scored per block of queries, and rows are scored for
-a whole group of blocks at once; `GROUP_SCORES` limits the size of a group. Scores are dropped after each group, and the
-backward pass recomputes them from the logarithm of each query's total weight. Memory is therefore linear in T; autograd
-would keep T * (rows + window) numbers twice.
+`linformer` and `long_short` use this file. Near keys are scored per block of queries. Rows are scored for a whole group
+of blocks at once, and `GROUP_SCORES` limits the size of a group. Scores are dropped after each group, and the backward
+pass recomputes them from the logarithm of each query's total weight. Memory is therefore linear in T. Autograd would
+keep T * (rows + window) numbers twice.
 """
 
 import math

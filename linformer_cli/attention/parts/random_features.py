@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from .causal_sums import divide_by_weight
 
-# Sums of sines and cosines can be 0 or negative. A denominator is raised to this share of its largest possible value.
+# Sums of sines and cosines can be 0 or negative, so a denominator is at least this share of its largest possible value.
 WEIGHT_FLOOR = 0.1
 
 
@@ -41,7 +41,7 @@ def draw_directions(
 
 def seeded_normal(seed: int, layer: int, step: int) -> Callable[[int, int, int], Tensor]:
     """Standard normal numbers, float64 on the CPU, that depend only on (seed, layer, step), on every machine."""
-    # numpy guarantees the raw words for all versions, but not its distributions. A float64 has 53 bits.
+    # numpy guarantees the same raw words for all versions, but not the same normal numbers. A float64 has 53 bits.
     words = np.random.Philox(key=np.array([seed, layer], dtype=np.uint64), counter=[0, 0, 0, step])
 
     def normal(blocks: int, rows: int, columns: int) -> Tensor:

@@ -5,12 +5,12 @@
     y_t  = sum over i of g_ti b_ti
 
 The b_ti are not stored. Instead, y_t = sum over j <= t of W_tj v_j with W_tj = sum over i of g_ti exp(e_ji - l_ti). The
-exponent is never positive, but exp(e_ji) or exp(-l_ti) alone can overflow in float32. Both are therefore taken relative
-to a reference a, the l_i of a position from j to t. The reference is at least e_ji and at most l_ti, so exp(e_ji - a)
-and exp(a - l_ti) are at most 1, and terms that underflow do not matter. Across chunks, a is l at the border. Inside a
-chunk, a block of 2 s positions uses the l in its middle for all pairs of its second half with its first half. Blocks
-with s = 1, 2, 4 .. cover the triangle, with one matrix product for each s. No result depends on a maximum over later
-positions.
+exponent is never positive, but exp(e_ji) or exp(-l_ti) alone can overflow in float32. Both exponents are therefore
+taken relative to a reference a, which is the l_i of some position from j to t. The reference is at least e_ji and at
+most l_ti, so exp(e_ji - a) and exp(a - l_ti) are at most 1, and terms that underflow do not matter. Across chunks, a is
+l at the border. Inside a chunk, a block of 2 s positions uses the l in its middle for all pairs of its second half with
+its first half. Blocks with s = 1, 2, 4 .. cover the triangle, with one matrix product for each s. No result depends on
+a maximum over later positions.
 """
 
 from typing import Any
