@@ -1,4 +1,4 @@
-"""The files of `lintx bench paper`: a page of tables, and the figures. Both are made from its report."""
+"""The page of tables and the figures of `lintx bench paper`, made from its report."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -71,7 +71,7 @@ def render_page(report: "PaperReport") -> str:
 
 
 def render_figures(report: "PaperReport") -> dict[str, bytes]:
-    """Render the figures for which there are rows. The keys are file names."""
+    """Render every figure that has rows. The keys of the result are file names."""
     figures: dict[str, bytes] = {}
     for kind in PLOT_FORMATS:
         if any(row.samples_seconds for row in report.sampling):
