@@ -59,7 +59,7 @@ class CeilingsReport:
 
 
 def time_samples(work: Callable[[], object], device: str, repeats: int) -> tuple[float, ...]:
-    """Return seconds per `work` in each of `repeats` samples, after a warm-up. A sample repeats `work` if it is short."""
+    """Return seconds per `work` in each of `repeats` samples, after a warm-up. A sample repeats short work."""
 
     def run(times: int) -> float:
         def work_often() -> None:

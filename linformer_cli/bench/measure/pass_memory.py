@@ -25,7 +25,7 @@ WARM_UP_POSITIONS = 256
 
 @dataclass(frozen=True)
 class PassMemory:
-    """Peak bytes and seconds of one pass. Memory includes its inputs but not its parameters.
+    """Peak bytes and seconds of one pass. Memory includes the inputs of the pass, but not the parameters.
 
     The seconds do not include the warm-up. `peak_bytes` is None if memory cannot be counted.
     """
@@ -55,7 +55,7 @@ def measure_pass_memory(setup: PassSetup, limit_seconds: float) -> PassMemory:
 
 
 def measure(given: dict[str, Any]) -> dict[str, Any]:
-    """Measure a pass in this process, which should be fresh. `PassSetup` and `PassMemory` are passed as plain values."""
+    """Measure a pass in this process, which should be fresh. Both `PassSetup` and `PassMemory` are plain values."""
     setup = PassSetup(**given)
     build_pass(replace(setup, positions=min(setup.positions, WARM_UP_POSITIONS), batch=1))()
     seconds, growth = measure_process_growth(build_pass(setup))
