@@ -52,7 +52,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "cifar10-paper": _PAPER_RECIPE,
 }
 
-# Default learning rates of optimizers whose learning rate differs from AdamW's. A recipe may override them.
+# Default learning rates of optimizers whose learning rate differs from AdamW's. `RECIPES` may override them.
 LEARNING_RATES = {"muon": 8e-3}
 
 

@@ -264,8 +264,8 @@ class _PaperBench:
             self._reduced.append(f"time and memory against T: at {listed}; the paper's are 512 to 65,536")
         if self._sizes.pass_positions < PASS_POSITIONS:
             self._reduced.append(
-                f"time and memory against T: {self._sizes.pass_positions:,} positions a pass (one sequence where T is "
-                f"longer), lintx bench attention takes {PASS_POSITIONS:,}"
+                f"time and memory against T: {self._sizes.pass_positions:,} positions per pass (one sequence where T "
+                f"is longer), instead of {PASS_POSITIONS:,} as in lintx bench attention"
             )
         settings = AttentionSettings(
             repeats=_PASSES_OF_ROUND,

@@ -70,7 +70,7 @@ class Schedule:
                 waiting.remove(part)
                 part.release()
         self.reduced += [
-            f"{part.name}: {part.rounds_done} of {part.rounds} rounds, the time was up"
+            f"{part.name}: {part.rounds_done} of {part.rounds} rounds because time ran out"
             for part in self.parts
             if part.rounds_done < part.rounds
         ]
@@ -90,7 +90,7 @@ class Schedule:
             ends = last_start if part.rounds == 1 else max(ends, last_start)
         cut = [title for title in part.groups if not self._run_group(part, title, last_start, ends)]
         if first and cut:
-            self.reduced.append(f"{part.name}: left out or cut short, the time was up: {'; '.join(cut)}")
+            self.reduced.append(f"{part.name}: left out or cut short because time ran out: {'; '.join(cut)}")
             part.groups = {title: turns for title, turns in part.groups.items() if title not in cut}
         took = self._clock() - began
         part.next_round_seconds = took / (_FIRST_ROUND_FACTOR if first else 1.0)

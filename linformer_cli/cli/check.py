@@ -33,10 +33,10 @@ def check(
 ) -> None:
     """Measure how closely the parallel and the step form of a model agree.
 
-    Samples images from the model step by step. In float64, compares the predictions of the steps with those of the
-    parallel form. Also checks that the parallel form gives the same predictions in blocks, and that later values do not
-    change earlier predictions. The first comparison is repeated in float32. The exit code is 1 if an error exceeds its
-    tolerance.
+    Samples images from the model step by step, then compares the predictions of the steps with those of the parallel
+    form, in float64 and in float32. Also checks in float64 that the parallel form gives the same predictions when it
+    reads an image in blocks, and that later values do not change earlier predictions. The exit code is 1 if an error
+    exceeds its tolerance.
 
     Examples:
 

@@ -29,7 +29,7 @@ namespace {
 struct Entry {
     const char* name;
     void (*run)(const Pass&, const Operation&);
-    bool has_state;  // runs in COMMIT too
+    bool has_state;  // operations with a state also run in COMMIT
 };
 
 const Entry ENTRIES[] = {
@@ -84,7 +84,7 @@ void step(const Program& program, int64_t position) {
 void look_ahead(const Program& program, Drawing& drawing) {
     const int64_t known = drawing.known, left = drawing.count - known;
     const int64_t rows = left < drawing.rows ? left : drawing.rows;
-    const int64_t start = drawing.first + known - 1;  // position of the next token, which holds the last known value
+    const int64_t start = drawing.first + known - 1;  // position of the next token: it holds the last known value
     int64_t* next = drawing.values + known;
     // The first guess is the value above. Later passes use values drawn after a wrong guess, which are better guesses.
     for (int64_t& index = drawing.guessed; index < known + rows - 1; index++)

@@ -161,7 +161,7 @@ def choose_columns(rows: Sequence[Record], columns: Sequence[Column], keep: Sequ
 def flatten_speed(row: "ModelRow") -> dict[str, Any]:
     """Flatten a sampling or training row. Extrapolated figures keep separate columns.
 
-    The quartiles are those of the row's only speed, measured or extrapolated.
+    A row has one speed, either measured or extrapolated; the quartiles belong to this speed.
     """
     low, high = row.speed_quartiles or (None, None)
     whole = asdict(row)

@@ -106,7 +106,7 @@ def measure_free_memory(device: str) -> int | None:
     if device.startswith("cuda"):
         import torch
 
-        torch.cuda.empty_cache()  # so that memory which torch holds in reserve counts as free
+        torch.cuda.empty_cache()  # returns torch's reserve to the device, so that it counts as free
         return int(torch.cuda.mem_get_info(device)[0])
     if device != "cpu":
         return None

@@ -20,7 +20,7 @@ _COPY_BYTES = 2**28
 # More rows are not expected to make a product faster.
 MOST_ROWS = 1024
 
-# A function that times work on a device `repeats` times and returns the seconds of one work in each sample.
+# A function of (work, device, repeats). It takes `repeats` samples and returns the seconds per call of `work` in each.
 Timer = Callable[[Callable[[], object], str, int], tuple[float, ...]]
 
 

@@ -82,7 +82,7 @@ def measure_process_growth(work: Callable[[], object]) -> tuple[float, int]:
 
 
 def _reset_peak() -> int:
-    """Reset the peak of the process if the system can (only Linux). Return the bytes from which the next peak rises."""
+    """Reset the peak of the process, which only Linux can do. Return the bytes from which the next peak rises."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     return _peak()

@@ -12,7 +12,7 @@
 namespace {
 
 // out [heads, width] <- LayerNorm over all of x [heads, width]. Heads of `out` are `stride` apart; gain and shift are
-// [heads, widest]. Where squares could overflow, x is scaled down, which does not change a LayerNorm.
+// [heads, widest]. Where squares could overflow, x is scaled down; this does not change a LayerNorm.
 inline void norm_heads(int64_t heads, int64_t width, const float* x, const float* gain, const float* shift, int64_t widest,
                        float* out, int64_t stride) {
     const int64_t count = heads * width;

@@ -1,10 +1,11 @@
 // LSH attention: softmax over the last `window` positions with the same hash in any round. A position without any such
 // position returns its own value.
 //
-// State of each head: keys [capacity, K], which are scaled queries of length 1 / sqrt(K); values [capacity, V]; rings
-// of positions, int32 [rounds, buckets, window], -1 where unused. Constants of each head: rotations [K, rounds, buckets
-// / 2]. Scratch of each head: products, float64 [rounds, buckets / 2]; marks, int32 [capacity], which are 0 between
-// calls. Integers: capacity, rounds, buckets, window. Reals: the largest element that is not scaled down.
+// State of each head: keys [capacity, K], which are queries scaled to length 1 / sqrt(K); values [capacity, V]; rings
+// of positions, int32 [rounds, buckets, window], -1 where unused.
+// Constants of each head: rotations [K, rounds, buckets / 2].
+// Scratch of each head: products, float64 [rounds, buckets / 2]; marks, int32 [capacity], which are 0 between calls.
+// Integers: capacity, rounds, buckets, window. Reals: the largest element that is not scaled down.
 #pragma once
 
 #include <cmath>

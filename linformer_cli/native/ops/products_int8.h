@@ -79,7 +79,7 @@ private:
 #elif defined(__AVX2__)
         return bits_as<ints::part>(_mm256_madd_epi16(bits_as<__m256i>(weights), bits_as<__m256i>(x)));
 #else
-        const ints::part products = bits_as<ints::part>(weights * x);  // at most 127 * 128, which fits
+        const ints::part products = bits_as<ints::part>(weights * x);  // at most 127 * 128, so it fits into 16 bits
         return (bits_as<ints::part>(bits_as<words::part>(products) << 16) >> 16) + (products >> 16);
 #endif
     }

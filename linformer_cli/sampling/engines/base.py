@@ -20,12 +20,12 @@ class Engine(ABC):
     """Steps `batch` images of `model`. Building the engine also starts the first images, as `start(state)` does.
 
     Every engine computes what `PixelModel.step` computes, up to rounding; engines differ in speed. An engine may copy
-    the weights when it is built. `look_ahead` allows it to compute several values in one pass, which never changes a
-    result. `products` is the type of the inputs and weights of matrix products (None: the model's type).
+    the weights when it is built. `look_ahead` allows an engine to compute several values in one pass. This does not
+    change the results. `products` is the type of the inputs and weights of matrix products (None: the model's type).
     """
 
     name: ClassVar[str]
-    # Whether the engine has ever been run on its device; `auto` never chooses one that has not.
+    # Whether the engine has ever been run on its device. `auto` never chooses an untried engine.
     tried: ClassVar[bool] = True
 
     # The number of look-ahead passes through the layers since `start`.

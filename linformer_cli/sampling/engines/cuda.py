@@ -62,7 +62,7 @@ class CudaEngine(Engine):
             if not isinstance(block, TransformerBlock) or not isinstance(block.attention.inner, LinearAttention):
                 return "it supports linear attention only"
             if block.attention.inner.options.feature_map not in COMPILED_MAPS:
-                # Other maps read numbers from the host, which a graph cannot do.
+                # Other maps read numbers from the host, and a graph cannot do that.
                 return f"it supports the feature maps {' and '.join(COMPILED_MAPS)} only"
         return cls.refuse_products(model, products)
 
