@@ -39,7 +39,7 @@ def approximation(
         Path | None,
         typer.Option("--plot", help="Write medians and quartiles to a .png or .svg file.", show_default=False),
     ] = None,
-    error: Annotated[ErrorName, typer.Option("--error", help="The error in table and plot.")] = ErrorName.OUTPUT,
+    error: Annotated[ErrorName, typer.Option("--error", help="The error that table and plot show.")] = ErrorName.OUTPUT,
     style: options.Style = "table",
     json: options.Json = False,
 ) -> None:

@@ -44,10 +44,11 @@ def complete(
         int, typer.Option("-n", "--count", min=1, max=_MOST_COMPLETIONS, help="Completions of each image.")
     ] = 3,
     out: Annotated[Path, typer.Option("-o", "--out", help="PNG file for the result.")] = Path("completed.png"),
-    fit: Annotated[Fit, typer.Option("--fit", help="How to fit an image of another aspect ratio.")] = "crop",
+    fit: Annotated[Fit, typer.Option("--fit", help="How to fit an image with another aspect ratio.")] = "crop",
     invert: Annotated[bool, typer.Option("--invert", help="Invert the images first.")] = False,
     scale: Annotated[
-        int | None, typer.Option("--scale", min=1, max=64, help="Enlarge the pixels.", show_default=False)
+        int | None,
+        typer.Option("--scale", min=1, max=64, help="Factor by which pixels are enlarged.", show_default=False),
     ] = None,
     gif: Annotated[
         Path | None,

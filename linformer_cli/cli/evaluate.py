@@ -49,7 +49,7 @@ def evaluate(
         str | None,
         typer.Option(
             "--against",
-            help="Another checkpoint, measured in parallel on the same images; shows the paired difference.",
+            help="Another checkpoint to compare with: measured in parallel on the same images, image by image.",
             show_default=False,
             metavar="CHECKPOINT",
         ),

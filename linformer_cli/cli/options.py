@@ -37,9 +37,9 @@ Engine = Annotated[
     str,
     typer.Option(
         "--engine",
-        help="How to step the model: auto (the fastest that supports it), native (fused kernels, for linear "
-        "attention on a CPU with a C++ compiler), cuda (CUDA graphs, for linear attention; never chosen by auto) or "
-        "textbook (plain torch, supports every model).",
+        help="How to step the model: auto (the fastest engine that supports it), native (compiled kernels, on a CPU "
+        "with a C++ compiler), cuda (CUDA graphs, for linear attention; never chosen by auto) or textbook (plain "
+        "torch, supports every model).",
         metavar="NAME",
     ),
 ]

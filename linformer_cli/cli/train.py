@@ -80,7 +80,7 @@ def train(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the settings, sizes and the time of one step; train nothing.")
+        bool, typer.Option("--dry-run", help="Print the settings, the sizes and the time of one step. Train nothing.")
     ] = False,
     quiet: options.Quiet = False,
     json: options.Json = False,

@@ -47,8 +47,8 @@ def render_page(report: "PaperReport") -> str:
         lines.append(f"Not finished: {', '.join(report.unfinished)}.")
     lines += _table("Sampling", [flatten_speed(row) for row in report.sampling], SAMPLING_FILE_COLUMNS)
     if report.sampling:
-        lines += ["", f"Published: {published.source}. Its hardware: {_list(published.hardware)}."]
-        lines += ["Its bits/dim leave out the first value of an image; ours count every value."]
+        lines += ["", f"Published figures: {published.source}. Their hardware: {_list(published.hardware)}."]
+        lines += ["Published bits/dim leave out the first value of an image; ours count every value."]
     lines += _table("Training", [flatten_speed(row) for row in report.training], TRAINING_FILE_COLUMNS)
     scaling = flatten_growth(report.scaling, report.exponents)
     lines += _table("Time and memory against T", scaling, SCALING_COLUMNS)
@@ -64,7 +64,7 @@ def render_page(report: "PaperReport") -> str:
     ]
     lines += _table("The ceilings of this machine", ceilings, _CEILING_COLUMNS)
     speed = report.ceilings.copy.gigabytes_per_second
-    lines += ["", f"Memory copies reach {speed:.3g} GB/s, with each byte counted twice, as read and as written."]
+    lines += ["", f"Memory copies reach {speed:.3g} GB/s. Each byte counts twice, as read and as written."]
     if report.reduced:
         lines += ["", "## Less than in the paper", "", *(f"- {line}" for line in report.reduced)]
     return "\n".join([*lines, ""])

@@ -43,10 +43,11 @@ void mix_norm_heads(const Pass& pass, const Operation& op) {
 }
 
 // Adds a position to the averages of its chunk. The averages of a finished chunk become `rank` rows of the cache, where
-// later positions see them. Weights are exponentials of the extra scalars. State: the cache, keys [H, capacity, K] and
-// values [H, capacity, V]; the largest scalar so far [H, rank]; and, relative to this scalar, the sums [H, rank, 1 + K
-// + V] of weights, weighted keys and weighted values. Shared: gain and shift of the norm of the averages. Integers:
-// capacity, the first row for averages, chunk, rank, widest.
+// later positions see them. Weights are exponentials of the extra scalars.
+// State: the cache, keys [H, capacity, K] and values [H, capacity, V]; the largest scalar so far [H, rank]; the sums
+// [H, rank, 1 + K + V] of weights, weighted keys and weighted values, relative to the largest scalar.
+// Shared: gain and shift of the norm of the averages. Integers: capacity, the first row for averages, chunk, rank,
+// widest.
 void mix_compress(const Pass& pass, const Operation& op) {
     const Mix mix{pass, op}, whole{pass, op, 1};
     const int64_t H = mix.heads, K = mix.key_width, V = mix.value_width, width = 1 + K + V, capacity = mix.integer(0);

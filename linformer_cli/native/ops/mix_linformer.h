@@ -1,7 +1,7 @@
 // Linformer: softmax attention over the projected rows of finished blocks and the exact positions of the unfinished
-// block. State: a stack of keys [capacity, K] and values [capacity, V] of each head. Shared: the projections [H or 1,
-// rank, block] of keys and of values. A finished block is replaced by its projection. Integers: capacity, rank, block,
-// the number of projections.
+// block. A finished block is replaced by its projection.
+// State of each head: a stack of keys [capacity, K] and values [capacity, V]. Shared: the projections [H or 1, rank,
+// block] of keys and of values. Integers: capacity, rank, block, the number of projections.
 #pragma once
 
 #include <cstdint>
