@@ -189,7 +189,7 @@ def _build_trainer(
     if team.count > 1:
         talk(f"{team.count} processes, each with its share of every {settings.train.batch} images")
     if trainer.model.is_compiled(torch_dtype(precision.value)):
-        talk("attention in kernels compiled for this processor")
+        talk("attention uses kernels compiled for this processor")
     if settings.model.classes:
         talk(
             f"conditioned on {settings.model.classes} classes: bits/dim are given the class; add "
@@ -205,7 +205,7 @@ def _take_over(trainer: "Trainer", source: "Checkpoint") -> None:
     moved = trainer.take_over(load_weights(source))
     talk(f"copied {len(moved.taken)} tensors of {source.path} ({source.info.model.attention} attention)")
     talk(f"newly initialised: {summarise_names(moved.new)}")
-    talk(f"left out: {summarise_names(moved.left)}")
+    talk(f"not copied: {summarise_names(moved.left)}")
 
 
 def _run(trainer: "Trainer", json: bool) -> None:

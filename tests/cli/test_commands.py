@@ -78,7 +78,7 @@ def test_weights_move_to_another_mechanism(lintx, run_folder, tmp_path):
     outcome = lintx(*arguments, "--json")
     lines = outcome.stderr.splitlines()
     assert f"copied 32 tensors of {source / 'best'} (linear attention)" in lines
-    assert "newly initialised: none" in lines and "left out: none" in lines
+    assert "newly initialised: none" in lines and "not copied: none" in lines
     # Step 0 is measured before any training.
     with open(run / "metrics.csv", newline="", encoding="utf-8") as file:
         first = next(csv.DictReader(file))
