@@ -1,4 +1,4 @@
-"""The start of the `lintx` command: prepares the process before anything slow is imported."""
+"""The start of the `lintx` command. It prepares the process before any slow import."""
 
 import io
 import os
@@ -18,7 +18,7 @@ def main() -> NoReturn:
         from linformer_cli.cli.app import main as run
 
         run()
-    except KeyboardInterrupt:  # a second signal, while the first was being handled
+    except KeyboardInterrupt:  # a second signal arrived while the first was being handled
         _leave(signal.SIGINT)
     finally:
         signal.signal(signal.SIGTERM, _leave)
@@ -44,7 +44,7 @@ def _open_closed_streams() -> None:
 
 
 def _drop_unwritable_output() -> None:
-    """Keep the exit code if a stream is full: Python would flush it again at exit, fail, and end with 120."""
+    """Keep the exit code if a stream is full. At exit, Python would flush the stream again, fail, and return 120."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

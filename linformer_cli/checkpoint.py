@@ -1,7 +1,8 @@
-"""Checkpoints: a folder of `model.safetensors`, `config.json` and a model card, written whole or not at all.
+"""Checkpoints. A checkpoint is a folder of `model.safetensors`, `config.json` and a model card. It is written whole or
+not at all.
 
-`config.json` is the only copy of the configuration. It holds the SHA-256 of the weights, and of the training state if
-there is one. Pickled files are never opened. See docs/reference/formats.md.
+`config.json` is the only copy of the configuration. It holds the SHA-256 of the weights and of the training state, if
+any. Pickled files are never opened. See docs/reference/formats.md.
 """
 
 import hashlib
@@ -47,14 +48,14 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What a resume needs besides the weights: named tensors, and plain JSON values."""
+    """The data that a resume needs besides the weights: named tensors, and plain JSON values."""
 
     tensors: dict[str, Tensor]
     values: dict[str, Any]
 
 
 def shipped_checkpoints() -> dict[str, Path]:
-    """The folders of the models that come with lintx, by name: in the installed package, otherwise the repository."""
+    """The folders of the models that come with lintx, by name. They are in the installed package or the repository."""
     package = Path(__file__).resolve().parent
     folders = (package / "checkpoints", package.parent / "checkpoints")
     found = next((folder for folder in folders if folder.is_dir()), None)
@@ -62,16 +63,16 @@ def shipped_checkpoints() -> dict[str, Path]:
 
 
 def find_checkpoint(name: str | Path | None = None) -> Path:
-    """The checkpoint folder of a run, a checkpoint folder or a shipped name; existing paths come first.
+    """Find the checkpoint folder of a run, a checkpoint folder or a shipped name. Existing paths come first.
 
     None is the shipped default. The checkpoint of a run is its best, or its last if there is no best yet. Raises
-    `CheckpointError` for a path without a checkpoint, `UsageError` for an unknown name.
+    `CheckpointError` for a path without a checkpoint, and `UsageError` for an unknown name.
     """
-    if name is None:  # even if a folder here has the same name
+    if name is None:  # the shipped model, even if a folder here has the same name
         return _find_shipped(DEFAULT_CHECKPOINT)
     try:
         return _find(name, Path(name))
-    except (OSError, ValueError) as error:  # not a path, such as one that is too long
+    except (OSError, ValueError) as error:  # the name cannot be a path, for example because it is too long
         raise CheckpointError(f"no checkpoint at '{str(name)[:200]}': {_reason(error)}") from None
 
 
@@ -143,7 +144,7 @@ def load_weights(checkpoint: Checkpoint, device: str = "cpu", dtype: torch.dtype
     file = checkpoint.path / WEIGHTS
     tensors = _load_tensors(checkpoint, file, checkpoint.info.weights_sha256)
     try:
-        # Shapes are compared before memory is allocated: a damaged configuration may need any amount.
+        # Compare shapes before allocating memory, because a damaged configuration may ask for any amount.
         expected = expected_weights(checkpoint.info.model)
     except UsageError as error:
         raise CheckpointError(f"'{checkpoint.path / CONFIG}' describes no valid model: {error}") from None
@@ -155,7 +156,7 @@ def load_weights(checkpoint: Checkpoint, device: str = "cpu", dtype: torch.dtype
         if tensor.shape != expected[key].shape:
             shapes = f"{list(tensor.shape)}, its config needs {list(expected[key].shape)}"
             raise CheckpointError(f"'{file}': {key} has shape {shapes}")
-    # Copies, so that the file's bytes are not kept and every tensor is aligned as torch aligns its own.
+    # Copy the tensors, so that the file's bytes are freed and every tensor has torch's own alignment.
     copies = {key: tensor.to(expected[key].dtype, copy=True) for key, tensor in tensors.items()}
     model = build_skeleton(checkpoint.info.model)
     model.load_state_dict(copies, assign=True)
@@ -187,13 +188,13 @@ def save_checkpoint(
     training_state: TrainingState | None = None,
     weights_dtype: torch.dtype | None = None,
 ) -> CheckpointInfo:
-    """Replace a checkpoint folder. A crash at any moment leaves the old or the new one whole.
+    """Replace a checkpoint folder. A crash at any moment leaves the old or the new checkpoint whole.
 
-    Everything is written and flushed under a temporary name next to `folder`, which is then swapped in by renaming.
-    Raises `CheckpointError`, with the older checkpoint untouched, if the disk is full or not writable. `weights_dtype`
-    rounds floating-point weights, for shipping.
+    Everything is written and flushed to a temporary folder next to `folder`. Renaming then swaps the two. Raises
+    `CheckpointError`, with the older checkpoint untouched, if the disk is full or not writable. `weights_dtype` rounds
+    floating-point weights, for models that come with lintx.
     """
-    folder = Path(os.path.abspath(folder))  # `.` has no name to derive a temporary one from
+    folder = Path(os.path.abspath(folder))  # a temporary name cannot be derived from `.`
     writing = folder.with_name(f".{folder.name}.writing")
     try:
         shutil.rmtree(writing, ignore_errors=True)
@@ -218,18 +219,18 @@ def save_checkpoint(
 
 
 def _settled(folder: Path) -> Path | None:
-    """`folder` if it holds a checkpoint, or the older one if a swap was interrupted between its two renames."""
+    """Return `folder` if it holds a checkpoint. If a swap was interrupted between its renames, return the older one."""
     whole = Path(os.path.abspath(folder))
     aside = whole.parent / f".{whole.name}.replaced"
     return next((path for path in (folder, aside) if (path / CONFIG).is_file()), None)
 
 
 def _swap(writing: Path, folder: Path) -> None:
-    """Replace `folder` with `writing`. Between the two renames `_settled` still finds the older one."""
+    """Replace `folder` with `writing`. Between the two renames, `_settled` still finds the older checkpoint."""
     aside = folder.with_name(f".{folder.name}.replaced")
     if folder.exists():
         shutil.rmtree(aside, ignore_errors=True)
-        if aside.exists():  # on a network file system, files that another process has open stay
+        if aside.exists():  # on a network file system, files that another process has opened remain
             os.rename(aside, aside.with_name(f"{aside.name}-{time.time_ns()}"))
         os.rename(folder, aside)
     os.rename(writing, folder)
@@ -238,7 +239,7 @@ def _swap(writing: Path, folder: Path) -> None:
 
 
 def _rounded(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """The tensor on the CPU. Only floating-point tensors become `dtype`: counters and indices must not change."""
+    """Copy `tensor` to the CPU. Only floating-point tensors become `dtype`: counters and indices must not change."""
     return tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None)
 
 
@@ -258,7 +259,7 @@ def _load_tensors(checkpoint: Checkpoint, file: Path, digest: str) -> dict[str, 
 
 
 def _is_replaced(checkpoint: Checkpoint) -> bool:
-    """Whether another checkpoint has replaced it, such as the next save of a run."""
+    """Whether another checkpoint, such as the next save of a run, has replaced this one."""
     try:
         return read_checkpoint(checkpoint.path).info != checkpoint.info
     except CheckpointError:
@@ -271,7 +272,7 @@ def _read_tensors(file: Path, digest: str) -> dict[str, Tensor]:
     if file.resolve().parent != file.parent.resolve():
         raise CheckpointError(f"'{file}' links to a file outside its folder; copy that file here instead")
     try:
-        # Read, not mapped into memory: a resumed run replaces these files.
+        # The file is read, not mapped into memory, because a resumed run replaces it.
         data = file.read_bytes()
         if hashlib.sha256(data).hexdigest() != digest:
             raise CheckpointError(f"'{file}' is damaged or was replaced: its SHA-256 is not the one in {CONFIG}")
@@ -285,6 +286,6 @@ def _reason(error: Exception) -> str:
 
 
 def _document_digest(document: Mapping[str, Any]) -> str:
-    """The SHA-256 of a `config.json` without its own digest; independent of key order and white space."""
+    """The SHA-256 of a `config.json` without its own digest. It does not depend on key order and white space."""
     content = {key: value for key, value in document.items() if key != "config_sha256"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,6 +1,6 @@
-"""Configurations: frozen, typed, with unknown keys refused. Nothing here needs torch.
+"""Configurations. They are immutable and typed, and unknown keys are errors. Nothing here needs torch.
 
-Three tables describe a run, in `config.toml` as in memory: `[model]`, `[data]` and `[train]`. The fields of
+Three tables describe a run, both in `config.toml` and in memory: `[model]`, `[data]` and `[train]`. The fields of
 `NetworkConfig` and `TrainConfig` are also the options of `lintx train`, with their descriptions as help.
 """
 
@@ -16,7 +16,7 @@ from .errors import UsageError, unknown_name
 OptionValue = bool | int | float | str
 CHECKPOINT_FORMAT = 1
 LARGEST_IMAGE = 2**20
-# The settings that can give a run's length, and the length of a run without any of them.
+# The settings that can give a run's length, and the default length.
 LENGTHS = ("steps", "epochs", "max_time")
 DEFAULT_EPOCHS = 3.0
 
@@ -25,7 +25,8 @@ class Duration:
     """Marks a number of seconds, which the command line reads as `90s`, `10m` or `1h30m`."""
 
 
-# These bounds are far above any use. They keep damaged files from requesting all memory, and products within 64 bits.
+# These bounds are far above any use. They keep damaged files from requesting all memory, and they keep products within
+# 64 bits.
 LARGEST_SIZE = 65_536
 LARGEST_STEP = 2**40
 Size = Annotated[int, Field(gt=0, le=LARGEST_SIZE)]
@@ -40,7 +41,7 @@ Seconds = Annotated[float, Field(gt=0), Duration()]
 
 
 class Config(BaseModel):
-    """Base of every configuration: immutable; an unknown key is an error."""
+    """Base of every configuration. It is immutable, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -87,16 +88,17 @@ class NetworkConfig(Config):
     dropout: Fraction = Field(0.0, description="Share of a branch's outputs that training sets to 0.")
     context: Literal["previous", "neighbours", "wide", "hashed"] = Field(
         "neighbours",
-        description="Known values that a position sees directly: the previous one; its neighbours; a window of four "
-        "columns and three rows; the window and hashed groups of neighbours.",
+        description="Known values that a position sees directly. previous: only the previous value. neighbours: the "
+        "neighbouring values. wide: a window of four columns and three rows. hashed: this window and hashed groups of "
+        "neighbours.",
     )
     embedding: Literal["grid", "paper"] = Field(
-        "grid", description="Learned row, column and channel tables; or sinusoids, as in Katharopoulos 2020."
+        "grid", description="grid: learned tables of rows, columns and channels. paper: sinusoids (Katharopoulos 2020)."
     )
     head: Literal["categorical", "mixture"] = Field(
         "categorical", description="Distribution of a value: one logit per level, or a mixture of logistics."
     )
-    mixtures: Size = Field(10, description="Logistics of a mixture head.")
+    mixtures: Size = Field(10, description="Number of logistics of a mixture head.")
 
     @model_validator(mode="after")
     def _paper_embedding_needs_an_even_half(self) -> Self:
@@ -106,9 +108,9 @@ class NetworkConfig(Config):
 
 
 class ModelConfig(NetworkConfig):
-    """A whole model: the network and its images. Enough to rebuild it.
+    """A whole model: the network and its images. A model can be rebuilt from this configuration.
 
-    A model with `classes` is conditioned on the class of each image; 0 means unconditional.
+    A model with `classes` is conditioned on the class of each image. 0 means unconditional.
     """
 
     image: ImageShape
@@ -116,7 +118,7 @@ class ModelConfig(NetworkConfig):
 
     @property
     def class_bits_per_dim(self) -> float:
-        """The bits/dim that encoding an image's class adds: log2(classes) bits over T values, for uniform classes.
+        """The bits/dim that encoding an image's class adds: log2(classes) bits per T values, for uniform classes.
 
         Add it before comparing with an unconditional model: -log2 p(image) <= -log2 p(image | class) - log2 p(class).
         """
@@ -154,10 +156,10 @@ class TrainConfig(Config):
     )
     learning_rate: Positive = Field(2e-3, description="Peak learning rate.")
     final_learning_rate_fraction: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.02, description="Share of the peak learning rate at the end of the schedule."
+        0.02, description="Final learning rate of the schedule, as a share of the peak."
     )
     schedule: Literal["cosine", "trapezoid", "constant"] = Field(
-        "cosine", description="Learning rate after warm-up; a trapezoid falls in the last quarter."
+        "cosine", description="Learning rate after warm-up. trapezoid is constant, then falls in the last quarter."
     )
     warmup_steps: CountOrZero = Field(100, description="Steps of linear warm-up.")
     weight_decay: PositiveOrZero = Field(0.05, description="Decoupled weight decay of matrices.")
@@ -178,7 +180,7 @@ class TrainConfig(Config):
     evaluate_every: Count = Field(500, description="Steps between validations.")
     evaluate_images: Count = Field(512, description="Validation images, from the start of the split.")
     sample_every: CountOrZero = Field(500, description="Steps between sample grids; 0 turns them off.")
-    sample_images: Images = Field(16, description="Images of a sample grid.")
+    sample_images: Images = Field(16, description="Images in a sample grid.")
     save_every: Count = Field(200, description="Steps between saves.")
     keep_last: Count = Field(1, description="Number of newest saves to keep.")
 
@@ -191,7 +193,7 @@ class TrainConfig(Config):
 
 
 class InitFrom(Config):
-    """The checkpoint whose weights a run started from, its mechanism, and the steps it had been trained for."""
+    """The checkpoint whose weights a run started from: its mechanism, and the number of its training steps."""
 
     checkpoint: str
     weights_sha256: str
@@ -248,12 +250,12 @@ class CheckpointInfo(Config):
     training: TrainingSummary
     weights_sha256: str = ""
     training_sha256: str | None = None
-    # The digest of this document without this line. Remove the line to edit the file by hand.
+    # The digest of config.json without this key. To edit the file by hand, remove the key.
     config_sha256: str | None = None
 
 
 def parse_config(kind: type[ConfigType], values: Mapping[str, Any], where: str) -> ConfigType:
-    """Build `kind` from plain values. Raises `UsageError`, which names `where` and the key, for the first fault."""
+    """Build `kind` from plain values. For the first fault, raises a `UsageError` that names `where` and the key."""
     try:
         return kind.model_validate(dict(values))
     except ValidationError as error:
@@ -261,9 +263,9 @@ def parse_config(kind: type[ConfigType], values: Mapping[str, Any], where: str) 
 
 
 def describe_validation_error(kind: type[BaseModel], error: ValidationError, where: str) -> UsageError:
-    """The first fault of a pydantic error in one line, with a suggestion for an unknown key."""
+    """Describe the first fault of a pydantic error in one line, with a suggestion for an unknown key."""
     faults = error.errors()
-    # A misspelt key is also a missing key; the misspelling says more.
+    # If a key is misspelt, pydantic also reports it as missing. The misspelling is the better message.
     first = next((fault for fault in faults if fault["type"] == "extra_forbidden"), faults[0])
     path = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":

@@ -1,11 +1,11 @@
-"""Errors that the user can fix, each with the exit code of the command that it ends."""
+"""Errors that the user can fix. Each has an exit code for the command that it ends."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class LintxError(Exception):
-    """An error that one line explains: what is wrong, what was found, what to do."""
+    """An error explained in one line: what is wrong, what was found, what to do."""
 
     exit_code = 1
 
@@ -33,7 +33,7 @@ class DisagreementError(LintxError):
 
 
 class Interrupted(LintxError):
-    """A signal stopped the work after everything worth keeping was saved.
+    """A signal stopped the work. All results so far have been saved.
 
     `exit_code` is 128 plus the signal's number, as shells expect: 130 after Ctrl-C, 143 after SIGTERM.
     """
@@ -44,7 +44,7 @@ class Interrupted(LintxError):
 
 
 def unknown_name(kind: str, name: str, choices: Iterable[str]) -> UsageError:
-    """The error for a `name` that is not in `choices`; suggests the nearest."""
+    """Build the error for a `name` that is not in `choices`. It suggests the nearest choice."""
     known = sorted(choices)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known) or 'none'}"

@@ -1,4 +1,4 @@
-"""Writing files safely, and the user's cache folder. Images, checkpoints and tables are all written through here."""
+"""Writes files safely, and finds the user's cache folder. All images, checkpoints and tables are written here."""
 
 import errno
 import os
@@ -24,14 +24,14 @@ _ADVICE = {
 
 
 def user_cache() -> Path:
-    """The folder for downloads and compiled code: $LINTX_CACHE, else `lintx` in the user's cache. It may not exist yet.
+    """The folder for downloads and compiled code: $LINTX_CACHE, or else `lintx` in the user's cache. It may not exist.
 
     Raises `LintxError` if the user has no home folder.
     """
     if chosen := os.environ.get("LINTX_CACHE"):
         return Path(os.path.expanduser(chosen))
     cache = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(cache):  # the XDG rules: a relative path does not count
+    if not os.path.isabs(cache):  # by the XDG rules, a relative path is ignored
         cache = os.path.expanduser("~/.cache")
     if cache.startswith("~"):
         raise LintxError("cannot find your home folder; set LINTX_CACHE to a folder for downloads and compiled code")
@@ -44,12 +44,12 @@ def is_special(path: Path) -> bool:
 
 
 def write_file(path: str | os.PathLike[str], data: bytes, flush: bool = True) -> None:
-    """Write all of `data` to `path` or nothing, creating missing folders.
+    """Write all of `data` to `path`, or nothing. Missing folders are created.
 
-    The bytes go to a temporary file in the same folder, which is then renamed: a full disk or Ctrl-C leaves the old
-    file or none, never a partial one. A symbolic link keeps its target. A pipe or a device such as /dev/stdout is
-    written to directly. `flush` waits for the disk; without it many small files are written much faster, but a power
-    cut may damage the last ones.
+    The bytes go to a temporary file in the same folder, and this file is then renamed. A full disk or Ctrl-C leaves the
+    old file or none, never a partial one. If `path` is a symbolic link, its target is replaced. A pipe or a device such
+    as /dev/stdout is written to directly. `flush` waits for the disk. Without it, many small files are written much
+    faster, but a power cut may damage the last ones.
 
     Raises `LintxError` with the path and the reason if the system refuses, and for a pipe that nobody reads.
     """
@@ -65,18 +65,18 @@ def write_file(path: str | os.PathLike[str], data: bytes, flush: bool = True) ->
 def require_writable(path: str | os.PathLike[str]) -> None:
     """Raise `LintxError`, as `write_file` would, if it is already clear that `path` cannot be written.
 
-    Call it before hours of work. It creates nothing. It cannot foresee a full disk or a pipe without a reader.
+    Call this before long work. It creates nothing, and it cannot foresee a full disk or a pipe without a reader.
     """
     try:
         code = _foreseen_error(Path(os.path.realpath(path)))
-    except OSError as error:  # such as a name that is too long
+    except OSError as error:  # for example, the name is too long
         raise _explain(path, error) from None
     if code:
         raise _explain(path, OSError(code, os.strerror(code)))
 
 
 def _foreseen_error(target: Path) -> int:
-    """The error number that writing to `target` would fail with, or 0."""
+    """The number of the error with which writing to `target` would fail, or 0."""
     if target.is_dir():
         return errno.EISDIR
     if is_special(target):
@@ -113,7 +113,7 @@ def flush_folder(folder: Path) -> None:
 
 
 def _write_directly(path: str | os.PathLike[str], data: bytes) -> None:
-    # Without O_NONBLOCK, opening a pipe waits for a reader; with it, a pipe without a reader is an error.
+    # Without O_NONBLOCK, opening a pipe would wait for a reader. With it, a pipe without a reader is an error.
     handle = os.open(path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
     with open(handle, "wb") as opened:
         if hasattr(os, "O_NONBLOCK"):
@@ -123,7 +123,7 @@ def _write_directly(path: str | os.PathLike[str], data: bytes) -> None:
 
 def _write_then_rename(target: Path, data: bytes, flush: bool) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Not derived from the target's name, which may already be as long as the system allows.
+    # The temporary name is not derived from the target's name, which may already be as long as the system allows.
     temporary = target.parent / TEMPORARY_FILES.replace("*", secrets.token_hex(6))
     try:
         if flush:

@@ -1,4 +1,4 @@
-"""`metrics.csv`, the log of a training run: written, cut at a resume, and read as rows or as series."""
+"""Writes and reads `metrics.csv`, the log of a training run, and cuts it when a run is resumed."""
 
 import csv
 import dataclasses
@@ -16,7 +16,7 @@ METRICS_FILE = "metrics.csv"
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsRow:
-    """One row, of training or of a validation. A value that was not measured is None, an empty cell.
+    """One row of training or of a validation. A value that was not measured is None here and an empty cell in the file.
 
     `train_bits_per_dim` and `images_per_second` are means over the steps since the previous training row.
     """
@@ -60,7 +60,7 @@ class ValidationPoint:
 
 @dataclass(frozen=True)
 class RunSeries:
-    """All points of a run in the order they were logged. `label` distinguishes the run from those plotted with it."""
+    """All points of a run in the order of logging. `label` distinguishes the run from other runs in the same plot."""
 
     label: str
     run: Path
@@ -86,9 +86,9 @@ def append_row(file: Path, row: MetricsRow) -> None:
 
 
 def cut_metrics(file: Path, step: int, validated: bool = True) -> None:
-    """Drop the rows after `step`, which a run resumed at `step` writes again, and rows that a crash cut short.
+    """Drop the rows after `step`, and rows that a crash cut short. A run resumed at `step` writes these rows again.
 
-    The validation of `step` itself stays if `validated`. A missing file is created.
+    If `validated`, the validation at `step` itself is kept. A missing file is created.
     """
     _write(file, [row for row in _read_own(file) if _is_before(row, step, validated)])
 
@@ -111,12 +111,12 @@ def _is_before(row: Mapping[str, str], step: int, validated: bool) -> bool:
 
 
 def read_metrics(file: Path) -> list[dict[str, str]]:
-    """The cells of every row, by column; the last cells of a row that a crash cut short are None.
+    """The cells of every row, by column. If a crash cut a row short, its last cells are None.
 
     A missing file has no rows. Raises `LintxError` if the file cannot be read.
     """
     try:
-        # A spreadsheet may have saved it with a byte order mark.
+        # A spreadsheet program may have saved the file with a byte order mark.
         with open(file, newline="", encoding="utf-8-sig") as lines:
             return list(csv.DictReader(lines))
     except FileNotFoundError:
@@ -133,7 +133,7 @@ def has_steps(file: Path) -> bool:
 
 
 def _read_own(file: Path) -> list[dict[str, str]]:
-    """The rows of a file that has every column; raises `DataError` for other files."""
+    """The rows of a file. Raises `DataError` if a column is missing."""
     rows = read_metrics(file)
     if missing := [name for name in COLUMNS if any(name not in row for row in rows)]:
         raise DataError(f"'{file}' has no column '{missing[0]}'; restore its first line, or move the file away")
@@ -143,13 +143,13 @@ def _read_own(file: Path) -> list[dict[str, str]]:
 def load_runs(runs: Sequence[Path]) -> list[RunSeries]:
     """The series of every run, labelled with the end of its path.
 
-    Raises `UsageError` for a run that is named twice or is not a run, `DataError` for a log that is empty or damaged.
+    Raises `UsageError` if a run is named twice or a folder is not a run, and `DataError` if a log is empty or damaged.
     """
     return [_load_run(run, label) for run, label in zip(runs, label_runs(runs), strict=True)]
 
 
 def label_runs(runs: Sequence[Path]) -> list[str]:
-    """The folder names of the runs, with as many parent folders as it takes to distinguish them.
+    """The folder names of the runs, with as many parent folders as needed to distinguish them.
 
     Raises `UsageError` for a run that is named twice.
     """

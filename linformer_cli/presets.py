@@ -27,16 +27,17 @@ PRESETS: dict[str, NetworkConfig] = {
     "cifar10-paper": _PAPER.model_copy(update={"layers": 16}),
     # The network of the comparisons: 1.03 million parameters on MNIST.
     "mnist-small": NetworkConfig(),
-    # The best network found that two CPU cores train in an hour or two (docs/notes/quality.md).
+    # The best network found among those that two CPU cores train in an hour or two (docs/notes/quality.md).
     "mnist-wide": NetworkConfig(context="wide"),
-    # For tests and first tries: trains in seconds.
+    # For tests and first trials. It trains in seconds.
     "tiny": NetworkConfig(layers=2, heads=2, width=32, head_width=16, feed_forward=64),
 }
 
 DEFAULT_PRESET = "mnist-wide"
 
-# Training settings of a preset that differ from the defaults of `TrainConfig`, which suit `mnist-small`: the best found
-# for `mnist-wide`, and those of Katharopoulos 2020 (section 4.2 and released code) for its networks.
+# Training settings that differ from the defaults of `TrainConfig`, by preset. The defaults suit `mnist-small`. Those of
+# `mnist-wide` are the best found; those of the paper's networks are from Katharopoulos 2020 (section 4.2 and released
+# code).
 _PAPER_RECIPE = {
     "optimizer": "radam",
     "learning_rate": 1e-4,
@@ -51,25 +52,25 @@ RECIPES: dict[str, dict[str, Any]] = {
     "cifar10-paper": _PAPER_RECIPE,
 }
 
-# Default learning rates of optimizers that need another one than AdamW. A recipe may override them.
+# Default learning rates of optimizers whose learning rate differs from AdamW's. `RECIPES` may override them.
 LEARNING_RATES = {"muon": 8e-3}
 
 
 def complete_recipe(train: Mapping[str, Any]) -> dict[str, Any]:
-    """Training settings with the learning rate of their optimizer, if they lack one."""
+    """Return the settings. If they have no learning rate, add the default of their optimizer."""
     optimizer = train.get("optimizer")
-    known = isinstance(optimizer, str) and optimizer in LEARNING_RATES  # a file can hold anything
+    known = isinstance(optimizer, str) and optimizer in LEARNING_RATES  # a settings file may hold any type
     return {"learning_rate": LEARNING_RATES[str(optimizer)], **train} if known else dict(train)
 
 
 def preset_defaults(name: str) -> dict[str, Any]:
-    """The default of every network and training setting, by key, in the preset `name`."""
+    """The defaults of all network and training settings in the preset `name`, by key."""
     training = {key: field.default for key, field in TrainConfig.model_fields.items()}
     return {**training, **find_preset(name).model_dump(), **complete_recipe(RECIPES.get(name, {}))}
 
 
 def find_preset(name: str) -> NetworkConfig:
-    """The network called `name`; raises `UsageError` with a suggestion for an unknown name."""
+    """The network called `name`. Raises `UsageError` with a suggestion for an unknown name."""
     if name not in PRESETS:
         raise unknown_name("preset", name, PRESETS)
     return PRESETS[name]

@@ -1,10 +1,10 @@
-"""Bits/dim, durations, bytes, counts and shares as text for people."""
+"""Formats bits/dim, durations, bytes, counts and shares as text for people."""
 
 import math
 
 
 def format_bits(bits: float, error: float | None, digits: int = 4) -> str:
-    """Bits/dim with the standard error, '0.6929 +- 0.0030'; one image has no standard error, '0.6929'."""
+    """Bits/dim with the standard error, as '0.6929 +- 0.0030'. Without a standard error (one image), as '0.6929'."""
     return f"{bits:.{digits}f}" if error is None else f"{bits:.{digits}f} +- {error:.{digits}f}"
 
 

@@ -1,4 +1,4 @@
-"""The check before any timing. It refuses a mechanism whose parallel and step executions disagree."""
+"""The check before any timing. It refuses a mechanism whose parallel and step forms disagree."""
 
 import torch
 
@@ -8,13 +8,13 @@ from linformer_cli.model.pixel_model import PixelModel
 
 from .models import BenchModel
 
-# How much of the sequence is compared, and how many layers of an untrained model.
+# The number of positions that are compared, and the number of layers of an untrained model.
 CHECKED_POSITIONS = 96
 CHECKED_LAYERS = 2
 
 
 def require_agreement(model: PixelModel) -> None:
-    """Raise `DisagreementError` if the parallel and the step execution of the model disagree."""
+    """Raise `DisagreementError` if the parallel and the step form of the model disagree."""
     agreement = measure_agreement(model, positions=CHECKED_POSITIONS)
     if not agreement.passed:
         raise DisagreementError(
@@ -23,11 +23,11 @@ def require_agreement(model: PixelModel) -> None:
 
 
 def require_model_agrees(timed: BenchModel) -> None:
-    """Call `require_agreement`, for an untrained model with its first layers only."""
+    """Call `require_agreement`. Of an untrained model, only the first layers are checked."""
     model = timed.model
     if not timed.trained and model.config.layers > CHECKED_LAYERS:
-        # All layers of an untrained model have the same structure. Comparing a deep model in float64 would take longer
-        # than timing it.
+        # All layers of an untrained model have the same structure. Comparing all layers of a deep model in float64
+        # would take longer than timing the model.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = PixelModel(model.config.model_copy(update={"layers": CHECKED_LAYERS})).eval()

@@ -1,6 +1,6 @@
 """`lintx bench approximation`: how well performer's random features approximate softmax attention.
 
-It reports mean squared errors by feature map, kind of directions, number of features and norm of the inputs.
+The benchmark reports mean squared errors by feature map, kind of directions, number of features and norm of the inputs.
 """
 
 import functools
@@ -22,14 +22,14 @@ from linformer_cli.errors import UsageError
 from linformer_cli.model.mixers import build_attention
 
 SOFTMAX_FEATURE_MAPS = ("positive", "hyperbolic", "trig")
-# The share of pairs that counts as small.
+# The share of pairs with the smallest exp(x . y) in `small_kernel`.
 SMALL_SHARE = 0.25
 VALUE_WIDTH = 32
 
 
 @dataclass(frozen=True)
 class Draws:
-    """How inputs and directions are drawn: `draws` times, with `positions` queries and keys of width `head_width`."""
+    """The draws of inputs and directions: `draws` draws of `positions` queries and keys of width `head_width`."""
 
     positions: int = 128
     head_width: int = 32
@@ -54,13 +54,14 @@ class Spread:
 
 @dataclass(frozen=True)
 class Approximation:
-    """Mean squared errors of one kind of features against softmax, each with its spread over `draws`.
+    """Mean squared errors of one kind of features relative to softmax, each with its spread over `draws`.
 
     `features` is m, the size of the state, so all kinds are compared at equal cost. `norm` is the length of queries and
     keys in units of sqrt(K). `output` is the error of the attention outputs computed from the features alone, as in the
-    source. `bounded_output` is the error of the mechanism's own outputs. It differs from `output` for `trig` only,
-    where the mechanism bounds the denominator. `kernel` is the error of phi(x) . phi(y) against exp(x . y) over the
-    pairs j <= t, and `small_kernel` is the same error over the quarter of these pairs with the smallest exp(x . y).
+    Performer paper. `bounded_output` is the error of the mechanism's own outputs. It differs from `output` only for
+    `trig`, because there the mechanism bounds the denominator. `kernel` is the error of phi(x) . phi(y) as an estimate
+    of exp(x . y), over the pairs j <= t. `small_kernel` is the same error over the quarter of these pairs with the
+    smallest exp(x . y).
     """
 
     feature_map: str
@@ -79,7 +80,7 @@ class Approximation:
 
 
 class Measurement:
-    """The errors of one kind of features at one norm; a round is one draw of inputs and directions."""
+    """The errors of one kind of features at one norm. A round is one draw of inputs and directions."""
 
     def __init__(self, attention: PerformerAttention, norm: float, draws: Draws) -> None:
         self._attention, self._norm, self._draws = attention, norm, draws
@@ -108,18 +109,18 @@ def prepare(
 ) -> list[Measurement]:
     """Return a measurement for each feature map, kind of directions, number of features and norm, in this nested order.
 
-    Attention is causal and in float64. Queries and keys have random directions and length norm sqrt(K), as if their
-    entries had variance norm^2; values are N(0, 1). The inputs and directions of a draw depend only on the seed and the
-    number of the draw, so all measurements get the same inputs up to the norm.
+    Attention is causal and in float64. Queries and keys have random directions and the length norm * sqrt(K), as if
+    their entries had variance norm^2. Values are N(0, 1). The inputs and directions of a draw depend only on the seed
+    and the number of the draw, so all measurements get the same inputs up to the norm.
 
-    Raises `UsageError` for a number of features that the mechanism refuses, a feature map that does not estimate
-    softmax, and a norm whose squared kernel overflows float64.
+    Raises `UsageError` for a number of features that the mechanism refuses, for a feature map that does not estimate
+    softmax, and for a norm whose squared kernel overflows float64.
     """
     for feature_map in feature_maps:
         if feature_map not in SOFTMAX_FEATURE_MAPS:
             known = ", ".join(SOFTMAX_FEATURE_MAPS)
             raise UsageError(f"feature map '{feature_map}' does not estimate softmax; those that do: {known}")
-    # The square of exp(|q| |k| / sqrt(K)), the largest kernel, has to be finite.
+    # The largest kernel is exp(|q| |k| / sqrt(K)). Its square has to be finite.
     largest = math.sqrt(math.log(sys.float_info.max) / 2) / draws.head_width**0.25
     if (norm := max(norms, default=0.0)) > largest:
         raise UsageError(f"at K = {draws.head_width} norms above {largest:.3g} overflow float64, found {norm:g}")
@@ -172,7 +173,7 @@ def _attend_exactly(draws: Draws, draw: int, norm: float) -> _Exact:
 
 
 def _build_attention(feature_map: str, orthogonal: bool, features: int, draws: Draws) -> PerformerAttention:
-    """Build performer attention in float64. Directions are redrawn before use. The global random state is kept."""
+    """Build performer attention in float64, to be redrawn before use. The global random state does not change."""
     shape = AttentionShape(
         heads=1,
         key_width=draws.head_width,
@@ -213,7 +214,7 @@ def _measure_draw(
 
 
 def summarise(values: Sequence[float]) -> Spread:
-    """Return mean and quartiles. A single value is its own quartiles."""
+    """Return mean and quartiles. Both quartiles of a single value are this value."""
     if len(values) == 1:
         return Spread(values[0], values[0], values[0], values[0])
     return Spread(statistics.fmean(values), *statistics.quantiles(values, n=4, method="inclusive"))

@@ -27,21 +27,21 @@ from .rounds import BenchReport, Measurement, measure_groups
 from .rows import AttentionRow
 from .variants import Variant
 
-# Total number of positions in a pass. As in Katharopoulos 2020, the batch is inversely proportional to T, so that short
-# sequences keep the machine as busy as long ones.
+# Total number of positions in a pass. As in Katharopoulos 2020, the batch is inversely proportional to T, so that the
+# machine does about as much work for short sequences as for long ones.
 PASS_POSITIONS = 65_536
 # A row has two passes besides the repeats: one to measure memory and one to warm up.
 _EXTRA_PASSES = 2
-# A pass that is too slow is tried again, as the machine may have been busy.
+# A pass that is too slow is tried again, because the machine may have been busy.
 _ATTEMPTS = 2
 
 
 @dataclass(frozen=True)
 class AttentionSettings:
-    """How a pass is measured.
+    """The settings of the measurement.
 
-    A pass has `batch` sequences. Without `batch` it has `pass_positions` positions, but at least one sequence.
-    `limit_seconds` bounds all passes of a row.
+    A pass has `batch` sequences. Without `batch`, it has `pass_positions` positions, but at least one sequence.
+    `limit_seconds` is the time limit for all passes of a row.
     """
 
     repeats: int = 5
@@ -98,10 +98,10 @@ def run_attention_bench(
     report: Callable[[AttentionRow], None] = lambda row: None,
     check: Check = never_stop,
 ) -> AttentionReport:
-    """Compare the executions of every variant, then measure every variant at every length.
+    """Compare the parallel and step forms of every variant, then measure every variant at every length.
 
-    `report` is called with each row of a finished length. `check` is called before each pass and may raise:
-    `Interrupted` ends the benchmark and keeps the rows measured so far. Raises `DisagreementError` before any timing.
+    `report` is called with each row of a finished length. `check` is called before each pass. If it raises
+    `Interrupted`, the benchmark ends and keeps the rows measured so far. Raises `DisagreementError` before any timing.
     """
     groups = prepare(variants, positions, settings, ceilings, check)
     comparisons = [measurement.require_agreement for measurement in groups[0]]
@@ -127,7 +127,7 @@ def prepare(
     ceilings: Ceilings,
     check: Check = never_stop,
 ) -> list[list["AttentionMeasurement"]]:
-    """Return the measurements grouped by length, shortest first. Measurements of a group are interleaved."""
+    """Return groups of measurements by length, shortest length first. Measurements of a group are interleaved."""
     groups: list[list[AttentionMeasurement]] = []
     for length in sorted(set(positions)):
         inputs = Inputs()
@@ -144,9 +144,9 @@ def prepare(
 class AttentionMeasurement(Measurement[AttentionRow, Callable[[], None]]):
     """A mechanism at one length.
 
-    `shorter` is the same mechanism at the next shorter length. If the shorter length was left out, this one is left
-    out, too. The growth over the shorter lengths predicts whether this length fits. Mechanisms at the same length share
-    their `inputs`.
+    `shorter` is the same mechanism at the next shorter length. If that length was left out, this one is left out, too.
+    The growth over the shorter lengths predicts whether this length fits. Mechanisms at the same length share their
+    `inputs`.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class AttentionMeasurement(Measurement[AttentionRow, Callable[[], None]]):
         self._inputs, self._shorter = inputs, shorter
 
     def require_agreement(self) -> None:
-        """Raise `DisagreementError` if the executions disagree. Leave out a mechanism that refuses these sizes."""
+        """Raise `DisagreementError` if the two forms disagree. Leave out a mechanism that refuses these sizes."""
         try:
             require_agreement(build_checked_model(self._setup))
         except UsageError as error:
@@ -178,7 +178,7 @@ class AttentionMeasurement(Measurement[AttentionRow, Callable[[], None]]):
             try:
                 self.memory = self._measure_memory()
             finally:
-                self.check()  # Ctrl-C ends the fresh process, too
+                self.check()  # Ctrl-C also ends the fresh process, so this failure may be an interruption
         work = build_pass(self._setup, inputs=self._inputs)
         work()
         return work
@@ -239,7 +239,7 @@ class AttentionMeasurement(Measurement[AttentionRow, Callable[[], None]]):
             raise PassFailed(f"would need about {format_bytes(memory * setup.batch)}, {format_bytes(free)} are free")
 
     def list_points(self) -> tuple[list[Point], list[Point]]:
-        """Return seconds and bytes of one sequence, at this length and all shorter ones."""
+        """Return seconds and bytes of one sequence at this length and at all shorter lengths."""
         times, sizes = self._shorter.list_points() if self._shorter else ([], [])
         length, batch = self._setup.positions, self._setup.batch
         if self.samples:

@@ -1,7 +1,7 @@
 """`lintx bench copy`: how fast models with different mechanisms learn the copy task.
 
-Mechanisms are compared by the mean loss of the copied symbols after the same number of updates. `copy_task.py` names
-the source of the task.
+Mechanisms are compared by the mean loss of the copied symbols after the same number of updates. For the source of the
+task, see `copy_task.py`.
 """
 
 import math
@@ -44,7 +44,7 @@ Ending = Literal["finished", "budget", "interrupted", "failed"]
 
 @dataclass(frozen=True)
 class CopyPoint:
-    """Means over the last `points_every` updates: loss in nats per copied symbol, and share of correct guesses."""
+    """Means over the last `points_every` updates: loss in nats per copied symbol, and share of correct predictions."""
 
     update: int
     loss: float
@@ -149,7 +149,7 @@ class Learner:
             self.failed = f"the loss was NaN or infinite at update {len(self._updates) + 1}"
 
     def update(self, sequences: Tensor, copied: Tensor, number: int) -> tuple[float, float]:
-        """Train on one batch. Return loss and accuracy from before the update, so on unseen sequences."""
+        """Train on one batch. Return loss and accuracy from before the update, when these sequences are unseen."""
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate_at(number)
         for module in self.model.modules():
@@ -171,7 +171,7 @@ class Learner:
         return CopyPoint(update, loss, accuracy, learning_rate_at(update - 1))
 
     def row(self) -> CopyRow:
-        """Return all points so far, with one at the last update unless the model has failed."""
+        """Return all points so far. Unless the model has failed, the last point is at the last update."""
         done, every = len(self._updates), self._settings.points_every
         places = list(range(every, done + 1, every))
         if self.failed is None and done % every:
@@ -206,8 +206,8 @@ class Learner:
 def prepare(variants: Sequence[Variant], settings: CopySettings, ceilings: Ceilings) -> list[Learner]:
     """Return an untrained model for each of `variants`.
 
-    Raises `UsageError` for sizes that a mechanism does not support, and `DisagreementError` if the two executions of a
-    mechanism disagree.
+    Raises `UsageError` for sizes that a mechanism does not support, and `DisagreementError` if the parallel and the
+    step form of a mechanism disagree.
     """
     for variant in variants:
         setup = PassSetup(variant.attention, variant.options, HEADS, settings.width // HEADS, settings.length)
@@ -225,9 +225,9 @@ def run_copy_task(
 ) -> CopyReport:
     """Train one model per variant on the same sequences. The models take one update each in turn.
 
-    The benchmark ends after all updates, after `budget_seconds`, or when `stop` is set. Only whole rounds count, so the
-    curves are comparable wherever they end. `report` receives the new point of every mechanism. A model whose loss
-    becomes NaN or infinite keeps its points and takes no more updates.
+    The benchmark ends after all updates, after `budget_seconds`, or when `stop` is set. An update counts only if all
+    models finished it, so the curves are comparable wherever they end. `report` receives the new point of every
+    mechanism. A model whose loss becomes NaN or infinite keeps its points and takes no more updates.
 
     Raises the errors of `prepare` before any training.
     """
@@ -265,9 +265,9 @@ def run_copy_task(
 def _measure_round(
     learners: Sequence[Learner], settings: CopySettings, number: int, is_over: Callable[[], bool]
 ) -> bool:
-    """Update every model that still learns. Return False if none is left or time does not suffice for all.
+    """Update every model that still learns. Return False if no model is left or there is not enough time for all.
 
-    A round that is cut short is not recorded.
+    If the time runs out during the round, the round is not recorded.
     """
     batch = [part.to(settings.device) for part in draw_batch(settings.length, settings.seed, number)]
     learning = [learner for learner in learners if learner.failed is None]

@@ -1,7 +1,7 @@
 """The copy task of Katharopoulos 2020, section 4.1: its sizes, its sequences and its models.
 
 A sequence is w 0 w 0 0 ..: random symbols w, a separator, the same symbols again, then separators up to the end. A
-model that finds where the copy begins can predict all of it.
+model that finds where the copy begins can predict the whole copy.
 """
 
 import math
@@ -25,17 +25,18 @@ BATCH = 64
 LEARNING_RATE = 1e-3
 LOWER_LEARNING_RATE = 1e-4
 LOWER_AFTER_UPDATES = 3_000
-# The length is the paper's. The paper states neither width nor updates, so both are from the authors' released code.
+# The paper states the length. It does not state the width and the number of updates, so these are from the authors'
+# released code.
 PAPER_LENGTH, PAPER_WIDTH, PAPER_UPDATES = 128, 256, 10_000
 REDUCED_LENGTH, REDUCED_WIDTH = 32, 128
-# A shorter budget gets the reduced task.
+# With a shorter budget, the task is reduced.
 FULL_SIZE_BUDGET_SECONDS = 3_600.0
 SHORTEST_LENGTH = 8
 
 
 @dataclass(frozen=True)
 class CopySettings:
-    """What a user may choose. The curves have a point every `points_every` updates and one at the end."""
+    """The settings that a user may choose. Curves have a point every `points_every` updates and one at the end."""
 
     length: int
     width: int
@@ -78,8 +79,8 @@ def draw_batch(length: int, seed: int, update: int, batch: int = BATCH) -> tuple
     """Draw sequences int64 [B, length] and the mask bool [B, length] of their copied symbols.
 
     As in the authors' released code, the string has a random number of symbols, from a quarter of the sequence to
-    nearly half of it, so that the position alone does not tell where the copy begins. The batch depends only on `seed`
-    and `update`.
+    nearly half of it. The position alone therefore does not tell where the copy begins. The batch depends only on
+    `seed` and `update`.
     """
     generator = torch.Generator().manual_seed((seed * 1_000_003 + update) % 2**63)
     counts = torch.randint(length // 4, (length - 1) // 2, (batch, 1), generator=generator)
@@ -95,8 +96,9 @@ def draw_batch(length: int, seed: int, update: int, batch: int = BATCH) -> tuple
 class CopyModel(nn.Module):
     """Embeddings of symbol and position, the blocks of a pixel model, a norm and a linear layer to the symbols.
 
-    The blocks normalise before each branch, have no dropout and a feed-forward four times as wide as the model. The
-    authors' code differs: sinusoidal positions, normalisation after the sum, dropout of 0.1.
+    The blocks normalise before each branch, and they have no dropout. Their feed-forward layers are four times as wide
+    as the model. The authors' code differs: it has sinusoidal positions, normalisation after the sum, and dropout of
+    0.1.
     """
 
     def __init__(self, variant: Variant, settings: CopySettings) -> None:
@@ -124,7 +126,7 @@ class CopyModel(nn.Module):
 
 
 def build_config(variant: Variant, settings: CopySettings) -> ModelConfig:
-    """Return a network for the task's sequences, laid out as a nearly square image for mechanisms that use rows."""
+    """Return a network for the task. Some mechanisms use rows, so the sequence is laid out as a nearly square image."""
     row = max(1, round(settings.length**0.5))
     return ModelConfig(
         attention=variant.attention,

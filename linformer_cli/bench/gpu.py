@@ -1,8 +1,9 @@
 """`lintx bench gpu`: correctness and speed on a GPU in one run.
 
-Checks come first: kernels against plain torch in float64, the sampling engine against the model's own step, and the two
-executions of every mechanism on the device. It then times sampling at several batch sizes, many images at once,
-training next to softmax, and attention alone. A part that fails is recorded in the report and does not stop the others.
+The checks come first. They compare kernels with plain torch in float64, the sampling engine with the model's own step,
+and the parallel and step forms of every mechanism on the device. The benchmark then times sampling at several batch
+sizes, sampling of many images at once, training of linear attention and softmax, and attention alone. A part that fails
+is recorded in the report and does not stop the others.
 """
 
 import importlib
@@ -48,7 +49,7 @@ from .variants import parse_variants
 
 @dataclass(frozen=True)
 class ManyRow:
-    """Many images drawn as one batch."""
+    """The time of drawing many images as one batch."""
 
     preset: str | None
     images: int
@@ -75,8 +76,10 @@ class KernelRow:
 
 @dataclass
 class GpuReport:
-    """The results so far. `failed` gives the error of each part that failed; `missing` lists what is not
-    available here."""
+    """The results so far.
+
+    `failed` gives the error of each part that failed. `missing` lists software that is not available here.
+    """
 
     device: str
     checks: list[AgreementRow] = field(default_factory=list)
@@ -111,7 +114,7 @@ class GpuBench:
         self.result = GpuReport(device, environment=describe_environment())
 
     def run(self) -> GpuReport:
-        """Run all parts. An error from `check` passes through, and `result` then has the measurements so far."""
+        """Run all parts. If `check` raises, the error passes through, and `result` has the measurements so far."""
         if (refusal := triton_refusal(torch.device(self._device))) is not None:
             self.result.missing.append(f"kernels in Triton: {refusal}")
         parts = {
@@ -145,7 +148,8 @@ class GpuBench:
         sizes = self._sizes
         for precision in ("fp32", "bf16"):
             models = build_models(parse_variants(["linear"]), sizes.networks, self._device, precision)
-            # Whole images, since recording the graph is part of sampling; the textbook engine has a time limit.
+            # The first engine draws whole images, because recording the graph is part of sampling. Only the textbook
+            # engine has a time limit.
             for engine, limit in ((name_engine(models[0].model), None), (TEXTBOOK, sizes.limit_seconds)):
                 settings = SamplingSettings(
                     sizes.sampling_batches, sizes.repeats, (engine,), rerun=False, limit_seconds=limit
@@ -189,7 +193,7 @@ class GpuBench:
         self.result.training += rows
 
     def measure_attention(self) -> None:
-        """Time attention alone in bfloat16, forward and backward, and torch's softmax and flash-linear-attention."""
+        """Time attention alone, forward and backward in bfloat16, with torch's softmax and flash-linear-attention."""
         batch, heads = self._sizes.heads
         foreign = find_flash_linear_attention()
         if foreign is None:
@@ -240,7 +244,10 @@ def find_flash_linear_attention() -> Callable[..., Any] | None:
 
 
 def _differentiate_foreign(attend: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
-    """Run a library's passes for inputs [B, T, H, K]. Torch computes the feature map, and the library normalises."""
+    """Run a forward and backward pass of a library, which also normalises. Torch computes the feature map.
+
+    Inputs are [B, T, H, K].
+    """
     q, k, v = (part.detach().requires_grad_() for part in inputs)
     y, _ = attend(functional.elu(q) + 1, functional.elu(k) + 1, v, scale=1.0, normalize=True)
     torch.autograd.grad(y, [q, k, v], v.detach())

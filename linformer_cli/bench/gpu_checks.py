@@ -1,4 +1,4 @@
-"""The checks of `lintx bench gpu`. Each yields rows of an error found and an error allowed.
+"""The checks of `lintx bench gpu`. Each yields rows with the measured and the allowed error.
 
 Errors are relative to max(1, largest value). They are infinite if a value is NaN or infinite.
 """
@@ -26,9 +26,9 @@ from .variants import parse_variants
 
 # Errors allowed for kernels compared with float64, by the type of their inputs.
 KERNEL_TOLERANCES = {"fp32": 1e-4, "bf16": 2e-2}
-# Error allowed between two executions of a whole model in float32.
+# Error allowed between two forms of a whole model in float32.
 MODEL_TOLERANCE = 1e-3
-# Rounding may change one drawn value, which changes the rest of that image.
+# Rounding may change a drawn value, and this changes the rest of the image. A tenth of the images may therefore differ.
 COMPARED_IMAGES, OTHER_IMAGES = 32, 0.1
 
 
@@ -49,7 +49,7 @@ def check_attention(device: str, lengths: Sequence[int]) -> Iterator[AgreementRo
 
 
 def check_engines(device: str, networks: Sequence[tuple[str | None, ModelConfig]]) -> Iterator[AgreementRow]:
-    """Compare the images and the predictions at every position of the measured engine and the textbook engine."""
+    """Compare the measured engine with the textbook engine: their images, and their predictions at every position."""
     for subject in build_models(parse_variants(["linear"]), networks, device, "fp32"):
         model, images = subject.model, range(COMPARED_IMAGES)
         name = choose_engine(name_engine(model), model).value
@@ -65,7 +65,7 @@ def check_engines(device: str, networks: Sequence[tuple[str | None, ModelConfig]
 
 @torch.no_grad()
 def check_mechanisms(device: str) -> Iterator[AgreementRow]:
-    """Compare the two executions of every mechanism in float32."""
+    """Compare the parallel and the step form of every mechanism in float32."""
     for name in MIXERS:
         model = build_checked_model(PassSetup(name, {}, heads=2, head_width=16, positions=144)).to(device)
         values = torch.arange(2 * model.config.image.positions, device=device).view(2, -1) * 7 % 16
@@ -78,7 +78,7 @@ def check_mechanisms(device: str) -> Iterator[AgreementRow]:
 
 
 def name_engine(model: PixelModel) -> str:
-    """Return the engine to measure: `cuda` if it supports the model, even if `auto` would not, else `auto`."""
+    """Return the engine to measure: `cuda` if it supports the model, otherwise `auto`, which never chooses `cuda`."""
     return CudaEngine.name if CudaEngine.refusal(model) is None else AUTO
 
 
@@ -88,7 +88,7 @@ def build_linear(feature_map: str, width: int, heads: int = 2) -> LinearAttentio
 
 
 def draw_inputs(batch: int, heads: int, length: int, width: int, device: str, dtype: torch.dtype) -> list[Tensor]:
-    """Draw q, k and v [batch, heads, length, width], with equal values on every device."""
+    """Draw q, k and v [batch, heads, length, width]. The values are the same on every device."""
     drawn = torch.randn(3, batch, heads, length, width, generator=torch.Generator().manual_seed(length))
     return [part.to(device, dtype) for part in drawn]
 

@@ -13,8 +13,9 @@ class GpuSizes:
     """The sizes of all parts.
 
     `networks` holds pairs (name of the preset or None, network). `many` is the number of images drawn at once.
-    Attention alone is timed at `lengths` for `heads` (images, heads of each), and checked at `checked_lengths`.
-    `limit_seconds` bounds one row of training, or of sampling with the textbook engine.
+    Attention alone is timed at `lengths` and checked at `checked_lengths`. `heads` holds the number of images and the
+    number of heads per image. `limit_seconds` is the time limit for one row of training, or of sampling with the
+    textbook engine.
     """
 
     networks: Sequence[tuple[str | None, ModelConfig]]
@@ -45,7 +46,7 @@ def full_sizes() -> GpuSizes:
 
 
 def tiny_sizes() -> GpuSizes:
-    """Return sizes for which every part takes seconds on any device."""
+    """Return sizes so small that every part should take only seconds on any device."""
     network = ModelConfig(
         layers=1, heads=2, width=32, head_width=16, feed_forward=32, image=ImageShape(height=4, width=4, levels=16)
     )

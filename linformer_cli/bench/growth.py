@@ -6,20 +6,20 @@ from dataclasses import dataclass
 
 from .rows import BASELINE, AttentionRow
 
-# The fastest growth of any mechanism here. It is assumed if only one length was measured, and it bounds the growth
-# between two lengths, because a busy machine may have distorted either time.
+# The fastest growth of any mechanism here. It is assumed if only one length was measured. It also bounds the growth
+# between two lengths, because a busy machine may have distorted one of the two times.
 _WORST_EXPONENT = 2.0
 
-# A number of positions, and the value measured at that length.
+# A number of positions, and the value measured for it.
 Point = tuple[int, float]
 
 
 @dataclass(frozen=True)
 class Exponents:
-    """Time and memory of a mechanism as powers of T: between the last two lengths, and fitted over all.
+    """The exponents p of the growth T^p of time and memory, between the last two lengths and fitted over all lengths.
 
     `longest_positions` is the longest T measured. `overtakes_softmax` is the T above which the mechanism is faster than
-    softmax. It is None for softmax itself and if softmax was not measured.
+    softmax. It is None for softmax itself, and if softmax was not measured.
     """
 
     name: str
@@ -47,7 +47,7 @@ def fit_exponent(points: Sequence[Point]) -> float | None:
 class Overtaking:
     """The T from which one mechanism is faster than another, between the `shortest` and `longest` T measured for both.
 
-    `at` is None if the mechanism is faster at every length or slower at the last.
+    `at` is None if the mechanism is faster at every length, or slower at the last length.
     """
 
     at: float | None
@@ -62,15 +62,15 @@ class Overtaking:
 
 
 def find_overtaking(seconds: Sequence[Point], others: Sequence[Point]) -> Overtaking | None:
-    """Find the T from which the times `seconds` stay below the times `others`, over the lengths that both have.
+    """Find the T from which the times `seconds` stay below the times `others`. Only common lengths are compared.
 
-    Times are interpolated linearly in log T and log seconds. The result is None without a common length.
+    Times are interpolated linearly in log T and log seconds. The result is None if there is no common length.
     """
     mine, other = dict(seconds), dict(others)
     lengths = sorted(mine.keys() & other.keys())
     if not lengths:
         return None
-    leads = [math.log(other[length] / mine[length]) for length in lengths]  # above 0 where mine is faster
+    leads = [math.log(other[length] / mine[length]) for length in lengths]  # positive where `mine` is faster
     at = None
     last_slow = max((index for index, lead in enumerate(leads) if lead <= 0), default=None)
     if last_slow is not None and last_slow + 1 < len(leads):
@@ -81,9 +81,9 @@ def find_overtaking(seconds: Sequence[Point], others: Sequence[Point]) -> Overta
 
 
 def extrapolate(points: Sequence[Point], length: int) -> float | None:
-    """Predict y at `length` from the growth between the last two points, at least linear and at most quadratic.
+    """Predict y at `length` from the growth between the last two points.
 
-    The result is None without a point.
+    The growth is taken as at least linear and at most quadratic. The result is None if there are no points.
     """
     if not points:
         return None

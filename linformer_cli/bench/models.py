@@ -34,7 +34,7 @@ class BenchModel:
     run: TrainedRun | None = None
 
     def find_quality(self, runs: Sequence[TrainedRun]) -> Quality:
-        """Return the bits/dim of the model's own run, or else of the best of `runs` with exactly this model."""
+        """Return the bits/dim of the model's own run. Without one, take the best of `runs` with exactly this model."""
         found = self.run or find_trained(runs, self.model.config)
         return Quality() if found is None else found.quality
 
@@ -45,7 +45,7 @@ class BenchModel:
 
     @property
     def network(self) -> ModelConfig:
-        """The sizes of the model. Models of equal networks are compared with each other."""
+        """The sizes of the model. Models with equal networks are compared with each other."""
         return self.model.config.model_copy(update={"attention": BASELINE, "attention_options": {}, "dropout": 0.0})
 
 
@@ -56,13 +56,13 @@ def group_by_preset(models: Sequence[BenchModel]) -> list[list[BenchModel]]:
 
 
 def build_softmax_twin(model: PixelModel) -> PixelModel:
-    """Build a softmax model of the same size with random weights. Time does not depend on their values."""
+    """Build a softmax model of the same size with random weights. The time does not depend on the weights."""
     config = model.config.model_copy(update={"attention": BASELINE, "attention_options": {}})
     return PixelModel(config).to(device=model.device, dtype=model.dtype).eval()
 
 
 def with_softmax(name: str, model: PixelModel) -> list[BenchModel]:
-    """Return a trained model and, unless it is softmax itself, a softmax model of the same size."""
+    """Return a trained model and a softmax model of the same size. A trained softmax model is returned alone."""
     models = [BenchModel(name, model)]
     if model.config.attention != BASELINE:
         models.append(BenchModel(BASELINE, build_softmax_twin(model), trained=False))

@@ -40,20 +40,20 @@ from .variants import parse_variants
 METHODS = ("linear", "softmax", "lsh-1=lsh:rounds=1", "lsh-4=lsh:rounds=4")
 COPY_METHODS = ("linear", "softmax", "lsh-4=lsh:rounds=4")
 NETWORKS = ("mnist-paper", "cifar10-paper")
-# The key of the models from --runs whose networks are not the paper's.
+# The key of models from --runs with networks other than the paper's.
 _RUNS = "runs"
-# The share of a row's time that is timed. The rest is for probes, states and warm-ups.
+# The share of a row's time for timed work. The rest is for probes, states and warm-ups.
 _TIMED_SHARE = 0.5
-# A re-run may take this many times as long as other rows, because its four passes cannot be shortened.
+# Re-running softmax may take this many times as long as other rows, because its four passes cannot be shortened.
 _RERUN_PATIENCE = 12.0
 _FIRST_RESULTS_SECONDS = 30.0
-# Figures take seconds to draw, so files are not written after every group.
+# Drawing the figures takes seconds, so files are not written after every group.
 _SAVE_SECONDS = 120.0
-# One mechanism may take this share of the part's time at one length in one round. If softmax is too slow for it, only
+# In one round, one mechanism at one length may take this share of the part's time. If softmax exceeds the limit, only
 # softmax is left out.
 _LONGEST_POINT_SHARE = 0.05
-# Additional rounds are more informative than additional passes, because most passes are shorter than a busy moment of
-# the machine.
+# The number of passes in a round. Additional rounds are more informative than additional passes, because most passes
+# are shorter than a busy moment of the machine.
 _PASSES_OF_ROUND = 2
 
 
@@ -61,8 +61,8 @@ _PASSES_OF_ROUND = 2
 class PaperSettings:
     """The settings of `lintx bench paper`.
 
-    The bits/dim of `runs` are shown next to the same model. Runs of other networks are sampled, too. If `sizes` is
-    None, the budget determines the sizes.
+    The bits/dim of `runs` are shown in the rows of the same models. Runs of other networks are sampled, too. If `sizes`
+    is None, the budget determines the sizes.
     """
 
     budget_seconds: float
@@ -82,13 +82,13 @@ def run_paper_bench(
 
     `report` is called with the part, each row so far, and the number of the round, counted from 1. Rows that are left
     out are reported only in the first round. `save` is called with the report about every two minutes and at the end.
-    Raises `DisagreementError` if the two executions of a mechanism disagree.
+    Raises `DisagreementError` if the parallel and the step form of a mechanism disagree.
     """
     return _PaperBench(settings, report, save, stop or StopRequest()).run()
 
 
 class _PaperBench:
-    """The parts of the benchmark. Each part builds its measurements, kept by group title, when it begins."""
+    """The parts of the benchmark. A part builds its measurements when it begins, and keeps them by group title."""
 
     def __init__(
         self,
@@ -126,9 +126,10 @@ class _PaperBench:
         try:
             with contextlib.suppress(Interrupted):
                 self._build_models()
-                # Comparing the executions takes as long with a small budget as with a large one.
+                # The comparison of parallel and step forms takes equally long for all budgets. It must not use up a
+                # small budget.
                 self._schedule.run(max(budget / 2, budget - self._elapsed_seconds()))
-        finally:  # an error, too, keeps what was measured
+        finally:  # after an error, too, the measurements so far are saved
             report = self.describe()
             self._save(report)
         return report
@@ -162,7 +163,7 @@ class _PaperBench:
             self._sizes.rounds,
             self._precision,
             self._training_precision,
-            f"the two executions of every mechanism, in {next(iter(networks))}",
+            f"the parallel and step forms of every mechanism, in {next(iter(networks))}",
             [run.path for run in self._settings.runs],
             Source(),
         )
@@ -218,7 +219,7 @@ class _PaperBench:
             (name, batch) for batch in sizes.batches for name in self._models if batch <= largest.get(name, batch)
         ]
         for name, batch in wanted:
-            rows = len(self._models[name]) + 1  # softmax has two
+            rows = len(self._models[name]) + 1  # softmax has two rows
             limit = _TIMED_SHARE * seconds / len(wanted) / sizes.rounds / rows
             if not self._sampling:
                 limit = min(limit, _FIRST_RESULTS_SECONDS / rows)
@@ -263,8 +264,8 @@ class _PaperBench:
             self._reduced.append(f"time and memory against T: at {listed}; the paper's are 512 to 65,536")
         if self._sizes.pass_positions < PASS_POSITIONS:
             self._reduced.append(
-                f"time and memory against T: {self._sizes.pass_positions:,} positions a pass (one sequence where T is "
-                f"longer), lintx bench attention takes {PASS_POSITIONS:,}"
+                f"time and memory against T: {self._sizes.pass_positions:,} positions per pass (one sequence where T "
+                f"is longer), instead of {PASS_POSITIONS:,} as in lintx bench attention"
             )
         settings = AttentionSettings(
             repeats=_PASSES_OF_ROUND,

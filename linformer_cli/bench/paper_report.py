@@ -1,4 +1,4 @@
-"""The report of `bench paper`, which is also the content of its paper.json."""
+"""The report of `bench paper`. The same report is written to paper.json."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from .rows import AttentionRow, SamplingRow, TrainingRow
 
 @dataclass(frozen=True)
 class PaperConditions:
-    """The settings that the rows depend on. `product_flops_per_position` also has the networks of `runs`."""
+    """The settings that the rows depend on. `product_flops_per_position` also covers the networks of `runs`."""
 
     methods: Sequence[str]
     networks: Mapping[str, ModelConfig]
@@ -34,8 +34,8 @@ class PaperConditions:
 class PaperReport:
     """Everything measured so far.
 
-    `reduced` lists sizes smaller than the paper's and measurements left out for lack of time. `unfinished` lists the
-    interrupted parts.
+    `reduced` lists sizes smaller than the paper's, and measurements left out for lack of time. `unfinished` lists the
+    parts that were interrupted.
     """
 
     budget_seconds: float
@@ -53,7 +53,7 @@ class PaperReport:
 
 
 def describe_gaps(rows: Sequence[SamplingRow]) -> list[str]:
-    """Return a line for each network with extrapolated rows, and one for rows without a peak memory."""
+    """Return a line for each network with extrapolated rows, and one line about rows without a peak memory."""
     lines, timed = [], [row for row in rows if row.samples_seconds]
     for preset in dict.fromkeys(row.preset for row in timed):
         extrapolated = [row.extrapolated is not None for row in timed if row.preset == preset]

@@ -1,4 +1,4 @@
-"""The batch sizes, rounds and lengths of `bench paper` for a budget of time, and the paper's own."""
+"""The batch sizes, rounds and lengths of `bench paper` for a budget of time, and the lengths in the paper."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,20 +6,20 @@ from dataclasses import dataclass, field
 from .attention import PASS_POSITIONS
 from .measure.fresh_process import FORKS
 
-# The paper's own sizes, for the list of reduced sizes.
+# The lengths in the paper, for the list of reduced sizes.
 PAPER_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 PAPER_TRAINING_BATCH = {"mnist-paper": 10, "cifar10-paper": 4}
-# Average seconds for one length of one mechanism: a process for its memory, and a few passes in every round.
+# Average seconds for one length of one mechanism: a process that measures memory, and a few passes in every round.
 _SECONDS_PER_LENGTH = 3.0 if FORKS else 7.0
 _FEWEST_LENGTHS = 3
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes for a budget. Every row has at most one sample per round; attention rows have a few.
+    """The sizes for a budget. Rows have at most one sample per round, except attention rows, which have a few.
 
-    `batches` are the batch sizes of sampling; `largest_batches` limits them for some networks. If `lengths` is None,
-    the available time determines the lengths.
+    `batches` are the batch sizes of sampling, and `largest_batches` limits them for some networks. If `lengths` is
+    None, the available time determines the lengths.
     """
 
     batches: Sequence[int]
@@ -36,8 +36,8 @@ def choose_sizes(budget_seconds: float) -> Sizes:
     if minutes >= 30:
         return Sizes((1, 16, 64, 256), 16, PAPER_TRAINING_BATCH)
     if minutes >= 5:
-        # Many rounds of small batches are more informative than a few rounds of large batches. The keys and values of
-        # 64 CIFAR-10 images take 6 GB, and allocating them takes longer than the timed steps.
+        # Many rounds of small batches are more informative than a few rounds of large ones. The keys and values of 64
+        # CIFAR-10 images take 6 GB, and allocating this memory takes longer than the timed steps.
         return Sizes(
             (1, 16, 64), 12, {"mnist-paper": 4, "cifar10-paper": 1}, PASS_POSITIONS // 4, {"cifar10-paper": 16}
         )
@@ -49,6 +49,6 @@ def choose_lengths(seconds: float, methods: int) -> list[int]:
     count = max(_FEWEST_LENGTHS, min(len(PAPER_LENGTHS), int(seconds / (_SECONDS_PER_LENGTH * methods))))
     if count == len(PAPER_LENGTHS):
         return list(PAPER_LENGTHS)
-    # Only larger budgets reach the longest lengths, but exponents need lengths that are far apart.
+    # Exponents need lengths that are far apart, but only large budgets reach the longest lengths.
     longest = min(len(PAPER_LENGTHS) - 1, count + 1)
     return [PAPER_LENGTHS[round(index * longest / (count - 1))] for index in range(count)]

@@ -1,4 +1,4 @@
-"""Figures that Katharopoulos 2020 published for its models, to compare with our measurements."""
+"""Figures that Katharopoulos 2020 published for its models, for comparison with our measurements."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ class Published(Source):
     seconds_per_image_gpu: float
 
 
-# The keys are (preset, method). The paper's `softmax` and hashing read the whole image again for every value.
+# The keys are (preset, method). The paper's softmax and hashing methods read the whole prefix again for every value.
 PUBLISHED: dict[tuple[str, str], Published] = {
     ("mnist-paper", "softmax-rerun"): Published(0.621, 0.45, 72.6, 10.2),
     ("mnist-paper", "softmax-cached"): Published(0.621, 7.56, 7.4, 10.4),
@@ -50,7 +50,7 @@ PUBLISHED: dict[tuple[str, str], Published] = {
 def find_published(
     preset: str | None, attention: str, options: Mapping[str, OptionValue], engine: str
 ) -> Published | None:
-    """Return the paper's figures for the method of one of our rows, or None if the paper has none."""
+    """Return the paper's figures for the method of one of our rows, or None if the paper has no such figures."""
     method = attention
     if attention == "softmax":
         method = "softmax-rerun" if engine == "rerun" else "softmax-cached"

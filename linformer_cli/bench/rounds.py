@@ -1,4 +1,4 @@
-"""The base of every benchmark with rows: interleaved measurements in rounds, and an early end."""
+"""The base of every benchmark with rows. Measurements are interleaved in rounds and may end early."""
 
 import contextlib
 from abc import ABC, abstractmethod
@@ -22,7 +22,7 @@ Work = TypeVar("Work")
 class Measurement(ABC, Generic[AnyRow, Work]):
     """One row of a benchmark. `make_ready` prepares its work, and each of `repeats` rounds times the work once.
 
-    Building a measurement is cheap. Rows of equal `network` are compared with each other. `check` is called between
+    Building a measurement is cheap. Rows with equal `network` are compared with each other. `check` is called between
     steps and may raise to stop.
     """
 
@@ -40,18 +40,18 @@ class Measurement(ABC, Generic[AnyRow, Work]):
 
     @property
     def reduced(self) -> str | None:
-        """Say how many of the repeats there are, or None if there are all or none."""
+        """Describe how many of the repeats were measured. None if all or none were measured."""
         done = len(self.samples)
         return f"{done} of {self.repeats} repeats" if 0 < done < self.repeats else None
 
     def make_ready(self) -> None:
-        """Prepare the work, unless it is ready. The measurement is left out if it needs too much memory or time."""
+        """Prepare the work unless it is ready. If it needs too much memory or time, the measurement is left out."""
         if not self._over and self.work is None:
             with self._end_if_it_fails():
                 self.work = self.prepare()
 
     def measure_round(self) -> None:
-        """Take the next sample. The measurement ends if memory or time runs out. Without a sample it is left out."""
+        """Take the next sample. If memory or time runs out, the measurement ends. Without a sample, it is left out."""
         if not self._over:
             assert self.work is not None, "make_ready comes first"
             with self._end_if_it_fails():
@@ -80,8 +80,8 @@ class Measurement(ABC, Generic[AnyRow, Work]):
     def time_sample(self, work: Work) -> float:
         """Return the seconds of one sample. Raises `PassFailed` if memory or time runs out."""
 
-    def finish(self) -> None:  # most measurements have only samples
-        """Measure what is measured once, after the last round."""
+    def finish(self) -> None:  # most measurements only take samples
+        """Measure, after the last round, what is measured only once."""
 
     def release(self) -> None:
         """Free the memory kept between rounds. `make_ready` prepares the work again."""
@@ -94,7 +94,7 @@ class Measurement(ABC, Generic[AnyRow, Work]):
 
 @dataclass(frozen=True)
 class BenchReport(Generic[AnyRow]):
-    """The rows and their conditions. An interruption omits the rows that were neither measured nor left out before."""
+    """The rows and their conditions. After an interruption, rows that had no result yet are missing."""
 
     rows: list[AnyRow]
     ended: Ending
@@ -109,11 +109,11 @@ def measure_groups(
     check: Check = never_stop,
     comparisons: Iterable[Callable[[], None]] = (),
 ) -> tuple[list[AnyRow], Ending]:
-    """Take all turns of all groups and return the rows. The memory of a group is freed before the next group starts.
+    """Measure all groups and return the rows. The memory of a group is freed before the next group starts.
 
-    `comparisons` run first. Each compares the two executions of a mechanism and raises if they disagree. `report` is
-    called with each row of a finished group. An `Interrupted` from `check`, here or inside a measurement, ends the
-    benchmark and keeps the rows measured so far.
+    `comparisons` run first. Each compares the parallel and the step form of a mechanism and raises if they disagree.
+    `report` is called with each row of a finished group. If `check` raises `Interrupted`, here or inside a measurement,
+    the benchmark ends and keeps the rows measured so far.
     """
     rows: list[AnyRow] = []
     try:
@@ -137,7 +137,7 @@ def measure_groups(
 
 
 def turns_of(group: Sequence[Measurement[Any, Any]]) -> Iterator[Callable[[], None]]:
-    """Yield the calls that measure a group: make all ready, take the samples, and finish.
+    """Yield the calls that measure a group. They prepare all measurements, take the samples, and finish.
 
     Samples are interleaved (A B C A B C), so that a busy moment of the machine affects all rows of the group.
     """

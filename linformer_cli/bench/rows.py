@@ -1,4 +1,4 @@
-"""The rows of the benchmarks. `report.tables.to_json` writes the rows with the field names as keys."""
+"""The rows of the benchmarks. In JSON, the keys are the field names."""
 
 import dataclasses
 from abc import ABC, abstractmethod
@@ -21,7 +21,7 @@ Quartiles = tuple[float, float]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row(ABC):
-    """The timed work and all its samples. If there are no samples, `left_out` gives the reason.
+    """Timed work and all its samples. If there are no samples, `left_out` gives the reason.
 
     `times_softmax` is the speed relative to softmax: the median of the ratios of all rounds.
     """
@@ -50,7 +50,7 @@ AnyRow = TypeVar("AnyRow", bound=Row)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Quality:
-    """The validation bits/dim of the trained run with the row's model. All fields are None without such a run."""
+    """The validation bits/dim of a trained run with the row's model. Without such a run, all fields are None."""
 
     run: Path | None = None
     data: str | None = None
@@ -65,8 +65,8 @@ class Quality:
 class ModelRow(Quality, Row):
     """A whole model, sampled or trained.
 
-    `product_share` is its share of the machine's matrix-product rate. `reduced` is set if memory, time or the user
-    ended the row before its last repeat.
+    `product_share` is the rate of its matrix products, as a share of the machine's highest rate. `reduced` is set if
+    memory, time or the user ended the row before its last repeat.
     """
 
     preset: str | None
@@ -102,7 +102,7 @@ class ModelRow(Quality, Row):
 
 @dataclasses.dataclass(frozen=True)
 class Extrapolated:
-    """Figures of whole images, from `timed_positions` of their `of_positions`."""
+    """Figures of whole images, extrapolated from `timed_positions` of their `of_positions` positions."""
 
     images_per_second: float
     images_per_second_quartiles: Quartiles
@@ -115,10 +115,10 @@ class Extrapolated:
 class SamplingRow(ModelRow):
     """A row of sampling. Either the figures of whole images or `extrapolated` is set.
 
-    `look_ahead` says whether some values were computed from guesses of preceding values. `times_softmax` compares two
-    rows of one engine, and `times_softmax_of_other_engine` rows of two engines if softmax was not timed in the row's
-    own. `copy_share` is the rate of
-    reading and writing the state, as a share of the machine's rate of memory copies.
+    `look_ahead` says whether some values were computed from guesses of preceding values. `times_softmax` compares the
+    row with softmax in the same engine. If softmax was not timed in this engine, `times_softmax_of_other_engine`
+    compares the row with softmax in another one. `copy_share` is the rate of reading and writing the state, as a share
+    of the machine's rate of memory copies.
     """
 
     look_ahead: bool = False
@@ -156,7 +156,7 @@ class TrainingRow(ModelRow):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionRow(Row):
-    """A row of one mechanism alone. Samples and `peak_memory_bytes` cover a whole forward and backward pass."""
+    """A row of one mechanism alone. Samples and `peak_memory_bytes` are for a whole forward and backward pass."""
 
     heads: int
     head_width: int
@@ -174,9 +174,10 @@ class AttentionRow(Row):
 def compare_with_softmax(rows: Sequence[AnyRow], networks: Sequence[object]) -> list[AnyRow]:
     """Return the interleaved `rows`, each with its speed relative to softmax.
 
-    A row is compared with a softmax row of the same precision and the same network that is not a re-run. A row of the
-    same engine is preferred, then one that is in plain torch if the row itself is. `times_softmax` is None without such
-    a row, or if either row has no sample. `networks` has one entry per row, and equal entries mean the same network.
+    A row is compared with a softmax row that has the same precision and network and is not a re-run. A softmax row of
+    the same engine is preferred. Next, rows in plain torch are compared with plain torch, and others with others.
+    `times_softmax` is None if there is no such row, or if one of the two rows has no sample. `networks` has one entry
+    per row, and equal entries mean the same network.
     """
     return [_compare(row, network, rows, networks) for row, network in zip(rows, networks, strict=True)]
 

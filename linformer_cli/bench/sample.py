@@ -52,13 +52,13 @@ _MEMORY_LIMIT_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """How sampling is timed.
+    """The settings of the measurement.
 
-    `limit_seconds` bounds all repeats of a row. An image that would take longer is timed over some steps around its
-    middle. A re-run cannot be shortened, so it is left out if it takes more than `rerun_patience` times the limit.
-    Without a limit, whole images are timed. Untrained models are always sampled without `look_ahead`, because its speed
-    depends on the weights. `products` is the same as in `Engine`; without it, softmax is also timed as a re-run, which
-    torch computes in the model's type.
+    `limit_seconds` is the time limit for all repeats of a row. If whole images would take longer, only some steps
+    around the middle of an image are timed. A re-run cannot be shortened, so it is left out if it takes more than
+    `rerun_patience` times the limit. Without a limit, whole images are timed. Untrained models are always sampled
+    without `look_ahead`, because its speed depends on the weights. `Engine` explains `products`. If it is None, softmax
+    is also timed as a re-run, which torch computes in the model's type.
     """
 
     batches: Sequence[int]
@@ -98,9 +98,9 @@ class SamplingConditions:
     peak_memory_bytes: int
     warm_up_steps: int = WARM_UP_STEPS
     interleaved: bool = True
-    checked: str = f"the first {CHECKED_POSITIONS} positions, of untrained models {CHECKED_LAYERS} layers"
+    checked: str = f"the first {CHECKED_POSITIONS} positions; {CHECKED_LAYERS} layers of untrained models"
     product_share: str = WHAT_IS_COUNTED
-    copy_share: str = "the state as read and written by one step, against copying memory; see docs/guide/benchmark.md"
+    copy_share: str = "reading and writing the state in a step, relative to memory copies; see docs/guide/benchmark.md"
 
 
 def run_sampling_bench(
@@ -112,8 +112,8 @@ def run_sampling_bench(
 ) -> BenchReport[SamplingRow]:
     """Check every model, then time all rows of `prepare`.
 
-    `report` is called with each row of a finished group. `check` is called between steps and may raise: `Interrupted`
-    ends the benchmark and keeps the rows measured so far. Raises `DisagreementError` before any timing.
+    `report` is called with each row of a finished group. `check` is called between steps. If it raises `Interrupted`,
+    the benchmark ends and keeps the rows measured so far. Raises `DisagreementError` before any timing.
     """
     groups = prepare(models, settings, ceilings, check)
     comparisons = [partial(require_model_agrees, timed) for timed in models]
@@ -131,7 +131,7 @@ def run_sampling_bench(
 def prepare(
     models: Sequence[BenchModel], settings: SamplingSettings, ceilings: Ceilings, check: Check = never_stop
 ) -> list[list["SamplingMeasurement"]]:
-    """Return the measurements grouped by preset and batch size. Measurements of a group are interleaved."""
+    """Return groups of measurements by preset and batch size. Measurements of a group are interleaved."""
     return [
         [
             SamplingMeasurement(timed, engine, batch, settings, ceilings, check)
@@ -144,7 +144,7 @@ def prepare(
 
 
 def _list_engines(timed: BenchModel, settings: SamplingSettings) -> list[str]:
-    """Return the requested engines without duplicates (`auto` may equal another), and the re-run of softmax."""
+    """Return the requested engines without duplicates, and the re-run of softmax. `auto` may choose a listed engine."""
     products = settings.products
     engines = [choose_engine(AUTO, timed.model, products).value if name == AUTO else name for name in settings.engines]
     if settings.rerun and products is None and timed.model.config.attention == BASELINE:
@@ -190,7 +190,7 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
             self.measure_memory(self._settings.limit_seconds or _MEMORY_LIMIT_SECONDS)
 
     def measure_memory(self, limit_seconds: float) -> None:
-        """Measure the peak memory of a row with samples. It stays None if that fails."""
+        """Measure the peak memory of a row with samples. If this fails, the peak memory stays None."""
         if not self.samples:
             return
         setup = SamplingSetup(
@@ -203,7 +203,7 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
         )
         with contextlib.suppress(PassFailed):
             self._peak_memory_bytes = measure_sampling_memory(setup, limit_seconds)
-        self.check()  # Ctrl-C ends the fresh process, too
+        self.check()  # Ctrl-C also ends the fresh process, so a failure may be an interruption
 
     def row(self) -> SamplingRow:
         timed, model, batch = self._timed, self._model, self._batch
@@ -247,7 +247,7 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
     def _plan_rerun(self) -> SamplingWork:
         work, limit = RerunPrefixes(self._model, self._batch, self.check), self._settings.limit_seconds
         if limit is not None:
-            # The time grows at least in proportion to the length of the prefix, and the first prefix is the shortest.
+            # The time should grow at least in proportion to the length of the prefix. The first prefix is the shortest.
             first = time_work(lambda: work.read(1), str(self._model.device))
             seconds = first * sum(SHARES) / SHARES[0] * self._settings.repeats
             if seconds > self._settings.rerun_patience * limit:
@@ -273,12 +273,12 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
         batch, positions, rerun = self._batch, row.positions, self._engine == RERUN
         rows = batch * max(1, positions // 2) if rerun else batch
         products = self.ceilings.both_products(list_products(model), rows)
-        if row.look_ahead:  # the number of reads of weights and state is unknown
+        if row.look_ahead:  # it is unknown how often weights and state were read
             return row
         read = count_rerun_positions(positions) if rerun else positions
         rate = speed * read * count_product_flops(model) / 1e9
         row = replace(row, product_gigaflops=rate)
-        if row.precision in products:  # torch, which measures the ceilings, has no int8
+        if row.precision in products:  # torch measures the highest rates, and it has no int8
             row = replace(row, product_share=rate / products[row.precision].gigaflops)
         traffic = None if rerun else state_traffic_bytes(model, batch)
         if traffic is None:

@@ -1,14 +1,15 @@
 """Parts of a benchmark that share a budget of time, round by round.
 
-A shared machine has slow and fast stretches of minutes, which slow some rows down far more than others. The rounds of
-all parts are therefore spread over the whole budget.
+A shared machine may be slow for minutes, and this can slow some rows down far more than others. The rounds of all parts
+are therefore spread over the whole budget.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-# The first round prepares and probes, so it takes about this many times as long as the others.
+# The first round also prepares the work and estimates its time, so it takes about this many times as long as the
+# others.
 _FIRST_ROUND_FACTOR = 2.5
 
 # The functions that run one round of a group, by the title of the group.
@@ -17,10 +18,10 @@ Groups = Mapping[str, Sequence[Callable[[], None]]]
 
 @dataclass
 class Part:
-    """Groups of measurements by title, with a `share` of the budget, for at most `rounds` rounds.
+    """Groups of measurements by title. A part has a `share` of the budget and at most `rounds` rounds.
 
-    `prepare` makes the groups when the part begins. Its argument is the number of seconds for the part. A group is left
-    out if the part's first round has no time for it. `release` frees the memory of the part after its last round.
+    `prepare` builds the groups when the part begins. Its argument is the number of seconds for the part. A group is
+    left out if the part's first round has no time for it. `release` frees the memory of the part after its last round.
     """
 
     name: str
@@ -35,11 +36,11 @@ class Part:
 
 
 class Schedule:
-    """Runs the part that is furthest behind its share, round by round, while another round fits the budget.
+    """Runs rounds while another round fits the budget, always of the part that is furthest behind its share.
 
-    A round is cut off at the end of the budget, and the round of a part with a single round at the end of its share.
-    `after_group` is called with the part and the title of a group that finished a round. `reduced` lists what there
-    was no time for.
+    A round is cut off at the end of the budget. If a part has only one round, its round is cut off at the end of the
+    part's share. `after_group` is called with the part and the title of each group that finished a round. `reduced`
+    lists the measurements for which there was no time.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Schedule:
 
     @property
     def unfinished(self) -> list[str]:
-        """Return the interrupted parts."""
+        """Return the names of the interrupted parts."""
         return [] if self.finished else [part.name for part in self.parts if part.rounds_done < part.rounds]
 
     def run(self, budget_seconds: float) -> None:
@@ -69,7 +70,7 @@ class Schedule:
                 waiting.remove(part)
                 part.release()
         self.reduced += [
-            f"{part.name}: {part.rounds_done} of {part.rounds} rounds, the time was up"
+            f"{part.name}: {part.rounds_done} of {part.rounds} rounds because time ran out"
             for part in self.parts
             if part.rounds_done < part.rounds
         ]
@@ -89,7 +90,7 @@ class Schedule:
             ends = last_start if part.rounds == 1 else max(ends, last_start)
         cut = [title for title in part.groups if not self._run_group(part, title, last_start, ends)]
         if first and cut:
-            self.reduced.append(f"{part.name}: left out or cut short, the time was up: {'; '.join(cut)}")
+            self.reduced.append(f"{part.name}: left out or cut short because time ran out: {'; '.join(cut)}")
             part.groups = {title: turns for title, turns in part.groups.items() if title not in cut}
         took = self._clock() - began
         part.next_round_seconds = took / (_FIRST_ROUND_FACTOR if first else 1.0)
@@ -97,7 +98,7 @@ class Schedule:
         part.rounds_done += first or not cut
 
     def _run_group(self, part: Part, title: str, last_start: float, ends: float) -> bool:
-        """Return whether the group finished the round: it began until `last_start` and was not cut off at `ends`."""
+        """Run one round of a group. Return False if it did not begin by `last_start` or was cut off at `ends`."""
         if self._clock() > last_start:
             return False
         for turn in part.groups[title]:

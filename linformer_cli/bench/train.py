@@ -1,4 +1,4 @@
-"""`lintx bench train`: images per second of whole training steps, as in a run."""
+"""`lintx bench train`: images per second of whole training steps. The steps are the same as in a training run."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -29,17 +29,18 @@ from .rounds import BenchReport, Measurement, measure_groups
 from .rows import TrainingRow
 from .trained_runs import TrainedRun
 
-# Plain torch in float32, and the computation of a training run.
+# `textbook` is plain torch in float32. `auto` computes as a training run does.
 ENGINES = (TEXTBOOK, AUTO)
 _FEWEST_IMAGES = 16
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """How training is timed.
+    """The settings of the measurement.
 
-    `precision` is that of the matrix products of the engine `auto`; weights are float32. `limit_seconds` bounds all
-    repeats of a row. A row that would take longer gets fewer repeats. A row is left out if a single step takes longer.
+    `precision` applies to matrix products with engine `auto`; weights are always float32. `limit_seconds` is the time
+    limit for all repeats of a row. A row that would take longer gets fewer repeats. If a single step takes longer, the
+    row is left out.
     """
 
     batches: Sequence[int]
@@ -71,8 +72,8 @@ def run_training_bench(
 ) -> BenchReport[TrainingRow]:
     """Check every model, then time all rows of `prepare`.
 
-    `report` is called with each row of a finished group. `check` is called before every step and may raise:
-    `Interrupted` ends the benchmark and keeps the rows measured so far. Raises `DisagreementError` before any timing.
+    `report` is called with each row of a finished group. `check` is called before every step. If it raises
+    `Interrupted`, the benchmark ends and keeps the rows measured so far. Raises `DisagreementError` before any timing.
     """
     groups = prepare(models, settings, ceilings, check)
     comparisons = [partial(require_model_agrees, timed) for timed in models]
@@ -84,7 +85,7 @@ def run_training_bench(
 def prepare(
     models: Sequence[BenchModel], settings: TrainingSettings, ceilings: Ceilings, check: Check = never_stop
 ) -> list[list["TrainingMeasurement"]]:
-    """Return the measurements grouped by preset and batch size. Measurements of a group are interleaved."""
+    """Return groups of measurements by preset and batch size. Measurements of a group are interleaved."""
     return [
         [
             TrainingMeasurement(timed, engine, batch, settings, ceilings, check)
@@ -97,10 +98,10 @@ def prepare(
 
 
 class TrainingMeasurement(Measurement[TrainingRow, Trainer]):
-    """Training steps of a model with one engine at one batch size, on random images, with the recipe of its preset.
+    """Training steps of a model with one engine at one batch size, on random images, with the settings of its preset.
 
-    The trainer is kept between rounds, because a new trainer would have to warm up. Its gradients and averages take
-    memory.
+    The trainer is kept between rounds, because a new trainer would have to warm up again. Its gradients and averages
+    therefore occupy memory between rounds.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class TrainingMeasurement(Measurement[TrainingRow, Trainer]):
         return trainer
 
     def time_sample(self, work: Trainer) -> float:
-        # `bench paper` takes more rounds than repeats; the limit is for the repeats.
+        # The limit is for the repeats. `bench paper` takes more rounds than there are repeats.
         limit = self._settings.limit_seconds
         if limit is not None and self.reduced and sum(self.samples) + self.samples[-1] > limit:
             raise PassFailed("the limit is reached")
@@ -170,14 +171,14 @@ class TrainingMeasurement(Measurement[TrainingRow, Trainer]):
             return time_work(trainer.take_step, self._device)
 
     def _name_engine(self) -> str:
-        """Return `textbook`, `native` if the attention has compiled kernels, or else `parallel`."""
+        """Return `textbook` if that is the engine, otherwise `native` with compiled kernels or `parallel` without."""
         if self._plain:
             return TEXTBOOK
         return NATIVE if self._timed.model.is_compiled(torch_dtype(self._precision)) else "parallel"
 
 
 def build_trainer(model: ModelConfig, preset: str | None, batch: int, device: str, precision: str) -> Trainer:
-    """Build the trainer of a run with random images and the recipe of `preset`. The trainer writes no files."""
+    """Build a trainer with random images and the training settings of `preset`. The trainer writes no files."""
     train = TrainConfig.model_validate({**RECIPES.get(preset or "", {}), "batch": batch, "steps": 1})
     image = model.image
     shape = (max(batch, _FEWEST_IMAGES), image.height, image.width, image.channels)

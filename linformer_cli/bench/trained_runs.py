@@ -1,4 +1,4 @@
-"""Bits/dim of trained runs, shown next to the speed of the same model. Speed needs no training."""
+"""Bits/dim of trained runs, shown next to the speed of the same model. Measuring speed needs no training."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from .rows import Quality
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """The model of a run and its validation bits/dim, with the standard error and training images seen."""
+    """The model of a run, its validation bits/dim with the standard error, and the number of training images seen."""
 
     path: Path
     model: ModelConfig
@@ -44,10 +44,10 @@ class TrainedRun:
 
 
 def read_trained_runs(folders: Sequence[str]) -> list[TrainedRun]:
-    """Read the results in each folder, which is a run, a checkpoint, or a folder of runs.
+    """Read the results in each folder. A folder is a run, a checkpoint, or a folder of runs.
 
-    In a folder of runs, runs without a validation are skipped. Raises `CheckpointError` if a folder has no checkpoint
-    or no validated one.
+    In a folder of runs, runs without a validation are skipped. Raises `CheckpointError` if a folder has no validated
+    checkpoint.
     """
     runs = []
     for folder in folders:
@@ -62,7 +62,7 @@ def read_trained_runs(folders: Sequence[str]) -> list[TrainedRun]:
 
 
 def find_trained(runs: Sequence[TrainedRun], model: ModelConfig) -> TrainedRun | None:
-    """Return the run with the lowest bits/dim for exactly this model with its options. Dropout may differ."""
+    """Return the run with the lowest bits/dim for this model. Everything except dropout must be equal."""
     wanted = _without_dropout(model)
     same = [run for run in runs if _without_dropout(run.model) == wanted]
     return min(same, key=lambda run: run.bits_per_dim, default=None)

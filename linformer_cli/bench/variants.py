@@ -1,4 +1,4 @@
-"""Mechanisms with options, named as on a command line and in rows."""
+"""Mechanisms with options, and their names on the command line and in rows."""
 
 import re
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class Variant:
 
 
 def list_variants(baselines: bool = False) -> list[Variant]:
-    """List every mechanism of the catalogue with its defaults, and with `baselines` also the LSTM."""
+    """List every mechanism of the catalogue with its defaults. With `baselines`, the LSTM is included."""
     return [parse_variant(name, baselines) for name in (MIXERS if baselines else CATALOGUE)]
 
 
@@ -39,8 +39,8 @@ def parse_variants(entries: Sequence[str], baselines: bool = False) -> list[Vari
 def parse_variant(entry: str, baselines: bool = False) -> Variant:
     """Parse `lsh`, `lsh:rounds=4`, `lsh:rounds=4:window=16`, or `wide=lsh:window=64`, which sets a name.
 
-    Without a name, the label joins the mechanism and the given values: `lsh-4-16`. Raises `UsageError` for an unknown
-    mechanism or option, and for a baseline without `baselines`.
+    Without a name, the label joins the mechanism and the given values, as in `lsh-4-16`. Raises `UsageError` for an
+    unknown mechanism or option, and for a baseline without `baselines`.
     """
     head, *pairs = entry.split(":")
     label, equals, attention = head.rpartition("=")

@@ -1,4 +1,4 @@
-"""The `lintx` command. It collects the commands, and turns every error into one line and an exit code."""
+"""The `lintx` command. It collects the commands and turns every expected error into one line and an exit code."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ from linformer_cli.system.threads import limit_spinning
 from . import attentions, bench, check, compare, complete, env, evaluate, export, info, plot, sample, train
 from .output import complain
 
-_CLOSED_PIPE = 128 + 13  # as if SIGPIPE had ended the process, like most commands; Windows has no SIGPIPE
+_CLOSED_PIPE = 128 + 13  # the exit code of a process that SIGPIPE ended, as of most commands; Windows has no SIGPIPE
 
 app = typer.Typer(
     name="lintx",
@@ -66,7 +66,7 @@ def main() -> NoReturn:
         _run()
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 0
-        # Typer and rich end with 1 when the reader of our output has closed the pipe.
+        # Typer and rich end with code 1 when the reader of the output has closed the pipe.
         end_process(_CLOSED_PIPE if isinstance(ended.__context__, BrokenPipeError) else code)
 
 
@@ -76,7 +76,7 @@ def _run() -> NoReturn:
     received = _unwind_on_signals()
     try:
         code = app(standalone_mode=False)
-        sys.stdout.flush()  # inside the try, because the reader may have gone
+        sys.stdout.flush()  # flushes inside the try, because the reader may have closed the pipe
     except Interrupted as stopped:
         _stop(str(stopped), stopped.exit_code)
     except LintxError as error:
@@ -109,15 +109,15 @@ def _run() -> NoReturn:
 
 
 def _unwind_on_signals() -> list[int]:
-    """Let Ctrl-C and SIGTERM raise `KeyboardInterrupt`, so that no half-written file stays.
+    """Let Ctrl-C and SIGTERM raise `KeyboardInterrupt`, so that no half-written file remains.
 
-    Returns a list to which each received signal's number is appended.
+    Returns a list to which the number of each received signal is appended.
     """
     received: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        if _is_importing(frame):  # compiled modules swallow the exception or turn it into another
+        if _is_importing(frame):  # compiled modules swallow the exception or raise a different one
             os._exit(128 + number)
         raise KeyboardInterrupt
 
@@ -136,12 +136,12 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 
 def _stop(message: str, code: int) -> NoReturn:
-    if process_rank():  # only the first of several processes reports the error
+    if process_rank():  # only the first of several processes prints the message
         sys.exit(code)
     _end(message, code)
 
 
 def _end(message: str, code: int) -> NoReturn:
-    with contextlib.suppress(OSError):  # the reader of stderr may have closed the pipe, as with Ctrl-C in a pipe
+    with contextlib.suppress(OSError):  # the reader of stderr may have closed the pipe, for example after Ctrl-C
         complain(message)
     sys.exit(code)

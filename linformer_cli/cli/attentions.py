@@ -59,9 +59,9 @@ def attentions(
     """List the attentions, or show one.
 
     The list shows the source, method, state growth and options of each attention. State bytes are for one layer and one
-    image in float32, with default options; gated attentions have one head of their own width. The last row is a
-    recurrent baseline, which `train --attention` also accepts. NAME shows the definition of one attention, and the
-    values, default and meaning of each option.
+    image in float32, with default options. Gated attentions have one head of their own width. The last row is a
+    recurrent baseline, which `train --attention` also accepts. With NAME, the command shows the definition of that
+    attention, and the values, default and meaning of each of its options.
 
     Examples:
 
@@ -107,7 +107,7 @@ def _print_list(rows: list[dict[str, Any]], sizes: dict[str, int], style: TableS
     if style != "table":
         print_records(rows, (*_COLUMNS, _OPTIONS), style)
         return
-    # Print two tables, because a terminal is too narrow for one.
+    # Print two tables, because a terminal is too narrow for a single one.
     name, source, *others = _COLUMNS
     print_records(rows, (name, *others), "table")
     print()
@@ -165,7 +165,7 @@ def _describe(name: str, network: "NetworkConfig", shape: "AttentionShape") -> d
 
 
 def _describe_values(annotation: Any) -> str:
-    """Describe the values of an option: `elu, relu` for a choice, `int` for a number. None is always a default."""
+    """Describe the values of an option: `elu, relu` for a choice, `int` for a number. None is omitted."""
     if typing.get_origin(annotation) is typing.Literal:
         return ", ".join(map(str, typing.get_args(annotation)))
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):

@@ -39,20 +39,20 @@ def approximation(
         Path | None,
         typer.Option("--plot", help="Write medians and quartiles to a .png or .svg file.", show_default=False),
     ] = None,
-    error: Annotated[ErrorName, typer.Option("--error", help="The error in table and plot.")] = ErrorName.OUTPUT,
+    error: Annotated[ErrorName, typer.Option("--error", help="The error that table and plot show.")] = ErrorName.OUTPUT,
     style: options.Style = "table",
     json: options.Json = False,
 ) -> None:
     """Measure how well random features approximate softmax.
 
-    Reports mean squared errors of performer's features against causal softmax attention in float64, by number of
+    Reports mean squared errors of performer attention relative to causal softmax attention in float64, by number of
     features and norm of the inputs. Directions are orthogonal or independent; features are positive, hyperbolic or
     trigonometric. Each figure is the mean over draws of inputs and directions, with quartiles.
 
     `output` is the error of the outputs for values N(0, 1). `bounded-output` is the same error with the mechanism's
-    lower bound on the denominator of `trig`. `kernel` is the error of the estimate of exp(x . y), x = q K^(-1/4), over
-    all pairs; `small-kernel` is the same error over the quarter of pairs with the smallest exp(x . y). CSV and JSON
-    contain all four errors.
+    lower bound on the denominator of `trig`. `kernel` is the error of the estimate of exp(x . y) over all pairs, where
+    x = q K^(-1/4) and y = k K^(-1/4). `small-kernel` is the same error over the quarter of pairs with the smallest
+    exp(x . y). CSV and JSON contain all four errors.
 
     Examples:
 

@@ -23,7 +23,7 @@ def attention(
     batch: Annotated[
         str,
         typer.Option(
-            "--batch", help="Sequences in a pass: a number, or scaled: 65,536 / T, at least 1.", metavar="NUMBER|scaled"
+            "--batch", help="Sequences in a pass. scaled means 65,536 / T, but at least 1.", metavar="NUMBER|scaled"
         ),
     ] = SCALED,
     heads: Annotated[int, typer.Option("--heads", min=1, max=LARGEST_SIZE, help="Number of heads.")] = 1,
@@ -33,24 +33,24 @@ def attention(
     device: options.Device = "auto",
     plot: Annotated[
         Path | None,
-        typer.Option("--plot", help="Also plot time and memory against T, log-log: .png or .svg.", show_default=False),
+        typer.Option("--plot", help="Also plot time and memory against T to a .png or .svg file.", show_default=False),
     ] = None,
     style: options.Style = "table",
     json: options.Json = False,
 ) -> None:
     """Measure how time and memory grow with T.
 
-    Runs forward and backward passes of each mechanism alone in float32. The batch is inversely proportional to T, as in
-    the figure of Katharopoulos 2020. The table shows time and memory per sequence: the median and quartiles of the time
-    over interleaved repeats, and the peak memory (on a CPU, the growth of a fresh process). It gives the exponents p of
-    T^p between the last two lengths and fitted over all lengths. `copying` is the rate of the least possible traffic
-    (inputs, outputs and gradients), as a share of this machine's rate of memory copies. A length that exceeds the
-    memory or --limit is left out, and its row says why. Mechanisms whose parallel and step executions disagree are not
-    timed.
+    Runs forward and backward passes of each mechanism alone in float32. By default, the batch is inversely proportional
+    to T, as in the figure of Katharopoulos 2020. The table shows time and memory per sequence: the median and quartiles
+    of the time over interleaved repeats, and the peak memory (on a CPU, the growth of a fresh process). It also shows
+    the exponents p of the growth T^p, between the last two lengths and fitted over all lengths. `copying` is the rate
+    of the least possible memory traffic (inputs, outputs and gradients), as a share of this machine's rate of memory
+    copies. A length that exceeds the memory or --limit is left out, and its row says why. Mechanisms whose parallel and
+    step forms disagree are not timed.
 
-    For each mechanism, a final table gives the longest T of --positions that fits and, if softmax is included, the T
-    above which the mechanism is faster than softmax (interpolated in log T and log time). Ctrl-C shows the results so
-    far.
+    For each mechanism, a final table shows the longest T of --positions that fits. If softmax is included, it also
+    shows the T above which the mechanism is faster than softmax (interpolated in log T and log time). Ctrl-C shows the
+    results so far.
 
     Examples:
 

@@ -28,12 +28,12 @@ def copy(
         str,
         typer.Option(
             "--attention",
-            help="Comma-separated mechanisms or lstm. With options: lsh:rounds=4, or NAME=lsh:rounds=4.",
+            help="Comma-separated mechanisms, such as lsh, lsh:rounds=4 or NAME=lsh:rounds=4, or lstm.",
             metavar="LIST",
         ),
     ] = "softmax,linear,lsh:rounds=4",
     budget: Annotated[
-        str, typer.Option("--budget", help="Total time. Below 1h the task is smaller: length 32, width 128.")
+        str, typer.Option("--budget", help="Total time. Below 1h, default length and width are smaller.")
     ] = "10m",
     updates: Annotated[
         int, typer.Option("--updates", min=1, max=options.LARGEST_COUNT, help="Updates of each model.")
@@ -41,18 +41,26 @@ def copy(
     length: Annotated[
         int | None,
         typer.Option(
-            "--length", min=1, max=LARGEST_SIZE, help="Length; default 128, or 32 below 1h.", show_default=False
+            "--length",
+            min=1,
+            max=LARGEST_SIZE,
+            help="Length of the sequences; default 128, or 32 if --budget is below 1h.",
+            show_default=False,
         ),
     ] = None,
     width: Annotated[
         int | None,
         typer.Option(
-            "--width", min=1, max=_LARGEST_WIDTH, help="Width; default 256, or 128 below 1h.", show_default=False
+            "--width",
+            min=1,
+            max=_LARGEST_WIDTH,
+            help="Width of the models; default 256, or 128 if --budget is below 1h.",
+            show_default=False,
         ),
     ] = None,
     every: Annotated[
         int,
-        typer.Option("--every", min=1, max=options.LARGEST_COUNT, help="Updates averaged in one point of the curve."),
+        typer.Option("--every", min=1, max=options.LARGEST_COUNT, help="Updates averaged per point of the curve."),
     ] = 25,
     seed: options.Seed = 0,
     device: options.Device = "auto",
@@ -65,13 +73,13 @@ def copy(
     """Measure how fast models learn to copy.
 
     Runs the copy task of Katharopoulos 2020, section 4.1: a string of random symbols from an alphabet of 10, a
-    separator, and the string again. Models have 4 layers and 8 heads. Each update has a batch of 64 new sequences; the
-    optimizer is RAdam with a learning rate of 1e-3, reduced to 1e-4 after 3,000 updates. Loss and accuracy cover only
-    the copied symbols. The string has a random length, from a quarter of the sequence to nearly half of it.
+    separator, and the string again. The string has a random length, from a quarter of the sequence to nearly half of
+    it. Models have 4 layers and 8 heads. Each update has a batch of 64 new sequences. The optimizer is RAdam with a
+    learning rate of 1e-3, reduced to 1e-4 after 3,000 updates. Loss and accuracy cover only the copied symbols.
 
-    All models see the same sequences and make one update each in turn, so their curves are comparable wherever they
-    end: after --updates, after --budget, or at Ctrl-C, which prints the results so far. A task smaller than the paper's
-    is marked as reduced. A mechanism whose parallel and step forms disagree is not trained.
+    All models see the same sequences and make one update each in turn. Their curves are therefore comparable wherever
+    they end: after --updates, after --budget, or at Ctrl-C. Ctrl-C prints the results so far. A task smaller than the
+    paper's is marked as reduced. A mechanism whose parallel and step forms disagree is not trained.
 
     Examples:
 
@@ -114,7 +122,7 @@ def copy(
 
 
 class _Reporter:
-    """Prints the newest losses: the first losses at once, later losses every few seconds."""
+    """Prints the newest losses: the first ones immediately, later ones every few seconds."""
 
     def __init__(self) -> None:
         self._next = 0.0

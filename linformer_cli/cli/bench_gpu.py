@@ -20,17 +20,18 @@ if TYPE_CHECKING:
 def gpu(
     out: Annotated[Path, typer.Option("--out", help="The JSON file, rewritten after every part.")] = Path("gpu.json"),
     tiny: Annotated[
-        bool, typer.Option("--tiny", help="Tiny sizes on any device, as a trial run; the figures mean nothing.")
+        bool, typer.Option("--tiny", help="Trial run with tiny sizes, on any device. Its figures mean nothing.")
     ] = False,
     device: options.Device = "auto",
     json: options.Json = False,
 ) -> None:
     """Check and measure everything that runs on a GPU.
 
-    Checks kernels against plain torch in float64, the sampling engine against the model's own step, and both executions
-    of every mechanism on the device. Then measures images/s of sampling and training in the paper's networks, 10,000
-    images of MNIST's size at once, and attention alone, compared with torch's softmax and, if installed,
-    flash-linear-attention. A part that fails does not stop the others. The exit code is 1 if a check or a part failed.
+    First compares, on the device, kernels with plain torch in float64, the sampling engine with the model's own step,
+    and the parallel and step forms of every mechanism. Then measures images/s of sampling and training in the paper's
+    networks, of sampling 10,000 images of MNIST's size at once, and the time of attention alone. Attention is compared
+    with torch's softmax and, if installed, with flash-linear-attention. A part that fails does not stop the others. The
+    exit code is 1 if a check or a part failed.
 
     Examples:
 
@@ -58,7 +59,7 @@ def gpu(
             talk=talk,
             check=stop.raise_if_set,
         )
-        with contextlib.suppress(Interrupted):  # the results so far are written first
+        with contextlib.suppress(Interrupted):  # the results so far are written below, before the command ends
             bench.run()
         _write(out, bench.result)
     talk(f"wrote {out}")

@@ -30,13 +30,13 @@ def paper(
 ) -> None:
     """Repeat the measurements of the 2020 paper.
 
-    Measures the paper's methods (softmax re-run and with a cache, hashing with 1 and 4 rounds, linear) in its two
-    networks: images/s of sampling and seconds per image, images/s of training, time and memory of attention against T,
-    and the copy task. The output also shows the published figures and this machine's ceilings. The budget decides batch
-    sizes, repeats and lengths; the output lists all sizes smaller than the paper's. Bits/dim come from --runs, and runs
-    of other networks are sampled, too.
+    Measures the paper's methods in its two networks. The methods are softmax (re-run and with a cache), hashing with 1
+    and 4 rounds, and linear. The figures are images/s of sampling and seconds per image, images/s of training, time and
+    memory of attention against T, and the copy task. The output also shows the published figures and this machine's
+    highest rates. The budget decides batch sizes, repeats and lengths. The output lists all sizes that are smaller than
+    the paper's. Bits/dim come from --runs; runs of other networks are also sampled.
 
-    JSON, tables and figures are written about every two minutes, at the end, and at Ctrl-C.
+    JSON, tables and figures are written about every two minutes, at the end, and after Ctrl-C.
 
     Examples:
 
@@ -63,7 +63,7 @@ def paper(
         print_json(report)
     else:
         _print(report, style)
-    stop.raise_if_set("Stopped; what was measured is kept")
+    stop.raise_if_set("Stopped; the results so far are kept")
 
 
 def _print(report: "PaperReport", style: TableStyle) -> None:
@@ -93,7 +93,7 @@ def _talk_about_row(part: str, row: "Row", number: int) -> None:
 
 
 def _write(out: Path, report: "PaperReport") -> None:
-    """Write all files of the folder. Each file is complete or unchanged."""
+    """Write all files of the folder. If writing is interrupted, each file is either complete or unchanged."""
     from linformer_cli.files import write_file
     from linformer_cli.report.paper_page import render_figures, render_page
     from linformer_cli.report.tables import to_json

@@ -24,7 +24,7 @@ LookAhead = Annotated[
     bool,
     typer.Option(
         "--look-ahead/--no-look-ahead",
-        help="Let the native engine compute several values of a single image at once; never of untrained models.",
+        help="Let the native engine compute several values of a single image at once (trained models only).",
     ),
 ]
 Memory = Annotated[
@@ -34,7 +34,7 @@ ImageSizes = Annotated[
     str | None,
     typer.Option(
         "--image-size",
-        help="Comma-separated side lengths of square images, for --preset: time against the number of positions.",
+        help="Comma-separated side lengths of square images, to time --preset networks at several image sizes.",
         show_default=False,
         metavar="LIST",
     ),
@@ -44,7 +44,7 @@ Engines = Annotated[
 ]
 BitsPlot = Annotated[
     Path | None,
-    typer.Option("--bits-plot", help="Also plot bits/dim of --runs against images/s.", show_default=False),
+    typer.Option("--bits-plot", help="Also plot bits/dim of --runs against images/s to a file.", show_default=False),
 ]
 
 
@@ -70,15 +70,15 @@ def sample(
 ) -> None:
     """Measure images/s of sampling, by attention, batch size and network.
 
-    By default, times the checkpoint's model and softmax of the same size. With --runs alone, times the models of the
-    runs. With --attention or --preset, times untrained models of the checkpoint's or the preset's size. Softmax is
-    timed both with a key-value cache and re-run at every value.
+    By default, times the checkpoint's model and a softmax model of the same size. With --runs alone, times the models
+    of the runs. With --attention or --preset, times untrained models of the checkpoint's or the preset's size. Softmax
+    is timed in two ways: with a key-value cache, and with the whole prefix read again at every value.
 
     Repeats of all rows are interleaved. The table shows the median and quartiles of images/s, seconds per image at
     batch 1, state and peak memory, and the rates of matrix products and memory traffic as shares of this machine's
-    highest rates. An image that would take longer than --limit is timed over some steps around its middle. Extrapolated
-    figures are marked. Mechanisms whose parallel and step executions disagree are not timed. bits/dim come from --runs.
-    The paper's published figures are shown next to its presets. Ctrl-C shows the results so far.
+    highest rates. If an image would take longer than --limit, only some steps around its middle are timed. Extrapolated
+    figures are marked. Mechanisms whose parallel and step forms disagree are not timed. Bits/dim come from --runs. The
+    paper's published figures are shown next to its presets. Ctrl-C shows the results so far.
 
     Examples:
 
@@ -141,7 +141,7 @@ def sample(
             print_position_times(report.rows)
 
     show_report(report, stop, {**source, "plot": plot, "bits_plot": bits_plot} if json else None, show)
-    # Plots come after the figures, so that a plot that cannot be written does not lose the figures.
+    # Plots are written after the tables are shown: if a plot cannot be written, the figures are not lost.
     write_plot(plot, lambda kind: benchmark_plots.render_speed(report.rows, kind))
     if benchmark_plots.trained_rows(report.rows):
         write_plot(bits_plot, lambda kind: benchmark_plots.render_quality(report.rows, kind))
@@ -153,7 +153,10 @@ def sample(
 def _open_checkpoint(
     checkpoint: str | None, names: str | None, device: str, precision: SamplingPrecision
 ) -> "tuple[list[BenchModel], str]":
-    """Return the checkpoint's model and softmax, or mechanisms of its size, and the checkpoint's path."""
+    """Return the models to time and the checkpoint's path.
+
+    The models are the checkpoint's own and a softmax model, or untrained mechanisms of the checkpoint's size.
+    """
     from linformer_cli.bench.models import build_models, with_softmax
 
     session = open_session(checkpoint, device, precision)
@@ -179,7 +182,7 @@ def _build_presets(
 
 
 def _choose_place(device: str, precision: SamplingPrecision) -> tuple[str, str]:
-    """Return device and precision. Prints the choice on stderr."""
+    """Return the device and the precision, and print them on stderr."""
     from linformer_cli.system.device import choose_device, choose_precision
 
     place = choose_device(device).value

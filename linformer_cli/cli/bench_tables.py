@@ -1,4 +1,4 @@
-"""Output shared by benchmark commands: tables of speed, rows as they are measured, and the machine."""
+"""Output shared by benchmark commands: tables of speed, lines about each measured row, and the machine."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -64,8 +64,8 @@ def _print_speeds(rows: "Sequence[ModelRow]", tables: Tables, columns: Sequence[
 
 
 def print_position_times(rows: "Sequence[SamplingRow]") -> None:
-    """Print the time of one value of one image against the number of positions on stdout."""
-    # The name of a resized preset is its network's and the size of its images.
+    """Print, on stdout, how the time of one value of an image depends on the number of positions."""
+    # The name of a resized preset is the name of its network and the size of its images, separated by a comma.
     flat = [{**benchmarks.flatten_speed(row), "network": (row.preset or "").partition(",")[0]} for row in rows]
 
     def method(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -78,7 +78,7 @@ def print_position_times(rows: "Sequence[SamplingRow]") -> None:
 
 
 def print_growth(rows: "Sequence[AttentionRow]", exponents: "Sequence[Exponents]", style: TableStyle) -> None:
-    """Print time and memory against T on stdout, and the exponents except in CSV, which holds one table."""
+    """Print time and memory against T on stdout, then the exponents. CSV holds one table and has no exponents."""
     flat = benchmarks.flatten_growth(rows, exponents)
     if style == "csv":
         print_records(flat, benchmarks.SCALING_FILE_COLUMNS, "csv")
@@ -91,12 +91,12 @@ def print_growth(rows: "Sequence[AttentionRow]", exponents: "Sequence[Exponents]
 
 
 def talk_about_speed(row: "ModelRow") -> None:
-    """Print a row of images per second on stderr."""
+    """Print a row of images per second on stderr, in one line."""
     talk(row.describe())
 
 
 def talk_about_passes(row: "AttentionRow") -> None:
-    """Print a row of time and memory on stderr."""
+    """Print a row of time and memory on stderr, in one line."""
     talk(describe_passes(row))
 
 
@@ -110,7 +110,7 @@ def describe_passes(row: "AttentionRow") -> str:
 
 
 def talk_about_machine(environment: Mapping[str, Any], ceilings: "CeilingsReport") -> None:
-    """Print the machine and its ceilings on stderr."""
+    """Print the machine and its highest rates on stderr."""
     talk(f"{environment['processor']}, {environment['threads']} threads, torch {environment['versions']['torch']}")
     best: dict[str, float] = {}
     for product in ceilings.products:

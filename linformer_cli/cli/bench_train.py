@@ -13,7 +13,7 @@ from .output import talk, write_plot
 
 TrainingPrecision = Annotated[
     Precision,
-    typer.Option("--precision", help="Precision of matrix products; auto is the faster of fp32 and bf16."),
+    typer.Option("--precision", help="Precision of matrix products with engine auto; auto selects the faster one."),
 ]
 TrainingPresets = Annotated[
     str, typer.Option("--preset", help="Comma-separated networks: mnist-paper, cifar10-paper, ...", metavar="LIST")
@@ -22,8 +22,8 @@ TrainingEngines = Annotated[
     str,
     typer.Option(
         "--engine",
-        help="Comma-separated engines: auto, as lintx train computes, with compiled kernels for linear attention on a "
-        "CPU; textbook, plain torch in float32.",
+        help="Comma-separated engines. auto computes as lintx train does, with compiled kernels for linear attention "
+        "on a CPU. textbook is plain torch in float32.",
         metavar="LIST",
     ),
 ]
@@ -45,11 +45,11 @@ def train(
 ) -> None:
     """Measure images/s of whole training steps.
 
-    A step is what `lintx train` does: forward, backward, clipping and the optimizer, with the recipe of the preset, on
-    random images. Repeats of all rows are interleaved, after one warm-up step. The table shows the median and quartiles
-    of images/s, and the rate of matrix products as a share of this machine's highest rate. A row that would take longer
-    than --limit has fewer repeats and says so. Mechanisms whose parallel and step executions disagree are not timed.
-    Ctrl-C shows the results so far.
+    A step is the same as in `lintx train`: forward pass, backward pass, clipping and optimizer, with the training
+    settings of the preset. The images are random. Repeats of all rows are interleaved, after one warm-up step. The
+    table shows the median and quartiles of images/s, and the rate of matrix products as a share of this machine's
+    highest rate. A row that would take longer than --limit has fewer repeats and says so. Mechanisms whose parallel and
+    step forms disagree are not timed. Ctrl-C shows the results so far.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""`lintx check`: how closely the two executions of a model agree."""
+"""`lintx check`: how closely the parallel and the step form of a model agree."""
 
 from typing import Annotated
 
@@ -31,11 +31,12 @@ def check(
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
-    """Measure how closely stepping and the parallel pass agree.
+    """Measure how closely the parallel and the step form of a model agree.
 
-    Samples images from the model step by step and compares the predictions with those of the parallel pass, of the
-    parallel pass in blocks, and of the parallel pass with later values changed, in float64 and float32. The exit code
-    is 1 if an error exceeds its tolerance.
+    Samples images from the model step by step, then compares the predictions of the steps with those of the parallel
+    form, in float64 and in float32. Also checks in float64 that the parallel form gives the same predictions when it
+    reads an image in blocks, and that later values do not change earlier predictions. The exit code is 1 if an error
+    exceeds its tolerance.
 
     Examples:
 
@@ -53,6 +54,6 @@ def check(
         print_records(agreement.rows, _COLUMNS, "table")
     if not agreement.passed:
         raise DisagreementError(
-            f"the executions of '{session.checkpoint.path}' disagree: {agreement.describe_failure()}"
+            f"the parallel and step forms of '{session.checkpoint.path}' disagree: {agreement.describe_failure()}"
         )
     talk(f"passed: {agreement.images} images of {agreement.positions} positions, {agreement.state_bytes:,} state bytes")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from linformer_cli.sampling.complete import Completion
     from linformer_cli.sampling.decode import Sampler
 
-# All completions of an image are in one row of the result.
+# All completions of an image are in one row of the result, so the number is limited.
 _MOST_COMPLETIONS = 100_000
 
 
@@ -44,10 +44,11 @@ def complete(
         int, typer.Option("-n", "--count", min=1, max=_MOST_COMPLETIONS, help="Completions of each image.")
     ] = 3,
     out: Annotated[Path, typer.Option("-o", "--out", help="PNG file for the result.")] = Path("completed.png"),
-    fit: Annotated[Fit, typer.Option("--fit", help="How to fit an image of another aspect ratio.")] = "crop",
+    fit: Annotated[Fit, typer.Option("--fit", help="How to fit an image with another aspect ratio.")] = "crop",
     invert: Annotated[bool, typer.Option("--invert", help="Invert the images first.")] = False,
     scale: Annotated[
-        int | None, typer.Option("--scale", min=1, max=64, help="Enlarge the pixels.", show_default=False)
+        int | None,
+        typer.Option("--scale", min=1, max=64, help="Factor by which pixels are enlarged.", show_default=False),
     ] = None,
     gif: Annotated[
         Path | None,
@@ -69,8 +70,8 @@ def complete(
 
     Keeps the top of each image and draws the rest with the model, several times. The result has a row for each image:
     given | completions | original. Bits/dim tell how likely the model finds the kept part, each completion, and the
-    rest of the original. Images are rotated according to their EXIF data, flattened if transparent, and resized to the
-    model's size.
+    rest of the original; a lower figure means more likely. Images are rotated according to their EXIF data, flattened
+    if transparent, and resized to the model's size.
 
     Examples:
 
@@ -145,7 +146,7 @@ class _Task:
 
 @dataclass(frozen=True)
 class _Work:
-    """Completed images, images that could not be read, and the exception that ended the command early, if any."""
+    """Completed images, errors of unreadable images, and the exception that ended the work early, if any."""
 
     done: "list[tuple[Picture, Completion]]"
     failures: list[dict[str, object]]
@@ -164,7 +165,7 @@ def _complete_all(task: _Task, images: Sequence[Path]) -> _Work:
                 raise
             complain(f"Error: {error}")
             failures.append({"image": path, "error": str(error)})
-        except (KeyboardInterrupt, LintxError) as error:  # finished images are written first
+        except (KeyboardInterrupt, LintxError) as error:  # raised again after the finished images are written
             return _Work(done, failures, error)
         else:
             _say_bits(*done[-1])
@@ -178,7 +179,7 @@ def _write_pictures(
     scale: int | None,
     record: dict[str, Any],
 ) -> None:
-    """Write all rows as a PNG and, if requested, an animation: `files` are the two paths."""
+    """Write all rows as a PNG and, if requested, as an animation. `files` are the two paths."""
     from linformer_cli.files import write_file
     from linformer_cli.report.animation import encode_gif, frame_rows
     from linformer_cli.report.grids import encode_png, stack_rows
@@ -195,7 +196,7 @@ def _write_pictures(
 
 
 def _choose_class(session: Session, wanted: str | None) -> int | None:
-    """Return the class of the images, None without classes. Raises `UsageError` unless exactly one is named."""
+    """Return the class of the images, or None if the model has none. Raises `UsageError` unless one class is named."""
     chosen, classes = session.choose_classes(wanted), session.model.config.classes
     if classes and len(chosen) != 1:
         raise UsageError(f"the model has classes: name the class of the images, 0 to {classes - 1}, with --class")

@@ -1,7 +1,7 @@
 """Command line options made from the fields of configurations, so that a new setting is one field.
 
 A command takes a group of options as one parameter, `Annotated[dict[str, Any], Fields(TrainConfig, "Training")]`. Typer
-sees one option for each field instead, with the field's type, bounds, default and description; the command receives a
+sees one option for each field, with the field's type, bounds, default and description. The command receives a
 dictionary of the values that were given.
 """
 
@@ -24,7 +24,7 @@ from .options import parse_duration, parse_pairs
 
 @dataclass(frozen=True)
 class Fields:
-    """The fields of `config` as options under the heading `panel`: only the named fields, or all other fields."""
+    """Fields of `config` as options under the heading `panel`, either only some fields or all but some."""
 
     config: type[Config]
     panel: str
@@ -51,7 +51,7 @@ class Fields:
 
 
 def with_fields(command: Callable[..., None]) -> Callable[..., None]:
-    """Return `command` for Typer, with parameters annotated with `Fields` replaced by one option per field."""
+    """Return `command` for Typer. Each parameter annotated with `Fields` is replaced by one option per field."""
     signature = inspect.signature(command)
     groups: dict[str, Fields] = {}
     parameters: list[inspect.Parameter] = []
@@ -111,7 +111,7 @@ def unwrap(field: FieldInfo) -> tuple[Any, list[Any]]:
 
 
 def describe_default(name: str, field: FieldInfo) -> str:
-    """Return the default of a setting as a sentence, or an empty text. It is "per preset" if presets differ."""
+    """Return the default of a setting as a sentence, or an empty text. If presets differ, it says "per preset"."""
     values = {preset: preset_defaults(preset).get(name, field.default) for preset in PRESETS}
     default = values[DEFAULT_PRESET]
     if default is None or default == {}:

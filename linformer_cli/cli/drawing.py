@@ -38,7 +38,7 @@ class ImageNumbers:
 
 @dataclass
 class Drawn:
-    """The numbers of the drawn images, and the images themselves, uint8 [H, W, C], if no folder holds them.
+    """The numbers of the drawn images. The images themselves, uint8 [H, W, C], are kept here if there is no folder.
 
     `passes` counts the passes through the layers for every image. `stopped` is true if Ctrl-C ended the work early.
     """
@@ -55,7 +55,7 @@ class Drawn:
 
 
 def find_drawn(wanted: range, folder: NumberedImages | None, team: Team) -> set[int]:
-    """The `wanted` images that are already in the folder; each process looks for its share."""
+    """Return which of the `wanted` images are already in the folder. Each process looks for its share."""
     if folder is None:
         return set()
     mine = team.share(len(wanted)) if folder.folder.exists() else range(0)
@@ -71,7 +71,7 @@ def draw_images(
     folder: NumberedImages | None,
     on_halve: Callable[[int], None],
 ) -> Drawn:
-    """Draw the images `indices`, into the folder if there is one. Ctrl-C stops early and keeps the finished images."""
+    """Draw the images `indices` and write them to the folder if there is one. Ctrl-C keeps the finished images."""
     drawn = Drawn()
     labels = numbers if numbers.classes else None
     try:
@@ -83,7 +83,7 @@ def draw_images(
                 if folder is None:
                     drawn.images[index] = image
                 else:
-                    folder.write(index, image)  # at once, so that a long job that is stopped keeps the finished images
+                    folder.write(index, image)  # immediately, so that a stopped job keeps its finished images
                 drawn.indices.append(index)
     except KeyboardInterrupt:
         drawn.stopped = True
@@ -91,7 +91,7 @@ def draw_images(
 
 
 def add_up(parts: Sequence[Drawn]) -> Drawn:
-    """The images of all processes together."""
+    """Combine the results of all processes."""
     total = Drawn()
     for part in parts:
         total.indices += part.indices

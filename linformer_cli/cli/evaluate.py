@@ -49,7 +49,7 @@ def evaluate(
         str | None,
         typer.Option(
             "--against",
-            help="Another checkpoint, measured in parallel on the same images; shows the paired difference.",
+            help="Another checkpoint to compare with: measured in parallel on the same images, image by image.",
             show_default=False,
             metavar="CHECKPOINT",
         ),
@@ -60,14 +60,14 @@ def evaluate(
     """Measure bits/dim over a split.
 
     Bits/dim is the number of bits that the model needs per value, shown with the standard error over images. Every
-    value counts: nats are summed over all values of all images and divided once by ln 2 and by the number of values.
-    The second figure leaves out the first value of each image, as the code of Katharopoulos 2020 does; compare it only
-    with figures of that paper. A model with classes receives the label of each image. A third figure then adds the cost
-    of the label, log2(classes) bits per image, for comparison with models without classes.
+    value counts: nats are summed over all values of all images, then divided by ln 2 and by the number of values. The
+    second figure leaves out the first value of each image, as the code of Katharopoulos 2020 does. Compare it only with
+    figures of that paper. A model with classes receives the label of each image. A third figure then adds the cost of
+    the label, log2(classes) bits per image, for comparison with models without classes.
 
     With --against, also shows the mean difference from another model over the same images, including the cost of the
-    class. Its standard error is much smaller than those of the two figures, because images differ from each other far
-    more than the two models do on one image.
+    class. Usually, images differ from each other far more than two models do on one image. The standard error of the
+    difference is then much smaller than those of the two figures.
 
     Examples:
 
@@ -91,7 +91,7 @@ def evaluate(
     parallel: SamplingPrecision = "fp32" if precision == "int8" else precision
     other = None if against is None else open_session(against, device, parallel)
     if other is not None and other.model.config.image != wanted:
-        raise UsageError(f"'{against}' models images of another size than '{session.checkpoint.path}'")
+        raise UsageError(f"'{against}' and '{session.checkpoint.path}' are for images of different sizes")
     chosen = images.images[:limit]
     talk(f"{len(chosen):,} of {len(images):,} {split} images of {name}")
     began = time.perf_counter()

@@ -24,8 +24,8 @@ def export(
 ) -> None:
     """Copy a model out of its run.
 
-    The copy holds weights, configuration and model card, without the training state. `lintx eval` shows what rounding
-    costs.
+    The copy holds the weights, the configuration and the model card, but no training state. `lintx eval` shows the
+    effect of rounding on bits/dim.
 
     Examples:
 

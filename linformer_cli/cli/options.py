@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Number = TypeVar("Number", int, float)
 
-# Far above any use; keeps products of several such numbers within 64 bits.
+# This bound is far above any use. It keeps products of several such numbers within 64 bits.
 LARGEST_COUNT = 2**24
 LONGEST_SECONDS = 3_650 * 86_400.0
 
@@ -37,9 +37,9 @@ Engine = Annotated[
     str,
     typer.Option(
         "--engine",
-        help="How to step the model: auto (the fastest that supports it), native (fused kernels, for linear "
-        "attention on a CPU with a C++ compiler), cuda (CUDA graphs, for linear attention; never chosen by auto) or "
-        "textbook (plain torch, supports every model).",
+        help="How to step the model: auto (the fastest engine that supports it), native (compiled kernels, on a CPU "
+        "with a C++ compiler), cuda (CUDA graphs, for linear attention; never chosen by auto) or textbook (plain "
+        "torch, supports every model).",
         metavar="NAME",
     ),
 ]
@@ -88,19 +88,19 @@ Presets = Annotated[
 ]
 Batches = Annotated[str, typer.Option("--batch", help="Batch sizes, separated by commas.", metavar="LIST")]
 Repeats = Annotated[int, typer.Option("--repeats", min=1, max=LARGEST_COUNT, help="Timed repeats after one warm-up.")]
-RowLimit = Annotated[str, typer.Option("--limit", help="Longest time for the repeats of one row.")]
+RowLimit = Annotated[str, typer.Option("--limit", help="Time limit for all repeats of one row.")]
 Runs = Annotated[
     list[str] | None,
     typer.Option(
         "--runs",
-        help="A trained run or a folder of runs; adds their bits/dim to the rows of the same model. Repeatable.",
+        help="A trained run, or a folder of runs. Rows of the same model show its bits/dim. Repeatable.",
         show_default=False,
         metavar="DIR",
     ),
 ]
 SpeedPlot = Annotated[
     Path | None,
-    typer.Option("--plot", help="Also plot images/s over batch size: .png or .svg.", show_default=False),
+    typer.Option("--plot", help="Also plot images/s against batch size to a .png or .svg file.", show_default=False),
 ]
 Style = Annotated[TableStyle, typer.Option("--format", help="Format of the table.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Random seed.")]
@@ -109,8 +109,8 @@ SamplingPrecision = Annotated[
     SamplingPrecisionName,
     typer.Option(
         "--precision",
-        help="Precision of weights and activations; sums are float32. auto is fp32, where at most 1 image in 100 "
-        "changes with --batch. In bf16, more may change. int8 is for the native engine; its images depend neither on "
+        help="Precision of weights and activations; sums are float32. auto is fp32. In fp32, --batch changes at most 1 "
+        "image in 100; in bf16, it may change more. int8 is for the native engine, and its images depend neither on "
         "--batch nor on the processor.",
     ),
 ]
@@ -166,7 +166,7 @@ def complete_preset() -> list[str]:
 
 
 def parse_duration(text: str) -> float:
-    """Parse `90`, `90s`, `10m`, `1.5h` or `1h30m` as seconds. Raises `UsageError` for others, 0, over ten years."""
+    """Parse `90`, `90s`, `10m`, `1.5h` or `1h30m` as seconds. Raises `UsageError` for other texts and bad lengths."""
     parts = re.findall(r"(\d+(?:\.\d+)?)\s*(d|h|min|m|s|)\s*", text.strip().lower())
     if not parts or "".join(re.split(r"\s+", text.strip().lower())) != "".join(n + u for n, u in parts):
         raise UsageError(f"'{text}' is not a time; write 90s, 10m or 1h30m")
@@ -179,7 +179,7 @@ def parse_duration(text: str) -> float:
 
 
 def parse_engines(text: str, known: Sequence[str]) -> list[str]:
-    """Return the names in `textbook,auto`. Raises `UsageError` for a name that is not in `known`."""
+    """Return the names in a text such as `textbook,auto`. Raises `UsageError` for a name that is not in `known`."""
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in known:
@@ -188,19 +188,19 @@ def parse_engines(text: str, known: Sequence[str]) -> list[str]:
 
 
 def parse_sizes(text: str, option: str, example: str) -> list[int]:
-    """Return the numbers in `1,64`. Raises `UsageError` unless they are whole numbers from 1 to `LARGEST_COUNT`."""
+    """Return the numbers in a text such as `1,64`. Raises `UsageError` unless all are from 1 to `LARGEST_COUNT`."""
     return _parse_list(text, int, "whole numbers", LARGEST_COUNT, option, example)
 
 
 def parse_size(text: str, option: str, example: str) -> int:
-    """Return the number in `16`. Raises `UsageError` unless it is a whole number from 1 to `LARGEST_COUNT`."""
+    """Return the number in a text such as `16`. Raises `UsageError` unless it is from 1 to `LARGEST_COUNT`."""
     if not text.isdecimal() or not text.strip("0"):
         raise UsageError(f"{option} takes a whole number above 0, such as {example}, found '{text}'")
     return parse_sizes(text, option, example)[0]
 
 
 def parse_numbers(text: str, option: str, example: str) -> list[float]:
-    """Return the numbers in `0.5,1`. Raises `UsageError` unless they are finite and above 0."""
+    """Return the numbers in a text such as `0.5,1`. Raises `UsageError` unless all are finite and above 0."""
     return _parse_list(text, float, "numbers", math.inf, option, example)
 
 
@@ -219,7 +219,7 @@ def _parse_list(
 
 
 def choose_variants(names: str | None, baselines: bool = False) -> "list[Variant]":
-    """Return the mechanisms named by `--attention`, by default all, and with `baselines` also the LSTM."""
+    """Return the mechanisms named by `--attention`, by default all. With `baselines`, the LSTM is one of them."""
     from linformer_cli.bench.variants import list_variants, parse_variants
 
     return list_variants(baselines) if names is None else parse_variants(names.split(","), baselines)
@@ -252,7 +252,10 @@ def require_output(option: str, path: str | Path | None, ending: str) -> None:
 
 
 def require_plots(*paths: Path | None) -> None:
-    """Check plot files before any work: `UsageError` for an unknown format, `LintxError` if one cannot be written."""
+    """Check plot files before any work.
+
+    Raises `UsageError` for an unknown format, and `LintxError` if a file cannot be written.
+    """
     from linformer_cli.report.plots import parse_plot_format
 
     for path in paths:

@@ -28,7 +28,7 @@ def set_quiet(quiet: bool) -> None:
 
 
 def is_quiet() -> bool:
-    """Whether messages and progress are dropped: with --quiet, and in all processes of a job but the first."""
+    """Whether messages and progress are dropped: with --quiet, and in all processes of a job except the first."""
     return _quiet or process_rank() > 0
 
 
@@ -39,16 +39,16 @@ def talk(message: str) -> None:
 
 
 def complain(message: str) -> None:
-    """Print a warning or an error on stderr, even with --quiet. Processes other than the first give their number."""
+    """Print a warning or an error on stderr, even with --quiet. Processes other than the first add their number."""
     rank = process_rank()
     if (stream := patient_stderr()) is not None:
         print(f"{f'process {rank}: ' if rank else ''}{one_line(message)}", file=stream, flush=True)
 
 
 class PatientStream:
-    """A text stream that drops what cannot be written: its pipe may be closed, or its disk full.
+    """A text stream that drops text it cannot write, for example if its pipe is closed or its disk is full.
 
-    A message is not worth ending hours of work.
+    A lost message must not end hours of work.
     """
 
     def __init__(self, stream: TextIO) -> None:

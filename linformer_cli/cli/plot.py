@@ -49,10 +49,10 @@ def plot(
 ) -> None:
     """Plot the curves of runs.
 
-    Plots bits/dim of training, bits/dim of validation with the standard error as a band, and the learning rate, against
-    training images seen and against time. Each run has a colour. A run may still be training.
+    Plots bits/dim of training, bits/dim of validation with a band for the standard error, and the learning rate. Each
+    is plotted against the training images seen and against time. Each run has a colour. A run may still be training.
 
-    --samples writes the grids that `lintx train` draws every --sample-every steps, one strip for each run. --json
+    --samples writes the grids that `lintx train` draws every --sample-every steps, with one strip for each run. --json
     prints the data of the curves.
 
     Examples:

@@ -40,14 +40,14 @@ class TrainingDisplay:
             self._live = Progress(*columns, console=self._console)
             self._bar = self._live.add_task("starting", total=1.0)
             self._live.start()
-            self._console.show_cursor(True)  # a second Ctrl-C ends the process without restoring it
+            self._console.show_cursor(True)  # a second Ctrl-C would end the process without restoring the cursor
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._live is not None:
-            if kind is None:  # the last step is rarely logged
+            if kind is None:  # the last step is rarely logged, so the bar is completed here
                 self._live.update(self._bar, completed=1.0)
             self._live.stop()
 
@@ -82,7 +82,7 @@ class TrainingDisplay:
         self._print(f"warning: {message}")
 
     def _remaining(self, share: float) -> str:
-        """Return the time left, from the speed of this process alone, because a resumed run starts in the middle."""
+        """Return the time left. A resumed run starts in the middle, so only the speed of this process counts."""
         if self._first_share is None:
             self._first_share, self._began = share, time.monotonic()
         done = share - self._first_share

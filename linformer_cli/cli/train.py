@@ -47,7 +47,7 @@ def train(
         bool | None,
         typer.Option(
             "--classes/--no-classes",
-            help="Condition the model on the class of each image. Default: as in --init-from, otherwise no.",
+            help="Condition the model on the class of each image. Default: as in --init-from, otherwise --no-classes.",
             show_default=False,
         ),
     ] = None,
@@ -80,7 +80,7 @@ def train(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the settings, sizes and the time of one step; train nothing.")
+        bool, typer.Option("--dry-run", help="Print the settings, the sizes and the time of one step. Train nothing.")
     ] = False,
     quiet: options.Quiet = False,
     json: options.Json = False,
@@ -100,14 +100,15 @@ def train(
 ) -> None:
     """Train a model, or resume a run.
 
-    Without options, trains `mnist-wide` on MNIST, in a new folder in runs/.
+    Without options, trains `mnist-wide` on MNIST in a new folder in runs/.
 
     The folder of a run holds config.toml (all settings), metrics.csv, samples/, last/ (the newest save) and best/ (the
-    lowest validation bits/dim). Options override --config, which overrides the preset. The first Ctrl-C or SIGTERM
-    finishes the step, saves, and prints how to resume; a second one ends the process at once.
+    save with the lowest validation bits/dim). Options override --config, which overrides the preset. After the first
+    Ctrl-C or SIGTERM, the command finishes the step, saves, and prints how to resume. A second one ends the process
+    immediately.
 
-    `torchrun --nproc-per-node N -m linformer_cli train ...` divides every batch among N processes. A run resumes with
-    any process count, bit for bit if the count is unchanged.
+    `torchrun --nproc-per-node N -m linformer_cli train ...` divides every batch among N processes. A run can be resumed
+    with any number of processes. With the same number, the result is bit for bit that of an uninterrupted run.
 
     Examples:
 
@@ -138,7 +139,7 @@ def train(
             merged = merge_settings(given, config, source)
             folder = RunFolder(out if out is not None else RUNS)
             merged.check()
-            if out is not None and not dry_run:  # before the images, which may take long to load
+            if out is not None and not dry_run:  # check this first, because loading the images may take long
                 folder.refuse_if_taken()
             images = load_training_images(merged.data_config, team)
             settings = merged.build(images[0].shape, images[0].classes)
@@ -148,7 +149,7 @@ def train(
         if dry_run:
             _dry_run(trainer, json)
             return
-        if not resume and out is None:  # the folder is made this late so that a refused command leaves no folder
+        if not resume and out is None:  # the folder is created this late, so that a refused command leaves no folder
             trainer.folder = folder = RunFolder(team.from_leader(lambda: claim_run(merged.preset)))
         advice = f"the last save is intact; continue with: lintx train --resume '{folder.path}'"
         with notice_loss(advice), _hold(folder, None if resume else trainer.config) if team.leads else nullcontext():
@@ -162,7 +163,7 @@ def train(
 
 @contextmanager
 def _hold(folder: "RunFolder", new: "RunConfig | None") -> Iterator[None]:
-    """Lock the folder for this process; create it first for a `new` run."""
+    """Lock the folder for this process. For a `new` run, create the folder first."""
     if new is not None:
         folder.create(new)
     with folder.lock():
@@ -170,7 +171,7 @@ def _hold(folder: "RunFolder", new: "RunConfig | None") -> Iterator[None]:
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the given options."""
+    """Return the options that were given."""
     return {key: value for key, value in values.items() if value is not None}
 
 
@@ -188,7 +189,7 @@ def _build_trainer(
     if team.count > 1:
         talk(f"{team.count} processes, each with its share of every {settings.train.batch} images")
     if trainer.model.is_compiled(torch_dtype(precision.value)):
-        talk("attention in kernels compiled for this processor")
+        talk("attention uses kernels compiled for this processor")
     if settings.model.classes:
         talk(
             f"conditioned on {settings.model.classes} classes: bits/dim are given the class; add "
@@ -204,7 +205,7 @@ def _take_over(trainer: "Trainer", source: "Checkpoint") -> None:
     moved = trainer.take_over(load_weights(source))
     talk(f"copied {len(moved.taken)} tensors of {source.path} ({source.info.model.attention} attention)")
     talk(f"newly initialised: {summarise_names(moved.new)}")
-    talk(f"left out: {summarise_names(moved.left)}")
+    talk(f"not copied: {summarise_names(moved.left)}")
 
 
 def _run(trainer: "Trainer", json: bool) -> None:

@@ -1,4 +1,4 @@
-"""The runs of a comparison. They are planned under the same conditions, trained once, and have a grid of samples each.
+"""The runs of a comparison. They have the same conditions, are trained once, and each has a grid of samples.
 
 All results are kept in files, so finished work is not repeated.
 """
@@ -26,11 +26,11 @@ from linformer_cli.training.settings import Given, Settings, merge_settings, rea
 
 DEFAULT_PRESET = "mnist-small"
 GRID_IMAGES = 25
-# The number of validation images, unless a file or an option sets it.
+# The default number of validation images.
 _EVALUATED_IMAGES = 2_000
-# Settings that a comparison decides: --images gives the length, validation is at the end, samples are one grid.
+# Settings that a comparison decides. --images gives the length; there is one validation and one grid, at the end.
 _DECIDED = (*LENGTHS, "evaluate_every", "sample_every")
-# Settings in which a run may differ from the plan: the device and the data folder.
+# Settings in which an existing run may differ from the plan.
 _FREE = {("train", "device"), ("data", "data_dir")}
 
 
@@ -49,7 +49,7 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings common to all runs: their folder, the number of training images, and the layers of settings."""
+    """What all runs have in common: the folder, the number of training images, and the layers of settings."""
 
     runs: Path
     images: int
@@ -122,10 +122,10 @@ def choose_training(file: Path | None, given: Mapping[str, Any], say: Callable[[
 def plan_entries(
     variants: Sequence[Variant], plan: Plan, load: Callable[[Settings], tuple[ImageSet, ImageSet]]
 ) -> tuple[list[Entry], tuple[ImageSet, ImageSet]]:
-    """Return an entry for each of `variants`, and the training and validation images, loaded once by `load`.
+    """Return an entry for each of `variants`, and the training and validation images. `load` is called only once.
 
-    All runs have the same network and settings, and as many steps as `plan.images` need. Raises `UsageError` for a run
-    that exists with other settings.
+    All runs have the same network and settings, and as many steps as `plan.images` need. Raises `UsageError` if a run
+    exists with other settings.
     """
     entries: list[Entry] = []
     loaded: tuple[ImageSet, ImageSet] | None = None
@@ -163,7 +163,7 @@ def _require_same(entry: Entry) -> None:
 def train_entry(
     entry: Entry, images: tuple[ImageSet, ImageSet], conditions: Conditions, reporter: Reporter, stop: StopRequest
 ) -> None:
-    """Begin or resume the run of `entry` and finish it. If `stop` is set, saves and raises `Interrupted`."""
+    """Begin or resume the run of `entry` and finish it. If `stop` is set, save and raise `Interrupted`."""
     trainer = Trainer(entry.config, entry.folder, images, conditions.device, conditions.precision)
     begun = entry.folder.config_file.exists()
     if not begun:
@@ -175,7 +175,7 @@ def train_entry(
 
 
 def draw_grid(entry: Entry, device: str, check: Check = never_stop) -> bool:
-    """Write the grid of samples of a finished run unless these weights have one. Return whether it was written.
+    """Write the grid of samples of a finished run, unless its weights have one. Return whether it was written.
 
     `check` is called before every step and may raise to stop.
     """
@@ -184,7 +184,7 @@ def draw_grid(entry: Entry, device: str, check: Check = never_stop) -> bool:
         if read_png_metadata(entry.grid_file)["checkpoint_sha256"] == checkpoint.digest:
             return False
     except (DataError, KeyError):
-        pass  # the grid does not exist, or another picture has its name
+        pass  # there is no grid, or another picture has its name
     images = Sampler(load_weights(checkpoint, device)).sample_images(GRID_IMAGES, before_step=check)
     about = {"attention": entry.variant.label, "checkpoint_sha256": checkpoint.digest, "seed": 0}
     write_file(entry.grid_file, encode_png(render_grid(images), about))

@@ -16,8 +16,8 @@ from .speed import TIMED_STEPS, read_samples, sampling_speed, training_speed
 class ComparisonRow:
     """The figures of one mechanism. Unknown figures are None, and `missing` gives the reason.
 
-    `steps` and `images` belong to the last checkpoint. `training_samples_seconds` holds the seconds of `TIMED_STEPS`
-    training steps. `samples_seconds` holds the seconds of sampling `batch` images.
+    `steps` and `images` belong to the last checkpoint. Each of `training_samples_seconds` is the seconds of
+    `TIMED_STEPS` training steps, and each of `samples_seconds` the seconds of sampling `batch` images.
     """
 
     name: str
@@ -51,7 +51,7 @@ class ComparisonRow:
 
 
 def describe_entry(entry: Entry, conditions: Conditions, failure: str | None = None) -> ComparisonRow:
-    """Return the row of `entry`. `failure` is the error that stopped its work."""
+    """Return the row of `entry`. `failure` is the error that stopped the work on this entry."""
     saved, finished = entry.saved, entry.finished
     row = ComparisonRow(
         name=entry.variant.label,
@@ -93,7 +93,7 @@ def describe_entry(entry: Entry, conditions: Conditions, failure: str | None = N
 
 
 def _measure_rate(samples: Sequence[float], images: int) -> tuple[float | None, list[float] | None]:
-    """Return images per second and their quartiles. Each of `samples` is the seconds of `images` images."""
+    """Return images per second and their quartiles. Each of `samples` is the time for `images` images in seconds."""
     if not samples:
         return None, None
     timing = Timing(samples)

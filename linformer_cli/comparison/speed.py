@@ -21,7 +21,7 @@ from linformer_cli.training.loop import Trainer
 
 from .entries import Conditions, Entry
 
-# Training steps in one timed sample.
+# The number of training steps in one timed sample.
 TIMED_STEPS = 3
 
 
@@ -29,8 +29,8 @@ TIMED_STEPS = 3
 class Speed:
     """The conditions of a kept time. A time with another batch, precision, engine or machine is not reused.
 
-    `weights_sha256` is the checksum of the sampled weights. It is None in training, because training time does not
-    depend on them. `kernels` says whether compiled kernels were available.
+    `weights_sha256` is the checksum of the sampled weights. It is None for training, because training time does not
+    depend on the weights. `kernels` says whether compiled kernels were available.
     """
 
     batch: int
@@ -62,9 +62,9 @@ def _describe_machine() -> tuple[str, int, str, bool]:
 def time_training_once(entry: Entry, images: tuple[ImageSet, ImageSet], conditions: Conditions) -> bool:
     """Time a few whole training steps and keep the seconds. Return False if all repeats were kept already.
 
-    The steps are equal to those of the run, with one warm-up step first, and their weights are discarded. Calling this
-    function for each entry in turn interleaves the repeats. Raises `DisagreementError` before the first repeat if the
-    two executions disagree.
+    Trains as the run did, after one warm-up step, and discards the resulting weights. Calling this function for each
+    entry in turn interleaves the repeats. Raises `DisagreementError` before the first repeat if the model's parallel
+    and step forms give different results.
     """
     checkpoint, speed = entry.require_finished(), training_speed(entry, conditions)
     samples = read_samples(entry.training_file, speed)
@@ -84,7 +84,7 @@ def time_training_once(entry: Entry, images: tuple[ImageSet, ImageSet], conditio
 
 
 def time_sampling_once(entry: Entry, conditions: Conditions, check: Check = never_stop) -> bool:
-    """Do what `time_training_once` does for sampling a batch of images. `check` may raise to stop."""
+    """Like `time_training_once`, but time the sampling of a batch of images. `check` may raise to stop."""
     checkpoint = entry.require_finished()
     speed = sampling_speed(checkpoint, conditions)
     samples = read_samples(entry.sampling_file, speed)
@@ -99,7 +99,7 @@ def time_sampling_once(entry: Entry, conditions: Conditions, check: Check = neve
 
 
 def read_samples(file: Path, speed: Speed) -> list[float]:
-    """Return the seconds kept in `file`. The list is empty if they belong to another measurement."""
+    """Return the seconds kept in `file`. The list is empty if they were measured under other conditions."""
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
         same = Speed(**{key: record.get(key) for key in vars(speed)}) == speed

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 # A batch rarely touches more than two epochs; older permutations are dropped.
 _EPOCHS_KEPT = 2
-# The second word of a key is a permutation's epoch, or this number, which no epoch reaches.
+# The second word of a random key is the epoch of a permutation. For shifts it is this number, which no epoch reaches.
 _SHIFTS = 2**64 - 1
 _WORDS_PER_COUNT = 4
 
@@ -18,7 +18,7 @@ class Batches:
     """
 
     def __init__(self, count: int, seed: int) -> None:
-        """`count` images, at least 1; `seed` in [0, 2**64). Raises `ValueError` otherwise."""
+        """Raises `ValueError` unless `count` is at least 1 and `seed` lies in [0, 2**64)."""
         if count < 1:
             raise ValueError(f"batches need at least one image, found {count}")
         if not 0 <= seed < 2**64:
@@ -45,8 +45,8 @@ class Batches:
 
         Each is uniform over -most .. most and depends only on the seed and the place.
         """
-        # A place is a counter value of the generator, which yields four words, of which two are used. The remainder
-        # of a 64-bit word is uniform to within (2 * most + 1) / 2**64.
+        # The place in the stream is the generator's counter. Each counter yields four words; two are used. The
+        # remainder of a 64-bit word is uniform to within (2 * most + 1) / 2**64.
         key = np.array([self.seed, _SHIFTS], dtype=np.uint64)
         words = np.random.Philox(key=key, counter=start).random_raw(size * _WORDS_PER_COUNT)
         chosen = words.reshape(size, _WORDS_PER_COUNT)[:, :2] % np.uint64(2 * most + 1)
@@ -54,7 +54,7 @@ class Batches:
 
     def _permutation(self, epoch: int) -> NDArray[np.int64]:
         if epoch not in self._permutations:
-            # Sorts raw words instead of calling Generator.permutation: numpy guarantees the raw stream of a bit
+            # Sort raw words instead of calling Generator.permutation: numpy guarantees the raw stream of a bit
             # generator across versions, but not the results of Generator's methods.
             words = np.random.Philox(key=np.array([self.seed, epoch], dtype=np.uint64)).random_raw(self.count)
             while len(self._permutations) >= _EPOCHS_KEPT:
@@ -66,7 +66,7 @@ class Batches:
 def shift_images(images: NDArray[np.uint8], shifts: NDArray[np.int64]) -> NDArray[np.uint8]:
     """Images uint8 [N, H, W, C], each shifted by its row of `shifts`, int64 [N, 2]: pixels down and to the right.
 
-    Uncovered pixels repeat the edge: black around a digit, and no frame around a photograph.
+    Uncovered pixels repeat the edge, so a photograph gets no frame and a digit on black stays on black.
     """
     count, height, width, _ = images.shape
     rows = (np.arange(height) - shifts[:, :1]).clip(0, height - 1)

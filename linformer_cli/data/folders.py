@@ -23,7 +23,7 @@ from . import SPLITS, Split
 from .pictures import load_picture
 
 DEFAULT_FOLDER_SIZE = 32
-# A tenth of the images for testing, a tenth for validation.
+# One image in ten is for testing, and one in ten for validation.
 _HELD_OUT = 10
 # Common names of split folders, in lower case.
 _SPLIT_FOLDERS = {
@@ -31,7 +31,7 @@ _SPLIT_FOLDERS = {
     **dict.fromkeys(("val", "valid", "validation"), "validation"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-# Increase it when folders are split, ordered, decoded or stored differently: this invalidates older caches.
+# Increase this number when folders are split, ordered, decoded or stored differently. It invalidates older caches.
 CACHE_VERSION = 4
 _IMAGES = "images.bin"
 _LEFTOVER_SECONDS = 24 * 60 * 60
@@ -41,8 +41,8 @@ _LEFTOVER_SECONDS = 24 * 60 * 60
 class FolderImages:
     """The images of one split: uint8 [N, H, W, C], a read-only view of a file; labels int64 [N] or None.
 
-    `classes` is the number of classes in all splits, 0 without class folders.
-    `skipped` names the images and folders that cannot be read, each with the reason.
+    `classes` is the number of classes in all splits, or 0 if there are no class folders. `skipped` names the images and
+    folders that cannot be read, each with the reason.
     """
 
     images: NDArray[np.uint8]
@@ -59,20 +59,21 @@ def load_folder(
     Their sides are `image_size` (32) pixels. `channels` is 1 (grey) or 3 (RGB); None means RGB if any image is
     coloured. If all images are in two or more folders directly under `folder`, these are the classes, sorted by name.
 
-    A tenth of the images, chosen by the digest of their names, is for testing, and a tenth for validation, unless
-    `folder` has such splits: beside `train/`, the folders `test/` and `val/` (or `valid/`, `validation/`) hold these
-    splits, and the folders inside them are the classes. Links to folders are followed. Training images are sorted by
-    name, the others by digest, so that the first of them cover all classes. Both orders depend only on the names, so
-    that a seed means the same on every machine.
+    If `folder` contains `train/` and also `test/` or `val/` (or `valid/`, `validation/`), these folders are the splits,
+    and the folders inside them are the classes. A split without a folder is a tenth of the other images, chosen by the
+    digest of their names. Links to folders are followed. Training images are sorted by name. Other images are sorted by
+    digest, so that the first of them usually cover all classes. Both orders depend only on the names, so a seed means
+    the same on every machine.
 
-    Decoded images are cached in `cache`, until a name, size or date in the folder changes. Raises `DataError` if the
-    folder is missing or has fewer than three readable images, `UsageError` for an `image_size` too large for a model.
+    Decoded images are cached in `cache` until a name, size or date in the folder changes. Raises `DataError` if the
+    folder is missing or has fewer than three readable images. Raises `UsageError` if `image_size` is too large for a
+    model.
     """
     files, unread = _list_pictures(folder)
     side = image_size or DEFAULT_FOLDER_SIZE
     key = hashlib.sha256(os.fsencode(f"{folder.resolve()} {side} {channels}")).hexdigest()[:16]
     fingerprint = _fingerprint(folder, files)
-    # Each state of the folder has its own name, because some systems cannot replace files in use.
+    # Each state of the folder has its own cache name, because some systems cannot replace files in use.
     home = cache / f"{key}-{fingerprint[:8]}"
     if not _is_current(home, fingerprint):
         _build(home, folder, files, side, channels, fingerprint)
@@ -95,14 +96,15 @@ def load_folder(
 
 
 def _list_pictures(folder: Path) -> tuple[list[str], list[str]]:
-    """Relative paths, with `/`, of all files below `folder` that have an image's extension; and what cannot be read.
+    """Return the relative paths of all image files below `folder`, and messages about what cannot be read.
 
-    Both are sorted. Hidden files and folders are left out. Raises `DataError` if `folder` itself cannot be read.
+    Paths use `/`, and both lists are sorted. Image files are recognised by their extension. Hidden files and folders
+    are left out. Raises `DataError` if `folder` itself cannot be read.
     """
     endings = {ending for ending, kind in Image.registered_extensions().items() if kind in Image.OPEN}
     found, unread = [], []
-    # Each folder to read, with the identities of the folders above it: a link to one of these is not followed. A list
-    # and not a recursion, which Python limits to a depth of about 1,000.
+    # The folders still to read, each with the identities of the folders above it. A link to one of those is not
+    # followed. This is a list, because Python limits recursion to a depth of about 1,000.
     waiting: list[tuple[Path, frozenset[tuple[int, int]]]] = [(folder, frozenset())]
     while waiting:
         place, above = waiting.pop()
@@ -121,7 +123,7 @@ def _list_pictures(folder: Path) -> tuple[list[str], list[str]]:
             path = place / entry.name
             try:
                 is_folder = entry.is_dir()
-            except OSError as error:  # such as a link to itself, which is skipped like a broken image
+            except OSError as error:  # for example, a link to itself; it is skipped like a broken image
                 is_folder = False
                 if path.suffix.lower() not in endings:
                     unread.append(f"cannot read {path} ({error.strerror or error})")
@@ -145,7 +147,7 @@ def _fingerprint(folder: Path, files: Sequence[str]) -> str:
         try:
             status = (folder / name).stat()
             digest.update(os.fsencode(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n"))
-        except OSError:  # such as a broken link: `_build` skips and reports it
+        except OSError:  # for example, a broken link; `_build` skips and reports it
             digest.update(os.fsencode(f"{name}\0\n"))
     return digest.hexdigest()
 
@@ -172,7 +174,7 @@ def _build(home: Path, folder: Path, files: Sequence[str], side: int, channels: 
     except OSError as error:
         raise DataError(f"cannot write the cache {home.parent} ({error.strerror or error})") from None
     try:
-        # Not memory-mapped: writing to a mapped file on a full disk kills the process.
+        # The file is not memory-mapped here, because writing to a mapped file on a full disk kills the process.
         with open(writing / _IMAGES, "wb") as file:
             for split, chosen in _split(files).items():
                 for name in chosen:
@@ -195,7 +197,7 @@ def _build(home: Path, folder: Path, files: Sequence[str], side: int, channels: 
         try:
             os.rename(writing, home)
         except OSError:
-            if not _is_current(home, fingerprint):  # unless another process has just written the same
+            if not _is_current(home, fingerprint):  # otherwise another process has just written the same images
                 raise
     except OSError as error:
         raise DataError(f"cannot write the cache {home} ({error.strerror or error})") from None
@@ -204,9 +206,9 @@ def _build(home: Path, folder: Path, files: Sequence[str], side: int, channels: 
 
 
 def _remove_leftovers(home: Path, key: str) -> None:
-    """Remove caches of earlier states of the folder with this `key`, and partial ones of killed processes.
+    """Remove caches of earlier states of the folder with this `key`, and partial caches of killed processes.
 
-    A partial cache belongs to a killed process if it has not changed for a day.
+    A partial cache that has not changed for a day is taken to belong to a killed process.
     """
     for folder in home.parent.glob(f"{key}*"):
         if folder != home:
@@ -219,7 +221,7 @@ def _remove_leftovers(home: Path, key: str) -> None:
 
 
 def _is_coloured(path: Path) -> bool:
-    """Whether an image has colours, judged by a small copy. Its mode is unreliable: many grey scans are RGB files."""
+    """Whether a small copy of the image has colours. The file's mode is unreliable: many grey scans are RGB files."""
     shape = ImageShape(height=16, width=16, channels=3)
     with contextlib.suppress(DataError):
         pixels = load_picture(path, shape).image.astype(np.int16)
@@ -228,9 +230,9 @@ def _is_coloured(path: Path) -> bool:
 
 
 def _split(names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the names in every split, in order. They depend only on names, so broken files move no others."""
-    # By digest, not by name, because names often sort by class or by date. Held-out images stay in this order, because
-    # often only the first of them are used.
+    """Return the names in every split, in order. The split depends only on names, so a broken file moves no others."""
+    # Images are chosen by digest, because names often sort by class or by date. Validation and test images stay in this
+    # order, because often only the first of them are used.
     parts: dict[str, list[str]] = {split: [] for split in SPLITS}
     own = _brings_splits(names)
     for name in sorted(names, key=lambda name: hashlib.sha256(os.fsencode(name)).digest()):
@@ -250,13 +252,13 @@ def _split_folder(name: str) -> str | None:
 
 
 def _brings_splits(names: Sequence[str]) -> bool:
-    """Whether there are folders for training and for another split; `train` alone may be a class."""
+    """Whether there are folders for training and for another split. A folder `train` alone may be a class."""
     found = set(map(_split_folder, names))
     return "train" in found and not found.isdisjoint({"validation", "test"})
 
 
 def _class_of_each(names: Sequence[str]) -> dict[str, str]:
-    """Return the class folder of each file, or "" without one. A split's folder is not a class."""
+    """Return the class folder of each file, or "" if there is none. The folder of a split is not a class."""
     own = _brings_splits(names) or all(map(_split_folder, names))
     within = {name: name.partition("/")[2] if own and _split_folder(name) else name for name in names}
     return {name: rest.rpartition("/")[0].partition("/")[0] for name, rest in within.items()}

@@ -21,9 +21,9 @@ COUNTS = {"train": 8_000, "test": 1_000}
 
 _SEEDS = {"train": 20_200_610, "test": 20_200_611}
 _PARAMETERS = 6
-# Drawn at twice the size and averaged down, so that tilted strokes are smooth.
+# Images are drawn at twice the size and averaged down, so that tilted strokes are smooth.
 _OVERSAMPLING = 2
-# Font heights as fractions of the image. At the largest, the widest character still fits at any tilt.
+# Font heights as fractions of the image. At the largest height, the widest character still fits at any tilt.
 _FONT_SIZES = (0.65, 0.90)
 _LARGEST_TILT_DEGREES = 10.0
 _LARGEST_SHIFT = 0.15
@@ -33,10 +33,10 @@ _BRIGHTNESS = (144, 255)
 def draw_glyphs(
     split: Literal["train", "test"], size: int, start: int = 0, stop: int | None = None
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Images start .. stop - 1 of a split, uint8 [N, size, size, 1], light on black, and labels int64 [N].
+    """Return images start .. stop - 1 of a split, uint8 [N, size, size, 1], light on black, and labels int64 [N].
 
     A label is the character's index in `CHARACTERS`. Image i depends only on the split, i and `size`. Raises
-    `UsageError` for a size outside 8 .. 512 pixels.
+    `UsageError` if `size` is not from 8 to 512 pixels.
     """
     if not SMALLEST_SIZE <= size <= LARGEST_SIZE:
         raise UsageError(
@@ -82,6 +82,6 @@ def _draw(labels: NDArray[np.int64], uniform: NDArray[np.float64], size: int) ->
 
 
 def _half_extents(width: float, height: float, tilt_degrees: float) -> tuple[float, float]:
-    """Return half the width and half the height of the axis-aligned box around a tilted one."""
+    """Return half the width and half the height of the axis-aligned box around a tilted box."""
     cosine, sine = math.cos(math.radians(tilt_degrees)), abs(math.sin(math.radians(tilt_degrees)))
     return (width * cosine + height * sine) / 2, (width * sine + height * cosine) / 2

@@ -73,7 +73,7 @@ class ImageSet:
     def border_mean(self) -> float:
         """Mean brightness, 0 to 255, of the border pixels of the first 1,000 images.
 
-        Near 0 for images that are light on dark, near 255 for dark on light.
+        It is near 0 for light drawings on a dark background, and near 255 for dark drawings on a light background.
         """
         return float(np.mean([border_brightness(image) for image in self.images[:_BORDER_IMAGES]]))
 
@@ -84,7 +84,7 @@ def takes_size(name: str) -> bool:
 
 
 def fit_size(name: str, image: ImageShape) -> dict[str, int]:
-    """The `image_size` and `channels` for which data set `name` fits a model of `image`, if it takes such settings."""
+    """The settings `image_size` and `channels` that fit data set `name` to a model of `image`, if `name` takes them."""
     sizes = {"image_size": image.height} if takes_size(name) else {}
     return {**sizes, "channels": image.channels} if name.startswith("folder:") else sizes
 
@@ -98,19 +98,20 @@ def load_images(
 ) -> ImageSet:
     """Load the images of one split of the data set `name`, one of `DATA_SETS`.
 
-    The set's own training images are divided: the last 5,000, or the last tenth (at least one) of fewer than 50,000,
-    are `validation`, the others `train`. `test` is the set's own. `data_dir` (default: the environment variable
-    LINTX_DATA, then data/ in `user_cache()`) holds torchvision's sets; missing ones are downloaded into it.
-    `image_size`, in pixels, is for `glyphs` and `folder:PATH`; `channels` (1 grey, 3 RGB) for `folder:PATH`.
+    The set's own training images are divided. The last 5,000 are `validation`; if there are fewer than 50,000, only the
+    last tenth (at least one image) is. The others are `train`. `test` is the set's own test part. `data_dir` (default:
+    the environment variable LINTX_DATA, then data/ in `user_cache()`) holds torchvision's sets. Missing sets are
+    downloaded into it. `image_size`, in pixels, is for `glyphs` and `folder:PATH`. `channels` (1 grey, 3 RGB) is for
+    `folder:PATH`.
 
-    Raises `UsageError` for an unknown name or split or an impossible size, `DataError` if images are missing, damaged
-    or of the wrong form.
+    Raises `UsageError` for an unknown name or split or an impossible size, and `DataError` if images are missing,
+    damaged or of the wrong form.
     """
     return _load(name, [split], data_dir, image_size, channels)[0]
 
 
 def load_for_training(data: DataConfig) -> tuple[ImageSet, ImageSet]:
-    """Load the training and validation images of `data`, read once. Raises the errors of `load_images`."""
+    """Load the training and validation images of `data` in one pass. Raises the errors of `load_images`."""
     train, validation = _load(data.name, ["train", "validation"], data.data_dir, data.image_size, data.channels)
     return train, validation
 
@@ -118,7 +119,7 @@ def load_for_training(data: DataConfig) -> tuple[ImageSet, ImageSet]:
 def _load(
     name: str, splits: Sequence[Split], data_dir: str | Path | None, image_size: int | None, channels: int | None
 ) -> list[ImageSet]:
-    """The images of `splits`: `test` alone, or splits of the set's own training images."""
+    """Load `splits`: either `test` alone, or splits of the set's own training images."""
     for split in splits:
         if split not in SPLITS:
             raise unknown_name("split", split, SPLITS)
@@ -165,7 +166,7 @@ def _from_folder(name: str, split: Split, found: FolderImages) -> ImageSet:
 
 
 def _part(name: str, split: Split, count: int) -> slice:
-    """Select which of the `count` images of the set's own training or test part belong to `split`."""
+    """Select the images of `split` among the `count` images of the set's own training or test part."""
     if split == "test":
         return slice(0, count)
     if count < 2:
@@ -182,9 +183,9 @@ def _cut(name: str, split: Split, images: NDArray[np.uint8], labels: NDArray[np.
 
 
 def _find_data_dir(data_dir: str | Path | None) -> tuple[Path, str]:
-    """The existing folder of torchvision's sets, and where it was named.
+    """Return the existing folder of torchvision's sets, and whether an option, a variable or the default named it.
 
-    Only the default is created if missing: a named folder that does not exist is probably misspelt.
+    Only the default folder is created if missing: a named folder that does not exist is probably misspelt.
     """
     named, origin = (data_dir, "--data-dir") if data_dir is not None else (os.environ.get("LINTX_DATA"), "LINTX_DATA")
     try:
@@ -218,9 +219,7 @@ def _load_arrays(folder: str, part: Literal["train", "test"]) -> tuple[NDArray[n
             "reshape and save again"
         )
     if images.size == 0:
-        raise DataError(
-            f"{images_path}: there are no images in it, its shape is {list(images.shape)}; save at least one"
-        )
+        raise DataError(f"{images_path}: it has no images, its shape is {list(images.shape)}; save at least one")
     if not os.path.lexists(labels_path):  # a broken link is an error, not a set without labels
         return images, None
     labels = _open_array(labels_path)
@@ -251,7 +250,7 @@ def _open_array(path: Path) -> NDArray[Any]:
         raise DataError(
             f"{path} is not a complete .npy file of numbers ({reason}); save it again with numpy.save"
         ) from error
-    if not isinstance(array, np.ndarray):  # an .npz archive under the name of an .npy file
+    if not isinstance(array, np.ndarray):  # an .npz archive whose name ends in .npy
         array.close()
         raise DataError(f"{path} is an archive of several arrays; save only the images, with numpy.save")
     return array

@@ -17,7 +17,7 @@ from . import Fit
 
 @dataclass(frozen=True)
 class Picture:
-    """An image for a model, uint8 [H, W, C]. `notes` name changes that the user may not expect."""
+    """An image for a model, uint8 [H, W, C]. `notes` tell the user about changes that may be unexpected."""
 
     path: Path
     image: NDArray[np.uint8]
@@ -25,18 +25,20 @@ class Picture:
 
 
 def load_picture(path: str | Path, shape: ImageShape, fit: Fit = "crop", invert: bool = False) -> Picture:
-    """Read any file that Pillow reads: rotated as its EXIF says, flattened, resized, and converted to grey or RGB.
+    """Read an image file and convert it to `shape`, in grey or RGB. Any format that Pillow reads is accepted.
 
-    `fit` is for images of another aspect ratio than `shape`: `crop` keeps the middle, `pad` adds the colour of the
-    border, `stretch` distorts. Transparent parts become black behind a light drawing and white behind a dark one.
-    Raises `DataError` for a file that is missing, broken or too large to open safely.
+    The image is rotated according to its EXIF data. `fit` is for images with another aspect ratio than `shape`: `crop`
+    keeps the middle, `pad` adds the colour of the border, `stretch` distorts. Transparent parts become black behind a
+    light drawing and white behind a dark one. Raises `DataError` for a file that is missing, broken or too large to
+    open safely.
     """
     path = Path(path)
     try:
         if is_special(path):
             raise DataError(f"'{path}' is a pipe or a device, and images are read from files only; save it to a file")
         with warnings.catch_warnings():
-            # Pillow only warns of a decompression bomb up to twice its limit; no image for a small model is as large.
+            # Up to twice its size limit, Pillow only warns of a decompression bomb. No image for a small model is so
+            # large.
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             warnings.filterwarnings("ignore", category=UserWarning)
             with Image.open(path) as opened:
@@ -74,9 +76,9 @@ def border_brightness(image: NDArray[np.uint8]) -> float:
 
 
 def _flatten(picture: Image.Image) -> Image.Image:
-    """A copy without transparency and with 8 bits a channel: mode L or RGB."""
+    """Return a copy without transparency and with 8 bits per channel, in mode L or RGB."""
     if picture.mode.startswith("I") or picture.mode == "F":
-        # These modes hold 16 bits or more, and Pillow's own conversion clips them at 255.
+        # These modes have 16 bits or more, and Pillow's own conversion clips values at 255.
         values = np.asarray(picture, dtype=np.float64)
         highest = float(values.max(initial=0))
         # Floating-point images conventionally range from 0 to 1.

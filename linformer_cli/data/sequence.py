@@ -13,11 +13,11 @@ def images_to_values(images: NDArray[np.uint8], levels: int = 256) -> torch.Tens
     """Convert uint8 images [N, H, W, C] to int64 values [N, T] in [0, levels), with T = H * W * C.
 
     Position t is row t // (W * C), column t // C % W, channel t % C. With fewer than 256 levels, the 256 brightnesses
-    are divided into `levels` ranges of equal length, give or take one. Raises `ValueError` for other dtypes and ranks.
+    are divided into `levels` ranges whose lengths differ by at most one. Raises `ValueError` for another dtype or rank.
     """
     if images.dtype != np.uint8 or images.ndim != 4:
         raise ValueError(f"images must be uint8 [N, H, W, C], found {images.dtype} {list(images.shape)}")
-    # Always a copy, because the images may be a read-only view of a file.
+    # Copy the images, because they may be a read-only view of a file.
     values: NDArray[Any] = np.array(images, dtype=np.int64).reshape(images.shape[0], -1)
     if levels != 256:
         values = values * levels // 256
@@ -25,11 +25,11 @@ def images_to_values(images: NDArray[np.uint8], levels: int = 256) -> torch.Tens
 
 
 def values_to_images(values: torch.Tensor, shape: ImageShape) -> NDArray[np.uint8]:
-    """Integer values [N, T] in [0, shape.levels) as uint8 images [N, H, W, C]; the inverse of `images_to_values`.
+    """Convert integer values [N, T] in [0, shape.levels) to uint8 images [N, H, W, C], inverting `images_to_values`.
 
-    With fewer than 256 levels, the levels are spread evenly over the brightnesses, from 0 to 255. They are rounded up,
-    not to nearest, which keeps each in its own range: converting to images and back changes no value. Raises
-    `ValueError` if T does not match `shape` or a value is out of range.
+    With fewer than 256 levels, the levels are spread evenly over the brightnesses from 0 to 255. They are rounded up,
+    so that each stays in its own range and converting to images and back changes no value. Raises `ValueError` if T
+    does not match `shape` or a value is out of range.
     """
     if values.ndim != 2 or values.shape[1] != shape.positions:
         raise ValueError(f"values must be [N, {shape.positions}], found {list(values.shape)}")

@@ -22,11 +22,11 @@ from linformer_cli.errors import DataError
 
 CLASS_NAMES = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST", "cifar10": "CIFAR10"}
 
-# Archives inside the data folder: unpacking them needs no network.
+# Archives that may already be in the data folder. Unpacking them needs no network.
 _ARCHIVES = {"mnist": "MNIST/raw/*.gz", "fashion-mnist": "FashionMNIST/raw/*.gz", "cifar10": "cifar-10-python.tar.gz"}
 
-# The limit for one attempt to connect or to read. torchvision sets none, so behind a firewall that drops packets it
-# would wait for minutes, several times.
+# The limit for one attempt to connect or to read. torchvision sets no limit. Behind a firewall that drops packets, it
+# would wait for minutes several times.
 NETWORK_TIMEOUT_SECONDS = 10.0
 
 # torchvision registers shape functions for these operators without checking that its own library was loaded.
@@ -39,16 +39,16 @@ _operator_libraries: list[Any] = []
 def load_torchvision_set(
     name: str, train: bool, root: Path, origin: str
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Training or test images [N, H, W, C] and labels [N] of the set `name`, a key of `CLASS_NAMES`.
+    """Load training or test images [N, H, W, C] and labels [N] of the set `name`, a key of `CLASS_NAMES`.
 
-    Reads `root` in torchvision's own layout and downloads only missing files. `origin` tells the user where `root` was
-    named. Raises `DataError` if torchvision does not load, files are damaged or the download fails.
+    `root` has torchvision's own layout; only missing files are downloaded. Error messages say that `origin` named
+    `root`. Raises `DataError` if torchvision does not load, files are damaged or the download fails.
     """
     build = getattr(import_torchvision_datasets(), CLASS_NAMES[name])
     try:
         with _quiet():
             data = build(root=str(root), train=train, download=False)
-    # torchvision checks files by assertions, views and unpickling: a damaged file may raise anything.
+    # torchvision reads files with assertions, views and unpickling, so a damaged file may raise any exception.
     except Exception as error:
         if not (isinstance(error, RuntimeError) and "not found" in str(error)):
             raise DataError(
@@ -72,9 +72,9 @@ def _as_arrays(name: str, data: Any, root: Path) -> tuple[NDArray[np.uint8], NDA
 
 
 def _download(name: str, build: Any, train: bool, root: Path, origin: str) -> Any:
-    """Download the set into a temporary folder, then move its files into `root`: an aborted download leaves nothing.
+    """Download the set into a temporary folder, then move its files into `root`. An aborted download leaves nothing.
 
-    Archives that are in `root` already are unpacked and not downloaded.
+    Archives that are already in `root` are unpacked instead of downloaded.
     """
     try:
         with tempfile.TemporaryDirectory(dir=root, prefix=".download-") as staging_name, _quiet(), _network_timeout():
@@ -101,9 +101,9 @@ def _download(name: str, build: Any, train: bool, root: Path, origin: str) -> An
 def import_torchvision_datasets() -> Any:
     """The module `torchvision.datasets`, even if torchvision was built for another torch than the one installed.
 
-    PyPI's torchvision is built for CUDA. Beside a CPU-only torch its library does not load, and the import fails at
-    operators which that library would define. Reading images needs none of them, so they are declared without an
-    implementation and the import is tried again. Raises `DataError` if torchvision is missing or still does not load.
+    PyPI's torchvision is built for CUDA. With a CPU-only torch, its library does not load, and the import fails because
+    some operators are missing. Reading images needs none of these operators. They are declared without an
+    implementation, and the import is tried again. Raises `DataError` if torchvision is missing or still does not load.
     """
     with _quiet():
         try:
@@ -118,7 +118,7 @@ def import_torchvision_datasets() -> Any:
         except RuntimeError as error:
             if "operator torchvision::nms does not exist" not in str(error):
                 raise _mismatch(error) from error
-        # A damaged binary package may fail to import in any way.
+        # A damaged binary package may raise any exception on import.
         except Exception as error:
             raise _mismatch(error) from error
         try:
@@ -151,7 +151,7 @@ def _forget_half_imported_modules() -> None:
 
 
 def _mismatch(error: Exception) -> DataError:
-    """The error for a torchvision that does not fit torch, with both versions and the torch that it requires."""
+    """The error for a torchvision that does not fit torch. It names both versions and the required torch."""
     torch_version = importlib.metadata.version("torch")
     torchvision_version = importlib.metadata.version("torchvision")
     requirements = importlib.metadata.requires("torchvision") or []
@@ -183,7 +183,7 @@ def _network_timeout() -> Iterator[None]:
 
 
 def _one_line(error: Exception) -> str:
-    """The last line of an error's text, where torchvision puts the cause, or the type of an error without text."""
+    """The last line of an error's text, where torchvision puts the cause. Without a text, the type of the error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__

@@ -1,4 +1,4 @@
-"""The agreement of the two executions of a model, measured with its weights over the whole length.
+"""Measures how closely the parallel and the step form of a model agree, with its weights and over the whole length.
 
 Errors are relative to max(1, largest output). The tolerances of `lintx check` are defined here.
 """
@@ -12,11 +12,11 @@ from torch import Tensor
 from linformer_cli.attention.base import measure_state_bytes
 from linformer_cli.model.pixel_model import PixelModel
 
-# In float64 the two forms may differ by rounding only.
+# In float64, only rounding may make the two forms differ.
 FLOAT64_TOLERANCE = 1e-9
-# In float32 rounding adds up over the whole length and all layers.
+# In float32, rounding errors add up over the whole length and all layers.
 FLOAT32_TOLERANCE = 1e-3
-# A later value must not change an earlier output. Only its rounding may change, if sums are taken in other blocks.
+# A later value must not change an earlier output. Only the rounding may change, if sums are computed in other blocks.
 CAUSALITY_TOLERANCE = 1e-12
 
 
@@ -54,7 +54,7 @@ class Agreement:
         return all(row.passed for row in self.rows) and self.state_bytes == self.predicted_state_bytes
 
     def describe_failure(self) -> str:
-        """Describe in one line which comparisons did not pass."""
+        """Describe the failed comparisons in one line."""
         failed = [str(row) for row in self.rows if not row.passed]
         if self.state_bytes != self.predicted_state_bytes:
             failed.append(f"the state holds {self.state_bytes} bytes, predicted {self.predicted_state_bytes}")
@@ -63,10 +63,10 @@ class Agreement:
 
 @torch.no_grad()
 def measure_agreement(model: PixelModel, images: int = 2, positions: int | None = None, seed: int = 0) -> Agreement:
-    """Compare `attend` with `step`, with itself in blocks, and with later values changed; in float64 and float32.
+    """Compare `attend` with `step`, with `attend` in blocks, and with `attend` after later values were changed.
 
-    The values are sampled from the model by its own steps, so they are typical of its use. The work is done on a copy
-    of `model` on the CPU, since some devices have no float64.
+    The first comparison is in float64 and float32, the others are in float64. The values are sampled with `step`, so
+    they are typical for the model. A copy of `model` on the CPU is compared, because some devices have no float64.
     """
     positions = min(positions or model.config.image.positions, model.config.image.positions)
     double = PixelModel(model.config).double().eval()
@@ -99,7 +99,7 @@ def _step_through(
         if len(outputs) == positions:
             return torch.stack(tokens, dim=1), torch.stack(outputs, dim=1), state
         uniforms = torch.rand(images, generator=generator, dtype=torch.float64)
-        # A damaged step can give NaN. The comparison reports it; here the draw must not fail.
+        # A damaged step can give NaN. The draw must not fail here, because the comparison reports the NaN.
         tokens.append(model.head.draw(parameters.nan_to_num(), uniforms))
 
 
@@ -115,7 +115,7 @@ def _follow(model: PixelModel, tokens: Tensor) -> Tensor:
 def _split_error(model: PixelModel, tokens: Tensor, whole: Tensor, generator: torch.Generator) -> float:
     """Compare `attend` over blocks of random lengths, carrying the state, with `attend` over all positions."""
     state, outputs, start = None, [], 0
-    longest = max(1, min(129, tokens.shape[1] // 2))  # so that there are at least two blocks
+    longest = max(1, min(129, tokens.shape[1] // 2))  # gives at least two blocks
     while start < tokens.shape[1]:
         length = int(torch.randint(1, longest + 1, (), generator=generator))
         part, state = model.attend(tokens[:, start : start + length], state)
@@ -137,7 +137,7 @@ def _causality_error(model: PixelModel, tokens: Tensor, whole: Tensor) -> float:
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """The largest difference relative to max(1, largest expected value); infinite with NaN or infinite values."""
+    """The largest difference relative to max(1, largest expected value). Infinite if a value is NaN or infinite."""
     found, expected = found.detach().double(), expected.detach().double()
     if not bool(torch.isfinite(found).all() and torch.isfinite(expected).all()):
         return float("inf")

@@ -1,4 +1,4 @@
-"""Bits/dim: how many bits per value a model needs for a set of images."""
+"""Bits/dim: the number of bits per value that a model needs for a set of images."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -33,23 +33,24 @@ class Bits:
 
 @dataclass(frozen=True)
 class ImageNats:
-    """Nats of every image, float64 [N], for all its `positions` values and for its first value."""
+    """Nats of every image, float64 [N]: for all `positions` values of the image, and for its first value alone."""
 
     whole: Tensor
     first: Tensor
     positions: int
 
     def describe(self) -> Bits:
-        """Return bits/dim: the nats divided once by ln 2 and by the number of values."""
+        """Return bits/dim: the nats divided by ln 2 and by the number of values."""
         bits, error = _mean_and_error(self.whole, self.positions)
         rest, rest_error = _mean_and_error(self.whole - self.first, self.positions - 1)
         return Bits(bits, error, rest, rest_error, len(self.whole), self.positions)
 
     def measure_difference(self, other: "ImageNats") -> tuple[float, float | None]:
-        """Return bits/dim minus the bits/dim of `other` on the same images (negative: better), and the standard error.
+        """Return bits/dim minus the bits/dim of `other` on the same images, and its standard error. Negative is better.
 
-        The difference is taken image by image. Images differ far more from each other than two models do in one image,
-        so this standard error is much smaller than the standard error of either figure.
+        The difference is computed for each image and then averaged. Bits/dim usually differ far more between images
+        than between two models on one image. The standard error of the difference is then much smaller than those of
+        the two figures.
         """
         return _mean_and_error(self.whole - other.whole, self.positions)
 
@@ -78,7 +79,7 @@ def measure_nats(
 
     `before_batch` is called before every batch and may raise to stop. `nats` computes the nats [B, T] of values int64
     [B, T] and labels int64 [B] or None; the default is the model's parallel form. A model with classes needs `labels`
-    int64 [N], and the nats are conditional on the class. The batch is halved when memory runs out.
+    int64 [N], and the nats are conditional on the class. When memory runs out, the batch is halved.
     """
 
     def measure(part: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -102,7 +103,7 @@ def measure_nats(
 
 @torch.no_grad()
 def stepped_nats(engines: EngineCache, values: Tensor, labels: Tensor | None) -> Tensor:
-    """Return nats [B, T] of values int64 [B, T] given classes int64 [B], predicted by an engine of `engines`."""
+    """Return nats [B, T] of values int64 [B, T] given classes int64 [B], with the predictions of an engine."""
     model = engines.model
     found = torch.empty(values.shape, dtype=torch.float64 if model.dtype == torch.float64 else torch.float32)
     with engines.start(len(values)) as stepper:

@@ -1,4 +1,4 @@
-"""The folder of compiled libraries, and a check whether another user could have put a library there."""
+"""The folder of compiled libraries, and a check that no other user could have put a library there."""
 
 import os
 import stat
@@ -13,10 +13,10 @@ class UnsafeCache(LintxError):
 
 
 def open_cache() -> Path:
-    """The folder of compiled libraries, made if it is missing, with links resolved.
+    """Return the folder of compiled libraries, with symbolic links resolved. Create it if it is missing.
 
     Raises `UnsafeCache` if another user could have put a library there, `LintxError` if there is no place for the
-    folder, and `OSError`.
+    folder, and `OSError` if the folder cannot be created.
     """
     folder = user_cache() / "native"
     folder.mkdir(parents=True, mode=0o700, exist_ok=True)
@@ -26,10 +26,10 @@ def open_cache() -> Path:
 
 
 def require_private(folder: Path) -> None:
-    """Raise `UnsafeCache` if another user may change the contents of `folder`, a path without links."""
+    """Raise `UnsafeCache` if another user may change the contents of `folder`, a path without symbolic links."""
     if not hasattr(os, "getuid"):
         return
-    # The owner of / can change everything. In a user namespace, that is often not user 0.
+    # The owner of / can change everything. In a user namespace, this owner is often not user 0.
     owner = Path(folder.anchor).stat().st_uid
     risks = (describe_risk(parent, owner, has_guarded_entries(parent)) for parent in folder.parents)
     found = describe_risk(folder) or next(filter(None, risks), None)
@@ -38,7 +38,7 @@ def require_private(folder: Path) -> None:
 
 
 def describe_risk(path: Path, trusted: int = 0, guarded: bool = False) -> str | None:
-    """How another user could have written the file or folder `path`; None if they could not. Raises `OSError`.
+    """Describe how another user could have written the file or folder `path`, or return None. Raises `OSError`.
 
     User `trusted` and the superuser are trusted. With `guarded`, write access for others does not count as a risk.
     Systems without user ids, such as Windows, report no risk.
@@ -54,9 +54,9 @@ def describe_risk(path: Path, trusted: int = 0, guarded: bool = False) -> str | 
 
 
 def has_guarded_entries(folder: Path) -> bool:
-    """Whether others cannot rename this user's entries of `folder`, even if they may write to it."""
+    """Whether other users cannot rename this user's entries of `folder`, even if they may write to the folder."""
     found = folder.stat()
     if found.st_mode & stat.S_ISVTX:  # like /tmp: only the owner of an entry may rename it
         return True
-    # A user's private group has no other members. By convention its number is the user's number.
+    # A user's private group has no other members. By convention, its number equals the user's number.
     return not found.st_mode & stat.S_IWOTH and found.st_gid == os.getgid() == os.getuid()

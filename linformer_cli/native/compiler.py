@@ -1,4 +1,4 @@
-"""Compiles a C++ file with the system's compiler on first use, in a few seconds, and keeps the library in a cache."""
+"""Compiles a C++ file with the system's compiler on first use and keeps the library in a cache."""
 
 import contextlib
 import contextvars
@@ -24,10 +24,10 @@ from .constants import definitions
 
 # The headers that every source may include.
 HEADERS = Path(__file__).parent
-# No fast math, which may drop NaN: maths.h has functions that are vectorised without it, and sums are written in lanes.
+# Fast math is not used, because it may drop NaN. maths.h has functions that are vectorised without it.
 COMPILE = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-c", *definitions())
 LINK = ("-shared",)
-# Compiling takes a few seconds. A compiler that takes longer than this counts as hanging.
+# Compiling takes a few seconds. A compiler that exceeds this limit counts as hanging.
 COMPILE_SECONDS = 120.0
 
 _allowed = contextvars.ContextVar("allowed", default=True)
@@ -59,9 +59,9 @@ def has_library(source: Path) -> bool:
 
 @functools.cache
 def try_load(source: Path, options: tuple[str, ...]) -> ctypes.CDLL | NoCompiler:
-    """The library of `source`, or the reason why there is none. It is tried only once in a process.
+    """Return the library of `source` compiled with `options`, or the reason why there is none.
 
-    The compiler gets the further `options`, which make a library of their own.
+    Each combination of `source` and `options` is a separate library, and is tried only once per process.
     """
     try:
         return _load(source, options)
@@ -70,16 +70,16 @@ def try_load(source: Path, options: tuple[str, ...]) -> ctypes.CDLL | NoCompiler
 
 
 def load_library(source: Path, options: tuple[str, ...] = ()) -> ctypes.CDLL:
-    """The functions of `source`, compiled with `options`; raises `NoCompiler` if there is no compiler or it fails."""
+    """Return the functions of `source`, compiled with `options`. Raises `NoCompiler` without a working compiler."""
     outcome = try_load(source, options)
     if isinstance(outcome, NoCompiler):
-        # This is a new error, because an error that is raised again keeps every frame that it passed.
+        # Raise a new error, because an error that is raised again keeps every frame it has passed through in memory.
         raise NoCompiler(str(outcome))
     return outcome
 
 
 def load_function(source: Path, name: str, *arguments: Any) -> Callable[..., None]:
-    """A function of `source` that returns nothing, with its argument types; raises what `load_library` raises."""
+    """Return the function `name` of `source`, which returns nothing. Raises what `load_library` raises."""
     function = getattr(load_library(source), name)
     function.argtypes, function.restype = arguments, None
     return function  # type: ignore[no-any-return]
@@ -95,7 +95,7 @@ def describe_library(source: Path) -> str:
 
 @functools.cache
 def _warn(message: str) -> None:
-    """Log a warning once in a process. Unless logging is set up otherwise, the warning is one line on stderr."""
+    """Log a warning once per process. Unless logging is configured otherwise, the warning is one line on stderr."""
     logging.getLogger(__name__).warning(message)
 
 
@@ -134,7 +134,7 @@ def _load_file(compiler: str, source: Path, file: Path, options: tuple[str, ...]
 
 
 def _threads_library() -> str | None:
-    """The path of torch's OpenMP runtime, made visible to the kernels, since two runtimes would compete for cores."""
+    """Make torch's OpenMP runtime visible to the kernels, and return its path. Two runtimes would compete for cores."""
     try:
         with open("/proc/self/maps", encoding="utf-8") as maps:
             paths = {line.split(maxsplit=5)[5].strip() for line in maps if "libgomp" in line}
@@ -164,7 +164,7 @@ def _run(compiler: str, *arguments: str) -> None:
     """Run the compiler; raises `NoCompiler` if it fails or hangs."""
     if compiler in _hanging:
         raise NoCompiler(_hanging[compiler])
-    # In a session of its own, the compiler is not ended by Ctrl-C, which only asks a run to stop.
+    # Ctrl-C asks a run to stop, but must not end the compiler. The compiler therefore gets its own session.
     process = subprocess.Popen(
         [compiler, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -172,7 +172,7 @@ def _run(compiler: str, *arguments: str) -> None:
         _, errors = process.communicate(timeout=COMPILE_SECONDS)
     except subprocess.TimeoutExpired:
         _end(process)
-        # This is remembered, because compiling the next file would hang just as long.
+        # Remember the failure, because compiling the next file would hang just as long.
         _hanging[compiler] = f"{compiler} did not finish within {COMPILE_SECONDS:.0f} s"
         _warn(f"warning: {_hanging[compiler]}; plain torch is used instead of compiled kernels")
         raise NoCompiler(_hanging[compiler]) from None
@@ -184,7 +184,7 @@ def _run(compiler: str, *arguments: str) -> None:
         raise NoCompiler(f"{compiler} failed: {reason.strip()}")
 
 
-# The compilers that did not finish in this process, with a message about each compiler.
+# Messages about the compilers that did not finish in this process, by compiler.
 _hanging: dict[str, str] = {}
 
 
@@ -199,7 +199,10 @@ def _end(process: "subprocess.Popen[str]") -> None:
 
 
 def _is_whole(file: Path) -> bool:
-    """Whether `file` is an undamaged library that this user compiled. Opening a truncated library ends the process."""
+    """Whether `file` is an undamaged library that this user compiled.
+
+    The check comes before opening the library, because opening a truncated library ends the process.
+    """
     try:
         for part in (file, _digest_file(file)):
             if (risk := describe_risk(part)) is not None:

@@ -12,24 +12,25 @@ constexpr int64_t MOST_LEVELS = LINTX_MOST_LEVELS;
 
 // The distribution of a value.
 struct Head {
-    int64_t levels, mixtures;  // no mixtures: one logit for each level
+    int64_t levels, mixtures;  // mixtures == 0: one logit for each level
     double lowest, highest;    // bounds of a logistic's log scale
 };
 
 // A single image drawn with look-ahead.
 struct Drawing {
     Head head;
-    int64_t ring, reach, output;  // the buffer of recent values and its length; the buffer of the head's parameters
+    int64_t ring, reach, output;  // the buffer of recent values, its length, and the buffer of the head's parameters
     int64_t row;                  // values in a row of the image
     const double* uniforms;       // [count], one for each value
-    int64_t* values;              // [count]: known ones, then guesses up to number `guessed`, then undefined
+    int64_t* values;              // [count]: known values, then guesses up to index `guessed`, then undefined values
     int64_t count, known, guessed;
     int64_t first;   // position of the token that holds values[0]
     int64_t rows;    // positions in the next pass
     int64_t passes;  // passes so far
 };
 
-// The index whose share of softmax(logits) contains `uniform`; `place`, if not null, gets the position in the share.
+// The index whose share of softmax(logits) contains `uniform`. The position within that share goes to `place` if it is
+// not null.
 inline int64_t invert(int64_t count, const float* logits, double uniform, double* place) {
     double shares[MOST_LEVELS];
     float most = logits[0];
@@ -37,7 +38,7 @@ inline int64_t invert(int64_t count, const float* logits, double uniform, double
     for (int64_t i = 0; i < count; i++) shares[i] = exponential(static_cast<double>(logits[i] - most));
     double total = 0;
     for (int64_t i = 0; i < count; i++) total += shares[i];
-    // Below the total even after rounding, so the search ends at an index of non-zero probability.
+    // The target stays below the total even after rounding, so the search ends at an index of non-zero probability.
     const double target = uniform * total;
     double before = 0;
     int64_t last = 0;

@@ -29,7 +29,7 @@ namespace {
 struct Entry {
     const char* name;
     void (*run)(const Pass&, const Operation&);
-    bool has_state;  // runs in COMMIT too
+    bool has_state;  // operations with a state also run in COMMIT
 };
 
 const Entry ENTRIES[] = {
@@ -67,8 +67,8 @@ void run(const Pass& pass) {
     }
 }
 
-// A few images form one pass, and all threads share each of its operations. Many images are divided: each thread takes
-// its own images through the whole program, without waiting, and keeps its intermediate results in its own cache.
+// A few images form one pass, and all threads share each operation. Many images are divided: each thread takes its own
+// images through the whole program without waiting, so its intermediate results stay in its own cache.
 void step(const Program& program, int64_t position) {
     if (!program.divided) return run(Pass{program, position, 0, program.batch, STEP, true});
     const int64_t share = (program.batch + program.threads - 1) / program.threads;
@@ -78,14 +78,15 @@ void step(const Program& program, int64_t position) {
     });
 }
 
-// Draws the next values of one image. All positions of a window are computed as if the guesses were right. Given its
-// random number, each position yields one value, which is right if all earlier guesses are. The first is always right.
+// Draws the next values of one image. All positions of a window are computed as if the guesses were right. With its
+// random number, each position yields one value. This value is right if all earlier guesses are; the first is always
+// right.
 void look_ahead(const Program& program, Drawing& drawing) {
     const int64_t known = drawing.known, left = drawing.count - known;
     const int64_t rows = left < drawing.rows ? left : drawing.rows;
-    const int64_t start = drawing.first + known - 1;  // position of the next token, which holds the last known value
+    const int64_t start = drawing.first + known - 1;  // position of the next token: it holds the last known value
     int64_t* next = drawing.values + known;
-    // The first guess is the value above, which costs nothing. Values drawn after a wrong guess are better guesses.
+    // The first guess is the value above. Later passes use values drawn after a wrong guess, which are better guesses.
     for (int64_t& index = drawing.guessed; index < known + rows - 1; index++)
         drawing.values[index] = drawing.values[index - (index < drawing.row ? 1 : drawing.row)];
     const Pass pass{program, start, 0, rows, TRY, true};
@@ -104,7 +105,7 @@ void look_ahead(const Program& program, Drawing& drawing) {
     drawing.guessed = known + rows > drawing.guessed ? known + rows : drawing.guessed;
     drawing.known += right;
     drawing.passes++;
-    // The next pass: one position more than were right, or twice as many if all were right.
+    // The next pass has one position more than were right, or twice as many if all were right.
     drawing.rows = right < rows ? right + 1 : 2 * rows < program.window ? 2 * rows : program.window;
 }
 
@@ -112,14 +113,14 @@ void look_ahead(const Program& program, Drawing& drawing) {
 
 extern "C" {
 
-// The code of the operation `name`, or -1.
+// The code of the operation `name`, or -1 if there is none.
 int64_t lintx_find_operation(const char* name) {
     for (size_t code = 0; code < sizeof ENTRIES / sizeof *ENTRIES; code++)
         if (!std::strcmp(ENTRIES[code].name, name)) return static_cast<int64_t>(code);
     return -1;
 }
 
-// The sizes of the structures that Python declares too.
+// The sizes of the structures that Python also declares.
 void lintx_sizes(int64_t* sizes) {
     const int64_t found[] = {sizeof(Buffer), sizeof(Operation), sizeof(Program), sizeof(Head), sizeof(Drawing)};
     std::memcpy(sizes, found, sizeof found);

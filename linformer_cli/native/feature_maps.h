@@ -9,7 +9,7 @@ enum FeatureMap { ELU_MAP = LINTX_MAP_ELU, RELU_MAP = LINTX_MAP_RELU };
 
 template <class A>
 inline A feature(A x, int map) {
-    // NaN must stay NaN, or a damaged model would keep drawing values: comparisons with NaN are false.
+    // NaN must stay NaN, or a damaged model would keep drawing values. Comparisons with NaN are false.
     if (map == RELU_MAP) return x < 0 ? 0 : x;
     const A power = exponential(x);  // outside the choice, so that the loop around it is vectorised
     return x < 0 ? power : x + 1;
@@ -22,6 +22,6 @@ inline A slope(A phi, int map) {
     return phi < 1 ? phi : 1;
 }
 
-// 1 / weight, or 0 if `weight` is 0. In double, because the reciprocal of the smallest floats overflows a float even if
-// the quotient does not.
+// 1 / weight, or 0 if `weight` is 0. The result is a double, because the reciprocal of the smallest floats overflows a
+// float even if the quotient does not.
 inline double reciprocal(double weight) { return weight == 0 ? 0 : 1 / weight; }

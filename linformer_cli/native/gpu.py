@@ -1,4 +1,4 @@
-"""Tells whether Triton kernels, which are compiled for a CUDA device on first use, are available.
+"""Tells whether Triton kernels are available. They are compiled for a CUDA device on first use.
 
 The kernels are tested in Triton's interpreter and have never run on a GPU, so an environment variable must enable them.
 """
@@ -25,7 +25,7 @@ def has_triton(device: "torch.device") -> bool:
 
 @functools.cache
 def triton_refusal(device: "torch.device") -> str | None:
-    """Why there are no kernels for tensors of `device`; None if there are."""
+    """Why Triton kernels may not be used for tensors of `device`; None if they may."""
     import torch
 
     if device.type != "cuda" or torch.version.cuda is None:

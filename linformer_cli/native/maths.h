@@ -27,7 +27,7 @@ namespace {  // local to the library that includes it: the compiler may inline a
     sum = sum * (rest * rest) + rest + 1.0f;
     int32_t bits;
     std::memcpy(&bits, &turned, 4);
-    // In two steps, because 2^128 is not a float.
+    // Multiply by two powers of two, because 2^128 is not a float.
     const int32_t whole = bits - 0x4b400000, half = whole >> 1;
     const int32_t first = (half + 127) << 23, second = (whole - half + 127) << 23;
     float scale, other;
@@ -44,9 +44,9 @@ namespace {  // local to the library that includes it: the compiler may inline a
     const double bounded = x < -708 ? -708 : x;
     const double turned = bounded * 1.4426950408889634 + shift;
     const double power = turned - shift;
-    // ln 2 in two parts, of which the first has so few bits that the product is exact.
+    // ln 2 is split into two parts. The first part has so few bits that its product is exact.
     const double rest = (bounded - power * 0.693145751953125) - power * 1.4286068203094172e-6;
-    // The power series; the first term left out is below 1e-17.
+    // The power series. The first omitted term is below 1e-17.
     double sum = 1.0 / 6227020800;
     sum = sum * rest + 1.0 / 479001600;
     sum = sum * rest + 1.0 / 39916800;
@@ -69,11 +69,11 @@ namespace {  // local to the library that includes it: the compiler may inline a
     return x < -708 ? 0.0 : value;
 }
 
-// log(x) within 1 unit in the last place, for x from the smallest normal number on. NaN stays NaN.
+// log(x) within 1 unit in the last place, for x of at least the smallest normal number. NaN stays NaN.
 [[gnu::always_inline]] inline double logarithm(double x) {
     int64_t bits;
     std::memcpy(&bits, &x, 8);
-    const int64_t power = (bits - 0x3fe6a09e667f3bcd) >> 52;  // x is 2^power times a number around 1, from sqrt(1 / 2) on
+    const int64_t power = (bits - 0x3fe6a09e667f3bcd) >> 52;  // x = 2^power * y, with y from sqrt(1 / 2) to sqrt(2)
     bits -= power * (int64_t{1} << 52);
     double near;
     std::memcpy(&near, &bits, 8);
@@ -105,7 +105,7 @@ namespace {  // local to the library that includes it: the compiler may inline a
 
 // log(1 + x) within 2 units in the last place, for x from 0 to 1. NaN stays NaN.
 [[gnu::always_inline]] inline float log_one_plus(float x) {
-    // 2 artanh(r), by its power series: r is at most 1/3.
+    // The power series of 2 artanh(r), where r is at most 1/3.
     const float r = x / (2 + x), square = r * r;
     float sum = 1.0f / 13;
     sum = sum * square + 1.0f / 11;
@@ -120,18 +120,18 @@ namespace {  // local to the library that includes it: the compiler may inline a
     return (x < 0 ? x : 0) - log_one_plus(exponential(-std::fabs(x)));
 }
 
-// The sine and cosine of x within 2 units in the last place up to 10^5, and within 10^-7 up to 10^8. Both are from -1
-// to 1 for larger numbers too, whose angle is not known any more. NaN stays NaN.
+// The sine and cosine of x within 2 units in the last place up to 10^5, and within 10^-7 up to 10^8. For larger
+// numbers, whose angle is lost to rounding, both are still between -1 and 1. NaN stays NaN.
 [[gnu::always_inline]] inline void sine_cosine(float x, float& sine, float& cosine) {
     const double shift = 6755399441055744.0;  // 1.5 * 2^52; see `exponential`
-    // In double, because only the rest of x after the quarter turns counts.
+    // Doubles keep enough digits of the remainder of x after whole quarter turns.
     const double turned = x * 0.63661977236758134 + shift;
     const double quarters = turned - shift;
     const double exact = (x - quarters * 1.5707963267341256) - quarters * 6.0771005065061922e-11;
     int64_t bits;
     std::memcpy(&bits, &turned, 8);
     const int32_t turns = static_cast<int32_t>(bits);
-    // Only if x is huge is the rest more than an eighth of a turn.
+    // The remainder exceeds an eighth of a turn only if x is huge.
     float rest = static_cast<float>(exact);
     rest = rest > 0.8f ? 0.8f : rest;
     rest = rest < -0.8f ? -0.8f : rest;
@@ -161,8 +161,8 @@ enum Activation { RELU = LINTX_ACTIVATION_RELU, GELU = LINTX_ACTIVATION_GELU, SI
     }
 }
 
-// tanh(x) within a few units in the last place. Near 0 by the polynomial of Cephes' tanhf, because 1 - 2 / (exp(2x) + 1)
-// cancels there.
+// tanh(x) within a few units in the last place. Near 0 it uses the polynomial of Cephes' tanhf, because
+// 1 - 2 / (exp(2x) + 1) loses digits there.
 [[gnu::always_inline]] inline float hyperbolic_tangent(float x) {
     const float magnitude = std::fabs(x), square = x * x;
     const float tail = 1 - 2 / (exponential(2 * magnitude) + 1);

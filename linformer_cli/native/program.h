@@ -9,7 +9,7 @@
 
 namespace {  // local to the library that includes it: the compiler may inline all of it
 
-// Constants and tables that all images share, the state of each image, and scratch memory for each row of a pass.
+// SHARED: constants and tables of all images. STATE: the state of each image. SCRATCH: memory for each row of a pass.
 enum Kind { SHARED, STATE, SCRATCH };
 
 struct Buffer {
@@ -27,7 +27,7 @@ struct Operation {
 
 struct Program {
     int64_t batch;
-    int64_t window;  // the most positions of a single image in one pass
+    int64_t window;  // the largest number of positions of a single image in one pass
     int64_t threads;
     int64_t divided;  // whether the threads divide the images; see `step`
     int64_t count;
@@ -35,8 +35,8 @@ struct Program {
     const Operation* operations;
 };
 
-// STEP: one position of several images. TRY: successive positions of one image, which leave its state as it was. COMMIT
-// repeats the first of these positions and keeps the state.
+// STEP computes one position of several images. TRY computes successive positions of one image without changing its
+// state. COMMIT repeats the first of these positions and changes the state.
 enum Mode { STEP, TRY, COMMIT };
 
 // The rows of one pass through a program: images `first` .. `first + rows - 1` in STEP, else positions of one image.
@@ -62,14 +62,16 @@ struct Pass {
         return program.buffers[buffer].stride / static_cast<int64_t>(sizeof(A));
     }
 
-    // Calls `body` for every index below `count`; all threads share it if there is enough `work`, in multiply-adds.
+    // Calls `body` for every index below `count`. All threads share the calls if `work`, in multiply-adds, is large
+    // enough.
     template <class Body>
     void for_each(int64_t count, int64_t work, Body body) const {
         spread(together && work > 65536 ? program.threads : 1, count, body);
     }
 };
 
-// What a mixing operation reads: the projections of a row, and the sizes that come first in its integers.
+// The arguments that all mixing operations share: the projections of a row, and the sizes, which are the first
+// integers.
 struct Mix {
     const Pass& pass;
     const Operation& op;
@@ -78,7 +80,7 @@ struct Mix {
     const float* query(int64_t row, int64_t head) const { return part(row, 3) + head * key_width; }
     const float* key(int64_t row, int64_t head) const { return part(row, 4) + head * key_width; }
     const float* value(int64_t row, int64_t head) const { return part(row, 5) + head * value_width; }
-    // The extra scalars of a head, of which each head has `count`.
+    // The extra scalars of a head. Each head has `count` of them.
     const float* extra(int64_t row, int64_t head, int64_t count) const { return part(row, 6) + head * count; }
     float* output(int64_t row, int64_t head) const { return pass.at<float>(op.buffer[1], row) + head * value_width; }
 
@@ -86,7 +88,7 @@ struct Mix {
     int64_t buffer(int64_t index) const { return op.buffer[2 + index]; }
     int64_t integer(int64_t index) const { return op.integer[7 + index]; }
 
-    // The memory of a head in one of the mechanism's buffers, of which each head has `width` elements.
+    // The memory of a head in one of the mechanism's buffers. Each head has `width` elements there.
     template <class A>
     A* own(int64_t index, int64_t row, int64_t head, int64_t width) const {
         return pass.at<A>(buffer(index), row) + head * width;
@@ -103,8 +105,8 @@ struct Part {
     int64_t index, width;
 };
 
-// Calls body(row, head, state) for every head of every row, in order of rows where they belong to one image. state[n] is
-// the memory of part n, which `body` updates. In TRY, that is a copy. `work` is that of one call.
+// Calls body(row, head, state) for every head of every row. Rows of one image are processed in order. `body` updates
+// state[n], the memory of part n, which is a copy in TRY. `work` counts the multiply-adds of one call.
 template <int N, class Body>
 void for_heads(const Mix& mix, const Part (&parts)[N], int64_t work, Body body) {
     const Pass& pass = mix.pass;

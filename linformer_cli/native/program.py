@@ -1,12 +1,12 @@
-"""The recurrent step of a model as data: buffers, and operations on them. An engine runs it without knowing the model.
+"""The recurrent step of a model as data: buffers, and operations on them. An engine runs it without the model's code.
 
 `model/program.py` writes the program of a model: every block and attention emits its own operations with a `Builder`.
-The operations are implemented in `ops/`. A program has these buffers:
+The operations are implemented in `ops/`. A program has four kinds of buffers:
 
     SHARED    constants of all images: tables, biases, fixed patterns
-    STATE     what each image carries from step to step
+    STATE     the state of each image, kept from step to step
     SCRATCH   intermediate results of each row of a pass; a row is an image, or with look-ahead a position of an image
-    WEIGHTS   the matrix [rows, columns] of a product, which an engine may store in a layout of its own
+    WEIGHTS   the matrix [rows, columns] of a product; an engine may store it in its own layout
 """
 
 import enum
@@ -27,7 +27,7 @@ class NoProgram(LintxError):
 
 
 class Kind(enum.IntEnum):
-    """Who owns the memory of a buffer; see the module."""
+    """The kind of a buffer; see the top of this module."""
 
     SHARED = 0
     STATE = 1
@@ -37,9 +37,9 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Buffer:
-    """`width` numbers of type `dtype` for each image or row, or in all if they are shared.
+    """`width` numbers of type `dtype` for each image or row. A shared buffer has `width` numbers in total.
 
-    A shared buffer and weights have their contents in `tensor`. A state starts with every number equal to `initial`.
+    `tensor` holds the contents of a shared buffer or of weights. Every number of a state starts as `initial`.
     """
 
     kind: Kind
@@ -51,7 +51,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation: its name, the indices of its buffers (-1: none), and its constants, which `ops/` explains."""
+    """One operation: its name, the indices of its buffers (-1: none), and its constants; `ops/` explains them."""
 
     name: str
     buffers: tuple[int, ...]
@@ -61,10 +61,10 @@ class Operation:
 
 @dataclass(frozen=True)
 class Program:
-    """The step of a model whose products have inputs and weights of type `products`, for up to `window` positions.
+    """The step of a model, for up to `window` positions. Inputs and weights of matrix products have type `products`.
 
-    `recent`, `label` and `output` are the buffers of the ring of recent values, of the image's class (-1: no classes)
-    and of the head's parameters. The states of layer i are the buffers `states[i]`.
+    Three buffers have names: `recent` is the ring of recent values, `label` the image's class (-1: no classes), and
+    `output` the head's parameters. The states of layer i are the buffers `states[i]`.
     """
 
     products: torch.dtype
@@ -84,7 +84,7 @@ class Program:
 
 @dataclass(frozen=True)
 class MixInputs:
-    """The sizes of an attention and where its inputs are: the columns of q, k, v and extra in buffer `projected`."""
+    """The sizes of an attention, and the columns of q, k, v and extra in buffer `projected`."""
 
     builder: "Builder"
     projected: int
@@ -106,9 +106,9 @@ class MixInputs:
 
 @dataclass
 class Builder:
-    """Collects the buffers and operations of a program, whose products have the format `products`.
+    """Collects the buffers and operations of a program. Matrix products have the format `products`.
 
-    `x` is the buffer of the residual stream. The next norm adds the branch that is `pending` to it.
+    `x` is the buffer of the residual stream. The next norm adds the `pending` branch to x.
     """
 
     products: torch.dtype
@@ -127,17 +127,17 @@ class Builder:
         return len(self.buffers) - 1
 
     def shared(self, tensor: Tensor) -> int:
-        """A buffer with the numbers of `tensor`; floating-point numbers become float32."""
+        """Add a shared buffer with the numbers of `tensor`. Floating-point numbers become float32."""
         tensor = tensor.detach()
         tensor = (tensor.float() if tensor.is_floating_point() else tensor).contiguous()
         return self._append(Buffer(Kind.SHARED, tensor.numel(), tensor.dtype, tensor))
 
     def state(self, width: int, initial: float = 0.0, dtype: torch.dtype = torch.float32) -> int:
-        """A state of `width` numbers for each image. The states of a layer are numbered in the order of these calls."""
+        """Add a state of `width` numbers for each image. The order of these calls numbers the states of a layer."""
         return self._append(Buffer(Kind.STATE, width, dtype, initial=initial))
 
     def scratch(self, name: str, width: int, dtype: torch.dtype = torch.float32) -> int:
-        """Scratch memory of at least `width` numbers for each row; calls with the same name share memory."""
+        """Reserve scratch memory of at least `width` numbers for each row. Calls with the same name share memory."""
         if name not in self._named:
             self._named[name] = self._append(Buffer(Kind.SCRATCH, 0, dtype))
         index = self._named[name]
@@ -151,11 +151,11 @@ class Builder:
         self.operations.append(Operation(name, tuple(buffers), tuple(integers), tuple(reals)))
 
     def project(self, linear: nn.Linear, source: int, name: str, activation: str = "none") -> int:
-        """The activation of `linear` applied to buffer `source`, as scratch memory called `name`."""
+        """Apply `linear` and then `activation` to buffer `source`. The result is scratch memory called `name`."""
         return self.project_by(linear.weight, linear.bias, source, name, activation)
 
     def project_by(self, weight: Tensor, bias: Tensor, source: int, name: str, activation: str = "none") -> int:
-        """The same for `weight` [rows, columns] and `bias` [rows]."""
+        """Do what `project` does, with `weight` [rows, columns] and `bias` [rows]."""
         rows, columns = weight.shape
         missing = -rows % TILE_ROWS
         output = self.scratch(name, rows + missing)
@@ -164,14 +164,14 @@ class Builder:
         if self.products == torch.bfloat16:
             buffers.append(self.scratch("rounded", columns + columns % 2, torch.bfloat16))
         elif self.products == torch.int8:
-            # Room for 16 bits for each of four columns in a word, and for the scale.
+            # Room for 16 bits per column, with the columns rounded up to a multiple of four, and for the scale.
             buffers.append(self.scratch("quantised", (columns + 3) // 4 * 2 + 1, torch.int32))
         format_code = FORMATS[str(self.products).removeprefix("torch.")]
         self.emit("project", buffers, (columns, rows, ACTIVATIONS[activation], format_code))
         return output
 
     def norm(self, norm: nn.LayerNorm, pre: bool = True) -> int:
-        """Emit LayerNorm of x plus the pending branch; the sum becomes x (`pre`), or else the result becomes x."""
+        """Emit LayerNorm of x plus the pending branch. With `pre` x becomes the sum, otherwise the LayerNorm."""
         output = self.scratch("normed", self.width) if pre else self.x
         buffers = (self.x, self.pending, output, self.shared(norm.weight), self.shared(norm.bias))
         self.emit("join", buffers, (self.width,))
@@ -179,7 +179,7 @@ class Builder:
         return output
 
     def add_branch(self, norm: nn.LayerNorm, pre: bool, branch: Callable[[int], int]) -> None:
-        """What `Block.add_branch` computes: `branch` maps the buffer of its input to the buffer of its output."""
+        """Emit what `Block.add_branch` computes. `branch` maps the buffer of its input to the buffer of its output."""
         self.pending = branch(self.norm(norm) if pre else self.x)
         if not pre:
             self.norm(norm, pre=False)

@@ -1,4 +1,4 @@
-"""Images being sampled row by row, as an animated GIF."""
+"""Animated GIFs that show images being sampled row by row."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ LAST_MILLISECONDS = 2000  # time to look at the result
 
 
 def frame_rows(height: int, first: int = 0) -> list[int]:
-    """Return the number of rows in each frame, from `first` to `height`. Each frame adds a row, or several if tall."""
+    """Return the rows shown in each frame, from `first` to `height`. A frame adds a row, or several if tall."""
     count = min(height - first, MOST_FRAMES)
     return [first + round(index * (height - first) / count) for index in range(count)] + [height]
 

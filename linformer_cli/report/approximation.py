@@ -19,7 +19,7 @@ class ErrorName(StrEnum):
 
     @property
     def key(self) -> str:
-        """The field of a row."""
+        """The field of a row that holds this error."""
         return self.value.replace("-", "_")
 
     def of(self, row: "Approximation") -> "Spread":
@@ -85,7 +85,7 @@ def _build_curve(label: str, rows: Sequence["Approximation"], error: ErrorName, 
     return Curve(
         label,
         x=[row.features for row in rows],
-        y=[spread.median for spread in spreads],  # the mean of a heavy-tailed error lies above the band of quartiles
+        y=[spread.median for spread in spreads],  # the mean of a heavy-tailed error can lie above the quartiles
         low=[spread.first_quartile for spread in spreads],
         high=[spread.third_quartile for spread in spreads],
         colour=maps.index(rows[0].feature_map),

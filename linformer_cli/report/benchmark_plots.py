@@ -42,7 +42,7 @@ def render_speed(rows: Sequence["ModelRow"], kind: PlotFormat) -> bytes:
 def render_quality(rows: Sequence["ModelRow"], kind: PlotFormat) -> bytes:
     """Plot bits/dim against images per second, with a panel per batch size and a point per row with a trained model.
 
-    Raises `UsageError` without such a row.
+    Raises `UsageError` if no row has a trained model and a speed.
     """
     drawn = trained_rows(rows)
     if not drawn:
@@ -70,7 +70,7 @@ def render_quality(rows: Sequence["ModelRow"], kind: PlotFormat) -> bytes:
 
 
 def trained_rows(rows: Sequence["ModelRow"]) -> list["ModelRow"]:
-    """Return the timed rows with a trained model, which `render_quality` draws."""
+    """Return the timed rows with a trained model. `render_quality` draws these rows."""
     return [row for row in rows if row.bits_per_dim is not None and row.speed]
 
 
@@ -119,7 +119,7 @@ def _describe_batches(rows: Sequence["AttentionRow"]) -> str:
 
 
 def _label_methods(rows: Sequence["ModelRow"]) -> list[str]:
-    """Return the legend label of each row. It includes the engine for softmax, and if a name has several engines."""
+    """Return the legend label of each row. It names the engine for softmax and for names with several engines."""
     engines = Counter(name for name, _ in {(row.name, row.engine) for row in rows})
     return [
         f"{row.name}, {row.engine}" if engines[row.name] > 1 or row.attention == "softmax" else row.name for row in rows

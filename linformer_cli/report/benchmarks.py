@@ -49,8 +49,8 @@ _PUBLISHED = tuple(
     )
 )
 
-# The tables of a terminal: speed, cost, quality and the paper's figures. They are printed one below another, and each
-# fits in 80 characters.
+# The tables for a terminal: speed, cost, quality and the paper's figures. Each fits in 80 characters, and they are
+# printed one below another.
 SAMPLING_TABLES: tuple[Sequence[Column], ...] = (
     (
         *(*_METHOD, _SPEED[0], Column("images_per_second_extrapolated", _EXTRAPOLATED, format=".3g"), _SPEED[1]),
@@ -144,12 +144,12 @@ SCALING_FILE_COLUMNS = (
 )
 
 
-# Markdown tables keep these columns when they are empty: no trained run has these models.
+# Markdown tables keep these columns even if they are empty. An empty column shows that no run has trained these models.
 QUALITY = ("bits_per_dim", "images_seen")
 
 
 def choose_columns(rows: Sequence[Record], columns: Sequence[Column], keep: Sequence[str] = ()) -> list[Column]:
-    """Return `columns` without empty columns not in `keep`. The result is empty if only the method would be left."""
+    """Return `columns` without the empty ones, except those in `keep`. Return none if only the method would be left."""
     full = [
         column
         for column in columns
@@ -161,7 +161,7 @@ def choose_columns(rows: Sequence[Record], columns: Sequence[Column], keep: Sequ
 def flatten_speed(row: "ModelRow") -> dict[str, Any]:
     """Flatten a sampling or training row. Extrapolated figures keep separate columns.
 
-    The quartiles are those of the row's only speed, measured or extrapolated.
+    A row has one speed, either measured or extrapolated; the quartiles belong to this speed.
     """
     low, high = row.speed_quartiles or (None, None)
     whole = asdict(row)

@@ -38,7 +38,7 @@ def list_points(rows: Sequence["CopyRow"]) -> list[dict[str, object]]:
 
 
 def tabulate_losses(rows: Sequence["CopyRow"]) -> tuple[list[Mapping[str, object]], list[Column]]:
-    """Return records and columns of all losses at the last update and at evenly spaced earlier updates."""
+    """Return records and columns with the losses of all mechanisms at the last and at evenly spaced earlier updates."""
     losses = {row.name: {point.update: point.loss for point in row.points} for row in rows if row.points}
     updates = sorted({update for points in losses.values() for update in points}, reverse=True)
     shown = sorted(updates[:: max(1, -(-len(updates) // _SHOWN_POINTS))])

@@ -27,8 +27,8 @@ CAPTION_FONT_PIXELS = 14
 CAPTION_HEIGHT = 20
 CAPTION_MARGIN = 4  # pixels between the captions of small images
 HIDDEN_TONES = (112, 144)  # two mid-tones of the checkerboard for hidden values
-HIDDEN_CELL = 4  # pixels of the finished picture, so the checkerboard looks the same at every scale
-LONG_SIDE = 600  # pixels that the default scale aims for
+HIDDEN_CELL = 4  # pixels in the finished picture, so that the checkerboard looks the same at every scale
+LONG_SIDE = 600  # the default scale aims for this many pixels
 LARGEST_DEFAULT_SCALE = 8
 
 
@@ -37,9 +37,9 @@ def render_grid(
 ) -> Image.Image:
     """Draw all `images` [N, H, W, C] in raster order in one picture.
 
-    The default of `columns` makes the picture nearly square. Each pixel becomes a block of scale x scale pixels; the
-    default makes the long side about 600 pixels, with a scale of at most 8. `gap` is the dark grey between images, in
-    pixels of the finished picture. There is no border, so one image at scale 1 is unchanged.
+    By default, `columns` makes the picture nearly square. Each pixel becomes a block of scale x scale pixels. The
+    default scale makes the long side about 600 pixels, but is at most 8. `gap` is the width of the dark grey between
+    images, in pixels of the finished picture. There is no border, so one image at scale 1 is unchanged.
 
     Raises `DataError` if `images` is not such an array, `UsageError` for a number out of range.
     """
@@ -68,11 +68,12 @@ def render_completion(
 ) -> Image.Image:
     """Draw one row with captions: the image given to the model, its completions, and the original.
 
-    `given` and `original` are [H, W, C], `completions` [N, H, W, C]. `known` counts the values that the model saw, in
-    raster order with the channels innermost. The other values of `given` are drawn as a checkerboard, each channel
-    separately. A pixel with only a known red value shows its red. `scale` and `gap` are as in `render_grid`.
+    `given` and `original` are [H, W, C], `completions` is [N, H, W, C]. `known` is the number of values that the model
+    saw, in raster order with the channels innermost. The other values of `given` are drawn as a checkerboard, in each
+    channel separately. If only the red value of a pixel is known, its red is shown. `render_grid` explains `scale` and
+    `gap`.
 
-    Raises `DataError` if the arrays do not fit together, `UsageError` for a number out of range.
+    Raises `DataError` if the arrays do not fit together, and `UsageError` for a number out of range.
     """
     require_images(completions)
     count, height, width, _ = completions.shape
@@ -95,9 +96,9 @@ def render_completion(
 
 
 def render_captioned_row(pictures: Sequence[Image.Image], captions: Sequence[str], gap: int = 2) -> Image.Image:
-    """Draw pictures side by side, each centred in a column as wide as its caption, in RGB if any picture is RGB.
+    """Draw pictures side by side, each centred in a column at least as wide as its caption.
 
-    Raises `DataError` without pictures.
+    The result is RGB if any picture is RGB. Raises `DataError` if there are no pictures.
     """
     if not pictures:
         raise DataError("there are no pictures to put in a row")
@@ -130,9 +131,9 @@ def render_title(text: str) -> Image.Image:
 
 
 def stack_rows(rows: Sequence[Image.Image], gap: int = 8) -> Image.Image:
-    """Stack pictures, left-aligned with `gap` dark grey pixels between them, in RGB if any picture is RGB.
+    """Stack pictures, left-aligned, with `gap` dark grey pixels between them.
 
-    Raises `DataError` without pictures.
+    The result is RGB if any picture is RGB. Raises `DataError` if there are no pictures.
     """
     if not rows:
         raise DataError("there are no pictures to stack")
@@ -149,8 +150,8 @@ def stack_rows(rows: Sequence[Image.Image], gap: int = 8) -> Image.Image:
 def encode_png(image: Image.Image, metadata: Mapping[str, object]) -> bytes:
     """Encode `image` as PNG with `metadata` in one text chunk named `lintx`, as compact JSON with sorted keys.
 
-    `metadata` may hold any value that `to_json` takes. The file has no time and no version, so the same image and
-    metadata give the same bytes.
+    `metadata` may hold any value that `to_json` takes. The file contains no time and no version, so equal images with
+    equal metadata give the same bytes.
     """
     information = PngImagePlugin.PngInfo()
     information.add_text(METADATA_KEYWORD, to_json(dict(metadata), compact=True))
@@ -179,7 +180,7 @@ def find_png_metadata(source: bytes | str | os.PathLike[str]) -> dict[str, objec
     name = _name(source)
     try:
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=["PNG"]) as image:
-            # The property reads to the end of the file, because other programs put text after the pixels.
+            # The property `text` reads to the end of the file, because other programs put text after the pixels.
             text = image.text.get(METADATA_KEYWORD) if isinstance(image, PngImagePlugin.PngImageFile) else None
     except UnidentifiedImageError:
         raise DataError(f"{name} is not a PNG image") from None
@@ -203,7 +204,7 @@ def require_images(images: NDArray[np.uint8]) -> None:
 
 
 def _near_square(count: int, height: int, width: int) -> int:
-    """Return the columns of the most nearly square picture, or one more for fewer empty cells (8: 4 x 2)."""
+    """Return the columns of the most nearly square picture, or one more if that leaves fewer empty cells (8: 4 x 2)."""
     nearest = min(count, max(1, math.ceil(math.sqrt(count * height / width))))
     return min((nearest, min(count, nearest + 1)), key=lambda columns: -count % columns)
 
@@ -230,7 +231,7 @@ def _repeat_pixels(image: NDArray[Value], scale: int) -> NDArray[Value]:
 
 
 def _to_picture(image: NDArray[np.uint8]) -> Image.Image:
-    """Return [H, W, C] as a Pillow image, which is grey for C = 1."""
+    """Return [H, W, C] as a Pillow image. It is grey for C = 1."""
     return Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
 
 

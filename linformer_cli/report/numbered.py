@@ -1,4 +1,4 @@
-"""A folder of sampled images: one numbered PNG per image, with its sampling settings in the metadata."""
+"""A folder of sampled images. Each image is a numbered PNG with its sampling settings in the metadata."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +19,7 @@ _CIRCUMSTANCES = ("checkpoint", "device", "engine", "batch")
 
 
 class NumberedImages:
-    """Images in `folder`, which need not exist yet; `describe(index)` is the metadata of image number `index`."""
+    """Images in `folder`. The folder need not exist yet. `describe(index)` is the metadata of image number `index`."""
 
     def __init__(self, folder: Path, describe: Callable[[int], Mapping[str, object]]) -> None:
         self.folder, self.describe = folder, describe
@@ -28,7 +28,7 @@ class NumberedImages:
         return self.folder / f"{index:05d}.png"
 
     def write(self, index: int, image: NDArray[np.uint8]) -> None:
-        """Write image number `index`, uint8 [H, W, C]. `holds` detects files damaged by a power cut."""
+        """Write image number `index`, uint8 [H, W, C]. A power cut may damage the file; `holds` detects this."""
         write_file(self.path(index), encode_png(render_grid(image[None], scale=1), self.describe(index)), flush=False)
 
     def holds(self, index: int) -> bool:
@@ -48,7 +48,7 @@ class NumberedImages:
         return _essence(found) == _essence(wanted)
 
     def read(self, indices: Iterable[int]) -> NDArray[np.uint8]:
-        """Return images number `indices`, uint8 [N, H, W, C]. Raises `DataError` if an image cannot be read."""
+        """Return the images `indices`, uint8 [N, H, W, C]. Raises `DataError` if an image cannot be read."""
         return np.stack([self._read_one(index) for index in indices])
 
     def _read_one(self, index: int) -> NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""The files of `lintx bench paper`: a page of tables, and the figures. Both are made from its report."""
+"""The page of tables and the figures of `lintx bench paper`, made from its report."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -47,8 +47,8 @@ def render_page(report: "PaperReport") -> str:
         lines.append(f"Not finished: {', '.join(report.unfinished)}.")
     lines += _table("Sampling", [flatten_speed(row) for row in report.sampling], SAMPLING_FILE_COLUMNS)
     if report.sampling:
-        lines += ["", f"Published: {published.source}. Its hardware: {_list(published.hardware)}."]
-        lines += ["Its bits/dim leave out the first value of an image; ours count every value."]
+        lines += ["", f"Published figures: {published.source}. Their hardware: {_list(published.hardware)}."]
+        lines += ["Published bits/dim leave out the first value of an image; ours count every value."]
     lines += _table("Training", [flatten_speed(row) for row in report.training], TRAINING_FILE_COLUMNS)
     scaling = flatten_growth(report.scaling, report.exponents)
     lines += _table("Time and memory against T", scaling, SCALING_COLUMNS)
@@ -64,14 +64,14 @@ def render_page(report: "PaperReport") -> str:
     ]
     lines += _table("The ceilings of this machine", ceilings, _CEILING_COLUMNS)
     speed = report.ceilings.copy.gigabytes_per_second
-    lines += ["", f"Memory copies reach {speed:.3g} GB/s, with each byte counted twice, as read and as written."]
+    lines += ["", f"Memory copies reach {speed:.3g} GB/s. Each byte counts twice, as read and as written."]
     if report.reduced:
         lines += ["", "## Less than in the paper", "", *(f"- {line}" for line in report.reduced)]
     return "\n".join([*lines, ""])
 
 
 def render_figures(report: "PaperReport") -> dict[str, bytes]:
-    """Render the figures for which there are rows. The keys are file names."""
+    """Render every figure that has rows. The keys of the result are file names."""
     figures: dict[str, bytes] = {}
     for kind in PLOT_FORMATS:
         if any(row.samples_seconds for row in report.sampling):

@@ -14,24 +14,25 @@ from linformer_cli.errors import UsageError
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 DASHES: tuple[Literal["-", "--", ":"], ...] = ("-", "--", ":")
 MARKERS = "osD^vPX"
-# Markers change with the dashes, so that points without a line can be distinguished.
+# The filling of markers changes with the dashes, so that points without a line can be distinguished.
 FILLS: tuple[Literal["full", "none", "left"], ...] = ("full", "none", "left")
 PlotFormat = Literal["png", "svg"]
 Scale = Literal["log", "linear"]
 
 _PANEL_INCHES = (3.4, 3.2)
-_ONE_ROW = 3  # panels
+_ONE_ROW = 3  # the largest number of panels in a single row
 _MOST_TICKS = 6
 _MARKERS_OF_A_CURVE = 8
 _FEW_MARKERS = 12
 _RING_SIZE = 70  # square points
-# To estimate how many labels of the legend fit in a row; a handle is the line before a label.
+# These estimate how many labels of the legend fit in a row. A handle is the line before a label.
 _LETTERS_PER_INCH = 14
 _TITLE_LETTERS_PER_INCH = 12
 _HANDLE_LETTERS = 8
-# The width of a letter under an axis as a share of the axis.
+# The width of a letter under an axis, as a share of the axis.
 _LETTER_SHARE = 0.027
-# For a logarithmic axis whose largest value is less than N times the smallest: ticks as factors of powers of ten.
+# Pairs (N, ticks) for logarithmic axes whose largest value is less than N times the smallest. Ticks are factors of
+# powers of ten.
 _STEPS = ((16, (1, 1.5, 2, 3, 4, 6, 8)), (200, (1, 2, 5)))
 # Powers of ten in this range are written out.
 _PLAIN_NUMBERS = (1e-3, 1e5)
@@ -53,8 +54,8 @@ _STYLE: dict[Any, Any] = {
 class Curve:
     """Points (x, y), with an optional band from `low` to `high`. A single point has a bar instead of a band.
 
-    `colour` is the index of the hue and the marker, `dash` is the index of the dashes and the filling of the marker. A
-    curve of many points has markers at some points. `ringed` are the indices of points with a ring around them.
+    `colour` is the index of the hue and the marker. `dash` is the index of the dashes and the filling of the marker. A
+    curve of many points has markers at some points only. `ringed` are the indices of points with a ring around them.
     """
 
     label: str
@@ -77,7 +78,7 @@ class Panel:
     y_label: str | None = None
     x_scale: Scale = "log"
     y_scale: Scale = "log"
-    # Whether the ticks of a logarithmic x axis are at the points: for chosen sizes, not for measured values.
+    # Whether the ticks of a logarithmic x axis are at the points. This suits chosen sizes, but not measured values.
     ticks_at_points: bool = True
 
 
@@ -92,7 +93,7 @@ def parse_plot_format(path: Path) -> PlotFormat:
 
 
 def number_styles(count: int) -> list[tuple[int, int]]:
-    """Return colour and dash of each of `count` curves. The dash changes when all colours are used."""
+    """Return the colour and the dash of each of `count` curves. The dash changes when all colours have been used."""
     return [(index % len(PALETTE), index // len(PALETTE)) for index in range(count)]
 
 
@@ -178,7 +179,7 @@ def _draw_curve(frame: Any, curve: Curve) -> Any:
 
 
 def _choose_ticks(axis: Any, scale: Scale, measured: Sequence[float] | None) -> None:
-    """Choose a few readable tick labels, at the values of `measured` if given."""
+    """Choose a few readable tick labels, at the values of `measured` if it is given."""
     from matplotlib.ticker import LogLocator, MaxNLocator
 
     if scale == "linear":
@@ -202,7 +203,7 @@ def _choose_ticks(axis: Any, scale: Scale, measured: Sequence[float] | None) -> 
 
 
 def _label_places(places: Sequence[float]) -> dict[float, str]:
-    """Return labels for the `places` on a logarithmic axis that do not overlap, from the largest down."""
+    """Return labels for those `places` on a logarithmic axis where labels do not overlap. Larger places come first."""
     labels: dict[float, str] = {}
     span = math.log(max(places) / min(places))
     last = math.inf

@@ -26,7 +26,7 @@ _STRIP_GAP = 6
 def render_runs(series: Sequence[RunSeries], kind: PlotFormat) -> bytes:
     """Plot bits/dim and learning rate against images seen and against time, with one colour for each run.
 
-    Validation has its standard error as a band. Raises `UsageError` for more runs than colours.
+    A band shows the standard error of the validation. Raises `UsageError` if there are more runs than colours.
     """
     if len(series) > len(PALETTE):
         raise UsageError(f"a plot has colours for {len(PALETTE)} runs, found {len(series)}; name fewer")
@@ -73,7 +73,7 @@ def _training_label(run: RunSeries) -> str:
 def find_grids(run: Path, most: int) -> dict[int, Path]:
     """Return at most `most` sample grids of a run by step: the last, the first, and evenly spaced grids between them.
 
-    Raises `DataError` if there are none.
+    Raises `DataError` if the run has no grids.
     """
     found = {int(match[1]): path for path in _list_pictures(run) if (match := _STEP.fullmatch(path.name))}
     if not found:
@@ -90,10 +90,10 @@ def _list_pictures(run: Path) -> list[Path]:
 
 
 def render_strips(runs: Sequence[Path], most: int) -> Image.Image:
-    """Draw a strip for each run, under its name: its sample grids over training, with the step as caption.
+    """Draw a strip for each run below its name. A strip shows the sample grids in order, with the step as caption.
 
-    Grids of a very wide strip are reduced by a whole factor. Raises `DataError` if a run has no grids or one cannot be
-    read, `UsageError` if a run is named twice.
+    If a strip would be very wide, its grids are reduced by a whole factor. Raises `DataError` if a run has no grids or
+    a grid cannot be read, and `UsageError` if a run is named twice.
     """
     rows = []
     for run, label in zip(runs, label_runs(runs), strict=True):

@@ -23,7 +23,7 @@ from linformer_cli.errors import LintxError
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-# Characters between two columns, and the width down to which text is folded before a table is split.
+# The number of characters between two columns. Text is folded down to the second width before a table is split.
 _GAP, _FOLDED = 3, 16
 
 Record: TypeAlias = "Mapping[str, object] | DataclassInstance"
@@ -36,9 +36,9 @@ class Column:
 
     `key` is the key of a mapping or the field or property of a dataclass. It is also the CSV header, so it should name
     the unit (`state_bytes`). `title` and `unit` are the heading in tables. `format` is a format specification such as
-    `.2f`, or a function such as `format_bytes`; `format` applies to numbers in tables. CSV and JSON keep every digit.
-    `names` marks a column that identifies the record: it is repeated in every part of a table that is too wide. If no
-    column is marked, the first one is used.
+    `.2f`, or a function such as `format_bytes`. It applies to numbers in tables; CSV and JSON keep every digit. `names`
+    marks a column that identifies the record. A table that is too wide is split into parts, and each part repeats the
+    marked columns. If no column is marked, the first one is used.
     """
 
     key: str
@@ -54,10 +54,10 @@ class Column:
 
 @dataclasses.dataclass(frozen=True)
 class FittedTable:
-    """A table for a rich console, split into several parts where it is wider than the terminal.
+    """A table for a rich console. If it is wider than the terminal, it is split into several parts.
 
-    Text is folded first. Numbers stay whole as long as one of them fits beside the naming columns. Parts after the
-    first leave out records for which all their cells would be empty.
+    Text is folded first. Numbers stay whole if one of them fits beside the naming columns. Parts after the first omit
+    records whose cells would all be empty.
     """
 
     cells: Sequence[Sequence[str]]
@@ -85,7 +85,7 @@ class FittedTable:
         return [sorted(part) for part in parts]
 
     def _is_name(self, place: int) -> bool:
-        """Whether the column names records; the first one does if none is marked."""
+        """Whether the column names records. If no column is marked, the first one does."""
         return self.columns[place].names or (place == 0 and not any(column.names for column in self.columns))
 
     def _narrowest(self, place: int) -> int:
@@ -104,7 +104,7 @@ class FittedTable:
             widths[max(part, key=lambda place: widths[place])] -= 1
             spare += 1
         for numeric in (True, False):
-            # Every column gets the same share of its preferred width.
+            # Every column gets the same share of the additional width that it needs.
             wanted = {place: self._widest(place) - widths[place] for place in part if self.numeric[place] == numeric}
             share = min(1.0, max(0, spare) / max(1, sum(wanted.values())))
             for place, more in wanted.items():
@@ -116,7 +116,8 @@ class FittedTable:
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
         widths = self._choose_widths(part, room)
         for place in part:
-            # Text, not str: rich reads square brackets in a str as markup. Folding never hides the end of a value.
+            # Cells are Text, because rich reads square brackets in a str as markup. Folding never hides the end of a
+            # value.
             heading, right = Text(self.columns[place].heading), self.numeric[place]
             table.add_column(heading, justify="right" if right else "left", overflow="fold", width=widths[place])
         for row in self.cells:
@@ -132,11 +133,11 @@ def render_records(records: Sequence[Record], columns: Sequence[Column], style: 
 @overload
 def render_records(records: Sequence[Record], columns: Sequence[Column], style: TableStyle) -> FittedTable | str: ...
 def render_records(records: Sequence[Record], columns: Sequence[Column], style: TableStyle) -> FittedTable | str:
-    """Render `records`, mappings or dataclasses, one line each.
+    """Render `records`, which are mappings or dataclasses, with one line for each record.
 
-    `table` is for a rich console, `md` a Markdown table, `csv` comma-separated values with the keys as the header. A
-    missing key or a value of None is an empty cell. Write the strings as they are: a rich console would wrap them and
-    read square brackets as markup. They end in a newline.
+    `table` is for a rich console, `md` is a Markdown table, and `csv` has the keys as its header. A missing key or a
+    value of None is an empty cell. The strings of `md` and `csv` end in a newline. Do not print them with a rich
+    console, which would wrap lines and read square brackets as markup.
     """
     if style == "csv":
         return _render_csv(records, columns)
@@ -147,17 +148,17 @@ def render_records(records: Sequence[Record], columns: Sequence[Column], style: 
 
 
 def find_value(record: Record, key: str) -> Any:
-    """Return the item of a mapping, or the field or property of a dataclass, named `key`; None if it is missing."""
+    """Return `key` of a record: the item of a mapping, or the field or property of a dataclass. None if missing."""
     return record.get(key) if isinstance(record, Mapping) else getattr(record, key, None)
 
 
 def to_json(value: object, *, compact: bool = False) -> str:
     """Write `value` as JSON: dataclasses and pydantic models as objects, paths as text, enums by their value.
 
-    NumPy scalars and arrays become numbers and lists. The text is indented and keeps the order of keys; `compact` has
-    no spaces and sorts the keys. It is pure ASCII, which every terminal and file can hold.
+    NumPy scalars and arrays become numbers and lists. The text is indented and keeps the order of keys. With `compact`,
+    it has no spaces and sorted keys. The text is pure ASCII, which every terminal and file can hold.
 
-    Raises `LintxError` for NaN and infinity, which JSON does not have, and TypeError for a type without a JSON form.
+    Raises `LintxError` for NaN and infinity, which JSON cannot express, and TypeError for a type without a JSON form.
     """
     plain = _to_plain(value, "")
     if compact:
@@ -208,13 +209,13 @@ def _is_number(value: object) -> TypeGuard[int | float | np.integer | np.floatin
 
 
 def _is_numeric(values: Iterable[object]) -> bool:
-    """Whether all values that are not None are numbers: the column is then aligned right."""
+    """Whether all values except None are numbers. If so, the column is aligned right."""
     present = [value for value in values if value is not None]
     return bool(present) and all(map(_is_number, present))
 
 
 def _cell(value: object, column: Column) -> str:
-    """Return the text of a table cell: a formatted number, yes or no, or an empty text for None."""
+    """Return the text of a table cell. It is empty for None, `yes` or `no` for a bool, and formatted for a number."""
     if value is None:
         return ""
     if isinstance(value, bool | np.bool):

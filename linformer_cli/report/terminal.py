@@ -15,7 +15,7 @@ from .grids import require_images
 UPPER_HALF = "\u2580"
 GAP_COLUMNS = 2
 
-# Without colour: characters with the brightness, 0 to 1, of the upper and the lower half of their cell.
+# Characters for previews without colour, each with the brightness, 0 to 1, of the upper and the lower half of its cell.
 _SHADES = (
     (" ", 0.0, 0.0),
     ("\u2591", 0.25, 0.25),
@@ -29,10 +29,10 @@ _GREY_WEIGHTS = np.array([0.299, 0.587, 0.114])  # ITU-R 601, as in Pillow
 
 
 def render_preview(images: NDArray[np.uint8], width: int, height_limit: int = 28, *, colour: bool) -> Text:
-    """Render `images` [N, H, W, C] as text. A character is one pixel wide and two high, so pixels stay square.
+    """Render `images` [N, H, W, C] as text. A character is one pixel wide and two pixels high, so pixels stay square.
 
-    Images are placed side by side within `width` columns, in lines within `height_limit` rows. Larger images are scaled
-    down, and no image is scaled up. If some images are not shown, an additional row says so.
+    Images are placed side by side in lines of `width` columns. All lines together have at most `height_limit` rows.
+    Larger images are scaled down, but no image is scaled up. If some images are not shown, an additional row says so.
 
     `colour` uses U+2580 and 24-bit colours, which rich reduces to those of the terminal. Otherwise block characters
     represent brightness, as light text on a dark background. A caller with a console passes
@@ -48,7 +48,7 @@ def render_preview(images: NDArray[np.uint8], width: int, height_limit: int = 28
     lines = min(math.ceil(count / per_line), height_limit // image_rows)
     gap_rows = (
         1 if lines * (image_rows + 1) - 1 <= height_limit else 0
-    )  # one more line of images is worth more than gaps
+    )  # an additional line of images is more useful than gaps
     text = Text(no_wrap=True, overflow="crop")
     for line in range(lines):
         if line:
@@ -61,7 +61,7 @@ def render_preview(images: NDArray[np.uint8], width: int, height_limit: int = 28
 
 
 def _shrink_to_fit(images: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:
-    """Scale `images` down in proportion to at most `width` x `height` pixels."""
+    """Scale `images` down to at most `width` x `height` pixels. The aspect ratio does not change."""
     ratio = min(width / images.shape[2], height / images.shape[1])
     if ratio >= 1:
         return images
@@ -73,7 +73,7 @@ def _shrink_to_fit(images: NDArray[np.uint8], width: int, height: int) -> NDArra
 
 
 def _append_colours(text: Text, images: NDArray[np.uint8]) -> None:
-    """Append one line of images side by side. Equal neighbours share a style, for fewer escape codes."""
+    """Append one line of images side by side. Equal neighbours share a style, which saves escape codes."""
     height = images.shape[1]
     colours = np.broadcast_to(images, (*images.shape[:3], 3))
     for top in range(0, height, 2):
@@ -93,7 +93,7 @@ def _append_colours(text: Text, images: NDArray[np.uint8]) -> None:
 
 
 def _append_shades(text: Text, images: NDArray[np.uint8]) -> None:
-    """Append one line of images side by side. Each cell is the character nearest in brightness."""
+    """Append one line of images side by side. Each cell becomes the character nearest in brightness."""
     grey = images / 255.0
     grey = grey[:, :, :, 0] if grey.shape[3] == 1 else grey @ _GREY_WEIGHTS
     grey = np.pad(grey, ((0, 0), (0, grey.shape[1] % 2), (0, 0)))

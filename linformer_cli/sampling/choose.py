@@ -21,9 +21,9 @@ class Filters:
     """Changes to a distribution before drawing, in this order: temperature, top-k, top-p.
 
     Log probabilities are divided by `temperature`. Then only the `top_k` likeliest values are kept. Of these, only the
-    smallest set of likeliest values whose total probability reaches `top_p` is kept and renormalised. Filters act on
-    the probabilities of values, so they mean the same for every head; a mixture of logistics is first turned into a
-    table of probabilities. The default changes nothing.
+    smallest set of likeliest values whose total probability reaches `top_p` is kept. The result is renormalised.
+    Filters act on the probabilities of values, so they mean the same for every head. A mixture of logistics is first
+    turned into a table of probabilities. The default changes nothing.
     """
 
     temperature: float = 1.0
@@ -48,7 +48,8 @@ class Filters:
 class UniformStreams:
     """One stream of random numbers per image, determined by (seed, image index).
 
-    An image therefore does not depend on its batch. Numbers are drawn in blocks, so memory stays constant.
+    An image therefore does not depend on the other images of its batch. Numbers are drawn in blocks, so memory stays
+    constant.
     """
 
     def __init__(self, seed: int, indices: Sequence[int]) -> None:
@@ -66,7 +67,8 @@ class UniformStreams:
             for generator in self._generators if self._taken else ():
                 generator.random_raw(self._taken)
         if self._used == self._block.shape[1]:
-            # numpy guarantees the raw words in all versions, but not its distributions. A float64 has 53 bits.
+            # numpy guarantees the same raw words in all versions, but not the same distributions. A float64 has 53
+            # bits.
             words = np.stack([generator.random_raw(_BLOCK) for generator in self._generators])
             self._block, self._used = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53, 0
         self._used += 1
@@ -74,7 +76,7 @@ class UniformStreams:
         return torch.from_numpy(self._block[:, self._used - 1].copy())
 
     def take_many(self, count: int, device: torch.device) -> Tensor:
-        """The next `count` numbers of every stream, as `take` gives them: float64 [count, B], computed on `device`."""
+        """The numbers of the next `count` calls of `take`: float64 [count, B], computed on `device`."""
         numbers = draw_uniforms(self._seed, self._indices, self._taken, count, device)
         self._taken += count
         # numpy's generators are now behind; `take` builds new ones.
@@ -85,11 +87,11 @@ class UniformStreams:
 def filter_log_probabilities(log_probabilities: Tensor, filters: Filters) -> Tensor:
     """Log probabilities [..., levels] after `filters`, renormalised; dropped values are -inf.
 
-    Ties at the border of top-k or top-p are resolved in favour of the smaller value.
+    If values at the border of top-k or top-p are equally likely, the smaller ones are kept.
     """
     if log_probabilities.device.type != "mps":  # MPS has no float64: a tiny temperature or top-p becomes 0
         log_probabilities = log_probabilities.double()
-    # Relative to the maximum, so that the likeliest value stays at 0 at any temperature.
+    # Subtract the maximum, so that the likeliest value stays at 0 at any temperature.
     likeliest = log_probabilities.max(dim=-1, keepdim=True).values
     filtered = ((log_probabilities - likeliest) / filters.temperature).log_softmax(dim=-1)
     if filters.top_k is None and filters.top_p is None:

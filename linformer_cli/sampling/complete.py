@@ -21,7 +21,7 @@ class Completion:
     """Completions of one image whose first `known` values were given.
 
     `values` int64 [n, T] includes the known values. The other fields are the bits/dim of the known part, of the rest of
-    each completion, and of the rest of the original. A part without values has NaN.
+    each completion, and of the rest of the original. They are NaN for a part without values.
     """
 
     known: int
@@ -34,7 +34,7 @@ class Completion:
 def parse_keep(text: str, shape: ImageShape) -> int:
     """The number of values that `--keep` keeps: `top:0.5` (fraction), `top:14rows`, `top:392px` or `top:50%`.
 
-    An integer without a unit means rows. Raises `UsageError` for anything else, and if nothing is left to complete.
+    An integer without a unit means rows. Raises `UsageError` for any other text, and if nothing is left to complete.
     """
     side, _, amount = text.strip().lower().partition(":")
     if side in ("left", "right", "bottom"):
@@ -70,10 +70,10 @@ def complete_values(
     label: int | None = None,
     on_halve: Callable[[int], None] | None = None,
 ) -> Completion:
-    """`count` completions of `original` int64 [T] from its first `known` values; `label` is its class, if any.
+    """Return `count` completions of `original` int64 [T] from its first `known` values. `label` is its class, if any.
 
-    The known values are read once, in parallel, for all completions. As in sampling, completion i depends only on
-    (seed, i). `on_halve` is the same as in `work_in_batches`.
+    The known values are read once, in parallel, for all completions. As in sampling, the random numbers of completion i
+    depend only on (seed, i). `work_in_batches` explains `on_halve`.
     """
     model, positions = sampler.model, sampler.model.config.image.positions
     labels = None if label is None else torch.tensor([label])
@@ -81,7 +81,7 @@ def complete_values(
     parameters, state = model.attend(tokens, model.init_state(1, positions))
 
     def draw(indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Completions number `indices`, [n, T], and the bits of their values."""
+        """Return the completions with these indices, [n, T], and the bits of their values."""
         copies = len(indices)
         first, streams = parameters[:, -1].expand(copies, -1), UniformStreams(sampler.seed, indices)
         with sampler.engines.start(copies, state) as engine:

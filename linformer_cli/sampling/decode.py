@@ -26,7 +26,7 @@ class Labels(Protocol):
 
 @dataclass(frozen=True)
 class SampledBatch:
-    """Finished images number `indices`: values uint8 [B, T] on the CPU, the seconds taken, and the bytes of the state.
+    """The finished images `indices`: values uint8 [B, T] on the CPU, seconds of sampling, and bytes of the state.
 
     `passes` is the number of passes through the layers per image: T, or fewer with look-ahead.
     """
@@ -39,11 +39,10 @@ class SampledBatch:
 
 
 class Sampler:
-    """Draws images from `model`; batches of the same size share one engine.
+    """Draws images from `model`. Batches of the same size share one engine.
 
     Up to rounding, image i depends only on (seed, i) and its class, and not on the batch size, the engine or the other
-    images. By default there are no `filters`. `engine` is one of `ENGINES` or `auto`; `products` is the same as in
-    `Engine`.
+    images. By default there are no `filters`. `engine` is one of `ENGINES` or `auto`; `Engine` explains `products`.
     """
 
     def __init__(
@@ -61,10 +60,10 @@ class Sampler:
     def sample(
         self, indices: Sequence[int], labels: Labels | None = None, before_step: Callable[[], None] | None = None
     ) -> SampledBatch:
-        """Draw images number `indices` as one batch.
+        """Draw the images `indices` as one batch.
 
-        `labels[i]` is the class of image i; by default, images rotate through all classes of the model. `before_step`
-        is the same as in `Engine.draw_values`. Raises `LintxError` if the model predicts NaN or infinity.
+        `labels[i]` is the class of image i. By default, images rotate through all classes of the model.
+        `Engine.draw_values` explains `before_step`. Raises `LintxError` if the model predicts NaN or infinity.
         """
         began = time.perf_counter()
         batch, positions = len(indices), self.model.config.image.positions
@@ -87,9 +86,9 @@ class Sampler:
         before_step: Callable[[], None] | None = None,
         on_halve: Callable[[int], None] | None = None,
     ) -> Iterator[SampledBatch]:
-        """Draw images number `indices` in order, in batches.
+        """Draw the images `indices` in order, in batches.
 
-        `labels` and `before_step` are the same as in `sample`, and `on_halve` is the same as in `work_in_batches`.
+        `sample` explains `labels` and `before_step`; `work_in_batches` explains `on_halve`.
         """
         return work_in_batches(indices, batch, lambda part: self.sample(part, labels, before_step), on_halve)
 
@@ -100,7 +99,7 @@ class Sampler:
         labels: Labels | None = None,
         before_step: Callable[[], None] | None = None,
     ) -> NDArray[np.uint8]:
-        """Images number 0 to `count` - 1, uint8 [count, H, W, C]; `iter_batches` explains the other arguments."""
+        """Return images 0 to `count` - 1, uint8 [count, H, W, C]. `iter_batches` explains the other arguments."""
         parts = self.iter_batches(range(count), batch, labels, before_step)
         return values_to_images(torch.cat([part.values for part in parts]), self.model.config.image)
 
@@ -114,5 +113,5 @@ def sample_images(
     engine: str = AUTO,
     labels: Sequence[int] | None = None,
 ) -> NDArray[np.uint8]:
-    """`count` images, uint8 [count, H, W, C]. `labels` holds one class per image; by default, classes rotate."""
+    """Return `count` images, uint8 [count, H, W, C]. `labels` holds one class per image; by default, classes rotate."""
     return Sampler(model, seed, filters, engine).sample_images(count, batch, labels)

@@ -1,8 +1,8 @@
 """The random words of numpy's `Philox` generators, computed in parallel on any device.
 
-The generator is Philox4x64-10 (Salmon 2011, 'Parallel random numbers: as easy as 1, 2, 3'). Word number w of a stream
-depends only on the stream's key and w. The numbers of a whole image are therefore computed on the device that uses
-them, without the host.
+The generator is Philox4x64-10 (Salmon 2011, 'Parallel random numbers: as easy as 1, 2, 3'). Word w of a stream depends
+only on the stream's key and w. The random numbers of a whole image can therefore be computed on the device that uses
+them, without waiting for the host.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ _LOW = 2**32 - 1
 
 
 def draw_uniforms(seed: int, indices: Sequence[int], first: int, count: int, device: torch.device) -> Tensor:
-    """Numbers `first` to `first + count` of the streams of (seed, index), float64 [count, B] in [0, 1).
+    """Return `count` numbers, from number `first`, of the streams of (seed, index): float64 [count, B] in [0, 1).
 
-    They are bit for bit the upper 53 bits of numpy's `Philox(key=[seed, index]).random_raw()`.
+    Each number is exactly the upper 53 bits of numpy's `Philox(key=[seed, index]).random_raw()`, divided by 2^53.
     """
     # Each counter gives four words; numpy increments the counter before each draw.
     blocks = torch.arange(first // 4, -(-(first + count) // 4), device=device).unsqueeze(1) + 1
@@ -29,7 +29,7 @@ def draw_uniforms(seed: int, indices: Sequence[int], first: int, count: int, dev
 
 
 def draw_words(seed: int, keys: Tensor, counters: Tensor) -> Tensor:
-    """64-bit words as int64 [counters, 4, keys]; an int64 product has the lower bits of the unsigned product."""
+    """Return 64-bit words as int64 [counters, 4, keys]. An int64 product has the same lower bits as an unsigned one."""
     zero = torch.zeros_like(counters + keys)
     words = (zero + counters, zero, zero, zero)
     for turn in range(_ROUNDS):
@@ -40,7 +40,7 @@ def draw_words(seed: int, keys: Tensor, counters: Tensor) -> Tensor:
 
 
 def _multiply(words: Tensor, factor: int) -> tuple[Tensor, Tensor]:
-    """The upper and lower 64 bits of the product, from 32-bit halves, since torch has no 128-bit product."""
+    """Return the upper and lower 64 bits of the product. They come from 32-bit halves: torch has no 128-bit product."""
     low, high = words & _LOW, (words >> 32) & _LOW
     factor_low, factor_high = factor & _LOW, factor >> 32
     cross, other = high * factor_low, low * factor_high

@@ -1,4 +1,4 @@
-"""Devices and number formats, and what `auto` chooses."""
+"""Devices and number formats, and the choices behind `auto`."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -18,14 +18,14 @@ _WORTH = 1.05
 
 @dataclass(frozen=True)
 class Choice:
-    """A choice and its reason, in words for the user."""
+    """A choice, and its reason in words for the user."""
 
     value: str
     reason: str
 
 
 def choose_device(wanted: str) -> Choice:
-    """The device for `auto`, `cpu`, `cuda`, `cuda:i` or `mps`; raises `UsageError` if this machine lacks it."""
+    """Return the device for `auto`, `cpu`, `cuda`, `cuda:i` or `mps`. Raises `UsageError` if this machine lacks it."""
     import torch
 
     kind, colon, index = wanted.partition(":")
@@ -53,7 +53,7 @@ def choose_precision(
     width: int = 256,
     feed_forward: int = 1024,
 ) -> Choice:
-    """The precision `wanted`, or for `auto` fp32 or bf16: it samples in fp32, and trains in bf16 if that is faster.
+    """Return the precision `wanted`. `auto` samples in fp32, and trains in bf16 if that is faster, otherwise in fp32.
 
     On a CPU, a short measurement with a feed-forward branch of these widths decides. On a GPU, its features decide.
     """
@@ -72,16 +72,16 @@ def choose_precision(
 
 
 def multiplies_bf16() -> bool:
-    """Whether this processor has instructions that multiply bf16; they may still be slower than float32."""
+    """Whether this processor has instructions that multiply bf16. They may still be slower than float32."""
     import torch
 
-    # A private name, but torch has no public one.
+    # This name is private, but torch has no public one.
     supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
     return supported is not None and bool(supported())
 
 
 def torch_dtype(precision: str) -> "torch.dtype":
-    """The type of a model in `fp32`, `bf16`, `fp64` or `int8`, which is float32 until an engine rounds it."""
+    """The type of a model in `fp32`, `bf16`, `fp64` or `int8`. An `int8` model is float32 until an engine rounds it."""
     import torch
 
     return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64, "int8": torch.float32}[precision]

@@ -22,7 +22,7 @@ Value = TypeVar("Value")
 # torchrun sets these variables. torch uses them to find the other processes.
 _RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _LARGEST = {"WORLD_SIZE": 2**20, "RANK": 2**20, "LOCAL_RANK": 2**20, "MASTER_PORT": 2**16 - 1}
-# A lost process is noticed by its closed connection. The timeout only has to outlast validating, saving and sampling.
+# The closed connection reveals a lost process. The timeout only has to outlast validating, saving and sampling.
 _TIMEOUT = timedelta(days=1)
 
 
@@ -45,7 +45,7 @@ def _is_job() -> bool:
 
 
 def _find_fault() -> str | None:
-    """The first wrong value among torchrun's variables, in words for the user."""
+    """Describe the first wrong value among torchrun's variables in words for the user, or return None."""
     for name, largest in _LARGEST.items():
         text = os.environ.get(name, "0")
         if not (text.isdecimal() and len(text) < 10 and int(text) <= largest):
@@ -57,14 +57,14 @@ def _find_fault() -> str | None:
 
 
 def end_process(code: int) -> NoReturn:
-    """End this process: like `sys.exit` for a single process, immediately for one of several.
+    """End this process: a single process like `sys.exit`, one of several processes immediately.
 
-    torch's communication threads may call into the interpreter while it shuts down, which aborts a process that has
+    torch's communication threads may call into the interpreter while it shuts down. This aborts a process that has
     finished its work.
     """
     if _count() > 1:
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError):  # full, or its reader has gone
+            with contextlib.suppress(OSError):  # the disk is full, or the reader has closed the pipe
                 stream.flush()
         os._exit(code)
     sys.exit(code)
@@ -106,7 +106,7 @@ class Team:
         return Choice(own, choice.reason)
 
     def share(self, count: int) -> range:
-        """This process's part of `range(count)`: consecutive, and of equal size in all, give or take one."""
+        """This process's consecutive share of `range(count)`. The sizes of all shares differ by at most one."""
         return range(self.rank * count // self.count, (self.rank + 1) * count // self.count)
 
     def total(self, value: float) -> float:
@@ -152,7 +152,7 @@ class Team:
 
     @contextlib.contextmanager
     def leader_first(self) -> Iterator[None]:
-        """Rank 0 runs the body before the others do, for example to download a file for all."""
+        """Rank 0 runs the body before the other processes do, for example to download a file for all."""
         if not self.leads:
             self.wait()
         yield
@@ -160,15 +160,15 @@ class Team:
             self.wait()
 
     def parallel(self, module: "nn.Module", has_idle: bool = False) -> "nn.Module":
-        """`module`, wrapped so that a backward pass averages its gradients over all processes.
+        """Wrap `module` so that a backward pass averages its gradients over all processes.
 
-        `has_idle`: some parameters get no gradient. Finding them takes time.
+        Set `has_idle` only if some parameters get no gradient, because finding them takes time.
         """
         if self.count == 1:
             return module
         from torch.nn.parallel import DistributedDataParallel
 
-        # Buffers need no synchronisation: they are constants, or drawn from the seed and the step.
+        # Buffers need no synchronisation: they are constants, or depend only on the seed and the step.
         known = inspect.signature(DistributedDataParallel).parameters
         buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
         settings: dict[str, Any] = {buffers: False, "gradient_as_bucket_view": True, "find_unused_parameters": has_idle}
@@ -189,7 +189,7 @@ ALONE = Team()
 
 
 def keep_own(module: "nn.Module") -> contextlib.AbstractContextManager[None]:
-    """Inside, a backward pass through a module of `Team.parallel` is not averaged over processes."""
+    """A context in which a backward pass through a module of `Team.parallel` is not averaged over processes."""
     no_sync = getattr(module, "no_sync", None)
     return contextlib.nullcontext() if no_sync is None else no_sync()
 
@@ -199,7 +199,7 @@ def join_team() -> Iterator[Team]:
     """The team of this process: `ALONE`, or the team of torchrun's variables, connected inside the `with` block.
 
     Leaving the block waits for all processes, except after an error. Raises `UsageError` if torchrun's variables have
-    wrong values, `ProcessLost` if another process has ended.
+    wrong values, and `ProcessLost` if another process has ended.
     """
     if _is_job() and (fault := _find_fault()):
         raise UsageError(f"{fault}; start several processes with torchrun, or unset WORLD_SIZE")
@@ -222,7 +222,7 @@ def join_team() -> Iterator[Team]:
 def notice_loss(advice: str) -> Iterator[None]:
     """Turn torch's errors about a lost process into `ProcessLost`, with `advice` for the user.
 
-    The process should then end; it ignores SIGTERM from here on.
+    The process should then end. It ignores SIGTERM from this moment on.
     """
     try:
         yield
@@ -231,9 +231,9 @@ def notice_loss(advice: str) -> Iterator[None]:
             raise
         from torch import distributed
 
-        # gloo raises plain RuntimeErrors.
+        # The gloo backend raises plain RuntimeErrors.
         if not isinstance(error, distributed.DistError) and "gloo" not in str(error):
             raise
-        # torchrun is about to send SIGTERM to this process too, which should end by itself, after its message.
+        # torchrun is about to send SIGTERM to this process. It is ignored, so that the process can print its message.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise ProcessLost(f"another of the {_count()} processes has ended; {advice}") from None

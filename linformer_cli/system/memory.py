@@ -19,26 +19,26 @@ _KEEPING = {-4: 0, -1: -1, -2: 2**26}
 def keep_freed_memory() -> None:
     """Let glibc reuse freed memory, unless the environment configures malloc itself.
 
-    By default glibc returns every large block to the system, which clears each page again at the next allocation. In
-    a long training run this took a fifth of the time.
+    By default, glibc returns every large block to the system, and the system clears each page again at the next
+    allocation. In one long training run, this took a fifth of the time.
     """
     if sys.platform != "linux" or any(name.startswith("MALLOC_") for name in os.environ):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # other C libraries lack it
+    if mallopt is not None:  # other C libraries have no mallopt
         for option, value in _KEEPING.items():
             mallopt(option, value)
 
 
 def give_back_freed_memory() -> None:
-    """Return the memory that `keep_freed_memory` keeps to the system, for other processes."""
+    """Return freed memory that glibc still holds to the system, for other processes."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
 
 
 def measure_peak_memory(device: str = "cpu") -> int:
-    """Peak bytes: resident memory of this process, or allocated memory of a CUDA device; 0 on Windows."""
+    """Peak bytes of this process's resident memory, or of a CUDA device's allocated memory; 0 on Windows."""
     if device.startswith("cuda"):
         import torch
 
@@ -68,10 +68,10 @@ def work_in_batches(
     work: Callable[[Sequence[int]], Result],
     on_halve: Callable[[int], None] | None = None,
 ) -> Iterator[Result]:
-    """Yield `work(part)` for consecutive parts of `indices`, each of at most `batch`. `work` never returns None.
+    """Yield `work(part)` for consecutive parts of at most `batch` of the `indices`. `work` never returns None.
 
-    When memory runs out, the batch is halved for the rest of the work, `on_halve` gets the new batch, and the same
-    indices are tried again. Raises `LintxError` if memory does not suffice for one.
+    When memory runs out, the batch is halved for the rest of the work, `on_halve` is called with the new batch, and the
+    same indices are tried again. Raises `LintxError` if there is not enough memory for a single index.
     """
     start = 0
     while start < len(indices):
@@ -95,18 +95,18 @@ def _work_if_memory_allows(work: Callable[[Sequence[int]], Result], indices: Seq
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-    # Not in the handler, where the exception still keeps the attempt's tensors alive.
+    # This is outside the handler, because inside it the exception keeps the tensors of the attempt alive.
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return None
 
 
 def measure_free_memory(device: str) -> int | None:
-    """Bytes that can still be allocated on the device, or on this machine within its container; None if unknown."""
+    """Bytes that can still be allocated: on a CUDA device, or on this machine within its container. None if unknown."""
     if device.startswith("cuda"):
         import torch
 
-        torch.cuda.empty_cache()  # torch's own reserve counts as free
+        torch.cuda.empty_cache()  # returns torch's reserve to the device, so that it counts as free
         return int(torch.cuda.mem_get_info(device)[0])
     if device != "cpu":
         return None
@@ -117,7 +117,7 @@ def measure_free_memory(device: str) -> int | None:
         bounds.append(int(fields["MemAvailable"].split()[0]) * 1024)
     with contextlib.suppress(OSError, ValueError):
         group = Path("/sys/fs/cgroup")
-        # Cached file contents count as used, but the system frees them when memory is needed.
+        # Cached file contents count as used memory, but the system frees them when memory is needed.
         statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         used = int((group / "memory.current").read_text()) - int(statistics["inactive_file"])
         bounds.append(int((group / "memory.max").read_text()) - used)

@@ -1,18 +1,18 @@
-"""Short measurements that decide what `auto` means on this machine."""
+"""A short measurement that decides the choice of `auto` on this machine."""
 
 import functools
 import time
 
-# Rows of the probed products, and the seconds after which no new round begins.
+# The number of rows of the timed products, and the seconds after which no new round begins.
 _ROWS, _SECONDS = 256, 0.2
 
 
 @functools.cache
 def measure_bf16_gain(width: int, feed_forward: int) -> float:
-    """How many times as fast as in float32 a feed-forward branch trains under bf16 autocast on the CPU.
+    """The speed-up of training a feed-forward branch on the CPU under bf16 autocast, relative to float32.
 
-    The branch maps `width` to `feed_forward` and back. Formats take turns in one thread, and the shortest times are
-    compared, because other programs only lengthen times.
+    The branch maps `width` to `feed_forward` and back. The two formats alternate in one thread. Their shortest times
+    are compared, because other programs can only lengthen a time.
     """
     import torch
     from torch.nn import functional
@@ -32,7 +32,7 @@ def measure_bf16_gain(width: int, feed_forward: int) -> float:
     torch.set_num_threads(1)
     try:
         with torch.enable_grad():
-            train(True), train(False)  # prepares the kernels
+            train(True), train(False)  # warms up the kernels
             began = time.perf_counter()
             rounds: list[tuple[float, float]] = []
             while not rounds or time.perf_counter() - began < _SECONDS:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request that long work checks between steps."""
+"""Turns Ctrl-C and SIGTERM into a request that long work checks between steps."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ class StopRequest:
 
 @contextlib.contextmanager
 def catch_signals() -> Iterator[StopRequest]:
-    """Inside, the first SIGINT or SIGTERM sets the request; the second ends the process at once."""
+    """A context in which the first SIGINT or SIGTERM sets the request and the second ends the process at once."""
     request = StopRequest()
     previous: dict[int, Any] = {}
 

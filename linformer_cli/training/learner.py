@@ -1,4 +1,4 @@
-"""The weights in training, with their optimizer and their average. One call takes one optimizer step."""
+"""A model in training, with its optimizer and the average of its weights."""
 
 import contextlib
 import math
@@ -34,9 +34,9 @@ def build_model(config: RunConfig) -> PixelModel:
 class Learner:
     """A model in training on `device`, in `precision` (`fp32` or `bf16`), with the images it is trained on.
 
-    Each process of a `team` trains on its share of every batch; after a step all processes have the same weights.
-    Raises `UsageError` for a batch with fewer images than processes and for images of another size than the model's,
-    `DataError` if the model needs classes and the images have no labels.
+    Each process of a `team` trains on its share of every batch. After a step all processes have the same weights.
+    Raises `UsageError` for a batch with fewer images than processes, and for images that do not have the model's size.
+    Raises `DataError` if the model needs classes and the images have no labels.
     """
 
     def __init__(self, config: RunConfig, images: ImageSet, device: str, precision: str, team: Team = ALONE) -> None:
@@ -59,11 +59,12 @@ class Learner:
     def restore(self, model: PixelModel, state: TrainingState) -> None:
         """Continue with the weights and the training state of a save. Leaves only progress in `state.values`.
 
-        Raises `KeyError`, `TypeError`, `ValueError`, `IndexError` or `RuntimeError` if the two do not fit together.
+        Raises `KeyError`, `TypeError`, `ValueError`, `IndexError` or `RuntimeError` if `model` and `state` do not fit
+        together.
         """
         self._use_model(model)
         if self.average is not None:
-            # The checkpoint's weights are the average. The weights in training are saved with the optimizer's state.
+            # The checkpoint holds the average of the weights. The training state holds the weights in training.
             self.average.n_averaged.fill_(state.values.pop(AVERAGED))
             self.model.load_state_dict(strip_prefix(state.tensors, IN_TRAINING))
         load_optimizer_tensors(self.optimizer, state.tensors)
@@ -71,7 +72,7 @@ class Learner:
 
     @property
     def evaluated_model(self) -> PixelModel:
-        """The model to evaluate, sample from and save: the average of the weights if there is one."""
+        """The model to evaluate, sample from and save. It has the average of the weights if there is one."""
         if self.average is None:
             return self.model
         return cast(PixelModel, self.average.module)
@@ -86,7 +87,7 @@ class Learner:
     def train_step(self, progress: Progress, rate: float) -> tuple[float, float]:
         """Take one optimizer step at learning rate `rate`. Return nats per value and the gradient norm before clipping.
 
-        Raises `TrainingError`, with the weights unchanged, if either is not finite.
+        Raises `TrainingError`, with the weights unchanged, if one of these two numbers is NaN or infinite.
         """
         settings = self.config.train
         for group in self.optimizer.param_groups:
@@ -129,7 +130,7 @@ class Learner:
             return mean
 
     def describe_batch(self, progress: Progress) -> str:
-        """Describe the batch of the next step so that a user can find it: its number, its epoch, its first images."""
+        """Describe the batch of the next step by its number, its epoch and its first images, so a user can find it."""
         settings, start = self.config.train, progress.images_seen
         size = settings.batch * settings.accumulation
         epoch, place = divmod(start, len(self.train_set))
@@ -137,9 +138,9 @@ class Learner:
         return f"batch {place // size + 1} of epoch {epoch + 1} (training images {first}{', ...' if size > 3 else ''})"
 
     def take_step(self) -> None:
-        """Take one training step on the first batch at the full learning rate, to be timed."""
+        """Take one training step on the first batch at the full learning rate, for timing."""
         self.train_step(Progress(step=self._timed_steps), self.config.train.learning_rate)
-        # Some mechanisms do extra work every few steps, here as often as in a run.
+        # Some mechanisms do extra work every few steps. The count makes them do it as often as in a run.
         self._timed_steps += 1
 
     def time_one_step(self) -> float:

@@ -1,4 +1,7 @@
-"""The training loop: evaluate, sample, save, stop if requested, train. A resumed run equals an uninterrupted run."""
+"""The training loop: evaluate, sample, save, stop if requested, train.
+
+A resumed run gives the same result as an uninterrupted run.
+"""
 
 import contextlib
 import math
@@ -30,10 +33,10 @@ from .takeover import Takeover, take_over
 
 
 class Trainer(Learner):
-    """A run: a learner with a folder, a schedule and progress. `config` holds the training precision.
+    """A run: a learner with a folder, a schedule and progress.
 
-    `images` are the training and the validation images. Only rank 0 of a `team` validates, samples, writes and reports.
-    Raises the errors of `Learner`.
+    `precision` is kept in `config`. `images` are the training and the validation images. Only rank 0 of a `team`
+    validates, samples, writes and reports. Raises the errors of `Learner`.
     """
 
     def __init__(
@@ -45,7 +48,7 @@ class Trainer(Learner):
         precision: str,
         team: Team = ALONE,
     ) -> None:
-        # A run keeps the precision that "auto" chose, on whatever machine it is resumed.
+        # A run keeps the precision that "auto" chose, even if it is resumed on another machine.
         settings = config.train.model_copy(update={"precision": precision})
         training, self.validation = images
         super().__init__(config.model_copy(update={"train": settings}), training, device, precision, team)
@@ -53,21 +56,21 @@ class Trainer(Learner):
         self.validation_labels = self.validation.require_labels(classes) if classes else None
         self.folder = folder
         self.progress = Progress()
-        # The moment of the save in last/. A new run has no save, so it saves before its first step.
+        # The progress at the save in last/. A new run has no save, so it saves before its first step.
         self._saved: tuple[int, int, int] | None = None
 
     def take_over(self, source: PixelModel) -> Takeover:
-        """Start from every tensor of `source` that fits; the result is validated before the first step."""
+        """Start from every tensor of `source` that fits. The result is validated before the first step."""
         moved = take_over(self.model, source)
         self.average = build_average(self.model, self.config.train)
         self.progress = replace(self.progress, evaluated_at=-1)
         return moved
 
     def resume(self) -> None:
-        """Restore the contents of `last/`: weights, optimizer, place in the data, random state, metrics.
+        """Restore the contents of `last/`: weights, optimizer, position in the data, random state, metrics.
 
         A run that was killed before its first save starts again. Raises `DataError` if the number of training images
-        has changed, `CheckpointError` if the save is damaged.
+        has changed, and `CheckpointError` if the save is damaged.
         """
         if self.folder.is_untouched:
             if self.config.init_from is not None:
@@ -98,14 +101,14 @@ class Trainer(Learner):
             cut_metrics(self.folder.metrics_file, self.progress.step, validated=self.progress.is_validated)
 
     def run(self, reporter: Reporter, stop: StopRequest) -> Progress:
-        """Train to the end of the schedule. If `stop` is set, saves and raises `Interrupted`."""
+        """Train to the end of the schedule. If `stop` is set, save and raise `Interrupted`."""
         settings = self.config.train
         reporter = reporter if self.team.leads else Silence()
         started = time.monotonic() - self.progress.elapsed_seconds
         timed_steps, timed_seconds = 0, 0.0
         while True:
             step = self.progress.step
-            # One clock for all processes, so that all end after the same step.
+            # All processes use the leader's time, so that all end after the same step.
             elapsed_seconds = self.team.from_leader(lambda: time.monotonic() - started)
             self.progress = replace(self.progress, elapsed_seconds=elapsed_seconds)
             share = measure_progress(settings, step, self.progress.elapsed_seconds, len(self.train_set))
@@ -123,7 +126,7 @@ class Trainer(Learner):
                 if self.team.leads:
                     self._save_last(reporter)
             if stopped:
-                self.team.wait()  # a process that ends early would end the one that saves as well
+                self.team.wait()  # if a process ended now, torchrun would also end the process that is saving
                 raise Interrupted(
                     f"Stopped at step {step}, saved; continue with: lintx train --resume '{self.folder.path}'", stopped
                 )
@@ -138,7 +141,7 @@ class Trainer(Learner):
                 nats, gradient_norm = self.train_step(self.progress, rate)
             except TrainingError as error:
                 raise self._diverged(str(error)) from None
-            # Training steps alone: the speed should not depend on validation, samples and saves.
+            # Only training steps are timed: the speed should not depend on validation, samples and saves.
             timed_steps, timed_seconds = timed_steps + 1, timed_seconds + time.perf_counter() - began
             self._watch_loss(nats, reporter)
             self.progress = replace(
@@ -161,7 +164,7 @@ class Trainer(Learner):
         return TrainingError(f"{what}; the last good checkpoint is '{self.folder.last}'; try a lower --learning-rate")
 
     def _watch_loss(self, nats: float, reporter: Reporter) -> None:
-        """Warn if the loss has jumped, and keep the last save where later saves do not replace it."""
+        """If the loss has jumped, warn, and keep the save from before the jump where later saves do not replace it."""
         trend = self.progress.loss
         self.progress = replace(self.progress, loss=trend.follow(nats))
         if not self.team.leads:
@@ -176,7 +179,7 @@ class Trainer(Learner):
                 f"{self.progress.step}, {self.describe_batch(self.progress)}; the save before it {kept}"
             )
         if self._saved is not None and self._saved[0] == self.progress.step:
-            self.folder.drop_previous()  # now the loss of the weights in last/ is known
+            self.folder.drop_previous()  # the loss of the weights in last/ is known now
 
     def _log(self, reporter: Reporter, rate: float, norm: float, steps_per_second: float, share: float) -> None:
         settings, progress = self.config.train, self.progress
@@ -195,7 +198,7 @@ class Trainer(Learner):
         reporter.on_step(row, share)
 
     def _evaluate(self, reporter: Reporter, stop: StopRequest) -> None:
-        """Measure bits/dim on the first validation images; save a new best. Raises `Interrupted` on a stop."""
+        """Measure bits/dim on the first validation images and save a new best. Raises `Interrupted` on a stop."""
         images, labels = self.validation.images[: self.config.train.evaluate_images], self.validation_labels
         model = self.evaluated_model
         bits = self.team.from_leader(lambda: measure_bits(model, images, before_batch=stop.raise_if_set, labels=labels))
@@ -245,7 +248,7 @@ class Trainer(Learner):
         reporter.on_sample(path)
 
     def _save_last(self, reporter: Reporter) -> None:
-        with contextlib.suppress(LintxError):  # a precaution; failing to take it must not end the run
+        with contextlib.suppress(LintxError):  # keeping the previous save is only a precaution
             self.folder.hold_previous()
         self._save(self.folder.last, with_state=True)
         self.folder.keep(self.progress.step, self.config.train.keep_last)

@@ -14,13 +14,14 @@ from linformer_cli.model.heads import Head
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     """AdamW or RAdam with decoupled weight decay, or Muon with AdamW.
 
-    Only the matrices of linear layers decay: biases, norms and embedding tables gain nothing from it. Muon trains those
-    matrices except the head's, whose rows are values rather than hidden vectors; the joint projection to queries, keys
-    and values is one matrix. Muon's steps are scaled to the size of AdamW's (Liu 2025, arXiv 2502.16982), so one
-    learning rate and one weight decay suit both. Muon's momentum is 0.95; `beta1` and `beta2` are AdamW's.
+    Only the matrices of linear layers decay: biases, norms and embedding tables gain nothing from weight decay. Muon
+    trains these matrices, except the head's, whose rows are values rather than hidden vectors. The joint projection to
+    queries, keys and values is one matrix. Muon's steps are scaled to the size of AdamW's (Liu 2025, arXiv 2502.16982),
+    so both use one learning rate and one weight decay. Muon's momentum is 0.95; `beta1` and `beta2` are for AdamW.
 
-    torch's Muon orthogonalises in bfloat16, which amplifies rounding differences of gradients, such as those between
-    one process and two: after nine steps at a learning rate of 0.01, weights differed by 4e-3, with AdamW by 2e-6.
+    torch's Muon orthogonalises in bfloat16. This amplifies rounding differences of gradients, such as those between a
+    run with one process and a run with two. After nine steps at a learning rate of 0.01, the weights of two such runs
+    differed by 4e-3; with AdamW they differed by 2e-6.
     """
     linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
     head = {
@@ -47,7 +48,7 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
 
 
 class JoinedOptimizer(torch.optim.Optimizer):
-    """Several optimizers of different parameters as one, with all groups and states."""
+    """Several optimizers of different parameters, combined into one with all groups and states."""
 
     def __init__(self, *parts: torch.optim.Optimizer) -> None:
         self._parts = parts
@@ -64,7 +65,7 @@ class JoinedOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        self._share()  # loading replaces both
+        self._share()  # loading replaces groups and state
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -82,9 +83,9 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Load the result of `optimizer_tensors`; the settings of the groups stay as they are.
+    """Load the result of `optimizer_tensors`. The settings of the groups do not change.
 
-    Raises `ValueError` for moments that do not fit the parameters, which torch would only notice in a step.
+    Raises `ValueError` for moments that do not fit the parameters. torch itself would only fail at the next step.
     """
     shapes = {str(index): value.shape for index, value in enumerate(_parameters(optimizer))}
     state: dict[int, dict[str, Tensor]] = {}
@@ -105,8 +106,8 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 def build_average(model: nn.Module, config: TrainConfig) -> AveragedModel | None:
     """Build the exponential moving average of the weights of `model` with decay `config.ema`; None for a decay of 0.
 
-    The decay of step n is at most (1 + n) / (10 + n). Otherwise the average of a short run would be mostly its initial
-    weights.
+    The decay of step n is at most (1 + n) / (10 + n). Otherwise, in a short run, the average would consist mostly of
+    the initial weights.
     """
 
     def follow(averaged: Any, current: Any, steps: Tensor | int) -> None:

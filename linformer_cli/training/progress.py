@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from linformer_cli.evaluation.bits import Bits
 from linformer_cli.metrics import MetricsRow
 
-# The trend of the loss averages over this many steps. No loss counts as high before this many steps.
+# The trend of the loss averages over this many steps. Before this step, no loss counts as high.
 _TREND_STEPS = 50
 
 
@@ -22,12 +22,12 @@ class LossTrend:
     high: bool = False
 
     def follow(self, nats: float) -> "LossTrend":
-        """Return the next trend. A loss is high if it exceeds the mean by half of it and by ten deviations."""
+        """Return the next trend. A loss is high if it exceeds the mean by half the mean and by ten deviations."""
         excess = nats - self.mean
-        # The first steps determine neither mean nor deviation.
+        # The first steps are too few for a reliable mean and deviation.
         high = self.steps >= _TREND_STEPS and excess > max(0.5 * self.mean, 10 * self.deviation)
         if high:
-            # Clipped, so that an outlier moves the trend little, but a lasting new level becomes normal.
+            # Clip the excess, so that an outlier moves the trend little, but a lasting new level becomes normal.
             excess = max(0.5 * self.mean, 10 * self.deviation)
         weight = 1 / min(self.steps + 1, _TREND_STEPS)
         return LossTrend(
@@ -40,7 +40,7 @@ class LossTrend:
 
 @dataclass(frozen=True)
 class Progress:
-    """The state of a run, saved with it, except its tensors. `interval_*` sum up the steps since the last log."""
+    """The state of a run except its tensors; saved with the run. `interval_*` cover the steps since the last log."""
 
     step: int = 0
     images_seen: int = 0
@@ -61,7 +61,7 @@ class Progress:
 
     @property
     def marks(self) -> tuple[int, int, int]:
-        """Return the numbers that identify a moment of the run."""
+        """Return the numbers that distinguish two saves of the run."""
         return self.step, self.evaluated_at, self.sampled_at
 
     @property
@@ -71,7 +71,7 @@ class Progress:
 
 
 class Reporter(Protocol):
-    """Called by the training loop. The command line's reporter shows a progress line."""
+    """Receives the events of the training loop. The command line's reporter shows a progress line."""
 
     def on_step(self, row: MetricsRow, finished_share: float) -> None: ...
     def on_evaluate(self, progress: Progress, bits: Bits, is_best: bool) -> None: ...

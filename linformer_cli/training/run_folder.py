@@ -26,7 +26,7 @@ _KEPT_SPIKES = 3
 
 
 def claim_run(preset: str) -> Path:
-    """Create a new folder in runs/, named after date and preset, with a number if the name is taken."""
+    """Create a new folder in runs/. Its name is the date and the preset, with a number if this name is taken."""
     base = RUNS / f"{datetime.datetime.now():%Y-%m-%d-%H%M%S}-{preset}"
     with _one_line(RUNS):
         RUNS.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def claim_run(preset: str) -> Path:
 
 
 def find_newest_run() -> Path:
-    """Return the run in runs/ whose configuration was written last. Raises `UsageError` without runs."""
+    """Return the run in runs/ whose configuration was written last. Raises `UsageError` if there are no runs."""
     found = sorted(RUNS.glob("*/config.toml"), key=lambda file: file.stat().st_mtime)
     if not found:
         raise UsageError(f"there is no run in '{RUNS}' to resume; name one: lintx train --resume FOLDER")
@@ -90,14 +90,14 @@ class RunFolder:
         shutil.rmtree(self.previous, ignore_errors=True)
 
     def keep_before_spike(self, step: int) -> Path:
-        """Keep the last save from before the loss rose at `step`, where later saves do not replace it.
+        """Keep the last save from before the loss rose at `step` where later saves do not replace it.
 
-        If `last/` was saved at `step`, its weights are those with this loss, so the save before it is kept.
+        If `last/` was saved at `step`, its weights already have the high loss, so the previous save is kept instead.
         """
         return self._keep_as("before-spike", step, _KEPT_SPIKES, self.previous)
 
     def _keep_as(self, kind: str, step: int, newest: int, preferred: Path | None = None) -> Path:
-        """Keep `preferred`, otherwise `last/`, as `kept/KIND-STEP`; delete all but the `newest` of that kind."""
+        """Keep `preferred`, or else `last/`, as `kept/KIND-STEP`. Delete all but the `newest` saves of this kind."""
         folder = self.kept / f"{kind}-{step:07d}"
         _link_folder(preferred if preferred and holds_checkpoint(preferred) else self.last, folder)
         with _one_line(folder):
@@ -130,7 +130,7 @@ class RunFolder:
             )
 
     def write_config(self, config: RunConfig) -> None:
-        """Write `config.toml`: every setting, defaults included. None is left out."""
+        """Write `config.toml` with every setting, including defaults. Settings that are None are omitted."""
         try:
             document = tomli_w.dumps(config.model_dump(exclude_none=True)).encode()
         except UnicodeEncodeError as error:
@@ -142,7 +142,7 @@ class RunFolder:
         write_file(self.config_file, document)
 
     def read_config(self) -> RunConfig:
-        """Read `config.toml`. Raises `CheckpointError` if it is missing or unreadable, `UsageError` for its values."""
+        """Read `config.toml`. Raises `CheckpointError` if it cannot be read, and `UsageError` for a wrong value."""
         try:
             document = tomllib.loads(self.config_file.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -153,18 +153,18 @@ class RunFolder:
 
 
 def _is_something(path: Path) -> bool:
-    """Whether `path` is more than a lock or the temporary file of a killed write."""
+    """Whether `path` is neither a lock nor a temporary file that a killed process left behind."""
     return path.name != _LOCK and not fnmatch.fnmatch(path.name, TEMPORARY_FILES)
 
 
 def _link_folder(checkpoint: Path, target: Path) -> None:
-    """Replace `target` with a copy of a checkpoint folder made of hard links, which take no space."""
+    """Replace `target` with a copy of a checkpoint folder. The copy consists of hard links, which take no space."""
     writing = target.with_name(f".{target.name}.writing")
     with _one_line(target):
         for leftover in (writing, target):
             shutil.rmtree(leftover, ignore_errors=True)
         try:
-            # After an interrupted swap the checkpoint has another name.
+            # If a swap was interrupted, the checkpoint has another name.
             shutil.copytree(find_checkpoint(checkpoint), writing, copy_function=_link_or_copy)
             os.rename(writing, target)
         except OSError:
@@ -182,7 +182,7 @@ def _link_or_copy(source: str, target: str) -> None:
 
 @contextlib.contextmanager
 def _one_line(path: Path) -> Iterator[None]:
-    """Turn errors of the system into `LintxError`, which names the file."""
+    """Turn errors of the system into a `LintxError` that names the file."""
     try:
         yield
     except OSError as error:

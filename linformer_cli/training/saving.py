@@ -16,12 +16,12 @@ from linformer_cli.model.pixel_model import PixelModel
 from .optimizer import optimizer_tensors
 from .progress import Progress
 
-# For averaged weights: the key of the number of averaged steps, and the prefix of the weights in training.
+# Used if weights are averaged: the key of the number of averaged steps, and the prefix of the weights in training.
 AVERAGED, IN_TRAINING = "averaged_steps", "training."
 
 
 def describe_run(config: RunConfig, progress: Progress, train: ImageSet, validation: ImageSet) -> CheckpointInfo:
-    """Describe the network, its images and its training, with bits/dim only for validated weights."""
+    """Describe the network, its images and its training. bits/dim are included only if the weights were validated."""
     measured = progress.is_validated
     return CheckpointInfo(
         model=config.model,
@@ -43,7 +43,10 @@ def describe_run(config: RunConfig, progress: Progress, train: ImageSet, validat
 def collect_state(
     model: PixelModel, average: AveragedModel | None, optimizer: Optimizer, progress: Progress, device: str
 ) -> TrainingState:
-    """Collect the state for the next step besides the saved weights. With `average`, its weights are saved."""
+    """Collect everything that the next step needs besides the saved weights.
+
+    With `average`, the averaged weights are saved as the model's, so the state includes the weights in training.
+    """
     tensors = optimizer_tensors(optimizer) | _random_state(device)
     values = dataclasses.asdict(progress)
     if average is not None:
@@ -62,7 +65,7 @@ def _random_state(device: str) -> dict[str, Tensor]:
 
 
 def restore_random_state(tensors: Mapping[str, Tensor], device: str) -> None:
-    """Restore the random state of this process, and of `device` if the save has one. Raises `KeyError` without any."""
+    """Restore the random state of this process, and of `device` if saved. Raises `KeyError` if neither was saved."""
     torch.set_rng_state(tensors["random.cpu"])
     if "random.cuda" in tensors and device.startswith("cuda"):
         torch.cuda.set_rng_state(tensors["random.cuda"], device)

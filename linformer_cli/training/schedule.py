@@ -1,10 +1,10 @@
-"""The finished share of a run and the learning rate there. Pure functions."""
+"""The finished share of a run, and the learning rate at that share. These are pure functions."""
 
 import math
 
 from linformer_cli.config import TrainConfig
 
-# The last share of a run, in which the learning rate of a trapezoid falls.
+# The learning rate of a trapezoid falls over this last share of a run.
 FALL = 0.25
 
 
@@ -21,10 +21,11 @@ def measure_progress(config: TrainConfig, step: int, elapsed_seconds: float, tra
 
 
 def learning_rate_at(config: TrainConfig, step: int, progress: float) -> float:
-    """Return the learning rate after `step` steps, at the finished share `progress` in [0, 1].
+    """Return the learning rate after `step` steps, when the finished share of the run is `progress` in [0, 1].
 
-    A linear warm-up is followed by half a `cosine`, a `trapezoid` (constant, then linear over the last quarter) or
-    `constant`. Until the trapezoid falls, the rate does not depend on the length, so a run can be extended.
+    After a linear warm-up, the rate follows half a `cosine`, or a `trapezoid` (constant, then linear over the last
+    quarter), or is `constant`. Until a trapezoid falls, the rate does not depend on the length of the run, so the run
+    can be extended.
     """
     falling = {
         "cosine": (1 + math.cos(math.pi * progress)) / 2,

@@ -26,11 +26,11 @@ from linformer_cli.presets import DEFAULT_PRESET, RECIPES, complete_recipe, find
 
 _TABLES = ("model", "data", "train")
 _INIT_FROM = "init_from"
-# The part of a model's configuration that the data determine.
+# The keys of a model's configuration that the data determine.
 _OF_THE_DATA = {"image", "classes"}
-# The settings that a resumed run may change besides its length and its data folder.
+# A resumed run may change these settings, its length and its data folder.
 _FREE = ("device", "precision")
-# Options that are named differently from their key.
+# Options whose names differ from their keys.
 _FLAGS = {"name": "data", "labels": "classes", "attention_options": "attention_option"}
 
 
@@ -46,7 +46,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Settings:
-    """The merged layers, before the images are known. `model`, `data` and `train` are plain values.
+    """The merged settings before the images are known. `model`, `data` and `train` are plain values.
 
     `source` is the checkpoint whose weights the run starts from.
     """
@@ -62,14 +62,14 @@ class Settings:
         return parse_config(DataConfig, self.data, "data")
 
     def check(self) -> None:
-        """Raise `UsageError` for faults that do not depend on the images, which may take long to read."""
+        """Raise `UsageError` for faults that can be found without the images. Reading the images may take long."""
         self._parse_network()
         parse_config(TrainConfig, self.train, "train")
 
     def build(self, image: ImageShape, classes: int = 0) -> RunConfig:
         """Return the whole configuration for images of this shape, with attention options filled in and checked.
 
-        The model gets the images' `classes` if `[data] labels` asks for it; raises `UsageError` if they have none.
+        With `[data] labels`, the model gets the number of `classes`. Raises `UsageError` if the images then have none.
         """
         if self.source is not None and image != self.source.info.model.image:
             raise UsageError(
@@ -129,8 +129,8 @@ def merge_settings(
 ) -> Settings:
     """Merge the settings of a command line over `file` over the preset.
 
-    The data set defaults to the preset's. With a `source`, network and data set default to its own; a named preset
-    overrides its network. Raises `UsageError` for unknown keys and names, and for a file that is not TOML.
+    The data set defaults to the preset's. With a `source`, network and data set default to those of the source, but a
+    named preset overrides the network. Raises `UsageError` for unknown keys and names, and for a file that is not TOML.
     """
     document = read_tables(file) if file is not None else {}
     name = given.preset or document.get("preset")
@@ -154,7 +154,7 @@ def merge_settings(
 
 
 def _merge_training(preset: str, from_file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the layers; later ones win. A given length replaces the file's. Without any, it is `DEFAULT_EPOCHS`."""
+    """Merge the arguments; later ones win. A given length replaces the file's. The default is `DEFAULT_EPOCHS`."""
     if any(key in given for key in LENGTHS):
         from_file = {key: value for key, value in from_file.items() if key not in LENGTHS}
     merged = complete_recipe({**RECIPES.get(preset, {}), **from_file, **given})
@@ -164,8 +164,7 @@ def _merge_training(preset: str, from_file: Mapping[str, Any], given: Mapping[st
 def extend_settings(config: RunConfig, given: Given, others: Collection[str] = ()) -> RunConfig:
     """Return the configuration of a resumed run. Only length, device, precision and data folder may change.
 
-    `others` are the names of other options that were given. Raises `UsageError` for an option that would make it
-    another run.
+    `others` are the names of other options that were given. Raises `UsageError` for an option that must not change.
     """
     data = dict(given.data)
     data_dir = data.pop("data_dir", None)
@@ -183,7 +182,7 @@ def extend_settings(config: RunConfig, given: Given, others: Collection[str] = (
 
 
 def _merge_model(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge layers; later layers win. A different mechanism drops the attention options of earlier layers."""
+    """Merge the arguments; later ones win. A different mechanism drops the attention options of earlier arguments."""
     merged: dict[str, Any] = {}
     for layer in layers:
         given = layer.get("attention_options", {})
@@ -197,7 +196,7 @@ def _merge_model(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_tables(file: Path) -> dict[str, Any]:
-    """Read the tables of a settings file, with unchecked values. Raises `UsageError` if it is not a settings file."""
+    """Read the tables of a settings file. Values are not checked. Raises `UsageError` if it is not a settings file."""
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""Copy weights between models: every tensor that fits by name and shape, and projections by parts.
+"""Copies weights between models: every tensor whose name and shape fit, and projections part by part.
 
-The blocks of a shallower source are spread evenly among the model's.
+If the source has fewer blocks than the model, its blocks are spread evenly among the model's.
 """
 
 import re
@@ -21,10 +21,10 @@ _BLOCK = re.compile(r"^blocks\.(\d+)\.")
 
 @dataclass(frozen=True)
 class Takeover:
-    """The outcome for every tensor, by name. `name[part]` is one part of a projection.
+    """The names of the copied and the other tensors. `name[part]` is one part of a projection.
 
-    `taken` lists the tensors of the model that got values of the source. `new` lists its other tensors. `left` lists
-    the tensors of the source that fit nowhere.
+    `taken` lists the tensors of the model that got values of the source. `new` lists the other tensors of the model.
+    `left` lists the tensors of the source that fit nowhere.
     """
 
     taken: tuple[str, ...]
@@ -34,11 +34,11 @@ class Takeover:
 
 @torch.no_grad()
 def take_over(model: PixelModel, source: PixelModel) -> Takeover:
-    """Copy every tensor of `source` into `model` that fits there by name and shape.
+    """Copy every tensor of `source` whose name and shape fit into `model`.
 
-    If `model` has more blocks, the branches of the additional blocks start with outputs of zero. With LayerNorm before
-    the branches the model then computes what `source` does (as in Net2Net, Chen 2016). Raises `CheckpointError`, with
-    `model` unchanged, if no tensor fits.
+    If `model` has more blocks, the branches of the additional blocks initially have outputs of zero. With LayerNorm
+    before the branches, the model then computes the same as `source` (as in Net2Net, Chen 2016). Raises
+    `CheckpointError`, with `model` unchanged, if no tensor fits.
     """
     places = spread_blocks(len(source.blocks), len(model.blocks))
     ours, theirs = split_projections(model, source, places)
@@ -66,7 +66,7 @@ def take_over(model: PixelModel, source: PixelModel) -> Takeover:
 
 
 def spread_blocks(source: int, target: int) -> list[int]:
-    """Return the index of each of `source` blocks among `target` blocks, spread evenly if `target` is larger."""
+    """Return the place of each of `source` blocks among `target` blocks. The places are even if `target` is larger."""
     return [index * max(source, target) // source for index in range(source)]
 
 
@@ -78,12 +78,12 @@ def _move_name(name: str, places: Sequence[int] | Mapping[int, int]) -> str:
 def split_projections(
     model: PixelModel, source: PixelModel, places: Sequence[int]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return tensors of both models as views by name; blocks of `source` are named after their `places` in `model`.
+    """Return tensors of both models as views by name. Blocks of `source` are named after their `places` in `model`.
 
-    One Linear projects to queries, keys, values and the extra scalars of a mechanism. If the two mechanisms differ in
-    these, the tensor is split into `name[q]`, `name[k]`, `name[v]`, `name[qk]` (shared by queries and keys) and
-    `name[extra of MECHANISM]`, since extra scalars mean something else in each mechanism. A tensor without a part that
-    fits is not split.
+    One Linear projects to queries, keys, values and the extra scalars of a mechanism. If the two mechanisms have
+    different layouts, the tensor is split into `name[q]`, `name[k]`, `name[v]`, `name[qk]` (shared by queries and keys)
+    and `name[extra of MECHANISM]`. The last name differs between mechanisms, because their extra scalars have different
+    meanings. A tensor is not split if none of its parts fits.
     """
     ours, our_layout = model.state_dict(), _layout(model)
     theirs = {_move_name(name, places): tensor for name, tensor in source.state_dict().items()}
@@ -115,8 +115,8 @@ def _layout(model: PixelModel) -> Layout:
 def _find_origin(name: str, tensor: Tensor, theirs: Mapping[str, Tensor]) -> str | None:
     """Find the tensor in `theirs` with the values for `name`, or None if no tensor has the right shape.
 
-    A shared projection becomes both queries and keys. It is made from queries: a mechanism that shares them normalises
-    keys, so using the keys would lose more.
+    A shared projection is copied to both queries and keys. In the other direction, the projection of the queries is
+    copied to the shared one: a mechanism that shares them normalises keys, so using the keys would lose more.
     """
     names = [name]
     for part, other in (("[q]", "[qk]"), ("[k]", "[qk]"), ("[qk]", "[q]")):
@@ -126,7 +126,7 @@ def _find_origin(name: str, tensor: Tensor, theirs: Mapping[str, Tensor]) -> str
 
 
 def summarise_names(names: Iterable[str]) -> str:
-    """Join names in one line; `blocks.0.x` and `blocks.1.x` become `blocks.0-1.x`."""
+    """Join names in one line. `blocks.0.x` and `blocks.1.x` become `blocks.0-1.x`."""
     groups: dict[str, list[int]] = {}
     for name in names:
         block = _BLOCK.match(name)

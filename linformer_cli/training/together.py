@@ -1,4 +1,4 @@
-"""Training with several processes: shares of batches, averaged gradients, and separate dropout."""
+"""Training with several processes: shares of batches, averaged gradients, and different dropout in each process."""
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from linformer_cli.system.distributed import Team
 
 
 def share_batch(team: Team, batch: int) -> range:
-    """Return this process's part of every batch. Raises `UsageError` if a process would have no images."""
+    """Return this process's share of every batch. Raises `UsageError` if a process would have no images."""
     if team.count > batch:
         raise UsageError(
             f"a batch of {batch} images cannot be divided among {team.count} processes; start fewer processes, or a "
@@ -38,7 +38,7 @@ def share_model(team: Team, model: PixelModel) -> nn.Module:
 
 
 def has_idle_parameters(model: PixelModel) -> bool:
-    """Whether the likelihood does not depend on some parameter: an image may be too short to use it."""
+    """Whether some parameter does not affect the likelihood. An image may be too short to use every parameter."""
     label = torch.zeros(1, dtype=torch.int64, device=model.device) if model.config.classes else None
     values = torch.zeros(1, model.config.image.positions, dtype=torch.int64, device=model.device)
     training = model.training
@@ -49,9 +49,9 @@ def has_idle_parameters(model: PixelModel) -> bool:
 
 
 def seed_own_dropout(team: Team, seed: int, step: int) -> None:
-    """Give each of several processes its own dropout, determined by seed, step and rank, so nothing needs saving.
+    """Give each of several processes its own dropout. It depends only on seed, step and rank, so it need not be saved.
 
-    A single process keeps torch's generator as it is.
+    A single process keeps torch's generator unchanged.
     """
     if team.count > 1:
         key = np.array([seed, step], dtype=np.uint64)

@@ -92,7 +92,12 @@ def test_all_parts_are_measured_and_shown_on_the_page(networks) -> None:
     assert timed and all(row.peak_memory_bytes == 1000 * row.batch for row in timed)
     assert report.sampling[0].published.images_per_second == 142.8 and report.sampling[-1].published is None
     said = "\n".join(report.reduced)
-    for words in ("training mnist-paper: batch 2, the paper's is 10", "at 16, 32", "64 positions a pass", "copy task"):
+    for words in (
+        "training mnist-paper: batch 2, the paper's is 10",
+        "at 16, 32",
+        "64 positions per pass",
+        "copy task",
+    ):
         assert words in said
     page = render_page(report)
     for words in ("## Sampling", "142.8", "## Training", "## Exponents", "## Less than in the paper", "GB/s"):

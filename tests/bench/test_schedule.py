@@ -47,14 +47,17 @@ def test_rounds_end_with_the_budget(clock) -> None:
     parts = [Part(name, 0.5, 100, lambda seconds, name=name: {name: [work[name]]}) for name in work]
     schedule, _ = run(clock, 100.0, parts)
     assert [part.seconds for part in parts] == [25 + 3 * 10, 5 + 20 * 2]
-    assert schedule.reduced == ["slow: 4 of 100 rounds, the time was up", "fast: 21 of 100 rounds, the time was up"]
+    assert schedule.reduced == [
+        "slow: 4 of 100 rounds because time ran out",
+        "fast: 21 of 100 rounds because time ran out",
+    ]
 
 
 def test_a_late_round_is_cut_off_at_the_end_of_the_budget(clock) -> None:
     first, second = Work(clock, 1.0, 1.0, 200.0), Work(clock, 1.0)
     schedule, _ = run(clock, 100.0, [Part("a", 1.0, 3, lambda seconds: {"x": [first, second]})])
     assert (first.rounds, second.rounds) == (3, 2)
-    assert schedule.reduced == ["a: 2 of 3 rounds, the time was up"]
+    assert schedule.reduced == ["a: 2 of 3 rounds because time ran out"]
 
 
 def test_a_part_with_one_round_is_cut_off_at_the_end_of_its_share(clock) -> None:
@@ -62,7 +65,7 @@ def test_a_part_with_one_round_is_cut_off_at_the_end_of_its_share(clock) -> None
     parts = [Part("a", 0.4, 1, lambda seconds: {"x": [slow] * 4}), Part("b", 0.6, 1, lambda seconds: {"y": [late]})]
     schedule, turns = run(clock, 100.0, parts)
     assert slow.rounds == 2 and turns == ["y"]
-    assert schedule.reduced == ["a: left out or cut short, the time was up: x"]
+    assert schedule.reduced == ["a: left out or cut short because time ran out: x"]
 
 
 def test_a_part_is_released_after_its_last_round(clock) -> None:
@@ -82,7 +85,7 @@ def test_groups_without_time_in_the_first_round_are_left_out(clock) -> None:
     parts = [Part("a", 0.4, 1, lambda seconds: groups), Part("b", 0.6, 2, lambda seconds: {"late": [late]})]
     schedule, turns = run(clock, 100.0, parts)
     assert turns == ["batch 1", "batch 2", "late", "late"]
-    assert schedule.reduced == ["a: left out or cut short, the time was up: batch 3; batch 4"]
+    assert schedule.reduced == ["a: left out or cut short because time ran out: batch 3; batch 4"]
     assert late.rounds == 2 and list(parts[0].groups) == ["batch 1", "batch 2"]
 
 

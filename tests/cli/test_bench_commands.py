@@ -175,7 +175,7 @@ def test_bench_paper_keeps_its_results_after_ctrl_c(lintx, little_paper, monkeyp
     monkeypatch.setattr(train, "build_trainer", press)
     outcome = lintx("bench", "paper", "--out", tmp_path)
     assert outcome.code == 130
-    assert "Stopped; what was measured is kept" in outcome.stderr
+    assert "Stopped; the results so far are kept" in outcome.stderr
     document = json.loads((tmp_path / "paper.json").read_text())
     assert document["unfinished"] == ["training", "scaling", "memory", "copy"]
     assert len(document["sampling"]) == 2 * 3 and document["training"] == []

@@ -78,7 +78,7 @@ def test_weights_can_be_moved_to_another_mechanism(lintx, run_folder, tmp_path):
     outcome = lintx(*arguments, "--json")
     lines = outcome.stderr.splitlines()
     assert f"copied 32 tensors of {source / 'best'} (linear attention)" in lines
-    assert "newly initialised: none" in lines and "left out: none" in lines
+    assert "newly initialised: none" in lines and "not copied: none" in lines
     # Step 0 is measured before any training.
     with open(run / "metrics.csv", newline="", encoding="utf-8") as file:
         first = next(csv.DictReader(file))
@@ -275,7 +275,7 @@ def test_eval_against_another_model_reports_the_difference(lintx, run_folder, tm
         in lintx(*arguments, "--against", other).stdout
     )
     refused = lintx(*arguments, "--against", "mnist-wide")
-    assert refused.code == 2 and "images of another size" in refused.stderr
+    assert refused.code == 2 and "images of different sizes" in refused.stderr
 
 
 def test_commands_that_read_images_report_skipped_files(lintx, run_folder, tmp_path, monkeypatch):

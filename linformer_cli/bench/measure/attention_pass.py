@@ -12,13 +12,13 @@ from linformer_cli.model.mixers import build_attention
 from linformer_cli.model.pixel_model import PixelModel
 
 LEAST_TRAFFIC = (
-    "forward, inputs read and outputs written once; backward, inputs and output gradients read and input gradients "
-    "written once; against copying memory. Other traffic of a mechanism is not counted"
+    "forward: inputs read once, outputs written once; backward: inputs and output gradients read once, input gradients "
+    "written once; relative to memory copies. Other traffic of a mechanism is not counted"
 )
 
 _KINDS = ("q", "k", "v", "extra", "gradient")
 
-# The image on which the two executions of a mechanism are compared before it is timed.
+# The image on which the parallel and the step form of a mechanism are compared before it is timed.
 _CHECKED_IMAGE = ImageShape(height=12, width=12, levels=16)
 
 
@@ -35,15 +35,15 @@ class PassSetup:
     device: str = "cpu"
 
 
-# Random inputs by kind and width, each for as long as a pass keeps it.
+# Random inputs by kind and width. An input exists for as long as a pass uses it.
 Inputs = WeakValueDictionary[tuple[str, int], torch.Tensor]
 
 
 def build_pass(setup: PassSetup, seed: int = 0, inputs: Inputs | None = None) -> Callable[[], None]:
     """Build a forward pass from the initial state and a backward pass from a random gradient to inputs and parameters.
 
-    The first call draws the inputs, which takes as long as the fastest mechanism itself, so use this call as a warm-up
-    or to measure memory. Passes with the same positions, batch and heads share what is in `inputs`. A pass keeps its
+    The first call also draws the inputs. This takes as long as the fastest mechanism itself, so use the first call as a
+    warm-up or to measure memory. Passes with the same positions, batch and heads share `inputs`. A pass keeps its
     inputs and nothing else. The rows of the image are as long as the image is high.
     """
     attention = _build(setup, seed)
@@ -76,7 +76,7 @@ def build_pass(setup: PassSetup, seed: int = 0, inputs: Inputs | None = None) ->
 
 
 def count_least_bytes(setup: PassSetup) -> int:
-    """Count the bytes that any mechanism has to move in a pass; see `LEAST_TRAFFIC`."""
+    """Count the bytes that every mechanism has to move in a pass, as `LEAST_TRAFFIC` explains."""
     attention = _build(setup)
     shape = attention.shape
     queries = 0 if attention.shared_query_key else shape.key_width
@@ -93,7 +93,7 @@ def _build(setup: PassSetup, seed: int = 0) -> Attention:
 
 
 def build_checked_model(setup: PassSetup) -> PixelModel:
-    """Build a small model with the mechanism, to compare its parallel and step executions.
+    """Build a small model with the mechanism, to compare its parallel and step forms.
 
     Raises `UsageError` for sizes beyond those of a model.
     """

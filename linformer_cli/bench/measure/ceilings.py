@@ -1,4 +1,4 @@
-"""The machine's highest rates of matrix products and memory copies, measured in the same run."""
+"""The ceilings of a machine: its highest rates of matrix products and memory copies, measured by the same benchmark."""
 
 import dataclasses
 from collections import Counter
@@ -13,14 +13,14 @@ from linformer_cli.system.memory import measure_free_memory
 from .timing import Timing, time_work
 
 REPEATS = 5
-# Samples this long make the clock's own time negligible.
+# In samples of this length, the time for reading the clock is negligible.
 _SAMPLE_SECONDS = 0.02
-# This block is larger than any cache.
+# This block is larger than the caches of most processors.
 _COPY_BYTES = 2**28
-# More rows make a product no faster.
+# More rows are not expected to make a product faster.
 MOST_ROWS = 1024
 
-# A function that times work on a device `repeats` times and returns the seconds of one work in each sample.
+# A function of (work, device, repeats). It takes `repeats` samples and returns the seconds per call of `work` in each.
 Timer = Callable[[Callable[[], object], str, int], tuple[float, ...]]
 
 
@@ -28,8 +28,8 @@ Timer = Callable[[Callable[[], object], str, int], tuple[float, ...]]
 class ProductCeiling:
     """GFLOP/s of the `products` matrix products of one position of a model, with `rows` positions at once.
 
-    Every product has its own matrix, as in the model, so that weights come from the same level of memory. `gigaflops`
-    is the median over the samples.
+    Every product has its own matrix, as in the model, so that weights are read from the same level of memory as in the
+    model. `gigaflops` is the median over the samples.
     """
 
     products: int
@@ -82,7 +82,7 @@ class Ceilings:
         self._copy: CopyCeiling | None = None
 
     def product(self, shapes: Sequence[tuple[int, int]], rows: int, precision: str) -> ProductCeiling:
-        """Measure multiplying [rows, inputs] by each matrix of `shapes` (inputs, outputs), one after another."""
+        """Measure the products of [rows, inputs] with each matrix of `shapes` (inputs, outputs), one after another."""
         rows = min(rows, MOST_ROWS)
         key = (tuple(sorted(Counter(shapes).items())), rows, precision)
         if key not in self._products:
@@ -90,7 +90,7 @@ class Ceilings:
         return self._products[key]
 
     def both_products(self, shapes: Sequence[tuple[int, int]], rows: int) -> dict[str, ProductCeiling]:
-        """Return the ceilings in both precisions, so that the report has both."""
+        """Measure the ceilings in both precisions, so that the report contains both."""
         return {precision: self.product(shapes, rows, precision) for precision in ("fp32", "bf16")}
 
     @property
@@ -119,7 +119,7 @@ class Ceilings:
         return ProductCeiling(len(shapes), rows, precision, speed, quartiles, flops, timing.samples)
 
     def _measure_copy(self) -> CopyCeiling:
-        """Copy a block larger than any cache, or an eighth of the free memory if that is less."""
+        """Copy a block of `_COPY_BYTES`, or of an eighth of the free memory if that is less."""
         free = measure_free_memory(self._device)
         count = max(1, min(_COPY_BYTES, _COPY_BYTES if free is None else free // 8) // 4)
         source, target = torch.ones(count, device=self._device), torch.empty(count, device=self._device)

@@ -1,4 +1,4 @@
-"""Run a measurement of memory in a fresh process. A process that did other work before would report its old peak.
+"""Runs a measurement of memory in a fresh process. A process that did other work before would report its old peak.
 
 Starting Python and loading torch takes longer than most measurements. Therefore a single server process, which runs
 this file, loads the modules and forks a process for every measurement.
@@ -24,24 +24,24 @@ import torch
 from linformer_cli.errors import LintxError
 from linformer_cli.system.memory import give_back_freed_memory, is_out_of_memory
 
-# Seconds allowed in addition to a limit, for a warm-up, compiling a kernel and loading torch on a busy machine.
+# Seconds allowed beyond a limit, for a warm-up, compiling a kernel and loading torch on a busy machine.
 STARTING_SECONDS = 120.0
 OUT_OF_MEMORY = "needs more memory than there is"
-# On other systems, forking is not safe once a system library has threads, so every process loads all modules itself.
+# On systems other than Linux, forking is not safe once a system library has threads. There, every process loads all
+# modules itself.
 FORKS = sys.platform == "linux"
-# With these settings, the C library returns every large block to the system when it is freed, so all resident memory is
-# in use.
+# With these settings, the C library returns every freed large block to the system, so resident memory is memory in use.
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 # Seconds that the server may take to end a running measurement.
 _ENDING_SECONDS = 10.0
 
 
 class PassFailed(LintxError):
-    """The work was not done. The message gives the reason in a few words."""
+    """The work was not done. The message gives the reason briefly."""
 
 
 def run_fresh(module: str, setup: dict[str, Any], limit_seconds: float) -> dict[str, Any]:
-    """Return the result of `measure(setup)` of `module` in a fresh process. Setup and result have to be plain JSON.
+    """Call `measure(setup)` of `module` in a fresh process and return its result. Setup and result must be plain JSON.
 
     Raises `PassFailed` if the process ends without an answer or takes longer than `limit_seconds` plus
     `STARTING_SECONDS`.
@@ -56,11 +56,11 @@ def run_fresh(module: str, setup: dict[str, Any], limit_seconds: float) -> dict[
         "patience_seconds": limit_seconds + STARTING_SECONDS,
     }
     try:
-        with contextlib.suppress(BrokenPipeError):  # the server has ended, and reading its answer will fail, too
+        with contextlib.suppress(BrokenPipeError):  # the server has ended; reading its answer fails below
             server.requests.write(json.dumps(request) + "\n")
             server.requests.flush()
         line = server.answers.readline()
-    except BaseException:  # Ctrl-C: the next request would read the answer to this one
+    except BaseException:  # for example Ctrl-C; otherwise the next request would read the answer to this one
         end_server()
         raise
     if not line:
@@ -119,7 +119,7 @@ def _find_server() -> _Server:
         paths = os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])
         errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # the file lives as long as the process
         process = subprocess.Popen(
-            # -P: not from the current folder, which may hold another version of the package, or a numpy.py.
+            # -P ignores the current folder, which may hold another version of the package, or a file numpy.py.
             [sys.executable, "-P", "-m", __name__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -133,7 +133,7 @@ def _find_server() -> _Server:
 
 
 def _describe_end(code: int) -> str:
-    """Say why a process ended without an answer. The system kills with signal 9 when memory runs out."""
+    """Say why a process ended without an answer. When memory runs out, the system kills a process with signal 9."""
     return OUT_OF_MEMORY if code == -9 else "its process ended"
 
 
@@ -144,7 +144,8 @@ _answers: IO[str] | None = None
 def serve() -> None:
     """Run the server process, with one request per line on stdin and one answer per line on stdout."""
     global _answers
-    # Ctrl-C is for the measurement and the caller. Not SIG_IGN, which child processes would inherit.
+    # The server ignores Ctrl-C, which is for the measurement and the caller. SIG_IGN would be inherited by child
+    # processes, so this is a handler that does nothing.
     signal.signal(signal.SIGINT, lambda *_: None)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     _answers = os.fdopen(os.dup(1), "w")
@@ -152,7 +153,7 @@ def serve() -> None:
     context = multiprocessing.get_context("fork" if FORKS else "spawn")
     for line in sys.stdin:
         request = json.loads(line)
-        with contextlib.suppress(Exception):  # the measurement will fail in the same way and report it
+        with contextlib.suppress(Exception):  # the measurement will raise the same error and report it
             importlib.import_module(request["module"])
         _answers.write(json.dumps(_measure(context, request)) + "\n")
         _answers.flush()
@@ -182,7 +183,7 @@ def _answer(request: dict[str, Any], sender: Connection) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if _answers is not None:
-        _answers.close()  # otherwise the caller would not notice the end of the server
+        _answers.close()  # with this pipe open here, the caller would not notice the end of the server
     torch.set_num_threads(request["threads"])
     try:
         sender.send({"found": importlib.import_module(request["module"]).measure(request["setup"])})

@@ -1,7 +1,7 @@
 """Peak memory of a piece of work, and of one forward and backward pass of a mechanism.
 
-On a GPU, torch counts the memory. On a CPU no counter covers all memory, so the result is the growth of a fresh
-process's resident memory. The fresh process also protects the caller from work that exceeds the available memory.
+On a GPU, torch counts the memory. On a CPU, no counter covers all memory, so the result is the growth of a fresh
+process's resident memory. If the work exceeds the available memory, only the fresh process is killed.
 """
 
 import contextlib
@@ -19,15 +19,15 @@ from .attention_pass import PassSetup, build_pass
 from .fresh_process import OUT_OF_MEMORY, PassFailed, run_fresh
 from .timing import time_work
 
-# A warm-up at this length loads torch's lazy parts and makes its buffers, so that they are not counted.
+# A warm-up at this length loads what torch loads on first use and creates torch's buffers, so that neither is counted.
 WARM_UP_POSITIONS = 256
 
 
 @dataclass(frozen=True)
 class PassMemory:
-    """Peak bytes of one pass with its inputs but without its parameters, and the seconds of this pass without warm-up.
+    """Peak bytes and seconds of one pass. Memory includes the inputs of the pass, but not the parameters.
 
-    `peak_bytes` is None if memory cannot be counted.
+    The seconds do not include the warm-up. `peak_bytes` is None if memory cannot be counted.
     """
 
     peak_bytes: int | None
@@ -36,7 +36,7 @@ class PassMemory:
 
 @contextlib.contextmanager
 def refuse_misfits() -> Iterator[None]:
-    """Turn an out-of-memory error, in whatever form the device raises it, into `PassFailed`."""
+    """Turn an out-of-memory error of any device into `PassFailed`."""
     try:
         yield
     except Exception as error:
@@ -55,7 +55,7 @@ def measure_pass_memory(setup: PassSetup, limit_seconds: float) -> PassMemory:
 
 
 def measure(given: dict[str, Any]) -> dict[str, Any]:
-    """Measure a pass in this process, which should be fresh. `PassSetup` and `PassMemory` are plain values."""
+    """Measure a pass in this process, which should be fresh. Both `PassSetup` and `PassMemory` are plain values."""
     setup = PassSetup(**given)
     build_pass(replace(setup, positions=min(setup.positions, WARM_UP_POSITIONS), batch=1))()
     seconds, growth = measure_process_growth(build_pass(setup))
@@ -63,7 +63,7 @@ def measure(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure_device_growth(work: Callable[[], object], device: str) -> tuple[float, int | None]:
-    """Return seconds of `work` on a GPU and the rise of torch's peak allocated bytes, which is None except on CUDA."""
+    """Return seconds of `work` on a GPU, and the rise of torch's peak allocated bytes (None without CUDA)."""
     if not device.startswith("cuda"):
         return time_work(work, device), None
     torch.cuda.synchronize(device)
@@ -82,7 +82,7 @@ def measure_process_growth(work: Callable[[], object]) -> tuple[float, int]:
 
 
 def _reset_peak() -> int:
-    """Return the bytes from which the next peak rises. Only Linux can reset the peak of the process."""
+    """Reset the peak of the process, which only Linux can do. Return the bytes from which the next peak rises."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     return _peak()

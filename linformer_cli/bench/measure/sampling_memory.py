@@ -22,8 +22,8 @@ from .sampling_work import RERUN, place_state
 STEPS = 4
 METHOD = (
     f"growth of the peak resident memory of a fresh process that builds the state of the batch and takes its last "
-    f"{STEPS} steps (re-run: that reads whole images once), at least the state; weights are not counted. On a GPU, "
-    "torch's count of the same"
+    f"{STEPS} steps (for a re-run: reads whole images once); at least the size of the state; weights are not counted. "
+    "On a GPU, torch counts this memory"
 )
 
 
@@ -40,7 +40,7 @@ class SamplingSetup:
 
 
 def measure_sampling_memory(setup: SamplingSetup, limit_seconds: float) -> int | None:
-    """Return peak bytes without weights, or None if they cannot be counted. Raises `PassFailed` if sampling fails."""
+    """Return peak bytes without weights, or None if memory cannot be counted. Raises `PassFailed` if sampling fails."""
     if setup.device == "cpu":
         found = run_fresh(__name__, asdict(setup), limit_seconds)
         return max(int(found["peak_bytes"]), int(found["state_bytes"]))
@@ -54,7 +54,7 @@ def measure_sampling_memory(setup: SamplingSetup, limit_seconds: float) -> int |
 def build_last_steps(setup: SamplingSetup) -> tuple[Callable[[], None], int]:
     """Return work that builds a batch's state and takes the last steps of its images, and the bytes of the state.
 
-    The work is warmed up with one image.
+    The work has been warmed up with one image.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

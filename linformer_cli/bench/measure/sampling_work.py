@@ -1,7 +1,7 @@
 """Ways of sampling a batch of images, as work that can be timed repeatedly.
 
-A sample makes its state or key-value cache outside the timed section and drops it afterwards. A cache of 64 CIFAR-10
-images takes gigabytes, so only one cache is in memory at a time. For whole images, making the state is timed, because
+A sample creates its state or key-value cache outside the timed section and drops it afterwards. A cache of 64 CIFAR-10
+images takes gigabytes, so only one cache is in memory at a time. For whole images, creating the state is timed, because
 it is a part of drawing an image.
 """
 
@@ -17,8 +17,8 @@ from linformer_cli.sampling.engines import AUTO, Engine, build_engine
 
 from .timing import Check, never_stop, time_work
 
-# A re-run is timed at these shares of T. They are the midpoints of equal parts, so their mean approximates the mean
-# over all positions. It is exact if the cost is linear in the position.
+# A re-run is timed at these shares of T. They are the midpoints of equal parts, so the mean of their times approximates
+# the mean over all positions. If the cost is linear in the position, the mean is exact.
 SHARES = (0.125, 0.375, 0.625, 0.875)
 
 WARM_UP_STEPS = 32
@@ -41,8 +41,8 @@ class SamplingWork(Protocol):
 class WholeImages:
     """Draw whole images, as `lintx sample` does. `check` is called before every step.
 
-    Every sample draws different images, because how far an engine can look ahead depends on the image. `looked_ahead`
-    says whether a sample computed some values from guesses of preceding values.
+    Every sample draws different images, because the success of look-ahead depends on the image. `looked_ahead` says
+    whether a sample computed some values from guesses of preceding values.
     """
 
     model: PixelModel
@@ -78,11 +78,11 @@ class WholeImages:
 
 @dataclass
 class MiddleSteps:
-    """Draw `steps` values around the middle of every image, for images that take too long.
+    """Draw `steps` values around the middle of every image. This is used if whole images take too long.
 
     If the cost is linear in the position, as with a key-value cache, the cost in the middle is the mean over the image.
-    The state is made by reading a prefix in parallel. The model did not draw this prefix, so the engine does not look
-    ahead.
+    The state is created by reading a prefix in parallel. The model did not draw this prefix, so the engine does not
+    look ahead.
     """
 
     model: PixelModel

@@ -17,7 +17,7 @@ def never_stop() -> None:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of the same work, one sample per repeat."""
+    """The seconds of repeated work, with one sample per repeat."""
 
     samples: Sequence[float]
 
@@ -27,7 +27,7 @@ class Timing:
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        """Return the first and the third quartile. A single sample is both."""
+        """Return the first and the third quartile. Both equal the sample if there is only one."""
         if len(self.samples) < 2:
             return self.samples[0], self.samples[0]
         first, _, third = statistics.quantiles(self.samples, n=4, method="inclusive")
@@ -53,11 +53,11 @@ def time_work(work: Callable[[], object], device: str) -> float:
 
 
 def compare_turns(speed: float, samples: Sequence[float], other_speed: float, other_samples: Sequence[float]) -> float:
-    """Return the speed of one work relative to that of another, interleaved work: the median ratio over all turns.
+    """Return the speed of one measurement relative to another, as the median ratio over all rounds.
 
-    `speed` and `other_speed` belong to the median samples and have the same unit. A slow moment of the machine slows
-    both works of a turn, so it cancels out. It would not cancel out in a ratio of two medians. A turn with only one
-    sample is ignored.
+    The samples are interleaved: each round has one sample of each measurement. `speed` and `other_speed` belong to the
+    median samples and have the same unit. A slow moment of the machine usually affects both samples of a round, so it
+    cancels out. It would not cancel out in a ratio of two medians. A round with only one sample is ignored.
     """
     work, other_work = speed * statistics.median(samples), other_speed * statistics.median(other_samples)
     turns = zip(samples, other_samples, strict=False)

@@ -15,7 +15,8 @@ struct Span {
     int32_t first, step, count;
 };
 
-// A running softmax average: the largest score so far, and the total weight and weighted sum [V] relative to it.
+// A running softmax average: the largest score so far, and the total weight and the weighted sum [V] relative to this
+// score.
 struct Average {
     float most, total;
     float* sum;
@@ -38,15 +39,16 @@ inline void score_rows(int64_t K, const float* query, const float* keys, const i
     std::memcpy(scores, &found, sizeof found);
 }
 
-// Adds the rows number place[0 .. rows - 1], at most CACHE_ROWS, to the average; keys [., K] and values [., V].
+// Adds the rows with indices place[0 .. rows - 1], at most CACHE_ROWS, to the average. The cache is keys [., K] and
+// values [., V].
 inline void average_rows(Average& average, int64_t K, int64_t V, const float* query, const float* keys, const float* values,
                          int32_t* place, int64_t rows) {
-    // Rows of weight 0 complete the last group of four.
+    // Rows of weight 0 fill the last group of four.
     const int64_t groups = (rows + 3) / 4;
     for (int64_t r = rows; r < groups * 4; r++) place[r] = place[rows - 1];
     float weights[CACHE_ROWS];
     for (int64_t group = 0; group < groups; group++) {
-        // Values are read after all scores, and arrive meanwhile.
+        // Values are read after all scores, so there is time to prefetch them.
         for (int64_t r = 4 * group; r < 4 * group + 4; r++)
             for (int64_t j = 0; j < V; j += LANES) __builtin_prefetch(values + place[r] * V + j);
         score_rows(K, query, keys, place + 4 * group, weights + 4 * group);

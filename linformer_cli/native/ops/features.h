@@ -1,4 +1,4 @@
-// The feature maps of sums: query and key [K] to features [C].
+// Feature maps from a query and a key [K] to features [C].
 #pragma once
 
 #include <cmath>
@@ -9,7 +9,7 @@
 
 namespace {
 
-// x W [C] of a matrix W [K, C] and of the two vectors x [K] of a query and a key, so that W is read once.
+// The products q W and k W [C] of a query and a key [K] with one matrix W [K, C]. W is read only once.
 inline void multiply_both(int64_t K, int64_t C, const float* matrix, const float* q, const float* k, float* query,
                           float* key) {
     int64_t c = 0;
@@ -44,7 +44,7 @@ inline void multiply_both(int64_t K, int64_t C, const float* matrix, const float
     }
 }
 
-// All products of two coordinates, of which there are K (K + 1) / 2, with weights for squares and other products.
+// All K (K + 1) / 2 products of two coordinates, with one weight for squares and another for the other products.
 inline void multiply_pairs(int64_t K, const float* x, float square, float other, float* out) {
     for (int64_t i = 0; i < K; i++) {
         *out++ = x[i] * x[i] * square;
@@ -58,13 +58,13 @@ inline void scale_to_length(int64_t K, const float* x, const float* factor, floa
     for (int64_t i = 0; i < K; i++) out[i] = x[i] * inverse * factor[i];
 }
 
-// |x|^2 / 2 of a vector x [K] times K^(-1/4). It stays finite, because infinity minus infinity is NaN.
+// |x|^2 / 2 of a vector x [K] times K^(-1/4). The result is kept finite, because infinity minus infinity is NaN.
 inline float half_square(int64_t K, const float* x) {
     const float squares = dot(K, x, x), limit = 8.5e37f;
     return (squares > limit ? limit : squares) * 0.5f / std::sqrt(static_cast<float>(K));
 }
 
-// [sin, cos] / sqrt(D) [2 D] of the phases that are in the first D places of `out`.
+// Replaces the phases in the first D places of `out` by [sin, cos] / sqrt(D) [2 D].
 inline void sine_features(int64_t D, float* out) {
     const float scale = 1 / std::sqrt(static_cast<float>(D));
     for (int64_t i = 0; i < D; i++) {

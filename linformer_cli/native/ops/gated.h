@@ -1,4 +1,4 @@
-// Shared parts of the gated attentions, whose one head has wide values: its columns are divided among threads.
+// Shared parts of the gated attentions. Their single head has wide values, so threads divide its columns.
 #pragma once
 
 #include <cmath>
@@ -13,8 +13,8 @@ namespace {
 // A multiple of LANES, so that the division into blocks does not change results.
 constexpr int64_t BLOCK = 64;
 
-// Calls body(row, first, width) for blocks of the columns of every row, in order of rows where they belong to one image.
-// `work` is that of a row.
+// Calls body(row, first, width) for blocks of the columns of every row. Rows of one image are processed in order.
+// `work` counts the multiply-adds of a row.
 template <class Body>
 void for_columns(const Pass& pass, int64_t columns, int64_t work, Body body) {
     const int64_t width = pass.together ? BLOCK : columns, blocks = (columns + width - 1) / width;
@@ -40,7 +40,7 @@ inline float squared_relu(float x) { return x < 0 ? 0 : x * x; }  // NaN stays N
 // (1 + erf((x - sqrt(1/2)) sqrt(2 pi))) / 2
 inline float laplace(float x) { return 0.5f + 0.5f * error_function((x - 0.70710678f) * 2.50662827f); }
 
-// weights[n] <- scale * activation(query . keys[n] + start + bias[n]) for `count` keys, which are `stride` apart.
+// weights[n] <- scale * activation(query . keys[n] + start + bias[n]) for `count` keys at intervals of `stride`.
 inline void weigh_keys(int64_t count, int64_t K, const float* query, const float* keys, int64_t stride, float start,
                        const float* bias, bool bounded, float scale, float* weights) {
     for (int64_t n = 0; n < count; n++) {

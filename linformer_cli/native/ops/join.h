@@ -9,7 +9,7 @@
 
 namespace {
 
-// x <- x + branch, then h <- LayerNorm(x), where h may be x. Buffers: x, branch or none, h, gain, shift. Integers: width.
+// x <- x + branch, then h <- LayerNorm(x). h may be x. Buffers: x, branch or none, h, gain, shift. Integers: width.
 void join(const Pass& pass, const Operation& op) {
     const int64_t width = op.integer[0];
     pass.for_each(pass.rows, 4 * pass.rows * width, [&](int64_t row) {

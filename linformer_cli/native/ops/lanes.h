@@ -17,7 +17,7 @@ constexpr int64_t REGISTER_BYTES = 16;
 #endif
 constexpr int64_t LANES = LINTX_LANES;  // of a vector of floats
 
-// 64 bytes of numbers. They are divided into registers here, because GCC would divide a vector through memory.
+// 64 bytes of numbers, divided into registers here: GCC would divide a larger vector by way of memory.
 template <class A>
 struct Vector {
     typedef A part __attribute__((vector_size(REGISTER_BYTES)));
@@ -66,7 +66,7 @@ inline typename Vector<A>::part load_part(const A* from) {
     return values;
 }
 
-// Each register is copied by itself: GCC would copy a larger object in pieces of another size, which stalls.
+// Each register is copied separately. GCC would copy a larger object in pieces of another size, and that stalls.
 inline floats load(const float* from) {
     floats values;
     for (int64_t n = 0; n < values.PARTS; n++) values.parts[n] = load_part(from + n * values.PART);
@@ -79,7 +79,7 @@ inline void store(float* to, const floats& values) {
     for (int64_t n = 0; n < values.PARTS; n++) store_part(to + n * values.PART, values.parts[n]);
 }
 
-// The elements `I` of two vectors side by side. Compilers make one shuffle of this, without memory.
+// The elements `I` of two concatenated vectors. Compilers turn this into one shuffle in registers.
 template <class To, class From, size_t... I>
 inline To pick(const From& a, const From& b, std::index_sequence<I...>) {
     constexpr size_t width = sizeof(From) / sizeof(float);
@@ -93,7 +93,7 @@ inline Half fold(const From& values, std::index_sequence<I...>) {
 
 typedef float four __attribute__((vector_size(16)));
 
-// The lanes 8 apart are added, and then those 4 apart.
+// Adds lanes 8 apart, then lanes 4 apart.
 inline four sum_quarters(const floats& values) {
 #if defined(__AVX512F__)
     typedef float eight __attribute__((vector_size(32)));
@@ -111,7 +111,7 @@ inline float sum_lanes(const floats& values) {
     return (rest[0] + rest[2]) + (rest[1] + rest[3]);
 }
 
-// The same sums of four vectors.
+// The sums of all lanes of four vectors, in the order of `sum_lanes` above.
 inline four sum_lanes(const floats& a, const floats& b, const floats& c, const floats& d) {
 #if defined(__AVX512F__)
     typedef floats::part all;

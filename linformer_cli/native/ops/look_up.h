@@ -9,11 +9,12 @@
 
 namespace {
 
-// The value of a source, or `levels` if there is none. `slot` is a slot of the ring of recent values, -1 for none.
+// The value in `slot` of the ring of recent values, or `levels` if `slot` is -1.
 inline int64_t value_at(const int16_t* ring, int32_t slot, int64_t levels) { return slot < 0 ? levels : ring[slot]; }
 
-// x <- the vectors of the position, of each source's value, and of the class. Buffers: x, ring, slots [T, sources], table
-// [sources, levels + 1, D], places [T, D], label or none, classes [labels, D] or none. Integers: D, sources, levels.
+// x <- the vectors of the position, of each source's value, and of the class. Buffers: x, ring, slots [T, sources],
+// table [sources, levels + 1, D], places [T, D], label or none, classes [labels, D] or none. Integers: D, sources,
+// levels.
 void embed(const Pass& pass, const Operation& op) {
     const int64_t D = op.integer[0], sources = op.integer[1], levels = op.integer[2];
     pass.for_each(pass.rows, pass.rows * D * (sources + 2), [&](int64_t row) {
@@ -33,8 +34,8 @@ void embed(const Pass& pass, const Operation& op) {
     });
 }
 
-// numbers <- the values around a position, scaled to [-1, 1], then whether each is above 0. Buffers: numbers, ring, slots
-// [T, values]. Integers: values, levels.
+// numbers <- the values around a position, scaled to [-1, 1], followed by flags that say whether each is above 0.
+// Buffers: numbers, ring, slots [T, values]. Integers: values, levels.
 void look_around(const Pass& pass, const Operation& op) {
     const int64_t values = op.integer[0], levels = op.integer[1];
     pass.for_each(pass.rows, pass.rows * values, [&](int64_t row) {
@@ -52,10 +53,11 @@ void look_around(const Pass& pass, const Operation& op) {
 
 constexpr int64_t NEIGHBOURS = LINTX_NEIGHBOURS, ROW_WIDTH = LINTX_ROW_WIDTH;
 constexpr int64_t TABLE_ROWS[] = {LINTX_TABLE_ROWS}, TABLES = sizeof TABLE_ROWS / sizeof *TABLE_ROWS;
-static_assert(TABLES == NEIGHBOURS - 1, "a table for two neighbours, and one more for each further one");
+static_assert(TABLES == NEIGHBOURS - 1, "one table for two neighbours, and one more for each further neighbour");
 
-// numbers <- the rows selected by combinations of neighbouring values, one per table, as in neighbour_tables.py. Buffers:
-// numbers, ring, slots [T, NEIGHBOURS], rows [channels, all rows, ROW_WIDTH]. Integers: levels, channels.
+// numbers <- one row of each table, selected by a combination of neighbouring values as in neighbour_tables.py.
+// Buffers: numbers, ring, slots [T, NEIGHBOURS], rows [channels, rows of all tables, ROW_WIDTH]. Integers: levels,
+// channels.
 void look_up(const Pass& pass, const Operation& op) {
     const int64_t levels = op.integer[0], channels = op.integer[1];
     pass.for_each(pass.rows, pass.rows * TABLES * ROW_WIDTH, [&](int64_t row) {

@@ -1,7 +1,7 @@
 // The cell of an LSTM: c <- sigmoid(f) c + sigmoid(i) tanh(g), then h <- sigmoid(o) tanh(c).
 //
-// Buffers: the parts of the gates (i, f, g, o) from the input and from h, each [4 hidden], then the states h and c.
-// Integers: hidden. Each step needs h of the step before, so there is no look-ahead.
+// Buffers: the contributions of the input and of h to the gates (i, f, g, o), each [4 hidden], then the states h and c.
+// Integers: hidden. Each step needs h of the previous step, so there is no look-ahead.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ void lstm(const Pass& pass, const Operation& op) {
     pass.for_each(pass.rows, 32 * pass.rows * hidden, [&](int64_t row) {
         const float *x = pass.at<float>(op.buffer[0], row), *y = pass.at<float>(op.buffer[1], row);
         float *h = pass.at<float>(op.buffer[2], row), *c = pass.at<float>(op.buffer[3], row);
-        // One loop for each gate, because compilers do not vectorise a loop over so many arrays that may overlap.
+        // There is one loop per gate, because compilers do not vectorise a loop over so many arrays that may overlap.
         float *gates = workspace<Operation>(4 * hidden), *input = gates, *forget = gates + hidden;
         float *cell = gates + 2 * hidden, *output = gates + 3 * hidden;
         for (int64_t n = 0; n < 4 * hidden; n++) gates[n] = x[n] + y[n];

@@ -1,4 +1,4 @@
-// Long-short attention, except its softmax, for which see mix_rows.h.
+// Long-short attention, except its softmax, which is in mix_rows.h.
 #pragma once
 
 #include <cmath>
@@ -11,8 +11,8 @@
 
 namespace {
 
-// out [heads, width], with heads `stride` apart, <- LayerNorm of x [heads, width] over all of it; gain and shift [heads,
-// widest]. x is scaled down where its squares could overflow, which LayerNorm does not see.
+// out [heads, width] <- LayerNorm over all of x [heads, width]. Heads of `out` are `stride` apart; gain and shift are
+// [heads, widest]. Where squares could overflow, x is scaled down; this does not change a LayerNorm.
 inline void norm_heads(int64_t heads, int64_t width, const float* x, const float* gain, const float* shift, int64_t widest,
                        float* out, int64_t stride) {
     const int64_t count = heads * width;
@@ -42,11 +42,12 @@ void mix_norm_heads(const Pass& pass, const Operation& op) {
     });
 }
 
-// Adds a position to the averages of its chunk, and writes the averages of a finished chunk as `rank` rows to the cache,
-// where later positions see them. Weights are exponentials of the extra scalars.
-// State: the cache, keys [H, capacity, K] and values [H, capacity, V]; the largest scalar so far [H, rank], and relative to
-// it the sums [H, rank, 1 + K + V] of weights, weighted keys and weighted values. Shared: gain and shift of the rows' norm.
-// Integers: capacity, the first of these rows, chunk, rank, widest.
+// Adds a position to the averages of its chunk. The averages of a finished chunk become `rank` rows of the cache, where
+// later positions see them. Weights are exponentials of the extra scalars.
+// State: the cache, keys [H, capacity, K] and values [H, capacity, V]; the largest scalar so far [H, rank]; the sums
+// [H, rank, 1 + K + V] of weights, weighted keys and weighted values, relative to the largest scalar.
+// Shared: gain and shift of the norm of the averages. Integers: capacity, the first row for averages, chunk, rank,
+// widest.
 void mix_compress(const Pass& pass, const Operation& op) {
     const Mix mix{pass, op}, whole{pass, op, 1};
     const int64_t H = mix.heads, K = mix.key_width, V = mix.value_width, width = 1 + K + V, capacity = mix.integer(0);

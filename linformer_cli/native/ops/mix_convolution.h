@@ -1,7 +1,7 @@
 // Adds a causal convolution of the values, with one kernel per head, to the output of the mixing operation before it.
 //
-// State of each head: the last values [kernel - 1, V], oldest first. Constants: weights [kernel] of each head, of which
-// the last belongs to the new value. Integers: kernel, at least 2.
+// State of each head: the last values [kernel - 1, V], oldest first. Constants of each head: weights [kernel], the last
+// of them for the new value. Integers: kernel, at least 2.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,15 @@
 
 namespace {
 
-// y [V] plus the convolution of the values [kernel - 1, V] before `value` [V]. Each value moves one place towards the
-// oldest, in the same pass over memory.
+// Adds to y [V] the convolution of `value` [V] and the values [kernel - 1, V] before it. In the same pass over memory,
+// each value moves one place towards the oldest.
 template <class Vector, class Load, class Store>
 inline void convolve(int64_t kernel, int64_t V, const float* weights, const float* value, float* values, float* y,
                      Load load, Store store) {
     Vector sum = load(y), now = load(values);
     for (int64_t n = 0; n + 1 < kernel; n++) {
         const Vector next = load(n + 2 < kernel ? values + (n + 1) * V : value);
-        __builtin_prefetch(values + (kernel - 1 + n) * V, 1);  // of the next head
+        __builtin_prefetch(values + (kernel - 1 + n) * V, 1);  // the values of the next head
         sum += weights[n] * now;
         store(values + n * V, next);
         now = next;

@@ -1,5 +1,5 @@
-// Gated DeltaNet. State: s [K, V] of each head. Buffers: the gate's bias of each head, or none without a gate. Reals:
-// the largest beta.
+// Gated DeltaNet. State: s [K, V] of each head. Buffers: the bias of each head's gate (none without a gate). Reals: the
+// largest beta.
 #pragma once
 
 #include <cmath>
@@ -18,8 +18,8 @@ inline void silu_direction(int64_t K, const float* x, float* out) {
     for (int64_t i = 0; i < K; i++) out[i] *= inverse;
 }
 
-// s <- alpha s + key written^T with written = beta (value - alpha key^T s). Then y [V] <- query^T s. A column of
-// vectors of s is in the cache when it is updated. `overlap` is query . key.
+// s <- alpha s + key written^T with written = beta (value - alpha key^T s). Then y [V] <- query^T s. `overlap` is
+// query . key. Going through s in columns of vectors keeps a column in the processor's cache until it is updated.
 inline void replace_and_read(int64_t K, int64_t V, const float* query, const float* key, const float* value,
                              float alpha, float beta, float overlap, float* s, float* y) {
     int64_t j = 0;

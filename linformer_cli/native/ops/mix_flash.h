@@ -1,12 +1,12 @@
-// Mixed-chunk attention: one head, squared relu inside a chunk of C positions, linear attention to all earlier chunks.
+// Mixed-chunk attention with one head: squared relu inside a chunk of C positions, linear attention to earlier chunks.
 //
 // State: Z [C, K] and values [C, V] of the current chunk, and s [K, V], the sum over finished chunks. Constants: scale
-// and offset of queries, keys, linear queries and linear keys, each [K], where the queries include the factors of the
-// scores; the bias by distance [C] in reverse. Scratch: weights [C] and linear query [K]. Integers: C. Reals: the factor
-// of the weights.
+// and offset of queries, keys, linear queries and linear keys, each [K] (those of queries include the factors of the
+// scores); the bias by distance [C] in reverse. Scratch: weights [C] and linear query [K]. Integers: C. Reals: the
+// factor of the weights.
 //
-// A position is written to the state at the end of a pass. Until then its Z and values are read where they were computed,
-// so that TRY changes nothing.
+// A position is written to the state only at the end of a pass. During the pass, its Z and values are read where they
+// were computed, so that TRY changes nothing.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@
 
 namespace {
 
-// Calls body(index, count, Z, stride of Z, values, stride of values) for the parts of the chunk of a row, up to the row
-// itself: the positions in the state, then those of this pass.
+// Calls body(index, count, Z, stride of Z, values, stride of values) twice for the chunk of a row, up to the row
+// itself: for the positions in the state, then for those of this pass.
 template <class Body>
 void for_parts(const Mix& mix, int64_t row, int64_t chunk, Body body) {
     const Pass& pass = mix.pass;
@@ -30,8 +30,8 @@ void for_parts(const Mix& mix, int64_t row, int64_t chunk, Body body) {
     body(known, count, mix.key(row + 1 - count, 0), stride, mix.value(row + 1 - count, 0), stride);
 }
 
-// s [K, width], whose rows are `stride` apart, plus the sum of k_j v_j^T over the chunk that ends at a row; v_j are the
-// columns from `first` on.
+// Adds to s [K, width] the sum of k_j v_j^T over the chunk that ends at a row. Rows of s are `stride` apart; v_j are
+// the columns of values from `first` on.
 inline void add_chunk(const Mix& mix, int64_t row, int64_t chunk, int64_t first, int64_t width, float* s,
                       int64_t stride) {
     const int64_t K = mix.key_width;
@@ -65,7 +65,7 @@ void mix_flash(const Pass& pass, const Operation& op) {
                            weights + index);
             });
         });
-    // Chunks that this pass finishes change s. TRY changes a copy.
+    // Chunks that end in this pass change s. TRY changes a copy.
     const bool finishes = pass.position % chunk + (pass.mode == STEP ? 1 : pass.rows) >= chunk;
     const int64_t work = (finishes ? chunk : 1) * (K + chunk / 2) * V;
     if (finishes || pass.mode != COMMIT)

@@ -1,9 +1,9 @@
-// The gated attention unit: one head, whose weights of all positions so far are not normalised.
+// The gated attention unit. One head attends to all positions so far, with weights that are not normalised.
 //
-// State: keys [capacity, K] and values [capacity, V]. Constants: scale and offset of keys, then of queries, which include
-// the factor of the scores, each [K]; the bias by distance [capacity] in reverse. Scratch: query [K], weights [capacity].
-// Integers: the capacity; whether the activation is the Laplace function. Reals: the factor of the weights.
-// Positions behind the end of a cache are not read, so TRY may write there and COMMIT has nothing to do.
+// State: keys [capacity, K] and values [capacity, V]. Constants: scale and offset of keys, then of queries, each [K]
+// (those of queries include the factor of the scores); the bias by distance [capacity] in reverse. Scratch: query [K],
+// weights [capacity]. Integers: capacity, whether the activation is the Laplace function. Reals: the factor of the
+// weights. Positions beyond the end of a cache are not read, so TRY may write there and COMMIT has nothing to do.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// Gated linear attention. State: s [K, V] of each head. Buffers: the constants b of the gates of each head. Integers:
-// the number of gates of a head, which is K or 1, and whether there is an output gate. Reals: the scale of queries, the
-// power of the gates.
+// Gated linear attention. State: s [K, V] of each head. Buffers: the biases b of each head's gates. Integers: the
+// number of gates of a head (K or 1), and whether there is an output gate. Reals: the scale of queries, the power of
+// the gates.
 #pragma once
 
 #include <cstdint>

@@ -14,7 +14,7 @@ namespace {
 
 inline float rectify(float x) { return x < 0 ? 0 : x; }  // NaN stays NaN
 
-// Features of one vector x [K] for every map but the learned one.
+// Features of one vector x [K], for every map except the learned one.
 inline void fixed_features(int64_t K, int64_t map, const float* x, float* out) {
     if (map == LINTX_MAP_ELU) {
         for (int64_t i = 0; i < K; i++) out[i] = x[i] < 0 ? exponential(x[i]) : x[i] + 1;

@@ -1,6 +1,7 @@
-// Linformer: softmax attention over the projected rows of finished blocks and the exact positions of the unfinished block.
-// State: a stack of keys [capacity, K] and values [capacity, V] of each head. Shared: the projections [H or 1, rank, block]
-// of keys and of values, which replace a finished block. Integers: capacity, rank, block, the number of projections.
+// Linformer: softmax attention over the projected rows of finished blocks and the exact positions of the unfinished
+// block. A finished block is replaced by its projection.
+// State of each head: a stack of keys [capacity, K] and values [capacity, V]. Shared: the projections [H or 1, rank,
+// block] of keys and of values. Integers: capacity, rank, block, the number of projections.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +48,8 @@ void mix_linformer(const Pass& pass, const Operation& op) {
         return pass.for_each(pass.rows * mix.heads, work,
                              [&](int64_t index) { advance(index / mix.heads, index % mix.heads); });
     pass.for_each(mix.heads, work, [&](int64_t head) {
-        // The unfinished block is still needed if the guesses are wrong, so what may be overwritten is put back.
+        // If the guesses are wrong, the unfinished block is still needed. All rows that may be overwritten are
+        // restored.
         float *keys = mix.own<float>(0, 0, head, capacity * K) + first * K;
         float *values = mix.own<float>(1, 0, head, capacity * V) + first * V, *kept = workspace<Pass>(inside * (K + V));
         const bool restore = pass.mode == TRY && inside + pass.rows >= block;

@@ -1,7 +1,9 @@
-// LSH attention: softmax over the last `window` positions of the same hash in any round; the value itself without any.
+// LSH attention: softmax over the last `window` positions with the same hash in any round. A position without any such
+// position returns its own value.
 //
-// State of each head: keys [capacity, K], which are scaled queries of length 1 / sqrt(K); values [capacity, V]; rings of
-// positions, int32 [rounds, buckets, window], -1 where unused. Constants of each head: rotations [K, rounds, buckets / 2].
+// State of each head: keys [capacity, K], which are queries scaled to length 1 / sqrt(K); values [capacity, V]; rings
+// of positions, int32 [rounds, buckets, window], -1 where unused.
+// Constants of each head: rotations [K, rounds, buckets / 2].
 // Scratch of each head: products, float64 [rounds, buckets / 2]; marks, int32 [capacity], which are 0 between calls.
 // Integers: capacity, rounds, buckets, window. Reals: the largest element that is not scaled down.
 #pragma once
@@ -16,7 +18,7 @@
 
 namespace {
 
-// The index of the largest of `count` products and their opposites, which follow them.
+// The index of the largest number in the list of `count` products followed by their negatives.
 inline int64_t find_bucket(int64_t count, const double* products) {
     int64_t most = 0, least = 0;
     for (int64_t n = 1; n < count; n++) {
@@ -26,7 +28,7 @@ inline int64_t find_bucket(int64_t count, const double* products) {
     return products[most] >= -products[least] ? most : least + count;
 }
 
-// The smallest of the positions in a ring: the oldest, or an unused place.
+// The smallest position in a ring: the oldest one, or -1 in an unused place.
 inline int32_t* find_oldest(int64_t window, int32_t* ring) {
     int32_t* oldest = ring;
     for (int64_t n = 1; n < window; n++)
@@ -56,7 +58,7 @@ void mix_lsh(const Pass& pass, const Operation& op) {
             for (int64_t n = 0; n < rounds * half; n++)
                 products[n] += static_cast<double>(query[i]) * rotations[i * rounds * half + n];
 
-        // Each position once, although several rounds may find it. `average_rows` needs room for three more.
+        // Several rounds may find the same position; it is listed once. `average_rows` needs room for three more.
         int32_t* found = reinterpret_cast<int32_t*>(workspace<int32_t>(rounds * window + 3));
         int64_t count = 0;
         for (int64_t round = 0; round < rounds; round++) {

@@ -1,8 +1,8 @@
-// Nystrom attention without its convolution: y = softmax(q k~^T) Z b, where b_i is the average of the values weighted by
-// exp(q~_i . k). Landmarks include the factor of the scores.
+// Nystrom attention without its convolution: y = softmax(q k~^T) Z b. b_i is the average of the values, weighted by
+// exp(q~_i . k). The landmarks k~ and q~ include the factor of the scores.
 //
-// State of each head: averages [m, V]; the largest score so far and the total weight relative to it, each [m]. Constants
-// of each head: landmark keys [K, m], landmark queries [K, m] and Z [m, m]. Integers: m.
+// State of each head: averages [m, V]; the largest score so far, and the total weight relative to this score, each [m].
+// Constants of each head: landmark keys [K, m], landmark queries [K, m] and Z [m, m]. Integers: m.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ void mix_nystrom(const Pass& pass, const Operation& op) {
         for (int64_t i = 0; i < m; i++) mixed[i] *= inverse;
         multiply_row(m, m, mixed, mix.own<float>(5, row, head, m * m), gates);
         multiply_row(K, m, mix.key(row, head), mix.own<float>(4, row, head, K * m), scores);
-        // Several loops, because compilers do not vectorise a loop over so many arrays that may overlap.
+        // There are several loops, because compilers do not vectorise a loop over so many arrays that may overlap.
         float *tops = shares, *before = mixed, *now = scores;
         for (int64_t i = 0; i < m; i++) tops[i] = scores[i] > most[i] ? scores[i] : most[i];
         for (int64_t i = 0; i < m; i++) before[i] = total[i] * exponential(most[i] - tops[i]);

@@ -1,6 +1,6 @@
-// Performer attention with positive features, exp(w . x - |x|^2 / 2) of D directions w, or of w and -w. Performer's
-// relu map is one of linear attention. State: s [C, V], z [C] and the largest exponents c [C] of each head. Buffers: w
-// [K, D], which includes the scale of x. Integers: C, D.
+// Performer attention with positive features exp(w . x - |x|^2 / 2), for D directions w, or for w and -w. Performer's
+// relu map uses the code of linear attention. State: s [C, V], z [C] and the largest exponents c [C] of each head.
+// Buffers: w [K, D], which includes the scale of x. Integers: C, D.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ void mix_performer(const Pass& pass, const Operation& op) {
             decay[i] = exponential(before - c[i]);
             key[i] = exponential(exponent - c[i]);
         }
-        // All features of the query are divided by the largest, which cancels in the quotient.
+        // All features of the query are divided by the largest one; the factor cancels in the quotient.
         for (int64_t i = 0; i < C; i++) query[i] += c[i];
         const float most = largest(C, query);
         for (int64_t i = 0; i < C; i++) query[i] = exponential(query[i] - most);

@@ -1,6 +1,7 @@
-// Retention. State: s [F K, V] of each head, for F products of each coordinate with a factor. Buffers: the decay of
-// each head, and the factors [row, F] of each column. Sums decay at the first position of a row; rows of one position
-// decay at every position. Integers: F, row, whether there is an output gate. Reals: the scale of queries.
+// Retention. Each coordinate of a key is multiplied by F factors. State: s [F K, V] of each head. Buffers: the decay of
+// each head, and the factors [row, F] of each column. Sums decay at the first position of each row, so with rows of one
+// position they decay at every position. Integers: F, row, whether there is an output gate. Reals: the scale of
+// queries.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
 // Softmax attention over some rows of a cache. State: keys [capacity, K] and values [capacity, V] of each head.
 //
-// Position p is written to row p if p < fixed, else to row fixed + p % ring. It sees the rows of its spans, which are in a
-// shared table [T, H or 1, spans]; without a table it sees rows 0 .. p. Integers: capacity, fixed, ring, the number of heads
-// in the table (0: no table), and of spans.
+// Position p is written to row p if p < fixed, else to row fixed + p % ring. It sees the rows of its spans in a shared
+// table [T, H or 1, spans]; without a table it sees rows 0 .. p. Integers: capacity, fixed, ring, the number of heads
+// in the table (0: no table), the number of spans.
 #pragma once
 
 #include <cstdint>
@@ -51,7 +51,7 @@ void mix_rows(const Pass& pass, const Operation& op) {
             for (int64_t row = 0; row < pass.rows; row++) copy(find(row, head), mix.key(row, head), mix.value(row, head));
             return;
         }
-        // Rows of a ring are still needed if the guesses are wrong, so all that is overwritten is put back.
+        // If the guesses are wrong, the old rows of the ring are still needed. All overwritten rows are restored.
         float* kept = workspace<Row>(pass.rows * (K + V));
         for (int64_t row = 0; row < pass.rows; row++, kept += K + V) {
             const Row old = find(row, head);

@@ -1,5 +1,5 @@
-// Attentions with the features [sin, cos](x W) / sqrt(D), for W [K, D], whose denominator is at least a tenth of the
-// total weight n of the keys.
+// Attentions with the features [sin, cos](x W) / sqrt(D), for W [K, D]. The denominator is bounded below by a tenth of
+// the total weight n of the keys.
 #pragma once
 
 #include <cmath>
@@ -12,7 +12,7 @@
 
 namespace {
 
-// s, z and n decay by `kept`, and the new key has weight `added`. Then y [V] is the average that the query reads.
+// s, z and n are multiplied by `kept`, and the new key is added with weight `added`. Then y [V] is the query's average.
 inline void average_by_sines(int64_t C, int64_t V, float* query, float* key, const float* value, float kept,
                              float added, float* s, float* z, float& n, float* y) {
     sine_features(C / 2, query);
@@ -23,8 +23,8 @@ inline void average_by_sines(int64_t C, int64_t V, float* query, float* key, con
     divide(V, weight < least ? least : weight, y);
 }
 
-// Performer's trig map: keys have weight exp(|x|^2 / 2), and sums are divided by that of the largest exponent c. State:
-// s [C, V], z [C], c and n of each head. Buffers: W, which includes the scale of x. Integers: C.
+// Performer's trig map. Keys have weight exp(|x|^2 / 2), and sums are divided by the largest weight exp(c). State: s
+// [C, V], z [C], c and n of each head. Buffers: W, which includes the scale of x. Integers: C.
 void mix_performer_trig(const Pass& pass, const Operation& op) {
     const Mix mix{pass, op};
     const int64_t K = mix.key_width, V = mix.value_width, C = mix.integer(0);
@@ -40,8 +40,8 @@ void mix_performer_trig(const Pass& pass, const Operation& op) {
     });
 }
 
-// Random feature attention: x is divided by its length. State: s [C, V], z [C] and n of each head. Buffers: sigma [K]
-// of each head, W. Integers: C, whether there is a gate.
+// Random feature attention, in which x is divided by its length. State: s [C, V], z [C] and n of each head. Buffers:
+// sigma [K] of each head, W. Integers: C, whether there is a gate.
 void mix_rfa(const Pass& pass, const Operation& op) {
     const Mix mix{pass, op};
     const int64_t K = mix.key_width, V = mix.value_width, C = mix.integer(0);

@@ -1,13 +1,13 @@
 // Products of packed weights and the vectors of a few rows, plus a bias and an activation, for any number format.
 //
-// A panel holds 16 rows of weights: for each step over the columns 16 words of 32 bits, then the words of `TAIL`. A
-// format (products_float.h, products_int8.h) has
-//     Word                            the numbers of an input vector that one step takes
+// A panel holds 16 rows of weights. Each step over the columns has 16 words of 32 bits; the words of `TAIL` follow. A
+// format (products_float.h, products_int8.h) defines
+//     Word                            the numbers of an input vector in one step
 //     Sums                            the vector type of sums; the functions below work on one of its registers
 //     TAIL                            words for each row of weights after its numbers
 //     start(tail)                     the sums before the first step
 //     add(sums, weights, word)        the sums after one step
-//     finish(sums, tail, input_tail)  the results; `input_tail` is what follows the words of the input
+//     finish(sums, tail, input_tail)  the results; `input_tail` follows the words of the input
 #pragma once
 
 #include <cstdint>
@@ -28,8 +28,8 @@ constexpr int64_t PANELS = 1;
 constexpr int64_t TILE = PANELS * LANES;
 static_assert(LINTX_TILE_ROWS % TILE == 0, "zeros fill the last tile of packed weights");
 
-// The arguments of a product that are the same for all tiles. `depth` is the number of steps over the columns. The
-// strides are those of `char` and `float`.
+// The arguments of a product that are the same for all tiles. `depth` is the number of steps over the columns. Strides
+// count elements of the pointers' types, `char` or `float`.
 struct Product {
     int64_t depth, activation, input_stride, output_stride;
 };
@@ -42,7 +42,7 @@ void multiply_tile(const Product& product, const uint32_t* weight, const float* 
     const int64_t depth = product.depth, panel_words = (depth + Format::TAIL) * LANES;
     const uint32_t* tail = weight + depth * LANES;
     const char* input_tail = x + depth * sizeof(Word);
-    // The place of a register's words in all panels.
+    // The offset of a register's words.
     const auto place = [&](int64_t part) {
         return part / Sums::PARTS * panel_words + part % Sums::PARTS * Sums::PART;
     };
@@ -74,7 +74,7 @@ void multiply_tile(const Product& product, const uint32_t* weight, const float* 
     }
 }
 
-// Tiles of N vectors, and smaller tiles for the rest.
+// Computes tiles of N vectors, and smaller tiles for the remaining vectors.
 template <class Format, int64_t N>
 void multiply_rows(const Product& product, int64_t count, const uint32_t* weight, const float* bias, const char* x, float* y) {
     int64_t b = 0;

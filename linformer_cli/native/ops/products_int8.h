@@ -1,7 +1,7 @@
-// Products of 8-bit integers with 32-bit integer sums, which are the same on every machine.
+// Products of 8-bit integers with 32-bit integer sums. The sums are the same on every machine.
 //
-// A number is an integer from -127 to 127 times a scale: each row of weights has one, and so has each input vector. The
-// words of a panel are four weights of a row. Its tail is the scale and the sum of each row.
+// A number is an integer from -127 to 127 times a scale. Each row of weights and each input vector has its own scale. A
+// word of a panel holds four weights of a row. The tail of a panel holds the scale and the sum of each row.
 #pragma once
 
 #include <cmath>
@@ -28,8 +28,8 @@ struct IntegerSums {
 
 #if defined(__AVX512VNNI__)
 
-// The instruction multiplies unsigned numbers by signed ones. Inputs are therefore 128 larger than they should be, and
-// the sums start lower by 128 times the sum of the weights.
+// The instruction multiplies unsigned by signed numbers. Therefore 128 is added to every input, and sums start at -128
+// times the sum of the weights.
 struct Int8 : IntegerSums {
     typedef uint32_t Word;
     typedef uint8_t Number;
@@ -46,7 +46,7 @@ struct Int8 : IntegerSums {
 
 #else
 
-// Products of 16-bit integers. Those of the even numbers and those of the odd numbers of a word are added separately.
+// Products of 16-bit integers. Products of the even and of the odd numbers of a word are added separately.
 struct Int8 : IntegerSums {
     typedef uint64_t Word;
     typedef int16_t Number;
@@ -79,7 +79,7 @@ private:
 #elif defined(__AVX2__)
         return bits_as<ints::part>(_mm256_madd_epi16(bits_as<__m256i>(weights), bits_as<__m256i>(x)));
 #else
-        const ints::part products = bits_as<ints::part>(weights * x);  // at most 127 * 128, which fits
+        const ints::part products = bits_as<ints::part>(weights * x);  // at most 127 * 128, so it fits into 16 bits
         return (bits_as<ints::part>(bits_as<words::part>(products) << 16) >> 16) + (products >> 16);
 #endif
     }
@@ -87,17 +87,17 @@ private:
 
 #endif
 
-// Writes the numbers of x and then its scale. The scale of a vector with a number that is not finite is NaN.
+// Writes the integers of x and then its scale. If x contains NaN or infinity, the scale is NaN.
 inline void quantise(int64_t columns, const float* x, char* quantised) {
     const int64_t depth = (columns + 3) / 4;
-    // As integers, absolute values have the same order, and NaN is the largest.
+    // The bits of absolute values, read as integers, have the same order as the values. NaN is the largest.
     int32_t largest = 0;
     for (int64_t i = 0; i < columns; i++) {
         const int32_t magnitude = bits_as<int32_t>(x[i]) & 0x7fffffff;
         largest = magnitude > largest ? magnitude : largest;
     }
     const float most = bits_as<float>(largest);
-    const float least = 1e-30f;  // less counts as 0: its reciprocal might not be finite
+    const float least = 1e-30f;  // smaller numbers count as 0, because their reciprocals might not be finite
     const float inverse = most >= least && most < INFINITY ? 127 / most : 0;
     const float scale = most < least ? 0 : most < INFINITY ? most / 127 : NAN;
     const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, ties to even, in the lowest bits

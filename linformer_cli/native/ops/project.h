@@ -1,6 +1,6 @@
 // Products of packed weights and the vectors of a few rows, plus a bias and an activation.
 //
-// Buffers: input, output, weights, bias, and unless the format is float32 the input in that format. Integers: columns,
+// Buffers: input, output, weights, bias, and for formats other than float32 the converted input. Integers: columns,
 // rows, activation, format.
 #pragma once
 

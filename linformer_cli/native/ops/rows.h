@@ -27,7 +27,7 @@ inline void add_few_rows(int64_t V, const float* weights, const float* rows, int
     }
 }
 
-// The same for `count` rows. They are added one by one in their order, so the result does not depend on how rows are
+// Does the same for `count` rows. Rows are added one by one, in order, so the result does not depend on how rows are
 // divided among calls.
 inline void add_rows(int64_t count, int64_t V, const float* weights, const float* rows, int64_t stride, float* out) {
     int64_t n = 0;

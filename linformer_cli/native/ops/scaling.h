@@ -1,4 +1,4 @@
-// The scaling of outputs that have no denominator.
+// Scales the outputs of attentions that have no denominator.
 #pragma once
 
 #include <cmath>

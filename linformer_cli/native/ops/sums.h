@@ -1,4 +1,4 @@
-// The pass over a state s [K, V] that updates it and reads it while it is in the processor's registers.
+// One pass over a state s [K, V]. It updates each part of s and reads it while it is in the processor's registers.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,14 @@ namespace {
 // The factors of the rows of a state: none, one factor [K] for each row, or one factor [1] for all rows.
 enum Decay { KEEP, DECAY_ROWS, DECAY_ALL };
 
-// `old` of row i times the row's factor.
+// `old`, an element of row i, times the factor of the row.
 template <int DECAY, class A>
 inline A decayed(A old, const float* decay, int64_t i) {
     if (DECAY == KEEP) return old;
     return old * decay[DECAY == DECAY_ALL ? 0 : i];
 }
 
-// `update_and_read` for N vectors of columns. Later rows, and the next head's state behind them, are prefetched,
+// `update_and_read` for N vectors of columns. Later rows and the next head's state, which follows them, are prefetched,
 // because hardware prefetching stops at the end of a page.
 template <int DECAY, int N>
 inline void update_and_read_columns(int64_t K, int64_t V, const float* query, const float* key, const float* value,
@@ -69,7 +69,7 @@ inline void update_and_read(int64_t K, int64_t V, const float* query, const floa
     }
 }
 
-// The same for a state with the sum z [K] of the keys, which is updated as well. Returns query . z.
+// Does the same for a state with the sum z [K] of the keys. z is updated too. Returns query . z.
 template <int DECAY>
 inline float update_and_read(int64_t K, int64_t V, const float* query, const float* key, const float* value,
                              const float* decay, float* s, float* z, float* out) {
@@ -78,8 +78,8 @@ inline float update_and_read(int64_t K, int64_t V, const float* query, const flo
     return dot(K, query, z);
 }
 
-// 1 / weight, or 0 if `weight` is 0. In double, because the reciprocal of the smallest floats overflows a float even if
-// the quotient does not.
+// 1 / weight, or 0 if `weight` is 0. The result is a double, because the reciprocal of the smallest floats overflows a
+// float even if the quotient does not.
 inline double reciprocal(double weight) { return weight == 0 ? 0 : 1 / weight; }
 
 // y [V] <- y / weight, or 0 if `weight` is 0.

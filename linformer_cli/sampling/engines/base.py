@@ -1,4 +1,4 @@
-"""The interface of an engine: a way to step a model, prepared once for a number of images."""
+"""The interface of an engine. An engine steps a model and is prepared once for a number of images."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -17,15 +17,15 @@ DAMAGED = "the model's prediction is not a finite number: its weights are damage
 
 
 class Engine(ABC):
-    """Steps `batch` images of `model`. The first images begin when the engine is built, from `state` as in `start`.
+    """Steps `batch` images of `model`. Building the engine also starts the first images, as `start(state)` does.
 
     Every engine computes what `PixelModel.step` computes, up to rounding; engines differ in speed. An engine may copy
-    the weights when it is built. `look_ahead` allows it to compute several values in one pass, which never changes a
-    result. `products` is the type of the inputs and weights of matrix products (None: the model's type).
+    the weights when it is built. `look_ahead` allows an engine to compute several values in one pass. This does not
+    change the results. `products` is the type of the inputs and weights of matrix products (None: the model's type).
     """
 
     name: ClassVar[str]
-    # Whether the engine has ever been run on its device; `auto` never chooses one that has not.
+    # Whether the engine has ever been run on its device. `auto` never chooses an untried engine.
     tried: ClassVar[bool] = True
 
     # The number of look-ahead passes through the layers since `start`.
@@ -48,11 +48,11 @@ class Engine(ABC):
     @classmethod
     @abstractmethod
     def refusal(cls, model: PixelModel, products: torch.dtype | None = None) -> str | None:
-        """Why the engine does not support `model` with `products`; None if it does."""
+        """Why the engine does not support `model` with `products`; None if the engine supports it."""
 
     @staticmethod
     def refuse_products(model: PixelModel, products: torch.dtype | None) -> str | None:
-        """The refusal of an engine whose products are always in the model's type."""
+        """The refusal of an engine whose matrix products are always in the model's type; None if `products` fits."""
         if products in (None, model.dtype):
             return None
         return f"it does not support {str(products).removeprefix('torch.')}"
@@ -65,18 +65,18 @@ class Engine(ABC):
     def start(self, state: PixelState | None = None) -> None:
         """Begin `batch` new images, each from a copy of `state` (None: the start of an image).
 
-        `state` belongs to one image, from which all images continue, or to `batch` images.
+        `state` is the state of `batch` images, or of one image that all new images continue.
         """
 
     def copy_state(self, state: PixelState | None) -> PixelState:
-        """The state of `batch` images that `start` describes."""
+        """Return the state from which `start` begins `batch` images."""
         if state is None:
             return self.model.init_state(self.batch)
         return fork_state(state, self.batch // len(state.embedding.recent))
 
     @abstractmethod
     def step(self, tokens_t: Tensor) -> Tensor:
-        """Head parameters [B, P] at the next token int64 [B]; the next step may overwrite the result."""
+        """Read the next token int64 [B] and return head parameters [B, P]. The next step may overwrite the result."""
 
     def draw(self, parameters: Tensor, uniforms: Tensor, filters: Filters) -> Tensor:
         """Values int64 [B] from the result of `step`, after `filters`, with uniforms float64 [B] on the CPU.
@@ -105,13 +105,13 @@ class Engine(ABC):
         A step follows each value but the last. `before_step` is called before every step and may raise to stop.
         Raises `LintxError` if the model predicts NaN or infinity.
         """
-        # Write each value straight into place. A small tensor kept per step would pin the heap around the large
-        # tensors of every step, and memory would grow with the image.
+        # Values are written directly into one tensor. A small tensor kept from every step would fragment the heap
+        # between the large tensors of the steps, and memory would grow with the image.
         values = torch.empty(count, self.batch, dtype=torch.uint8)
         for number in range(count):
             if before_step is not None:
                 before_step()
-            # The check runs only every `_CHECK_EVERY` values, because it makes a GPU wait. NaN persists in the state.
+            # The check makes a GPU wait, so it runs only every `_CHECK_EVERY` values. NaN persists in the state.
             if (number % _CHECK_EVERY == 0 or number == count - 1) and not bool(torch.isfinite(parameters).all()):
                 raise LintxError(DAMAGED)
             drawn = self.draw(parameters, streams.take(), filters)
@@ -123,4 +123,4 @@ class Engine(ABC):
     @property
     @abstractmethod
     def state_bytes(self) -> int:
-        """Bytes of the state that stepping carries."""
+        """Bytes of the state that is carried from step to step."""

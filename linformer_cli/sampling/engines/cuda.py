@@ -1,8 +1,8 @@
-"""The GPU engine: one CUDA graph steps, draws and embeds the drawn values, and is replayed for every value.
+"""The GPU engine. For every value, it replays one CUDA graph that steps the model, draws the value and embeds it.
 
 Everything that a step needs stays on the device, including the position and the random numbers, so the host never
-waits inside an image. The state of `linear` is float32. With Triton it is a `FoldedState`, and each layer has one fused
-kernel, which writes the sums only every few steps. Without Triton, the graph contains torch's own operations.
+waits inside an image. The state of `linear` is float32. With Triton, the state is a `FoldedState`, and each layer has
+one fused kernel that writes the sums only every few steps. Without Triton, the graph contains torch's own operations.
 """
 
 from collections.abc import Callable, Hashable
@@ -62,13 +62,13 @@ class CudaEngine(Engine):
             if not isinstance(block, TransformerBlock) or not isinstance(block.attention.inner, LinearAttention):
                 return "it supports linear attention only"
             if block.attention.inner.options.feature_map not in COMPILED_MAPS:
-                # Other maps read numbers from the host, which a graph cannot do.
+                # Other maps read numbers from the host, and a graph cannot do that.
                 return f"it supports the feature maps {' and '.join(COMPILED_MAPS)} only"
         return cls.refuse_products(model, products)
 
     def start(self, state: PixelState | None = None) -> None:
         state = self.model.init_state(1) if state is None else state  # copied to every image below
-        # Later the host counts the steps itself, because reading the position from the device would wait for it.
+        # From here on the host counts the steps itself, because reading the position would wait for the device.
         self._position = int(state.embedding.position)
         self._embedding.start(state.embedding)
         for own, layer in zip(self.states, state.layers, strict=True):
@@ -83,7 +83,7 @@ class CudaEngine(Engine):
         return sum(part.numel() * part.element_size() for part in self.tensors())
 
     def tensors(self) -> list[Tensor]:
-        """The tensors of the state, each listed once: folded states share the position."""
+        """The tensors of the state. Each is listed once, although folded states share the position."""
         own = (self._embedding.recent, self._embedding.position, self._embedding.label, *self.states)
         return list({id(part): part for part in state_tensors(own)}.values())
 
@@ -127,17 +127,17 @@ class CudaEngine(Engine):
         return values
 
     def take_step(self) -> None:
-        """Compute the parameters from the tokens, without the host."""
+        """Compute the parameters from the tokens, on the device only."""
         x = self._embedding.read(self._tokens)
         for block, state in zip(self._blocks, self.states, strict=True):
             x = _step_block(block, x, state)
         self._parameters.copy_(self.model.head(self.model.norm(x)))
 
     def draw_next(self, filters: Filters) -> None:
-        """Draw the values, which are the next tokens, from the parameters, without the host."""
+        """Draw values from the parameters, on the device only. The values are the next tokens."""
         self._finite.logical_and_(torch.isfinite(self._parameters).all())
         uniforms = self._uniforms.index_select(0, self._drawn).squeeze(0)
-        # A draw from NaN may give any number, and this number indexes a table before NaN is reported.
+        # A draw from NaN may give any number, and the number is used as an index before NaN is reported.
         values = self.draw(self._parameters, uniforms, filters).clamp(0, self.model.head.levels - 1)
         self._values.index_copy_(0, self._drawn, values.to(torch.uint8).unsqueeze(0))
         self._tokens.copy_(values)
@@ -149,7 +149,7 @@ class CudaEngine(Engine):
         self._position += 1
 
     def _own(self, block: TransformerBlock, layer: LinearState) -> FoldedState | LinearState:
-        """The state that the steps of this layer update in place."""
+        """Return the state that the steps of this layer update in place."""
         inner = cast(LinearAttention, block.attention.inner)
         s, z = (part.contiguous() for part in layer)
         shape, dtype = inner.shape, self.model.dtype
@@ -159,7 +159,7 @@ class CudaEngine(Engine):
 
 
 def _step_block(block: TransformerBlock, x_t: Tensor, state: FoldedState | LinearState) -> Tensor:
-    """The result of `block.step`, also for a folded state; updates `state` in place."""
+    """Return the result of `block.step`, also for a folded state. Updates `state` in place."""
     if not isinstance(state, FoldedState):
         return block.step(x_t, state)[0]
     layer = block.attention
@@ -175,14 +175,14 @@ def _step_block(block: TransformerBlock, x_t: Tensor, state: FoldedState | Linea
 class Graphs:
     """Pieces of work that always read and write the same tensors. On a CUDA device, later runs replay a graph.
 
-    The first run of a piece is an ordinary run. It compiles and loads everything, which must not happen while a graph
-    is recorded.
+    The first run of a piece is an ordinary run. It compiles and loads everything, because neither must happen while a
+    graph is recorded.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._warm: set[Hashable] = set()
-        # This holds only the graphs: a reference to the work would keep the engine and its memory alive in a cycle.
+        # This holds only the graphs. A reference to the work would be cyclic and keep the engine and its memory alive.
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
 
     def run(self, name: Hashable, work: Callable[[], None]) -> None:
@@ -227,7 +227,7 @@ class _Embedding:
 
     def read(self, tokens_t: Tensor) -> Tensor:
         """The vectors [B, D] of the next token int64 [B]."""
-        # At position 0 this writes the start token, to a slot that value number reach - 1 overwrites before it is read.
+        # At position 0 this writes the start token. Value number reach - 1 overwrites its slot before the slot is read.
         position = self.position.unsqueeze(0)
         newest = (position - 1) % self._reach
         self.recent.index_copy_(1, newest, tokens_t.to(self.recent.dtype).unsqueeze(1))

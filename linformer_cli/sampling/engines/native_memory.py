@@ -1,4 +1,4 @@
-"""Programs in the memory of the `native` engine: structures, packed weights, and the states of a batch."""
+"""The memory of the `native` engine's programs: structures, packed weights, and the states of a batch."""
 
 import ctypes
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from linformer_cli.native.constants import BUFFERS, INTEGERS, LANES, REALS, TILE
 from linformer_cli.native.program import Kind, Program
 
 SOURCE = Path(compiler.__file__).with_name("engine.cpp")
-# Up to this many images per thread, all threads share every product: a thread with its own few images would read all
-# weights for little work. With more images, each thread takes its share of them through all layers.
+# Up to this many images per thread, all threads share every product, because a thread with only a few images would read
+# all weights for little work. With more images, each thread takes its own share of the images through all layers.
 FEW = 2
-# Integer products have the same bits on every machine. The options give everything beside them the same bits too:
-# a fused multiply-add, which not every machine has, rounds once where a product and a sum round twice.
+# Integer products are the same on every machine. These options make all other results the same too. Without them, some
+# machines would use a fused multiply-add, which rounds once; a separate product and sum round twice.
 EXACT = ("-ffp-contract=off",)
 _SIZE, _POINTER = ctypes.c_int64, ctypes.c_void_p
 _SIGNATURES = {
@@ -75,7 +75,7 @@ class Drawing(_Structure):
 
 
 def load_kernels(products: torch.dtype) -> ctypes.CDLL:
-    """The functions of engine.cpp for products of this type; raises `NoCompiler` if they are not available."""
+    """Return the functions of engine.cpp for matrix products of this type. Raises `NoCompiler` if unavailable."""
     library = compiler.load_library(SOURCE, EXACT if products == torch.int8 else ())
     for name, signature in _SIGNATURES.items():
         function = getattr(library, name)
@@ -118,7 +118,7 @@ class Memory:
 
     @property
     def address(self) -> int:
-        """The address of the program for engine.cpp."""
+        """The address of the program, for engine.cpp."""
         return self._bound.address
 
     def use_threads(self, threads: int) -> None:
@@ -132,16 +132,16 @@ class Memory:
                 tensor.fill_(buffer.initial)
 
     def set_layer(self, layer: int, states: Sequence[Tensor]) -> None:
-        """Copy tensors [B, ...], or [1, ...] for all images, to the states of a layer."""
+        """Copy tensors [B, ...] to the states of a layer. A tensor [1, ...] is copied to all images."""
         for index, state in zip(self.program.states[layer], states, strict=True):
             self.tensors[index].copy_(state.reshape(len(state), -1))
 
 
 def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """Weights [rows, columns] in the layout of `project`: [rows / 16, columns in words, 16] words of 32 bits.
+    """Return weights [rows, columns] in the layout of `project`: [rows / 16, words per row, 16] words of 32 bits.
 
-    A word is one float, two bfloat16 numbers or four 8-bit integers. Zeros fill incomplete words and tiles. With
-    integers, two more words per row follow its columns: the scale, a float, and the sum of the row's integers.
+    A word is one float, two bfloat16 numbers or four 8-bit integers. Zeros fill incomplete words and tiles. A row of
+    integers has two more words: its scale as a float, and the sum of its integers.
     """
     missing_columns, missing_rows = -weight.shape[1] % (4 // dtype.itemsize), -len(weight) % TILE_ROWS
     weight = functional.pad(weight, (0, missing_columns, 0, missing_rows))
@@ -154,15 +154,15 @@ def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _arrange(rows: Tensor) -> Tensor:
-    """Rows of whole words as int32 [rows / 16, words, 16]."""
+    """Return rows that consist of whole words as int32 [rows / 16, words, 16]."""
     panels: Tensor = rows.contiguous().view(torch.int32).unflatten(0, (-1, LANES))
     return panels.transpose(1, 2).contiguous()
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Integers int8 [rows, columns] from -127 to 127, and the scale float32 [rows] that each row is multiplied by.
+    """Return integers int8 [rows, columns] from -127 to 127, and the factor float32 [rows] of each row.
 
-    A row with a number that is not finite has the scale NaN.
+    The factor is NaN for a row that contains NaN or infinity.
     """
     weight = weight.float()
     scales = weight.abs().amax(dim=1) / 127

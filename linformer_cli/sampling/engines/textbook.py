@@ -22,7 +22,7 @@ class TextbookEngine(Engine):
         self._state: PixelState | None = None
 
     def start(self, state: PixelState | None = None) -> None:
-        self._state = None  # only one state in memory at a time
+        self._state = None  # keeps only one state in memory at a time
         self._state = self.copy_state(state)
         self._state_bytes = measure_state_bytes(self._state)
 
