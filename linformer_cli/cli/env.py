@@ -15,7 +15,7 @@ def env(json: options.Json = False) -> None:
     """
     import torch
 
-    from linformer_cli.attention.kernels import linear as attention
+    from linformer_cli.attention.kernels import delta, linear, sums
     from linformer_cli.checkpoint import shipped_checkpoints
     from linformer_cli.native.compiler import describe_library
     from linformer_cli.native.gpu import triton_refusal
@@ -30,7 +30,9 @@ def env(json: options.Json = False) -> None:
         choice = choose_precision("auto", device.value, purpose)
         facts[f"auto_precision_{purpose}"] = f"{choice.value} ({choice.reason})"
     facts["native_engine"] = describe_library(engine.SOURCE)
-    facts["native_attention"] = describe_library(attention.SOURCE)
+    facts["native_attention"] = describe_library(linear.SOURCE)
+    facts["native_sums"] = describe_library(sums.SOURCE)
+    facts["native_delta_rule"] = describe_library(delta.SOURCE)
     facts["triton_kernels"] = triton_refusal(torch.device(device.value)) or "available"
     facts["shipped_checkpoints"] = {name: str(path) for name, path in shipped_checkpoints().items()}
     if json:
