@@ -167,7 +167,7 @@ def label_runs(runs: Sequence[Path]) -> list[str]:
 def _load_run(run: Path, label: str) -> RunSeries:
     file = run / METRICS_FILE
     if not file.is_file():
-        raise UsageError(f"'{run}' is not a run: it has no {METRICS_FILE}; name a folder made by lintx train")
+        raise UsageError(f"'{run}' is not a run: it has no {METRICS_FILE}; pass a folder created by lintx train")
     training, validation = [], []
     for number, row in enumerate(read_metrics(file), start=2):
         if None in row.values():  # cut short

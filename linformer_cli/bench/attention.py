@@ -101,7 +101,8 @@ def run_attention_bench(
     """Compare the parallel and step forms of every variant, then measure every variant at every length.
 
     `report` is called with each row of a finished length. `check` is called before each pass. If it raises
-    `Interrupted`, the benchmark ends and keeps the rows measured so far. Raises `DisagreementError` before any timing.
+    `Interrupted`, the benchmark ends and keeps the rows measured so far. Raises `DisagreementError` before any
+    timing if the forms disagree.
     """
     groups = prepare(variants, positions, settings, ceilings, check)
     comparisons = [measurement.require_agreement for measurement in groups[0]]
@@ -145,7 +146,7 @@ class AttentionMeasurement(Measurement[AttentionRow, Callable[[], None]]):
     """A mechanism at one length.
 
     `shorter` is the same mechanism at the next shorter length. If that length was left out, this one is left out, too.
-    The growth over the shorter lengths predicts whether this length fits. Mechanisms at the same length share their
+    The growth over the shorter lengths predicts whether this length fits into the limit and the memory. Mechanisms at the same length share their
     `inputs`.
     """
 

@@ -149,7 +149,7 @@ def test_sample_numbers_images_from_the_first(lintx, run_folder, tmp_path):
     assert lintx("sample", run_folder, "-n", 2, "--first", -1, "-o", out).code == 2
 
 
-def test_sample_to_stdout_is_only_a_png(run_folder):
+def test_sample_to_stdout_writes_only_a_png(run_folder):
     arguments = [sys.executable, "-m", "linformer_cli", "sample", str(run_folder), "-n", "1", "-o", "-"]
     finished = subprocess.run(arguments, capture_output=True, check=True)
     assert finished.stdout.startswith(b"\x89PNG") and finished.stdout.endswith(b"IEND\xaeB`\x82")

@@ -203,7 +203,7 @@ def test_unknown_keys_are_also_refused_in_python(raises_one_line) -> None:
             build(**{table: {key: 1}})
 
 
-def test_merging_does_not_change_presets_and_options(write) -> None:
+def test_merging_does_not_change_presets_or_options(write) -> None:
     before = PRESETS["tiny"].model_dump()
     flags: dict[str, Any] = {"attention_options": {"chunk": 8}}
     build(write('[model]\nattention_options = {feature_map = "relu"}'), "tiny", model=flags)
@@ -214,7 +214,7 @@ def test_merging_does_not_change_presets_and_options(write) -> None:
 # Resuming a run
 
 
-def test_a_resume_may_change_length_device_precision_and_data_folder() -> None:
+def test_a_resumed_run_may_change_length_device_precision_and_data_folder() -> None:
     config = build(preset="tiny", train={"steps": 5, "batch": 3, "device": "cpu"})
     longer = extend_settings(
         config,
@@ -239,7 +239,7 @@ def test_a_resume_may_change_length_device_precision_and_data_folder() -> None:
         (Given(), ("init_from",), "--init-from"),
     ],
 )
-def test_a_resume_may_not_change_other_settings(given, others, flag, raises_one_line) -> None:
+def test_a_resumed_run_may_not_change_other_settings(given, others, flag, raises_one_line) -> None:
     longer = replace(given, train={**given.train, "steps": 6})
     with raises_one_line(UsageError, f"drop {flag} or start a new run"):
         extend_settings(build(preset="tiny", train={"steps": 5}), longer, others)

@@ -25,8 +25,8 @@ class GatedOptions(AttentionOptions):
     scale: Annotated[
         Literal["length", "width"],
         Field(
-            description="divisor of q.k: 'length', the positions of an image (in flash, of a chunk), with a learned "
-            "bias by distance; 'width', sqrt(z_width), without a bias"
+            description="what q.k is divided by: 'length' is the number of positions in an image (in flash: in a "
+            "chunk), and adds a learned bias for each distance; 'width' is sqrt(z_width), and adds no bias"
         ),
     ] = "length"
 
