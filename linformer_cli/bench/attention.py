@@ -146,8 +146,8 @@ class AttentionMeasurement(Measurement[AttentionRow, Callable[[], None]]):
     """A mechanism at one length.
 
     `shorter` is the same mechanism at the next shorter length. If that length was left out, this one is left out, too.
-    The growth over the shorter lengths predicts whether this length fits into the limit and the memory. Mechanisms at the same length share their
-    `inputs`.
+    The growth over the shorter lengths predicts whether this length fits into the limit and the memory. Mechanisms at
+    the same length share their `inputs`.
     """
 
     def __init__(

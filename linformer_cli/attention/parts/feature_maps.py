@@ -79,8 +79,8 @@ class Poly2(FeatureMap):
     """The kernel (q . k)^2, computed from the K (K + 1) / 2 distinct products of two coordinates.
 
     A product of different coordinates stands for two equal terms and is weighted by sqrt(2). The cost is T C V,
-    less than that of all T^2 weights if T is well above K^2 (Katharopoulos 2020, section 3.2.1). Coordinates are limited
-    to 5e7 in float32, so that no product of four overflows.
+    less than that of all T^2 weights if T is well above K^2 (Katharopoulos 2020, section 3.2.1). Coordinates are
+    limited to 5e7 in float32, so that no product of four overflows.
     """
 
     pairs: Tensor
