@@ -8,7 +8,8 @@ from typing import Any, Protocol
 from linformer_cli.evaluation.bits import Bits
 from linformer_cli.metrics import MetricsRow
 
-# The trend of the loss averages over this many steps. Before this step, no loss counts as high.
+# The number of steps that the trend of the loss averages over. Until that many steps have been seen, no loss counts as
+# high.
 _TREND_STEPS = 50
 
 

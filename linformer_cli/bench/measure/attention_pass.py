@@ -12,8 +12,8 @@ from linformer_cli.model.mixers import build_attention
 from linformer_cli.model.pixel_model import PixelModel
 
 LEAST_TRAFFIC = (
-    "forward: inputs read once, outputs written once; backward: inputs and output gradients read once, input gradients "
-    "written once; relative to memory copies. Other traffic of a mechanism is not counted"
+    "the rate of the least possible traffic, as a share of the rate of memory copies. The forward pass reads inputs and "
+    "writes outputs. The backward pass reads inputs and output gradients, and writes input gradients"
 )
 
 _KINDS = ("q", "k", "v", "extra", "gradient")
@@ -42,9 +42,10 @@ Inputs = WeakValueDictionary[tuple[str, int], torch.Tensor]
 def build_pass(setup: PassSetup, seed: int = 0, inputs: Inputs | None = None) -> Callable[[], None]:
     """Build a forward pass from the initial state and a backward pass from a random gradient to inputs and parameters.
 
-    The first call also draws the inputs. This takes as long as the fastest mechanism itself, so use the first call as a
+    The first call also draws the inputs. Drawing them takes about as long as a pass of the fastest mechanism, so use the first call as a
     warm-up or to measure memory. Passes with the same positions, batch and heads share `inputs`. A pass keeps its
-    inputs and nothing else. The rows of the image are as long as the image is high.
+    inputs and nothing else. Mechanisms that use the layout of an image take the
+    sequence as an approximately square image.
     """
     attention = _build(setup, seed)
     shape = attention.shape  # a mechanism may have its own widths

@@ -30,8 +30,8 @@ void for_parts(const Mix& mix, int64_t row, int64_t chunk, Body body) {
     body(known, count, mix.key(row + 1 - count, 0), stride, mix.value(row + 1 - count, 0), stride);
 }
 
-// Adds to s [K, width] the sum of k_j v_j^T over the chunk that ends at a row. Rows of s are `stride` apart; v_j are
-// the columns of values from `first` on.
+// Adds to s [K, width] the sum of k_j v_j^T over the chunk that ends at a row. Rows of s are `stride` apart; v_j
+// holds `width` columns of row j of the values, from `first` on.
 inline void add_chunk(const Mix& mix, int64_t row, int64_t chunk, int64_t first, int64_t width, float* s,
                       int64_t stride) {
     const int64_t K = mix.key_width;
