@@ -12,8 +12,8 @@ from linformer_cli.model.mixers import build_attention
 from linformer_cli.model.pixel_model import PixelModel
 
 LEAST_TRAFFIC = (
-    "the rate of the least possible traffic, as a share of the rate of memory copies. The forward pass reads inputs and "
-    "writes outputs. The backward pass reads inputs and output gradients, and writes input gradients"
+    "the rate of the least possible traffic, as a share of the rate of memory copies. The forward pass reads inputs "
+    "and writes outputs. The backward pass reads inputs and output gradients, and writes input gradients"
 )
 
 _KINDS = ("q", "k", "v", "extra", "gradient")
@@ -42,8 +42,8 @@ Inputs = WeakValueDictionary[tuple[str, int], torch.Tensor]
 def build_pass(setup: PassSetup, seed: int = 0, inputs: Inputs | None = None) -> Callable[[], None]:
     """Build a forward pass from the initial state and a backward pass from a random gradient to inputs and parameters.
 
-    The first call also draws the inputs. Drawing them takes about as long as a pass of the fastest mechanism, so use the first call as a
-    warm-up or to measure memory. Passes with the same positions, batch and heads share `inputs`. A pass keeps its
+    The first call also draws the inputs. Drawing them takes about as long as a pass of the fastest mechanism, so use the
+    first call as a warm-up or to measure memory. Passes with the same positions, batch and heads share `inputs`. A pass keeps its
     inputs and nothing else. Mechanisms that use the layout of an image take the
     sequence as an approximately square image.
     """
