@@ -42,10 +42,10 @@ Inputs = WeakValueDictionary[tuple[str, int], torch.Tensor]
 def build_pass(setup: PassSetup, seed: int = 0, inputs: Inputs | None = None) -> Callable[[], None]:
     """Build a forward pass from the initial state and a backward pass from a random gradient to inputs and parameters.
 
-    The first call also draws the inputs. Drawing them takes about as long as a pass of the fastest mechanism, so use the
-    first call as a warm-up or to measure memory. Passes with the same positions, batch and heads share `inputs`. A pass keeps its
-    inputs and nothing else. Mechanisms that use the layout of an image take the
-    sequence as an approximately square image.
+    The first call also draws the inputs. Drawing them takes about as long as a pass of the fastest mechanism, so use
+    the first call as a warm-up or to measure memory. Passes with the same positions, batch and heads share `inputs`. A
+    pass keeps its inputs and nothing else. Mechanisms that use the layout of an image take the sequence as an
+    approximately square image.
     """
     attention = _build(setup, seed)
     shape = attention.shape  # a mechanism may have its own widths
