@@ -70,7 +70,7 @@ class PerformerState(NamedTuple):
 class PerformerAttention(Attention):
     """y_t = sum over j <= t of A_tj v_j / sum of A_tj, A_tj = phi(x_t) . phi(y_j), x = q K^(-1/4), y = k K^(-1/4).
 
-    The directions are w_i ~ N(0, I). The first two feature maps are Lemma 1 of the source:
+    The directions are w_i ~ N(0, I). There are four feature maps. The first two come from Lemma 1 of the source:
 
         positive    phi_i(x) = exp(w_i . x - |x|^2 / 2)
         hyperbolic  exp(w_i . x - |x|^2 / 2) and exp(-w_i . x - |x|^2 / 2)
@@ -138,7 +138,7 @@ class PerformerAttention(Attention):
         return torch.cat([a, -a], dim=-1) if self.options.feature_map == "hyperbolic" else a
 
     def _log_key_features(self, k: Tensor) -> Tensor:
-        # |x|^2 / 2 is subtracted in the same product, which is faster than to subtract it from every feature.
+        # |x|^2 / 2 is subtracted in the same product, which is faster than subtracting it from every feature.
         columns = self._scaled_directions(k.dtype)
         if self.options.feature_map == "hyperbolic":
             columns = torch.cat([columns, -columns], dim=1)
@@ -291,7 +291,7 @@ class PerformerAttention(Attention):
         maxima = {"relu": [], "trig": [1, 1]}.get(self.options.feature_map, [self.features])
         widths = [self.features * shape.value_width, self.features, *maxima]
         scaled = self.directions.float() * shape.key_width**-0.25
-        # Where there is a maximum, it is the third state.
+        # If the map keeps a maximum, the maximum is the third state.
         buffers = [builder.state(shape.heads * width, -math.inf if n == 2 else 0.0) for n, width in enumerate(widths)]
         buffers.append(builder.shared(scaled.transpose(0, 1)))
         if self.options.feature_map == "relu":

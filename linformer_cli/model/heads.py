@@ -79,7 +79,7 @@ class MixtureHead(Head):
         return self._log_mass(parameters.unsqueeze(-2), values.expand(*parameters.shape[:-1], self.levels))
 
     def _log_mass(self, parameters: Tensor, values: Tensor) -> Tensor:
-        # This is in float64, because float32 is too coarse for the edges of narrow bins far from the mean.
+        # The mass is computed in float64, because float32 is too coarse for the edges of narrow bins far from the mean.
         logits, means, log_scales = precise(parameters).split(self.mixtures, dim=-1)
         inverse_scales = torch.exp(-log_scales.clamp(*self.log_scale_bounds))
         values = values.unsqueeze(-1)

@@ -123,8 +123,8 @@ void backward(const Call& call) {
     }
 }
 
-// For logarithms of features of queries a and keys b, dense [heads, T, C]: b <- exp(b - c) and a <- exp(a + c - m), where
-// c [heads, C] is the maximum of c and all b, and m the maximum of a + c at a position.
+// Raises c [heads, C] to the maximum of itself and all b. Then b <- exp(b - c) and a <- exp(a + c - m), where m is the
+// maximum of a + c at a position. a and b, dense [heads, T, C], are the logarithms of the features of queries and keys.
 template <class A>
 void exponentiate(int64_t heads, int64_t T, int64_t C, A* queries, A* keys, A* maxima) {
 #pragma omp parallel for schedule(static)

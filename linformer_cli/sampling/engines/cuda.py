@@ -137,7 +137,7 @@ class CudaEngine(Engine):
         """Draw values from the parameters, on the device only. The values are the next tokens."""
         self._finite.logical_and_(torch.isfinite(self._parameters).all())
         uniforms = self._uniforms.index_select(0, self._drawn).squeeze(0)
-        # A draw from NaN may give any number, and the number is used as an index before NaN is reported.
+        # A draw from NaN may give any number. It is clamped, because it is used as an index before NaN is reported.
         values = self.draw(self._parameters, uniforms, filters).clamp(0, self.model.head.levels - 1)
         self._values.index_copy_(0, self._drawn, values.to(torch.uint8).unsqueeze(0))
         self._tokens.copy_(values)
