@@ -85,7 +85,7 @@ class Attention(nn.Module, ABC):
 
     @classmethod
     def fit_shape(cls, options: Any, shape: AttentionShape, width: int) -> AttentionShape:
-        """The sizes of this mechanism in a model of width `width`; `shape` holds the sizes in a transformer block."""
+        """The sizes of this mechanism in a model of width `width`; `shape` holds those of a transformer block."""
         return shape
 
     def on_training_step(self, step: int, seed: int) -> None:

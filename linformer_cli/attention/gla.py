@@ -22,7 +22,7 @@ class GlaOptions(FadingOptions):
 
     gate: Annotated[
         Literal["vector", "scalar"],
-        Field(description="one gate per dimension of a key (vector), or one per head (scalar)"),
+        Field(description="'vector': one gate per dimension of a key; 'scalar': one gate per head"),
     ] = "vector"
     temperature: Annotated[
         float, Field(ge=1, le=1000, description="tau; a larger value makes the fastest possible decay slower")

@@ -28,7 +28,7 @@ class LinformerOptions(AttentionOptions):
     )
     share: Annotated[
         Literal["none", "heads", "heads_keys_values"],
-        Field(description="what shares one projection: nothing, all heads, or all heads, keys and values"),
+        Field(description="what shares one projection: nothing, the heads, or the heads and both keys and values"),
     ] = "none"
 
     @model_validator(mode="after")

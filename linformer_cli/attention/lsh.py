@@ -159,7 +159,7 @@ class LshAttention(Attention):
             key_codes[..., nowhere] = -window - 1
         slots = torch.empty_like(order).scatter_(-1, order, at)
 
-        # The new ring: the last `window` entries of the old ring followed by the new positions.
+        # The new ring holds the last `window` entries of the old ring and the new positions together.
         index = counts.unsqueeze(-1) + offsets
         newer = positions.gather(-1, (starts.unsqueeze(-1) + index - window).clamp(0, new - 1).flatten(2))
         kept = torch.where(index < window, ring.gather(-1, index.clamp(max=window - 1)), newer.view_as(index))
@@ -197,7 +197,7 @@ class LshAttention(Attention):
             layout.slots + size * torch.arange(rounds * rows_of, device=rows.device).view(rounds, rows_of, 1)
         ).flatten()
         with torch.no_grad():
-            # One softmax over all rounds of a position needs one maximum.
+            # The softmax covers all rounds of a position, so the rounds need a common maximum.
             top = scores.amax(dim=-1).flatten().index_select(0, slots).view(rounds, rows_of, new).amax(dim=0)
             top = top.masked_fill_(top == -math.inf, 0)
             spread = top.new_zeros(rounds * rows_of * size)

@@ -20,7 +20,11 @@ class LstmOptions(Config):
 
     hidden: Annotated[
         int | None,
-        Field(gt=0, le=65_536, description="width of h and c (default: matches a transformer block in parameters)"),
+        Field(
+            gt=0,
+            le=65_536,
+            description="width of h and c (default: gives about as many parameters as a transformer block)",
+        ),
     ] = None
 
 

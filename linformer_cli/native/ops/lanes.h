@@ -15,7 +15,7 @@ constexpr int64_t REGISTER_BYTES = 32;
 #else
 constexpr int64_t REGISTER_BYTES = 16;
 #endif
-constexpr int64_t LANES = LINTX_LANES;  // of a vector of floats
+constexpr int64_t LANES = LINTX_LANES;  // the lanes of a vector of floats
 
 // 64 bytes of numbers, divided into registers here, because GCC would divide a larger vector by going through memory.
 template <class A>

@@ -227,7 +227,7 @@ class _Embedding:
 
     def read(self, tokens_t: Tensor) -> Tensor:
         """The vectors [B, D] of the next token int64 [B]."""
-        # At position 0 this writes the start token. Value number reach - 1 overwrites its slot before the slot is read.
+        # At position 0 this writes the start token. Value number reach - 1 overwrites it before its slot is read.
         position = self.position.unsqueeze(0)
         newest = (position - 1) % self._reach
         self.recent.index_copy_(1, newest, tokens_t.to(self.recent.dtype).unsqueeze(1))
