@@ -1,4 +1,5 @@
-// A recurrent step as data: buffers, and operations on them. model/program.py builds it and native.py binds it.
+// A recurrent step as data: buffers, and operations on them. model/program.py builds it, and native_memory.py gives it
+// memory.
 #pragma once
 
 #include <cstdint>

@@ -98,7 +98,7 @@ void forward(const Call& call) {
     }
 }
 
-// Let g_t be the gradient of s_t, r_t that of e_t b_t, and G_t = g_t - b_t k_t r_t^T what g_{t-1} receives, up to decay:
+// Let g_t be the gradient of s_t, and r_t that of b_t e_t. Up to the decay, g_{t-1} receives G_t = g_t - b_t k_t r_t^T:
 //
 //     g_t = a_{t+1} G_{t+1} + q_t dy_t^T,    r_t = g_t^T k_t,    dv_t = b_t r_t,    db_t = r_t . e_t,    dq_t = s_t dy_t
 //     dk_t = b_t (g_t e_t - a_t s_{t-1} r_t) = b_t (G_t e_t - s_t r_t + 2 b_t (e_t . r_t) k_t)

@@ -52,9 +52,9 @@ void forward(const Call& call) {
     }
 }
 
-// With r_t = d_{t+1} r_{t+1} + q_t dy_t^T, the gradients are dq_t = s_t dy_t, dk_t = r_t v_t and dv_t = k_t r_t. s is
-// recomputed. The gradient of log d_t is the sum of q_j dq_j - k_j dk_j over all j >= t, plus that of s_T ds_T: no product
-// of two sums is needed.
+// Let r_t = d_{t+1} r_{t+1} + q_t dy_t^T. Then the gradients are dq_t = s_t dy_t, dk_t = r_t v_t and dv_t = k_t r_t. s
+// is recomputed. The gradient of log d_t is the sum of q_j dq_j - k_j dk_j over all j >= t, plus that of s_T ds_T. No
+// product of two sums is needed.
 template <class A, Decay D>
 void backward(const Call& call) {
     constexpr Decay TURNED = D == ROWS ? COLUMNS : D;

@@ -94,7 +94,7 @@ inline Half fold(const From& values, std::index_sequence<I...>) {
 
 typedef float four __attribute__((vector_size(16)));
 
-// Adds lanes 8 apart, then lanes 4 apart.
+// Adds lanes that are 8 apart, then lanes that are 4 apart.
 inline four sum_quarters(const floats& values) {
 #if defined(__AVX512F__)
     typedef float eight __attribute__((vector_size(32)));
