@@ -38,7 +38,7 @@ class SparseOptions(AttentionOptions):
     heads: Annotated[
         Literal["merged", "split"],
         Field(
-            description="'merged': all heads see both parts; 'split': even heads see the first part, odd heads the second"
+            description="'merged': all heads see both parts; 'split': even heads see the first, odd heads the second"
         ),
     ] = "merged"
     stride: Annotated[

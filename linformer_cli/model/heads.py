@@ -124,8 +124,8 @@ def invert_cumulative(probabilities: Tensor, uniforms: Tensor) -> tuple[Tensor, 
     cumulative = probabilities.cumsum(dim=-1)
     total = cumulative[..., -1:]
     # The total is 1 up to rounding. Scaling the targets by the total keeps every value's share. Targets below the total
-    # never select a value after the last value of non-zero probability. One call changes device and type, since MPS has
-    # no float64.
+    # never select a value after the last value of non-zero probability. One call moves and converts the uniforms, since
+    # MPS cannot hold them in float64.
     targets = torch.minimum(
         uniforms.to(cumulative).unsqueeze(-1) * total, torch.nextafter(total, torch.zeros_like(total))
     )
