@@ -1,8 +1,8 @@
 """The interface of every attention: one class with a parallel form and a step form that share one state.
 
 All modules use these axis letters: B images, H heads, T positions, K width of a query or key, V width of a value, C
-width of a feature, E extra scalars per head. Queries and keys are [B, H, T, K], and values are [B, H, T, V]. A tensor
-of one position has no T axis, and its name ends in `_t`.
+features, E extra scalars per head. Queries and keys are [B, H, T, K], and values are [B, H, T, V]. A tensor of one
+position has no T axis, and its name ends in `_t`.
 """
 
 import enum
@@ -85,7 +85,7 @@ class Attention(nn.Module, ABC):
 
     @classmethod
     def fit_shape(cls, options: Any, shape: AttentionShape, width: int) -> AttentionShape:
-        """The sizes of this mechanism in a model of width `width`; `shape` holds the sizes in a transformer block."""
+        """The sizes of this mechanism in a model of width `width`; `shape` holds those of a transformer block."""
         return shape
 
     def on_training_step(self, step: int, seed: int) -> None:
@@ -105,11 +105,12 @@ class Attention(nn.Module, ABC):
         """Outputs [B, H, T, V] of T >= 1 positions that follow `state` (None: no positions), and the new state.
 
         The result is differentiable, also with respect to `state`. `state` is not modified. A NaN or infinity in the
-        inputs changes neither earlier outputs nor other images. If an output is NaN or infinite, outputs from the first
-        NaN or infinite input on pass no gradient to earlier positions.
+        inputs changes neither earlier outputs nor other images. If an output is NaN or infinite, no gradient flows to
+        earlier positions from the outputs at and after the first NaN or infinite input.
         """
         y, after = self._attend(q, k, v, state, extra)
-        # Plain torch and GPU kernels mask a product by multiplying by 0, and 0 times NaN is NaN.
+        # Plain torch and GPU kernels mask a product by multiplying by 0, and 0 times NaN is NaN. A NaN would therefore
+        # reach outputs that must not depend on it.
         if _has_finite_sum(y):
             return y, after
         finite = _count_finite_positions(q, k, v, extra)
@@ -161,7 +162,7 @@ class Attention(nn.Module, ABC):
         """Bytes of the state after `positions` positions, for inputs of `dtype`."""
 
     def emit(self, inputs: MixInputs) -> None:
-        """Emit the operation that computes `step`; see `native/program.py`. Raises `NoProgram` if it does not exist."""
+        """Emit the operation that computes `step`; see `native/program.py`. Raises `NoProgram` if there is none."""
         raise NoProgram(f"it does not support {self.name} attention")
 
     def list_states(self, state: Any) -> list[Tensor]:
@@ -192,7 +193,7 @@ def shrink_huge(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     """x, scaled down by a common factor over `dims` where a sum of squares could overflow.
 
     x is unchanged if no element exceeds the fourth root of the type's largest number (4e9 in float32). Normalised
-    vectors do not depend on the scale of x. The scores of `lsh` depend on the scale, so they change for larger queries.
+    vectors do not depend on the scale of x. The scores of `lsh` do depend on it, so scaling changes them.
     """
     limit = large_number(x.dtype)
     shrunk: Tensor = x * (limit / x.detach().abs().amax(dim=dims, keepdim=True).clamp(min=limit))

@@ -24,7 +24,7 @@ class DeltanetOptions(AttentionOptions):
 
     gate: Annotated[bool, Field(description="decay the state by a gate computed from the input")] = True
     negative_eigenvalues: Annotated[
-        bool, Field(description="let beta reach 2 instead of 1, so that the value of a key can change its sign")
+        bool, Field(description="let beta reach 2, not 1, so that an update can reverse the sign of a stored value")
     ] = False
     chunk: Annotated[int, Field(gt=0, le=65_536, description="positions per chunk of the parallel form")] = 32
 
@@ -61,7 +61,7 @@ class DeltanetAttention(Attention):
         self.extra_per_head = 2 if options.gate else 1
         self.gate_bias: nn.Parameter | None = None
         if options.gate:
-            # One memory length per head, from a whole image down to a row.
+            # Each head has its own memory length, from a whole image down to a row.
             longest, shortest = math.log(shape.positions), math.log(shape.row)
             self.gate_bias = nn.Parameter(torch.linspace(longest, shortest, shape.heads))
 
@@ -152,10 +152,10 @@ def delta_sums(
 
         u_t + beta_t sum over j < t of e^(c_t - c_j) (k_t . k_j) u_j = beta_t v_t - beta_t e^(c_t) S^T k_t
 
-    The systems of all chunks are solved in one call. Solving separately for the two terms on the right gives W and E S.
-    If the u_t are the rows of U, then U = W - E S. One matrix [K, K] per chunk then advances the state. Only these
-    products are sequential. Keys have length at most 1 and beta is at most 2, so no entry of the system's inverse
-    exceeds 2.
+    The systems of all chunks are solved in one call. Solved separately, the two terms on the right give W and E S,
+    where E does not depend on S. If the u_t are the rows of U, then U = W - E S. One matrix [K, K] per chunk then
+    advances the state. Only these products are sequential. Keys have length at most 1 and beta is at most 2, so no
+    entry of the system's inverse exceeds 2.
     """
     if kernels.serves(q.device, q.dtype):
         return kernels.follow_delta_rule(q, k, v, beta, log_alpha, carried)

@@ -22,7 +22,7 @@ class GlaOptions(FadingOptions):
 
     gate: Annotated[
         Literal["vector", "scalar"],
-        Field(description="one gate per dimension of a key (vector), or one per head (scalar)"),
+        Field(description="'vector': one gate per dimension of a key; 'scalar': one gate per head"),
     ] = "vector"
     temperature: Annotated[
         float, Field(ge=1, le=1000, description="tau; a larger value makes the fastest possible decay slower")
@@ -43,8 +43,8 @@ class GlaAttention(Attention):
 
     The gates a_t = sigmoid(x_t + b)^(1 / tau) use the first K extra scalars of the head (one for `scalar`), and the
     output gate g_t uses the next V. b is not learned. It is chosen so that a key dimension (for `scalar`, a head)
-    remembers m positions at x = 0: a = exp(-1 / m). The values of m are spaced geometrically from an image down to a
-    row.
+    remembers m positions at x = 0: a = exp(-1 / m). The values of m are spaced geometrically, from the length of an
+    image down to the length of a row.
 
     This is section 4 of the source, with these differences. The source computes the gates through a bottleneck of width
     16, initialises all gates alike, and has a layer norm with a gain. Our parallel form adds logarithms of gates and

@@ -36,8 +36,8 @@ class LongShortState(NamedTuple):
     keys [B, H, window + rows, K] and values [B, H, window + rows, V] are normalised. They hold the window first, then
     the rows of all finished chunks. The window is a ring buffer that is filled from its end: position t is at window -
     1 - t % window. A query therefore always sees one contiguous slice. The unfinished chunk is stored as its largest
-    score [B, H, rank] and as sums [B, H, rank, 1 + K + V] of weights, weighted keys and weighted values. The weights
-    are exponentials of scores minus the largest score.
+    score [B, H, rank] and as sums [B, H, rank, 1 + K + V] of weights, weighted keys and weighted values. The weight of
+    a position is exp(score - largest score).
     """
 
     keys: Tensor
@@ -182,7 +182,7 @@ class LongShortAttention(Attention):
         return functional.pad(packed, (0, 0, 0, capacity - packed.shape[2]))
 
     def _capacity(self, positions: int) -> int:
-        """The number of rows of window and chunks after `positions` positions."""
+        """The number of rows that the window and the chunks occupy after `positions` positions."""
         return self.window + positions // self.options.chunk * self.options.rank
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> LongShortState:
@@ -252,7 +252,7 @@ class LongShortAttention(Attention):
         )
         compressed = (*cache, largest, sums, *row_norm)
         inputs.emit("compress", sizes, compressed, (capacity, self.window, chunk, rank, widest))
-        # This scratch memory must last as long as the projected input.
+        # This scratch memory must last as long as the projected input, so its name contains the number of that buffer.
         normed = builder.scratch(f"normed {inputs.projected}", heads * (2 * key_width + value_width))
         replace(inputs, output=normed).emit("norm_heads", sizes, window_norm, (widest,))
         columns = (0, heads * key_width, 2 * heads * key_width, 0)

@@ -261,8 +261,8 @@ class LongformerAttention(Attention):
         count, window, ring = self.options.globals, self.options.window, self.ring
         position = torch.arange(self.shape.positions).unsqueeze(1)
         dilation = torch.tensor(self.dilations if len(self.heads_of) > 1 else self.dilations[:1])
-        # The window without global positions, in order of position. The rows of the window continue at the start of the
-        # ring.
+        # The window without global positions, in order of position. At the end of the ring, the rows continue at its
+        # start.
         seen = ((position - count) // dilation + 1).clamp(0, window)
         row = (position - (seen - 1) * dilation) % ring
         until_end = torch.minimum((ring - 1 - row) // dilation + 1, seen)

@@ -69,7 +69,7 @@ class _Layout(NamedTuple):
 class LshAttention(Attention):
     """y_t = sum over j in P(t) of softmax_j(q_t . k_j / sqrt(K)) v_j, where k_j = q_j / |q_j|.
 
-    If P(t) is empty, y_t is v_t. P(t) is the union of P_1(t) to P_R(t), with each j once. P_r(t) holds the last
+    P(t) is the union of P_1(t) to P_R(t), with each j once. If P(t) is empty, y_t is v_t. P_r(t) holds the last
     `window` positions before t that have the same hash as t. The hash is h_r(j) = argmax([q_j R_r; -q_j R_r]), computed
     in float64; R_r is random, fixed and saved.
 
@@ -159,7 +159,7 @@ class LshAttention(Attention):
             key_codes[..., nowhere] = -window - 1
         slots = torch.empty_like(order).scatter_(-1, order, at)
 
-        # The new ring: the last `window` entries of the old ring followed by the new positions.
+        # The new ring holds the last `window` entries of the old ring and the new positions together.
         index = counts.unsqueeze(-1) + offsets
         newer = positions.gather(-1, (starts.unsqueeze(-1) + index - window).clamp(0, new - 1).flatten(2))
         kept = torch.where(index < window, ring.gather(-1, index.clamp(max=window - 1)), newer.view_as(index))
@@ -183,7 +183,7 @@ class LshAttention(Attention):
 
         base = torch.arange(rows_of, device=queries.device).unsqueeze(-1)
         rows = (layout.rows.clamp(max=length - 1) + base * length).flatten()
-        # All chunks form one sequence after an extra chunk, so that the first chunk has a previous chunk too.
+        # All chunks form one sequence. An extra chunk precedes it, so that the first chunk has a previous chunk too.
         shifted = functional.pad(rows, (window, 0))
         chunk_queries = queries.flatten(0, 1).index_select(0, rows).unflatten(0, (-1, window))
         chunk_keys = keys.flatten(0, 1).index_select(0, shifted).unflatten(0, (-1, window))
@@ -197,7 +197,7 @@ class LshAttention(Attention):
             layout.slots + size * torch.arange(rounds * rows_of, device=rows.device).view(rounds, rows_of, 1)
         ).flatten()
         with torch.no_grad():
-            # One softmax over all rounds of a position needs one maximum.
+            # The softmax covers all rounds of a position, so the rounds need a common maximum.
             top = scores.amax(dim=-1).flatten().index_select(0, slots).view(rounds, rows_of, new).amax(dim=0)
             top = top.masked_fill_(top == -math.inf, 0)
             spread = top.new_zeros(rounds * rows_of * size)
@@ -279,7 +279,7 @@ class LshAttention(Attention):
         y = torch.bmm(weights.unsqueeze(1), values).squeeze(1)
         y = torch.where(hidden.all(dim=-1, keepdim=True), v, y).view_as(v_t).to(v_t.dtype)
 
-        # Overwrite the oldest position of the ring, which is its smallest number.
+        # Overwrite the oldest position of the ring. It is the smallest number in the ring.
         oldest = ring.argmin(dim=-1, keepdim=True)
         rings.view(-1)[cell * window + oldest.squeeze(-1)] = length - 1
         return y, LshState(cache, state.rings)

@@ -70,23 +70,23 @@ class PerformerState(NamedTuple):
 class PerformerAttention(Attention):
     """y_t = sum over j <= t of A_tj v_j / sum of A_tj, A_tj = phi(x_t) . phi(y_j), x = q K^(-1/4), y = k K^(-1/4).
 
-    The directions are w_i ~ N(0, I). The first two feature maps are Lemma 1 of the source:
+    The directions are w_i ~ N(0, I). There are four feature maps. The first two come from Lemma 1 of the source:
 
         positive    phi_i(x) = exp(w_i . x - |x|^2 / 2)
         hyperbolic  exp(w_i . x - |x|^2 / 2) and exp(-w_i . x - |x|^2 / 2)
         trig        exp(|x|^2 / 2) [sin(w_i . x), cos(w_i . x)]
         relu        max(w_i . x, 0) + 1e-3, which does not estimate the softmax kernel
 
-    Unlike the source's code, we add no epsilon to an exponential. We also use no maximum over the whole sequence, since
-    this maximum would depend on later keys. Let a_ti and b_ji be the logarithms of feature i of query t and of key j,
-    and c_i(t) the maximum of b_ji over j <= t. The state contains sums of exp(b_ji - c_i(t)), which are rescaled when
-    c_i rises. A query reads feature i with the weight softmax over i of a_ti + c_i(t), so the denominator is at least
-    1. `trig` keeps one maximum, that of |y_j|^2 / 2. The denominator of `trig` is at least a tenth of the keys' total
-    weight. |k_j|^2 is limited to a quarter of the type's largest number, so keys whose squares overflow still give
-    finite outputs.
+    Unlike the source's code, we add no epsilon to an exponential. We also define no result by a maximum over the whole
+    sequence, since this maximum would depend on later keys. Let a_ti and b_ji be the logarithms of feature i of query t
+    and of key j, and c_i(t) the maximum of b_ji over j <= t. The state contains sums of exp(b_ji - c_i(t)), which are
+    rescaled when c_i rises. A query reads feature i with the weight softmax over i of a_ti + c_i(t), so the denominator
+    is at least 1. `trig` keeps one maximum, that of |y_j|^2 / 2. The denominator of `trig` is at least a tenth of the
+    keys' total weight. |k_j|^2 is limited to a quarter of the type's largest number, so keys whose squares overflow
+    still give finite outputs.
 
-    For `positive` and `hyperbolic`, `attend` scales the sums by the maximum over all its positions. The scale cancels
-    in the quotient. A later key can therefore change the last bits of an earlier output.
+    For `positive` and `hyperbolic`, `attend` does scale the sums by the maximum over all its positions, but this scale
+    cancels in the quotient. A later key can therefore change the last bits of an earlier output.
     """
 
     name = "performer"
@@ -138,7 +138,7 @@ class PerformerAttention(Attention):
         return torch.cat([a, -a], dim=-1) if self.options.feature_map == "hyperbolic" else a
 
     def _log_key_features(self, k: Tensor) -> Tensor:
-        # |x|^2 / 2 is subtracted in the same product, which is faster than to subtract it from every feature.
+        # |x|^2 / 2 is subtracted in the same product, which is faster than subtracting it from every feature.
         columns = self._scaled_directions(k.dtype)
         if self.options.feature_map == "hyperbolic":
             columns = torch.cat([columns, -columns], dim=1)
@@ -291,7 +291,7 @@ class PerformerAttention(Attention):
         maxima = {"relu": [], "trig": [1, 1]}.get(self.options.feature_map, [self.features])
         widths = [self.features * shape.value_width, self.features, *maxima]
         scaled = self.directions.float() * shape.key_width**-0.25
-        # Where there is a maximum, it is the third state.
+        # If the map keeps a maximum, the maximum is the third state.
         buffers = [builder.state(shape.heads * width, -math.inf if n == 2 else 0.0) for n, width in enumerate(widths)]
         buffers.append(builder.shared(scaled.transpose(0, 1)))
         if self.options.feature_map == "relu":

@@ -47,8 +47,8 @@ class RetentionState(NamedTuple):
 class RetentionAttention(Attention):
     """y_t = SiLU(g_t) * u_t / rms(u_t), with u_t = sum over j <= t of w(t, j) (q_t . k_j) v_j / sqrt(K).
 
-    Let m_h be the memory of head h in positions, spaced geometrically from an image down to a row. Let r and c be the
-    row and column of a position, and W the length of a row. Then
+    Let m_h be the memory of head h in positions. The memories are spaced geometrically, from the length of an image
+    down to the length of a row. Let r and c be the row and column of a position, and W the length of a row. Then
 
         raster:  w(t, j) = exp(-(t - j) / m_h)
         plane:   w(t, j) = exp(-(r_t - r_j) W / m_h) cos(pi (c_t - c_j) / 2 W)^(2 P)
@@ -59,8 +59,8 @@ class RetentionAttention(Attention):
     holds x_t times 1, cos(pi n c_t / W) and sin(pi n c_t / W) for n = 1 .. P, each with its coefficient. d_t is exp(-W
     / m_h) at the first position of a row, else 1.
 
-    g_t holds V extra scalars of the head. The formula follows equations 5 to 8 of the source. The source uses different
-    decay rates, rotates queries and keys, and normalises within groups. `plane` is our addition.
+    g_t holds V extra scalars of the head. The formula for u_t and y_t follows equations 5 to 8 of the source. The
+    source uses different decay rates, rotates queries and keys, and normalises within groups. `plane` is our addition.
     """
 
     name = "retention"

@@ -31,8 +31,8 @@ class SparseOptions(AttentionOptions):
     pattern: Annotated[
         Literal["strided", "fixed"],
         Field(
-            description="'strided': the last l positions and every l-th; 'fixed': the query's block and the "
-            "ends of earlier blocks"
+            description="what a query sees; 'strided': the last l positions and every l-th position before; 'fixed': "
+            "its own block and the ends of earlier blocks"
         ),
     ] = "strided"
     heads: Annotated[
@@ -82,9 +82,9 @@ class SparseAttention(CachedAttention):
     j mod l >= l - c. S(t) always contains t. With `merged` heads, every head sees the union of both parts, each
     position once. With `split` heads, even heads see the first part and odd heads see the second part.
 
-    This is sections 4.2 and 4.3 of the source, without the variants that use different summary positions per head or
-    put the two parts in alternating layers. If l is one image row, the second part of `strided` is the column above the
-    query. The work is O(T (l + T / l)), which is O(T sqrt T) for l near sqrt T. The memory is O(T).
+    This follows sections 4.2 and 4.3 of the source, without the variants that use different summary positions per head
+    or put the two parts into alternating layers. If l is one image row, the second part of `strided` is the column
+    above the query. The work is O(T (l + T / l)), which is O(T sqrt T) for l near sqrt T. The memory is O(T).
     """
 
     name = "sparse"

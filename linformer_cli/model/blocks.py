@@ -127,7 +127,7 @@ class Block(nn.Module, ABC):
 
     @abstractmethod
     def branch_ends(self) -> Sequence[nn.Linear]:
-        """The last layer of every residual branch. More branches give these layers smaller initial weights."""
+        """The last layer of every residual branch; `initialise_weights` divides its weights by sqrt(branches)."""
 
     @abstractmethod
     def emit(self, builder: Builder, name: str) -> None:
@@ -144,7 +144,7 @@ class Block(nn.Module, ABC):
         """Set the biases whose initial value is not 0."""
 
     def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
-        """Whether positions of vectors of this type are mixed by compiled kernels rather than plain torch."""
+        """Whether compiled kernels, rather than plain torch, mix the positions of vectors of this type."""
         return False
 
     def add_branch(

@@ -16,7 +16,7 @@ inline uint32_t mix(uint32_t word) {
     return word ^ (word >> 16);
 }
 
-// Elements that share one 32-bit seed; also the unit of work of a thread.
+// The number of elements that share one 32-bit seed. Threads divide the work in blocks of this size.
 constexpr int64_t BLOCK = 4096;
 
 template <class F>

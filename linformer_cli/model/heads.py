@@ -79,7 +79,7 @@ class MixtureHead(Head):
         return self._log_mass(parameters.unsqueeze(-2), values.expand(*parameters.shape[:-1], self.levels))
 
     def _log_mass(self, parameters: Tensor, values: Tensor) -> Tensor:
-        # This is in float64, because float32 is too coarse for the edges of narrow bins far from the mean.
+        # The mass is computed in float64, because float32 is too coarse for the edges of narrow bins far from the mean.
         logits, means, log_scales = precise(parameters).split(self.mixtures, dim=-1)
         inverse_scales = torch.exp(-log_scales.clamp(*self.log_scale_bounds))
         values = values.unsqueeze(-1)
@@ -124,8 +124,8 @@ def invert_cumulative(probabilities: Tensor, uniforms: Tensor) -> tuple[Tensor, 
     cumulative = probabilities.cumsum(dim=-1)
     total = cumulative[..., -1:]
     # The total is 1 up to rounding. Scaling the targets by the total keeps every value's share. Targets below the total
-    # never select a value after the last value of non-zero probability. One call changes device and type, since MPS has
-    # no float64.
+    # never select a value after the last value of non-zero probability. One call moves and converts the uniforms, since
+    # MPS cannot hold them in float64.
     targets = torch.minimum(
         uniforms.to(cumulative).unsqueeze(-1) * total, torch.nextafter(total, torch.zeros_like(total))
     )

@@ -20,7 +20,11 @@ class LstmOptions(Config):
 
     hidden: Annotated[
         int | None,
-        Field(gt=0, le=65_536, description="width of h and c (default: as many parameters as a transformer block)"),
+        Field(
+            gt=0,
+            le=65_536,
+            description="width of h and c (default: gives about as many parameters as a transformer block)",
+        ),
     ] = None
 
 
@@ -34,9 +38,9 @@ class LstmState(NamedTuple):
 class LstmBlock(Block):
     """x + W_o LSTM(x): one layer of long short-term memory instead of attention and feed-forward.
 
-    The gates are those of `torch.nn.LSTM`: the source's gates and a forget gate, whose bias starts at 1. The block has
-    about as many parameters as the transformer block of the same configuration. h and c have the type of the weights,
-    and autocast is disabled inside, because a cell is a running sum.
+    The gates are those of `torch.nn.LSTM`: the source's gates and a forget gate, whose bias starts at 1. By default,
+    the block has about as many parameters as the transformer block of the same configuration. h and c have the type of
+    the weights, and autocast is disabled inside, because a cell is a running sum.
     """
 
     name = "lstm"

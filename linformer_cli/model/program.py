@@ -8,7 +8,7 @@ from .pixel_model import PixelModel
 
 
 def compile_step(model: PixelModel, window: int = 1, products: torch.dtype | None = None) -> Program:
-    """The program of one step of `model`, for up to `window` positions in a pass. Raises `NoProgram`.
+    """The program of one step of `model`, for up to `window` positions in a pass. Raises `NoProgram` if there is none.
 
     If a block cannot look ahead, the window is 1. `products` is the type of the inputs and weights of matrix products:
     float32, bfloat16 or int8 (None: the model's type). Everything else is float32.

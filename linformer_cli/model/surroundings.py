@@ -19,7 +19,7 @@ class Surroundings(nn.Module):
 
     Each value becomes two numbers: the value scaled to [-1, 1], and 1 if the value is above 0 (the usual background),
     else 0. A missing value becomes 0 and 1/2. Two layers with a gelu between them read all numbers together. Unlike a
-    sum over tables of single values, they can recognise the edge of a stroke by its shape.
+    sum over tables of single values, these layers can recognise the edge of a stroke by its shape.
     """
 
     def __init__(self, slots: int, width: int, levels: int) -> None:

@@ -79,14 +79,15 @@ void step(const Program& program, int64_t position) {
 }
 
 // Draws the next values of one image. All positions of a window are computed as if the guesses were right. With its
-// random number, each position yields one value. This value is right if all earlier guesses are; the first is always
-// right.
+// random number, each position yields one value. This value is right if all earlier guesses are right, so the first
+// value is always right.
 void look_ahead(const Program& program, Drawing& drawing) {
     const int64_t known = drawing.known, left = drawing.count - known;
     const int64_t rows = left < drawing.rows ? left : drawing.rows;
     const int64_t start = drawing.first + known - 1;  // position of the next token: it holds the last known value
     int64_t* next = drawing.values + known;
-    // The first guess is the value above. Later passes use values drawn after a wrong guess, which are better guesses.
+    // The first guess for a value is the value above it. Later passes guess the values that were drawn after a wrong
+    // guess, which are better guesses.
     for (int64_t& index = drawing.guessed; index < known + rows - 1; index++)
         drawing.values[index] = drawing.values[index - (index < drawing.row ? 1 : drawing.row)];
     const Pass pass{program, start, 0, rows, TRY, true};
@@ -105,7 +106,7 @@ void look_ahead(const Program& program, Drawing& drawing) {
     drawing.guessed = known + rows > drawing.guessed ? known + rows : drawing.guessed;
     drawing.known += right;
     drawing.passes++;
-    // The next pass has one position more than were right, or twice as many if all were right.
+    // The next pass has one position more than were right in this pass. If all were right, it has twice as many.
     drawing.rows = right < rows ? right + 1 : 2 * rows < program.window ? 2 * rows : program.window;
 }
 

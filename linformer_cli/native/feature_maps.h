@@ -11,7 +11,7 @@ template <class A>
 inline A feature(A x, int map) {
     // NaN must stay NaN, or a damaged model would keep drawing values. Comparisons with NaN are false.
     if (map == RELU_MAP) return x < 0 ? 0 : x;
-    const A power = exponential(x);  // outside the choice, so that the loop around it is vectorised
+    const A power = exponential(x);  // computed even if unused, so that the loop around it is vectorised
     return x < 0 ? power : x + 1;
 }
 

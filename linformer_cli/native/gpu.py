@@ -19,7 +19,7 @@ ASK = "LINTX_TRITON"
 
 
 def has_triton(device: "torch.device") -> bool:
-    """Whether Triton's kernels may be used here, for tensors of `device`."""
+    """Whether Triton kernels may be used here for tensors of `device`."""
     return compiled_allowed() and triton_refusal(device) is None
 
 

@@ -1,4 +1,5 @@
-// A recurrent step as data: buffers, and operations on them. model/program.py builds it and native.py binds it.
+// A recurrent step as data: buffers, and operations on them. model/program.py builds it, and native_memory.py gives it
+// memory.
 #pragma once
 
 #include <cstdint>
@@ -56,7 +57,7 @@ struct Pass {
         return reinterpret_cast<A*>(found.data + image * found.stride);
     }
 
-    // The elements of `A` from one row of a buffer to the next.
+    // The number of elements of type `A` from one row of a buffer to the next.
     template <class A>
     int64_t stride(int64_t buffer) const {
         return program.buffers[buffer].stride / static_cast<int64_t>(sizeof(A));

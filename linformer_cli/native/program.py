@@ -133,7 +133,7 @@ class Builder:
         return self._append(Buffer(Kind.SHARED, tensor.numel(), tensor.dtype, tensor))
 
     def state(self, width: int, initial: float = 0.0, dtype: torch.dtype = torch.float32) -> int:
-        """Add a state of `width` numbers for each image. The order of these calls numbers the states of a layer."""
+        """Add a state of `width` numbers for each image. States of a layer are numbered in call order."""
         return self._append(Buffer(Kind.STATE, width, dtype, initial=initial))
 
     def scratch(self, name: str, width: int, dtype: torch.dtype = torch.float32) -> int:
@@ -171,7 +171,7 @@ class Builder:
         return output
 
     def norm(self, norm: nn.LayerNorm, pre: bool = True) -> int:
-        """Emit LayerNorm of x plus the pending branch. With `pre` x becomes the sum, otherwise the LayerNorm."""
+        """Emit LayerNorm of x plus the pending branch. x becomes the sum with `pre`, else the LayerNorm."""
         output = self.scratch("normed", self.width) if pre else self.x
         buffers = (self.x, self.pending, output, self.shared(norm.weight), self.shared(norm.bias))
         self.emit("join", buffers, (self.width,))

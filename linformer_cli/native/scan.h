@@ -109,8 +109,8 @@ struct Sum {
 enum Decay { KEEP, EACH, ROWS, COLUMNS };
 
 // For each position in order: S <- d S + sum over w of a_w b_w^T, then out_r <- o_r^T S. All arrays have a row of whole
-// vectors per position; d has one number per position for EACH. For `reverse` positions, d of position t is the factor
-// of the position after it.
+// vectors per position; d has one number per position for EACH. If positions are visited in reverse, d of position t is
+// the factor of the position after t.
 template <class A, int WRITES = 1, int READS = 1>
 struct Positions {
     const A *a[WRITES], *b[WRITES], *o[READS];

@@ -1,4 +1,4 @@
-// Threads that share the pieces of some work without waiting for each other more than they must.
+// Threads that share pieces of work and wait for each other as little as possible.
 #pragma once
 
 #include <algorithm>
@@ -14,15 +14,15 @@
 
 namespace {  // local to the library that includes it: the compiler may inline all of it
 
-// The calling thread and its helpers claim pieces until none is left. A helper that the system does not run, because
-// other programs occupy its core, claims nothing, and the caller does its pieces. So the caller never waits for a thread
-// to begin, only for pieces that were begun, which are short.
+// The calling thread and its helpers claim pieces until none is left. If other programs occupy a helper's core, the
+// helper does not run and claims nothing, and the caller does its pieces. The caller therefore never waits for a thread
+// to begin. It waits only for pieces that have begun, and pieces are short.
 class Helpers {
 public:
     // Calls work(context, piece) for every piece below `pieces`, with up to `threads` threads.
     void share(int64_t threads, uint32_t pieces, void (*work)(void*, int64_t), void* context) {
         const std::unique_lock<std::mutex> alone(in_use, std::try_to_lock);
-        if (!alone) {  // another thread of this process has the helpers
+        if (!alone) {  // another thread of this process is using the helpers
             for (int64_t piece = 0; piece < pieces; piece++) work(context, piece);
             return;
         }
@@ -39,7 +39,7 @@ public:
             awake.notify_all();
         }
         claim_pieces(turn);
-        // A helper that was stopped within a piece may need this core to go on.
+        // A helper that was interrupted during a piece may need this core to continue.
         for (int tries = 0; finished.load(std::memory_order_acquire) < pieces; tries++)
             if (tries < SPINS) pause();
             else std::this_thread::yield();
@@ -57,7 +57,8 @@ private:
     void claim_pieces(uint64_t turn) {
         uint64_t found = claimed.load(std::memory_order_acquire);
         while (found >> 32 == turn) {
-            // If a new turn begins before the exchange, these may belong to it, but then the exchange fails.
+            // If a new turn (the next `share`) begins before the exchange, these two may belong to it. The exchange
+            // then fails.
             void (*const own_work)(void*, int64_t) = work.load(std::memory_order_relaxed);
             void* const own_context = context.load(std::memory_order_relaxed);
             const uint32_t piece = static_cast<uint32_t>(found);

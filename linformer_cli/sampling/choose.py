@@ -89,7 +89,7 @@ def filter_log_probabilities(log_probabilities: Tensor, filters: Filters) -> Ten
 
     If values at the border of top-k or top-p are equally likely, the smaller ones are kept.
     """
-    if log_probabilities.device.type != "mps":  # MPS has no float64: a tiny temperature or top-p becomes 0
+    if log_probabilities.device.type != "mps":  # MPS has no float64, so a tiny temperature or top-p becomes 0
         log_probabilities = log_probabilities.double()
     # Subtract the maximum, so that the likeliest value stays at 0 at any temperature.
     likeliest = log_probabilities.max(dim=-1, keepdim=True).values

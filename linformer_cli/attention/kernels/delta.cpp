@@ -22,9 +22,9 @@ struct Rule {
     A *error, *out;
 };
 
-// With d the decay before position t, S <- d S + b_t k_t e_t^T, where e_t = target_t - d S^T k_t. Forward, out_t <- q_t S.
-// Backward, positions are visited from the last to the first, S also gains q_t y_t^T, and d belongs to the position
-// after t. The pass over S that writes it also reads it with the next key.
+// Let d be the decay before position t. Each step computes S <- d S + b_t k_t e_t^T, where e_t = target_t - d S^T k_t.
+// Forward, out_t <- q_t S. Backward, positions are visited from the last to the first, S also gains q_t y_t^T, and d
+// belongs to the position after t. The pass over S that writes it also reads it with the next key.
 template <bool BACKWARD, int TILES, class A>
 void solve_columns(int64_t count, const Rule<A>& x, int64_t m, Sum<A>& S) {
     using L = Lanes<A>;
@@ -98,13 +98,14 @@ void forward(const Call& call) {
     }
 }
 
-// Let g_t be the gradient of s_t, r_t that of e_t b_t, and G_t = g_t - b_t k_t r_t^T what g_{t-1} receives, up to decay:
+// Let g_t be the gradient of s_t, and r_t that of b_t e_t. Up to the decay, g_{t-1} receives G_t = g_t - b_t k_t r_t^T:
 //
 //     g_t = a_{t+1} G_{t+1} + q_t dy_t^T,    r_t = g_t^T k_t,    dv_t = b_t r_t,    db_t = r_t . e_t,    dq_t = s_t dy_t
 //     dk_t = b_t (g_t e_t - a_t s_{t-1} r_t) = b_t (G_t e_t - s_t r_t + 2 b_t (e_t . r_t) k_t)
 //
-// G follows the delta rule in reverse, with the error -r. Once r is known, sums with C in the lanes of vectors give the
-// rest. The gradient of log a_t is the sum of q_j dq_j - v_j dv_j over all j >= t, plus that of s_T ds_T.
+// G follows the delta rule in reverse, with the error -r. Once r is known, the other gradients are computed from sums
+// that have C in the lanes of vectors. The gradient of log a_t is the sum of q_j dq_j - v_j dv_j over all j >= t, plus
+// that of s_T ds_T.
 template <class A>
 void backward(const Call& call) {
     const int64_t T = call.T, C = call.C, V = call.V, Cp = Lanes<A>::pad(C), Vp = Lanes<A>::pad(V);

@@ -75,10 +75,10 @@ void forward(const Call& call) {
     }
 }
 
-// With n_t = phi(q_t) s_t, w_t = phi(q_t) . z_t, y_t = n_t / w_t, the gradients of n_t and w_t are g_t = dy_t / w_t and
-// c_t = -(dy_t . y_t) / w_t. Then d phi(q_t) = s_t g_t + c_t z_t. Let r_t be the sum of phi(q_j) g_j^T over j >= t, and
-// x_t the sum of c_j phi(q_j). Then d phi(k_t) = r_t v_t + x_t and d v_t = phi(k_t) r_t. Nothing of size C V is stored
-// per position: s is recomputed, and dy_t . y_t is phi(q_t) . s_t g_t.
+// Let n_t = phi(q_t) s_t and w_t = phi(q_t) . z_t, so y_t = n_t / w_t. The gradients of n_t and w_t are g_t = dy_t /
+// w_t and c_t = -(dy_t . y_t) / w_t. Then d phi(q_t) = s_t g_t + c_t z_t. Let r_t be the sum of phi(q_j) g_j^T over j
+// >= t, and x_t the sum of c_j phi(q_j). Then d phi(k_t) = r_t v_t + x_t and d v_t = phi(k_t) r_t. Nothing of size C V
+// is stored per position: s is recomputed, and dy_t . y_t is phi(q_t) . s_t g_t.
 template <class E, class A>
 void backward(const Call& call) {
     const int64_t T = call.T, C = call.C, V = call.V, Cp = Lanes<A>::pad(C), Vp = Lanes<A>::pad(V), map = call.map;

@@ -1,12 +1,12 @@
 """Compiled linear attention: the kernels for CPUs, and the choice between CPU kernels and `triton_linear.py` for GPUs.
 
-On the CPU, the forward pass visits all positions once, and the backward pass visits them twice.
+On the CPU, the forward pass visits all positions once and the backward pass twice. Outputs and sums are defined by
 
     y_t = phi(q_t) s_t / (phi(q_t) . z_t),    s_t = s + sum over j <= t of phi(k_j) v_j^T,    z_t = z + sum of phi(k_j)
 
-The sums of one head are updated and read position by position, four at a time, while they are in the L1 cache. The same
-pass applies the feature map, divides, and converts bfloat16. The backward pass needs only the inputs and the
-denominators: it recomputes s forwards for the queries, and sums the gradient of s backwards for keys and values
+The sums of one head are updated and read in order of position, four positions at a time, while they are in the L1
+cache. The same pass applies the feature map, divides, and converts bfloat16. The backward pass needs only the inputs
+and the denominators: it recomputes s forwards for the queries, and sums the gradient of s backwards for keys and values
 (linear.cpp). The textbook form is `causal_sums` and `divide_by_weight`.
 """
 

@@ -52,9 +52,9 @@ void forward(const Call& call) {
     }
 }
 
-// With r_t = d_{t+1} r_{t+1} + q_t dy_t^T, the gradients are dq_t = s_t dy_t, dk_t = r_t v_t and dv_t = k_t r_t. s is
-// recomputed. The gradient of log d_t is the sum of q_j dq_j - k_j dk_j over all j >= t, plus that of s_T ds_T: no product
-// of two sums is needed.
+// Let r_t = d_{t+1} r_{t+1} + q_t dy_t^T. Then the gradients are dq_t = s_t dy_t, dk_t = r_t v_t and dv_t = k_t r_t. s
+// is recomputed. The gradient of log d_t is the sum of q_j dq_j - k_j dk_j over all j >= t, plus that of s_T ds_T. No
+// product of two sums is needed.
 template <class A, Decay D>
 void backward(const Call& call) {
     constexpr Decay TURNED = D == ROWS ? COLUMNS : D;
@@ -123,8 +123,8 @@ void backward(const Call& call) {
     }
 }
 
-// For logarithms of features of queries a and keys b, dense [heads, T, C]: b <- exp(b - c) and a <- exp(a + c - m), where
-// c [heads, C] is the maximum of c and all b, and m the maximum of a + c at a position.
+// Raises c [heads, C] to the maximum of itself and all b. Then b <- exp(b - c) and a <- exp(a + c - m), where m is the
+// maximum of a + c at a position. a and b, dense [heads, T, C], are the logarithms of the features of queries and keys.
 template <class A>
 void exponentiate(int64_t heads, int64_t T, int64_t C, A* queries, A* keys, A* maxima) {
 #pragma omp parallel for schedule(static)

@@ -116,7 +116,7 @@ def add_cache(builder: Builder, shape: AttentionShape, capacity: int) -> tuple[i
 def emit_rows(
     inputs: MixInputs, shape: AttentionShape, cache: tuple[int, int], layout: CacheLayout, spans: Tensor | None = None
 ) -> None:
-    """Emit softmax attention over some rows of a cache. A position is written to the cache before it attends.
+    """Emit softmax attention over some rows of a cache. Each position is written to the cache before it attends.
 
     Position t sees the rows first, first + step, .. of each (first, step, count) in spans[t] [H or 1, spans, 3], or the
     rows 0 .. t without `spans`.

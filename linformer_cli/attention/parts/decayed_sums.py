@@ -67,8 +67,8 @@ def decayed_causal_sums(
     start of the chunk. A weight is at most 1, and is never computed as a quotient of two numbers that can underflow.
     `carried` is s before these positions.
 
-    With `factors` [T, F], `multiply_features` is applied to phi_q and phi_k first, and s is [B, H, F C, V]. Factors do
-    not make pairs inside a chunk more expensive.
+    With `factors` [T, F], `multiply_features` is applied to phi_q and phi_k first, and s is [B, H, F C, V]. The factors
+    do not make the pairwise products inside a chunk more expensive.
     """
     if kernels.serves(v.device, v.dtype):
         if factors is not None:
@@ -98,7 +98,8 @@ def decayed_causal_sums(
 def sum_logs(logs: Tensor, dim: int) -> Tensor:
     """Running sums of `logs` from the start of a chunk, in float64 where the device has it.
 
-    Only differences of these sums are used. After almost closed gates, the sums are large and their differences small.
+    Only differences of these sums are used. After almost closed gates, the sums are large and their differences small,
+    so float32 would lose digits.
     """
     return logs.cumsum(dim=dim, dtype=logs.dtype if logs.device.type == "mps" else torch.float64)
 
@@ -184,7 +185,7 @@ class _PairwiseProducts(torch.autograd.Function):
 
 
 def _faded_halves(q: Tensor, k: Tensor, c: Tensor, half: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Queries of each piece's second half and keys of its first half, decayed to the border, and both decay factors."""
+    """Each piece's later queries and earlier keys, decayed to the border between the halves, and both decay factors."""
     queries, keys = split_halves(q, half)[1], split_halves(k, half)[0]
     first, second = split_halves(c, half)
     border = first[..., -1:, :]

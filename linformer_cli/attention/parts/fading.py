@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from linformer_cli.attention.base import AttentionOptions, AttentionShape
 
-# This is far below the square of any useful sum. It keeps a sum of 0 at 0.
+# This is far below the square of any useful sum, but it keeps the output of a sum of 0 at 0.
 _EPSILON = 1e-6
 
 
@@ -46,7 +46,8 @@ class FadingOptions(AttentionOptions):
         The lengths are Python numbers and not a buffer, because a buffer would be rounded when the model is cast to
         bfloat16, and a float64 buffer cannot be moved to every device.
         """
-        # A given length bounds the default of the other length, so that the two stay in order. One head has one length.
+        # A given length bounds the default of the other length, so that the two stay in order. A single head has a
+        # single length.
         if count == 1 and self.shortest_memory and not self.longest_memory:
             return [self.shortest_memory]
         longest = self.longest_memory or max(shape.positions, self.shortest_memory or 0)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 class FeatureMap(nn.Module, ABC):
-    """One feature map; `width` is C. A learned map has separate weights for each of `heads`."""
+    """One feature map; `width` is C. A learned map has separate weights for each of the `heads` heads."""
 
     def __init__(self, heads: int, key_width: int) -> None:
         super().__init__()

@@ -25,8 +25,8 @@ class GatedOptions(AttentionOptions):
     scale: Annotated[
         Literal["length", "width"],
         Field(
-            description="what q.k is divided by: 'length' is the number of positions in an image (in flash: in a "
-            "chunk), and adds a learned bias for each distance; 'width' is sqrt(z_width), and adds no bias"
+            description="'length' divides q.k by the number of positions in an image (for flash, in a chunk) and adds "
+            "a learned bias for each distance; 'width' divides q.k by sqrt(z_width) and adds no bias"
         ),
     ] = "length"
 
@@ -48,8 +48,8 @@ class ScaleOffset(nn.Module):
 class GatedAttention(Attention):
     """Queries, keys, the bias by distance, and the weights computed from them.
 
-    `span` is the number of distances with a bias, and also the n that products or outputs are divided by. `span` is
-    constant. If it were the number of positions seen so far, steps could not match the parallel form.
+    `span` is the number of distances with a bias. Products or outputs are divided by the same number. It is constant,
+    because steps could not match the parallel form if it were the number of positions seen so far.
     """
 
     family = "gated"

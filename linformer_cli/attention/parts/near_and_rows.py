@@ -4,8 +4,8 @@
 
 `linformer` and `long_short` use this file. Near keys are scored per block of queries. Rows are scored for a whole group
 of blocks at once, and `GROUP_SCORES` limits the size of a group. Scores are dropped after each group, and the backward
-pass recomputes them from the logarithm of each query's total weight. Memory is therefore linear in T. Autograd would
-keep T * (rows + window) numbers twice.
+pass recomputes them from the logarithm of each query's total weight. Memory is therefore linear in T, whereas autograd
+would keep T * (rows + window) numbers twice.
 """
 
 import math

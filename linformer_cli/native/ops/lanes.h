@@ -15,9 +15,9 @@ constexpr int64_t REGISTER_BYTES = 32;
 #else
 constexpr int64_t REGISTER_BYTES = 16;
 #endif
-constexpr int64_t LANES = LINTX_LANES;  // of a vector of floats
+constexpr int64_t LANES = LINTX_LANES;  // the lanes of a vector of floats
 
-// 64 bytes of numbers, divided into registers here: GCC would divide a larger vector by way of memory.
+// 64 bytes of numbers, divided into registers here, because GCC would divide a larger vector by going through memory.
 template <class A>
 struct Vector {
     typedef A part __attribute__((vector_size(REGISTER_BYTES)));
@@ -66,7 +66,8 @@ inline typename Vector<A>::part load_part(const A* from) {
     return values;
 }
 
-// Each register is copied separately. GCC would copy a larger object in pieces of another size, and that stalls.
+// Each register is copied separately. GCC would copy a larger object in pieces of a different size, which stalls the
+// processor.
 inline floats load(const float* from) {
     floats values;
     for (int64_t n = 0; n < values.PARTS; n++) values.parts[n] = load_part(from + n * values.PART);
@@ -93,7 +94,7 @@ inline Half fold(const From& values, std::index_sequence<I...>) {
 
 typedef float four __attribute__((vector_size(16)));
 
-// Adds lanes 8 apart, then lanes 4 apart.
+// Adds lanes that are 8 apart, then lanes that are 4 apart.
 inline four sum_quarters(const floats& values) {
 #if defined(__AVX512F__)
     typedef float eight __attribute__((vector_size(32)));

@@ -18,7 +18,7 @@ inline void silu_direction(int64_t K, const float* x, float* out) {
     for (int64_t i = 0; i < K; i++) out[i] *= inverse;
 }
 
-// s <- alpha s + key written^T with written = beta (value - alpha key^T s). Then y [V] <- query^T s. `overlap` is
+// s <- alpha s + key written^T, where written = beta (value - alpha key^T s). Then y [V] <- query^T s. `overlap` is
 // query . key. Going through s in columns of vectors keeps a column in the processor's cache until it is updated.
 inline void replace_and_read(int64_t K, int64_t V, const float* query, const float* key, const float* value,
                              float alpha, float beta, float overlap, float* s, float* y) {

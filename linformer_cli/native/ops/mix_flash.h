@@ -55,7 +55,7 @@ void mix_flash(const Pass& pass, const Operation& op) {
             float *query = workspace<Mix>(K), *weights = mix.own<float>(5, row, 0, 0);
             scale_and_offset(K, z, constants, query);
             scale_and_offset(K, z, constants + 4 * K, mix.own<float>(6, row, 0, 0));
-            // Keys are scaled Z: q . (z * scale + offset) = (q * scale) . z + q . offset.
+            // Keys are z * scale + offset: q . (z * scale + offset) = (q * scale) . z + q . offset.
             const float start = dot(K, query, constants + 3 * K);
             for (int64_t i = 0; i < K; i++) query[i] *= constants[2 * K + i];
             const float* bias = mix.own<float>(4, row, 0, 0) + chunk - 1 - place;

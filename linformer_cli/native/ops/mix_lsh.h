@@ -1,5 +1,5 @@
-// LSH attention: softmax over the last `window` positions with the same hash in any round. A position without any such
-// position returns its own value.
+// LSH attention: softmax over the last `window` positions with the same hash in any round. If there are no such
+// positions, the output is the position's own value.
 //
 // State of each head: keys [capacity, K], which are queries scaled to length 1 / sqrt(K); values [capacity, V]; rings
 // of positions, int32 [rounds, buckets, window], -1 where unused.

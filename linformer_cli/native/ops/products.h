@@ -1,7 +1,7 @@
 // Products of packed weights and the vectors of a few rows, plus a bias and an activation, for any number format.
 //
-// A panel holds 16 rows of weights. Each step over the columns has 16 words of 32 bits; the words of `TAIL` follow. A
-// format (products_float.h, products_int8.h) defines
+// A panel holds 16 rows of weights. Each step over the columns has 16 words of 32 bits; after the last step, `TAIL`
+// further words follow for each row. A format (products_float.h, products_int8.h) defines
 //     Word                            the numbers of an input vector in one step
 //     Sums                            the vector type of sums; the functions below work on one of its registers
 //     TAIL                            words for each row of weights after its numbers

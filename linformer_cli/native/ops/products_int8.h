@@ -71,7 +71,7 @@ struct Int8 : IntegerSums {
 private:
     typedef int16_t shorts __attribute__((vector_size(REGISTER_BYTES)));
 
-    // The sums of two neighbouring products with two inputs.
+    // For each pair of neighbouring weights, the sum of their products with two inputs.
     static ints::part add_pairs(shorts weights, uint32_t inputs) {
         const shorts x = bits_as<shorts>(words::part{} + inputs);
 #if defined(__AVX512BW__)

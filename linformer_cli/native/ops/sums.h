@@ -69,7 +69,7 @@ inline void update_and_read(int64_t K, int64_t V, const float* query, const floa
     }
 }
 
-// Does the same for a state with the sum z [K] of the keys. z is updated too. Returns query . z.
+// Does the same for a state that also has the sum z [K] of the keys, which is updated too. Returns query . z.
 template <int DECAY>
 inline float update_and_read(int64_t K, int64_t V, const float* query, const float* key, const float* value,
                              const float* decay, float* s, float* z, float* out) {

@@ -1,4 +1,7 @@
-"""Engines step a model in different ways, equal up to rounding. A new engine is one file and one entry in `ENGINES`."""
+"""Engines that step a model in different ways, with results that are equal up to rounding.
+
+A new engine needs one file and one entry in `ENGINES`.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +17,7 @@ from .cuda import CudaEngine
 from .native import NativeEngine
 from .textbook import TextbookEngine as TextbookEngine
 
-# The order is from the fastest engine to the engine that supports every model.
+# Ordered from the fastest engine to the engine that supports every model.
 ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (NativeEngine, CudaEngine, TextbookEngine)}
 AUTO, NATIVE, TEXTBOOK = "auto", NativeEngine.name, TextbookEngine.name
 

@@ -137,7 +137,7 @@ class CudaEngine(Engine):
         """Draw values from the parameters, on the device only. The values are the next tokens."""
         self._finite.logical_and_(torch.isfinite(self._parameters).all())
         uniforms = self._uniforms.index_select(0, self._drawn).squeeze(0)
-        # A draw from NaN may give any number, and the number is used as an index before NaN is reported.
+        # A draw from NaN may give any number. It is clamped, because it is used as an index before NaN is reported.
         values = self.draw(self._parameters, uniforms, filters).clamp(0, self.model.head.levels - 1)
         self._values.index_copy_(0, self._drawn, values.to(torch.uint8).unsqueeze(0))
         self._tokens.copy_(values)
@@ -227,7 +227,7 @@ class _Embedding:
 
     def read(self, tokens_t: Tensor) -> Tensor:
         """The vectors [B, D] of the next token int64 [B]."""
-        # At position 0 this writes the start token. Value number reach - 1 overwrites its slot before the slot is read.
+        # At position 0 this writes the start token. Value number reach - 1 overwrites it before its slot is read.
         position = self.position.unsqueeze(0)
         newest = (position - 1) % self._reach
         self.recent.index_copy_(1, newest, tokens_t.to(self.recent.dtype).unsqueeze(1))

@@ -32,9 +32,9 @@ class NativeEngine(Engine):
     processor: all products are sums of integers, and everything else is rounded in a fixed order.
 
     With `look_ahead`, a pass draws several values of a single image. Given the random numbers, every value is a
-    function of the values before it. A pass therefore computes several values from guesses and keeps the values up to
-    the first wrong guess. This is 'predictive sampling' (Wiggers 2020, arXiv 2002.09928) without its learned forecasts.
-    The image does not change.
+    function of the values before it. A pass can therefore compute several values from guesses and keep those up to the
+    first wrong guess. This is 'predictive sampling' (Wiggers 2020, arXiv 2002.09928) without its learned forecasts. The
+    image does not change.
     """
 
     name = "native"

@@ -14,7 +14,7 @@ from linformer_cli.native.program import Kind, Program
 
 SOURCE = Path(compiler.__file__).with_name("engine.cpp")
 # Up to this many images per thread, all threads share every product, because a thread with only a few images would read
-# all weights for little work. With more images, each thread takes its own share of the images through all layers.
+# all weights to do little work. With more images, each thread takes its own share of the images through all layers.
 FEW = 2
 # Integer products are the same on every machine. These options make all other results the same too. Without them, some
 # machines would use a fused multiply-add, which rounds once; a separate product and sum round twice.
