@@ -1,0 +1,41 @@
+"""Attention with exponential features, computed pair by pair, for inputs whose sums of features would underflow."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .decayed_sums import scan_with_decay
+
+# Positions per chunk.
+PAIRWISE_CHUNK = 8
+
+
+def attend_pairwise(a: Tensor, b: Tensor, values: Tensor, before: list[Tensor] | None) -> Tensor:
+    """y [R, T, V] from log features a, b [R, T, C] and values [R, T, V + 1]; numerically stable for all finite inputs.
+
+    `before` holds s and c of the earlier positions. Pairs inside a chunk are computed feature by feature, so chunks are
+    short. Earlier chunks enter through their sums, which are divided by the exponential of each feature's running
+    maximum at the start of the chunk. Inside a chunk, log A_tj is the logsumexp over i of a_ti + b_ji.
+    """
+    length = a.shape[1]
+    chunks = -(-length // PAIRWISE_CHUNK)
+    fill = (0, 0, 0, chunks * PAIRWISE_CHUNK - length)
+    a, b, values = (functional.pad(x, fill).unflatten(1, (chunks, PAIRWISE_CHUNK)) for x in (a, b, values))
+
+    first = torch.full_like(b[:, 0, 0], -math.inf) if before is None else before[1]
+    maxima = torch.cat([first.unsqueeze(1), b.detach().amax(dim=2)], dim=1).cummax(dim=1).values
+    starts, ends = maxima[:, :-1], maxima[:, 1:]
+    parts = (b - ends.unsqueeze(2)).exp().transpose(-1, -2) @ values
+    carried = torch.zeros_like(parts[:, 0]) if before is None else before[0]
+    states = scan_with_decay(parts, (starts - ends).exp().unsqueeze(-1), carried)
+
+    later = torch.ones(PAIRWISE_CHUNK, PAIRWISE_CHUNK, dtype=torch.bool, device=a.device).triu(1)
+    pairs = (a.unsqueeze(3) + b.unsqueeze(2)).logsumexp(dim=-1).masked_fill(later, -math.inf)
+    earlier = a + starts.unsqueeze(2)
+    highest = torch.maximum(pairs.detach().amax(dim=-1, keepdim=True), earlier.detach().amax(dim=-1, keepdim=True))
+    sums = (earlier - highest).exp() @ states[:, :-1] + (pairs - highest).exp() @ values
+    # Cut off the padding before the division, because it has no valid denominator.
+    sums = sums.flatten(1, 2)[:, :length]
+    return sums[..., :-1] / sums[..., -1:]
