@@ -73,7 +73,8 @@ def run_training_bench(
     """Check every model, then time all rows of `prepare`.
 
     `report` is called with each row of a finished group. `check` is called before every step. If it raises
-    `Interrupted`, the benchmark ends and keeps the rows measured so far. Raises `DisagreementError` before any timing.
+    `Interrupted`, the benchmark ends and keeps the rows measured so far. Raises `DisagreementError` before any timing
+    if the parallel and the step form of a model disagree.
     """
     groups = prepare(models, settings, ceilings, check)
     comparisons = [partial(require_model_agrees, timed) for timed in models]
