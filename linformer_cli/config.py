@@ -89,7 +89,7 @@ class NetworkConfig(Config):
     context: Literal["previous", "neighbours", "wide", "hashed"] = Field(
         "neighbours",
         description="Known values that a position sees directly. previous: only the previous value. neighbours: the "
-        "neighbouring values. wide: a window of four columns and three rows. hashed: this window and hashed groups of "
+        "neighbouring values. wide: a window of four columns and three rows. hashed: this window, and hashed groups of "
         "neighbours.",
     )
     embedding: Literal["grid", "paper"] = Field(

@@ -19,7 +19,7 @@ from linformer_cli.system.threads import limit_spinning
 from . import attentions, bench, check, compare, complete, env, evaluate, export, info, plot, sample, train
 from .output import complain
 
-_CLOSED_PIPE = 128 + 13  # the exit code of a process that SIGPIPE ended, as of most commands; Windows has no SIGPIPE
+_CLOSED_PIPE = 128 + 13  # the exit code of a command that SIGPIPE ended; a number, because Windows has no SIGPIPE
 
 app = typer.Typer(
     name="lintx",

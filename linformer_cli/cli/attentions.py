@@ -50,7 +50,7 @@ def attentions(
     checkpoint: Annotated[
         str | None,
         typer.Option(
-            "--checkpoint", help="Take these sizes from a checkpoint.", show_default=False, metavar="CHECKPOINT"
+            "--checkpoint", help="Take all three sizes from a checkpoint.", show_default=False, metavar="CHECKPOINT"
         ),
     ] = None,
     style: options.Style = "table",

@@ -163,7 +163,7 @@ def compare(
 def _work(
     entries: "list[Entry]", images: "tuple[ImageSet, ImageSet]", conditions: "Conditions", failures: dict[str, str]
 ) -> "StopRequest":
-    """Do the remaining work and note errors in `failures`. Return the request to stop. A signal may have set it."""
+    """Do the remaining work and note errors in `failures`. Return the stop request, which a signal may have set."""
     from linformer_cli.comparison.entries import draw_grid, train_entry
     from linformer_cli.comparison.speed import time_sampling_once, time_training_once
     from linformer_cli.system.signals import catch_signals

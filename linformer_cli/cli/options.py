@@ -209,7 +209,7 @@ def _parse_list(
 ) -> list[Number]:
     try:
         numbers = [kind(part) for part in text.split(",")]
-    except ValueError:  # int() also refuses thousands of digits
+    except ValueError:  # int() also raises it for thousands of digits
         numbers = []
     if not numbers or not all(0 < number < math.inf for number in numbers):
         raise UsageError(f"{option} takes {wanted} above 0 separated by commas, such as {example}, found '{text}'")
@@ -241,7 +241,7 @@ def parse_pairs(pairs: list[str] | None, option: str) -> dict[str, str]:
 def require_output(option: str, path: str | Path | None, ending: str) -> None:
     """Check an output file before any work; `-` is stdout.
 
-    Raises `UsageError` for a name whose ending is not `ending`, `LintxError` if the file cannot be written.
+    Raises `UsageError` for a name that does not end in `ending`, and `LintxError` if the file cannot be written.
     """
     if path is None or str(path) == "-":
         return

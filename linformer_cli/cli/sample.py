@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-# A grid of more images would be useless. With --files, the other images need not be in memory.
+# A grid of more images would be too large to look at. With --files, the other images are not kept in memory.
 _MOST_IN_GRID = 10_000
 # Far above any use; image numbers, with --first and classes, fit in 63 bits.
 _MOST_IMAGES, _LAST_FIRST = 2**40, 2**62

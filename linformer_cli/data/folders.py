@@ -230,8 +230,7 @@ def _is_coloured(path: Path) -> bool:
 
 
 def _split(names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the names in every split, in order. The split depends only on names: a broken file does not affect
-    others."""
+    """Return the names in every split, in order. As the split depends only on names, a broken file moves no others."""
     # Images are chosen by digest, because names often sort by class or by date. Validation and test images keep the
     # order of their digests, because often only the first of them are used.
     parts: dict[str, list[str]] = {split: [] for split in SPLITS}

@@ -219,7 +219,7 @@ def _load_arrays(folder: str, part: Literal["train", "test"]) -> tuple[NDArray[n
             "reshape and save again"
         )
     if images.size == 0:
-        raise DataError(f"{images_path}: it has no images, its shape is {list(images.shape)}; save at least one")
+        raise DataError(f"{images_path}: found no images (shape {list(images.shape)}); save at least one")
     if not os.path.lexists(labels_path):  # a broken link is an error, not a set without labels
         return images, None
     labels = _open_array(labels_path)

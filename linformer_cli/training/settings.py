@@ -118,8 +118,8 @@ def find_source(name: str | None, file: Path | None) -> Checkpoint | None:
     source = read_checkpoint(wanted.checkpoint)
     if source.digest != wanted.weights_sha256:
         raise CheckpointError(
-            f"'{source.path}' has other weights than those '{file}' started from; name them with --init-from, or "
-            f"remove [{_INIT_FROM}] from the file"
+            f"'{source.path}' no longer has the weights that '{file}' started from; choose a checkpoint with "
+            f"--init-from, or remove [{_INIT_FROM}] from the file"
         )
     return source
 

@@ -59,8 +59,7 @@ class CeilingsReport:
 
 
 def time_samples(work: Callable[[], object], device: str, repeats: int) -> tuple[float, ...]:
-    """Return seconds per `work` in each of `repeats` samples, after a warm-up. Short work is repeated within a
-    sample."""
+    """Return seconds per `work` in each of `repeats` samples, after a warm-up. In a sample, short work is repeated."""
 
     def run(times: int) -> float:
         def work_often() -> None:

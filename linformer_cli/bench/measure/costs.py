@@ -31,8 +31,7 @@ def count_product_flops(model: nn.Module) -> int:
 
 
 def count_rerun_positions(positions: int) -> int:
-    """Count the positions that a re-run reads for a whole image: 1 for the first value, and so on, up to T for the
-    last."""
+    """Count the positions that a re-run reads for a whole image: 1 for the first value, up to T for the last."""
     return positions * (positions + 1) // 2
 
 
