@@ -1,5 +1,5 @@
-"""Checkpoints. A checkpoint is a folder of `model.safetensors`, `config.json` and a model card. It is written whole or
-not at all.
+"""Checkpoints. A checkpoint is a folder with `model.safetensors`, `config.json` and a model card, written whole or not
+at all.
 
 `config.json` is the only copy of the configuration. It holds the SHA-256 of the weights and of the training state, if
 any. Pickled files are never opened. See docs/reference/formats.md.
@@ -239,7 +239,7 @@ def _swap(writing: Path, folder: Path) -> None:
 
 
 def _rounded(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Copy `tensor` to the CPU. Only floating-point tensors become `dtype`: counters and indices must not change."""
+    """Copy `tensor` to the CPU. Only floating-point tensors get `dtype`: counters and indices must not change."""
     return tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None)
 
 

@@ -51,8 +51,8 @@ def approximation(
 
     `output` is the error of the outputs for values N(0, 1). `bounded-output` is the same error with the mechanism's
     lower bound on the denominator of `trig`. `kernel` is the error of the estimate of exp(x . y) over all pairs of a
-    query q and a key k, where x = q K^(-1/4) and y = k K^(-1/4). `small-kernel` is the same error over the quarter of
-    pairs with the smallest exp(x . y). CSV and JSON contain all four errors.
+    query q and a key k at an earlier or the same position, where x = q K^(-1/4) and y = k K^(-1/4). `small-kernel` is
+    the same error over the quarter of pairs with the smallest exp(x . y). CSV and JSON contain all four errors.
 
     Examples:
 

@@ -45,7 +45,7 @@ def complete(
     ] = 3,
     out: Annotated[Path, typer.Option("-o", "--out", help="PNG file for the result.")] = Path("completed.png"),
     fit: Annotated[Fit, typer.Option("--fit", help="How to fit an image of another aspect ratio.")] = "crop",
-    invert: Annotated[bool, typer.Option("--invert", help="Invert the images first.")] = False,
+    invert: Annotated[bool, typer.Option("--invert", help="Invert the brightness of the images first.")] = False,
     scale: Annotated[
         int | None,
         typer.Option("--scale", min=1, max=64, help="Factor by which pixels are enlarged.", show_default=False),

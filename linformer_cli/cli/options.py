@@ -150,7 +150,9 @@ TopK = Annotated[
 TopP = Annotated[
     float | None,
     typer.Option(
-        "--top-p", help="Sample from the likeliest values up to probability P. Applied third.", show_default=False
+        "--top-p",
+        help="Sample from the likeliest values that together reach probability P. Applied third.",
+        show_default=False,
     ),
 ]
 
@@ -166,7 +168,7 @@ def complete_preset() -> list[str]:
 
 
 def parse_duration(text: str) -> float:
-    """Parse `90`, `90s`, `10m`, `1.5h` or `1h30m` as seconds. Raises `UsageError` for other texts and bad lengths."""
+    """Return `90`, `90s`, `10m`, `1.5h` or `1h30m` in seconds. Raises `UsageError` for any other or too long a time."""
     parts = re.findall(r"(\d+(?:\.\d+)?)\s*(d|h|min|m|s|)\s*", text.strip().lower())
     if not parts or "".join(re.split(r"\s+", text.strip().lower())) != "".join(n + u for n, u in parts):
         raise UsageError(f"'{text}' is not a time; write 90s, 10m or 1h30m")
@@ -219,7 +221,7 @@ def _parse_list(
 
 
 def choose_variants(names: str | None, baselines: bool = False) -> "list[Variant]":
-    """Return the mechanisms named by `--attention`, by default all. With `baselines`, the LSTM is one of them."""
+    """Return the mechanisms named by `--attention`, by default all. With `baselines`, the LSTM is included."""
     from linformer_cli.bench.variants import list_variants, parse_variants
 
     return list_variants(baselines) if names is None else parse_variants(names.split(","), baselines)

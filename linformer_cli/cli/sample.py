@@ -35,8 +35,8 @@ def sample(
         str | None,
         typer.Option(
             "--class",
-            help="For a model with classes: 7, or 1,7, or all. Draws -n images of each, one row per class. Default: "
-            "all classes in turn.",
+            help="The classes to draw, if the model has classes: 7, or 1,7, or all. Draws -n images of each, one row "
+            "per class. Default: all classes in turn.",
             show_default=False,
             metavar="CLASS",
         ),
@@ -54,7 +54,8 @@ def sample(
         int | None, typer.Option("--columns", min=1, help="Columns of the grid.", show_default=False)
     ] = None,
     scale: Annotated[
-        int | None, typer.Option("--scale", min=1, max=64, help="Enlarge the grid's pixels.", show_default=False)
+        int | None,
+        typer.Option("--scale", min=1, max=64, help="Factor by which pixels are enlarged.", show_default=False),
     ] = None,
     temperature: options.Temperature = 1.0,
     top_k: options.TopK = None,
