@@ -1,8 +1,8 @@
-"""Checkpoints. A checkpoint is a folder with `model.safetensors`, `config.json` and a model card, written whole or not
-at all.
+"""Checkpoints. A checkpoint is a folder that is written whole or not at all.
 
-`config.json` is the only copy of the configuration. It holds the SHA-256 of the weights and of the training state, if
-any. Pickled files are never opened. See docs/reference/formats.md.
+It holds `model.safetensors`, `config.json` and a model card. `config.json` is the only copy of the configuration. It
+contains the SHA-256 of the weights and of the training state, if any. Pickled files are never opened. See
+docs/reference/formats.md.
 """
 
 import hashlib

@@ -168,7 +168,10 @@ def complete_preset() -> list[str]:
 
 
 def parse_duration(text: str) -> float:
-    """Return `90`, `90s`, `10m`, `1.5h` or `1h30m` in seconds. Raises `UsageError` for any other or too long a time."""
+    """Parse `90`, `90s`, `10m`, `1.5h` or `1h30m` as seconds.
+
+    Raises `UsageError` for any other text, for 0, and for more than `LONGEST_SECONDS`.
+    """
     parts = re.findall(r"(\d+(?:\.\d+)?)\s*(d|h|min|m|s|)\s*", text.strip().lower())
     if not parts or "".join(re.split(r"\s+", text.strip().lower())) != "".join(n + u for n, u in parts):
         raise UsageError(f"'{text}' is not a time; write 90s, 10m or 1h30m")
