@@ -63,7 +63,7 @@ def shipped_checkpoints() -> dict[str, Path]:
 
 
 def find_checkpoint(name: str | Path | None = None) -> Path:
-    """Find the checkpoint folder of a run, a checkpoint folder or a shipped name. Existing paths come first.
+    """Find the checkpoint folder of a run, a checkpoint folder or a shipped name. Existing paths take precedence.
 
     None is the shipped default. The checkpoint of a run is its best, or its last if there is no best yet. Raises
     `CheckpointError` for a path without a checkpoint, and `UsageError` for an unknown name.

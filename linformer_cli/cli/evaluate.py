@@ -143,5 +143,5 @@ def evaluate(
         )
     if other is not None:
         sign = "+" if difference > 0 else ""
-        facts["difference"] = f"{sign}{format_bits(difference, error)}  (from {other.checkpoint.path}, image by image)"
+        facts["difference"] = f"{sign}{format_bits(difference, error)}  (this model minus {other.checkpoint.path})"
     print_facts(facts)
