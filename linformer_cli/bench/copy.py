@@ -56,8 +56,8 @@ class CopyPoint:
 class CopyRow:
     """One mechanism: its last point, its speed, and all points of its curve.
 
-    `product_gigaflops` counts the matrix products of an update. `product_share` is `product_gigaflops` divided by the
-    machine's ceiling. `failed` says why the model takes no more updates.
+    `product_gigaflops` is the rate of the matrix products of an update in GFLOP/s. `product_share` is this rate as a
+    share of the machine's highest rate. `failed` says why the model takes no more updates.
     """
 
     task: str

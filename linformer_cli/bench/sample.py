@@ -100,7 +100,10 @@ class SamplingConditions:
     interleaved: bool = True
     checked: str = f"the first {CHECKED_POSITIONS} positions; {CHECKED_LAYERS} layers of untrained models"
     product_share: str = WHAT_IS_COUNTED
-    copy_share: str = "reading and writing the state in a step, relative to memory copies; see docs/guide/benchmark.md"
+    copy_share: str = (
+        "the rate of reading and writing the state in a step, as a share of the rate of memory copies; see "
+        "docs/guide/benchmark.md"
+    )
 
 
 def run_sampling_bench(

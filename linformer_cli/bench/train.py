@@ -59,7 +59,10 @@ class TrainingConditions:
     limit_seconds: float | None
     warm_up_steps: int = 1
     interleaved: bool = True
-    step: str = "random images to values, forward, backward, clipping, optimizer, with the recipe of the preset"
+    step: str = (
+        "random images are converted to values; then forward pass, backward pass, clipping and optimizer, with the "
+        "training settings of the preset"
+    )
     product_share: str = f"{TRAINING_FACTOR} times {WHAT_IS_COUNTED}"
 
 
