@@ -43,7 +43,7 @@ Engine = Annotated[
         metavar="NAME",
     ),
 ]
-_CHECKPOINT = "A run, a checkpoint folder or a shipped name. An existing path wins. Default: the shipped mnist-deep."
+_CHECKPOINT = "A run, a checkpoint folder or, if no such path exists, a shipped name. Default: mnist-deep."
 CheckpointArgument = Annotated[
     str | None,
     typer.Argument(
