@@ -1,8 +1,8 @@
-"""Checkpoints. A checkpoint is a folder of `model.safetensors`, `config.json` and a model card. It is written whole or
-not at all.
+"""Checkpoints. A checkpoint is a folder that is written whole or not at all.
 
-`config.json` is the only copy of the configuration. It holds the SHA-256 of the weights and of the training state, if
-any. Pickled files are never opened. See docs/reference/formats.md.
+It holds `model.safetensors`, `config.json` and a model card. `config.json` is the only copy of the configuration. It
+contains the SHA-256 of the weights and of the training state, if any. Pickled files are never opened. See
+docs/reference/formats.md.
 """
 
 import hashlib
@@ -63,7 +63,7 @@ def shipped_checkpoints() -> dict[str, Path]:
 
 
 def find_checkpoint(name: str | Path | None = None) -> Path:
-    """Find the checkpoint folder of a run, a checkpoint folder or a shipped name. Existing paths come first.
+    """Find the checkpoint folder of a run, a checkpoint folder or a shipped name. Existing paths take precedence.
 
     None is the shipped default. The checkpoint of a run is its best, or its last if there is no best yet. Raises
     `CheckpointError` for a path without a checkpoint, and `UsageError` for an unknown name.
@@ -239,7 +239,7 @@ def _swap(writing: Path, folder: Path) -> None:
 
 
 def _rounded(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Copy `tensor` to the CPU. Only floating-point tensors become `dtype`: counters and indices must not change."""
+    """Copy `tensor` to the CPU. Only floating-point tensors get `dtype`: counters and indices must not change."""
     return tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None)
 
 

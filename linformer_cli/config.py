@@ -16,7 +16,7 @@ from .errors import UsageError, unknown_name
 OptionValue = bool | int | float | str
 CHECKPOINT_FORMAT = 1
 LARGEST_IMAGE = 2**20
-# The settings that can give a run's length, and the default length.
+# The settings that can give a run's length, and the number of epochs if none is given.
 LENGTHS = ("steps", "epochs", "max_time")
 DEFAULT_EPOCHS = 3.0
 
@@ -74,7 +74,7 @@ class ImageShape(Config):
 
 
 class NetworkConfig(Config):
-    """A network without its image size, as in a preset. Gated mechanisms have one head of their own width."""
+    """A network without its image size, as in a preset. A gated mechanism has one head with its own width."""
 
     attention: str = Field("linear", description="The mechanism that mixes positions; see lintx attentions.")
     attention_options: dict[str, OptionValue] = Field({}, description="An option of the attention; repeatable.")
@@ -84,19 +84,20 @@ class NetworkConfig(Config):
     head_width: Size = Field(32, description="Width of a head's queries, keys and values.")
     feed_forward: Size = Field(512, description="Hidden width of the feed-forward layers.")
     activation: Literal["gelu", "relu"] = Field("gelu", description="Activation of the feed-forward layers.")
-    norm: Literal["pre", "post"] = Field("pre", description="LayerNorm before each branch, or after the sum.")
+    norm: Literal["pre", "post"] = Field("pre", description="pre: LayerNorm before each branch. post: after the sum.")
     dropout: Fraction = Field(0.0, description="Share of a branch's outputs that training sets to 0.")
     context: Literal["previous", "neighbours", "wide", "hashed"] = Field(
         "neighbours",
         description="Known values that a position sees directly. previous: only the previous value. neighbours: the "
-        "neighbouring values. wide: a window of four columns and three rows. hashed: this window and hashed groups of "
+        "neighbouring values. wide: a window of four columns and three rows. hashed: this window, and hashed groups of "
         "neighbours.",
     )
     embedding: Literal["grid", "paper"] = Field(
         "grid", description="grid: learned tables of rows, columns and channels. paper: sinusoids (Katharopoulos 2020)."
     )
     head: Literal["categorical", "mixture"] = Field(
-        "categorical", description="Distribution of a value: one logit per level, or a mixture of logistics."
+        "categorical",
+        description="Distribution of a value. categorical: one logit per level. mixture: a mixture of logistics.",
     )
     mixtures: Size = Field(10, description="Number of logistics of a mixture head.")
 
@@ -128,7 +129,7 @@ class ModelConfig(NetworkConfig):
 class DataConfig(Config):
     """The source of the images. `image_size` and `channels` are for data sets without a fixed size.
 
-    With `labels` the model is conditioned on the images' classes.
+    With `labels`, the model is conditioned on the images' classes.
     """
 
     name: str = "mnist"
@@ -273,7 +274,7 @@ def describe_validation_error(kind: type[BaseModel], error: ValidationError, whe
         fault = unknown_name("key", name, _fields_at(kind, parents))
         return UsageError(f"{'.'.join([where, *parents])}: {fault}")
     message = first["msg"].removeprefix("Value error, ")
-    # The message about a table already names the values that conflict.
+    # A message about a whole table already names the values that conflict.
     found = "" if isinstance(first["input"], dict) else f", found {first['input']!r}"
     return UsageError(f"{where}: {f'{path}: ' if path else ''}{message}{found}")
 

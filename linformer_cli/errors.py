@@ -1,4 +1,4 @@
-"""Errors that the user can fix. Each has an exit code for the command that it ends."""
+"""Expected errors, which are reported in one line. Each has an exit code for the command that it ends."""
 
 import difflib
 from collections.abc import Iterable

@@ -46,12 +46,12 @@ def is_special(path: Path) -> bool:
 def write_file(path: str | os.PathLike[str], data: bytes, flush: bool = True) -> None:
     """Write all of `data` to `path`, or nothing. Missing folders are created.
 
-    The bytes go to a temporary file in the same folder, and this file is then renamed. A full disk or Ctrl-C leaves the
-    old file or none, never a partial one. If `path` is a symbolic link, its target is replaced. A pipe or a device such
-    as /dev/stdout is written to directly. `flush` waits for the disk. Without it, many small files are written much
-    faster, but a power cut may damage the last ones.
+    The bytes are first written to a temporary file in the same folder, which is then renamed. A full disk or Ctrl-C
+    leaves the old file or none, never a partial one. If `path` is a symbolic link, its target is replaced. A pipe or a
+    device such as /dev/stdout is written to directly. `flush` waits for the disk. Without it, many small files are
+    written much faster, but a power cut may damage the last ones.
 
-    Raises `LintxError` with the path and the reason if the system refuses, and for a pipe that nobody reads.
+    Raises `LintxError` with the path and the reason if the system refuses, or if `path` is a pipe without a reader.
     """
     try:
         if is_special(Path(path)):

@@ -38,7 +38,7 @@ COLUMNS = tuple(field.name for field in dataclasses.fields(MetricsRow))
 
 @dataclass(frozen=True)
 class TrainingPoint:
-    """Mean bits/dim over the steps since the previous point, and the learning rate of the last of these steps."""
+    """Mean bits/dim over the steps since the previous point, and the learning rate of the last step."""
 
     step: int
     images: int

@@ -35,9 +35,9 @@ PRESETS: dict[str, NetworkConfig] = {
 
 DEFAULT_PRESET = "mnist-wide"
 
-# Training settings that differ from the defaults of `TrainConfig`, by preset. The defaults suit `mnist-small`. Those of
-# `mnist-wide` are the best found; those of the paper's networks are from Katharopoulos 2020 (section 4.2 and released
-# code).
+# Training settings that differ from the defaults of `TrainConfig`, by preset. The defaults suit `mnist-small`. The
+# settings of `mnist-wide` are the best found; those of the paper's networks are from Katharopoulos 2020 (section 4.2
+# and released code).
 _PAPER_RECIPE = {
     "optimizer": "radam",
     "learning_rate": 1e-4,
@@ -57,7 +57,7 @@ LEARNING_RATES = {"muon": 8e-3}
 
 
 def complete_recipe(train: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings. If they have no learning rate, add the default of their optimizer."""
+    """Return `train`. If it has no learning rate, add the default of its optimizer."""
     optimizer = train.get("optimizer")
     known = isinstance(optimizer, str) and optimizer in LEARNING_RATES  # a settings file may hold any type
     return {"learning_rate": LEARNING_RATES[str(optimizer)], **train} if known else dict(train)

@@ -1,4 +1,4 @@
-"""The check before any timing. It refuses a mechanism whose parallel and step forms disagree."""
+"""The check before any timing. A mechanism whose parallel and step forms disagree is not timed."""
 
 import torch
 
@@ -8,7 +8,7 @@ from linformer_cli.model.pixel_model import PixelModel
 
 from .models import BenchModel
 
-# The number of positions that are compared, and the number of layers of an untrained model.
+# The number of positions that are compared, and of layers that are compared if the model is untrained.
 CHECKED_POSITIONS = 96
 CHECKED_LAYERS = 2
 
@@ -23,7 +23,7 @@ def require_agreement(model: PixelModel) -> None:
 
 
 def require_model_agrees(timed: BenchModel) -> None:
-    """Call `require_agreement`. Of an untrained model, only the first layers are checked."""
+    """Check a model with `require_agreement`. If it is untrained, only its first layers are checked."""
     model = timed.model
     if not timed.trained and model.config.layers > CHECKED_LAYERS:
         # All layers of an untrained model have the same structure. Comparing all layers of a deep model in float64

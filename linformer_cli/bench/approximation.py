@@ -1,6 +1,7 @@
 """`lintx bench approximation`: how well performer's random features approximate softmax attention.
 
-The benchmark reports mean squared errors by feature map, kind of directions, number of features and norm of the inputs.
+The benchmark reports mean squared errors for each combination of feature map, kind of directions (orthogonal or
+independent), number of features and norm of the inputs.
 """
 
 import functools
@@ -29,7 +30,7 @@ VALUE_WIDTH = 32
 
 @dataclass(frozen=True)
 class Draws:
-    """The draws of inputs and directions: `draws` draws of `positions` queries and keys of width `head_width`."""
+    """The number and the size of draws. Each draw has `positions` queries and keys of width `head_width`."""
 
     positions: int = 128
     head_width: int = 32
@@ -60,8 +61,8 @@ class Approximation:
     keys in units of sqrt(K). `output` is the error of the attention outputs computed from the features alone, as in the
     Performer paper. `bounded_output` is the error of the mechanism's own outputs. It differs from `output` only for
     `trig`, because there the mechanism bounds the denominator. `kernel` is the error of phi(x) . phi(y) as an estimate
-    of exp(x . y), over the pairs j <= t. `small_kernel` is the same error over the quarter of these pairs with the
-    smallest exp(x . y).
+    of exp(x . y), with x = q_t K^(-1/4) and y = k_j K^(-1/4), over the pairs j <= t. `small_kernel` is the same error
+    over the quarter of these pairs with the smallest exp(x . y).
     """
 
     feature_map: str
@@ -107,11 +108,11 @@ def prepare(
     orthogonal: Sequence[bool],
     draws: Draws,
 ) -> list[Measurement]:
-    """Return a measurement for each feature map, kind of directions, number of features and norm, in this nested order.
+    """Return a measurement for each feature map, kind of directions, number of features and norm, in nested loops.
 
     Attention is causal and in float64. Queries and keys have random directions and the length norm * sqrt(K), as if
     their entries had variance norm^2. Values are N(0, 1). The inputs and directions of a draw depend only on the seed
-    and the number of the draw, so all measurements get the same inputs up to the norm.
+    and the number of the draw, so all measurements get the same inputs, scaled to their norms.
 
     Raises `UsageError` for a number of features that the mechanism refuses, for a feature map that does not estimate
     softmax, and for a norm whose squared kernel overflows float64.
@@ -173,7 +174,7 @@ def _attend_exactly(draws: Draws, draw: int, norm: float) -> _Exact:
 
 
 def _build_attention(feature_map: str, orthogonal: bool, features: int, draws: Draws) -> PerformerAttention:
-    """Build performer attention in float64, to be redrawn before use. The global random state does not change."""
+    """Build performer attention in float64. Its directions are drawn later. The global random state does not change."""
     shape = AttentionShape(
         heads=1,
         key_width=draws.head_width,
@@ -214,7 +215,7 @@ def _measure_draw(
 
 
 def summarise(values: Sequence[float]) -> Spread:
-    """Return mean and quartiles. Both quartiles of a single value are this value."""
+    """Return mean and quartiles. For a single value, all three are this value."""
     if len(values) == 1:
         return Spread(values[0], values[0], values[0], values[0])
     return Spread(statistics.fmean(values), *statistics.quantiles(values, n=4, method="inclusive"))

@@ -40,8 +40,8 @@ _ATTEMPTS = 2
 class AttentionSettings:
     """The settings of the measurement.
 
-    A pass has `batch` sequences. Without `batch`, it has `pass_positions` positions, but at least one sequence.
-    `limit_seconds` is the time limit for all passes of a row.
+    A pass has `batch` sequences. If `batch` is None, a pass has `pass_positions` positions in total, but at least one
+    sequence. `limit_seconds` is the time limit for all passes of a row.
     """
 
     repeats: int = 5
@@ -100,8 +100,8 @@ def run_attention_bench(
 ) -> AttentionReport:
     """Compare the parallel and step forms of every variant, then measure every variant at every length.
 
-    `report` is called with each row of a finished length. `check` is called before each pass. If it raises
-    `Interrupted`, the benchmark ends and keeps the rows measured so far. Raises `DisagreementError` before any
+    When a length is finished, `report` is called with each of its rows. `check` is called before each pass. If it
+    raises `Interrupted`, the benchmark ends and keeps the rows measured so far. Raises `DisagreementError` before any
     timing if the forms disagree.
     """
     groups = prepare(variants, positions, settings, ceilings, check)

@@ -56,8 +56,8 @@ class CopyPoint:
 class CopyRow:
     """One mechanism: its last point, its speed, and all points of its curve.
 
-    `product_gigaflops` counts the matrix products of an update. `product_share` is `product_gigaflops` divided by the
-    machine's ceiling. `failed` says why the model takes no more updates.
+    `product_gigaflops` is the rate of the matrix products of an update in GFLOP/s. `product_share` is this rate as a
+    share of the machine's highest rate. `failed` says why the model takes no more updates.
     """
 
     task: str
@@ -149,7 +149,7 @@ class Learner:
             self.failed = f"the loss was NaN or infinite at update {len(self._updates) + 1}"
 
     def update(self, sequences: Tensor, copied: Tensor, number: int) -> tuple[float, float]:
-        """Train on one batch. Return loss and accuracy from before the update, when these sequences are unseen."""
+        """Train on one batch. Return loss and accuracy from before the update, when the batch is new to the model."""
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate_at(number)
         for module in self.model.modules():
@@ -265,7 +265,7 @@ def run_copy_task(
 def _measure_round(
     learners: Sequence[Learner], settings: CopySettings, number: int, is_over: Callable[[], bool]
 ) -> bool:
-    """Update every model that still learns. Return False if no model is left or there is not enough time for all.
+    """Update every model that has not failed. Return False if all have failed or there is not enough time for all.
 
     If the time runs out during the round, the round is not recorded.
     """

@@ -1,7 +1,7 @@
 """The copy task of Katharopoulos 2020, section 4.1: its sizes, its sequences and its models.
 
-A sequence is w 0 w 0 0 ..: random symbols w, a separator, the same symbols again, then separators up to the end. A
-model that finds where the copy begins can predict the whole copy.
+A sequence is w 0 w 0 0 ...: a string w of random symbols, the separator 0, the same string again, then separators up to
+the end. A model that finds where the copy begins can predict the whole copy.
 """
 
 import math

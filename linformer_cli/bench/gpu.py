@@ -244,9 +244,9 @@ def find_flash_linear_attention() -> Callable[..., Any] | None:
 
 
 def _differentiate_foreign(attend: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
-    """Run a forward and backward pass of a library, which also normalises. Torch computes the feature map.
+    """Run a forward and backward pass with the library function `attend`, which also normalises.
 
-    Inputs are [B, T, H, K].
+    The feature map is computed in plain torch. Inputs are [B, T, H, K].
     """
     q, k, v = (part.detach().requires_grad_() for part in inputs)
     y, _ = attend(functional.elu(q) + 1, functional.elu(k) + 1, v, scale=1.0, normalize=True)

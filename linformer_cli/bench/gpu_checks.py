@@ -28,7 +28,7 @@ from .variants import parse_variants
 KERNEL_TOLERANCES = {"fp32": 1e-4, "bf16": 2e-2}
 # Error allowed between two forms of a whole model in float32.
 MODEL_TOLERANCE = 1e-3
-# Rounding may change a drawn value, and this changes the rest of the image. A tenth of the images may therefore differ.
+# Rounding may change a drawn value, and then the rest of the image differs. A tenth of the images may therefore differ.
 COMPARED_IMAGES, OTHER_IMAGES = 32, 0.1
 
 

@@ -46,7 +46,7 @@ def full_sizes() -> GpuSizes:
 
 
 def tiny_sizes() -> GpuSizes:
-    """Return sizes so small that every part should take only seconds on any device."""
+    """Return sizes small enough for every part to take only seconds on any device."""
     network = ModelConfig(
         layers=1, heads=2, width=32, head_width=16, feed_forward=32, image=ImageShape(height=4, width=4, levels=16)
     )

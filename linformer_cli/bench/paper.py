@@ -47,7 +47,7 @@ _TIMED_SHARE = 0.5
 # Re-running softmax may take this many times as long as other rows, because its four passes cannot be shortened.
 _RERUN_PATIENCE = 12.0
 _FIRST_RESULTS_SECONDS = 30.0
-# Drawing the figures takes seconds, so files are not written after every group.
+# The shortest time between two writes. Drawing the figures takes seconds, so files are not written after every group.
 _SAVE_SECONDS = 120.0
 # In one round, one mechanism at one length may take this share of the part's time. If softmax exceeds the limit, only
 # softmax is left out.
@@ -78,7 +78,7 @@ def run_paper_bench(
     save: Callable[[PaperReport], None] = lambda report: None,
     stop: StopRequest | None = None,
 ) -> PaperReport:
-    """Measure as much as the budget allows, until `stop` is set.
+    """Measure as much as the budget allows. If `stop` is set, end early.
 
     `report` is called with the part, each row so far, and the number of the round, counted from 1. Rows that are left
     out are reported only in the first round. `save` is called with the report about every two minutes and at the end.
@@ -126,8 +126,8 @@ class _PaperBench:
         try:
             with contextlib.suppress(Interrupted):
                 self._build_models()
-                # The comparison of parallel and step forms takes equally long for all budgets. It must not use up a
-                # small budget.
+                # Comparing the parallel and step forms takes equally long for all budgets. At least half of the budget
+                # is kept for measurements, even if it is then exceeded.
                 self._schedule.run(max(budget / 2, budget - self._elapsed_seconds()))
         finally:  # after an error, too, the measurements so far are saved
             report = self.describe()

@@ -51,14 +51,17 @@ class Measurement(ABC, Generic[AnyRow, Work]):
                 self.work = self.prepare()
 
     def measure_round(self) -> None:
-        """Take the next sample. If memory or time runs out, the measurement ends. Without a sample, it is left out."""
+        """Take the next sample.
+
+        If memory or time runs out, the measurement ends. If it has no samples by then, it is left out.
+        """
         if not self._over:
             assert self.work is not None, "make_ready comes first"
             with self._end_if_it_fails():
                 self.samples.append(self.time_sample(self.work))
 
     def end(self, reason: str) -> None:
-        """Take no more samples. Without a sample, the measurement is left out for `reason`."""
+        """Take no more samples. If there are none, the measurement is left out for `reason`."""
         self._over = True
         self.release()
         if not self.samples:
@@ -81,7 +84,7 @@ class Measurement(ABC, Generic[AnyRow, Work]):
         """Return the seconds of one sample. Raises `PassFailed` if memory or time runs out."""
 
     def finish(self) -> None:  # most measurements only take samples
-        """Measure, after the last round, what is measured only once."""
+        """Take measurements that are made only once, after the last round."""
 
     def release(self) -> None:
         """Free the memory kept between rounds. `make_ready` prepares the work again."""

@@ -175,9 +175,9 @@ def compare_with_softmax(rows: Sequence[AnyRow], networks: Sequence[object]) -> 
     """Return the interleaved `rows`, each with its speed relative to softmax.
 
     A row is compared with a softmax row that has the same precision and network and is not a re-run. A softmax row of
-    the same engine is preferred. Next, rows in plain torch are compared with plain torch, and others with others.
-    `times_softmax` is None if there is no such row, or if one of the two rows has no sample. `networks` has one entry
-    per row, and equal entries mean the same network.
+    the same engine is preferred. If there is none, a row in plain torch prefers softmax in plain torch, and any other
+    row prefers softmax in one of the other engines. `times_softmax` is None if there is no such row, or if one of the
+    two rows has no sample. `networks` has one entry per row, and equal entries mean the same network.
     """
     return [_compare(row, network, rows, networks) for row, network in zip(rows, networks, strict=True)]
 

@@ -57,8 +57,8 @@ class SamplingSettings:
     `limit_seconds` is the time limit for all repeats of a row. If whole images would take longer, only some steps
     around the middle of an image are timed. A re-run cannot be shortened, so it is left out if it takes more than
     `rerun_patience` times the limit. Without a limit, whole images are timed. Untrained models are always sampled
-    without `look_ahead`, because its speed depends on the weights. `Engine` explains `products`. If it is None, softmax
-    is also timed as a re-run, which torch computes in the model's type.
+    without `look_ahead`, because its speed depends on the weights. `Engine` explains `products`. If `products` is None,
+    softmax is also timed as a re-run, because torch computes re-runs in the model's type.
     """
 
     batches: Sequence[int]
@@ -100,7 +100,10 @@ class SamplingConditions:
     interleaved: bool = True
     checked: str = f"the first {CHECKED_POSITIONS} positions; {CHECKED_LAYERS} layers of untrained models"
     product_share: str = WHAT_IS_COUNTED
-    copy_share: str = "reading and writing the state in a step, relative to memory copies; see docs/guide/benchmark.md"
+    copy_share: str = (
+        "the rate of reading and writing the state in a step, as a share of the rate of memory copies; see "
+        "docs/guide/benchmark.md"
+    )
 
 
 def run_sampling_bench(
@@ -113,7 +116,8 @@ def run_sampling_bench(
     """Check every model, then time all rows of `prepare`.
 
     `report` is called with each row of a finished group. `check` is called between steps. If it raises `Interrupted`,
-    the benchmark ends and keeps the rows measured so far. Raises `DisagreementError` before any timing.
+    the benchmark ends and keeps the rows measured so far. Raises `DisagreementError` before any timing if the parallel
+    and the step form of a model disagree.
     """
     groups = prepare(models, settings, ceilings, check)
     comparisons = [partial(require_model_agrees, timed) for timed in models]
@@ -144,7 +148,7 @@ def prepare(
 
 
 def _list_engines(timed: BenchModel, settings: SamplingSettings) -> list[str]:
-    """Return the requested engines without duplicates, and the re-run of softmax. `auto` may choose a listed engine."""
+    """Return the requested engines, each once even if `auto` chooses a listed engine, and the re-run of softmax."""
     products = settings.products
     engines = [choose_engine(AUTO, timed.model, products).value if name == AUTO else name for name in settings.engines]
     if settings.rerun and products is None and timed.model.config.attention == BASELINE:
@@ -183,7 +187,7 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
         return work.time_sample()
 
     def release(self) -> None:
-        """Keep the work: it takes no memory between rounds, and the row describes it."""
+        """Keep the work: it takes no memory between rounds, and `row` still reads it."""
 
     def finish(self) -> None:
         if self._settings.memory:

@@ -59,7 +59,10 @@ class TrainingConditions:
     limit_seconds: float | None
     warm_up_steps: int = 1
     interleaved: bool = True
-    step: str = "random images to values, forward, backward, clipping, optimizer, with the recipe of the preset"
+    step: str = (
+        "random images are converted to values; then forward pass, backward pass, clipping and optimizer, with the "
+        "training settings of the preset"
+    )
     product_share: str = f"{TRAINING_FACTOR} times {WHAT_IS_COUNTED}"
 
 
@@ -73,7 +76,8 @@ def run_training_bench(
     """Check every model, then time all rows of `prepare`.
 
     `report` is called with each row of a finished group. `check` is called before every step. If it raises
-    `Interrupted`, the benchmark ends and keeps the rows measured so far. Raises `DisagreementError` before any timing.
+    `Interrupted`, the benchmark ends and keeps the rows measured so far. Raises `DisagreementError` before any timing
+    if the parallel and the step form of a model disagree.
     """
     groups = prepare(models, settings, ceilings, check)
     comparisons = [partial(require_model_agrees, timed) for timed in models]

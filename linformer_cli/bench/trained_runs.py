@@ -1,4 +1,4 @@
-"""Bits/dim of trained runs, shown next to the speed of the same model. Measuring speed needs no training."""
+"""Bits/dim of trained runs, shown next to the speed of the same model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class TrainedRun:
 
     @property
     def folder(self) -> Path:
-        """Return the run's folder if `path` is a checkpoint in it."""
+        """Return the run's folder: `path`, or its parent if `path` is a checkpoint in a run."""
         return self.path.parent if self.path.name in ("best", "last") else self.path
 
     @property

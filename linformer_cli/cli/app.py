@@ -1,4 +1,4 @@
-"""The `lintx` command. It collects the commands and turns every expected error into one line and an exit code."""
+"""The `lintx` command. It collects the commands and reports every expected error in one line, with an exit code."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ from linformer_cli.system.threads import limit_spinning
 from . import attentions, bench, check, compare, complete, env, evaluate, export, info, plot, sample, train
 from .output import complain
 
-_CLOSED_PIPE = 128 + 13  # the exit code of a process that SIGPIPE ended, as of most commands; Windows has no SIGPIPE
+_CLOSED_PIPE = 128 + 13  # the exit code of a command that SIGPIPE ended; a number, because Windows has no SIGPIPE
 
 app = typer.Typer(
     name="lintx",
@@ -61,7 +61,7 @@ app.command("env")(env.env)
 
 
 def main() -> NoReturn:
-    """Run the command line. Every expected failure becomes one line on stderr and an exit code."""
+    """Run the command line. Every expected failure is reported in one line on stderr and gives an exit code."""
     try:
         _run()
     except SystemExit as ended:

@@ -50,7 +50,10 @@ def attentions(
     checkpoint: Annotated[
         str | None,
         typer.Option(
-            "--checkpoint", help="Take these sizes from a checkpoint.", show_default=False, metavar="CHECKPOINT"
+            "--checkpoint",
+            help="Take positions, heads and head width from a checkpoint.",
+            show_default=False,
+            metavar="CHECKPOINT",
         ),
     ] = None,
     style: options.Style = "table",
@@ -59,7 +62,7 @@ def attentions(
     """List the attentions, or show one.
 
     The list shows the source, method, state growth and options of each attention. State bytes are for one layer and one
-    image in float32, with default options. Gated attentions have one head of their own width. The last row is a
+    image in float32, with default options. A gated attention has one head with its own width. The last row is a
     recurrent baseline, which `train --attention` also accepts. With NAME, the command shows the definition of that
     attention, and the values, default and meaning of each of its options.
 

@@ -30,7 +30,7 @@ def approximation(
         typer.Option("--maps", help="Feature maps: positive, hyperbolic, trig.", metavar="LIST"),
     ] = "positive,hyperbolic,trig",
     draws: Annotated[
-        int, typer.Option("--draws", min=1, max=options.LARGEST_COUNT, help="Random draws of inputs and directions.")
+        int, typer.Option("--draws", min=1, max=options.LARGEST_COUNT, help="Draws of random inputs and directions.")
     ] = 20,
     positions: Annotated[int, typer.Option("--positions", min=2, max=LARGEST_SIZE, help="Sequence length T.")] = 128,
     head_width: Annotated[int, typer.Option("--head-width", min=2, max=LARGEST_SIZE, help="Width K of a head.")] = 32,
@@ -39,7 +39,7 @@ def approximation(
         Path | None,
         typer.Option("--plot", help="Write medians and quartiles to a .png or .svg file.", show_default=False),
     ] = None,
-    error: Annotated[ErrorName, typer.Option("--error", help="The error that table and plot show.")] = ErrorName.OUTPUT,
+    error: Annotated[ErrorName, typer.Option("--error", help="Error shown in table and plot.")] = ErrorName.OUTPUT,
     style: options.Style = "table",
     json: options.Json = False,
 ) -> None:
@@ -50,9 +50,9 @@ def approximation(
     trigonometric. Each figure is the mean over draws of inputs and directions, with quartiles.
 
     `output` is the error of the outputs for values N(0, 1). `bounded-output` is the same error with the mechanism's
-    lower bound on the denominator of `trig`. `kernel` is the error of the estimate of exp(x . y) over all pairs, where
-    x = q K^(-1/4) and y = k K^(-1/4). `small-kernel` is the same error over the quarter of pairs with the smallest
-    exp(x . y). CSV and JSON contain all four errors.
+    lower bound on the denominator of `trig`. `kernel` is the error of the estimate of exp(x . y) over all pairs of a
+    query q and a key k at an earlier or the same position, where x = q K^(-1/4) and y = k K^(-1/4). `small-kernel` is
+    the same error over the quarter of pairs with the smallest exp(x . y). CSV and JSON contain all four errors.
 
     Examples:
 

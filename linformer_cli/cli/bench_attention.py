@@ -42,11 +42,11 @@ def attention(
 
     Runs forward and backward passes of each mechanism alone in float32. By default, the batch is inversely proportional
     to T, as in the figure of Katharopoulos 2020. The table shows time and memory per sequence: the median and quartiles
-    of the time over interleaved repeats, and the peak memory (on a CPU, the growth of a fresh process). It also shows
-    the exponents p of the growth T^p, between the last two lengths and fitted over all lengths. `copying` is the rate
-    of the least possible memory traffic (inputs, outputs and gradients), as a share of this machine's rate of memory
-    copies. A length that exceeds the memory or --limit is left out, and its row says why. Mechanisms whose parallel and
-    step forms disagree are not timed.
+    of the time over interleaved repeats, and the peak memory (on a CPU, the growth of a fresh process's memory). It
+    also shows the exponents p of the growth T^p, between the last two lengths and fitted over all lengths. `copying` is
+    the rate of the least possible memory traffic (inputs, outputs and gradients), as a share of this machine's rate of
+    memory copies. A length that exceeds the memory or --limit is left out, and its row says why. Mechanisms whose
+    parallel and step forms disagree are not timed.
 
     For each mechanism, a final table shows the longest T of --positions that fits. If softmax is included, it also
     shows the T above which the mechanism is faster than softmax (interpolated in log T and log time). Ctrl-C shows the

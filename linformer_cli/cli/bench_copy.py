@@ -33,7 +33,7 @@ def copy(
         ),
     ] = "softmax,linear,lsh:rounds=4",
     budget: Annotated[
-        str, typer.Option("--budget", help="Total time. Below 1h, default length and width are smaller.")
+        str, typer.Option("--budget", help="Total time. If it is below 1h, the default length and width are smaller.")
     ] = "10m",
     updates: Annotated[
         int, typer.Option("--updates", min=1, max=options.LARGEST_COUNT, help="Updates of each model.")

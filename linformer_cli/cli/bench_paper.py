@@ -32,9 +32,9 @@ def paper(
 
     Measures the paper's methods in its two networks. The methods are softmax (re-run and with a cache), hashing with 1
     and 4 rounds, and linear. The figures are images/s of sampling and seconds per image, images/s of training, time and
-    memory of attention against T, and the copy task. The output also shows the published figures and this machine's
-    highest rates. The budget decides batch sizes, repeats and lengths. The output lists all sizes that are smaller than
-    the paper's. Bits/dim come from --runs; runs of other networks are also sampled.
+    memory of attention against T, and the loss and accuracy of the copy task. The output also shows the published
+    figures and this machine's highest rates. The budget decides batch sizes, repeats and lengths. The output lists all
+    sizes that are smaller than the paper's. Bits/dim come from --runs; runs of other networks are also sampled.
 
     JSON, tables and figures are written about every two minutes, at the end, and after Ctrl-C.
 

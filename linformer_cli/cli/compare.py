@@ -101,9 +101,9 @@ def compare(
     All runs have the same network except for the attention, the same images in the same order, and the same settings.
     Each run has its own folder. Run the command again to continue: finished work is not repeated. The table shows final
     validation bits/dim with the standard error, parameters, bytes of state, and images/s of whole training steps and of
-    sampling. Speeds are medians of --repeats measurements, interleaved across the finished mechanisms. Times are kept
-    next to the runs; --retime measures them again. A grid of samples is written next to each run. Ctrl-C saves the
-    current run and shows the table, which then names the missing figures.
+    sampling. Speeds are medians of --repeats measurements, which alternate between the finished mechanisms. Times are
+    kept next to the runs; --retime measures them again. A grid of samples is written next to each run. Ctrl-C saves the
+    current run and shows the table with a note of the missing figures.
 
     Examples:
 
@@ -163,7 +163,7 @@ def compare(
 def _work(
     entries: "list[Entry]", images: "tuple[ImageSet, ImageSet]", conditions: "Conditions", failures: dict[str, str]
 ) -> "StopRequest":
-    """Do the remaining work and note errors in `failures`. Return the request to stop. A signal may have set it."""
+    """Do the remaining work and note errors in `failures`. Return the stop request, which a signal may have set."""
     from linformer_cli.comparison.entries import draw_grid, train_entry
     from linformer_cli.comparison.speed import time_sampling_once, time_training_once
     from linformer_cli.system.signals import catch_signals

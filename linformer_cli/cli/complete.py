@@ -44,8 +44,8 @@ def complete(
         int, typer.Option("-n", "--count", min=1, max=_MOST_COMPLETIONS, help="Completions of each image.")
     ] = 3,
     out: Annotated[Path, typer.Option("-o", "--out", help="PNG file for the result.")] = Path("completed.png"),
-    fit: Annotated[Fit, typer.Option("--fit", help="How to fit an image with another aspect ratio.")] = "crop",
-    invert: Annotated[bool, typer.Option("--invert", help="Invert the images first.")] = False,
+    fit: Annotated[Fit, typer.Option("--fit", help="How to fit an image of another aspect ratio.")] = "crop",
+    invert: Annotated[bool, typer.Option("--invert", help="Invert the brightness of the images first.")] = False,
     scale: Annotated[
         int | None,
         typer.Option("--scale", min=1, max=64, help="Factor by which pixels are enlarged.", show_default=False),
@@ -139,7 +139,9 @@ class _Task:
         if shape.channels == 1 and abs((ours := border_brightness(picture.image)) - trained_on) > 128:
             colours = ("light", "dark") if ours > 127 else ("dark", "light")
             remedy = "leave out --invert" if self.invert else "try --invert"
-            talk(f"hint: {path} has a {colours[0]} background, the model was trained on a {colours[1]} one; {remedy}")
+            talk(
+                f"hint: {path} has a {colours[0]} background, but the model was trained on a {colours[1]} one; {remedy}"
+            )
         values = images_to_values(picture.image[None], shape.levels)[0]
         return picture, complete_values(self.sampler, values, self.known, self.count, self.label, say_halved)
 

@@ -1,4 +1,4 @@
-"""Command line options made from the fields of configurations, so that a new setting is one field.
+"""Command line options made from the fields of configurations, so that a new setting needs only a new field.
 
 A command takes a group of options as one parameter, `Annotated[dict[str, Any], Fields(TrainConfig, "Training")]`. Typer
 sees one option for each field, with the field's type, bounds, default and description. The command receives a
@@ -24,7 +24,7 @@ from .options import parse_duration, parse_pairs
 
 @dataclass(frozen=True)
 class Fields:
-    """Fields of `config` as options under the heading `panel`, either only some fields or all but some."""
+    """The fields of `config` as options under the heading `panel`: all fields, only some, or all but some."""
 
     config: type[Config]
     panel: str

@@ -14,7 +14,7 @@ from linformer_cli.system.distributed import Team
 
 @dataclass(frozen=True)
 class ImageNumbers:
-    """The numbers of the images to draw, from `first`: `each` images of every class in `chosen`.
+    """The numbers of the images to draw, counted from `first`: `each` images of every class in `chosen`.
 
     Without `chosen`, there are `each` images in total, which rotate through all `classes` if the model has classes.
     """

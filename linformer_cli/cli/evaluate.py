@@ -49,7 +49,7 @@ def evaluate(
         str | None,
         typer.Option(
             "--against",
-            help="Another checkpoint to compare with: measured in parallel on the same images, image by image.",
+            help="Another checkpoint: also show bits/dim minus its bits/dim on the same images.",
             show_default=False,
             metavar="CHECKPOINT",
         ),
@@ -65,9 +65,10 @@ def evaluate(
     figures of that paper. A model with classes receives the label of each image. A third figure then adds the cost of
     the label, log2(classes) bits per image, for comparison with models without classes.
 
-    With --against, also shows the mean difference from another model over the same images, including the cost of the
-    class. Usually, images differ from each other far more than two models do on one image. The standard error of the
-    difference is then much smaller than those of the two figures.
+    With --against, also measures another model in parallel on the same images. The difference is the mean of this
+    model's bits/dim minus the other's, including the cost of the class. Bits/dim usually differ far more between images
+    than between two models on one image. The standard error of the difference is then much smaller than those of the
+    two figures.
 
     Examples:
 
@@ -142,5 +143,5 @@ def evaluate(
         )
     if other is not None:
         sign = "+" if difference > 0 else ""
-        facts["difference"] = f"{sign}{format_bits(difference, error)}  (from {other.checkpoint.path}, image by image)"
+        facts["difference"] = f"{sign}{format_bits(difference, error)}  (this model minus {other.checkpoint.path})"
     print_facts(facts)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def load_training_images(data: "DataConfig", team: Team = ALONE) -> "tuple[ImageSet, ImageSet]":
-    """Load the training and validation images for one process of `team`. Print their numbers."""
+    """Load the training and validation images for one process of `team`. Print how many there are."""
     from linformer_cli.data.images import load_for_training
 
     with team.leader_first():  # the leader may download the images

@@ -43,7 +43,7 @@ Engine = Annotated[
         metavar="NAME",
     ),
 ]
-_CHECKPOINT = "A run, a checkpoint folder or a shipped name; paths come first. Default: the shipped mnist-deep."
+_CHECKPOINT = "A run, a checkpoint folder or, if no such path exists, a shipped name. Default: mnist-deep."
 CheckpointArgument = Annotated[
     str | None,
     typer.Argument(
@@ -150,7 +150,9 @@ TopK = Annotated[
 TopP = Annotated[
     float | None,
     typer.Option(
-        "--top-p", help="Sample from the likeliest values up to probability P. Applied third.", show_default=False
+        "--top-p",
+        help="Sample from the likeliest values that together reach probability P. Applied third.",
+        show_default=False,
     ),
 ]
 
@@ -166,7 +168,10 @@ def complete_preset() -> list[str]:
 
 
 def parse_duration(text: str) -> float:
-    """Parse `90`, `90s`, `10m`, `1.5h` or `1h30m` as seconds. Raises `UsageError` for other texts and bad lengths."""
+    """Parse `90`, `90s`, `10m`, `1.5h` or `1h30m` as seconds.
+
+    Raises `UsageError` for any other text, for 0, and for more than `LONGEST_SECONDS`.
+    """
     parts = re.findall(r"(\d+(?:\.\d+)?)\s*(d|h|min|m|s|)\s*", text.strip().lower())
     if not parts or "".join(re.split(r"\s+", text.strip().lower())) != "".join(n + u for n, u in parts):
         raise UsageError(f"'{text}' is not a time; write 90s, 10m or 1h30m")
@@ -209,7 +214,7 @@ def _parse_list(
 ) -> list[Number]:
     try:
         numbers = [kind(part) for part in text.split(",")]
-    except ValueError:  # int() also refuses thousands of digits
+    except ValueError:  # int() also raises it for thousands of digits
         numbers = []
     if not numbers or not all(0 < number < math.inf for number in numbers):
         raise UsageError(f"{option} takes {wanted} above 0 separated by commas, such as {example}, found '{text}'")
@@ -219,7 +224,7 @@ def _parse_list(
 
 
 def choose_variants(names: str | None, baselines: bool = False) -> "list[Variant]":
-    """Return the mechanisms named by `--attention`, by default all. With `baselines`, the LSTM is one of them."""
+    """Return the mechanisms named by `--attention`, by default all. With `baselines`, the LSTM is included."""
     from linformer_cli.bench.variants import list_variants, parse_variants
 
     return list_variants(baselines) if names is None else parse_variants(names.split(","), baselines)
@@ -241,7 +246,7 @@ def parse_pairs(pairs: list[str] | None, option: str) -> dict[str, str]:
 def require_output(option: str, path: str | Path | None, ending: str) -> None:
     """Check an output file before any work; `-` is stdout.
 
-    Raises `UsageError` for a name whose ending is not `ending`, `LintxError` if the file cannot be written.
+    Raises `UsageError` for a name that does not end in `ending`, and `LintxError` if the file cannot be written.
     """
     if path is None or str(path) == "-":
         return

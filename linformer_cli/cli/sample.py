@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-# A grid of more images would be useless. With --files, the other images need not be in memory.
+# A grid of more images would be too large to look at. With --files, the other images are not kept in memory.
 _MOST_IN_GRID = 10_000
 # Far above any use; image numbers, with --first and classes, fit in 63 bits.
 _MOST_IMAGES, _LAST_FIRST = 2**40, 2**62
@@ -35,8 +35,8 @@ def sample(
         str | None,
         typer.Option(
             "--class",
-            help="For a model with classes: 7, or 1,7, or all. Draws -n images of each, one row per class. Default: "
-            "all classes in turn.",
+            help="The classes to draw, if the model has classes: 7, or 1,7, or all. Draws -n images of each, one row "
+            "per class. Default: all classes in turn.",
             show_default=False,
             metavar="CLASS",
         ),
@@ -54,7 +54,8 @@ def sample(
         int | None, typer.Option("--columns", min=1, help="Columns of the grid.", show_default=False)
     ] = None,
     scale: Annotated[
-        int | None, typer.Option("--scale", min=1, max=64, help="Enlarge the grid's pixels.", show_default=False)
+        int | None,
+        typer.Option("--scale", min=1, max=64, help="Factor by which pixels are enlarged.", show_default=False),
     ] = None,
     temperature: options.Temperature = 1.0,
     top_k: options.TopK = None,

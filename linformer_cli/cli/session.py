@@ -38,7 +38,7 @@ class Session:
 
     @property
     def products(self) -> "torch.dtype | None":
-        """The `products` of an engine for this precision."""
+        """The argument `products` of an engine for this precision."""
         from linformer_cli.system.device import product_dtype
 
         return product_dtype(self.precision)

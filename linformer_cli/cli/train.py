@@ -35,7 +35,7 @@ def train(
         str | None,
         typer.Option(
             "--data",
-            help="mnist, fashion-mnist, cifar10, array:DIR, folder:PATH or glyphs. Default: the preset's.",
+            help="Data set: mnist, fashion-mnist, cifar10, array:DIR, folder:PATH or glyphs. Default: the preset's.",
             metavar="NAME",
             show_default=False,
         ),
@@ -80,7 +80,7 @@ def train(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the settings, the sizes and the time of one step. Train nothing.")
+        bool, typer.Option("--dry-run", help="Print the settings, the sizes and the time of one step, then stop.")
     ] = False,
     quiet: options.Quiet = False,
     json: options.Json = False,
@@ -89,7 +89,7 @@ def train(
         str | None,
         typer.Option(
             "--preset",
-            help=f"{', '.join(PRESETS)}. Default: {DEFAULT_PRESET}.",
+            help=f"Network and training settings: {', '.join(PRESETS)}. Default: {DEFAULT_PRESET}.",
             autocompletion=options.complete_preset,
             rich_help_panel="Model",
             show_default=False,

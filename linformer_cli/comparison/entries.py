@@ -1,4 +1,4 @@
-"""The runs of a comparison. They have the same conditions, are trained once, and each has a grid of samples.
+"""The runs of a comparison, all under the same conditions. Each is trained once and has a grid of samples.
 
 All results are kept in files, so finished work is not repeated.
 """
@@ -175,7 +175,7 @@ def train_entry(
 
 
 def draw_grid(entry: Entry, device: str, check: Check = never_stop) -> bool:
-    """Write the grid of samples of a finished run, unless its weights have one. Return whether it was written.
+    """Write the grid of samples of a finished run, unless these weights have one. Return whether it was written.
 
     `check` is called before every step and may raise to stop.
     """

@@ -27,7 +27,7 @@ TIMED_STEPS = 3
 
 @dataclass(frozen=True)
 class Speed:
-    """The conditions of a kept time. A time with another batch, precision, engine or machine is not reused.
+    """The conditions of a kept time. The time is not reused under any other conditions.
 
     `weights_sha256` is the checksum of the sampled weights. It is None for training, because training time does not
     depend on the weights. `kernels` says whether compiled kernels were available.

@@ -62,8 +62,8 @@ def load_folder(
     If `folder` contains `train/` and also `test/` or `val/` (or `valid/`, `validation/`), these folders are the splits,
     and the folders inside them are the classes. A split without a folder is a tenth of the other images, chosen by the
     digest of their names. Links to folders are followed. Training images are sorted by name. Other images are sorted by
-    digest, so that the first of them usually cover all classes. Both orders depend only on the names, so a seed means
-    the same on every machine.
+    digest, so that the first of them usually cover all classes. Both orders depend only on the names, so training with
+    the same seed uses the images in the same order on every machine.
 
     Decoded images are cached in `cache` until a name, size or date in the folder changes. Raises `DataError` if the
     folder is missing or has fewer than three readable images. Raises `UsageError` if `image_size` is too large for a
@@ -230,9 +230,9 @@ def _is_coloured(path: Path) -> bool:
 
 
 def _split(names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the names in every split, in order. The split depends only on names, so a broken file moves no others."""
-    # Images are chosen by digest, because names often sort by class or by date. Validation and test images stay in this
-    # order, because often only the first of them are used.
+    """Return the names in every split, in order. As the split depends only on names, a broken file moves no others."""
+    # Images are chosen by digest, because names often sort by class or by date. Validation and test images keep the
+    # order of their digests, because often only the first of them are used.
     parts: dict[str, list[str]] = {split: [] for split in SPLITS}
     own = _brings_splits(names)
     for name in sorted(names, key=lambda name: hashlib.sha256(os.fsencode(name)).digest()):

@@ -98,11 +98,11 @@ def load_images(
 ) -> ImageSet:
     """Load the images of one split of the data set `name`, one of `DATA_SETS`.
 
-    The set's own training images are divided. The last 5,000 are `validation`; if there are fewer than 50,000, only the
-    last tenth (at least one image) is. The others are `train`. `test` is the set's own test part. `data_dir` (default:
-    the environment variable LINTX_DATA, then data/ in `user_cache()`) holds torchvision's sets. Missing sets are
-    downloaded into it. `image_size`, in pixels, is for `glyphs` and `folder:PATH`. `channels` (1 grey, 3 RGB) is for
-    `folder:PATH`.
+    The set's own training images are divided. The last 5,000 are `validation`; if there are fewer than 50,000 images,
+    the last tenth (at least one image) is. The others are `train`. `test` is the set's own test part. `data_dir`
+    (default: the environment variable LINTX_DATA, then data/ in `user_cache()`) holds torchvision's sets. Missing sets
+    are downloaded into it. `image_size`, in pixels, is for `glyphs` and `folder:PATH`. `channels` (1 grey, 3 RGB) is
+    for `folder:PATH`.
 
     Raises `UsageError` for an unknown name or split or an impossible size, and `DataError` if images are missing,
     damaged or of the wrong form.
@@ -219,7 +219,7 @@ def _load_arrays(folder: str, part: Literal["train", "test"]) -> tuple[NDArray[n
             "reshape and save again"
         )
     if images.size == 0:
-        raise DataError(f"{images_path}: it has no images, its shape is {list(images.shape)}; save at least one")
+        raise DataError(f"{images_path}: found no images (shape {list(images.shape)}); save at least one")
     if not os.path.lexists(labels_path):  # a broken link is an error, not a set without labels
         return images, None
     labels = _open_array(labels_path)

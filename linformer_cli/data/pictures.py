@@ -27,18 +27,18 @@ class Picture:
 def load_picture(path: str | Path, shape: ImageShape, fit: Fit = "crop", invert: bool = False) -> Picture:
     """Read an image file and convert it to `shape`, in grey or RGB. Any format that Pillow reads is accepted.
 
-    The image is rotated according to its EXIF data. `fit` is for images with another aspect ratio than `shape`: `crop`
-    keeps the middle, `pad` adds the colour of the border, `stretch` distorts. Transparent parts become black behind a
-    light drawing and white behind a dark one. Raises `DataError` for a file that is missing, broken or too large to
-    open safely.
+    The image is rotated according to its EXIF data. `fit` is for images whose aspect ratio differs from that of
+    `shape`: `crop` keeps the middle, `pad` adds the colour of the border, `stretch` distorts. Transparent parts become
+    black behind a light drawing and white behind a dark one. Raises `DataError` for a file that is missing, broken or
+    too large to open safely.
     """
     path = Path(path)
     try:
         if is_special(path):
             raise DataError(f"'{path}' is a pipe or a device, and images are read from files only; save it to a file")
         with warnings.catch_warnings():
-            # Up to twice its size limit, Pillow only warns of a decompression bomb. No image for a small model is so
-            # large.
+            # Between its size limit and twice this limit, Pillow only warns of a decompression bomb. The warning is
+            # raised as an error, because a small model needs no image of this size.
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             warnings.filterwarnings("ignore", category=UserWarning)
             with Image.open(path) as opened:

@@ -16,7 +16,7 @@ from linformer_cli.model.pixel_model import PixelModel
 FLOAT64_TOLERANCE = 1e-9
 # In float32, rounding errors add up over the whole length and all layers.
 FLOAT32_TOLERANCE = 1e-3
-# A later value must not change an earlier output. Only the rounding may change, if sums are computed in other blocks.
+# A later value must not change an earlier output. Only its rounding may change, if sums are computed in other blocks.
 CAUSALITY_TOLERANCE = 1e-12
 
 

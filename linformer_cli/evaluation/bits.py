@@ -19,8 +19,8 @@ from linformer_cli.system.memory import work_in_batches
 class Bits:
     """Bits/dim of a model over `images` images of `values_per_image` values.
 
-    `bits_per_dim` counts every value. `bits_per_dim_without_first_value` is the convention of the code of Katharopoulos
-    2020, which does not score the first value. The standard errors are over images. They are None for a single image.
+    `bits_per_dim` counts every value. `bits_per_dim_without_first_value` follows the code of Katharopoulos 2020, which
+    does not score the first value. The standard errors are over images. They are None for a single image.
     """
 
     bits_per_dim: float

@@ -16,7 +16,7 @@ LAST_MILLISECONDS = 2000  # time to look at the result
 
 
 def frame_rows(height: int, first: int = 0) -> list[int]:
-    """Return the rows shown in each frame, from `first` to `height`. A frame adds a row, or several if tall."""
+    """Return the rows shown in each frame, from `first` to `height`. Each adds one row, or several for tall images."""
     count = min(height - first, MOST_FRAMES)
     return [first + round(index * (height - first) / count) for index in range(count)] + [height]
 

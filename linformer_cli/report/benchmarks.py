@@ -149,7 +149,7 @@ QUALITY = ("bits_per_dim", "images_seen")
 
 
 def choose_columns(rows: Sequence[Record], columns: Sequence[Column], keep: Sequence[str] = ()) -> list[Column]:
-    """Return `columns` without the empty ones, except those in `keep`. Return none if only the method would be left."""
+    """Return `columns` without the empty ones, except those in `keep`. The list is empty if only the method is left."""
     full = [
         column
         for column in columns

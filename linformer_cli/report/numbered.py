@@ -14,7 +14,7 @@ from linformer_cli.files import write_file
 from .grids import encode_png, find_png_metadata, render_grid
 from .tables import to_json
 
-# Metadata that does not determine an image, except for rounding.
+# Metadata that affects an image at most by rounding.
 _CIRCUMSTANCES = ("checkpoint", "device", "engine", "batch")
 
 

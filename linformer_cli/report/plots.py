@@ -149,7 +149,7 @@ def render_plot(
         figure.set_size_inches(width * columns, height * rows + 0.3 + 0.2 * math.ceil(len(handles) / across))
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=across)
         buffer = io.BytesIO()
-        # No date and no version in the file.
+        # Omit date and version from the file, so that equal plots give equal files.
         figure.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else {"Software": None})
     return buffer.getvalue()
 

@@ -15,7 +15,7 @@ from .plots import PALETTE, Curve, Panel, PlotFormat, render_plot
 _Place = Callable[[TrainingPoint | ValidationPoint], float]
 
 _VALIDATION_DASH, _TRAINING_DASH = 0, 2
-# For each unit: the longest time in seconds shown in it, its name, its seconds.
+# For each unit of time: the longest time shown in it, in seconds; its name; and its length in seconds.
 _TIME_UNITS = ((180.0, "s", 1.0), (3 * 3600.0, "min", 60.0), (float("inf"), "h", 3600.0))
 _SAMPLES = "samples"
 _STEP = re.compile(r"step-(\d+)\.png")

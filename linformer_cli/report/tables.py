@@ -23,7 +23,7 @@ from linformer_cli.errors import LintxError
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-# The number of characters between two columns. Text is folded down to the second width before a table is split.
+# The gap between two columns, and the width down to which text is folded before a table is split, in characters.
 _GAP, _FOLDED = 3, 16
 
 Record: TypeAlias = "Mapping[str, object] | DataclassInstance"
@@ -56,8 +56,8 @@ class Column:
 class FittedTable:
     """A table for a rich console. If it is wider than the terminal, it is split into several parts.
 
-    Text is folded first. Numbers stay whole if one of them fits beside the naming columns. Parts after the first omit
-    records whose cells would all be empty.
+    Text is folded first. A number is folded only if it does not fit beside the naming columns. Parts after the first
+    omit records whose cells would all be empty.
     """
 
     cells: Sequence[Sequence[str]]

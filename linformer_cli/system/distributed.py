@@ -57,10 +57,10 @@ def _find_fault() -> str | None:
 
 
 def end_process(code: int) -> NoReturn:
-    """End this process: a single process like `sys.exit`, one of several processes immediately.
+    """End this process: if it is the only one, as `sys.exit` does; if it is one of several, immediately.
 
-    torch's communication threads may call into the interpreter while it shuts down. This aborts a process that has
-    finished its work.
+    During a normal exit, torch's communication threads may call into the interpreter while it shuts down, and the
+    process would abort although its work is finished.
     """
     if _count() > 1:
         for stream in (sys.stdout, sys.stderr):
@@ -196,7 +196,7 @@ def keep_own(module: "nn.Module") -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def join_team() -> Iterator[Team]:
-    """The team of this process: `ALONE`, or the team of torchrun's variables, connected inside the `with` block.
+    """The team of this process: `ALONE`, or the one that torchrun's variables describe, connected in the `with` block.
 
     Leaving the block waits for all processes, except after an error. Raises `UsageError` if torchrun's variables have
     wrong values, and `ProcessLost` if another process has ended.
@@ -222,7 +222,7 @@ def join_team() -> Iterator[Team]:
 def notice_loss(advice: str) -> Iterator[None]:
     """Turn torch's errors about a lost process into `ProcessLost`, with `advice` for the user.
 
-    The process should then end. It ignores SIGTERM from this moment on.
+    The process should then end. After such an error, it ignores SIGTERM.
     """
     try:
         yield
@@ -234,6 +234,7 @@ def notice_loss(advice: str) -> Iterator[None]:
         # The gloo backend raises plain RuntimeErrors.
         if not isinstance(error, distributed.DistError) and "gloo" not in str(error):
             raise
-        # torchrun is about to send SIGTERM to this process. It is ignored, so that the process can print its message.
+        # torchrun is about to send SIGTERM to this process. The signal is ignored, so that the message below is
+        # printed.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise ProcessLost(f"another of the {_count()} processes has ended; {advice}") from None

@@ -102,7 +102,7 @@ def _work_if_memory_allows(work: Callable[[Sequence[int]], Result], indices: Seq
 
 
 def measure_free_memory(device: str) -> int | None:
-    """Bytes that can still be allocated: on a CUDA device, or on this machine within its container. None if unknown."""
+    """Bytes that can still be allocated on a CUDA device, or in this process's container. None if unknown."""
     if device.startswith("cuda"):
         import torch
 

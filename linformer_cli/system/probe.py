@@ -1,4 +1,4 @@
-"""A short measurement that decides the choice of `auto` on this machine."""
+"""A short measurement that decides which precision `auto` chooses for training on this CPU."""
 
 import functools
 import time

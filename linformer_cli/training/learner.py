@@ -57,7 +57,7 @@ class Learner:
         self._likelihood: Module | None = None
 
     def restore(self, model: PixelModel, state: TrainingState) -> None:
-        """Continue with the weights and the training state of a save. Leaves only progress in `state.values`.
+        """Continue with the weights and the training state of a save. Only the progress remains in `state.values`.
 
         Raises `KeyError`, `TypeError`, `ValueError`, `IndexError` or `RuntimeError` if `model` and `state` do not fit
         together.
@@ -79,7 +79,7 @@ class Learner:
 
     @property
     def likelihood(self) -> Module:
-        """The model as a call that returns nats; its backward pass averages the gradients of all processes."""
+        """The model as a module that returns nats. Its backward pass averages the gradients of all processes."""
         if self._likelihood is None:
             self._likelihood = share_model(self.team, self.model)
         return self._likelihood
@@ -95,7 +95,8 @@ class Learner:
         self.model.on_training_step(progress.step, settings.seed)
         seed_own_dropout(self.team, settings.seed, progress.step)
         self.optimizer.zero_grad(set_to_none=True)
-        # The gradients of several processes are averaged, but the batch is the sum of their shares.
+        # The gradients of the processes are averaged with equal weights, but their shares of the batch may differ in
+        # size. Each loss is therefore weighted with its share.
         share = len(self.own_batch) / settings.batch
         total = 0.0
         for part in range(settings.accumulation):

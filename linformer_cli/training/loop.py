@@ -164,7 +164,7 @@ class Trainer(Learner):
         return TrainingError(f"{what}; the last good checkpoint is '{self.folder.last}'; try a lower --learning-rate")
 
     def _watch_loss(self, nats: float, reporter: Reporter) -> None:
-        """If the loss has jumped, warn, and keep the save from before the jump where later saves do not replace it."""
+        """If the loss has jumped, warn, and protect the save from before the jump from replacement by later saves."""
         trend = self.progress.loss
         self.progress = replace(self.progress, loss=trend.follow(nats))
         if not self.team.leads:

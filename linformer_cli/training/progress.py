@@ -15,7 +15,7 @@ _TREND_STEPS = 50
 
 @dataclass(frozen=True)
 class LossTrend:
-    """Running mean and mean deviation of the loss in nats, and whether the last loss was far above them."""
+    """Running mean and mean deviation of the loss in nats, and whether the last loss was far above the mean."""
 
     steps: int = 0
     mean: float = 0.0

@@ -81,7 +81,7 @@ class RunFolder:
             self._keep_as("step", step, keep_last)
 
     def hold_previous(self) -> None:
-        """Keep the save in `last/`, before a new save, until the loss of the new weights is known."""
+        """Before a new save, keep the one in `last/` until the loss of the new weights is known."""
         if holds_checkpoint(self.last):
             _link_folder(self.last, self.previous)
 
@@ -90,7 +90,7 @@ class RunFolder:
         shutil.rmtree(self.previous, ignore_errors=True)
 
     def keep_before_spike(self, step: int) -> Path:
-        """Keep the last save from before the loss rose at `step` where later saves do not replace it.
+        """Keep the last save from before the loss rose at `step`. Later saves do not replace it.
 
         If `last/` was saved at `step`, its weights already have the high loss, so the previous save is kept instead.
         """
@@ -107,7 +107,7 @@ class RunFolder:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether nothing was saved or logged after step 0: the run was killed before its first save."""
+        """Whether nothing was saved or logged after step 0, because the run was killed before its first save."""
         if holds_checkpoint(self.last):
             return False
         return not has_steps(self.metrics_file)
@@ -182,7 +182,7 @@ def _link_or_copy(source: str, target: str) -> None:
 
 @contextlib.contextmanager
 def _one_line(path: Path) -> Iterator[None]:
-    """Turn errors of the system into a `LintxError` that names the file."""
+    """Turn an error of the operating system into a `LintxError` that names the file."""
     try:
         yield
     except OSError as error:

@@ -62,7 +62,7 @@ class Settings:
         return parse_config(DataConfig, self.data, "data")
 
     def check(self) -> None:
-        """Raise `UsageError` for faults that can be found without the images. Reading the images may take long."""
+        """Raise `UsageError` for faults that can be found before the images are read, which may take long."""
         self._parse_network()
         parse_config(TrainConfig, self.train, "train")
 
@@ -118,8 +118,8 @@ def find_source(name: str | None, file: Path | None) -> Checkpoint | None:
     source = read_checkpoint(wanted.checkpoint)
     if source.digest != wanted.weights_sha256:
         raise CheckpointError(
-            f"'{source.path}' has other weights than those '{file}' started from; name them with --init-from, or "
-            f"remove [{_INIT_FROM}] from the file"
+            f"'{source.path}' no longer has the weights that '{file}' started from; choose a checkpoint with "
+            f"--init-from, or remove [{_INIT_FROM}] from the file"
         )
     return source
 
@@ -154,7 +154,7 @@ def merge_settings(
 
 
 def _merge_training(preset: str, from_file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the arguments; later ones win. A given length replaces the file's. The default is `DEFAULT_EPOCHS`."""
+    """Merge the arguments; later ones win. A given length replaces the file's; the default is `DEFAULT_EPOCHS`."""
     if any(key in given for key in LENGTHS):
         from_file = {key: value for key, value in from_file.items() if key not in LENGTHS}
     merged = complete_recipe({**RECIPES.get(preset, {}), **from_file, **given})

@@ -66,7 +66,7 @@ def take_over(model: PixelModel, source: PixelModel) -> Takeover:
 
 
 def spread_blocks(source: int, target: int) -> list[int]:
-    """Return the place of each of `source` blocks among `target` blocks. The places are even if `target` is larger."""
+    """Return the place of each of `source` blocks among `target` blocks, evenly spaced if `target` is larger."""
     return [index * max(source, target) // source for index in range(source)]
 
 
@@ -116,7 +116,8 @@ def _find_origin(name: str, tensor: Tensor, theirs: Mapping[str, Tensor]) -> str
     """Find the tensor in `theirs` with the values for `name`, or None if no tensor has the right shape.
 
     A shared projection is copied to both queries and keys. In the other direction, the projection of the queries is
-    copied to the shared one: a mechanism that shares them normalises keys, so using the keys would lose more.
+    copied to the shared one. A mechanism with a shared projection normalises the keys, so the lengths of the source's
+    keys would be lost anyway.
     """
     names = [name]
     for part, other in (("[q]", "[qk]"), ("[k]", "[qk]"), ("[qk]", "[q]")):

@@ -32,7 +32,7 @@ class Likelihood(nn.Module):
 
 
 def share_model(team: Team, model: PixelModel) -> nn.Module:
-    """Return the likelihood of `model`, whose backward pass averages the gradients of all processes."""
+    """Return the likelihood of `model` as a module. Its backward pass averages the gradients of all processes."""
     likelihood = Likelihood(model)
     return likelihood if team.count == 1 else team.parallel(likelihood, has_idle_parameters(model))
 

@@ -302,6 +302,6 @@ def test_the_config_of_a_run_names_its_source(source, tmp_path, raises_one_line)
     assert find_source(None, None) is None
     text = folder.config_file.read_text()
     folder.config_file.write_text(text.replace(source.digest, "0" * 64))
-    with raises_one_line(CheckpointError, "other weights", "--init-from"):
+    with raises_one_line(CheckpointError, "no longer has the weights", "--init-from"):
         find_source(None, folder.config_file)
     assert find_source(str(source.path), folder.config_file) == source

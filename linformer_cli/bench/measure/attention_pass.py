@@ -35,7 +35,7 @@ class PassSetup:
     device: str = "cpu"
 
 
-# Random inputs by kind and width. An input exists for as long as a pass uses it.
+# Random inputs by kind and width. An input is freed when no pass uses it any more.
 Inputs = WeakValueDictionary[tuple[str, int], torch.Tensor]
 
 
@@ -43,8 +43,8 @@ def build_pass(setup: PassSetup, seed: int = 0, inputs: Inputs | None = None) ->
     """Build a forward pass from the initial state and a backward pass from a random gradient to inputs and parameters.
 
     The first call also draws the inputs. Drawing them takes about as long as a pass of the fastest mechanism, so use
-    the first call as a warm-up or to measure memory. Passes with the same positions, batch and heads share `inputs`. A
-    pass keeps its inputs and nothing else. Mechanisms that use the layout of an image take the sequence as an
+    the first call as a warm-up or to measure memory. Passes with the same positions, batch and heads share `inputs`.
+    Between calls, a pass keeps only its inputs. A mechanism that uses the layout of an image gets the sequence as an
     approximately square image.
     """
     attention = _build(setup, seed)

@@ -28,8 +28,8 @@ Timer = Callable[[Callable[[], object], str, int], tuple[float, ...]]
 class ProductCeiling:
     """GFLOP/s of the `products` matrix products of one position of a model, with `rows` positions at once.
 
-    Every product has its own matrix, as in the model, so that weights are read from the same level of memory as in the
-    model. `gigaflops` is the median over the samples.
+    Every product has its own matrix, as in the model, so that weights are read from the same level of cache or memory
+    as in the model. `gigaflops` is the median over the samples.
     """
 
     products: int
@@ -59,7 +59,7 @@ class CeilingsReport:
 
 
 def time_samples(work: Callable[[], object], device: str, repeats: int) -> tuple[float, ...]:
-    """Return seconds per `work` in each of `repeats` samples, after a warm-up. A sample repeats short work."""
+    """Return seconds per `work` in each of `repeats` samples, after a warm-up. In a sample, short work is repeated."""
 
     def run(times: int) -> float:
         def work_often() -> None:

@@ -6,7 +6,7 @@ from linformer_cli.attention.base import Memory
 from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.model.pixel_model import PixelModel
 
-# A backward pass has two more products per weight matrix: for the gradient of its input, and for its own gradient.
+# A backward pass adds two products per weight matrix: one for the gradient of its input, one for its own gradient.
 TRAINING_FACTOR = 3
 WHAT_IS_COUNTED = (
     "products with the weights of linear layers and LSTM cells, each once per position; the products inside attention "
@@ -31,7 +31,7 @@ def count_product_flops(model: nn.Module) -> int:
 
 
 def count_rerun_positions(positions: int) -> int:
-    """Count the positions that a re-run reads for a whole image. It reads 1 for the first value and T for the last."""
+    """Count the positions that a re-run reads for a whole image: 1 for the first value, up to T for the last."""
     return positions * (positions + 1) // 2
 
 
@@ -39,8 +39,8 @@ def state_traffic_bytes(model: PixelModel, batch: int) -> int | None:
     """Return the bytes of state that a step reads and writes, averaged over an image. None if a state is read in parts.
 
     The sums of a kernel and the state of a recurrent cell are read and written whole. A key-value cache is read up to
-    the current position, so half of the cache on average, and one position is written. Weights and activations are not
-    counted.
+    the current position, which is half of the cache on average. One position is written. Weights and activations are
+    not counted.
     """
     name, positions = model.config.attention, model.config.image.positions
     whole = model.state_bytes(batch)

@@ -1,4 +1,4 @@
-"""Runs a measurement of memory in a fresh process. A process that did other work before would report its old peak.
+"""Runs a measurement of memory in a fresh process. A process that has done other work would report its earlier peak.
 
 Starting Python and loading torch takes longer than most measurements. Therefore a single server process, which runs
 this file, loads the modules and forks a process for every measurement.
@@ -37,7 +37,7 @@ _ENDING_SECONDS = 10.0
 
 
 class PassFailed(LintxError):
-    """The work was not done. The message gives the reason briefly."""
+    """The work could not be finished. The message gives the reason briefly."""
 
 
 def run_fresh(module: str, setup: dict[str, Any], limit_seconds: float) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Peak memory of a piece of work, and of one forward and backward pass of a mechanism.
 
 On a GPU, torch counts the memory. On a CPU, no counter covers all memory, so the result is the growth of a fresh
-process's resident memory. If the work exceeds the available memory, only the fresh process is killed.
+process's resident memory. If the work needs more memory than there is, the system kills only the fresh process.
 """
 
 import contextlib

@@ -22,8 +22,8 @@ from .sampling_work import RERUN, place_state
 STEPS = 4
 METHOD = (
     f"growth of the peak resident memory of a fresh process that builds the state of the batch and takes its last "
-    f"{STEPS} steps (for a re-run: reads whole images once); at least the size of the state; weights are not counted. "
-    "On a GPU, torch counts this memory"
+    f"{STEPS} steps (in a re-run, it reads whole images once), but at least the size of the state. Weights are not "
+    "counted. On a GPU, torch counts this memory"
 )
 
 

@@ -1,8 +1,8 @@
 """Ways of sampling a batch of images, as work that can be timed repeatedly.
 
 A sample creates its state or key-value cache outside the timed section and drops it afterwards. A cache of 64 CIFAR-10
-images takes gigabytes, so only one cache is in memory at a time. For whole images, creating the state is timed, because
-it is a part of drawing an image.
+images takes gigabytes, so only one cache is in memory at a time. When whole images are drawn, however, creating the
+state is timed, because it is a part of drawing an image.
 """
 
 import math
@@ -78,7 +78,7 @@ class WholeImages:
 
 @dataclass
 class MiddleSteps:
-    """Draw `steps` values around the middle of every image. This is used if whole images take too long.
+    """Draw `steps` values around the middle of every image. This work is used if whole images take too long.
 
     If the cost is linear in the position, as with a key-value cache, the cost in the middle is the mean over the image.
     The state is created by reading a prefix in parallel. The model did not draw this prefix, so the engine does not
@@ -108,7 +108,7 @@ class MiddleSteps:
 
 @dataclass
 class RerunPrefixes:
-    """Sample without a state. The whole prefix is read again for every value and timed at a few prefix lengths.
+    """Sample without a state: the whole prefix is read again for every value. Only a few prefix lengths are timed.
 
     Katharopoulos 2020 calls this method softmax.
     """

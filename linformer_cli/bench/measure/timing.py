@@ -27,7 +27,7 @@ class Timing:
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        """Return the first and the third quartile. Both equal the sample if there is only one."""
+        """Return the first and the third quartile. If there is only one sample, both are equal to it."""
         if len(self.samples) < 2:
             return self.samples[0], self.samples[0]
         first, _, third = statistics.quantiles(self.samples, n=4, method="inclusive")
