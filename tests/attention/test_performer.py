@@ -147,7 +147,7 @@ def test_the_state_is_scaled_by_the_running_maximum(feature_map: str) -> None:
 
 @pytest.fixture
 def pairwise_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """For each pairwise computation, records the number of images times heads."""
+    """Records the number of images times heads of every pairwise computation."""
     rows: list[int] = []
     attend_pairwise = performer_module.attend_pairwise
 

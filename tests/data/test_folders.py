@@ -221,7 +221,7 @@ def test_folder_names_need_not_be_utf8(tmp_path: Path, cache: Path) -> None:
 
 
 def test_a_folder_may_change_while_its_images_are_in_use(tmp_path: Path, cache: Path, monkeypatch) -> None:
-    """As with a memory-mapped file on a network file system, the cache cannot be deleted."""
+    """The old cache cannot be deleted here, as on a network file system while its files are mapped."""
     from linformer_cli.data import folders
 
     write_pictures(tmp_path / "pictures", 10)

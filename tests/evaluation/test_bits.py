@@ -50,8 +50,9 @@ def test_bits_and_errors_match_a_computation_by_hand() -> None:
     assert (bits.images, bits.values_per_image) == (2, 2)
 
 
-def test_a_difference_is_taken_image_by_image() -> None:
-    # The images have 2 and 6 bits/dim with one model, 1.5 and 5 with the other. The two differences are similar.
+def test_the_standard_error_of_a_difference_comes_from_the_differences_of_single_images() -> None:
+    # The images have 2 and 6 bits/dim with one model, and 1.5 and 5 with the other. The differences, 0.5 and 1, vary
+    # much less than the bits/dim of either model.
     tables = [[[1.0, 3.0], [8.0, 4.0]], [[2.0, 1.0], [5.0, 5.0]]]
     models = [Table(torch.tensor(table, dtype=torch.float64) * math.log(2)) for table in tables]
     one, other = (measure_nats(model, model.images()) for model in models)  # type: ignore[arg-type]

@@ -84,7 +84,7 @@ def test_the_run_can_be_used_before_it_is_damaged(copy: Path, capsys: pytest.Cap
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("tenth", range(TENTHS))
-def test_a_file_cut_off_at_any_tenth_is_refused(copy: Path, capsys, file: str, tenth: int) -> None:
+def test_a_truncated_file_is_refused(copy: Path, capsys, file: str, tenth: int) -> None:
     path = copy / "last" / file
     data = path.read_bytes()
     path.write_bytes(data[: len(data) * tenth // TENTHS])

@@ -179,7 +179,7 @@ def test_engines_draw_the_same_images(build_tiny_model, changes) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_native_outputs_do_not_depend_on_batch_or_threads_bit_for_bit(build_tiny_model, dtype) -> None:
+def test_native_outputs_have_the_same_bits_for_any_batch_and_threads(build_tiny_model, dtype) -> None:
     model = build_tiny_model(width=24, layers=3).to(dtype)
     tokens = draw_tokens(model, 23)
     outputs = []

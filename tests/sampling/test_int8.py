@@ -27,8 +27,8 @@ from linformer_cli.system.environment import processor_features
 
 pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="the native engine needs a C++ compiler")
 
-# The features that each instruction set needs. "native" is the set of this machine; each of the others multiplies
-# differently.
+# Each instruction set is listed with the processor feature that it needs. "native" is the set of this machine; the
+# others each multiply in their own way.
 INSTRUCTION_SETS = {"native": "", "x86-64": "", "x86-64-v3": "avx2", "x86-64-v4": "avx512bw"}
 # These are compared with the set of this machine.
 every_other = pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def quantise(rows: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.f
 
 
 def expected_products(weight: Tensor, bias: Tensor, x: Tensor) -> NDArray[np.float32]:
-    """Compute the same with numpy's integers."""
+    """Compute the products of `multiply` with numpy's integers."""
     (w, w_scales), (inputs, scales) = quantise(weight.numpy()), quantise(x.numpy())
     return (inputs @ w.T).astype(np.float32) * (scales[:, None] * w_scales) + bias.numpy()
 

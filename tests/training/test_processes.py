@@ -106,8 +106,8 @@ def test_two_processes_train_like_one(tmp_path: Path) -> None:
     code, _, errors = finish(start(WORK, "train", tmp_path))
     assert code == 0, errors
     found = json.loads((tmp_path / "differences.json").read_text())
-    # After nine steps of 1e-2 on the same images, only the order of float32 sums differs. The effect is large where
-    # gradients nearly cancel, because Adam divides by their size.
+    # The runs take nine steps on the same images with a learning rate of 1e-2, and differ only in the order of float32
+    # sums. The effect is largest where gradients nearly cancel, because Adam divides by their size.
     assert 0 < found["whole"] < 1e-4
     assert found["moved"] < 1e-4
     # Resuming with the same number of processes is bit-exact, including dropout.

@@ -111,7 +111,7 @@ def check_same(resumed: RunFolder, whole: RunFolder) -> None:
 @pytest.mark.parametrize(
     ("event", "step", "stopped_at"),
     [
-        # The stop is noticed after the next step. Nothing is logged, evaluated or saved at that step otherwise.
+        # The stop is noticed after the next step, at which nothing else is logged, evaluated or saved.
         ("save", 6, 7),
         # At step 10 an evaluation and a grid are due, so the resumed run begins with them.
         ("save", 9, 10),

@@ -57,7 +57,7 @@ def test_outputs_state_and_gradients_match_the_definition(length: int, chunk: in
 
 @pytest.mark.parametrize("order", ["rising", "falling", "jump"])
 def test_distant_scores_do_not_overflow(order: str) -> None:
-    """Scores differ by up to 2000, and exp(2000) overflows."""
+    """Scores differ by up to 2000. Without care, exp(2000) would overflow."""
     parts = [part.detach() for part in draw(40, carry=False, dtype=torch.float32)]
     scores = torch.linspace(-1000, 1000, 40) if order != "jump" else 1000.0 * (torch.arange(40) % 13 == 12)
     parts[1] = (scores.flip(0) if order == "falling" else scores)[:, None].expand_as(parts[1]).clone()
