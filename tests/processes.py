@@ -143,7 +143,7 @@ def check_training(folder: Path) -> None:
             train_until(folder / "moved", ALONE, 6)
         team.wait()
         train_until(folder / "moved", team, STEPS)
-        # Interrupt and resume with the same number of processes: dropout and sums are then the same in any precision.
+        # With the same number of processes, a resumed run has the same dropout and the same sums in any precision.
         for name, steps in (("dropout", [STEPS]), ("dropout-stopped", [4, 5, STEPS])):
             for step in steps:
                 train_until(folder / name, team, step, dropout=0.2, precision="bf16")

@@ -308,9 +308,9 @@ def test_the_kernel_method_is_the_product_of_features() -> None:
 
 
 def test_a_denominator_that_cancels_is_raised_to_a_tenth_of_the_weight() -> None:
-    attention = build(feature_map="trig", features=2)  # one direction, so it is a cosine
+    attention = build(feature_map="trig", features=2)  # with one direction, the kernel is a cosine
     direction = attention.directions[0]
-    step = math.pi * direction / direction.square().sum() * 6**0.25  # a phase of pi
+    step = math.pi * direction / direction.square().sum() * 6**0.25  # this step changes the phase by pi
     k = torch.zeros(1, 2, 3, 6, dtype=torch.float64)
     q = step.expand(1, 2, 3, 6)
     v = torch.ones(1, 2, 3, 5, dtype=torch.float64)

@@ -66,7 +66,7 @@ def test_every_help_page_has_examples(lintx, command):
 
 
 @pytest.mark.parametrize("command", ["sample", "eval", "check", "info", "export"])
-def test_commands_on_a_model_take_the_checkpoint_as_an_argument_only(lintx, command):
+def test_commands_on_a_model_take_the_checkpoint_only_as_an_argument(lintx, command):
     text = lintx(command, "--help").stdout
     assert "CHECKPOINT" in text and "--checkpoint" not in text
 

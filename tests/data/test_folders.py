@@ -272,7 +272,7 @@ def test_images_are_decoded_once_until_the_folder_changes(
     os.utime(tmp_path / "pictures" / "003.png", (1, 1))
     load(tmp_path / "pictures", "train", 8, 3, cache)
     assert len(decoded) == 20
-    assert [path.name for path in cache.iterdir()] == [next(cache.iterdir()).name]  # and no partial cache
+    assert [path.name for path in cache.iterdir()] == [next(cache.iterdir()).name]  # there is no partial cache
 
 
 def test_a_full_disk_gives_a_one_line_error_and_leaves_no_files(
@@ -299,7 +299,7 @@ def test_a_truncated_cache_is_rebuilt(tmp_path: Path, cache: Path) -> None:
     assert load(tmp_path / "pictures", "train", 8, 3, cache).images.tolist() == before
 
 
-def test_files_of_killed_processes_are_removed_and_those_of_running_ones_kept(tmp_path: Path, cache: Path) -> None:
+def test_files_are_removed_if_their_process_was_killed_and_kept_if_it_is_running(tmp_path: Path, cache: Path) -> None:
     write_pictures(tmp_path / "pictures", 10)
     load(tmp_path / "pictures", "train", 8, 3, cache)
     (home,) = cache.iterdir()

@@ -315,7 +315,7 @@ def test_the_border_mean_covers_the_outermost_ring_of_pixels() -> None:
     pixels[:, 1:-1, 1:-1] = 255
     assert ImageSet("x", "train", pixels, None).border_mean() == 0
     pixels[:, 0] = 140  # 4 of the 14 border pixels
-    pixels[1000] = 255  # not among the first 1,000
+    pixels[1000] = 255  # only the first 1,000 images count
     assert ImageSet("x", "train", pixels, None).border_mean() == pytest.approx(40)
     assert ImageSet("x", "train", np.full((1, 1, 2, 1), 7, np.uint8), None).border_mean() == 7
     assert load_images("glyphs", "test").border_mean() < 5

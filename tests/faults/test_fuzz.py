@@ -176,7 +176,7 @@ def test_random_checkpoints_give_a_result_or_a_one_line_error(
     paths = [(key,) for key in document] + [
         (key, inner) for key, value in document.items() if isinstance(value, dict) for inner in value
     ]
-    # larger numbers would build huge models
+    # Larger numbers would build huge models.
     small = anything.filter(lambda value: not isinstance(value, int) or value < 64)
 
     def attempt() -> None:

@@ -75,7 +75,7 @@ def test_a_library_is_compiled_once(load, fresh_compiler, fake_compiler) -> None
     assert load().answer() == 42
     real = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     assert real is not None
-    # This compiler is the same under another name and logs its runs.
+    # This compiler logs its runs and calls the real one.
     counter = fake_compiler(f'echo run >> "$0.log"\nexec {real} "$@"')
     assert load().answer() == 42 and load().answer() == 42
     assert Path(f"{counter}.log").read_text().split() == ["run", "run"]  # it compiles once and links once

@@ -75,7 +75,7 @@ def test_native_rounds_to_nearest_bfloat16_once(build_tiny_model) -> None:
     engines = (TextbookEngine(reference, 33), NativeEngine(model, 33), TextbookEngine(model, 33))
     steps = [[engine.step(token).float().clone() for engine in engines] for token in draw_tokens(model, 33).unbind(1)]
     exact, native, textbook = (torch.stack(outputs) for outputs in zip(*steps, strict=True))
-    # The error is 0.5 times that of torch; with truncation instead of rounding, it would be 0.87 times.
+    # The error is 0.5 times that of torch; with truncation instead of rounding, it would be 0.87 times that of torch.
     assert (native - exact).square().mean().sqrt() < 0.7 * (textbook - exact).square().mean().sqrt()
 
 

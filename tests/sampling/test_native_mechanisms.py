@@ -33,7 +33,7 @@ VARIANTS["deltanet-negative-ungated"] = ("deltanet", {"gate": False, "negative_e
 # With these chunks, one look-ahead covers several chunks.
 VARIANTS["flash-short-chunk"] = ("flash", {"chunk": 3, "z_width": 5})
 VARIANTS["gau-odd-width"] = ("gau", {"z_width": 5})
-# Every earlier position is in one of the two buckets.
+# With two buckets and this window, a query sees about half of all earlier positions.
 VARIANTS["lsh-two-buckets"] = ("lsh", {"buckets": 2, "window": 100})
 VARIANTS["lstm-odd-width"] = ("lstm", {"hidden": 7})
 # In these variants, a step needs the output of the previous step, so the engine draws their values one by one.

@@ -185,7 +185,7 @@ def test_a_run_can_be_stopped_at_every_step(configure, uninterrupted, tmp_path) 
 
 
 def test_an_evaluation_repeated_after_a_resume_is_logged_once(configure, uninterrupted, tmp_path) -> None:
-    # The run is stopped when an evaluation is due. It is resumed for this evaluation and killed before the next save.
+    # The run is stopped when an evaluation is due. The resumed run evaluates and is killed before the next save.
     def kill() -> None:
         raise KeyboardInterrupt
 

@@ -123,6 +123,6 @@ def test_autocast_does_not_change_the_backward_pass() -> None:
 def test_no_score_is_saved_for_the_backward_pass(pattern: Pattern) -> None:
     inputs = draw(pattern)
     y = attend(inputs, pattern)
-    # Saved are the inputs, the output and one number per query.
+    # The inputs, the output and one number per query are saved.
     expected = sum(part.nbytes for part in inputs) + y.nbytes + y[..., 0].numel() * y.element_size()
     assert measure_saved_bytes(attend, inputs, pattern) == expected

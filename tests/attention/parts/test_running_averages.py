@@ -76,5 +76,5 @@ def test_saved_bytes_grow_linearly_and_stay_small() -> None:
         parts = draw(length, carry=True, dtype=torch.float32)
         saved.append(measure_saved_bytes(read_running_averages, *parts, 16))
     assert 3.5 * saved[0] < saved[1] < 4.5 * saved[0]
-    # Saved are gates, scores, logs, values, and one set of averages per 16 positions.
+    # Gates, scores, logs, values, and one set of averages per 16 positions are saved.
     assert saved[1] < 1.1 * 2048 * BATCH * HEADS * 4 * (3 * LANDMARKS + WIDTH + LANDMARKS * (WIDTH + 1) / 16)
