@@ -62,7 +62,7 @@ def build(folder: Path, team: Team, precision: str = "fp32", **model: Any) -> Tr
 
 
 class StopAt(StopRequest):
-    """A stop request that arrives just before step `step` of `trainer`."""
+    """A stop request that arrives as soon as `trainer` has taken `step` steps."""
 
     def __init__(self, trainer: Trainer, step: int | None) -> None:
         self.trainer, self.step = trainer, step
@@ -73,7 +73,7 @@ class StopAt(StopRequest):
 
 
 def train_until(folder: Path, team: Team, step: int, **settings: Any) -> None:
-    """Start or resume the run in `folder` and stop at step `until`; only the last process receives the stop signal."""
+    """Start or resume the run in `folder` and stop at step `step`; only the last process receives the stop signal."""
     trainer = build(folder, team, **settings)
     team.wait()
     if (folder / "last").exists():

@@ -57,7 +57,7 @@ def test_train_and_test_folders_may_have_class_folders(tmp_path: Path, cache: Pa
     assert {part.classes for part in (train, validation, test)} == {2}
 
 
-def test_a_validation_folder_is_not_a_class_and_not_used_for_training(tmp_path: Path, cache: Path) -> None:
+def test_a_validation_folder_is_not_a_class_and_is_not_used_for_training(tmp_path: Path, cache: Path) -> None:
     counts = {"Train/cat": 12, "Train/dog": 8, "VAL/cat": 2, "VAL/dog": 3}
     for name, count in counts.items():
         write_pictures(tmp_path / "pictures" / name, count, seed=count)

@@ -171,7 +171,7 @@ def downloading(monkeypatch: pytest.MonkeyPatch) -> type[Downloading]:
     return Downloading
 
 
-def test_a_download_has_a_time_limit_prints_nothing_to_stdout_and_is_moved_into_place(
+def test_a_download_has_a_time_limit_and_prints_nothing_to_stdout_and_is_moved_into_place(
     downloading: type[Downloading], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     images, labels = load("mnist", tmp_path)

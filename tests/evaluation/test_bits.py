@@ -123,7 +123,7 @@ def test_nats_in_float32_are_added_up_in_float64() -> None:
     assert bits.bits_per_dim_without_first_value == pytest.approx(rest, rel=1e-9)
 
 
-def test_a_single_image_has_no_error_and_a_single_value_no_bits_without_the_first() -> None:
+def test_one_image_has_no_standard_error_and_one_value_has_no_bits_without_the_first() -> None:
     model = Table(torch.full((1, 3), math.log(2)))
     bits = measure_bits(model, model.images())  # type: ignore[arg-type]
     assert (bits.bits_per_dim, bits.standard_error) == (pytest.approx(1), None)

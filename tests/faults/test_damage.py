@@ -127,7 +127,7 @@ FOREIGN: dict[str, Change] = {
     "a header longer than the file": lambda data: struct.pack("<Q", len(data)) + data[8:],
     "a pickle": lambda data: pickle.dumps({"weights": [1.0]}),
     "a torch file": lambda data: b"PK\x03\x04" + data,
-    "half of it": lambda data: data[: len(data) // 2],
+    "half of the file": lambda data: data[: len(data) // 2],
     "nothing": lambda data: b"",
     "text": lambda data: b"these are no weights\n" * 40,
 }

@@ -74,7 +74,7 @@ def test_sources_match_the_visible_values(context: Context, size: tuple[int, int
 
 @pytest.mark.parametrize("size", IMAGES)
 def test_a_slot_has_the_same_direction_at_every_position(size: tuple[int, int, int]) -> None:
-    """Directions (rows up, columns left, channel) are left, two left, above left, above, above right, two above."""
+    """The test lists the directions of all slots as (rows up, columns left, channel)."""
     image = ImageShape.model_validate(dict(zip(("height", "width", "channels"), size, strict=True)))
     directions = [(0, 0, channel) for channel in range(image.channels - 1)]
     for up, left in ((0, 1), (0, 2), (1, 1), (1, 0), (1, -1), (2, 0)):

@@ -182,7 +182,7 @@ def test_float32_does_not_drift_over_a_whole_digit(build_model: BuildModel, atte
 def test_branches_add_up_to_the_scale_of_one_branch(
     build_config: BuildConfig, attention: str, branches: int, layers: int
 ) -> None:
-    """Initial weights are N(0, 1 / inputs), divided by the square root of the number of branches in the model."""
+    """Initial weights have variance 1 / inputs; at the end of a branch, 1 / (inputs * number of branches)."""
     torch.manual_seed(0)
     model = PixelModel(build_config(attention, layers=layers, width=64, feed_forward=96))
     for block in model.blocks:

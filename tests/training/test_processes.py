@@ -102,7 +102,7 @@ def test_the_dropout_of_a_process_depends_only_on_seed_step_and_rank() -> None:
 
 @pytest.mark.slow
 def test_two_processes_train_like_one(tmp_path: Path) -> None:
-    """In float64, `processes.py` also compares gradients, losses and weights after single steps."""
+    """`processes.py` also compares losses, gradients and weights in float64 after a few steps."""
     code, _, errors = finish(start(WORK, "train", tmp_path))
     assert code == 0, errors
     found = json.loads((tmp_path / "differences.json").read_text())
