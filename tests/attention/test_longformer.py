@@ -60,7 +60,7 @@ def test_a_window_of_one_returns_the_value() -> None:
 
 @pytest.mark.parametrize("window", [1, 2])
 def test_a_dilation_beyond_the_image_adds_no_padding(window: int) -> None:
-    """In such an image, a query sees only itself."""
+    """With such a dilation, a query sees only itself."""
     q, k, v = (x.requires_grad_() for x in draw(784))
     attention = build(window=window, dilation=1_000_000, globals=0)
     assert_agree(attention.attend(q, k, v)[0], v, FLOAT64)

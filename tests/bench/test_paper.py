@@ -35,7 +35,7 @@ def networks(tiny_model_config):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, ceilings) -> None:
-    """Starts no processes and skips the comparison of attend and step.
+    """Keeps `bench paper` from starting processes and from comparing attend with step.
 
     Ceilings are made up; the copy task has two updates.
     """

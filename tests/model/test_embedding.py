@@ -22,7 +22,7 @@ IMAGES = [(4, 5, 3), (4, 5, 1), (3, 1, 3), (3, 1, 1), (1, 4, 3), (3, 2, 1), (1, 
 
 
 def visible_places(context: Context, image: ImageShape, place: int) -> list[int]:
-    """Return the indices of the values that position `place` reads, from rows, columns and channels."""
+    """Return the indices of the values that position `place` reads, computed from rows, columns and channels."""
     if context == "previous":
         return [place - 1] if place else []
     row, rest = divmod(place, image.width * image.channels)

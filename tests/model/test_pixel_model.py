@@ -257,7 +257,7 @@ def test_an_untrained_model_needs_eight_bits_per_value(preset: str, channels: in
     ["linear", *(pytest.param(name, marks=pytest.mark.slow) for name in ("softmax", "gau", "flash", "lstm"))],
 )
 def test_a_model_can_overfit_eight_images(attention: str) -> None:
-    """The images are eight strokes at random places with random brightness."""
+    """Each image is a cross at a random place with random brightness."""
     generator = torch.Generator().manual_seed(0)
     images = torch.zeros(8, 8, 8, dtype=torch.int64)
     for image in images:

@@ -237,7 +237,7 @@ def test_nothing_of_another_user_is_loaded(load, fresh_compiler, tmp_path, monke
 
 @needs_user_ids
 def test_folders_with_the_same_owner_as_the_root_folder_are_accepted(tmp_path, monkeypatch) -> None:
-    """In a user namespace, as in some containers, the owner of / and /tmp may have no user number."""
+    """In a user namespace, as in some containers, the owner of / and /tmp may be unknown; its number is then 65534."""
     real = Path.stat
 
     def stat(path: Path, **options: bool) -> os.stat_result:

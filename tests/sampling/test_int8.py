@@ -40,7 +40,7 @@ every_other = pytest.mark.parametrize(
 
 @pytest.fixture(params=INSTRUCTION_SETS)
 def instruction_set(request, monkeypatch, compile_once) -> str:
-    """Compiles integer engines for this instruction set."""
+    """Compiles the integer kernels for this instruction set and returns its name."""
     name: str = request.param
     if name != "native":
         if platform.machine() not in ("x86_64", "AMD64") or INSTRUCTION_SETS[name] not in processor_features():
