@@ -308,7 +308,7 @@ def test_a_nan_reaches_no_earlier_gradient(case: Case) -> None:
 
 @every_mechanism
 @pytest.mark.parametrize("place", [0, 3])
-def test_a_nan_after_a_state_passes_no_gradient_to_it(key: str, place: int) -> None:
+def test_a_nan_after_a_state_passes_no_gradient_to_the_state(key: str, place: int) -> None:
     mechanism = build(next(case for case in CASES.values() if case.attention == key))
     first, second = draw(mechanism, 20), draw(mechanism, 20, seed=1)
     first = share(mechanism, first.map(lambda part: part.requires_grad_()))

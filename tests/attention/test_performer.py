@@ -57,7 +57,7 @@ def test_the_default_width_is_about_k_ln_k(width: int, features: int) -> None:
 @pytest.mark.parametrize(
     ("feature_map", "directions"), [("positive", 24), ("relu", 24), ("hyperbolic", 12), ("trig", 12)]
 )
-def test_features_is_the_width_of_the_state(feature_map: str, directions: int) -> None:
+def test_the_features_option_is_the_width_of_the_state(feature_map: str, directions: int) -> None:
     attention = build(feature_map=feature_map, features=24)
     assert attention.directions.shape == (directions, 6)
     assert attention.init_state(1, 1, CPU, torch.float32).s.shape == (1, 2, 24, 6)

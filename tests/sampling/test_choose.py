@@ -92,7 +92,7 @@ def test_top_k_comes_before_top_p() -> None:
     assert filtered([0.4, 0.2, 0.2, 0.2], top_k=2, top_p=0.7) == pytest.approx([2 / 3, 1 / 3, 0, 0], rel=1e-12)
 
 
-def test_values_of_probability_zero_stay_zero() -> None:
+def test_probabilities_of_zero_stay_zero() -> None:
     for filters in ({"temperature": 2.0}, {"top_k": 3}, {"top_p": 1.0}):
         assert filtered([0.5, 0.0, 0.5, 0.0], **filters) == pytest.approx([0.5, 0, 0.5, 0], rel=1e-12)
 

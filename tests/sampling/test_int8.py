@@ -174,14 +174,14 @@ def test_every_instruction_set_draws_the_same_images(
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_neither_batch_nor_threads_change_a_bit(build, variant) -> None:
+def test_results_have_the_same_bits_for_any_batch_and_threads(build, variant) -> None:
     model = build(variant)
     expected = step_through(model, 7)
     for batch, threads in ((1, 1), (1, 3), (3, 1), (7, 3)):
         assert torch.equal(step_through(model, batch, threads), expected[:batch])
 
 
-def test_the_bits_per_dim_of_the_shipped_model_change_little() -> None:
+def test_int8_hardly_changes_the_bits_per_dim_of_the_shipped_model() -> None:
     """The images are drawn by the model itself; their bits/dim are typical of its data."""
     model = load_weights(read_checkpoint(None))
     values = Sampler(model, engine=NATIVE).sample(range(4)).values
