@@ -119,7 +119,7 @@ def tiny_info(tiny_model_config: ModelConfig) -> CheckpointInfo:
 
 @pytest.fixture(scope="session")
 def tiny_training_state() -> TrainingState:
-    """A training state with tensors of every type in use, and a number that cannot be written in few decimal places."""
+    """A training state with tensors of every type in use, and a number without a short decimal form."""
     generator = torch.Generator().manual_seed(1)
     tensors = {
         "optimizer.0.exp_avg": torch.randn(5, 3, generator=generator),

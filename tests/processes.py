@@ -62,7 +62,7 @@ def build(folder: Path, team: Team, precision: str = "fp32", **model: Any) -> Tr
 
 
 class StopAt(StopRequest):
-    """A stop request that arrives just before step `step` of `trainer`."""
+    """A stop request that arrives as soon as `trainer` has taken `step` steps."""
 
     def __init__(self, trainer: Trainer, step: int | None) -> None:
         self.trainer, self.step = trainer, step
@@ -73,7 +73,7 @@ class StopAt(StopRequest):
 
 
 def train_until(folder: Path, team: Team, step: int, **settings: Any) -> None:
-    """Start or resume the run in `folder` and stop at step `until`; only the last process receives the stop signal."""
+    """Start or resume the run in `folder` and stop at step `step`; only the last process receives the stop signal."""
     trainer = build(folder, team, **settings)
     team.wait()
     if (folder / "last").exists():
@@ -143,7 +143,7 @@ def check_training(folder: Path) -> None:
             train_until(folder / "moved", ALONE, 6)
         team.wait()
         train_until(folder / "moved", team, STEPS)
-        # Interrupt and resume with the same number of processes: dropout and sums are then the same in any precision.
+        # With the same number of processes, a resumed run has the same dropout and the same sums in any precision.
         for name, steps in (("dropout", [STEPS]), ("dropout-stopped", [4, 5, STEPS])):
             for step in steps:
                 train_until(folder / name, team, step, dropout=0.2, precision="bf16")

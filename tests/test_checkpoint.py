@@ -516,8 +516,8 @@ def test_a_save_that_stops_anywhere_leaves_the_old_or_the_new_checkpoint_complet
     with pytest.MonkeyPatch.context() as monkeypatch:
         places = Fault(monkeypatch, error).places
         save(run, 1)
-    # A save writes and flushes four files, flushes two folders and renames two folders. With fewer operations, faults
-    # are missed.
+    # A save writes and flushes four files, flushes two folders and renames two folders. If `Fault` counted
+    # fewer operations, this test would not make all of them fail.
     expected = [4, 6, 1 if cut_off_before else 2]
     assert [places.count(name) for name in ("write", "fsync", "rename")] == expected
     outcomes = []
@@ -537,7 +537,7 @@ def test_a_save_that_stops_anywhere_leaves_the_old_or_the_new_checkpoint_complet
         save(run, 1)
         assert loaded_seed(run, models) == 1
         assert [path.name for path in run.iterdir()] == ["last"]
-    # Until the last rename the old checkpoint is found, and after it the new one.
+    # The old checkpoint is found until the last rename; afterwards, the new one is found.
     assert outcomes == sorted(outcomes)
     assert set(outcomes) == {0, 1}
 

@@ -156,6 +156,6 @@ def test_more_data_than_a_pipe_holds_arrives_completely(tmp_path):
 
 def test_a_pipe_without_a_reader_is_refused(tmp_path, raises_one_line):
     os.mkfifo(tmp_path / "pipe")
-    require_writable(tmp_path / "pipe")  # so that a reader may open the pipe later
+    require_writable(tmp_path / "pipe")  # this raises nothing, because a reader may open the pipe later
     with raises_one_line(LintxError, f"cannot write {tmp_path / 'pipe'}: ", "; nothing reads from this pipe; start"):
         write_file(tmp_path / "pipe", b"data")

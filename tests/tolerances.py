@@ -5,15 +5,15 @@ from torch import Tensor
 
 # For two float64 computations of one result: split and whole, attend and step, or a mechanism and its definition.
 FLOAT64 = 1e-9
-# For float32 against float64 after 784 positions, with attend or step.
+# For the difference between float32 and float64 after 784 positions, with attend or step.
 FLOAT32_DRIFT = 1e-4
-# For the change that a later value causes in an earlier output, in float64. It may only reorder sums.
+# For the change that a later value causes in an earlier output, in float64. The value may only reorder sums.
 CAUSALITY = 1e-12
-# For bfloat16 inputs against float32 on the same rounded inputs.
+# For the difference between results in bfloat16 and in float32 from the same rounded inputs.
 BFLOAT16 = 1e-2
 # Where a denominator nearly cancels, this many rounding errors are allowed per unit of the condition number.
 ROUNDINGS = 32
-# For the sum of a position's probabilities against 1, in float32 and in float64.
+# For the difference between 1 and the sum of a position's probabilities, in float32 and in float64.
 PROBABILITY_TOTAL = 1e-6
 
 

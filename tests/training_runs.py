@@ -22,7 +22,7 @@ from linformer_cli.training.progress import Progress
 from linformer_cli.training.run_folder import RunFolder
 
 TRAINING_IMAGES, VALIDATION_IMAGES = 30, 6
-# No two events fall on one step except on purpose. 14 steps of 4 or 8 images read the 30 images more than once.
+# Events share a step only where a test needs it. 14 steps of 4 or 8 images read the 30 images more than once.
 STEPS, LOG_EVERY, EVALUATE_EVERY, SAVE_EVERY = 14, 4, 5, 3
 # Each of the two layers has its own random features, redrawn in steps 0, 4, 8 and 12.
 REDRAWN = {"attention": "performer", "attention_options": {"redraw_every": 4, "features": 8}, "layers": 2}

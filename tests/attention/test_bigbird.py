@@ -56,7 +56,7 @@ def test_blocks_are_drawn_uniformly_without_replacement() -> None:
     assert all(len(set(row)) == 5 for row in drawn.tolist())
     counts = torch.bincount(torch.from_numpy(drawn).flatten(), minlength=23)
     assert counts[:3].sum() == 0 and counts[20:].sum() == 0
-    # 4000 heads draw 5 of 17 blocks. Each is expected 1176 times, with a standard deviation of 29.
+    # 4000 heads draw 5 of 17 blocks. On average, each is drawn 1176 times, with a standard deviation of 29.
     assert ((counts[3:20] - 20000 / 17).abs() < 5 * 29).all()
 
 

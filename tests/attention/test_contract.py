@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 LENGTH = 130
 
 
-# One file of cases per mechanism, named after it.
+# Every mechanism has a file of cases with its name.
 CASES: dict[str, Case] = {
     key: case for name in CATALOGUE for key, case in importlib.import_module(f"attention.cases.{name}").CASES.items()
 }
@@ -210,7 +210,7 @@ def test_gradients_are_split_invariant(case: Case, length: int) -> None:
 
 @every_case
 def test_an_earlier_block_learns_from_later_outputs(case: Case) -> None:
-    """Gradients of outputs after a split reach values before it only through the state."""
+    """After a split, only the state can carry gradients from later outputs to earlier values."""
     mechanism = build(case)
     inputs = draw(mechanism)
 
@@ -308,7 +308,7 @@ def test_a_nan_reaches_no_earlier_gradient(case: Case) -> None:
 
 @every_mechanism
 @pytest.mark.parametrize("place", [0, 3])
-def test_a_nan_after_a_state_passes_no_gradient_to_it(key: str, place: int) -> None:
+def test_a_nan_after_a_state_passes_no_gradient_to_the_state(key: str, place: int) -> None:
     mechanism = build(next(case for case in CASES.values() if case.attention == key))
     first, second = draw(mechanism, 20), draw(mechanism, 20, seed=1)
     first = share(mechanism, first.map(lambda part: part.requires_grad_()))
@@ -367,7 +367,7 @@ def test_attend_is_not_a_loop_of_steps(case: Case) -> None:
             run(mechanism, draw(mechanism, length))
         counts.append(operations.count)
     shorter, longer, steps = counts
-    assert longer - shorter < steps / 2, f"128 more positions: {longer - shorter} operations, in steps {steps}"
+    assert longer - shorter < steps / 2, f"128 more positions take {longer - shorter} operations, 128 steps {steps}"
 
 
 # 4. Memory.
@@ -427,7 +427,7 @@ def test_only_growing_states_grow(case: Case) -> None:
 @every_case
 @pytest.mark.parametrize("carry", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_saved_bytes_grow_linearly(case: Case, carry: bool) -> None:
-    """With four times the positions, autograd saves about four times the bytes. A row has sqrt(T) positions."""
+    """With four times the positions, autograd saves about four times the bytes. Images are square."""
     excused = case.keeps_pairs == "always" or (carry and case.keeps_pairs == "after a prefix")
     saved = []
     for length in (256, 1024) if excused else (4096, 16384):
@@ -447,7 +447,7 @@ def test_saved_bytes_grow_linearly(case: Case, carry: bool) -> None:
 
 @every_case
 def test_the_work_of_a_step_grows_only_with_the_state(case: Case) -> None:
-    """Compare the largest number of bytes that a step handles among 60 early and among 60 late steps.
+    """Compare 60 early steps with 60 late steps by the largest number of bytes that one of them handles.
 
     60 steps cross every chunk and block. The first step is left out, because it may fill a cache for later steps.
     """

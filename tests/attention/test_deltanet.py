@@ -152,7 +152,7 @@ def repeat(k: Tensor) -> Tensor:
 ADVERSARIES = {
     "one key": repeat,
     "nearly one key": lambda k: repeat(k) + 1e-4 * k,
-    "two keys in turns": lambda k: k[:, :, :2].repeat(1, 1, k.shape[2] // 2, 1),
+    "two alternating keys": lambda k: k[:, :, :2].repeat(1, 1, k.shape[2] // 2, 1),
     "opposite keys": lambda k: repeat(k) * torch.tensor([1.0, -1.0]).repeat(k.shape[2] // 2).unsqueeze(-1).to(k.dtype),
     "long and short keys": lambda k: repeat(k) * torch.tensor([1e4, 1e-4]).repeat(k.shape[2] // 2).unsqueeze(-1),
 }

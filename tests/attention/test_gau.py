@@ -123,7 +123,7 @@ def test_initial_parameters_have_the_documented_mean_and_spread(name: str, scale
 
 
 def test_attend_and_step_round_keys_alike_in_a_wider_cache() -> None:
-    """Under autocast, projections return bfloat16."""
+    """Under autocast, projections return bfloat16, but the cache is float32."""
     mechanism, (z, v) = build(dtype=torch.float32), draw(40, torch.bfloat16)
     with torch.no_grad():
         _, attended = mechanism.attend(z, z, v, mechanism.init_state(2, 40, CPU, torch.float32))

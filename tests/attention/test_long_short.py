@@ -103,7 +103,7 @@ def test_chunk_scores_may_be_shifted_or_huge(run: Any) -> None:
     expected, _ = run(attention, inputs)
     for shift in (-1000.0, 1000.0):
         assert_agree(run(attention, inputs._replace(extra=inputs.extra + shift))[0], expected, FLOAT64)
-    # These scores rise or fall by more than the range of exp.
+    # From one position to the next, these scores rise or fall by more than exp can represent.
     for factor in (-1000.0, 1000.0):
         extreme = inputs._replace(
             extra=factor * torch.arange(80.0, dtype=torch.float64).view(1, 1, 40, 2).expand(2, 2, -1, -1)

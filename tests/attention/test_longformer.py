@@ -60,7 +60,7 @@ def test_a_window_of_one_returns_the_value() -> None:
 
 @pytest.mark.parametrize("window", [1, 2])
 def test_a_dilation_beyond_the_image_adds_no_padding(window: int) -> None:
-    """In such an image, a query sees only itself."""
+    """With such a dilation, a query sees only itself."""
     q, k, v = (x.requires_grad_() for x in draw(784))
     attention = build(window=window, dilation=1_000_000, globals=0)
     assert_agree(attention.attend(q, k, v)[0], v, FLOAT64)
@@ -108,7 +108,7 @@ def test_the_state_is_the_globals_and_the_last_positions() -> None:
     q, k, v = draw(25)
     _, state = attention.attend(q, k, v)
     assert torch.equal(state.keys[:, :, :3], k[:, :, :3])
-    assert torch.equal(state.values[:, :, 3:], v[:, :, [21, 22, 23, 24, 18, 19, 20]])  # with 7 rows, 21 is in row 0
+    assert torch.equal(state.values[:, :, 3:], v[:, :, [21, 22, 23, 24, 18, 19, 20]])  # 21 is in row 21 % 7 = 0
     assert int(state.position) == 25
 
 

@@ -136,7 +136,7 @@ def test_autocast_does_not_change_z() -> None:
 def test_training_saves_no_average_per_position() -> None:
     attention = build(torch.float32)
     inputs = [part.requires_grad_() for part in draw(2048, torch.float32)]
-    # The averages of a position would add m V = 20 numbers.
+    # Averages at every position would add m V = 20 numbers per position and head.
     assert measure_saved_bytes(attention.attend, *inputs) < 2048 * 2 * 2 * 4 * 60
 
 

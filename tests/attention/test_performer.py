@@ -57,7 +57,7 @@ def test_the_default_width_is_about_k_ln_k(width: int, features: int) -> None:
 @pytest.mark.parametrize(
     ("feature_map", "directions"), [("positive", 24), ("relu", 24), ("hyperbolic", 12), ("trig", 12)]
 )
-def test_features_is_the_width_of_the_state(feature_map: str, directions: int) -> None:
+def test_the_features_option_is_the_width_of_the_state(feature_map: str, directions: int) -> None:
     attention = build(feature_map=feature_map, features=24)
     assert attention.directions.shape == (directions, 6)
     assert attention.init_state(1, 1, CPU, torch.float32).s.shape == (1, 2, 24, 6)
@@ -147,7 +147,7 @@ def test_the_state_is_scaled_by_the_running_maximum(feature_map: str) -> None:
 
 @pytest.fixture
 def pairwise_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """For each pairwise computation, records the number of images times heads."""
+    """Records the number of images times heads of every pairwise computation."""
     rows: list[int] = []
     attend_pairwise = performer_module.attend_pairwise
 
@@ -308,9 +308,9 @@ def test_the_kernel_method_is_the_product_of_features() -> None:
 
 
 def test_a_denominator_that_cancels_is_raised_to_a_tenth_of_the_weight() -> None:
-    attention = build(feature_map="trig", features=2)  # one direction, so it is a cosine
+    attention = build(feature_map="trig", features=2)  # with one direction, the kernel is a cosine
     direction = attention.directions[0]
-    step = math.pi * direction / direction.square().sum() * 6**0.25  # a phase of pi
+    step = math.pi * direction / direction.square().sum() * 6**0.25  # this step changes the phase by pi
     k = torch.zeros(1, 2, 3, 6, dtype=torch.float64)
     q = step.expand(1, 2, 3, 6)
     v = torch.ones(1, 2, 3, 5, dtype=torch.float64)

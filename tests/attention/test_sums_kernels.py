@@ -1,4 +1,4 @@
-"""The compiled sums and the compiled delta rule against their textbook forms, which have their own tests."""
+"""Compares the compiled sums and the compiled delta rule with their textbook forms, which have their own tests."""
 
 import math
 from collections.abc import Callable
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
 
 CPU = torch.device("cpu")
 CHUNK = 16
-# Each takes the inputs of `draw` and returns the outputs and the last sum.
+# Each form takes the inputs from `draw` and returns the outputs and the last sum.
 FORMS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "no decay": lambda q, k, v, carried: causal_sums(q, k, v, carried, CHUNK),
     "one decay": lambda q, k, v, logs, carried: decayed_causal_sums(q, k, v, logs, carried, CHUNK),
@@ -37,7 +37,7 @@ every_form = pytest.mark.parametrize("form", FORMS)
 def draw(
     form: str, length: int, key_width: int, value_width: int, carry: bool = True, seed: int = 0
 ) -> list[Tensor | None]:
-    """Inputs of a form for 2 images and 3 heads, float64; None in place of the carried sum without `carry`."""
+    """Draw the float64 inputs of a form for 2 images and 3 heads. If `carry` is false, the carried sum is None."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*sizes: int) -> Tensor:
@@ -53,7 +53,7 @@ def draw(
 
 
 def differentiate(form: str, inputs: list[Tensor | None]) -> list[Tensor]:
-    """Outputs, the last sum, and the gradients of all inputs, for random gradients of both results."""
+    """Return the outputs, the last sum, and the gradients of all inputs for random gradients of both results."""
     leaves = [None if x is None else x.detach().requires_grad_() for x in inputs]
     results = FORMS[form](*leaves)
     generator = torch.Generator().manual_seed(9)
@@ -61,7 +61,7 @@ def differentiate(form: str, inputs: list[Tensor | None]) -> list[Tensor]:
     return [*results, *torch.autograd.grad(results, [x for x in leaves if x is not None], weights)]
 
 
-# Lengths around groups of 4 and blocks of 128; widths around whole vectors of 8 and of 16, and one column more.
+# Lengths are near multiples of 4 (a group) and 128 (a block); widths are near multiples of 8 and 16 (a vector).
 SIZES = [
     *((length, 6, 5) for length in (1, 2, 3, 4, 5, 63, 64, 65, 127, 128, 129, 257)),
     *((130, *widths) for widths in ((1, 1), (8, 9), (7, 16), (17, 3), (16, 17), (32, 33), (33, 32), (40, 48))),
@@ -76,7 +76,7 @@ def test_results_match_the_textbook(form: str, length: int, key_width: int, valu
     found = differentiate(form, inputs)
     with textbook_only():
         expected = differentiate(form, inputs)
-    assert not torch.equal(found[0], expected[0]) or length == 1, "both are the same form"
+    assert not torch.equal(found[0], expected[0]) or length == 1, "both results come from the same form"
     for ours, theirs in zip(found, expected, strict=True):
         assert_agree(ours, theirs, FLOAT64)
 
@@ -92,8 +92,8 @@ def test_float32_does_not_drift(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "no decay"])
-def test_closed_gates_and_long_memories(form: str) -> None:
-    """Decays of 0, of the smallest floats and of 1."""
+def test_closed_and_fully_open_gates_match_the_textbook(form: str) -> None:
+    """Some decays are 1, one is exp(-90), and one is so small that it is 0 as a float."""
     inputs = draw(form, 70, 6, 5)
     logs = inputs[-2]
     assert logs is not None
@@ -164,28 +164,28 @@ def test_results_do_not_depend_on_threads_or_other_images(form: str) -> None:
 @every_form
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_nan_and_infinity_reach_no_earlier_output_or_other_head(form: str, value: float) -> None:
-    """A finite number in place of NaN would let a damaged model produce plausible figures."""
+    """If NaN became a finite number, a damaged model could give plausible results."""
     inputs = draw(form, 40, 8, 17)
     expected, _ = FORMS[form](*inputs)
     for place in range(len(inputs) - 1):
         bad = [None if x is None else x.clone() for x in inputs]
         part = bad[place]
         assert part is not None
-        part[1, 1, 21] = value  # not the first of a group of positions
+        part[1, 1, 21] = value  # position 21 is not the first of its group
         found, _ = FORMS[form](*bad)
         assert torch.equal(found[1, 1, :21], expected[1, 1, :21])
         assert torch.equal(found[:, 0], expected[:, 0]) and torch.equal(found[0], expected[0])
         if math.isnan(value):
             assert found[1, 1, 21].isnan().all()
-            assert place == 0 or found[1, 1, 22:].isnan().all()  # a query is not remembered
+            assert place == 0 or found[1, 1, 22:].isnan().all()  # a query affects no later position
 
 
 @every_form
-def test_training_saves_a_few_numbers_a_position(form: str) -> None:
+def test_training_saves_a_few_numbers_per_position(form: str) -> None:
     inputs = [None if x is None else x.float().requires_grad_() for x in draw(form, 1024, 32, 32, carry=False)]
     given = sum(x.nbytes for x in inputs if x is not None)
     kept = measure_saved_bytes(FORMS[form], *inputs)
-    assert kept <= given + (inputs[2].nbytes if form == "delta rule" else 0)  # and the errors of the delta rule
+    assert kept <= given + (inputs[2].nbytes if form == "delta rule" else 0)  # the delta rule also saves its errors
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_training_saves_a_few_numbers_a_position(form: str) -> None:
         *((name, {"gate": gate}) for name in ("rfa", "deltanet") for gate in (True, False)),
     ],
 )
-def test_mechanisms_say_where_they_are_compiled(attention: str, options: dict[str, str | bool]) -> None:
+def test_mechanisms_report_that_they_are_compiled_on_the_cpu(attention: str, options: dict[str, str | bool]) -> None:
     mechanism = build_attention(attention, options, AttentionShape(3, 6, 5, positions=784, row=28))
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         assert mechanism.is_compiled(CPU, dtype)

@@ -21,5 +21,5 @@ def test_every_kernel_compiles_and_fits_into_shared_memory() -> None:
     finished = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, check=False)
     assert finished.returncode == 0, finished.stderr
     shared = [int(line.split()[1]) for line in finished.stdout.splitlines()]
-    # GPUs of compute capability 8.6 have the lowest limit per block.
+    # GPUs of compute capability 8.6 allow only 99 KiB per block.
     assert len(shared) == 6 and max(shared) <= 99 * 1024

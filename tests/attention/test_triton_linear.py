@@ -87,7 +87,7 @@ def test_results_match_the_textbook(
 
 @pytest.mark.parametrize("used", [0, 1, 2])
 def test_unused_outputs_have_no_gradient(used: int) -> None:
-    """Only the output, s or z is used."""
+    """Each case uses one of the output, s and z."""
     inputs = draw_inputs(130, 16, 16, carry=True)
     found, expected = (
         torch.autograd.grad(form("elu", inputs)[used].square().sum(), inputs, allow_unused=True)

@@ -59,7 +59,7 @@ def test_the_error_falls_with_the_number_of_features_at_every_norm(kind: str, or
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_orthogonal_directions_have_a_lower_error_at_small_norms_and_a_similar_one_elsewhere(
+def test_orthogonal_directions_have_a_lower_error_at_small_norms_and_a_similar_one_at_others(
     kind: str, find: Find
 ) -> None:
     for features, norm in itertools.product(FEATURES, NORMS):
@@ -72,12 +72,12 @@ def test_orthogonal_directions_have_a_lower_error_at_small_norms_and_a_similar_o
         assert find(kind, True, 32, 0.125).output.mean < 0.2 * find(kind, False, 32, 0.125).output.mean
 
 
-def test_the_error_of_positive_is_below_a_hundredth_of_that_of_trig_at_large_norms(find: Find) -> None:
+def test_at_large_norms_the_error_of_positive_is_less_than_a_hundredth_of_the_error_of_trig(find: Find) -> None:
     for orthogonal, features, norm in itertools.product((True, False), FEATURES, LARGE_NORMS):
         positive, trig = (find(kind, orthogonal, features, norm) for kind in ("positive", "trig"))
         assert trig.output.mean > 100 * positive.output.mean
         assert trig.output.median > 30 * positive.output.median
-        # A bound on the denominator removes most of the error of trig.
+        # Most of the error of trig disappears if its denominator is bounded.
         assert trig.bounded_output.mean < 0.01 * trig.output.mean
 
 
@@ -89,7 +89,7 @@ def test_positive_estimates_small_weights_better_than_trig(find: Find) -> None:
             assert positive.mean < 0.1 * trig.mean
 
 
-def test_trig_has_a_lower_error_at_small_norms(find: Find) -> None:
+def test_trig_has_a_lower_error_than_positive_at_small_norms(find: Find) -> None:
     for features, norm in itertools.product(FEATURES, SMALL_NORMS):
         positive, trig = (find(kind, True, features, norm) for kind in ("positive", "trig"))
         assert trig.output.mean < 0.7 * positive.output.mean
@@ -97,7 +97,7 @@ def test_trig_has_a_lower_error_at_small_norms(find: Find) -> None:
 
 
 def test_the_mechanism_computes_the_same_as_a_table_of_all_pairs(measured: list[Approximation]) -> None:
-    """Rows of trig whose denominator is bounded are left out."""
+    """Rows of trig in which the bound on the denominator has an effect are left out."""
     for entry in measured:
         if entry.feature_map != "trig" or (entry.norm in SMALL_NORMS and entry.features >= 32):
             for side in ("mean", "median"):

@@ -230,7 +230,7 @@ def test_an_interruption_keeps_what_was_measured(machine, calls, repeats) -> Non
     assert len(report.exponents) == min(len(repeats), 2)
 
 
-def test_a_process_that_ctrl_c_ended_leaves_out_no_row(machine) -> None:
+def test_no_row_reports_a_process_that_ctrl_c_ended(machine) -> None:
     """Ctrl-C makes the process that measures memory fail. The next check raises, so no row reports this failure."""
     stopped: list[int] = []
 

@@ -36,8 +36,8 @@ def test_the_papers_cifar_model_matches_a_count_by_hand() -> None:
 
 def test_an_lstm_cell_matches_a_count_by_hand(build_tiny_model) -> None:
     model = build_tiny_model(attention="lstm", attention_options={"hidden": 5})
-    # Each of the two layers has four gates from 16 inputs and 5 outputs, and a projection to 16. The head has 16
-    # levels.
+    # Each of the two layers computes four gates of width 5 from 16 inputs and 5 hidden values, and projects 5 values to
+    # 16. The head has 16 levels.
     assert count_product_flops(model) == 2 * (2 * (16 * 20 + 5 * 20 + 5 * 16) + 16 * 16)
 
 

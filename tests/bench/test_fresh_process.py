@@ -45,7 +45,7 @@ def measure(setup):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Iterator[Path]:
-    """A folder on the processes' path, with the module `odd` and another version of this package to ignore."""
+    """A folder on the processes' path, with the module `odd` and another `linformer_cli`, which must be ignored."""
     folder = tmp_path_factory.mktemp("modules")
     (folder / "odd.py").write_text(ODD)
     (folder / "here" / "linformer_cli").mkdir(parents=True)

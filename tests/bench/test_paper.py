@@ -35,7 +35,7 @@ def networks(tiny_model_config):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, ceilings) -> None:
-    """Starts no processes and skips the comparison of attend and step.
+    """Keeps `bench paper` from starting processes and from comparing attend with step.
 
     Ceilings are made up; the copy task has two updates.
     """
@@ -58,7 +58,7 @@ def test_the_budget_determines_the_sizes() -> None:
     assert short.batches == (1, 16) and usual.batches == (1, 16, 64) and long.batches[-1] == 256
     assert short.rounds < usual.rounds < long.rounds
     assert long.training_batches == PAPER_TRAINING_BATCH
-    assert all(sizes.batches[0] == 1 for sizes in (short, usual, long))  # for the latency of one image
+    assert all(sizes.batches[0] == 1 for sizes in (short, usual, long))  # a batch of one image gives the latency
     assert usual.largest_batches == {"cifar10-paper": 16} and not long.largest_batches
 
 

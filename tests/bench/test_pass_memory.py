@@ -137,7 +137,7 @@ def test_mechanisms_of_one_size_share_their_inputs(seen, monkeypatch) -> None:
     assert all(part.grad is None for part in inputs.values())
     seen.clear()
     del work, works[0]
-    assert sorted(inputs) == [("gradient", 8), ("k", 8), ("q", 8), ("v", 8)]  # the inputs of the other pass
+    assert sorted(inputs) == [("gradient", 8), ("k", 8), ("q", 8), ("v", 8)]  # the inputs of the remaining pass
 
 
 def test_the_parameters_keep_no_gradient(monkeypatch) -> None:

@@ -150,7 +150,7 @@ def test_rows_have_their_shares_of_the_ceilings(models, clock, ceilings) -> None
 
 
 def test_a_row_that_would_take_too_long_is_left_out(models, clock) -> None:
-    """The first prefix takes 3 s, a sixteenth of the time of all four, so two repeats take 96 s."""
+    """The first prefix takes 3 s. All four take 16 times as long, so two repeats take 96 s."""
     clock.take(3.0)
     settings = {"repeats": 2, "limit_seconds": 40.0}
     cached, rerun = bench(models[:1], [1], **settings).rows

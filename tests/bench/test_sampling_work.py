@@ -53,7 +53,7 @@ def test_every_sample_draws_different_images(build_tiny_model, monkeypatch, cloc
     work = WholeImages(build_tiny_model(), 2)
     for _ in range(2):
         work.time_sample()
-    assert begun == [[0, 1], [0, 1], [2, 3], [2, 3]]  # each after its warm-up
+    assert begun == [[0, 1], [0, 1], [2, 3], [2, 3]]  # each sample has a warm-up with the same images
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="the native engine needs a C++ compiler")
@@ -72,12 +72,12 @@ def test_timed_steps_lie_around_the_middle(build_tiny_model, steps, clock) -> No
     assert steps == [(position, 3) for position in range(29, 35)] * 2
 
 
-def test_there_is_room_for_the_untimed_step_before_nearly_all_positions(build_tiny_model, steps, clock) -> None:
+def test_even_62_of_64_positions_leave_room_for_the_untimed_step(build_tiny_model, steps, clock) -> None:
     MiddleSteps(build_tiny_model(), 1, "textbook", 62).time_sample()
     assert steps[0] == (1, 1) and steps[-1] == (63, 1)
 
 
-def test_a_rerun_reads_prefixes_with_a_mean_of_half_the_image(build_tiny_model, monkeypatch, clock) -> None:
+def test_the_prefixes_of_a_rerun_are_half_the_image_on_average(build_tiny_model, monkeypatch, clock) -> None:
     shapes = []
     attend = PixelModel.attend
 

@@ -102,8 +102,8 @@ def test_later_parts_get_less_time_if_a_part_takes_too_long(clock) -> None:
         Part("c", 0.1, 1, lambda seconds: prepare("c", seconds, 1.0)),
     ]
     run(clock, 100.0, parts)
-    # Part a leaves 20 s for b and c, and b gets 16 s of them. The share of b, 40 s, is more than the time left, so c
-    # gets the minimum of 1 s.
+    # Part a leaves 20 s for b and c, and b gets 16 s of them. The full share of b, 40 s, is more than the time left, so
+    # c gets the minimum of 1 s.
     assert told == pytest.approx({"a": 50.0, "b": 16.0, "c": 1.0})
 
 

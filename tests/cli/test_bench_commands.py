@@ -131,7 +131,7 @@ def test_bench_train_times_steps(lintx, run_folder):
 
 @pytest.fixture
 def little_paper(monkeypatch, tiny_model_config):
-    """Runs `bench paper` with tiny networks and sizes."""
+    """Makes `bench paper` use tiny networks and sizes."""
     from linformer_cli.bench import attention, paper, sample
     from linformer_cli.bench.copy_task import CopySettings
     from linformer_cli.bench.measure.pass_memory import PassMemory

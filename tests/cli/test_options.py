@@ -34,7 +34,7 @@ def test_a_time_beyond_ten_years_is_refused(text, raises_one_line) -> None:
     assert parse_duration("3650d") == 3650 * 86400
 
 
-def test_pairs_are_parsed_to_a_dictionary():
+def test_pairs_are_parsed_into_a_dictionary():
     assert parse_pairs(["chunk=16", "feature_map=elu", "text=a=b"], "--x") == {
         "chunk": "16",
         "feature_map": "elu",

@@ -84,7 +84,7 @@ def test_all_shifts_are_equally_frequent() -> None:
     assert shifts.dtype == np.int64
     moves, counts = np.unique(shifts, axis=0, return_counts=True)
     assert moves.tolist() == [[down, right] for down in (-1, 0, 1) for right in (-1, 0, 1)]
-    # 5 standard deviations; the mean is 40,000 / 9
+    # The mean is 40,000 / 9. Five standard deviations are allowed.
     assert np.abs(counts - 40_000 / 9).max() < 5 * (40_000 * 8 / 81) ** 0.5
     assert np.abs(Batches(10, seed=1).shifts(0, 1000, most=3)).max(axis=0).tolist() == [3, 3]
 

@@ -57,7 +57,7 @@ def test_train_and_test_folders_may_have_class_folders(tmp_path: Path, cache: Pa
     assert {part.classes for part in (train, validation, test)} == {2}
 
 
-def test_a_validation_folder_is_not_a_class_and_not_used_for_training(tmp_path: Path, cache: Path) -> None:
+def test_a_validation_folder_is_not_a_class_and_is_not_used_for_training(tmp_path: Path, cache: Path) -> None:
     counts = {"Train/cat": 12, "Train/dog": 8, "VAL/cat": 2, "VAL/dog": 3}
     for name, count in counts.items():
         write_pictures(tmp_path / "pictures" / name, count, seed=count)
@@ -221,7 +221,7 @@ def test_folder_names_need_not_be_utf8(tmp_path: Path, cache: Path) -> None:
 
 
 def test_a_folder_may_change_while_its_images_are_in_use(tmp_path: Path, cache: Path, monkeypatch) -> None:
-    """As with a memory-mapped file on a network file system, the cache cannot be deleted."""
+    """The old cache cannot be deleted here, as on a network file system while its files are mapped."""
     from linformer_cli.data import folders
 
     write_pictures(tmp_path / "pictures", 10)
@@ -272,7 +272,7 @@ def test_images_are_decoded_once_until_the_folder_changes(
     os.utime(tmp_path / "pictures" / "003.png", (1, 1))
     load(tmp_path / "pictures", "train", 8, 3, cache)
     assert len(decoded) == 20
-    assert [path.name for path in cache.iterdir()] == [next(cache.iterdir()).name]  # and no partial cache
+    assert [path.name for path in cache.iterdir()] == [next(cache.iterdir()).name]  # there is no partial cache
 
 
 def test_a_full_disk_gives_a_one_line_error_and_leaves_no_files(
@@ -299,7 +299,7 @@ def test_a_truncated_cache_is_rebuilt(tmp_path: Path, cache: Path) -> None:
     assert load(tmp_path / "pictures", "train", 8, 3, cache).images.tolist() == before
 
 
-def test_files_of_killed_processes_are_removed_and_those_of_running_ones_kept(tmp_path: Path, cache: Path) -> None:
+def test_files_are_removed_if_their_process_was_killed_and_kept_if_it_is_running(tmp_path: Path, cache: Path) -> None:
     write_pictures(tmp_path / "pictures", 10)
     load(tmp_path / "pictures", "train", 8, 3, cache)
     (home,) = cache.iterdir()

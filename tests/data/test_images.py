@@ -94,7 +94,7 @@ def test_glyphs_are_loaded_by_name_and_size() -> None:
 
 
 @pytest.mark.parametrize("name", ["glyphs", "folder:somewhere"])
-def test_images_too_large_for_a_model_are_refused_before_they_are_made(name: str, raises_one_line) -> None:
+def test_images_too_large_for_a_model_are_refused_before_they_are_drawn(name: str, raises_one_line) -> None:
     with raises_one_line(UsageError, "--image-size 1025: an image can have at most 1,048,576 values, found 1,050,625"):
         load_images(name, "train", image_size=1025)
 
@@ -315,7 +315,7 @@ def test_the_border_mean_covers_the_outermost_ring_of_pixels() -> None:
     pixels[:, 1:-1, 1:-1] = 255
     assert ImageSet("x", "train", pixels, None).border_mean() == 0
     pixels[:, 0] = 140  # 4 of the 14 border pixels
-    pixels[1000] = 255  # not among the first 1,000
+    pixels[1000] = 255  # only the first 1,000 images count
     assert ImageSet("x", "train", pixels, None).border_mean() == pytest.approx(40)
     assert ImageSet("x", "train", np.full((1, 1, 2, 1), 7, np.uint8), None).border_mean() == 7
     assert load_images("glyphs", "test").border_mean() < 5
@@ -350,7 +350,7 @@ def test_real_colour_arrays_can_be_loaded() -> None:
 # Classes
 
 
-def test_a_set_has_the_number_of_its_classes(tmp_path: Path) -> None:
+def test_a_set_knows_how_many_classes_it_has(tmp_path: Path) -> None:
     assert load_images("glyphs", "train", image_size=8).classes == 62
     np.save(tmp_path / "train-images.npy", np.zeros((20, 4, 4), np.uint8))
     assert load_images(f"array:{tmp_path}", "train").classes == 0

@@ -34,7 +34,7 @@ def luma(colour: np.ndarray) -> np.ndarray:
     return colour.astype(np.float64) @ [0.299, 0.587, 0.114]
 
 
-# Bit for bit
+# Images of the right size
 
 
 def test_a_grey_image_of_the_right_size_is_unchanged(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_a_grey_image_of_the_right_size_is_unchanged(tmp_path: Path) -> None:
     assert np.array_equal(picture.image, pixels[..., None])
     assert picture.notes == ()
     assert picture.path == tmp_path / "picture.png"
-    picture.image[0] = 0  # writable, and not shared
+    picture.image[0] = 0  # the array can be written to
 
 
 @pytest.mark.parametrize("name", ["picture.png", "picture.bmp", "picture.tiff", "picture.webp"])
@@ -309,7 +309,7 @@ def test_a_truncated_file_gives_a_one_line_error_wherever_it_ends(tmp_path: Path
         except DataError as error:
             assert re.fullmatch(r"'.*picture' .{1,300}", str(error))
         else:
-            assert kept > len(data) // 4  # enough is left, such as the first of several frames
+            assert kept > len(data) // 4  # an image is still readable, such as the first of several frames
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "ICO", "PPM", "TGA", "PCX", "SGI"])

@@ -36,7 +36,7 @@ def test_converting_to_images_and_back_changes_no_level() -> None:
         images = values_to_images(values, ImageShape(height=1, width=levels, levels=levels))
         assert images[0, 0, 0, 0] == 0
         assert images[0, 0, -1, 0] == 255
-        # Every level is less than one step from its exact value.
+        # Every brightness is less than 1 away from the exact value of its level.
         np.testing.assert_array_less(np.abs(images.ravel() - np.linspace(0, 255, levels)), 1)
         assert torch.equal(images_to_values(images, levels), values), levels
 

@@ -122,7 +122,7 @@ def test_without_a_network_a_one_line_error_says_what_to_do(
 ) -> None:
     with raises_one_line(DataError, name, str(tmp_path), "Name or service not known", "--data-dir", "--data glyphs"):
         load(name, tmp_path)
-    assert list(tmp_path.iterdir()) == []  # and no partial download
+    assert list(tmp_path.iterdir()) == []  # there is no partial download
     assert capfd.readouterr().out == ""
 
 
@@ -171,7 +171,7 @@ def downloading(monkeypatch: pytest.MonkeyPatch) -> type[Downloading]:
     return Downloading
 
 
-def test_a_download_has_a_time_limit_prints_nothing_to_stdout_and_is_moved_into_place(
+def test_a_download_has_a_time_limit_and_prints_nothing_to_stdout_and_is_moved_into_place(
     downloading: type[Downloading], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     images, labels = load("mnist", tmp_path)
@@ -280,7 +280,7 @@ def test_the_import_of_torchvision_is_retried_with_its_missing_operators_declare
         cwd=repository,
     )
     assert done.returncode == 0, done.stderr
-    # the script's own import may print, but the one in lintx may not
+    # The script's own import may print "chatter" once, but the import in lintx may not print anything.
     assert done.stdout.replace("chatter\n", "", 1) == ""
 
 

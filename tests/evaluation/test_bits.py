@@ -50,8 +50,9 @@ def test_bits_and_errors_match_a_computation_by_hand() -> None:
     assert (bits.images, bits.values_per_image) == (2, 2)
 
 
-def test_a_difference_is_taken_image_by_image() -> None:
-    # The images have 2 and 6 bits/dim with one model, 1.5 and 5 with the other. The two differences are similar.
+def test_the_standard_error_of_a_difference_comes_from_the_differences_of_single_images() -> None:
+    # The images have 2 and 6 bits/dim with one model, and 1.5 and 5 with the other. The differences, 0.5 and 1, vary
+    # much less than the bits/dim of either model.
     tables = [[[1.0, 3.0], [8.0, 4.0]], [[2.0, 1.0], [5.0, 5.0]]]
     models = [Table(torch.tensor(table, dtype=torch.float64) * math.log(2)) for table in tables]
     one, other = (measure_nats(model, model.images()) for model in models)  # type: ignore[arg-type]
@@ -122,7 +123,7 @@ def test_nats_in_float32_are_added_up_in_float64() -> None:
     assert bits.bits_per_dim_without_first_value == pytest.approx(rest, rel=1e-9)
 
 
-def test_a_single_image_has_no_error_and_a_single_value_no_bits_without_the_first() -> None:
+def test_one_image_has_no_standard_error_and_one_value_has_no_bits_without_the_first() -> None:
     model = Table(torch.full((1, 3), math.log(2)))
     bits = measure_bits(model, model.images())  # type: ignore[arg-type]
     assert (bits.bits_per_dim, bits.standard_error) == (pytest.approx(1), None)

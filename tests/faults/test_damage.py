@@ -84,7 +84,7 @@ def test_the_run_can_be_used_before_it_is_damaged(copy: Path, capsys: pytest.Cap
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("tenth", range(TENTHS))
-def test_a_file_cut_off_at_any_tenth_is_refused(copy: Path, capsys, file: str, tenth: int) -> None:
+def test_a_truncated_file_is_refused(copy: Path, capsys, file: str, tenth: int) -> None:
     path = copy / "last" / file
     data = path.read_bytes()
     path.write_bytes(data[: len(data) * tenth // TENTHS])
@@ -127,7 +127,7 @@ FOREIGN: dict[str, Change] = {
     "a header longer than the file": lambda data: struct.pack("<Q", len(data)) + data[8:],
     "a pickle": lambda data: pickle.dumps({"weights": [1.0]}),
     "a torch file": lambda data: b"PK\x03\x04" + data,
-    "half of it": lambda data: data[: len(data) // 2],
+    "half of the file": lambda data: data[: len(data) // 2],
     "nothing": lambda data: b"",
     "text": lambda data: b"these are no weights\n" * 40,
 }

@@ -124,7 +124,7 @@ def test_random_command_lines_give_a_one_line_error(
         arguments = [argument for argument in arguments if "\0" not in argument]
         if command in ("attentions", "env") and not arguments:
             return
-        if command == "train":  # prevents training on glyphs and downloads, because the last --data counts
+        if command == "train":  # the last --data replaces any that would train on glyphs or download a set
             arguments = [*arguments, "--data", "array:none"]
         monkeypatch.setattr(sys, "argv", ["lintx", command, *arguments])
         with pytest.raises(SystemExit) as ended:
@@ -176,7 +176,7 @@ def test_random_checkpoints_give_a_result_or_a_one_line_error(
     paths = [(key,) for key in document] + [
         (key, inner) for key, value in document.items() if isinstance(value, dict) for inner in value
     ]
-    # larger numbers would build huge models
+    # Larger numbers would build huge models.
     small = anything.filter(lambda value: not isinstance(value, int) or value < 64)
 
     def attempt() -> None:

@@ -116,7 +116,7 @@ def test_a_state_holds_no_view_of_the_projections(build_config: BuildConfig, att
 
 
 class ShowAttention(SoftmaxAttention):
-    """Records its inputs and returns its extra scalars as values."""
+    """Records its inputs and returns the values times the sum of the extra scalars."""
 
     shared_query_key = True
     extra_per_head = 2

@@ -41,7 +41,7 @@ def test_a_class_adds_its_vector_at_every_position(build_model: BuildModel, chan
         plain.load_state_dict(weights)
         if "embedding" in changes:
             half = len(vector) // 2
-            plain.embedding.values += vector[:half]  # each position sees one value, possibly missing
+            plain.embedding.values += vector[:half]  # each position reads one row of this table
             plain.embedding.sinusoids = model.embedding.sinusoids + vector[half:]
         else:
             plain.embedding.row.weight += vector

@@ -22,7 +22,7 @@ IMAGES = [(4, 5, 3), (4, 5, 1), (3, 1, 3), (3, 1, 1), (1, 4, 3), (3, 2, 1), (1, 
 
 
 def visible_places(context: Context, image: ImageShape, place: int) -> list[int]:
-    """Return the indices of the values that position `place` reads, from rows, columns and channels."""
+    """Return the indices of the values that position `place` reads, computed from rows, columns and channels."""
     if context == "previous":
         return [place - 1] if place else []
     row, rest = divmod(place, image.width * image.channels)
@@ -74,7 +74,7 @@ def test_sources_match_the_visible_values(context: Context, size: tuple[int, int
 
 @pytest.mark.parametrize("size", IMAGES)
 def test_a_slot_has_the_same_direction_at_every_position(size: tuple[int, int, int]) -> None:
-    """Directions (rows up, columns left, channel) are left, two left, above left, above, above right, two above."""
+    """The test lists the directions of all slots as (rows up, columns left, channel)."""
     image = ImageShape.model_validate(dict(zip(("height", "width", "channels"), size, strict=True)))
     directions = [(0, 0, channel) for channel in range(image.channels - 1)]
     for up, left in ((0, 1), (0, 2), (1, 1), (1, 0), (1, -1), (2, 0)):

@@ -1,4 +1,4 @@
-"""Tests of heads: likelihood and draws use the same distribution, and it adds up to 1 for any parameters."""
+"""Tests of heads: likelihood and draws use the same distribution, whose probabilities always add up to 1."""
 
 import math
 from collections.abc import Callable

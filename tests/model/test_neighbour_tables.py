@@ -42,7 +42,7 @@ def test_rows_match_pairs_and_hashes(channel: int) -> None:
 def test_pairs_have_separate_rows_and_hashes_are_spread() -> None:
     pairs = torch.tensor([[*pair, 0, 0] for pair in itertools.product(range(256), repeat=2)])
     assert len(find_rows(pairs, torch.tensor(0))[:, 0].unique()) == 2**16
-    # The keys are similar: eight adjacent values in each place give 512 and 4,096 combinations.
+    # The keys are similar: eight adjacent values in each place give 512 combinations of three and 4,096 of four.
     near = torch.tensor(list(itertools.product(range(100, 108), repeat=4)))
     rows = find_rows(near, torch.tensor(0))
     for table, combinations in ((1, 8**3), (2, 8**4)):

@@ -1,4 +1,4 @@
-"""Tests of the whole model: attend against step, one distribution over images, and the sizes of the paper."""
+"""Tests of the whole model: attend equals step, the images' probabilities add up to 1, sizes match the paper's."""
 
 import itertools
 import math
@@ -41,7 +41,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         ("softmax", (3, 3, 3), "wide", "paper", "post", "mixture"),
         ("linear", (5, 4, 1), "hashed", "grid", "pre", "categorical"),
         ("softmax", (3, 3, 3), "hashed", "paper", "post", "mixture"),
-        # These have other blocks. Neither the embedding nor the head depends on the block.
+        # These have other blocks. Fewer combinations are enough, because embedding and head do not depend on the block.
         *itertools.product(
             ("gau", "flash", "lstm"),
             ((5, 4, 1), (3, 3, 3)),
@@ -53,7 +53,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     ]
 }
 every_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
-# These have every attention, image and context at least once. They are for tests that depend on nothing else.
+# These include every attention, image and context. They are for tests that depend on nothing else.
 some_variants = pytest.mark.parametrize(
     "variant", [value for name, value in VARIANTS.items() if name.endswith("grid-pre-categorical")]
 )
@@ -182,7 +182,7 @@ def test_float32_does_not_drift_over_a_whole_digit(build_model: BuildModel, atte
 def test_branches_add_up_to_the_scale_of_one_branch(
     build_config: BuildConfig, attention: str, branches: int, layers: int
 ) -> None:
-    """Initial weights are N(0, 1 / inputs), divided by the square root of the number of branches in the model."""
+    """Initial weights have variance 1 / inputs; at the end of a branch, 1 / (inputs * number of branches)."""
     torch.manual_seed(0)
     model = PixelModel(build_config(attention, layers=layers, width=64, feed_forward=96))
     for block in model.blocks:
@@ -257,7 +257,7 @@ def test_an_untrained_model_needs_eight_bits_per_value(preset: str, channels: in
     ["linear", *(pytest.param(name, marks=pytest.mark.slow) for name in ("softmax", "gau", "flash", "lstm"))],
 )
 def test_a_model_can_overfit_eight_images(attention: str) -> None:
-    """The images are eight strokes at random places with random brightness."""
+    """Each image is a cross at a random place with random brightness."""
     generator = torch.Generator().manual_seed(0)
     images = torch.zeros(8, 8, 8, dtype=torch.int64)
     for image in images:
@@ -285,7 +285,7 @@ def test_a_model_can_overfit_eight_images(attention: str) -> None:
     [("mnist-paper", (28, 28, 1), 6_359_198), ("cifar10-paper", (32, 32, 3), 12_677_278)],
 )
 def test_paper_presets_have_the_papers_size(preset: str, size: tuple[int, int, int], parameters: int) -> None:
-    """These are 6.36 and 12.68 million parameters. The released code has no row for the start token."""
+    """The counts include a row for the start token, which the released code does not have."""
     image = ImageShape.model_validate(dict(zip(("height", "width", "channels"), size, strict=True)))
     model = PixelModel(ModelConfig(**PRESETS[preset].model_dump(), image=image))
     assert model.parameter_count() == parameters

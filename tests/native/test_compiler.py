@@ -75,7 +75,7 @@ def test_a_library_is_compiled_once(load, fresh_compiler, fake_compiler) -> None
     assert load().answer() == 42
     real = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     assert real is not None
-    # This compiler is the same under another name and logs its runs.
+    # This compiler logs its runs and calls the real one.
     counter = fake_compiler(f'echo run >> "$0.log"\nexec {real} "$@"')
     assert load().answer() == 42 and load().answer() == 42
     assert Path(f"{counter}.log").read_text().split() == ["run", "run"]  # it compiles once and links once
@@ -236,8 +236,8 @@ def test_nothing_of_another_user_is_loaded(load, fresh_compiler, tmp_path, monke
 
 
 @needs_user_ids
-def test_folders_with_the_owner_of_the_root_are_accepted(tmp_path, monkeypatch) -> None:
-    """In a user namespace, as in some containers, the owner of / and /tmp may have no user number."""
+def test_folders_with_the_same_owner_as_the_root_folder_are_accepted(tmp_path, monkeypatch) -> None:
+    """In a user namespace, as in some containers, the owner of / and /tmp may be unknown; its number is then 65534."""
     real = Path.stat
 
     def stat(path: Path, **options: bool) -> os.stat_result:

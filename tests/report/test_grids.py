@@ -174,7 +174,7 @@ def test_a_completion_refuses_images_of_different_shapes():
         render_completion(np.zeros((4, 4, 1)), 0, given[None], given)
 
 
-def test_stacked_rows_are_left_aligned_and_all_rgb_if_one_is():
+def test_stacked_rows_are_left_aligned_and_all_become_rgb_if_one_is():
     grey, colour = Image.new("L", (2, 1), 9), Image.new("RGB", (1, 1), (1, 2, 3))
     stack = stack_rows([grey, colour], gap=1)
     b = [BACKGROUND] * 3

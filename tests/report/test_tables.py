@@ -50,12 +50,12 @@ def test_a_table_has_headings_units_and_formatted_values():
 
 def test_a_narrow_table_shows_every_letter():
     lines = printed(render_records([*RECORDS, {"attention": "x" * 30}], COLUMNS, "table"), width=44)
-    assert "".join(line[:16].strip() for line in lines).count("x") == 31, lines  # softmax has one more
+    assert "".join(line[:16].strip() for line in lines).count("x") == 31, lines  # the 31st is the x of softmax
     assert not any("…" in line for line in lines)
 
 
 @pytest.mark.parametrize("width", [100, 80, 60, 45, 36])
-def test_a_table_that_is_too_wide_is_split_and_no_number_is_broken(width):
+def test_a_table_that_is_too_wide_is_split_between_columns(width):
     columns = (
         Column("name", "attention", names=True),
         Column("positions", "T", format=",", names=True),
@@ -77,7 +77,7 @@ def test_a_table_that_is_too_wide_is_split_and_no_number_is_broken(width):
     parts = text.split("\n\n")
     assert (len(parts) == 1) == (width >= 80)
     assert all(("attention" in part and "16,384" in part) or "65,536" in part for part in parts)
-    # A part of the table leaves out records that would be empty in it.
+    # Each part of the table leaves out the records that would be empty there.
     assert all(("longformer" in part) == (part in (parts[0], parts[-1])) for part in parts)
     assert ("softmax" in parts[-1]) == ("12.3" in parts[-1])
     words = parts[-1].replace("longformer", "").replace("65,536", "").split()

@@ -30,7 +30,7 @@ def test_a_character_shows_two_pixels_with_the_lower_one_as_background():
     assert rendered == "\x1b[38;2;1;2;3;48;2;4;5;6m▀\x1b[0m\x1b[38;2;1;2;3;48;2;7;8;9m▀\x1b[0m\n"
 
 
-def test_equal_neighbours_share_one_escape_code_and_a_last_odd_row_has_no_background():
+def test_equal_neighbours_share_one_escape_code_and_an_odd_last_row_has_no_background():
     rendered = printed(render_preview(grey([[9, 9, 9]]), 80, colour=True), color_system="truecolor")
     assert rendered == "\x1b[38;2;9;9;9m▀▀▀\x1b[0m\n"
 

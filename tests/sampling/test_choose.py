@@ -80,19 +80,19 @@ def test_the_smaller_values_win_ties() -> None:
 
 
 def test_temperature_comes_before_top_p() -> None:
-    # At T = 1/2, the first value has probability 16/26 and alone reaches top-p. At T = 1, it has 0.4.
+    # At T = 1/2, the first value has probability 16/26 and alone reaches 0.5. At T = 1, it has 0.4.
     assert filtered([0.4, 0.2, 0.2, 0.1, 0.1], temperature=0.5, top_p=0.5) == [1, 0, 0, 0, 0]
     assert filtered([0.4, 0.2, 0.2, 0.1, 0.1], top_p=0.5) == pytest.approx([2 / 3, 1 / 3, 0, 0, 0], rel=1e-12)
 
 
 def test_top_k_comes_before_top_p() -> None:
-    # After top-k, the first value has probability 4/6 and alone reaches 0.6. Before, it has 0.4.
+    # After top-k, the first value has probability 4/6 and alone reaches 0.6. Before top-k, it has 0.4.
     assert filtered([0.4, 0.2, 0.2, 0.2], top_k=2, top_p=0.6) == [1, 0, 0, 0]
     assert filtered([0.4, 0.2, 0.2, 0.2], top_p=0.6) == pytest.approx([2 / 3, 1 / 3, 0, 0], rel=1e-12)
     assert filtered([0.4, 0.2, 0.2, 0.2], top_k=2, top_p=0.7) == pytest.approx([2 / 3, 1 / 3, 0, 0], rel=1e-12)
 
 
-def test_values_of_probability_zero_stay_zero() -> None:
+def test_probabilities_of_zero_stay_zero() -> None:
     for filters in ({"temperature": 2.0}, {"top_k": 3}, {"top_p": 1.0}):
         assert filtered([0.5, 0.0, 0.5, 0.0], **filters) == pytest.approx([0.5, 0, 0.5, 0], rel=1e-12)
 

@@ -199,7 +199,7 @@ def test_nan_anywhere_in_an_image_is_noticed(build_tiny_model, raises_one_line, 
 
 
 def refuse_above(monkeypatch: pytest.MonkeyPatch, model: PixelModel, limit: int, error: Exception) -> list[int]:
-    """Make steps of more than `limit` images run out of memory, and return the batch sizes that were tried."""
+    """Make steps of more than `limit` images run out of memory, and return a list that collects the batch sizes."""
     tried, step = [], model.step
 
     def limited(tokens: torch.Tensor, state: object) -> object:

@@ -75,7 +75,7 @@ def test_native_rounds_to_nearest_bfloat16_once(build_tiny_model) -> None:
     engines = (TextbookEngine(reference, 33), NativeEngine(model, 33), TextbookEngine(model, 33))
     steps = [[engine.step(token).float().clone() for engine in engines] for token in draw_tokens(model, 33).unbind(1)]
     exact, native, textbook = (torch.stack(outputs) for outputs in zip(*steps, strict=True))
-    # The error is 0.5 times that of torch; with truncation instead of rounding, it would be 0.87 times.
+    # The error is 0.5 times that of torch; with truncation instead of rounding, it would be 0.87 times that of torch.
     assert (native - exact).square().mean().sqrt() < 0.7 * (textbook - exact).square().mean().sqrt()
 
 
@@ -179,7 +179,7 @@ def test_engines_draw_the_same_images(build_tiny_model, changes) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_native_outputs_do_not_depend_on_batch_or_threads_bit_for_bit(build_tiny_model, dtype) -> None:
+def test_native_outputs_have_the_same_bits_for_any_batch_and_threads(build_tiny_model, dtype) -> None:
     model = build_tiny_model(width=24, layers=3).to(dtype)
     tokens = draw_tokens(model, 23)
     outputs = []

@@ -27,8 +27,8 @@ from linformer_cli.system.environment import processor_features
 
 pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="the native engine needs a C++ compiler")
 
-# The features that each instruction set needs. "native" is the set of this machine; each of the others multiplies
-# differently.
+# Each instruction set is listed with the processor feature that it needs. "native" is the set of this machine; the
+# others each multiply in their own way.
 INSTRUCTION_SETS = {"native": "", "x86-64": "", "x86-64-v3": "avx2", "x86-64-v4": "avx512bw"}
 # These are compared with the set of this machine.
 every_other = pytest.mark.parametrize(
@@ -40,7 +40,7 @@ every_other = pytest.mark.parametrize(
 
 @pytest.fixture(params=INSTRUCTION_SETS)
 def instruction_set(request, monkeypatch, compile_once) -> str:
-    """Compiles integer engines for this instruction set."""
+    """Compiles the integer kernels for this instruction set and returns its name."""
     name: str = request.param
     if name != "native":
         if platform.machine() not in ("x86_64", "AMD64") or INSTRUCTION_SETS[name] not in processor_features():
@@ -68,7 +68,7 @@ def quantise(rows: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.f
 
 
 def expected_products(weight: Tensor, bias: Tensor, x: Tensor) -> NDArray[np.float32]:
-    """Compute the same with numpy's integers."""
+    """Compute the products of `multiply` with numpy's integers."""
     (w, w_scales), (inputs, scales) = quantise(weight.numpy()), quantise(x.numpy())
     return (inputs @ w.T).astype(np.float32) * (scales[:, None] * w_scales) + bias.numpy()
 
@@ -174,14 +174,14 @@ def test_every_instruction_set_draws_the_same_images(
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_neither_batch_nor_threads_change_a_bit(build, variant) -> None:
+def test_results_have_the_same_bits_for_any_batch_and_threads(build, variant) -> None:
     model = build(variant)
     expected = step_through(model, 7)
     for batch, threads in ((1, 1), (1, 3), (3, 1), (7, 3)):
         assert torch.equal(step_through(model, batch, threads), expected[:batch])
 
 
-def test_the_bits_per_dim_of_the_shipped_model_change_little() -> None:
+def test_int8_hardly_changes_the_bits_per_dim_of_the_shipped_model() -> None:
     """The images are drawn by the model itself; their bits/dim are typical of its data."""
     model = load_weights(read_checkpoint(None))
     values = Sampler(model, engine=NATIVE).sample(range(4)).values

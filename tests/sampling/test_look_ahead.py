@@ -86,7 +86,7 @@ def test_a_confident_model_needs_far_fewer_passes(build_tiny_model, draw_both) -
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_final_state_matches_stepping(build_tiny_model, draw_both, dtype) -> None:
-    """The sizes include odd widths."""
+    """Some of the widths are odd."""
     model = build_tiny_model(layers=3, width=21, head_width=7, heads=3, feed_forward=29, context="hashed")
     model = sharpen(model).to(dtype)
     ahead, stepwise = draw_both(model, 7, 2, known=20, left=1)

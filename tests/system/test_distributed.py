@@ -110,7 +110,7 @@ def test_only_rank_0_prints_messages_and_errors_name_other_ranks(monkeypatch, ca
     assert not is_quiet() and capsys.readouterr().err == "something\n"
 
 
-def test_only_errors_about_a_lost_process_are_reported_as_one(monkeypatch, raises_one_line) -> None:
+def test_only_lost_connections_are_reported_as_a_lost_process(monkeypatch, raises_one_line) -> None:
     pretend(monkeypatch, **TORCHRUN)
     deaf: list[tuple[object, object]] = []
     monkeypatch.setattr(signal, "signal", lambda *arguments: deaf.append(arguments))
@@ -131,7 +131,7 @@ def test_only_errors_about_a_lost_process_are_reported_as_one(monkeypatch, raise
 
 
 @pytest.mark.parametrize(("arguments", "code"), [(["--version"], 0), (["train", "--steps", "no"], 2)])
-def test_a_process_of_a_team_ends_immediately_and_a_single_process_normally(
+def test_a_process_of_a_team_ends_immediately_and_a_single_process_ends_normally(
     monkeypatch, capsys, arguments, code
 ) -> None:
     ended: list[int] = []

@@ -18,7 +18,7 @@ def test_peak_memory_is_counted_in_bytes() -> None:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such setting")
-def test_freed_memory_is_reused_unless_the_environment_sets_malloc() -> None:
+def test_freed_memory_is_reused_unless_the_environment_configures_malloc() -> None:
     """Counts the page faults of twenty arrays of 40 MB that are allocated after twenty others were freed."""
     script = (
         "import resource, torch\n"

@@ -10,7 +10,7 @@ from linformer_cli.errors import Interrupted
 from linformer_cli.system.signals import StopRequest, catch_signals
 
 
-def test_an_unset_request_does_not_stop() -> None:
+def test_an_unset_request_does_not_stop_a_command() -> None:
     StopRequest().raise_if_set("never")
 
 

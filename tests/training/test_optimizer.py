@@ -83,7 +83,7 @@ def test_the_state_survives_a_save_bit_for_bit(build_tiny_model, name) -> None:
 
 def test_a_step_of_muon_makes_the_singular_values_nearly_equal(build_tiny_model) -> None:
     # The first step depends only on the gradient U S V'. The step is nearly U V', scaled to a root mean square of 0.2
-    # learning rates, as in a typical step of AdamW.
+    # times the learning rate, as in a typical step of AdamW.
     model = build_tiny_model()
     before = copy.deepcopy(model.state_dict())
     optimizer = build_optimizer(model, configure("muon", learning_rate=0.25, weight_decay=0.0))
@@ -99,7 +99,7 @@ def test_a_step_of_muon_makes_the_singular_values_nearly_equal(build_tiny_model)
             assert float(values.min()) > 0.6 and float(values.max()) < 1.3
 
 
-def test_parameters_that_muon_leaves_out_are_trained_as_by_adamw(build_tiny_model) -> None:
+def test_parameters_that_muon_leaves_out_are_trained_as_with_adamw(build_tiny_model) -> None:
     models = {name: build_tiny_model() for name in ("muon", "adamw")}
     for name, model in models.items():
         config = configure(name, learning_rate=0.1, weight_decay=0.3, beta1=0.5, beta2=0.75)

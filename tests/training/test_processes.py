@@ -102,12 +102,12 @@ def test_the_dropout_of_a_process_depends_only_on_seed_step_and_rank() -> None:
 
 @pytest.mark.slow
 def test_two_processes_train_like_one(tmp_path: Path) -> None:
-    """In float64, `processes.py` also compares gradients, losses and weights after single steps."""
+    """`processes.py` also compares losses, gradients and weights in float64 after a few steps."""
     code, _, errors = finish(start(WORK, "train", tmp_path))
     assert code == 0, errors
     found = json.loads((tmp_path / "differences.json").read_text())
-    # After nine steps of 1e-2 on the same images, only the order of float32 sums differs. The effect is large where
-    # gradients nearly cancel, because Adam divides by their size.
+    # The runs take nine steps on the same images with a learning rate of 1e-2, and differ only in the order of float32
+    # sums. The effect is largest where gradients nearly cancel, because Adam divides by their size.
     assert 0 < found["whole"] < 1e-4
     assert found["moved"] < 1e-4
     # Resuming with the same number of processes is bit-exact, including dropout.

@@ -111,7 +111,7 @@ def check_same(resumed: RunFolder, whole: RunFolder) -> None:
 @pytest.mark.parametrize(
     ("event", "step", "stopped_at"),
     [
-        # The stop is noticed after the next step. Nothing is logged, evaluated or saved at that step otherwise.
+        # The stop is noticed after the next step, at which nothing else is logged, evaluated or saved.
         ("save", 6, 7),
         # At step 10 an evaluation and a grid are due, so the resumed run begins with them.
         ("save", 9, 10),
@@ -185,7 +185,7 @@ def test_a_run_can_be_stopped_at_every_step(configure, uninterrupted, tmp_path) 
 
 
 def test_an_evaluation_repeated_after_a_resume_is_logged_once(configure, uninterrupted, tmp_path) -> None:
-    # The run is stopped when an evaluation is due. It is resumed for this evaluation and killed before the next save.
+    # The run is stopped when an evaluation is due. The resumed run evaluates and is killed before the next save.
     def kill() -> None:
         raise KeyboardInterrupt
 

@@ -13,7 +13,7 @@ def direction(x: Tensor) -> Tensor:
 
 
 def recurrence(x: Inputs, tensors: Tensors, gate: bool, largest_beta: float) -> Tensor:
-    """s = alpha (I - beta k k^T) s + beta k v^T, y = q s / rms(q s)."""
+    """Compute s = alpha (I - beta k k^T) s + beta k v^T and y = q s / rms(q s), position by position."""
     assert x.extra is not None
     q, k = direction(x.q), direction(x.k)
     beta = largest_beta * x.extra[..., 0].sigmoid()
@@ -30,7 +30,7 @@ def recurrence(x: Inputs, tensors: Tensors, gate: bool, largest_beta: float) -> 
 
 
 def half_open(mechanism: nn.Module) -> None:
-    """Half open the gates; nearly open gates would have too little effect to test."""
+    """Open the gates halfway; nearly open gates would have too little effect to test."""
     mechanism.gate_bias.data = torch.tensor([1.0, -0.5], dtype=torch.float64)
 
 

@@ -40,10 +40,10 @@ def gau(x: Inputs, tensors: Tensors, by_length: bool, activation: str) -> Tensor
 
 
 def fill_parameters(size: float) -> Callable[[nn.Module], None]:
-    """Make scales, offsets and biases large enough to affect the result; products grow about `size`-fold.
+    """Make scales, offsets and biases large enough to affect the result.
 
-    The scales of queries and keys have the same sign, so most positions give weight to themselves. ReLU sets about half
-    of the other weights to zero.
+    Products of queries and keys are in proportion to `size`. The scales of queries and keys have the same sign, so most
+    positions give weight to themselves. ReLU sets about half of the other weights to zero.
     """
 
     def fill(mechanism: nn.Module) -> None:

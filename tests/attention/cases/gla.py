@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def gla(x: Inputs, memories: Tensor, temperature: float, gated: bool) -> Tensor:
-    """With extra scalars of 0, a weight falls to 1/e in `memories` positions; `memories` is [K] or [H, 1, 1]."""
+    """If the extra scalars are 0, a weight falls to 1/e in `memories` positions; `memories` is [K] or [H, 1, 1]."""
     assert x.extra is not None
     gates = memories.shape[-1]
     at_zero = (-temperature / memories).exp()

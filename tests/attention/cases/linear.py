@@ -23,7 +23,7 @@ def linear(q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
 def linear_condition(q: Tensor, k: Tensor, kernel: Kernel) -> Tensor:
     """Return [B, H, T]: the sum of the absolute values of the denominator's terms, divided by the denominator.
 
-    This is valid for polynomials in q . k with positive coefficients: with |q| and |k|, all their terms are positive.
+    This is valid for polynomials in q . k with positive coefficients: for |q| and |k|, all terms are positive.
     """
     return kernel(q.abs(), k.abs()).tril().sum(-1) / kernel(q, k).tril().sum(-1)
 

@@ -43,7 +43,7 @@ def relu(x: Tensor, w: Tensor) -> Tensor:
 def trig(x: Inputs, tensors: Tensors) -> Tensor:
     """Average with weights exp(|k_j|^2 / 2) * mean of cos(w . (q_t - k_j)).
 
-    The denominator is at least a tenth of the sum of exp(|k_j|^2 / 2).
+    The denominator is raised to at least a tenth of the sum of exp(|k_j|^2 / 2).
     """
     q, k = scale(x)
     w = tensors["directions"]

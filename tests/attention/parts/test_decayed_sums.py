@@ -99,7 +99,7 @@ def test_images_may_share_their_decays() -> None:
 
 
 def test_featurewise_decay_saves_nothing_per_pair() -> None:
-    """One number per pair of positions and feature would be 64 x 32 numbers per position with chunks of 64."""
+    """With chunks of 64, one number per pair of positions and feature would be 64 x 32 numbers per position."""
     q, k, v, log_decay = (torch.rand(1, 1, 1024, 32).requires_grad_() for _ in range(4))
     kept = measure_saved_bytes(featurewise_decayed_causal_sums, q, k, v, -log_decay, None, 64)
     assert kept < 1024 * 4 * 12 * 32
@@ -143,7 +143,7 @@ def test_passing_factors_equals_multiplying_the_features_by_them(chunk: int) -> 
 
 
 def test_almost_closed_gates_lose_no_precision() -> None:
-    """The sum of logs reaches thousands, and the logarithm of a pair's weight is the difference of two such sums."""
+    """The logarithm of a pair's weight is the difference of two sums of logs, and such sums reach thousands."""
     inputs = draw(64)
     inputs[3][:, :, :24] = -100
     expected, _ = by_recurrence(*inputs)

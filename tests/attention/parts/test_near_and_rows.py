@@ -74,7 +74,7 @@ def test_groups_of_any_size_match_the_definition(
 
 
 def test_the_tested_sizes_give_one_and_several_groups() -> None:
-    """Otherwise the test above might not cover a border between groups."""
+    """Otherwise, the test above might cover only one of these two cases."""
     pattern = PATTERNS["window behind others"]
     inputs = draw(pattern)
     counts = []
@@ -123,6 +123,6 @@ def test_autocast_does_not_change_the_backward_pass() -> None:
 def test_no_score_is_saved_for_the_backward_pass(pattern: Pattern) -> None:
     inputs = draw(pattern)
     y = attend(inputs, pattern)
-    # Saved are the inputs, the output and one number per query.
+    # The inputs, the output and one number per query are saved.
     expected = sum(part.nbytes for part in inputs) + y.nbytes + y[..., 0].numel() * y.element_size()
     assert measure_saved_bytes(attend, inputs, pattern) == expected

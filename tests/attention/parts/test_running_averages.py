@@ -57,7 +57,7 @@ def test_outputs_state_and_gradients_match_the_definition(length: int, chunk: in
 
 @pytest.mark.parametrize("order", ["rising", "falling", "jump"])
 def test_distant_scores_do_not_overflow(order: str) -> None:
-    """Scores differ by up to 2000, and exp(2000) overflows."""
+    """Scores differ by up to 2000. Without care, exp(2000) would overflow."""
     parts = [part.detach() for part in draw(40, carry=False, dtype=torch.float32)]
     scores = torch.linspace(-1000, 1000, 40) if order != "jump" else 1000.0 * (torch.arange(40) % 13 == 12)
     parts[1] = (scores.flip(0) if order == "falling" else scores)[:, None].expand_as(parts[1]).clone()
@@ -76,5 +76,5 @@ def test_saved_bytes_grow_linearly_and_stay_small() -> None:
         parts = draw(length, carry=True, dtype=torch.float32)
         saved.append(measure_saved_bytes(read_running_averages, *parts, 16))
     assert 3.5 * saved[0] < saved[1] < 4.5 * saved[0]
-    # Saved are gates, scores, logs, values, and one set of averages per 16 positions.
+    # Gates, scores, logs, values, and one set of averages per 16 positions are saved.
     assert saved[1] < 1.1 * 2048 * BATCH * HEADS * 4 * (3 * LANDMARKS + WIDTH + LANDMARKS * (WIDTH + 1) / 16)
