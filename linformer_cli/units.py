@@ -31,27 +31,27 @@ def format_duration(seconds: float) -> str:
 
 
 def format_milliseconds(seconds: float) -> str:
-    """A time in milliseconds with three digits: '0.12 ms', '45.3 ms', '1,205 ms'."""
+    """A time in milliseconds rounded to about three digits: '0.12 ms', '45.3 ms', '1,205 ms'."""
     return f"{seconds * 1000:,.0f} ms" if seconds >= 1 else f"{_three_digits(seconds * 1000)} ms"
 
 
 def format_microseconds(seconds: float) -> str:
-    """A time in microseconds with three digits: '0.12 µs', '45.3 µs', '1,205 µs'."""
+    """A time in microseconds rounded to about three digits: '0.12 µs', '45.3 µs', '1,205 µs'."""
     return f"{seconds * 1e6:,.0f} µs" if seconds >= 1e-3 else f"{_three_digits(seconds * 1e6)} µs"
 
 
 def format_bytes(count: float) -> str:
-    """A size with binary prefixes and three digits: '512 B', '264 KiB', '1.5 MiB'."""
+    """A size with binary prefixes, rounded to about three digits: '512 B', '264 KiB', '1.5 MiB'."""
     return _with_prefix(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
 
 
 def format_count(count: float) -> str:
-    """A number with decimal prefixes and three digits: '784', '12.3 k', '6.36 M', '1.2 G'."""
+    """A number with decimal prefixes, rounded to about three digits: '784', '12.3 k', '6.36 M', '1.2 G'."""
     return _with_prefix(count, 1000, ("", "k", "M", "G", "T", "P"))
 
 
 def format_percent(share: float) -> str:
-    """A share as a percentage with three digits: '0.123 %', '45 %'."""
+    """A share as a percentage rounded to about three digits: '0.123 %', '45 %'."""
     return f"{100 * share:.3g} %"
 
 

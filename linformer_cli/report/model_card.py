@@ -26,7 +26,7 @@ def render_card(name: str, info: CheckpointInfo, parameters: int, mixing: str) -
     if training.validation_bits_per_dim is not None:
         lines.append(
             f"- Validation: {format_bits(training.validation_bits_per_dim, training.validation_standard_error)} "
-            f"bits/dim over {training.validation_images} images, every value counted"
+            f"bits/dim over {training.validation_images} images, including the first value of each image"
             f"{', given the class' if model.classes else ''}."
         )
     return "\n".join([*lines, f"- Written by lintx {info.lintx_version}.", ""])

@@ -1,4 +1,4 @@
-"""The page of tables and the figures of `lintx bench paper`, made from its report."""
+"""Renders the report of `lintx bench paper` as a page of tables and a set of figures."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING

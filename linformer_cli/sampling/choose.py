@@ -67,8 +67,8 @@ class UniformStreams:
             for generator in self._generators if self._taken else ():
                 generator.random_raw(self._taken)
         if self._used == self._block.shape[1]:
-            # numpy guarantees the same raw words in all versions, but not the same distributions. A float64 has 53
-            # bits.
+            # numpy guarantees the same raw words in all versions, but not the same distributions. The upper 53 of
+            # the 64 bits fit the significand of a float64.
             words = np.stack([generator.random_raw(_BLOCK) for generator in self._generators])
             self._block, self._used = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53, 0
         self._used += 1

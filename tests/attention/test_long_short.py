@@ -187,7 +187,7 @@ def test_missing_scores_are_refused() -> None:
 
 @both_ways
 def test_keys_are_normalised_even_if_their_squares_overflow(run: Any) -> None:
-    """Without rescaling, the variance is infinite and all normalised keys and values are 0."""
+    """Without rescaling, the variance of the keys would be infinite, and every normalised key would be the bias."""
     attention, inputs = build(torch.float32, chunk=7, window=9), draw(40, dtype=torch.float32)
     inputs = inputs._replace(k=1e20 * inputs.k)
     with torch.no_grad():

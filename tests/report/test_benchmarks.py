@@ -1,4 +1,4 @@
-"""Tests of the rows of a benchmark as tables and curves."""
+"""Tests of the tables and curves that show benchmark rows."""
 
 import io
 from dataclasses import replace

@@ -30,7 +30,7 @@ def build_engine(
     look_ahead: bool = True,
     products: torch.dtype | None = None,
 ) -> Engine:
-    """The engine that `choose_engine` chooses; the other arguments are the arguments of `Engine`.
+    """Build the engine that `choose_engine` chooses; `batch` and the arguments after it are passed on to the engine.
 
     Raises what `choose_engine` raises.
     """
