@@ -41,7 +41,8 @@ def draw_directions(
 
 def seeded_normal(seed: int, layer: int, step: int) -> Callable[[int, int, int], Tensor]:
     """Standard normal numbers, float64 on the CPU, that depend only on (seed, layer, step), on every machine."""
-    # numpy guarantees the same raw words for all versions, but not the same normal numbers. A float64 has 53 bits.
+    # numpy guarantees the same raw words for all versions, but not the same normal numbers. The upper 53 of the 64 bits
+    # fit the significand of a float64.
     words = np.random.Philox(key=np.array([seed, layer], dtype=np.uint64), counter=[0, 0, 0, step])
 
     def normal(blocks: int, rows: int, columns: int) -> Tensor:
