@@ -34,7 +34,8 @@ def _leave(number: int, _frame: object = None) -> NoReturn:
 def _open_closed_streams() -> None:
     """Open a null device for each standard stream that is closed (`>&-`).
 
-    Otherwise the next file to be opened would get the stream's descriptor, and `print` would write errors to stdout.
+    Otherwise the next file to be opened would get the stream's descriptor, and `print` to a missing stderr writes to
+    stdout.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -44,7 +45,10 @@ def _open_closed_streams() -> None:
 
 
 def _drop_unwritable_output() -> None:
-    """Keep the exit code if a stream is full. At exit, Python would flush the stream again, fail, and return 120."""
+    """Keep the exit code if a stream cannot be written to.
+
+    At exit, Python would flush the stream again, fail, and return 120.
+    """
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -85,7 +85,7 @@ class FittedTable:
         return [sorted(part) for part in parts]
 
     def _is_name(self, place: int) -> bool:
-        """Whether the column names records. If no column is marked, the first one does."""
+        """Whether the column identifies a record. If no column is marked, the first one is used."""
         return self.columns[place].names or (place == 0 and not any(column.names for column in self.columns))
 
     def _narrowest(self, place: int) -> int:

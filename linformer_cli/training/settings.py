@@ -127,7 +127,7 @@ def find_source(name: str | None, file: Path | None) -> Checkpoint | None:
 def merge_settings(
     given: Given, file: Path | None = None, source: Checkpoint | None = None, default_preset: str = DEFAULT_PRESET
 ) -> Settings:
-    """Merge the settings of a command line over `file` over the preset.
+    """Merge settings: the command line takes precedence over `file`, and `file` over the preset.
 
     The data set defaults to the preset's. With a `source`, network and data set default to those of the source, but a
     named preset overrides the network. Raises `UsageError` for unknown keys and names, and for a file that is not TOML.
