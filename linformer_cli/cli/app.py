@@ -88,7 +88,8 @@ def _run() -> NoReturn:
             sys.exit(2)
         context = getattr(error, "ctx", None)
         hint = f" (see '{context.command_path} --help')" if context is not None else ""
-        _end(f"Error: {error.format_message()}{hint}", error.exit_code)
+        message = error.format_message().replace("Value error, ", "")  # pydantic's prefix
+        _end(f"Error: {message}{hint}", error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except BrokenPipeError:

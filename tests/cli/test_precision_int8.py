@@ -63,8 +63,8 @@ def test_bench_sample_times_int8_in_the_native_engine_only(lintx, run_folder) ->
             "engine 'textbook' does not support this model here: it does not support int8",
         ),
         (("eval",), "--precision int8 is a format of the sampling engine; add --engine native"),
-        (("train",), "'int8' is not one of 'auto', 'fp32', 'bf16'"),
-        (("bench", "train"), "'int8' is not one of 'auto', 'fp32', 'bf16'"),
+        (("train",), "'--precision': 'int8' is not one of 'auto', 'fp32', 'bf16'"),
+        (("bench", "train"), "'--precision': 'int8' is not one of 'auto', 'fp32', 'bf16'"),
     ],
     ids=str,
 )
