@@ -115,9 +115,10 @@ def compare(
     if retime and not train:
         raise UsageError("--retime measures and --no-train does not; drop one of them")
 
-    from linformer_cli.comparison.entries import Conditions, Plan, choose_training, plan_entries
+    from linformer_cli.comparison.entries import DEFAULT_PRESET, Conditions, Plan, choose_training, plan_entries
     from linformer_cli.comparison.rows import describe_entry
     from linformer_cli.comparison.speed import forget_speeds
+    from linformer_cli.presets import find_preset
     from linformer_cli.system.device import choose_device, choose_precision
     from linformer_cli.system.environment import describe_environment
     from linformer_cli.system.signals import StopRequest
@@ -126,7 +127,8 @@ def compare(
         training["evaluate_images"] = evaluate_images
     chosen = choose_training(config, training, talk)
     place = choose_device(chosen.device)
-    kind = choose_precision(chosen.precision, place.value, "training")
+    network = find_preset(preset or DEFAULT_PRESET)
+    kind = choose_precision(chosen.precision, place.value, "training", network.width, network.feed_forward)
     talk(f"device {place.value} ({place.reason}), precision {kind.value} ({kind.reason})")
     given_data = {"name": data, "data_dir": data_dir, "image_size": image_size}
     plan = Plan(

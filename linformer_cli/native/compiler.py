@@ -26,7 +26,7 @@ from .constants import definitions
 HEADERS = Path(__file__).parent
 # Fast math is not used, because it may drop NaN. maths.h has functions that are vectorised without it.
 COMPILE = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-c", *definitions())
-LINK = ("-shared",)
+LINK = ("-shared", "-pthread")
 # Compiling takes a few seconds. A compiler that exceeds this limit counts as hanging.
 COMPILE_SECONDS = 120.0
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from linformer_cli.native.compiler import has_library, load_function
 
-from .tensors import View, fill_call, with_dense_rows
+from .tensors import View, fill_call, require_fit, with_dense_rows
 
 SOURCE = Path(__file__).with_name("delta.cpp")
 _TYPES = (torch.float32, torch.float64)
@@ -39,18 +39,12 @@ def follow_delta_rule(
     """q_t s_t [B, H, T, V] and the last s [B, H, C, V] for q, k [B, H, T, C], v [B, H, T, V].
 
     beta and log alpha are [B, H, T] or broadcast to it, and `carried` is s before these positions (None: 0). All
-    tensors have one type that `serves` accepts. The result is differentiable once, in all inputs. Raises `ValueError`
-    if sizes do not match, since the kernel would read beyond the end of a tensor.
+    tensors have one type that `serves` accepts. The result is differentiable once, in all inputs. Raises
+    what `require_fit` raises.
     """
     rate, log_decay = (x.expand(q.shape[:3]).unsqueeze(-1) for x in (beta, log_alpha))
-    sizes = (*q.shape[:3], v.shape[-1]), (*q.shape[:2], q.shape[-1], v.shape[-1])
-    fits = k.shape == q.shape and v.shape == sizes[0] and (carried is None or carried.shape == sizes[1])
-    given = (q, k, v, rate, log_decay, carried)
-    if not fits or any(x is not None and x.dtype != q.dtype for x in given):
-        raise ValueError(
-            f"sizes or types do not match: {[x if x is None else (list(x.shape), x.dtype) for x in given]}"
-        )
-    result: tuple[Tensor, Tensor] = _DeltaRule.apply(*given)
+    require_fit(q, k, v, carried, rate, log_decay)
+    result: tuple[Tensor, Tensor] = _DeltaRule.apply(q, k, v, rate, log_decay, carried)
     return result
 
 

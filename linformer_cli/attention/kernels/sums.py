@@ -9,7 +9,7 @@ from torch import Tensor
 
 from linformer_cli.native.compiler import has_library, load_function
 
-from .tensors import View, fill_call, with_dense_rows
+from .tensors import View, fill_call, require_fit, with_dense_rows
 
 SOURCE = Path(__file__).with_name("sums.cpp")
 _SIZE, _POINTER = ctypes.c_int64, ctypes.c_void_p
@@ -45,19 +45,11 @@ def sum_causally(
 
     log d is [B or 1, H, T, 1 or C] (None: no decay), and `carried` is s before these positions (None: 0). All
     tensors have one type that `serves` accepts. With `logarithms`, the gradients of q and k are those of the logarithms
-    that `exponentiate` has overwritten. The result is differentiable once, in all inputs. Raises `ValueError` if sizes
-    do not match, since the kernel would read beyond the end of a tensor.
+    that `exponentiate` has overwritten. The result is differentiable once, in all inputs. Raises what
+    `require_fit` raises.
     """
-    sizes = (*q.shape[:3], v.shape[-1]), (*q.shape[:2], q.shape[-1], v.shape[-1])
     decay = None if log_decay is None else log_decay.expand(q.shape[0], -1, -1, -1)
-    fits = k.shape == q.shape and v.shape == sizes[0] and (carried is None or carried.shape == sizes[1])
-    if decay is not None:
-        fits &= decay.shape[:3] == q.shape[:3] and decay.shape[3] in (1, q.shape[3])
-    if not fits or any(x is not None and x.dtype != q.dtype for x in (k, v, decay, carried)):
-        given = (q, k, v, decay, carried)
-        raise ValueError(
-            f"sizes or types do not match: {[x if x is None else (list(x.shape), x.dtype) for x in given]}"
-        )
+    require_fit(q, k, v, carried, *(() if decay is None else (decay,)))
     result: tuple[Tensor, Tensor] = _Sums.apply(q, k, v, decay, carried, logarithms)
     return result
 

@@ -20,6 +20,20 @@ def fill_call(call: ctypes.Structure, views: Mapping[str, Tensor | None], states
         setattr(call, field, None if tensor is None else tensor.data_ptr())
 
 
+def require_fit(q: Tensor, k: Tensor, v: Tensor, carried: Tensor | None, *scalars: Tensor) -> None:
+    """Raise `ValueError` unless types and sizes match, since a kernel would read beyond the end of a tensor.
+
+    q and k are [B, H, T, C], v [B, H, T, V], `carried` [B, H, C, V] (None: not given), and `scalars` [B, H, T, 1 or C].
+    """
+    width = q.shape[-1]
+    fits = k.shape == q.shape and v.shape == (*q.shape[:3], v.shape[-1])
+    fits &= carried is None or carried.shape == (*q.shape[:2], width, v.shape[-1])
+    fits &= all(x.shape[:3] == q.shape[:3] and x.shape[3] in (1, width) for x in scalars)
+    given = [q, k, v, *scalars, *([] if carried is None else [carried])]
+    if not fits or any(x.dtype != q.dtype for x in given):
+        raise ValueError(f"sizes or types do not match: {[(list(x.shape), x.dtype) for x in given]}")
+
+
 def with_dense_rows(x: Tensor) -> Tensor:
     """x, copied only if its last dimension is not contiguous; kernels accept any other strides."""
     return x if x.stride(-1) == 1 else x.contiguous()

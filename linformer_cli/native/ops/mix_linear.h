@@ -12,14 +12,12 @@
 
 namespace {
 
-inline float rectify(float x) { return x < 0 ? 0 : x; }  // NaN stays NaN
-
 // Features of one vector x [K], for every map except the learned one.
 inline void fixed_features(int64_t K, int64_t map, const float* x, float* out) {
-    if (map == LINTX_MAP_ELU) {
-        for (int64_t i = 0; i < K; i++) out[i] = x[i] < 0 ? exponential(x[i]) : x[i] + 1;
-    } else if (map == LINTX_MAP_RELU) {
-        for (int64_t i = 0; i < K; i++) out[i] = rectify(x[i]);
+    if (map == ELU_MAP) {
+        for (int64_t i = 0; i < K; i++) out[i] = feature(x[i], ELU_MAP);
+    } else if (map == RELU_MAP) {
+        for (int64_t i = 0; i < K; i++) out[i] = feature(x[i], RELU_MAP);
     } else {
         const bool taylor = map == LINTX_MAP_TAYLOR2;
         const float scale = taylor ? 1 / std::sqrt(std::sqrt(static_cast<float>(K))) : 1, half = std::sqrt(0.5f);
@@ -49,8 +47,8 @@ void mix_linear(const Pass& pass, const Operation& op) {
             const int64_t own = mix.integer(2) ? head : 0;
             const float* bias = mix.own<float>(3, row, own, C);
             multiply_both(K, C, mix.own<float>(2, row, own, K * C), q, k, query, key);
-            for (int64_t i = 0; i < C; i++) query[i] = rectify(query[i] + bias[i]) + offset;
-            for (int64_t i = 0; i < C; i++) key[i] = rectify(key[i] + bias[i]) + offset;
+            for (int64_t i = 0; i < C; i++) query[i] = feature(query[i] + bias[i], RELU_MAP) + offset;
+            for (int64_t i = 0; i < C; i++) key[i] = feature(key[i] + bias[i], RELU_MAP) + offset;
         } else {
             fixed_features(K, map, q, query);
             fixed_features(K, map, k, key);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "../feature_maps.h"
 #include "lanes.h"
 
 namespace {
@@ -77,10 +78,6 @@ inline float update_and_read(int64_t K, int64_t V, const float* query, const flo
     for (int64_t i = 0; i < K; i++) z[i] = decayed<DECAY>(z[i], decay, i) + key[i];
     return dot(K, query, z);
 }
-
-// 1 / weight, or 0 if `weight` is 0. The result is a double, because the reciprocal of the smallest floats overflows a
-// float even if the quotient does not.
-inline double reciprocal(double weight) { return weight == 0 ? 0 : 1 / weight; }
 
 // y [V] <- y / weight, or 0 if `weight` is 0.
 inline void divide(int64_t V, float weight, float* y) {
