@@ -11,9 +11,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import torch
+
 from linformer_cli.config import ModelConfig
 from linformer_cli.errors import Interrupted
-from linformer_cli.system.device import choose_precision
+from linformer_cli.precision import choose_precision
+from linformer_cli.sampling.precision import choose_formats
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.signals import StopRequest
 
@@ -100,8 +103,10 @@ class _PaperBench:
         self._settings, self._report, self._save, self._stop = settings, report, save, stop
         self._began = self._saved = time.monotonic()
         self._sizes = settings.sizes or choose_sizes(settings.budget_seconds)
-        self._precision = choose_precision("auto", settings.device, "sampling").value
-        self._training_precision = choose_precision("auto", settings.device, "training").value
+        first = settings.networks[0][1]
+        self._training_precision = choose_precision("auto", settings.device, first.width, first.feed_forward).value
+        self._sampling_precision = "fp32"
+        self._formats: Mapping[str, torch.dtype] = {}
         self._ceilings = Ceilings(settings.device)
         self._variants = parse_variants(METHODS)
         self._models: dict[str, list[BenchModel]] = {}
@@ -161,7 +166,7 @@ class _PaperBench:
             {timed.preset or timed.name: count_product_flops(timed.model) for timed in self._list_models()},
             self._sizes.batches,
             self._sizes.rounds,
-            self._precision,
+            self._sampling_precision,
             self._training_precision,
             f"the parallel and step forms of every mechanism, in {next(iter(networks))}",
             [run.path for run in self._settings.runs],
@@ -175,11 +180,13 @@ class _PaperBench:
         """Build the models and load the runs of other networks. Only the first network is checked."""
         device = self._settings.device
         for name, config in self._settings.networks:
-            self._models[name] = build_models(self._variants, [(name, config)], device, self._precision)
+            self._models[name] = build_models(self._variants, [(name, config)], device, "fp32")
         foreign = [run for run in self._settings.runs if not self._has_model(run)]
         compared = [*self._models[self._settings.networks[0][0]]]
+        kind, self._formats = choose_formats("auto", compared[0].model)
+        self._sampling_precision = kind.value
         if foreign:
-            self._models[_RUNS] = load_models(foreign, device, self._precision)
+            self._models[_RUNS] = load_models(foreign, device, "fp32")
             compared += self._models[_RUNS]
         for timed in compared:
             self._stop.raise_if_set()
@@ -230,6 +237,7 @@ class _PaperBench:
                 rerun_patience=_RERUN_PATIENCE,
                 limit_seconds=limit,
                 runs=settings.runs,
+                formats=self._formats,
             )
             (group,) = sample.prepare(self._models[name], one, self._ceilings, self._stop.raise_if_set)
             self._sampling[f"{name} batch {batch}"] = group

@@ -174,8 +174,8 @@ class AttentionRow(Row):
 def compare_with_softmax(rows: Sequence[AnyRow], networks: Sequence[object]) -> list[AnyRow]:
     """Return the interleaved `rows`, each with its speed relative to softmax.
 
-    A row is compared with a softmax row that has the same precision and network and is not a re-run. A softmax row of
-    the same engine is preferred. If there is none, a row in plain torch prefers softmax in plain torch, and any other
+    A row is compared with a softmax row of the same network that is not a re-run. A softmax row of the same engine and
+    precision is preferred. If there is none, a row in plain torch prefers softmax in plain torch, and any other
     row prefers softmax in one of the other engines. `times_softmax` is None if there is no such row, or if one of the
     two rows has no sample. `networks` has one entry per row, and equal entries mean the same network.
     """
@@ -188,7 +188,7 @@ def _compare(row: AnyRow, network: object, rows: Sequence[AnyRow], networks: Seq
         for other, other_network in zip(rows, networks, strict=True)
         if other.attention == BASELINE
         and other.engine != RERUN
-        and other.precision == row.precision
+        and (other.precision == row.precision or other.engine != row.engine)
         and other_network == network
         and other.speed
     )

@@ -4,14 +4,14 @@ Softmax has two kinds of rows: one with a key-value cache, and one that rereads 
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 
 from linformer_cli.config import ImageShape
-from linformer_cli.sampling.engines import AUTO, ENGINES, choose_engine
+from linformer_cli.sampling.engines import AUTO, ENGINES, TEXTBOOK, choose_engine
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.memory import measure_free_memory, measure_peak_memory
 from linformer_cli.units import format_bytes, format_duration
@@ -57,8 +57,8 @@ class SamplingSettings:
     `limit_seconds` is the time limit for all repeats of a row. If whole images would take longer, only some steps
     around the middle of an image are timed. A re-run cannot be shortened, so it is left out if it takes more than
     `rerun_patience` times the limit. Without a limit, whole images are timed. Untrained models are always sampled
-    without `look_ahead`, because its speed depends on the weights. `Engine` explains `products`. If `products` is None,
-    softmax is also timed as a re-run, because torch computes re-runs in the model's type.
+    without `look_ahead`, because its speed depends on the weights. `formats` has the argument `products` of each
+    engine; the default is the model's type. Softmax is also timed as a re-run if plain torch uses the model's type.
     """
 
     batches: Sequence[int]
@@ -70,7 +70,7 @@ class SamplingSettings:
     limit_seconds: float | None = None
     memory: bool = False
     runs: Sequence[TrainedRun] = ()
-    products: torch.dtype | None = None
+    formats: Mapping[str, torch.dtype] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -149,9 +149,9 @@ def prepare(
 
 def _list_engines(timed: BenchModel, settings: SamplingSettings) -> list[str]:
     """Return the requested engines, each once even if `auto` chooses a listed engine, and the re-run of softmax."""
-    products = settings.products
-    engines = [choose_engine(AUTO, timed.model, products).value if name == AUTO else name for name in settings.engines]
-    if settings.rerun and products is None and timed.model.config.attention == BASELINE:
+    plain = settings.formats.get(TEXTBOOK)
+    engines = [choose_engine(AUTO, timed.model, plain).value if name == AUTO else name for name in settings.engines]
+    if settings.rerun and plain is None and timed.model.config.attention == BASELINE:
         engines.append(RERUN)
     return list(dict.fromkeys(engines))
 
@@ -171,8 +171,8 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
         super().__init__(settings.repeats, ceilings, check, timed.network)
         self._timed, self._model, self._engine = timed, timed.model, engine
         self._batch, self._settings = batch, settings
-        self._products = settings.products
-        self._precision = timed.precision if settings.products is None else "int8"
+        self._products = settings.formats.get(engine)
+        self._precision = timed.precision if self._products is None else "int8"
         self._look_ahead = settings.look_ahead and timed.trained
         self._state_bytes = 0 if engine == RERUN else timed.model.state_bytes(batch)
         self._peak_memory_bytes: int | None = None

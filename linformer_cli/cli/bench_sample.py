@@ -106,7 +106,8 @@ def sample(
     from linformer_cli.bench.sample import SamplingSettings, run_sampling_bench
     from linformer_cli.bench.trained_runs import read_trained_runs
     from linformer_cli.sampling.engines import AUTO, ENGINES
-    from linformer_cli.system.device import product_dtype
+    from linformer_cli.sampling.precision import choose_formats
+    from linformer_cli.system.device import choose_device
     from linformer_cli.system.signals import catch_signals
 
     engines = options.parse_engines(engine, [AUTO, *ENGINES])
@@ -115,11 +116,13 @@ def sample(
     if presets is not None:
         models = _build_presets(presets, sides, names, device, precision)
     elif checkpoint is None and names is None and trained:
-        models = load_models(trained, *_choose_place(device, precision))
+        models = load_models(trained, choose_device(device).value, precision)
     else:
         models, source["checkpoint"] = _open_checkpoint(checkpoint, names, device, precision)
     if bits_plot is not None and all(timed.find_quality(trained).bits_per_dim is None for timed in models):
         raise UsageError("--bits-plot has nothing to plot: no run in --runs has a model that would be timed")
+    kind, formats = choose_formats(precision, models[0].model)
+    talk(f"device {models[0].model.device}, precision {kind.value} ({kind.reason})")
     settings = SamplingSettings(
         batches,
         repeats,
@@ -129,7 +132,7 @@ def sample(
         limit_seconds=seconds,
         memory=memory,
         runs=trained,
-        products=product_dtype(precision),
+        formats=formats,
     )
     ceilings = Ceilings(str(models[0].model.device))
     with catch_signals() as stop:
@@ -172,20 +175,10 @@ def _build_presets(
 ) -> "list[BenchModel]":
     """Return untrained models of the presets' sizes."""
     from linformer_cli.bench.models import build_models, preset_network, resize_network
+    from linformer_cli.system.device import choose_device
 
-    place, kind = _choose_place(device, precision)
     networks = [preset_network(name.strip()) for name in presets.split(",")]
     if sides is not None:
         networks = [resize_network(*network, side) for network in networks for side in sides]
     variants = options.choose_variants(names or options.PRESET_VARIANTS, True)
-    return build_models(variants, networks, place, kind)
-
-
-def _choose_place(device: str, precision: SamplingPrecision) -> tuple[str, str]:
-    """Return the device and the precision, and print them on stderr."""
-    from linformer_cli.system.device import choose_device, choose_precision
-
-    place = choose_device(device).value
-    kind = choose_precision(precision, place, "sampling")
-    talk(f"device {place}, precision {kind.value} ({kind.reason})")
-    return place, kind.value
+    return build_models(variants, networks, choose_device(device).value, precision)

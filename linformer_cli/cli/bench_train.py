@@ -67,8 +67,9 @@ def train(
     from linformer_cli.bench.models import build_models, preset_network
     from linformer_cli.bench.train import ENGINES, TrainingSettings, run_training_bench
     from linformer_cli.bench.trained_runs import read_trained_runs
+    from linformer_cli.precision import choose_precision
     from linformer_cli.sampling.engines import TEXTBOOK
-    from linformer_cli.system.device import choose_device, choose_precision
+    from linformer_cli.system.device import choose_device
     from linformer_cli.system.signals import catch_signals
 
     engines = options.parse_engines(engine, ENGINES)
@@ -76,7 +77,7 @@ def train(
     place = choose_device(device).value
     networks = [preset_network(name.strip()) for name in presets.split(",")]
     network = networks[0][1]
-    kind = choose_precision(precision, place, "training", network.width, network.feed_forward)
+    kind = choose_precision(precision, place, network.width, network.feed_forward)
     textbook = "; textbook fp32" if TEXTBOOK in engines and kind.value != "fp32" else ""
     talk(f"device {place}, precision {kind.value} ({kind.reason}){textbook}")
     variants = options.choose_variants(names or options.PRESET_VARIANTS, True)

@@ -83,7 +83,7 @@ def complete(
     outputs = {os.path.realpath(file) for file in (out, gif) if file is not None}
     if given := [path for path in images if os.path.realpath(path) in outputs]:
         raise UsageError(f"'{given[0]}' is one of the images and would be replaced; choose another output file")
-    session = open_session(checkpoint, device, precision)
+    session = open_session(checkpoint, device, precision, engine)
 
     from linformer_cli.sampling.choose import Filters
     from linformer_cli.sampling.complete import parse_keep
@@ -92,10 +92,9 @@ def complete(
     filters = Filters(temperature, top_k, top_p)
     known = parse_keep(keep, session.model.config.image)
     label = _choose_class(session, class_name)
-    chosen = session.choose_engine(engine)
     asked = {"seed": seed, "batch": count, "keep": keep, "invert": invert, **vars(filters), "class": label}
-    settings = {**session.record, "engine": chosen, **asked}
-    sampler = Sampler(session.model, seed, filters, chosen, session.products)
+    settings = {**session.record, **asked}
+    sampler = Sampler(session.model, seed, filters, session.engine, session.products)
     work = _complete_all(_Task(session, sampler, known, count, label, fit, invert), images)
     if work.done:
         record = {**settings, "images": [picture.path for picture, _ in work.done]}

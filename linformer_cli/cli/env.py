@@ -7,7 +7,7 @@ from .output import print_facts, print_json
 def env(json: options.Json = False) -> None:
     """Show the machine and versions that results depend on.
 
-    Lists versions, processor, threads, GPUs, and the device and precision that `auto` selects.
+    Lists versions, processor, threads, GPUs, and the device and training precision that `auto` selects.
 
     Examples:
 
@@ -19,16 +19,16 @@ def env(json: options.Json = False) -> None:
     from linformer_cli.checkpoint import shipped_checkpoints
     from linformer_cli.native.compiler import describe_library
     from linformer_cli.native.gpu import triton_refusal
+    from linformer_cli.precision import choose_precision
     from linformer_cli.sampling.engines import native_memory as engine
-    from linformer_cli.system.device import choose_device, choose_precision
+    from linformer_cli.system.device import choose_device
     from linformer_cli.system.environment import describe_environment
 
     device = choose_device("auto")
     facts = describe_environment()
     facts["auto_device"] = f"{device.value} ({device.reason})"
-    for purpose in ("training", "sampling"):
-        choice = choose_precision("auto", device.value, purpose)
-        facts[f"auto_precision_{purpose}"] = f"{choice.value} ({choice.reason})"
+    choice = choose_precision("auto", device.value)
+    facts["auto_precision_training"] = f"{choice.value} ({choice.reason})"
     facts["native_engine"] = describe_library(engine.SOURCE)
     facts["native_attention"] = describe_library(linear.SOURCE)
     facts["native_sums"] = describe_library(sums.SOURCE)

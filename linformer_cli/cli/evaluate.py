@@ -34,7 +34,7 @@ def evaluate(
     ] = None,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Batch size.")] = 64,
     device: options.Device = "auto",
-    precision: options.SamplingPrecision = "auto",
+    precision: options.SamplingPrecision = "fp32",
     engine: Annotated[
         str | None,
         typer.Option(
@@ -78,7 +78,7 @@ def evaluate(
     """
     if precision == "int8" and engine is None:
         raise UsageError("--precision int8 is a format of the sampling engine; add --engine native")
-    session = open_session(checkpoint, device, precision)
+    session = open_session(checkpoint, device, precision, engine)
 
     from linformer_cli.evaluation.bits import measure_nats, stepped_nats
     from linformer_cli.sampling.engines import EngineCache
@@ -89,23 +89,21 @@ def evaluate(
     images = load_images_to_fit(name, split, data_dir, wanted)
     classes = session.model.config.classes
     labels = images.require_labels(classes) if classes else None
-    parallel: SamplingPrecision = "fp32" if precision == "int8" else precision
+    parallel: SamplingPrecision = "fp32" if precision in ("int8", "auto") else precision
     other = None if against is None else open_session(against, device, parallel)
     if other is not None and other.model.config.image != wanted:
         raise UsageError(f"'{against}' and '{session.checkpoint.path}' are for images of different sizes")
     chosen = images.images[:limit]
     talk(f"{len(chosen):,} of {len(images):,} {split} images of {name}")
     began = time.perf_counter()
-    nats, executed = None, "parallel"
+    nats = None
     if engine is not None:
-        executed = session.choose_engine(engine)
-        nats = functools.partial(stepped_nats, EngineCache(executed, session.model, products=session.products))
+        nats = functools.partial(stepped_nats, EngineCache(session.engine, session.model, products=session.products))
     measured = measure_nats(session.model, chosen, batch, nats=nats, labels=labels)
     bits = measured.describe()
     with_class = bits.bits_per_dim + session.model.config.class_bits_per_dim
     result = {
         **session.record,
-        "engine": executed,
         "data": name,
         "split": split,
         "images_in_split": len(images),

@@ -98,7 +98,7 @@ def sample(
     options.require_output("-o", out, ".png")
     options.require_output("--gif", gif, ".gif")
     with join_team() as team, notice_loss("with --files, the same command draws what is missing"):
-        session = open_session(checkpoint, device, precision, team=team)
+        session = open_session(checkpoint, device, precision, engine, team)
 
         from linformer_cli.report.numbered import NumberedImages
         from linformer_cli.sampling.choose import Filters
@@ -111,9 +111,8 @@ def sample(
         numbers = ImageNumbers(first, count, session.choose_classes(class_name), session.model.config.classes)
         if numbers.classes and not numbers.chosen:
             talk(f"classes 0 to {numbers.classes - 1} in turn; select with --class")
-        chosen = session.choose_engine(engine)
         asked = {"seed": seed, "batch": batch, **vars(filters), "class": class_name}
-        settings = {**session.record, "engine": chosen, **asked}
+        settings = {**session.record, **asked}
 
         def describe(index: int) -> dict[str, object]:
             return {**settings, "index": index, "class": numbers.class_of(index)}
@@ -126,7 +125,7 @@ def sample(
         # Processes draw images in turn, so a stopped job leaves the first images complete.
         missing = [index for index in wanted if index not in existing] if existing else wanted
         began = time.perf_counter()
-        sampler = Sampler(session.model, seed, filters, chosen, session.products)
+        sampler = Sampler(session.model, seed, filters, session.engine, session.products)
         own = draw_images(sampler, missing[team.rank :: team.count], batch, numbers, folder, say_halved)
         work = add_up(team.gather(own))
         seconds = time.perf_counter() - began

@@ -19,12 +19,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Session:
-    """An opened model. `record` identifies it in every result: checkpoint, attention, precision, device."""
+    """An opened model. `record` identifies it in every result.
+
+    `engine` is the sampling engine, or `parallel` if the model predicts all values of an image in parallel.
+    """
 
     checkpoint: "Checkpoint"
     model: "PixelModel"
     device: str
     precision: str
+    engine: str
 
     @property
     def record(self) -> dict[str, object]:
@@ -34,6 +38,7 @@ class Session:
             "attention": self.model.config.attention,
             "precision": self.precision,
             "device": self.device,
+            "engine": self.engine,
         }
 
     @property
@@ -60,27 +65,35 @@ class Session:
             raise UsageError(f"--class takes classes from 0 to {classes - 1}, such as 0,1, or all, found '{wanted}'")
         return [int(part) for part in parts]
 
-    def choose_engine(self, wanted: str) -> str:
-        """Return the name of the engine to sample with. Prints the choice on stderr."""
-        from linformer_cli.sampling.engines import choose_engine
 
-        choice = choose_engine(wanted, self.model, self.products)
-        talk(f"engine {choice.value} ({choice.reason})")
-        return choice.value
+def open_session(
+    name: str | None, device: str, precision: "SamplingPrecision", engine: str | None = None, team: Team = ALONE
+) -> Session:
+    """Load the checkpoint `name` (None: the shipped default) for one process of `team`.
 
-
-def open_session(name: str | None, device: str, precision: "SamplingPrecision", team: Team = ALONE) -> Session:
-    """Load the checkpoint `name` (None: the shipped default) for one of `team`. Prints model and device on stderr."""
+    With an `engine` to sample with, `auto` chooses the precision by a short measurement; without, it is fp32. Prints
+    the model and the choices on stderr.
+    """
     from linformer_cli.checkpoint import load_weights, read_checkpoint
     from linformer_cli.model.mixers import describe_mixing
-    from linformer_cli.system.device import choose_precision, torch_dtype
+    from linformer_cli.system.device import Choice, product_dtype, torch_dtype
 
     checkpoint = read_checkpoint(name)
     place = team.choose_device(device)
-    kind = choose_precision(precision, place.value, "sampling")
-    model = load_weights(checkpoint, place.value, torch_dtype(kind.value))
+    model = load_weights(checkpoint, place.value, torch_dtype(precision))
     # A shipped model is shown by its name; a run's checkpoint is shown by its path.
     title = checkpoint.path if name is not None and Path(name).exists() else checkpoint.path.name
     talk(f"{title}: {describe_mixing(model.config.attention)}, {model.parameter_count():,} parameters")
+    kind = Choice("fp32", "the default") if precision == "auto" else Choice(precision, "requested")
+    chosen = "parallel"
+    if engine is not None:
+        from linformer_cli.sampling.engines import choose_engine
+        from linformer_cli.sampling.precision import choose_sampling_precision
+
+        choice = choose_engine(engine, model, product_dtype(precision))
+        chosen = choice.value
+        talk(f"engine {choice.value} ({choice.reason})")
+        if precision == "auto":
+            kind = team.from_leader(lambda: choose_sampling_precision(model, choice.value))
     talk(f"device {place.value} ({place.reason}), precision {kind.value} ({kind.reason})")
-    return Session(checkpoint, model, place.value, kind.value)
+    return Session(checkpoint, model, place.value, kind.value, chosen)

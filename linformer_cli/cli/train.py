@@ -178,12 +178,13 @@ def _without_none(values: dict[str, Any]) -> dict[str, Any]:
 def _build_trainer(
     settings: "RunConfig", folder: "RunFolder", images: "tuple[ImageSet, ImageSet]", team: "Team"
 ) -> "Trainer":
-    from linformer_cli.system.device import choose_precision, torch_dtype
+    from linformer_cli.precision import choose_precision
+    from linformer_cli.system.device import torch_dtype
     from linformer_cli.training.loop import Trainer
 
     device = team.choose_device(settings.train.device)
     sizes = settings.model.width, settings.model.feed_forward
-    precision = choose_precision(settings.train.precision, device.value, "training", *sizes)
+    precision = team.from_leader(lambda: choose_precision(settings.train.precision, device.value, *sizes))
     talk(f"device {device.value} ({device.reason}), precision {precision.value} ({precision.reason})")
     trainer = Trainer(settings, folder, images, device.value, precision.value, team)
     if team.count > 1:

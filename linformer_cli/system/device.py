@@ -1,19 +1,15 @@
-"""Devices and number formats, and the choices behind `auto`."""
+"""Devices and number formats."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from linformer_cli.errors import UsageError
 
-from .probe import measure_bf16_gain
-
 if TYPE_CHECKING:
     import torch
 
 Precision = Literal["auto", "fp32", "bf16"]
 SamplingPrecision = Literal[Precision, "int8"]
-# `auto` chooses bf16 only if it is this many times as fast as float32.
-_WORTH = 1.05
 
 
 @dataclass(frozen=True)
@@ -46,31 +42,6 @@ def choose_device(wanted: str) -> Choice:
     return Choice(wanted, "requested")
 
 
-def choose_precision(
-    wanted: SamplingPrecision,
-    device: str,
-    purpose: Literal["training", "sampling"],
-    width: int = 256,
-    feed_forward: int = 1024,
-) -> Choice:
-    """Return the precision `wanted`. `auto` samples in fp32, and trains in bf16 if that is faster, otherwise in fp32.
-
-    On a CPU, a short measurement with a feed-forward branch of these widths decides. On a GPU, its features decide.
-    """
-    import torch
-
-    if wanted != "auto":
-        return Choice(wanted, "requested")
-    if purpose == "sampling":
-        return Choice("fp32", "the default; images then hardly depend on the batch size")
-    if device == "cpu":
-        gain = measure_bf16_gain(width, feed_forward)
-        return Choice("bf16" if gain > _WORTH else "fp32", f"bf16 is {gain:.2g} times as fast as fp32 here")
-    if device.startswith("cuda") and torch.cuda.is_bf16_supported():
-        return Choice("bf16", "this GPU multiplies bf16")
-    return Choice("fp32", "no fast bf16 is known for this device")
-
-
 def multiplies_bf16() -> bool:
     """Whether this processor has instructions that multiply bf16. They may still be slower than float32."""
     import torch
@@ -81,10 +52,10 @@ def multiplies_bf16() -> bool:
 
 
 def torch_dtype(precision: str) -> "torch.dtype":
-    """The type of a model in `fp32`, `bf16`, `fp64` or `int8`. An `int8` model is float32 until an engine rounds it."""
+    """The type of a model in this precision. A model for `int8` or `auto` is float32; an engine may round it later."""
     import torch
 
-    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64, "int8": torch.float32}[precision]
+    return {"bf16": torch.bfloat16, "fp64": torch.float64}.get(precision, torch.float32)
 
 
 def product_dtype(precision: str) -> "torch.dtype | None":

@@ -8,9 +8,9 @@ import pytest
 import tomli_w
 from PIL import Image
 
+from linformer_cli import precision
 from linformer_cli.checkpoint import read_checkpoint
 from linformer_cli.report.grids import read_png_metadata
-from linformer_cli.system import device
 from linformer_cli.system.device import Choice
 
 SMALL = ("--data", "glyphs", "--image-size", "10", "--preset", "tiny", "--steps", "2", "--batch", "4")
@@ -44,7 +44,7 @@ def test_a_resume_keeps_the_precision_of_the_run(lintx, tmp_path, monkeypatch):
 
     def resolve(auto):
         monkeypatch.setattr(
-            device, "choose_precision", lambda wanted, *_: Choice(auto if wanted == "auto" else wanted, "")
+            precision, "choose_precision", lambda wanted, *_: Choice(auto if wanted == "auto" else wanted, "")
         )
 
     def found():

@@ -1,0 +1,113 @@
+"""The precision that `auto` chooses: a short measurement decides, and its result is remembered."""
+
+import contextlib
+import functools
+import json
+import math
+import time
+from collections.abc import Callable
+
+from .errors import LintxError
+from .files import user_cache, write_file
+from .system.device import Choice, Precision
+from .system.environment import processor_name
+
+# Formats are equally fast if their times differ by less than this factor.
+CLEARLY_FASTER = 1.05
+# The number of rows of the products timed for training, and the longest time of a measurement without its last round.
+_ROWS, _SECONDS = 256, 0.2
+_MOST_ROUNDS = 100
+
+
+def choose_precision(wanted: Precision, device: str, width: int = 256, feed_forward: int = 1024) -> Choice:
+    """Return the training precision `wanted`. `auto` is bf16 if that is clearly faster, otherwise fp32.
+
+    On a CPU, a short measurement with a feed-forward branch of these widths decides. On a GPU, its features decide.
+    """
+    import torch
+
+    if wanted != "auto":
+        return Choice(wanted, "requested")
+    if device == "cpu":
+        gain = remember(f"training {width} {feed_forward}: bf16", lambda: measure_bf16_gain(width, feed_forward))
+        return Choice("bf16" if gain > CLEARLY_FASTER else "fp32", f"bf16 is {gain:.2g} times as fast as fp32 here")
+    if device.startswith("cuda") and torch.cuda.is_bf16_supported():
+        return Choice("bf16", "this GPU multiplies bf16")
+    return Choice("fp32", "no fast bf16 is known for this device")
+
+
+@functools.cache
+def measure_bf16_gain(width: int, feed_forward: int) -> float:
+    """The speed-up of training a feed-forward branch on the CPU under bf16 autocast, relative to float32.
+
+    The branch maps `width` to `feed_forward` and back, in one thread.
+    """
+    import torch
+    from torch.nn import functional
+
+    with torch.random.fork_rng(devices=[]):
+        x = torch.randn(_ROWS, width, requires_grad=True)
+        layers = [torch.randn(*shape, requires_grad=True) for shape in ((feed_forward, width), (width, feed_forward))]
+
+    def train(bf16: bool) -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            y = functional.linear(functional.linear(x, layers[0]).relu(), layers[1])
+        torch.autograd.grad(y.float().sum(), [x, *layers])
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.enable_grad():
+            return measure_gain(lambda: train(False), lambda: train(True))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def measure_gain(usual: Callable[[], None], other: Callable[[], None]) -> float:
+    """How many times as fast as `usual` the work `other` is.
+
+    The two alternate. Their shortest times are compared, because other programs can only lengthen a time.
+    """
+    shortest = [math.inf, math.inf]
+    for work in (usual, other):
+        work()  # warms up
+    began = time.perf_counter()
+    for _ in range(_MOST_ROUNDS):
+        for index, work in enumerate((usual, other)):
+            started = time.perf_counter()
+            work()
+            shortest[index] = min(shortest[index], time.perf_counter() - started)
+        if time.perf_counter() - began > _SECONDS:
+            break
+    return shortest[0] / shortest[1]
+
+
+def remember(question: str, measure: Callable[[], float]) -> float:
+    """Return the figure of `question` from the user's cache, or else call `measure` and keep its result there.
+
+    Figures are kept for each processor, version of torch and number of threads, so the same command makes the same
+    choice again. If the cache cannot be read or written, the figure is measured every time.
+    """
+    import torch
+
+    key = f"{question}; {processor_name()}; torch {torch.__version__}; {torch.get_num_threads()} threads"
+    known = _read_figures().get(key)
+    if known is None:
+        known = measure()
+        with contextlib.suppress(LintxError):
+            figures = {**_read_figures(), key: known}  # read again: another process may have added a figure
+            write_file(user_cache() / _FILE, json.dumps(figures, indent=1).encode())
+    return known
+
+
+_FILE = "measured.json"
+
+
+def _read_figures() -> dict[str, float]:
+    try:
+        found = json.loads((user_cache() / _FILE).read_bytes())
+    except (OSError, ValueError, RecursionError, LintxError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {key: value for key, value in found.items() if isinstance(value, float) and 0 < value < math.inf}

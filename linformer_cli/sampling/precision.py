@@ -1,0 +1,58 @@
+"""The precision in which `auto` samples a model."""
+
+import hashlib
+from collections.abc import Callable
+
+import torch
+
+from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.precision import CLEARLY_FASTER, measure_gain, remember
+from linformer_cli.system.device import Choice, SamplingPrecision, product_dtype
+
+from .engines import ENGINES, NATIVE
+from .engines.native import NativeEngine
+
+# One choice holds for all batch sizes, so that an image does not depend on the batch size.
+_BATCH, _STEPS = 8, 4
+
+
+def choose_sampling_precision(model: PixelModel, engine: str) -> Choice:
+    """Return int8 or fp32, in which `engine` samples the float32 `model`.
+
+    Only the native engine supports int8. It is chosen unless fp32 is clearly faster, because int8 images are the same
+    on every processor.
+    """
+    if engine != NATIVE or (refusal := NativeEngine.refusal(model, torch.int8)) is not None:
+        return Choice("fp32", f"int8 is for the engine {NATIVE}" if engine != NATIVE else f"no int8: {refusal}")
+    digest = hashlib.sha256(model.config.model_dump_json().encode()).hexdigest()
+    gain = remember(f"sampling {digest[:16]}: int8", lambda: _measure_int8_gain(model))
+    return Choice("int8" if gain * CLEARLY_FASTER > 1 else "fp32", f"int8 is {gain:.2g} times as fast as fp32 here")
+
+
+def choose_formats(wanted: SamplingPrecision, model: PixelModel) -> tuple[Choice, dict[str, torch.dtype]]:
+    """Return the precision in which the native engine samples a table of models, and the `products` of engines.
+
+    `auto` chooses for `model`, so that all rows have the same precision. Other engines then use the model's type.
+    """
+    if wanted == "auto":
+        choice = choose_sampling_precision(model, NATIVE)
+        return choice, {NATIVE: torch.int8} if choice.value == "int8" else {}
+    products = product_dtype(wanted)
+    return Choice(wanted, "requested"), {} if products is None else dict.fromkeys(ENGINES, products)
+
+
+def _measure_int8_gain(model: PixelModel) -> float:
+    tokens = torch.zeros(_BATCH, dtype=torch.int64)
+
+    def steps_in(products: torch.dtype) -> Callable[[], None]:
+        engine = NativeEngine(model, _BATCH, look_ahead=False, products=products)
+
+        @torch.no_grad()
+        def work() -> None:
+            engine.start()
+            for _ in range(min(_STEPS, model.config.image.positions)):
+                engine.step(tokens)
+
+        return work
+
+    return measure_gain(steps_in(torch.float32), steps_in(torch.int8))
