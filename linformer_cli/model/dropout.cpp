@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "numbers.h"
+#include "threads.h"
 
 namespace {
 
@@ -19,48 +20,52 @@ inline uint32_t mix(uint32_t word) {
 // The number of elements that share one 32-bit seed. Threads divide the work in blocks of this size.
 constexpr int64_t BLOCK = 4096;
 
+struct Dropout {
+    int64_t threads, count;
+    uint64_t seed;
+    double probability;
+};
+
 template <class F>
-void for_kept(int64_t count, uint64_t seed, double probability, F visit) {
-    const uint32_t limit = static_cast<uint32_t>(std::ldexp(probability, 32));
-    const float scale = static_cast<float>(1 / (1 - probability));
-#pragma omp parallel for schedule(static) if (count > 65536)
-    for (int64_t block = 0; block < (count + BLOCK - 1) / BLOCK; block++) {
+void for_kept(const Dropout& mask, F visit) {
+    const int64_t count = mask.count;
+    const uint64_t seed = mask.seed;
+    const uint32_t limit = static_cast<uint32_t>(std::ldexp(mask.probability, 32));
+    const float scale = static_cast<float>(1 / (1 - mask.probability));
+    spread(count > 65536 ? mask.threads : 1, (count + BLOCK - 1) / BLOCK, [=](int64_t block) {
         const int64_t first = block * BLOCK, last = first + BLOCK < count ? first + BLOCK : count;
         const uint32_t low = mix(static_cast<uint32_t>(seed) + mix(static_cast<uint32_t>(block)));
         const uint32_t key = mix(low ^ mix(static_cast<uint32_t>(seed >> 32)));
         for (int64_t i = first; i < last; i++)
             visit(i, mix(key ^ static_cast<uint32_t>(i - first)) >= limit ? scale : 0.0f);
-    }
+    });
 }
 
 template <class E>
-void add(int64_t count, const float* x, const E* branch, float* sum, uint64_t seed, double probability) {
-    for_kept(count, seed, probability,
-             [=](int64_t i, float scale) { sum[i] = x[i] + static_cast<float>(branch[i]) * scale; });
+void add(const Dropout& mask, const float* x, const E* branch, float* sum) {
+    for_kept(mask, [=](int64_t i, float scale) { sum[i] = x[i] + static_cast<float>(branch[i]) * scale; });
 }
 
 template <class E>
-void differentiate(int64_t count, const float* gradient, E* of_branch, uint64_t seed, double probability) {
-    for_kept(count, seed, probability, [=](int64_t i, float scale) { of_branch[i] = E(gradient[i] * scale); });
+void differentiate(const Dropout& mask, const float* gradient, E* of_branch) {
+    for_kept(mask, [=](int64_t i, float scale) { of_branch[i] = E(gradient[i] * scale); });
 }
 
 }  // namespace
 
 extern "C" {
 
-void lintx_dropout_add(int64_t half, int64_t count, const float* x, const void* branch, float* sum, uint64_t seed,
-                       double probability) {
+void lintx_dropout_add(const Dropout* mask, int64_t half, const float* x, const void* branch, float* sum) {
     if (half)
-        add(count, x, static_cast<const bfloat16*>(branch), sum, seed, probability);
+        add(*mask, x, static_cast<const bfloat16*>(branch), sum);
     else
-        add(count, x, static_cast<const float*>(branch), sum, seed, probability);
+        add(*mask, x, static_cast<const float*>(branch), sum);
 }
 
-void lintx_dropout_gradient(int64_t half, int64_t count, const float* gradient, void* of_branch, uint64_t seed,
-                            double probability) {
+void lintx_dropout_gradient(const Dropout* mask, int64_t half, const float* gradient, void* of_branch) {
     if (half)
-        differentiate(count, gradient, static_cast<bfloat16*>(of_branch), seed, probability);
+        differentiate(*mask, gradient, static_cast<bfloat16*>(of_branch));
     else
-        differentiate(count, gradient, static_cast<float*>(of_branch), seed, probability);
+        differentiate(*mask, gradient, static_cast<float*>(of_branch));
 }
 }

@@ -15,11 +15,16 @@ from torch.nn import functional
 from linformer_cli.native.compiler import has_library, load_function
 
 SOURCE = Path(__file__).with_name("dropout.cpp")
-_SIZE, _POINTER = ctypes.c_int64, ctypes.c_void_p
-_SIGNATURES = {
-    "lintx_dropout_add": (*[_SIZE] * 2, *[_POINTER] * 3, ctypes.c_uint64, ctypes.c_double),
-    "lintx_dropout_gradient": (*[_SIZE] * 2, *[_POINTER] * 2, ctypes.c_uint64, ctypes.c_double),
-}
+
+
+class _Dropout(ctypes.Structure):
+    """`Dropout` of dropout.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("threads", "count")),
+        ("seed", ctypes.c_uint64),
+        ("probability", ctypes.c_double),
+    ]
 
 
 def add_dropped(x: Tensor, branch: Tensor, probability: float) -> Tensor:
@@ -40,8 +45,7 @@ class _AddDropped(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, branch: Tensor, seed: int, probability: float) -> Tensor:
         ctx.dtype, ctx.seed, ctx.probability = branch.dtype, seed, probability
         total = torch.empty_like(x)
-        pointers = x.data_ptr(), branch.data_ptr(), total.data_ptr()
-        _call("lintx_dropout_add", branch.dtype, x.numel(), *pointers, seed, probability)
+        _call("lintx_dropout_add", ctx, x, branch, total)
         return total
 
     @staticmethod
@@ -49,11 +53,13 @@ class _AddDropped(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         gradient = gradients[0].contiguous()
         of_branch = torch.empty_like(gradient, dtype=ctx.dtype)
-        pointers = gradient.data_ptr(), of_branch.data_ptr()
-        _call("lintx_dropout_gradient", ctx.dtype, gradient.numel(), *pointers, ctx.seed, ctx.probability)
+        _call("lintx_dropout_gradient", ctx, gradient, of_branch)
         return gradient, of_branch, None, None
 
 
-def _call(name: str, dtype: torch.dtype, *arguments: int | float) -> None:
-    function = load_function(SOURCE, name, *_SIGNATURES[name])
-    function(int(dtype == torch.bfloat16), *arguments)
+def _call(name: str, ctx: Any, *tensors: Tensor) -> None:
+    """Call a kernel with dense tensors of one size."""
+    half, pointer = ctypes.c_int64, ctypes.c_void_p
+    mask = _Dropout(torch.get_num_threads(), tensors[0].numel(), ctx.seed, ctx.probability)
+    function = load_function(SOURCE, name, ctypes.POINTER(_Dropout), half, *[pointer] * len(tensors))
+    function(ctypes.byref(mask), int(ctx.dtype == torch.bfloat16), *(x.data_ptr() for x in tensors))

@@ -103,11 +103,10 @@ def _load(source: Path, options: tuple[str, ...]) -> ctypes.CDLL:
     compiler = next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
     if compiler is None:
         raise NoCompiler("there is no C++ compiler (c++, g++ or clang++) on the PATH")
-    threads = _threads_library()
     texts = [file.read_bytes() for file in (source, *sorted(HEADERS.rglob("*.h")))]
     processor = (platform.machine(), processor_name(), processor_features())
-    options = (*COMPILE, *options, "-fopenmp" if threads is not None else "-fopenmp-simd")
-    key = (texts, os.path.realpath(compiler), options, processor, str(threads))
+    options = (*COMPILE, *options)
+    key = (texts, os.path.realpath(compiler), options, processor)
     name = f"{hashlib.sha256(repr(key).encode()).hexdigest()[:20]}.so"
     try:
         try:
@@ -131,22 +130,6 @@ def _load_file(compiler: str, source: Path, file: Path, options: tuple[str, ...]
     if not _is_whole(file):
         _compile(compiler, source, file, options)
     return ctypes.CDLL(str(file))
-
-
-def _threads_library() -> str | None:
-    """Make torch's OpenMP runtime visible to the kernels, and return its path. Two runtimes would compete for cores."""
-    try:
-        with open("/proc/self/maps", encoding="utf-8") as maps:
-            paths = {line.split(maxsplit=5)[5].strip() for line in maps if "libgomp" in line}
-    except OSError:
-        return None
-    for path in sorted(paths):
-        try:
-            ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
-        except OSError:
-            continue
-        return path
-    return None
 
 
 def _compile(compiler: str, source: Path, file: Path, options: tuple[str, ...]) -> None:

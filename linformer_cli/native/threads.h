@@ -127,4 +127,12 @@ inline void spread(int64_t threads, int64_t count, Body body) {
     }, &work);
 }
 
+// Calls `body` once per thread with a function that returns the next index that no thread has taken yet, until `count`.
+// The memory that `body` allocates serves all indices of its thread.
+template <class Body>
+inline void share(int64_t threads, int64_t count, Body body) {
+    std::atomic<int64_t> taken{0};
+    spread(threads, std::min(threads, count), [&](int64_t) { body([&] { return taken.fetch_add(1); }); });
+}
+
 }  // namespace

@@ -5,11 +5,12 @@
 // Axes: B images, H heads, T positions, C width of a key, V value width.
 
 #include "scan.h"
+#include "threads.h"
 
 namespace {
 
 struct Call {
-    int64_t B, H, T, C, V;
+    int64_t threads, B, H, T, C, V;
     View q, k, v, y, error, rate, log_decay;  // y: the output, or its gradient; error: e; rate: b; log_decay: log a
     View grad_q, grad_k, grad_v, grad_rate, grad_log_decay;
     void *carried, *total, *grad_carried;  // [B, H, C, V] before and after the positions; total: the sum or its gradient
@@ -72,13 +73,12 @@ void solve(int64_t count, const Rule<A>& x, Sum<A>& S) {
 template <class A>
 void forward(const Call& call) {
     const int64_t T = call.T, C = call.C, V = call.V, Cp = Lanes<A>::pad(C), Vp = Lanes<A>::pad(V);
-#pragma omp parallel
-    {
+    const int64_t heads = call.B * call.H;
+    share(call.threads, heads, [&](auto next) {
         std::vector<A> q(BLOCK * Cp), k(BLOCK * Cp), v(BLOCK * Vp), y(BLOCK * Vp), error(BLOCK * Vp);
         std::vector<A> rate(BLOCK), decay(BLOCK);
         Sum<A> S(C, V, false);
-#pragma omp for schedule(static)
-        for (int64_t index = 0; index < call.B * call.H; index++) {
+        for (int64_t index = next(); index < heads; index = next()) {
             const int64_t b = index / call.H, h = index % call.H;
             S.load(part<A>(call.carried, index, C * V));
             for (int64_t first = 0; first < T; first += BLOCK) {
@@ -95,7 +95,7 @@ void forward(const Call& call) {
             }
             S.store(part<A>(call.total, index, C * V));
         }
-    }
+    });
 }
 
 // Let g_t be the gradient of s_t, and r_t that of b_t e_t. Up to the decay, g_{t-1} receives G_t = g_t - b_t k_t r_t^T:
@@ -109,15 +109,14 @@ void forward(const Call& call) {
 template <class A>
 void backward(const Call& call) {
     const int64_t T = call.T, C = call.C, V = call.V, Cp = Lanes<A>::pad(C), Vp = Lanes<A>::pad(V);
-#pragma omp parallel
-    {
+    const int64_t heads = call.B * call.H;
+    share(call.threads, heads, [&](auto next) {
         std::vector<A> q(BLOCK * Cp), k(BLOCK * Cp), v(BLOCK * Vp), y(BLOCK * Vp), error(BLOCK * Vp), target(BLOCK * Vp);
         std::vector<A> rate(BLOCK), decay(BLOCK + 1), grad_q(BLOCK * Cp), grad_k(BLOCK * Cp), grad_v(BLOCK * Vp);
         std::vector<A> other(BLOCK * Cp), r((T + BLOCK) * Vp);
         std::vector<double> changes(T);
         Sum<A> G(C, V, false), G_turned(V, C), S(V, C);
-#pragma omp for schedule(static)
-        for (int64_t index = 0; index < call.B * call.H; index++) {
+        for (int64_t index = next(); index < heads; index = next()) {
             const int64_t b = index / call.H, h = index % call.H;
             const A* grad_total = part<A>(call.total, index, C * V);
             const Rows<A> to_q(call.grad_q, b, h), to_k(call.grad_k, b, h), to_v(call.grad_v, b, h);
@@ -182,7 +181,7 @@ void backward(const Call& call) {
             for (int64_t i = 0; grad_total && i < C * V; i++) sum += grad_total[i] * S.at(i % V, i / V);
             for (int64_t t = T - 1; t >= 0; t--) *to_decay.at(t) = static_cast<A>(sum += changes[t]);
         }
-    }
+    });
 }
 
 }  // namespace

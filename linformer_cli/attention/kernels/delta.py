@@ -22,7 +22,7 @@ class _Call(ctypes.Structure):
     """`Call` of delta.cpp."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("B", "H", "T", "C", "V")),
+        *((name, ctypes.c_int64) for name in ("threads", "B", "H", "T", "C", "V")),
         *((name, View) for name in _VIEWS),
         *((name, ctypes.c_void_p) for name in _STATES),
     ]
@@ -80,7 +80,7 @@ class _DeltaRule(torch.autograd.Function):
 
 
 def _call(name: str, views: dict[str, Tensor], states: dict[str, Tensor | None]) -> None:
-    call = _Call(*views["q"].shape, views["v"].shape[-1])
+    call = _Call(torch.get_num_threads(), *views["q"].shape, views["v"].shape[-1])
     fill_call(call, views, states)
     function = load_function(SOURCE, name, ctypes.POINTER(_Call), ctypes.c_int64)
     function(ctypes.byref(call), int(views["q"].dtype == torch.float64))

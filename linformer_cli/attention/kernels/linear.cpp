@@ -7,6 +7,7 @@
 
 #include "feature_maps.h"
 #include "scan.h"
+#include "threads.h"
 
 namespace {
 
@@ -30,7 +31,7 @@ std::vector<A> padded(const A* from, int64_t width) {
 }
 
 struct Call {
-    int64_t B, H, T, C, V, map;
+    int64_t threads, B, H, T, C, V, map;
     View q, k, v, y;                 // y: the output, or its gradient
     View grad_q, grad_k, grad_v;
     void *s, *z;                     // before the positions (or null): [B, H, C, V], [B, H, C]
@@ -42,12 +43,11 @@ struct Call {
 template <class E, class A>
 void forward(const Call& call) {
     const int64_t T = call.T, C = call.C, V = call.V, Cp = Lanes<A>::pad(C), Vp = Lanes<A>::pad(V);
-#pragma omp parallel
-    {
+    const int64_t heads = call.B * call.H;
+    share(call.threads, heads, [&](auto next) {
         std::vector<A> q(BLOCK * Cp), k(BLOCK * Cp), v(BLOCK * Vp), out(BLOCK * Vp);
         Sum<A> S(C, V);
-#pragma omp for schedule(static)
-        for (int64_t index = 0; index < call.B * call.H; index++) {
+        for (int64_t index = next(); index < heads; index = next()) {
             const int64_t b = index / call.H, h = index % call.H;
             const Rows<E> queries(call.q, b, h), keys(call.k, b, h), values(call.v, b, h), results(call.y, b, h);
             A* weights = part<A>(call.weights, index, T);
@@ -72,7 +72,7 @@ void forward(const Call& call) {
             S.store(part<A>(call.total_s, index, C * V));
             std::copy_n(z.begin(), C, part<A>(call.total_z, index, C));
         }
-    }
+    });
 }
 
 // Let n_t = phi(q_t) s_t and w_t = phi(q_t) . z_t, so y_t = n_t / w_t. The gradients of n_t and w_t are g_t = dy_t /
@@ -82,13 +82,12 @@ void forward(const Call& call) {
 template <class E, class A>
 void backward(const Call& call) {
     const int64_t T = call.T, C = call.C, V = call.V, Cp = Lanes<A>::pad(C), Vp = Lanes<A>::pad(V), map = call.map;
-#pragma omp parallel
-    {
+    const int64_t heads = call.B * call.H;
+    share(call.threads, heads, [&](auto next) {
         std::vector<A> q(BLOCK * Cp), k(BLOCK * Cp), out(BLOCK * Cp), v(BLOCK * Vp), g(BLOCK * Vp), grad_v(BLOCK * Vp);
         std::vector<A> c(T);
         Sum<A> S(C, V), S_turned(V, C);
-#pragma omp for schedule(static)
-        for (int64_t index = 0; index < call.B * call.H; index++) {
+        for (int64_t index = next(); index < heads; index = next()) {
             const int64_t b = index / call.H, h = index % call.H;
             const Rows<E> queries(call.q, b, h), keys(call.k, b, h), values(call.v, b, h), grads(call.y, b, h);
             const Rows<E> to_q(call.grad_q, b, h), to_k(call.grad_k, b, h), to_v(call.grad_v, b, h);
@@ -142,7 +141,7 @@ void backward(const Call& call) {
             if (call.grad_s) S.store(part<A>(call.grad_s, index, C * V));
             if (call.grad_z) std::copy_n(z.begin(), C, part<A>(call.grad_z, index, C));
         }
-    }
+    });
 }
 
 }  // namespace

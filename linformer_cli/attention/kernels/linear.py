@@ -34,7 +34,7 @@ class _Call(ctypes.Structure):
     """`Call` of linear.cpp."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("B", "H", "T", "C", "V", "map")),
+        *((name, ctypes.c_int64) for name in ("threads", "B", "H", "T", "C", "V", "map")),
         *((name, View) for name in _VIEWS),
         *((name, ctypes.c_void_p) for name in _STATES),
     ]
@@ -135,7 +135,7 @@ class _LinearAttention(torch.autograd.Function):
 def _call(name: str, feature_map: int, views: dict[str, Tensor | None], states: dict[str, Tensor | None]) -> None:
     q, v = views["q"], views["v"]
     assert q is not None and v is not None
-    call = _Call(*q.shape, v.shape[-1], feature_map)
+    call = _Call(torch.get_num_threads(), *q.shape, v.shape[-1], feature_map)
     fill_call(call, views, states)
     function = load_function(SOURCE, name, ctypes.POINTER(_Call), ctypes.c_int64)
     function(ctypes.byref(call), _ELEMENTS[q.dtype])

@@ -8,11 +8,12 @@
 #include <cmath>
 
 #include "scan.h"
+#include "threads.h"
 
 namespace {
 
 struct Call {
-    int64_t B, H, T, C, V, decays;  // decays: 0, 1 or C numbers per position
+    int64_t threads, B, H, T, C, V, decays;  // decays: 0, 1 or C numbers per position
     int64_t logarithms;             // whether gradients are those of the logarithms of q and k
     View q, k, v, y, log_decay;     // y: the output, or its gradient
     View grad_q, grad_k, grad_v, grad_log_decay;
@@ -30,12 +31,11 @@ void write_gradient(const Call& call, A* gradient, const A* features, int64_t fi
 template <class A, Decay D>
 void forward(const Call& call) {
     const int64_t T = call.T, C = call.C, V = call.V, Cp = Lanes<A>::pad(C), Vp = Lanes<A>::pad(V);
-#pragma omp parallel
-    {
+    const int64_t heads = call.B * call.H;
+    share(call.threads, heads, [&](auto next) {
         std::vector<A> q(BLOCK * Cp), k(BLOCK * Cp), v(BLOCK * Vp), y(BLOCK * Vp), decay(BLOCK * Cp);
         Sum<A> S(C, V);
-#pragma omp for schedule(static)
-        for (int64_t index = 0; index < call.B * call.H; index++) {
+        for (int64_t index = next(); index < heads; index = next()) {
             const int64_t b = index / call.H, h = index % call.H;
             S.load(part<A>(call.carried, index, C * V));
             for (int64_t first = 0; first < T; first += BLOCK) {
@@ -49,7 +49,7 @@ void forward(const Call& call) {
             }
             S.store(part<A>(call.total, index, C * V));
         }
-    }
+    });
 }
 
 // Let r_t = d_{t+1} r_{t+1} + q_t dy_t^T. Then the gradients are dq_t = s_t dy_t, dk_t = r_t v_t and dv_t = k_t r_t. s
@@ -59,14 +59,13 @@ template <class A, Decay D>
 void backward(const Call& call) {
     constexpr Decay TURNED = D == ROWS ? COLUMNS : D;
     const int64_t T = call.T, C = call.C, V = call.V, Cp = Lanes<A>::pad(C), Vp = Lanes<A>::pad(V);
-#pragma omp parallel
-    {
+    const int64_t heads = call.B * call.H;
+    share(call.threads, heads, [&](auto next) {
         std::vector<A> q(BLOCK * Cp), k(BLOCK * Cp), v(BLOCK * Vp), y(BLOCK * Vp), decay((BLOCK + 1) * Cp);
         std::vector<A> grad_q(BLOCK * Cp), grad_k(BLOCK * Cp), grad_v(BLOCK * Vp);
         std::vector<double> grad_log(C);
         Sum<A> S(V, C), R(C, V), R_turned(V, C);
-#pragma omp for schedule(static)
-        for (int64_t index = 0; index < call.B * call.H; index++) {
+        for (int64_t index = next(); index < heads; index = next()) {
             const int64_t b = index / call.H, h = index % call.H;
             auto read_block = [&](int64_t first, int64_t count) {
                 read(Rows<A>(call.q, b, h), first, count, C, q.data());
@@ -120,15 +119,14 @@ void backward(const Call& call) {
                 for (int64_t j = 0; j < V; j++) R.at(i, j) *= D == KEEP ? A(1) : decay[D == ROWS ? i : 0];
             R.store(part<A>(call.grad_carried, index, C * V));
         }
-    }
+    });
 }
 
 // Raises c [heads, C] to the maximum of itself and all b. Then b <- exp(b - c) and a <- exp(a + c - m), where m is the
 // maximum of a + c at a position. a and b, dense [heads, T, C], are the logarithms of the features of queries and keys.
 template <class A>
-void exponentiate(int64_t heads, int64_t T, int64_t C, A* queries, A* keys, A* maxima) {
-#pragma omp parallel for schedule(static)
-    for (int64_t head = 0; head < heads; head++) {
+void exponentiate(int64_t threads, int64_t heads, int64_t T, int64_t C, A* queries, A* keys, A* maxima) {
+    spread(threads, heads, [=](int64_t head) {
         A *a = queries + head * T * C, *b = keys + head * T * C, *c = maxima + head * C;
         for (int64_t t = 0; t < T; t++)
             for (int64_t i = 0; i < C; i++) c[i] = b[t * C + i] > c[i] ? b[t * C + i] : c[i];
@@ -145,7 +143,7 @@ void exponentiate(int64_t heads, int64_t T, int64_t C, A* queries, A* keys, A* m
             for (i = 0; i < C; i++) a[i] = exponential(a[i] + c[i] - m);
             for (i = 0; i < C; i++) b[i] = exponential(b[i] - c[i]);
         }
-    }
+    });
 }
 
 template <class A>
@@ -159,11 +157,12 @@ void run(const Call& call, bool reverse) {
 
 extern "C" {
 
-void lintx_sums_exponentiate(int64_t heads, int64_t T, int64_t C, void* a, void* b, void* c, int64_t is_double) {
+void lintx_sums_exponentiate(int64_t threads, int64_t heads, int64_t T, int64_t C, void* a, void* b, void* c,
+                             int64_t is_double) {
     if (is_double)
-        exponentiate(heads, T, C, static_cast<double*>(a), static_cast<double*>(b), static_cast<double*>(c));
+        exponentiate(threads, heads, T, C, static_cast<double*>(a), static_cast<double*>(b), static_cast<double*>(c));
     else
-        exponentiate(heads, T, C, static_cast<float*>(a), static_cast<float*>(b), static_cast<float*>(c));
+        exponentiate(threads, heads, T, C, static_cast<float*>(a), static_cast<float*>(b), static_cast<float*>(c));
 }
 
 void lintx_sums_forward(const Call* call, int64_t is_double) {

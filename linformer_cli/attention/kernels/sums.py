@@ -22,7 +22,7 @@ class _Call(ctypes.Structure):
     """`Call` of sums.cpp."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("B", "H", "T", "C", "V", "decays", "logarithms")),
+        *((name, ctypes.c_int64) for name in ("threads", "B", "H", "T", "C", "V", "decays", "logarithms")),
         *((name, View) for name in _VIEWS),
         *((name, ctypes.c_void_p) for name in _STATES),
     ]
@@ -64,9 +64,10 @@ def exponentiate(a: Tensor, b: Tensor, c: Tensor | None) -> Tensor:
         raise ValueError("logarithms of features must be dense and of one size and type")
     batch, heads, length, width = a.shape
     maxima = a.new_full((batch, heads, width), -torch.inf) if c is None else c.clone()
-    function = load_function(SOURCE, "lintx_sums_exponentiate", *[_SIZE] * 3, *[_POINTER] * 3, _SIZE)
+    function = load_function(SOURCE, "lintx_sums_exponentiate", *[_SIZE] * 4, *[_POINTER] * 3, _SIZE)
     pointers = (x.data_ptr() for x in (a, b, maxima))
-    function(batch * heads, length, width, *pointers, int(a.dtype == torch.float64))
+    sizes = torch.get_num_threads(), batch * heads, length, width
+    function(*sizes, *pointers, int(a.dtype == torch.float64))
     return maxima
 
 
@@ -115,7 +116,9 @@ class _Sums(torch.autograd.Function):
 def _call(name: str, views: dict[str, Tensor | None], states: dict[str, Tensor | None], logarithms: bool) -> None:
     q, v, log_decay = views["q"], views["v"], views["log_decay"]
     assert q is not None and v is not None
-    call = _Call(*q.shape, v.shape[-1], 0 if log_decay is None else log_decay.shape[-1], logarithms)
+    call = _Call(
+        torch.get_num_threads(), *q.shape, v.shape[-1], 0 if log_decay is None else log_decay.shape[-1], logarithms
+    )
     fill_call(call, views, states)
     function = load_function(SOURCE, name, ctypes.POINTER(_Call), ctypes.c_int64)
     function(ctypes.byref(call), int(q.dtype == torch.float64))
