@@ -23,14 +23,14 @@ from linformer_cli.sampling.engines.native_memory import EXACT, SOURCE
 BuildModel = Callable[..., PixelModel]
 
 prepare_triton()
-os.environ.pop("PYTHONUNBUFFERED", None)  # as in most shells; this affects errors at exit
+os.environ.pop("PYTHONUNBUFFERED", None)  # most shells do not set it, and it affects errors at exit
 pin_threads()
 
 
 @pytest.fixture(scope="session")
 def compile_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
     """Provides `compile_once(source, options)`: one worker compiles, and the others wait for it."""
-    folder = tmp_path_factory.getbasetemp()  # this worker's own; the parent folder is shared
+    folder = tmp_path_factory.getbasetemp()  # each worker has its own; the parent folder is shared
     lock = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "kernels.lock"
 
     def compile_once(source: Path, options: tuple[str, ...] = ()) -> None:
@@ -73,7 +73,7 @@ def fake_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[
 
 @pytest.fixture(scope="session")
 def tiny_model_config() -> ModelConfig:
-    """A model that trains in seconds. Its 64 positions cross three borders of chunks of 16."""
+    """A model that trains in seconds. Its 64 positions fill four chunks of 16."""
     return ModelConfig(
         attention_options={"chunk": 16},
         layers=2,
@@ -147,7 +147,7 @@ def tiny_checkpoint(
 
 @pytest.fixture(scope="session")
 def raises_one_line() -> Callable[..., AbstractContextManager[pytest.ExceptionInfo[Any]]]:
-    """Like `pytest.raises`, but checks that the message is one line of limited length with all `parts`."""
+    """Like `pytest.raises`, but checks that the message is one line of limited length that contains all `parts`."""
 
     @contextlib.contextmanager
     def raises(kind: type[LintxError], *parts: str) -> Iterator[pytest.ExceptionInfo[Any]]:

@@ -1,4 +1,4 @@
-"""Tests of checkpoints: complete or absent, checked before use, and found by run, folder or name."""
+"""Tests of checkpoints. They are complete or absent, checked before use, and found by run, folder or name."""
 
 import builtins
 import errno
@@ -52,7 +52,7 @@ def equal_weights(model: PixelModel, other: PixelModel) -> bool:
 def edit_config(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     document = json.loads((folder / CONFIG).read_text())
     change(document)
-    document.pop("config_sha256", None)  # as a user's edit would
+    document.pop("config_sha256", None)  # a user who edits the file must also remove this line
     (folder / CONFIG).write_text(json.dumps(document))
 
 
@@ -405,7 +405,7 @@ def test_an_unknown_name_is_refused_with_a_suggestion(shipped, raises_one_line) 
         find_checkpoint("glyph-large")
 
 
-def test_a_path_that_does_not_exist_is_not_taken_for_a_name(shipped, raises_one_line) -> None:
+def test_a_path_that_does_not_exist_is_not_mistaken_for_a_name(shipped, raises_one_line) -> None:
     for name in ("runs/first", "model.safetensors", "first.pt"):
         with raises_one_line(CheckpointError, f"no checkpoint at '{name}'", "glyphs-large"):
             find_checkpoint(name)
@@ -430,7 +430,7 @@ def test_pickled_files_are_refused_with_the_reason(shipped, raises_one_line, nam
 class Fault:
     """Counts the disk operations of saving a checkpoint, and fails at one of them.
 
-    A write that fails has written half of its data, and a removal that is interrupted has removed one file.
+    A failing write has written half of its data, and an interrupted removal has removed one file.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, error: BaseException | None, at: int = -1) -> None:
@@ -486,7 +486,7 @@ class Fault:
 
 
 def loaded_seed(folder: Path, models: list[PixelModel]) -> int:
-    """Return the number of the model in a folder; its weights and training state must belong together."""
+    """Return the number of the model in a folder, and check that weights and training state belong together."""
     found = find_checkpoint(folder)
     model, state = load_model(found), load_training_state(read_checkpoint(found))
     (seed,) = [index for index, candidate in enumerate(models) if equal_weights(model, candidate)]
@@ -574,7 +574,7 @@ def test_a_save_stopped_between_its_renames_is_found_and_repaired(
     assert equal_weights(load_model(run), build_tiny_model(seed=1))
 
 
-def test_files_of_an_aborted_save_are_not_taken_for_a_checkpoint(tmp_path, tiny_checkpoint) -> None:
+def test_files_of_an_aborted_save_are_not_mistaken_for_a_checkpoint(tmp_path, tiny_checkpoint) -> None:
     run = make_run(tmp_path / "run", tiny_checkpoint)
     shutil.copytree(tiny_checkpoint, run / ".last.writing")
     with pytest.raises(CheckpointError, match="holds no checkpoint"):

@@ -1,4 +1,4 @@
-"""Tests of comparisons. All mechanisms have equal conditions, results are kept in files, and work is done once."""
+"""Tests of comparisons: all mechanisms have equal conditions, results are kept in files, and no work is repeated."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Tests of metrics.csv: which rows are read, how the file is cut, damaged files, and labels of runs."""
+"""Tests of metrics.csv: which rows are read, which rows a resumed run cuts off, damaged files, and labels of runs."""
 
 import errno
 import os
@@ -63,7 +63,7 @@ def test_a_damaged_row_gives_a_one_line_error_with_its_number(tmp_path, row, par
         load_runs([run])
 
 
-def test_a_table_of_another_kind_gives_a_one_line_error(tmp_path, raises_one_line) -> None:
+def test_a_file_without_metrics_gives_a_one_line_error(tmp_path, raises_one_line) -> None:
     (tmp_path / "metrics.csv").write_text("a,b\n1,2\n")
     with raises_one_line(DataError, "has no column 'step'"):
         load_runs([tmp_path])
@@ -91,7 +91,7 @@ def test_cells_are_read_unchanged(tmp_path, raises_one_line) -> None:
         read_metrics(tmp_path)
 
 
-# Written and cut
+# Writing and cutting
 
 
 def write_rows(file: Path, *rows: MetricsRow) -> list[dict[str, str]]:

@@ -24,7 +24,7 @@ def test_an_unknown_preset_is_refused_with_a_suggestion(raises_one_line) -> None
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_presets_have_valid_attentions_and_are_frozen(name: str) -> None:
+def test_presets_have_valid_attention_options_and_are_frozen(name: str) -> None:
     network = PRESETS[name]
     parse_options(network.attention, network.attention_options)
     with pytest.raises(ValidationError, match="frozen"):

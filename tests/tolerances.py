@@ -7,7 +7,7 @@ from torch import Tensor
 FLOAT64 = 1e-9
 # For the difference between float32 and float64 after 784 positions, with attend or step.
 FLOAT32_DRIFT = 1e-4
-# For the change that a later value causes in an earlier output, in float64. The value may only reorder sums.
+# For the change that a later value causes in an earlier output, in float64. Only the order of sums may change.
 CAUSALITY = 1e-12
 # For the difference between results in bfloat16 and in float32 from the same rounded inputs.
 BFLOAT16 = 1e-2

@@ -16,7 +16,7 @@ from linformer_cli.native.constants import COMPILED_MAPS
 
 WIDTHS = {"C": 32, "V": 32}
 SUMS = {**WIDTHS, "SIZE": triton_linear.CHUNK, "PRECISION": "tf32"}
-# These tensors have the model's type. All others are float32, except the integer `steps`.
+# These tensors have the model's type. All other tensors are float32, except the integer `steps`.
 _HALF = {"q", "k", "v", "g", "y", "grad_q", "grad_k", "grad_v", "keys", "values"}
 _NUMBERS = {"H", "T", "segments", "chunks"}
 

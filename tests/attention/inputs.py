@@ -27,7 +27,7 @@ class Inputs(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A mechanism whose options are so small that 130 positions cross at least three borders of chunks or blocks.
+    """A mechanism with options so small that 130 positions cross at least three boundaries between chunks or blocks.
 
     `oracle` gets the inputs, and all parameters and buffers by name. `condition` [B, H, T] measures cancellation in the
     denominator; only mechanisms whose denominator can cancel have it. `heads` is 2 for every mechanism with heads.

@@ -41,7 +41,7 @@ def test_a_query_sees_the_expected_positions() -> None:
         assert_agree(y[0, head, 28], expected, FLOAT64)
 
 
-def test_drawn_blocks_match_the_docs_page() -> None:
+def test_drawn_blocks_match_the_reference() -> None:
     for seed, layer, first, count in ((0, 0, 1, 2), (2**63 - 1, 3, 0, 7), (5, 1, 4, 1)):
         found = draw_blocks(seed, layer, heads=3, blocks=40, first=first, count=count)
         assert found.shape == (3, 40, count)
@@ -56,7 +56,7 @@ def test_blocks_are_drawn_uniformly_without_replacement() -> None:
     assert all(len(set(row)) == 5 for row in drawn.tolist())
     counts = torch.bincount(torch.from_numpy(drawn).flatten(), minlength=23)
     assert counts[:3].sum() == 0 and counts[20:].sum() == 0
-    # 4000 heads draw 5 of 17 blocks. On average, each is drawn 1176 times, with a standard deviation of 29.
+    # 4000 heads draw 5 of 17 blocks. On average, each block is drawn 1176 times, with a standard deviation of 29.
     assert ((counts[3:20] - 20000 / 17).abs() < 5 * 29).all()
 
 
@@ -100,7 +100,7 @@ def test_enough_blocks_of_any_kind_give_softmax() -> None:
         assert_agree(y, expected, FLOAT64)
 
 
-def test_the_default_block_is_a_row_of_limited_width() -> None:
+def test_the_default_block_is_a_row_but_at_most_64_positions() -> None:
     sizes = []
     for row in (28, 96):
         attention = build(row=row)
@@ -109,7 +109,7 @@ def test_the_default_block_is_a_row_of_limited_width() -> None:
     assert sizes == [28, 64]
 
 
-def test_a_late_step_reads_only_its_blocks() -> None:
+def test_a_late_step_reads_only_its_visible_blocks() -> None:
     attention = build(block=4)
     q, k, v = draw(400)
     state = attention.attend(q, k, v, attention.init_state(2, 400, CPU, torch.float64))[1]

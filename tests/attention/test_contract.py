@@ -165,7 +165,7 @@ def test_every_choice_of_an_option_has_a_case(key: str) -> None:
 
 @every_case
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, LENGTH])
-def test_blocks_and_steps_match_the_whole(case: Case, length: int) -> None:
+def test_blocks_and_steps_match_a_single_pass(case: Case, length: int) -> None:
     mechanism = build(case)
     inputs = draw(mechanism, length, seed=length)
     with torch.no_grad():
@@ -323,7 +323,7 @@ def test_a_nan_after_a_state_passes_no_gradient_to_the_state(key: str, place: in
 
 @every_mechanism
 def test_images_with_nan_keep_their_place_in_the_batch(key: str) -> None:
-    """Internally, images are grouped by their first NaN or infinity."""
+    """Internally, images are grouped by the position of their first NaN or infinity."""
     mechanism = build(next(case for case in CASES.values() if case.attention == key))
     inputs = draw(mechanism, 20, batch=4)
     bad = inputs._replace(v=inputs.v.clone())
@@ -447,9 +447,10 @@ def test_saved_bytes_grow_linearly(case: Case, carry: bool) -> None:
 
 @every_case
 def test_the_work_of_a_step_grows_only_with_the_state(case: Case) -> None:
-    """Compare 60 early steps with 60 late steps by the largest number of bytes that one of them handles.
+    """Compare the largest number of bytes that a step handles among 60 early steps and among 60 late steps.
 
-    60 steps cross every chunk and block. The first step is left out, because it may fill a cache for later steps.
+    60 steps include the most expensive step of a chunk or block. The first step is left out, because it may fill a
+    cache for later steps.
     """
     mechanism = build(case, torch.float32)
     most = []
@@ -593,7 +594,7 @@ def test_huge_keys_give_finite_outputs_and_gradients(case: Case, places: slice) 
     """The squares of these keys overflow float32."""
     mechanism = build(case, torch.float32)
     if mechanism.gated:
-        pytest.skip("its weights are squares of scores without normalisation, so they overflow too")
+        pytest.skip("the weights are squares of scores without normalisation, so they overflow too")
     inputs = draw(mechanism, 40, dtype=torch.float32)
     inputs.k[:, :, places] *= 1e20
     inputs = share(mechanism, inputs)
@@ -675,7 +676,7 @@ def test_bfloat16_inputs_work_with_a_float32_state(case: Case) -> None:
 
 
 @every_case
-def test_a_new_mechanism_holds_no_float64(case: Case) -> None:
+def test_a_newly_built_mechanism_holds_no_float64(case: Case) -> None:
     """Some devices have no float64, and models are moved to them unchanged."""
     mechanism = build_attention(case.attention, case.options, AttentionShape(case.heads, 6, 5, positions=784, row=28))
     for name, tensor in (*mechanism.named_parameters(), *mechanism.named_buffers()):

@@ -148,7 +148,7 @@ def repeat(k: Tensor) -> Tensor:
     return k[:, :, :1].expand_as(k)
 
 
-# These keys are the worst for the triangular system: all products of two keys are 1, nearly 1, or alternate in sign.
+# These keys are the hardest for the triangular system: all products of two keys are 1, nearly 1, or alternate in sign.
 ADVERSARIES = {
     "one key": repeat,
     "nearly one key": lambda k: repeat(k) + 1e-4 * k,
@@ -195,7 +195,7 @@ def test_open_and_closed_gates_give_finite_results(dtype: torch.dtype, shift: fl
         stepped, _ = step_through(attention, [q, k, v, None, scalars])
         # Logs add up to thousands in a chunk, and float32 would round the sums before their difference is taken.
         assert_agree(y, stepped, FLOAT64 if dtype == torch.float64 else 1e-2 if shift == CERTAIN else FLOAT32_DRIFT)
-        # After a closed gate nothing is left.
+        # A closed gate erases all earlier values.
         shut = int((sign < 0).nonzero().max()) if (sign < 0).any() else 0
         rest, _ = attention.attend(*(part[:, :, shut:] for part in leaves[:3]), None, scalars[:, :, shut:])
         assert_agree(y[:, :, shut:], rest, FLOAT64 if dtype == torch.float64 and shift > 15 else 1e-2)

@@ -51,7 +51,9 @@ def step_through(
 @pytest.mark.parametrize("feature_map", ["elu", "relu"])
 @pytest.mark.parametrize("fold", [1, 2, 4])
 @pytest.mark.parametrize(("key_width", "value_width"), [(16, 16), (16, 32)])
-def test_outputs_match_the_textbook_for_any_number_of_pending_pairs(feature_map, fold, key_width, value_width) -> None:
+def test_outputs_match_the_textbook_form_for_any_number_of_pending_pairs(
+    feature_map, fold, key_width, value_width
+) -> None:
     attention, state = build(feature_map, key_width, value_width), draw_state(key_width, value_width)
     widths = (key_width, key_width, value_width)
     inputs = [draw(2, 2, POSITIONS, width, seed=seed) for seed, width in enumerate(widths)]

@@ -1,4 +1,4 @@
-"""Tests particular to the gated attention unit and to what it shares with flash; test_contract.py covers the rest."""
+"""Tests of the gated attention unit and of the code that it shares with flash; test_contract.py covers the rest."""
 
 import math
 from typing import Any
@@ -50,8 +50,8 @@ def test_two_positions_match_a_computation_by_hand() -> None:
         assert parameter is not None
         parameter.data = torch.tensor(value, dtype=torch.float64)
     z, v = (torch.tensor(values, dtype=torch.float64).view(1, 1, 2, 1) for values in ([1.0, 0.5], [1.0, 10.0]))
-    # With q = 3, 2 and k = 4, 2, the score at (0, 0) is 3 * 4 / 4 + 0.5, at (1, 0) 2 * 4 / 4 - 0.25, and at (1, 1)
-    # 2 * 2 / 4 + 0.5.
+    # With q = (3, 2) and k = (4, 2), the scores are 3 * 4 / 4 + 0.5 at (0, 0), 2 * 4 / 4 - 0.25 at (1, 0), and
+    # 2 * 2 / 4 + 0.5 at (1, 1).
     expected = torch.tensor([3.5**2, 1.75**2 + 10 * 1.5**2], dtype=torch.float64)
     assert_agree(mechanism.attend(z, z, v)[0].flatten(), expected, FLOAT64)
 

@@ -49,7 +49,7 @@ def test_weights_of_zero_give_zero_outputs_and_finite_gradients() -> None:
 
 
 def test_a_tiny_weight_is_not_treated_as_zero() -> None:
-    """No epsilon is added to the denominator, so a single key gets all the weight, however small its weight is."""
+    """No epsilon is added to the denominator, so the output is the only value, however small its weight is."""
     attention = build(torch.float32, feature_map="elu")
     q, k, v = draw(1, torch.float32)
     y, _ = attention.attend(torch.full_like(q, -20.0), torch.full_like(k, -20.0), v)
@@ -65,7 +65,7 @@ def test_constant_values_give_constant_outputs() -> None:
     for name in FEATURE_MAPS:
         q, k, v = draw(50)
         y, _ = build(feature_map=name).attend(q.abs(), k.abs(), torch.full_like(v, 3.0))
-        seen = y != 0  # the relu of the learned map can make all weights 0
+        seen = y != 0  # the relu in the learned map can make all weights 0
         assert seen.double().mean() > 0.95
         assert_agree(y[seen], torch.full_like(y[seen], 3.0), FLOAT64)
 

@@ -63,7 +63,7 @@ def test_nan_stays_nan(feature_map: str, dtype: torch.dtype) -> None:
         *((130, *widths) for widths in ((1, 1), (8, 8), (7, 16), (17, 3), (32, 32))),
     ],
 )
-def test_results_match_the_textbook(
+def test_results_match_the_textbook_form(
     length: int, key_width: int, value_width: int, carry: bool, feature_map: str
 ) -> None:
     attention = build(key_width, value_width, feature_map)
@@ -100,7 +100,7 @@ def test_unused_outputs_have_no_gradient(used: str) -> None:
 
 
 def test_inputs_may_have_any_strides() -> None:
-    """The strides are those of a layer's projection, of one head broadcast to all, and of a strided last dimension."""
+    """Inputs are views of a projection, one head broadcast to all heads, and tensors with a strided last dimension."""
     attention = build(8, 8)
     dense = [draw(2, 3, 40, 8, seed=seed).detach() for seed in range(3)]
     projected = torch.cat([part.transpose(1, 2).flatten(2) for part in dense], dim=-1)
@@ -168,7 +168,7 @@ def test_training_saves_only_inputs_and_denominators() -> None:
     assert kept <= 1024 * 3 * (3 * 32 + 1) * 4
 
 
-def test_images_and_heads_are_independent_of_each_other_and_of_threads() -> None:
+def test_images_and_heads_are_independent_of_each_other_and_of_the_thread_count() -> None:
     attention = build(6, 5)
     inputs = [draw(4, 3, 140, width, seed=seed).detach() for seed, width in enumerate((6, 6, 5))]
     expected, _ = attention.attend(*inputs)
@@ -184,7 +184,7 @@ def test_images_and_heads_are_independent_of_each_other_and_of_threads() -> None
         assert torch.equal(alone[0, 0], expected[image, head])
 
 
-def test_other_maps_devices_and_types_are_not_compiled() -> None:
+def test_unsupported_maps_devices_and_types_are_not_compiled() -> None:
     assert kernels.serves("elu", CPU, torch.float64, 6, 5)
     assert not kernels.serves("poly2", CPU, torch.float64, 6, 5)
     assert not kernels.serves("elu", torch.device("cuda"), torch.float32, 6, 5)

@@ -43,7 +43,7 @@ def test_one_unfinished_block_equals_softmax() -> None:
 
 
 @pytest.mark.parametrize("block", [1, 8])
-def test_lossless_projections_equal_softmax(block: int) -> None:
+def test_identity_projections_give_softmax(block: int) -> None:
     attention = build(block=block, rank=block)
     with torch.no_grad():
         for projection in attention.parameters():

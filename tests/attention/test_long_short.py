@@ -22,7 +22,7 @@ def build(dtype: torch.dtype = torch.float64, key_width: int = 6, **options: Any
     shape = AttentionShape(heads=2, key_width=key_width, value_width=5, positions=784, row=28)
     attention = build_attention("long_short", options, shape).to(dtype)
     assert isinstance(attention, LongShortAttention)
-    with torch.no_grad():  # replace the initial ones and zeros
+    with torch.no_grad():  # replace the initial ones and zeros of the norms
         for parameter in attention.parameters():
             parameter += 0.3 * torch.randn(parameter.shape, dtype=torch.float64).to(dtype)
     return attention
@@ -56,7 +56,7 @@ both_ways = pytest.mark.parametrize("run", [attend, step_through])
 @both_ways
 @pytest.mark.parametrize("rank", [1, 3])
 def test_norms_with_changed_weights_match_the_definition(run: Any, rank: int) -> None:
-    """If all norms kept their initial ones and zeros, swapping those of window and rows would go unnoticed."""
+    """With their initial weights, all norms are equal, so swapping the norms of window and rows would go unnoticed."""
     attention = build(chunk=7, rank=rank, window=9)
     inputs = draw(40, rank)
     expected = long_short(inputs, dict(attention.named_parameters()), 7, 9)
@@ -73,7 +73,7 @@ def test_windows_of_one_position_and_unfilled_windows_match_the_definition(run: 
 
 
 @both_ways
-def test_positions_in_window_and_rows_count_twice(run: Any) -> None:
+def test_positions_in_both_window_and_rows_count_twice(run: Any) -> None:
     """With chunks of one position and a window over everything, every key but the query's own is seen twice."""
     attention = build(chunk=1, window=30)
     attention.row_norm.load_state_dict(attention.window_norm.state_dict())

@@ -108,7 +108,7 @@ def test_the_state_is_the_globals_and_the_last_positions() -> None:
     q, k, v = draw(25)
     _, state = attention.attend(q, k, v)
     assert torch.equal(state.keys[:, :, :3], k[:, :, :3])
-    assert torch.equal(state.values[:, :, 3:], v[:, :, [21, 22, 23, 24, 18, 19, 20]])  # 21 is in row 21 % 7 = 0
+    assert torch.equal(state.values[:, :, 3:], v[:, :, [21, 22, 23, 24, 18, 19, 20]])  # position 21 is in row 0
     assert int(state.position) == 25
 
 

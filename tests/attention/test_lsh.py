@@ -107,7 +107,7 @@ def test_a_ring_buffer_holds_the_last_positions_of_its_bucket(way: str) -> None:
 
 @pytest.mark.parametrize("length", [7, 700])
 def test_very_few_and_very_many_buckets_match_the_definition(length: int) -> None:
-    """Codes have 16 bits if that is enough, otherwise 32. The number of bits must not change which keys are seen."""
+    """Bucket codes have 16 bits if that is enough, otherwise 32. The number of bits must not change what is seen."""
     for options in ({"rounds": 2, "buckets": 2, "window": 3}, {"rounds": 2, "buckets": 600, "window": 60}):
         attention, (q, v) = build(**options), draw(length)
         with torch.no_grad():
@@ -136,7 +136,7 @@ def test_the_rotations_are_saved_and_drawn_from_the_seed() -> None:
 
 
 @pytest.mark.parametrize("cast", [torch.bfloat16, torch.float32])
-def test_attend_and_step_use_the_rotations_as_cast(cast: torch.dtype) -> None:
+def test_attend_and_step_use_the_rotations_after_a_cast(cast: torch.dtype) -> None:
     attention, (q, v) = build(rounds=4, buckets=16, window=8), draw()
     drawn = attention.rotations.clone()
     attention.to(cast)

@@ -75,7 +75,7 @@ def test_initial_landmarks_are_normal_and_equal() -> None:
     assert (attention.landmark_queries.std() - 1).abs() < 0.05
 
 
-def test_steps_reuse_z_and_attend_computes_it_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_reuse_z_and_attend_recomputes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     attention = build()
     calls = []
     original = NystromAttention.invert_landmarks
@@ -99,7 +99,7 @@ def test_images_share_one_z() -> None:
     attention = build()
     assert attention.init_state(3, 1, CPU, torch.float64).inverse.tensor.shape == (2, 4, 4)
     sizes = [attention.state_bytes(batch, 1, torch.float64) for batch in (1, 2, 3)]
-    one_image = 8 * (2 * 4 * (5 + 1) + 2 * 4 * 5)  # averages with logs, and 4 values
+    one_image = 8 * (2 * 4 * (5 + 1) + 2 * 4 * 5)  # averages, logs of their weights, and 4 values
     assert [size - sizes[0] for size in sizes] == [0, one_image, 2 * one_image]
     assert sizes[0] == one_image + 8 * 2 * 4 * 4 + 8
     state = attention.attend(*draw(40))[1]

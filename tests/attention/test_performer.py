@@ -47,7 +47,7 @@ def test_an_odd_number_of_paired_features_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("width", "features"), [(1, 8), (6, 16), (32, 112), (64, 272)])
-def test_the_default_width_is_about_k_ln_k(width: int, features: int) -> None:
+def test_the_default_number_of_features_is_about_k_ln_k(width: int, features: int) -> None:
     attention = build(width=width)
     assert attention.features == features
     assert 0 <= features - width * math.log(width) <= 8
@@ -57,7 +57,7 @@ def test_the_default_width_is_about_k_ln_k(width: int, features: int) -> None:
 @pytest.mark.parametrize(
     ("feature_map", "directions"), [("positive", 24), ("relu", 24), ("hyperbolic", 12), ("trig", 12)]
 )
-def test_the_features_option_is_the_width_of_the_state(feature_map: str, directions: int) -> None:
+def test_the_features_option_sets_the_width_of_the_state(feature_map: str, directions: int) -> None:
     attention = build(feature_map=feature_map, features=24)
     assert attention.directions.shape == (directions, 6)
     assert attention.init_state(1, 1, CPU, torch.float32).s.shape == (1, 2, 24, 6)
@@ -147,7 +147,7 @@ def test_the_state_is_scaled_by_the_running_maximum(feature_map: str) -> None:
 
 @pytest.fixture
 def pairwise_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Records the number of images times heads of every pairwise computation."""
+    """Records, for every pairwise computation, the number of pairs of an image and a head."""
     rows: list[int] = []
     attend_pairwise = performer_module.attend_pairwise
 
@@ -171,7 +171,7 @@ def test_ordinary_inputs_are_not_computed_pair_by_pair(
 
 
 @with_a_maximum
-def test_only_heads_that_need_it_are_computed_pair_by_pair(feature_map: str, pairwise_rows: list[int]) -> None:
+def test_only_heads_with_huge_keys_are_computed_pair_by_pair(feature_map: str, pairwise_rows: list[int]) -> None:
     attention = build(feature_map=feature_map)
     q, k, v = draw(60)
     hard = k.clone()

@@ -35,7 +35,7 @@ def draw(length: int = 40) -> list[Any]:
 
 
 def weigh_pairs(heads: int = 2, **options: Any) -> Tensor:
-    """Return w(t, j) / w(t, t) of each head, [H, T, T], measured with equal queries and keys and one-hot values."""
+    """Return w(t, j) / w(t, t) for each head, [H, T, T], measured with equal queries and keys and one-hot values."""
     same = torch.ones(1, heads, LENGTH, 4, dtype=torch.float64)
     values = torch.eye(LENGTH, dtype=torch.float64).expand(1, heads, -1, -1)
     y, _ = build(heads, LENGTH, output_gate=False, **options).attend(same, same, values)
@@ -115,7 +115,7 @@ def test_incompatible_options_are_refused(raises_one_line: Any) -> None:
 
 
 @every_distance
-def test_outputs_do_not_depend_on_query_length(distance: str) -> None:
+def test_outputs_do_not_depend_on_the_norm_of_queries(distance: str) -> None:
     attention, (q, k, v, _, gate) = build(distance=distance), draw()
     expected, _ = attention.attend(1e4 * q, k, v, None, gate)
     found, _ = attention.attend(1e6 * q, k, v, None, gate)

@@ -33,7 +33,7 @@ def draw(length: int, gate: bool = True, dtype: torch.dtype = torch.float64) -> 
     return [q, k, v, None, extra if gate else None]
 
 
-def test_the_defaults_are_a_gate_and_two_k_frequencies() -> None:
+def test_the_defaults_are_a_gate_and_2_k_frequencies() -> None:
     attention = build(width=8)
     assert (attention.extra_per_head, attention.extra_bias, attention.frequencies) == (1, 5.0, 16)
     assert attention.directions.shape == (16, 8)
@@ -77,7 +77,7 @@ def test_directions_are_saved_and_only_sigma_is_learned(gate: bool) -> None:
 
 
 @with_and_without_gate
-def test_outputs_do_not_depend_on_query_and_key_length(gate: bool) -> None:
+def test_outputs_do_not_depend_on_the_norms_of_queries_and_keys(gate: bool) -> None:
     attention = build(gate=gate)
     q, k, v, state, extra = draw(40, gate)
     expected, _ = attention.attend(q, k, v, state, extra)

@@ -1,4 +1,4 @@
-"""Tests that the Triton kernels compile for a GPU, since the interpreter accepts more than the compiler."""
+"""Tests that the Triton kernels compile for a GPU. The interpreter also runs code that the compiler rejects."""
 
 import os
 import platform

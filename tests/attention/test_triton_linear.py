@@ -70,7 +70,7 @@ def compiled(feature_map: str, inputs: list[Tensor]) -> tuple[Tensor, Tensor, Te
         (65, 64, 64, True),
     ],
 )
-def test_results_match_the_textbook(
+def test_results_match_the_textbook_form(
     length: int, key_width: int, value_width: int, carry: bool, feature_map: str
 ) -> None:
     inputs = draw_inputs(length, key_width, value_width, carry)
@@ -111,7 +111,7 @@ def test_queries_without_weight_give_zero() -> None:
 
 
 def test_inputs_and_gradients_may_have_any_strides() -> None:
-    """The strides are those of a layer's projection, of one head broadcast to all, and of a strided last dimension."""
+    """Inputs are views of a projection, one head broadcast to all heads, and tensors with a strided last dimension."""
     dense = [part.detach() for part in draw_inputs(70, 16, 16, carry=False)]
     expected = compiled("elu", dense)[0]
     projected = torch.cat([part.transpose(1, 2).flatten(2) for part in dense], dim=-1)
@@ -146,7 +146,7 @@ def test_bfloat16_inputs_have_float32_sums(feature_map: str) -> None:
         assert_agree(half, single, BFLOAT16)
 
 
-def test_later_positions_and_other_heads_change_nothing() -> None:
+def test_outputs_do_not_depend_on_later_positions_or_other_heads() -> None:
     inputs = [part.detach() for part in draw_inputs(200, 16, 16, carry=False)]
     y = compiled("elu", inputs)[0]
     changed = [part.clone() for part in inputs]

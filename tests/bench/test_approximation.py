@@ -1,4 +1,4 @@
-"""Compares random features with softmax and with each other. Users must be able to reproduce these results."""
+"""Compares random features with softmax and with each other, to test what docs/notes/approximation.md says."""
 
 import itertools
 import math
@@ -59,7 +59,7 @@ def test_the_error_falls_with_the_number_of_features_at_every_norm(kind: str, or
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_orthogonal_directions_have_a_lower_error_at_small_norms_and_a_similar_one_at_others(
+def test_orthogonal_directions_have_a_lower_error_at_small_norms_and_a_similar_error_at_others(
     kind: str, find: Find
 ) -> None:
     for features, norm in itertools.product(FEATURES, NORMS):

@@ -19,7 +19,7 @@ from linformer_cli.model.pixel_model import PixelModel
 
 MIB = 2**20
 VARIANTS = parse_variants(["linear", "softmax"])
-# Exponents of time and memory on the made-up machine. A pass of one sequence of 1000 positions takes 0.1 s and 1 MiB.
+# Time and memory of the made-up machine grow with these powers of T. A pass of 1000 positions takes 0.1 s and 1 MiB.
 EXPONENTS = {"linear": 1, "softmax": 2}
 
 
@@ -106,7 +106,7 @@ def test_a_row_keeps_every_sample(machine) -> None:
 
 
 def test_passes_that_would_take_too_long_are_not_tried(machine) -> None:
-    # Softmax takes 0.1 s at 1000, so 1.6 s at 4000. Three repeats and two other passes would take 8 s.
+    # Softmax takes 0.1 s at T = 1000, so 1.6 s at T = 4000. Three repeats and two other passes would take 8 s.
     report = bench([1000, 2000, 4000, 8000], 7.9)
     reasons = left_out(report)
     assert reasons["softmax", 2000] is None and reasons["linear", 8000] is None

@@ -1,4 +1,4 @@
-"""Tests of the copy task: sequences, models, and curves that can be compared wherever they end."""
+"""Tests of the copy task: sequences, models, and curves that stay comparable if a benchmark ends early."""
 
 import math
 import signal
@@ -124,7 +124,7 @@ def test_training_is_repeatable_and_independent_of_the_other_mechanisms() -> Non
     assert losses(VARIANTS[1:])["linear-4"] == together["linear-4"]
     assert losses(VARIANTS, seed=1) != together
     for values in together.values():
-        assert all(abs(value - math.log(SYMBOLS + 1)) < 0.3 for value in values)  # a new model is close to uniform
+        assert all(abs(value - math.log(SYMBOLS + 1)) < 0.3 for value in values)  # near the uniform model
 
 
 def test_a_model_learns_from_its_updates() -> None:
@@ -152,7 +152,7 @@ def test_a_stop_discards_an_unfinished_round(calls, monkeypatch) -> None:
         assert [point.update for point in row.points] == [calls // 2]
 
 
-def test_all_models_of_a_round_get_one_batch(monkeypatch) -> None:
+def test_all_models_of_a_round_get_the_same_batch(monkeypatch) -> None:
     given: list[torch.Tensor] = []
     monkeypatch.setattr(Learner, "update", lambda learner, s, c, number: given.append(s) or (1.0, 0.5))
     learn(updates=2)

@@ -104,11 +104,11 @@ def test_a_process_that_takes_too_long_is_ended(folder, monkeypatch, raises_one_
         run_fresh("odd", {"sleep": 600}, 0.5)
 
 
-def test_output_of_a_measurement_is_not_taken_for_its_result(folder) -> None:
+def test_text_that_a_measurement_prints_is_not_mistaken_for_its_result(folder) -> None:
     assert run_fresh("odd", {"print": '{"found": {}}\n'}, 60)["seen"] == 1
 
 
-def test_output_of_a_module_being_loaded_is_not_taken_for_its_result(folder) -> None:
+def test_text_that_a_module_prints_while_loading_is_not_mistaken_for_a_result(folder) -> None:
     (folder / "loud.py").write_text("print('loaded')\n\n\ndef measure(setup):\n    return setup\n")
     assert [run_fresh("loud", {"number": number}, 60) for number in range(2)] == [{"number": 0}, {"number": 1}]
 

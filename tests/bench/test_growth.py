@@ -26,7 +26,7 @@ def test_a_crossing_is_found_between_measured_lengths() -> None:
     slow, fast = ([(length, float(f(length))) for length in (2, 4, 16, 32)] for f in (lambda t: t**2, lambda t: 8 * t))
     found = find_overtaking(fast, slow)
     assert found is not None and found.at == pytest.approx(8) and found.describe() == "8"
-    # The other way round, there is no overtaking.
+    # The slow method never overtakes the fast one.
     assert find_overtaking(slow, fast).describe() == "not up to 32"  # type: ignore[union-attr]
 
 

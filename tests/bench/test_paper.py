@@ -79,7 +79,7 @@ def test_all_parts_are_measured_and_shown_on_the_page(networks) -> None:
         *(("linear", FASTEST_ENGINE), ("softmax", FASTEST_ENGINE), ("softmax", "rerun")),
         *(("lsh-1", FASTEST_ENGINE), ("lsh-4", FASTEST_ENGINE)),
     ]
-    # Single images come first, in both networks.
+    # Single images come first, for both networks.
     assert [(row.batch, row.preset, row.name, row.engine) for row in report.sampling] == [
         (batch, preset, *method) for batch in (1, 2) for preset in ("mnist-paper", "two") for method in methods
     ]

@@ -1,4 +1,4 @@
-"""Tests of the peak memory of a pass, measured as the growth of a fresh process, and of the pass itself."""
+"""Tests of the peak memory of a pass (the growth of a fresh process) and of the pass itself."""
 
 import sys
 
@@ -124,7 +124,7 @@ def test_passes_use_the_same_inputs_and_keep_the_random_state(seen) -> None:
     assert torch.equal(seen[0][0], seen[1][0])
 
 
-def test_mechanisms_of_one_size_share_their_inputs(seen, monkeypatch) -> None:
+def test_mechanisms_of_the_same_size_share_their_inputs(seen, monkeypatch) -> None:
     inputs = Inputs()
     works = [build_pass(setup(20, **changes), inputs=inputs) for changes in ({"attention": "shared"}, {})]
     for work in works:

@@ -78,7 +78,7 @@ def test_a_row_is_described_in_one_line() -> None:
     assert partly.describe() == "linear (native), batch 1: 3 images/s (extrapolated)" and partly.speed == 3.0
 
 
-def test_rows_that_are_left_out_have_the_same_keys() -> None:
+def test_measured_rows_and_rows_left_out_have_the_same_json_keys() -> None:
     measured, left_out = (json.loads(to_json(row)) for row in (build_row("linear", 0.5), build_row("linear")))
     assert measured.keys() == left_out.keys() >= {"name", "extrapolated", "bits_per_dim", "look_ahead", "published"}
     assert (left_out["images_per_second"], left_out["left_out"]) == (None, "too slow")

@@ -247,7 +247,7 @@ def test_a_real_clock_gives_positive_times(models) -> None:
         (0, []),  # before attend and step are compared
         (20, []),  # warming up for the first round
         (3 * 96 + 40, [3]),  # warming up for the second group
-        (3 * 96 + 2 * 96 + 40, [3, 2]),  # in its third round
+        (3 * 96 + 2 * 96 + 40, [3, 2]),  # in the second group's third round
         (10_000, [3, 3]),
     ],
 )

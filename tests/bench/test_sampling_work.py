@@ -1,4 +1,4 @@
-"""Tests of the timed work of sampling: whole images, steps around the middle, and prefixes of a re-run."""
+"""Tests of the timed work of sampling: whole images, steps around the middle of an image, and prefixes of a re-run."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -72,7 +72,7 @@ def test_timed_steps_lie_around_the_middle(build_tiny_model, steps, clock) -> No
     assert steps == [(position, 3) for position in range(29, 35)] * 2
 
 
-def test_even_62_of_64_positions_leave_room_for_the_untimed_step(build_tiny_model, steps, clock) -> None:
+def test_timing_62_of_64_positions_leaves_room_for_the_untimed_step(build_tiny_model, steps, clock) -> None:
     MiddleSteps(build_tiny_model(), 1, "textbook", 62).time_sample()
     assert steps[0] == (1, 1) and steps[-1] == (63, 1)
 

@@ -26,7 +26,7 @@ def save_run(tmp_path, build_tiny_model, tiny_info):
     return save
 
 
-def test_a_run_has_its_bits_per_dim_images_and_data(save_run) -> None:
+def test_a_run_is_read_with_its_bits_per_dim_images_and_data(save_run) -> None:
     (run,) = read_trained_runs([save_run("one", 1.5)])
     assert (run.quality.bits_per_dim, run.quality.images_seen, run.quality.data) == (1.5, 48, "glyphs")
     assert set(vars(Quality()).values()) == {None}
@@ -63,7 +63,7 @@ def test_a_folder_stands_for_all_its_validated_runs(save_run, tmp_path, raises_o
         read_trained_runs([str(tmp_path / "runs" / "empty")])
 
 
-def test_a_run_is_timed_with_its_own_bits(save_run) -> None:
+def test_a_timed_run_has_its_own_bits_per_dim(save_run) -> None:
     """This holds even if another run of the same model is better."""
     runs = read_trained_runs([save_run("one", 1.5), save_run("two", 1.2)])
     first, second = load_models(runs, "cpu", "bf16")

@@ -247,7 +247,7 @@ def test_help_can_be_printed_in_any_encoding(encoding):
     ("module", "name", "code"), [("typer", "SIGINT", 130), ("torch", "SIGINT", 130), ("torch", "SIGTERM", 143)]
 )
 def test_a_signal_during_an_import_prints_no_traceback(tmp_path, module, name, code):
-    """Compiled modules may raise another exception in place of the signal's. The fake module of this test does so."""
+    """Compiled modules may raise another exception in place of the signal's. The fake module in this test does so."""
     text = (
         "import signal\n"
         "try:\n"
@@ -285,7 +285,7 @@ def test_a_signal_during_shutdown_prints_no_traceback(name, code):
 
 @pytest.mark.parametrize("when", ["reporting", "computing"])
 def test_ctrl_c_during_an_error_or_compiled_code_prints_no_traceback(when):
-    """Ctrl-C arrives while an error is reported, or in compiled code that raises another error in its place."""
+    """Ctrl-C arrives while an error is reported, or in compiled code that turns it into another error."""
     script = (
         "import signal, sys\n"
         "from linformer_cli import __main__\n"

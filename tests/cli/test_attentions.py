@@ -1,4 +1,4 @@
-"""Tests of `lintx attentions`: the list, and the details of one attention."""
+"""Tests of `lintx attentions`: the list, and the details of one mechanism."""
 
 import torch
 
@@ -7,7 +7,7 @@ from linformer_cli.config import ImageShape
 from linformer_cli.model.mixers import MIXERS
 
 
-def test_the_list_describes_every_attention(lintx):
+def test_the_list_describes_every_mechanism(lintx):
     document = lintx("attentions", "--positions", 100, "--heads", 2, "--head-width", 16, "--json").document
     rows = {row["attention"]: row for row in document["rows"]}
     assert {"softmax", "linear"} <= rows.keys()
@@ -36,7 +36,7 @@ def test_the_list_fits_a_narrow_terminal(lintx, monkeypatch):
     assert "lintx attentions NAME" in outcome.stderr
 
 
-def test_details_of_one_attention_include_its_formula_and_options(lintx, run_folder, monkeypatch):
+def test_details_of_one_mechanism_include_its_formula_and_options(lintx, run_folder, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     text = lintx("attentions", "linear", "--checkpoint", run_folder).stdout
     assert "y_t = phi(q_t) s_t" in text and "T = 100, 2 heads of 16" in text
@@ -62,7 +62,7 @@ def test_state_bytes_use_the_row_length_of_a_checkpoint(lintx, build_tiny_model,
     assert found["state_bytes"] == model.blocks[0].state_bytes(1, image.positions, torch.float32)
 
 
-def test_gated_attentions_and_the_baseline_are_listed(lintx, run_folder):
+def test_gated_mechanisms_and_the_baseline_are_listed(lintx, run_folder):
     rows = {row["attention"]: row for row in lintx("attentions", "--json").document["rows"]}
     assert {"softmax", "linear", "gau", "flash"} <= rows.keys()
     assert rows["gau"]["state_bytes"] == 784 * (128 + 2 * 256) * 4 + 8

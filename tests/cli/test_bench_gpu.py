@@ -29,7 +29,7 @@ def test_the_file_has_the_report_and_a_failed_check_sets_the_exit_code(lintx, tm
     monkeypatch.setattr(gpu, "check_mechanisms", lambda *arguments: [])
     for name in ("measure_sampling", "measure_many", "measure_training", "measure_attention"):
         monkeypatch.setattr(GpuBench, name, lambda self: None)
-    monkeypatch.setenv(ASK, "x")  # restored after the test
+    monkeypatch.setenv(ASK, "x")  # monkeypatch restores the variable after the test
     monkeypatch.delenv(ASK)
     arguments = ["bench", "gpu", "--tiny", "--device", "cpu", "--out", tmp_path / "deep" / "gpu.json", "--json"]
     outcome = lintx(*arguments)

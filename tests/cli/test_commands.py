@@ -58,7 +58,7 @@ def test_dry_run_writes_nothing(lintx, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_resume_continues_and_refuses_other_settings(lintx, tmp_path):
+def test_a_resumed_run_continues_and_refuses_other_settings(lintx, tmp_path):
     run = tmp_path / "run"
     assert lintx("train", *SMALL, "--batch", 4, "--steps", 2, "--out", run).code == 0
     outcome = lintx("train", "--resume", run, "--batch", 8)
@@ -71,7 +71,7 @@ def test_resume_continues_and_refuses_other_settings(lintx, tmp_path):
     assert "nothing was left to train; give a longer --steps" in lintx("train", "--resume", run).stderr
 
 
-def test_weights_can_be_moved_to_another_mechanism(lintx, run_folder, tmp_path):
+def test_weights_can_be_copied_to_another_mechanism(lintx, run_folder, tmp_path):
     source, run = tmp_path / "source", tmp_path / "moved"
     shutil.copytree(run_folder, source)
     arguments = ["train", "--init-from", source, "--attention", "softmax", "--steps", 2, "--batch", 4, "--out", run]
@@ -91,7 +91,7 @@ def test_weights_can_be_moved_to_another_mechanism(lintx, run_folder, tmp_path):
     assert outcome.document["steps"] == 3 and "copied" not in outcome.stderr
 
 
-def test_a_refused_move_leaves_no_folder(lintx, run_folder, tmp_path):
+def test_a_run_whose_weights_cannot_be_copied_leaves_no_folder(lintx, run_folder, tmp_path):
     base = ["train", "--init-from", run_folder, "--steps", 1, "--out", tmp_path / "run"]
     wider = ["--width", 20, "--heads", 3, "--head", "mixture", "--config", tmp_path / "network.toml"]
     (tmp_path / "network.toml").write_text("[model]\nfeed_forward = 48\n")
@@ -140,7 +140,7 @@ def test_sample_draws_only_the_files_that_are_missing(lintx, run_folder, tmp_pat
     assert lintx(*arguments, "--seed", 1).document["drawn"] == 5
 
 
-def test_sample_numbers_images_from_the_first(lintx, run_folder, tmp_path):
+def test_sample_starts_counting_at_the_number_given_by_first(lintx, run_folder, tmp_path):
     out, files = tmp_path / "grid.png", tmp_path / "files"
     lintx("sample", run_folder, "-n", 4, "-o", out, "--files", files / "all")
     lintx("sample", run_folder, "-n", 2, "--first", 2, "-o", out, "--files", files / "last")

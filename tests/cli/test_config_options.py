@@ -1,4 +1,7 @@
-"""Tests of options made from fields. Name, type, bounds, default and help of an option come from its field."""
+"""Tests of options that are created from fields of a configuration.
+
+The name, type, bounds, default and help text of an option come from its field.
+"""
 
 from typing import Annotated, Any, Literal
 

@@ -1,4 +1,4 @@
-"""Tests of conventions for command-line tools: --quiet, pipes, signals, narrow terminals, another machine."""
+"""Tests of conventions for command-line tools: --quiet, pipes, signals, narrow terminals, resuming elsewhere."""
 
 import json
 import os

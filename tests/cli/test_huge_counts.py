@@ -35,7 +35,7 @@ def test_a_huge_limit_means_no_limit(lintx, run_folder, number) -> None:
 
 
 def test_an_interrupted_huge_count_keeps_finished_images(lintx, run_folder, tmp_path, monkeypatch) -> None:
-    """This would take too long if the command built a list of all image numbers."""
+    """The test would take too long if the command built a list of all image numbers."""
     real = Sampler.iter_batches
 
     def iter_batches(self, *arguments, **options):

@@ -59,7 +59,7 @@ def test_an_unwritable_output_is_reported_before_any_work(lintx, blocked, tmp_pa
     ids=lambda command: command[1],
 )
 def test_a_plot_on_a_full_disk_does_not_lose_the_table(lintx, run_folder, tmp_path, monkeypatch, command) -> None:
-    """The fixture `run_folder` imports everything before writing is made to fail."""
+    """The fixture `run_folder` imports the modules first; otherwise, they would keep the failing `write_file`."""
 
     def refuse(path: Path, data: bytes) -> None:
         raise LintxError(f"cannot write {path}: no space left on device")

@@ -88,7 +88,7 @@ def test_the_root_folder_is_refused_as_an_output(lintx, run_folder, option, code
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
 @pytest.mark.parametrize("option", ["-o", "--samples"])
 def test_a_pipe_without_a_reader_does_not_hang(run_folder, tmp_path, option):
-    """The command runs in a separate process, because a hanging open() cannot be interrupted here."""
+    """The command runs in a separate process, because a hanging open() cannot be interrupted in this process."""
     pipe = tmp_path / "plot.png"
     os.mkfifo(pipe)
     command = [sys.executable, "-m", "linformer_cli", "plot", str(run_folder), option, str(pipe)]

@@ -1,4 +1,4 @@
-"""Tests of the progress of training: one live line on a terminal, and otherwise a line every few seconds."""
+"""Tests of the progress display: one live line on a terminal, and otherwise a new line every few seconds."""
 
 import errno
 import io

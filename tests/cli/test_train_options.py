@@ -39,7 +39,7 @@ def test_a_run_is_saved_in_runs_by_default(lintx, tmp_path, monkeypatch):
     assert read_checkpoint(run / "last").info.training.step == 2
 
 
-def test_a_resume_keeps_the_precision_of_the_run(lintx, tmp_path, monkeypatch):
+def test_a_resumed_run_keeps_its_precision(lintx, tmp_path, monkeypatch):
     run = tmp_path / "run"
 
     def resolve(auto):
@@ -56,7 +56,7 @@ def test_a_resume_keeps_the_precision_of_the_run(lintx, tmp_path, monkeypatch):
     resolve("bf16")
     assert lintx("train", *SMALL, "--out", run).code == 0
     assert found() == ("bf16", "auto")
-    resolve("fp32")  # as on another machine
+    resolve("fp32")  # as another machine might choose
     assert lintx("train", "--resume", run, "--steps", 3, "--json").document["precision"] == "bf16"
     assert found() == ("bf16", "auto")
     assert lintx("train", "--resume", run, "--steps", 4, "--precision", "fp32").code == 0
@@ -106,7 +106,7 @@ def test_a_run_keeps_its_classes(conditional_run, lintx, tmp_path):
     assert lintx("train", "--resume", run, "--steps", 4).code == 0
     refused = lintx("train", "--resume", run, "--no-classes")
     assert refused.code == 2 and "drop --classes" in refused.stderr
-    # A new run keeps the classes without the option, from config.toml as well as from --init-from.
+    # Without --classes, a new run takes the classes from config.toml or from the --init-from model.
     for begin in (("--config", run / "config.toml"), ("--init-from", run, "--data", f"array:{data}")):
         document = lintx("train", *begin, "--out", tmp_path / "again", "--dry-run", "--json").document
         assert document["config"]["model"]["classes"] == 3 and document["config"]["data"]["labels"]

@@ -195,7 +195,7 @@ def test_a_link_to_itself_is_skipped_and_reported(tmp_path: Path, cache: Path) -
 def test_folders_may_be_very_deep(tmp_path: Path, cache: Path) -> None:
     write_pictures(tmp_path / "pictures", 6)
     deep = str(tmp_path / "pictures")
-    for _ in range(1200):  # mkdir(parents=True) recurses too deeply
+    for _ in range(1200):  # mkdir(parents=True) would recurse too deeply
         deep += "/d"
         os.mkdir(deep)
     write_pictures(Path(deep), 6, seed=1)
@@ -205,14 +205,14 @@ def test_folders_may_be_very_deep(tmp_path: Path, cache: Path) -> None:
         subprocess.run(["rm", "-rf", str(tmp_path / "pictures")], check=True)  # too deep for pytest to remove
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not allow such names")
 def test_file_names_need_not_be_utf8(tmp_path: Path, cache: Path) -> None:
     write_pictures(tmp_path / "pictures", 12)
     os.rename(tmp_path / "pictures" / "000.png", os.fsencode(tmp_path / "pictures") + b"/\xff.png")
     assert sum(len(load(tmp_path / "pictures", split, 8, None, cache).images) for split in SPLITS) == 12
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not allow such names")
 def test_folder_names_need_not_be_utf8(tmp_path: Path, cache: Path) -> None:
     write_pictures(tmp_path / "pictures", 12)
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/f\xfcr"))
@@ -251,7 +251,7 @@ def test_two_processes_may_prepare_the_same_folder(tmp_path: Path, cache: Path, 
     assert len(load(tmp_path / "pictures", "train", 8, None, cache).images) == 10
 
 
-def test_images_are_decoded_once_until_the_folder_changes(
+def test_images_are_decoded_again_only_if_the_folder_changes(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from linformer_cli.data import folders
@@ -299,7 +299,9 @@ def test_a_truncated_cache_is_rebuilt(tmp_path: Path, cache: Path) -> None:
     assert load(tmp_path / "pictures", "train", 8, 3, cache).images.tolist() == before
 
 
-def test_files_are_removed_if_their_process_was_killed_and_kept_if_it_is_running(tmp_path: Path, cache: Path) -> None:
+def test_partial_caches_of_killed_processes_are_removed_and_those_of_running_ones_are_kept(
+    tmp_path: Path, cache: Path
+) -> None:
     write_pictures(tmp_path / "pictures", 10)
     load(tmp_path / "pictures", "train", 8, 3, cache)
     (home,) = cache.iterdir()

@@ -60,7 +60,7 @@ def test_images_of_one_character_vary() -> None:
     assert len({image.tobytes() for image in same}) == len(same)
 
 
-def test_the_mean_image_of_a_character_looks_like_it() -> None:
+def test_the_mean_image_of_a_character_looks_like_the_character() -> None:
     """'L' has most of its pixels at the bottom and 'T' at the top, and 'I' is narrow."""
     images, labels = draw_glyphs("train", 28, 0, 3000)
     mean = {character: images[labels == CHARACTERS.index(character), :, :, 0].mean(axis=0) for character in "LTIO"}

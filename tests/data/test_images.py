@@ -62,7 +62,7 @@ def test_train_and_validation_are_disjoint_and_complete(count: int, train: int, 
     np.testing.assert_array_equal(np.concatenate([first.labels, second.labels]), labels)
 
 
-def test_the_test_split_is_the_whole_of_the_test_files(tmp_path: Path) -> None:
+def test_the_test_split_contains_all_images_of_the_test_files(tmp_path: Path) -> None:
     save_arrays(tmp_path, part="train")
     pixels = np.full((7, 4, 5), 9, np.uint8)
     name = save_arrays(tmp_path, part="test", images=pixels)
@@ -100,7 +100,7 @@ def test_images_too_large_for_a_model_are_refused_before_they_are_drawn(name: st
 
 
 @pytest.mark.parametrize("name", ["mnist", "array:somewhere"])
-def test_other_sets_have_a_fixed_size(name: str, raises_one_line) -> None:
+def test_data_sets_with_a_fixed_size_refuse_an_image_size(name: str, raises_one_line) -> None:
     with raises_one_line(UsageError, "--image-size 14", "glyphs"):
         load_images(name, "train", image_size=14)
 

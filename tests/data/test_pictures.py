@@ -73,19 +73,19 @@ def test_colour_becomes_grey_by_its_brightness(tmp_path: Path) -> None:
     assert np.abs(picture.image[..., 0] - luma(pixels)).max() <= 1
 
 
-def test_grey_becomes_colour_by_repeating_it(tmp_path: Path) -> None:
+def test_grey_becomes_colour_by_repeating_the_channel(tmp_path: Path) -> None:
     pixels = noise(6, 4)
     picture = load_picture(store(tmp_path, Image.fromarray(pixels)), COLOUR)
     assert np.array_equal(picture.image, np.repeat(pixels[..., None], 3, axis=2))
 
 
-def test_one_bit_becomes_black_and_white(tmp_path: Path) -> None:
+def test_one_bit_pixels_become_black_and_white(tmp_path: Path) -> None:
     pixels = noise(6, 4) > 127
     picture = load_picture(store(tmp_path, Image.fromarray(pixels)), GREY)
     assert np.array_equal(picture.image[..., 0], np.where(pixels, 255, 0))
 
 
-def test_sixteen_bits_are_scaled_and_not_clipped(tmp_path: Path) -> None:
+def test_sixteen_bit_pixels_are_scaled_and_not_clipped(tmp_path: Path) -> None:
     pixels = np.linspace(0, 65535, 24).astype(np.uint16).reshape(6, 4)
     for name in ("picture.png", "picture.tiff"):
         path = store(tmp_path, Image.fromarray(pixels), name)
@@ -309,7 +309,7 @@ def test_a_truncated_file_gives_a_one_line_error_wherever_it_ends(tmp_path: Path
         except DataError as error:
             assert re.fullmatch(r"'.*picture' .{1,300}", str(error))
         else:
-            assert kept > len(data) // 4  # an image is still readable, such as the first of several frames
+            assert kept > len(data) // 4  # what is left may be readable, such as the first of several frames
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "ICO", "PPM", "TGA", "PCX", "SGI"])
@@ -357,7 +357,7 @@ def test_an_image_without_pixels_is_refused(tmp_path: Path, size, raises_one_lin
 
 
 def test_any_error_of_a_decoder_gives_a_one_line_error(tmp_path: Path, monkeypatch, raises_one_line) -> None:
-    # Pillow's decoders also raise other errors, such as struct.error for a GIF and RuntimeError for an AVIF file.
+    # Pillow's decoders raise many kinds of errors, such as struct.error for a GIF and RuntimeError for an AVIF file.
     def fail(error: Exception) -> Callable[..., None]:
         def opener(*_arguments: object) -> None:
             raise error

@@ -60,7 +60,7 @@ def test_a_read_only_view_is_copied_without_a_warning() -> None:
 
 
 @pytest.mark.parametrize("images", [np.zeros((2, 3, 3), np.uint8), np.zeros((2, 3, 3, 1), np.float32)])
-def test_other_arrays_are_refused(images: np.ndarray) -> None:
+def test_arrays_of_another_shape_or_type_are_refused(images: np.ndarray) -> None:
     with pytest.raises(ValueError, match="uint8"):
         images_to_values(images)
 

@@ -248,7 +248,7 @@ FAKE_TORCHVISION = {
 def test_the_import_of_torchvision_is_retried_with_its_missing_operators_declared(tmp_path: Path) -> None:
     """The test uses a separate process, because operators are registered for the whole process.
 
-    The fake torchvision fails like the real one.
+    The fake torchvision fails in the same way as the real one.
     """
     (tmp_path / "torchvision").mkdir()
     for file, text in FAKE_TORCHVISION.items():

@@ -1,4 +1,4 @@
-"""Tests of the comparison of attend and step: a correct model passes, and each kind of damage fails its row."""
+"""Tests of the comparison of attend and step: a correct model passes, and each kind of damage makes a row fail."""
 
 import math
 from collections.abc import Callable
@@ -165,7 +165,7 @@ def test_an_attend_that_ignores_its_state_fails_the_split(build_tiny_model, monk
 def test_an_attend_that_looks_ahead_fails_causality(build_tiny_model, monkeypatch) -> None:
     def attend(right: Any, self: Any, q: Any, k: Any, v: Any, state: Any = None, extra: Any = None) -> Any:
         y, state = right(self, q, k, v, state, extra)
-        # A small share of every value is added, as if the triangular mask were missing.
+        # This adds a small share of every value, including later ones, as if the triangular mask were missing.
         return y + 1e-6 * v.mean(dim=2, keepdim=True), state
 
     model = build_tiny_model()

@@ -1,4 +1,4 @@
-"""Tests of bits/dim: summed over all values, divided once, and the same for every batch size."""
+"""Tests of bits/dim: nats are summed over all values and divided once, and the batch size has no effect."""
 
 import math
 import statistics

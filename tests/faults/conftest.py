@@ -1,4 +1,4 @@
-"""Fixtures of the tests of faults: kills, damaged files, full disks and foreign files.
+"""Fixtures for the tests of faults: kills, damaged files, full disks and foreign files.
 
 `LINTX_FULL=1 python -m pytest -m '' tests/faults -rP` runs the full number of cases.
 """
@@ -23,7 +23,7 @@ precision = "fp32"
 
 @pytest.fixture(scope="session")
 def full() -> bool:
-    """Tells whether to run the full number of cases, as for the figures in docs/notes/reliability.md."""
+    """Tells whether to run the full number of cases, as was done for the figures in docs/notes/reliability.md."""
     return bool(os.environ.get("LINTX_FULL"))
 
 

@@ -35,7 +35,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory, small_run_options: li
 
 
 class _Nothing:
-    """Replaces pytest's `capsys`, which a module fixture cannot use."""
+    """Replaces pytest's `capsys`, which a module-scoped fixture cannot use."""
 
     def readouterr(self) -> Any:
         return type("Captured", (), {"out": "", "err": ""})
@@ -106,7 +106,7 @@ def test_a_file_with_one_changed_bit_is_refused(copy: Path, capsys, file: str) -
 
 
 def same_document(damaged: bytes, whole: bytes) -> bool:
-    """Tell whether the documents are equal. Changing the last digit of a float may not change the number."""
+    """Tell whether the documents are equal. A changed last digit of a float can leave the number unchanged."""
     try:
         return bool(json.loads(damaged) == json.loads(whole))
     except ValueError:

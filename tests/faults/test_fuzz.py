@@ -124,7 +124,7 @@ def test_random_command_lines_give_a_one_line_error(
         arguments = [argument for argument in arguments if "\0" not in argument]
         if command in ("attentions", "env") and not arguments:
             return
-        if command == "train":  # the last --data replaces any that would train on glyphs or download a set
+        if command == "train":  # replaces an earlier --data, which could train on glyphs or start a download
             arguments = [*arguments, "--data", "array:none"]
         monkeypatch.setattr(sys, "argv", ["lintx", command, *arguments])
         with pytest.raises(SystemExit) as ended:
@@ -237,7 +237,7 @@ def test_random_pictures_give_a_result_or_a_one_line_error(full: bool, tmp_path:
         damaged = bytearray(whole)
         for place, byte in places:
             if damaged:
-                # Most failures of decoders come from the first bytes.
+                # Most decoder failures come from damage to the first bytes.
                 damaged[math.floor(place * min(len(damaged), 64 if byte % 2 else len(damaged)))] = byte
         path.write_bytes(damaged[: math.floor(kept * len(damaged))] + behind)
         one_line_or_result(lambda: load_picture(path, SHAPE, fit))

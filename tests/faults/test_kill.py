@@ -1,4 +1,4 @@
-"""Tests that a run killed repeatedly, also during saves, ends with the weights of an uninterrupted run."""
+"""Tests that a run killed repeatedly, even during saves, ends with the weights of an uninterrupted run."""
 
 import multiprocessing
 import os
@@ -122,7 +122,7 @@ def test_a_process_that_was_killed_leaves_its_run_unlocked(
     process = start(context, small_run_options, run)
     wait_for_a_save(run, None, process)
     assert process.pid is not None
-    os.kill(process.pid, signal.SIGSTOP)  # it must not finish before the second process tries the lock
+    os.kill(process.pid, signal.SIGSTOP)  # so it cannot finish before the second process tries the lock
     second = start(context, small_run_options, run)
     second.join()
     assert second.exitcode == 1, "a second process must be refused"

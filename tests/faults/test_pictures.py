@@ -1,4 +1,4 @@
-"""Tests at least forty kinds of files in `lintx complete`: images are completed, others give a one-line error."""
+"""Tests at least forty kinds of files in `lintx complete`: images are completed, other files give a one-line error."""
 
 import io
 import os

@@ -37,7 +37,7 @@ def build_config() -> BuildConfig:
 
 @pytest.fixture(scope="session")
 def build_model(build_config: BuildConfig) -> BuildModel:
-    """Provides `build_model(dtype, seed, **as build_config)`; no weight is 0 or 1, and predictions are not uniform."""
+    """Provides `build_model(dtype, seed, **for build_config)`; no weight is 0 or 1, and predictions are not uniform."""
 
     def build(dtype: torch.dtype = torch.float64, seed: int = 0, **changes: Any) -> PixelModel:
         with torch.random.fork_rng(devices=[]):

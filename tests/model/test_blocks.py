@@ -1,4 +1,4 @@
-"""Compares the layers around an attention with torch's layers, and checks the inputs of the attention."""
+"""Compares the layers around a mechanism with torch's layers, and checks the inputs of the mechanism."""
 
 from collections.abc import Callable
 from typing import Any
@@ -39,7 +39,7 @@ def build_first(config: ModelConfig) -> Block:
 
 
 def build_attention_layer(config: ModelConfig) -> AttentionLayer:
-    """The attention layer of the last block."""
+    """Build the attention layer of the last block."""
     block = build_blocks(config)[-1]
     assert isinstance(block, TransformerBlock)
     return block.attention
@@ -210,7 +210,7 @@ def test_a_gated_block_matches_its_formula(build_config: BuildConfig, norm: str)
 
 @pytest.mark.parametrize("attention", ["gau", "flash"])
 def test_a_gated_block_needs_no_feed_forward(build_config: BuildConfig, attention: str) -> None:
-    """As in the source, it has half the parameters of a transformer block with a fourfold feed-forward width."""
+    """As in the source, a gated block has about half the parameters of a block with a fourfold feed-forward width."""
     network = {"width": 64, "heads": 4, "head_width": 16, "feed_forward": 256, "attention_options": {}}
     gated, transformer = (build_block(build_config(name, **network)) for name in (attention, "softmax"))
     outside = 3 * 64 * 128 + 64 * 128 + 2 * 128 + 128 + 64 + 2 * 64

@@ -1,4 +1,4 @@
-"""Tests of models with classes: the class adds its vector at every position, in parallel and in steps."""
+"""Tests of models with classes: the class adds its vector at every position, in parallel passes and in steps."""
 
 import math
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def draw_values(model: PixelModel) -> Tensor:
 @kinds
 @torch.no_grad()
 def test_a_class_adds_its_vector_at_every_position(build_model: BuildModel, changes: dict[str, str]) -> None:
-    # The second model has no classes. Adding the vector of one class to its other tables has the same effect.
+    # The second model has no classes. Adding the vector of a class to another of its tables has the same effect.
     model = build_model(classes=CLASSES, **changes)
     plain = build_model(**changes)
     values = draw_values(model)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from linformer_cli.model.dropout import SOURCE, add_dropped
 
-COUNT = 300_000  # many blocks of the kernel; the last is not full
+COUNT = 300_000  # fills many blocks of the kernel, the last only partly
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_elements_are_dropped_with_the_given_probability_or_scaled(form, probabi
     torch.testing.assert_close(left[kept], torch.full_like(left[kept], 1 / (1 - probability)), rtol=4e-3, atol=0)
     deviation = math.sqrt(probability * (1 - probability))
     assert abs(kept.double().mean() - (1 - probability)) < 4 * deviation / math.sqrt(COUNT)
-    # Elements at these distances are uncorrelated: neighbours, blocks of the kernel, and images of a batch (784 x 256).
+    # Elements are uncorrelated at distances from one element to one image (784 x 256 elements).
     centred = kept.double() - (1 - probability)
     for apart in (1, 2, 16, 256, 4096, 784 * 256):
         correlation = (centred[apart:] * centred[:-apart]).mean() / deviation**2

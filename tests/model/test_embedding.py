@@ -154,7 +154,7 @@ def test_the_value_of_the_start_token_has_no_effect(context: Context) -> None:
 @pytest.mark.parametrize("context", ["previous", "neighbours"])
 @pytest.mark.parametrize("size", [(3, 4, 3), (4, 3, 1), (1, 1, 1)])
 def test_grid_vectors_are_sums_of_table_rows(context: Context, size: tuple[int, int, int]) -> None:
-    """Each slot adds one row, with a separate row for missing values. Row, column and channel add one each."""
+    """Each slot adds one row, with a separate row for missing values. Row, column and channel add one row each."""
     embedding = build(context, size)
     image, tokens = embedding.image, draw_tokens(embedding)
     vectors = embed(embedding, tokens)
@@ -200,7 +200,9 @@ def test_sinusoids_are_computed_in_float64_and_rounded_once(positions: int) -> N
 @pytest.mark.parametrize("grid_or_paper", ["grid", "paper"])
 @pytest.mark.parametrize("size", [(5, 4, 3), (6, 5, 1), (3, 1, 1), (1, 1, 1)])
 @pytest.mark.parametrize("block", [1, 2, 17])
-def test_blocks_match_the_whole(context: Context, grid_or_paper: str, size: tuple[int, int, int], block: int) -> None:
+def test_blocks_match_a_single_pass(
+    context: Context, grid_or_paper: str, size: tuple[int, int, int], block: int
+) -> None:
     embedding = build(context, size, grid_or_paper)
     tokens = draw_tokens(embedding)
     state, parts = embedding.init_state(2, CPU), []
@@ -224,7 +226,7 @@ def test_the_state_does_not_depend_on_the_height(channels: int) -> None:
         state = build("neighbours", (height, 6, channels)).init_state(2, CPU)
         assert state.recent.dtype == torch.int16
         reaches.add(state.recent.shape[1])
-    # The state covers two rows, plus at most the channels of one pixel.
+    # The state covers two rows and all earlier channels of the current pixel.
     assert reaches == {2 * 6 * channels + channels - 1}
     assert build("previous", (40, 6, channels)).init_state(2, CPU).recent.shape == (2, 1)
     # The state covers three rows and four pixels to the left.

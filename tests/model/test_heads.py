@@ -132,7 +132,7 @@ def test_gradients_at_extreme_parameters_are_finite(build_config: BuildConfig, k
 def chi_square_excess(counts: Tensor, expected: Tensor) -> float:
     """Return by how many standard deviations chi-square exceeds its mean.
 
-    A bin that expects fewer than 5 draws is joined with the next bin.
+    A bin with fewer than 5 expected draws is joined with the next bin.
     """
     merged: list[tuple[float, float]] = []
     count_sum = expected_sum = 0.0

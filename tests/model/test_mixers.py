@@ -42,6 +42,6 @@ def test_options_of_a_baseline_are_validated(build_config: BuildConfig) -> None:
         build_blocks(build_config("lstm", attention_options={"hidden": 0}))
 
 
-def test_a_baseline_is_not_described_as_an_attention() -> None:
+def test_a_baseline_is_not_described_as_attention() -> None:
     assert describe_mixing("linear") == "linear attention"
     assert describe_mixing("lstm") == "lstm (recurrent baseline)"

@@ -1,4 +1,4 @@
-"""Compares the rows that neighbours select with a computation in Python integers, and tests their vectors."""
+"""Compares the rows that neighbours select with a computation in Python integers, and tests the resulting vectors."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Tests of the whole model: attend equals step, the images' probabilities add up to 1, sizes match the paper's."""
+"""Tests of the whole model: attend equals step, probabilities of all images add up to 1, sizes match the paper."""
 
 import itertools
 import math
@@ -41,7 +41,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         ("softmax", (3, 3, 3), "wide", "paper", "post", "mixture"),
         ("linear", (5, 4, 1), "hashed", "grid", "pre", "categorical"),
         ("softmax", (3, 3, 3), "hashed", "paper", "post", "mixture"),
-        # These have other blocks. Fewer combinations are enough, because embedding and head do not depend on the block.
+        # These variants have gated or recurrent blocks. Embedding and head do not depend on the block, so fewer
+        # combinations are enough.
         *itertools.product(
             ("gau", "flash", "lstm"),
             ((5, 4, 1), (3, 3, 3)),
@@ -53,7 +54,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     ]
 }
 every_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
-# These include every attention, image and context. They are for tests that depend on nothing else.
+# These variants include every mechanism, image and context, for tests that depend on nothing else.
 some_variants = pytest.mark.parametrize(
     "variant", [value for name, value in VARIANTS.items() if name.endswith("grid-pre-categorical")]
 )
@@ -74,7 +75,7 @@ def step_through(model: PixelModel, tokens: Tensor, state: PixelState | None = N
 
 
 @every_variant
-def test_steps_and_blocks_match_the_whole(build_model: BuildModel, variant: dict[str, Any]) -> None:
+def test_steps_and_blocks_match_a_single_pass(build_model: BuildModel, variant: dict[str, Any]) -> None:
     model = build_model(**variant)
     tokens = model.shift_values(draw_values(model))
     with torch.no_grad():
@@ -162,7 +163,7 @@ def test_images_of_a_batch_are_independent(build_model: BuildModel) -> None:
 
 @pytest.mark.parametrize("attention", ["softmax", "linear", "gau", "flash", "lstm"])
 @pytest.mark.parametrize("embedding", ["grid", "paper"])
-def test_float32_does_not_drift_over_a_whole_digit(build_model: BuildModel, attention: str, embedding: str) -> None:
+def test_float32_does_not_drift_over_a_whole_image(build_model: BuildModel, attention: str, embedding: str) -> None:
     options = {"chunk": 64} if attention in ("linear", "flash") else {}
     changes = {"attention": attention, "attention_options": options, "embedding": embedding, "size": (28, 28, 1)}
     single, double = build_model(torch.float32, **changes), build_model(torch.float64, **changes)
@@ -182,7 +183,7 @@ def test_float32_does_not_drift_over_a_whole_digit(build_model: BuildModel, atte
 def test_branches_add_up_to_the_scale_of_one_branch(
     build_config: BuildConfig, attention: str, branches: int, layers: int
 ) -> None:
-    """Initial weights have variance 1 / inputs; at the end of a branch, 1 / (inputs * number of branches)."""
+    """Initial weights have variance 1 / inputs. Those at the end of a branch have 1 / (inputs * number of branches)."""
     torch.manual_seed(0)
     model = PixelModel(build_config(attention, layers=layers, width=64, feed_forward=96))
     for block in model.blocks:

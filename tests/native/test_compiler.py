@@ -46,7 +46,7 @@ def find_library(cache: Path) -> Path:
 
 
 def plant(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Copy `library` and its checksum to another cache, because a process does not open the same path twice."""
+    """Copy `library` and its checksum to another cache, because a process loads a library only once per path."""
     monkeypatch.setenv("LINTX_CACHE", str(tmp_path / "other"))
     planted = tmp_path / "other" / "native" / library.name
     planted.parent.mkdir(parents=True, mode=0o700)
@@ -58,8 +58,8 @@ def plant(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 # Compiling
 
 
-def test_asking_again_for_a_missing_library_keeps_no_frames(source, fresh_compiler, monkeypatch) -> None:
-    """An error that is stored and raised again keeps every frame that it has passed."""
+def test_asking_again_for_a_missing_library_keeps_no_stack_frames(source, fresh_compiler, monkeypatch) -> None:
+    """An error that is stored and raised again keeps every stack frame that it has passed."""
     monkeypatch.setenv("PATH", str(fresh_compiler))
     errors = []
     for _ in range(2):

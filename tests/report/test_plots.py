@@ -97,7 +97,7 @@ def test_a_curve_of_many_points_has_few_markers() -> None:
     def count_signs(count: int) -> int:
         x = range(1, count + 1)
         panel = Panel("", [Curve("curve", x, x)], x_scale="linear", y_scale="linear")
-        return render_plot([panel], "T", "s", "svg").decode().count("<use")  # this also counts letters
+        return render_plot([panel], "T", "s", "svg").decode().count("<use")  # letters are counted too
 
     assert count_signs(400) < count_signs(12) + 50
 

@@ -197,7 +197,7 @@ def test_json_refuses_nan_and_infinity_and_names_their_place(value):
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, Result, 1j, b"bytes"])
-def test_json_refuses_other_types(value):
+def test_json_refuses_unsupported_types(value):
     with pytest.raises(TypeError, match=r"has no JSON form, found at key$"):
         to_json({"key": value})
 

@@ -1,4 +1,4 @@
-"""Tests of completing: the known part is unchanged and read in one pass, and bits are counted per part."""
+"""Tests of completing images: the known part is unchanged and read in one pass, and bits are counted per part."""
 
 import math
 
@@ -78,7 +78,7 @@ def test_keep_is_converted_to_a_number_of_values(text: str, shape: ImageShape, k
         "top:0.5px",
     ],
 )
-def test_an_invalid_keep_is_refused_with_examples(raises_one_line, text: str) -> None:
+def test_the_error_for_an_invalid_keep_gives_examples(raises_one_line, text: str) -> None:
     with raises_one_line(UsageError, "--keep", "top:0.5", "top:14rows", f"found '{text}'"):
         parse_keep(text, GREY)
 
@@ -125,7 +125,7 @@ def test_the_known_part_is_unchanged_and_the_rest_is_drawn(model, original, know
 
 @torch.no_grad()
 def complete_by_steps(model: PixelModel, original: torch.Tensor, known: int, count: int, seed: int) -> torch.Tensor:
-    """Compute the same completions by steps: every image steps through the known values."""
+    """Compute the same completions by steps. Every image reads the known values step by step."""
     parameters, state = model.step(model.start_tokens(count), model.init_state(count))
     for value in original[:known]:
         parameters, state = model.step(value.expand(count), state)

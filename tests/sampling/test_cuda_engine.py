@@ -85,7 +85,7 @@ def test_images_match_those_of_the_textbook_engine(build_tiny_model, head, filte
 
 
 def test_an_image_can_be_drawn_in_parts(build_tiny_model) -> None:
-    """Each part continues with the random numbers and the state of the previous part. Filters may change in between."""
+    """Each part continues with the random numbers and the state of the previous part."""
     model = build_tiny_model()
     whole, parts = CudaEngine(model, 2), CudaEngine(model, 2)
     streams, again = UniformStreams(0, range(2)), UniformStreams(0, range(2))
@@ -118,7 +118,7 @@ def test_a_damaged_model_is_reported_after_drawing(build_tiny_model, raises_one_
 
 
 def test_draws_from_nan_are_valid_values(build_tiny_model, monkeypatch) -> None:
-    """A head may draw any number from NaN. The number indexes a table before NaN is reported."""
+    """Given NaN, a head may draw any number. The number indexes a table before NaN is reported."""
     model = build_tiny_model()
     engine = CudaEngine(model, 3)
     engine.step(model.start_tokens(3))
@@ -173,12 +173,12 @@ def test_drawing_an_image_never_waits_for_the_host(build_tiny_model, head, filte
         state = model.init_state(3)
         state = state._replace(embedding=state.embedding._replace(position=torch.tensor(0)))
         engine = CudaEngine(model, 3, state)
-        with _OnlyOn("cuda"):  # tensors of the host would have to be copied
+        with _OnlyOn("cuda"):  # a tensor on the host would have to be copied
             for _ in range(2):
                 engine.take_step()
                 engine.draw_next(filters)
         assert engine._parameters.device.type == engine._tokens.device.type == "cuda"
-        with pytest.raises(DataDependentOutputException):  # the model's own step does read numbers
+        with pytest.raises(DataDependentOutputException):  # the model's own step reads numbers
             model.step(model.start_tokens(3), model.init_state(3))
 
 

@@ -180,7 +180,7 @@ def test_a_model_that_predicts_nan_is_refused(build_tiny_model, raises_one_line,
 
 @pytest.mark.parametrize("known", [0, 60])
 def test_nan_anywhere_in_an_image_is_noticed(build_tiny_model, raises_one_line, known) -> None:
-    """NaN is noticed even at a position between two checks of the engine."""
+    """NaN is noticed even at a position between two of the engine's checks."""
     model = build_tiny_model()
     engine = TextbookEngine(model, 2, model.attend(torch.zeros(2, known, dtype=torch.int64))[1] if known else None)
     first = engine.step(model.start_tokens(2))
@@ -199,7 +199,7 @@ def test_nan_anywhere_in_an_image_is_noticed(build_tiny_model, raises_one_line, 
 
 
 def refuse_above(monkeypatch: pytest.MonkeyPatch, model: PixelModel, limit: int, error: Exception) -> list[int]:
-    """Make steps of more than `limit` images run out of memory, and return a list that collects the batch sizes."""
+    """Make steps of more than `limit` images raise `error`, and return a list that collects the batch sizes."""
     tried, step = [], model.step
 
     def limited(tokens: torch.Tensor, state: object) -> object:

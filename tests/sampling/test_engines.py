@@ -29,7 +29,7 @@ from linformer_cli.sampling.engines.native_memory import FEW
 FLOAT32, BFLOAT16 = 1e-5, 0.05
 needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="the native engine needs a C++ compiler")
 every_change = pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
-# In the first case, all threads work on the same images. In the second, three threads divide the images.
+# Up to 3 * FEW images, three threads share every product. With more images, they divide the images.
 every_batch = pytest.mark.parametrize(
     ("batch", "threads"),
     [(1, 1), pytest.param(17, 1, marks=pytest.mark.slow), pytest.param(3 * FEW, 3, marks=pytest.mark.slow)]
@@ -68,7 +68,7 @@ def test_native_steps_match_the_model(build_tiny_model, changes, batch, threads,
 
 
 @needs_compiler
-def test_native_rounds_to_nearest_bfloat16_once(build_tiny_model) -> None:
+def test_native_rounds_once_to_the_nearest_bfloat16(build_tiny_model) -> None:
     """Sums and the residual stream are float32, so the engine is more accurate than torch in bfloat16."""
     model = build_tiny_model().to(torch.bfloat16)
     reference = build_tiny_model().to(torch.bfloat16).float()
@@ -148,7 +148,7 @@ def test_native_draws_match_the_head(build_tiny_model, head) -> None:
     ):
         ours, theirs = native.draw_unfiltered(parameters, uniforms), model.head.draw(parameters, uniforms)
         assert ours.dtype == theirs.dtype == torch.int64
-        # The head's softmax is float32, so at the border of two values engine and head may choose differently.
+        # The head's softmax is float32, so engine and head may choose differently at the boundary between two values.
         assert (ours != theirs).sum() <= (2 if 0 < float(uniforms[0]) < 0.9999 else 500)
         assert bool(((ours >= 0) & (ours < 256)).all())
         if head == "categorical":
@@ -156,7 +156,7 @@ def test_native_draws_match_the_head(build_tiny_model, head) -> None:
 
 
 @needs_compiler
-def test_a_random_number_at_a_border_selects_the_upper_value(build_tiny_model) -> None:
+def test_a_random_number_at_a_boundary_selects_the_upper_value(build_tiny_model) -> None:
     model = build_tiny_model()
     uniforms = torch.arange(16, dtype=torch.float64) / 16
     values = NativeEngine(model, 16).draw_unfiltered(torch.zeros(16, 16), uniforms)

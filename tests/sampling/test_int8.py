@@ -27,10 +27,10 @@ from linformer_cli.system.environment import processor_features
 
 pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="the native engine needs a C++ compiler")
 
-# Each instruction set is listed with the processor feature that it needs. "native" is the set of this machine; the
-# others each multiply in their own way.
+# Each instruction set is listed with the processor feature that it needs. "native" is the set of this machine;
+# each of the others multiplies in a different way.
 INSTRUCTION_SETS = {"native": "", "x86-64": "", "x86-64-v3": "avx2", "x86-64-v4": "avx512bw"}
-# These are compared with the set of this machine.
+# These sets are compared with the set of this machine.
 every_other = pytest.mark.parametrize(
     "instruction_set",
     ["x86-64", "x86-64-v3", pytest.param("x86-64-v4", marks=pytest.mark.slow)],
@@ -68,7 +68,7 @@ def quantise(rows: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.f
 
 
 def expected_products(weight: Tensor, bias: Tensor, x: Tensor) -> NDArray[np.float32]:
-    """Compute the products of `multiply` with numpy's integers."""
+    """Compute the products of `multiply` with numpy's integer arithmetic."""
     (w, w_scales), (inputs, scales) = quantise(weight.numpy()), quantise(x.numpy())
     return (inputs @ w.T).astype(np.float32) * (scales[:, None] * w_scales) + bias.numpy()
 

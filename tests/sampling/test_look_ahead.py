@@ -20,7 +20,7 @@ from linformer_cli.sampling.engines.native import NativeEngine
 
 pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="the native engine needs a C++ compiler")
 
-# These images of the shipped model have 313,600 values.
+# This many images of the shipped model have 313,600 values.
 IMAGES = 400
 
 

@@ -23,7 +23,7 @@ print(measure_peak_memory() - before - images.numel() * images.element_size())
 
 
 def measure_growth(height: int, width: int, attention: str) -> int:
-    """Return by how many bytes sampling 128 images raises the peak of a fresh process; images do not count."""
+    """Return by how many bytes sampling raises the peak of a fresh process, without the 128 images themselves."""
     arguments = [sys.executable, "-c", SCRIPT, str(height), str(width), attention]
     return int(subprocess.run(arguments, capture_output=True, text=True, check=True).stdout)
 
@@ -32,7 +32,8 @@ def measure_growth(height: int, width: int, attention: str) -> int:
 def test_sampling_memory_is_flat_for_linear_and_grows_for_softmax():
     """Compares 784 and 3,072 positions. The model, torch and Python are not counted, because they would hide a leak.
 
-    Once, a small tensor kept at every step stopped the heap from reusing memory and cost 260 KB per position.
+    An earlier version kept a small tensor at every step. The heap could not reuse memory and grew by 260 KB per
+    position.
     """
     short, long = measure_growth(28, 28, "linear"), measure_growth(48, 64, "linear")
     assert abs(long - short) < 0.1 * short + 2**20, (short, long)

@@ -67,7 +67,7 @@ def build(build_tiny_model: Callable[..., PixelModel]) -> Callable[..., PixelMod
 @pytest.mark.parametrize("known", [0, pytest.param(1, marks=pytest.mark.slow), 29])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_steps_match_the_textbook_engine(build, variant: str, known: int, batch: int) -> None:
-    """The steps start at the start of an image, or after a prefix that was read in parallel."""
+    """The steps begin at the start of an image or after a prefix that was read in parallel."""
     model = build(variant)
     tokens = draw_tokens(model, batch, POSITIONS)
     with torch.no_grad():

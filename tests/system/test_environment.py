@@ -46,7 +46,7 @@ def test_sampling_does_not_load_torchs_compiler() -> None:
 )
 def test_spinning_of_threads_is_limited_unless_the_environment_sets_it(monkeypatch, given, expected) -> None:
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-        monkeypatch.setenv(name, "x")  # monkeypatch then restores the variables that the call sets
+        monkeypatch.setenv(name, "x")  # monkeypatch restores the variables after the test
         monkeypatch.delenv(name)
     for name, value in given.items():
         monkeypatch.setenv(name, value)

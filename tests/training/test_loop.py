@@ -207,7 +207,7 @@ def test_elapsed_time_excludes_the_time_between_stop_and_resume(configure, tmp_p
         train(first, Watcher().at("save", 9))
     spent = first.progress.elapsed_seconds
     assert 10 <= spent <= clock.now - 1000
-    clock.now += 5000  # time passes before the resume
+    clock.now += 5000  # time passes before the run is resumed
     second = begin(config, tmp_path / "run")
     second.resume()
     assert second.progress.elapsed_seconds == spent
@@ -220,7 +220,9 @@ def test_elapsed_time_excludes_the_time_between_stop_and_resume(configure, tmp_p
     assert sorted(elapsed) == elapsed
 
 
-def test_the_speed_after_a_resume_counts_only_steps_since_the_resume(configure, tmp_path, monkeypatch) -> None:
+def test_the_speed_of_a_resumed_run_counts_only_the_steps_since_it_was_resumed(
+    configure, tmp_path, monkeypatch
+) -> None:
     config = configure(sample_every=0, evaluate_every=100)
     monkeypatch.setattr(loop_module, "time", Clock(0.0))
     whole = train(begin(config, tmp_path / "whole"))
@@ -230,7 +232,7 @@ def test_the_speed_after_a_resume_counts_only_steps_since_the_resume(configure, 
         train(first, Watcher().at("save", 6))
     second = begin(config, tmp_path / "run")
     second.resume()
-    # The first interval after the resume has four steps. Three of them were trained before the stop.
+    # The first interval after resuming has four steps. Three of them were trained before the stop.
     row = train(second).rows[0]
     assert row.step == 8
     assert row.images_per_second <= fastest
@@ -301,7 +303,7 @@ def test_weights_from_another_model_are_validated_before_the_first_step(
     assert first["images"] == "0"
 
 
-def test_a_run_stopped_before_its_first_validation_validates_after_the_resume(
+def test_a_run_stopped_before_its_first_validation_is_validated_when_resumed(
     configure, tmp_path, build_tiny_model
 ) -> None:
     config = configure()

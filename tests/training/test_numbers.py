@@ -107,7 +107,7 @@ def test_the_save_kept_at_a_spike_is_from_before_the_spike(configure, tmp_path, 
     assert not trainer.folder.previous.exists()
 
 
-def test_a_spike_in_the_first_step_after_a_resume_keeps_the_earlier_save(configure, tmp_path, monkeypatch) -> None:
+def test_a_spike_in_the_first_step_of_a_resumed_run_keeps_the_earlier_save(configure, tmp_path, monkeypatch) -> None:
     config = configure(steps=64, evaluate_every=100, sample_every=0, save_every=5, log_every=5)
     with pytest.raises(Interrupted):
         train(begin(config, tmp_path / "run"), Watcher().at("log", 60))

@@ -1,4 +1,4 @@
-"""Tests of optimizers: weight decay, steps of Muon, saving and loading the state."""
+"""Tests of optimizers: weight decay, the steps of Muon, and saving and loading the state."""
 
 import copy
 

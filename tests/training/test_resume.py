@@ -184,7 +184,7 @@ def test_a_run_can_be_stopped_at_every_step(configure, uninterrupted, tmp_path) 
     check_same(last.folder, whole)
 
 
-def test_an_evaluation_repeated_after_a_resume_is_logged_once(configure, uninterrupted, tmp_path) -> None:
+def test_an_evaluation_repeated_by_a_resumed_run_is_logged_once(configure, uninterrupted, tmp_path) -> None:
     # The run is stopped when an evaluation is due. The resumed run evaluates and is killed before the next save.
     def kill() -> None:
         raise KeyboardInterrupt
@@ -391,7 +391,9 @@ def test_images_of_another_size_are_refused(configure, tmp_path, raises_one_line
 
 
 @pytest.mark.parametrize("kind", [torch.OutOfMemoryError, RuntimeError])
-def test_out_of_memory_during_a_resume_is_not_blamed_on_the_state(configure, tmp_path, monkeypatch, kind) -> None:
+def test_running_out_of_memory_while_resuming_is_not_blamed_on_the_saved_state(
+    configure, tmp_path, monkeypatch, kind
+) -> None:
     train(begin(configure(), tmp_path / "run"))
 
     def run_out(*_: object) -> None:

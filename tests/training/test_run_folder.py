@@ -238,7 +238,7 @@ def test_a_second_process_is_refused(tmp_path: Path, raises_one_line) -> None:
         with raises_one_line(LintxError, "another process", str(tmp_path / "run")), RunFolder(tmp_path / "run").lock():
             pass
         process.kill()
-    # The lock is released in whatever way its process ended.
+    # The lock is released however its process ended.
     with RunFolder(tmp_path / "run").lock():
         pass
 

@@ -9,7 +9,7 @@ from linformer_cli.training.saving import collect_state, restore_random_state
 
 @pytest.mark.parametrize(("device", "kind"), [("mps", "mps"), ("cuda:1", "cuda")])
 def test_the_random_state_of_a_device_is_restored(build_tiny_model, monkeypatch, device, kind) -> None:
-    """The device is simulated. A state of another kind of device is ignored."""
+    """The device is simulated. The state of another kind of device is ignored."""
     model, restored = build_tiny_model(), []
     state = torch.arange(5, dtype=torch.uint8)
     monkeypatch.setattr(getattr(torch, kind), "get_rng_state", lambda *_: state)

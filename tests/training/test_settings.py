@@ -63,7 +63,7 @@ def test_muon_has_its_own_default_learning_rate(write) -> None:
     assert build(write('[train]\noptimizer = "muon"'), "tiny").train.learning_rate == 0.008
     assert build(preset="tiny", train={"optimizer": "muon", "learning_rate": 0.1}).train.learning_rate == 0.1
     assert build(train={"optimizer": "adamw"}).train.learning_rate == 0.002
-    # The presets of the paper set a learning rate.
+    # The paper's presets set a learning rate, and another optimizer does not change it.
     assert build(preset="mnist-paper", train={"optimizer": "muon"}).train.learning_rate == 1e-4
 
 
@@ -120,7 +120,7 @@ def test_two_lengths_in_one_place_are_refused(write, raises_one_line) -> None:
 # Attention options
 
 
-def test_another_mechanism_drops_the_attention_options(write) -> None:
+def test_changing_the_mechanism_drops_the_attention_options(write) -> None:
     file = write('[model]\nattention = "linear"\nattention_options = {feature_map = "relu", chunk = 32}')
     assert build(file).model.attention_options == {"feature_map": "relu", "chunk": 32}
     assert build(file, model={"attention": "softmax"}).model.attention_options == {}
@@ -272,7 +272,7 @@ def test_network_and_data_default_to_the_source(source) -> None:
     assert merge_settings(Given()).build(IMAGE).init_from is None
 
 
-def test_another_mechanism_has_its_own_options(source) -> None:
+def test_a_changed_mechanism_has_its_own_options(source) -> None:
     config = build_from(source, model={"attention": "softmax", "layers": 3})
     assert (config.model.attention, config.model.attention_options, config.model.layers) == ("softmax", {}, 3)
     assert config.model.width == source.info.model.width

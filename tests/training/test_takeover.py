@@ -1,4 +1,4 @@
-"""Tests of moving weights. Matching tensors and parts of projections are copied; other tensors are listed."""
+"""Tests of copying weights from one model to another. Tensors that match are copied, and all others are listed."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -18,7 +18,7 @@ ROWS = 16  # 2 heads of 8
 
 
 class SharedAttention(LinearAttention):
-    """An attention with a shared projection of queries and keys, and two extra scalars."""
+    """A mechanism with a shared projection of queries and keys, and with two extra scalars."""
 
     name: ClassVar[str] = "shared"
     shared_query_key: ClassVar[bool] = True
@@ -27,7 +27,7 @@ class SharedAttention(LinearAttention):
 
 
 class OtherExtraAttention(LinearAttention):
-    """An attention with two extra scalars of another meaning."""
+    """A mechanism whose two extra scalars have a different meaning from those of `SharedAttention`."""
 
     name: ClassVar[str] = "other"
     extra_per_head = 2

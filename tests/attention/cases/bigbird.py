@@ -1,6 +1,6 @@
 """Reference for BigBird attention: a T x T softmax in which each query sees only its visible blocks.
 
-Blocks are drawn with Python integers, as the docs page describes.
+Blocks are drawn with Python integers, as docs/reference/attention/bigbird.md describes.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Reference for the gated delta rule: the recurrence of its state. It uses no code of the package."""
+"""Reference for the gated delta rule, computed by the recurrence of its state. It uses no code from the package."""
 
 import functools
 

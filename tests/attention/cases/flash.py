@@ -1,4 +1,4 @@
-"""Reference for mixed-chunk attention: T x T weights. It uses no code of the package."""
+"""Reference for mixed-chunk attention, computed with T x T weights. It uses no code from the package."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Reference for the gated attention unit: T x T weights. It uses no code of the package."""
+"""Reference for the gated attention unit, computed with T x T weights. It uses no code from the package."""
 
 import math
 from collections.abc import Callable
@@ -42,8 +42,8 @@ def gau(x: Inputs, tensors: Tensors, by_length: bool, activation: str) -> Tensor
 def fill_parameters(size: float) -> Callable[[nn.Module], None]:
     """Make scales, offsets and biases large enough to affect the result.
 
-    Products of queries and keys are in proportion to `size`. The scales of queries and keys have the same sign, so most
-    positions give weight to themselves. ReLU sets about half of the other weights to zero.
+    Products of queries and keys are proportional to `size`. The scales of queries and keys have the same sign, so most
+    positions attend to themselves. ReLU sets about half of the other weights to zero.
     """
 
     def fill(mechanism: nn.Module) -> None:

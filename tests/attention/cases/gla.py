@@ -1,4 +1,7 @@
-"""Reference for gated linear attention: a weight for every pair and dimension. It uses no code of the package."""
+"""Reference for gated linear attention, computed with a weight for every pair of positions and every dimension.
+
+It uses no code from the package.
+"""
 
 import math
 
@@ -8,7 +11,10 @@ from torch import Tensor
 
 
 def gla(x: Inputs, memories: Tensor, temperature: float, gated: bool) -> Tensor:
-    """If the extra scalars are 0, a weight falls to 1/e in `memories` positions; `memories` is [K] or [H, 1, 1]."""
+    """Compute gated linear attention; `memories` is [K] or [H, 1, 1].
+
+    If the extra scalars are 0, a weight falls to 1/e after `memories` positions.
+    """
     assert x.extra is not None
     gates = memories.shape[-1]
     at_zero = (-temperature / memories).exp()

@@ -1,4 +1,4 @@
-"""Reference for linear attention: T x T weights. It uses no code of the package.
+"""Reference for linear attention, computed with T x T weights. It uses no code from the package.
 
 A kernel returns [B, H, T, T]; its rows are query positions.
 """
@@ -23,7 +23,7 @@ def linear(q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
 def linear_condition(q: Tensor, k: Tensor, kernel: Kernel) -> Tensor:
     """Return [B, H, T]: the sum of the absolute values of the denominator's terms, divided by the denominator.
 
-    This is valid for polynomials in q . k with positive coefficients: for |q| and |k|, all terms are positive.
+    The kernel must be a polynomial in q . k with positive coefficients. Then |q| and |k| make every term positive.
     """
     return kernel(q.abs(), k.abs()).tril().sum(-1) / kernel(q, k).tril().sum(-1)
 

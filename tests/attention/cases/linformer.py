@@ -1,4 +1,4 @@
-"""Reference for Linformer: every query scores every key and every projected row. It uses no code of the package."""
+"""Reference for Linformer: every query scores every key and every projected row. It uses no code from the package."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Reference for Transformer-LS: every query scores every position and every row. It uses no code of the package."""
+"""Reference for Transformer-LS: every query scores every position and every row. It uses no code from the package."""
 
 import math
 

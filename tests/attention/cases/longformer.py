@@ -34,6 +34,6 @@ CASES = {
     "longformer-default-dilation": longformer_case(7, None, [1, 4], 1),
     "longformer-dilated": longformer_case(6, 3, [3, 3], 2),
     "longformer-two-dilations": longformer_case(5, "5,2", [5, 2], 3),
-    # This window is longer than the blocks of the parallel form and than some blocks of the split tests.
+    # This window is longer than a block of the parallel form and longer than some blocks in the split tests.
     "longformer-wide": longformer_case(40, "1,2", [1, 2], 1),
 }

@@ -1,4 +1,4 @@
-"""Reference for LSH attention: T x T masks. It uses no code of the package.
+"""Reference for LSH attention, computed with T x T masks. It uses no code from the package.
 
 Masks are [R, B, H, T, T]; their rows are query positions.
 """
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def hashes(q: Tensor, rotations: Tensor) -> Tensor:
-    """Return the bucket of every query in every round [R, B, H, T]; rotations are [H, K, R, buckets / 2]."""
+    """Return the bucket of every query in every round, [R, B, H, T]; rotations are [H, K, R, buckets / 2]."""
     products = torch.einsum("bhtk,hkrc->rbhtc", q.double(), rotations.double())
     return torch.cat([products, -products], dim=-1).argmax(dim=-1)
 
@@ -48,6 +48,6 @@ def lsh_case(rounds: int, buckets: int, window: int) -> Case:
 CASES = {
     "lsh-1": lsh_case(1, 4, 8),
     "lsh-4": lsh_case(4, 6, 7),
-    # This case has rings of one position and empty buckets.
+    # This case has ring buffers of one position and some empty buckets.
     "lsh-narrow": lsh_case(2, 64, 1),
 }

@@ -1,4 +1,4 @@
-"""Reference for Nystrom attention: T x T weights for every landmark. It uses no code of the package."""
+"""Reference for Nystrom attention, computed with T x T weights for every landmark. It uses no code from the package."""
 
 import math
 
@@ -18,7 +18,7 @@ def landmark_inverse(queries: Tensor, keys: Tensor, iterations: int) -> Tensor:
 
 
 def landmark_averages(queries: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return b [B, H, T, m, V]: the softmax average over j <= t for each t and landmark."""
+    """Return b [B, H, T, m, V]: the softmax average of v_j over j <= t for each t and landmark."""
     scores = torch.einsum("hmk,bhjk->bhmj", queries, k) / math.sqrt(k.shape[-1])
     future = torch.ones(k.shape[2], k.shape[2]).triu(1) == 1
     weights = scores.unsqueeze(2).masked_fill(future[:, None, :], -math.inf).softmax(-1)

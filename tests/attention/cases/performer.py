@@ -1,4 +1,4 @@
-"""Reference for Performer: T x T weights. It uses no code of the package.
+"""Reference for Performer, computed with T x T weights. It uses no code from the package.
 
 Positive terms are added with logsumexp, so inputs may have any size.
 """

@@ -1,4 +1,4 @@
-"""Reference for retention: T x T weights. It uses no code of the package."""
+"""Reference for retention, computed with T x T weights. It uses no code from the package."""
 
 import math
 
@@ -6,7 +6,7 @@ import torch
 from attention.inputs import Case, Inputs, Tensors
 from torch import Tensor
 
-# The size of the contract tests' images.
+# The contract tests use images of this size.
 POSITIONS, ROW = 784, 28
 
 

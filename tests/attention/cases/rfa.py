@@ -1,4 +1,4 @@
-"""Reference for random feature attention: T x T weights. It uses no code of the package."""
+"""Reference for random feature attention, computed with T x T weights. It uses no code from the package."""
 
 import torch
 from attention.inputs import Case, Inputs, Tensors
@@ -13,7 +13,7 @@ def kernel(x: Inputs, tensors: Tensors) -> Tensor:
 
 
 def average(weights: Tensor, similar: Tensor, v: Tensor) -> Tensor:
-    """Average v by weights [.., T, T] * similarity; the denominator is at least a tenth of the total weight."""
+    """Average v with weights [.., T, T] times similarity; the denominator is at least a tenth of the total weight."""
     denominator = torch.maximum((weights * similar).sum(-1), 0.1 * weights.sum(-1))
     return (weights * similar) @ v / denominator.unsqueeze(-1)
 
@@ -24,7 +24,7 @@ def ungated(x: Inputs, tensors: Tensors) -> Tensor:
 
 
 def gated(x: Inputs, tensors: Tensors) -> Tensor:
-    """The weight of position j is (1 - g_j) times the gates of positions j + 1 to t."""
+    """Weigh position j by (1 - g_j) times the gates of positions j + 1 to t."""
     assert x.extra is not None
     gate = x.extra[..., 0].sigmoid()
     length = gate.shape[-1]

@@ -1,4 +1,4 @@
-"""Reference for softmax attention: T x T weights. It uses no code of the package."""
+"""Reference for softmax attention, computed with T x T weights. It uses no code from the package."""
 
 import math
 
@@ -18,7 +18,7 @@ CASES = {
         "softmax",
         {},
         lambda x, _: softmax(x.q, x.k, x.v),
-        # After a prefix, torch needs a mask and saves it. Without a mask it saves only the total weight of each query.
+        # After a prefix, torch needs a mask and saves it. Without a mask, it saves only the total weight of each query.
         keeps_pairs="after a prefix",
         autocast_rounds=("attend", "step"),
     )

@@ -1,4 +1,4 @@
-"""Reference for sparse attention: T x T masks. It uses no code of the package."""
+"""Reference for sparse attention, computed with T x T masks. It uses no code from the package."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Compares causal sums that decay with a recurrence over single positions."""
+"""Compares decaying causal sums with a recurrence over single positions."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -99,7 +99,7 @@ def test_images_may_share_their_decays() -> None:
 
 
 def test_featurewise_decay_saves_nothing_per_pair() -> None:
-    """With chunks of 64, one number per pair of positions and feature would be 64 x 32 numbers per position."""
+    """With chunks of 64, one number per pair of positions and feature would mean 64 x 32 numbers per position."""
     q, k, v, log_decay = (torch.rand(1, 1, 1024, 32).requires_grad_() for _ in range(4))
     kept = measure_saved_bytes(featurewise_decayed_causal_sums, q, k, v, -log_decay, None, 64)
     assert kept < 1024 * 4 * 12 * 32
@@ -143,7 +143,10 @@ def test_passing_factors_equals_multiplying_the_features_by_them(chunk: int) -> 
 
 
 def test_almost_closed_gates_lose_no_precision() -> None:
-    """The logarithm of a pair's weight is the difference of two sums of logs, and such sums reach thousands."""
+    """A pair's log weight is the difference of two sums of logs.
+
+    These sums reach thousands, so float32 would lose most digits of a small difference.
+    """
     inputs = draw(64)
     inputs[3][:, :, :24] = -100
     expected, _ = by_recurrence(*inputs)

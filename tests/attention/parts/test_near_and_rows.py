@@ -1,4 +1,4 @@
-"""Compares the softmax over near keys and rows with its definition, in one group and in several."""
+"""Compares the softmax over near keys and rows with its definition, when computed in one group or in several."""
 
 import itertools
 import math
@@ -40,7 +40,7 @@ def define(q: Tensor, near_k: Tensor, near_v: Tensor, row_k: Tensor, row_v: Tens
     near = torch.arange(near_k.shape[2])
     newest = place + pattern.before
     near_seen = (near <= newest) & (near > newest - pattern.window) & (near >= pattern.missing)
-    if not pattern.before:  # the query's own block
+    if not pattern.before:  # near keys are those of the query's own block
         near_seen &= near // pattern.block == place // pattern.block
     rows_seen = torch.arange(row_k.shape[2]) < (pattern.first + place) // pattern.span * pattern.rank
     scores = q @ torch.cat([near_k, row_k], dim=2).transpose(-1, -2)
