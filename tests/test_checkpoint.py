@@ -251,7 +251,7 @@ def test_a_missing_file_is_named(mine, raises_one_line, name) -> None:
 
 
 def test_saving_works_even_if_an_older_save_cannot_be_removed(tmp_path, tiny_info, monkeypatch) -> None:
-    """This happens on a network file system if another process has a file open."""
+    """On a network file system, a file that another process has open may not be removed."""
     original = shutil.rmtree
     monkeypatch.setattr(
         checkpoint_module.shutil,

@@ -75,7 +75,7 @@ def test_an_interrupted_write_leaves_no_partial_file(tmp_path, monkeypatch, faul
     assert [entry.read_bytes() for entry in tmp_path.iterdir()] == ([] if before is None else [before])
 
 
-def test_refusals_name_the_path_and_the_reason(tmp_path):
+def test_errors_name_the_path_and_the_reason(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(LintxError) as caught:
         write_file(tmp_path, b"data")

@@ -61,7 +61,7 @@ def test_the_defaults_are_a_gate_and_a_beta_below_one() -> None:
 
 @pytest.mark.parametrize(("heads", "memories"), [(1, [784]), (2, [784, 28]), (3, [784, math.sqrt(784 * 28), 28])])
 def test_initial_memories_range_from_an_image_to_a_row(heads: int, memories: list[float]) -> None:
-    """With a memory of n positions, a value decays to 1/e in n positions."""
+    """With a memory of n positions, a value has decayed to 1/e after n positions."""
     attention = build(heads=heads)
     assert attention.gate_bias is not None
     forgotten = (-attention.gate_bias).sigmoid()

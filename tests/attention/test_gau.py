@@ -135,7 +135,7 @@ def test_attend_and_step_round_keys_alike_in_a_wider_cache() -> None:
 
 @pytest.mark.parametrize("name", GATED)
 @pytest.mark.parametrize("scale", ["length", "width"])
-def test_all_parameters_have_gradients_at_first(name: str, scale: str) -> None:
+def test_all_parameters_have_gradients_initially(name: str, scale: str) -> None:
     """Initially, scales are near 0 and offsets are 0. Every parameter must still have a gradient."""
     options = {"chunk": 16} if name == "flash" else {}
     mechanism, (z, v) = build(name, positions=40, filled=False, scale=scale, **options), draw(40)

@@ -99,7 +99,7 @@ def test_state_bytes_are_exact_and_never_shrink() -> None:
     assert all(first <= second for first, second in itertools.pairwise(sizes))
 
 
-def test_the_default_block_is_a_row_and_bounds_the_rank() -> None:
+def test_the_default_block_is_a_row_and_the_default_rank_is_at_most_the_block() -> None:
     attention = build(row=12)
     assert isinstance(attention, LinformerAttention)
     assert attention.key_projection.shape == (2, 4, 12)

@@ -103,7 +103,7 @@ def test_an_unknown_attention_is_refused_with_a_suggestion() -> None:
 
 @pytest.mark.parametrize(("inside", "outside"), [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
 def test_the_cache_and_the_inputs_may_have_different_types(inside: torch.dtype, outside: torch.dtype) -> None:
-    """For example, a cache that is filled under autocast and then used by steps outside autocast."""
+    """For example, a cache may be filled under autocast and then used by steps outside autocast."""
     attention, inputs = build(), draw(9)
     expected, _ = attention.attend(*inputs)
     _, state = attention.attend(*(part[:, :, :5].to(inside) for part in inputs), None)

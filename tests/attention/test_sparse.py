@@ -109,7 +109,7 @@ def test_the_default_stride_is_one_image_row() -> None:
     assert SparseOptions() == SparseOptions(pattern="strided", heads="merged")
 
 
-def test_short_rows_bound_the_default_summary() -> None:
+def test_the_default_summary_is_at_most_one_row() -> None:
     inputs = draw()
     y, _ = build(row=3, pattern="fixed").attend(*inputs[:3])
     assert_agree(y, sparse(inputs, fixed_parts(LENGTH, 3, 3), "merged"), FLOAT64)

@@ -53,7 +53,7 @@ def draw(
 
 
 def differentiate(form: str, inputs: list[Tensor | None]) -> list[Tensor]:
-    """Return the outputs, the last sum, and the gradients of all inputs for random gradients of both results."""
+    """Return the outputs, the last sum, and the gradients of all inputs for random gradients of these results."""
     leaves = [None if x is None else x.detach().requires_grad_() for x in inputs]
     results = FORMS[form](*leaves)
     generator = torch.Generator().manual_seed(9)

@@ -124,7 +124,9 @@ def test_training_is_repeatable_and_independent_of_the_other_mechanisms() -> Non
     assert losses(VARIANTS[1:])["linear-4"] == together["linear-4"]
     assert losses(VARIANTS, seed=1) != together
     for values in together.values():
-        assert all(abs(value - math.log(SYMBOLS + 1)) < 0.3 for value in values)  # near the uniform model
+        assert all(
+            abs(value - math.log(SYMBOLS + 1)) < 0.3 for value in values
+        )  # initial predictions are almost uniform
 
 
 def test_a_model_learns_from_its_updates() -> None:

@@ -63,7 +63,7 @@ def test_every_measurement_has_a_process_of_its_own(folder, monkeypatch) -> None
     monkeypatch.setattr(fresh_process, "give_back_freed_memory", lambda: given_back.append(1))
     first, second = (run_fresh("odd", {}, 60) for _ in range(2))
     assert len({first["pid"], second["pid"], os.getpid()}) == 3
-    assert first["parent"] == second["parent"] != os.getpid()  # one server for both
+    assert first["parent"] == second["parent"] != os.getpid()  # one server starts both
     assert first["seen"] == second["seen"] == 1
     assert first["threads"] == torch.get_num_threads()
     assert given_back == [1, 1]

@@ -71,7 +71,7 @@ def test_at_least_three_of_the_papers_lengths_are_chosen(seconds) -> None:
         assert lengths == list(PAPER_LENGTHS)
 
 
-def test_all_parts_are_measured_and_shown_on_the_page(networks) -> None:
+def test_all_parts_are_measured_and_shown_in_the_report(networks) -> None:
     saved: list[PaperReport] = []
     report = measure(networks, save=saved.append)
     assert report.unfinished == [] and len(saved) == 1 and saved[0].sampling == report.sampling
@@ -240,7 +240,7 @@ def test_every_measurement_of_memory_gets_the_same_time_limit(networks, monkeypa
     assert "peak memory of sampling: not measured for 5 rows" in report.reduced
 
 
-def test_an_interruption_before_any_measurement_still_gives_a_page(networks) -> None:
+def test_an_interruption_before_any_measurement_still_gives_a_report(networks) -> None:
     found = measure(networks, stop=StopRequest(2))
     assert found.sampling == [] and found.copy is None
     assert "Not finished: sampling" in render_page(found) and render_figures(found) == {}

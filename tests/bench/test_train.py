@@ -35,7 +35,7 @@ def bench(
     return run_training_bench(models, TrainingSettings(batches, precision, repeats, **changes), ceilings, **calls)
 
 
-def test_a_step_trains_as_in_a_run(models, tmp_path, monkeypatch) -> None:
+def test_a_timed_step_trains_the_model_as_in_a_run(models, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     trainer = build_trainer(models[1].model.config, "mnist-paper", 4, "cpu", "bf16")
     before = [parameter.clone() for parameter in trainer.model.parameters()]

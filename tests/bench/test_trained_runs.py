@@ -64,7 +64,7 @@ def test_a_folder_stands_for_all_its_validated_runs(save_run, tmp_path, raises_o
 
 
 def test_a_timed_run_has_its_own_bits_per_dim(save_run) -> None:
-    """This holds even if another run of the same model is better."""
+    """The bits/dim are those of the run, even if another run of the same model is better."""
     runs = read_trained_runs([save_run("one", 1.5), save_run("two", 1.2)])
     first, second = load_models(runs, "cpu", "bf16")
     assert (first.name, second.name, first.trained, first.preset) == ("one", "two", True, None)

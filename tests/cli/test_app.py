@@ -200,7 +200,7 @@ def test_a_mistake_gives_a_one_line_error_and_an_exit_code(lintx, tmp_path, monk
 
 
 def test_an_error_keeps_its_exit_code_if_stderr_is_closed(monkeypatch):
-    """This happens, for example, after Ctrl-C in a pipe, because Ctrl-C also ends the reader."""
+    """For example, Ctrl-C in a pipe also ends the process that reads stderr."""
 
     def refuse(_message):
         raise BrokenPipeError
@@ -219,7 +219,7 @@ def run_in_shell(command, **environment):
     )
 
 
-@pytest.mark.skipif(os.name != "posix", reason="closes streams in a shell")
+@pytest.mark.skipif(os.name != "posix", reason="the test closes streams in a shell")
 def test_closed_streams_cause_no_traceback_and_no_mixed_output():
     assert "Traceback" not in run_in_shell("attentions --json <&- >&-").stderr
     assert "lintx attentions NAME" in run_in_shell("attentions").stderr
@@ -229,7 +229,7 @@ def test_closed_streams_cause_no_traceback_and_no_mixed_output():
     assert (wrong.returncode, wrong.stdout) == (2, "")
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
 def test_a_full_disk_behind_stdout_gives_a_one_line_error():
     assert run_in_shell("info nosuch 2>/dev/full").returncode == 2
     full = run_in_shell("attentions --json >/dev/full")

@@ -314,7 +314,7 @@ def test_check_passes_a_good_model_and_fails_a_damaged_one(lintx, run_folder, mo
     assert refused.code == 1 and "is not timed" in refused.stderr
 
 
-def test_info_describes_the_model_and_env_the_machine(lintx, run_folder):
+def test_info_describes_the_model_and_env_describes_the_machine(lintx, run_folder):
     document = lintx("info", run_folder, "--json").document
     assert document["model"]["image"] == {"height": 10, "width": 10, "channels": 1, "levels": 256}
     assert "glyphs" in lintx("info", run_folder).stdout

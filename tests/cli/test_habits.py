@@ -105,7 +105,7 @@ def test_tables_fit_the_terminal_and_colours_can_be_turned_off(lintx, monkeypatc
     assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", page.stdout), "there are colours despite NO_COLOR"
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])  # with "1", `print` fails at once; otherwise at exit
+@pytest.mark.parametrize("unbuffered", ["", "1"])  # `print` fails at once with "1", and at exit otherwise
 @pytest.mark.parametrize(
     "command", [["--version"], ["plot", "--help"], pytest.param(["attentions", "--json"], marks=pytest.mark.slow)]
 )

@@ -68,6 +68,6 @@ def test_bench_sample_times_int8_in_the_native_engine_only(lintx, run_folder) ->
     ],
     ids=str,
 )
-def test_refusals_give_a_one_line_error(lintx, command, message) -> None:
+def test_unsupported_uses_of_int8_give_a_one_line_error(lintx, command, message) -> None:
     outcome = lintx(*command, *INT8)
     assert outcome.code and message in outcome.stderr.splitlines()[-1] and "Traceback" not in outcome.stderr

@@ -237,7 +237,7 @@ def count_parameters(module: nn.Module) -> int:
 
 
 def test_an_lstm_uses_float32_for_sequences(build_config: BuildConfig, monkeypatch) -> None:
-    """This matters only on GPUs. On other machines, the test checks only the setting."""
+    """Only GPUs can round float32 products to TF32. On other machines, the test checks only the setting."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     block, found = build_block(build_config("lstm")), []
     block.lstm.register_forward_hook(lambda *_: found.append(torch.backends.cudnn.allow_tf32))

@@ -15,7 +15,7 @@ def test_surroundings_are_the_known_pixels_of_four_rows() -> None:
 
 
 @pytest.mark.parametrize("levels", [2, 16, 256])
-def test_a_vector_is_two_layers_of_two_numbers_per_value(levels: int) -> None:
+def test_a_vector_is_computed_by_two_layers_from_two_numbers_per_value(levels: int) -> None:
     torch.manual_seed(0)
     surroundings = Surroundings(4, 6, levels).double()
     values = torch.tensor([[0, 1, levels - 1, levels], [levels, levels, levels, levels]])

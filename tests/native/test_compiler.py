@@ -109,7 +109,7 @@ def test_other_options_give_another_library(source, fresh_compiler) -> None:
     assert len(list(fresh_compiler.glob("*.so"))) == 2
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="the test reads /proc")
 def test_a_ctrl_c_in_the_terminal_does_not_reach_the_compiler(load, fresh_compiler, fake_compiler) -> None:
     fake_compiler('read -r stat < /proc/$$/stat\nset -- $stat\necho "error: session $6" >&2\nexit 1')
     with pytest.raises(compiler.NoCompiler, match=r"session \d+") as raised:
@@ -117,7 +117,7 @@ def test_a_ctrl_c_in_the_terminal_does_not_reach_the_compiler(load, fresh_compil
     assert str(raised.value).split()[-1] != str(os.getsid(0))
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="the compiler is a shell script")
+@pytest.mark.skipif(sys.platform == "win32", reason="the fake compiler is a shell script")
 def test_a_compiler_that_hangs_is_ended_and_not_started_again(
     load, source, fresh_compiler, fake_compiler, monkeypatch, caplog
 ) -> None:

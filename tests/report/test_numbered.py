@@ -1,4 +1,4 @@
-"""Tests of folders of sampled images. An existing image counts only if it was sampled with the same settings."""
+"""Tests of folders of sampled images. An existing image is reused only if it was sampled with the same settings."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ def begin(folder: Path, **changes: object) -> NumberedImages:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_written_image_counts_and_can_be_read_again(tmp_path, channels) -> None:
+def test_a_written_image_is_reused_and_can_be_read_again(tmp_path, channels) -> None:
     folder, drawn = begin(tmp_path), images(channels)
     assert not folder.holds(0)
     for index, image in zip((0, 7, 123_456), drawn, strict=True):
@@ -36,18 +36,18 @@ def test_a_written_image_counts_and_can_be_read_again(tmp_path, channels) -> Non
 @pytest.mark.parametrize(
     "change", [{"seed": 4}, {"temperature": 1.0}, {"top_k": 1}, {"checkpoint_sha256": "2f"}, {"new": 1}]
 )
-def test_an_image_sampled_with_other_settings_does_not_count(tmp_path, change) -> None:
+def test_an_image_sampled_with_other_settings_is_not_reused(tmp_path, change) -> None:
     begin(tmp_path).write(0, images()[0])
     assert not begin(tmp_path, **change).holds(0)
 
 
 @pytest.mark.parametrize("change", [{"batch": 64}, {"device": "cuda"}, {"engine": "native"}, {"checkpoint": "b"}])
-def test_device_engine_and_batch_do_not_matter(tmp_path, change) -> None:
+def test_an_image_is_reused_for_any_device_engine_and_batch(tmp_path, change) -> None:
     begin(tmp_path).write(0, images()[0])
     assert begin(tmp_path, **change).holds(0)
 
 
-def test_an_image_with_the_wrong_number_does_not_count(tmp_path) -> None:
+def test_an_image_with_the_wrong_number_is_not_reused(tmp_path) -> None:
     folder = begin(tmp_path)
     folder.write(0, images()[0])
     folder.path(0).rename(folder.path(1))
@@ -62,7 +62,7 @@ def test_a_picture_from_another_program_is_not_replaced(tmp_path, raises_one_lin
         folder.holds(0)
 
 
-def test_a_damaged_image_does_not_count(tmp_path, raises_one_line) -> None:
+def test_a_damaged_image_is_not_reused(tmp_path, raises_one_line) -> None:
     folder = begin(tmp_path)
     folder.write(0, images()[0])
     whole = folder.path(0).read_bytes()

@@ -58,7 +58,7 @@ def test_without_colour_green_is_brighter_than_blue():
     ],
     ids=["one-line", "two-lines", "no-room-for-gap", "not-all", "many"],
 )
-def test_as_many_images_as_fit_are_side_by_side(count, width, height_limit, expected, colour):
+def test_as_many_images_as_fit_are_shown_side_by_side(count, width, height_limit, expected, colour):
     images = np.full((count, 4, 3, 1), 255, np.uint8)
     text = render_preview(images, width, height_limit, colour=colour)
     assert text.plain.replace("▀", "A").replace("█", "A").split("\n") == expected

@@ -247,7 +247,7 @@ def test_native_refuses_to_draw_beyond_the_image(build_tiny_model) -> None:
 
 
 @needs_compiler
-def test_the_likelihood_by_steps_matches_the_parallel_one(build_tiny_model) -> None:
+def test_the_likelihood_by_steps_matches_the_parallel_likelihood(build_tiny_model) -> None:
     model = build_tiny_model()
     images = sample_values(model, range(7), seed=1).values.view(7, 8, 8, 1).mul(16).numpy()
     parallel = measure_nats(model, images, batch=3).describe()

@@ -1,4 +1,4 @@
-"""Tests the native engine's step of every mechanism: from any state, in any batch, and with look-ahead."""
+"""Tests the native engine's step for every mechanism: from any state, in any batch, and with look-ahead."""
 
 import importlib
 from collections.abc import Callable
@@ -96,7 +96,7 @@ def test_heads_may_have_any_width(build, variant: str, head_width: int) -> None:
 def test_looking_ahead_draws_the_same_image(build, variant: str) -> None:
     model = build(variant)
     with torch.no_grad():
-        model.head.projection.weight *= 6  # so confident that many guesses are right, but not all
+        model.head.projection.weight *= 6  # makes many guesses right, but not all
     passes = 0
     for index in range(3):
         values = []

@@ -272,7 +272,7 @@ def test_network_and_data_default_to_the_source(source) -> None:
     assert merge_settings(Given()).build(IMAGE).init_from is None
 
 
-def test_a_changed_mechanism_has_its_own_options(source) -> None:
+def test_a_changed_mechanism_starts_with_default_options(source) -> None:
     config = build_from(source, model={"attention": "softmax", "layers": 3})
     assert (config.model.attention, config.model.attention_options, config.model.layers) == ("softmax", {}, 3)
     assert config.model.width == source.info.model.width

@@ -110,7 +110,7 @@ def test_the_learned_map_has_one_layer_per_head() -> None:
         assert_agree(feature_map(x)[:, head], expected, FLOAT64)
 
 
-def test_no_learned_feature_is_always_zero_at_first() -> None:
+def test_no_learned_feature_is_always_zero_initially() -> None:
     torch.manual_seed(4)
     alive = Learned(3, 6, 200)(draw(4, 3, 50, 6, dtype=torch.float32)) > 0
     assert 0.4 < alive.double().mean() < 0.7

@@ -74,7 +74,7 @@ def test_groups_of_any_size_match_the_definition(
 
 
 def test_the_tested_sizes_give_one_and_several_groups() -> None:
-    """Otherwise, the test above might cover only one of these two cases."""
+    """Otherwise, the test above might cover only one group or only several groups."""
     pattern = PATTERNS["window behind others"]
     inputs = draw(pattern)
     counts = []
