@@ -447,7 +447,7 @@ def test_saved_bytes_grow_linearly(case: Case, carry: bool) -> None:
 
 @every_case
 def test_the_work_of_a_step_grows_only_with_the_state(case: Case) -> None:
-    """Compare the largest number of bytes that a step handles among 60 early steps and among 60 late steps.
+    """Compare the most expensive of 60 early steps with the most expensive of 60 late steps, in bytes read and written.
 
     60 steps include the most expensive step of a chunk or block. The first step is left out, because it may fill a
     cache for later steps.

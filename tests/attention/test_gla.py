@@ -43,7 +43,7 @@ def test_extra_scalars_are_counted_for_the_gates_and_the_output_gate() -> None:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 16.0, 400.0])
-def test_initial_memories_range_from_an_image_to_a_row(temperature: float) -> None:
+def test_initial_memories_range_from_the_longest_to_the_shortest(temperature: float) -> None:
     """The memory is the number of positions after which a key of ones has decayed to 1/e if the extra scalars are 0."""
     attention = build(temperature=temperature, shortest_memory=10, longest_memory=640)
     q, k, v, _, extra = draw(attention, 641)

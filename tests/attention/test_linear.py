@@ -49,7 +49,7 @@ def test_weights_of_zero_give_zero_outputs_and_finite_gradients() -> None:
 
 
 def test_a_tiny_weight_is_not_treated_as_zero() -> None:
-    """No epsilon is added to the denominator, so the output is the only value, however small its weight is."""
+    """No epsilon is added to the denominator. With one key, the output equals its value, however small the weight."""
     attention = build(torch.float32, feature_map="elu")
     q, k, v = draw(1, torch.float32)
     y, _ = attention.attend(torch.full_like(q, -20.0), torch.full_like(k, -20.0), v)

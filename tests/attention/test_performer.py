@@ -147,7 +147,7 @@ def test_the_state_is_scaled_by_the_running_maximum(feature_map: str) -> None:
 
 @pytest.fixture
 def pairwise_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Records, for every pairwise computation, the number of pairs of an image and a head."""
+    """Records the number of (image, head) pairs of every pairwise computation."""
     rows: list[int] = []
     attend_pairwise = performer_module.attend_pairwise
 

@@ -10,7 +10,7 @@ from linformer_cli.report.tables import to_json
 
 
 def build_row(attention: str, *samples: float, engine: str = "native", precision: str = "fp32") -> SamplingRow:
-    """Build a row of one image per sample."""
+    """Build a row of batch size 1 with these samples."""
     return SamplingRow(
         name=attention,
         attention=attention,

@@ -14,7 +14,7 @@ from PIL import Image
 
 @pytest.fixture(autouse=True)
 def fixed_ceilings(monkeypatch):
-    """Replaces the ceilings, because measuring them takes time; `tests/bench/test_ceilings.py` tests them."""
+    """Replaces the ceilings, because measuring them takes time; `tests/bench/test_ceilings.py` tests the real ones."""
     monkeypatch.setattr("linformer_cli.bench.measure.ceilings.Ceilings", FixedCeilings)
     monkeypatch.setattr("linformer_cli.bench.paper.Ceilings", FixedCeilings)
 
