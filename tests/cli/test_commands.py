@@ -71,7 +71,7 @@ def test_a_resumed_run_continues_and_refuses_other_settings(lintx, tmp_path):
     assert "nothing was left to train; give a longer --steps" in lintx("train", "--resume", run).stderr
 
 
-def test_weights_can_be_copied_to_another_mechanism(lintx, run_folder, tmp_path):
+def test_training_can_start_from_the_weights_of_another_mechanism(lintx, run_folder, tmp_path):
     source, run = tmp_path / "source", tmp_path / "moved"
     shutil.copytree(run_folder, source)
     arguments = ["train", "--init-from", source, "--attention", "softmax", "--steps", 2, "--batch", 4, "--out", run]
