@@ -35,7 +35,7 @@ def test_a_crossing_is_found_between_measured_lengths() -> None:
     [
         ([(10, 1.0), (20, 2.0)], [(10, 2.0), (20, 3.0)], "below 10"),
         ([(10, 1.0), (20, 2.0)], [(10, 1.0), (20, 2.0)], "not up to 20"),
-        ([(10, 3.0), (20, 2.0)], [(10, 2.0), (40, 9.0)], "not up to 10"),  # only lengths with both times count
+        ([(10, 3.0), (20, 2.0)], [(10, 2.0), (40, 9.0)], "not up to 10"),  # only common lengths count
         ([(10, 1.0)], [(10, 1.5)], "below 10"),
         # The method is faster, then slower, then faster at all longer lengths. The last crossing counts.
         ([(10, 1.0), (20, 2.0), (80, 1.0)], [(10, 2.0), (20, 1.0), (80, 2.0)], "40"),
