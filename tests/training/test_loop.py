@@ -261,7 +261,7 @@ def test_progress_without_a_loss_trend_can_be_read() -> None:
 
 
 def test_the_average_is_saved_and_evaluated(configure, tmp_path) -> None:
-    """The test computes the average itself. It starts at the weights after step 1, and the first decays are below `ema`."""
+    """The test computes the average itself. It starts after step 1, and the first decays are below `ema`."""
     trainer = begin(configure(ema=0.2, steps=4, sample_every=0), tmp_path / "run")
     decays = iter([0, 2 / 11, 0.2, 0.2])
     take_step = trainer.train_step
