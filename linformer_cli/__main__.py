@@ -1,4 +1,4 @@
-"""The start of the `lintx` command. It prepares the process before any slow import."""
+"""The entry point of the `lintx` command. It prepares the process before any slow import."""
 
 import io
 import os
@@ -32,9 +32,9 @@ def _leave(number: int, _frame: object = None) -> NoReturn:
 
 
 def _open_closed_streams() -> None:
-    """Open a null device for each standard stream that is closed (`>&-`).
+    """Open the null device for each standard stream that the caller has closed (`>&-` in a shell).
 
-    Otherwise the next file to be opened would get the stream's descriptor, and `print` to a missing stderr writes to
+    Otherwise, the next file opened would get the stream's descriptor, and `print` to a missing stderr would write to
     stdout.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
@@ -45,9 +45,9 @@ def _open_closed_streams() -> None:
 
 
 def _drop_unwritable_output() -> None:
-    """Keep the exit code if a stream cannot be written to.
+    """Keep the exit code even if a standard stream cannot be written to.
 
-    At exit, Python would flush the stream again, fail, and return 120.
+    Otherwise, Python would flush the stream again at exit, fail, and return 120.
     """
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -1,8 +1,8 @@
 """Checkpoints. A checkpoint is a folder that is written whole or not at all.
 
-It holds `model.safetensors`, `config.json` and a model card. `config.json` is the only copy of the configuration. It
-contains the SHA-256 of the weights and of the training state, if any. Pickled files are never opened. See
-docs/reference/formats.md.
+The folder holds `model.safetensors`, `config.json` and a model card. `config.json` is the only copy of the
+configuration. It contains the SHA-256 of the weights and of the training state, if any. Pickled files are never opened.
+See docs/reference/formats.md.
 """
 
 import hashlib
@@ -63,10 +63,11 @@ def shipped_checkpoints() -> dict[str, Path]:
 
 
 def find_checkpoint(name: str | Path | None = None) -> Path:
-    """Find the checkpoint folder of a run, a checkpoint folder or a shipped name. Existing paths take precedence.
+    """The checkpoint folder that `name` refers to: a run folder, a checkpoint folder or the name of a shipped model.
 
-    None is the shipped default. The checkpoint of a run is its best, or its last if there is no best yet. Raises
-    `CheckpointError` for a path without a checkpoint, and `UsageError` for an unknown name.
+    Existing paths take precedence over names. None means the shipped default. The checkpoint of a run is its best, or
+    its last if there is no best yet. Raises `CheckpointError` for a path without a checkpoint, and `UsageError` for an
+    unknown name.
     """
     if name is None:  # the shipped model, even if a folder here has the same name
         return _find_shipped(DEFAULT_CHECKPOINT)
@@ -81,7 +82,7 @@ def _find(name: str | Path, path: Path) -> Path:
         for folder in (path, path / "best", path / "last"):
             if (found := _settled(folder)) is not None:
                 return found
-        raise CheckpointError(f"'{path}' holds no checkpoint: it has neither {CONFIG} nor best/ or last/")
+        raise CheckpointError(f"'{path}' holds no checkpoint: it has no {CONFIG}, best/ or last/")
     if path.is_file():
         if path.name in (WEIGHTS, CONFIG):
             return path.parent
@@ -120,12 +121,12 @@ def read_checkpoint(name: str | Path | None = None) -> Checkpoint:
         raise CheckpointError(f"'{file}' is damaged: {error}") from None
     found = document.get("format") if isinstance(document, dict) else None
     if isinstance(found, int) and found > CHECKPOINT_FORMAT:
-        newer = f"format {found}, this one reads {CHECKPOINT_FORMAT}"
+        newer = f"format {found}; this version reads formats up to {CHECKPOINT_FORMAT}"
         raise CheckpointError(f"'{path}' was written by a newer lintx ({newer})")
     signed = document.get("config_sha256") if isinstance(document, dict) else None
     if signed is not None and signed != _document_digest(document):
         raise CheckpointError(
-            f"'{file}' is damaged or was edited: its SHA-256 is not its config_sha256; remove that line to use it"
+            f"'{file}' is damaged or was edited: its SHA-256 differs from config_sha256; to use it, remove that line"
         )
     try:
         return Checkpoint(path, CheckpointInfo.model_validate(document))
@@ -135,7 +136,7 @@ def read_checkpoint(name: str | Path | None = None) -> Checkpoint:
 
 
 def load_model(name: str | Path | None = None, device: str = "cpu", dtype: torch.dtype = torch.float32) -> PixelModel:
-    """The model of a run, a checkpoint folder or a shipped name (None: the default), in evaluation mode."""
+    """The model that `name` refers to, as in `find_checkpoint` (None: the shipped default), in evaluation mode."""
     return load_weights(read_checkpoint(name), device, dtype)
 
 
@@ -149,9 +150,11 @@ def load_weights(checkpoint: Checkpoint, device: str = "cpu", dtype: torch.dtype
     except UsageError as error:
         raise CheckpointError(f"'{checkpoint.path / CONFIG}' describes no valid model: {error}") from None
     missing, unknown = expected.keys() - tensors.keys(), tensors.keys() - expected.keys()
-    for fault, names in (("lacks", missing), ("has unknown", unknown)):
+    for fault, names in (("missing", missing), ("unknown", unknown)):
         if names:
-            raise CheckpointError(f"'{file}' {fault} {len(names)} tensors for its config, {sorted(names)[0]} first")
+            raise CheckpointError(
+                f"'{file}' does not fit its config: {len(names)} {fault} tensors, {sorted(names)[0]} first"
+            )
     for key, tensor in tensors.items():
         if tensor.shape != expected[key].shape:
             shapes = f"{list(tensor.shape)}, its config needs {list(expected[key].shape)}"
@@ -191,8 +194,8 @@ def save_checkpoint(
     """Replace a checkpoint folder. A crash at any moment leaves the old or the new checkpoint whole.
 
     Everything is written and flushed to a temporary folder next to `folder`. Renaming then swaps the two. Raises
-    `CheckpointError`, with the older checkpoint untouched, if the disk is full or not writable. `weights_dtype` rounds
-    floating-point weights, for models that come with lintx.
+    `CheckpointError`, with the older checkpoint untouched, if the disk is full or not writable. Floating-point weights
+    are rounded to `weights_dtype`, if given; this is for models that come with lintx.
     """
     folder = Path(os.path.abspath(folder))  # a temporary name cannot be derived from `.`
     writing = folder.with_name(f".{folder.name}.writing")
@@ -270,7 +273,7 @@ def _read_tensors(file: Path, digest: str) -> dict[str, Tensor]:
     if not file.is_file():
         raise CheckpointError(f"no {file.name} in '{file.parent}'")
     if file.resolve().parent != file.parent.resolve():
-        raise CheckpointError(f"'{file}' links to a file outside its folder; copy that file here instead")
+        raise CheckpointError(f"'{file}' links to a file outside its folder; copy that file into the folder instead")
     try:
         # The file is read, not mapped into memory, because a resumed run replaces it.
         data = file.read_bytes()
@@ -286,6 +289,6 @@ def _reason(error: Exception) -> str:
 
 
 def _document_digest(document: Mapping[str, Any]) -> str:
-    """The SHA-256 of a `config.json` without its own digest. It does not depend on key order and white space."""
+    """The SHA-256 of a `config.json` without its own digest. It does not depend on key order or white space."""
     content = {key: value for key, value in document.items() if key != "config_sha256"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -22,7 +22,7 @@ DEFAULT_EPOCHS = 3.0
 
 
 class Duration:
-    """Marks a number of seconds, which the command line reads as `90s`, `10m` or `1h30m`."""
+    """Marks a setting in seconds, which the command line reads as text such as `90s`, `10m` or `1h30m`."""
 
 
 # These bounds are far above any use. They keep damaged files from requesting all memory, and they keep products within
@@ -77,7 +77,7 @@ class NetworkConfig(Config):
     """A network without its image size, as in a preset. A gated mechanism has one head with its own width."""
 
     attention: str = Field("linear", description="The mechanism that mixes positions; see lintx attentions.")
-    attention_options: dict[str, OptionValue] = Field({}, description="An option of the attention; repeatable.")
+    attention_options: dict[str, OptionValue] = Field({}, description="An option of the mechanism; repeatable.")
     layers: Layers = Field(4, description="Number of blocks.")
     heads: Size = Field(4, description="Attention heads of a block.")
     width: Size = Field(128, description="Width of the residual stream.")
@@ -121,7 +121,7 @@ class ModelConfig(NetworkConfig):
     def class_bits_per_dim(self) -> float:
         """The bits/dim that encoding an image's class adds: log2(classes) bits per T values, for uniform classes.
 
-        Add it before comparing with an unconditional model: -log2 p(image) <= -log2 p(image | class) - log2 p(class).
+        Add them before comparing with an unconditional model: -log2 p(image) <= -log2 p(image | class) - log2 p(class).
         """
         return math.log2(self.classes) / self.image.positions if self.classes else 0.0
 
@@ -140,7 +140,7 @@ class DataConfig(Config):
 
 
 class TrainConfig(Config):
-    """Training settings; exactly one of `LENGTHS` is given. Optional settings are None by default: TOML has no null."""
+    """Training settings; exactly one of `LENGTHS` is given. Optional settings default to None: TOML has no null."""
 
     steps: Count | None = Field(None, description="Optimizer steps.")
     epochs: Positive | None = Field(
@@ -215,7 +215,9 @@ class RunConfig(Config):
     def _shift_leaves_something(self) -> Self:
         side = min(self.model.image.height, self.model.image.width)
         if self.train.shift >= side:
-            raise ValueError(f"train.shift must be less than the {side} pixels of an image, found {self.train.shift}")
+            raise ValueError(
+                f"train.shift must be less than an image's shorter side ({side} pixels), found {self.train.shift}"
+            )
         return self
 
 

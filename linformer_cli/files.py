@@ -1,4 +1,4 @@
-"""Writes files safely, and finds the user's cache folder. All images, checkpoints and tables are written here."""
+"""Writes files safely, and finds the user's cache folder. All images, checkpoints and tables use these functions."""
 
 import errno
 import os
@@ -48,8 +48,8 @@ def write_file(path: str | os.PathLike[str], data: bytes, flush: bool = True) ->
 
     The bytes are first written to a temporary file in the same folder, which is then renamed. A full disk or Ctrl-C
     leaves the old file or none, never a partial one. If `path` is a symbolic link, its target is replaced. A pipe or a
-    device such as /dev/stdout is written to directly. `flush` waits for the disk. Without it, many small files are
-    written much faster, but a power cut may damage the last ones.
+    device such as /dev/stdout is written to directly. `flush` waits for the disk. Without `flush`, many small files
+    are written much faster, but a power cut may damage the last ones.
 
     Raises `LintxError` with the path and the reason if the system refuses, or if `path` is a pipe without a reader.
     """

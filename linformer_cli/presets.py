@@ -25,7 +25,7 @@ PRESETS: dict[str, NetworkConfig] = {
     # The two models of Katharopoulos 2020 (arXiv 2006.16236), section 4.2, as its released code builds them.
     "mnist-paper": _PAPER,
     "cifar10-paper": _PAPER.model_copy(update={"layers": 16}),
-    # The network of the comparisons: 1.03 million parameters on MNIST.
+    # The network that comparisons use. It has 1.03 million parameters on MNIST.
     "mnist-small": NetworkConfig(),
     # The best network found among those that two CPU cores train in an hour or two (docs/notes/quality.md).
     "mnist-wide": NetworkConfig(context="wide"),
@@ -57,7 +57,7 @@ LEARNING_RATES = {"muon": 8e-3}
 
 
 def complete_recipe(train: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `train`. If it has no learning rate, add the default of its optimizer."""
+    """Return `train`, completed with the default learning rate of its optimizer if it has none."""
     optimizer = train.get("optimizer")
     known = isinstance(optimizer, str) and optimizer in LEARNING_RATES  # a settings file may hold any type
     return {"learning_rate": LEARNING_RATES[str(optimizer)], **train} if known else dict(train)

@@ -108,7 +108,9 @@ def test_the_paper_embedding_needs_a_width_divisible_by_4(raises_one_line) -> No
 
 def test_a_shift_must_be_smaller_than_the_image(raises_one_line) -> None:
     tables = {"model": {"image": {"height": 9, "width": 7}}, "train": {"steps": 1, "shift": 7}}
-    with raises_one_line(UsageError, "run: ", "train.shift must be less than the 7 pixels", "found 7"):
+    with raises_one_line(
+        UsageError, "run: ", "train.shift must be less than an image's shorter side (7 pixels)", "found 7"
+    ):
         parse_config(RunConfig, tables, "run")
     tables["train"]["shift"] = 6
     assert parse_config(RunConfig, tables, "run").train.shift == 6

@@ -1,4 +1,4 @@
-"""The interface of every attention: one class with a parallel form and a step form that share one state.
+"""The interface of attention mechanisms: one class with a parallel form and a step form that share one state.
 
 All modules use these axis letters: B images, H heads, T positions, K width of a query or key, V width of a value, C
 features, E extra scalars per head. Queries and keys are [B, H, T, K], and values are [B, H, T, V]. A tensor of one
@@ -85,7 +85,7 @@ class Attention(nn.Module, ABC):
 
     @classmethod
     def fit_shape(cls, options: Any, shape: AttentionShape, width: int) -> AttentionShape:
-        """The sizes of this mechanism in a model of width `width`; `shape` holds those of a transformer block."""
+        """The sizes of this mechanism in a model of width `width`; `shape` holds the sizes for a transformer block."""
         return shape
 
     def on_training_step(self, step: int, seed: int) -> None:
@@ -96,7 +96,7 @@ class Attention(nn.Module, ABC):
         """
 
     def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
-        """Whether `attend` runs compiled kernels for inputs of this type, rather than plain torch."""
+        """Whether `attend` runs compiled kernels, rather than plain torch, for inputs of `dtype` on `device`."""
         return False
 
     def attend(
@@ -166,7 +166,7 @@ class Attention(nn.Module, ABC):
         raise NoProgram(f"it does not support {self.name} attention")
 
     def list_states(self, state: Any) -> list[Tensor]:
-        """The tensors [B, ...] of `state` for the state buffers that `emit` creates, in the order of the buffers."""
+        """The tensors [B, ...] of `state` that fill the state buffers created by `emit`, in the same order."""
         return [part for part in state_tensors(state) if part.dim()]
 
 

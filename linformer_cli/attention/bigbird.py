@@ -18,7 +18,7 @@ BigbirdState = KeyValueCache
 
 # Nearby blocks: the query's block and the two before it.
 _WINDOW = 3
-# A row of a large image would make too large a block.
+# A whole row of a large image would be too large a block.
 _LARGEST_DEFAULT_BLOCK = 64
 
 
@@ -29,7 +29,7 @@ class BigbirdOptions(AttentionOptions):
         int | None, Field(gt=0, le=65_536, description="positions per block (default: one image row, at most 64)")
     ] = None
     globals: Annotated[
-        int, Field(ge=0, le=65_536, description="number of first blocks, which all later positions see")
+        int, Field(ge=0, le=65_536, description="number of blocks at the start that all later positions see")
     ] = 1
     random: Annotated[
         int, Field(ge=0, le=1_024, description="number of random earlier blocks that a block sees, drawn per head")
@@ -50,13 +50,13 @@ class _Span(NamedTuple):
 class BigbirdAttention(CachedAttention):
     """y_t = sum over j in S(t) of softmax_j(q_t . k_j / sqrt(K)) v_j.
 
-    Let b be the block of t. S(t) holds all j <= t in the blocks b - 2, b - 1 and b, in the first `globals` blocks, and
-    in `random` blocks. The random blocks are drawn without replacement from the blocks globals .. b - 3; if there are
-    fewer than `random` such blocks, all of them are seen. Each j counts once. The draw depends only on (seed, layer,
-    head, b); see `draw_blocks`.
+    Let b be the index of the block that contains t. S(t) holds all j <= t in the blocks b - 2, b - 1 and b, in the
+    first `globals` blocks, and in `random` blocks. The random blocks are drawn without replacement from the blocks
+    globals .. b - 3; if there are fewer than `random` such blocks, all of them are seen. Each j counts once. The draw
+    depends only on (seed, layer, head, b); see `draw_blocks`.
 
-    This is the causal half of the block-sparse pattern of section 2 of the source. There are two differences. A query
-    sees the two blocks before its own block and none after it. Queries in global blocks see no more than other queries.
+    This is the causal half of the block-sparse pattern of section 2 of the source, with two differences. A query sees
+    the two blocks before its own block and none after it. Queries in global blocks see no more than other queries.
     """
 
     name = "bigbird"
@@ -150,13 +150,13 @@ class BigbirdAttention(CachedAttention):
         cache, length = push_in_place(state, k_t, v_t)
         block = (length - 1) // self.block
         if block < self.options.globals + _WINDOW:
-            # So far the global and nearby blocks cover all positions.
+            # Up to this block, the global and nearby blocks cover all positions.
             keys, values = cache.keys[:, :, :length], cache.values[:, :, :length]
             y = functional.scaled_dot_product_attention(q_t.to(keys.dtype).unsqueeze(2), keys, values)
             return y.squeeze(2).to(v_t.dtype), cache
         rows, near = self._far_rows(block, cache.keys.shape[2], q_t.device), (block - _WINDOW + 1) * self.block
         wide = accumulator_dtype(q_t.dtype)
-        # Far rows must be gathered. Near rows are read in place, because copies are slow for many images.
+        # Far rows must be gathered. Near rows are read in place, because copying them is slow for large batches.
         (far_keys, near_keys), (far_values, near_values) = (
             (
                 x.flatten(1, 2).index_select(1, rows.flatten()).unflatten(1, rows.shape).to(wide),

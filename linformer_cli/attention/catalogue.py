@@ -1,4 +1,4 @@
-"""Every attention by name. A new mechanism needs one file, one line here, test cases and a docs page."""
+"""All attention mechanisms by name. A new mechanism needs one file, one line here, test cases and a docs page."""
 
 from linformer_cli.errors import unknown_name
 

@@ -14,7 +14,8 @@ from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulat
 from .kernels import delta as kernels
 from .parts.decayed_sums import sum_logs
 
-# These are added to squared lengths and to mean squared outputs, so that zeros stay zero and have finite gradients.
+# The floors are added to the squared lengths of queries and keys, and to the mean squares of outputs. Vectors of zeros
+# then stay zero and have finite gradients.
 _KEY_FLOOR = 1e-6
 _OUTPUT_FLOOR = 1e-5
 
@@ -148,14 +149,14 @@ def delta_sums(
 
     A step adds k_t u_t^T to the decayed state, where u_t = beta_t (v_t - alpha_t s_{t-1}^T k_t). Let S be the state
     before a chunk, and c_t the sum of log alpha from the start of the chunk up to t. Then s_t = e^(c_t) S + sum over j
-    <= t of e^(c_t - c_j) k_j u_j^T. All u of the chunk therefore solve one unit lower triangular system,
+    <= t of e^(c_t - c_j) k_j u_j^T. The u_t of the chunk therefore solve one unit lower triangular system,
 
         u_t + beta_t sum over j < t of e^(c_t - c_j) (k_t . k_j) u_j = beta_t v_t - beta_t e^(c_t) S^T k_t
 
-    The systems of all chunks are solved in one call. Solved separately, the two terms on the right give W and E S,
-    where E does not depend on S. If the u_t are the rows of U, then U = W - E S. One matrix [K, K] per chunk then
-    advances the state. Only these products are sequential. Keys have length at most 1 and beta is at most 2, so no
-    entry of the system's inverse exceeds 2.
+    The systems of all chunks are solved in one call. Solving for the two terms on the right separately gives W and E S,
+    where E does not depend on S. If the u_t are the rows of U, then U = W - E S. The state then advances by one product
+    with a matrix [K, K] and one sum per chunk. Only these operations are sequential. Keys have length at most 1 and
+    beta is at most 2, so no entry of the system's inverse exceeds 2.
     """
     if kernels.serves(q.device, q.dtype):
         return kernels.follow_delta_rule(q, k, v, beta, log_alpha, carried)

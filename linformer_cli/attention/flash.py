@@ -1,4 +1,4 @@
-"""FLASH, mixed-chunk attention (Hua 2022, arXiv 2202.10447): squared relu in chunks, linear between chunks."""
+"""FLASH, mixed-chunk attention (Hua 2022, arXiv 2202.10447): squared relu within chunks, linear between chunks."""
 
 from typing import Annotated, Any, NamedTuple
 
@@ -25,7 +25,8 @@ class FlashState(NamedTuple):
     """The current chunk, and the sum over finished chunks.
 
     z [B, 1, C, K] and v [B, 1, C, V] hold the current chunk; only the first `position` mod C rows are valid.
-    s [B, 1, K, V] is the sum of k'_j v_j^T. `position` is the 0-d int64 number of positions.
+    s [B, 1, K, V] is the sum of k'_j v_j^T, with k' as in `FlashAttention`. `position` (0-d int64) is the number of
+    positions so far.
     """
 
     z: Tensor
@@ -38,10 +39,10 @@ class FlashAttention(GatedAttention):
     """y_t = sum over j <= t in the chunk of t of relu(q_t . k_j / C + b[t - j])^2 v_j
            + sum over j in earlier chunks of (q'_t . k'_j / C) v_j
 
-    q, k, q' and k' are four scaled and shifted copies of Z. This is section 3.2 of the source. Chunks start at
-    multiples of C, and the last chunk may be partial. With `scale = "width"`, there is no b. The weights are then
-    relu(q_t . k_j / sqrt(K))^2 / C in the chunk of t, and q'_t . k'_j / (C sqrt(K)) in earlier chunks. Weights are not
-    normalised, so outputs can be large.
+    q, k, q' and k' are four scaled and shifted copies of one projection Z. This is section 3.2 of the source. Chunks
+    start at multiples of C, and the last chunk may be partial. With `scale = "width"`, there is no b. The weights are
+    then relu(q_t . k_j / sqrt(K))^2 / C in the chunk of t, and q'_t . k'_j / (C sqrt(K)) in earlier chunks. Weights are
+    not normalised, so outputs can be large.
 
     There are three differences from the source. The sum over earlier chunks is divided by C instead of the sequence
     length, because a step does not know the length. b is a plain table indexed by distance. Sums are float32 or
@@ -81,7 +82,7 @@ class FlashAttention(GatedAttention):
         return y.unsqueeze(1).to(v.dtype), state
 
     def _attend_chunks(self, z: Tensor, v: Tensor, carried: Tensor, known: int) -> tuple[Tensor, Tensor]:
-        """Outputs [B, T, V] after the first `known` of z [B, known + T, K] and v, and the sum over finished chunks.
+        """Outputs [B, T, V] of the last T positions of z [B, known + T, K] and v, and the sum over finished chunks.
 
         z and v start at the beginning of a chunk, and `carried` [B, K, V] is the sum over the chunks before it.
         """
@@ -123,7 +124,7 @@ class FlashAttention(GatedAttention):
         z_t, s = k_t.to(s.dtype), s[:, 0]
         keys, values = (part[:, 0, : place + 1].to(s.dtype) for part in (z, v))
         with torch.autocast(k_t.device.type, enabled=False):
-            # Apply the scale and offset of the keys to the single query instead: q . (z * scale + offset).
+            # The keys' scale and offset are applied to the single query, not to all keys: q . (z * scale + offset).
             q = self.query(z_t)
             scale, offset = self.key.scale.to(s.dtype), self.key.offset.to(s.dtype)
             start = self.start_scores(1, place + 1, place, keys)

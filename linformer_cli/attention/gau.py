@@ -31,11 +31,11 @@ class GauOptions(GatedOptions):
 class GauAttention(GatedAttention, CachedAttention):
     """y_t = sum over j <= t of relu(q_t . k_j / n + b[t - j])^2 v_j.
 
-    This is section 2 of the source. q and k are scaled and shifted copies of Z. n is the number of positions of a whole
-    image and does not depend on t. b has one entry per distance in an image, so longer sequences are refused. With
-    `scale = "width"`, there is no b, and the weight is relu(q_t . k_j / sqrt(K))^2 / n. `laplace` (Ma 2022, arXiv
-    2209.10655) replaces relu(x)^2 by (1 + erf((x - mu) / (sigma sqrt 2))) / 2, with mu = sqrt(1/2) and sigma = sqrt(1 /
-    (4 pi)).
+    This is section 2 of the source. q and k are scaled and shifted copies of one projection Z. n is the number of
+    positions of a whole image and does not depend on t. b has one entry per distance in an image, so longer sequences
+    are refused. With `scale = "width"`, there is no b, and the weight is relu(q_t . k_j / sqrt(K))^2 / n. `laplace` (Ma
+    2022, arXiv 2209.10655) replaces relu(x)^2 by (1 + erf((x - mu) / (sigma sqrt 2))) / 2, with mu = sqrt(1/2) and
+    sigma = sqrt(1 / (4 pi)).
 
     Unlike in the source, b is a plain table indexed by distance, and sums are float32 or float64, even under autocast.
     """

@@ -41,10 +41,10 @@ class GlaState(NamedTuple):
 class GlaAttention(Attention):
     """y_t = SiLU(g_t) * u_t / rms(u_t), with s_t = diag(a_t) s_{t-1} + k_t v_t^T and u_t = q_t s_t / sqrt(K).
 
-    The gates a_t = sigmoid(x_t + b)^(1 / tau) use the first K extra scalars of the head (one for `scalar`), and the
-    output gate g_t uses the next V. b is not learned. It is chosen so that a key dimension (for `scalar`, a head)
-    remembers m positions at x = 0: a = exp(-1 / m). The values of m are spaced geometrically, from the length of an
-    image down to the length of a row.
+    The gates are a_t = sigmoid(x_t + b)^(1 / tau), where x_t holds the first K extra scalars of the head (one for
+    `scalar`). g_t holds the next V extra scalars. b is not learned. It is chosen so that a key dimension (for `scalar`,
+    a head) remembers m positions at x = 0: a = exp(-1 / m). The values of m are spaced geometrically, from the length
+    of an image down to the length of a row.
 
     This is section 4 of the source, with these differences. The source computes the gates through a bottleneck of width
     16, initialises all gates alike, and has a layer norm with a gain. Our parallel form adds logarithms of gates and

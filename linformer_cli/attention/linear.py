@@ -1,4 +1,4 @@
-"""Linear attention (Katharopoulos 2020, 'Transformers are RNNs', arXiv 2006.16236): a kernel with a feature map."""
+"""Linear attention (Katharopoulos 2020, 'Transformers are RNNs', arXiv 2006.16236): feature maps replace softmax."""
 
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -101,7 +101,7 @@ class LinearAttention(Attention):
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any, extra_t: Tensor | None = None
     ) -> tuple[Tensor, Any]:
         if torch.is_autocast_enabled(q_t.device.type):
-            # The context is entered only if needed, because entering it would take a large part of the time of a step.
+            # Autocast is disabled only if it is enabled, because entering the context takes a large part of a step.
             with torch.autocast(q_t.device.type, enabled=False):
                 return self.step(q_t, k_t, v_t, state)
         s, z = state

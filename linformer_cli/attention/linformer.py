@@ -28,7 +28,10 @@ class LinformerOptions(AttentionOptions):
     )
     share: Annotated[
         Literal["none", "heads", "heads_keys_values"],
-        Field(description="what shares one projection: nothing, the heads, or the heads and both keys and values"),
+        Field(
+            description="'none': each head has its own projections; 'heads': all heads share them; "
+            "'heads_keys_values': keys and values also share one"
+        ),
     ] = "none"
 
     @model_validator(mode="after")
@@ -41,7 +44,7 @@ class LinformerOptions(AttentionOptions):
 class LinformerState(NamedTuple):
     """Keys [B, H, capacity, K], values [B, H, capacity, V], and the 0-d int64 number of positions seen.
 
-    Keys and values first have the `rank` projected rows of each finished block, then the exact rows of the unfinished
+    Keys and values first hold the `rank` projected rows of each finished block, then the exact rows of the unfinished
     block. When a block is finished, its projected rows replace its exact rows. The remaining capacity is unused.
     """
 
@@ -55,10 +58,10 @@ class LinformerAttention(Attention):
 
     One softmax covers the projected rows and the exact keys. E and F [rank, block] are learned for each head, or shared
     as in section 4 of the source. The source projects a whole sequence of fixed length at once, so every row depends on
-    later positions. Only an encoder can work this way. Here each block is projected when it is finished, always with
+    later positions. Only an encoder can work this way. Here, each block is projected when it is finished, always with
     the same E and F. The rows of a block are visible from the next block on. Inside its own block, a query sees exact
-    keys. A sequence may have any length. The number of rows grows by rank / block per position. In the source, this
-    number is fixed.
+    keys. A sequence may have any length. The number of rows grows by rank / block per position; in the source, it is
+    fixed.
     """
 
     name = "linformer"
@@ -100,8 +103,8 @@ class LinformerAttention(Attention):
             cached_k, cached_v = (None, None) if state is None else (state.keys, state.values)
             rows_k, near_k = self._project(k.to(dtype), cached_k, start, project_keys)
             rows_v, near_v = self._project(v.to(dtype), cached_v, start, project_values)
-            # Blocks are counted from position 0, so the cached part of a block comes first. The queries of this part
-            # are padding.
+            # Blocks start at multiples of `block`, so the cached part of the unfinished block comes first. The queries
+            # of this part are padding.
             missing = -(inside + length) % self.block
             y = attend_near_and_rows(
                 functional.pad(q.to(dtype) * self.shape.key_width**-0.5, (0, 0, inside, missing)),

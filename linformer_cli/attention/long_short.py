@@ -15,7 +15,7 @@ from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulat
 from .parts.caches import CacheLayout, add_cache, emit_rows, fit_rows, stack_spans
 from .parts.near_and_rows import Pattern, attend_near_and_rows
 
-# The smallest number of queries that share one slice of near keys. Larger blocks copy fewer keys but mask more scores.
+# The fewest queries in a block that shares one slice of near keys. Larger blocks copy fewer keys but mask more scores.
 _QUERY_BLOCK = 32
 
 
@@ -31,7 +31,7 @@ class LongShortOptions(AttentionOptions):
 
 
 class LongShortState(NamedTuple):
-    """The window and the rows, the unfinished chunk, and the 0-d int64 number of positions.
+    """The window and the compressed rows, the unfinished chunk, and the number of positions (0-d int64).
 
     keys [B, H, window + rows, K] and values [B, H, window + rows, V] are normalised. They hold the window first, then
     the rows of all finished chunks. The window is a ring buffer that is filled from its end: position t is at window -
@@ -133,7 +133,7 @@ class LongShortAttention(Attention):
     def _compress(
         self, k: Tensor, v: Tensor, extra: Tensor, state: LongShortState, start: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Means [B, H, chunks, rank, K + V] of the chunks that these positions finish, and the new unfinished chunk.
+        """Means [B, H, chunks, rank, K + V] of the chunks that k and v finish, and the new unfinished chunk.
 
         The unfinished chunk is returned as `largest` and `sums` of the state.
         """
@@ -141,7 +141,7 @@ class LongShortAttention(Attention):
         inside = start % chunk
         finished = (inside + length) // chunk
         missing = -(inside + length) % chunk
-        # Chunks are counted from position 0. Padding has no weight.
+        # Chunks start at multiples of `chunk`. Padding has weight 0.
         padding = (0, 0, inside, missing)
         scores = functional.pad(extra, padding, value=-math.inf).unflatten(2, (-1, chunk))
         content = functional.pad(torch.cat([torch.ones_like(k[..., :1]), k, v], dim=-1), padding)
@@ -163,7 +163,7 @@ class LongShortAttention(Attention):
     def _extend(self, cached: Tensor, x: Tensor, means: Tensor, start: int) -> tuple[Tensor, Tensor]:
         """Near keys or values [B, H, window - 1 + T, W] and all rows [B, H, R, W], after `start` cached positions.
 
-        They are computed from x [B, H, T, W] and the means [B, H, chunks, rank, W]. Near keys or values before position
+        The new ones come from x [B, H, T, W] and the means [B, H, chunks, rank, W]. Near keys or values before position
         0 are zero.
         """
         recent = torch.arange(max(start - self.window + 1, 0), start, device=x.device)
@@ -237,7 +237,7 @@ class LongShortAttention(Attention):
     def emit(self, inputs: MixInputs) -> None:
         """Emit the compression, the norm and the softmax.
 
-        The compression comes first, because it reads keys and values before they are normalised. This is allowed
+        The compression comes first, because it reads keys and values before they are normalised. This order is correct
         because no position sees a row that it finishes itself.
         """
         builder, shape, sizes = inputs.builder, self.shape, self.shape.heads_and_widths

@@ -31,7 +31,7 @@ class LongformerOptions(AttentionOptions):
         ),
     ] = None
     globals: Annotated[
-        int, Field(ge=0, le=65_536, description="number of first positions, which all later positions see")
+        int, Field(ge=0, le=65_536, description="number of positions at the start that all later positions see")
     ] = 1
 
     @field_validator("dilation")
@@ -58,7 +58,7 @@ class LongformerOptions(AttentionOptions):
 
 
 class LongformerState(NamedTuple):
-    """Keys [B, H, globals + ring, K] and values [B, H, globals + ring, V], and the 0-d int64 position.
+    """Keys [B, H, globals + ring, K], values [B, H, globals + ring, V], and the number of positions (0-d int64).
 
     The first `globals` rows hold the first positions. The other rows are a ring buffer of the last `ring` positions,
     where `ring` = (window - 1) max(dilation) + 1. Position j is in row globals + j mod ring.
@@ -109,7 +109,7 @@ class LongformerAttention(Attention):
                 f"a window of {options.window:,} with dilation {max(dilations):,} reaches {reach:,} positions back; "
                 f"an image has at most {LARGEST_IMAGE:,} values"
             )
-        # A window of one position needs no dilation, and no dilation needs to exceed an image.
+        # A window of one position needs no dilation, and no dilation needs to exceed the positions of an image.
         dilations = tuple(min(dilation, shape.positions) if options.window > 1 else 1 for dilation in dilations)
         self.dilations = dilations
         self.ring = (options.window - 1) * max(dilations) + 1
@@ -169,9 +169,9 @@ class LongformerAttention(Attention):
     def _attend_windows(self, q: Tensor, keys: _Rows, values: _Rows, start: int, dilation: int) -> Tensor:
         """Outputs [B, H, T, V] of heads with one dilation, from position `start` on.
 
-        Among the positions of one residue class mod dilation, the window has no dilation. The positions of a class are
-        cut into blocks. A block sees the global positions, the last window - 1 positions of its class before the block,
-        and itself.
+        Within one residue class of positions mod dilation, the window is contiguous. The positions of a class are cut
+        into blocks. A block sees the global positions, the last window - 1 positions of its class before the block, and
+        itself.
         """
         length, before = q.shape[2], self.options.window - 1
         per_class = math.ceil(length / dilation)
@@ -261,8 +261,7 @@ class LongformerAttention(Attention):
         count, window, ring = self.options.globals, self.options.window, self.ring
         position = torch.arange(self.shape.positions).unsqueeze(1)
         dilation = torch.tensor(self.dilations if len(self.heads_of) > 1 else self.dilations[:1])
-        # The window without global positions, in order of position. At the end of the ring, the rows continue at its
-        # start.
+        # The positions of the window that are not global, in order. Their rows wrap around at the end of the ring.
         seen = ((position - count) // dilation + 1).clamp(0, window)
         row = (position - (seen - 1) * dilation) % ring
         until_end = torch.minimum((ring - 1 - row) // dilation + 1, seen)

@@ -32,9 +32,9 @@ class LshOptions(AttentionOptions):
     """Options of LSH attention."""
 
     rounds: Annotated[
-        int, Field(gt=0, le=64, description="number of hashes; a query sees the keys that any hash finds")
+        int, Field(gt=0, le=64, description="number of hashes; a query sees keys that share its bucket in any of them")
     ] = 4
-    buckets: Annotated[int, Field(gt=1, le=4096, description="number of hash values, even"), AfterValidator(_even)] = 32
+    buckets: Annotated[int, Field(gt=1, le=4096, description="number of hash values; even"), AfterValidator(_even)] = 32
     window: Annotated[
         int, Field(gt=0, le=4096, description="number of preceding positions in the same bucket that a query sees")
     ] = 16
@@ -74,9 +74,9 @@ class LshAttention(Attention):
     in float64; R_r is random, fixed and saved.
 
     This is section 2 of the source, with two differences. The source sorts the whole sequence and cuts it into chunks,
-    so the neighbours of a position depend on later positions. Here the neighbours are the preceding positions of the
-    bucket, the same in `attend` and `step`. A key found in several rounds counts once. The source counts such a key N
-    times, once per round, and subtracts log N from its score.
+    so the neighbours of a position depend on later positions. Here, the neighbours are the preceding positions in the
+    same bucket, in `attend` as in `step`. A key found in several rounds counts once. The source counts a key found in N
+    rounds N times, and subtracts log N from its score.
 
     The keys that a position sees depend only on that position and earlier ones. Later positions change the order of
     sums in `attend`. This can change the last bits of an earlier output. If the two largest products of a hash are
@@ -173,7 +173,7 @@ class LshAttention(Attention):
 
         Each slot sees the `window` slots before it. In chunks of `window` slots, slot i sees the slots before i in its
         own chunk, and the slots from i on in the previous chunk. One matrix [window, window] per chunk therefore holds
-        all scores: scores of its own chunk are below the diagonal, scores of the previous chunk on and above it.
+        all scores. Scores within the chunk are below the diagonal; scores with the previous chunk are on and above it.
         """
         window = self.options.window
         rounds, rows_of, size = layout.rows.shape
@@ -230,7 +230,7 @@ class LshAttention(Attention):
             near = near.view(later, -1, window, window)
             torch.gt(near[0], seen[number], out=seen[number])
             seen[number + 1 :] |= near[1:]
-        # The first chunk of a row has no previous chunk: the chunk before it belongs to another row.
+        # The first chunk of a sequence has no previous chunk; the chunk before it belongs to another sequence.
         seen.view(rounds * rows_of, -1, window, window)[:, 0].logical_and_(below)
         return seen.logical_not_().flatten(0, 1)
 

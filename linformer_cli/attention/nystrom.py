@@ -17,7 +17,7 @@ from .parts.running_averages import NOTHING, read_running_averages
 class NystromOptions(AttentionOptions):
     """Options of Nystrom attention."""
 
-    landmarks: Annotated[int, Field(gt=0, description="m, learned landmarks per head")] = 32
+    landmarks: Annotated[int, Field(gt=0, description="m, number of learned landmarks per head")] = 32
     iterations: Annotated[int, Field(gt=0, description="Newton iterations that approximate the inverse of A")] = 6
     kernel: Annotated[
         int, Field(ge=0, description="length of the causal convolution of the values, in positions; 0 for none")
@@ -58,10 +58,10 @@ class NystromAttention(Attention):
 
     - Landmarks are learned parameters, initialised to N(0, 1) with q~ = k~. The source takes means of q and k over
       segments of the whole sequence, which depend on later positions and have no step form.
-    - b_t is an average over the keys up to t. In the source, every landmark sees all keys.
+    - b_t is an average over the positions up to t. In the source, every landmark sees all positions.
     - The convolution covers the last `kernel` positions up to and including t, and none after t.
-    - The start of Z is scaled per head. By default, the source's code uses one maximum over the whole batch, so that an
-      image depends on the other images.
+    - The initial value of Z is scaled per head. By default, the source's code uses one maximum over the whole batch, so
+      the output for an image depends on the other images.
 
     Z and the averages are float32 or float64, even under autocast. Each call of `attend` computes Z once, with
     gradients. `init_state` also computes Z, without gradients.
@@ -142,7 +142,7 @@ class NystromAttention(Attention):
         averages, log_weights, inverse, recent = state
         dtype = averages.dtype
         with torch.autocast(q_t.device.type, enabled=False):
-            # There is one matrix product per head over all images: [H, B, K] with [H, K, m].
+            # Each head needs one matrix product for all images: [H, B, K] times [H, K, m].
             queries, keys = (landmarks.transpose(1, 2) for landmarks in self._scaled_landmarks(dtype))
             gates = q_t.to(dtype).transpose(0, 1).bmm(keys).softmax(dim=-1).bmm(inverse.tensor)
             scores = k_t.to(dtype).transpose(0, 1).bmm(queries).transpose(0, 1)

@@ -229,7 +229,7 @@ class PerformerAttention(Attention):
         if state is not None:
             assert state.c is not None and state.n is not None
             c = torch.maximum(c, state.c.unsqueeze(-1))
-            # Before the first position there is no maximum and nothing to rescale.
+            # Before the first position, there is no maximum and nothing to rescale.
             before = torch.where(state.c.isinf().unsqueeze(-1), c[..., :1], state.c.unsqueeze(-1))
             sums_before, total_before = state.s, state.n[..., None, None]
         log_decay = torch.cat([before, c[..., :-1]], dim=-1) - c
@@ -290,7 +290,7 @@ class PerformerAttention(Attention):
         maxima = {"relu": [], "trig": [1, 1]}.get(self.options.feature_map, [self.features])
         widths = [self.features * shape.value_width, self.features, *maxima]
         scaled = self.directions.float() * shape.key_width**-0.25
-        # If the map keeps a maximum, the maximum is the third state.
+        # If the map keeps a maximum, the maximum is the third state buffer.
         buffers = [builder.state(shape.heads * width, -math.inf if n == 2 else 0.0) for n, width in enumerate(widths)]
         buffers.append(builder.shared(scaled.transpose(0, 1)))
         if self.options.feature_map == "relu":

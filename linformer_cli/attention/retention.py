@@ -38,7 +38,7 @@ class RetentionOptions(FadingOptions):
 
 
 class RetentionState(NamedTuple):
-    """s [B, H, C, V], the decayed sum of phi(k_j) v_j^T with C = (2 P + 1) K, and the 0-d int64 position."""
+    """s [B, H, C, V], the decayed sum of phi(k_j) v_j^T with C = (2 P + 1) K, and the number of positions (int64)."""
 
     s: Tensor
     position: Tensor
@@ -88,7 +88,7 @@ class RetentionAttention(Attention):
         return kernels.serves(device, accumulator_dtype(dtype))
 
     def _wave_factors(self, column: Tensor, dtype: torch.dtype) -> Tensor:
-        """f [*, 2 P + 1] of `column` [*], so that f_t . f_j is the power of the cosine."""
+        """The factors f [*, 2 P + 1] of `column` [*], where f_t . f_j is the power of the cosine."""
         n = torch.arange(1, self.waves + 1, device=column.device)
         angles = (column.unsqueeze(-1) * n).to(dtype) * (math.pi / self.shape.row)
         scales = torch.tensor(self.wave_scales, device=column.device, dtype=dtype)

@@ -23,7 +23,8 @@ class RfaOptions(AttentionOptions):
         bool, Field(description="decay the weight of older positions by a gate computed from the input")
     ] = True
     frequencies: Annotated[
-        int | None, Field(gt=0, description="D, random directions, each with a sine and a cosine (default: 2 K)")
+        int | None,
+        Field(gt=0, description="D, number of random directions; each gives a sine and a cosine (default: 2 K)"),
     ] = None
     chunk: Annotated[int, Field(gt=0, description="positions per chunk of the parallel form")] = 64
 

@@ -21,7 +21,7 @@ class SoftmaxOptions(AttentionOptions):
 class SoftmaxAttention(CachedAttention):
     """y_t = sum over j <= t of softmax_j(q_t . k_j / sqrt(K)) v_j.
 
-    This is the reference for all efficient attentions. The state keeps all keys and values. A step at position t,
+    This is the reference for all efficient mechanisms. The state keeps all keys and values. A step at position t,
     counted from 0, costs t + 1 products.
     """
 

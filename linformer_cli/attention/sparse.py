@@ -31,14 +31,15 @@ class SparseOptions(AttentionOptions):
     pattern: Annotated[
         Literal["strided", "fixed"],
         Field(
-            description="what a query sees; 'strided': the last l positions and every l-th position before; 'fixed': "
-            "its own block and the ends of earlier blocks"
+            description="what a query sees; 'strided': the last l positions and every l-th position before them; "
+            "'fixed': its own block and the ends of earlier blocks"
         ),
     ] = "strided"
     heads: Annotated[
         Literal["merged", "split"],
         Field(
-            description="'merged': all heads see both parts; 'split': even heads see the first, odd heads the second"
+            description="'merged': all heads see both parts of the pattern; 'split': even heads see the first part, "
+            "odd heads the second"
         ),
     ] = "merged"
     stride: Annotated[
@@ -48,7 +49,8 @@ class SparseOptions(AttentionOptions):
         int | None,
         Field(
             gt=0,
-            description="c, last positions of a block that later blocks see (default: 4, at most l); 'fixed' only",
+            description="c, number of positions at the end of a block that later blocks see (default: 4, at most l); "
+            "'fixed' only",
         ),
     ] = None
 
@@ -274,7 +276,7 @@ def _rows_before(x: Tensor, first: int) -> Tensor:
 class _Recomputed(torch.autograd.Function):
     """Returns `run(slab, far)` and saves only the inputs. The backward pass calls `run` again.
 
-    This is equivalent to torch's checkpoint, whose import takes seconds.
+    This is equivalent to `torch.utils.checkpoint`, whose import takes seconds.
     """
 
     @staticmethod

@@ -1,1 +1,1 @@
-"""`lintx compare`: one run and one row of figures per mechanism, with equal images and model sizes."""
+"""`lintx compare`: one run and one row of figures per mechanism, all with the same images and network settings."""

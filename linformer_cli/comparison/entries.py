@@ -38,7 +38,8 @@ _FREE = {("train", "device"), ("data", "data_dir")}
 class Conditions:
     """The conditions under which the runs are computed and timed.
 
-    Training is in `precision`, sampling in float32 with `batch` images at once. Speeds are medians of `repeats`.
+    Training uses `precision`. Sampling uses float32 and draws `batch` images at once. A speed is the median of
+    `repeats` repeats.
     """
 
     device: str
@@ -124,8 +125,8 @@ def plan_entries(
 ) -> tuple[list[Entry], tuple[ImageSet, ImageSet]]:
     """Return an entry for each of `variants`, and the training and validation images. `load` is called only once.
 
-    All runs have the same network and settings, and as many steps as `plan.images` need. Raises `UsageError` if a run
-    exists with other settings.
+    All runs have the same network and settings. They have as many steps as training on `plan.images` images needs.
+    Raises `UsageError` if a run exists with other settings.
     """
     entries: list[Entry] = []
     loaded: tuple[ImageSet, ImageSet] | None = None
@@ -175,7 +176,7 @@ def train_entry(
 
 
 def draw_grid(entry: Entry, device: str, check: Check = never_stop) -> bool:
-    """Write the grid of samples of a finished run, unless these weights have one. Return whether it was written.
+    """Write the grid of samples of a finished run, unless its weights have one already. Return whether it was written.
 
     `check` is called before every step and may raise to stop.
     """

@@ -1,4 +1,4 @@
-"""The speed of finished runs, timed in interleaved repeats and kept in files next to each run."""
+"""The speeds of finished runs, timed in interleaved repeats and kept in files next to each run."""
 
 import json
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ TIMED_STEPS = 3
 
 @dataclass(frozen=True)
 class Speed:
-    """The conditions of a kept time. The time is not reused under any other conditions.
+    """The conditions under which a time in a file was measured. It is not reused under any other conditions.
 
     `weights_sha256` is the checksum of the sampled weights. It is None for training, because training time does not
     depend on the weights. `kernels` says whether compiled kernels were available.

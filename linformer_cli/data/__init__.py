@@ -8,5 +8,5 @@ from typing import Literal, get_args
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
-# Ways to fit an image with a different aspect ratio.
+# Ways to fit an image whose aspect ratio differs from the model's.
 Fit = Literal["crop", "pad", "stretch"]

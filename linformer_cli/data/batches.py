@@ -5,7 +5,8 @@ from numpy.typing import NDArray
 
 # A batch rarely touches more than two epochs; older permutations are dropped.
 _EPOCHS_KEPT = 2
-# The second word of a random key is the epoch of a permutation. For shifts it is this number, which no epoch reaches.
+# For permutations, the second word of the random key is the epoch. For shifts, it is this number, which no epoch
+# reaches.
 _SHIFTS = 2**64 - 1
 _WORDS_PER_COUNT = 4
 

@@ -56,8 +56,9 @@ def load_folder(
 ) -> list[FolderImages]:
     """Load the images of each of `splits` in `folder` and its subfolders, cropped to a square and resized.
 
-    Their sides are `image_size` (32) pixels. `channels` is 1 (grey) or 3 (RGB); None means RGB if any image is
-    coloured. If all images are in two or more folders directly under `folder`, these are the classes, sorted by name.
+    The squares are `image_size` (default: 32) pixels wide. `channels` is 1 (grey) or 3 (RGB); None means RGB if any
+    image is coloured. If all images are in two or more folders directly under `folder`, these folders are the classes,
+    sorted by name.
 
     If `folder` contains `train/` and also `test/` or `val/` (or `valid/`, `validation/`), these folders are the splits,
     and the folders inside them are the classes. A split without a folder is a tenth of the other images, chosen by the
@@ -230,7 +231,7 @@ def _is_coloured(path: Path) -> bool:
 
 
 def _split(names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the names in every split, in order. As the split depends only on names, a broken file moves no others."""
+    """Return the names in each split, in order. The splits depend only on names, so a broken file moves no other."""
     # Images are chosen by digest, because names often sort by class or by date. Validation and test images keep the
     # order of their digests, because often only the first of them are used.
     parts: dict[str, list[str]] = {split: [] for split in SPLITS}

@@ -55,7 +55,7 @@ class ImageSet:
         found, shape = self.images.shape[1:], (wanted.height, wanted.width, wanted.channels)
         if found != shape:
             raise UsageError(
-                f"the model is for images of {' x '.join(map(str, shape))}, '{self.name}' has "
+                f"the model is for images of {' x '.join(map(str, shape))}, but '{self.name}' has "
                 f"{' x '.join(map(str, found))}; use images of the model's size"
             )
 
@@ -66,7 +66,7 @@ class ImageSet:
         lowest, highest = int(self.labels.min()), int(self.labels.max())
         if lowest < 0 or highest >= classes:
             raise DataError(
-                f"'{self.name}' has labels from {lowest} to {highest}, the model has the classes 0 to {classes - 1}"
+                f"'{self.name}' has labels from {lowest} to {highest}, but the model has the classes 0 to {classes - 1}"
             )
         return self.labels
 
@@ -84,7 +84,7 @@ def takes_size(name: str) -> bool:
 
 
 def fit_size(name: str, image: ImageShape) -> dict[str, int]:
-    """The settings `image_size` and `channels` that fit data set `name` to a model of `image`, if `name` takes them."""
+    """The settings `image_size` and `channels` that fit data set `name` to a model for `image`, where it takes them."""
     sizes = {"image_size": image.height} if takes_size(name) else {}
     return {**sizes, "channels": image.channels} if name.startswith("folder:") else sizes
 
@@ -132,13 +132,13 @@ def _load(
         raise UsageError(f"--data {name} needs a folder, as in {kind}:DIR; found none")
     if image_size is not None and not takes_size(name):
         raise UsageError(
-            f"--image-size {image_size} does not fit --data {name}: it is for glyphs and folder:PATH; drop it"
+            f"--image-size {image_size} is for glyphs and folder:PATH, not for --data {name}; drop --image-size"
         )
     if image_size is not None:  # before anything is drawn or decoded
         sides = {"height": image_size, "width": image_size, "channels": channels or 1}
         parse_config(ImageShape, sides, f"--image-size {image_size}")
     if channels is not None and not (own and kind == "folder"):
-        raise UsageError(f"--channels {channels} does not fit --data {name}: it is for folder:PATH; drop it")
+        raise UsageError(f"--channels {channels} is for folder:PATH, not for --data {name}; drop --channels")
     if name == "glyphs":
         side = DEFAULT_SIZE if image_size is None else image_size
         return [_draw(name, split, part, side) for split in splits]

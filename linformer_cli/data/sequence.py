@@ -1,4 +1,4 @@
-"""Images as sequences of values, and back: raster order, with the channels of each pixel adjacent."""
+"""Images as sequences of values and back, in raster order with the channels of each pixel adjacent."""
 
 from typing import Any
 

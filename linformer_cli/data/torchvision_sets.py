@@ -41,8 +41,8 @@ def load_torchvision_set(
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Load training or test images [N, H, W, C] and labels [N] of the set `name`, a key of `CLASS_NAMES`.
 
-    `root` has torchvision's own layout; only missing files are downloaded. Error messages say that `origin` named
-    `root`. Raises `DataError` if torchvision does not load, files are damaged or the download fails.
+    `root` has torchvision's own layout; only missing files are downloaded. `origin` says where `root` was set, for
+    error messages. Raises `DataError` if torchvision does not load, files are damaged or the download fails.
     """
     build = getattr(import_torchvision_datasets(), CLASS_NAMES[name])
     try:
@@ -72,7 +72,7 @@ def _as_arrays(name: str, data: Any, root: Path) -> tuple[NDArray[np.uint8], NDA
 
 
 def _download(name: str, build: Any, train: bool, root: Path, origin: str) -> Any:
-    """Download the set into a temporary folder, then move its files into `root`. An aborted download leaves nothing.
+    """Download the set into a temporary folder, then move its files into `root`. An aborted download leaves no files.
 
     Archives that are already in `root` are unpacked instead of downloaded.
     """
@@ -93,13 +93,13 @@ def _download(name: str, build: Any, train: bool, root: Path, origin: str) -> An
     except Exception as error:
         raise DataError(
             f"no complete {name} in {root} ({origin}), and downloading it failed ({_one_line(error)}); "
-            "name a folder that holds it with --data-dir, or use --data glyphs, which needs no download"
+            "pass a folder that holds it with --data-dir, or use --data glyphs, which needs no download"
         ) from error
     return data
 
 
 def import_torchvision_datasets() -> Any:
-    """The module `torchvision.datasets`, even if torchvision was built for another torch than the one installed.
+    """The module `torchvision.datasets`, even if torchvision was built for a torch other than the installed one.
 
     PyPI's torchvision is built for CUDA. With a CPU-only torch, its library does not load, and the import fails because
     some operators are missing. Reading images needs none of these operators. They are declared without an
@@ -183,7 +183,7 @@ def _network_timeout() -> Iterator[None]:
 
 
 def _one_line(error: Exception) -> str:
-    """The last line of an error's text, where torchvision puts the cause. Without a text, the type of the error."""
+    """The last line of an error's text, where torchvision puts the cause, or the error's type if there is no text."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__

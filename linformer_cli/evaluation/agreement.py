@@ -1,4 +1,4 @@
-"""Measures how closely the parallel and the step form of a model agree, with its weights and over the whole length.
+"""Measures how closely a model's parallel and step forms agree, with the model's own weights and over whole images.
 
 Errors are relative to max(1, largest output). The tolerances of `lintx check` are defined here.
 """
@@ -14,15 +14,15 @@ from linformer_cli.model.pixel_model import PixelModel
 
 # In float64, only rounding may make the two forms differ.
 FLOAT64_TOLERANCE = 1e-9
-# In float32, rounding errors add up over the whole length and all layers.
+# In float32, rounding errors add up over all positions and layers.
 FLOAT32_TOLERANCE = 1e-3
-# A later value must not change an earlier output. Only its rounding may change, if sums are computed in other blocks.
+# A later value must not change an earlier output, except for the rounding of sums that are computed in other blocks.
 CAUSALITY_TOLERANCE = 1e-12
 
 
 @dataclass(frozen=True)
 class AgreementRow:
-    """One comparison: the largest error found (None if a value was NaN or infinite) and the error allowed."""
+    """One comparison: the largest error found (None if a value was NaN or infinite) and the largest error allowed."""
 
     name: str
     error: float | None
@@ -65,7 +65,7 @@ class Agreement:
 def measure_agreement(model: PixelModel, images: int = 2, positions: int | None = None, seed: int = 0) -> Agreement:
     """Compare `attend` with `step`, with `attend` in blocks, and with `attend` after later values were changed.
 
-    The first comparison is in float64 and float32, the others are in float64. The values are sampled with `step`, so
+    The first comparison is in float64 and float32, the others only in float64. The values are sampled with `step`, so
     they are typical for the model. A copy of `model` on the CPU is compared, because some devices have no float64.
     """
     positions = min(positions or model.config.image.positions, model.config.image.positions)

@@ -75,7 +75,7 @@ def measure_nats(
     nats: Callable[[Tensor, Tensor | None], Tensor] | None = None,
     labels: NDArray[np.int64] | None = None,
 ) -> ImageNats:
-    """Measure the nats of each of uint8 images [N, H, W, C], summed over its values.
+    """Measure the nats of each image of `images`, uint8 [N, H, W, C], summed over the values of the image.
 
     `before_batch` is called before every batch and may raise to stop. `nats` computes the nats [B, T] of values int64
     [B, T] and labels int64 [B] or None; the default is the model's parallel form. A model with classes needs `labels`

@@ -20,7 +20,7 @@ from .dropout import add_dropped
 
 
 class AttentionLayer(nn.Module):
-    """Projects vectors to heads, mixes positions by the inner attention, and projects back."""
+    """Projects vectors to heads, mixes positions by the inner attention mechanism, and projects back."""
 
     def __init__(self, config: ModelConfig, inner: Attention) -> None:
         super().__init__()
@@ -97,8 +97,8 @@ class FeedForward(nn.Module):
 class Block(nn.Module, ABC):
     """One layer of a model. Its residual branches mix positions and transform vectors.
 
-    A block has the same methods as an attention, but its inputs and outputs are vectors of the model's width. LayerNorm
-    is applied before each branch (`pre`) or after the sum (`post`).
+    A block has the same methods as an attention mechanism, but its inputs and outputs are vectors of the model's width.
+    LayerNorm is applied before each branch (`pre`) or after the sum (`post`).
     """
 
     # Whether one pass of the block's program can compute several positions of an image at once.
@@ -138,13 +138,13 @@ class Block(nn.Module, ABC):
 
     @abstractmethod
     def list_states(self, state: Any) -> list[Tensor]:
-        """The tensors [B, ...] of `state` for the state buffers that `emit` creates, in the order of the buffers."""
+        """The tensors [B, ...] of `state` that fill the state buffers created by `emit`, in the same order."""
 
     def start_biases(self) -> None:
         """Set the biases whose initial value is not 0."""
 
     def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
-        """Whether compiled kernels, rather than plain torch, mix the positions of vectors of this type."""
+        """Whether compiled kernels, rather than plain torch, mix positions for vectors of `dtype` on `device`."""
         return False
 
     def add_branch(
@@ -157,12 +157,12 @@ class Block(nn.Module, ABC):
 
 
 class InnerBlock(Block):
-    """A block whose state is the state of its attention."""
+    """A block whose state is the state of its attention mechanism."""
 
     @property
     @abstractmethod
     def inner(self) -> Attention:
-        """The attention."""
+        """The attention mechanism."""
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> Any:
         return self.inner.init_state(batch, capacity, device, dtype)
@@ -216,7 +216,7 @@ class TransformerBlock(InnerBlock):
 
 
 def initialise_weights(model: nn.Module, blocks: Sequence[Block]) -> None:
-    """Initialise linear layers to N(0, 1 / inputs), and divide the layers that end a branch by sqrt(branches).
+    """Initialise linear layers to N(0, 1 / inputs), and divide the weights that end a branch by sqrt(branches).
 
     At initialisation, the sum of all branches therefore has the scale of one branch, at any depth.
     """

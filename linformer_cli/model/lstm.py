@@ -23,7 +23,8 @@ class LstmOptions(Config):
         Field(
             gt=0,
             le=65_536,
-            description="width of h and c (default: gives about as many parameters as a transformer block)",
+            description="width of h and c (default: the width that gives about as many parameters as a transformer "
+            "block)",
         ),
     ] = None
 

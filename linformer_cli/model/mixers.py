@@ -1,4 +1,4 @@
-"""Token mixers by their name in a configuration: the attentions and a recurrent baseline."""
+"""Token mixers by their name in a configuration: the attention mechanisms and a recurrent baseline."""
 
 from collections.abc import Mapping
 from typing import Any, cast
@@ -21,14 +21,14 @@ MIXERS: dict[str, Mixer] = {**CATALOGUE, **BASELINES}
 
 
 def find_mixer(name: str) -> Mixer:
-    """The attention or baseline called `name`; raises `UsageError` with a suggestion for an unknown name."""
+    """The mechanism or baseline called `name`; raises `UsageError` with a suggestion for an unknown name."""
     if name not in MIXERS:
         raise unknown_name("attention", name, MIXERS)
     return MIXERS[name]
 
 
 def parse_options(name: str, options: Mapping[str, Any]) -> Config:
-    """The options of the attention or baseline `name`, validated and with defaults filled in.
+    """The options of the mechanism or baseline `name`, validated and with defaults filled in.
 
     Raises `UsageError`, with a suggestion, for an unknown name or option.
     """
@@ -37,7 +37,7 @@ def parse_options(name: str, options: Mapping[str, Any]) -> Config:
 
 
 def build_attention(name: str, options: Mapping[str, Any], shape: AttentionShape) -> Attention:
-    """The attention `name` with `options` and the sizes of `shape`. Raises what `parse_options` raises."""
+    """The attention mechanism `name` with `options` and the sizes of `shape`. Raises what `parse_options` raises."""
     mechanism = find_attention(name)  # not a baseline
     return mechanism(cast(AttentionOptions, parse_options(name, options)), shape)
 
@@ -67,7 +67,7 @@ def _build_block(config: ModelConfig, options: Config, layer: int) -> Block:
 def default_state_bytes(name: str, network: NetworkConfig, shape: AttentionShape) -> int:
     """Bytes of one layer's state after one whole image, in float32, for mixer `name` with default options."""
     options = find_mixer(name).options_type()
-    with torch.device("meta"):  # only its size is needed
+    with torch.device("meta"):  # only the size of the state is needed
         if isinstance(options, LstmOptions):
             return LstmBlock(network, options).state_bytes(1, shape.positions, torch.float32)
         attention = fit_attention(name, options, shape, network.width)

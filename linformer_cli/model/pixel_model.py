@@ -25,9 +25,9 @@ class PixelState(NamedTuple):
 class PixelModel(nn.Module):
     """p(x) = product over t of p(x_t | x_0 .. x_{t-1}) for the T values of an image, given its class if there is one.
 
-    Like an attention, the model has the methods `attend`, `step` and `init_state`. The tokens are a start token
-    followed by values (see `shift_values`). The output at token i is the distribution of value i, as parameters of
-    `head`. `attend` and `step` agree up to rounding, and `lintx check` measures the difference.
+    Like an attention mechanism, the model has the methods `attend`, `step` and `init_state`. The tokens are a start
+    token followed by values (see `shift_values`). The output at token i is the distribution of value i, as parameters
+    of `head`. `attend` and `step` agree up to rounding, and `lintx check` measures the difference.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -99,7 +99,10 @@ class PixelModel(nn.Module):
         return self.head(self.norm(x)), PixelState(embedding, tuple(layers))
 
     def init_state(self, batch: int, capacity: int | None = None) -> PixelState:
-        """The state of `batch` images before the first token; a growing state reserves `capacity` (default T)."""
+        """The state of `batch` images before the first token.
+
+        A growing state reserves room for `capacity` positions (default: T).
+        """
         capacity = capacity or self.config.image.positions
         layers = tuple(block.init_state(batch, capacity, self.device, self.dtype) for block in self.typed_blocks)
         return PixelState(self.embedding.init_state(batch, self.device), layers)
@@ -116,7 +119,7 @@ class PixelModel(nn.Module):
         return self.head(self.norm(x)), PixelState(embedding, tuple(layers))
 
     def on_training_step(self, step: int, seed: int) -> None:
-        """Tell every attention that training step number `step` of a run with `seed` begins."""
+        """Tell every attention mechanism that training step number `step` of a run with `seed` begins."""
         for module in self.modules():
             if isinstance(module, Attention):
                 module.on_training_step(step, seed)
@@ -132,7 +135,7 @@ class PixelModel(nn.Module):
         return -self.head.log_likelihood(parameters, values)
 
     def state_bytes(self, batch: int, positions: int | None = None) -> int:
-        """Bytes of the state of `batch` images after `positions` (default T) positions."""
+        """Bytes of the state of `batch` images after `positions` positions (default: T)."""
         positions = positions or self.config.image.positions
         layers = sum(block.state_bytes(batch, positions, self.dtype) for block in self.typed_blocks)
         recent = batch * self.embedding.reach * torch.int16.itemsize

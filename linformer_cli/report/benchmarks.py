@@ -69,7 +69,7 @@ SAMPLING_TABLES: tuple[Sequence[Column], ...] = (
         Column("published_bits_per_dim", "bits/dim", format="g"),
     ),
 )
-# The columns of time against the number of positions, for all networks.
+# The columns of the table that shows time against the number of positions, for all networks.
 POSITION_COLUMNS = (
     Column("network", "network", names=True),
     *_METHOD,
@@ -149,7 +149,7 @@ QUALITY = ("bits_per_dim", "images_seen")
 
 
 def choose_columns(rows: Sequence[Record], columns: Sequence[Column], keep: Sequence[str] = ()) -> list[Column]:
-    """Return `columns` without the empty ones, except those in `keep`. The list is empty if only the method is left."""
+    """Return `columns` without empty ones, except those in `keep`. Return nothing if only the method's are left."""
     full = [
         column
         for column in columns

@@ -41,7 +41,7 @@ def render_grid(
     default scale makes the long side about 600 pixels, but is at most 8. `gap` is the width of the dark grey between
     images, in pixels of the finished picture. There is no border, so one image at scale 1 is unchanged.
 
-    Raises `DataError` if `images` is not such an array, and `UsageError` for a number out of range.
+    Raises `DataError` if `images` is not a uint8 array of this shape, and `UsageError` for a number out of range.
     """
     require_images(images)
     count, height, width, _ = images.shape
@@ -70,8 +70,8 @@ def render_completion(
 
     `given` and `original` are [H, W, C], `completions` is [N, H, W, C]. `known` is the number of values that the model
     saw, in raster order with the channels innermost. The other values of `given` are drawn as a checkerboard, in each
-    channel separately. If only the red value of a pixel is known, its red is shown. `render_grid` explains `scale` and
-    `gap`.
+    channel separately: a pixel of which only the red value is known still shows that value. `render_grid` explains
+    `scale` and `gap`.
 
     Raises `DataError` if the arrays do not fit together, and `UsageError` for a number out of range.
     """
@@ -204,7 +204,7 @@ def require_images(images: NDArray[np.uint8]) -> None:
 
 
 def _near_square(count: int, height: int, width: int) -> int:
-    """Return the columns of the most nearly square picture, or one more if fewer cells stay empty (8 images: 4 x 2)."""
+    """The number of columns that makes a picture nearly square, or one more if fewer cells stay empty (8 images: 4)."""
     nearest = min(count, max(1, math.ceil(math.sqrt(count * height / width))))
     return min((nearest, min(count, nearest + 1)), key=lambda columns: -count % columns)
 

@@ -1,4 +1,4 @@
-"""Curves as PNG or SVG, in one style and colour-blind safe colours. Only drawing imports matplotlib."""
+"""Curves as PNG or SVG, in one style and colour-blind safe colours. matplotlib is imported only for drawing."""
 
 import io
 import math
@@ -187,7 +187,7 @@ def _choose_ticks(axis: Any, scale: Scale, measured: Sequence[float] | None) -> 
         axis.set_major_formatter("{x:,g}")
         return
     low, high = axis.get_view_interval()
-    if 0 < high <= 1.001 * low:  # for a single value matplotlib may make an axis of no extent
+    if 0 < high <= 1.001 * low:  # for a single value, matplotlib may make an axis with no extent
         low, high = low / 2, high * 2
         getattr(axis.axes, f"set_{axis.axis_name}lim")(low, high)
     if measured is not None:
@@ -203,7 +203,7 @@ def _choose_ticks(axis: Any, scale: Scale, measured: Sequence[float] | None) -> 
 
 
 def _label_places(places: Sequence[float]) -> dict[float, str]:
-    """Return labels for those `places` on a logarithmic axis where labels do not overlap. Larger places come first."""
+    """Label as many of `places` on a logarithmic axis as fit without overlap. Larger places take precedence."""
     labels: dict[float, str] = {}
     span = math.log(max(places) / min(places))
     last = math.inf

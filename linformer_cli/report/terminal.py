@@ -34,11 +34,11 @@ def render_preview(images: NDArray[np.uint8], width: int, height_limit: int = 28
     Images are placed side by side in lines of `width` columns. All lines together have at most `height_limit` rows.
     Larger images are scaled down, but no image is scaled up. If some images are not shown, an additional row says so.
 
-    `colour` uses U+2580 and 24-bit colours, which rich reduces to those of the terminal. Otherwise block characters
-    represent brightness, as light text on a dark background. A caller with a console passes
+    With `colour`, pixels are drawn with U+2580 in 24-bit colours, which rich reduces to those of the terminal.
+    Otherwise, block characters represent brightness, as light text on a dark background. A caller with a console passes
     `colour=console.color_system is not None and not console.no_color`.
 
-    Raises `DataError` if `images` is not such an array.
+    Raises `DataError` if `images` is not a uint8 array of this shape.
     """
     require_images(images)
     width, height_limit = max(1, width), max(1, height_limit)

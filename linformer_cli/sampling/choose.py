@@ -33,7 +33,8 @@ class Filters:
     def __post_init__(self) -> None:
         if not 0 < self.temperature < float("inf"):
             raise UsageError(
-                f"--temperature must be above 0 and finite, found {self.temperature}; for the likeliest use --top-k 1"
+                f"--temperature must be above 0 and finite, found {self.temperature}; to draw only the likeliest "
+                "value, use --top-k 1"
             )
         if self.top_k is not None and self.top_k < 1:
             raise UsageError(f"--top-k must be at least 1, found {self.top_k}")

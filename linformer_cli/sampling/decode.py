@@ -42,7 +42,7 @@ class Sampler:
     """Draws images from `model`. Batches of the same size share one engine.
 
     Up to rounding, image i depends only on (seed, i) and its class, and not on the batch size, the engine or the other
-    images. By default there are no `filters`. `engine` is one of `ENGINES` or `auto`; `Engine` explains `products`.
+    images. By default, there are no `filters`. `engine` is one of `ENGINES` or `auto`; `Engine` explains `products`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Several processes that work on one job, started by torchrun. With one process, nothing here has an effect."""
+"""Support for several processes that torchrun starts for one job. With one process, nothing here has an effect."""
 
 import contextlib
 import inspect
@@ -22,7 +22,8 @@ Value = TypeVar("Value")
 # torchrun sets these variables. torch uses them to find the other processes.
 _RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _LARGEST = {"WORLD_SIZE": 2**20, "RANK": 2**20, "LOCAL_RANK": 2**20, "MASTER_PORT": 2**16 - 1}
-# The closed connection reveals a lost process. The timeout only has to outlast validating, saving and sampling.
+# A lost process closes its connections, so the others notice without a timeout. The timeout only has to be longer than
+# validating, saving and sampling take.
 _TIMEOUT = timedelta(days=1)
 
 
@@ -59,8 +60,8 @@ def _find_fault() -> str | None:
 def end_process(code: int) -> NoReturn:
     """End this process: if it is the only one, as `sys.exit` does; if it is one of several, immediately.
 
-    During a normal exit, torch's communication threads may call into the interpreter while it shuts down, and the
-    process would abort although its work is finished.
+    During a normal exit, torch's communication threads may call into the interpreter while it shuts down. The process
+    would then abort although its work is finished.
     """
     if _count() > 1:
         for stream in (sys.stdout, sys.stderr):
@@ -118,7 +119,7 @@ class Team:
         return int(self._reduce(value, "MAX"))
 
     def from_leader(self, work: Callable[[], Value]) -> Value:
-        """The picklable result of `work`, which only rank 0 runs. `Interrupted` is raised in every process."""
+        """The picklable result of `work`, which only rank 0 runs. If it raises `Interrupted`, every process does."""
         if self.count == 1:
             return work()
         from torch import distributed
@@ -189,7 +190,7 @@ ALONE = Team()
 
 
 def keep_own(module: "nn.Module") -> contextlib.AbstractContextManager[None]:
-    """A context in which a backward pass through a module of `Team.parallel` is not averaged over processes."""
+    """A context in which a backward pass through a module of `Team.parallel` does not average its gradients."""
     no_sync = getattr(module, "no_sync", None)
     return contextlib.nullcontext() if no_sync is None else no_sync()
 

@@ -34,7 +34,7 @@ def build_model(config: RunConfig) -> PixelModel:
 class Learner:
     """A model in training on `device`, in `precision` (`fp32` or `bf16`), with the images it is trained on.
 
-    Each process of a `team` trains on its share of every batch. After a step all processes have the same weights.
+    Each process of a `team` trains on its share of every batch. After a step, all processes have the same weights.
     Raises `UsageError` for a batch with fewer images than processes, and for images that do not have the model's size.
     Raises `DataError` if the model needs classes and the images have no labels.
     """
@@ -57,7 +57,7 @@ class Learner:
         self._likelihood: Module | None = None
 
     def restore(self, model: PixelModel, state: TrainingState) -> None:
-        """Continue with the weights and the training state of a save. Only the progress remains in `state.values`.
+        """Continue with the weights and the training state of a save. This leaves only the progress in `state.values`.
 
         Raises `KeyError`, `TypeError`, `ValueError`, `IndexError` or `RuntimeError` if `model` and `state` do not fit
         together.
@@ -118,7 +118,7 @@ class Learner:
         return total, norm
 
     def mean_nats(self, start: int) -> Tensor:
-        """Return mean nats per value over this process's share of the batch that begins at `start` of the stream."""
+        """Return mean nats per value over this process's share of a batch, from place `start` of the stream on."""
         settings = self.config.train
         indices = self.batches.batch(start, len(self.own_batch))
         images = self.train_set.images[indices]

@@ -82,8 +82,8 @@ class Trainer(Learner):
         images, now = checkpoint.info.data.train_images, len(self.train_set)
         if now != images:
             raise DataError(
-                f"'{self.folder.path}' was trained on {images:,} images, '{self.train_set.name}' now has {now:,}; use "
-                "the same images, or start a new run"
+                f"'{self.folder.path}' was trained on {images:,} images, but '{self.train_set.name}' now has {now:,}; "
+                "use the same images, or start a new run"
             )
         state = load_training_state(checkpoint)
         try:
@@ -141,7 +141,7 @@ class Trainer(Learner):
                 nats, gradient_norm = self.train_step(self.progress, rate)
             except TrainingError as error:
                 raise self._diverged(str(error)) from None
-            # Only training steps are timed: the speed should not depend on validation, samples and saves.
+            # Only training steps are timed: the speed should not depend on validation, samples or saves.
             timed_steps, timed_seconds = timed_steps + 1, timed_seconds + time.perf_counter() - began
             self._watch_loss(nats, reporter)
             self.progress = replace(
@@ -164,7 +164,7 @@ class Trainer(Learner):
         return TrainingError(f"{what}; the last good checkpoint is '{self.folder.last}'; try a lower --learning-rate")
 
     def _watch_loss(self, nats: float, reporter: Reporter) -> None:
-        """If the loss has jumped, warn, and protect the save from before the jump from replacement by later saves."""
+        """If the loss has jumped, warn, and keep the save from before the jump, which later saves would replace."""
         trend = self.progress.loss
         self.progress = replace(self.progress, loss=trend.follow(nats))
         if not self.team.leads:

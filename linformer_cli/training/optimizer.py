@@ -14,7 +14,7 @@ from linformer_cli.model.heads import Head
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     """AdamW or RAdam with decoupled weight decay, or Muon with AdamW.
 
-    Only the matrices of linear layers decay, not biases, norms and embedding tables. Muon trains these matrices, except
+    Only the matrices of linear layers decay, not biases, norms or embedding tables. Muon trains these matrices, except
     the head's, whose rows belong to values rather than hidden units. The joint projection to queries, keys and values
     is treated as one matrix. Muon's steps are scaled to the size of AdamW's (Liu 2025, arXiv 2502.16982), so both use
     one learning rate and one weight decay. Muon's momentum is 0.95; `beta1` and `beta2` are for AdamW.

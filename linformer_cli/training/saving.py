@@ -1,4 +1,4 @@
-"""The contents of a save besides the weights: their description, and the state that --resume needs."""
+"""The contents of a save besides the weights: a description of the model, and the state that --resume needs."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -65,7 +65,7 @@ def _random_state(device: str) -> dict[str, Tensor]:
 
 
 def restore_random_state(tensors: Mapping[str, Tensor], device: str) -> None:
-    """Restore the random state of this process, and of `device` if saved. Raises `KeyError` if neither was saved."""
+    """Restore the random states of the CPU and, if saved, of `device`. Raises `KeyError` if the CPU's is missing."""
     torch.set_rng_state(tensors["random.cpu"])
     if "random.cuda" in tensors and device.startswith("cuda"):
         torch.cuda.set_rng_state(tensors["random.cuda"], device)

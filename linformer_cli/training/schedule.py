@@ -4,7 +4,7 @@ import math
 
 from linformer_cli.config import TrainConfig
 
-# The learning rate of a trapezoid falls over this last share of a run.
+# With the `trapezoid` schedule, the learning rate falls over this last share of a run.
 FALL = 0.25
 
 
@@ -24,8 +24,8 @@ def learning_rate_at(config: TrainConfig, step: int, progress: float) -> float:
     """Return the learning rate after `step` steps, when the finished share of the run is `progress` in [0, 1].
 
     After a linear warm-up, the rate follows half a `cosine`, or a `trapezoid` (constant, then linear over the last
-    quarter), or is `constant`. Until a trapezoid falls, the rate does not depend on the length of the run, so the run
-    can be extended.
+    quarter), or is `constant`. Before the last quarter, the rate of a trapezoid does not depend on the length of the
+    run, so the run can be extended.
     """
     falling = {
         "cosine": (1 + math.cos(math.pi * progress)) / 2,

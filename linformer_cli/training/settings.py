@@ -73,7 +73,7 @@ class Settings:
         """
         if self.source is not None and image != self.source.info.model.image:
             raise UsageError(
-                f"'{self.source.path}' draws images of {_describe_shape(self.source.info.model.image)}, "
+                f"'{self.source.path}' draws images of {_describe_shape(self.source.info.model.image)}, but "
                 f"'{self.data_config.name}' has {_describe_shape(image)}; choose --data or --image-size to fit"
             )
         if self.data_config.labels and not classes:
@@ -107,7 +107,7 @@ def describe_source(source: Checkpoint) -> InitFrom:
 def find_source(name: str | None, file: Path | None) -> Checkpoint | None:
     """Return the checkpoint to start from: `name`, or else the checkpoint in `file` if `file` is a run's config.toml.
 
-    Raises `CheckpointError` if its weights differ from the weights that the file names.
+    Raises `CheckpointError` if the checkpoint's weights differ from those that `file` names.
     """
     if name is not None:
         return read_checkpoint(name)

@@ -36,9 +36,9 @@ class Takeover:
 def take_over(model: PixelModel, source: PixelModel) -> Takeover:
     """Copy every tensor of `source` whose name and shape fit into `model`.
 
-    If `model` has more blocks, the branches of the additional blocks initially have outputs of zero. With LayerNorm
-    before the branches, the model then computes the same as `source` (as in Net2Net, Chen 2016). Raises
-    `CheckpointError`, with `model` unchanged, if no tensor fits.
+    If `model` has more blocks, the branches of the additional blocks initially output zero. With LayerNorm before the
+    branches, the model then computes the same as `source` (as in Net2Net, Chen 2016). Raises `CheckpointError`, with
+    `model` unchanged, if no tensor fits.
     """
     places = spread_blocks(len(source.blocks), len(model.blocks))
     ours, theirs = split_projections(model, source, places)

@@ -66,7 +66,7 @@ def test_a_resumed_run_keeps_its_precision(lintx, tmp_path, monkeypatch):
 def test_a_shift_larger_than_the_image_is_refused(lintx, tmp_path):
     outcome = lintx("train", *SMALL, "--shift", 10, "--out", tmp_path / "run")
     assert outcome.code == 2
-    assert "train.shift must be less than the 10 pixels of an image, found 10" in outcome.stderr
+    assert "train.shift must be less than an image's shorter side (10 pixels), found 10" in outcome.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -190,7 +190,7 @@ def test_eval_adds_the_bits_of_the_class(conditional_run, lintx, tmp_path):
     # Other labels give different bits. Invalid or missing labels give an error.
     for labels, code, said in (
         (np.full(30, 2), 0, ""),
-        (np.full(30, 3), 1, "has labels from 3 to 3, the model has the classes 0 to 2"),
+        (np.full(30, 3), 1, "has labels from 3 to 3, but the model has the classes 0 to 2"),
         (None, 1, "has no labels"),
     ):
         np.save(tmp_path / "test-images.npy", np.load(data / "test-images.npy"))

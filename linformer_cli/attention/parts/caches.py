@@ -20,7 +20,7 @@ class KeyValueCache(NamedTuple):
 
 
 class CachedAttention(Attention):
-    """An attention whose whole state is a cache of keys and values."""
+    """A mechanism whose whole state is a cache of keys and values."""
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> KeyValueCache:
         return init_cache(batch, self.shape, capacity, device, dtype)
@@ -118,8 +118,8 @@ def emit_rows(
 ) -> None:
     """Emit softmax attention over some rows of a cache. Each position is written to the cache before it attends.
 
-    Position t sees the rows first, first + step, .. of each (first, step, count) in spans[t] [H or 1, spans, 3], or the
-    rows 0 .. t without `spans`.
+    For each (first, step, count) in spans[t] [H or 1, spans, 3], position t sees `count` rows: first, first + step, and
+    so on. Without `spans`, position t sees rows 0 .. t.
     """
     sizes: Sequence[int] = (0, 0)
     buffers = [*cache]

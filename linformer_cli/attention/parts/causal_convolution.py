@@ -83,7 +83,7 @@ class CausalConvolution(nn.Module):
         return y_t
 
     def emit(self, inputs: MixInputs, sizes: tuple[int, int, int]) -> None:
-        """Emit an operation that adds y_t to the output of an attention of `sizes` (H, K, V)."""
+        """Emit an operation that adds y_t to the output of an attention mechanism; `sizes` are H, K and V."""
         builder = inputs.builder
         buffers = (builder.state(sizes[0] * (self.kernel - 1) * sizes[2]), builder.shared(self.weight))
         inputs.emit("convolution", sizes, buffers, (self.kernel,))

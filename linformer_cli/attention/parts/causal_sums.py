@@ -2,9 +2,9 @@
 
     y_t = sum over j <= t of (phi(q_t) . phi(k_j)) v_j
 
-On CPUs a compiled kernel visits the positions in order. The form in plain torch computes products for all pairs of a
-chunk under a triangular mask. Earlier chunks enter through one running [C, V] sum per chunk. Time and memory are linear
-in T: autograd keeps T * chunk products and T / chunk sums.
+On CPUs, a compiled kernel visits the positions in order. The plain torch form computes the products of all pairs of
+positions within a chunk, under a triangular mask. Earlier chunks enter through one running [C, V] sum per chunk. Time
+and memory are linear in T: autograd keeps T * chunk products and T / chunk sums.
 """
 
 import torch

@@ -2,7 +2,8 @@
 
     s_t = d_t s_{t-1} + phi(k_t) v_t^T,    y_t = phi(q_t) s_t,    0 <= d_t <= 1
 
-The decay can be a gate, or the rescaling to a new running maximum. d_t is one number, or one number per feature.
+The decay d_t can be a gate, or a factor that rescales the sum to a new running maximum. It is one number, or one number
+per feature.
 """
 
 import math
@@ -152,9 +153,9 @@ def _scan_chunks(parts: Tensor, decay: Tensor, carried: Tensor | None) -> Tensor
 class _PairwiseProducts(torch.autograd.Function):
     """a[t, j] = sum over features of q_t k_j exp(c_t - c_j) for j <= t, else 0; q, k, c [..., R, C], a [..., R, R].
 
-    c decreases with the position. In pieces of 2, 4, .. R positions, queries of the second half are multiplied with
-    keys of the first half. There exp(c_t - c_j) = exp(c_t - c_m) exp(c_m - c_j), where m is the last position of the
-    first half. Neither factor exceeds 1, and neither underflows unless their product does. All pairs together take
+    c decreases with the position. In pieces of 2, 4, .. R positions, queries of the second half are multiplied by keys
+    of the first half. For these pairs, exp(c_t - c_j) = exp(c_t - c_m) exp(c_m - c_j), where m is the last position of
+    the first half. Neither factor exceeds 1, and neither underflows unless their product does. All pairs together take
     log R matrix products. Only the inputs are saved; the backward pass recomputes the factors.
     """
 

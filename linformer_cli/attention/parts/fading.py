@@ -19,16 +19,16 @@ class FadingOptions(AttentionOptions):
         float | None,
         Field(
             ge=1,
-            description="shortest memory: positions until a weight falls to 1/e (default: one row, at most the "
-            "longest)",
+            description="shortest memory length: positions until a weight falls to 1/e (default: one row, but at most "
+            "longest_memory)",
         ),
     ] = None
     longest_memory: Annotated[
         float | None,
         Field(
             ge=1,
-            description="longest memory: positions until a weight falls to 1/e (default: one image, at least the "
-            "shortest; with one head, the shortest)",
+            description="longest memory length: positions until a weight falls to 1/e (default: one image, but at "
+            "least shortest_memory; with a single decay, shortest_memory if given)",
         ),
     ] = None
     output_gate: Annotated[bool, Field(description="multiply every output by a gate computed from the input")] = True
@@ -46,8 +46,8 @@ class FadingOptions(AttentionOptions):
         The lengths are Python numbers and not a buffer, because a buffer would be rounded when the model is cast to
         bfloat16, and a float64 buffer cannot be moved to every device.
         """
-        # A given length bounds the default of the other length, so that the two stay in order. A single head has a
-        # single length.
+        # A given length bounds the default of the other length, so that the two stay in order. With a single decay,
+        # there is only one length.
         if count == 1 and self.shortest_memory and not self.longest_memory:
             return [self.shortest_memory]
         longest = self.longest_memory or max(shape.positions, self.shortest_memory or 0)

@@ -56,7 +56,7 @@ class Elu(FeatureMap):
     """elu(x) + 1, the map of Katharopoulos 2020, equation 7; C = K."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not torch.is_grad_enabled():  # the overhead of a Function is noticeable in a step
+        if not torch.is_grad_enabled():  # an autograd Function would add noticeable time to a step
             return _elu_plus_one(x)
         y: Tensor = _EluPlusOne.apply(x)
         return y
@@ -70,7 +70,7 @@ class Relu(FeatureMap):
 
 
 def _clamp_huge(x: Tensor) -> Tensor:
-    """x clamped to +-(largest number)^(1/5)."""
+    """x clamped to +-(largest number of its type)^(1/5)."""
     limit = torch.finfo(x.dtype).max ** 0.2
     return x.clamp(-limit, limit)
 
@@ -80,7 +80,7 @@ class Poly2(FeatureMap):
 
     A product of different coordinates stands for two equal terms and is weighted by sqrt(2). The cost is T C V,
     less than that of all T^2 weights if T is well above K^2 (Katharopoulos 2020, section 3.2.1). Coordinates are
-    limited to 5e7 in float32, so that no product of four overflows.
+    limited to 5e7 in float32, so that no product of four coordinates overflows.
     """
 
     pairs: Tensor

@@ -1,4 +1,4 @@
-"""Base of the gated attentions of Hua 2022 (arXiv 2202.10447): one head, queries and keys from one projection Z.
+"""Base of Hua 2022's gated mechanisms (arXiv 2202.10447): one head, with queries and keys from one projection Z.
 
 Z [B, 1, T, K] is passed as q and as k. Queries and keys are Z * scale + offset, each with its own scale and offset.
 relu(x)^2 replaces softmax, and weights are not normalised.
@@ -17,7 +17,7 @@ from linformer_cli.attention.base import Attention, AttentionOptions, AttentionS
 
 
 class GatedOptions(AttentionOptions):
-    """Options of every gated attention."""
+    """Options of all gated mechanisms."""
 
     z_width: Annotated[
         int, Field(gt=0, le=65_536, description="width of Z, the projection that queries and keys share")
@@ -32,7 +32,7 @@ class GatedOptions(AttentionOptions):
 
 
 class ScaleOffset(nn.Module):
-    """x * scale + offset, both of size `width`; the offset is initialised to 0, the scale near `start`."""
+    """x * scale + offset. Both parameters have size `width`; the scale is initialised near `start`, the offset to 0."""
 
     def __init__(self, width: int, start: float) -> None:
         super().__init__()

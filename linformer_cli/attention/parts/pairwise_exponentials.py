@@ -15,9 +15,10 @@ PAIRWISE_CHUNK = 8
 def attend_pairwise(a: Tensor, b: Tensor, values: Tensor, before: list[Tensor] | None) -> Tensor:
     """y [R, T, V] from log features a, b [R, T, C] and values [R, T, V + 1]; numerically stable for all finite inputs.
 
-    `before` holds s and c of the earlier positions. Pairs inside a chunk are computed feature by feature, so chunks are
-    short. Earlier chunks enter through their sums, which are divided by the exponential of each feature's running
-    maximum at the start of the chunk. Inside a chunk, log A_tj is the logsumexp over i of a_ti + b_ji.
+    `before` holds s and c of the earlier positions, as in `PerformerState`. Pairs inside a chunk are computed feature
+    by feature, so chunks are short. Earlier chunks enter through their sums, which are divided by the exponential of
+    each feature's running maximum at the start of the chunk. Inside a chunk, the log weight of position j at t is the
+    logsumexp over features i of a_ti + b_ji.
     """
     length = a.shape[1]
     chunks = -(-length // PAIRWISE_CHUNK)

@@ -31,7 +31,7 @@ def draw_directions(
     blocks = normal(-(-count // width), width, width)
     if blocks.is_meta:  # only the shape is wanted; torch.linalg.qr would import torch's compiler, which takes seconds
         return blocks.flatten(0, 1)[:count]
-    # Q times the signs of R's diagonal is uniform over all rotations. QR alone does not guarantee this.
+    # Q times the signs of R's diagonal is uniform over all orthogonal matrices. QR alone does not guarantee this.
     q, r = torch.linalg.qr(blocks)
     angles = (q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)).transpose(-1, -2).flatten(0, 1)[:count]
     lengths: Tensor = torch.linalg.vector_norm(normal(1, count, width)[0], dim=-1, keepdim=True)
@@ -40,9 +40,9 @@ def draw_directions(
 
 
 def seeded_normal(seed: int, layer: int, step: int) -> Callable[[int, int, int], Tensor]:
-    """Standard normal numbers, float64 on the CPU, that depend only on (seed, layer, step), on every machine."""
-    # numpy guarantees the same raw words for all versions, but not the same normal numbers. The upper 53 of the 64 bits
-    # fit the significand of a float64.
+    """A source of normal numbers (float64, on the CPU) that depend only on (seed, layer, step), not on the machine."""
+    # numpy guarantees the same raw words for all versions, but not the same normal numbers. The upper 53 of a word's 64
+    # bits fit the significand of a float64.
     words = np.random.Philox(key=np.array([seed, layer], dtype=np.uint64), counter=[0, 0, 0, step])
 
     def normal(blocks: int, rows: int, columns: int) -> Tensor:
@@ -61,7 +61,7 @@ def sine_features(phases: Tensor) -> Tensor:
 
 
 class _SineFeatures(torch.autograd.Function):
-    """Saves the features alone and copies nothing, since they are the largest tensors of their mechanisms."""
+    """Saves only the features, without a copy, since they are the largest tensors of the mechanisms that use them."""
 
     @staticmethod
     def forward(ctx: Any, phases: Tensor) -> Tensor:

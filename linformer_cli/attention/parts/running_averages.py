@@ -54,7 +54,7 @@ def _accumulate_logs(scores: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
         torch.logaddexp(second, first[..., -1:, :], out=second)
     borders = torch.cat([before.unsqueeze(2), logs[:, :, :, -1]], dim=2).logcumsumexp(dim=2)
     torch.logaddexp(logs, borders[:, :, :-1].unsqueeze(3), out=logs)
-    # A border is the reference on both of its sides, so both must use the same numbers, bit for bit.
+    # The l at a border is the reference for the chunks on both sides, so both must use the same numbers, bit for bit.
     borders[:, :, 1:] = logs[:, :, :, -1]
     return logs, borders
 
