@@ -222,7 +222,7 @@ def save_checkpoint(
 
 
 def _settled(folder: Path) -> Path | None:
-    """Return `folder` if it holds a checkpoint. If a swap was interrupted between its renames, return the older one."""
+    """Return `folder` if it holds a checkpoint, or the older one if a swap was interrupted between its renames."""
     whole = Path(os.path.abspath(folder))
     aside = whole.parent / f".{whole.name}.replaced"
     return next((path for path in (folder, aside) if (path / CONFIG).is_file()), None)

@@ -41,7 +41,7 @@ Seconds = Annotated[float, Field(gt=0), Duration()]
 
 
 class Config(BaseModel):
-    """Base of every configuration. It is immutable, and an unknown key is an error."""
+    """Base class of all configurations. They are immutable, and unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -89,8 +89,8 @@ class NetworkConfig(Config):
     context: Literal["previous", "neighbours", "wide", "hashed"] = Field(
         "neighbours",
         description="Known values that a position sees directly. previous: only the previous value. neighbours: the "
-        "neighbouring values. wide: a window of four columns and three rows. hashed: this window, and hashed groups of "
-        "neighbours.",
+        "neighbouring values. wide: a window of three rows above and four columns to either side. hashed: this window, "
+        "and hashed groups of neighbours.",
     )
     embedding: Literal["grid", "paper"] = Field(
         "grid", description="grid: learned tables of rows, columns and channels. paper: sinusoids (Katharopoulos 2020)."
@@ -140,7 +140,10 @@ class DataConfig(Config):
 
 
 class TrainConfig(Config):
-    """Training settings; exactly one of `LENGTHS` is given. Optional settings default to None: TOML has no null."""
+    """Training settings; exactly one of `LENGTHS` is given.
+
+    Optional settings default to None, because a TOML file cannot set None.
+    """
 
     steps: Count | None = Field(None, description="Optimizer steps.")
     epochs: Positive | None = Field(

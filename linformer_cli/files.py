@@ -1,4 +1,4 @@
-"""Writes files safely, and finds the user's cache folder. All images, checkpoints and tables use these functions."""
+"""Writes files safely, and finds the user's cache folder. These functions write all images, checkpoints and tables."""
 
 import errno
 import os

@@ -4,7 +4,7 @@ import math
 
 
 def format_bits(bits: float, error: float | None, digits: int = 4) -> str:
-    """Bits/dim with the standard error, as '0.6929 +- 0.0030'. Without a standard error (one image), as '0.6929'."""
+    """Bits/dim with the standard error, such as '0.6929 +- 0.0030', or '0.6929' without one (for a single image)."""
     return f"{bits:.{digits}f}" if error is None else f"{bits:.{digits}f} +- {error:.{digits}f}"
 
 

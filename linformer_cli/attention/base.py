@@ -58,9 +58,9 @@ class AttentionOptions(Config):
 class Attention(nn.Module, ABC):
     """One mechanism: `attend` is its parallel form, and `step` is its step form.
 
-    Training calls `attend` without a state. Reading a prompt calls `attend` and keeps the state. `step` computes the
-    same as `attend` at T = 1, without gradients. Up to rounding, outputs do not depend on how a sequence is cut into
-    blocks.
+    Training calls `attend` without a state. To read a prompt, `attend` is called and its state is kept. `step` computes
+    the same as `attend` at T = 1, without gradients. Up to rounding, outputs do not depend on how a sequence is cut
+    into blocks.
     """
 
     name: ClassVar[str]
@@ -105,8 +105,8 @@ class Attention(nn.Module, ABC):
         """Outputs [B, H, T, V] of T >= 1 positions that follow `state` (None: no positions), and the new state.
 
         The result is differentiable, also with respect to `state`. `state` is not modified. A NaN or infinity in the
-        inputs changes neither earlier outputs nor other images. If an output is NaN or infinite, no gradient flows to
-        earlier positions from the outputs at and after the first NaN or infinite input.
+        inputs changes neither earlier outputs nor other images. If an output is NaN or infinite, the outputs from the
+        first NaN or infinite input on send no gradient to earlier positions.
         """
         y, after = self._attend(q, k, v, state, extra)
         # Plain torch and GPU kernels mask a product by multiplying by 0, and 0 times NaN is NaN. A NaN would therefore
@@ -253,7 +253,7 @@ def _has_finite_sum(x: Tensor) -> bool:
 
 
 def _count_finite_positions(*inputs: Tensor | None) -> Tensor:
-    """The number of positions before the first NaN or infinity of each image, int64 [B]."""
+    """The number of positions before the first NaN or infinity in each image, int64 [B]."""
     finite = [x.isfinite().all(dim=3).all(dim=1) for x in inputs if x is not None]
     counts: Tensor = torch.stack(finite).all(dim=0).long().cumprod(dim=1).sum(dim=1)
     return counts

@@ -172,9 +172,9 @@ class BigbirdAttention(CachedAttention):
         return y.squeeze(2).to(v_t.dtype), cache
 
     def _far_rows(self, block: int, capacity: int, device: torch.device) -> Tensor:
-        """Rows [H, S] of the global and random blocks of `block` in a cache with `capacity` rows per head.
+        """Rows [H, S] of the global and random blocks that `block` sees, in a cache with `capacity` rows per head.
 
-        The result is cached until the next block.
+        The result is kept until the next block.
         """
         wanted = (block, capacity, device)
         if self._step_rows is None or self._step_rows[0] != wanted:

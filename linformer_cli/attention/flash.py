@@ -45,8 +45,8 @@ class FlashAttention(GatedAttention):
     not normalised, so outputs can be large.
 
     There are three differences from the source. The sum over earlier chunks is divided by C instead of the sequence
-    length, because a step does not know the length. b is a plain table indexed by distance. Sums are float32 or
-    float64, even under autocast.
+    length, which a step does not know. b is a plain table indexed by distance. Sums are float32 or float64, even under
+    autocast.
     """
 
     name = "flash"

@@ -16,7 +16,7 @@ from .parts.gated import GatedAttention, GatedOptions
 
 GauState = KeyValueCache
 
-# Rows per block of the parallel form. Smaller blocks compute fewer scores above the diagonal.
+# Query rows per block of the parallel form. Smaller blocks compute fewer scores above the diagonal.
 ROWS_AT_ONCE = 200
 
 

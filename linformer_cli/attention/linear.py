@@ -71,7 +71,7 @@ class LinearAttention(Attention):
         return self._is_fused(device, dtype) or sums.serves(device, accumulator_dtype(dtype))
 
     def _is_fused(self, device: torch.device, dtype: torch.dtype) -> bool:
-        """Whether one kernel applies the feature map, sums and divides."""
+        """Whether a single kernel computes the feature map, the sums and the division."""
         return kernels.serves(self.options.feature_map, device, dtype, self.shape.key_width, self.shape.value_width)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, LinearState]:
@@ -101,7 +101,7 @@ class LinearAttention(Attention):
         self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: Any, extra_t: Tensor | None = None
     ) -> tuple[Tensor, Any]:
         if torch.is_autocast_enabled(q_t.device.type):
-            # Autocast is disabled only if it is enabled, because entering the context takes a large part of a step.
+            # The context is entered only if autocast is on, because entering it takes a large part of a step's time.
             with torch.autocast(q_t.device.type, enabled=False):
                 return self.step(q_t, k_t, v_t, state)
         s, z = state

@@ -37,7 +37,7 @@ class LinformerOptions(AttentionOptions):
     @model_validator(mode="after")
     def _rank_fits_the_block(self) -> Self:
         if self.block is not None and self.rank > self.block and self.rank != _DEFAULT_RANK:
-            raise ValueError(f"'rank' must be at most 'block', found rank {self.rank} for a block of {self.block}")
+            raise ValueError(f"'rank' must be at most 'block', found rank {self.rank} and block {self.block}")
         return self
 
 
@@ -76,7 +76,7 @@ class LinformerAttention(Attention):
         super().__init__(options, shape)
         self.block = options.block or shape.row
         if options.rank > self.block and options.rank != _DEFAULT_RANK:
-            raise UsageError(f"'rank' must be at most the block of {self.block} (one row), found {options.rank}")
+            raise UsageError(f"'rank' must be at most the block length {self.block} (one row), found {options.rank}")
         self.rank = min(options.rank, self.block)
         sizes = shape.heads if options.share == "none" else 1, self.rank, self.block
         self.key_projection = nn.Parameter(torch.empty(sizes))
@@ -143,7 +143,7 @@ class LinformerAttention(Attention):
         return functional.pad(stack, (0, 0, 0, capacity - stack.shape[2]))
 
     def _capacity(self, positions: int) -> int:
-        """The capacity of the stack for `positions`: the rows of all earlier blocks plus one block of exact positions.
+        """The capacity for `positions` positions: the rows of all earlier blocks plus one block of exact positions.
 
         This is at least the greatest height that the stack reaches. It equals that height if the last position ends a
         block or lies in the first block.

@@ -26,7 +26,7 @@ class LongShortOptions(AttentionOptions):
     rank: Annotated[int, Field(gt=0, description="rows that a chunk is compressed to")] = 1
     window: Annotated[
         int | None,
-        Field(gt=0, description="most recent positions that a query sees uncompressed (default: two image rows)"),
+        Field(gt=0, description="number of recent positions that a query sees uncompressed (default: two image rows)"),
     ] = None
 
 
@@ -74,8 +74,8 @@ class LongShortAttention(Attention):
     LayerNorm over all heads jointly is applied to the window, and another to the rows, so that both have the same scale
     (the source's DualLN). Keys and values share each norm. A row is visible from the next chunk on. A position in both
     the window and a row counts twice, as in the source. There are two differences from the source. Each query has its
-    own window of `window` positions; in the source, blocks of queries share a segment. There are no relative positions,
-    since the embedding encodes positions.
+    own window of `window` positions; in the source, blocks of queries share a segment. Relative positions are not
+    encoded, since the embedding encodes absolute positions.
     """
 
     name = "long_short"

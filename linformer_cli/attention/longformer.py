@@ -86,10 +86,11 @@ class _Rows(NamedTuple):
 class LongformerAttention(Attention):
     """y_t = sum over j in S(t) of softmax_j(q_t . k_j / sqrt(K)) v_j.
 
-    S(t) holds t, t - d, ..., t - (window - 1) d and every j < globals. d is the dilation of the head, and at most the
-    number of positions in an image. Positions outside 0 .. t are left out, and each position counts once. This is the
-    causal half of section 3.1 of the source, with two differences. Global positions have no projections of their own.
-    Only keys are global: a causal query at a global position sees only earlier positions, and these are all global.
+    S(t) holds t, t - d, ..., t - (window - 1) d and every j < globals. d is the dilation of the head, or the number of
+    positions in an image if that is smaller. Positions outside 0 .. t are left out, and each position counts once. This
+    is the causal half of section 3.1 of the source, with two differences. Global positions have no projections of their
+    own. Only keys are global: a causal query at a global position sees only earlier positions, and these are all
+    global.
     """
 
     name = "longformer"
@@ -109,7 +110,7 @@ class LongformerAttention(Attention):
                 f"a window of {options.window:,} with dilation {max(dilations):,} reaches {reach:,} positions back; "
                 f"an image has at most {LARGEST_IMAGE:,} values"
             )
-        # A window of one position needs no dilation, and no dilation needs to exceed the positions of an image.
+        # A window of one position needs no dilation. No dilation needs to exceed the number of positions in an image.
         dilations = tuple(min(dilation, shape.positions) if options.window > 1 else 1 for dilation in dilations)
         self.dilations = dilations
         self.ring = (options.window - 1) * max(dilations) + 1

@@ -34,7 +34,9 @@ class LshOptions(AttentionOptions):
     rounds: Annotated[
         int, Field(gt=0, le=64, description="number of hashes; a query sees keys that share its bucket in any of them")
     ] = 4
-    buckets: Annotated[int, Field(gt=1, le=4096, description="number of hash values; even"), AfterValidator(_even)] = 32
+    buckets: Annotated[
+        int, Field(gt=1, le=4096, description="number of hash values; must be even"), AfterValidator(_even)
+    ] = 32
     window: Annotated[
         int, Field(gt=0, le=4096, description="number of preceding positions in the same bucket that a query sees")
     ] = 16
@@ -78,9 +80,9 @@ class LshAttention(Attention):
     same bucket, in `attend` as in `step`. A key found in several rounds counts once. The source counts a key found in N
     rounds N times, and subtracts log N from its score.
 
-    The keys that a position sees depend only on that position and earlier ones. Later positions change the order of
-    sums in `attend`. This can change the last bits of an earlier output. If the two largest products of a hash are
-    equal up to rounding, `attend` and `step` can choose different hashes and see different keys.
+    The keys that a position sees depend only on that position and earlier ones. Later positions change the order in
+    which `attend` adds, and can thereby change the last bits of an earlier output. If the two largest products of a
+    hash are equal up to rounding, `attend` and `step` can choose different hashes and see different keys.
     """
 
     name = "lsh"

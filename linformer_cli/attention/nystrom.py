@@ -18,7 +18,7 @@ class NystromOptions(AttentionOptions):
     """Options of Nystrom attention."""
 
     landmarks: Annotated[int, Field(gt=0, description="m, number of learned landmarks per head")] = 32
-    iterations: Annotated[int, Field(gt=0, description="Newton iterations that approximate the inverse of A")] = 6
+    iterations: Annotated[int, Field(gt=0, description="Newton iterations that approximate Z, the inverse of A")] = 6
     kernel: Annotated[
         int, Field(ge=0, description="length of the causal convolution of the values, in positions; 0 for none")
     ] = 33

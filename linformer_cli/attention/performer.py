@@ -32,7 +32,7 @@ class PerformerOptions(AttentionOptions):
         int | None, Field(gt=0, description="m, number of features (default: K ln K, rounded up to a multiple of 8)")
     ] = None
     orthogonal: Annotated[
-        bool, Field(description="orthogonal random directions, in blocks of K, rather than independent ones")
+        bool, Field(description="use random directions that are orthogonal in blocks of K, rather than independent")
     ] = True
     redraw_every: Annotated[
         int, Field(ge=0, description="training steps between redraws of the directions; 0 never redraws")
@@ -76,7 +76,7 @@ class PerformerAttention(Attention):
         trig        exp(|x|^2 / 2) [sin(w_i . x), cos(w_i . x)]
         relu        max(w_i . x, 0) + 1e-3, which does not estimate the softmax kernel
 
-    Unlike the source's code, we add no epsilon to an exponential. We also define no result by a maximum over the whole
+    Unlike the source's code, we add no epsilon to an exponential. No result is defined by a maximum over the whole
     sequence, since this maximum would depend on later keys. Let a_ti and b_ji be the logarithms of feature i of query t
     and of key j, and c_i(t) the maximum of b_ji over j <= t. The state contains sums of exp(b_ji - c_i(t)), which are
     rescaled when c_i rises. A query reads feature i with the weight softmax over i of a_ti + c_i(t), so the denominator

@@ -80,7 +80,7 @@ class RetentionAttention(Attention):
         # log d of each head [H]: per position, or per row in 'plane'.
         span = shape.row if self.plane else 1
         self.log_decay = [-span / memory for memory in options.memory_lengths(shape, shape.heads)]
-        # cos(x / 2)^(2 P) = sum over n of a_n cos(n x); query and key factors contain sqrt(a_n) each.
+        # cos(x / 2)^(2 P) = sum over n of a_n cos(n x). The query factor and the key factor each contain sqrt(a_n).
         binomials = [math.comb(2 * self.waves, self.waves + n) / 4**self.waves for n in range(self.waves + 1)]
         self.wave_scales = [math.sqrt(a) for a in (binomials[0], *(2 * a for a in binomials[1:]))]
 

@@ -44,7 +44,7 @@ class SoftmaxAttention(CachedAttention):
             # torch's is_causal aligns the triangle to the top left, which is wrong after a prefix.
             mask = torch.ones(block, length, dtype=torch.bool, device=q.device).tril(length - block)
         keys, values = cache.keys[:, :, :length], cache.values[:, :, :length]
-        # Under autocast, the inputs can have another type than the cache.
+        # Under autocast, the inputs and the cache can have different types.
         y = functional.scaled_dot_product_attention(q.to(keys.dtype), keys, values, attn_mask=mask)
         return y.to(v.dtype), cache
 

@@ -59,7 +59,7 @@ class SparseOptions(AttentionOptions):
         if self.summary is not None and self.pattern != "fixed":
             raise ValueError("'summary' is for pattern 'fixed'; 'strided' has no blocks")
         if self.summary is not None and self.stride is not None and self.summary > self.stride:
-            raise ValueError(f"'summary' must be at most the block of {self.stride}, found {self.summary}")
+            raise ValueError(f"'summary' must be at most 'stride' ({self.stride}), found {self.summary}")
         return self
 
 
@@ -102,7 +102,9 @@ class SparseAttention(CachedAttention):
         self.stride = options.stride or shape.row
         self.summary = options.summary or min(DEFAULT_SUMMARY, self.stride)
         if self.summary > self.stride:
-            raise UsageError(f"'summary' must be at most the block of {self.stride} (one row), found {self.summary}")
+            raise UsageError(
+                f"'summary' must be at most the block length {self.stride} (one row), found {self.summary}"
+            )
         if options.heads == "split" and shape.heads == 1:
             raise UsageError("heads 'split' needs two heads or more, found 1; use 'merged'")
 
@@ -200,7 +202,7 @@ class SparseAttention(CachedAttention):
         return y + (weights.flatten(1, 2) @ far[1][:, :stop].flatten(1, 2)).view_as(y)
 
     def _far_scores(self, queries: Tensor, far_keys: Tensor, row: Tensor, stop: int) -> Tensor:
-        """Scores [N, rows, l, keys] of the columns, or of the summaries, in the rows before each `row` < `stop`."""
+        """Scores [N, rows, l, keys] for the columns or summaries of the rows before each `row`, all below `stop`."""
         key_row = torch.arange(stop, device=row.device)
         if self.options.pattern == "strided":
             scores = (queries.transpose(1, 2) @ far_keys[:, :, :stop].transpose(-1, -2)).transpose(1, 2)
@@ -230,7 +232,10 @@ class SparseAttention(CachedAttention):
         return y, cache
 
     def seen_rows(self, rows: Tensor, position: int, first: bool, second: bool) -> list[Tensor]:
-        """Views of the rows [B, H, positions, width] that `position` sees through the first and the second part."""
+        """Views of the rows [B, H, positions, width] that `position` sees.
+
+        `first` and `second` say which parts of the pattern are used.
+        """
         stride = self.stride
         if self.options.pattern == "strided":
             start = max(0, position + 1 - stride) if first else position
@@ -253,7 +258,7 @@ class SparseAttention(CachedAttention):
             self.emit_spans(inputs, torch.stack([parts[head % 2] for head in range(self.shape.heads)], dim=1))
 
     def _spans(self, first: bool, second: bool) -> Tensor:
-        """What every position sees through the first and the second part, [T, spans, 3]; see `emit_rows`."""
+        """What every position sees, [T, spans, 3]; see `emit_rows`. `first` and `second` are as in `seen_rows`."""
         stride, position = self.stride, torch.arange(self.shape.positions)
         block, place = position // stride, position % stride
         if self.options.pattern == "strided":
@@ -269,7 +274,7 @@ class SparseAttention(CachedAttention):
 
 
 def _rows_before(x: Tensor, first: int) -> Tensor:
-    """Rows [N, rows, l, width]: the previous row of each row of x from `first` on, zeros for row 0."""
+    """For each row of x from `first` on, the previous row (zeros for row 0): [N, rows, l, width]."""
     return x[:, first - 1 : -1] if first else functional.pad(x[:, :-1], (0, 0, 0, 0, 1, 0))
 
 

@@ -70,12 +70,12 @@ class Entry:
 
     @property
     def training_file(self) -> Path:
-        """The file of the timed training steps."""
+        """The file with the times of training steps."""
         return self.folder.path / "training.json"
 
     @property
     def sampling_file(self) -> Path:
-        """The file of the timed batches of sampling."""
+        """The file with the times of sampled batches."""
         return self.folder.path / "sampling.json"
 
     @property

@@ -27,7 +27,7 @@ TIMED_STEPS = 3
 
 @dataclass(frozen=True)
 class Speed:
-    """The conditions under which a time in a file was measured. It is not reused under any other conditions.
+    """The conditions under which times in a file were measured. The times are not reused under any other conditions.
 
     `weights_sha256` is the checksum of the sampled weights. It is None for training, because training time does not
     depend on the weights. `kernels` says whether compiled kernels were available.

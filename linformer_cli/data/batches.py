@@ -42,9 +42,9 @@ class Batches:
         return np.concatenate(pieces)
 
     def shifts(self, start: int, size: int, most: int) -> NDArray[np.int64]:
-        """Shifts in pixels (down, right) for the images at these places of the stream, int64 [size, 2].
+        """Shifts in pixels (down, right) for the images that `batch` returns for `start` and `size`, int64 [size, 2].
 
-        Each is uniform over -most .. most and depends only on the seed and the place.
+        Each shift is uniform over -most .. most and depends only on the seed and the place in the stream.
         """
         # The place in the stream is the generator's counter. Each counter yields four words; two are used. The
         # remainder of a 64-bit word is uniform to within (2 * most + 1) / 2**64.

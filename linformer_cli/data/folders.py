@@ -61,10 +61,10 @@ def load_folder(
     sorted by name.
 
     If `folder` contains `train/` and also `test/` or `val/` (or `valid/`, `validation/`), these folders are the splits,
-    and the folders inside them are the classes. A split without a folder is a tenth of the other images, chosen by the
-    digest of their names. Links to folders are followed. Training images are sorted by name. Other images are sorted by
-    digest, so that the first of them usually cover all classes. Both orders depend only on the names, so training with
-    the same seed uses the images in the same order on every machine.
+    and the folders inside them are the classes. A split without a folder is a tenth of the remaining images, chosen by
+    the digest of their names. Links to folders are followed. Training images are sorted by name. Validation and test
+    images are sorted by digest, so that the first of them usually cover all classes. Both orders depend only on the
+    names, so training with the same seed uses the images in the same order on every machine.
 
     Decoded images are cached in `cache` until a name, size or date in the folder changes. Raises `DataError` if the
     folder is missing or has fewer than three readable images. Raises `UsageError` if `image_size` is too large for a
@@ -138,7 +138,7 @@ def _list_pictures(folder: Path) -> tuple[list[str], list[str]]:
 def _unreadable(folder: Path, error: OSError) -> DataError:
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         found = "is not a folder" if folder.exists() else "does not exist"
-        return DataError(f"{folder} {found}; name a folder that holds images, as in folder:PATH")
+        return DataError(f"{folder} {found}; pass a folder that holds images, as in folder:PATH")
     return DataError(f"cannot read the folder {folder} ({error.strerror or error})")
 
 

@@ -30,7 +30,7 @@ class ImageSet:
 
     images: uint8 [N, H, W, C], N >= 1, C is 1 or 3; may be a read-only view of a file
     labels: int64 [N], or None if the set has none
-    classes: number of classes in the whole set, numbered from 0; 0 if it has no labels
+    classes: number of classes in the whole set, numbered from 0; 0 if the set has no labels
     notes: lines that the user should see, such as skipped files
     """
 
@@ -84,7 +84,10 @@ def takes_size(name: str) -> bool:
 
 
 def fit_size(name: str, image: ImageShape) -> dict[str, int]:
-    """The settings `image_size` and `channels` that fit data set `name` to a model for `image`, where it takes them."""
+    """The settings that make the images of data set `name` fit a model for `image`.
+
+    `image_size` and `channels` are included only if the data set takes them.
+    """
     sizes = {"image_size": image.height} if takes_size(name) else {}
     return {**sizes, "channels": image.channels} if name.startswith("folder:") else sizes
 
@@ -98,11 +101,11 @@ def load_images(
 ) -> ImageSet:
     """Load the images of one split of the data set `name`, one of `DATA_SETS`.
 
-    The set's own training images are divided. The last 5,000 are `validation`; if there are fewer than 50,000 images,
-    the last tenth (at least one image) is. The others are `train`. `test` is the set's own test part. `data_dir`
-    (default: the environment variable LINTX_DATA, then data/ in `user_cache()`) holds torchvision's sets. Missing sets
-    are downloaded into it. `image_size`, in pixels, is for `glyphs` and `folder:PATH`. `channels` (1 grey, 3 RGB) is
-    for `folder:PATH`.
+    `validation` is the last 5,000 of the set's own training images, or the last tenth (at least one image) if there are
+    fewer than 50,000. `train` is the other training images. `test` is the set's own test part. `data_dir` (default: the
+    environment variable LINTX_DATA, then data/ in `user_cache()`) holds torchvision's sets. Missing sets are downloaded
+    into it. `image_size`, in pixels, is for `glyphs` and `folder:PATH`. `channels` (1 grey, 3 RGB) is for
+    `folder:PATH`.
 
     Raises `UsageError` for an unknown name or split or an impossible size, and `DataError` if images are missing,
     damaged or of the wrong form.
@@ -183,7 +186,7 @@ def _cut(name: str, split: Split, images: NDArray[np.uint8], labels: NDArray[np.
 
 
 def _find_data_dir(data_dir: str | Path | None) -> tuple[Path, str]:
-    """Return the existing folder of torchvision's sets, and whether an option, a variable or the default named it.
+    """Return the existing folder of torchvision's sets, and what set it: an option, a variable or the default.
 
     Only the default folder is created if missing: a named folder that does not exist is probably misspelt.
     """

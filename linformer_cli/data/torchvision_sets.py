@@ -158,7 +158,7 @@ def _mismatch(error: Exception) -> DataError:
     wanted = next((line for line in requirements if line.startswith("torch")), "torch")
     wanted = "".join(character for character in wanted.partition(";")[0] if character not in "() ")
     return DataError(
-        f"torchvision {torchvision_version} does not load beside torch {torch_version} ({_one_line(error)}); install "
+        f"torchvision {torchvision_version} does not load with torch {torch_version} ({_one_line(error)}); install "
         f"torchvision=={torchvision_version} and {wanted}, both from the same index, "
         "or use --data array:DIR or --data glyphs"
     )

@@ -16,7 +16,7 @@ from linformer_cli.model.pixel_model import PixelModel
 FLOAT64_TOLERANCE = 1e-9
 # In float32, rounding errors add up over all positions and layers.
 FLOAT32_TOLERANCE = 1e-3
-# A later value must not change an earlier output, except for the rounding of sums that are computed in other blocks.
+# A later value must not change an earlier output, except by rounding, if sums are then computed in different blocks.
 CAUSALITY_TOLERANCE = 1e-12
 
 
@@ -125,7 +125,7 @@ def _split_error(model: PixelModel, tokens: Tensor, whole: Tensor, generator: to
 
 
 def _causality_error(model: PixelModel, tokens: Tensor, whole: Tensor) -> float:
-    """Return the largest change of outputs before a changed token, for an early, a middle and a late token."""
+    """Change all tokens from an early, a middle or a late place on. Return the largest change of earlier outputs."""
     worst = 0.0
     for place in {max(1, int(tokens.shape[1] * share)) for share in (0.1, 0.5, 0.95)}:
         if place >= tokens.shape[1]:

@@ -213,7 +213,7 @@ class PixelEmbedding(nn.Module):
         return recent, label
 
     def places(self) -> Tensor:
-        """Vectors of all positions: [T, width] to add to those of the values, or [T, width / 2] to append to them."""
+        """Position vectors: [T, width] to add to the vectors of values, or [T, width / 2] to append to them."""
         return self._grid(0, self.image.positions) if self.sinusoids is None else self.sinusoids
 
     def _grid(self, start: int, length: int) -> Tensor:

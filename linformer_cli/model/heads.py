@@ -64,7 +64,7 @@ class MixtureHead(Head):
     sigmoid(-a) (1 - exp(a - b)), without cancellation. The probabilities of all values therefore add up to 1.
     """
 
-    # At the bounds, a logistic is much narrower than a bin or practically flat.
+    # At the lower bound, a logistic is much narrower than a bin; at the upper bound, it is practically flat.
     log_scale_bounds = (-7.0, 40.0)
 
     def __init__(self, config: ModelConfig) -> None:

@@ -121,7 +121,7 @@ def _in_float32() -> AbstractContextManager[None]:
 def choose_hidden(config: NetworkConfig) -> int:
     """The width of h for which an LSTM block has about as many parameters as a transformer block.
 
-    The attention's own parameters, if it has any, are not counted.
+    Parameters of the attention mechanism itself, such as feature maps, are not counted.
     """
     width, heads_width, feed_forward = config.width, config.heads * config.head_width, config.feed_forward
     attention = 3 * heads_width * (width + 1) + width * (heads_width + 1)

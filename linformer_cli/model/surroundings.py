@@ -9,7 +9,7 @@ ROWS_ABOVE, SIDE = 3, 4
 
 
 def list_surroundings() -> list[tuple[int, int]]:
-    """The (rows up, columns to the left) of every pixel that is read, in the rows above and to the left in its row."""
+    """The (rows up, columns to the left) of every pixel read: in the rows above, and to the left in the same row."""
     left = [(0, left) for left in range(1, SIDE + 1)]
     return left + [(up, left) for up in range(1, ROWS_ABOVE + 1) for left in range(SIDE, -SIDE - 1, -1)]
 

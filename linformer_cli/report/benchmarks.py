@@ -149,7 +149,10 @@ QUALITY = ("bits_per_dim", "images_seen")
 
 
 def choose_columns(rows: Sequence[Record], columns: Sequence[Column], keep: Sequence[str] = ()) -> list[Column]:
-    """Return `columns` without empty ones, except those in `keep`. Return nothing if only the method's are left."""
+    """Return `columns` without empty ones, except those in `keep`.
+
+    The list is empty if only the columns that describe the method are left.
+    """
     full = [
         column
         for column in columns

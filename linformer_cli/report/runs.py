@@ -90,7 +90,7 @@ def _list_pictures(run: Path) -> list[Path]:
 
 
 def render_strips(runs: Sequence[Path], most: int) -> Image.Image:
-    """Draw a strip for each run below its name. A strip shows the sample grids in order, with the step as caption.
+    """Draw a strip for each run, with the run's name above it. A strip shows the sample grids in order of their steps.
 
     If a strip would be very wide, its grids are reduced by a whole factor. Raises `DataError` if a run has no grids or
     a grid cannot be read, and `UsageError` if a run is named twice.

@@ -35,7 +35,7 @@ class Column:
     """One column of a table.
 
     `key` is the key of a mapping or the field or property of a dataclass. It is also the CSV header, so it should name
-    the unit (`state_bytes`). `title` and `unit` are the heading in tables. `format` is a format specification such as
+    the unit (`state_bytes`). `title` and `unit` form the heading in tables. `format` is a format specification such as
     `.2f`, or a function such as `format_bytes`. It applies to numbers in tables; CSV and JSON keep every digit. `names`
     marks a column that identifies the record. A table that is too wide is split into parts, and each part repeats the
     marked columns. If no column is marked, the first one is used.

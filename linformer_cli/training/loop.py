@@ -198,7 +198,10 @@ class Trainer(Learner):
         reporter.on_step(row, share)
 
     def _evaluate(self, reporter: Reporter, stop: StopRequest) -> None:
-        """Measure bits/dim on the first validation images and save a new best. Raises `Interrupted` on a stop."""
+        """Measure bits/dim on the first validation images, and save the weights if they are the best so far.
+
+        Raises `Interrupted` if `stop` is set.
+        """
         images, labels = self.validation.images[: self.config.train.evaluate_images], self.validation_labels
         model = self.evaluated_model
         bits = self.team.from_leader(lambda: measure_bits(model, images, before_batch=stop.raise_if_set, labels=labels))
@@ -231,7 +234,7 @@ class Trainer(Learner):
             append_row(self.folder.metrics_file, row)
 
     def _sample(self, reporter: Reporter, stop: StopRequest) -> None:
-        """Write a grid of samples, always from the same random streams. Raises `Interrupted` on a stop."""
+        """Write a grid of samples, always from the same random streams. Raises `Interrupted` if `stop` is set."""
         self.team.from_leader(lambda: self._write_grid(reporter, stop))
         self.progress = replace(self.progress, sampled_at=self.progress.step)
 

@@ -69,7 +69,7 @@ class Settings:
     def build(self, image: ImageShape, classes: int = 0) -> RunConfig:
         """Return the whole configuration for images of this shape, with attention options filled in and checked.
 
-        With `[data] labels`, the model gets the number of `classes`. Raises `UsageError` if the images then have none.
+        With `[data] labels`, the model gets `classes` classes. Raises `UsageError` if `classes` is then 0.
         """
         if self.source is not None and image != self.source.info.model.image:
             raise UsageError(

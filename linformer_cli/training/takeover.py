@@ -23,7 +23,7 @@ _BLOCK = re.compile(r"^blocks\.(\d+)\.")
 class Takeover:
     """The names of the copied and the other tensors. `name[part]` is one part of a projection.
 
-    `taken` lists the tensors of the model that got values of the source. `new` lists the other tensors of the model.
+    `taken` lists the tensors of the model that got values from the source. `new` lists the other tensors of the model.
     `left` lists the tensors of the source that fit nowhere.
     """
 

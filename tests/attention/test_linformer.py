@@ -117,7 +117,7 @@ def test_shared_projections_are_one_named_tensor(share: str) -> None:
 
 
 def test_a_rank_above_the_block_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"'linformer': 'rank' must be at most 'block', found rank 9 for a block of 8"):
+    with pytest.raises(UsageError, match=r"'linformer': 'rank' must be at most 'block', found rank 9 and block 8"):
         parse_options("linformer", {"rank": 9, "block": 8})
-    with pytest.raises(UsageError, match=r"'rank' must be at most the block of 12 \(one row\), found 13"):
+    with pytest.raises(UsageError, match=r"'rank' must be at most the block length 12 \(one row\), found 13"):
         build(row=12, rank=13)

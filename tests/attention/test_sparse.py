@@ -128,9 +128,9 @@ def test_the_work_of_a_step_grows_with_the_square_root_of_the_positions(pattern:
 def test_invalid_options_are_refused() -> None:
     with pytest.raises(UsageError, match="'summary' is for pattern 'fixed'; 'strided' has no blocks"):
         parse_options("sparse", {"summary": 3})
-    with pytest.raises(UsageError, match="'summary' must be at most the block of 8, found 9"):
+    with pytest.raises(UsageError, match=r"'summary' must be at most 'stride' \(8\), found 9"):
         parse_options("sparse", {"pattern": "fixed", "stride": 8, "summary": 9})
-    with pytest.raises(UsageError, match=r"'summary' must be at most the block of 28 \(one row\), found 29"):
+    with pytest.raises(UsageError, match=r"'summary' must be at most the block length 28 \(one row\), found 29"):
         build(pattern="fixed", summary=29)
     with pytest.raises(UsageError, match="heads 'split' needs two heads or more, found 1; use 'merged'"):
         build(1, heads="split")

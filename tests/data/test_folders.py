@@ -361,9 +361,9 @@ def test_a_folder_is_loaded_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     found = load_images(f"folder:{tmp_path / 'pictures'}", "train", image_size=16, channels=3)
     assert found.images.shape[1:] == (16, 16, 3)
     assert len(found.notes) == 1 and "1 file skipped: " in found.notes[0] and "broken.png" in found.notes[0]
-    with pytest.raises(DataError, match="nowhere does not exist; name a folder"):
+    with pytest.raises(DataError, match="nowhere does not exist; pass a folder"):
         load_images(f"folder:{tmp_path / 'nowhere'}", "train")
-    with pytest.raises(DataError, match=r"notes.txt is not a folder; name a folder"):
+    with pytest.raises(DataError, match=r"notes.txt is not a folder; pass a folder"):
         load_images(f"folder:{tmp_path / 'pictures' / 'notes.txt'}", "train")
     with pytest.raises(UsageError, match="needs a folder"):
         load_images("folder:", "train")

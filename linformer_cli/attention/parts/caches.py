@@ -1,4 +1,4 @@
-"""A key-value cache for mechanisms that keep every position, and the program of a step that reads rows of a cache."""
+"""A key-value cache for mechanisms that keep every position, and the operation that attends to rows of a cache."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -50,7 +50,7 @@ class CausalConvolution(nn.Module):
         # A block at least as long as the ring needs values of the previous block, but no earlier ones.
         block = max(ring, _BLOCK)
         blocks = functional.pad(values.to(dtype), (0, 0, block - ring, -length % block)).unflatten(2, (-1, block))
-        # Blocks, images and columns of v lie side by side for one matrix product per head: [H, block, N B V].
+        # Blocks, images and columns of v lie side by side, so each head needs one matrix product: [H, block, N B V].
         columns = blocks.permute(1, 3, 2, 0, 4).flatten(2)
         one = v.shape[0] * v.shape[3]
         earlier, own = self._matrix(block, dtype).split(block, dim=-1)
@@ -59,7 +59,7 @@ class CausalConvolution(nn.Module):
         return y[:, :, :length], RecentValues(kept, torch.zeros((), dtype=torch.int64, device=v.device))
 
     def _matrix(self, block: int, dtype: torch.dtype) -> Tensor:
-        """The weights [H, block, 2 block] of the previous and the current block for each position of a block."""
+        """For each position of a block, the weights of the previous and the current block: [H, block, 2 block]."""
         places = torch.arange(block, device=self.weight.device)
         index = torch.arange(2 * block, device=self.weight.device) - places.unsqueeze(1) - block + self.kernel - 1
         outside = (index < 0) | (index >= self.kernel)

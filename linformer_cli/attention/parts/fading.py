@@ -58,7 +58,7 @@ class FadingOptions(AttentionOptions):
 def scale_outputs(sums: Tensor, output_gate: Tensor | None) -> Tensor:
     """Sums [..., V] divided by their root mean square, times SiLU of `output_gate` [..., V] if there is one.
 
-    This replaces a denominator, because the weights of signed queries and keys can add up to any number.
+    Sums are not divided by their total weight, because the weights of signed queries and keys can add up to any number.
     """
     y = functional.rms_norm(sums, sums.shape[-1:], eps=_EPSILON)
     return y if output_gate is None else y * functional.silu(output_gate.to(y.dtype))

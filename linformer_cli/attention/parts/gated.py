@@ -46,10 +46,11 @@ class ScaleOffset(nn.Module):
 
 
 class GatedAttention(Attention):
-    """Queries, keys, the bias by distance, and the weights computed from them.
+    """Computes queries, keys, the bias for each distance, and weights.
 
-    `span` is the number of distances with a bias. Products or outputs are divided by the same number. It is constant,
-    because steps could not match the parallel form if it were the number of positions seen so far.
+    `span` is the number of distances with a bias. Scores (with `scale = "length"`) or outputs (with "width") are
+    divided by the same number. It is constant, because steps could not match the parallel form if it were the number of
+    positions seen so far.
     """
 
     family = "gated"

@@ -183,7 +183,7 @@ def attend_near_and_rows(
     """Outputs [B, H, T, V] of scaled queries [B, H, T, K], with T a multiple of `pattern.block`.
 
     `near` holds keys and values [B, H, before + T, .]; `rows` holds keys and values of all rows, [B, H, R, .]. A query
-    that would see more than R rows sees R rows.
+    that would see more than R rows sees all R.
     """
     y = _NearAndRows.apply(q.flatten(0, 1), *(x.flatten(0, 1) for x in (*near, *rows)), pattern)
     outputs: Tensor = y.unflatten(0, q.shape[:2])

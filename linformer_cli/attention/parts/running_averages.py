@@ -99,7 +99,7 @@ class _ReadRunningAverages(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
         gates, scores, v, logs, borders, sums = ctx.saved_tensors
         grad_y, grad_averages, grad_log_weights = grad_outputs
-        # h is computed from the products of values and gradients with the factors of the forward pass.
+        # h is computed from the products v_j . d_t and the factors of the forward pass.
         products = grad_y @ v.transpose(-1, -2)
         own_products = products.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
         own = (scores - logs).exp_()
@@ -109,7 +109,8 @@ class _ReadRunningAverages(torch.autograd.Function):
             split_halves(h, size)[1].addcmul_(queries, corners(products, size) @ keys)
         from_start = (borders[:, :, :-1].unsqueeze(3) - logs).exp_()
         h.addcmul_(from_start, grad_y @ sums[:, :, :-1].transpose(-1, -2))
-        # The gradient of each border's average from all later chunks and the final state; the last column is for h.
+        # The gradient of the average at each border, from all later chunks and the final state. The last column is for
+        # h.
         from_start *= gates
         asked = torch.cat([from_start.transpose(-1, -2) @ grad_y, (from_start * h).sum(3).unsqueeze(-1)], dim=-1)
         last = (sums[:, :, -1] * grad_averages).sum(-1) - grad_log_weights
