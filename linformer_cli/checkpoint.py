@@ -55,7 +55,7 @@ class TrainingState:
 
 
 def shipped_checkpoints() -> dict[str, Path]:
-    """The folders of the models that come with lintx, by name. They are in the installed package or the repository."""
+    """The folders of the shipped models by name. The folders are in the installed package or in the repository."""
     package = Path(__file__).resolve().parent
     folders = (package / "checkpoints", package.parent / "checkpoints")
     found = next((folder for folder in folders if folder.is_dir()), None)
@@ -63,11 +63,11 @@ def shipped_checkpoints() -> dict[str, Path]:
 
 
 def find_checkpoint(name: str | Path | None = None) -> Path:
-    """The checkpoint folder that `name` refers to: a run folder, a checkpoint folder or the name of a shipped model.
+    """The checkpoint folder that `name` refers to.
 
-    Existing paths take precedence over names. None means the shipped default. The checkpoint of a run is its best, or
-    its last if there is no best yet. Raises `CheckpointError` for a path without a checkpoint, and `UsageError` for an
-    unknown name.
+    `name` is a run folder, a checkpoint folder or the name of a shipped model; None means the shipped default. Existing
+    paths take precedence over shipped models. The checkpoint of a run is its best, or its last if there is no best yet.
+    Raises `CheckpointError` for a path without a checkpoint, and `UsageError` for an unknown name.
     """
     if name is None:  # the shipped model, even if a folder here has the same name
         return _find_shipped(DEFAULT_CHECKPOINT)

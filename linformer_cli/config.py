@@ -175,14 +175,16 @@ class TrainConfig(Config):
         description="Decay of an exponential moving average of the weights, such as 0.999; the average is "
         "validated, sampled from and saved. 0 turns it off.",
     )
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="Seed of weights, order and dropout.")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
+        0, description="Seed of initial weights, image order and dropout."
+    )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:INDEX or mps.")
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="bf16 uses autocast; auto selects the faster of fp32 and bf16."
     )
     log_every: Count = Field(20, description="Steps between rows of metrics.csv.")
     evaluate_every: Count = Field(500, description="Steps between validations.")
-    evaluate_images: Count = Field(512, description="Validation images, from the start of the split.")
+    evaluate_images: Count = Field(512, description="Number of validation images, from the start of the split.")
     sample_every: CountOrZero = Field(500, description="Steps between sample grids; 0 turns them off.")
     sample_images: Images = Field(16, description="Images in a sample grid.")
     save_every: Count = Field(200, description="Steps between saves.")

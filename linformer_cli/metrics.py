@@ -142,7 +142,7 @@ def _read_own(file: Path) -> list[dict[str, str]]:
 
 
 def load_runs(runs: Sequence[Path]) -> list[RunSeries]:
-    """The series of every run, labelled with the end of its path.
+    """The series of each run, labelled with the end of the run's path.
 
     Raises `UsageError` if a run is named twice or a folder is not a run, and `DataError` if a log is empty or damaged.
     """

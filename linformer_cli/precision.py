@@ -12,15 +12,15 @@ from .files import user_cache, write_file
 from .system.device import Choice, Precision
 from .system.environment import processor_name
 
-# Formats are equally fast if their times differ by less than this factor.
+# Two formats count as equally fast if their times differ by less than this factor.
 CLEARLY_FASTER = 1.05
-# The number of rows of the products timed for training, and the longest time of a measurement without its last round.
+# The number of rows of the products timed for training, and the seconds after which a measurement begins no new round.
 _ROWS, _SECONDS = 256, 0.2
 _MOST_ROUNDS = 100
 
 
 def choose_precision(wanted: Precision, device: str, width: int = 256, feed_forward: int = 1024) -> Choice:
-    """Return the training precision `wanted`. `auto` is bf16 if that is clearly faster, otherwise fp32.
+    """Return the precision to train in. `auto` becomes bf16 if that is clearly faster, otherwise fp32.
 
     On a CPU, a short measurement with a feed-forward branch of these widths decides. On a GPU, its features decide.
     """
@@ -64,7 +64,7 @@ def measure_bf16_gain(width: int, feed_forward: int) -> float:
 
 
 def measure_gain(usual: Callable[[], None], other: Callable[[], None]) -> float:
-    """How many times as fast as `usual` the work `other` is.
+    """The speed of `other` relative to `usual`; 2 means twice as fast.
 
     The two alternate. Their shortest times are compared, because other programs can only lengthen a time.
     """
@@ -83,7 +83,7 @@ def measure_gain(usual: Callable[[], None], other: Callable[[], None]) -> float:
 
 
 def remember(question: str, measure: Callable[[], float]) -> float:
-    """Return the figure of `question` from the user's cache, or else call `measure` and keep its result there.
+    """Return the figure for `question` from the user's cache, or else call `measure` and keep its result there.
 
     Figures are kept for each processor, version of torch and number of threads, so the same command makes the same
     choice again. If the cache cannot be read or written, the figure is measured every time.

@@ -232,7 +232,7 @@ def _map_states(
 ) -> Any:
     """Apply `change` to the corresponding tensors of states with the same structure; returns a state of the results.
 
-    Tensors that belong to all images become `common(tensor)` of the first state.
+    For a tensor that belongs to all images, the result is `common` of the first state's tensor.
     """
     if isinstance(first, Shared):
         return Shared(common(first.tensor))

@@ -62,7 +62,7 @@ class BigbirdAttention(CachedAttention):
     name = "bigbird"
     source = "Zaheer 2020, arXiv 2007.14062"
     family = "local-global"
-    method = "blocks nearby, first blocks, random blocks"
+    method = "nearby blocks, first blocks, random blocks"
     memory = Memory.GROWING
     options_type = BigbirdOptions
     options: BigbirdOptions

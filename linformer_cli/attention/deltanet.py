@@ -62,7 +62,7 @@ class DeltanetAttention(Attention):
         self.extra_per_head = 2 if options.gate else 1
         self.gate_bias: nn.Parameter | None = None
         if options.gate:
-            # The memory lengths of the heads range from a whole image down to a row.
+            # Initially, the memory lengths of the heads range from a whole image down to a row.
             longest, shortest = math.log(shape.positions), math.log(shape.row)
             self.gate_bias = nn.Parameter(torch.linspace(longest, shortest, shape.heads))
 

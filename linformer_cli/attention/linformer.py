@@ -21,11 +21,11 @@ class LinformerOptions(AttentionOptions):
     """Options of Linformer."""
 
     block: Annotated[
-        int | None, Field(gt=0, description="positions that are projected together (default: one image row)")
+        int | None, Field(gt=0, description="number of positions that are projected together (default: one image row)")
     ] = None
-    rank: Annotated[int, Field(gt=0, description="rows that a block is projected to (default: 4, at most `block`)")] = (
-        _DEFAULT_RANK
-    )
+    rank: Annotated[
+        int, Field(gt=0, description="number of rows that a block is projected to (default: 4, at most `block`)")
+    ] = _DEFAULT_RANK
     share: Annotated[
         Literal["none", "heads", "heads_keys_values"],
         Field(

@@ -22,8 +22,8 @@ _QUERY_BLOCK = 32
 class LongShortOptions(AttentionOptions):
     """Options of Transformer-LS."""
 
-    chunk: Annotated[int, Field(gt=0, description="positions that are compressed together")] = 16
-    rank: Annotated[int, Field(gt=0, description="rows that a chunk is compressed to")] = 1
+    chunk: Annotated[int, Field(gt=0, description="number of positions that are compressed together")] = 16
+    rank: Annotated[int, Field(gt=0, description="number of rows that a chunk is compressed to")] = 1
     window: Annotated[
         int | None,
         Field(gt=0, description="number of recent positions that a query sees uncompressed (default: two image rows)"),

@@ -215,7 +215,7 @@ class LshAttention(Attention):
     def _hidden(self, layout: _Layout, below: Tensor) -> Tensor:
         """True for scores to mask, bool [chunks, window, window].
 
-        A score is masked if its key is not seen in its round or was already seen in an earlier round.
+        A score is masked if its key is not seen in the score's round, or was already seen in an earlier round.
         """
         rounds, rows_of, size = layout.rows.shape
         window = len(below)

@@ -151,7 +151,7 @@ class PerformerAttention(Attention):
         """phi(x_t) . phi(y_j) [B, H, T, J] of q [B, H, T, K] and k [B, H, J, K], scaled to estimate exp(x_t . y_j).
 
         Exponentials are not stabilised, so use this method only for inspection, with inputs of moderate size. `relu`
-        estimates another kernel.
+        does not estimate this kernel.
         """
         if self.options.feature_map == "relu":
             return self._relu_features(q) @ self._relu_features(k).transpose(-1, -2) / self.features

@@ -50,7 +50,7 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Plan:
-    """What all runs have in common: the folder, the number of training images, and the layers of settings."""
+    """What all runs have in common: the folder, the number of training images, and the sources of settings."""
 
     runs: Path
     images: int
@@ -110,13 +110,13 @@ class Entry:
 
 
 def choose_training(file: Path | None, given: Mapping[str, Any], say: Callable[[str], None]) -> TrainConfig:
-    """Return the training settings of all runs. `given` on the command line overrides `file`, which overrides defaults.
+    """Return the training settings of all runs. The command line (`given`) overrides `file`, which overrides defaults.
 
     Settings that a comparison decides are ignored in `file`, and `say` gets a warning.
     """
     table = {} if file is None else read_tables(file).get("train", {})
     if ignored := [key for key in _DECIDED if table.pop(key, None) is not None]:
-        say(f"'{file}': {', '.join(ignored)} of [train] ignored: a comparison sets them itself (see --images)")
+        say(f"'{file}': ignored {', '.join(ignored)} of [train]; a comparison sets them itself (see --images)")
     return parse_config(TrainConfig, {"evaluate_images": _EVALUATED_IMAGES, **table, **given, "steps": 1}, "train")
 
 
@@ -125,8 +125,8 @@ def plan_entries(
 ) -> tuple[list[Entry], tuple[ImageSet, ImageSet]]:
     """Return an entry for each of `variants`, and the training and validation images. `load` is called only once.
 
-    All runs have the same network and settings. They have as many steps as training on `plan.images` images needs.
-    Raises `UsageError` if a run exists with other settings.
+    Apart from the mechanism, all runs have the same network and settings. They have as many steps as training on
+    `plan.images` images needs. Raises `UsageError` if a run exists with other settings.
     """
     entries: list[Entry] = []
     loaded: tuple[ImageSet, ImageSet] | None = None
@@ -185,7 +185,7 @@ def draw_grid(entry: Entry, device: str, check: Check = never_stop) -> bool:
         if read_png_metadata(entry.grid_file)["checkpoint_sha256"] == checkpoint.digest:
             return False
     except (DataError, KeyError):
-        pass  # there is no grid, or another picture has its name
+        pass  # there is no grid, or the file is a different picture
     images = Sampler(load_weights(checkpoint, device)).sample_images(GRID_IMAGES, before_step=check)
     about = {"attention": entry.variant.label, "checkpoint_sha256": checkpoint.digest, "seed": 0}
     write_file(entry.grid_file, encode_png(render_grid(images), about))

@@ -60,7 +60,7 @@ def _describe_machine() -> tuple[str, int, str, bool]:
 
 
 def time_training_once(entry: Entry, images: tuple[ImageSet, ImageSet], conditions: Conditions) -> bool:
-    """Time a few whole training steps and keep the seconds. Return False if all repeats were kept already.
+    """Time a few training steps and add the seconds to the file of `entry`. Return False if the file has all repeats.
 
     Trains as the run did, after one warm-up step, and discards the resulting weights. Calling this function for each
     entry in turn interleaves the repeats. Raises `DisagreementError` before the first repeat if the model's parallel
@@ -113,6 +113,6 @@ def _keep_samples(file: Path, speed: Speed, samples: Sequence[float]) -> None:
 
 
 def forget_speeds(entry: Entry) -> None:
-    """Delete the kept times."""
+    """Delete the files with the times of `entry`."""
     for file in (entry.training_file, entry.sampling_file):
         file.unlink(missing_ok=True)

@@ -1,7 +1,6 @@
 """Data sets (`images`), images as sequences of values (`sequence`), and the order of training (`batches`).
 
-The functions of these modules are not imported here, because help pages need the names of splits and fits, but neither
-numpy nor torch.
+This file imports none of these modules, so that help pages can list splits and fits without importing numpy or torch.
 """
 
 from typing import Literal, get_args

@@ -209,7 +209,7 @@ def _build(home: Path, folder: Path, files: Sequence[str], side: int, channels: 
 def _remove_leftovers(home: Path, key: str) -> None:
     """Remove caches of earlier states of the folder with this `key`, and partial caches of killed processes.
 
-    A partial cache that has not changed for a day is taken to belong to a killed process.
+    A partial cache that has not changed for a day is assumed to belong to a killed process.
     """
     for folder in home.parent.glob(f"{key}*"):
         if folder != home:
@@ -231,7 +231,7 @@ def _is_coloured(path: Path) -> bool:
 
 
 def _split(names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the names in each split, in order. The splits depend only on names, so a broken file moves no other."""
+    """Return the names in each split, in order. A split depends only on names, so a broken file changes no split."""
     # Images are chosen by digest, because names often sort by class or by date. Validation and test images keep the
     # order of their digests, because often only the first of them are used.
     parts: dict[str, list[str]] = {split: [] for split in SPLITS}

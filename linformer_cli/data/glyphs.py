@@ -1,7 +1,7 @@
-"""A data set without a download: letters and digits in the font that comes with Pillow.
+"""A data set that needs no download: letters and digits in the font that comes with Pillow.
 
 The character, size, position, tilt and brightness of image i depend only on the split and i, so the same image exists
-at any resolution. Pixels may differ in the last bits between versions of Pillow and its FreeType.
+at any resolution. Pixels may differ in the last bits between versions of Pillow and FreeType.
 """
 
 import math

@@ -13,7 +13,7 @@ def images_to_values(images: NDArray[np.uint8], levels: int = 256) -> torch.Tens
     """Convert uint8 images [N, H, W, C] to int64 values [N, T] in [0, levels), with T = H * W * C.
 
     Position t is row t // (W * C), column t // C % W, channel t % C. With fewer than 256 levels, the 256 brightnesses
-    are divided into `levels` ranges whose lengths differ by at most one. Raises `ValueError` for another dtype or rank.
+    are divided into `levels` ranges whose lengths differ by at most one. Raises `ValueError` for a wrong dtype or rank.
     """
     if images.dtype != np.uint8 or images.ndim != 4:
         raise ValueError(f"images must be uint8 [N, H, W, C], found {images.dtype} {list(images.shape)}")

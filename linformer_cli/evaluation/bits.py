@@ -103,7 +103,7 @@ def measure_nats(
 
 @torch.no_grad()
 def stepped_nats(engines: EngineCache, values: Tensor, labels: Tensor | None) -> Tensor:
-    """Return nats [B, T] of values int64 [B, T] given classes int64 [B], with the predictions of an engine."""
+    """Return nats [B, T] of values int64 [B, T] given classes int64 [B], from the predictions of an engine."""
     model = engines.model
     found = torch.empty(values.shape, dtype=torch.float64 if model.dtype == torch.float64 else torch.float32)
     with engines.start(len(values)) as stepper:

@@ -18,7 +18,7 @@ SOURCE = Path(__file__).with_name("dropout.cpp")
 
 
 class _Dropout(ctypes.Structure):
-    """`Dropout` of dropout.cpp."""
+    """The struct `Dropout` of dropout.cpp."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("threads", "count")),
@@ -58,7 +58,7 @@ class _AddDropped(torch.autograd.Function):
 
 
 def _call(name: str, ctx: Any, *tensors: Tensor) -> None:
-    """Call a kernel with dense tensors of one size."""
+    """Call a kernel with dense tensors of the same size."""
     half, pointer = ctypes.c_int64, ctypes.c_void_p
     mask = _Dropout(torch.get_num_threads(), tensors[0].numel(), ctx.seed, ctx.probability)
     function = load_function(SOURCE, name, ctypes.POINTER(_Dropout), half, *[pointer] * len(tensors))

@@ -123,13 +123,13 @@ class PixelEmbedding(nn.Module):
             seen.append(find_same_channel(image, TABLE_PIXELS))
         sources = torch.cat(seen, dim=1)
         self.register_buffer("sources", sources, persistent=False)
-        # The first column of the surroundings, and the first column of the neighbour tables.
+        # The columns of `sources` where the surroundings and the neighbour tables start.
         self.bounds = (self.slots, sum(part.shape[1] for part in seen[:2]))
         distances = torch.arange(image.positions, device="cpu").unsqueeze(1) - sources
         self.reach = int(distances[sources >= 0].max()) if image.positions > 1 else 1
         paper = config.embedding == "paper"
         value_width = config.width // 2 if paper else config.width
-        # One table for all slots, so that one call looks up and adds all vectors.
+        # All slots share one table, so that one call looks up and adds all vectors.
         self.values = nn.Parameter(torch.empty(self.slots * (image.levels + 1), value_width))
         nn.init.normal_(self.values, std=self.slots**-0.5)
         if paper:

@@ -60,8 +60,9 @@ class MixtureHead(Head):
 
     Values are spaced evenly on [-1, 1]; the first bin extends to minus infinity and the last to plus infinity. P holds
     K mixture logits, K means and K log scales. The source approximates the mass of a narrow bin by the density. Here, a
-    bin with the edges a < b, in units of the scale, has the mass sigmoid(b) - sigmoid(a). It is computed as sigmoid(b)
-    sigmoid(-a) (1 - exp(a - b)), without cancellation. The probabilities of all values therefore add up to 1.
+    bin has the mass sigmoid(b) - sigmoid(a), where a < b are the distances of its edges from the mean in units of the
+    scale. The mass is computed as sigmoid(b) sigmoid(-a) (1 - exp(a - b)), without cancellation. The probabilities of
+    all values therefore add up to 1.
     """
 
     # At the lower bound, a logistic is much narrower than a bin; at the upper bound, it is practically flat.

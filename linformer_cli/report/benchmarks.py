@@ -44,7 +44,7 @@ _PUBLISHED = tuple(
     Column(f"published_{key}", f"published {title}", format="g")
     for key, title in (
         ("images_per_second", "images/s"),
-        ("seconds_per_image_cpu", "s an image"),
+        ("seconds_per_image_cpu", "s per image"),
         ("bits_per_dim", "bits/dim"),
     )
 )
@@ -74,7 +74,7 @@ POSITION_COLUMNS = (
     Column("network", "network", names=True),
     *_METHOD,
     Column("positions", "T", format=",", names=True),
-    Column("seconds_per_position", "a value", format=format_microseconds),
+    Column("seconds_per_position", "time per value", format=format_microseconds),
     Column("seconds_per_position_extrapolated", _EXTRAPOLATED, format=format_microseconds),
     _STATE[0],
 )
@@ -90,11 +90,11 @@ SAMPLING_FILE_COLUMNS = (
     Column("images_per_second_extrapolated", "extrapolated images/s", format=".3g"),
     _TIMES_SOFTMAX,
     _TIMES_OTHER_SOFTMAX,
-    Column("latency_seconds", "s an image", format=".3g"),
-    Column("latency_seconds_extrapolated", "extrapolated s an image", format=".3g"),
-    Column("seconds_per_position", "s a position", format=".3g"),
-    Column("seconds_per_position_extrapolated", "extrapolated s a position", format=".3g"),
-    Column("state_bytes_per_image", "state bytes an image", format=","),
+    Column("latency_seconds", "s per image", format=".3g"),
+    Column("latency_seconds_extrapolated", "extrapolated s per image", format=".3g"),
+    Column("seconds_per_position", "s per position", format=".3g"),
+    Column("seconds_per_position_extrapolated", "extrapolated s per position", format=".3g"),
+    Column("state_bytes_per_image", "state bytes per image", format=","),
     Column("peak_memory_bytes", "peak memory bytes", format=","),
     *_SHARES,
     *_BITS,
@@ -104,7 +104,7 @@ SAMPLING_FILE_COLUMNS = (
 TRAINING_FILE_COLUMNS = (
     *_WHO,
     *_FILE_SPEED,
-    Column("seconds_per_step", "s a step", format=".3g"),
+    Column("seconds_per_step", "s per step", format=".3g"),
     _TIMES_SOFTMAX,
     _SHARES[0],
     *_BITS,

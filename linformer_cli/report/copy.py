@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 COPY_COLUMNS = (
     Column("name", "attention"),
     Column("updates", "updates", format=","),
-    Column("loss", "loss, nats a symbol", format=".4f"),
+    Column("loss", "loss, nats per symbol", format=".4f"),
     Column("accuracy", "accuracy", format=".1%"),
-    Column("seconds_per_update", "an update", format=format_milliseconds),
+    Column("seconds_per_update", "time per update", format=format_milliseconds),
     Column("product_share", "products", format=format_percent),
 )
 _FAILED = Column("failed", "failed")
@@ -58,7 +58,7 @@ def render_copy(rows: Sequence["CopyRow"], title: str, kind: PlotFormat) -> byte
         return Panel("", curves, y_label=label, x_scale="linear", y_scale=scale)
 
     panels = [
-        build_panel("loss", "loss (nats a copied symbol)", "log"),
+        build_panel("loss", "loss (nats per copied symbol)", "log"),
         build_panel("accuracy", "accuracy on the copy (share)", "linear"),
     ]
     return render_plot(panels, "updates", "", kind, title=title)

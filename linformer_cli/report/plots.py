@@ -78,7 +78,7 @@ class Panel:
     y_label: str | None = None
     x_scale: Scale = "log"
     y_scale: Scale = "log"
-    # Whether the ticks of a logarithmic x axis are at the points. This suits chosen sizes, but not measured values.
+    # If true, a logarithmic x axis has its ticks at the points. This suits chosen sizes, but not measured values.
     ticks_at_points: bool = True
 
 

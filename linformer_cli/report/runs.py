@@ -86,7 +86,7 @@ def find_grids(run: Path, most: int) -> dict[int, Path]:
 
 
 def _list_pictures(run: Path) -> list[Path]:
-    return [path for path in (run / _SAMPLES).glob("*.png") if path.is_file()]  # opening a pipe would wait
+    return [path for path in (run / _SAMPLES).glob("*.png") if path.is_file()]  # opening a pipe would block
 
 
 def render_strips(runs: Sequence[Path], most: int) -> Image.Image:

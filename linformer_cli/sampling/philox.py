@@ -17,7 +17,7 @@ _LOW = 2**32 - 1
 
 
 def draw_uniforms(seed: int, indices: Sequence[int], first: int, count: int, device: torch.device) -> Tensor:
-    """Return `count` numbers, from number `first`, of the streams of (seed, index): float64 [count, B] in [0, 1).
+    """Return numbers first .. first + count - 1 of the streams of (seed, index): float64 [count, B] in [0, 1).
 
     Each number is exactly the upper 53 bits of numpy's `Philox(key=[seed, index]).random_raw()`, divided by 2^53.
     """
@@ -40,7 +40,7 @@ def draw_words(seed: int, keys: Tensor, counters: Tensor) -> Tensor:
 
 
 def _multiply(words: Tensor, factor: int) -> tuple[Tensor, Tensor]:
-    """Return the upper and lower 64 bits of the product. They come from 32-bit halves: torch has no 128-bit product."""
+    """Return the upper and lower 64 bits of the products, computed in halves because torch has no 128-bit product."""
     low, high = words & _LOW, (words >> 32) & _LOW
     factor_low, factor_high = factor & _LOW, factor >> 32
     cross, other = high * factor_low, low * factor_high

@@ -17,22 +17,23 @@ _BATCH, _STEPS = 8, 4
 
 
 def choose_sampling_precision(model: PixelModel, engine: str) -> Choice:
-    """Return int8 or fp32, in which `engine` samples the float32 `model`.
+    """Return the precision in which `engine` samples the float32 `model`: int8 or fp32.
 
-    Only the native engine supports int8. It is chosen unless fp32 is clearly faster, because int8 images are the same
-    on every processor.
+    Only the native engine supports int8. There, int8 is chosen unless fp32 is clearly faster, because int8 images are
+    the same on every processor.
     """
     if engine != NATIVE or (refusal := NativeEngine.refusal(model, torch.int8)) is not None:
-        return Choice("fp32", f"int8 is for the engine {NATIVE}" if engine != NATIVE else f"no int8: {refusal}")
+        return Choice("fp32", f"only the engine {NATIVE} supports int8" if engine != NATIVE else f"no int8: {refusal}")
     digest = hashlib.sha256(model.config.model_dump_json().encode()).hexdigest()
     gain = remember(f"sampling {digest[:16]}: int8", lambda: _measure_int8_gain(model))
     return Choice("int8" if gain * CLEARLY_FASTER > 1 else "fp32", f"int8 is {gain:.2g} times as fast as fp32 here")
 
 
 def choose_formats(wanted: SamplingPrecision, model: PixelModel) -> tuple[Choice, dict[str, torch.dtype]]:
-    """Return the precision in which the native engine samples a table of models, and the `products` of engines.
+    """Return the precision in which the native engine samples the models of a table, and the `products` of each engine.
 
-    `auto` chooses for `model`, so that all rows have the same precision. Other engines then use the model's type.
+    `auto` is decided once, for `model`, so that all rows have the same precision. Engines without `products` use the
+    model's type.
     """
     if wanted == "auto":
         choice = choose_sampling_precision(model, NATIVE)

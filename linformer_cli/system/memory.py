@@ -31,7 +31,7 @@ def keep_freed_memory() -> None:
 
 
 def give_back_freed_memory() -> None:
-    """Return freed memory that glibc still holds to the system, for other processes."""
+    """Make glibc return freed memory to the system, so that other processes can use it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)

@@ -81,7 +81,7 @@ class RunFolder:
             self._keep_as("step", step, keep_last)
 
     def hold_previous(self) -> None:
-        """Before a new save, keep the one in `last/` until the loss of the new weights is known."""
+        """Before a new save, keep the save in `last/` until the loss of the new weights is known."""
         if holds_checkpoint(self.last):
             _link_folder(self.last, self.previous)
 
@@ -164,7 +164,7 @@ def _link_folder(checkpoint: Path, target: Path) -> None:
         for leftover in (writing, target):
             shutil.rmtree(leftover, ignore_errors=True)
         try:
-            # If a swap was interrupted, the checkpoint has another name.
+            # If a swap was interrupted, the checkpoint is still in a temporary folder, which `find_checkpoint` finds.
             shutil.copytree(find_checkpoint(checkpoint), writing, copy_function=_link_or_copy)
             os.rename(writing, target)
         except OSError:

@@ -159,7 +159,7 @@ def test_bench_paper_writes_tables_and_figures(lintx, little_paper, tmp_path):
     assert outcome.document["unfinished"] == []
     assert "142.8" in (out / "paper.md").read_text()
     shown = lintx("bench", "paper", "--out", out, "--format", "md")
-    assert "| exponents of" in shown.stdout and "loss, nats a symbol" in shown.stdout
+    assert "| exponents of" in shown.stdout and "loss, nats per symbol" in shown.stdout
     assert f"wrote {out}" in shown.stderr and "reduced: " in shown.stderr
     assert lintx("bench", "paper", "--out", out, "--format", "csv").stdout.count("\n") == 1 + 2 * 3
 

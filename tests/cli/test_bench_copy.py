@@ -65,7 +65,7 @@ def test_the_plot_says_that_the_task_is_reduced(lintx, tmp_path):
     plot = tmp_path / "copy.svg"
     assert lintx(*TINY, "--updates", 4, "--plot", plot).code == 0
     text = plot.read_text()
-    for words in (TITLE, "updates", "loss (nats a copied symbol)", "softmax", "few"):
+    for words in (TITLE, "updates", "loss (nats per copied symbol)", "softmax", "few"):
         assert f"<!-- {words} -->" in text
 
 

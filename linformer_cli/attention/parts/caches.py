@@ -108,7 +108,7 @@ class CacheLayout(NamedTuple):
 
 
 def add_cache(builder: Builder, shape: AttentionShape, capacity: int) -> tuple[int, int]:
-    """State buffers for the keys and values of a cache."""
+    """Create two state buffers, for the keys and for the values of a cache."""
     keys, values = (builder.state(shape.heads * capacity * width) for width in (shape.key_width, shape.value_width))
     return keys, values
 

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from linformer_cli.attention.base import AttentionOptions, AttentionShape
 
-# This is far below the square of any useful sum, but it keeps the output of a sum of 0 at 0.
+# This is far below the square of any useful sum. It keeps the output 0 where the sum is 0.
 _EPSILON = 1e-6
 
 

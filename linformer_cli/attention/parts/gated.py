@@ -49,8 +49,8 @@ class GatedAttention(Attention):
     """Computes queries, keys, the bias for each distance, and weights.
 
     `span` is the number of distances with a bias. Scores (with `scale = "length"`) or outputs (with "width") are
-    divided by the same number. It is constant, because steps could not match the parallel form if it were the number of
-    positions seen so far.
+    divided by the same number. This number is constant, because steps could not match the parallel form if it were the
+    number of positions seen so far.
     """
 
     family = "gated"
@@ -68,7 +68,7 @@ class GatedAttention(Attention):
         self.bias = nn.Parameter(torch.empty(span)) if by_length else None
         if self.bias is not None:
             nn.init.normal_(self.bias, std=0.1)
-        # The factors of q.k and of the weights.
+        # The factors by which q.k and the weights are multiplied.
         self.score_scale = 1 / span if by_length else shape.key_width**-0.5
         self.weight_scale = 1.0 if by_length else 1 / span
 
@@ -77,7 +77,7 @@ class GatedAttention(Attention):
         return replace(shape, heads=1, key_width=options.z_width, value_width=2 * width)
 
     def list_constants(self, *scaled: tuple["ScaleOffset", float]) -> Tensor:
-        """The scales and offsets [2 * count, K] of a program, each times its factor."""
+        """The scales and offsets that a program needs, each times its factor: [2 * count, K]."""
         return torch.cat([factor * torch.stack([each.scale, each.offset]) for each, factor in scaled])
 
     def reversed_bias(self) -> Tensor:
@@ -93,7 +93,10 @@ class GatedAttention(Attention):
         return scores.relu().square()
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, first: int) -> Tensor:
-        """Outputs [N, R, V] of queries [N, R, K] at positions first .. first + R - 1; keys and values start at 0."""
+        """Outputs [N, R, V] of queries [N, R, K] at positions first .. first + R - 1.
+
+        Keys and values start at position 0.
+        """
         start = self.start_scores(q.shape[1], k.shape[1], first, q)
         y = self.activate(torch.baddbmm(start, q, k.transpose(1, 2), alpha=self.score_scale)) @ v
         return y if self.weight_scale == 1 else self.weight_scale * y

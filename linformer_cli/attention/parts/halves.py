@@ -36,7 +36,7 @@ def split_halves(x: Tensor, half: int) -> tuple[Tensor, Tensor]:
 
 
 def corners(pairs: Tensor, half: int) -> Tensor:
-    """A view [..., R / (2 half), half, half] of pairs [..., R, R]: each piece's second half with its first half."""
+    """A view [..., R / (2 half), half, half] of pairs [..., R, R]: those of each piece's second half with its first."""
     blocks = split_halves(pairs, half)[1].unflatten(-1, (-1, 2, half))[..., 0, :]
     view: Tensor = blocks.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
     return view
