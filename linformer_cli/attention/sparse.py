@@ -232,10 +232,7 @@ class SparseAttention(CachedAttention):
         return y, cache
 
     def seen_rows(self, rows: Tensor, position: int, first: bool, second: bool) -> list[Tensor]:
-        """Views of the rows [B, H, positions, width] that `position` sees.
-
-        `first` and `second` say which parts of the pattern are used.
-        """
+        """Views of the rows [B, H, T, width] that `position` sees; `first` and `second` select parts of the pattern."""
         stride = self.stride
         if self.options.pattern == "strided":
             start = max(0, position + 1 - stride) if first else position
