@@ -226,12 +226,31 @@ class RunConfig(Config):
         return self
 
 
+class Frame(Config):
+    """Where the drawings of a data set are, and their grey levels.
+
+    ground: brightness of the background, 0 or 255
+    ink: typical difference of the ink from the ground, above 0 and at most 255
+    box: longer side of the box around a drawing, in pixels
+    centre: row and column of the centre of mass, in pixels from the top left corner of the image
+    """
+
+    ground: Literal[0, 255]
+    ink: float = Field(gt=0, le=255)
+    box: float = Field(ge=1, le=LARGEST_SIZE)
+    centre: tuple[float, float]
+
+
 class DataSummary(Config):
-    """The images a model was trained on. `border_mean` (0 to 255) distinguishes a dark background from a light one."""
+    """The images a model was trained on. `border_mean` (0 to 255) distinguishes a dark background from a light one.
+
+    `frame` is None if the images are not drawings on a plain ground.
+    """
 
     name: str
     train_images: int
     border_mean: float
+    frame: Frame | None = None
 
 
 class TrainingSummary(Config):

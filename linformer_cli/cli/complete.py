@@ -2,14 +2,15 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from linformer_cli.data import Fit
+from linformer_cli.data import Fit, Framing
 from linformer_cli.errors import DataError, LintxError, UsageError
 
 from . import options
@@ -44,7 +45,18 @@ def complete(
         int, typer.Option("-n", "--count", min=1, max=_MOST_COMPLETIONS, help="Completions of each image.")
     ] = 3,
     out: Annotated[Path, typer.Option("-o", "--out", help="PNG file for the result.")] = Path("completed.png"),
-    fit: Annotated[Fit, typer.Option("--fit", help="How to fit an image of another aspect ratio.")] = "crop",
+    frame: Annotated[
+        Framing,
+        typer.Option(
+            "--frame",
+            help="auto gives a drawing of another size the position, size, contrast and background of the training "
+            "images; none only resizes it. --fit and --invert imply none.",
+        ),
+    ] = "auto",
+    fit: Annotated[
+        Fit | None,
+        typer.Option("--fit", help="How to fit an image of another aspect ratio. Default: crop.", show_default=False),
+    ] = None,
     invert: Annotated[bool, typer.Option("--invert", help="Invert the brightness of the images first.")] = False,
     scale: Annotated[
         int | None,
@@ -71,11 +83,12 @@ def complete(
     Keeps the top of each image and draws the rest with the model, several times. The result has a row for each image:
     given | completions | original. Bits/dim tell how likely the model finds the kept part, each completion, and the
     rest of the original; a lower figure means more likely. Images are rotated according to their EXIF data, flattened
-    if transparent, and resized to the model's size.
+    if transparent, and resized to the model's size. Drawings are brought into the frame of the training images.
 
     Examples:
 
     - `lintx complete digit.png --keep top:0.5 -n 3 -o completed.png`
+    - `lintx complete photo-of-a-digit.jpg --keep top:0.6`
     - `lintx complete scans/*.jpg --invert --fit pad --keep top:10rows`
     """
     options.require_output("-o", out, ".png")
@@ -85,6 +98,7 @@ def complete(
         raise UsageError(f"'{given[0]}' is one of the images and would be replaced; choose another output file")
     session = open_session(checkpoint, device, precision, engine)
 
+    from linformer_cli.data.pictures import load_picture
     from linformer_cli.sampling.choose import Filters
     from linformer_cli.sampling.complete import parse_keep
     from linformer_cli.sampling.decode import Sampler
@@ -95,7 +109,11 @@ def complete(
     asked = {"seed": seed, "batch": count, "keep": keep, "invert": invert, **vars(filters), "class": label}
     settings = {**session.record, **asked}
     sampler = Sampler(session.model, seed, filters, session.engine, session.products)
-    work = _complete_all(_Task(session, sampler, known, count, label, fit, invert), images)
+    training_frame = session.checkpoint.info.data.frame if frame == "auto" and fit is None and not invert else None
+    load = partial(
+        load_picture, shape=session.model.config.image, fit=fit or "crop", invert=invert, frame=training_frame
+    )
+    work = _complete_all(_Task(session, sampler, known, count, label, load, invert), images)
     if work.done:
         record = {**settings, "images": [picture.path for picture, _ in work.done]}
         _write_pictures(session, work.done, (out, gif), scale, record)
@@ -121,17 +139,17 @@ class _Task:
     known: int
     count: int
     label: int | None
-    fit: Fit
+    load: "Callable[[Path], Picture]"
     invert: bool
 
     def complete(self, path: Path) -> "tuple[Picture, Completion]":
         """Return the image at `path` and its completions. Prints notes about the image on stderr."""
-        from linformer_cli.data.pictures import border_brightness, load_picture
+        from linformer_cli.data.pictures import border_brightness
         from linformer_cli.data.sequence import images_to_values
         from linformer_cli.sampling.complete import complete_values
 
         shape = self.session.model.config.image
-        picture = load_picture(path, shape, self.fit, self.invert)
+        picture = self.load(path)
         for note in picture.notes:
             talk(f"{path}: {note}")
         trained_on = self.session.checkpoint.info.data.border_mean
@@ -215,7 +233,7 @@ def _render(
     completed = values_to_images(completion.values, session.model.config.image)
     if shown_rows is not None:
         completed = hide_rows(completed, shown_rows)
-    return render_completion(picture.image, completion.known, completed, picture.image, scale)
+    return render_completion(picture.image, completion.known, completed, picture.image, scale, picture.unframed)
 
 
 def _say_bits(picture: "Picture", completion: "Completion") -> None:

@@ -109,9 +109,9 @@ SamplingPrecision = Annotated[
     SamplingPrecisionName,
     typer.Option(
         "--precision",
-        help="Precision of weights and activations; sums are float32. auto is int8 if the engine supports it, unless "
-        "fp32 is faster here. In fp32, --batch changes at most 1 image in 100; in bf16, it may change more. int8 is "
-        "for the native engine, and its images depend neither on --batch nor on the processor.",
+        help="Precision of weights and activations; sums are float32. int8 is for the native engine, and auto selects "
+        "it unless fp32 is faster here. Images of the native engine do not depend on --batch, and in int8 not on the "
+        "processor either. With other engines, --batch changes a few images, and more of them in bf16.",
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors and warnings on stderr.", callback=_hush)]

@@ -9,12 +9,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from linformer_cli.config import DataConfig, ImageShape, parse_config
+from linformer_cli.config import DataConfig, Frame, ImageShape, parse_config
 from linformer_cli.errors import DataError, UsageError, unknown_name
 from linformer_cli.files import is_special, user_cache
 
 from . import SPLITS, Split
 from .folders import FolderImages, load_folder
+from .framing import measure_frame
 from .glyphs import CHARACTERS, COUNTS, DEFAULT_SIZE, draw_glyphs
 from .pictures import border_brightness
 from .torchvision_sets import CLASS_NAMES, load_torchvision_set
@@ -76,6 +77,10 @@ class ImageSet:
         It is near 0 for light drawings on a dark background, and near 255 for dark drawings on a light background.
         """
         return float(np.mean([border_brightness(image) for image in self.images[:_BORDER_IMAGES]]))
+
+    def measure_frame(self) -> Frame | None:
+        """The frame of the first 1,000 images, as `framing.measure_frame` finds it."""
+        return measure_frame(self.images[:_BORDER_IMAGES])
 
 
 def takes_size(name: str) -> bool:

@@ -8,28 +8,38 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from linformer_cli.config import ImageShape
+from linformer_cli.config import Frame, ImageShape
 from linformer_cli.errors import DataError
 from linformer_cli.files import is_special
 
 from . import Fit
+from .framing import frame_picture
 
 
 @dataclass(frozen=True)
 class Picture:
-    """An image for a model, uint8 [H, W, C]. `notes` tell the user about changes that may be unexpected."""
+    """An image for a model, uint8 [H, W, C]. `notes` tell the user about changes that may be unexpected.
+
+    If the picture was framed, `unframed` is the whole picture, reduced to the same size.
+    """
 
     path: Path
     image: NDArray[np.uint8]
     notes: tuple[str, ...]
+    unframed: NDArray[np.uint8] | None = None
 
 
-def load_picture(path: str | Path, shape: ImageShape, fit: Fit = "crop", invert: bool = False) -> Picture:
+def load_picture(
+    path: str | Path, shape: ImageShape, fit: Fit = "crop", invert: bool = False, frame: Frame | None = None
+) -> Picture:
     """Read an image file and convert it to `shape`, in grey or RGB. Any format that Pillow reads is accepted.
 
     The image is rotated according to its EXIF data. `fit` is for images whose aspect ratio differs from that of
     `shape`: `crop` keeps the middle, `pad` adds the colour of the border, `stretch` distorts. Transparent parts become
-    black behind a light drawing and white behind a dark one. Raises `DataError` for a file that is missing, broken or
+    black behind a light drawing and white behind a dark one.
+
+    With a `frame`, a picture of another size that shows a drawing is brought into this frame instead; `fit` and
+    `invert` are then not used. Raises `DataError` for a file that is missing, broken or
     too large to open safely.
     """
     path = Path(path)
@@ -59,13 +69,23 @@ def load_picture(path: str | Path, shape: ImageShape, fit: Fit = "crop", invert:
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise DataError(f"'{path}' cannot be read: {reason}") from None
     notes = [f"has {frames} frames; only the first is used"] if frames > 1 else []
+    picture = picture.convert("L" if shape.channels == 1 else "RGB")
     if picture.size != (shape.width, shape.height):
+        framed = None if frame is None else frame_picture(picture, frame, shape)
+        if framed is not None:
+            image, note = framed
+            return Picture(path, image, (*notes, note), _to_array(_resize(picture, shape, "pad"), shape))
+        if frame is not None:
+            notes.append("shows no drawing on a plain background, so it is not framed")
         notes.append(
             f"resized from {picture.width} x {picture.height} to {shape.width} x {shape.height} pixels ({fit})"
         )
-    picture = _resize(picture.convert("L" if shape.channels == 1 else "RGB"), shape, fit)
-    image = np.asarray(picture).reshape(shape.height, shape.width, shape.channels)
-    return Picture(path, 255 - image if invert else image.copy(), tuple(notes))
+    image = _to_array(_resize(picture, shape, fit), shape)
+    return Picture(path, 255 - image if invert else image, tuple(notes))
+
+
+def _to_array(picture: Image.Image, shape: ImageShape) -> NDArray[np.uint8]:
+    return np.array(picture).reshape(shape.height, shape.width, shape.channels)
 
 
 def border_brightness(image: NDArray[np.uint8]) -> float:

@@ -64,9 +64,12 @@ def render_completion(
     completions: NDArray[np.uint8],
     original: NDArray[np.uint8],
     scale: int | None = None,
+    picture: NDArray[np.uint8] | None = None,
     gap: int = 2,
 ) -> Image.Image:
     """Draw one row with captions: the image given to the model, its completions, and the original.
+
+    If the original is a framed `picture`, the picture comes first.
 
     `given` and `original` are [H, W, C], `completions` is [N, H, W, C]. `known` is the number of values that the model
     saw, in raster order with the channels innermost. The other values of `given` are drawn as a checkerboard, in each
@@ -77,21 +80,23 @@ def render_completion(
     """
     require_images(completions)
     count, height, width, _ = completions.shape
-    for name, image in (("given", given), ("original", original)):
+    framed = () if picture is None else (picture,)
+    for name, image in (("given", given), ("original", original), *(("unframed", image) for image in framed)):
         if image.dtype != np.uint8 or image.shape != completions.shape[1:]:
             wanted = f"uint8 {list(completions.shape[1:])} like the completions"
             raise DataError(f"the {name} image must be {wanted}, found {image.dtype} {list(image.shape)}")
     if not 0 <= known <= given.size:
         raise UsageError(f"the known part of an image has 0 to {given.size} values, found {known}")
-    scale = _choose_scale(scale, max((count + 2) * width, height))
+    scale = _choose_scale(scale, max((count + 2 + len(framed)) * width, height))
     _at_least("gap", gap, 0)
 
     hidden = (np.arange(given.size) >= known).reshape(given.shape)
     checker = _checker(height * scale, width * scale)[:, :, None]
     shown = np.where(_repeat_pixels(hidden, scale), checker, _repeat_pixels(given, scale))
 
-    pictures = [_to_picture(shown), *(_enlarge(image, scale) for image in completions), _enlarge(original, scale)]
-    captions = ["given", *(str(number) for number in range(1, count + 1)), "original"]
+    pictures = [_enlarge(image, scale) for image in (*framed, *completions, original)]
+    pictures.insert(len(framed), _to_picture(shown))
+    captions = [*("picture" for _ in framed), "given", *(str(number) for number in range(1, count + 1)), "original"]
     return render_captioned_row(pictures, captions, gap)
 
 

@@ -25,7 +25,12 @@ def describe_run(config: RunConfig, progress: Progress, train: ImageSet, validat
     measured = progress.is_validated
     return CheckpointInfo(
         model=config.model,
-        data=DataSummary(name=train.name, train_images=len(train), border_mean=round(train.border_mean(), 2)),
+        data=DataSummary(
+            name=train.name,
+            train_images=len(train),
+            border_mean=round(train.border_mean(), 2),
+            frame=train.measure_frame(),
+        ),
         training=TrainingSummary(
             step=progress.step,
             images_seen=progress.images_seen,

@@ -198,6 +198,26 @@ def test_complete_reports_a_broken_picture_and_completes_the_other(lintx, run_fo
     assert outcome.document["out"] is None and not out.exists()
 
 
+def test_complete_frames_a_drawing_unless_asked_not_to(lintx, run_folder, tmp_path):
+    sheet = Image.new("L", (90, 60), 240)
+    sheet.paste(20, (20, 10, 30, 40))
+    sheet.save(tmp_path / "drawing.png")
+    widths = {}
+    for name, options in {
+        "framed": (),
+        "none": ("--frame", "none"),
+        "fit": ("--fit", "pad"),
+        "invert": ("--invert",),
+    }.items():
+        out = tmp_path / f"{name}.png"
+        base = ("complete", tmp_path / "drawing.png", "--checkpoint", run_folder, "-n", 1, "-o", out, "--json")
+        (row,) = lintx(*base, *options).document["rows"]
+        assert any("centred, inverted" in note for note in row["notes"]) == (name == "framed")
+        with Image.open(out) as picture:
+            widths[name] = picture.width
+    assert widths["framed"] > widths["none"] == widths["fit"] == widths["invert"], "the picture itself comes first"
+
+
 @pytest.mark.parametrize("option", ["-o", "--gif"])
 def test_complete_does_not_replace_its_inputs(lintx, run_folder, tmp_path, monkeypatch, option):
     name = "mine.png" if option == "-o" else "mine.gif"
@@ -224,10 +244,10 @@ def test_complete_keeps_the_finished_pictures_after_a_fault(
         Image.new("L", (10, 10)).save(name)
     real = pictures.load_picture
 
-    def load_picture(path, *rest):
+    def load_picture(path, **settings):
         if path == names[1]:
             raise fault
-        return real(path, *rest)
+        return real(path, **settings)
 
     monkeypatch.setattr(pictures, "load_picture", load_picture)
     out = tmp_path / "out.png"

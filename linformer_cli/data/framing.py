@@ -1,0 +1,172 @@
+"""Brings a drawing or a photograph of one into the frame of a data set: position, size, polarity and grey levels.
+
+The digits of MNIST, for example, are scaled to a box of 20 pixels, and their centre of mass is in the middle of the
+image. A model trained on such images draws poorly if it has to continue a drawing with another frame.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from linformer_cli.config import Frame, ImageShape
+
+Floats = NDArray[np.float64]
+
+# A difference from the ground of at least this much, out of 255, is ink.
+_INK = 32.0
+# A data set has a frame if this share of its images has no ink at the border.
+_CLEAN = 0.95
+# A photograph is first reduced to this many pixels a side.
+_LONGEST = 1024
+# A drawing on a plain ground has ink in at most this share of all pixels, and of the pixels at the border.
+_MOST_INK, _MOST_BORDER_INK = 0.5, 0.2
+# At each side of a drawing, this share of its ink may be specks on the paper.
+_SPECK = 0.003
+# Less contrast than this, out of 255, is noise on an empty sheet.
+_LEAST_CONTRAST = 24.0
+
+
+def measure_frame(images: NDArray[np.uint8]) -> Frame | None:
+    """The frame of grey images [N, H, W, C]; None if they are in colour, or are not drawings on a plain ground.
+
+    Box and grey level are medians over the images, and the centre is a mean.
+    """
+    if images.shape[3] != 1 or min(images.shape[1:3]) < 3:
+        return None
+    border = _border(images.shape[1:3], 1)
+    ground = 255 if np.median(images[:, border]) > 127 else 0
+    clean = (abs(images[:, border, 0] - float(ground)) < _INK).mean(axis=1) > 0.9
+    found = [_measure_drawing(abs(image[..., 0] - float(ground))) for image in images]
+    drawings = [drawing for drawing in found if drawing is not None]
+    if clean.mean() < _CLEAN or not drawings:
+        return None
+    boxes, levels, centres = zip(*drawings, strict=True)
+    row, column = np.mean(centres, axis=0)
+    return Frame(
+        ground=ground,
+        ink=round(float(np.median(levels)), 2),
+        box=round(float(np.median(boxes)), 2),
+        centre=(round(float(row), 2), round(float(column), 2)),
+    )
+
+
+def frame_picture(picture: Image.Image, frame: Frame, shape: ImageShape) -> tuple[NDArray[np.uint8], str] | None:
+    """Bring a grey picture of any size into `frame`. Returns uint8 [H, W, 1] and a note on what was done.
+
+    Returns None if the picture does not show a drawing on a plain ground.
+    """
+    picture = picture.copy()
+    picture.thumbnail((_LONGEST, _LONGEST))
+    found = _find_ink(np.asarray(picture, dtype=np.float64))
+    if found is None:
+        return None
+    ink, is_dark = found
+    scale = min(frame.box, shape.height, shape.width) / max(ink.shape)
+    height, width = (max(1, round(side * scale)) for side in ink.shape)
+    # This filter averages all pixels that a smaller pixel covers.
+    resized = Image.fromarray(ink.astype(np.float32)).resize((width, height), Image.Resampling.BILINEAR)
+    small = np.asarray(resized, dtype=np.float64)
+    level = np.quantile(small[small >= small.max() / 4], 0.9)
+    small = (small * frame.ink / level).clip(0, 255)
+    framed = _place(small, frame, shape)
+    values = abs(frame.ground - framed).round().clip(0, 255).astype(np.uint8)
+    polarity = ", inverted" if is_dark != (frame.ground == 255) else ""
+    note = f"drawing of {ink.shape[1]} x {ink.shape[0]} pixels scaled to {width} x {height} and centred{polarity}"
+    return values[..., None], note
+
+
+def _measure_drawing(ink: Floats) -> tuple[int, float, tuple[float, float]] | None:
+    """The longer side of a drawing's box, the level of its ink, and its centre of mass; None if there is no ink."""
+    inked = ink >= _INK
+    if not inked.any():
+        return None
+    rows, columns = _span(inked.any(axis=1)), _span(inked.any(axis=0))
+    longer = max(rows.stop - rows.start, columns.stop - columns.start)
+    return longer, float(np.quantile(ink[inked], 0.9)), _centre(ink)
+
+
+def _centre(ink: Floats) -> tuple[float, float]:
+    """The centre of mass of ink [H, W], in pixels from the top left corner of the image."""
+    sums = ink.sum(axis=1), ink.sum(axis=0)
+    row, column = (float(side @ (np.arange(len(side)) + 0.5) / side.sum()) for side in sums)
+    return row, column
+
+
+def _span(present: Any) -> slice:
+    """The slice from the first to the last True of bool [n]."""
+    where = np.flatnonzero(present)
+    return slice(int(where[0]), int(where[-1]) + 1)
+
+
+def _find_ink(pixels: Floats) -> tuple[Floats, bool] | None:
+    """Return the ink [h, w] in the box around a drawing (0: ground), and whether the ink is darker than the ground.
+
+    The ground is a plane fitted to the border, because the light on a photographed sheet is rarely even.
+    """
+    height, width = pixels.shape
+    if min(height, width) < 3:
+        return None
+    border = _border(pixels.shape, max(1, min(height, width) // 20))
+    difference = pixels - _fit_ground(pixels, border)
+    # The ink is what differs most from the ground.
+    strongest = difference[abs(difference) >= np.quantile(abs(difference), 0.98)]
+    is_dark = bool(strongest.mean() < 0)
+    ink = (-difference if is_dark else difference).clip(0)
+    threshold = _split(ink)
+    inked = ink > threshold
+    if ink.max() < _LEAST_CONTRAST or not inked.any():
+        return None
+    if inked.mean() > _MOST_INK or inked[border].mean() > _MOST_BORDER_INK:
+        return None
+    # Half of the threshold still belongs to the soft edge of a line. Less is paper.
+    soft = np.where(ink > threshold / 2, ink - threshold / 2, 0)
+    return soft[_span_without_specks(soft.sum(axis=1)), _span_without_specks(soft.sum(axis=0))], is_dark
+
+
+def _border(shape: tuple[int, ...], width: int) -> NDArray[np.bool_]:
+    """Where the outermost `width` pixels of an image are."""
+    border = np.ones(shape, dtype=bool)
+    border[width:-width, width:-width] = False
+    return border
+
+
+def _fit_ground(pixels: Floats, border: NDArray[np.bool_]) -> Floats:
+    """The plane a + b * row + c * column that fits the `border` of a picture best, without its outliers."""
+    height, width = pixels.shape
+    row, column = np.mgrid[0:height, 0:width]
+    terms = np.stack([np.ones(height * width), row.ravel() / height, column.ravel() / width], axis=1)
+    inside, values = terms[border.ravel()], pixels[border]
+    usual = abs(values - np.median(values)) <= max(8.0, 2 * float(np.median(abs(values - np.median(values)))))
+    factors = np.linalg.lstsq(inside[usual], values[usual], rcond=None)[0]
+    fitted: Floats = (terms @ factors).reshape(pixels.shape)
+    return fitted
+
+
+def _split(ink: Floats) -> float:
+    """The threshold that divides values into two groups with the least variance within them (Otsu 1979)."""
+    counts, edges = np.histogram(ink, bins=256)
+    middles = (edges[:-1] + edges[1:]) / 2
+    below = np.cumsum(counts)[:-1]
+    above = counts.sum() - below
+    total = np.cumsum(counts * middles)
+    means = total[:-1] / np.maximum(below, 1), (total[-1] - total[:-1]) / np.maximum(above, 1)
+    return float(edges[1 + np.argmax(below * above * (means[1] - means[0]) ** 2)])
+
+
+def _span_without_specks(ink: Floats) -> slice:
+    """The slice of ink [n] without its ends, which hold only a speck's share of the ink."""
+    share = np.cumsum(ink) / ink.sum()
+    return slice(int(np.searchsorted(share, _SPECK)), int(np.searchsorted(share, 1 - _SPECK)) + 1)
+
+
+def _place(ink: Floats, frame: Frame, shape: ImageShape) -> Floats:
+    """Return ink [height, width] whose centre of mass is as near to the frame's as the image allows."""
+    placed = np.zeros((shape.height, shape.width))
+    top, left = (
+        min(max(0, round(wanted - found)), room - side)
+        for wanted, found, room, side in zip(frame.centre, _centre(ink), placed.shape, ink.shape, strict=True)
+    )
+    placed[top : top + ink.shape[0], left : left + ink.shape[1]] = ink
+    return placed

@@ -1,0 +1,132 @@
+"""Tests of the frame of a data set, and of bringing pictures into it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw, ImageFilter
+
+from linformer_cli.config import Frame, ImageShape
+from linformer_cli.data.framing import frame_picture, measure_frame
+from linformer_cli.data.images import load_images
+from linformer_cli.data.pictures import load_picture
+
+SHAPE = ImageShape(height=28, width=28)
+DARK = Frame(ground=0, ink=250.0, box=20.0, centre=(14.5, 14.5))
+LIGHT = DARK.model_copy(update={"ground": 255})
+
+
+def draw_seven(
+    size: tuple[int, int] = (800, 600), ink: int = 40, ground: int = 230, noise: float = 0, pen: int = 0
+) -> Image.Image:
+    """A seven in the upper left of a sheet, blurred; with `noise`, the light on the sheet is also uneven."""
+    width, height = size
+    sheet = Image.new("L", size, ground)
+    line = [(width * 0.2, height * 0.2), (width * 0.5, height * 0.2), (width * 0.35, height * 0.6)]
+    ImageDraw.Draw(sheet).line(line, fill=ink, width=pen or width // 25, joint="curve")
+    pixels = np.asarray(sheet.filter(ImageFilter.GaussianBlur(2)), dtype=np.float64)
+    row, column = np.mgrid[0:height, 0:width]
+    pixels = pixels + np.random.default_rng(0).normal(0, 1, pixels.shape) * noise - 8 * noise * (row + column) / height
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+
+
+def drawn_box(image: np.ndarray, ground: int) -> tuple[int, int]:
+    ink = abs(image[..., 0].astype(int) - ground) > 60
+    return int(ink.any(axis=1).sum()), int(ink.any(axis=0).sum())
+
+
+def test_the_frame_of_drawings_is_measured() -> None:
+    images = np.zeros((30, 28, 28, 1), np.uint8)
+    for number, image in enumerate(images):
+        image[5:17, 8 + number % 3 : 12 + number % 3] = 200
+    assert measure_frame(images) == Frame(ground=0, ink=200, box=12, centre=(11, 11))
+    assert measure_frame(255 - images) == Frame(ground=255, ink=200, box=12, centre=(11, 11))
+
+
+def test_photographs_colour_and_empty_images_have_no_frame() -> None:
+    random = np.random.default_rng(0).integers(0, 256, (20, 16, 16, 3), np.uint8)
+    assert measure_frame(random) is None
+    assert measure_frame(random[..., :1]) is None
+    assert measure_frame(np.zeros((20, 16, 16, 1), np.uint8)) is None
+    assert measure_frame(np.full((1, 2, 2, 1), 9, np.uint8)) is None
+
+
+def test_glyphs_have_a_frame() -> None:
+    found = load_images("glyphs", "train").measure_frame()
+    assert found is not None and found.ground == 0 and 10 < found.box < 20
+
+
+@pytest.mark.parametrize("frame", [DARK, LIGHT])
+@pytest.mark.parametrize(
+    ("picture", "is_dark"),
+    [
+        (draw_seven(), True),
+        (draw_seven(noise=5), True),
+        (draw_seven((600, 800), ink=240, ground=10, noise=3), False),
+        (draw_seven((300, 300), ink=90, ground=140, noise=4), True),
+        (draw_seven((40, 40)), True),
+        (draw_seven((4000, 3000)), True),
+        (draw_seven((1000, 1000), pen=3), True),
+    ],
+)
+def test_a_drawing_gets_the_size_position_and_contrast_of_the_frame(picture, is_dark, frame) -> None:
+    image, note = frame_picture(picture, frame, SHAPE)
+    assert image.shape == (28, 28, 1) and image.dtype == np.uint8
+    assert max(drawn_box(image, frame.ground)) in (19, 20, 21)
+    ink = abs(image[..., 0].astype(float) - frame.ground)
+    assert np.quantile(ink[ink > 60], 0.9) == pytest.approx(frame.ink, abs=12)
+    assert ink[0].max() < 10 and ink[:, 0].max() < 10, "the paper must become plain"
+    # The image ends 20 pixels below the seven's top, so its centre of mass cannot be in the middle.
+    column = (ink.sum(axis=0) * (np.arange(28) + 0.5)).sum() / ink.sum()
+    assert abs(column - 14.5) < 1
+    assert ("inverted" in note) == (is_dark != (frame.ground == 255))
+
+
+def test_a_tall_drawing_keeps_its_proportions() -> None:
+    sheet = Image.new("L", (500, 500), 255)
+    ImageDraw.Draw(sheet).rectangle((240, 100, 279, 299), fill=0)
+    image, _ = frame_picture(sheet, DARK, SHAPE)
+    assert drawn_box(image, 0) == (20, 4)
+    assert image[14, 14] > 200, "the drawing must be in the middle"
+
+
+def test_a_speck_does_not_change_the_size() -> None:
+    sheet = draw_seven()
+    clean, _ = frame_picture(sheet, DARK, SHAPE)
+    ImageDraw.Draw(sheet).ellipse((700, 520, 703, 523), fill=0)
+    specked, _ = frame_picture(sheet, DARK, SHAPE)
+    assert np.abs(clean.astype(int) - specked).max() < 30
+
+
+@pytest.mark.parametrize(
+    "picture",
+    [
+        Image.new("L", (100, 100), 180),
+        Image.fromarray(np.random.default_rng(0).integers(176, 184, (100, 100), np.uint8)),
+        Image.fromarray(np.random.default_rng(0).integers(0, 256, (100, 100), np.uint8)),
+        Image.new("L", (1, 300), 0),
+    ],
+)
+def test_a_picture_without_a_drawing_is_not_framed(picture) -> None:
+    assert frame_picture(picture, DARK, SHAPE) is None
+
+
+def test_a_frame_larger_than_the_image_is_limited_to_the_image() -> None:
+    """A hand-edited checkpoint can contain any numbers."""
+    frame = DARK.model_copy(update={"box": 60_000.0, "centre": (-1e9, 1e300)})
+    image, _ = frame_picture(draw_seven(), frame, SHAPE)
+    assert max(drawn_box(image, 0)) >= 26
+
+
+def test_only_a_picture_of_another_size_is_framed(tmp_path: Path) -> None:
+    draw_seven().save(tmp_path / "seven.png")
+    framed = load_picture(tmp_path / "seven.png", SHAPE, frame=DARK)
+    assert framed.unframed is not None and framed.unframed.shape == (28, 28, 1)
+    assert any("scaled to" in note and "centred, inverted" in note for note in framed.notes)
+    draw_seven((28, 28)).save(tmp_path / "small.png")
+    unchanged = load_picture(tmp_path / "small.png", SHAPE, frame=DARK)
+    assert unchanged.unframed is None and unchanged.notes == ()
+    Image.new("L", (90, 60), 200).save(tmp_path / "empty.png")
+    empty = load_picture(tmp_path / "empty.png", SHAPE, frame=DARK)
+    assert empty.unframed is None and (empty.image == 200).all()
+    assert any("no drawing" in note for note in empty.notes)
