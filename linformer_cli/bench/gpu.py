@@ -22,7 +22,7 @@ from linformer_cli.evaluation.agreement import AgreementRow
 from linformer_cli.native.compiler import textbook_only
 from linformer_cli.native.gpu import triton_refusal
 from linformer_cli.sampling.decode import SampledBatch, Sampler
-from linformer_cli.sampling.engines import TEXTBOOK, choose_engine
+from linformer_cli.sampling.engines import AUTO, TEXTBOOK, choose_engine
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.memory import measure_peak_memory
 
@@ -187,9 +187,11 @@ class GpuBench:
     def measure_training(self) -> None:
         sizes = self._sizes
         models = build_models(parse_variants(["linear", "softmax"]), sizes.networks, self._device, "fp32")
-        settings = TrainingSettings(sizes.training_batches, "bf16", sizes.repeats, limit_seconds=sizes.limit_seconds)
+        settings = TrainingSettings(
+            sizes.training_batches, [(AUTO, "bf16")], sizes.repeats, limit_seconds=sizes.limit_seconds
+        )
         groups = train.prepare(models, settings, self._ceilings, self._check)
-        rows, _ = measure_groups(groups, self._say_speed, self._check)
+        rows, _ = measure_groups(groups, lambda row: self._talk(row.describe()), self._check)
         self.result.training += rows
 
     def measure_attention(self) -> None:

@@ -16,6 +16,7 @@ import torch
 from linformer_cli.config import ModelConfig
 from linformer_cli.errors import Interrupted
 from linformer_cli.precision import choose_precision
+from linformer_cli.sampling.engines import AUTO
 from linformer_cli.sampling.precision import choose_formats
 from linformer_cli.system.environment import describe_environment
 from linformer_cli.system.signals import StopRequest
@@ -251,7 +252,7 @@ class _PaperBench:
                 self._reduced.append(f"training {name}: batch {batch}, the paper's is {paper}")
             settings = TrainingSettings(
                 [batch],
-                self._training_precision,
+                [(AUTO, self._training_precision)],
                 repeats=1,  # in each round
                 limit_seconds=seconds / rows,
                 runs=self._settings.runs,

@@ -153,6 +153,10 @@ class TrainingRow(ModelRow):
 
     seconds_per_step: float | None = None
 
+    @property
+    def method(self) -> str:
+        return f"{self.engine}, {self.precision}"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionRow(Row):

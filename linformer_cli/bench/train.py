@@ -29,7 +29,7 @@ from .rounds import BenchReport, Measurement, measure_groups
 from .rows import TrainingRow
 from .trained_runs import TrainedRun
 
-# `textbook` is plain torch in float32. `auto` computes as a training run does.
+# `textbook` is plain torch. `auto` computes as a training run does.
 ENGINES = (TEXTBOOK, AUTO)
 _FEWEST_IMAGES = 16
 
@@ -38,15 +38,14 @@ _FEWEST_IMAGES = 16
 class TrainingSettings:
     """The settings of the measurement.
 
-    `precision` applies to matrix products with engine `auto`; weights are always float32. `limit_seconds` is the time
-    limit for all repeats of a row. A row that would take longer gets fewer repeats. If a single step takes longer, the
-    row is left out.
+    `engines` are pairs of an engine and the precision of its matrix products, `fp32` or `bf16`. Weights are always
+    float32. `limit_seconds` is the time limit for all repeats of a row. A row that would take longer gets fewer
+    repeats. If a single step takes longer, the row is left out.
     """
 
     batches: Sequence[int]
-    precision: str
+    engines: Sequence[tuple[str, str]]
     repeats: int = 3
-    engines: Sequence[str] = (AUTO,)
     limit_seconds: float | None = None
     runs: Sequence[TrainedRun] = ()
 
@@ -102,7 +101,7 @@ def prepare(
 
 
 class TrainingMeasurement(Measurement[TrainingRow, Trainer]):
-    """Training steps of a model with one engine at one batch size, on random images, with the settings of its preset.
+    """Training steps of a model with one of `settings.engines`, on random images, with the settings of its preset.
 
     The trainer is kept between rounds, because a new trainer would have to warm up again. Its gradients and averages
     therefore occupy memory between rounds.
@@ -111,15 +110,15 @@ class TrainingMeasurement(Measurement[TrainingRow, Trainer]):
     def __init__(
         self,
         timed: BenchModel,
-        engine: str,
+        engine: tuple[str, str],
         batch: int,
         settings: TrainingSettings,
         ceilings: Ceilings,
         check: Check = never_stop,
     ) -> None:
         super().__init__(settings.repeats, ceilings, check, timed.network)
-        self._timed, self._batch, self._plain, self._settings = timed, batch, engine == TEXTBOOK, settings
-        self._precision = "fp32" if self._plain else settings.precision
+        self._timed, self._batch, self._settings = timed, batch, settings
+        self._plain, self._precision = engine[0] == TEXTBOOK, engine[1]
         self._device = str(timed.model.device)
 
     def prepare(self) -> Trainer:

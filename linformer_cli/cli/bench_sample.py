@@ -110,7 +110,7 @@ def sample(
     from linformer_cli.system.device import choose_device
     from linformer_cli.system.signals import catch_signals
 
-    engines = options.parse_engines(engine, [AUTO, *ENGINES])
+    engines = options.parse_names(engine, "engine", [AUTO, *ENGINES])
     trained = read_trained_runs(runs or [])
     source: dict[str, str] = {}
     if presets is not None:

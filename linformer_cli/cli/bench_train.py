@@ -1,6 +1,6 @@
 """`lintx bench train`: images per second of whole training steps."""
 
-from typing import Annotated
+from typing import Annotated, cast, get_args
 
 import typer
 
@@ -11,9 +11,14 @@ from . import options
 from .bench_tables import print_training, show_report, talk_about_speed
 from .output import talk, write_plot
 
-TrainingPrecision = Annotated[
-    Precision,
-    typer.Option("--precision", help="Precision of matrix products with engine auto; auto selects the faster one."),
+TrainingPrecisions = Annotated[
+    str,
+    typer.Option(
+        "--precision",
+        help="Comma-separated precisions of matrix products: auto, fp32, bf16. auto is the faster one with engine auto "
+        "and fp32 with textbook.",
+        metavar="LIST",
+    ),
 ]
 TrainingPresets = Annotated[
     str, typer.Option("--preset", help="Comma-separated networks: mnist-paper, cifar10-paper, ...", metavar="LIST")
@@ -23,7 +28,7 @@ TrainingEngines = Annotated[
     typer.Option(
         "--engine",
         help="Comma-separated engines. auto computes as lintx train does, with compiled kernels for linear attention "
-        "on a CPU. textbook is plain torch in float32.",
+        "on a CPU. textbook is plain torch.",
         metavar="LIST",
     ),
 ]
@@ -39,7 +44,7 @@ def train(
     runs: options.Runs = None,
     plot: options.SpeedPlot = None,
     device: options.Device = "auto",
-    precision: TrainingPrecision = "auto",
+    precision: TrainingPrecisions = "auto",
     style: options.Style = "table",
     json: options.Json = False,
 ) -> None:
@@ -56,6 +61,7 @@ def train(
     - `lintx bench train`
     - `lintx bench train --attention softmax,linear,lsh:rounds=1 --preset mnist-paper --batch 4,16`
     - `lintx bench train --attention linear --preset mnist-small,mnist-paper --engine textbook,auto`
+    - `lintx bench train --attention linear --engine textbook,auto --precision fp32,bf16`
     - `lintx bench train --preset mnist-paper,cifar10-paper --batch 1 --format md`
     """
     batches = options.parse_sizes(batch, "--batch", "4,16")
@@ -72,17 +78,24 @@ def train(
     from linformer_cli.system.device import choose_device
     from linformer_cli.system.signals import catch_signals
 
-    engines = options.parse_engines(engine, ENGINES)
+    engines = options.parse_names(engine, "engine", ENGINES)
+    wanted = options.parse_names(precision, "precision", get_args(Precision))
     trained = read_trained_runs(runs or [])
     place = choose_device(device).value
     networks = [preset_network(name.strip()) for name in presets.split(",")]
     network = networks[0][1]
-    kind = choose_precision(precision, place, network.width, network.feed_forward)
-    textbook = "; textbook fp32" if TEXTBOOK in engines and kind.value != "fp32" else ""
-    talk(f"device {place}, precision {kind.value} ({kind.reason}){textbook}")
+    kinds = {
+        name: choose_precision(cast(Precision, name), place, network.width, network.feed_forward) for name in wanted
+    }
+    talk(f"device {place}, precision {', '.join(f'{kind.value} ({kind.reason})' for kind in kinds.values())}")
+    pairs = [
+        (name, "fp32" if name == TEXTBOOK and kind == "auto" else kinds[kind].value)
+        for name in engines
+        for kind in kinds
+    ]
     variants = options.choose_variants(names or options.PRESET_VARIANTS, True)
     models = build_models(variants, networks, place, "fp32")
-    settings = TrainingSettings(batches, kind.value, repeats, engines, seconds, trained)
+    settings = TrainingSettings(batches, list(dict.fromkeys(pairs)), repeats, seconds, trained)
     with catch_signals() as stop:
         report = run_training_bench(models, settings, Ceilings(place), talk_about_speed, stop.raise_if_set)
     show_report(report, stop, {"plot": plot} if json else None, lambda: print_training(report.rows, style))

@@ -183,12 +183,12 @@ def parse_duration(text: str) -> float:
     return seconds
 
 
-def parse_engines(text: str, known: Sequence[str]) -> list[str]:
+def parse_names(text: str, kind: str, known: Sequence[str]) -> list[str]:
     """Return the names in a text such as `textbook,auto`. Raises `UsageError` for a name that is not in `known`."""
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in known:
-            raise unknown_name("engine", name, known)
+            raise unknown_name(kind, name, known)
     return names
 
 

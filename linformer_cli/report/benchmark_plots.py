@@ -119,8 +119,14 @@ def _describe_batches(rows: Sequence["AttentionRow"]) -> str:
 
 
 def _label_methods(rows: Sequence["ModelRow"]) -> list[str]:
-    """Return the legend label of each row. It names the engine for softmax and for names with several engines."""
-    engines = Counter(name for name, _ in {(row.name, row.engine) for row in rows})
+    """Return the legend label of each row. It names the engine for softmax and for names with several methods.
+
+    A method is an engine, with its precision if the rows differ in precision.
+    """
+    several = len({row.precision for row in rows}) > 1
+    methods = [f"{row.engine}, {row.precision}" if several else row.engine for row in rows]
+    counts = Counter(name for name, _ in {(row.name, method) for row, method in zip(rows, methods, strict=True)})
     return [
-        f"{row.name}, {row.engine}" if engines[row.name] > 1 or row.attention == "softmax" else row.name for row in rows
+        f"{row.name}, {method}" if counts[row.name] > 1 or row.attention == "softmax" else row.name
+        for row, method in zip(rows, methods, strict=True)
     ]

@@ -18,6 +18,7 @@ _METHOD = (
     Column("batch", "batch", names=True),
 )
 _WHO = (Column("preset", "preset"), *_METHOD)
+_TRAINING_METHOD = (*_METHOD[:2], Column("precision", "precision", names=True), _METHOD[2])
 _SPEED = (Column("images_per_second", "images/s", format=".4g"), Column("quartiles", "quartiles"))
 _EXTRAPOLATED = "extrapolated"
 _BITS = (Column("bits_per_dim", "bits/dim", format=".4f"), Column("images_seen", "images seen", format=","))
@@ -79,9 +80,9 @@ POSITION_COLUMNS = (
     _STATE[0],
 )
 TRAINING_TABLES: tuple[Sequence[Column], ...] = (
-    (*_METHOD, *_SPEED, _TIMES_SOFTMAX, _REDUCED, _LEFT_OUT),
-    (*_METHOD, Column("seconds_per_step", "step", format=format_milliseconds), _SHARES[0]),
-    (*_METHOD, *_BITS),
+    (*_TRAINING_METHOD, *_SPEED, _TIMES_SOFTMAX, _LEFT_OUT),
+    (*_TRAINING_METHOD, Column("seconds_per_step", "step", format=format_milliseconds), _SHARES[0], _REDUCED),
+    (*_TRAINING_METHOD, *_BITS),
 )
 SAMPLING_FILE_COLUMNS = (
     *_WHO,
@@ -151,14 +152,14 @@ QUALITY = ("bits_per_dim", "images_seen")
 def choose_columns(rows: Sequence[Record], columns: Sequence[Column], keep: Sequence[str] = ()) -> list[Column]:
     """Return `columns` without empty ones, except those in `keep`.
 
-    The list is empty if only the columns that describe the method are left.
+    The list is empty if only columns that identify a row are left.
     """
     full = [
         column
         for column in columns
         if column.key in keep or any(find_value(row, column.key) is not None for row in rows)
     ]
-    return full if any(column not in _METHOD for column in full) else []
+    return full if any(not column.names for column in full) else []
 
 
 def flatten_speed(row: "ModelRow") -> dict[str, Any]:

@@ -32,7 +32,8 @@ def bench(
 ) -> BenchReport[TrainingRow]:
     ceilings = changes.pop("ceilings", FixedCeilings())
     calls = {name: changes.pop(name) for name in ("report", "check") if name in changes}
-    return run_training_bench(models, TrainingSettings(batches, precision, repeats, **changes), ceilings, **calls)
+    engines = changes.pop("engines", [("auto", precision)])
+    return run_training_bench(models, TrainingSettings(batches, engines, repeats, **changes), ceilings, **calls)
 
 
 def test_a_timed_step_trains_the_model_as_in_a_run(models, tmp_path, monkeypatch) -> None:
@@ -86,8 +87,8 @@ def test_running_out_of_memory_affects_no_other_row(models, clock, monkeypatch) 
     assert rows[3].images_per_second > 0 and rows[2].images_per_second is None
 
 
-def test_the_textbook_engine_is_plain_torch_in_float32(models, monkeypatch) -> None:
-    """The two engines of a mechanism take turns, and a row names its engine and precision."""
+def test_the_textbook_engine_is_plain_torch_in_both_precisions(models, monkeypatch) -> None:
+    """The engines of a mechanism take turns, and a row names its engine and precision."""
     seen: list[tuple[str, bool, bool]] = []
 
     def take_step(trainer: Trainer) -> None:
@@ -96,22 +97,27 @@ def test_the_textbook_engine_is_plain_torch_in_float32(models, monkeypatch) -> N
         seen.append((trainer.config.model.attention, trainer.autocast, compiled))
 
     monkeypatch.setattr(Trainer, "take_step", take_step)
-    rows = bench(models, [2], 2, "bf16", engines=["textbook", "auto"]).rows
+    engines = [("textbook", "fp32"), ("textbook", "bf16"), ("auto", "bf16")]
+    rows = bench(models, [2], 2, engines=engines).rows
     kernels = "native" if HAS_COMPILER else "parallel"
     assert [(row.name, row.engine, row.precision) for row in rows] == [
         ("softmax", "textbook", "fp32"),
+        ("softmax", "textbook", "bf16"),
         ("softmax", "parallel", "bf16"),
         ("linear-16", "textbook", "fp32"),
+        ("linear-16", "textbook", "bf16"),
         ("linear-16", kernels, "bf16"),
     ]
     one_turn = [
         ("softmax", False, False),
         ("softmax", True, False),
+        ("softmax", True, False),
         ("linear", False, False),
+        ("linear", True, False),
         ("linear", True, HAS_COMPILER),
     ]
     assert sorted(seen) == sorted(one_turn * 3)  # a warm-up and two repeats
-    assert seen[-4:] == one_turn
+    assert seen[-len(one_turn) :] == one_turn
 
 
 def test_shares_count_a_training_step_as_three_passes(models, clock, ceilings) -> None:
@@ -133,7 +139,7 @@ def test_a_short_limit_gives_fewer_repeats_or_none(models, clock) -> None:
 
 def test_the_limit_does_not_end_repeats_in_separate_rounds(models, clock, ceilings) -> None:
     """`bench paper` takes one repeat in each of many rounds."""
-    ((measurement,),) = prepare(models[1:], TrainingSettings([2], "fp32", 1, limit_seconds=3.0), ceilings)
+    ((measurement,),) = prepare(models[1:], TrainingSettings([2], [("auto", "fp32")], 1, limit_seconds=3.0), ceilings)
     measurement.make_ready()
     for _ in range(5):
         measurement.measure_round()

@@ -129,6 +129,22 @@ def test_bench_train_times_steps(lintx, run_folder):
     assert "GFLOP/s" in outcome.stderr
 
 
+@pytest.mark.parametrize("auto", ["fp32", "bf16"])
+def test_bench_train_times_every_engine_in_every_precision(lintx, monkeypatch, auto):
+    """auto is fp32 for the textbook engine. Nothing is measured twice."""
+    right = device.choose_precision
+    monkeypatch.setattr(
+        device,
+        "choose_precision",
+        lambda wanted, *_: device.Choice(auto, "") if wanted == "auto" else right(wanted, *_),
+    )
+    base = ["bench", "train", "--preset", "tiny", "--attention", "linear", "--batch", 1, "--repeats", 1]
+    outcome = lintx(*base, "--engine", "textbook,auto", "--precision", "auto,bf16", "--json")
+    found = [(row["engine"] == "textbook", row["precision"]) for row in outcome.document["rows"]]
+    assert found == [(True, "fp32"), (True, "bf16"), *((False, kind) for kind in dict.fromkeys([auto, "bf16"]))]
+    assert "linear (textbook, bf16), batch 1: " in outcome.stderr
+
+
 @pytest.fixture
 def little_paper(monkeypatch, tiny_model_config):
     """Makes `bench paper` use tiny networks and sizes."""

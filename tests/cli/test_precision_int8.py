@@ -64,7 +64,7 @@ def test_bench_sample_times_int8_in_the_native_engine_only(lintx, run_folder) ->
         ),
         (("eval",), "--precision int8 is a format of the sampling engine; add --engine native"),
         (("train",), "'--precision': 'int8' is not one of 'auto', 'fp32', 'bf16'"),
-        (("bench", "train"), "'--precision': 'int8' is not one of 'auto', 'fp32', 'bf16'"),
+        (("bench", "train"), "unknown precision 'int8'; known: auto, bf16, fp32"),
     ],
     ids=str,
 )

@@ -104,6 +104,8 @@ def test_every_engine_of_a_mechanism_has_its_own_curve() -> None:
     ):
         assert "<!-- linear, step -->" in text and "<!-- linear, native -->" in text and "<!-- linear -->" not in text
         assert "rfa," not in text
+    text = benchmark_plots.render_speed([MEASURED, replace(MEASURED, precision="bf16")], "svg").decode()
+    assert "<!-- linear, step, fp32 -->" in text and "<!-- linear, step, bf16 -->" in text
 
 
 @pytest.mark.parametrize(
