@@ -119,16 +119,16 @@ def compare(
     from linformer_cli.comparison.rows import describe_entry
     from linformer_cli.comparison.speed import forget_speeds
     from linformer_cli.precision import choose_precision
-    from linformer_cli.presets import find_preset
     from linformer_cli.system.device import choose_device
     from linformer_cli.system.environment import describe_environment
     from linformer_cli.system.signals import StopRequest
+    from linformer_cli.training.settings import Given, merge_settings
 
     if evaluate_images is not None:
         training["evaluate_images"] = evaluate_images
     chosen = choose_training(config, training, talk)
     place = choose_device(chosen.device)
-    network = find_preset(preset or DEFAULT_PRESET)
+    network = merge_settings(Given(preset), config, default_preset=DEFAULT_PRESET).network
     kind = choose_precision(chosen.precision, place.value, network.width, network.feed_forward)
     talk(f"device {place.value} ({place.reason}), precision {kind.value} ({kind.reason})")
     given_data = {"name": data, "data_dir": data_dir, "image_size": image_size}

@@ -61,6 +61,10 @@ class Settings:
     def data_config(self) -> DataConfig:
         return parse_config(DataConfig, self.data, "data")
 
+    @property
+    def network(self) -> NetworkConfig:
+        return parse_config(NetworkConfig, self.model, "model")
+
     def check(self) -> None:
         """Raise `UsageError` for faults that can be found before the images are read, which may take long."""
         self._parse_network()
@@ -88,7 +92,7 @@ class Settings:
 
     def _parse_network(self) -> dict[str, Any]:
         """Return the network as plain values, with every option of its attention."""
-        network = parse_config(NetworkConfig, self.model, "model")
+        network = self.network
         options = parse_options(network.attention, network.attention_options).model_dump(exclude_none=True)
         return {**network.model_dump(), "attention_options": options}
 

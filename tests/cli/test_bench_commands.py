@@ -11,6 +11,9 @@ from fixed_ceilings import FixedCeilings
 from machine import FASTEST_ENGINE
 from PIL import Image
 
+from linformer_cli import precision
+from linformer_cli.system.device import Choice
+
 
 @pytest.fixture(autouse=True)
 def fixed_ceilings(monkeypatch):
@@ -132,11 +135,8 @@ def test_bench_train_times_steps(lintx, run_folder):
 @pytest.mark.parametrize("auto", ["fp32", "bf16"])
 def test_bench_train_times_every_engine_in_every_precision(lintx, monkeypatch, auto):
     """auto is fp32 for the textbook engine. Nothing is measured twice."""
-    right = device.choose_precision
     monkeypatch.setattr(
-        device,
-        "choose_precision",
-        lambda wanted, *_: device.Choice(auto, "") if wanted == "auto" else right(wanted, *_),
+        precision, "choose_precision", lambda wanted, *_: Choice(auto if wanted == "auto" else wanted, "")
     )
     base = ["bench", "train", "--preset", "tiny", "--attention", "linear", "--batch", 1, "--repeats", 1]
     outcome = lintx(*base, "--engine", "textbook,auto", "--precision", "auto,bf16", "--json")

@@ -7,7 +7,9 @@ import signal
 
 import pytest
 
+from linformer_cli import precision
 from linformer_cli.attention.linear import LinearAttention
+from linformer_cli.system.device import Choice
 from linformer_cli.training.loop import Trainer
 
 COMPARE = ["compare", "--data", "glyphs", "--image-size", 8, "--preset", "tiny", "--images", 32, "--evaluate-images", 8]
@@ -99,3 +101,18 @@ def test_an_interrupted_compare_keeps_its_results(lintx, tmp_path, monkeypatch):
     rows = compare(lintx, tmp_path, "--attention", "softmax,linear", "--json").document["rows"]
     assert [row["missing"] for row in rows] == [None, None]
     assert all(row["bits_per_dim"] is not None for row in rows)
+
+
+def test_compare_chooses_the_precision_for_its_own_network(lintx, tmp_path, monkeypatch):
+    """The widths of --config override those of the preset."""
+    asked = []
+    monkeypatch.setattr(
+        precision, "choose_precision", lambda *given: asked.append(given) or Choice("fp32", "requested")
+    )
+    file = tmp_path / "network.toml"
+    file.write_text("[model]\nwidth = 24\nfeed_forward = 40\n")
+    outcome = compare(
+        lintx, tmp_path / "runs", "--attention", "linear", "--config", file, "--device", "cpu", "--no-train"
+    )
+    assert outcome.code == 0, outcome.stderr
+    assert asked == [("auto", "cpu", 24, 40)]
