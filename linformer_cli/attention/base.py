@@ -157,9 +157,9 @@ class Attention(nn.Module, ABC):
     ) -> tuple[Tensor, Any]:
         """The output [B, H, V] of one position and the new state, without gradients; may update `state` in place."""
 
-    @abstractmethod
     def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
         """Bytes of the state after `positions` positions, for inputs of `dtype`."""
+        return measure_state_bytes(self.init_state(batch, positions, torch.device("meta"), dtype))
 
     def emit(self, inputs: MixInputs) -> None:
         """Emit the operation that computes `step`; see `native/program.py`. Raises `NoProgram` if there is none."""

@@ -120,10 +120,6 @@ class DeltanetAttention(Attention):
             y_t = functional.rms_norm(y_t, y_t.shape[-1:], eps=_OUTPUT_FLOOR)
         return y_t.to(v_t.dtype), state
 
-    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
-        per_head = self.shape.key_width * self.shape.value_width
-        return batch * self.shape.heads * per_head * accumulator_dtype(dtype).itemsize
-
     def emit(self, inputs: MixInputs) -> None:
         shape, builder = self.shape, inputs.builder
         buffers = (

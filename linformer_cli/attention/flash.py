@@ -151,9 +151,3 @@ class FlashAttention(GatedAttention):
             builder.scratch("query", widths[0]),
         ]
         inputs.emit("flash", self.shape.heads_and_widths, buffers, (chunk,), (self.weight_scale,))
-
-    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
-        key_width, value_width = self.shape.key_width, self.shape.value_width
-        chunk = self.options.chunk * (key_width + value_width) * dtype.itemsize
-        total = key_width * value_width * accumulator_dtype(dtype).itemsize
-        return batch * (chunk + total) + torch.int64.itemsize

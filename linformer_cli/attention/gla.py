@@ -114,10 +114,6 @@ class GlaAttention(Attention):
             y_t = scale_outputs((query.unsqueeze(-2) @ s).squeeze(-2), output_gate)
         return y_t.to(v_t.dtype), state
 
-    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
-        per_head = self.shape.key_width * self.shape.value_width
-        return batch * self.shape.heads * per_head * accumulator_dtype(dtype).itemsize
-
     def emit(self, inputs: MixInputs) -> None:
         shape, builder, options = self.shape, inputs.builder, self.options
         start = torch.tensor(self.gate_start).expand(shape.heads, -1) if options.gate == "vector" else self.gate_start

@@ -112,10 +112,6 @@ class LinearAttention(Attention):
         y = divide_by_weight(numerator, (phi_q * z).sum(dim=-1))
         return y.to(v_t.dtype), state
 
-    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
-        per_head = self.feature_map.width * (self.shape.value_width + 1)
-        return batch * self.shape.heads * per_head * accumulator_dtype(dtype).itemsize
-
     def emit(self, inputs: MixInputs) -> None:
         shape, builder, width = self.shape, inputs.builder, self.feature_map.width
         buffers = [builder.state(shape.heads * width * columns) for columns in (shape.value_width, 1)]

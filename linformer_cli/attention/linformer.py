@@ -179,10 +179,6 @@ class LinformerAttention(Attention):
                     stack[:, :, rows : rows + self.rank] = projection.to(exact.dtype) @ exact
         return y.squeeze(2).to(v_t.dtype), LinformerState(keys, values, position.add_(1))
 
-    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
-        width = self.shape.key_width + self.shape.value_width
-        return batch * self.shape.heads * self._capacity(positions) * width * dtype.itemsize + torch.int64.itemsize
-
     def emit(self, inputs: MixInputs) -> None:
         builder, shape, capacity = inputs.builder, self.shape, self._capacity(self.shape.positions)
         projections = [builder.shared(projection) for projection in self._projections]

@@ -228,12 +228,6 @@ class LongShortAttention(Attention):
             sums.zero_()
         return y.squeeze(2).to(v_t.dtype), LongShortState(keys, values, new_largest, sums, position.add_(1))
 
-    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
-        width = self.shape.key_width + self.shape.value_width
-        seen = self._capacity(positions) * width * dtype.itemsize
-        unfinished = self.options.rank * (2 + width) * accumulator_dtype(dtype).itemsize
-        return batch * self.shape.heads * (seen + unfinished) + torch.int64.itemsize
-
     def emit(self, inputs: MixInputs) -> None:
         """Emit the compression, the norm and the softmax.
 

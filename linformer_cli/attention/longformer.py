@@ -254,10 +254,6 @@ class LongformerAttention(Attention):
         known = torch.arange(count, device=self.offsets.device).expand(self.shape.heads, count) <= position
         return torch.cat([known, position - self.offsets >= count], dim=1).unsqueeze(1).unsqueeze(0)
 
-    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
-        rows = batch * self.shape.heads * (self.options.globals + self.ring)
-        return rows * (self.shape.key_width + self.shape.value_width) * dtype.itemsize + torch.int64.itemsize
-
     def emit(self, inputs: MixInputs) -> None:
         count, window, ring = self.options.globals, self.options.window, self.ring
         position = torch.arange(self.shape.positions).unsqueeze(1)

@@ -11,7 +11,7 @@ from torch.nn import functional
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype, large_number, shrink_huge
-from .parts.caches import KeyValueCache, cache_bytes, extend_cache, fit_rows, init_cache, push_in_place
+from .parts.caches import KeyValueCache, extend_cache, fit_rows, init_cache, push_in_place
 
 # Marks an entry of a ring that was never written.
 EMPTY = -1
@@ -303,8 +303,3 @@ class LshAttention(Attention):
         """Keys of length 1 / sqrt(K) and values with room for a whole image, and the rings."""
         queries, values = (fit_rows(part, self.shape.positions) for part in state.cache[:2])
         return [_scale_keys(queries), values, state.rings]
-
-    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
-        options = self.options
-        rings = batch * self.shape.heads * options.rounds * options.buckets * options.window * torch.int32.itemsize
-        return cache_bytes(batch, self.shape, positions, dtype) + rings

@@ -175,6 +175,7 @@ class NystromAttention(Attention):
         return parts if state.recent is None else [*parts, state.recent.ordered()]
 
     def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
+        # The general method would compute Z.
         landmarks, accumulator = self.options.landmarks, accumulator_dtype(dtype)
         per_head = landmarks * (self.shape.value_width + 1)
         numbers = self.shape.heads * (batch * per_head + landmarks * landmarks)

@@ -280,11 +280,6 @@ class PerformerAttention(Attention):
                 y_t = sums[..., :-1] / sums[..., -1:]
         return y_t.to(v_t.dtype), state
 
-    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
-        maxima = {"relu": 0, "trig": 2}.get(self.options.feature_map, self.features)
-        per_head = self.features * (self.shape.value_width + 1) + maxima
-        return batch * self.shape.heads * per_head * accumulator_dtype(dtype).itemsize
-
     def emit(self, inputs: MixInputs) -> None:
         shape, builder, count = self.shape, inputs.builder, len(self.directions)
         maxima = {"relu": [], "trig": [1, 1]}.get(self.options.feature_map, [self.features])

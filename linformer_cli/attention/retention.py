@@ -136,10 +136,6 @@ class RetentionAttention(Attention):
             y_t = scale_outputs((query.unsqueeze(-2) @ s).squeeze(-2), self._output_gate(extra_t))
         return y_t.to(v_t.dtype), RetentionState(s, position + 1)
 
-    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
-        per_head = (2 * self.waves + 1) * self.shape.key_width * self.shape.value_width
-        return batch * self.shape.heads * per_head * accumulator_dtype(dtype).itemsize + torch.int64.itemsize
-
     def emit(self, inputs: MixInputs) -> None:
         shape, builder, factors = self.shape, inputs.builder, 2 * self.waves + 1
         # In 'raster', every position is a row of its own, with the factor 1.

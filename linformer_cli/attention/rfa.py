@@ -131,10 +131,6 @@ class RfaAttention(Attention):
             y_t = divide_by_floored_weight((phi_q.unsqueeze(-2) @ s).squeeze(-2), n)
         return y_t.to(v_t.dtype), state
 
-    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
-        per_head = 2 * self.frequencies * (self.shape.value_width + 1) + 1
-        return batch * self.shape.heads * per_head * accumulator_dtype(dtype).itemsize
-
     def emit(self, inputs: MixInputs) -> None:
         shape, builder, features = self.shape, inputs.builder, 2 * self.frequencies
         buffers = [builder.state(shape.heads * width) for width in (features * shape.value_width, features, 1)]

@@ -25,9 +25,6 @@ class CachedAttention(Attention):
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> KeyValueCache:
         return init_cache(batch, self.shape, capacity, device, dtype)
 
-    def state_bytes(self, batch: int, positions: int, dtype: torch.dtype) -> int:
-        return cache_bytes(batch, self.shape, positions, dtype)
-
     def emit_spans(self, inputs: MixInputs, spans: Tensor | None) -> None:
         """Emit a step in which position t sees the positions of spans[t]; see `emit_rows`."""
         capacity = self.shape.positions
@@ -91,12 +88,6 @@ def push_in_place(cache: KeyValueCache, k_t: Tensor, v_t: Tensor) -> tuple[KeyVa
     cache.keys[:, :, start] = k_t
     cache.values[:, :, start] = v_t
     return cache._replace(position=cache.position + 1), start + 1
-
-
-def cache_bytes(batch: int, shape: AttentionShape, capacity: int, dtype: torch.dtype) -> int:
-    """Bytes of a cache with room for `capacity` positions, including the position counter."""
-    width = shape.key_width + shape.value_width
-    return batch * shape.heads * capacity * width * dtype.itemsize + torch.int64.itemsize
 
 
 class CacheLayout(NamedTuple):
