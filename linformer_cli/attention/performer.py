@@ -15,7 +15,7 @@ from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulat
 from .kernels import sums as kernels
 from .parts.causal_sums import causal_sums, divide_by_weight
 from .parts.decayed_sums import decayed_causal_sums
-from .parts.pairwise_exponentials import attend_pairwise
+from .parts.pairwise_exponentials import divide_sums
 from .parts.random_features import divide_by_floored_weight, draw_directions, seeded_normal, sine_features
 
 RELU_OFFSET = 1e-3
@@ -144,6 +144,9 @@ class PerformerAttention(Attention):
         extended = torch.cat([k, self._half_square(k).unsqueeze(-1)], dim=-1)
         return extended @ torch.cat([columns, -torch.ones_like(columns[:1])])
 
+    def _log_features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return self._log_query_features(q), self._log_key_features(k)
+
     def _relu_features(self, x: Tensor) -> Tensor:
         return self._project(x).relu() + RELU_OFFSET
 
@@ -184,41 +187,24 @@ class PerformerAttention(Attention):
     ) -> tuple[Tensor, PerformerState]:
         """`_attend` for `positive` and `hyperbolic`. Key features are divided by their maximum over all positions.
 
-        Every key feature is then at most 1. If the denominator is at least `smallest_weight`, features that underflow
-        add up to less than a rounding error. The denominator is smaller only if some keys outweigh earlier keys by many
-        orders of magnitude. `attend_pairwise` recomputes the images and heads where this happens. It uses no later
-        position.
+        The sums at each position have a scale that cancels in y and needs no gradient.
         """
-        sums, s, c = self._sum_exponentials(q, k, values, state)
-        numerator, weight = sums.split([sums.shape[-1] - 1, 1], dim=-1)
-        weight = weight.squeeze(-1)
-        vanished = weight < smallest_weight(sums.dtype)
-        y = numerator / weight.masked_fill(vanished, 1).unsqueeze(-1)
-        if bool(vanished.any()):
-            rows = vanished.any(dim=-1).flatten().nonzero().squeeze(-1)
-            a, b = self._log_query_features(q), self._log_key_features(k)
-            a, b, values = (x.flatten(0, 1)[rows] for x in (a, b, values))
-            before = None if state is None or state.c is None else [x.flatten(0, 1)[rows] for x in (state.s, state.c)]
-            y = y.flatten(0, 1).index_copy(0, rows, attend_pairwise(a, b, values, before)).view_as(y)
-        return y, PerformerState(s, c)
-
-    def _sum_exponentials(
-        self, q: Tensor, k: Tensor, values: Tensor, state: PerformerState | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The sums at each position, up to a scale that cancels in y and needs no gradient, and the last s and c."""
-        a, b = self._log_query_features(q), self._log_key_features(k)
-        before, compiled = None if state is None else state.c, kernels.serves(a.device, a.dtype)
-        if compiled:
-            c = kernels.exponentiate(a, b, before)
+        a, b = self._log_features(q, k)
+        before = None if state is None or state.c is None else (state.s, state.c)
+        if compiled := kernels.serves(a.device, a.dtype):
+            c = kernels.exponentiate(a, b, before and before[1])
         else:
             c = b.detach().amax(dim=2)
-            c = c if before is None else torch.maximum(c, before)
-        carried = None if state is None or before is None else state.s * (before - c).exp().unsqueeze(-1)
+            c = c if before is None else torch.maximum(c, before[1])
+        carried = before and before[0] * (before[1] - c).exp().unsqueeze(-1)
         if compiled:
-            return *kernels.sum_causally(a, b, values, None, carried, logarithms=True), c
-        units = c.unsqueeze(2)
-        phi_q, phi_k = (a + units).softmax(dim=-1), (b - units).exp()
-        return *causal_sums(phi_q, phi_k, values, carried, self.options.chunk), c
+            sums, s = kernels.sum_causally(a, b, values, None, carried, logarithms=True)
+        else:
+            units = c.unsqueeze(2)
+            phi_q, phi_k = (a + units).softmax(dim=-1), (b - units).exp()
+            sums, s = causal_sums(phi_q, phi_k, values, carried, self.options.chunk)
+        # `exponentiate` has overwritten the logarithms.
+        return divide_sums(sums, lambda: self._log_features(q, k), values, before), PerformerState(s, c)
 
     def _attend_trigonometric(
         self, q: Tensor, k: Tensor, values: Tensor, state: PerformerState | None
@@ -284,10 +270,9 @@ class PerformerAttention(Attention):
         shape, builder, count = self.shape, inputs.builder, len(self.directions)
         maxima = {"relu": [], "trig": [1, 1]}.get(self.options.feature_map, [self.features])
         widths = [self.features * shape.value_width, self.features, *maxima]
-        scaled = self.directions.float() * shape.key_width**-0.25
         # If the map keeps a maximum, the maximum is the third state buffer.
         buffers = [builder.state(shape.heads * width, -math.inf if n == 2 else 0.0) for n, width in enumerate(widths)]
-        buffers.append(builder.shared(scaled.transpose(0, 1)))
+        buffers.append(builder.shared(self._scaled_directions(torch.float32)))
         if self.options.feature_map == "relu":
             # This is the learned map of linear attention, without a bias and with one matrix for all heads.
             buffers.append(builder.shared(torch.zeros(count)))
@@ -300,12 +285,6 @@ class PerformerAttention(Attention):
     def list_states(self, state: Any) -> list[Tensor]:
         s, *maxima = state
         return [s[..., :-1], s[..., -1], *(part for part in maxima if part is not None)]
-
-
-def smallest_weight(dtype: torch.dtype) -> float:
-    """The smallest denominator for which underflowing features do not matter."""
-    limits = torch.finfo(dtype)
-    return limits.tiny / limits.eps**2
 
 
 def _raise_maximum(c: Tensor, exponents: Tensor) -> Tensor:

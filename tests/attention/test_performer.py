@@ -12,8 +12,8 @@ from attention.measures import measure_saved_bytes
 from tolerances import CAUSALITY, FLOAT64, assert_agree
 from torch import Tensor
 
-from linformer_cli.attention import performer as performer_module
 from linformer_cli.attention.base import AttentionShape
+from linformer_cli.attention.parts import pairwise_exponentials
 from linformer_cli.attention.performer import PerformerAttention, PerformerState
 from linformer_cli.errors import UsageError
 from linformer_cli.model.mixers import build_attention, parse_options
@@ -149,13 +149,13 @@ def test_the_state_is_scaled_by_the_running_maximum(feature_map: str) -> None:
 def pairwise_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Records the number of (image, head) pairs of every pairwise computation."""
     rows: list[int] = []
-    attend_pairwise = performer_module.attend_pairwise
+    attend_pairwise = pairwise_exponentials.attend_pairwise
 
     def count(a: Tensor, *rest: Any) -> Tensor:
         rows.append(len(a))
         return attend_pairwise(a, *rest)
 
-    monkeypatch.setattr(performer_module, "attend_pairwise", count)
+    monkeypatch.setattr(pairwise_exponentials, "attend_pairwise", count)
     return rows
 
 
@@ -207,7 +207,7 @@ def pairwise_inputs(
     """Inputs that are computed pair by pair: huge keys, or ordinary inputs with the pairwise computation forced."""
     q, k, v = draw(77)
     if request.param == "always":
-        monkeypatch.setattr(performer_module, "smallest_weight", lambda _: 1e10)
+        monkeypatch.setattr(pairwise_exponentials, "smallest_weight", lambda _: 1e10)
     else:
         k = 200 * k
     yield [q, k, v]

@@ -1,6 +1,7 @@
 """Attention with exponential features, computed pair by pair, for inputs whose sums of features would underflow."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -12,7 +13,39 @@ from .decayed_sums import scan_with_decay
 PAIRWISE_CHUNK = 8
 
 
-def attend_pairwise(a: Tensor, b: Tensor, values: Tensor, before: list[Tensor] | None) -> Tensor:
+def divide_sums(
+    sums: Tensor,
+    log_features: Callable[[], tuple[Tensor, Tensor]],
+    values: Tensor,
+    before: tuple[Tensor, Tensor] | None,
+) -> Tensor:
+    """y [B, H, T, V]: the first V columns of sums [B, H, T, V + 1], divided by the last.
+
+    Key features in the sums were divided by their maximum over all positions, so each is at most 1. If the denominator
+    is at least `smallest_weight`, features that underflow add up to less than a rounding error. The denominator is
+    smaller only if some keys outweigh earlier keys by many orders of magnitude. `attend_pairwise` recomputes the images
+    and heads where this happens, from a, b = log_features(). It uses no later position.
+    """
+    numerator, weight = sums.split([sums.shape[-1] - 1, 1], dim=-1)
+    weight = weight.squeeze(-1)
+    vanished = weight < smallest_weight(sums.dtype)
+    y: Tensor = numerator / weight.masked_fill(vanished, 1).unsqueeze(-1)
+    if not bool(vanished.any()):
+        return y
+    rows = vanished.any(dim=-1).flatten().nonzero().squeeze(-1)
+    a, b, values = (x.flatten(0, 1)[rows] for x in (*log_features(), values))
+    if before is not None:
+        before = before[0].flatten(0, 1)[rows], before[1].flatten(0, 1)[rows]
+    return y.flatten(0, 1).index_copy(0, rows, attend_pairwise(a, b, values, before)).view_as(y)
+
+
+def smallest_weight(dtype: torch.dtype) -> float:
+    """The smallest denominator for which underflowing features do not matter."""
+    limits = torch.finfo(dtype)
+    return limits.tiny / limits.eps**2
+
+
+def attend_pairwise(a: Tensor, b: Tensor, values: Tensor, before: tuple[Tensor, Tensor] | None) -> Tensor:
     """y [R, T, V] from log features a, b [R, T, C] and values [R, T, V + 1]; numerically stable for all finite inputs.
 
     `before` holds s and c of the earlier positions, as in `PerformerState`. Pairs inside a chunk are computed feature
