@@ -11,7 +11,7 @@ from torch.nn import functional
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype, large_number, shrink_huge
-from .parts.caches import KeyValueCache, extend_cache, fit_rows, init_cache, push_in_place
+from .parts.caches import KeyValueCache, add_cache, extend_cache, fit_rows, init_cache, push_in_place
 
 # Marks an entry of a ring that was never written.
 EMPTY = -1
@@ -180,24 +180,22 @@ class LshAttention(Attention):
         window = self.options.window
         rounds, rows_of, size = layout.rows.shape
         length, new = queries.shape[1], layout.slots.shape[-1]
-        keys = _scale_keys(queries)
-        values_and_one = functional.pad(values, (0, 1), value=1.0)
-
+        keys, values_and_one = _scale_keys(queries), functional.pad(values, (0, 1), value=1.0)
         base = torch.arange(rows_of, device=queries.device).unsqueeze(-1)
         rows = (layout.rows.clamp(max=length - 1) + base * length).flatten()
         # All chunks form one sequence. An extra chunk precedes it, so that the first chunk has a previous chunk too.
         shifted = functional.pad(rows, (window, 0))
-        chunk_queries = queries.flatten(0, 1).index_select(0, rows).unflatten(0, (-1, window))
-        chunk_keys = keys.flatten(0, 1).index_select(0, shifted).unflatten(0, (-1, window))
-        chunk_values = values_and_one.flatten(0, 1).index_select(0, shifted).unflatten(0, (-1, window))
+        chunk_queries, chunk_keys, chunk_values = (
+            x.flatten(0, 1).index_select(0, at).unflatten(0, (-1, window))
+            for x, at in ((queries, rows), (keys, shifted), (values_and_one, shifted))
+        )
         below = torch.ones(window, window, dtype=torch.bool, device=queries.device).tril(-1)
         hidden = self._hidden(layout, below)
 
         own, before = (chunk_queries @ part.transpose(1, 2) for part in (chunk_keys[1:], chunk_keys[:-1]))
         scores = torch.where(below, own, before).masked_fill(hidden, -math.inf)
-        slots = (
-            layout.slots + size * torch.arange(rounds * rows_of, device=rows.device).view(rounds, rows_of, 1)
-        ).flatten()
+        first = size * torch.arange(rounds * rows_of, device=rows.device)
+        slots = (layout.slots + first.view(rounds, rows_of, 1)).flatten()
         with torch.no_grad():
             # The softmax covers all rounds of a position, so the rounds need a common maximum.
             top = scores.amax(dim=-1).flatten().index_select(0, slots).view(rounds, rows_of, new).amax(dim=0)
@@ -237,9 +235,8 @@ class LshAttention(Attention):
         return seen.logical_not_().flatten(0, 1)
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> LshState:
-        options = self.options
         cache = init_cache(batch, self.shape, capacity, device, dtype)
-        shape = (batch, self.shape.heads, options.rounds, options.buckets, options.window)
+        shape = (batch, self.shape.heads, self.options.rounds, self.options.buckets, self.options.window)
         return LshState(cache, torch.full(shape, EMPTY, dtype=torch.int32, device=device))
 
     @torch.no_grad()
@@ -290,7 +287,7 @@ class LshAttention(Attention):
         builder, shape, options = inputs.builder, self.shape, self.options
         capacity, cells = shape.positions, options.rounds * options.buckets
         buffers = [
-            *(builder.state(shape.heads * capacity * width) for width in (shape.key_width, shape.value_width)),
+            *add_cache(builder, shape, capacity),
             builder.state(shape.heads * cells * options.window, EMPTY, torch.int32),
             builder.shared(self.rotations),
             builder.scratch("products", shape.heads * cells // 2, torch.float64),
