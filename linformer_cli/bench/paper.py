@@ -4,7 +4,6 @@ The other benchmarks provide all measurements. This module only decides their si
 """
 
 import contextlib
-import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -183,13 +182,12 @@ class _PaperBench:
         for name, config in self._settings.networks:
             self._models[name] = build_models(self._variants, [(name, config)], device, "fp32")
         foreign = [run for run in self._settings.runs if not self._has_model(run)]
-        compared = [*self._models[self._settings.networks[0][0]]]
+        compared = self._models[self._settings.networks[0][0]]
         kind, self._formats = choose_formats("auto", compared[0].model)
         self._sampling_precision = kind.value
         if foreign:
             self._models[_RUNS] = load_models(foreign, device, "fp32")
-            compared += self._models[_RUNS]
-        for timed in compared:
+        for timed in (*compared, *self._models.get(_RUNS, ())):
             self._stop.raise_if_set()
             require_model_agrees(timed)
 
@@ -197,7 +195,7 @@ class _PaperBench:
         return any(find_trained([run], timed.model.config) is not None for timed in self._list_models())
 
     def _list_models(self) -> Iterable[BenchModel]:
-        return itertools.chain.from_iterable(self._models.values())
+        return (timed for models in self._models.values() for timed in models)
 
     def _finish_group(self, part: Part, title: str) -> None:
         """Report the rows of a group that finished a round."""
@@ -218,8 +216,7 @@ class _PaperBench:
 
     def _prepare_sampling(self, seconds: float) -> Groups:
         """Prepare the sampling rows, smallest batches first, so that results for one image come first."""
-        sizes, settings = self._sizes, self._settings
-        largest = sizes.largest_batches
+        sizes, largest = self._sizes, self._sizes.largest_batches
         self._reduced += [
             f"sampling {name}: batches of at most {largest[name]}" for name in self._models if name in largest
         ]
@@ -231,16 +228,16 @@ class _PaperBench:
             limit = _TIMED_SHARE * seconds / len(wanted) / sizes.rounds / rows
             if not self._sampling:
                 limit = min(limit, _FIRST_RESULTS_SECONDS / rows)
-            # The settings of one round.
-            one = SamplingSettings(
+            # There is one repeat in each round.
+            settings = SamplingSettings(
                 [batch],
-                repeats=1,
+                1,
                 rerun_patience=_RERUN_PATIENCE,
                 limit_seconds=limit,
-                runs=settings.runs,
+                runs=self._settings.runs,
                 formats=self._formats,
             )
-            (group,) = sample.prepare(self._models[name], one, self._ceilings, self._stop.raise_if_set)
+            (group,) = sample.prepare(self._models[name], settings, self._ceilings, self._stop.raise_if_set)
             self._sampling[f"{name} batch {batch}"] = group
         return _list_rounds(self._sampling)
 
@@ -250,12 +247,9 @@ class _PaperBench:
             batch = self._sizes.training_batches.get(name, 1)
             if batch != (paper := PAPER_TRAINING_BATCH.get(name, batch)):
                 self._reduced.append(f"training {name}: batch {batch}, the paper's is {paper}")
+            # There is one repeat in each round.
             settings = TrainingSettings(
-                [batch],
-                [(AUTO, self._training_precision)],
-                repeats=1,  # in each round
-                limit_seconds=seconds / rows,
-                runs=self._settings.runs,
+                [batch], [(AUTO, self._training_precision)], 1, seconds / rows, self._settings.runs
             )
             (self._training[name],) = train.prepare(
                 self._models[name], settings, self._ceilings, self._stop.raise_if_set
@@ -263,8 +257,9 @@ class _PaperBench:
         return _list_rounds(self._training)
 
     def _release_training(self) -> None:
-        for measurement in itertools.chain.from_iterable(self._training.values()):
-            measurement.release()
+        for group in self._training.values():
+            for measurement in group:
+                measurement.release()
 
     def _prepare_scaling(self, seconds: float) -> Groups:
         lengths = self._sizes.lengths or choose_lengths(seconds, len(self._variants))
