@@ -22,7 +22,7 @@ from linformer_cli.system.signals import StopRequest
 
 from . import attention, sample, train
 from .agreement import require_model_agrees
-from .attention import PASS_POSITIONS, AttentionMeasurement, AttentionSettings
+from .attention import AttentionMeasurement, AttentionSettings
 from .copy import CopyReport, run_copy_task
 from .copy_task import PAPER_UPDATES, CopySettings, choose_size
 from .growth import describe_exponents
@@ -30,7 +30,7 @@ from .measure.ceilings import Ceilings
 from .measure.costs import count_product_flops
 from .models import BenchModel, build_models, load_models, preset_network
 from .paper_report import PaperConditions, PaperReport, describe_gaps
-from .paper_sizes import PAPER_LENGTHS, PAPER_TRAINING_BATCH, Sizes, choose_lengths, choose_sizes
+from .paper_sizes import PAPER_TRAINING_BATCH, Sizes, choose_lengths, choose_sizes, describe_scaling
 from .published import Source
 from .rounds import Measurement, rows_of, turns_of
 from .rows import AnyRow, Row
@@ -75,32 +75,22 @@ class PaperSettings:
     sizes: Sizes | None = None
 
 
-def run_paper_bench(
-    settings: PaperSettings,
-    report: Callable[[str, Row, int], None] = lambda part, row, number: None,
-    save: Callable[[PaperReport], None] = lambda report: None,
-    stop: StopRequest | None = None,
-) -> PaperReport:
-    """Measure as much as the budget allows. If `stop` is set, end early.
+class PaperBench:
+    """Measures as much as the budget allows. If `stop` is set, it ends early.
 
     `report` is called with the part, each row so far, and the number of the round, counted from 1. Rows that are left
     out are reported only in the first round. `save` is called with the report about every two minutes and at the end.
-    Raises `DisagreementError` if the parallel and the step form of a mechanism disagree.
+    A part builds its measurements when it begins, and keeps them by group title.
     """
-    return _PaperBench(settings, report, save, stop or StopRequest()).run()
-
-
-class _PaperBench:
-    """The parts of the benchmark. A part builds its measurements when it begins, and keeps them by group title."""
 
     def __init__(
         self,
         settings: PaperSettings,
-        report: Callable[[str, Row, int], None],
-        save: Callable[[PaperReport], None],
-        stop: StopRequest,
+        report: Callable[[str, Row, int], None] = lambda part, row, number: None,
+        save: Callable[[PaperReport], None] = lambda report: None,
+        stop: StopRequest | None = None,
     ) -> None:
-        self._settings, self._report, self._save, self._stop = settings, report, save, stop
+        self._settings, self._report, self._save, self._stop = settings, report, save, stop or StopRequest()
         self._began = self._saved = time.monotonic()
         self._sizes = settings.sizes or choose_sizes(settings.budget_seconds)
         first = settings.networks[0][1]
@@ -126,7 +116,10 @@ class _PaperBench:
         self._schedule = Schedule(parts, self._finish_group)
 
     def run(self) -> PaperReport:
-        """Run all parts until the budget is spent or the user interrupts them. Returns the report saved last."""
+        """Run all parts until the budget is spent or the user interrupts them. Returns the report saved last.
+
+        Raises `DisagreementError` if the parallel and the step form of a mechanism disagree.
+        """
         budget = self._settings.budget_seconds
         try:
             with contextlib.suppress(Interrupted):
@@ -263,14 +256,7 @@ class _PaperBench:
 
     def _prepare_scaling(self, seconds: float) -> Groups:
         lengths = self._sizes.lengths or choose_lengths(seconds, len(self._variants))
-        if len(lengths) < len(PAPER_LENGTHS):
-            listed = ", ".join(f"{length:,}" for length in lengths)
-            self._reduced.append(f"time and memory against T: at {listed}; the paper's are 512 to 65,536")
-        if self._sizes.pass_positions < PASS_POSITIONS:
-            self._reduced.append(
-                f"time and memory against T: {self._sizes.pass_positions:,} positions per pass (one sequence where T "
-                f"is longer), instead of {PASS_POSITIONS:,} as in lintx bench attention"
-            )
+        self._reduced += describe_scaling(lengths, self._sizes.pass_positions)
         settings = AttentionSettings(
             repeats=_PASSES_OF_ROUND,
             limit_seconds=_LONGEST_POINT_SHARE * seconds,

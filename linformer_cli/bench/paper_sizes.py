@@ -52,3 +52,17 @@ def choose_lengths(seconds: float, methods: int) -> list[int]:
     # Exponents need lengths that are far apart, but only large budgets reach the longest lengths.
     longest = min(len(PAPER_LENGTHS) - 1, count + 1)
     return [PAPER_LENGTHS[round(index * longest / (count - 1))] for index in range(count)]
+
+
+def describe_scaling(lengths: Sequence[int], pass_positions: int) -> list[str]:
+    """Return a line if there are fewer lengths than in the paper, and a line if passes have fewer positions."""
+    lines = []
+    if len(lengths) < len(PAPER_LENGTHS):
+        listed = ", ".join(f"{length:,}" for length in lengths)
+        lines.append(f"time and memory against T: at {listed}; the paper's are 512 to 65,536")
+    if pass_positions < PASS_POSITIONS:
+        lines.append(
+            f"time and memory against T: {pass_positions:,} positions per pass (one sequence where T is longer), "
+            f"instead of {PASS_POSITIONS:,} as in lintx bench attention"
+        )
+    return lines

@@ -47,7 +47,7 @@ def paper(
     seconds = options.parse_duration(budget)
     require_writable(out / "paper.json")
 
-    from linformer_cli.bench.paper import PaperSettings, run_paper_bench
+    from linformer_cli.bench.paper import PaperBench, PaperSettings
     from linformer_cli.bench.trained_runs import read_trained_runs
     from linformer_cli.system.device import choose_device
     from linformer_cli.system.signals import catch_signals
@@ -57,7 +57,7 @@ def paper(
     talk(f"device {place.value} ({place.reason}), about {budget}")
     settings = PaperSettings(seconds, place.value, trained)
     with catch_signals() as stop:
-        report = run_paper_bench(settings, _talk_about_row, lambda report: _write(out, report), stop)
+        report = PaperBench(settings, _talk_about_row, lambda report: _write(out, report), stop).run()
     talk(f"wrote {out}")
     if json:
         print_json(report)

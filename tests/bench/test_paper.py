@@ -12,7 +12,7 @@ from linformer_cli.bench import attention, paper, sample, train
 from linformer_cli.bench.copy_task import CopySettings
 from linformer_cli.bench.measure.pass_memory import PassMemory
 from linformer_cli.bench.models import BenchModel
-from linformer_cli.bench.paper import PaperSettings, run_paper_bench
+from linformer_cli.bench.paper import PaperBench, PaperSettings
 from linformer_cli.bench.paper_report import PaperReport
 from linformer_cli.bench.paper_sizes import PAPER_LENGTHS, PAPER_TRAINING_BATCH, Sizes, choose_lengths, choose_sizes
 from linformer_cli.bench.rows import Row
@@ -50,7 +50,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, ceilings) -> None:
 def measure(networks: Any, rounds: int = 1, **given: Any) -> PaperReport:
     sizes = given.pop("sizes", Sizes((1, 2), rounds, {"mnist-paper": 2}, 64, lengths=(16, 32)))
     runs = given.pop("runs", ())
-    return run_paper_bench(PaperSettings(600.0, "cpu", runs, networks, sizes), **given)
+    return PaperBench(PaperSettings(600.0, "cpu", runs, networks, sizes), **given).run()
 
 
 def test_the_budget_determines_the_sizes() -> None:
