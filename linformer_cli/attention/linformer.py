@@ -11,7 +11,7 @@ from linformer_cli.errors import UsageError
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
-from .parts.caches import add_cache, fit_rows
+from .parts.caches import add_cache, fit_rows, init_cache
 from .parts.near_and_rows import Pattern, attend_near_and_rows
 
 _DEFAULT_RANK = 4
@@ -151,11 +151,7 @@ class LinformerAttention(Attention):
         return max(positions - 1, 0) // self.block * self.rank + min(positions, self.block)
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> LinformerState:
-        keys, values = (
-            torch.zeros(batch, self.shape.heads, self._capacity(capacity), width, device=device, dtype=dtype)
-            for width in (self.shape.key_width, self.shape.value_width)
-        )
-        return LinformerState(keys, values, torch.zeros((), dtype=torch.int64, device=device))
+        return LinformerState(*init_cache(batch, self.shape, self._capacity(capacity), device, dtype))
 
     @torch.no_grad()
     def step(

@@ -12,7 +12,7 @@ from torch.nn import functional
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype, shrink_huge
-from .parts.caches import CacheLayout, add_cache, emit_rows, fit_rows, stack_spans
+from .parts.caches import CacheLayout, add_cache, emit_rows, fit_rows, init_cache, stack_spans
 from .parts.near_and_rows import Pattern, attend_near_and_rows
 
 # The fewest queries in a block that shares one slice of near keys. Larger blocks copy fewer keys but mask more scores.
@@ -186,15 +186,11 @@ class LongShortAttention(Attention):
         return self.window + positions // self.options.chunk * self.options.rank
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> LongShortState:
-        heads, widths = self.shape.heads, (self.shape.key_width, self.shape.value_width)
-        keys, values = (
-            torch.zeros(batch, heads, self._capacity(capacity), width, device=device, dtype=dtype) for width in widths
-        )
-        largest = torch.full(
-            (batch, heads, self.options.rank), -math.inf, device=device, dtype=accumulator_dtype(dtype)
-        )
-        sums = largest.new_zeros(batch, heads, self.options.rank, 1 + sum(widths))
-        return LongShortState(keys, values, largest, sums, torch.zeros((), dtype=torch.int64, device=device))
+        keys, values, position = init_cache(batch, self.shape, self._capacity(capacity), device, dtype)
+        size = batch, self.shape.heads, self.options.rank
+        largest = torch.full(size, -math.inf, device=device, dtype=accumulator_dtype(dtype))
+        sums = largest.new_zeros(*size, 1 + self.shape.key_width + self.shape.value_width)
+        return LongShortState(keys, values, largest, sums, position)
 
     @torch.no_grad()
     def step(

@@ -13,7 +13,7 @@ from linformer_cli.errors import UsageError
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
-from .parts.caches import CacheLayout, add_cache, emit_rows, stack_spans
+from .parts.caches import CacheLayout, add_cache, emit_rows, init_cache, stack_spans
 
 # Blocks shorter than this cost more overhead than they save in products.
 _SHORTEST_BLOCK = 16
@@ -215,11 +215,7 @@ class LongformerAttention(Attention):
         return torch.cat([known, local], dim=-1)
 
     def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> LongformerState:
-        keys, values = (
-            torch.zeros(batch, self.shape.heads, self.options.globals + self.ring, width, device=device, dtype=dtype)
-            for width in (self.shape.key_width, self.shape.value_width)
-        )
-        return LongformerState(keys, values, torch.zeros((), dtype=torch.int64, device=device))
+        return LongformerState(*init_cache(batch, self.shape, self.options.globals + self.ring, device, dtype))
 
     @torch.no_grad()
     def step(
