@@ -58,10 +58,7 @@ def complete(
         typer.Option("--fit", help="How to fit an image of another aspect ratio. Default: crop.", show_default=False),
     ] = None,
     invert: Annotated[bool, typer.Option("--invert", help="Invert the brightness of the images first.")] = False,
-    scale: Annotated[
-        int | None,
-        typer.Option("--scale", min=1, max=64, help="Factor by which pixels are enlarged.", show_default=False),
-    ] = None,
+    scale: options.Scale = None,
     gif: Annotated[
         Path | None,
         typer.Option(

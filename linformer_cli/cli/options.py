@@ -143,6 +143,10 @@ Channels = Annotated[
         show_default=False,
     ),
 ]
+Scale = Annotated[
+    int | None,
+    typer.Option("--scale", min=1, max=64, help="Factor by which pixels are enlarged.", show_default=False),
+]
 Temperature = Annotated[float, typer.Option("--temperature", help="Divides the log probabilities. Applied first.")]
 TopK = Annotated[
     int | None, typer.Option("--top-k", help="Sample from the K likeliest values. Applied second.", show_default=False)

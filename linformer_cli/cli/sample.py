@@ -53,10 +53,7 @@ def sample(
     columns: Annotated[
         int | None, typer.Option("--columns", min=1, help="Columns of the grid.", show_default=False)
     ] = None,
-    scale: Annotated[
-        int | None,
-        typer.Option("--scale", min=1, max=64, help="Factor by which pixels are enlarged.", show_default=False),
-    ] = None,
+    scale: options.Scale = None,
     temperature: options.Temperature = 1.0,
     top_k: options.TopK = None,
     top_p: options.TopP = None,
