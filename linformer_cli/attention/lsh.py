@@ -131,11 +131,10 @@ class LshAttention(Attention):
         counts = bucket.new_zeros(rounds, rows_of, buckets).scatter_add_(-1, bucket, torch.ones_like(bucket))
         starts = counts.cumsum(dim=-1) - counts
         gaps = (counts > 0).cumsum(dim=-1) - 1  # number of non-empty buckets before this one
-        place = torch.arange(new, device=q.device)
+        place, offsets = (torch.arange(count, device=q.device) for count in (new, window))
         gap = window * gaps.gather(-1, sorted_bucket)
-        positions = order + known
+        positions, nowhere = order + known, known + new
 
-        nowhere = known + new
         if rings is None:
             ring = bucket.new_full((rounds, rows_of, buckets, window), EMPTY)
             used, at = new, place.expand_as(gap)
@@ -148,7 +147,6 @@ class LshAttention(Attention):
         rows = bucket.new_full((rounds, rows_of, size + window), nowhere).scatter_(-1, at, positions)
         key_codes = bucket.new_full((rounds, rows_of, nowhere + 1), -window - 1).scatter_(-1, positions, codes)
         query_codes = bucket.new_full((rounds, rows_of, size), -3 * window - 3).scatter_(-1, at, codes)
-        offsets = torch.arange(window, device=q.device)
         if rings is not None:
             # Rings of buckets without new positions go after the last slot and are cut off.
             first = torch.where(counts > 0, starts + window * gaps, size).unsqueeze(-1)

@@ -201,9 +201,8 @@ class PerformerAttention(Attention):
             sums, s = kernels.sum_causally(a, b, values, None, carried, logarithms=True)
         else:
             units = c.unsqueeze(2)
-            phi_q, phi_k = (a + units).softmax(dim=-1), (b - units).exp()
-            sums, s = causal_sums(phi_q, phi_k, values, carried, self.options.chunk)
-        # `exponentiate` has overwritten the logarithms.
+            sums, s = causal_sums((a + units).softmax(dim=-1), (b - units).exp(), values, carried, self.options.chunk)
+        del a, b  # these tensors are large, and `exponentiate` has overwritten them
         return divide_sums(sums, lambda: self._log_features(q, k), values, before), PerformerState(s, c)
 
     def _attend_trigonometric(
