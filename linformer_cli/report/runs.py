@@ -53,21 +53,20 @@ def _build_bits_curves(series: Sequence[RunSeries], place: _Place) -> list[Curve
         low, high = ([point.bits_per_dim + sign * (point.standard_error or 0) for point in points] for sign in (-1, 1))
         x, y = [place(point) for point in points], [point.bits_per_dim for point in points]
         curves.append(Curve(f"{run.label}, validation", x, y, low, high, colour, _VALIDATION_DASH))
-        x, y = [place(point) for point in run.training], [point.bits_per_dim for point in run.training]
-        curves.append(Curve(_training_label(run), x, y, colour=colour, dash=_TRAINING_DASH))
+        curves.append(_build_training_curve(run, colour, place, [point.bits_per_dim for point in run.training]))
     return curves
 
 
 def _build_rate_curves(series: Sequence[RunSeries], place: _Place) -> list[Curve]:
-    curves = []
-    for colour, run in enumerate(series):
-        x, y = [place(point) for point in run.training], [point.learning_rate for point in run.training]
-        curves.append(Curve(_training_label(run), x, y, colour=colour, dash=_TRAINING_DASH))
-    return curves
+    return [
+        _build_training_curve(run, colour, place, [point.learning_rate for point in run.training])
+        for colour, run in enumerate(series)
+    ]
 
 
-def _training_label(run: RunSeries) -> str:
-    return f"{run.label}, training"
+def _build_training_curve(run: RunSeries, colour: int, place: _Place, y: list[float]) -> Curve:
+    x = [place(point) for point in run.training]
+    return Curve(f"{run.label}, training", x, y, colour=colour, dash=_TRAINING_DASH)
 
 
 def find_grids(run: Path, most: int) -> dict[int, Path]:

@@ -46,9 +46,8 @@ def render_preview(images: NDArray[np.uint8], width: int, height_limit: int = 28
     count, image_rows, image_columns = images.shape[0], math.ceil(images.shape[1] / 2), images.shape[2]
     per_line = (width + GAP_COLUMNS) // (image_columns + GAP_COLUMNS)
     lines = min(math.ceil(count / per_line), height_limit // image_rows)
-    gap_rows = (
-        1 if lines * (image_rows + 1) - 1 <= height_limit else 0
-    )  # an additional line of images is more useful than gaps
+    # An additional line of images is more useful than gaps.
+    gap_rows = 1 if lines * (image_rows + 1) - 1 <= height_limit else 0
     text = Text(no_wrap=True, overflow="crop")
     for line in range(lines):
         if line:
