@@ -180,7 +180,7 @@ class AttentionMeasurement(Measurement[AttentionRow, Callable[[], None]]):
                 self.memory = self._measure_memory()
             finally:
                 self.check()  # Ctrl-C also ends the fresh process, so this failure may be an interruption
-        work = build_pass(self._setup, inputs=self._inputs)
+        work = build_pass(self._setup, self._inputs)
         work()
         return work
 

@@ -39,7 +39,7 @@ class PassSetup:
 Inputs = WeakValueDictionary[tuple[str, int], torch.Tensor]
 
 
-def build_pass(setup: PassSetup, seed: int = 0, inputs: Inputs | None = None) -> Callable[[], None]:
+def build_pass(setup: PassSetup, inputs: Inputs | None = None) -> Callable[[], None]:
     """Build a forward pass from the initial state and a backward pass from a random gradient to inputs and parameters.
 
     The first call also draws the inputs. Drawing them takes about as long as a pass of the fastest mechanism, so use
@@ -47,7 +47,7 @@ def build_pass(setup: PassSetup, seed: int = 0, inputs: Inputs | None = None) ->
     Between calls, a pass keeps only its inputs. A mechanism that uses the layout of an image gets the sequence as an
     approximately square image.
     """
-    attention = _build(setup, seed)
+    attention = _build(setup)
     shape = attention.shape  # a mechanism may have its own widths
     shared = Inputs() if inputs is None else inputs
     kept: dict[tuple[str, int], torch.Tensor] = {}
@@ -57,7 +57,7 @@ def build_pass(setup: PassSetup, seed: int = 0, inputs: Inputs | None = None) ->
         if tensor is None:
             size = (setup.batch, shape.heads, shape.positions, channels)
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed + _KINDS.index(kind))
+                torch.manual_seed(_KINDS.index(kind))
                 tensor = torch.randn(size, device=setup.device).requires_grad_(kind != "gradient")
             shared[kind, channels] = tensor
         kept[kind, channels] = tensor
@@ -85,11 +85,11 @@ def count_least_bytes(setup: PassSetup) -> int:
     return 4 * setup.batch * shape.heads * shape.positions * (3 * inputs + 2 * shape.value_width)
 
 
-def _build(setup: PassSetup, seed: int = 0) -> Attention:
+def _build(setup: PassSetup) -> Attention:
     width, row = setup.head_width, max(1, round(setup.positions**0.5))
     shape = AttentionShape(setup.heads, width, width, setup.positions, row)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         return build_attention(setup.attention, dict(setup.options), shape).to(setup.device).train()
 
 
