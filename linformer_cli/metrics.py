@@ -16,7 +16,7 @@ METRICS_FILE = "metrics.csv"
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsRow:
-    """One row of the log, about training or about a validation.
+    """One row of the log: figures of training steps, or of a validation.
 
     A value that was not measured is None here and an empty cell in the file.
     `train_bits_per_dim` and `images_per_second` are means over the steps since the previous training row.

@@ -156,7 +156,7 @@ def _split(ink: Floats) -> float:
 
 
 def _span_without_specks(ink: Floats) -> slice:
-    """The slice of ink [n] without its ends, which hold only a speck's share of the ink."""
+    """The slice of ink [n] without its two ends, each with at most the fraction `_SPECK` of the ink."""
     share = np.cumsum(ink) / ink.sum()
     return slice(int(np.searchsorted(share, _SPECK)), int(np.searchsorted(share, 1 - _SPECK)) + 1)
 
