@@ -1,44 +1,91 @@
-"""`lintx export`: a checkpoint without its training state, small enough to share."""
+"""`lintx export`: a checkpoint without its training state, or a program that needs no Python."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from linformer_cli.errors import UsageError
+from linformer_cli.errors import LintxError, UsageError
 
 from . import options
 from .output import print_json, talk
+
+if TYPE_CHECKING:
+    from linformer_cli.checkpoint import Checkpoint
+
+Format = Literal["fp32", "bf16", "int8"]
 
 
 def export(
     checkpoint: Annotated[
         str, typer.Argument(metavar="CHECKPOINT", help="A run, a checkpoint folder or a shipped name.")
     ],
-    out: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder to create.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to create, or a file that ends in .lintx.")],
     dtype: Annotated[
-        Literal["fp32", "bf16"], typer.Option("--dtype", help="bf16 rounds the weights and halves the file.")
-    ] = "fp32",
+        Format | None,
+        typer.Option(
+            "--dtype",
+            help="Format of the weights. bf16 halves the size. int8, a quarter of the size, is for programs; it draws "
+            "the same images on every processor. Default: fp32 for a folder, int8 for a program.",
+            show_default=False,
+        ),
+    ] = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
     """Copy a model out of its run.
 
-    The copy holds the weights, the configuration and the model card, but no training state. `lintx eval` shows the
+    A folder holds the weights, the configuration and the model card, but no training state. `lintx eval` shows the
     effect of rounding on bits/dim.
+
+    A `.lintx` file is a program: the weights and the list of operations that draw an image. C++ code that comes with
+    lintx runs the program without Python.
 
     Examples:
 
     - `lintx export runs/first digits --dtype bf16`
+    - `lintx export runs/first digits.lintx`
     """
-    from linformer_cli.checkpoint import WEIGHTS, load_weights, read_checkpoint, save_checkpoint
+    from linformer_cli.checkpoint import read_checkpoint
+    from linformer_cli.native.program_file import SUFFIX
+
+    program = out.suffix == SUFFIX
+    if out.exists():
+        raise UsageError(f"'{out}' exists already; name another {'file' if program else 'folder'}")
+    if dtype == "int8" and not program:
+        raise UsageError(f"--dtype int8 is for programs; name a file that ends in {SUFFIX}, or choose bf16")
+    found = read_checkpoint(checkpoint)
+    if program:
+        _export_program(found, out, dtype or "int8", json)
+    else:
+        _export_folder(found, out, dtype or "fp32", json)
+
+
+def _export_folder(found: "Checkpoint", out: Path, dtype: Format, json: bool) -> None:
+    from linformer_cli.checkpoint import WEIGHTS, load_weights, save_checkpoint
     from linformer_cli.system.device import torch_dtype
 
-    if out.exists():
-        raise UsageError(f"'{out}' exists already; name another folder")
-    found = read_checkpoint(checkpoint)
     details = save_checkpoint(out, load_weights(found), found.info, weights_dtype=torch_dtype(dtype))
     size = (out / WEIGHTS).stat().st_size
     talk(f"wrote {out}: {size:,} bytes of weights")
     if json:
         print_json({"checkpoint": out, "weights_bytes": size, "weights_sha256": details.weights_sha256})
+
+
+def _export_program(found: "Checkpoint", out: Path, dtype: Format, json: bool) -> None:
+    from linformer_cli.checkpoint import load_weights
+    from linformer_cli.files import write_file
+    from linformer_cli.model.program import encode_model
+    from linformer_cli.native.program import NoProgram
+    from linformer_cli.sampling.engines.native import NativeEngine
+    from linformer_cli.system.device import product_dtype, torch_dtype
+
+    model = load_weights(found, dtype=torch_dtype(dtype))
+    try:
+        data = encode_model(model, NativeEngine.window, product_dtype(dtype))
+    except NoProgram as error:
+        raise LintxError(f"'{found.path}' cannot become a program: {error}") from None
+    write_file(out, data)
+    talk(f"wrote {out}: {len(data):,} bytes")
+    if json:
+        print_json({"program": out, "bytes": len(data), "weights_sha256": found.digest})

@@ -3,7 +3,9 @@
 import torch
 
 from linformer_cli.native.program import Builder, Kind, NoProgram, Program
+from linformer_cli.native.program_file import Images, encode_program
 
+from .heads import MixtureHead
 from .pixel_model import PixelModel
 
 
@@ -28,3 +30,14 @@ def compile_step(model: PixelModel, window: int = 1, products: torch.dtype | Non
     output = builder.project(model.head.projection, builder.norm(model.norm), "output")
     parts = tuple(builder.buffers), tuple(builder.operations)
     return Program(products, window, *parts, recent, label, output, tuple(states))
+
+
+def encode_model(model: PixelModel, window: int, products: torch.dtype | None = None) -> bytes:
+    """The bytes of a program file (`native/program_file.py`) that draws the images of `model`.
+
+    `compile_step` explains `window` and `products`, and what it raises.
+    """
+    head, shape = model.head, model.config.image
+    mixture = (head.mixtures, head.log_scale_bounds) if isinstance(head, MixtureHead) else ()
+    images = Images(shape.channels, shape.height, shape.width, shape.levels, model.config.classes, *mixture)
+    return encode_program(compile_step(model, window, products), images)

@@ -350,6 +350,22 @@ def test_export_rounds_the_weights_and_can_be_loaded(lintx, run_folder, tmp_path
     assert lintx("export", run_folder, out).code == 2
 
 
+def test_export_writes_a_program(lintx, run_folder, tmp_path):
+    sizes = {}
+    for dtype in ("fp32", "bf16", "int8"):
+        out = tmp_path / f"{dtype}.lintx"
+        document = lintx("export", run_folder, out, "--dtype", dtype, "--json").document
+        assert document["program"] == str(out) and document["bytes"] == out.stat().st_size
+        sizes[dtype] = document["bytes"]
+    assert sizes["int8"] < sizes["bf16"] < sizes["fp32"]
+    assert lintx("export", run_folder, tmp_path / "default.lintx").code == 0
+    assert (tmp_path / "default.lintx").read_bytes() == (tmp_path / "int8.lintx").read_bytes()
+    again = lintx("export", run_folder, tmp_path / "int8.lintx")
+    assert again.code == 2 and "exists already; name another file" in again.stderr
+    folder = lintx("export", run_folder, tmp_path / "folder", "--dtype", "int8")
+    assert folder.code == 2 and "ends in .lintx" in folder.stderr and not (tmp_path / "folder").exists()
+
+
 def test_a_pickled_file_is_refused(lintx, tmp_path):
     pickled = tmp_path / "model.pt"
     pickled.write_bytes(b"\x80\x04anything")

@@ -1,4 +1,4 @@
-"""The memory of the `native` engine's programs: structures, packed weights, and the states of a batch."""
+"""The memory of the `native` engine's programs: structures, and the states of a batch."""
 
 import ctypes
 from collections.abc import Sequence
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from linformer_cli.native import compiler
-from linformer_cli.native.constants import BUFFERS, INTEGERS, LANES, REALS, TILE_ROWS
+from linformer_cli.native.constants import BUFFERS, INTEGERS, REALS
+from linformer_cli.native.packing import pack
 from linformer_cli.native.program import Kind, Program
 
 SOURCE = Path(compiler.__file__).with_name("engine.cpp")
@@ -135,36 +135,3 @@ class Memory:
         """Copy tensors [B, ...] to the states of a layer. A tensor [1, ...] is copied to all images."""
         for index, state in zip(self.program.states[layer], states, strict=True):
             self.tensors[index].copy_(state.reshape(len(state), -1))
-
-
-def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return weights [rows, columns] in the layout of `project`: [rows / 16, words per row, 16] words of 32 bits.
-
-    A word is one float, two bfloat16 numbers or four 8-bit integers. Zeros fill incomplete words and tiles. A row of
-    integers has two more words: its scale as a float, and the sum of its integers.
-    """
-    missing_columns, missing_rows = -weight.shape[1] % (4 // dtype.itemsize), -len(weight) % TILE_ROWS
-    weight = functional.pad(weight, (0, missing_columns, 0, missing_rows))
-    if dtype != torch.int8:
-        return _arrange(weight.to(dtype))
-    integers, scales = quantise(weight)
-    sums = integers.sum(dim=1, dtype=torch.int32)
-    tail = torch.stack((scales.view(torch.int32), sums), dim=1)
-    return torch.cat((_arrange(integers), _arrange(tail)), dim=1)
-
-
-def _arrange(rows: Tensor) -> Tensor:
-    """Return rows that consist of whole words as int32 [rows / 16, words, 16]."""
-    panels: Tensor = rows.contiguous().view(torch.int32).unflatten(0, (-1, LANES))
-    return panels.transpose(1, 2).contiguous()
-
-
-def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return integers int8 [rows, columns] from -127 to 127, and the factor float32 [rows] of each row.
-
-    The factor is NaN for a row that contains NaN or infinity.
-    """
-    weight = weight.float()
-    scales = weight.abs().amax(dim=1) / 127
-    scales = scales.where(scales.isfinite(), torch.nan)
-    return (weight / scales.unsqueeze(1)).round().clamp(-127, 127).nan_to_num(0).to(torch.int8), scales

@@ -1,0 +1,38 @@
+// An example of runner.h: `draw PROGRAM SEED COUNT > images.pgm` draws images and writes them one below the other.
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <vector>
+
+#include "runner.h"
+
+static int complain() {
+    std::fprintf(stderr, "error: %s\n", lintx_error());
+    return 1;
+}
+
+int main(int count, char** words) {
+    if (count != 4) return std::fprintf(stderr, "usage: draw PROGRAM SEED COUNT > images.pgm\n"), 2;
+    std::ifstream file(words[1], std::ios::binary);
+    const std::vector<char> data{std::istreambuf_iterator<char>(file), {}};
+    const int64_t images = std::atoll(words[3]);
+    lintx_runner* runner = lintx_open(data.data(), static_cast<int64_t>(data.size()), images);
+    if (!runner || lintx_start(runner, std::strtoull(words[2], nullptr, 10), 0, nullptr)) return complain();
+    const lintx_description shape = lintx_describe(runner);
+    for (int64_t known = 0; known < shape.values;) {
+        known = lintx_draw_next(runner);
+        if (known < 0) return complain();
+    }
+    // P5 is grey and P6 is red, green and blue.
+    std::printf("P%d\n%lld %lld\n255\n", shape.channels == 3 ? 6 : 5, static_cast<long long>(shape.width),
+                static_cast<long long>(shape.height * images));
+    std::vector<uint8_t> pixels(static_cast<size_t>(shape.values));
+    for (int64_t image = 0; image < images; image++) {
+        lintx_pixels(runner, image, pixels.data());
+        std::fwrite(pixels.data(), 1, pixels.size(), stdout);
+    }
+    lintx_close(runner);
+    return 0;
+}

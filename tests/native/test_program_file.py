@@ -1,0 +1,342 @@
+"""Tests that a program file draws the images of `lintx sample --precision int8` without Python, and that damage is
+found.
+"""
+
+import ctypes
+import re
+import shutil
+import subprocess
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from machine import HAS_COMPILER
+from numpy.typing import NDArray
+from sampling.cases import CHANGES
+from sampling.test_native_mechanisms import POSITIONS, VARIANTS
+
+from linformer_cli.checkpoint import load_model
+from linformer_cli.config import ImageShape
+from linformer_cli.data.sequence import values_to_images
+from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.model.program import encode_model
+from linformer_cli.native import compiler
+from linformer_cli.native.constants import definitions
+from linformer_cli.sampling.choose import Filters, UniformStreams
+from linformer_cli.sampling.decode import Sampler
+from linformer_cli.sampling.engines import NATIVE
+from linformer_cli.sampling.engines.native import NativeEngine
+from linformer_cli.sampling.engines.native_memory import EXACT, SOURCE
+
+pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="the native engine needs a C++ compiler")
+
+NATIVE_FOLDER = SOURCE.parent
+RUNNER = NATIVE_FOLDER / "runner.cpp"
+SEED = 2**63 - 1
+_SIZE, _POINTER = ctypes.c_int64, ctypes.c_void_p
+_SIGNATURES = {
+    "lintx_open": (_POINTER, [ctypes.c_char_p, _SIZE, _SIZE]),
+    "lintx_close": (None, [_POINTER]),
+    "lintx_error": (ctypes.c_char_p, []),
+    "lintx_use_threads": (None, [_POINTER, _SIZE]),
+    "lintx_start": (_SIZE, [_POINTER, ctypes.c_uint64, ctypes.c_uint64, _POINTER]),
+    "lintx_draw_next": (_SIZE, [_POINTER]),
+    "lintx_give_next": (_SIZE, [_POINTER, _POINTER]),
+    "lintx_probabilities": (_SIZE, [_POINTER, _SIZE, _POINTER]),
+    "lintx_values": (ctypes.POINTER(_SIZE), [_POINTER, _SIZE]),
+    "lintx_pixels": (None, [_POINTER, _SIZE, _POINTER]),
+    "lintx_state": (ctypes.POINTER(ctypes.c_float), [_POINTER, *[_SIZE] * 3, ctypes.POINTER(_SIZE)]),
+}
+
+
+class Refused(Exception):
+    """An error of the runner."""
+
+
+class Runner:
+    """The functions of runner.h."""
+
+    def __init__(self, library: ctypes.CDLL, data: bytes, image: ImageShape, batch: int = 1) -> None:
+        self.library, self.image, self.batch = library, image, batch
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+        self.handle = library.lintx_open(data, len(data), batch)
+        self.check(-1 if self.handle is None else 0)
+
+    def check(self, result: int) -> int:
+        if result < 0:
+            raise Refused(self.library.lintx_error().decode())
+        return result
+
+    def start(self, seed: int = SEED, first: int = 0, labels: Sequence[int] | None = None) -> None:
+        array = None if labels is None else (_SIZE * self.batch)(*labels)
+        self.check(self.library.lintx_start(self.handle, seed, first, array))
+
+    def draw(self) -> int:
+        return self.check(self.library.lintx_draw_next(self.handle))
+
+    def give(self, *values: int) -> int:
+        return self.check(self.library.lintx_give_next(self.handle, (_SIZE * self.batch)(*values)))
+
+    def finish(self) -> NDArray[np.int64]:
+        """Draw all other values; returns the values [batch, T]."""
+        while self.draw() < self.image.positions:
+            pass
+        found = [self.library.lintx_values(self.handle, n)[: self.image.positions] for n in range(self.batch)]
+        return np.array(found)
+
+    def probabilities(self, image: int) -> NDArray[np.float64]:
+        found = np.empty(self.image.levels)
+        self.check(self.library.lintx_probabilities(self.handle, image, found.ctypes.data))
+        return found
+
+    def pixels(self, image: int) -> NDArray[np.uint8]:
+        found = np.empty((self.image.height, self.image.width, self.image.channels), np.uint8)
+        self.library.lintx_pixels(self.handle, image, found.ctypes.data)
+        return found
+
+    def state(self, image: int, layer: int, number: int) -> NDArray[np.float32] | None:
+        count = _SIZE()
+        found = self.library.lintx_state(self.handle, image, layer, number, ctypes.byref(count))
+        return np.array(found[: count.value // 4], np.float32) if found else None
+
+
+@pytest.fixture
+def open_program(compile_once) -> Iterator[Callable[..., Runner]]:
+    """Provides `open_program(model, batch)`, which makes a runner from the int8 program of a model or from a file."""
+    compile_once(RUNNER, EXACT)
+    runners = []
+
+    def open_program(model: PixelModel, batch: int = 1, data: bytes | None = None) -> Runner:
+        data = data or encode_int8(model)
+        runners.append(Runner(compiler.load_library(RUNNER, EXACT), data, model.config.image, batch))
+        return runners[-1]
+
+    yield open_program
+    for runner in runners:
+        runner.library.lintx_close(runner.handle)
+
+
+def encode_int8(model: PixelModel) -> bytes:
+    return encode_model(model, NativeEngine.window, torch.int8)
+
+
+def sample(model: PixelModel, indices: Sequence[int], labels: Sequence[int] | None = None) -> NDArray[np.int64]:
+    """Return the values [batch, T] that `lintx sample --precision int8` draws."""
+    sampler = Sampler(model, SEED, engine=NATIVE, products=torch.int8)
+    return sampler.sample(indices, labels).values.long().numpy()
+
+
+@pytest.mark.parametrize("changes", CHANGES)
+def test_a_program_draws_the_images_of_the_sampler(open_program, build_tiny_model, changes) -> None:
+    model = build_tiny_model(**CHANGES[changes])
+    expected = sample(model, range(5, 8))
+    runner = open_program(model, batch=3)
+    runner.start(first=5)
+    assert np.array_equal(runner.finish(), expected)
+    pixels = values_to_images(torch.from_numpy(expected), model.config.image)
+    assert np.array_equal(runner.pixels(2), pixels[2])
+    alone = open_program(model)
+    alone.start(first=6)
+    assert np.array_equal(alone.finish(), expected[1:2])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_mechanism_draws_the_images_of_the_sampler(open_program, build_tiny_model, variant) -> None:
+    attention, options = VARIANTS[variant]
+    image = ImageShape(height=POSITIONS // 10, width=10, levels=16)
+    model = build_tiny_model(attention=attention, attention_options=options, image=image)
+    expected, data = sample(model, range(2)), encode_int8(model)
+    for batch in (1, 2):
+        runner = open_program(model, batch, data)
+        runner.start()
+        assert np.array_equal(runner.finish(), expected[:batch])
+
+
+def test_the_number_of_threads_does_not_change_an_image(open_program, build_tiny_model) -> None:
+    model = build_tiny_model()
+    runner = open_program(model, batch=7)
+    runner.library.lintx_use_threads(runner.handle, 3)
+    runner.start()
+    assert np.array_equal(runner.finish(), sample(model, range(7)))
+
+
+def test_classes_are_chosen_or_rotate(open_program, build_tiny_model) -> None:
+    model = build_tiny_model(classes=3)
+    runner = open_program(model, batch=4)
+    runner.start(labels=[2, 2, 0, 1])
+    assert np.array_equal(runner.finish(), sample(model, range(4), [2, 2, 0, 1]))
+    runner.start()
+    assert np.array_equal(runner.finish(), sample(model, range(4)))
+    for wrong in (-1, 3):
+        with pytest.raises(Refused, match="classes are 0 to 2"):
+            runner.start(labels=[0, 0, 0, wrong])
+
+
+def test_look_ahead_continues_after_single_steps(open_program, build_tiny_model) -> None:
+    model = build_tiny_model()
+    runner = open_program(model)
+    runner.start()
+    while (known := runner.draw()) < 40:
+        if known % 3 == 0:
+            runner.probabilities(0)  # the next draw takes a single step
+    assert np.array_equal(runner.finish(), sample(model, [0]))
+
+
+@pytest.mark.parametrize("head", ["categorical", "mixture"])
+def test_probabilities_and_states_are_those_of_the_engine(open_program, build_tiny_model, head) -> None:
+    model = build_tiny_model(head=head)
+    prefix = torch.randint(0, 16, (2, 20), generator=torch.Generator().manual_seed(4))
+    engine = NativeEngine(model, 2, products=torch.int8)
+    runner = open_program(model, batch=2)
+    runner.start()
+    tokens = model.start_tokens(2)
+    for known in range(20):
+        expected = model.head.log_probabilities(engine.step(tokens)).exp()
+        for image in range(2):
+            found = runner.probabilities(image)
+            assert found.sum() == pytest.approx(1, abs=1e-12)
+            assert found == pytest.approx(expected[image].numpy(), abs=1e-6)
+        states = engine.states[1:]  # the first one is the ring of recent values
+        for number, state in enumerate(states):
+            layer, place = divmod(number, len(states) // 2)
+            assert np.array_equal(runner.state(1, layer, place), state[1].numpy())
+        tokens = prefix[:, known]
+        assert runner.give(*tokens.tolist()) == known + 1
+    assert runner.state(1, 2, 0) is runner.state(2, 0, 0) is runner.state(0, 0, 9) is None
+    assert np.array_equal(runner.finish()[:, :20], prefix.numpy())
+
+
+def test_a_prefix_uses_no_random_numbers(open_program, build_tiny_model) -> None:
+    model = build_tiny_model()
+    engine = NativeEngine(model, 1, look_ahead=False, products=torch.int8)
+    parameters = engine.step(model.start_tokens(1))
+    runner = open_program(model)
+    runner.start()
+    for value in (3, 1, 4, 1, 5):
+        runner.give(value)
+        parameters = engine.step(torch.tensor([value]))
+    rest = engine.draw_values(parameters, UniformStreams(SEED, [0]), Filters(), 59)
+    assert np.array_equal(runner.finish()[:, 5:], rest.numpy())
+
+
+def test_wrong_calls_are_refused(open_program, build_tiny_model) -> None:
+    model = build_tiny_model()
+    runner = open_program(model)
+    for wrong in (-1, 16):
+        with pytest.raises(Refused, match="values are 0 to 15"):
+            runner.give(wrong)
+    with pytest.raises(Refused, match="no such image"):
+        runner.probabilities(1)
+    runner.finish()
+    for call in (runner.draw, lambda: runner.give(0), lambda: runner.probabilities(0)):
+        with pytest.raises(Refused, match="all values"):
+            call()
+    with pytest.raises(Refused, match="a batch has"):
+        open_program(model, batch=0)
+
+
+def test_a_damaged_model_is_refused(open_program, build_tiny_model) -> None:
+    model = build_tiny_model()
+    model.norm.bias.data[0] = torch.nan
+    for batch in (1, 2):
+        runner = open_program(model, batch)
+        for _ in range(2):
+            with pytest.raises(Refused, match="not a finite number"):
+                runner.draw()
+
+
+def test_a_damaged_file_is_refused(open_program, build_tiny_model) -> None:
+    model = build_tiny_model()
+    data = encode_int8(model)
+    cases = {
+        "not a program file": b"PK" + data[2:],
+        "has format 2": data[:8] + b"\2" + data[9:],
+        "bytes instead of": data[:-1],
+        "checksum": data[:-9] + b"!" + data[-8:],
+    }
+    for reason, damaged in cases.items():
+        with pytest.raises(Refused, match=reason):
+            open_program(model, data=damaged)
+    for length in [*range(1, 100), *range(100, len(data), 997)]:
+        with pytest.raises(Refused):
+            open_program(model, data=data[:length])
+
+
+def test_unknown_and_unsound_operations_are_refused(open_program, build_tiny_model) -> None:
+    model = build_tiny_model()
+    data = encode_int8(model)
+
+    def replace(old: bytes, new: bytes) -> bytes:
+        damaged = data[32:].replace(old, new, 1)
+        assert damaged != data[32:]
+        return data[:24] + zlib.crc32(damaged).to_bytes(8, "little") + damaged
+
+    with pytest.raises(Refused, match=r"unknown operation 'mix\.tinear'"):
+        open_program(model, data=replace(b"mix.linear", b"mix.tinear"))
+    heads = (2).to_bytes(8, "little") + (8).to_bytes(8, "little") * 2
+    with pytest.raises(Refused, match=r"operation 'mix\.linear' leaves its buffers"):
+        open_program(model, data=replace(heads, (3).to_bytes(8, "little") + heads[8:]))
+
+
+def test_every_operation_has_a_rule() -> None:
+    names = {}
+    for file in ("engine.cpp", "operation_rules.h"):
+        names[file] = set(re.findall(r'^    \{"([a-z_.]+)",', (NATIVE_FOLDER / file).read_text(), re.MULTILINE))
+    assert names["engine.cpp"] == names["operation_rules.h"] != set()
+
+
+def compile_executable(target: Path, *arguments: str) -> None:
+    """Compile C++ for any processor of this architecture, as docs/reference/formats.md explains."""
+    program = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))))
+    flags = ("-std=c++17", "-ffp-contract=off", *definitions(), "-I", str(NATIVE_FOLDER))
+    subprocess.run([program, *flags, *arguments, str(RUNNER), "-o", str(target), "-pthread"], check=True)
+
+
+def test_an_executable_draws_the_images_of_a_shipped_model(tmp_path) -> None:
+    model = load_model("mnist-deep")
+    (tmp_path / "digits.lintx").write_bytes(encode_int8(model))
+    compile_executable(tmp_path / "draw", "-O1", str(NATIVE_FOLDER / "draw.cpp"))
+    expected = Sampler(model, 11, engine=NATIVE, products=torch.int8).sample_images(2)
+    for count in (1, 2):
+        drawn = subprocess.run(
+            [tmp_path / "draw", tmp_path / "digits.lintx", "11", str(count)], env={}, check=True, capture_output=True
+        )
+        assert drawn.stdout == b"P5\n28 %d\n255\n" % (28 * count) + expected[:count].tobytes()
+    (tmp_path / "digits.lintx").write_bytes(b"LINTX")
+    drawn = subprocess.run(
+        [tmp_path / "draw", tmp_path / "digits.lintx", "11", "1"], check=False, capture_output=True, text=True
+    )
+    assert (drawn.returncode, drawn.stderr) == (1, "error: this is not a program file of lintx\n")
+
+
+@pytest.mark.slow
+def test_no_damage_makes_a_program_leave_its_memory(build_tiny_model, tmp_path) -> None:
+    image = ImageShape(height=POSITIONS // 10, width=10, levels=16)
+    models = [build_tiny_model(attention=name, attention_options=o, image=image) for name, o in VARIANTS.values()]
+    models += [build_tiny_model(**changes) for key, changes in CHANGES.items() if "hashed" not in key]
+    files = []
+    for number, model in enumerate(models):
+        products = (torch.int8, torch.float32, torch.bfloat16)[number % 3]
+        files.append(tmp_path / f"{number}.lintx")
+        files[-1].write_bytes(encode_model(model, NativeEngine.window, products))
+    # Elementary functions of NaN shift by too much, products of damaged 16-bit numbers overflow, and copies of no bytes
+    # may have null addresses. All are harmless.
+    sanitizers = (
+        "-fsanitize=address,undefined",
+        "-fno-sanitize=shift,signed-integer-overflow,nonnull-attribute",
+        "-fno-sanitize-recover=all",
+    )
+    fuzz = str(Path(__file__).with_name("fuzz.cpp"))
+    compile_executable(tmp_path / "fuzz", "-O1", *sanitizers, fuzz)
+    environment = {"ASAN_OPTIONS": "allocator_may_return_null=1:max_allocation_size_mb=1000"}
+    found = subprocess.run(
+        [tmp_path / "fuzz", "1", "40", *files], env=environment, check=False, capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stderr[-2000:]
+    accepted, tried = map(int, re.findall(r"\d+", found.stdout))
+    assert 0 < accepted < tried
