@@ -221,8 +221,11 @@ int64_t lintx_start(lintx_runner* runner, uint64_t seed, uint64_t first, const i
         char* memory = runner->buffers[n].data;
         const int64_t numbers = runner->batch() * buffer.width;
         if (buffer.type == Type::FLOAT32) fill<float>(memory, numbers, buffer.initial);
+        if (buffer.type == Type::FLOAT64) fill<double>(memory, numbers, buffer.initial);
+        if (buffer.type == Type::BFLOAT16) fill<bfloat16>(memory, numbers, buffer.initial);
         if (buffer.type == Type::INT16) fill<int16_t>(memory, numbers, buffer.initial);
         if (buffer.type == Type::INT32) fill<int32_t>(memory, numbers, buffer.initial);
+        if (buffer.type == Type::INT64) fill<int64_t>(memory, numbers, buffer.initial);
     }
     for (int64_t image = 0; file.classes && image < runner->batch(); image++)
         *runner->memory<int64_t>(file.label, image) =
