@@ -125,7 +125,7 @@ def _split_error(model: PixelModel, tokens: Tensor, whole: Tensor, generator: to
 
 
 def _causality_error(model: PixelModel, tokens: Tensor, whole: Tensor) -> float:
-    """Change every token from some position onwards, for three positions. Return the largest change in outputs before it."""
+    """Change every token from one of three positions onwards. Return the largest change in earlier outputs."""
     worst = 0.0
     for place in {max(1, int(tokens.shape[1] * share)) for share in (0.1, 0.5, 0.95)}:
         if place >= tokens.shape[1]:
