@@ -10,6 +10,7 @@ from torch.nn import functional
 from linformer_cli.native.program import MixInputs
 
 from .base import AttentionShape, Memory, accumulator_dtype
+from .parts.caches import add_cache, cache_format
 from .parts.gated import GatedAttention, GatedOptions
 
 
@@ -143,11 +144,11 @@ class FlashAttention(GatedAttention):
             *((self.linear_query, self.linear_scale), (self.linear_key, 1.0)),
         )
         buffers = [
-            *(builder.state(chunk * width) for width in widths),
+            *add_cache(builder, self.shape, chunk),
             builder.state(widths[0] * widths[1]),
             builder.shared(self.list_constants(*scaled)),
             builder.shared(self.reversed_bias()),
             builder.scratch("weights", chunk),
             builder.scratch("query", widths[0]),
         ]
-        inputs.emit("flash", self.shape.heads_and_widths, buffers, (chunk,), (self.weight_scale,))
+        inputs.emit("flash", self.shape.heads_and_widths, buffers, (chunk, cache_format(builder)), (self.weight_scale,))

@@ -11,7 +11,7 @@ from linformer_cli.errors import UsageError
 from linformer_cli.native.program import MixInputs
 
 from .base import AttentionShape, Memory, accumulator_dtype
-from .parts.caches import CachedAttention, KeyValueCache, extend_cache, push_in_place
+from .parts.caches import CachedAttention, KeyValueCache, add_cache, cache_format, extend_cache, push_in_place
 from .parts.gated import GatedAttention, GatedOptions
 
 GauState = KeyValueCache
@@ -91,14 +91,15 @@ class GauAttention(GatedAttention, CachedAttention):
     def emit(self, inputs: MixInputs) -> None:
         builder, capacity = inputs.builder, self.shape.positions
         buffers = [
-            *(builder.state(capacity * width) for width in (self.shape.key_width, self.shape.value_width)),
+            *add_cache(builder, self.shape, capacity),
             builder.shared(self.list_constants((self.key, 1.0), (self.query, self.score_scale))),
             builder.shared(self.reversed_bias()),
             builder.scratch("query", self.shape.key_width),
             builder.scratch("weights", capacity),
         ]
         bounded = int(self.options.activation == "laplace")
-        inputs.emit("gau", self.shape.heads_and_widths, buffers, (capacity, bounded), (self.weight_scale,))
+        integers = (capacity, bounded, cache_format(builder))
+        inputs.emit("gau", self.shape.heads_and_widths, buffers, integers, (self.weight_scale,))
 
     def _require_room(self, length: int) -> None:
         if self.bias is not None and length > self.span:

@@ -11,7 +11,7 @@ from linformer_cli.errors import UsageError
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
-from .parts.caches import add_cache, fit_rows, init_cache
+from .parts.caches import add_cache, cache_format, fit_rows, init_cache
 from .parts.near_and_rows import Pattern, attend_near_and_rows
 
 _DEFAULT_RANK = 4
@@ -179,7 +179,7 @@ class LinformerAttention(Attention):
         builder, shape, capacity = inputs.builder, self.shape, self._capacity(self.shape.positions)
         projections = [builder.shared(projection) for projection in self._projections]
         buffers = (*add_cache(builder, shape, capacity), *projections)
-        integers = (capacity, self.rank, self.block, len(self.key_projection))
+        integers = (capacity, self.rank, self.block, len(self.key_projection), cache_format(builder))
         inputs.emit("linformer", shape.heads_and_widths, buffers, integers)
 
     def list_states(self, state: LinformerState) -> list[Tensor]:

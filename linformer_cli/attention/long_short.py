@@ -12,7 +12,7 @@ from torch.nn import functional
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype, shrink_huge
-from .parts.caches import CacheLayout, add_cache, emit_rows, fit_rows, init_cache, stack_spans
+from .parts.caches import CacheLayout, add_cache, cache_format, emit_rows, fit_rows, init_cache, stack_spans
 from .parts.near_and_rows import Pattern, attend_near_and_rows
 
 # The fewest queries in a block that shares one slice of near keys. Larger blocks copy fewer keys but mask more scores.
@@ -241,7 +241,8 @@ class LongShortAttention(Attention):
             (builder.shared(norm.weight), builder.shared(norm.bias)) for norm in (self.window_norm, self.row_norm)
         )
         compressed = (*cache, largest, sums, *row_norm)
-        inputs.emit("compress", sizes, compressed, (capacity, self.window, chunk, rank, widest))
+        integers = (capacity, self.window, chunk, rank, widest, cache_format(builder))
+        inputs.emit("compress", sizes, compressed, integers)
         # This scratch memory must last as long as the projected input, so its name contains the number of that buffer.
         normed = builder.scratch(f"normed {inputs.projected}", heads * (2 * key_width + value_width))
         replace(inputs, output=normed).emit("norm_heads", sizes, window_norm, (widest,))

@@ -11,7 +11,7 @@ from torch.nn import functional
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype, large_number, shrink_huge
-from .parts.caches import KeyValueCache, add_cache, extend_cache, fit_rows, init_cache, push_in_place
+from .parts.caches import KeyValueCache, add_cache, cache_format, extend_cache, fit_rows, init_cache, push_in_place
 
 # Marks an entry of a ring that was never written.
 EMPTY = -1
@@ -291,7 +291,7 @@ class LshAttention(Attention):
             builder.scratch("products", shape.heads * cells // 2, torch.float64),
             builder.scratch("marks", shape.heads * capacity, torch.int32),
         ]
-        integers = (capacity, options.rounds, options.buckets, options.window)
+        integers = (capacity, options.rounds, options.buckets, options.window, cache_format(builder))
         inputs.emit("lsh", shape.heads_and_widths, buffers, integers, (large_number(torch.float32),))
 
     def list_states(self, state: LshState) -> list[Tensor]:

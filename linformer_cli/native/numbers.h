@@ -1,8 +1,10 @@
-// Number types that C++ lacks: bfloat16, and SIMD vectors.
+// Number formats, and number types that C++ lacks: bfloat16, and SIMD vectors.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+
+enum Format { BFLOAT16 = LINTX_FORMAT_BFLOAT16, INT8 = LINTX_FORMAT_INT8 };
 
 struct bfloat16 {
     uint16_t bits;
@@ -10,7 +12,9 @@ struct bfloat16 {
     bfloat16(float value) {
         uint32_t word;
         std::memcpy(&word, &value, 4);
-        bits = static_cast<uint16_t>((word + 0x7fff + ((word >> 16) & 1)) >> 16);  // to nearest, ties to even
+        const uint32_t nearest = word + 0x7fff + ((word >> 16) & 1);  // ties to even
+        // The carry could turn NaN into a number.
+        bits = static_cast<uint16_t>(((word & 0x7fffffff) > 0x7f800000 ? word | 0x400000 : nearest) >> 16);
     }
     operator float() const {
         uint32_t word = static_cast<uint32_t>(bits) << 16;

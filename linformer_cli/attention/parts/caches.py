@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from linformer_cli.attention.base import Attention, AttentionShape
+from linformer_cli.native.constants import FORMATS
 from linformer_cli.native.program import Builder, MixInputs
 
 
@@ -99,9 +100,21 @@ class CacheLayout(NamedTuple):
 
 
 def add_cache(builder: Builder, shape: AttentionShape, capacity: int) -> tuple[int, int]:
-    """Create two state buffers, for the keys and for the values of a cache."""
-    keys, values = (builder.state(shape.heads * capacity * width) for width in (shape.key_width, shape.value_width))
+    """Create two state buffers, for the keys and for the values of a cache with room for `capacity` positions.
+
+    They are float32 in a program with float32 products, otherwise bfloat16: reading them takes most of a step's time,
+    and they are rounded less than the inputs of 8-bit products.
+    """
+    dtype = torch.float32 if builder.products == torch.float32 else torch.bfloat16
+    keys, values = (
+        builder.state(shape.heads * capacity * width, dtype=dtype) for width in (shape.key_width, shape.value_width)
+    )
     return keys, values
+
+
+def cache_format(builder: Builder) -> int:
+    """The code of the format of a cache of `add_cache`, which operations that read the cache need."""
+    return FORMATS["float32" if builder.products == torch.float32 else "bfloat16"]
 
 
 def emit_rows(
@@ -117,7 +130,7 @@ def emit_rows(
     if spans is not None:
         sizes = spans.shape[1:3]
         buffers.append(inputs.builder.shared(spans.to(torch.int32)))
-    inputs.emit("rows", shape.heads_and_widths, buffers, (*layout, *sizes))
+    inputs.emit("rows", shape.heads_and_widths, buffers, (*layout, *sizes, cache_format(inputs.builder)))
 
 
 # First, step and count.

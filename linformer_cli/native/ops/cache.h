@@ -1,4 +1,4 @@
-// Softmax over rows of a cache, in one pass over the cache.
+// Softmax over rows of a cache, in one pass over the cache. Numbers in the cache are float or bfloat16. Sums are float.
 #pragma once
 
 #include <cmath>
@@ -25,8 +25,9 @@ struct Average {
 constexpr int64_t CACHE_ROWS = 64;
 
 // scores[n] <- query . key of the rows place[n], for n below 4.
-inline void score_rows(int64_t K, const float* query, const float* keys, const int32_t* place, float* scores) {
-    const float* key[4];
+template <class Number>
+inline void score_rows(int64_t K, const float* query, const Number* keys, const int32_t* place, float* scores) {
+    const Number* key[4];
     for (int64_t n = 0; n < 4; n++) key[n] = keys + place[n] * K;
     floats sums[4] = {};
     int64_t i = 0;
@@ -41,16 +42,16 @@ inline void score_rows(int64_t K, const float* query, const float* keys, const i
 
 // Adds the rows with indices place[0 .. rows - 1], at most CACHE_ROWS, to the average. The cache is keys [., K] and
 // values [., V].
-inline void average_rows(Average& average, int64_t K, int64_t V, const float* query, const float* keys, const float* values,
-                         int32_t* place, int64_t rows) {
+template <class Number>
+inline void average_rows(Average& average, int64_t K, int64_t V, const float* query, const Number* keys,
+                         const Number* values, int32_t* place, int64_t rows) {
     // Rows of weight 0 fill the last group of four.
     const int64_t groups = (rows + 3) / 4;
     for (int64_t r = rows; r < groups * 4; r++) place[r] = place[rows - 1];
     float weights[CACHE_ROWS];
     for (int64_t group = 0; group < groups; group++) {
         // Values are read after all scores, so there is time to prefetch them.
-        for (int64_t r = 4 * group; r < 4 * group + 4; r++)
-            for (int64_t j = 0; j < V; j += LANES) __builtin_prefetch(values + place[r] * V + j);
+        for (int64_t r = 4 * group; r < 4 * group + 4; r++) prefetch(V, values + place[r] * V);
         score_rows(K, query, keys, place + 4 * group, weights + 4 * group);
     }
     for (int64_t r = rows; r < CACHE_ROWS; r++) weights[r] = -3.0e38f;
@@ -76,8 +77,9 @@ inline void average_rows(Average& average, int64_t K, int64_t V, const float* qu
 }
 
 // y [V] <- the softmax average of the values [., V] in `count` spans, with scores query . key / sqrt(K).
-inline void attend_spans(int64_t K, int64_t V, const float* q, const float* keys, const float* values, const Span* spans,
-                         int64_t count, float* y) {
+template <class Number>
+inline void attend_spans(int64_t K, int64_t V, const float* q, const Number* keys, const Number* values,
+                         const Span* spans, int64_t count, float* y) {
     const float scale = 1 / std::sqrt(static_cast<float>(K));
     float* query = workspace<Span>(K);
     for (int64_t i = 0; i < K; i++) query[i] = q[i] * scale;

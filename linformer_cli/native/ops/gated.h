@@ -31,8 +31,9 @@ void for_columns(const Pass& pass, int64_t columns, int64_t work, Body body) {
 }
 
 // to <- from * scale + offset, each [K]; scale [K] is followed by offset [K].
-inline void scale_and_offset(int64_t K, const float* from, const float* scale, float* to) {
-    for (int64_t i = 0; i < K; i++) to[i] = from[i] * scale[i] + scale[K + i];
+template <class Number>
+inline void scale_and_offset(int64_t K, const float* from, const float* scale, Number* to) {
+    for (int64_t i = 0; i < K; i++) to[i] = Number(from[i] * scale[i] + scale[K + i]);
 }
 
 inline float squared_relu(float x) { return x < 0 ? 0 : x * x; }  // NaN stays NaN
@@ -41,10 +42,11 @@ inline float squared_relu(float x) { return x < 0 ? 0 : x * x; }  // NaN stays N
 inline float laplace(float x) { return 0.5f + 0.5f * error_function((x - 0.70710678f) * 2.50662827f); }
 
 // weights[n] <- scale * activation(query . keys[n] + start + bias[n]) for `count` keys at intervals of `stride`.
-inline void weigh_keys(int64_t count, int64_t K, const float* query, const float* keys, int64_t stride, float start,
+template <class Number>
+inline void weigh_keys(int64_t count, int64_t K, const float* query, const Number* keys, int64_t stride, float start,
                        const float* bias, bool bounded, float scale, float* weights) {
     for (int64_t n = 0; n < count; n++) {
-        for (int64_t i = 0; i < K; i += LANES) __builtin_prefetch(keys + (n + 8) * stride + i);
+        prefetch(K, keys + (n + 8) * stride);
         weights[n] = dot(K, query, keys + n * stride) + (start + bias[n]);
     }
     if (bounded)

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "../numbers.h"
+
 namespace {
 
 #if defined(__AVX512F__)
@@ -74,6 +76,17 @@ inline floats load(const float* from) {
     return values;
 }
 
+inline floats load(const bfloat16* from) {
+    typedef uint16_t halves __attribute__((vector_size(REGISTER_BYTES / 2)));
+    floats values;
+    for (int64_t n = 0; n < values.PARTS; n++) {
+        halves bits;
+        std::memcpy(&bits, from + n * values.PART, sizeof bits);
+        values.parts[n] = bits_as<floats::part>(__builtin_convertvector(bits, words::part) << 16);
+    }
+    return values;
+}
+
 inline void store_part(float* to, floats::part values) { std::memcpy(to, &values, sizeof values); }
 
 inline void store(float* to, const floats& values) {
@@ -139,7 +152,8 @@ inline four sum_lanes(const floats& a, const floats& b, const floats& c, const f
 }
 
 // The sum of a[i] * b[i], in a fixed order.
-inline float dot(int64_t count, const float* a, const float* b) {
+template <class Number>
+inline float dot(int64_t count, const float* a, const Number* b) {
     floats sums = {};
     int64_t i = 0;
     for (; i + LANES <= count; i += LANES) sums += load(a + i) * load(b + i);
@@ -173,6 +187,17 @@ inline float largest(int64_t count, const float* x) {
     for (int64_t i = whole; i < count; i++) most[0] = x[i] > most[0] ? x[i] : most[0];
     for (const float lane : most) most[0] = lane > most[0] ? lane : most[0];
     return most[0];
+}
+
+template <class From, class To>
+inline void copy_numbers(int64_t count, const From* from, To* to) {
+    for (int64_t i = 0; i < count; i++) to[i] = To(from[i]);
+}
+
+// Prefetches `count` numbers for reading.
+template <class Number>
+inline void prefetch(int64_t count, const Number* from) {
+    for (int64_t i = 0; i < count; i += 64 / sizeof(Number)) __builtin_prefetch(from + i);
 }
 
 // Uninitialised memory of this thread for `count` floats, valid until the thread's next call with the same `Tag`.

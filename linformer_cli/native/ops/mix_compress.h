@@ -13,8 +13,9 @@ namespace {
 
 // out [heads, width] <- LayerNorm over all of x [heads, width]. Heads of `out` are `stride` apart; gain and shift are
 // [heads, widest]. Where squares could overflow, x is scaled down; this does not change a LayerNorm.
+template <class Number>
 inline void norm_heads(int64_t heads, int64_t width, const float* x, const float* gain, const float* shift, int64_t widest,
-                       float* out, int64_t stride) {
+                       Number* out, int64_t stride) {
     const int64_t count = heads * width;
     const float limit = 4.2949673e9f;  // the fourth root of the largest float
     float largest = limit;
@@ -25,8 +26,8 @@ inline void norm_heads(int64_t heads, int64_t width, const float* x, const float
     const float inverse = 1 / std::sqrt(squares / count + 1e-5f);
     for (int64_t head = 0; head < heads; head++)
         for (int64_t i = 0; i < width; i++)
-            out[head * stride + i] =
-                (x[head * width + i] * factor - mean) * inverse * gain[head * widest + i] + shift[head * widest + i];
+            out[head * stride + i] = Number(
+                (x[head * width + i] * factor - mean) * inverse * gain[head * widest + i] + shift[head * widest + i]);
 }
 
 // Copies q and normalises k and v to the output [q, k, v]. Shared: gain and shift. Integers: widest.
@@ -47,8 +48,9 @@ void mix_norm_heads(const Pass& pass, const Operation& op) {
 // State: the cache, keys [H, capacity, K] and values [H, capacity, V]; the largest scalar so far [H, rank]; the sums
 // [H, rank, 1 + K + V] of weights, weighted keys and weighted values, relative to the largest scalar.
 // Shared: gain and shift of the norm of the averages. Integers: capacity, the first row for averages, chunk, rank,
-// widest.
-void mix_compress(const Pass& pass, const Operation& op) {
+// widest, the format of the cache.
+template <class Number>
+void mix_compress_of(const Pass& pass, const Operation& op) {
     const Mix mix{pass, op}, whole{pass, op, 1};
     const int64_t H = mix.heads, K = mix.key_width, V = mix.value_width, width = 1 + K + V, capacity = mix.integer(0);
     const int64_t chunk = mix.integer(2), rank = mix.integer(3), widest = mix.integer(4);
@@ -77,12 +79,16 @@ void mix_compress(const Pass& pass, const Operation& op) {
                 for (int64_t i = 0; i < V; i++) values[head * V + i] = sum[1 + K + i] / total;
             }
             const int64_t slot = mix.integer(1) + position / chunk * rank + r;
-            norm_heads(H, K, keys, gain, shift, widest, mix.own<float>(0, row, 0, 0) + slot * K, capacity * K);
-            norm_heads(H, V, values, gain, shift, widest, mix.own<float>(1, row, 0, 0) + slot * V, capacity * V);
+            norm_heads(H, K, keys, gain, shift, widest, mix.own<Number>(0, row, 0, 0) + slot * K, capacity * K);
+            norm_heads(H, V, values, gain, shift, widest, mix.own<Number>(1, row, 0, 0) + slot * V, capacity * V);
         }
         for (int64_t i = 0; i < H * rank; i++) state[0][i] = -INFINITY;
         for (int64_t i = 0; i < H * rank * width; i++) state[1][i] = 0;
     });
+}
+
+void mix_compress(const Pass& pass, const Operation& op) {
+    Mix{pass, op}.integer(5) == BFLOAT16 ? mix_compress_of<bfloat16>(pass, op) : mix_compress_of<float>(pass, op);
 }
 
 }  // namespace

@@ -36,7 +36,9 @@ void mix_convolution(const Pass& pass, const Operation& op) {
         float* y = mix.output(row, head);
         int64_t j = 0;
         for (; j + LANES <= V; j += LANES)
-            convolve<floats>(kernel, V, weights, value + j, state[0] + j, y + j, load, store);
+            convolve<floats>(
+                kernel, V, weights, value + j, state[0] + j, y + j, [](const float* from) { return load(from); },
+                store);
         for (; j < V; j++)
             convolve<float>(
                 kernel, V, weights, value + j, state[0] + j, y + j, [](const float* from) { return *from; },

@@ -2,8 +2,9 @@
 //
 // State: keys [capacity, K] and values [capacity, V]. Constants: scale and offset of keys, then of queries, each [K]
 // (those of queries include the factor of the scores); the bias by distance [capacity] in reverse. Scratch: query [K],
-// weights [capacity]. Integers: capacity, whether the activation is the Laplace function. Reals: the factor of the
-// weights. Positions beyond the end of a cache are not read, so TRY may write there and COMMIT has nothing to do.
+// weights [capacity]. Integers: capacity, whether the activation is the Laplace function, the format of the cache.
+// Reals: the factor of the weights. Positions beyond the end of a cache are not read, so TRY may write there and COMMIT
+// has nothing to do.
 #pragma once
 
 #include <cstdint>
@@ -15,18 +16,19 @@
 
 namespace {
 
-void mix_gau(const Pass& pass, const Operation& op) {
+template <class Number>
+void mix_gau_of(const Pass& pass, const Operation& op) {
     if (pass.mode == COMMIT) return;
     const Mix mix{pass, op};
     const int64_t K = mix.key_width, V = mix.value_width, capacity = mix.integer(0);
-    const auto keys = [&](int64_t row) { return mix.own<float>(0, row, 0, 0); };
-    const auto values = [&](int64_t row) { return mix.own<float>(1, row, 0, 0); };
+    const auto keys = [&](int64_t row) { return mix.own<Number>(0, row, 0, 0); };
+    const auto values = [&](int64_t row) { return mix.own<Number>(1, row, 0, 0); };
     pass.for_each(pass.rows, pass.rows * (4 * K + V), [&](int64_t row) {
         const int64_t position = pass.position_of(row);
         const float* constants = mix.own<float>(2, row, 0, 0);
         scale_and_offset(K, mix.key(row, 0), constants, keys(row) + position * K);
         scale_and_offset(K, mix.key(row, 0), constants + 2 * K, mix.own<float>(4, row, 0, 0));
-        std::memcpy(values(row) + position * V, mix.value(row, 0), V * sizeof(float));
+        copy_numbers(V, mix.value(row, 0), values(row) + position * V);
     });
     const int64_t length = pass.position + (pass.mode == STEP ? 1 : pass.rows), blocks = (length + BLOCK - 1) / BLOCK;
     pass.for_each(pass.rows * blocks, pass.rows * length * K, [&](int64_t index) {
@@ -41,6 +43,10 @@ void mix_gau(const Pass& pass, const Operation& op) {
         std::memset(y, 0, width * sizeof(float));
         add_rows(pass.position_of(row) + 1, width, mix.own<float>(5, row, 0, 0), values(row) + first, V, y);
     });
+}
+
+void mix_gau(const Pass& pass, const Operation& op) {
+    Mix{pass, op}.integer(2) == BFLOAT16 ? mix_gau_of<bfloat16>(pass, op) : mix_gau_of<float>(pass, op);
 }
 
 }  // namespace

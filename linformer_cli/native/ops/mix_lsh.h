@@ -5,7 +5,8 @@
 // of positions, int32 [rounds, buckets, window], -1 where unused.
 // Constants of each head: rotations [K, rounds, buckets / 2].
 // Scratch of each head: products, float64 [rounds, buckets / 2]; marks, int32 [capacity], which are 0 between calls.
-// Integers: capacity, rounds, buckets, window. Reals: the largest element that is not scaled down.
+// Integers: capacity, rounds, buckets, window, the format of the cache. Reals: the largest element that is not scaled
+// down.
 #pragma once
 
 #include <cmath>
@@ -36,7 +37,8 @@ inline int32_t* find_oldest(int64_t window, int32_t* ring) {
     return oldest;
 }
 
-void mix_lsh(const Pass& pass, const Operation& op) {
+template <class Number>
+void mix_lsh_of(const Pass& pass, const Operation& op) {
     const Mix mix{pass, op};
     const int64_t K = mix.key_width, V = mix.value_width, capacity = mix.integer(0);
     const int64_t rounds = mix.integer(1), buckets = mix.integer(2), window = mix.integer(3), half = buckets / 2;
@@ -45,7 +47,8 @@ void mix_lsh(const Pass& pass, const Operation& op) {
     for_heads(mix, parts, rounds * (buckets * K + window * (K + V)), [&](int64_t row, int64_t head, float** state) {
         const int64_t position = pass.position_of(row);
         int32_t *rings = reinterpret_cast<int32_t*>(state[0]), *marks = mix.own<int32_t>(5, row, head, capacity);
-        float *keys = mix.own<float>(0, row, head, capacity * K), *values = mix.own<float>(1, row, head, capacity * V);
+        Number *keys = mix.own<Number>(0, row, head, capacity * K);
+        Number *values = mix.own<Number>(1, row, head, capacity * V);
         float *query = workspace<Mix>(K), *y = mix.output(row, head), largest = bound;
         const float *q = mix.key(row, head), *value = mix.value(row, head);
         for (int64_t i = 0; i < K; i++) largest = std::fabs(q[i]) > largest ? std::fabs(q[i]) : largest;
@@ -75,8 +78,8 @@ void mix_lsh(const Pass& pass, const Operation& op) {
         if (pass.mode == COMMIT) return;
 
         const float norm = std::sqrt(dot(K, query, query)) * root, scale = 1 / (norm < 1e-12f ? 1e-12f : norm);
-        for (int64_t i = 0; i < K; i++) keys[position * K + i] = query[i] * scale;
-        std::memcpy(values + position * V, value, V * sizeof(float));
+        for (int64_t i = 0; i < K; i++) keys[position * K + i] = Number(query[i] * scale);
+        copy_numbers(V, value, values + position * V);
         if (!count) {
             std::memcpy(y, value, V * sizeof(float));
             return;
@@ -90,6 +93,10 @@ void mix_lsh(const Pass& pass, const Operation& op) {
         const float inverse = 1 / average.total;
         for (int64_t j = 0; j < V; j++) y[j] *= inverse;
     });
+}
+
+void mix_lsh(const Pass& pass, const Operation& op) {
+    Mix{pass, op}.integer(4) == BFLOAT16 ? mix_lsh_of<bfloat16>(pass, op) : mix_lsh_of<float>(pass, op);
 }
 
 }  // namespace

@@ -2,39 +2,40 @@
 //
 // Position p is written to row p if p < fixed, else to row fixed + p % ring. It sees the rows of its spans in a shared
 // table [T, H or 1, spans]; without a table it sees rows 0 .. p. Integers: capacity, fixed, ring, the number of heads
-// in the table (0: no table), the number of spans.
+// in the table (0: no table), the number of spans, the format of the cache.
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 
 #include "../program.h"
 #include "cache.h"
 
 namespace {
 
-void mix_rows(const Pass& pass, const Operation& op) {
+template <class Number>
+void mix_rows_of(const Pass& pass, const Operation& op) {
     const Mix mix{pass, op};
     const int64_t K = mix.key_width, V = mix.value_width, capacity = mix.integer(0), fixed = mix.integer(1);
     const int64_t ring = mix.integer(2), table_heads = mix.integer(3), spans = mix.integer(4);
     struct Row {
-        float *key, *value;
+        Number *key, *value;
     };
     const auto find = [&](int64_t row, int64_t head) {
         const int64_t position = pass.position_of(row), slot = position < fixed ? position : fixed + position % ring;
-        return Row{mix.own<float>(0, row, head, capacity * K) + slot * K,
-                   mix.own<float>(1, row, head, capacity * V) + slot * V};
+        return Row{mix.own<Number>(0, row, head, capacity * K) + slot * K,
+                   mix.own<Number>(1, row, head, capacity * V) + slot * V};
     };
-    const auto copy = [&](Row to, const float* key, const float* value) {
-        std::memcpy(to.key, key, K * sizeof(float));
-        std::memcpy(to.value, value, V * sizeof(float));
+    const auto copy = [&](Row to, const auto* key, const auto* value) {
+        copy_numbers(K, key, to.key);
+        copy_numbers(V, value, to.value);
     };
     const auto find_spans = [&](int64_t position, int64_t head) {
         return pass.at<Span>(mix.buffer(2), 0) + (position * table_heads + head) * spans;
     };
     const auto attend = [&](int64_t row, int64_t head) {
         copy(find(row, head), mix.key(row, head), mix.value(row, head));
-        const float *keys = mix.own<float>(0, row, head, capacity * K), *values = mix.own<float>(1, row, head, capacity * V);
+        const Number *keys = mix.own<Number>(0, row, head, capacity * K);
+        const Number *values = mix.own<Number>(1, row, head, capacity * V);
         const int64_t position = pass.position_of(row);
         const Span all{0, 1, static_cast<int32_t>(position + 1)};
         const Span* seen = table_heads ? find_spans(position, table_heads > 1 ? head : 0) : &all;
@@ -52,7 +53,7 @@ void mix_rows(const Pass& pass, const Operation& op) {
             return;
         }
         // If the guesses are wrong, the old rows of the ring are still needed. All overwritten rows are restored.
-        float* kept = workspace<Row>(pass.rows * (K + V));
+        Number* kept = reinterpret_cast<Number*>(workspace<Row>(pass.rows * (K + V)));
         for (int64_t row = 0; row < pass.rows; row++, kept += K + V) {
             const Row old = find(row, head);
             copy(Row{kept, kept + K}, old.key, old.value);
@@ -63,6 +64,10 @@ void mix_rows(const Pass& pass, const Operation& op) {
             copy(find(row, head), kept, kept + K);
         }
     });
+}
+
+void mix_rows(const Pass& pass, const Operation& op) {
+    Mix{pass, op}.integer(5) == BFLOAT16 ? mix_rows_of<bfloat16>(pass, op) : mix_rows_of<float>(pass, op);
 }
 
 }  // namespace

@@ -11,8 +11,6 @@
 
 namespace {
 
-enum Format { BFLOAT16 = LINTX_FORMAT_BFLOAT16, INT8 = LINTX_FORMAT_INT8 };
-
 void project(const Pass& pass, const Operation& op) {
     const int64_t columns = op.integer[0], format = op.integer[3], input = op.buffer[4];
     if (format != BFLOAT16 && format != INT8) return multiply<Float32>(pass, op, op.buffer[0], 1);

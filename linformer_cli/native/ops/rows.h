@@ -8,13 +8,13 @@
 namespace {
 
 // out [V] <- out + the sum of weights[n] * rows[n] for N rows, which are `stride` apart.
-template <int64_t N>
-inline void add_few_rows(int64_t V, const float* weights, const float* rows, int64_t stride, float* out) {
+template <int64_t N, class Number>
+inline void add_few_rows(int64_t V, const float* weights, const Number* rows, int64_t stride, float* out) {
     int64_t j = 0;
     for (; j + LANES <= V; j += LANES) {
         floats sum = load(out + j);
         for (int64_t n = 0; n < N; n++) {
-            const float* row = rows + n * stride + j;
+            const Number* row = rows + n * stride + j;
             __builtin_prefetch(row + N * stride);
             sum += weights[n] * load(row);
         }
@@ -29,7 +29,8 @@ inline void add_few_rows(int64_t V, const float* weights, const float* rows, int
 
 // Does the same for `count` rows. Rows are added one by one, in order, so the result does not depend on how rows are
 // divided among calls.
-inline void add_rows(int64_t count, int64_t V, const float* weights, const float* rows, int64_t stride, float* out) {
+template <class Number>
+inline void add_rows(int64_t count, int64_t V, const float* weights, const Number* rows, int64_t stride, float* out) {
     int64_t n = 0;
     for (; n + 8 <= count; n += 8) add_few_rows<8>(V, weights + n, rows + n * stride, stride, out);
     for (; n < count; n++) add_few_rows<1>(V, weights + n, rows + n * stride, stride, out);
