@@ -20,7 +20,7 @@ namespace {  // local to the library that includes it: the compiler may inline a
 class Helpers {
 public:
     // Calls work(context, piece) for every piece below `pieces`, with up to `threads` threads.
-    void share(int64_t threads, uint32_t pieces, void (*work)(void*, int64_t), void* context) {
+    void share(int64_t threads, int64_t pieces, void (*work)(void*, int64_t), void* context) {
         const std::unique_lock<std::mutex> alone(in_use, std::try_to_lock);
         if (!alone) {  // another thread of this process is using the helpers
             for (int64_t piece = 0; piece < pieces; piece++) work(context, piece);
@@ -29,11 +29,10 @@ public:
         for (; started < threads - 1; started++) std::thread([this] { help(); }).detach();
         this->work.store(work, std::memory_order_relaxed);
         this->context.store(context, std::memory_order_relaxed);
-        this->pieces.store(pieces, std::memory_order_relaxed);
         wanted.store(threads - 1, std::memory_order_relaxed);
         finished.store(0, std::memory_order_relaxed);
         const uint64_t turn = (claimed.load(std::memory_order_relaxed) >> 32) + 1;
-        claimed.store(turn << 32, std::memory_order_seq_cst);
+        claimed.store(turn << 32 | static_cast<uint64_t>(pieces) << 16, std::memory_order_seq_cst);
         if (asleep.load(std::memory_order_seq_cst)) {
             std::lock_guard<std::mutex> lock(mutex);
             awake.notify_all();
@@ -56,15 +55,13 @@ private:
 
     void claim_pieces(uint64_t turn) {
         uint64_t found = claimed.load(std::memory_order_acquire);
-        while (found >> 32 == turn) {
+        while (found >> 32 == turn && (found & 0xffff) < (found >> 16 & 0xffff)) {
             // If a new turn (the next `share`) begins before the exchange, these two may belong to it. The exchange
-            // then fails.
+            // then fails, because a turn ends only after all of its pieces were claimed.
             void (*const own_work)(void*, int64_t) = work.load(std::memory_order_relaxed);
             void* const own_context = context.load(std::memory_order_relaxed);
-            const uint32_t piece = static_cast<uint32_t>(found);
-            if (piece >= pieces.load(std::memory_order_relaxed)) return;
             if (!claimed.compare_exchange_weak(found, found + 1, std::memory_order_acq_rel)) continue;
-            own_work(own_context, piece);
+            own_work(own_context, static_cast<int64_t>(found & 0xffff));
             finished.fetch_add(1, std::memory_order_release);
             found = claimed.load(std::memory_order_acquire);
         }
@@ -93,8 +90,8 @@ private:
 
     int64_t started = 0;
     std::atomic<int64_t> helpers{0}, wanted{0};
-    std::atomic<uint64_t> claimed{0};  // the turn in the upper half, and the next piece
-    std::atomic<uint32_t> pieces{0}, finished{0};
+    std::atomic<uint64_t> claimed{0};  // the turn (32 bits), the number of pieces (16) and the next piece (16)
+    std::atomic<uint32_t> finished{0};
     std::atomic<void (*)(void*, int64_t)> work{nullptr};
     std::atomic<void*> context{nullptr};
     std::atomic<int> asleep{0};
@@ -111,7 +108,7 @@ inline Helpers& helpers() {
 // Calls `body` for every index below `count`, divided among threads.
 template <class Body>
 inline void spread(int64_t threads, int64_t count, Body body) {
-    const int64_t pieces = std::min(count, 8 * threads);
+    const int64_t pieces = std::min({count, 8 * threads, int64_t{65535}});
     if (threads == 1 || count == 1) {
         for (int64_t index = 0; index < count; index++) body(index);
         return;
@@ -120,7 +117,7 @@ inline void spread(int64_t threads, int64_t count, Body body) {
         int64_t pieces, count;
         Body& body;
     } work{pieces, count, body};
-    helpers().share(threads, static_cast<uint32_t>(pieces), [](void* context, int64_t piece) {
+    helpers().share(threads, pieces, [](void* context, int64_t piece) {
         Work& work = *static_cast<Work*>(context);
         const int64_t end = (piece + 1) * work.count / work.pieces;
         for (int64_t index = piece * work.count / work.pieces; index < end; index++) work.body(index);
