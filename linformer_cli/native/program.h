@@ -67,7 +67,7 @@ struct Pass {
     // enough.
     template <class Body>
     void for_each(int64_t count, int64_t work, Body body) const {
-        spread(together && work > 65536 ? program.threads : 1, count, body);
+        spread(together && work > 32768 ? program.threads : 1, count, body);
     }
 };
 

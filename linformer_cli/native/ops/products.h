@@ -94,7 +94,8 @@ void multiply(const Pass& pass, const Operation& op, int64_t input, int64_t per_
     const char* x = pass.at<char>(input, 0);
     const float* bias = pass.at<float>(op.buffer[3], 0);
     float* y = pass.at<float>(op.buffer[1], 0);
-    pass.for_each((rows + TILE - 1) / TILE, pass.rows * columns * rows / 2, [&](int64_t tile) {
+    // With few rows, the time is that of reading the weights, so it depends on their bytes.
+    pass.for_each((rows + TILE - 1) / TILE, pass.rows * columns * rows / per_word, [&](int64_t tile) {
         const int64_t row = tile * TILE;
         multiply_rows<Format, Format::IMAGES>(product, pass.rows, weight + row * (depth + Format::TAIL), bias + row, x, y + row);
     });
