@@ -22,6 +22,7 @@ from .measure.costs import (
     WHAT_IS_COUNTED,
     count_product_flops,
     count_rerun_positions,
+    count_state_bytes,
     list_products,
     state_traffic_bytes,
 )
@@ -174,7 +175,7 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
         self._products = settings.formats.get(engine)
         self._precision = timed.precision if self._products is None else "int8"
         self._look_ahead = settings.look_ahead and timed.trained
-        self._state_bytes = 0 if engine == RERUN else timed.model.state_bytes(batch)
+        self._state_bytes = 0 if engine == RERUN else count_state_bytes(timed.model, batch, self._products)
         self._peak_memory_bytes: int | None = None
 
     def prepare(self) -> SamplingWork:
@@ -284,7 +285,7 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
         row = replace(row, product_gigaflops=rate)
         if row.precision in products:  # torch measures the highest rates, and it has no int8
             row = replace(row, product_share=rate / products[row.precision].gigaflops)
-        traffic = None if rerun else state_traffic_bytes(model, batch)
+        traffic = None if rerun else state_traffic_bytes(model, batch, self._products)
         if traffic is None:
             return row
         moved = speed / batch * positions * traffic / 1e9

@@ -6,6 +6,7 @@ import torch
 from linformer_cli.bench.measure.costs import (
     count_product_flops,
     count_rerun_positions,
+    count_state_bytes,
     list_products,
     state_traffic_bytes,
 )
@@ -54,6 +55,11 @@ def test_the_traffic_of_a_step_matches_a_count_by_hand(build_tiny_model, batch) 
     whole = softmax.state_bytes(batch)
     # On average, a step reads half of the cache plus half a position. It writes one of 64 positions.
     assert state_traffic_bytes(softmax, batch) == pytest.approx(whole * 65 / 128 + whole / 64, rel=0.01)
+    # In int8, caches are bfloat16, and running sums are float32 as without int8.
+    assert state_traffic_bytes(softmax, batch, torch.int8) == pytest.approx(
+        state_traffic_bytes(softmax, batch) / 2, 0.01
+    )
+    assert count_state_bytes(linear, batch, torch.int8) == pytest.approx(linear.state_bytes(batch), 0.01)
     lstm = build_tiny_model(attention="lstm")
     assert state_traffic_bytes(lstm, batch) == 2 * lstm.state_bytes(batch)
     for name in ("lsh", "longformer", "sparse"):

@@ -1,10 +1,12 @@
 """The arithmetic and memory traffic of a model, counted from the model itself."""
 
+import torch
 from torch import nn
 
 from linformer_cli.attention.base import Memory
 from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.model.program import compile_step
 
 # A backward pass adds two products per weight matrix: one for the gradient of its input, one for its own gradient.
 TRAINING_FACTOR = 3
@@ -35,7 +37,15 @@ def count_rerun_positions(positions: int) -> int:
     return positions * (positions + 1) // 2
 
 
-def state_traffic_bytes(model: PixelModel, batch: int) -> int | None:
+def count_state_bytes(model: PixelModel, batch: int, products: torch.dtype | None = None) -> int:
+    """Return the bytes of the state of `batch` images, for matrix products of this type (None: the model's type).
+
+    Raises `NoProgram` if the model has no program for these products.
+    """
+    return model.state_bytes(batch) if products is None else compile_step(model, products=products).state_bytes(batch)
+
+
+def state_traffic_bytes(model: PixelModel, batch: int, products: torch.dtype | None = None) -> int | None:
     """Return the bytes of state that a step reads and writes, averaged over an image. None if a state is read in parts.
 
     The sums of a kernel and the state of a recurrent cell are read and written whole. A key-value cache is read up to
@@ -43,7 +53,7 @@ def state_traffic_bytes(model: PixelModel, batch: int) -> int | None:
     not counted.
     """
     name, positions = model.config.attention, model.config.image.positions
-    whole = model.state_bytes(batch)
+    whole = count_state_bytes(model, batch, products)
     if name == "softmax":
         return round(whole * (positions + 1) / (2 * positions)) + whole // positions
     if name not in CATALOGUE or (CATALOGUE[name].family == "kernel" and CATALOGUE[name].memory is Memory.CONSTANT):

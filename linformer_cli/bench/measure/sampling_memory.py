@@ -15,6 +15,7 @@ from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.engines import build_engine
 from linformer_cli.system.device import product_dtype, torch_dtype
 
+from .costs import count_state_bytes
 from .fresh_process import run_fresh
 from .pass_memory import measure_device_growth, measure_process_growth, refuse_misfits
 from .sampling_work import RERUN, place_state
@@ -81,7 +82,7 @@ def build_last_steps(setup: SamplingSetup) -> tuple[Callable[[], None], int]:
         stepper.draw_values(first, UniformStreams(0, range(batch)), Filters(), min(STEPS, positions - 1))
 
     step(1)
-    return lambda: step(setup.batch), model.state_bytes(setup.batch)
+    return lambda: step(setup.batch), count_state_bytes(model, setup.batch, products)
 
 
 def measure(given: dict[str, Any]) -> dict[str, int]:
