@@ -83,7 +83,7 @@ void check_compress(MixRules& m) {
     const double capacity = m.integer(0), chunk = m.positive(2), rank = m.integer(3), widest = m.integer(4);
     m.inputs(rank);
     m.need(widest >= std::max(m.K, m.V) && capacity >= m.integer(1) + std::floor(m.T / chunk) * rank);
-    m.cache(capacity);
+    m.cache(capacity, 5);
     m.state(2, m.H * rank);
     m.state(3, m.H * rank * (1 + m.K + m.V));
     for (int64_t n = 4; n < 6; n++) m.constant(n, m.H * widest);
@@ -104,8 +104,7 @@ void check_deltanet(MixRules& m) {
 void check_flash(MixRules& m) {
     const double chunk = m.positive(0);
     m.need(m.H == 1);
-    m.state(0, chunk * m.K);
-    m.state(1, chunk * m.V);
+    m.cache(chunk, 1);
     m.state(2, m.K * m.V);
     m.constant(3, 8 * m.K);
     m.constant(4, chunk);
@@ -116,7 +115,7 @@ void check_flash(MixRules& m) {
 void check_gau(MixRules& m) {
     const double capacity = m.integer(0);
     m.need(m.H == 1 && capacity >= m.T);
-    m.cache(capacity);
+    m.cache(capacity, 2);
     m.constant(2, 4 * m.K);
     m.constant(3, capacity);
     m.scratch(4, m.K);
@@ -150,7 +149,7 @@ void check_linformer(MixRules& m) {
     // The exact positions of a block are in the cache before their projection replaces them.
     if (blocks) m.need(capacity >= (blocks - 1) * rank + std::max(block, rank));
     m.need(capacity >= blocks * rank + rest);
-    m.cache(capacity);
+    m.cache(capacity, 4);
     for (int64_t n = 2; n < 4; n++) m.constant(n, (m.integer(3) > 1 ? m.H : 1) * rank * block);
 }
 
@@ -158,7 +157,7 @@ void check_lsh(MixRules& m) {
     const double capacity = m.integer(0), rounds = m.positive(1), buckets = m.positive(2), window = m.positive(3);
     const double half = std::floor(buckets / 2);
     m.need(capacity >= m.T && half >= 1);
-    m.cache(capacity);
+    m.cache(capacity, 4);
     m.state(2, m.H * rounds * buckets * window, Type::INT32);
     m.need(m.kept && m.file.buffers[m.op.buffer[4]].initial == -1);
     m.constant(3, m.H * m.K * rounds * half);
@@ -212,7 +211,7 @@ void check_rows(MixRules& m) {
     const double capacity = m.integer(0), fixed = m.integer(1), ring = m.integer(2), tables = m.integer(3);
     const double spans = m.integer(4);
     m.need(m.T <= fixed ? capacity >= m.T : ring >= 1 && capacity >= fixed + std::min(ring, m.T));
-    m.cache(capacity);
+    m.cache(capacity, 5);
     if (!tables) return m.need(capacity >= m.T && spans == 0);
     const double listed = m.T * (tables > 1 ? std::max(tables, m.H) : 1) * spans;
     m.constant(2, 3 * listed, Type::INT32);

@@ -148,17 +148,17 @@ void backward(const Call& call) {
 
 extern "C" {
 
-enum Element { FLOAT = 0, DOUBLE = 1, BFLOAT16 = 2 };
+enum class Element : int64_t { FLOAT, DOUBLE, BFLOAT16 };
 
-void lintx_linear_forward(const Call* call, int64_t element) {
-    if (element == FLOAT) forward<float, float>(*call);
-    if (element == DOUBLE) forward<double, double>(*call);
-    if (element == BFLOAT16) forward<bfloat16, float>(*call);
+void lintx_linear_forward(const Call* call, Element element) {
+    if (element == Element::FLOAT) forward<float, float>(*call);
+    if (element == Element::DOUBLE) forward<double, double>(*call);
+    if (element == Element::BFLOAT16) forward<bfloat16, float>(*call);
 }
 
-void lintx_linear_backward(const Call* call, int64_t element) {
-    if (element == FLOAT) backward<float, float>(*call);
-    if (element == DOUBLE) backward<double, double>(*call);
-    if (element == BFLOAT16) backward<bfloat16, float>(*call);
+void lintx_linear_backward(const Call* call, Element element) {
+    if (element == Element::FLOAT) backward<float, float>(*call);
+    if (element == Element::DOUBLE) backward<double, double>(*call);
+    if (element == Element::BFLOAT16) backward<bfloat16, float>(*call);
 }
 }
