@@ -1,4 +1,4 @@
-"""The check before any timing. A mechanism whose parallel and step forms disagree is not timed."""
+"""The check before any timing: a mechanism whose parallel and step forms disagree is not timed."""
 
 import torch
 
@@ -8,7 +8,7 @@ from linformer_cli.model.pixel_model import PixelModel
 
 from .models import BenchModel
 
-# The number of positions that are compared, and of layers that are compared if the model is untrained.
+# The check compares this many positions. In an untrained model, it compares only this many layers.
 CHECKED_POSITIONS = 96
 CHECKED_LAYERS = 2
 

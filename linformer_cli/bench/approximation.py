@@ -1,7 +1,7 @@
 """`lintx bench approximation`: how well performer's random features approximate softmax attention.
 
-The benchmark reports mean squared errors for each combination of feature map, kind of directions (orthogonal or
-independent), number of features and norm of the inputs.
+The benchmark reports mean squared errors for each combination of feature map, kind of random directions (orthogonal
+or independent), number of features and norm of the inputs.
 """
 
 import functools
@@ -23,14 +23,14 @@ from linformer_cli.errors import UsageError
 from linformer_cli.model.mixers import build_attention
 
 SOFTMAX_FEATURE_MAPS = ("positive", "hyperbolic", "trig")
-# The share of pairs with the smallest exp(x . y) in `small_kernel`.
+# `small_kernel` covers this share of the pairs: those with the smallest exp(x . y).
 SMALL_SHARE = 0.25
 VALUE_WIDTH = 32
 
 
 @dataclass(frozen=True)
 class Draws:
-    """The number and the size of draws. Each draw has `positions` queries and keys of width `head_width`."""
+    """The number and size of the draws. Each draw has `positions` queries and keys of width `head_width`."""
 
     positions: int = 128
     head_width: int = 32
@@ -55,14 +55,16 @@ class Spread:
 
 @dataclass(frozen=True)
 class Approximation:
-    """Mean squared errors of one kind of features relative to softmax, each with its spread over `draws`.
+    """Mean squared errors of one kind of features relative to softmax, each with its spread over `draws` draws.
 
-    `features` is m, the size of the state, so all kinds are compared at equal cost. `norm` is the length of queries and
-    keys in units of sqrt(K). `output` is the error of the attention outputs computed from the features alone, as in the
-    Performer paper. `bounded_output` is the error of the mechanism's own outputs. It differs from `output` only for
-    `trig`, because there the mechanism bounds the denominator. `kernel` is the error of phi(x) . phi(y) as an estimate
-    of exp(x . y), with x = q_t K^(-1/4) and y = k_j K^(-1/4), over the pairs j <= t. `small_kernel` is the same error
-    over the quarter of these pairs with the smallest exp(x . y).
+    `features` is m, the number of features. It determines the size of the state, so rows with the same m have the same
+    cost. `norm` is the length of queries and keys in units of sqrt(K).
+
+    `output` is the error of the attention outputs computed from the features alone, as in the Performer paper.
+    `bounded_output` is the error of the mechanism's own outputs. It differs from `output` only for `trig`, because
+    there the mechanism bounds the denominator. `kernel` is the error of phi(x) . phi(y) as an estimate of exp(x . y),
+    with x = q_t K^(-1/4) and y = k_j K^(-1/4), over the pairs j <= t. `small_kernel` is the same error over the quarter
+    of these pairs with the smallest exp(x . y).
     """
 
     feature_map: str
@@ -94,7 +96,7 @@ class Measurement:
         self._errors.append(_measure_draw(self._attention, self._draws.seed, draw, exact))
 
     def row(self) -> Approximation:
-        """Return mean and quartiles over the draws so far."""
+        """Return the mean and quartiles over the draws so far."""
         options = self._attention.options
         spreads = [summarise(values) for values in zip(*self._errors, strict=True)]
         kind = options.feature_map, options.orthogonal, self._attention.features, self._norm
@@ -108,20 +110,20 @@ def prepare(
     orthogonal: Sequence[bool],
     draws: Draws,
 ) -> list[Measurement]:
-    """Return a measurement for each feature map, kind of directions, number of features and norm, in nested loops.
+    """Return a measurement for each combination of the arguments. The norm varies fastest, the feature map slowest.
 
     Attention is causal and in float64. Queries and keys have random directions and the length norm * sqrt(K), as if
-    their entries had variance norm^2. Values are N(0, 1). The inputs and directions of a draw depend only on the seed
-    and the number of the draw, so all measurements get the same inputs, scaled to their norms.
+    their entries had variance norm^2. Values are drawn from N(0, 1). The inputs and directions of a draw depend
+    only on the seed and the number of the draw, so all measurements get the same inputs, scaled to their norms.
 
     Raises `UsageError` for a number of features that the mechanism refuses, for a feature map that does not estimate
-    softmax, and for a norm whose squared kernel overflows float64.
+    softmax, and for a norm at which the square of the kernel overflows float64.
     """
     for feature_map in feature_maps:
         if feature_map not in SOFTMAX_FEATURE_MAPS:
             known = ", ".join(SOFTMAX_FEATURE_MAPS)
             raise UsageError(f"feature map '{feature_map}' does not estimate softmax; those that do: {known}")
-    # The largest kernel is exp(|q| |k| / sqrt(K)). Its square has to be finite.
+    # The largest kernel is exp(|q| |k| / sqrt(K)). Its square must be finite.
     largest = math.sqrt(math.log(sys.float_info.max) / 2) / draws.head_width**0.25
     if (norm := max(norms, default=0.0)) > largest:
         raise UsageError(f"at K = {draws.head_width} norms above {largest:.3g} overflow float64, found {norm:g}")
@@ -150,7 +152,7 @@ def measure_approximation(
 
 @dataclass(frozen=True)
 class _Exact:
-    """q, k, v [1, 1, T, width], exp(x . y) of all pairs [T, T], and the output of softmax attention [T, V]."""
+    """The inputs q, k and v [1, 1, T, width], exp(x . y) of all pairs [T, T], and softmax attention's output [T, V]."""
 
     q: Tensor
     k: Tensor
@@ -161,7 +163,7 @@ class _Exact:
 
 @functools.lru_cache(maxsize=8)
 def _attend_exactly(draws: Draws, draw: int, norm: float) -> _Exact:
-    """Return the inputs of a draw at one norm and their softmax attention. Measurements share the result."""
+    """Return the inputs of a draw at one norm and their softmax attention. Measurements share the cached result."""
     generator = torch.Generator().manual_seed(draws.seed + draw)
     q, k, v = (
         torch.randn(draws.positions, width, generator=generator, dtype=torch.float64)
@@ -189,7 +191,7 @@ def _build_attention(feature_map: str, orthogonal: bool, features: int, draws: D
 
 
 def _average(kernel: Tensor, v: Tensor) -> Tensor:
-    """Average the values with the kernel as weights over j <= t, without a bound on the denominator."""
+    """Average the values at j <= t, weighted by the kernel. The denominator has no lower bound."""
     weights = kernel.tril()
     return weights @ v / weights.sum(dim=-1, keepdim=True)
 
@@ -198,7 +200,7 @@ def _average(kernel: Tensor, v: Tensor) -> Tensor:
 def _measure_draw(
     attention: PerformerAttention, seed: int, draw: int, exact: _Exact
 ) -> tuple[float, float, float, float]:
-    """Return the mean squared errors of output, bounded output, kernel and small kernel."""
+    """Return the mean squared errors `output`, `bounded_output`, `kernel` and `small_kernel`."""
     attention.on_training_step(draw, seed)
     kernel = attention.kernel(exact.q, exact.k)[0, 0]
     bounded, _ = attention.attend(exact.q, exact.k, exact.v)
@@ -215,7 +217,7 @@ def _measure_draw(
 
 
 def summarise(values: Sequence[float]) -> Spread:
-    """Return mean and quartiles. For a single value, all three are this value."""
+    """Return the mean and quartiles. For a single value, all of them equal this value."""
     if len(values) == 1:
         return Spread(values[0], values[0], values[0], values[0])
     return Spread(statistics.fmean(values), *statistics.quantiles(values, n=4, method="inclusive"))

@@ -1,4 +1,4 @@
-"""`lintx bench attention`: how time and memory of a mechanism's forward and backward pass grow with T."""
+"""`lintx bench attention`: how time and memory of a forward and backward pass grow with T."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ from .variants import Variant
 # Total number of positions in a pass. As in Katharopoulos 2020, the batch is inversely proportional to T, so that the
 # machine does about as much work for short sequences as for long ones.
 PASS_POSITIONS = 65_536
-# A row has two passes besides the repeats: one to measure memory and one to warm up.
+# Each row needs two passes besides the repeats: one to measure memory and one to warm up.
 _EXTRA_PASSES = 2
 # A pass that is too slow is tried again, because the machine may have been busy.
 _ATTEMPTS = 2
@@ -38,7 +38,7 @@ _ATTEMPTS = 2
 
 @dataclass(frozen=True)
 class AttentionSettings:
-    """The settings of the measurement.
+    """The settings of the benchmark.
 
     A pass has `batch` sequences. If `batch` is None, a pass has `pass_positions` positions in total, but at least one
     sequence. `limit_seconds` is the time limit for all passes of a row.
@@ -85,7 +85,7 @@ class AttentionConditions:
 
 @dataclass(frozen=True)
 class AttentionReport(BenchReport[AttentionRow]):
-    """The rows of the benchmark. `exponents` has an entry for each mechanism."""
+    """The rows of the benchmark. `exponents` has the growth exponents of each mechanism."""
 
     exponents: Sequence[Exponents] = ()
 
@@ -143,11 +143,11 @@ def prepare(
 
 
 class AttentionMeasurement(Measurement[AttentionRow, Callable[[], None]]):
-    """A mechanism at one length.
+    """The measurement of a mechanism at one length.
 
     `shorter` is the same mechanism at the next shorter length. If that length was left out, this one is left out, too.
-    The growth over the shorter lengths predicts whether this length fits into the limit and the memory. Mechanisms at
-    the same length share their `inputs`.
+    The growth over the shorter lengths predicts whether this length needs more than the time limit or the free memory.
+    Mechanisms at the same length share their `inputs`.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class AttentionMeasurement(Measurement[AttentionRow, Callable[[], None]]):
         self._inputs, self._shorter = inputs, shorter
 
     def require_agreement(self) -> None:
-        """Raise `DisagreementError` if the two forms disagree. Leave out a mechanism that refuses these sizes."""
+        """Raise `DisagreementError` if the two forms disagree. A mechanism that refuses these sizes is left out."""
         try:
             require_agreement(build_checked_model(self._setup))
         except UsageError as error:
@@ -179,7 +179,7 @@ class AttentionMeasurement(Measurement[AttentionRow, Callable[[], None]]):
             try:
                 self.memory = self._measure_memory()
             finally:
-                self.check()  # Ctrl-C also ends the fresh process, so this failure may be an interruption
+                self.check()  # Ctrl-C also ends the fresh process, so a failure may be an interruption
         work = build_pass(self._setup, self._inputs)
         work()
         return work
@@ -225,7 +225,7 @@ class AttentionMeasurement(Measurement[AttentionRow, Callable[[], None]]):
         )
 
     def _require_fit(self) -> None:
-        """Raise `PassFailed` if the growth so far predicts that the passes take too long or too much memory."""
+        """Raise `PassFailed` if the growth so far predicts that the passes need too much time or memory."""
         if self._shorter is None:
             return
         if self._shorter.left_out is not None:
@@ -234,13 +234,13 @@ class AttentionMeasurement(Measurement[AttentionRow, Callable[[], None]]):
         times, sizes = self._shorter.list_points()
         seconds, memory = extrapolate(times, setup.positions), extrapolate(sizes, setup.positions)
         if seconds is not None and (total := seconds * setup.batch * self._count_passes()) > limit:
-            raise PassFailed(f"would take about {format_duration(total)}, the limit is {format_duration(limit)}")
+            raise PassFailed(f"would take about {format_duration(total)}; the limit is {format_duration(limit)}")
         free = measure_free_memory(setup.device)
         if memory is not None and free is not None and memory * setup.batch > free:
-            raise PassFailed(f"would need about {format_bytes(memory * setup.batch)}, {format_bytes(free)} are free")
+            raise PassFailed(f"would need about {format_bytes(memory * setup.batch)}; {format_bytes(free)} are free")
 
     def list_points(self) -> tuple[list[Point], list[Point]]:
-        """Return seconds and bytes of one sequence at this length and at all shorter lengths."""
+        """Return seconds per sequence and bytes per sequence, at all shorter lengths and at this one."""
         times, sizes = self._shorter.list_points() if self._shorter else ([], [])
         length, batch = self._setup.positions, self._setup.batch
         if self.samples:

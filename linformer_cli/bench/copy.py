@@ -44,7 +44,10 @@ Ending = Literal["finished", "budget", "interrupted", "failed"]
 
 @dataclass(frozen=True)
 class CopyPoint:
-    """Means over the last `points_every` updates: loss in nats per copied symbol, and share of correct predictions."""
+    """A point of a learning curve: the mean loss and accuracy over the `points_every` updates up to `update`.
+
+    `loss` is in nats per copied symbol. `accuracy` is the share of correct predictions.
+    """
 
     update: int
     loss: float
@@ -54,10 +57,10 @@ class CopyPoint:
 
 @dataclass(frozen=True)
 class CopyRow:
-    """One mechanism: its last point, its speed, and all points of its curve.
+    """The results of one mechanism: its last point, its speed, and all points of its curve.
 
     `product_gigaflops` is the rate of the matrix products of an update in GFLOP/s. `product_share` is this rate as a
-    share of the machine's highest rate. `failed` says why the model takes no more updates.
+    share of the machine's highest rate. `failed` says why the model's training ended early.
     """
 
     task: str
@@ -122,7 +125,7 @@ class _Update:
 
 
 class Learner:
-    """A model with one mechanism, and its curve. `failed` says why the model takes no more updates."""
+    """A model with one mechanism, and its curve. `failed` says why its training ended early."""
 
     def __init__(self, variant: Variant, settings: CopySettings, ceilings: Ceilings) -> None:
         self.variant = variant
@@ -135,21 +138,21 @@ class Learner:
         self._updates: list[_Update] = []
 
     def time_update(self, sequences: Tensor, copied: Tensor) -> _Update:
-        """Train on one batch, without recording the update."""
+        """Train on one batch and time the update, without recording it."""
         found: list[tuple[float, float]] = []
         number = len(self._updates)
         seconds = time_work(lambda: found.append(self.update(sequences, copied, number)), self._settings.device)
         return _Update(*found[0], seconds)
 
     def record(self, update: _Update) -> None:
-        """Add an update to the curve. NaN and infinity are not recorded: the model has failed."""
+        """Add an update to the curve. If the loss is NaN or infinite, the model has failed, and nothing is added."""
         if math.isfinite(update.loss):
             self._updates.append(update)
         else:
             self.failed = f"the loss was NaN or infinite at update {len(self._updates) + 1}"
 
     def update(self, sequences: Tensor, copied: Tensor, number: int) -> tuple[float, float]:
-        """Train on one batch. Return loss and accuracy from before the update, when the batch is new to the model."""
+        """Train on one batch. Return loss and accuracy before the update, when the model has not yet seen the batch."""
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate_at(number)
         for module in self.model.modules():
@@ -165,7 +168,7 @@ class Learner:
         return float(loss.detach()), float((logits.argmax(dim=-1) == wanted).float().mean())
 
     def point(self, update: int) -> CopyPoint:
-        """Return the means at `update`, counted from 1."""
+        """Return the point of the curve at `update`, counted from 1."""
         recent = self._updates[max(0, update - self._settings.points_every) : update]
         loss, accuracy = (statistics.fmean(getattr(one, key) for one in recent) for key in ("loss", "accuracy"))
         return CopyPoint(update, loss, accuracy, learning_rate_at(update - 1))
@@ -265,9 +268,9 @@ def run_copy_task(
 def _measure_round(
     learners: Sequence[Learner], settings: CopySettings, number: int, is_over: Callable[[], bool]
 ) -> bool:
-    """Update every model that has not failed. Return False if all have failed or there is not enough time for all.
+    """Update every model that has not failed. Return False if all have failed or time ran out.
 
-    If the time runs out during the round, the round is not recorded.
+    If time runs out during the round, the round is not recorded.
     """
     batch = [part.to(settings.device) for part in draw_batch(settings.length, settings.seed, number)]
     learning = [learner for learner in learners if learner.failed is None]

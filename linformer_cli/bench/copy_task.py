@@ -1,7 +1,7 @@
 """The copy task of Katharopoulos 2020, section 4.1: its sizes, its sequences and its models.
 
 A sequence is w 0 w 0 0 ...: a string w of random symbols, the separator 0, the same string again, then separators up to
-the end. A model that finds where the copy begins can predict the whole copy.
+the end. A model that finds where the copy begins can predict all of it.
 """
 
 import math
@@ -25,11 +25,11 @@ BATCH = 64
 LEARNING_RATE = 1e-3
 LOWER_LEARNING_RATE = 1e-4
 LOWER_AFTER_UPDATES = 3_000
-# The paper states the length. It does not state the width and the number of updates, so these are from the authors'
-# released code.
+# The paper states the length. It does not state the width or the number of updates, so both are taken from
+# the authors' released code.
 PAPER_LENGTH, PAPER_WIDTH, PAPER_UPDATES = 128, 256, 10_000
 REDUCED_LENGTH, REDUCED_WIDTH = 32, 128
-# With a shorter budget, the task is reduced.
+# If the budget is shorter, the task is reduced.
 FULL_SIZE_BUDGET_SECONDS = 3_600.0
 SHORTEST_LENGTH = 8
 
@@ -47,13 +47,15 @@ class CopySettings:
 
     def __post_init__(self) -> None:
         if self.length < SHORTEST_LENGTH:
-            raise UsageError(f"the copy task needs a length of at least {SHORTEST_LENGTH}, found {self.length}")
+            raise UsageError(f"the copy task needs sequences of length at least {SHORTEST_LENGTH}, found {self.length}")
         if self.width % HEADS or self.width < 2 * HEADS:
-            raise UsageError(f"the copy task has {HEADS} heads: the width must be a multiple, found {self.width}")
+            raise UsageError(
+                f"the width of the copy task must be a multiple of {HEADS}, at least {2 * HEADS}, found {self.width}"
+            )
 
     @property
     def title(self) -> str:
-        """Describe the size of the task, and the paper's size if it is larger."""
+        """Describe the size of the task, and the paper's size if that is larger."""
         size = f"copy task, length {self.length}, width {self.width}"
         paper = f"length {PAPER_LENGTH}, width {PAPER_WIDTH}"
         return f"{size} (reduced from {paper})" if self.reduced else size
@@ -64,7 +66,7 @@ class CopySettings:
 
 
 def choose_size(budget_seconds: float | None, length: int | None, width: int | None) -> tuple[int, int]:
-    """Return length and width. Defaults are the paper's, or reduced ones for a budget of less than an hour."""
+    """Return length and width. By default, they are the paper's, or smaller if the budget is below an hour."""
     small = budget_seconds is not None and budget_seconds < FULL_SIZE_BUDGET_SECONDS
     default_length, default_width = (REDUCED_LENGTH, REDUCED_WIDTH) if small else (PAPER_LENGTH, PAPER_WIDTH)
     return length or default_length, width or default_width
@@ -78,9 +80,9 @@ def learning_rate_at(update: int) -> float:
 def draw_batch(length: int, seed: int, update: int, batch: int = BATCH) -> tuple[Tensor, Tensor]:
     """Draw sequences int64 [B, length] and the mask bool [B, length] of their copied symbols.
 
-    As in the authors' released code, the string has a random number of symbols, from a quarter of the sequence to
-    nearly half of it. The position alone therefore does not tell where the copy begins. The batch depends only on
-    `seed` and `update`.
+    As in the authors' released code, the string has a random length, from a quarter to nearly half of the sequence's
+    length. The position alone therefore does not tell where the copy begins. The batch depends only on `seed` and
+    `update`.
     """
     generator = torch.Generator().manual_seed((seed * 1_000_003 + update) % 2**63)
     counts = torch.randint(length // 4, (length - 1) // 2, (batch, 1), generator=generator)
@@ -94,7 +96,7 @@ def draw_batch(length: int, seed: int, update: int, batch: int = BATCH) -> tuple
 
 
 class CopyModel(nn.Module):
-    """Embeddings of symbol and position, the blocks of a pixel model, a norm and a linear layer to the symbols.
+    """Embeddings of symbol and position, the blocks of a pixel model, a norm, and a linear layer for the logits.
 
     The blocks normalise before each branch, and they have no dropout. Their feed-forward layers are four times as wide
     as the model. The authors' code differs: it has sinusoidal positions, normalisation after the sum, and dropout of
@@ -126,7 +128,7 @@ class CopyModel(nn.Module):
 
 
 def build_config(variant: Variant, settings: CopySettings) -> ModelConfig:
-    """Return a network for the task. Some mechanisms use rows, so the sequence is laid out as a nearly square image."""
+    """Return the network for the task. Some mechanisms need rows, so the sequence becomes a nearly square image."""
     row = max(1, round(settings.length**0.5))
     return ModelConfig(
         attention=variant.attention,

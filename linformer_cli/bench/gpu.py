@@ -63,7 +63,7 @@ class ManyRow:
 
 @dataclass(frozen=True)
 class KernelRow:
-    """Forward and backward passes of one implementation of attention. `seconds` is the median."""
+    """The time of a forward and backward pass of one implementation of attention. `seconds` is the median."""
 
     name: str
     batch: int
@@ -98,7 +98,7 @@ class GpuReport:
 
 
 class GpuBench:
-    """Runs all parts one after another. `save` receives the report after each part; `check` may raise to stop."""
+    """Runs all parts one after another. `save` receives the report after each part. `check` may raise to stop."""
 
     def __init__(
         self,
@@ -114,9 +114,9 @@ class GpuBench:
         self.result = GpuReport(device, environment=describe_environment())
 
     def run(self) -> GpuReport:
-        """Run all parts. If `check` raises, the error passes through, and `result` has the measurements so far."""
+        """Run all parts. If `check` raises, the error is passed on, and `result` has the measurements so far."""
         if (refusal := triton_refusal(torch.device(self._device))) is not None:
-            self.result.missing.append(f"kernels in Triton: {refusal}")
+            self.result.missing.append(refusal)
         parts = {
             "attention checks": lambda: self.record(check_attention(self._device, self._sizes.checked_lengths)),
             "engine checks": lambda: self.record(check_engines(self._device, self._sizes.networks)),
@@ -148,8 +148,8 @@ class GpuBench:
         sizes = self._sizes
         for precision in ("fp32", "bf16"):
             models = build_models(parse_variants(["linear"]), sizes.networks, self._device, precision)
-            # The first engine draws whole images, because recording the graph is part of sampling. Only the textbook
-            # engine has a time limit.
+            # The first engine draws whole images, because recording the CUDA graph is part of sampling. Only the
+            # textbook engine has a time limit.
             for engine, limit in ((name_engine(models[0].model), None), (TEXTBOOK, sizes.limit_seconds)):
                 settings = SamplingSettings(
                     sizes.sampling_batches, sizes.repeats, (engine,), rerun=False, limit_seconds=limit
@@ -159,7 +159,7 @@ class GpuBench:
                 self.result.sampling += rows
 
     def measure_many(self) -> None:
-        """Time many images drawn as one batch with the first network, in bfloat16, after a warm-up."""
+        """Time the drawing of many images as one batch, with the first network in bfloat16, after a warm-up."""
         subject = build_models(parse_variants(["linear"]), self._sizes.networks[:1], self._device, "bf16")[0]
         count, engine = self._sizes.many, name_engine(subject.model)
         Sampler(subject.model, engine=engine).sample(range(2))  # compiles the kernels
@@ -195,7 +195,7 @@ class GpuBench:
         self.result.training += rows
 
     def measure_attention(self) -> None:
-        """Time attention alone, forward and backward in bfloat16, with torch's softmax and flash-linear-attention."""
+        """Time linear attention alone, torch's softmax and flash-linear-attention, forward and backward in bfloat16."""
         batch, heads = self._sizes.heads
         foreign = find_flash_linear_attention()
         if foreign is None:
@@ -206,7 +206,7 @@ class GpuBench:
             works: dict[str, Callable[[], object]] = {
                 "linear": partial(differentiate, attention, inputs),
                 "linear, plain torch": partial(_differentiate_plainly, attention, inputs),
-                "softmax of torch": partial(_differentiate_softmax, inputs),
+                "torch's softmax": partial(_differentiate_softmax, inputs),
             }
             if foreign is not None:
                 swapped = [part.transpose(1, 2).contiguous() for part in inputs]
@@ -246,7 +246,7 @@ def find_flash_linear_attention() -> Callable[..., Any] | None:
 
 
 def _differentiate_foreign(attend: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
-    """Run a forward and backward pass with the library function `attend`, which also normalises.
+    """Run a forward and backward pass with `attend`, a library function that also normalises the outputs.
 
     The feature map is computed in plain torch. Inputs are [B, T, H, K].
     """

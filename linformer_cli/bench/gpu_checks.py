@@ -1,6 +1,6 @@
 """The checks of `lintx bench gpu`. Each yields rows with the measured and the allowed error.
 
-Errors are relative to max(1, largest value). They are infinite if a value is NaN or infinite.
+Errors are relative to max(1, largest expected value). An error is infinite if a value is NaN or infinite.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,11 +24,11 @@ from .measure.attention_pass import PassSetup, build_checked_model
 from .models import build_models
 from .variants import parse_variants
 
-# Errors allowed for kernels compared with float64, by the type of their inputs.
+# The errors allowed for kernels relative to plain torch in float64, by the type of the kernels' inputs.
 KERNEL_TOLERANCES = {"fp32": 1e-4, "bf16": 2e-2}
-# Error allowed between two forms of a whole model in float32.
+# The error allowed between the predictions of two forms or two engines of a whole model in float32.
 MODEL_TOLERANCE = 1e-3
-# Rounding may change a drawn value, and then the rest of the image differs. A tenth of the images may therefore differ.
+# Rounding may change a drawn value. The rest of that image then differs, so a tenth of the images may differ.
 COMPARED_IMAGES, OTHER_IMAGES = 32, 0.1
 
 
@@ -56,7 +56,7 @@ def check_engines(device: str, networks: Sequence[tuple[str | None, ModelConfig]
         where = f"engine {name}, {subject.preset or 'tiny'}"
         drawn, expected = (Sampler(model, engine=engine).sample(images).values for engine in (name, TEXTBOOK))
         others = 1 - float((drawn == expected).all(dim=1).float().mean())
-        yield build_row(f"{where}: share of images other than the textbook's", others, OTHER_IMAGES)
+        yield build_row(f"{where}: share of images that differ from the textbook engine's", others, OTHER_IMAGES)
         engines = build_engine(name, model, len(images)), TextbookEngine(model, len(images))
         tokens = model.shift_values(expected.long().to(device))
         steps = ((engine.step(token) for engine in engines) for token in tokens.unbind(dim=1))
@@ -94,7 +94,7 @@ def draw_inputs(batch: int, heads: int, length: int, width: int, device: str, dt
 
 
 def differentiate(attention: LinearAttention, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return output, sums, and the gradients of the inputs. The gradient of the output is v."""
+    """Return the output, the sums, and the gradients of the inputs. v serves as the gradient of the output."""
     leaves = [part.detach().requires_grad_() for part in inputs]
     y, state = attention.attend(*leaves)
     return [y, *state, *torch.autograd.grad(y, leaves, leaves[2].detach())]

@@ -1,4 +1,4 @@
-"""How time and memory grow with the number of positions: exponents, crossings and predictions."""
+"""How time and memory grow with the number of positions T: exponents, overtaking of softmax, and predictions."""
 
 import math
 from collections.abc import Sequence
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from .rows import BASELINE, AttentionRow
 
-# The fastest growth of any mechanism here. It is assumed if only one length was measured. It also bounds the growth
-# between two lengths, because a busy machine may have distorted one of the two times.
+# No mechanism here grows faster than T^2. This growth is assumed if only one length was measured. It also bounds the
+# growth between two lengths, because a busy machine may have distorted one of the two times.
 _WORST_EXPONENT = 2.0
 
 # A number of positions, and the value measured for it.
@@ -18,8 +18,9 @@ Point = tuple[int, float]
 class Exponents:
     """The exponents p of the growth T^p of time and memory, between the last two lengths and fitted over all lengths.
 
-    `longest_positions` is the longest T measured. `overtakes_softmax` is the T above which the mechanism is faster than
-    softmax. It is None for softmax itself, and if softmax was not measured.
+    `longest_positions` is the longest T measured. `overtakes_softmax` describes the T above which the mechanism is
+    faster than softmax. It is None for softmax itself, and if softmax was not measured. `overtakes_softmax_at` is the
+    same T as a number, or None if it is not between two measured lengths.
     """
 
     name: str
@@ -45,7 +46,7 @@ def fit_exponent(points: Sequence[Point]) -> float | None:
 
 @dataclass(frozen=True)
 class Overtaking:
-    """The T from which one mechanism is faster than another, between the `shortest` and `longest` T measured for both.
+    """The T above which one mechanism is faster than another, compared at lengths from `shortest` to `longest`.
 
     `at` is None if the mechanism is faster at every length, or slower at the last length.
     """
@@ -62,7 +63,7 @@ class Overtaking:
 
 
 def find_overtaking(seconds: Sequence[Point], others: Sequence[Point]) -> Overtaking | None:
-    """Find the T from which the times `seconds` stay below the times `others`. Only common lengths are compared.
+    """Find the T above which the times `seconds` stay below the times `others`. Only common lengths are compared.
 
     Times are interpolated linearly in log T and log seconds. The result is None if there is no common length.
     """

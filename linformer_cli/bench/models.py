@@ -34,7 +34,7 @@ class BenchModel:
     run: TrainedRun | None = None
 
     def find_quality(self, runs: Sequence[TrainedRun]) -> Quality:
-        """Return the bits/dim of the model's own run or, without one, of the best of `runs` with exactly this model."""
+        """Return the bits/dim of the model's own run. Without one, take the best of `runs` with exactly this model."""
         found = self.run or find_trained(runs, self.model.config)
         return Quality() if found is None else found.quality
 
@@ -56,7 +56,7 @@ def group_by_preset(models: Sequence[BenchModel]) -> list[list[BenchModel]]:
 
 
 def build_softmax_twin(model: PixelModel) -> PixelModel:
-    """Build a softmax model of the same size with random weights. The time does not depend on the weights."""
+    """Build a softmax model of the same size with random weights. Its speed does not depend on the weights."""
     config = model.config.model_copy(update={"attention": BASELINE, "attention_options": {}})
     return PixelModel(config).to(device=model.device, dtype=model.dtype).eval()
 

@@ -1,4 +1,4 @@
-"""`lintx bench paper`: the tables and figures of Katharopoulos 2020 on this machine, within a budget of time.
+"""`lintx bench paper`: the tables and figures of Katharopoulos 2020 on this machine, within a time budget.
 
 The other benchmarks provide all measurements. This module only decides their sizes and their order.
 """
@@ -43,20 +43,20 @@ from .variants import parse_variants
 METHODS = ("linear", "softmax", "lsh-1=lsh:rounds=1", "lsh-4=lsh:rounds=4")
 COPY_METHODS = ("linear", "softmax", "lsh-4=lsh:rounds=4")
 NETWORKS = ("mnist-paper", "cifar10-paper")
-# The key of models from --runs with networks other than the paper's.
+# The key of the models of --runs whose networks are not the paper's.
 _RUNS = "runs"
-# The share of a row's time for timed work. The rest is for probes, states and warm-ups.
+# The share of a row's time that is spent on timed work. The rest is for probes, states and warm-ups.
 _TIMED_SHARE = 0.5
-# Re-running softmax may take this many times as long as other rows, because its four passes cannot be shortened.
+# A re-run of softmax may take this many times as long as other rows, because its four passes cannot be shortened.
 _RERUN_PATIENCE = 12.0
 _FIRST_RESULTS_SECONDS = 30.0
 # The shortest time between two writes. Drawing the figures takes seconds, so files are not written after every group.
 _SAVE_SECONDS = 120.0
-# In one round, one mechanism at one length may take this share of the part's time. If softmax exceeds the limit, only
-# softmax is left out.
+# In one round, one mechanism at one length may take this share of the time for `scaling`. If softmax exceeds the
+# limit, only softmax is left out.
 _LONGEST_POINT_SHARE = 0.05
-# The number of passes in a round. Additional rounds are more informative than additional passes, because most passes
-# are shorter than a busy moment of the machine.
+# The number of passes in a round. Additional rounds are more informative than additional passes, because one busy
+# moment of the machine can affect all passes of a round.
 _PASSES_OF_ROUND = 2
 
 
@@ -64,8 +64,8 @@ _PASSES_OF_ROUND = 2
 class PaperSettings:
     """The settings of `lintx bench paper`.
 
-    The bits/dim of `runs` are shown in the rows of the same models. Runs of other networks are sampled, too. If `sizes`
-    is None, the budget determines the sizes.
+    The bits/dim of `runs` are shown in the rows of the same models. Models with other networks are sampled, too. If
+    `sizes` is None, the budget determines the sizes.
     """
 
     budget_seconds: float
@@ -76,11 +76,11 @@ class PaperSettings:
 
 
 class PaperBench:
-    """Measures as much as the budget allows. If `stop` is set, it ends early.
+    """Measures as much as the budget allows. If `stop` is set, the benchmark ends early.
 
-    `report` is called with the part, each row so far, and the number of the round, counted from 1. Rows that are left
-    out are reported only in the first round. `save` is called with the report about every two minutes and at the end.
-    A part builds its measurements when it begins, and keeps them by group title.
+    `report` is called for each row of a finished group, with the part's name, the row, and the number of the round,
+    counted from 1. Rows that are left out are reported only in the first round. `save` is called with the report about
+    every two minutes and at the end. A part builds its measurements when it begins. They are stored by group title.
     """
 
     def __init__(
@@ -125,9 +125,9 @@ class PaperBench:
             with contextlib.suppress(Interrupted):
                 self._build_models()
                 # Comparing the parallel and step forms takes equally long for all budgets. At least half of the budget
-                # is kept for measurements, even if it is then exceeded.
+                # is kept for measurements, even if the benchmark then takes longer than the budget.
                 self._schedule.run(max(budget / 2, budget - self._elapsed_seconds()))
-        finally:  # after an error, too, the measurements so far are saved
+        finally:  # the measurements so far are saved even after an error
             report = self.describe()
             self._save(report)
         return report
@@ -170,7 +170,7 @@ class PaperBench:
         return time.monotonic() - self._began
 
     def _build_models(self) -> None:
-        """Build the models and load the runs of other networks. Only the first network is checked."""
+        """Build all models. Check those of the first network, and those of runs with other networks."""
         device = self._settings.device
         for name, config in self._settings.networks:
             self._models[name] = build_models(self._variants, [(name, config)], device, "fp32")
@@ -208,7 +208,7 @@ class PaperBench:
             self._saved = time.monotonic()
 
     def _prepare_sampling(self, seconds: float) -> Groups:
-        """Prepare the sampling rows, smallest batches first, so that results for one image come first."""
+        """Prepare the sampling rows, smallest batches first. Results for one image therefore come first."""
         sizes, largest = self._sizes, self._sizes.largest_batches
         self._reduced += [
             f"sampling {name}: batches of at most {largest[name]}" for name in self._models if name in largest
@@ -239,7 +239,7 @@ class PaperBench:
         for name, _ in self._settings.networks:
             batch = self._sizes.training_batches.get(name, 1)
             if batch != (paper := PAPER_TRAINING_BATCH.get(name, batch)):
-                self._reduced.append(f"training {name}: batch {batch}, the paper's is {paper}")
+                self._reduced.append(f"training {name}: batch {batch}; the paper's is {paper}")
             # There is one repeat in each round.
             settings = TrainingSettings(
                 [batch], [(AUTO, self._training_precision)], 1, seconds / rows, self._settings.runs

@@ -60,7 +60,7 @@ def describe_gaps(rows: Sequence[SamplingRow]) -> list[str]:
         if any(extrapolated):
             lines.append(
                 f"sampling {preset or 'runs'}: {sum(extrapolated)} of {len(extrapolated)} rows are extrapolated from "
-                "some positions"
+                "some of the positions"
             )
     if unmeasured := sum(row.peak_memory_bytes is None for row in timed):
         lines.append(f"peak memory of sampling: not measured for {unmeasured} rows")

@@ -1,4 +1,4 @@
-"""The batch sizes, rounds and lengths of `bench paper` for a budget of time, and the lengths in the paper."""
+"""The batch sizes, rounds and lengths of `bench paper` for a time budget, and the lengths in the paper."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from .attention import PASS_POSITIONS
 from .measure.fresh_process import FORKS
 
-# The lengths in the paper, for the list of reduced sizes.
+# The lengths in the paper. If fewer lengths are measured, the report says so.
 PAPER_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 PAPER_TRAINING_BATCH = {"mnist-paper": 10, "cifar10-paper": 4}
 # Average seconds for one length of one mechanism: a process that measures memory, and a few passes in every round.
@@ -59,7 +59,7 @@ def describe_scaling(lengths: Sequence[int], pass_positions: int) -> list[str]:
     lines = []
     if len(lengths) < len(PAPER_LENGTHS):
         listed = ", ".join(f"{length:,}" for length in lengths)
-        lines.append(f"time and memory against T: at {listed}; the paper's are 512 to 65,536")
+        lines.append(f"time and memory against T: at {listed}; the paper's lengths are 512 to 65,536")
     if pass_positions < PASS_POSITIONS:
         lines.append(
             f"time and memory against T: {pass_positions:,} positions per pass (one sequence where T is longer), "

@@ -24,7 +24,10 @@ class Source:
 
 @dataclass(frozen=True)
 class Published(Source):
-    """One method on one data set. `bits_per_dim` omits the first value of an image; our bits/dim counts every value."""
+    """The figures of one method on one data set.
+
+    `bits_per_dim` omits the first value of each image, whereas our bits/dim counts every value.
+    """
 
     bits_per_dim: float
     images_per_second: float
@@ -32,7 +35,7 @@ class Published(Source):
     seconds_per_image_gpu: float
 
 
-# The keys are (preset, method). The paper's softmax and hashing methods read the whole prefix again for every value.
+# The keys are (preset, method). In the paper, softmax-rerun and lsh read the whole prefix again for every value.
 PUBLISHED: dict[tuple[str, str], Published] = {
     ("mnist-paper", "softmax-rerun"): Published(0.621, 0.45, 72.6, 10.2),
     ("mnist-paper", "softmax-cached"): Published(0.621, 7.56, 7.4, 10.4),

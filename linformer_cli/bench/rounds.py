@@ -40,7 +40,7 @@ class Measurement(ABC, Generic[AnyRow, Work]):
 
     @property
     def reduced(self) -> str | None:
-        """Describe how many of the repeats were measured. None if all or none were measured."""
+        """Return how many of the repeats were measured, as a text, or None if all or none were."""
         done = len(self.samples)
         return f"{done} of {self.repeats} repeats" if 0 < done < self.repeats else None
 

@@ -1,6 +1,6 @@
 """`lintx bench sample`: images per second of sampling, by model, engine and batch size.
 
-Softmax has two kinds of rows: one with a key-value cache, and one that rereads the whole prefix at every value.
+Softmax has two kinds of rows: one with a key-value cache, and one that reads the whole prefix again for every value.
 """
 
 import contextlib
@@ -53,13 +53,14 @@ _MEMORY_LIMIT_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """The settings of the measurement.
+    """The settings of the benchmark.
 
     `limit_seconds` is the time limit for all repeats of a row. If whole images would take longer, only some steps
     around the middle of an image are timed. A re-run cannot be shortened, so it is left out if it takes more than
     `rerun_patience` times the limit. Without a limit, whole images are timed. Untrained models are always sampled
-    without `look_ahead`, because its speed depends on the weights. `formats` has the argument `products` of each
-    engine; the default is the model's type. Softmax is also timed as a re-run if plain torch uses the model's type.
+    without `look_ahead`, because its speed depends on the weights. `formats` gives the type of the matrix
+    products for each engine; the default is the model's type. With `rerun`, softmax is also timed as a re-run, unless
+    `formats` has a type for the engine `textbook`.
     """
 
     batches: Sequence[int]
@@ -149,7 +150,7 @@ def prepare(
 
 
 def _list_engines(timed: BenchModel, settings: SamplingSettings) -> list[str]:
-    """Return the requested engines, each once even if `auto` chooses a listed engine, and the re-run of softmax."""
+    """Return the requested engines and the re-run of softmax. An engine that `auto` chooses is not listed twice."""
     plain = settings.formats.get(TEXTBOOK)
     engines = [choose_engine(AUTO, timed.model, plain).value if name == AUTO else name for name in settings.engines]
     if settings.rerun and plain is None and timed.model.config.attention == BASELINE:
@@ -184,7 +185,7 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
     def time_sample(self, work: SamplingWork) -> float:
         needed, free = self._state_bytes, measure_free_memory(str(self._model.device))
         if free is not None and _STATE_MARGIN * needed > free:
-            raise PassFailed(f"the state would need {format_bytes(needed)}, {format_bytes(free)} are free")
+            raise PassFailed(f"the state would need {format_bytes(needed)}; {format_bytes(free)} are free")
         return work.time_sample()
 
     def release(self) -> None:
@@ -252,11 +253,11 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
     def _plan_rerun(self) -> SamplingWork:
         work, limit = RerunPrefixes(self._model, self._batch, self.check), self._settings.limit_seconds
         if limit is not None:
-            # The time should grow at least in proportion to the length of the prefix. The first prefix is the shortest.
+            # The time of the shortest prefix is scaled in proportion to length. Longer prefixes may take even longer.
             first = time_work(lambda: work.read(1), str(self._model.device))
             seconds = first * sum(SHARES) / SHARES[0] * self._settings.repeats
             if seconds > self._settings.rerun_patience * limit:
-                raise PassFailed(f"would take about {format_duration(seconds)}, the limit is {format_duration(limit)}")
+                raise PassFailed(f"would take about {format_duration(seconds)}; the limit is {format_duration(limit)}")
         return work
 
     def _with_speed(self, row: SamplingRow) -> SamplingRow:
@@ -271,19 +272,19 @@ class SamplingMeasurement(Measurement[SamplingRow, SamplingWork]):
         return replace(row, images_per_second=rate, images_per_second_quartiles=quartiles, seconds_per_image=seconds)
 
     def _with_shares(self, row: SamplingRow) -> SamplingRow:
-        """Return `row` with its shares of the machine's matrix products and memory copies."""
+        """Return `row` with its rates as shares of the machine's highest rates of matrix products and memory copies."""
         speed, model = row.speed, self._model
         if speed is None:
             return row
         batch, positions, rerun = self._batch, row.positions, self._engine == RERUN
         rows = batch * max(1, positions // 2) if rerun else batch
         products = self.ceilings.both_products(list_products(model), rows)
-        if row.look_ahead:  # it is unknown how often weights and state were read
+        if row.look_ahead:  # with look-ahead, it is unknown how often weights and state were read
             return row
         read = count_rerun_positions(positions) if rerun else positions
         rate = speed * read * count_product_flops(model) / 1e9
         row = replace(row, product_gigaflops=rate)
-        if row.precision in products:  # torch measures the highest rates, and it has no int8
+        if row.precision in products:  # the highest rates are measured with torch, which has no int8
             row = replace(row, product_share=rate / products[row.precision].gigaflops)
         traffic = None if rerun else state_traffic_bytes(model, batch, self._products)
         if traffic is None:

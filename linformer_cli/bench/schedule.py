@@ -1,4 +1,4 @@
-"""Parts of a benchmark that share a budget of time, round by round.
+"""Parts of a benchmark that share a time budget and run round by round.
 
 A shared machine may be slow for minutes, and this can slow some rows down far more than others. The rounds of all parts
 are therefore spread over the whole budget.
@@ -36,7 +36,7 @@ class Part:
 
 
 class Schedule:
-    """Runs rounds while another round fits the budget, always of the part that is furthest behind its share.
+    """Runs rounds while another round fits the budget. The next round belongs to the part furthest behind its share.
 
     A round is cut off at the end of the budget. If a part has only one round, its round is cut off at the end of the
     part's share. `after_group` is called with the part and the title of each group that finished a round. `reduced`
@@ -61,7 +61,7 @@ class Schedule:
         return [] if self.finished else [part.name for part in self.parts if part.rounds_done < part.rounds]
 
     def run(self, budget_seconds: float) -> None:
-        """Run the first round of each part in order, and then all other rounds. Errors pass through."""
+        """Run the first round of each part in order, and then all other rounds. Errors of a round are passed on."""
         self._budget_seconds, self._ends = budget_seconds, self._clock() + budget_seconds
         waiting = list(self.parts)
         while waiting:

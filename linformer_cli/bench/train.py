@@ -36,7 +36,7 @@ _FEWEST_IMAGES = 16
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """The settings of the measurement.
+    """The settings of the benchmark.
 
     `engines` are pairs of an engine and the precision of its matrix products, `fp32` or `bf16`. Weights are always
     float32. `limit_seconds` is the time limit for all repeats of a row. A row that would take longer gets fewer
@@ -59,7 +59,7 @@ class TrainingConditions:
     warm_up_steps: int = 1
     interleaved: bool = True
     step: str = (
-        "random images are converted to values; then forward pass, backward pass, clipping and optimizer, with the "
+        "conversion of random images to values, forward pass, backward pass, clipping and optimizer, with the "
         "training settings of the preset"
     )
     product_share: str = f"{TRAINING_FACTOR} times {WHAT_IS_COUNTED}"
@@ -130,7 +130,7 @@ class TrainingMeasurement(Measurement[TrainingRow, Trainer]):
         return trainer
 
     def time_sample(self, work: Trainer) -> float:
-        # The limit is for the repeats. `bench paper` takes more rounds than there are repeats.
+        # The limit applies only to the repeats. `bench paper` takes more rounds than repeats, within its own budget.
         limit = self._settings.limit_seconds
         if limit is not None and self.reduced and sum(self.samples) + self.samples[-1] > limit:
             raise PassFailed("the limit is reached")
@@ -174,7 +174,7 @@ class TrainingMeasurement(Measurement[TrainingRow, Trainer]):
             return time_work(trainer.take_step, self._device)
 
     def _name_engine(self) -> str:
-        """Return `textbook` if that is the engine, otherwise `native` with compiled kernels or `parallel` without."""
+        """Return `textbook`, or what `auto` uses: `native` with compiled kernels, `parallel` without."""
         if self._plain:
             return TEXTBOOK
         return NATIVE if self._timed.model.is_compiled(torch_dtype(self._precision)) else "parallel"

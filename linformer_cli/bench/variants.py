@@ -37,10 +37,10 @@ def parse_variants(entries: Sequence[str], baselines: bool = False) -> list[Vari
 
 
 def parse_variant(entry: str, baselines: bool = False) -> Variant:
-    """Parse `lsh`, `lsh:rounds=4`, `lsh:rounds=4:window=16`, or `wide=lsh:window=64`, which sets a name.
+    """Parse `lsh`, `lsh:rounds=4`, `lsh:rounds=4:window=16`, or `wide=lsh:window=64`, which sets the name `wide`.
 
     Without a name, the label joins the mechanism and the given values, as in `lsh-4-16`. Raises `UsageError` for an
-    unknown mechanism or option, and for a baseline without `baselines`.
+    unknown mechanism or option, and for the LSTM unless `baselines` is set.
     """
     head, *pairs = entry.split(":")
     label, equals, attention = head.rpartition("=")
@@ -54,5 +54,7 @@ def parse_variant(entry: str, baselines: bool = False) -> Variant:
     options = parse_options(attention, given).model_dump(exclude_none=True)
     label = label if equals else "-".join([attention, *given.values()])
     if not _LABEL.fullmatch(label):
-        raise UsageError(f"attention '{entry}': '{label}' cannot be a name; begin with NAME= of letters, digits, . _ -")
+        raise UsageError(
+            f"attention '{entry}': '{label}' cannot be a name; begin with NAME=, a name of letters, digits, . _ -"
+        )
     return Variant(label, attention, options)

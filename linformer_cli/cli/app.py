@@ -1,4 +1,4 @@
-"""The `lintx` command. It collects the commands and reports every expected error in one line, with an exit code."""
+"""The `lintx` command. This module collects its commands and reports every expected error in one line."""
 
 import contextlib
 import os

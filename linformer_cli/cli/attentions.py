@@ -40,13 +40,15 @@ _size = functools.partial(typer.Option, min=1, max=options.LARGEST_COUNT, show_d
 
 def attentions(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="An attention to show in detail.", show_default=False)
+        str | None, typer.Argument(metavar="NAME", help="A mechanism to show in detail.", show_default=False)
     ] = None,
     positions: Annotated[
-        int | None, _size("--positions", help="Positions (T) to compute state bytes for. Default: 784.")
+        int | None, _size("--positions", help="Number of positions T for state bytes. Default: 784.")
     ] = None,
-    heads: Annotated[int | None, _size("--heads", help="Heads to compute state bytes for. Default: 8.")] = None,
-    head_width: Annotated[int | None, _size("--head-width", help="Width of a head. Default: 32.")] = None,
+    heads: Annotated[int | None, _size("--heads", help="Number of heads for state bytes. Default: 8.")] = None,
+    head_width: Annotated[
+        int | None, _size("--head-width", help="Width of a head for state bytes. Default: 32.")
+    ] = None,
     checkpoint: Annotated[
         str | None,
         typer.Option(
@@ -59,12 +61,12 @@ def attentions(
     style: options.Style = "table",
     json: options.Json = False,
 ) -> None:
-    """List the attentions, or show one.
+    """List the attention mechanisms, or show one.
 
-    The list shows the source, method, state growth and options of each attention. State bytes are for one layer and one
-    image in float32, with default options. A gated attention has one head with its own width. The last row is a
-    recurrent baseline, which `train --attention` also accepts. With NAME, the command shows the definition of that
-    attention, and the values, default and meaning of each of its options.
+    The list shows the source, method, state growth and options of each mechanism. State bytes are for one layer and one
+    image in float32, with default options. Mechanisms with a gated head have a single head with its own width. The last
+    row is the LSTM, a recurrent baseline that `train --attention` also accepts. With NAME, the command shows the
+    definition of that mechanism, and the values, default and meaning of each of its options.
 
     Examples:
 
@@ -110,7 +112,7 @@ def _print_list(rows: list[dict[str, Any]], sizes: dict[str, int], style: TableS
     if style != "table":
         print_records(rows, (*_COLUMNS, _OPTIONS), style)
         return
-    # Print two tables, because a terminal is too narrow for a single one.
+    # A terminal is too narrow for a single table, so there are two.
     name, source, *others = _COLUMNS
     print_records(rows, (name, *others), "table")
     print()
@@ -168,7 +170,7 @@ def _describe(name: str, network: "NetworkConfig", shape: "AttentionShape") -> d
 
 
 def _describe_values(annotation: Any) -> str:
-    """Describe the values of an option: `elu, relu` for a choice, `int` for a number. None is omitted."""
+    """Describe the values of an option: `elu, relu` for a choice, `int` for a number. The value None is left out."""
     if typing.get_origin(annotation) is typing.Literal:
         return ", ".join(map(str, typing.get_args(annotation)))
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):

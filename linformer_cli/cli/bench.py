@@ -1,4 +1,4 @@
-"""`lintx bench`: the group of the benchmarks. It has no options: they would hide the options of its commands."""
+"""`lintx bench`: the group of benchmark commands. Options of the group would hide those of its commands."""
 
 import typer
 
@@ -7,8 +7,8 @@ from . import bench_approximation, bench_attention, bench_copy, bench_gpu, bench
 app = typer.Typer(
     help="""Measure speed, memory, learning and approximation.
 
-    Every figure comes with its spread and the environment. A mechanism whose parallel and step forms disagree is not
-    timed.
+    Speeds come with their spread and a description of the machine. A mechanism whose parallel and step forms disagree
+    is not timed.
 
     Examples:
 

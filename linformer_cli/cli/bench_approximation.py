@@ -20,39 +20,48 @@ from .output import print_json, print_records, write_plot
 
 def approximation(
     features: Annotated[
-        str, typer.Option("--features", help="Comma-separated numbers of features m.", metavar="LIST")
+        str, typer.Option("--features", help="Numbers of features m, separated by commas.", metavar="LIST")
     ] = "16,32,64,128,256",
     norms: Annotated[
-        str, typer.Option("--norms", help="Lengths of queries and keys, in units of sqrt(K).", metavar="LIST")
+        str,
+        typer.Option(
+            "--norms", help="Lengths of queries and keys in units of sqrt(K), separated by commas.", metavar="LIST"
+        ),
     ] = "0.25,0.5,1,2",
     maps: Annotated[
         str,
-        typer.Option("--maps", help="Feature maps: positive, hyperbolic, trig.", metavar="LIST"),
+        typer.Option("--maps", help="Feature maps, separated by commas: positive, hyperbolic, trig.", metavar="LIST"),
     ] = "positive,hyperbolic,trig",
     draws: Annotated[
-        int, typer.Option("--draws", min=1, max=options.LARGEST_COUNT, help="Draws of random inputs and directions.")
+        int,
+        typer.Option(
+            "--draws", min=1, max=options.LARGEST_COUNT, help="Number of draws of random inputs and directions."
+        ),
     ] = 20,
     positions: Annotated[int, typer.Option("--positions", min=2, max=LARGEST_SIZE, help="Sequence length T.")] = 128,
     head_width: Annotated[int, typer.Option("--head-width", min=2, max=LARGEST_SIZE, help="Width K of a head.")] = 32,
     seed: options.Seed = 0,
     plot: Annotated[
         Path | None,
-        typer.Option("--plot", help="Write medians and quartiles to a .png or .svg file.", show_default=False),
+        typer.Option("--plot", help="Also plot medians and quartiles to a .png or .svg file.", show_default=False),
     ] = None,
-    error: Annotated[ErrorName, typer.Option("--error", help="Error shown in table and plot.")] = ErrorName.OUTPUT,
+    error: Annotated[
+        ErrorName, typer.Option("--error", help="The error that the table and the plot show.")
+    ] = ErrorName.OUTPUT,
     style: options.Style = "table",
     json: options.Json = False,
 ) -> None:
     """Measure how well random features approximate softmax.
 
     Reports mean squared errors of performer attention relative to causal softmax attention in float64, by number of
-    features and norm of the inputs. Directions are orthogonal or independent; features are positive, hyperbolic or
-    trigonometric. Each figure is the mean over draws of inputs and directions, with quartiles.
+    features and norm of the inputs. The random directions are orthogonal or independent; features are positive,
+    hyperbolic or trigonometric. Each figure is the mean over draws of inputs and directions, with quartiles.
 
-    `output` is the error of the outputs for values N(0, 1). `bounded-output` is the same error with the mechanism's
-    lower bound on the denominator of `trig`. `kernel` is the error of the estimate of exp(x . y) over all pairs of a
-    query q and a key k at an earlier or the same position, where x = q K^(-1/4) and y = k K^(-1/4). `small-kernel` is
-    the same error over the quarter of pairs with the smallest exp(x . y). CSV and JSON contain all four errors.
+    `output` is the error of the attention outputs, for values drawn from N(0, 1). `bounded-output` is the same error
+    with the mechanism's lower bound on the denominator of `trig`. `kernel` is the error of the estimate of exp(x . y)
+    over all pairs of a query q and a key k at an earlier or the same position, where x = q K^(-1/4) and y = k K^(-1/4).
+    `small-kernel` is the same error over the quarter of pairs with the smallest exp(x . y). CSV and JSON contain all
+    four errors.
 
     Examples:
 

@@ -18,12 +18,12 @@ SCALED = "scaled"
 def attention(
     names: options.Variants = None,
     positions: Annotated[
-        str, typer.Option("--positions", help="Comma-separated lengths T.", metavar="LIST")
+        str, typer.Option("--positions", help="Sequence lengths T, separated by commas.", metavar="LIST")
     ] = "512,1024,2048,4096,8192,16384,32768,65536",
     batch: Annotated[
         str,
         typer.Option(
-            "--batch", help="Sequences in a pass. scaled means 65,536 / T, but at least 1.", metavar="NUMBER|scaled"
+            "--batch", help="Sequences per pass. 'scaled' means 65,536 / T, but at least 1.", metavar="NUMBER|scaled"
         ),
     ] = SCALED,
     heads: Annotated[int, typer.Option("--heads", min=1, max=LARGEST_SIZE, help="Number of heads.")] = 1,
@@ -41,16 +41,16 @@ def attention(
     """Measure how time and memory grow with T.
 
     Runs forward and backward passes of each mechanism alone in float32. By default, the batch is inversely proportional
-    to T, as in the figure of Katharopoulos 2020. The table shows time and memory per sequence: the median and quartiles
-    of the time over interleaved repeats, and the peak memory (on a CPU, the growth of a fresh process's memory). It
-    also shows the exponents p of the growth T^p, between the last two lengths and fitted over all lengths. `copying` is
+    to T, as in Katharopoulos 2020. The first table shows time and memory per sequence: the median and quartiles of the
+    time over interleaved repeats, and the peak memory (on a CPU, the growth of a fresh process's memory). `copying` is
     the rate of the least possible memory traffic (inputs, outputs and gradients), as a share of this machine's rate of
-    memory copies. A length that exceeds the memory or --limit is left out, and its row says why. Mechanisms whose
-    parallel and step forms disagree are not timed.
+    memory copies. A length that needs too much memory or exceeds --limit is left out, and its row says why. Mechanisms
+    whose parallel and step forms disagree are not timed.
 
-    For each mechanism, a final table shows the longest T of --positions that fits. If softmax is included, it also
-    shows the T above which the mechanism is faster than softmax (interpolated in log T and log time). Ctrl-C shows the
-    results so far.
+    A second table shows the exponents p of the growth T^p, between the last two lengths and fitted over all lengths. A
+    third table shows the longest T of --positions that each mechanism can handle. If softmax is included, this table
+    also shows the T above which the mechanism is faster than softmax (interpolated in log T and log time). Ctrl-C shows
+    the results so far.
 
     Examples:
 

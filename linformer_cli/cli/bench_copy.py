@@ -28,7 +28,8 @@ def copy(
         str,
         typer.Option(
             "--attention",
-            help="Comma-separated mechanisms, such as lsh, lsh:rounds=4 or NAME=lsh:rounds=4, or lstm.",
+            help="Mechanisms, separated by commas, such as lsh, lsh:rounds=4, NAME=lsh:rounds=4 (tables show NAME) or "
+            "lstm.",
             metavar="LIST",
         ),
     ] = "softmax,linear,lsh:rounds=4",
@@ -36,7 +37,7 @@ def copy(
         str, typer.Option("--budget", help="Total time. If it is below 1h, the default length and width are smaller.")
     ] = "10m",
     updates: Annotated[
-        int, typer.Option("--updates", min=1, max=options.LARGEST_COUNT, help="Updates of each model.")
+        int, typer.Option("--updates", min=1, max=options.LARGEST_COUNT, help="Number of updates of each model.")
     ] = 10_000,
     length: Annotated[
         int | None,
@@ -73,9 +74,9 @@ def copy(
     """Measure how fast models learn to copy.
 
     Runs the copy task of Katharopoulos 2020, section 4.1: a string of random symbols from an alphabet of 10, a
-    separator, and the string again. The string has a random length, from a quarter of the sequence to nearly half of
-    it. Models have 4 layers and 8 heads. Each update has a batch of 64 new sequences. The optimizer is RAdam with a
-    learning rate of 1e-3, reduced to 1e-4 after 3,000 updates. Loss and accuracy cover only the copied symbols.
+    separator, and the string again. The string has a random length, from a quarter to nearly half of the sequence's
+    length. Models have 4 layers and 8 heads. Each update uses a batch of 64 new sequences. The optimizer is RAdam with
+    a learning rate of 1e-3, reduced to 1e-4 after 3,000 updates. Loss and accuracy cover only the copied symbols.
 
     All models see the same sequences and make one update each in turn. Their curves are therefore comparable wherever
     they end: after --updates, after --budget, or at Ctrl-C. Ctrl-C prints the results so far. A task smaller than the

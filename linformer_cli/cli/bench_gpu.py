@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def gpu(
-    out: Annotated[Path, typer.Option("--out", help="The JSON file, rewritten after every part.")] = Path("gpu.json"),
+    out: Annotated[
+        Path, typer.Option("--out", help="JSON file for the report, rewritten after every part of the benchmark.")
+    ] = Path("gpu.json"),
     tiny: Annotated[
         bool, typer.Option("--tiny", help="Trial run with tiny sizes, on any device. Its figures mean nothing.")
     ] = False,
@@ -68,7 +70,7 @@ def gpu(
     stop.raise_if_set("Stopped; the results so far are kept")
     if not bench.result.passed:
         wrong = [check.name for check in bench.result.checks if not check.passed]
-        raise DisagreementError(f"failed here: {', '.join([*wrong, *bench.result.failed])[:300]}")
+        raise DisagreementError(f"failed: {', '.join([*wrong, *bench.result.failed])[:300]}")
 
 
 def _write(out: Path, report: "GpuReport") -> None:

@@ -1,4 +1,4 @@
-"""`lintx bench paper`: the tables and figures of the 2020 paper on this machine."""
+"""`lintx bench paper`: the tables and figures of Katharopoulos 2020 on this machine."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,13 +28,14 @@ def paper(
     style: options.Style = "table",
     json: options.Json = False,
 ) -> None:
-    """Repeat the measurements of the 2020 paper.
+    """Repeat the measurements of Katharopoulos 2020.
 
-    Measures the paper's methods in its two networks. The methods are softmax (re-run and with a cache), hashing with 1
-    and 4 rounds, and linear. The figures are images/s of sampling and seconds per image, images/s of training, time and
-    memory of attention against T, and the loss and accuracy of the copy task. The output also shows the published
-    figures and this machine's highest rates. The budget decides batch sizes, repeats and lengths. The output lists all
-    sizes that are smaller than the paper's. Bits/dim come from --runs; runs of other networks are also sampled.
+    Measures the paper's methods in its two networks. The methods are softmax (re-run and with a cache), LSH with 1 and
+    4 rounds, and linear attention. The results are images/s and seconds per image of sampling, images/s of training,
+    time and memory of attention against T, and the loss and accuracy of the copy task. The output also shows the
+    published figures and this machine's highest rates. The budget determines batch sizes, repeats and lengths. The
+    output lists all sizes that are smaller than the paper's. Bits/dim come from --runs. Models of runs with other
+    networks are also sampled.
 
     JSON, tables and figures are written about every two minutes, at the end, and after Ctrl-C.
 

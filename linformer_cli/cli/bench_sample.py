@@ -34,17 +34,19 @@ ImageSizes = Annotated[
     str | None,
     typer.Option(
         "--image-size",
-        help="Comma-separated side lengths of square images, to time --preset networks at several image sizes.",
+        help="Side lengths of square images, separated by commas, at which to time --preset networks.",
         show_default=False,
         metavar="LIST",
     ),
 ]
 Engines = Annotated[
-    str, typer.Option("--engine", help="Comma-separated engines: auto, native, cuda, textbook.", metavar="LIST")
+    str, typer.Option("--engine", help="Engines, separated by commas: auto, native, cuda, textbook.", metavar="LIST")
 ]
 BitsPlot = Annotated[
     Path | None,
-    typer.Option("--bits-plot", help="Also plot bits/dim of --runs against images/s to a file.", show_default=False),
+    typer.Option(
+        "--bits-plot", help="Also plot bits/dim of --runs against images/s to a .png or .svg file.", show_default=False
+    ),
 ]
 
 
@@ -72,7 +74,7 @@ def sample(
 
     By default, times the checkpoint's model and a softmax model of the same size. With --runs alone, times the models
     of the runs. With --attention or --preset, times untrained models of the checkpoint's or the preset's size. Softmax
-    is timed in two ways: with a key-value cache, and with the whole prefix read again at every value.
+    is timed in two ways: with a key-value cache, and with the whole prefix read again for every value.
 
     Repeats of all rows are interleaved. The table shows the median and quartiles of images/s, seconds per image at
     batch 1, state and peak memory, and the rates of matrix products and memory traffic as shares of this machine's

@@ -64,7 +64,7 @@ def _print_speeds(rows: "Sequence[ModelRow]", tables: Tables, columns: Sequence[
 
 
 def print_position_times(rows: "Sequence[SamplingRow]") -> None:
-    """Print, on stdout, how the time of one value of an image depends on the number of positions."""
+    """Print on stdout how the time per value depends on the number of positions."""
     # The name of a resized preset is the name of its network and the size of its images, separated by a comma.
     flat = [{**benchmarks.flatten_speed(row), "network": (row.preset or "").partition(",")[0]} for row in rows]
 
@@ -78,7 +78,7 @@ def print_position_times(rows: "Sequence[SamplingRow]") -> None:
 
 
 def print_growth(rows: "Sequence[AttentionRow]", exponents: "Sequence[Exponents]", style: TableStyle) -> None:
-    """Print time and memory against T on stdout, then the exponents. CSV holds one table and has no exponents."""
+    """Print time and memory against T on stdout, then the exponents. In CSV, there is only the first table."""
     flat = benchmarks.flatten_growth(rows, exponents)
     if style == "csv":
         print_records(flat, benchmarks.SCALING_FILE_COLUMNS, "csv")

@@ -15,20 +15,20 @@ TrainingPrecisions = Annotated[
     str,
     typer.Option(
         "--precision",
-        help="Comma-separated precisions of matrix products: auto, fp32, bf16. auto is the faster one with engine auto "
-        "and fp32 with textbook.",
+        help="Precisions of matrix products, separated by commas: auto, fp32, bf16. 'auto' means the faster one with "
+        "engine auto, and fp32 with engine textbook.",
         metavar="LIST",
     ),
 ]
 TrainingPresets = Annotated[
-    str, typer.Option("--preset", help="Comma-separated networks: mnist-paper, cifar10-paper, ...", metavar="LIST")
+    str, typer.Option("--preset", help="Networks, separated by commas: mnist-paper, cifar10-paper, ...", metavar="LIST")
 ]
 TrainingEngines = Annotated[
     str,
     typer.Option(
         "--engine",
-        help="Comma-separated engines. auto computes as lintx train does, with compiled kernels for linear attention "
-        "on a CPU. textbook is plain torch.",
+        help="Engines, separated by commas. 'auto' computes as lintx train does, with compiled kernels for linear "
+        "attention on a CPU. 'textbook' is plain torch.",
         metavar="LIST",
     ),
 ]

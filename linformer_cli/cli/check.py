@@ -11,7 +11,7 @@ from . import options
 from .output import print_json, print_records, talk
 from .session import open_session
 
-# All images are stepped at once, in float64.
+# All images are stepped at once in float64, so memory limits their number.
 _MOST_IMAGES = 10_000
 _COLUMNS = (
     Column("name", "comparison"),

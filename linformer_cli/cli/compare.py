@@ -48,7 +48,7 @@ def compare(
     *,
     names: options.Variants = None,
     runs: Annotated[
-        Path, typer.Option("--runs", help="Folder for the runs, one for each mechanism.", metavar="FOLDER")
+        Path, typer.Option("--runs", help="Folder that holds one run for each mechanism.", metavar="FOLDER")
     ] = Path("runs/comparison"),
     images: Annotated[
         int, typer.Option("--images", min=1, max=LARGEST_STEP, help="Training images for each mechanism.")
@@ -91,7 +91,7 @@ def compare(
     train: Annotated[
         bool, typer.Option("--train/--no-train", help="Train and time, or only show existing results.")
     ] = True,
-    retime: Annotated[bool, typer.Option("--retime", help="Discard kept times and measure again.")] = False,
+    retime: Annotated[bool, typer.Option("--retime", help="Discard earlier times and measure them again.")] = False,
     style: options.Style = "table",
     json: options.Json = False,
     training: Annotated[dict[str, Any], Fields(TrainConfig, "Training", only=("seed", "device", "precision"))],
@@ -102,8 +102,8 @@ def compare(
     Each run has its own folder. Run the command again to continue: finished work is not repeated. The table shows final
     validation bits/dim with the standard error, parameters, bytes of state, and images/s of whole training steps and of
     sampling. Speeds are medians of --repeats measurements, which alternate between the finished mechanisms. Times are
-    kept next to the runs; --retime measures them again. A grid of samples is written next to each run. Ctrl-C saves the
-    current run and shows the table with a note of the missing figures.
+    saved next to the runs; --retime measures them again. A grid of samples is written next to each run. Ctrl-C saves
+    the current run and shows the table with a note of the missing figures.
 
     Examples:
 

@@ -49,15 +49,21 @@ def complete(
         Framing,
         typer.Option(
             "--frame",
-            help="auto gives a drawing of another size the position, size, contrast and background of the training "
-            "images; none only resizes it. --fit and --invert imply none.",
+            help="'auto' matches the position, size, contrast and background of a drawing to those of the training "
+            "images, unless the file already has the model's size. 'none' only resizes. --fit and --invert imply none.",
         ),
     ] = "auto",
     fit: Annotated[
         Fit | None,
-        typer.Option("--fit", help="How to fit an image of another aspect ratio. Default: crop.", show_default=False),
+        typer.Option(
+            "--fit",
+            help="How to fit an image whose aspect ratio is not the model's. Default: crop.",
+            show_default=False,
+        ),
     ] = None,
-    invert: Annotated[bool, typer.Option("--invert", help="Invert the brightness of the images first.")] = False,
+    invert: Annotated[
+        bool, typer.Option("--invert", help="Invert the brightness of the images before they are completed.")
+    ] = False,
     scale: options.Scale = None,
     gif: Annotated[
         Path | None,
@@ -80,7 +86,7 @@ def complete(
     Keeps the top of each image and draws the rest with the model, several times. The result has a row for each image:
     given | completions | original. Bits/dim tell how likely the model finds the kept part, each completion, and the
     rest of the original; a lower figure means more likely. Images are rotated according to their EXIF data, flattened
-    if transparent, and resized to the model's size. Drawings are brought into the frame of the training images.
+    if transparent, and resized to the model's size. Drawings are matched to the training images (see --frame).
 
     Examples:
 
@@ -195,7 +201,7 @@ def _write_pictures(
     scale: int | None,
     record: dict[str, Any],
 ) -> None:
-    """Write all rows as a PNG and, if requested, as an animation. `files` are the two paths."""
+    """Write all rows as a PNG and, if requested, as an animation. `files` has the paths (PNG, GIF)."""
     from linformer_cli.files import write_file
     from linformer_cli.report.animation import encode_gif, frame_rows
     from linformer_cli.report.grids import encode_png, stack_rows

@@ -41,7 +41,7 @@ class Fields:
         return [_build_parameter(name, self.config.model_fields[name], self.panel) for name in self.names]
 
     def take_given(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Remove the parameters of these fields from `values`. Return the given values by field."""
+        """Remove these fields from `values`, and return those that were given."""
         taken = {name: values.pop(name) for name in self.names}
         return {
             name: parse_pairs(value, _flag(name, self.config.model_fields[name])) if isinstance(value, list) else value
@@ -91,7 +91,7 @@ def _build_parameter(name: str, field: FieldInfo, panel: str) -> inspect.Paramet
 
 
 def _flag(name: str, field: FieldInfo) -> str:
-    """Return `--attention` for `attention`, `--fast/--no-fast` for a bool, `--option` for a table `options`."""
+    """Return `--attention` for `attention`, `--fast/--no-fast` for a bool `fast`, `--option` for a table `options`."""
     flag, (kind, _) = name.replace("_", "-"), unwrap(field)
     if kind is bool:
         return f"--{flag}/--no-{flag}"

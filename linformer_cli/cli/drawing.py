@@ -29,7 +29,7 @@ class ImageNumbers:
         return range(self.first, self.first + self.each * max(1, len(self.chosen)))
 
     def class_of(self, index: int) -> int | None:
-        """The class of image number `index`; None without classes."""
+        """Return the class of image number `index`, or None if the model has no classes."""
         return self[index] if self.classes else None
 
     def __getitem__(self, index: int, /) -> int:
@@ -40,7 +40,8 @@ class ImageNumbers:
 class Drawn:
     """The numbers of the drawn images. The images themselves, uint8 [H, W, C], are kept here if there is no folder.
 
-    `passes` counts the passes through the layers for every image. `stopped` is true if Ctrl-C ended the work early.
+    `passes` counts the passes through the layers, summed over the images. `stopped` is true if Ctrl-C ended the work
+    early.
     """
 
     indices: list[int] = field(default_factory=list)
@@ -50,12 +51,12 @@ class Drawn:
     stopped: bool = False
 
     def stack(self, indices: Iterable[int]) -> NDArray[np.uint8]:
-        """Images number `indices`, uint8 [N, H, W, C]."""
+        """Return the images with these numbers, uint8 [N, H, W, C]."""
         return np.stack([self.images[index] for index in indices])
 
 
 def find_drawn(wanted: range, folder: NumberedImages | None, team: Team) -> set[int]:
-    """Return which of the `wanted` images are already in the folder. Each process looks for its share."""
+    """Return which of the `wanted` images are already in the folder. The processes share the search."""
     if folder is None:
         return set()
     mine = team.share(len(wanted)) if folder.folder.exists() else range(0)

@@ -1,4 +1,4 @@
-"""`lintx eval`: bits/dim over a split."""
+"""`lintx eval`: bits/dim over a split of a data set."""
 
 import dataclasses
 import functools
@@ -49,7 +49,7 @@ def evaluate(
         str | None,
         typer.Option(
             "--against",
-            help="Another checkpoint: also show bits/dim minus its bits/dim on the same images.",
+            help="A second checkpoint. Also show bits/dim minus the second model's bits/dim, on the same images.",
             show_default=False,
             metavar="CHECKPOINT",
         ),
@@ -57,7 +57,7 @@ def evaluate(
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
-    """Measure bits/dim over a split.
+    """Measure bits/dim over a split of a data set.
 
     Bits/dim is the number of bits that the model needs per value, shown with the standard error over images. Every
     value counts: nats are summed over all values of all images, then divided by ln 2 and by the number of values. The
@@ -65,10 +65,10 @@ def evaluate(
     figures of that paper. A model with classes receives the label of each image. A third figure then adds the cost of
     the label, log2(classes) bits per image, for comparison with models without classes.
 
-    With --against, also measures another model in parallel on the same images. The difference is the mean of this
-    model's bits/dim minus the other's, including the cost of the class. Bits/dim usually differ far more between images
-    than between two models on one image. The standard error of the difference is then much smaller than those of the
-    two figures.
+    With --against, also measures a second model on the same images, with its parallel form. The difference is the mean
+    of this model's bits/dim minus the second model's, including the cost of the class. Bits/dim usually differ far more
+    between images than between two models on one image. The standard error of the difference is then much smaller than
+    those of the two figures.
 
     Examples:
 
@@ -131,7 +131,7 @@ def evaluate(
     without = format_bits(bits.bits_per_dim_without_first_value, bits.standard_error_without_first_value)
     facts = {
         "bits/dim": f"{format_bits(bits.bits_per_dim, bits.standard_error)}  (every value{given})",
-        "without first value": f"{without}  (as in the paper's code{given})",
+        "without first value": f"{without}  (as in the code of Katharopoulos 2020{given})",
         "images": f"{bits.images:,} of {name} {split}",
     }
     if classes:

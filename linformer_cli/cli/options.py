@@ -1,4 +1,4 @@
-"""Options that several commands share, and the parsing of their texts."""
+"""Options that several commands share, and functions that parse their values."""
 
 import math
 import re
@@ -60,7 +60,8 @@ Variants = Annotated[
     str | None,
     typer.Option(
         "--attention",
-        help="Mechanisms, separated by commas, such as lsh, lsh:rounds=1 or NAME=lsh:rounds=1. Default: all.",
+        help="Mechanisms, separated by commas, such as lsh, lsh:rounds=1 or NAME=lsh:rounds=1 (tables show NAME). "
+        "Default: all.",
         show_default=False,
         metavar="LIST",
     ),
@@ -71,8 +72,8 @@ BenchVariants = Annotated[
     str | None,
     typer.Option(
         "--attention",
-        help="Mechanisms, separated by commas, such as lsh, lsh:rounds=1 or NAME=lsh:rounds=1. Default with --preset: "
-        f"{PRESET_VARIANTS}.",
+        help="Mechanisms, separated by commas, such as lsh, lsh:rounds=1 or NAME=lsh:rounds=1 (tables show NAME). "
+        f"Default with --preset: {PRESET_VARIANTS}.",
         show_default=False,
         metavar="LIST",
     ),
@@ -93,7 +94,7 @@ Runs = Annotated[
     list[str] | None,
     typer.Option(
         "--runs",
-        help="A trained run, or a folder of runs. Rows of the same model show its bits/dim. Repeatable.",
+        help="A trained run, or a folder of runs. Rows of the same model show the run's bits/dim. Can be repeated.",
         show_default=False,
         metavar="DIR",
     ),
@@ -109,9 +110,9 @@ SamplingPrecision = Annotated[
     SamplingPrecisionName,
     typer.Option(
         "--precision",
-        help="Precision of weights and activations; sums are float32. int8 is for the native engine, and auto selects "
-        "it unless fp32 is faster here. Images of the native engine do not depend on --batch, and in int8 not on the "
-        "processor either. With other engines, --batch changes a few images, and more of them in bf16.",
+        help="Precision of weights and activations; sums are float32. int8 is for the native engine; auto selects it "
+        "there unless fp32 is faster. With the native engine, images do not depend on --batch. In int8, they do not "
+        "depend on the processor either. With other engines, --batch changes a few images, and more of them in bf16.",
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors and warnings on stderr.", callback=_hush)]
@@ -147,7 +148,7 @@ Scale = Annotated[
     int | None,
     typer.Option("--scale", min=1, max=64, help="Factor by which pixels are enlarged.", show_default=False),
 ]
-Temperature = Annotated[float, typer.Option("--temperature", help="Divides the log probabilities. Applied first.")]
+Temperature = Annotated[float, typer.Option("--temperature", help="Divisor of the log probabilities. Applied first.")]
 TopK = Annotated[
     int | None, typer.Option("--top-k", help="Sample from the K likeliest values. Applied second.", show_default=False)
 ]

@@ -113,7 +113,7 @@ def print_facts(facts: Mapping[str, object]) -> None:
 
 
 def show_preview(images: "NDArray[np.uint8]") -> None:
-    """Print images as half blocks on stderr, if it is a terminal."""
+    """Print images as half-block characters on stderr, if stderr is a terminal."""
     from linformer_cli.report.terminal import render_preview
 
     console = Console(stderr=True)

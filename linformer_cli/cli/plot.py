@@ -20,7 +20,7 @@ def plot(
         typer.Option(
             "--out",
             "-o",
-            help="Write the curves to a .png or .svg file. Default plot.png, unless --samples or --json is given.",
+            help="Write the curves to a .png or .svg file. Default: plot.png, unless --samples or --json is given.",
             show_default=False,
             metavar="FILE",
         ),
@@ -29,7 +29,7 @@ def plot(
         Path | None,
         typer.Option(
             "--samples",
-            help="Write the sample grids over training to a .png file, one strip for each run.",
+            help="Write the sample grids drawn during training to a .png file, one strip for each run.",
             show_default=False,
             metavar="FILE",
         ),
@@ -50,7 +50,8 @@ def plot(
     """Plot the curves of runs.
 
     Plots bits/dim of training, bits/dim of validation with a band for the standard error, and the learning rate. Each
-    is plotted against the training images seen and against time. Each run has a colour. A run may still be training.
+    is plotted against the training images seen and against time. Each run has its own colour. Runs that are still
+    training can be plotted, too.
 
     --samples writes the grids that `lintx train` draws every --sample-every steps, with one strip for each run. --json
     prints the data of the curves.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # A grid of more images would be too large to look at. With --files, the other images are not kept in memory.
 _MOST_IN_GRID = 10_000
-# Far above any use; image numbers, with --first and classes, fit in 63 bits.
+# These bounds are far above any use. They keep image numbers within 63 bits, even with --first and classes.
 _MOST_IMAGES, _LAST_FIRST = 2**40, 2**62
 
 
@@ -29,14 +29,14 @@ def sample(
     count: Annotated[int, typer.Option("-n", "--count", min=1, max=_MOST_IMAGES, help="Number of images.")] = 16,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Images drawn at once.")] = 64,
     out: Annotated[
-        str, typer.Option("-o", "--out", help="PNG file for the grid; - writes it to stdout.", metavar="FILE")
+        str, typer.Option("-o", "--out", help="PNG file for the grid; '-' writes it to stdout.", metavar="FILE")
     ] = "samples.png",
     class_name: Annotated[
         str | None,
         typer.Option(
             "--class",
-            help="The classes to draw, if the model has classes: 7, or 1,7, or all. Draws -n images of each, one row "
-            "per class. Default: all classes in turn.",
+            help="For a model with classes: the classes to draw, separated by commas (for example '1,7'), or 'all'. "
+            "Draws -n images of each class, one row per class. Default: -n images, all classes in turn.",
             show_default=False,
             metavar="CLASS",
         ),
@@ -73,13 +73,13 @@ def sample(
 ) -> None:
     """Draw images from a model.
 
-    The model is stepped value by value; with linear attention its memory does not grow with the image. Filters apply in
-    this order: temperature, top-k, top-p. Without filters, images are drawn from the distribution that bits/dim
-    measure. Filters change the probabilities of the 256 values, even for a mixture of logistics. Image number i depends
-    on --seed and i, not on --batch.
+    The model draws one value after another; with linear attention, its memory does not grow with the image. Filters
+    apply in this order: temperature, top-k, top-p. Without filters, images are drawn from the distribution that
+    bits/dim measure. Filters change the probabilities of the single values, even for a mixture of logistics. The random
+    numbers for image number i depend on --seed and i, not on --batch.
 
     `torchrun --nproc-per-node N -m linformer_cli sample ...` splits the images among N processes. With --files, an
-    interrupted command can be repeated: it draws the missing images.
+    interrupted command can be repeated: it draws only the missing images.
 
     Examples:
 
@@ -149,7 +149,7 @@ def sample(
             if team.leads:
                 rest = "; the same command draws the rest" if files else ""
                 complain(f"stopped after {len(done)} of {len(wanted)} images, which are kept{rest}")
-            team.wait()  # the end of one process ends the others, and one of them is still writing
+            team.wait()  # the end of one process ends the others, and one of them may still be writing
             raise KeyboardInterrupt
         if json and team.leads:
             print_json(

@@ -49,7 +49,7 @@ class Session:
         return product_dtype(self.precision)
 
     def choose_classes(self, wanted: str | None) -> list[int]:
-        """Return the classes in the value of `--class`: `7`, `1,7` or `all`. The list is empty without a value.
+        """Return the classes named by the value of `--class`: `7`, `1,7` or `all`. The list is empty without a value.
 
         Raises `UsageError` for a class that the model does not have, and for an unconditional model.
         """
@@ -62,7 +62,9 @@ class Session:
             return list(range(classes))
         parts = [part.strip() for part in wanted.split(",")]
         if not all(part.isdecimal() and int(part) < classes for part in parts):
-            raise UsageError(f"--class takes classes from 0 to {classes - 1}, such as 0,1, or all, found '{wanted}'")
+            raise UsageError(
+                f"--class takes 'all' or classes from 0 to {classes - 1} separated by commas, found '{wanted}'"
+            )
         return [int(part) for part in parts]
 
 
@@ -71,8 +73,8 @@ def open_session(
 ) -> Session:
     """Load the checkpoint `name` (None: the shipped default) for one process of `team`.
 
-    With an `engine` to sample with, `auto` chooses the precision by a short measurement; without, it is fp32. Prints
-    the model and the choices on stderr.
+    If an `engine` for sampling is given, a short measurement chooses the precision `auto`. Otherwise, `auto` means
+    fp32. Prints the model and the choices on stderr.
     """
     from linformer_cli.checkpoint import load_weights, read_checkpoint
     from linformer_cli.model.mixers import describe_mixing

@@ -108,7 +108,7 @@ def train(
     immediately.
 
     `torchrun --nproc-per-node N -m linformer_cli train ...` divides every batch among N processes. A run can be resumed
-    with any number of processes. With the same number, the result is bit for bit that of an uninterrupted run.
+    with any number of processes. With the same number, the result is bit for bit the same as without the interruption.
 
     Examples:
 
@@ -139,7 +139,7 @@ def train(
             merged = merge_settings(given, config, source)
             folder = RunFolder(out if out is not None else RUNS)
             merged.check()
-            if out is not None and not dry_run:  # check this first, because loading the images may take long
+            if out is not None and not dry_run:  # this is checked first, because loading the images may take long
                 folder.refuse_if_taken()
             images = load_training_images(merged.data_config, team)
             settings = merged.build(images[0].shape, images[0].classes)
@@ -193,7 +193,7 @@ def _build_trainer(
         talk("attention uses kernels compiled for this processor")
     if settings.model.classes:
         talk(
-            f"conditioned on {settings.model.classes} classes: bits/dim are given the class; add "
+            f"conditioned on {settings.model.classes} classes: bits/dim are conditional on the class; add "
             f"{settings.model.class_bits_per_dim:.4f} to compare with an unconditional model"
         )
     return trainer
@@ -204,7 +204,7 @@ def _take_over(trainer: "Trainer", source: "Checkpoint") -> None:
     from linformer_cli.training.takeover import summarise_names
 
     moved = trainer.take_over(load_weights(source))
-    talk(f"copied {len(moved.taken)} tensors of {source.path} ({source.info.model.attention} attention)")
+    talk(f"copied {len(moved.taken)} tensors from {source.path} ({source.info.model.attention} attention)")
     talk(f"newly initialised: {summarise_names(moved.new)}")
     talk(f"not copied: {summarise_names(moved.left)}")
 
@@ -216,7 +216,7 @@ def _run(trainer: "Trainer", json: bool) -> None:
     with catch_signals() as stop, TrainingDisplay() as display:
         progress = trainer.run(display, stop)
     if progress.step == began:
-        talk("nothing was left to train; give a longer --steps, --epochs or --max-time")
+        talk("the run was already complete; give a larger --steps, --epochs or --max-time")
     talk(f"finished step {progress.step}: validation {progress.validation_bits_per_dim:.4f} bits/dim; try")
     talk(f"lintx sample {path} -n 16 -o samples.png")
     if json and trainer.team.leads:

@@ -110,7 +110,7 @@ def test_passes_that_would_take_too_long_are_not_tried(machine) -> None:
     report = bench([1000, 2000, 4000, 8000], 7.9)
     reasons = left_out(report)
     assert reasons["softmax", 2000] is None and reasons["linear", 8000] is None
-    assert reasons["softmax", 4000] == "would take about 8 s, the limit is 7.9 s"
+    assert reasons["softmax", 4000] == "would take about 8 s; the limit is 7.9 s"
     assert reasons["softmax", 8000] == reasons["softmax", 4000]
     assert ("softmax", 4000) not in machine.measured
     row = report.rows[-1]
@@ -124,7 +124,7 @@ def test_passes_that_would_take_too_long_are_not_tried(machine) -> None:
 
 def test_passes_that_would_need_too_much_memory_are_not_tried(machine) -> None:
     machine.free = 15 * MIB
-    assert left_out(bench([1000, 2000, 4000]))["softmax", 4000] == "would need about 16 MiB, 15 MiB are free"
+    assert left_out(bench([1000, 2000, 4000]))["softmax", 4000] == "would need about 16 MiB; 15 MiB are free"
     assert ("softmax", 4000) not in machine.measured
     machine.free = None
     assert set(left_out(bench([1000, 4000])).values()) == {None}

@@ -93,7 +93,7 @@ def test_all_parts_are_measured_and_shown_in_the_report(networks) -> None:
     assert report.sampling[0].published.images_per_second == 142.8 and report.sampling[-1].published is None
     said = "\n".join(report.reduced)
     for words in (
-        "training mnist-paper: batch 2, the paper's is 10",
+        "training mnist-paper: batch 2; the paper's is 10",
         "at 16, 32",
         "64 positions per pass",
         "copy task",

@@ -154,7 +154,7 @@ def test_a_row_that_would_take_too_long_is_left_out(models, clock) -> None:
     clock.take(3.0)
     settings = {"repeats": 2, "limit_seconds": 40.0}
     cached, rerun = bench(models[:1], [1], **settings).rows
-    assert rerun.left_out == "would take about 1 min 36 s, the limit is 40 s"
+    assert rerun.left_out == "would take about 1 min 36 s; the limit is 40 s"
     assert (rerun.samples_seconds, rerun.repeats, rerun.speed) == ([], 0, None)
     assert cached.left_out is None
     assert bench(models[:1], [1], **settings, rerun_patience=2.5).rows[1].left_out is None

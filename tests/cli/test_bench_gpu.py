@@ -38,4 +38,4 @@ def test_the_file_has_the_report_and_a_failed_check_sets_the_exit_code(lintx, tm
     assert json.loads((tmp_path / "deep" / "gpu.json").read_text()) == outcome.document
     found.append(build_row("a kernel", float("inf"), 1e-4))
     outcome = lintx(*arguments)
-    assert outcome.code == 1 and "failed here: a kernel" in outcome.stderr
+    assert outcome.code == 1 and "failed: a kernel" in outcome.stderr

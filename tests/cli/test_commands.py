@@ -67,8 +67,8 @@ def test_a_resumed_run_continues_and_refuses_other_settings(lintx, tmp_path):
     assert outcome.code == 2 and "drop --attention-option " in outcome.stderr
     outcome = lintx("train", "--resume", run, "--steps", 4, "--json")
     assert outcome.document["steps"] == 4 and outcome.document["images"] == 16
-    assert "nothing was left" not in outcome.stderr
-    assert "nothing was left to train; give a longer --steps" in lintx("train", "--resume", run).stderr
+    assert "already complete" not in outcome.stderr
+    assert "the run was already complete; give a larger --steps" in lintx("train", "--resume", run).stderr
 
 
 def test_training_can_start_from_the_weights_of_another_mechanism(lintx, run_folder, tmp_path):
@@ -77,7 +77,7 @@ def test_training_can_start_from_the_weights_of_another_mechanism(lintx, run_fol
     arguments = ["train", "--init-from", source, "--attention", "softmax", "--steps", 2, "--batch", 4, "--out", run]
     outcome = lintx(*arguments, "--json")
     lines = outcome.stderr.splitlines()
-    assert f"copied 32 tensors of {source / 'best'} (linear attention)" in lines
+    assert f"copied 32 tensors from {source / 'best'} (linear attention)" in lines
     assert "newly initialised: none" in lines and "not copied: none" in lines
     # Step 0 is measured before any training.
     with open(run / "metrics.csv", newline="", encoding="utf-8") as file:

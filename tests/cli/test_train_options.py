@@ -140,7 +140,7 @@ def test_sample_draws_the_requested_classes(conditional_run, lintx, tmp_path):
 def test_a_class_that_does_not_exist_is_refused(conditional_run, lintx, tmp_path, wanted):
     _, run = conditional_run
     outcome = lintx("sample", run, f"--class={wanted}", "-o", tmp_path / "grid.png")
-    assert outcome.code == 2 and "--class takes classes from 0 to 2" in outcome.stderr
+    assert outcome.code == 2 and "--class takes 'all' or classes from 0 to 2" in outcome.stderr
     assert outcome.stderr.strip().splitlines()[-1].startswith("Error: ")
 
 

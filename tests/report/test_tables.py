@@ -64,7 +64,7 @@ def test_a_table_that_is_too_wide_is_split_between_columns(width):
         Column("share", "share of all copying", format=".1f"),
         Column("left_out", "left out"),
     )
-    reason = "would take about three minutes, the limit is one"
+    reason = "would take about three minutes; the limit is one"
     records = [
         {"name": "softmax", "positions": 16384, "seconds": 1234.5678, "bytes": 123456789, "share": 12.34},
         {"name": "longformer", "positions": 65536, "left_out": reason},

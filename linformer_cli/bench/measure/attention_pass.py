@@ -43,9 +43,9 @@ def build_pass(setup: PassSetup, inputs: Inputs | None = None) -> Callable[[], N
     """Build a forward pass from the initial state and a backward pass from a random gradient to inputs and parameters.
 
     The first call also draws the inputs. Drawing them takes about as long as a pass of the fastest mechanism, so use
-    the first call as a warm-up or to measure memory. Passes with the same positions, batch and heads share `inputs`.
-    Between calls, a pass keeps only its inputs. A mechanism that uses the layout of an image gets the sequence as an
-    approximately square image.
+    the first call as a warm-up or to measure memory. Between calls, a pass keeps only its inputs.
+    Passes with the same positions, batch and heads can share `inputs`. A mechanism that uses the layout of an image
+    gets the sequence as an approximately square image.
     """
     attention = _build(setup)
     shape = attention.shape  # a mechanism may have its own widths
@@ -96,7 +96,7 @@ def _build(setup: PassSetup) -> Attention:
 def build_checked_model(setup: PassSetup) -> PixelModel:
     """Build a small model with the mechanism, to compare its parallel and step forms.
 
-    Raises `UsageError` for sizes beyond those of a model.
+    Raises `UsageError` for sizes that a model cannot have.
     """
     sizes = {
         "attention": setup.attention,

@@ -1,4 +1,4 @@
-"""The ceilings of a machine: its highest rates of matrix products and memory copies, measured by the same benchmark."""
+"""The ceilings of a machine: its highest rates of matrix products and memory copies. Each benchmark measures them."""
 
 import dataclasses
 from collections import Counter
@@ -13,7 +13,7 @@ from linformer_cli.system.memory import measure_free_memory
 from .timing import Timing, time_work
 
 REPEATS = 5
-# In samples of this length, the time for reading the clock is negligible.
+# In samples of this duration, the time for reading the clock is negligible.
 _SAMPLE_SECONDS = 0.02
 # This block is larger than the caches of most processors.
 _COPY_BYTES = 2**28
@@ -26,10 +26,10 @@ Timer = Callable[[Callable[[], object], str, int], tuple[float, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class ProductCeiling:
-    """GFLOP/s of the `products` matrix products of one position of a model, with `rows` positions at once.
+    """The rate in GFLOP/s of a model's `products` matrix products, each computed for `rows` positions at once.
 
-    Every product has its own matrix, as in the model, so that weights are read from the same level of cache or memory
-    as in the model. `gigaflops` is the median over the samples.
+    Every product has its own matrix, as in the model, so weights are read from the same level of cache or memory as
+    in the model. `gigaflops` is the median over the samples.
     """
 
     products: int
@@ -43,7 +43,7 @@ class ProductCeiling:
 
 @dataclasses.dataclass(frozen=True)
 class CopyCeiling:
-    """GB/s of copying `copied_bytes` of memory. Each byte counts twice, as read and as written."""
+    """The rate in GB/s of copying `copied_bytes` of memory. Each byte counts twice, as read and as written."""
 
     gigabytes_per_second: float
     copied_bytes: int
@@ -82,7 +82,7 @@ class Ceilings:
         self._copy: CopyCeiling | None = None
 
     def product(self, shapes: Sequence[tuple[int, int]], rows: int, precision: str) -> ProductCeiling:
-        """Measure the products of [rows, inputs] with each matrix of `shapes` (inputs, outputs), one after another."""
+        """Measure the rate of multiplying [rows, inputs] by a matrix of each of `shapes` (inputs, outputs) in turn."""
         rows = min(rows, MOST_ROWS)
         key = (tuple(sorted(Counter(shapes).items())), rows, precision)
         if key not in self._products:

@@ -1,4 +1,4 @@
-"""The arithmetic and memory traffic of a model, counted from the model itself."""
+"""The arithmetic and memory traffic of a model, counted from its layers."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Runs a measurement of memory in a fresh process. A process that has done other work would report its earlier peak.
+"""Runs a measurement of memory in a fresh process. After other work, a process would report the peak of that work.
 
 Starting Python and loading torch takes longer than most measurements. Therefore a single server process, which runs
 this file, loads the modules and forks a process for every measurement.

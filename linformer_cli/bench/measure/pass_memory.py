@@ -19,7 +19,7 @@ from .attention_pass import PassSetup, build_pass
 from .fresh_process import OUT_OF_MEMORY, PassFailed, run_fresh
 from .timing import time_work
 
-# A warm-up at this length loads what torch loads on first use and creates torch's buffers, so that neither is counted.
+# A warm-up at this length loads what torch loads on first use and creates torch's buffers, so neither is counted.
 WARM_UP_POSITIONS = 256
 
 
@@ -55,7 +55,7 @@ def measure_pass_memory(setup: PassSetup, limit_seconds: float) -> PassMemory:
 
 
 def measure(given: dict[str, Any]) -> dict[str, Any]:
-    """Measure a pass in this process, which should be fresh. Both `PassSetup` and `PassMemory` are plain values."""
+    """Measure a pass in this process, which should be fresh. `given` is a `PassSetup`, the result a `PassMemory`."""
     setup = PassSetup(**given)
     build_pass(replace(setup, positions=min(setup.positions, WARM_UP_POSITIONS), batch=1))()
     seconds, growth = measure_process_growth(build_pass(setup))
@@ -63,7 +63,7 @@ def measure(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure_device_growth(work: Callable[[], object], device: str) -> tuple[float, int | None]:
-    """Return seconds of `work` on a GPU, and the rise of torch's peak allocated bytes (None without CUDA)."""
+    """Return the seconds of `work` on a GPU and the growth of torch's peak of allocated bytes (None without CUDA)."""
     if not device.startswith("cuda"):
         return time_work(work, device), None
     torch.cuda.synchronize(device)
@@ -74,7 +74,7 @@ def measure_device_growth(work: Callable[[], object], device: str) -> tuple[floa
 
 
 def measure_process_growth(work: Callable[[], object]) -> tuple[float, int]:
-    """Return seconds of `work` on the CPU, and the rise of this process's peak resident memory in bytes."""
+    """Return the seconds of `work` on the CPU and the growth of this process's peak resident memory in bytes."""
     gc.collect()
     before = _reset_peak()
     seconds = time_work(work, "cpu")
@@ -82,7 +82,7 @@ def measure_process_growth(work: Callable[[], object]) -> tuple[float, int]:
 
 
 def _reset_peak() -> int:
-    """Reset the peak of the process, which only Linux can do. Return the bytes from which the next peak rises."""
+    """Reset the process's peak, if the system is Linux. Return the bytes from which growth is counted."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     return _peak()

@@ -41,7 +41,7 @@ class SamplingSetup:
 
 
 def measure_sampling_memory(setup: SamplingSetup, limit_seconds: float) -> int | None:
-    """Return peak bytes without weights, or None if memory cannot be counted. Raises `PassFailed` if sampling fails."""
+    """Return peak bytes without weights, or None if they cannot be counted. Raises `PassFailed` if sampling fails."""
     if setup.device == "cpu":
         found = run_fresh(__name__, asdict(setup), limit_seconds)
         return max(int(found["peak_bytes"]), int(found["state_bytes"]))
@@ -53,9 +53,9 @@ def measure_sampling_memory(setup: SamplingSetup, limit_seconds: float) -> int |
 
 
 def build_last_steps(setup: SamplingSetup) -> tuple[Callable[[], None], int]:
-    """Return work that builds a batch's state and takes the last steps of its images, and the bytes of the state.
+    """Return a function that builds a batch's state and takes the last steps of its images, and the bytes of the state.
 
-    The work has been warmed up with one image.
+    The function has been warmed up with one image.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -86,7 +86,7 @@ def build_last_steps(setup: SamplingSetup) -> tuple[Callable[[], None], int]:
 
 
 def measure(given: dict[str, Any]) -> dict[str, int]:
-    """Return `peak_bytes` and `state_bytes` of a plain `SamplingSetup` in this process, which should be fresh."""
+    """Measure `peak_bytes` and `state_bytes` in this process, which should be fresh. `given` is a `SamplingSetup`."""
     work, state_bytes = build_last_steps(SamplingSetup(**given))
     _, growth = measure_process_growth(work)
     return {"peak_bytes": growth, "state_bytes": state_bytes}

@@ -2,7 +2,7 @@
 
 A sample creates its state or key-value cache outside the timed section and drops it afterwards. A cache of 64 CIFAR-10
 images takes gigabytes, so only one cache is in memory at a time. When whole images are drawn, however, creating the
-state is timed, because it is a part of drawing an image.
+state is timed, because it is part of drawing an image.
 """
 
 import math
@@ -60,7 +60,7 @@ class WholeImages:
 
     @torch.no_grad()
     def time_sample(self) -> float:
-        # The engine is built anew for each sample, so that it takes no memory while other rows are timed.
+        # Each sample builds a new engine, so the engine takes no memory while other rows are timed.
         engine = build_engine(self.engine, self.model, self.batch, None, self.look_ahead, self.products)
         self._draw(engine, min(WARM_UP_STEPS, self.steps))
         seconds = time_work(lambda: self._draw(engine, self.steps), str(self.model.device))
@@ -78,7 +78,7 @@ class WholeImages:
 
 @dataclass
 class MiddleSteps:
-    """Draw `steps` values around the middle of every image. This work is used if whole images take too long.
+    """Draw `steps` values around the middle of every image. `MiddleSteps` is used if whole images take too long.
 
     If the cost is linear in the position, as with a key-value cache, the cost in the middle is the mean over the image.
     The state is created by reading a prefix in parallel. The model did not draw this prefix, so the engine does not
