@@ -166,7 +166,7 @@ class AttentionMeasurement(Measurement[AttentionRow, Callable[[], None]]):
         self._inputs, self._shorter = inputs, shorter
 
     def require_agreement(self) -> None:
-        """Raise `DisagreementError` if the two forms disagree. A mechanism that refuses these sizes is left out."""
+        """Raise `DisagreementError` if the mechanism's forms disagree. If it refuses these sizes, it is left out."""
         try:
             require_agreement(build_checked_model(self._setup))
         except UsageError as error:

@@ -228,9 +228,9 @@ def run_copy_task(
 ) -> CopyReport:
     """Train one model per variant on the same sequences. The models take one update each in turn.
 
-    The benchmark ends after all updates, after `budget_seconds`, or when `stop` is set. An update counts only if all
-    models finished it, so the curves are comparable wherever they end. `report` receives the new point of every
-    mechanism. A model whose loss becomes NaN or infinite keeps its points and takes no more updates.
+    The benchmark ends after all updates, after `budget_seconds`, or when `stop` is set. A model whose loss becomes
+    NaN or infinite keeps its points and takes no more updates. An update counts only if all other models finished it,
+    so the curves are comparable wherever they end. `report` receives the new point of every mechanism.
 
     Raises the errors of `prepare` before any training.
     """

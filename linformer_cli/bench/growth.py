@@ -84,7 +84,7 @@ def find_overtaking(seconds: Sequence[Point], others: Sequence[Point]) -> Overta
 def extrapolate(points: Sequence[Point], length: int) -> float | None:
     """Predict y at `length` from the growth between the last two points.
 
-    The growth is taken as at least linear and at most quadratic. The result is None if there are no points.
+    The growth is assumed to be at least linear and at most quadratic. The result is None if there are no points.
     """
     if not points:
         return None

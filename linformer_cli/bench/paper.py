@@ -52,8 +52,8 @@ _RERUN_PATIENCE = 12.0
 _FIRST_RESULTS_SECONDS = 30.0
 # The shortest time between two writes. Drawing the figures takes seconds, so files are not written after every group.
 _SAVE_SECONDS = 120.0
-# In one round, one mechanism at one length may take this share of the time for `scaling`. If softmax exceeds the
-# limit, only softmax is left out.
+# In one round, one mechanism at one length may take this share of the time for `scaling`. A slower mechanism is left
+# out, so softmax cannot use up the time of the others.
 _LONGEST_POINT_SHARE = 0.05
 # The number of passes in a round. Additional rounds are more informative than additional passes, because one busy
 # moment of the machine can affect all passes of a round.
@@ -64,8 +64,8 @@ _PASSES_OF_ROUND = 2
 class PaperSettings:
     """The settings of `lintx bench paper`.
 
-    The bits/dim of `runs` are shown in the rows of the same models. Models with other networks are sampled, too. If
-    `sizes` is None, the budget determines the sizes.
+    The bits/dim of `runs` are shown in the rows of the same models. Models of runs with other networks are sampled,
+    too. If `sizes` is None, the budget determines the sizes.
     """
 
     budget_seconds: float

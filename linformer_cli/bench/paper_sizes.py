@@ -36,8 +36,8 @@ def choose_sizes(budget_seconds: float) -> Sizes:
     if minutes >= 30:
         return Sizes((1, 16, 64, 256), 16, PAPER_TRAINING_BATCH)
     if minutes >= 5:
-        # Many rounds of small batches are more informative than a few rounds of large ones. The keys and values of 64
-        # CIFAR-10 images take 6 GB, and allocating this memory takes longer than the timed steps.
+        # Many rounds of small batches are more informative than a few rounds of large ones. Softmax's keys and values
+        # for 64 CIFAR-10 images take 6 GB, and allocating this memory takes longer than the timed steps.
         return Sizes(
             (1, 16, 64), 12, {"mnist-paper": 4, "cifar10-paper": 1}, PASS_POSITIONS // 4, {"cifar10-paper": 16}
         )

@@ -99,7 +99,7 @@ def _flag(name: str, field: FieldInfo) -> str:
 
 
 def unwrap(field: FieldInfo) -> tuple[Any, list[Any]]:
-    """Return the type of a field without None and annotations, and its annotations."""
+    """Return the type of a field, without None, and the annotations of the type."""
     kind: Any = field.annotation
     metadata = list(field.metadata)
     if type(None) in typing.get_args(kind):

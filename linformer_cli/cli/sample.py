@@ -119,7 +119,7 @@ def sample(
         existing = find_drawn(wanted, folder, team)
         if existing:
             talk(f"{len(existing)} of {len(wanted)} images are already in {files}")
-        # Processes draw images in turn, so a stopped job leaves the first images complete.
+        # Images are assigned to the processes in turn, so a stopped job leaves the first images complete.
         missing = [index for index in wanted if index not in existing] if existing else wanted
         began = time.perf_counter()
         sampler = Sampler(session.model, seed, filters, session.engine, session.products)

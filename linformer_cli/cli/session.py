@@ -49,7 +49,7 @@ class Session:
         return product_dtype(self.precision)
 
     def choose_classes(self, wanted: str | None) -> list[int]:
-        """Return the classes named by the value of `--class`: `7`, `1,7` or `all`. The list is empty without a value.
+        """Return the classes in the value of `--class`, such as `7`, `1,7` or `all`. Without a value, return [].
 
         Raises `UsageError` for a class that the model does not have, and for an unconditional model.
         """

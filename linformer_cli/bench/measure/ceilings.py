@@ -17,10 +17,10 @@ REPEATS = 5
 _SAMPLE_SECONDS = 0.02
 # This block is larger than the caches of most processors.
 _COPY_BYTES = 2**28
-# More rows are not expected to make a product faster.
+# More rows are not expected to increase the rate of a product.
 MOST_ROWS = 1024
 
-# A function of (work, device, repeats). It takes `repeats` samples and returns the seconds per call of `work` in each.
+# A function of (work, device, repeats). It takes `repeats` samples and returns the seconds per `work` of each.
 Timer = Callable[[Callable[[], object], str, int], tuple[float, ...]]
 
 

@@ -56,7 +56,7 @@ def run_fresh(module: str, setup: dict[str, Any], limit_seconds: float) -> dict[
         "patience_seconds": limit_seconds + STARTING_SECONDS,
     }
     try:
-        with contextlib.suppress(BrokenPipeError):  # the server has ended; reading its answer fails below
+        with contextlib.suppress(BrokenPipeError):  # a server that has ended gives no answer below
             server.requests.write(json.dumps(request) + "\n")
             server.requests.flush()
         line = server.answers.readline()

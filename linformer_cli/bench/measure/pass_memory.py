@@ -55,7 +55,10 @@ def measure_pass_memory(setup: PassSetup, limit_seconds: float) -> PassMemory:
 
 
 def measure(given: dict[str, Any]) -> dict[str, Any]:
-    """Measure a pass in this process, which should be fresh. `given` is a `PassSetup`, the result a `PassMemory`."""
+    """Measure a pass in this process, which should be fresh.
+
+    `given` has the fields of a `PassSetup`. The result has the fields of a `PassMemory`.
+    """
     setup = PassSetup(**given)
     build_pass(replace(setup, positions=min(setup.positions, WARM_UP_POSITIONS), batch=1))()
     seconds, growth = measure_process_growth(build_pass(setup))

@@ -86,7 +86,10 @@ def build_last_steps(setup: SamplingSetup) -> tuple[Callable[[], None], int]:
 
 
 def measure(given: dict[str, Any]) -> dict[str, int]:
-    """Measure `peak_bytes` and `state_bytes` in this process, which should be fresh. `given` is a `SamplingSetup`."""
+    """Return `peak_bytes` and `state_bytes`, measured in this process, which should be fresh.
+
+    `given` has the fields of a `SamplingSetup`.
+    """
     work, state_bytes = build_last_steps(SamplingSetup(**given))
     _, growth = measure_process_growth(work)
     return {"peak_bytes": growth, "state_bytes": state_bytes}
