@@ -57,7 +57,7 @@ class CopyPoint:
 
 @dataclass(frozen=True)
 class CopyRow:
-    """The results of one mechanism: its last point, its speed, and all points of its curve.
+    """The results of one mechanism: the last point of its curve, its speed, and all points.
 
     `product_gigaflops` is the rate of the matrix products of an update in GFLOP/s. `product_share` is this rate as a
     share of the machine's highest rate. `failed` says why the model's training ended early.

@@ -13,9 +13,9 @@ class GpuSizes:
     """The sizes of all parts.
 
     `networks` holds pairs (name of the preset or None, network). `many` is the number of images drawn at once.
-    Attention alone is timed at `lengths` and checked at `checked_lengths`. `heads` holds the number of images and the
-    number of heads per image. `limit_seconds` is the time limit for one row of training, or of sampling with the
-    textbook engine.
+    Attention alone is timed at `lengths` and checked at `checked_lengths`. For attention alone, `heads` holds the
+    number of images and the number of heads per image. `limit_seconds` is the time limit for one row of training, or of
+    sampling with the textbook engine.
     """
 
     networks: Sequence[tuple[str | None, ModelConfig]]
@@ -30,7 +30,7 @@ class GpuSizes:
 
 
 def full_sizes() -> GpuSizes:
-    """Return the sizes for a GPU, with the paper's two networks."""
+    """Return the sizes for a GPU, with the two networks of Katharopoulos 2020."""
     networks = [preset_network(name) for name in ("mnist-paper", "cifar10-paper")]
     return GpuSizes(
         networks,

@@ -25,8 +25,8 @@ def export(
         Format | None,
         typer.Option(
             "--dtype",
-            help="Format of the weights. bf16 halves the size. int8, a quarter of the size, is for programs; it draws "
-            "the same images on every processor. Default: fp32 for a folder, int8 for a program.",
+            help="Format of the weights. bf16 halves the size. int8 divides it by four and is for programs only; an "
+            "int8 program draws the same images on every processor. Default: fp32 for a folder, int8 for a program.",
             show_default=False,
         ),
     ] = None,
@@ -38,8 +38,8 @@ def export(
     A folder holds the weights, the configuration and the model card, but no training state. `lintx eval` shows the
     effect of rounding on bits/dim.
 
-    A `.lintx` file is a program: the weights and the list of operations that draw an image. C++ code that comes with
-    lintx runs the program without Python.
+    A `.lintx` file is a program: the weights and the list of operations that draw an image. The C++ code in lintx can
+    run a program without Python.
 
     Examples:
 
@@ -51,9 +51,9 @@ def export(
 
     program = out.suffix == SUFFIX
     if out.exists():
-        raise UsageError(f"'{out}' exists already; name another {'file' if program else 'folder'}")
+        raise UsageError(f"'{out}' exists already; choose another {'file' if program else 'folder'}")
     if dtype == "int8" and not program:
-        raise UsageError(f"--dtype int8 is for programs; name a file that ends in {SUFFIX}, or choose bf16")
+        raise UsageError(f"--dtype int8 is for programs; write to a file that ends in {SUFFIX}, or choose bf16")
     found = read_checkpoint(checkpoint)
     if program:
         _export_program(found, out, dtype or "int8", json)

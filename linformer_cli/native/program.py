@@ -1,7 +1,7 @@
 """The recurrent step of a model as data: buffers, and operations on them. An engine runs it without the model's code.
 
-`model/program.py` writes the program of a model: every block and attention emits its own operations with a `Builder`.
-The operations are implemented in `ops/`. A program has four kinds of buffers:
+`model/program.py` writes the program of a model: every block and attention mechanism emits its own operations with a
+`Builder`. The operations are implemented in `ops/`. A program has four kinds of buffers:
 
     SHARED    constants of all images: tables, biases, fixed patterns
     STATE     the state of each image, kept from step to step
@@ -23,7 +23,7 @@ from .constants import ACTIVATIONS, FORMATS, TILE_ROWS
 
 
 class NoProgram(LintxError):
-    """A model whose step has no program; the message says why."""
+    """The step of a model has no program; the message says why."""
 
 
 class Kind(enum.IntEnum):
@@ -77,14 +77,14 @@ class Program:
     states: tuple[tuple[int, ...], ...]
 
     def state_bytes(self, batch: int) -> int:
-        """Bytes of the state of `batch` images, including the position."""
+        """Return the bytes of the state of `batch` images, including the position."""
         carried = [buffer for buffer in self.buffers if buffer.kind == Kind.STATE]
         return batch * sum(buffer.width * buffer.dtype.itemsize for buffer in carried) + torch.int64.itemsize
 
 
 @dataclass(frozen=True)
 class MixInputs:
-    """The sizes of an attention, and the columns of q, k, v and extra in buffer `projected`."""
+    """The buffers of an attention mechanism. q, k, v and extra start at these `columns` of buffer `projected`."""
 
     builder: "Builder"
     projected: int
@@ -171,7 +171,7 @@ class Builder:
         return output
 
     def norm(self, norm: nn.LayerNorm, pre: bool = True) -> int:
-        """Emit LayerNorm of x plus the pending branch. x becomes the sum with `pre`, else the LayerNorm."""
+        """Emit the LayerNorm of x plus the pending branch. With `pre`, x becomes the sum; otherwise, the LayerNorm."""
         output = self.scratch("normed", self.width) if pre else self.x
         buffers = (self.x, self.pending, output, self.shared(norm.weight), self.shared(norm.bias))
         self.emit("join", buffers, (self.width,))

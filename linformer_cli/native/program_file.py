@@ -1,5 +1,7 @@
-"""Writes a program and its weights as one file, which runner.h reads without Python. docs/reference/formats.md has the
-format."""
+"""Writes a program and its weights as one file, which runner.h reads without Python.
+
+The format is described in docs/reference/formats.md.
+"""
 
 import struct
 import zlib
@@ -14,7 +16,7 @@ SUFFIX = ".lintx"
 MAGIC, FILE_FORMAT = b"LINTXPRG", 1
 # Shared data starts at multiples of this number of bytes.
 ALIGNMENT = 64
-# The places in this list are the codes of types in a file.
+# The index of a type in this list is its code in a file.
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int16, torch.int32, torch.int64)
 
 
@@ -32,7 +34,7 @@ class Images:
 
 
 def encode_program(program: Program, images: Images) -> bytes:
-    """The bytes of a program file. Weights are packed as the engine needs them."""
+    """Return the bytes of a program file. Weights are packed as the engine needs them."""
     buffers = [_bind(buffer) for buffer in program.buffers]
     # The size of the header does not depend on the offsets in it.
     header = len(_encode_header(program, images, buffers, [0] * len(buffers))) + 32
@@ -51,7 +53,7 @@ def encode_program(program: Program, images: Images) -> bytes:
 
 
 def _bind(buffer: Buffer) -> Buffer:
-    """A buffer of weights as the shared buffer that the engine reads; other buffers unchanged."""
+    """Turn a buffer of weights into the shared buffer that the engine reads. Other buffers are unchanged."""
     if buffer.kind != Kind.WEIGHTS:
         return buffer
     assert buffer.tensor is not None

@@ -361,7 +361,7 @@ def test_export_writes_a_program(lintx, run_folder, tmp_path):
     assert lintx("export", run_folder, tmp_path / "default.lintx").code == 0
     assert (tmp_path / "default.lintx").read_bytes() == (tmp_path / "int8.lintx").read_bytes()
     again = lintx("export", run_folder, tmp_path / "int8.lintx")
-    assert again.code == 2 and "exists already; name another file" in again.stderr
+    assert again.code == 2 and "exists already; choose another file" in again.stderr
     folder = lintx("export", run_folder, tmp_path / "folder", "--dtype", "int8")
     assert folder.code == 2 and "ends in .lintx" in folder.stderr and not (tmp_path / "folder").exists()
 

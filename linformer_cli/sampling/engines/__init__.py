@@ -53,7 +53,7 @@ class EngineCache:
 
     @contextmanager
     def start(self, batch: int, state: PixelState | None = None) -> Iterator[Engine]:
-        """An engine that has started `batch` images from `state`, as `Engine.start` does.
+        """Yield an engine that has started `batch` images from `state`, as `Engine.start` does.
 
         The engine is dropped if the work in this context fails, because memory may have run out. Raises what
         `choose_engine` raises.
@@ -72,10 +72,10 @@ class EngineCache:
 
 
 def choose_engine(wanted: str, model: PixelModel, products: torch.dtype | None = None) -> Choice:
-    """The engine `wanted`, or for `auto` the fastest engine that supports `model`, and the reason for the choice.
+    """Return the engine `wanted`, or for `auto` the fastest engine that supports `model`, and the reason.
 
-    `products` is the same as in `Engine`. Raises `UsageError` for an unknown name, and if the engine `wanted`, or for
-    `auto` any engine, does not support the model.
+    `products` is the same as in `Engine`. Raises `UsageError` for an unknown name, and if the engine does not support
+    the model (for `auto`: if no engine supports it).
     """
     if wanted != AUTO:
         if wanted not in ENGINES:

@@ -48,11 +48,11 @@ class Engine(ABC):
     @classmethod
     @abstractmethod
     def refusal(cls, model: PixelModel, products: torch.dtype | None = None) -> str | None:
-        """Why the engine does not support `model` with `products`; None if the engine supports it."""
+        """Say why the engine does not support `model` with `products`, or return None if it does."""
 
     @staticmethod
     def refuse_products(model: PixelModel, products: torch.dtype | None) -> str | None:
-        """The refusal of an engine whose matrix products are always in the model's type; None if `products` fits."""
+        """Say why an engine whose products are always in the model's type rejects `products`, or return None."""
         if products in (None, model.dtype):
             return None
         return f"it does not support {str(products).removeprefix('torch.')}"
@@ -79,7 +79,7 @@ class Engine(ABC):
         """Read the next token int64 [B] and return head parameters [B, P]. The next step may overwrite the result."""
 
     def draw(self, parameters: Tensor, uniforms: Tensor, filters: Filters) -> Tensor:
-        """Values int64 [B] from the result of `step`, after `filters`, with uniforms float64 [B] on the CPU.
+        """Draw values int64 [B] from the result of `step`, after `filters`, with uniforms float64 [B] on the CPU.
 
         Without filters, no table of all values' probabilities is computed.
         """
@@ -88,7 +88,7 @@ class Engine(ABC):
         return self.draw_unfiltered(parameters, uniforms)
 
     def draw_unfiltered(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
-        """Values int64 [B] drawn from the head's distribution, with uniforms float64 [B] on the CPU."""
+        """Draw values int64 [B] from the head's distribution, with uniforms float64 [B] on the CPU."""
         return self.model.head.draw(parameters, uniforms)
 
     @torch.no_grad()
@@ -100,7 +100,7 @@ class Engine(ABC):
         count: int,
         before_step: Callable[[], None] | None = None,
     ) -> Tensor:
-        """The next `count` values of every image, uint8 [B, count] on the CPU; the first is drawn from `parameters`.
+        """Draw the next `count` values of every image, uint8 [B, count] on the CPU, the first from `parameters`.
 
         A step follows each value but the last. `before_step` is called before every step and may raise to stop.
         Raises `LintxError` if the model predicts NaN or infinity.
@@ -123,4 +123,4 @@ class Engine(ABC):
     @property
     @abstractmethod
     def state_bytes(self) -> int:
-        """Bytes of the state that is carried from step to step."""
+        """Return the bytes of the state that is carried from step to step."""

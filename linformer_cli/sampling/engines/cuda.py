@@ -83,7 +83,7 @@ class CudaEngine(Engine):
         return sum(part.numel() * part.element_size() for part in self.tensors())
 
     def tensors(self) -> list[Tensor]:
-        """The tensors of the state. Each is listed once, although folded states share the position."""
+        """Return the tensors of the state. Each is listed once, although folded states share the position."""
         own = (self._embedding.recent, self._embedding.position, self._embedding.label, *self.states)
         return list({id(part): part for part in state_tensors(own)}.values())
 
@@ -103,7 +103,7 @@ class CudaEngine(Engine):
         count: int,
         before_step: Callable[[], None] | None = None,
     ) -> Tensor:
-        """The result of `Engine.draw_values`; NaN and infinity are reported once, at the end."""
+        """Do what `Engine.draw_values` does. NaN and infinity are reported only at the end."""
         self._uniforms[:count] = streams.take_many(count, self.model.device)
         self._drawn.zero_()
         self._finite.fill_(True)
@@ -226,7 +226,7 @@ class _Embedding:
         self.label.copy_(state.label)
 
     def read(self, tokens_t: Tensor) -> Tensor:
-        """The vectors [B, D] of the next token int64 [B]."""
+        """Return the vectors [B, D] of the next token int64 [B]."""
         # At position 0 this writes the start token. Value number reach - 1 overwrites it before its slot is read.
         position = self.position.unsqueeze(0)
         newest = (position - 1) % self._reach

@@ -121,7 +121,7 @@ class NativeEngine(Engine):
         count: int,
         before_step: Callable[[], None] | None = None,
     ) -> Tensor:
-        """The result of `Engine.draw_values`; `before_step` is called less often while looking ahead."""
+        """Do what `Engine.draw_values` does. While looking ahead, `before_step` is called less often."""
         if self.program.window == 1 or filters.active:
             return super().draw_values(parameters, streams, filters, count, before_step)
         uniforms = streams.take_many(count, self.model.device)[:, 0].contiguous()
