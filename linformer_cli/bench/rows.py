@@ -23,7 +23,7 @@ Quartiles = tuple[float, float]
 class Row(ABC):
     """Timed work and all its samples. If there are no samples, `left_out` gives the reason.
 
-    `times_softmax` is the speed relative to softmax: the median of the rounds' ratios.
+    `times_softmax` is the speed relative to softmax: the median over all rounds of the ratio of speeds.
     """
 
     name: str

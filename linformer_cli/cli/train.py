@@ -193,8 +193,8 @@ def _build_trainer(
         talk("attention uses kernels compiled for this processor")
     if settings.model.classes:
         talk(
-            f"conditioned on {settings.model.classes} classes: to compare bits/dim with an unconditional model's, add "
-            f"{settings.model.class_bits_per_dim:.4f}"
+            f"conditioned on {settings.model.classes} classes: bits/dim assume that the class is known; add "
+            f"{settings.model.class_bits_per_dim:.4f} to compare with an unconditional model"
         )
     return trainer
 

@@ -46,11 +46,11 @@ def count_state_bytes(model: PixelModel, batch: int, products: torch.dtype | Non
 
 
 def state_traffic_bytes(model: PixelModel, batch: int, products: torch.dtype | None = None) -> int | None:
-    """Return the bytes of state that a step reads and writes, averaged over an image. None if a state is read in parts.
+    """Return the bytes of state that a step reads and writes, averaged over an image, or None if they are unknown.
 
     The sums of a kernel and the state of a recurrent cell are read and written whole. A key-value cache is read up to
-    the current position, which is half of the cache on average. One position is written. Weights and activations are
-    not counted.
+    the current position, which is half of the cache on average, and one position is written. Weights and activations
+    are not counted. Mechanisms that read their state in parts have no such figure.
     """
     name, positions = model.config.attention, model.config.image.positions
     whole = count_state_bytes(model, batch, products)
