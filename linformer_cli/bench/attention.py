@@ -145,9 +145,9 @@ def prepare(
 class AttentionMeasurement(Measurement[AttentionRow, Callable[[], None]]):
     """The measurement of a mechanism at one length.
 
-    `shorter` is the same mechanism at the next shorter length. If that length was left out, this one is left out, too.
-    The growth over the shorter lengths predicts whether this length needs more than the time limit or the free memory.
-    Mechanisms at the same length share their `inputs`.
+    `shorter` is the same mechanism at the next shorter length. If that length was left out, the longer one is also left
+    out. The growth over the shorter lengths predicts whether this length needs more than the time limit or the free
+    memory. Mechanisms at the same length share their `inputs`.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ def choose_sizes(budget_seconds: float) -> Sizes:
 
 
 def choose_lengths(seconds: float, methods: int) -> list[int]:
-    """Return as many of the paper's lengths as `seconds` allow, spread over their range."""
+    """Return as many of `PAPER_LENGTHS` as `seconds` allow, spread over their range."""
     count = max(_FEWEST_LENGTHS, min(len(PAPER_LENGTHS), int(seconds / (_SECONDS_PER_LENGTH * methods))))
     if count == len(PAPER_LENGTHS):
         return list(PAPER_LENGTHS)

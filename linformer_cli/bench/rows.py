@@ -13,7 +13,7 @@ from .measure.sampling_work import RERUN
 from .measure.timing import compare_turns
 from .published import Published
 
-# All mechanisms are compared with this one.
+# The mechanism with which all others are compared.
 BASELINE = "softmax"
 
 Quartiles = tuple[float, float]

@@ -1,4 +1,4 @@
-"""`lintx bench`: the group of benchmark commands. Options of the group would hide those of its commands."""
+"""`lintx bench`: the group of benchmark commands. It has no options, because they would hide those of the commands."""
 
 import typer
 

@@ -79,8 +79,9 @@ def sample(
     Repeats of all rows are interleaved. The table shows the median and quartiles of images/s, seconds per image at
     batch 1, state and peak memory, and the rates of matrix products and memory traffic as shares of this machine's
     highest rates. If an image would take longer than --limit, only some steps around its middle are timed. Extrapolated
-    figures are marked. Mechanisms whose parallel and step forms disagree are not timed. Bits/dim come from --runs. The
-    paper's published figures are shown next to its presets. Ctrl-C shows the results so far.
+    figures are marked. Mechanisms whose parallel and step forms disagree are not timed. Bits/dim come from --runs. For
+    the presets mnist-paper and cifar10-paper, the figures published in Katharopoulos 2020 are also shown. Ctrl-C shows
+    the results so far.
 
     Examples:
 
