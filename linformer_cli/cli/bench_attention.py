@@ -42,10 +42,10 @@ def attention(
 
     Runs forward and backward passes of each mechanism alone in float32. By default, the batch is inversely proportional
     to T, as in Katharopoulos 2020. The first table shows time and memory per sequence: the median and quartiles of the
-    time over interleaved repeats, and the peak memory (on a CPU, the growth of a fresh process's memory). `copying` is
-    the rate of the least possible memory traffic (inputs, outputs and gradients), as a share of this machine's rate of
-    memory copies. A length that needs too much memory or exceeds --limit is left out, and its row says why. Mechanisms
-    whose parallel and step forms disagree are not timed.
+    time over interleaved repeats, and the peak memory (on a CPU, the growth of a fresh process's memory). Column
+    `copying` is the rate of the least possible memory traffic (inputs, outputs and gradients), as a share of this
+    machine's rate of memory copies. A length that needs too much memory or exceeds --limit is left out, and its row
+    says why. Mechanisms whose parallel and step forms disagree are not timed.
 
     A second table shows the exponents p of the growth T^p, between the last two lengths and fitted over all lengths. A
     third table shows the longest T of --positions that each mechanism can handle. If softmax is included, this table

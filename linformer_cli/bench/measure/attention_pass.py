@@ -43,9 +43,9 @@ def build_pass(setup: PassSetup, inputs: Inputs | None = None) -> Callable[[], N
     """Build a forward pass from the initial state and a backward pass from a random gradient to inputs and parameters.
 
     The first call also draws the inputs. Drawing them takes about as long as a pass of the fastest mechanism, so use
-    the first call as a warm-up or to measure memory. Between calls, a pass keeps only its inputs.
-    Passes with the same positions, batch and heads can share `inputs`. A mechanism that uses the layout of an image
-    gets the sequence as an approximately square image.
+    the first call as a warm-up or to measure memory. Between calls, a pass keeps only its inputs. Passes with the same
+    positions, batch and heads can share `inputs`. A mechanism that uses the layout of an image gets the sequence as an
+    approximately square image.
     """
     attention = _build(setup)
     shape = attention.shape  # a mechanism may have its own widths
