@@ -24,31 +24,39 @@ struct bfloat16 {
     }
 };
 
-// A 64-byte vector of floats or doubles; the compiler splits it to fit the processor.
+#if defined(__AVX512F__)
+constexpr int64_t REGISTER_BYTES = 64;
+#elif defined(__AVX2__)
+constexpr int64_t REGISTER_BYTES = 32;
+#else
+constexpr int64_t REGISTER_BYTES = 16;
+#endif
+
+// A SIMD register of floats, doubles or integers. Vectors wider than a register would go through memory in GCC.
 template <class A>
 struct Lanes {
-    static constexpr int64_t count = 64 / sizeof(A);
-    typedef A type __attribute__((vector_size(64)));
+    static constexpr int64_t count = REGISTER_BYTES / sizeof(A);
+    typedef A type __attribute__((vector_size(REGISTER_BYTES)));
     static type load(const A* from) {
         type values;
-        std::memcpy(&values, from, 64);
+        std::memcpy(&values, from, sizeof values);
         return values;
     }
-    static void store(A* to, type values) { std::memcpy(to, &values, 64); }
+    static void store(A* to, type values) { std::memcpy(to, &values, sizeof values); }
     // The sum of all lanes, in a fixed order.
-    static A total(type values) {
-        typedef A half __attribute__((vector_size(32)));
-        typedef A quarter __attribute__((vector_size(16)));
-        const quarter rest = fold<quarter>(fold<half>(values));
-        A sum = 0;
-        for (uint64_t i = 0; i < 16 / sizeof(A); i++) sum += rest[i];
-        return sum;
-    }
-    template <class Half, class Whole>
-    static Half fold(const Whole& values) {
-        Half parts[2];
-        std::memcpy(parts, &values, sizeof values);
-        return parts[0] + parts[1];
+    static A total(type values) { return fold<REGISTER_BYTES>(values); }
+    template <int BYTES, class Part>
+    static A fold(const Part& values) {
+        if constexpr (BYTES > 16) {
+            typedef A half __attribute__((vector_size(BYTES / 2)));
+            half parts[2];
+            std::memcpy(parts, &values, sizeof values);
+            return fold<BYTES / 2>(parts[0] + parts[1]);
+        } else {
+            A sum = 0;
+            for (uint64_t i = 0; i < BYTES / sizeof(A); i++) sum += values[i];
+            return sum;
+        }
     }
     static int64_t pad(int64_t width) { return (width + count - 1) / count * count; }
 };

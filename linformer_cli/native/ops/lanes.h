@@ -10,20 +10,13 @@
 
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int64_t REGISTER_BYTES = 64;
-#elif defined(__AVX2__)
-constexpr int64_t REGISTER_BYTES = 32;
-#else
-constexpr int64_t REGISTER_BYTES = 16;
-#endif
 constexpr int64_t LANES = LINTX_LANES;  // the lanes of a vector of floats
 
-// 64 bytes of numbers, divided into registers here, because GCC would divide a larger vector by going through memory.
+// 16 numbers, in registers.
 template <class A>
 struct Vector {
-    typedef A part __attribute__((vector_size(REGISTER_BYTES)));
-    static constexpr int64_t PART = REGISTER_BYTES / sizeof(A), PARTS = LANES / PART;
+    typedef typename Lanes<A>::type part;
+    static constexpr int64_t PART = Lanes<A>::count, PARTS = LANES / PART;
     part parts[PARTS];
 
 #define LINTX_OPERATOR(OP)                                                         \
@@ -63,9 +56,7 @@ inline To bits_as(const From& from) {
 
 template <class A>
 inline typename Vector<A>::part load_part(const A* from) {
-    typename Vector<A>::part values;
-    std::memcpy(&values, from, sizeof values);
-    return values;
+    return Lanes<A>::load(from);
 }
 
 // Each register is copied separately. GCC would copy a larger object in pieces of a different size, which stalls the
@@ -87,7 +78,7 @@ inline floats load(const bfloat16* from) {
     return values;
 }
 
-inline void store_part(float* to, floats::part values) { std::memcpy(to, &values, sizeof values); }
+inline void store_part(float* to, floats::part values) { Lanes<float>::store(to, values); }
 
 inline void store(float* to, const floats& values) {
     for (int64_t n = 0; n < values.PARTS; n++) store_part(to + n * values.PART, values.parts[n]);
