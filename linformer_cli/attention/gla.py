@@ -89,11 +89,14 @@ class GlaAttention(Attention):
         carried = None if state is None else state.s
         with torch.autocast(q.device.type, enabled=False):
             log_gate, output_gate = self._gates(extra, dtype)
-            inputs = q.to(dtype) * self.score_scale, k.to(dtype), v.to(dtype)
-            if self.options.gate == "vector":
-                sums, s = featurewise_decayed_causal_sums(*inputs, log_gate, carried, self.options.chunk)
+            if q.dtype == k.dtype == v.dtype and kernels.serves(q.device, q.dtype):
+                sums, s = kernels.sum_causally(q, k, v, log_gate, carried, self.score_scale)
             else:
-                sums, s = decayed_causal_sums(*inputs, log_gate.squeeze(-1), carried, self.options.chunk)
+                inputs = q.to(dtype) * self.score_scale, k.to(dtype), v.to(dtype)
+                if self.options.gate == "vector":
+                    sums, s = featurewise_decayed_causal_sums(*inputs, log_gate, carried, self.options.chunk)
+                else:
+                    sums, s = decayed_causal_sums(*inputs, log_gate.squeeze(-1), carried, self.options.chunk)
             y = scale_outputs(sums, output_gate)
         return y.to(v.dtype), GlaState(s)
 

@@ -12,10 +12,11 @@ from linformer_cli.native.constants import STEP_MAPS
 from linformer_cli.native.program import MixInputs
 
 from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .kernels import linear
 from .kernels import sums as kernels
 from .parts.causal_sums import causal_sums, divide_by_weight
 from .parts.decayed_sums import decayed_causal_sums
-from .parts.pairwise_exponentials import divide_sums
+from .parts.pairwise_exponentials import divide_sums, replace_vanished
 from .parts.random_features import divide_by_floored_weight, draw_directions, seeded_normal, sine_features
 
 RELU_OFFSET = 1e-3
@@ -115,6 +116,10 @@ class PerformerAttention(Attention):
             normal = seeded_normal(seed, self.shape.layer, step)
             self.directions.copy_(draw_directions(count, width, self.options.orthogonal, normal))
 
+    @property
+    def _is_exponential(self) -> bool:
+        return self.options.feature_map in ("positive", "hyperbolic")
+
     def _scaled_directions(self, dtype: torch.dtype) -> Tensor:
         """w_i K^(-1/4), as columns [K, directions]."""
         columns: Tensor = (self.directions.to(dtype) * self.shape.key_width**-0.25).transpose(0, 1)
@@ -136,11 +141,14 @@ class PerformerAttention(Attention):
         a = self._project(q)
         return torch.cat([a, -a], dim=-1) if self.options.feature_map == "hyperbolic" else a
 
+    def _exponent_columns(self, dtype: torch.dtype) -> Tensor:
+        """W [K, m], so that x W is the logarithm of the features of x, without -|x|^2 / 2."""
+        columns = self._scaled_directions(dtype)
+        return torch.cat([columns, -columns], dim=1) if self.options.feature_map == "hyperbolic" else columns
+
     def _log_key_features(self, k: Tensor) -> Tensor:
         # |x|^2 / 2 is subtracted in the same product, which is faster than subtracting it from every feature.
-        columns = self._scaled_directions(k.dtype)
-        if self.options.feature_map == "hyperbolic":
-            columns = torch.cat([columns, -columns], dim=1)
+        columns = self._exponent_columns(k.dtype)
         extended = torch.cat([k, self._half_square(k).unsqueeze(-1)], dim=-1)
         return extended @ torch.cat([columns, -torch.ones_like(columns[:1])])
 
@@ -170,6 +178,8 @@ class PerformerAttention(Attention):
     ) -> tuple[Tensor, PerformerState]:
         dtype = accumulator_dtype(q.dtype)
         with torch.autocast(q.device.type, enabled=False):
+            if self._is_exponential and q.dtype == k.dtype == v.dtype and linear.serves_exponential(q.device, q.dtype):
+                return self._attend_compiled(q, k, v, state)
             # With a column of ones appended to the values, the last column of s is z.
             q, k, values = q.to(dtype), k.to(dtype), functional.pad(v.to(dtype), (0, 1), value=1.0)
             if self.options.feature_map == "relu":
@@ -182,6 +192,20 @@ class PerformerAttention(Attention):
                 y, state = self._attend_exponential(q, k, values, state)
         return y.to(v.dtype), state
 
+    def _attend_compiled(
+        self, q: Tensor, k: Tensor, v: Tensor, state: PerformerState | None
+    ) -> tuple[Tensor, PerformerState]:
+        """`_attend_exponential` with a kernel that computes features from queries and keys."""
+        dtype = accumulator_dtype(q.dtype)
+        before = None if state is None or state.c is None else (state.s, state.c)
+        result = linear.attend_exponential(q, k, v, self._exponent_columns(dtype), before)
+
+        def log_features() -> tuple[Tensor, Tensor]:
+            return self._log_features(q.to(dtype), k.to(dtype))
+
+        y = replace_vanished(result.y, result.weights, log_features, functional.pad(v, (0, 1), value=1.0), before)
+        return y, PerformerState(torch.cat([result.s, result.z.unsqueeze(-1)], dim=-1), result.c)
+
     def _attend_exponential(
         self, q: Tensor, k: Tensor, values: Tensor, state: PerformerState | None
     ) -> tuple[Tensor, PerformerState]:
@@ -191,19 +215,12 @@ class PerformerAttention(Attention):
         """
         a, b = self._log_features(q, k)
         before = None if state is None or state.c is None else (state.s, state.c)
-        if compiled := kernels.serves(a.device, a.dtype):
-            c = kernels.exponentiate(a, b, before and before[1])
-        else:
-            c = b.detach().amax(dim=2)
-            c = c if before is None else torch.maximum(c, before[1])
+        c = b.detach().amax(dim=2)
+        c = c if before is None else torch.maximum(c, before[1])
         carried = before and before[0] * (before[1] - c).exp().unsqueeze(-1)
-        if compiled:
-            sums, s = kernels.sum_causally(a, b, values, None, carried, logarithms=True)
-        else:
-            units = c.unsqueeze(2)
-            sums, s = causal_sums((a + units).softmax(dim=-1), (b - units).exp(), values, carried, self.options.chunk)
-        del a, b  # these tensors are large, and `exponentiate` has overwritten them
-        return divide_sums(sums, lambda: self._log_features(q, k), values, before), PerformerState(s, c)
+        units = c.unsqueeze(2)
+        sums, s = causal_sums((a + units).softmax(dim=-1), (b - units).exp(), values, carried, self.options.chunk)
+        return divide_sums(sums, lambda: (a, b), values, before), PerformerState(s, c)
 
     def _attend_trigonometric(
         self, q: Tensor, k: Tensor, values: Tensor, state: PerformerState | None

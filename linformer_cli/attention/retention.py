@@ -109,9 +109,12 @@ class RetentionAttention(Attention):
         with torch.autocast(q.device.type, enabled=False):
             column = (position + torch.arange(length, device=v.device)) % self.shape.row
             log_decay = self._log_decays(column, dtype).unsqueeze(0)
-            factors = self._wave_factors(column, dtype) if self.plane else None
-            inputs = q.to(dtype) * self.score_scale, k.to(dtype), v.to(dtype)
-            sums, s = decayed_causal_sums(*inputs, log_decay, s, self.options.chunk, factors)
+            if not self.plane and q.dtype == k.dtype == v.dtype and kernels.serves(q.device, q.dtype):
+                sums, s = kernels.sum_causally(q, k, v, log_decay.unsqueeze(-1), s, self.score_scale)
+            else:
+                factors = self._wave_factors(column, dtype) if self.plane else None
+                inputs = q.to(dtype) * self.score_scale, k.to(dtype), v.to(dtype)
+                sums, s = decayed_causal_sums(*inputs, log_decay, s, self.options.chunk, factors)
             y = scale_outputs(sums, self._output_gate(extra))
         return y.to(v.dtype), RetentionState(s, position + length)
 

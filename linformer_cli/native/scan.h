@@ -10,8 +10,12 @@
 
 #include "maths.h"
 #include "numbers.h"
+#include "threads.h"
 
 namespace {
+
+// The types of a tensor's elements.
+enum Element { FLOAT = 0, DOUBLE = 1, BFLOAT16 = 2 };
 
 // The address of a tensor [B, H, T, width] whose last dimension is contiguous, and its strides.
 struct View {
@@ -22,21 +26,28 @@ struct View {
 template <class E>
 struct Rows {
     E* data;
-    int64_t step;
-    Rows(const View& view, int64_t b, int64_t h)
-        : data(static_cast<E*>(view.data) + b * view.image + h * view.head), step(view.position) {}
+    int64_t step, ahead;  // `ahead`: how many positions later `read` is going to be called for a position
+    Rows(const View& view, int64_t b, int64_t h, int64_t ahead = 0)
+        : data(static_cast<E*>(view.data) + b * view.image + h * view.head), step(view.position), ahead(ahead) {}
     E* at(int64_t t) const { return data + t * step; }
 };
 
-// Copies `count` positions to rows that are padded with zeros to whole vectors.
-template <class E, class A>
-void read(const Rows<E>& rows, int64_t first, int64_t count, int64_t width, A* to) {
+// Copies map(x) of `count` positions to rows that are padded with zeros to whole vectors. Rows of one head are far apart
+// in memory, so processors do not guess the next address.
+template <class E, class A, class Map>
+void read(const Rows<E>& rows, int64_t first, int64_t count, int64_t width, A* to, Map map) {
     const int64_t padded = Lanes<A>::pad(width);
     for (int64_t t = 0; t < count; t++) {
         const E* row = rows.at(first + t);
-        for (int64_t i = 0; i < width; i++) to[t * padded + i] = static_cast<A>(row[i]);
+        for (int64_t i = 0; i < width; i += 64 / sizeof(E)) __builtin_prefetch(row + rows.ahead * rows.step + i);
+        for (int64_t i = 0; i < width; i++) to[t * padded + i] = map(static_cast<A>(row[i]));
         for (int64_t i = width; i < padded; i++) to[t * padded + i] = 0;
     }
+}
+
+template <class E, class A>
+void read(const Rows<E>& rows, int64_t first, int64_t count, int64_t width, A* to) {
+    read(rows, first, count, width, to, [](A x) { return x; });
 }
 
 template <class E, class A>
@@ -71,8 +82,8 @@ void read_decays(const Rows<A>& logs, int64_t first, int64_t count, int64_t T, i
     std::fill(to + known * stride, to + count * stride, A(1));
 }
 
-// Positions per block, few enough for their data to stay in the cache.
-constexpr int64_t BLOCK = 128;
+// Positions per block, few enough for their data to stay in the L1 cache.
+constexpr int64_t BLOCK = 32;
 
 // A running sum S [N, M]. A last column that would need a vector of its own, such as the one that sums weights, is kept
 // apart, with its rows in the lanes of vectors.
@@ -86,10 +97,13 @@ struct Sum {
     int64_t stride() const { return Lanes<A>::pad(whole); }
     A& at(int64_t n, int64_t m) { return m < whole ? rows[n * stride() + m] : last[n]; }
 
-    // From a dense tensor [N, M], or [M, N] if `transposed` (null: zeros).
-    void load(const A* from, bool transposed = false) {
+    void clear() {
         std::fill(rows.begin(), rows.end(), A(0));
         std::fill(last.begin(), last.end(), A(0));
+    }
+    // From a dense tensor [N, M], or [M, N] if `transposed` (null: zeros).
+    void load(const A* from, bool transposed = false) {
+        clear();
         if (!from) return;
         const int64_t step_n = transposed ? 1 : M, step_m = transposed ? N : 1;
         for (int64_t n = 0; n < N; n++) {
@@ -108,13 +122,24 @@ struct Sum {
 // The factor of S before each position: none, one number, one number per row or one per column.
 enum Decay { KEEP, EACH, ROWS, COLUMNS };
 
+// S <- d before + S.
+template <Decay D, class A>
+void follow(const Sum<A>& before, const A* decay, Sum<A>& S) {
+    const int64_t stride = S.stride();
+    auto factor = [=](int64_t n, int64_t m) { return D == KEEP ? A(1) : decay[D == ROWS ? n : D == COLUMNS ? m : 0]; };
+    for (int64_t n = 0; n < S.N; n++) {
+        for (int64_t m = 0; m < S.whole; m++) S.rows[n * stride + m] += factor(n, m) * before.rows[n * stride + m];
+        S.last[n] += factor(n, S.whole) * before.last[n];
+    }
+}
+
 // For each position in order: S <- d S + sum over w of a_w b_w^T, then out_r <- o_r^T S. All arrays have a row of whole
 // vectors per position; d has one number per position for EACH. If positions are visited in reverse, d of position t is
 // the factor of the position after t.
 template <class A, int WRITES = 1, int READS = 1>
 struct Positions {
-    const A *a[WRITES], *b[WRITES], *o[READS];
-    A* out[READS];
+    const A *a[WRITES], *b[WRITES], *o[READS ? READS : 1];
+    A* out[READS ? READS : 1];
     const A* decay;
 };
 
@@ -123,14 +148,15 @@ void scan_positions(const Positions<A, WRITES, READS>& x, int64_t t, int64_t ste
     using L = Lanes<A>;
     const int64_t width_n = L::pad(S.N), width_m = L::pad(S.M), stride = S.stride();
     const int64_t width_d = D == EACH ? 1 : D == ROWS ? width_n : width_m;
-    const A *a[WRITES][P], *o[READS][P], *decay[P];
+    constexpr int R = READS ? READS : 1;
+    const A *a[WRITES][P], *o[R][P], *decay[P];
     for (int p = 0; p < P; p++) {
         for (int w = 0; w < WRITES; w++) a[w][p] = x.a[w] + (t + p * step) * width_n;
         for (int r = 0; r < READS; r++) o[r][p] = x.o[r] + (t + p * step) * width_n;
         decay[p] = D == KEEP ? nullptr : x.decay + (t + p * step + (step < 0)) * width_d;
     }
     for (int64_t m = 0; m < S.whole; m += L::count) {
-        typename L::type values[WRITES][P], sums[READS][P] = {}, factors[P] = {};
+        typename L::type values[WRITES][P], sums[R][P] = {}, factors[P] = {};
         for (int p = 0; p < P; p++) {
             for (int w = 0; w < WRITES; w++) values[w][p] = L::load(x.b[w] + (t + p * step) * width_m + m);
             if (D == EACH) factors[p] = factors[p] + *decay[p];
@@ -152,7 +178,7 @@ void scan_positions(const Positions<A, WRITES, READS>& x, int64_t t, int64_t ste
     }
     if (S.whole == S.M) return;
     for (int p = 0; p < P; p++) {
-        typename L::type sums[READS] = {};
+        typename L::type sums[R] = {};
         const int64_t place = (t + p * step) * width_m + S.whole;
         for (int64_t n = 0; n < S.N; n += L::count) {
             typename L::type row = L::load(&S.last[n]);
@@ -176,6 +202,17 @@ void scan(int64_t count, const Positions<A, WRITES, READS>& x, Sum<A>& S, bool r
     for (; done + 4 <= count; done += 4)
         scan_positions<A, D, 4>(x, reverse ? count - 1 - done : done, step, S);
     for (; done < count; done++) scan_positions<A, D, 1>(x, reverse ? count - 1 - done : done, step, S);
+}
+
+// The same without outputs if `outputs` is false.
+template <Decay D, class A, int WRITES, int READS>
+void scan(int64_t count, const Positions<A, WRITES, READS>& x, Sum<A>& S, bool reverse, bool outputs) {
+    if (outputs) return scan<D>(count, x, S, reverse);
+    Positions<A, WRITES, 0> writes{};
+    std::copy_n(x.a, WRITES, writes.a);
+    std::copy_n(x.b, WRITES, writes.b);
+    writes.decay = x.decay;
+    scan<D>(count, writes, S, reverse);
 }
 
 }  // namespace

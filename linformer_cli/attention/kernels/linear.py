@@ -11,8 +11,9 @@ and the denominators: it recomputes s forwards for the queries, and sums the gra
 """
 
 import ctypes
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,19 +23,20 @@ from linformer_cli.native.compiler import has_library, load_function
 from linformer_cli.native.constants import COMPILED_MAPS
 from linformer_cli.native.gpu import has_triton
 
-from .tensors import View, empty_like_projection, fill_call, with_dense_rows
+from .tensors import ELEMENTS, View, empty_like_projection, fill_call, with_dense_rows
 
 SOURCE = Path(__file__).with_name("linear.cpp")
-_ELEMENTS = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 _VIEWS = ("q", "k", "v", "y", "grad_q", "grad_k", "grad_v")
-_STATES = ("s", "z", "total_s", "total_z", "grad_s", "grad_z", "weights")
+_STATES = ("s", "z", "total_s", "total_z", "grad_s", "grad_z", "weights", "grad_weights", "columns", "maxima")
+# The number of the map that linear_maps.h calls EXPONENTIAL_MAP.
+_EXPONENTIAL = -1
 
 
 class _Call(ctypes.Structure):
     """`Call` of linear.cpp."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("threads", "B", "H", "T", "C", "V", "map")),
+        *((name, ctypes.c_int64) for name in ("threads", "B", "H", "T", "C", "V", "map", "K")),
         *((name, View) for name in _VIEWS),
         *((name, ctypes.c_void_p) for name in _STATES),
     ]
@@ -51,9 +53,14 @@ def serves(feature_map: str, device: torch.device, dtype: torch.dtype, key_width
     if feature_map not in COMPILED_MAPS:
         return False
     if device.type == "cpu":
-        return dtype in _ELEMENTS and has_library(SOURCE)
+        return dtype in ELEMENTS and has_library(SOURCE)
     fits = key_width in TRITON_WIDTHS and value_width in TRITON_WIDTHS
     return fits and dtype in TRITON_TYPES and has_triton(device)
+
+
+def serves_exponential(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether `attend_exponential` supports this device and type."""
+    return device.type == "cpu" and dtype in ELEMENTS and has_library(SOURCE)
 
 
 def attend(
@@ -70,10 +77,70 @@ def attend(
         from . import triton_linear  # needs Triton, which `serves` has checked
 
         return triton_linear.attend(q, k, v, s, z, feature_map)
+    y, total_s, total_z, _ = _attend(q, k, v, s, z, COMPILED_MAPS[feature_map])
+    return y, total_s, total_z
+
+
+class ExponentialSums(NamedTuple):
+    """The result of `attend_exponential`.
+
+    y [B, H, T, V]; the denominators [B, H, T], without a gradient; and s [B, H, C, V], z and c [B, H, C] after the
+    positions.
+    """
+
+    y: Tensor
+    weights: Tensor
+    s: Tensor
+    z: Tensor
+    c: Tensor
+
+
+def attend_exponential(
+    q: Tensor, k: Tensor, v: Tensor, columns: Tensor, before: tuple[Tensor, Tensor] | None
+) -> ExponentialSums:
+    """Linear attention with the features exp(q_t W) and exp(k_j W - |k_j|^2 / (2 sqrt(K))), for CPUs.
+
+    W is `columns` [K, C], in the accumulator type of q, k [B, H, T, K] and v [B, H, T, V]. c is the maximum of the
+    exponents of all keys and of the c in `before`. s and z are divided by exp(c). `before` has s with z as its last
+    column [B, H, C, V + 1] and c before these positions. The result is differentiable once, in all inputs but W and c. Features are never in memory: each block of
+    positions computes its own, forward and backward.
+    """
+    dtype = accumulator_dtype(q.dtype)
+    fits = columns.dtype == dtype and columns.shape[0] == q.shape[-1] and k.shape == q.shape
+    if not fits or v.shape[:3] != q.shape[:3] or not q.dtype == k.dtype == v.dtype:
+        raise ValueError(f"sizes or types do not match: {[(list(x.shape), x.dtype) for x in (q, k, v, columns)]}")
+    sizes = *q.shape[:2], columns.shape[1]
+    if before is None:
+        s, z, c = None, None, torch.full(sizes, -torch.inf, dtype=dtype)
+    else:
+        s, z, c = before[0][..., :-1], before[0][..., -1], before[1]
+        if s.shape != (*sizes, v.shape[-1]) or z.shape != sizes or c.shape != sizes:
+            raise ValueError(f"sizes do not match: {[list(x.shape) for x in (s, z, c)]}, expected {list(sizes)}")
+    with torch.no_grad():
+        columns, c = columns.contiguous(), c.clone(memory_format=torch.contiguous_format)
+        views = {"q": with_dense_rows(q), "k": with_dense_rows(k), "v": with_dense_rows(v)}
+        _call("lintx_linear_maxima", _EXPONENTIAL, views, {"columns": columns, "maxima": c})
+    if s is not None and z is not None and before is not None:
+        rescale = (before[1] - c).exp()
+        s, z = s * rescale.unsqueeze(-1), z * rescale
+    y, total_s, total_z, weights = _attend(q, k, v, s, z, _EXPONENTIAL, columns, c)
+    return ExponentialSums(y, weights, total_s, total_z, c)
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    s: Tensor | None,
+    z: Tensor | None,
+    feature_map: int,
+    columns: Tensor | None = None,
+    maxima: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     q, k, v = map(with_dense_rows, (q, k, v))
     s, z = (None if x is None else x.to(accumulator_dtype(q.dtype)).contiguous() for x in (s, z))
-    y, total_s, total_z = _LinearAttention.apply(q, k, v, s, z, COMPILED_MAPS[feature_map])
-    return y, total_s, total_z
+    result: tuple[Tensor, Tensor, Tensor, Tensor] = _LinearAttention.apply(q, k, v, s, z, feature_map, columns, maxima)
+    return result
 
 
 def require_fit(q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, z: Tensor | None) -> None:
@@ -89,10 +156,19 @@ def require_fit(q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, z: Tensor | N
 class _LinearAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, s: Tensor | None, z: Tensor | None, feature_map: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        s: Tensor | None,
+        z: Tensor | None,
+        feature_map: int,
+        columns: Tensor | None,
+        maxima: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         dtype = accumulator_dtype(q.dtype)
-        batch, heads, length, features = q.shape
+        batch, heads, length, width = q.shape
+        features = width if columns is None else columns.shape[1]
         y = empty_like_projection(v)
         total_s = torch.empty(batch, heads, features, v.shape[-1], dtype=dtype)
         total_z = torch.empty(batch, heads, features, dtype=dtype)
@@ -101,18 +177,22 @@ class _LinearAttention(torch.autograd.Function):
             "lintx_linear_forward",
             feature_map,
             {"q": q, "k": k, "v": v, "y": y},
-            {"s": s, "z": z, "total_s": total_s, "total_z": total_z, "weights": weights},
+            {
+                **{"s": s, "z": z, "total_s": total_s, "total_z": total_z},
+                **{"weights": weights, "columns": columns, "maxima": maxima},
+            },
         )
-        ctx.save_for_backward(q, k, v, s, z, weights)
+        ctx.save_for_backward(q, k, v, s, z, weights, columns, maxima)
         ctx.feature_map = feature_map
+        ctx.mark_non_differentiable(weights)
         ctx.set_materialize_grads(False)
-        return y, total_s, total_z
+        return y, total_s, total_z, weights
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, s, z, weights = ctx.saved_tensors
-        y, total_s, total_z = gradients
+        q, k, v, s, z, weights, columns, maxima = ctx.saved_tensors
+        y, total_s, total_z, _ = gradients
         y = torch.zeros_like(v) if y is None else y
         grad_q, grad_k, grad_v = (empty_like_projection(x) for x in (q, k, v))
         grad_s, grad_z = (None if x is None else torch.empty_like(x) for x in (s, z))
@@ -125,17 +205,20 @@ class _LinearAttention(torch.autograd.Function):
             },
             {
                 **{"s": s, "z": z, "weights": weights, "grad_s": grad_s, "grad_z": grad_z},
+                **{"grad_weights": torch.empty_like(weights), "columns": columns, "maxima": maxima},
                 "total_s": None if total_s is None else total_s.contiguous(),
                 "total_z": None if total_z is None else total_z.contiguous(),
             },
         )
-        return grad_q, grad_k, grad_v, grad_s, grad_z, None
+        return grad_q, grad_k, grad_v, grad_s, grad_z, None, None, None
 
 
-def _call(name: str, feature_map: int, views: dict[str, Tensor | None], states: dict[str, Tensor | None]) -> None:
-    q, v = views["q"], views["v"]
+def _call(name: str, feature_map: int, views: Mapping[str, Tensor | None], states: Mapping[str, Tensor | None]) -> None:
+    q, v, columns = views["q"], views["v"], states.get("columns")
     assert q is not None and v is not None
-    call = _Call(torch.get_num_threads(), *q.shape, v.shape[-1], feature_map)
+    batch, heads, length, width = q.shape
+    features = width if columns is None else columns.shape[1]
+    call = _Call(torch.get_num_threads(), batch, heads, length, features, v.shape[-1], feature_map, width)
     fill_call(call, views, states)
     function = load_function(SOURCE, name, ctypes.POINTER(_Call), ctypes.c_int64)
-    function(ctypes.byref(call), _ELEMENTS[q.dtype])
+    function(ctypes.byref(call), ELEMENTS[q.dtype])

@@ -1,175 +1,229 @@
 // Causal sums with or without decay over whole sequences, forward and backward, for the CPU; sums.py calls it.
 //
-//     s_t = d_t s_{t-1} + k_t v_t^T,    y_t = q_t s_t
+//     s_t = d_t s_{t-1} + k_t v_t^T,    y_t = scale q_t s_t
 //
-// Axes: B images, H heads, T positions, C features, V value width. d_t is absent, one number, or one number per feature.
+// Axes: B images, H heads, T positions, C features, V value width. d_t is absent, one number, or one number per
+// feature. q, k, v and their gradients have elements E: float, double or bfloat16. Everything else has type A: double if
+// E is double, otherwise float.
 
-#include <algorithm>
-#include <cmath>
-
-#include "scan.h"
-#include "threads.h"
+#include "sweep.h"
 
 namespace {
 
 struct Call {
     int64_t threads, B, H, T, C, V, decays;  // decays: 0, 1 or C numbers per position
-    int64_t logarithms;             // whether gradients are those of the logarithms of q and k
-    View q, k, v, y, log_decay;     // y: the output, or its gradient
+    double scale;
+    View q, k, v, y, log_decay;              // y: the output, or its gradient
     View grad_q, grad_k, grad_v, grad_log_decay;
     void *carried, *total, *grad_carried;  // [B, H, C, V] before and after the positions; total: the sum or its gradient
+    void* ends;                            // [B, H, C]: s_T times its gradient, summed over V
 };
 
-// Writes the gradient of features, or of their logarithms.
+// The arrays of a block of positions.
+template <class E, class A>
+struct Block : Pass<Call> {
+    const int64_t C, V, Cp = Lanes<A>::pad(C), Vp = Lanes<A>::pad(V);
+    std::vector<A> q, k, v, y, decay;
+
+    explicit Block(const Call& call)
+        : Pass(call), C(call.C), V(call.V), q(BLOCK * Cp), k(BLOCK * Cp), v(BLOCK * Vp), y(BLOCK * Vp),
+          decay((BLOCK + 1) * Cp) {}
+    void read_queries(int64_t first, int64_t count) {
+        const A scale = static_cast<A>(call.scale);
+        read(rows<E>(call.q), first, count, C, q.data(), [=](A x) { return x * scale; });
+    }
+    void read_keys(int64_t first, int64_t count) { read(rows<E>(call.k), first, count, C, k.data()); }
+    void read_values(int64_t first, int64_t count) { read(rows<E>(call.v), first, count, V, v.data()); }
+    void read_gradients(int64_t first, int64_t count) { read(rows<A>(call.y), first, count, V, y.data()); }
+    void read_decay(int64_t first, int64_t count) {
+        if (call.decays) read_decays(rows<A>(call.log_decay), first, count, call.T, call.decays, decay.data());
+    }
+    // Multiplies `kept` by the decays of `count` positions of the block.
+    void keep(int64_t first, int64_t count, std::vector<A>& kept) const {
+        const int64_t stride = call.decays == 1 ? 1 : Cp;
+        for (int64_t t = first; t < first + count; t++)
+            for (int64_t i = 0; i < call.decays; i++) kept[i] *= decay[t * stride + i];
+    }
+    void write_scaled(std::vector<A>& gradient, int64_t first, int64_t count) {
+        for (int64_t i = 0; i < count * Cp; i++) gradient[i] *= static_cast<A>(call.scale);
+        write(gradient.data(), first, count, C, rows<E>(call.grad_q));
+    }
+    // The product of a feature and its gradient, added with a sign to the gradient of log d before it is summed over
+    // later positions.
+    void add_product(A sign, const A* features, const A* gradient, int64_t first, int64_t count) {
+        const Rows<A> to = rows<A>(call.grad_log_decay);
+        for (int64_t t = 0; t < count; t++, features += Cp, gradient += Cp) {
+            A* row = to.at(first + t);
+            if (call.decays == 1) *row = (sign < 0 ? *row : 0) + sign * dot(Cp, features, gradient);
+            for (int64_t i = 0; call.decays > 1 && i < C; i++) row[i] = (sign < 0 ? row[i] : 0) + sign * features[i] * gradient[i];
+        }
+    }
+};
+
+// Sums, and the product of the decays since they were zero: one number, one per feature, or none.
 template <class A>
-void write_gradient(const Call& call, A* gradient, const A* features, int64_t first, int64_t count, const Rows<A>& rows) {
-    for (int64_t i = 0; call.logarithms && i < count * Lanes<A>::pad(call.C); i++) gradient[i] *= features[i];
-    write(gradient, first, count, call.C, rows);
-}
+struct State {
+    std::vector<Sum<A>> sums;
+    std::vector<A> kept;
+
+    void clear() {
+        for (Sum<A>& sum : sums) sum.clear();
+        std::fill(kept.begin(), kept.end(), A(1));
+    }
+};
 
 // `D` is the decay of a sum with features in its rows.
-template <class A, Decay D>
-void forward(const Call& call) {
-    const int64_t T = call.T, C = call.C, V = call.V, Cp = Lanes<A>::pad(C), Vp = Lanes<A>::pad(V);
-    const int64_t heads = call.B * call.H;
-    share(call.threads, heads, [&](auto next) {
-        std::vector<A> q(BLOCK * Cp), k(BLOCK * Cp), v(BLOCK * Vp), y(BLOCK * Vp), decay(BLOCK * Cp);
-        Sum<A> S(C, V);
-        for (int64_t index = next(); index < heads; index = next()) {
-            const int64_t b = index / call.H, h = index % call.H;
-            S.load(part<A>(call.carried, index, C * V));
-            for (int64_t first = 0; first < T; first += BLOCK) {
-                const int64_t count = std::min(BLOCK, T - first);
-                read(Rows<A>(call.q, b, h), first, count, C, q.data());
-                read(Rows<A>(call.k, b, h), first, count, C, k.data());
-                read(Rows<A>(call.v, b, h), first, count, V, v.data());
-                if (D != KEEP) read_decays(Rows<A>(call.log_decay, b, h), first, count, T, call.decays, decay.data());
-                scan<D>(count, Positions<A>{{k.data()}, {v.data()}, {q.data()}, {y.data()}, decay.data()}, S);
-                write(y.data(), first, count, V, Rows<A>(call.y, b, h));
-            }
-            S.store(part<A>(call.total, index, C * V));
-        }
-    });
-}
+template <class E, class A, Decay D>
+struct Forward : Block<E, A> {
+    typedef ::State<A> State;
+    State state;
+    using Block<E, A>::call;
+
+    explicit Forward(const Call& call) : Block<E, A>(call), state{{Sum<A>(call.C, call.V)}, std::vector<A>(call.decays)} {}
+    void load() { state.sums[0].load(part<A>(call.carried, this->head, call.C * call.V)); }
+    void clear() { state.clear(); }
+    void follow(const State& before) { ::follow<D>(before.sums[0], state.kept.data(), state.sums[0]); }
+    void visit(int64_t first, int64_t count, bool outputs) {
+        this->read_keys(first, count);
+        this->read_values(first, count);
+        this->read_decay(first, count);
+        if (outputs) this->read_queries(first, count);
+        Positions<A> x{{this->k.data()}, {this->v.data()}, {this->q.data()}, {this->y.data()}, this->decay.data()};
+        scan<D>(count, x, state.sums[0], false, outputs);
+        if (!outputs) return this->keep(0, count, state.kept);
+        write(this->y.data(), first, count, call.V, this->template rows<A>(call.y));
+    }
+    void leave() { state.sums[0].store(part<A>(call.total, this->head, call.C * call.V)); }
+};
 
 // Let r_t = d_{t+1} r_{t+1} + q_t dy_t^T. Then the gradients are dq_t = s_t dy_t, dk_t = r_t v_t and dv_t = k_t r_t. s
 // is recomputed. The gradient of log d_t is the sum of q_j dq_j - k_j dk_j over all j >= t, plus that of s_T ds_T. No
 // product of two sums is needed.
-template <class A, Decay D>
-void backward(const Call& call) {
-    constexpr Decay TURNED = D == ROWS ? COLUMNS : D;
-    const int64_t T = call.T, C = call.C, V = call.V, Cp = Lanes<A>::pad(C), Vp = Lanes<A>::pad(V);
-    const int64_t heads = call.B * call.H;
-    share(call.threads, heads, [&](auto next) {
-        std::vector<A> q(BLOCK * Cp), k(BLOCK * Cp), v(BLOCK * Vp), y(BLOCK * Vp), decay((BLOCK + 1) * Cp);
-        std::vector<A> grad_q(BLOCK * Cp), grad_k(BLOCK * Cp), grad_v(BLOCK * Vp);
-        std::vector<double> grad_log(C);
-        Sum<A> S(V, C), R(C, V), R_turned(V, C);
-        for (int64_t index = next(); index < heads; index = next()) {
-            const int64_t b = index / call.H, h = index % call.H;
-            auto read_block = [&](int64_t first, int64_t count) {
-                read(Rows<A>(call.q, b, h), first, count, C, q.data());
-                read(Rows<A>(call.k, b, h), first, count, C, k.data());
-                read(Rows<A>(call.v, b, h), first, count, V, v.data());
-                read(Rows<A>(call.y, b, h), first, count, V, y.data());
-                if (D != KEEP)
-                    read_decays(Rows<A>(call.log_decay, b, h), first, count + 1, T, call.decays, decay.data());
-            };
-            S.load(part<A>(call.carried, index, C * V), true);
-            for (int64_t first = 0; first < T; first += BLOCK) {
-                const int64_t count = std::min(BLOCK, T - first);
-                read_block(first, count);
-                Positions<A> positions{{v.data()}, {k.data()}, {y.data()}, {grad_q.data()}, decay.data()};
-                scan<TURNED>(count, positions, S);
-                write_gradient(call, grad_q.data(), q.data(), first, count, Rows<A>(call.grad_q, b, h));
-            }
-            const A* grad_total = part<A>(call.total, index, C * V);
-            R.load(grad_total);
-            R_turned.load(grad_total, true);
-            for (int64_t i = 0; i < C; i++) {
-                grad_log[i] = 0;
-                for (int64_t j = 0; j < V; j++) grad_log[i] += S.at(j, i) * R.at(i, j);
-            }
-            for (int64_t first = (T - 1) / BLOCK * BLOCK; first >= 0; first -= BLOCK) {
-                const int64_t count = std::min(BLOCK, T - first);
-                read_block(first, count);
-                Positions<A> to_k{{y.data()}, {q.data()}, {v.data()}, {grad_k.data()}, decay.data()};
-                Positions<A> to_v{{q.data()}, {y.data()}, {k.data()}, {grad_v.data()}, decay.data()};
-                scan<TURNED>(count, to_k, R_turned, true);
-                scan<D>(count, to_v, R, true);
-                write_gradient(call, grad_k.data(), k.data(), first, count, Rows<A>(call.grad_k, b, h));
-                write(grad_v.data(), first, count, V, Rows<A>(call.grad_v, b, h));
-                if (!call.grad_log_decay.data) continue;
-                read(Rows<A>(call.grad_q, b, h), first, count, C, grad_q.data());
-                for (int64_t t = count - 1; t >= 0; t--) {
-                    A* to = Rows<A>(call.grad_log_decay, b, h).at(first + t);
-                    double sum = 0;
-                    for (int64_t i = 0; i < C; i++) {
-                        const int64_t place = t * Cp + i;
-                        grad_log[i] += call.logarithms ? grad_q[place] - grad_k[place]
-                                                       : q[place] * grad_q[place] - k[place] * grad_k[place];
-                        if (D == ROWS) to[i] = static_cast<A>(grad_log[i]);
-                        sum += grad_log[i];
-                    }
-                    if (D == EACH) *to = static_cast<A>(sum);
-                }
-            }
-            if (!call.grad_carried) continue;
-            for (int64_t i = 0; i < C; i++)
-                for (int64_t j = 0; j < V; j++) R.at(i, j) *= D == KEEP ? A(1) : decay[D == ROWS ? i : 0];
-            R.store(part<A>(call.grad_carried, index, C * V));
+template <class E, class A, Decay D>
+struct OfQueries : Block<E, A> {
+    typedef ::State<A> State;
+    State state;  // s, transposed: [V, C]
+    std::vector<A> out;
+    static constexpr Decay TURNED = D == ROWS ? COLUMNS : D;
+    using Block<E, A>::call;
+
+    explicit OfQueries(const Call& call)
+        : Block<E, A>(call), state{{Sum<A>(call.V, call.C)}, std::vector<A>(call.decays)}, out(BLOCK * this->Cp) {}
+    void load() { state.sums[0].load(part<A>(call.carried, this->head, call.C * call.V), true); }
+    void clear() { state.clear(); }
+    void follow(const State& before) { ::follow<TURNED>(before.sums[0], state.kept.data(), state.sums[0]); }
+    void visit(int64_t first, int64_t count, bool outputs) {
+        this->read_keys(first, count);
+        this->read_values(first, count);
+        this->read_decay(first, count);
+        if (outputs) this->read_gradients(first, count);
+        Positions<A> x{{this->v.data()}, {this->k.data()}, {this->y.data()}, {out.data()}, this->decay.data()};
+        scan<TURNED>(count, x, state.sums[0], false, outputs);
+        if (!outputs) return this->keep(0, count, state.kept);
+        if (call.grad_log_decay.data) {
+            this->read_queries(first, count);
+            this->add_product(1, this->q.data(), out.data(), first, count);
+        }
+        this->write_scaled(out, first, count);
+    }
+    void leave() {
+        const A* grad_total = part<A>(call.total, this->head, call.C * call.V);
+        A* ends = part<A>(call.ends, this->head, call.C);
+        for (int64_t i = 0; ends && i < call.C; i++) {
+            double sum = 0;
+            for (int64_t j = 0; grad_total && j < call.V; j++) sum += state.sums[0].at(j, i) * grad_total[i * call.V + j];
+            ends[i] = static_cast<A>(sum);
+        }
+    }
+};
+
+template <class E, class A, Decay D>
+struct OfKeys : Block<E, A> {
+    typedef ::State<A> State;
+    State state;  // r, and r transposed
+    std::vector<A> grad_k, grad_v;
+    static constexpr Decay TURNED = D == ROWS ? COLUMNS : D;
+    using Block<E, A>::call;
+
+    explicit OfKeys(const Call& call)
+        : Block<E, A>(call), state{{Sum<A>(call.C, call.V), Sum<A>(call.V, call.C)}, std::vector<A>(call.decays)},
+          grad_k(BLOCK * this->Cp), grad_v(BLOCK * this->Vp) {}
+    void load() {
+        const A* grad_total = part<A>(call.total, this->head, call.C * call.V);
+        state.sums[0].load(grad_total);
+        state.sums[1].load(grad_total, true);
+    }
+    void clear() { state.clear(); }
+    void follow(const State& before) {
+        ::follow<D>(before.sums[0], state.kept.data(), state.sums[0]);
+        ::follow<TURNED>(before.sums[1], state.kept.data(), state.sums[1]);
+    }
+    void visit(int64_t first, int64_t count, bool outputs) {
+        this->read_queries(first, count);
+        this->read_gradients(first, count);
+        this->read_decay(first, count + 1);
+        if (outputs) {
+            this->read_keys(first, count);
+            this->read_values(first, count);
+        }
+        A *q = this->q.data(), *y = this->y.data(), *decay = this->decay.data();
+        scan<TURNED>(count, Positions<A>{{y}, {q}, {this->v.data()}, {grad_k.data()}, decay}, state.sums[1], true, outputs);
+        scan<D>(count, Positions<A>{{q}, {y}, {this->k.data()}, {grad_v.data()}, decay}, state.sums[0], true, outputs);
+        if (!outputs) return this->keep(1, count, state.kept);
+        if (call.grad_log_decay.data) this->add_product(-1, this->k.data(), grad_k.data(), first, count);
+        write(grad_k.data(), first, count, call.C, this->template rows<E>(call.grad_k));
+        write(grad_v.data(), first, count, call.V, this->template rows<E>(call.grad_v));
+    }
+    void leave() {
+        if (!call.grad_carried) return;
+        Sum<A>& R = state.sums[0];
+        for (int64_t i = 0; i < call.C; i++)
+            for (int64_t j = 0; j < call.V; j++) R.at(i, j) *= D == KEEP ? A(1) : this->decay[D == ROWS ? i : 0];
+        R.store(part<A>(call.grad_carried, this->head, call.C * call.V));
+    }
+};
+
+// Sums the products of features and gradients over later positions.
+template <class A>
+void sum_later(const Call& call) {
+    spread(call.threads, call.B * call.H, [&](int64_t head) {
+        const Rows<A> rows(call.grad_log_decay, head / call.H, head % call.H);
+        const A* ends = part<A>(call.ends, head, call.C);
+        std::vector<double> sums(call.decays);
+        for (int64_t i = 0; i < call.C; i++) sums[call.decays == 1 ? 0 : i] += ends[i];
+        for (int64_t t = call.T - 1; t >= 0; t--) {
+            A* row = rows.at(t);
+            for (int64_t i = 0; i < call.decays; i++) row[i] = static_cast<A>(sums[i] += row[i]);
         }
     });
 }
 
-// Raises c [heads, C] to the maximum of itself and all b. Then b <- exp(b - c) and a <- exp(a + c - m), where m is the
-// maximum of a + c at a position. a and b, dense [heads, T, C], are the logarithms of the features of queries and keys.
-template <class A>
-void exponentiate(int64_t threads, int64_t heads, int64_t T, int64_t C, A* queries, A* keys, A* maxima) {
-    spread(threads, heads, [=](int64_t head) {
-        A *a = queries + head * T * C, *b = keys + head * T * C, *c = maxima + head * C;
-        for (int64_t t = 0; t < T; t++)
-            for (int64_t i = 0; i < C; i++) c[i] = b[t * C + i] > c[i] ? b[t * C + i] : c[i];
-        for (int64_t t = 0; t < T; t++, a += C, b += C) {
-            typename Lanes<A>::type highest = typename Lanes<A>::type{} - A(INFINITY);
-            int64_t i = 0;
-            A m = -INFINITY;
-            for (; i + Lanes<A>::count <= C; i += Lanes<A>::count) {
-                const typename Lanes<A>::type sum = Lanes<A>::load(a + i) + Lanes<A>::load(c + i);
-                highest = sum > highest ? sum : highest;
-            }
-            for (; i < C; i++) m = a[i] + c[i] > m ? a[i] + c[i] : m;
-            for (int64_t lane = 0; lane < Lanes<A>::count; lane++) m = highest[lane] > m ? highest[lane] : m;
-            for (i = 0; i < C; i++) a[i] = exponential(a[i] + c[i] - m);
-            for (i = 0; i < C; i++) b[i] = exponential(b[i] - c[i]);
-        }
-    });
+template <class E, class A, Decay D>
+void run_decay(const Call& call, bool reverse) {
+    if (!reverse) return sweep<Forward<E, A, D>>(call, false);
+    sweep<OfQueries<E, A, D>>(call, false);
+    sweep<OfKeys<E, A, D>>(call, true);
+    if (call.grad_log_decay.data) sum_later<A>(call);
 }
 
-template <class A>
+template <class E, class A>
 void run(const Call& call, bool reverse) {
-    if (call.decays == 0) return reverse ? backward<A, KEEP>(call) : forward<A, KEEP>(call);
-    if (call.decays == 1) return reverse ? backward<A, EACH>(call) : forward<A, EACH>(call);
-    return reverse ? backward<A, ROWS>(call) : forward<A, ROWS>(call);
+    if (call.decays == 0) return run_decay<E, A, KEEP>(call, reverse);
+    if (call.decays == 1) return run_decay<E, A, EACH>(call, reverse);
+    return run_decay<E, A, ROWS>(call, reverse);
+}
+
+void run_type(const Call& call, int64_t element, bool reverse) {
+    if (element == FLOAT) run<float, float>(call, reverse);
+    if (element == DOUBLE) run<double, double>(call, reverse);
+    if (element == BFLOAT16) run<bfloat16, float>(call, reverse);
 }
 
 }  // namespace
 
 extern "C" {
 
-void lintx_sums_exponentiate(int64_t threads, int64_t heads, int64_t T, int64_t C, void* a, void* b, void* c,
-                             int64_t is_double) {
-    if (is_double)
-        exponentiate(threads, heads, T, C, static_cast<double*>(a), static_cast<double*>(b), static_cast<double*>(c));
-    else
-        exponentiate(threads, heads, T, C, static_cast<float*>(a), static_cast<float*>(b), static_cast<float*>(c));
-}
+void lintx_sums_forward(const Call* call, int64_t element) { run_type(*call, element, false); }
 
-void lintx_sums_forward(const Call* call, int64_t is_double) {
-    is_double ? run<double>(*call, false) : run<float>(*call, false);
-}
-
-void lintx_sums_backward(const Call* call, int64_t is_double) {
-    is_double ? run<double>(*call, true) : run<float>(*call, true);
-}
+void lintx_sums_backward(const Call* call, int64_t element) { run_type(*call, element, true); }
 }

@@ -3,7 +3,13 @@
 import ctypes
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
+
+from linformer_cli.attention.base import accumulator_dtype
+
+# The numbers of `Element` of scan.h.
+ELEMENTS = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 
 
 class View(ctypes.Structure):
@@ -24,13 +30,15 @@ def require_fit(q: Tensor, k: Tensor, v: Tensor, carried: Tensor | None, *scalar
     """Raise `ValueError` unless types and sizes match, since a kernel would read beyond the end of a tensor.
 
     q and k are [B, H, T, C], v [B, H, T, V], `carried` [B, H, C, V] (None: not given), and `scalars` [B, H, T, 1 or C].
+    q, k and v have one type, and the others its accumulator type.
     """
     width = q.shape[-1]
     fits = k.shape == q.shape and v.shape == (*q.shape[:3], v.shape[-1])
     fits &= carried is None or carried.shape == (*q.shape[:2], width, v.shape[-1])
     fits &= all(x.shape[:3] == q.shape[:3] and x.shape[3] in (1, width) for x in scalars)
     given = [q, k, v, *scalars, *([] if carried is None else [carried])]
-    if not fits or any(x.dtype != q.dtype for x in given):
+    fits &= q.dtype == k.dtype == v.dtype
+    if not fits or any(x.dtype != accumulator_dtype(q.dtype) for x in given[3:]):
         raise ValueError(f"sizes or types do not match: {[(list(x.shape), x.dtype) for x in given]}")
 
 
@@ -39,7 +47,7 @@ def with_dense_rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def empty_like_projection(x: Tensor) -> Tensor:
+def empty_like_projection(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """An empty tensor like x [B, H, T, width], with the heads of a position adjacent in memory, as a layer needs."""
     batch, heads, length, width = x.shape
-    return x.new_empty(batch, length, heads, width).transpose(1, 2)
+    return x.new_empty(batch, length, heads, width, dtype=dtype).transpose(1, 2)

@@ -21,22 +21,39 @@ def divide_sums(
 ) -> Tensor:
     """y [B, H, T, V]: the first V columns of sums [B, H, T, V + 1], divided by the last.
 
-    Key features in the sums were divided by their maximum over all positions, so each is at most 1. If the denominator
-    is at least `smallest_weight`, features that underflow add up to less than a rounding error. The denominator is
-    smaller only if some keys outweigh earlier keys by many orders of magnitude. `attend_pairwise` recomputes the images
-    and heads where this happens, from a, b = log_features(). It uses no later position.
+    Key features in the sums were divided by their maximum over all positions. The other arguments are those of
+    `replace_vanished`.
     """
     numerator, weight = sums.split([sums.shape[-1] - 1, 1], dim=-1)
     weight = weight.squeeze(-1)
     vanished = weight < smallest_weight(sums.dtype)
-    y: Tensor = numerator / weight.masked_fill(vanished, 1).unsqueeze(-1)
+    y = numerator / weight.masked_fill(vanished, 1).unsqueeze(-1)
+    return replace_vanished(y, weight, log_features, values, before)
+
+
+def replace_vanished(
+    y: Tensor,
+    weight: Tensor,
+    log_features: Callable[[], tuple[Tensor, Tensor]],
+    values: Tensor,
+    before: tuple[Tensor, Tensor] | None,
+) -> Tensor:
+    """y [B, H, T, V], recomputed for the images and heads that have too small a denominator `weight` [B, H, T].
+
+    Key features are divided by their maximum over all positions, so each is at most 1. If the denominator is at least
+    `smallest_weight`, features that underflow add up to less than a rounding error. The denominator is smaller only if
+    some keys outweigh earlier keys by many orders of magnitude. There, `attend_pairwise` computes y from
+    a, b = log_features(), values [B, H, T, V + 1] and the state `before`. It uses no later position.
+    """
+    vanished = weight < smallest_weight(weight.dtype)
     if not bool(vanished.any()):
         return y
     rows = vanished.any(dim=-1).flatten().nonzero().squeeze(-1)
-    a, b, values = (x.flatten(0, 1)[rows] for x in (*log_features(), values))
+    a, b, values = (x.to(weight.dtype).flatten(0, 1)[rows] for x in (*log_features(), values))
     if before is not None:
         before = before[0].flatten(0, 1)[rows], before[1].flatten(0, 1)[rows]
-    return y.flatten(0, 1).index_copy(0, rows, attend_pairwise(a, b, values, before)).view_as(y)
+    replaced = attend_pairwise(a, b, values, before).to(y.dtype)
+    return y.flatten(0, 1).index_copy(0, rows, replaced).unflatten(0, y.shape[:2])
 
 
 def smallest_weight(dtype: torch.dtype) -> float:

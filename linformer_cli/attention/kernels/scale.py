@@ -1,0 +1,68 @@
+"""Compiled scaling of outputs for CPUs (scale.cpp). The textbook form is `scale_outputs` of parts/fading.py."""
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linformer_cli.attention.base import accumulator_dtype
+from linformer_cli.native.compiler import has_library, load_function
+
+from .tensors import ELEMENTS, View, empty_like_projection, fill_call, with_dense_rows
+
+SOURCE = Path(__file__).with_name("scale.cpp")
+
+
+class _Call(ctypes.Structure):
+    """`Call` of scale.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("threads", "B", "H", "T", "V")),
+        ("epsilon", ctypes.c_double),
+        *((name, View) for name in ("sums", "gate", "y", "grad_sums", "grad_gate")),
+    ]
+
+
+def serves(sums: Tensor, gate: Tensor) -> bool:
+    """Whether `scale` supports the device, types and sizes of these tensors."""
+    types = gate.dtype in ELEMENTS and sums.dtype == accumulator_dtype(gate.dtype)
+    sizes = sums.dim() == 4 and sums.shape == gate.shape
+    return types and sizes and sums.device.type == gate.device.type == "cpu" and has_library(SOURCE)
+
+
+def scale(sums: Tensor, gate: Tensor, epsilon: float) -> Tensor:
+    """sums / sqrt(mean of sums^2 + epsilon) * SiLU(gate), for [B, H, T, V], in the type of `gate`.
+
+    Differentiable once, in both inputs. `serves` must have accepted them.
+    """
+    y: Tensor = _Scale.apply(sums, gate, epsilon)
+    return y
+
+
+class _Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, sums: Tensor, gate: Tensor, epsilon: float) -> Tensor:
+        sums, gate = map(with_dense_rows, (sums, gate))
+        y = empty_like_projection(gate)
+        _call("lintx_scale_forward", epsilon, {"sums": sums, "gate": gate, "y": y})
+        ctx.save_for_backward(sums, gate)
+        ctx.epsilon = epsilon
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        sums, gate = ctx.saved_tensors
+        of_sums, of_gate = map(empty_like_projection, (sums, gate))
+        views = {"sums": sums, "gate": gate, "y": with_dense_rows(gradients[0])}
+        _call("lintx_scale_backward", ctx.epsilon, {**views, "grad_sums": of_sums, "grad_gate": of_gate})
+        return of_sums, of_gate, None
+
+
+def _call(name: str, epsilon: float, views: dict[str, Tensor]) -> None:
+    call = _Call(torch.get_num_threads(), *views["gate"].shape, epsilon)
+    fill_call(call, views, {})
+    function = load_function(SOURCE, name, ctypes.POINTER(_Call), ctypes.c_int64)
+    function(ctypes.byref(call), ELEMENTS[views["gate"].dtype])
