@@ -83,9 +83,9 @@ void forward(const Call& call) {
             S.load(part<A>(call.carried, index, C * V));
             for (int64_t first = 0; first < T; first += BLOCK) {
                 const int64_t count = std::min(BLOCK, T - first);
-                read(Rows<A>(call.q, b, h), first, count, C, q.data());
-                read(Rows<A>(call.k, b, h), first, count, C, k.data());
-                read(Rows<A>(call.v, b, h), first, count, V, v.data());
+                read(Rows<A>(call.q, b, h, BLOCK), first, count, C, q.data());
+                read(Rows<A>(call.k, b, h, BLOCK), first, count, C, k.data());
+                read(Rows<A>(call.v, b, h, BLOCK), first, count, V, v.data());
                 for (int64_t t = 0; t < count; t++) rate[t] = *Rows<A>(call.rate, b, h).at(first + t);
                 read_decays(Rows<A>(call.log_decay, b, h), first, count, T, 1, decay.data());
                 const Rule<A> rule{q.data(), k.data(), v.data(), nullptr, rate.data(), decay.data(), error.data(), y.data()};
@@ -121,11 +121,11 @@ void backward(const Call& call) {
             const A* grad_total = part<A>(call.total, index, C * V);
             const Rows<A> to_q(call.grad_q, b, h), to_k(call.grad_k, b, h), to_v(call.grad_v, b, h);
             const Rows<A> to_rate(call.grad_rate, b, h), to_decay(call.grad_log_decay, b, h);
-            auto read_block = [&](int64_t first, int64_t count) {
-                read(Rows<A>(call.q, b, h), first, count, C, q.data());
-                read(Rows<A>(call.k, b, h), first, count, C, k.data());
-                read(Rows<A>(call.y, b, h), first, count, V, y.data());
-                read(Rows<A>(call.error, b, h), first, count, V, error.data());
+            auto read_block = [&](int64_t first, int64_t count, int64_t ahead) {
+                read(Rows<A>(call.q, b, h, ahead), first, count, C, q.data());
+                read(Rows<A>(call.k, b, h, ahead), first, count, C, k.data());
+                read(Rows<A>(call.y, b, h, ahead), first, count, V, y.data());
+                read(Rows<A>(call.error, b, h, ahead), first, count, V, error.data());
                 for (int64_t t = 0; t < count; t++) rate[t] = *Rows<A>(call.rate, b, h).at(first + t);
                 read_decays(Rows<A>(call.log_decay, b, h), first, count + 1, T, 1, decay.data());
             };
@@ -134,7 +134,7 @@ void backward(const Call& call) {
             for (int64_t first = (T - 1) / BLOCK * BLOCK; first >= 0; first -= BLOCK) {
                 const int64_t count = std::min(BLOCK, T - first);
                 A* minus_r = &r[first * Vp];
-                read_block(first, count);
+                read_block(first, count, -BLOCK);
                 for (int64_t t = 0; t < count; t++) {
                     const A product = dot(C, &k[t * Cp], &q[t * Cp]);
                     for (int64_t j = 0; j < Vp; j++) target[t * Vp + j] = -product * y[t * Vp + j];
@@ -159,8 +159,8 @@ void backward(const Call& call) {
             for (int64_t first = 0; first < T; first += BLOCK) {
                 const int64_t count = std::min(BLOCK, T - first);
                 const A* minus_r = &r[first * Vp];
-                read_block(first, count);
-                read(Rows<A>(call.v, b, h), first, count, V, v.data());
+                read_block(first, count, BLOCK);
+                read(Rows<A>(call.v, b, h, BLOCK), first, count, V, v.data());
                 read(to_k, first, count, C, grad_k.data());
                 for (int64_t t = 0; t < count; t++)
                     for (int64_t j = 0; j < Vp; j++) target[t * Vp + j] = rate[t] * error[t * Vp + j];

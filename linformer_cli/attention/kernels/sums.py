@@ -10,7 +10,7 @@ from torch import Tensor
 from linformer_cli.attention.base import accumulator_dtype
 from linformer_cli.native.compiler import has_library, load_function
 
-from .tensors import ELEMENTS, View, empty_like_projection, fill_call, require_fit, with_dense_rows
+from .tensors import ELEMENTS, View, fill_call, require_fit, with_dense_rows
 
 SOURCE = Path(__file__).with_name("sums.cpp")
 _VIEWS = ("q", "k", "v", "y", "log_decay", "grad_q", "grad_k", "grad_v", "grad_log_decay")
@@ -68,7 +68,7 @@ class _Sums(torch.autograd.Function):
         q, k, v = map(with_dense_rows, (q, k, v))
         log_decay = None if log_decay is None else with_dense_rows(log_decay)
         carried = None if carried is None else carried.contiguous()
-        y = empty_like_projection(v, dtype)
+        y = with_dense_rows(torch.empty_like(v, dtype=dtype))
         total = q.new_empty(*q.shape[:2], q.shape[3], v.shape[3], dtype=dtype)
         views = {"q": q, "k": k, "v": v, "y": y, "log_decay": log_decay}
         _call("lintx_sums_forward", views, {"carried": carried, "total": total}, scale)
@@ -84,9 +84,9 @@ class _Sums(torch.autograd.Function):
         y, total = gradients
         dtype = accumulator_dtype(q.dtype)
         found: dict[str, Tensor | None] = {
-            f"grad_{name}": empty_like_projection(x) for name, x in (("q", q), ("k", k), ("v", v))
+            f"grad_{name}": with_dense_rows(torch.empty_like(x)) for name, x in (("q", q), ("k", k), ("v", v))
         }
-        found["grad_log_decay"] = empty_like_projection(log_decay) if ctx.needs_input_grad[3] else None
+        found["grad_log_decay"] = with_dense_rows(torch.empty_like(log_decay)) if ctx.needs_input_grad[3] else None
         grad_carried = None if carried is None else torch.empty_like(carried)
         states = {
             "carried": carried,

@@ -47,7 +47,7 @@ def with_dense_rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def empty_like_projection(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def empty_like_projection(x: Tensor) -> Tensor:
     """An empty tensor like x [B, H, T, width], with the heads of a position adjacent in memory, as a layer needs."""
     batch, heads, length, width = x.shape
-    return x.new_empty(batch, length, heads, width, dtype=dtype).transpose(1, 2)
+    return x.new_empty(batch, length, heads, width).transpose(1, 2)
