@@ -15,7 +15,7 @@
 namespace {
 
 // The types of a tensor's elements.
-enum Element { FLOAT = 0, DOUBLE = 1, BFLOAT16 = 2 };
+enum class Element : int64_t { FLOAT, DOUBLE, BFLOAT16 };
 
 // The address of a tensor [B, H, T, width] whose last dimension is contiguous, and its strides.
 struct View {

@@ -188,23 +188,23 @@ void run(const Call& call, bool reverse) {
     if (call.map == EXPONENTIAL_MAP) run_map<E, A, Exponential<E, A>>(call, reverse);
 }
 
-void run_type(const Call& call, int64_t element, bool reverse) {
-    if (element == FLOAT) run<float, float>(call, reverse);
-    if (element == DOUBLE) run<double, double>(call, reverse);
-    if (element == BFLOAT16) run<bfloat16, float>(call, reverse);
+void run_type(const Call& call, Element element, bool reverse) {
+    if (element == Element::FLOAT) run<float, float>(call, reverse);
+    if (element == Element::DOUBLE) run<double, double>(call, reverse);
+    if (element == Element::BFLOAT16) run<bfloat16, float>(call, reverse);
 }
 
 }  // namespace
 
 extern "C" {
 
-void lintx_linear_forward(const Call* call, int64_t element) { run_type(*call, element, false); }
+void lintx_linear_forward(const Call* call, Element element) { run_type(*call, element, false); }
 
-void lintx_linear_backward(const Call* call, int64_t element) { run_type(*call, element, true); }
+void lintx_linear_backward(const Call* call, Element element) { run_type(*call, element, true); }
 
-void lintx_linear_maxima(const Call* call, int64_t element) {
-    if (element == FLOAT) sweep<Maxima<float, float>>(*call, false);
-    if (element == DOUBLE) sweep<Maxima<double, double>>(*call, false);
-    if (element == BFLOAT16) sweep<Maxima<bfloat16, float>>(*call, false);
+void lintx_linear_maxima(const Call* call, Element element) {
+    if (element == Element::FLOAT) sweep<Maxima<float, float>>(*call, false);
+    if (element == Element::DOUBLE) sweep<Maxima<double, double>>(*call, false);
+    if (element == Element::BFLOAT16) sweep<Maxima<bfloat16, float>>(*call, false);
 }
 }

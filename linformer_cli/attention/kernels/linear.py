@@ -102,8 +102,8 @@ def attend_exponential(
 
     W is `columns` [K, C], in the accumulator type of q, k [B, H, T, K] and v [B, H, T, V]. c is the maximum of the
     exponents of all keys and of the c in `before`. s and z are divided by exp(c). `before` has s with z as its last
-    column [B, H, C, V + 1] and c before these positions. The result is differentiable once, in all inputs but W and c. Features are never in memory: each block of
-    positions computes its own, forward and backward.
+    column [B, H, C, V + 1] and c before these positions. The result is differentiable once, in all inputs but W and c.
+    Features are never in memory: each block of positions computes its own, forward and backward.
     """
     dtype = accumulator_dtype(q.dtype)
     fits = columns.dtype == dtype and columns.shape[0] == q.shape[-1] and k.shape == q.shape

@@ -66,15 +66,15 @@ void backward(const Call& call) {
 
 extern "C" {
 
-void lintx_scale_forward(const Call* call, int64_t element) {
-    if (element == FLOAT) forward<float, float>(*call);
-    if (element == DOUBLE) forward<double, double>(*call);
-    if (element == BFLOAT16) forward<bfloat16, float>(*call);
+void lintx_scale_forward(const Call* call, Element element) {
+    if (element == Element::FLOAT) forward<float, float>(*call);
+    if (element == Element::DOUBLE) forward<double, double>(*call);
+    if (element == Element::BFLOAT16) forward<bfloat16, float>(*call);
 }
 
-void lintx_scale_backward(const Call* call, int64_t element) {
-    if (element == FLOAT) backward<float, float>(*call);
-    if (element == DOUBLE) backward<double, double>(*call);
-    if (element == BFLOAT16) backward<bfloat16, float>(*call);
+void lintx_scale_backward(const Call* call, Element element) {
+    if (element == Element::FLOAT) backward<float, float>(*call);
+    if (element == Element::DOUBLE) backward<double, double>(*call);
+    if (element == Element::BFLOAT16) backward<bfloat16, float>(*call);
 }
 }

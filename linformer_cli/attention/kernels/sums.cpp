@@ -213,17 +213,17 @@ void run(const Call& call, bool reverse) {
     return run_decay<E, A, ROWS>(call, reverse);
 }
 
-void run_type(const Call& call, int64_t element, bool reverse) {
-    if (element == FLOAT) run<float, float>(call, reverse);
-    if (element == DOUBLE) run<double, double>(call, reverse);
-    if (element == BFLOAT16) run<bfloat16, float>(call, reverse);
+void run_type(const Call& call, Element element, bool reverse) {
+    if (element == Element::FLOAT) run<float, float>(call, reverse);
+    if (element == Element::DOUBLE) run<double, double>(call, reverse);
+    if (element == Element::BFLOAT16) run<bfloat16, float>(call, reverse);
 }
 
 }  // namespace
 
 extern "C" {
 
-void lintx_sums_forward(const Call* call, int64_t element) { run_type(*call, element, false); }
+void lintx_sums_forward(const Call* call, Element element) { run_type(*call, element, false); }
 
-void lintx_sums_backward(const Call* call, int64_t element) { run_type(*call, element, true); }
+void lintx_sums_backward(const Call* call, Element element) { run_type(*call, element, true); }
 }
