@@ -53,7 +53,7 @@ def test_nan_stays_nan(feature_map: str, dtype: torch.dtype) -> None:
         assert bool(state.s[0, 1].isnan().any()) == (place == 1)
 
 
-# Lengths are near multiples of 4 (a group) and 128 (a block); widths are near multiples of 8 (a vector).
+# Lengths are near multiples of 4 (a group) and 32 (a block); widths are near multiples of 8 (a vector).
 @pytest.mark.parametrize("feature_map", COMPILED_MAPS)
 @pytest.mark.parametrize("carry", [False, True])
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def differentiate(form: str, inputs: list[Tensor | None]) -> list[Tensor]:
     return [*results, *torch.autograd.grad(results, [x for x in leaves if x is not None], weights)]
 
 
-# Lengths are near multiples of 4 (a group) and 128 (a block); widths are near multiples of 8 and 16 (a vector).
+# Lengths are near multiples of 4 (a group) and 32 (a block); widths are near multiples of 8 and 16 (a vector).
 SIZES = [
     *((length, 6, 5) for length in (1, 2, 3, 4, 5, 63, 64, 65, 127, 128, 129, 257)),
     *((130, *widths) for widths in ((1, 1), (8, 9), (7, 16), (17, 3), (16, 17), (32, 33), (33, 32), (40, 48))),
