@@ -1,4 +1,4 @@
-"""A small network that reads a wide window of known values around a position as numbers."""
+"""A small network whose numeric inputs are the known values in a wide window around a position."""
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ ROWS_ABOVE, SIDE = 3, 4
 
 
 def list_surroundings() -> list[tuple[int, int]]:
-    """The (rows up, columns to the left) of every pixel read: in the rows above, and to the left in the same row."""
+    """The offset (rows up, columns to the left) of each pixel that is read: above, or to the left in the same row."""
     left = [(0, left) for left in range(1, SIDE + 1)]
     return left + [(up, left) for up in range(1, ROWS_ABOVE + 1) for left in range(SIDE, -SIDE - 1, -1)]
 
@@ -19,7 +19,7 @@ class Surroundings(nn.Module):
 
     Each value becomes two numbers: the value scaled to [-1, 1], and 1 if the value is above 0 (the usual background),
     else 0. A missing value becomes 0 and 1/2. Two layers with a gelu between them read all numbers together. Unlike a
-    sum over tables of single values, these layers can recognise the edge of a stroke by its shape.
+    sum of embeddings, each looked up from one value, these layers can recognise the edge of a stroke by its shape.
     """
 
     def __init__(self, slots: int, width: int, levels: int) -> None:

@@ -101,7 +101,7 @@ def test_drawing_beyond_the_image_is_refused(build_tiny_model) -> None:
     model = build_tiny_model(image=ImageShape(height=2, width=2, levels=16))
     engine = CudaEngine(model, 1)
     engine.draw_values(engine.step(model.start_tokens(1)), UniformStreams(0, range(1)), Filters(), 4)
-    with pytest.raises(ValueError, match="all 4 values of the image are drawn already"):
+    with pytest.raises(ValueError, match="all 4 values of the image have already been drawn"):
         engine.step(model.start_tokens(1))
 
 

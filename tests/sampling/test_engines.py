@@ -242,7 +242,7 @@ def test_native_refuses_to_draw_beyond_the_image(build_tiny_model) -> None:
     native = NativeEngine(model, 1)
     for _ in range(4):
         native.step(model.start_tokens(1))
-    with pytest.raises(ValueError, match="all 4 values of the image are drawn already"):
+    with pytest.raises(ValueError, match="all 4 values of the image have already been drawn"):
         native.step(model.start_tokens(1))
 
 

@@ -65,7 +65,7 @@ def _step_kernel(
 
 
 def step(q_t: Tensor, k_t: Tensor, v_t: Tensor, state: FoldedState, feature_map: str) -> Tensor:
-    """The output of `step` of `folding.py`; updates `state` in place."""
+    """Compute the output for `step` in `folding.py`, and update `state` in place."""
     q_t, k_t, v_t = map(with_dense_rows, (q_t, k_t, v_t))
     batch, heads, key_width = q_t.shape
     value_width = v_t.shape[-1]

@@ -145,7 +145,7 @@ class CudaEngine(Engine):
 
     def _count_step(self) -> None:
         if self._position == self.model.config.image.positions:
-            raise ValueError(f"all {self._position} values of the image are drawn already")
+            raise ValueError(f"all {self._position} values of the image have already been drawn")
         self._position += 1
 
     def _own(self, block: TransformerBlock, layer: LinearState) -> FoldedState | LinearState:

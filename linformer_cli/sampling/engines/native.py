@@ -103,7 +103,7 @@ class NativeEngine(Engine):
     def step(self, tokens_t: Tensor) -> Tensor:
         position = self._position
         if position == self.model.config.image.positions:
-            raise ValueError(f"all {position} values of the image are drawn already")
+            raise ValueError(f"all {position} values of the image have already been drawn")
         if position:
             self._recent[:, (position - 1) % self._recent.shape[1]] = tokens_t
         elif self.program.label >= 0:
