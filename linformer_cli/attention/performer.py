@@ -159,7 +159,7 @@ class PerformerAttention(Attention):
         return self._project(x).relu() + RELU_OFFSET
 
     def kernel(self, q: Tensor, k: Tensor) -> Tensor:
-        """phi(x_t) . phi(y_j) [B, H, T, J] of q [B, H, T, K] and k [B, H, J, K], scaled to estimate exp(x_t . y_j).
+        """Estimates [B, H, T, J] of exp(x_t . y_j) from q [B, H, T, K] and k [B, H, J, K]: scaled phi(x_t) . phi(y_j).
 
         Exponentials are not stabilised, so use this method only for inspection, with inputs of moderate size. `relu`
         does not estimate this kernel.

@@ -20,9 +20,10 @@ Work = TypeVar("Work")
 
 
 class Measurement(ABC, Generic[AnyRow, Work]):
-    """One row of a benchmark. `make_ready` prepares its work, and each of `repeats` rounds times the work once.
+    """One row of a benchmark.
 
-    Building a measurement is cheap. Rows with equal `network` are compared with each other. `check` is called between
+    Building a measurement is cheap. `make_ready` prepares its work. There are `repeats` rounds, and each round times the
+    work once. Rows with equal `network` are compared with each other. `check` is called between
     steps and may raise to stop.
     """
 
@@ -40,7 +41,7 @@ class Measurement(ABC, Generic[AnyRow, Work]):
 
     @property
     def reduced(self) -> str | None:
-        """Return how many of the repeats were measured, as a text, or None if all or none were."""
+        """Return how many of the repeats were measured, as a string, or None if all or none were."""
         done = len(self.samples)
         return f"{done} of {self.repeats} repeats" if 0 < done < self.repeats else None
 
