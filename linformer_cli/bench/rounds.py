@@ -22,9 +22,9 @@ Work = TypeVar("Work")
 class Measurement(ABC, Generic[AnyRow, Work]):
     """One row of a benchmark.
 
-    Building a measurement is cheap. `make_ready` prepares its work. There are `repeats` rounds, and each round times the
-    work once. Rows with equal `network` are compared with each other. `check` is called between
-    steps and may raise to stop.
+    Building a measurement is cheap. `make_ready` prepares its work. There are `repeats` rounds, and each round times
+    the work once. Rows with equal `network` are compared with each other. `check` is called between steps and may
+    raise to stop.
     """
 
     def __init__(self, repeats: int, ceilings: Ceilings, check: Check, network: object = None) -> None:
