@@ -149,7 +149,7 @@ class SamplingRow(ModelRow):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingRow(ModelRow):
-    """A row of whole training steps."""
+    """A row that reports the time of whole training steps."""
 
     seconds_per_step: float | None = None
 

@@ -68,7 +68,9 @@ def work_in_batches(
     work: Callable[[Sequence[int]], Result],
     on_halve: Callable[[int], None] | None = None,
 ) -> Iterator[Result]:
-    """Yield `work(part)` for consecutive parts of at most `batch` of the `indices`. `work` never returns None.
+    """Split `indices` into consecutive parts of at most `batch` indices, and yield `work(part)` for each.
+
+    `work` never returns None.
 
     When memory runs out, the batch is halved for the rest of the work, `on_halve` is called with the new batch, and the
     same indices are tried again. Raises `LintxError` if there is not enough memory for a single index.
@@ -95,7 +97,7 @@ def _work_if_memory_allows(work: Callable[[Sequence[int]], Result], indices: Seq
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-    # This is outside the handler, because inside it the exception keeps the tensors of the attempt alive.
+    # Memory is freed outside the handler: inside, the exception would keep the tensors of the attempt alive.
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return None

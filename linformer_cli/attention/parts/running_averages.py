@@ -1,4 +1,4 @@
-"""Weighted sums of running softmax averages, one average for each of m fixed queries, in chunks.
+"""Weighted sums, computed in chunks, of running softmax averages: one average for each of m fixed queries.
 
     l_ti = log sum over j <= t of exp(e_ji)                    the log of the total weight of average i
     b_ti = sum over j <= t of exp(e_ji - l_ti) v_j             average i at position t
@@ -7,10 +7,10 @@
 The b_ti are not stored. Instead, y_t = sum over j <= t of W_tj v_j with W_tj = sum over i of g_ti exp(e_ji - l_ti). The
 exponent is never positive, but exp(e_ji) or exp(-l_ti) alone can overflow in float32. Both exponents are therefore
 taken relative to a reference a, which is the l_i of some position from j to t. The reference is at least e_ji and at
-most l_ti, so exp(e_ji - a) and exp(a - l_ti) are at most 1, and terms that underflow do not matter. Across chunks, a is
-l at the border. Inside a chunk, a block of 2 s positions uses the l in its middle for all pairs of its second half with
-its first half. Blocks with s = 1, 2, 4 .. cover the triangle, with one matrix product for each s. No result depends on
-a maximum over later positions.
+most l_ti, so exp(e_ji - a) and exp(a - l_ti) are at most 1, and terms that underflow do not matter. If j and t are in
+different chunks, a is the l at the border between them. Inside a chunk, a block of 2 s positions uses the l in its
+middle for all pairs with t in the second half and j in the first. Blocks with s = 1, 2, 4 .. cover the triangle, with
+one matrix product for each s. No result depends on a maximum over later positions.
 """
 
 from typing import Any
@@ -29,11 +29,11 @@ NOTHING = -1e30
 def read_running_averages(
     gates: Tensor, scores: Tensor, v: Tensor, averages: Tensor, log_weights: Tensor, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y [B, H, T, V] for g, e [B, H, T, m] and v [B, H, T, V], and b and l at the last position.
+    """Return y [B, H, T, V], and b and l at the last position, given g, e [B, H, T, m] and v [B, H, T, V].
 
     `averages` [B, H, m, V] and `log_weights` [B, H, m] are b and l before these positions, or 0 and `NOTHING` if there
-    are no earlier positions. `chunk`, a power of two, is the number of positions per chunk. The result is
-    differentiable once, in all tensors.
+    are no earlier positions. `chunk`, a power of two, is the number of positions per chunk. The result can be
+    differentiated once with respect to every input.
     """
     length = scores.shape[2]
     chunk = min(chunk, 1 << (length - 1).bit_length())

@@ -24,7 +24,7 @@ def ungated(x: Inputs, tensors: Tensors) -> Tensor:
 
 
 def gated(x: Inputs, tensors: Tensors) -> Tensor:
-    """Weigh position j by (1 - g_j) times the gates of positions j + 1 to t."""
+    """Weight position j by (1 - g_j) times the gates of positions j + 1 to t."""
     assert x.extra is not None
     gate = x.extra[..., 0].sigmoid()
     length = gate.shape[-1]
