@@ -9,16 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from filelock import FileLock
-from machine import pin_threads, prepare_triton
+from machine import HAS_LIBRARY, pin_threads, prepare_triton
 
-import linformer_cli
 from linformer_cli.checkpoint import TrainingState, save_checkpoint
 from linformer_cli.config import CheckpointInfo, DataSummary, ImageShape, ModelConfig, TrainConfig, TrainingSummary
 from linformer_cli.errors import LintxError
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.native import compiler
-from linformer_cli.sampling.engines.native_memory import EXACT, SOURCE
+from linformer_cli.native.build import this_machine
+from linformer_cli.native.library import VARIABLE, supported_sets
 
 BuildModel = Callable[..., PixelModel]
 
@@ -27,49 +25,14 @@ os.environ.pop("PYTHONUNBUFFERED", None)  # most shells do not set it, and it af
 pin_threads()
 
 
-@pytest.fixture(scope="session")
-def compile_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
-    """Provides `compile_once(source, options)`: one worker compiles, and the others wait for it."""
-    folder = tmp_path_factory.getbasetemp()  # each worker has its own; the parent folder is shared
-    lock = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "kernels.lock"
-
-    def compile_once(source: Path, options: tuple[str, ...] = ()) -> None:
-        with FileLock(lock):
-            compiler.try_load(source, options)
-
-    return compile_once
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _compile_kernels(compile_once: Callable[..., None]) -> None:
-    for source in Path(linformer_cli.__file__).parent.rglob("*.cpp"):
-        if source.stem not in ("draw", "runner"):  # compiled where they are tested
-            compile_once(source)
-    compile_once(SOURCE, EXACT)
-
-
-@pytest.fixture
-def fresh_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Provides the folder of an empty cache of compiled libraries, with no library loaded."""
-    monkeypatch.setenv("LINTX_CACHE", str(tmp_path / "cache"))
-    compiler.try_load.cache_clear()
-    yield tmp_path / "cache" / "native"
-    compiler.try_load.cache_clear()
-
-
-@pytest.fixture
-def fake_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """`fake_compiler(script)` makes a shell script the only C++ compiler on the PATH and returns its path."""
-
-    def install(script: str) -> Path:
-        file = tmp_path / "bin" / "c++"
-        file.parent.mkdir()
-        file.write_text(f"#!/bin/sh\n{script}\n")
-        file.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{file.parent}:/usr/bin:/bin")
-        return file
-
-    return install
+@pytest.fixture(params=[one.name for one in this_machine().instruction_sets])
+def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Uses the library for each instruction set in turn, and provides its name."""
+    name: str = request.param
+    if not HAS_LIBRARY or name not in [one.name for one in supported_sets()]:
+        pytest.skip(f"there is no library for {name}, or this processor does not support it")
+    monkeypatch.setenv(VARIABLE, name)
+    return name
 
 
 @pytest.fixture(scope="session")

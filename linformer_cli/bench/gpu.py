@@ -19,8 +19,8 @@ from torch.nn import functional
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.errors import Interrupted
 from linformer_cli.evaluation.agreement import AgreementRow
-from linformer_cli.native.compiler import textbook_only
 from linformer_cli.native.gpu import triton_refusal
+from linformer_cli.native.library import textbook_only
 from linformer_cli.sampling.decode import SampledBatch, Sampler
 from linformer_cli.sampling.engines import AUTO, TEXTBOOK, choose_engine
 from linformer_cli.system.environment import describe_environment

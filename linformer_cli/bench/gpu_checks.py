@@ -14,7 +14,7 @@ from linformer_cli.config import ModelConfig
 from linformer_cli.evaluation.agreement import AgreementRow, build_row, relative_error
 from linformer_cli.model.mixers import MIXERS
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.native.compiler import textbook_only
+from linformer_cli.native.library import textbook_only
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import AUTO, TEXTBOOK, TextbookEngine, build_engine, choose_engine
 from linformer_cli.sampling.engines.cuda import CudaEngine

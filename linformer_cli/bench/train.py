@@ -10,7 +10,7 @@ import numpy as np
 
 from linformer_cli.config import ModelConfig, RunConfig, TrainConfig
 from linformer_cli.data.images import ImageSet
-from linformer_cli.native.compiler import textbook_only
+from linformer_cli.native.library import textbook_only
 from linformer_cli.presets import RECIPES
 from linformer_cli.sampling.engines import AUTO, NATIVE, TEXTBOOK
 from linformer_cli.system.device import torch_dtype

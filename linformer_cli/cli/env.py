@@ -15,12 +15,10 @@ def env(json: options.Json = False) -> None:
     """
     import torch
 
-    from linformer_cli.attention.kernels import delta, linear, sums
     from linformer_cli.checkpoint import shipped_checkpoints
-    from linformer_cli.native.compiler import describe_library
     from linformer_cli.native.gpu import triton_refusal
+    from linformer_cli.native.library import describe_library
     from linformer_cli.precision import choose_precision
-    from linformer_cli.sampling.engines import native_memory as engine
     from linformer_cli.system.device import choose_device
     from linformer_cli.system.environment import describe_environment
 
@@ -29,10 +27,7 @@ def env(json: options.Json = False) -> None:
     facts["auto_device"] = f"{device.value} ({device.reason})"
     choice = choose_precision("auto", device.value)
     facts["auto_precision_training"] = f"{choice.value} ({choice.reason})"
-    facts["native_engine"] = describe_library(engine.SOURCE)
-    facts["native_attention"] = describe_library(linear.SOURCE)
-    facts["native_sums"] = describe_library(sums.SOURCE)
-    facts["native_delta_rule"] = describe_library(delta.SOURCE)
+    facts["native_library"] = describe_library()
     facts["triton_kernels"] = triton_refusal(torch.device(device.value)) or "available"
     facts["shipped_checkpoints"] = {name: str(path) for name, path in shipped_checkpoints().items()}
     if json:

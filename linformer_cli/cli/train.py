@@ -190,7 +190,7 @@ def _build_trainer(
     if team.count > 1:
         talk(f"{team.count} processes, each with its share of every {settings.train.batch} images")
     if trainer.model.is_compiled(torch_dtype(precision.value)):
-        talk("attention uses kernels compiled for this processor")
+        talk("attention uses compiled kernels")
     if settings.model.classes:
         talk(
             f"conditioned on {settings.model.classes} classes: bits/dim assume that the class is known; add "

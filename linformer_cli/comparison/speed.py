@@ -13,9 +13,8 @@ from linformer_cli.bench.measure.timing import Check, never_stop, time_work
 from linformer_cli.checkpoint import Checkpoint, load_weights
 from linformer_cli.data.images import ImageSet
 from linformer_cli.files import write_file
-from linformer_cli.native.compiler import has_library
+from linformer_cli.native.library import has_library
 from linformer_cli.report.tables import to_json
-from linformer_cli.sampling.engines.native_memory import SOURCE
 from linformer_cli.system.environment import processor_name
 from linformer_cli.training.loop import Trainer
 
@@ -56,7 +55,7 @@ def sampling_speed(checkpoint: Checkpoint, conditions: Conditions) -> Speed:
 
 
 def _describe_machine() -> tuple[str, int, str, bool]:
-    return processor_name(), torch.get_num_threads(), str(torch.__version__), has_library(SOURCE)
+    return processor_name(), torch.get_num_threads(), str(torch.__version__), has_library()
 
 
 def time_training_once(entry: Entry, images: tuple[ImageSet, ImageSet], conditions: Conditions) -> bool:

@@ -5,16 +5,13 @@ fifth of a training step. The compiled form uses all threads, draws and adds in 
 """
 
 import ctypes
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linformer_cli.native.compiler import has_library, load_function
-
-SOURCE = Path(__file__).with_name("dropout.cpp")
+from linformer_cli.native.library import has_library, load_function
 
 
 class _Dropout(ctypes.Structure):
@@ -33,7 +30,7 @@ def add_dropped(x: Tensor, branch: Tensor, probability: float) -> Tensor:
     The mask depends on the state of torch's generator. The compiled form and torch draw different masks.
     """
     types = branch.dtype in (torch.float32, torch.bfloat16) and x.dtype == torch.float32
-    if x.device.type == "cpu" and types and has_library(SOURCE):
+    if x.device.type == "cpu" and types and has_library():
         seed = int(torch.empty((), dtype=torch.int64).random_())
         total: Tensor = _AddDropped.apply(x.contiguous(), branch.contiguous(), seed, probability)
         return total
@@ -61,5 +58,5 @@ def _call(name: str, ctx: Any, *tensors: Tensor) -> None:
     """Call a kernel with dense tensors of the same size."""
     half, pointer = ctypes.c_int64, ctypes.c_void_p
     mask = _Dropout(torch.get_num_threads(), tensors[0].numel(), ctx.seed, ctx.probability)
-    function = load_function(SOURCE, name, ctypes.POINTER(_Dropout), half, *[pointer] * len(tensors))
+    function = load_function(name, ctypes.POINTER(_Dropout), half, *[pointer] * len(tensors))
     function(ctypes.byref(mask), int(ctx.dtype == torch.bfloat16), *(x.data_ptr() for x in tensors))

@@ -1,1 +1,1 @@
-"""Compiles C++ for the CPU on first use, and tells whether compiled kernels for CPUs and GPUs are available."""
+"""Compiled C++ for the CPU: built, loaded and given programs to run. Also tells whether there are kernels for GPUs."""

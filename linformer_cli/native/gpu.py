@@ -8,7 +8,7 @@ import importlib.util
 import os
 from typing import TYPE_CHECKING
 
-from .compiler import compiled_allowed
+from .library import compiled_allowed
 
 if TYPE_CHECKING:
     import torch

@@ -14,6 +14,16 @@
 
 namespace {  // local to the library that includes it: the compiler may inline all of it
 
+#if defined(__wasm__) && !defined(_REENTRANT)
+
+// WebAssembly has threads only if the browser or the runtime allows them.
+template <class Body>
+inline void spread(int64_t, int64_t count, Body body) {
+    for (int64_t index = 0; index < count; index++) body(index);
+}
+
+#else
+
 // The calling thread and its helpers claim pieces until none is left. If other programs occupy a helper's core, the
 // helper does not run and claims nothing, and the caller does its pieces. The caller therefore never waits for a thread
 // to begin. It waits only for pieces that have begun, and pieces are short.
@@ -123,6 +133,8 @@ inline void spread(int64_t threads, int64_t count, Body body) {
         for (int64_t index = piece * work.count / work.pieces; index < end; index++) work.body(index);
     }, &work);
 }
+
+#endif
 
 // Calls `body` once per thread with a function that returns the next index that no thread has taken yet, until `count`.
 // The memory that `body` allocates serves all indices of its thread.

@@ -5,17 +5,16 @@ from typing import Any
 
 import pytest
 import torch
+from machine import HAS_LIBRARY, NO_LIBRARY
 from tolerances import BFLOAT16, FLOAT64, assert_agree
 from torch import Tensor
 
 from linformer_cli.attention.base import Attention, AttentionShape
-from linformer_cli.attention.kernels import linear, scale, sums
+from linformer_cli.attention.kernels import scale
 from linformer_cli.model.mixers import build_attention
-from linformer_cli.native.compiler import has_library, textbook_only
+from linformer_cli.native.library import textbook_only
 
-pytestmark = pytest.mark.skipif(
-    not all(map(has_library, (linear.SOURCE, scale.SOURCE, sums.SOURCE))), reason="there is no C++ compiler"
-)
+pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 
 MECHANISMS: list[tuple[str, dict[str, Any]]] = [
     ("linear", {}),

@@ -27,7 +27,7 @@ from linformer_cli.attention.base import (
 from linformer_cli.attention.catalogue import CATALOGUE
 from linformer_cli.errors import UsageError
 from linformer_cli.model.mixers import build_attention, parse_options
-from linformer_cli.native.compiler import textbook_only
+from linformer_cli.native.library import textbook_only
 
 CPU = torch.device("cpu")
 LENGTH = 130

@@ -12,7 +12,7 @@ from linformer_cli.attention.gla import GlaAttention
 from linformer_cli.errors import UsageError
 from linformer_cli.model.blocks import AttentionLayer
 from linformer_cli.model.mixers import build_attention, parse_options
-from linformer_cli.native.compiler import textbook_only
+from linformer_cli.native.library import textbook_only
 
 CPU = torch.device("cpu")
 SHAPE = AttentionShape(heads=2, key_width=4, value_width=5, positions=784, row=28)

@@ -13,7 +13,7 @@ from linformer_cli.attention.linear import LinearAttention, LinearOptions, Linea
 from linformer_cli.attention.parts.feature_maps import FEATURE_MAPS
 from linformer_cli.errors import UsageError
 from linformer_cli.model.mixers import build_attention, parse_options
-from linformer_cli.native.compiler import textbook_only
+from linformer_cli.native.library import textbook_only
 
 CPU = torch.device("cpu")
 

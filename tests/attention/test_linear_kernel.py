@@ -5,16 +5,17 @@ import itertools
 import pytest
 import torch
 from attention.measures import measure_saved_bytes
+from machine import HAS_LIBRARY, NO_LIBRARY
 from tolerances import BFLOAT16, FLOAT32_DRIFT, FLOAT64, assert_agree
 from torch import Tensor
 
 from linformer_cli.attention.base import AttentionShape
 from linformer_cli.attention.kernels import linear as kernels
 from linformer_cli.attention.linear import LinearAttention, LinearOptions, LinearState
-from linformer_cli.native.compiler import has_library, textbook_only
 from linformer_cli.native.constants import COMPILED_MAPS
+from linformer_cli.native.library import textbook_only
 
-pytestmark = pytest.mark.skipif(not has_library(kernels.SOURCE), reason="there is no C++ compiler")
+pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 
 
 CPU = torch.device("cpu")
@@ -129,7 +130,7 @@ def test_gradients_may_have_any_strides() -> None:
 
 
 @pytest.mark.parametrize("feature_map", COMPILED_MAPS)
-def test_bfloat16_inputs_have_float32_sums(feature_map: str) -> None:
+def test_bfloat16_inputs_have_float32_sums(instruction_set, feature_map: str) -> None:
     attention = build(32, 32, feature_map)
     exact = [draw(2, 3, 300, 32, seed=seed).detach().bfloat16() for seed in range(3)]
     weights = draw(2, 3, 300, 32, seed=3).detach().bfloat16()

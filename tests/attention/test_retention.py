@@ -13,7 +13,7 @@ from linformer_cli.attention.retention import RetentionAttention
 from linformer_cli.errors import UsageError
 from linformer_cli.model.blocks import AttentionLayer
 from linformer_cli.model.mixers import build_attention, parse_options
-from linformer_cli.native.compiler import textbook_only
+from linformer_cli.native.library import textbook_only
 
 CPU = torch.device("cpu")
 ROW, LENGTH = 6, 24

@@ -10,7 +10,7 @@ from linformer_cli.attention.base import AttentionShape
 from linformer_cli.attention.rfa import RfaAttention
 from linformer_cli.model.blocks import AttentionLayer
 from linformer_cli.model.mixers import build_attention
-from linformer_cli.native.compiler import textbook_only
+from linformer_cli.native.library import textbook_only
 
 CPU = torch.device("cpu")
 with_and_without_gate = pytest.mark.parametrize("gate", [True, False])

@@ -6,21 +6,19 @@ from collections.abc import Callable
 import pytest
 import torch
 from attention.measures import measure_saved_bytes
+from machine import HAS_LIBRARY, NO_LIBRARY
 from tolerances import FLOAT32_DRIFT, FLOAT64, assert_agree
 from torch import Tensor
 from torch.nn import functional
 
 from linformer_cli.attention.base import AttentionShape
 from linformer_cli.attention.deltanet import delta_sums
-from linformer_cli.attention.kernels import delta, sums
 from linformer_cli.attention.parts.causal_sums import causal_sums
 from linformer_cli.attention.parts.decayed_sums import decayed_causal_sums, featurewise_decayed_causal_sums
 from linformer_cli.model.mixers import build_attention
-from linformer_cli.native.compiler import has_library, textbook_only
+from linformer_cli.native.library import textbook_only
 
-pytestmark = pytest.mark.skipif(
-    not (has_library(sums.SOURCE) and has_library(delta.SOURCE)), reason="there is no C++ compiler"
-)
+pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 
 CPU = torch.device("cpu")
 CHUNK = 16
@@ -82,7 +80,7 @@ def test_results_match_the_textbook_form(form: str, length: int, key_width: int,
 
 
 @every_form
-def test_float32_does_not_drift(form: str) -> None:
+def test_float32_does_not_drift(instruction_set, form: str) -> None:
     inputs = draw(form, 784, 32, 33)
     expected = differentiate(form, inputs)
     found = differentiate(form, [None if x is None else x.float() for x in inputs])

@@ -11,7 +11,7 @@ from torch import Tensor
 from linformer_cli.attention.base import AttentionShape
 from linformer_cli.attention.linear import LinearAttention, LinearOptions, LinearState
 from linformer_cli.native import gpu
-from linformer_cli.native.compiler import textbook_only
+from linformer_cli.native.library import textbook_only
 
 pytest.importorskip("triton", reason=NO_TRITON)
 from linformer_cli.attention.kernels import triton_linear as kernels

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from machine import HAS_COMPILER
+from machine import HAS_LIBRARY, NO_LIBRARY
 
 from linformer_cli.attention.kernels import linear as kernels
 from linformer_cli.bench import gpu, gpu_checks
@@ -80,7 +80,7 @@ def test_the_report_is_saved_after_every_part(found) -> None:
     assert documents[0]["checks"] and documents[0]["ceilings"] and not documents[0]["sampling"]
 
 
-@pytest.mark.skipif(not HAS_COMPILER, reason="there is no C++ compiler")
+@pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 def test_a_wrong_kernel_is_noticed(monkeypatch) -> None:
     bench = GpuBench("cpu", tiny_sizes())
     real = kernels.attend

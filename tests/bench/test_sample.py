@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from fixed_ceilings import FixedCeilings
-from machine import FASTEST_ENGINE, HAS_COMPILER
+from machine import FASTEST_ENGINE, HAS_LIBRARY, NO_LIBRARY
 
 from linformer_cli.attention.linear import LinearAttention
 from linformer_cli.attention.softmax import SoftmaxAttention
@@ -23,7 +23,7 @@ from linformer_cli.bench.variants import parse_variants
 from linformer_cli.errors import DisagreementError, Interrupted
 from linformer_cli.report.tables import to_json
 
-needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="the native engine needs a C++ compiler")
+needs_library = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_a_long_image_is_timed_around_its_middle(models, clock, limit, steps) ->
     assert row.images_per_second is None
 
 
-@needs_compiler
+@needs_library
 @pytest.mark.parametrize(
     ("trained", "wanted", "limit", "batch", "found"),
     [

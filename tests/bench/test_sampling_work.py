@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from machine import HAS_COMPILER
+from machine import HAS_LIBRARY, NO_LIBRARY
 
 from linformer_cli.bench.measure import sampling_work
 from linformer_cli.bench.measure.sampling_work import (
@@ -56,7 +56,7 @@ def test_every_sample_draws_different_images(build_tiny_model, monkeypatch, cloc
     assert begun == [[0, 1], [0, 1], [2, 3], [2, 3]]  # each sample has a warm-up with the same images
 
 
-@pytest.mark.skipif(not HAS_COMPILER, reason="the native engine needs a C++ compiler")
+@pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 @pytest.mark.parametrize(("batch", "allowed", "found"), [(1, True, True), (1, False, False), (2, True, False)])
 def test_a_sample_says_whether_it_looked_ahead(build_tiny_model, clock, batch, allowed, found) -> None:
     work = WholeImages(build_tiny_model(), batch, "native", look_ahead=allowed)

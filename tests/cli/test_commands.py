@@ -12,7 +12,7 @@ import tomllib
 
 import numpy as np
 import pytest
-from machine import HAS_COMPILER
+from machine import HAS_LIBRARY
 from PIL import Image
 
 from linformer_cli.attention.linear import LinearAttention
@@ -44,9 +44,9 @@ def test_a_run_is_never_overwritten(lintx, run_folder):
 
 
 def test_training_reports_compiled_attention(lintx, tmp_path):
-    for attention, compiled in (("linear", HAS_COMPILER), ("gau", False)):
+    for attention, compiled in (("linear", HAS_LIBRARY), ("gau", False)):
         outcome = lintx("train", *SMALL, "--attention", attention, "--out", tmp_path / "run", "--dry-run")
-        assert ("kernels compiled for this processor" in outcome.stderr) == compiled
+        assert ("compiled kernels" in outcome.stderr) == compiled
 
 
 def test_dry_run_writes_nothing(lintx, tmp_path):

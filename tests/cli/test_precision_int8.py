@@ -1,14 +1,14 @@
 """Tests of `--precision int8`. Commands that sample accept it with the native engine; all others refuse it."""
 
 import pytest
-from machine import HAS_COMPILER
+from machine import HAS_LIBRARY, NO_LIBRARY
 from PIL import Image
 
-needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="the native engine needs a C++ compiler")
+needs_library = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 INT8 = ("--precision", "int8")
 
 
-@needs_compiler
+@needs_library
 def test_images_do_not_depend_on_the_batch(lintx, run_folder, tmp_path) -> None:
     grids = []
     for batch in (1, 5):
@@ -20,7 +20,7 @@ def test_images_do_not_depend_on_the_batch(lintx, run_folder, tmp_path) -> None:
     assert grids[0] == grids[1]
 
 
-@needs_compiler
+@needs_library
 def test_complete_and_eval_accept_int8(lintx, run_folder, tmp_path) -> None:
     Image.new("L", (10, 10)).save(tmp_path / "given.png")
     out = ("-o", tmp_path / "out.png", "--checkpoint", run_folder)
@@ -39,7 +39,7 @@ def test_complete_and_eval_accept_int8(lintx, run_folder, tmp_path) -> None:
     assert 0 < abs(document["against"]["difference"]) < 0.05
 
 
-@needs_compiler
+@needs_library
 def test_bench_sample_times_int8_in_the_native_engine_only(lintx, run_folder) -> None:
     """Softmax has no re-run in int8. Rows of other engines say that int8 is not supported."""
     given = ("bench", "sample", "--checkpoint", run_folder, "--batch", 3, "--repeats", 1, "--engine", "auto,textbook")

@@ -1,16 +1,15 @@
 """Small models in which every weight affects the output."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from machine import HAS_COMPILER
+from machine import HAS_LIBRARY, NO_LIBRARY
 
 from linformer_cli.config import ImageShape, ModelConfig
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.native.compiler import has_library, textbook_only
+from linformer_cli.native.library import has_library, textbook_only
 
 BuildConfig = Callable[..., ModelConfig]
 BuildModel = Callable[..., PixelModel]
@@ -52,12 +51,12 @@ def build_model(build_config: BuildConfig) -> BuildModel:
 
 
 @pytest.fixture(params=["compiled", "textbook"])
-def form(request: pytest.FixtureRequest, source: Path) -> Iterator[None]:
-    """Run the test with the compiled form and with the textbook form of the kernel file `source`."""
+def form(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run the test with the compiled form and with the textbook form."""
     if request.param == "compiled":
-        if not HAS_COMPILER:
-            pytest.skip("there is no C++ compiler")
-        assert has_library(source)
+        if not HAS_LIBRARY:
+            pytest.skip(NO_LIBRARY)
+        assert has_library()
         yield
     else:
         with textbook_only():

@@ -1,21 +1,15 @@
 """Tests of dropout in one pass: its rate, scale and gradient. The mask may depend only on the seed."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
-from machine import HAS_COMPILER
+from machine import HAS_LIBRARY, NO_LIBRARY
 from torch import Tensor
 
-from linformer_cli.model.dropout import SOURCE, add_dropped
+from linformer_cli.model.dropout import add_dropped
 
 COUNT = 300_000  # fills many blocks of the kernel, the last only partly
-
-
-@pytest.fixture
-def source() -> Path:
-    return SOURCE
 
 
 def drop(probability: float, seed: int, dtype: torch.dtype = torch.float32, count: int = COUNT) -> Tensor:
@@ -64,7 +58,7 @@ def test_gradients_use_the_mask_of_the_forward_pass(form, dtype) -> None:
     torch.testing.assert_close(of_branch.float(), weights * kept / 0.75, **tolerance)
 
 
-@pytest.mark.skipif(not HAS_COMPILER, reason="there is no C++ compiler")
+@pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 def test_the_result_does_not_depend_on_threads() -> None:
     threads = torch.get_num_threads()
     expected = drop(0.3, 5)

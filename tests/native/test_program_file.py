@@ -4,7 +4,6 @@ found.
 
 import ctypes
 import re
-import shutil
 import subprocess
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from machine import HAS_COMPILER
+from machine import HAS_LIBRARY, NO_LIBRARY
 from numpy.typing import NDArray
 from sampling.cases import CHANGES
 from sampling.test_native_mechanisms import POSITIONS, VARIANTS
@@ -23,18 +22,17 @@ from linformer_cli.config import ImageShape
 from linformer_cli.data.sequence import values_to_images
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.model.program import encode_model
-from linformer_cli.native import compiler
+from linformer_cli.native.build import PACKAGE, find_system_compiler
 from linformer_cli.native.constants import definitions
+from linformer_cli.native.library import load_library
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import NATIVE
 from linformer_cli.sampling.engines.native import NativeEngine
-from linformer_cli.sampling.engines.native_memory import EXACT, SOURCE
 
-pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="the native engine needs a C++ compiler")
+pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 
-NATIVE_FOLDER = SOURCE.parent
-RUNNER = NATIVE_FOLDER / "runner.cpp"
+NATIVE_FOLDER = PACKAGE / "native"
 SEED = 2**63 - 1
 _SIZE, _POINTER = ctypes.c_int64, ctypes.c_void_p
 _SIGNATURES = {
@@ -106,14 +104,13 @@ class Runner:
 
 
 @pytest.fixture
-def open_program(compile_once) -> Iterator[Callable[..., Runner]]:
+def open_program() -> Iterator[Callable[..., Runner]]:
     """Provides `open_program(model, batch)`, which makes a runner from the int8 program of a model or from a file."""
-    compile_once(RUNNER, EXACT)
     runners = []
 
     def open_program(model: PixelModel, batch: int = 1, data: bytes | None = None) -> Runner:
         data = data or encode_int8(model)
-        runners.append(Runner(compiler.load_library(RUNNER, EXACT), data, model.config.image, batch))
+        runners.append(Runner(load_library(), data, model.config.image, batch))
         return runners[-1]
 
     yield open_program
@@ -296,9 +293,12 @@ def test_every_operation_has_a_rule() -> None:
 
 def compile_executable(target: Path, *arguments: str) -> None:
     """Compile C++ for any processor of this architecture, as docs/reference/formats.md explains."""
-    program = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))))
+    compiler = find_system_compiler()
+    if compiler is None:
+        pytest.skip("there is no C++ compiler")
     flags = ("-std=c++17", "-ffp-contract=off", *definitions(), "-I", str(NATIVE_FOLDER))
-    subprocess.run([program, *flags, *arguments, str(RUNNER), "-o", str(target), "-pthread"], check=True)
+    command = (*compiler.command, *flags, *arguments, str(NATIVE_FOLDER / "runner.cpp"), "-o", str(target), "-pthread")
+    subprocess.run(command, check=True)
 
 
 def test_an_executable_draws_the_images_of_a_shipped_model(tmp_path) -> None:

@@ -21,7 +21,7 @@ from linformer_cli.attention.kernels.folding import FoldedState
 from linformer_cli.config import ImageShape
 from linformer_cli.errors import LintxError
 from linformer_cli.model.pixel_model import PixelModel
-from linformer_cli.native.compiler import textbook_only
+from linformer_cli.native.library import textbook_only
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.engines import TextbookEngine, choose_engine
 from linformer_cli.sampling.engines.cuda import CudaEngine, Graphs

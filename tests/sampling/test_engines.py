@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from machine import HAS_COMPILER
+from machine import HAS_LIBRARY, NO_LIBRARY
 from sampling.cases import CHANGES, draw_tokens, sample_values
 from tolerances import assert_agree
 
@@ -19,6 +19,7 @@ from linformer_cli.config import ImageShape
 from linformer_cli.errors import UsageError
 from linformer_cli.evaluation.bits import measure_nats, stepped_nats
 from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.native import library
 from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.complete import complete_values
 from linformer_cli.sampling.decode import Sampler
@@ -27,7 +28,7 @@ from linformer_cli.sampling.engines.native import NativeEngine
 from linformer_cli.sampling.engines.native_memory import FEW
 
 FLOAT32, BFLOAT16 = 1e-5, 0.05
-needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="the native engine needs a C++ compiler")
+needs_library = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 every_change = pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
 # Up to 3 * FEW images, three threads share every product. With more images, they divide the images.
 every_batch = pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def build_tiny_model(build_tiny_model: Callable[..., PixelModel]) -> Callable[..
     return build
 
 
-@needs_compiler
+@needs_library
 @every_change
 @every_batch
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, FLOAT32), (torch.bfloat16, BFLOAT16)])
@@ -67,7 +68,7 @@ def test_native_steps_match_the_model(build_tiny_model, changes, batch, threads,
         assert_agree(native.step(token).float(), textbook.step(token), tolerance)
 
 
-@needs_compiler
+@needs_library
 def test_native_rounds_once_to_the_nearest_bfloat16(build_tiny_model) -> None:
     """Sums and the residual stream are float32, so the engine is more accurate than torch in bfloat16."""
     model = build_tiny_model().to(torch.bfloat16)
@@ -79,7 +80,7 @@ def test_native_rounds_once_to_the_nearest_bfloat16(build_tiny_model) -> None:
     assert (native - exact).square().mean().sqrt() < 0.7 * (textbook - exact).square().mean().sqrt()
 
 
-@needs_compiler
+@needs_library
 def test_native_matches_the_model_if_the_denominators_are_tiny(build_tiny_model) -> None:
     """Features are near exp(-45.5), so the reciprocals of their products overflow float32."""
     model = build_tiny_model()
@@ -93,7 +94,7 @@ def test_native_matches_the_model_if_the_denominators_are_tiny(build_tiny_model)
         assert_agree(native.step(token), textbook.step(token), 1e-3)
 
 
-@needs_compiler
+@needs_library
 @every_batch
 @pytest.mark.parametrize("known", [1, 9, 23, 40])
 def test_native_continues_from_a_state_of_attend(build_tiny_model, batch, threads, known) -> None:
@@ -113,7 +114,7 @@ def test_native_continues_from_a_state_of_attend(build_tiny_model, batch, thread
     assert_agree(again.step(tokens[:1, known]), expected[:1, known], FLOAT32)
 
 
-@needs_compiler
+@needs_library
 def test_native_accepts_a_state_with_any_strides(build_tiny_model) -> None:
     model = build_tiny_model()
     tokens = draw_tokens(model, 3)
@@ -128,7 +129,7 @@ def test_native_accepts_a_state_with_any_strides(build_tiny_model) -> None:
     assert_agree(native.step(tokens[:, 23]), expected[:, 23], FLOAT32)
 
 
-@needs_compiler
+@needs_library
 @pytest.mark.parametrize("head", ["categorical", "mixture"])
 def test_native_draws_match_the_head(build_tiny_model, head) -> None:
     model = build_tiny_model(head=head, image=ImageShape(height=8, width=8, levels=256))
@@ -155,7 +156,7 @@ def test_native_draws_match_the_head(build_tiny_model, head) -> None:
             assert bool((model.head.log_probabilities(parameters).gather(1, ours[:, None]) > -60).all())
 
 
-@needs_compiler
+@needs_library
 def test_a_random_number_at_a_boundary_selects_the_upper_value(build_tiny_model) -> None:
     model = build_tiny_model()
     uniforms = torch.arange(16, dtype=torch.float64) / 16
@@ -163,7 +164,7 @@ def test_a_random_number_at_a_boundary_selects_the_upper_value(build_tiny_model)
     assert values.tolist() == list(range(16)) == model.head.draw(torch.zeros(16, 16), uniforms).tolist()
 
 
-@needs_compiler
+@needs_library
 @pytest.mark.parametrize("changes", [{}, CHANGES["the paper's"]], ids=["tiny", "paper"])
 def test_engines_draw_the_same_images(build_tiny_model, changes) -> None:
     model = build_tiny_model(**changes)
@@ -177,7 +178,7 @@ def test_engines_draw_the_same_images(build_tiny_model, changes) -> None:
         assert (other == images[0]).all(dim=1).sum() >= 39
 
 
-@needs_compiler
+@needs_library
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_native_outputs_have_the_same_bits_for_any_batch_and_threads(build_tiny_model, dtype) -> None:
     model = build_tiny_model(width=24, layers=3).to(dtype)
@@ -191,7 +192,7 @@ def test_native_outputs_have_the_same_bits_for_any_batch_and_threads(build_tiny_
         assert torch.equal(output, outputs[0][: len(output)])
 
 
-@needs_compiler
+@needs_library
 @pytest.mark.parametrize("batch", [2 * FEW, 40])
 def test_threads_do_not_interfere(build_tiny_model, batch) -> None:
     """The threads are real, and the products are large enough to be divided among them."""
@@ -205,7 +206,7 @@ def test_threads_do_not_interfere(build_tiny_model, batch) -> None:
     assert all(torch.equal(one, two) for one, two in zip(*outputs, strict=True))
 
 
-@needs_compiler
+@needs_library
 def test_engines_in_several_python_threads_do_not_interfere(build_tiny_model) -> None:
     """The engines of a process share their helper threads."""
     model = build_tiny_model(width=128, heads=4, head_width=32, feed_forward=512)
@@ -221,7 +222,7 @@ def test_engines_in_several_python_threads_do_not_interfere(build_tiny_model) ->
     assert all(torch.equal(output, outputs[0]) for output in outputs)
 
 
-@needs_compiler
+@needs_library
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_forked_process_steps_without_the_helpers_of_its_parent(build_tiny_model) -> None:
@@ -236,7 +237,7 @@ def test_a_forked_process_steps_without_the_helpers_of_its_parent(build_tiny_mod
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-@needs_compiler
+@needs_library
 def test_native_refuses_to_draw_beyond_the_image(build_tiny_model) -> None:
     model = build_tiny_model(image=ImageShape(height=2, width=2, levels=16))
     native = NativeEngine(model, 1)
@@ -246,7 +247,7 @@ def test_native_refuses_to_draw_beyond_the_image(build_tiny_model) -> None:
         native.step(model.start_tokens(1))
 
 
-@needs_compiler
+@needs_library
 def test_the_likelihood_by_steps_matches_the_parallel_likelihood(build_tiny_model) -> None:
     model = build_tiny_model()
     images = sample_values(model, range(7), seed=1).values.view(7, 8, 8, 1).mul(16).numpy()
@@ -258,7 +259,7 @@ def test_the_likelihood_by_steps_matches_the_parallel_likelihood(build_tiny_mode
         assert stepped.standard_error == pytest.approx(parallel.standard_error, abs=1e-5)
 
 
-@needs_compiler
+@needs_library
 @pytest.mark.parametrize("classes", [0, 3])
 def test_the_state_has_the_bytes_of_the_model_and_does_not_grow(build_tiny_model, classes) -> None:
     model = build_tiny_model(classes=classes)
@@ -270,7 +271,7 @@ def test_the_state_has_the_bytes_of_the_model_and_does_not_grow(build_tiny_model
         assert native.state_bytes == model.state_bytes(batch)
 
 
-@needs_compiler
+@needs_library
 def test_nan_in_the_state_stays_nan(build_tiny_model) -> None:
     model = build_tiny_model()
     with torch.no_grad():
@@ -279,7 +280,7 @@ def test_nan_in_the_state_stays_nan(build_tiny_model) -> None:
         assert bool(torch.isnan(NativeEngine(model, batch).step(model.start_tokens(batch))).any())
 
 
-@needs_compiler
+@needs_library
 @pytest.mark.parametrize("feature_map", ["elu", "relu"])
 @pytest.mark.parametrize("row", [0, 16], ids=["query", "key"])
 def test_nan_features_stay_nan(build_tiny_model, feature_map, row) -> None:
@@ -322,7 +323,7 @@ def test_engines_pass_random_numbers_to_the_head_unchanged(build_tiny_model, mon
     assert [number is uniforms for number in given] == [True, True]
 
 
-SERVED = ["textbook", pytest.param("native", marks=needs_compiler)]
+SERVED = ["textbook", pytest.param("native", marks=needs_library)]
 
 
 @pytest.mark.parametrize("name", SERVED)
@@ -395,22 +396,13 @@ def test_an_unknown_engine_gets_a_suggestion(build_tiny_model, raises_one_line) 
         choose_engine("textbok", build_tiny_model())
 
 
-def test_without_a_compiler_auto_gives_the_reason_for_the_textbook_engine(
-    build_tiny_model, fresh_compiler, monkeypatch
-) -> None:
-    monkeypatch.setenv("PATH", str(fresh_compiler))
+def test_without_a_library_auto_gives_the_reason_for_the_textbook_engine(build_tiny_model, monkeypatch) -> None:
+    monkeypatch.setattr(library, "try_library", lambda: library.NoLibrary("it was not built"))
     choice = choose_engine("auto", build_tiny_model())
-    assert choice.value == "textbook" and "no C++ compiler" in choice.reason
+    assert choice.value == "textbook" and "not native: it was not built" in choice.reason
 
 
-def test_a_failing_compiler_is_reported_as_the_reason(build_tiny_model, fresh_compiler, fake_compiler) -> None:
-    fake_compiler("echo 'native.cpp:1: error: I cannot' >&2\nexit 1")
-    choice = choose_engine("auto", build_tiny_model())
-    assert choice.value == "textbook" and "error: I cannot" in choice.reason
-    assert not list(fresh_compiler.glob("*.so"))
-
-
-@needs_compiler
+@needs_library
 def test_kernels_do_not_flush_denormals(build_tiny_model) -> None:
     """Linking with fast math would set denormal numbers to 0 in the whole process."""
     NativeEngine(build_tiny_model(), 1)
@@ -418,7 +410,7 @@ def test_kernels_do_not_flush_denormals(build_tiny_model) -> None:
 
 
 @pytest.mark.parametrize("head", ["categorical", "mixture"])
-@pytest.mark.parametrize("name", ["textbook", pytest.param("native", marks=needs_compiler)])
+@pytest.mark.parametrize("name", ["textbook", pytest.param("native", marks=needs_library)])
 def test_filters_act_in_every_engine(build_tiny_model, head, name) -> None:
     model = build_tiny_model(head=head)
     engine = ENGINES[name](model, 50)
@@ -432,7 +424,7 @@ def test_filters_act_in_every_engine(build_tiny_model, head, name) -> None:
     assert torch.equal(unfiltered, model.head.draw(parameters, uniforms))
 
 
-@needs_compiler
+@needs_library
 def test_native_draws_like_the_head_with_the_same_random_numbers(build_tiny_model) -> None:
     model = build_tiny_model()
     native = NativeEngine(model, 3)
@@ -441,7 +433,7 @@ def test_native_draws_like_the_head_with_the_same_random_numbers(build_tiny_mode
     assert torch.equal(native.draw_unfiltered(parameters, streams.take()), model.head.draw(parameters, again.take()))
 
 
-@needs_compiler
+@needs_library
 @pytest.mark.parametrize("head", ["categorical", "mixture"])
 def test_native_draws_a_valid_value_from_nan(build_tiny_model, head) -> None:
     """NaN is checked only every few steps. A value drawn before the check must be a valid index into the tables."""

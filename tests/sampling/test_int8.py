@@ -1,13 +1,12 @@
 """Tests of 8-bit integer products: sums are exact, and every instruction set gives the same bits."""
 
-import platform
 import re
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from machine import HAS_COMPILER
+from machine import HAS_LIBRARY, NO_LIBRARY
 from numpy.typing import NDArray
 from sampling.cases import draw_tokens
 from sampling.test_native_mechanisms import VARIANTS
@@ -18,36 +17,19 @@ from linformer_cli.config import ImageShape
 from linformer_cli.data.sequence import values_to_images
 from linformer_cli.evaluation.bits import measure_nats, stepped_nats
 from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.native.build import PACKAGE, this_machine
 from linformer_cli.native.program import Builder, Program
 from linformer_cli.sampling.decode import Sampler
-from linformer_cli.sampling.engines import NATIVE, EngineCache, native_memory
+from linformer_cli.sampling.engines import NATIVE, EngineCache
 from linformer_cli.sampling.engines.native import NativeEngine
 from linformer_cli.sampling.engines.native_memory import Memory
-from linformer_cli.system.environment import processor_features
 
-pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="the native engine needs a C++ compiler")
+pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 
-# Each instruction set is listed with the processor feature that it needs. "native" is the set of this machine;
-# each of the others multiplies in a different way.
-INSTRUCTION_SETS = {"native": "", "x86-64": "", "x86-64-v3": "avx2", "x86-64-v4": "avx512bw"}
-# These sets are compared with the set of this machine.
+# Every set multiplies in a different way. These sets are compared with the set that is used by default.
 every_other = pytest.mark.parametrize(
-    "instruction_set",
-    ["x86-64", "x86-64-v3", pytest.param("x86-64-v4", marks=pytest.mark.slow)],
-    indirect=True,
+    "instruction_set", [one.name for one in this_machine().instruction_sets[:-1]], indirect=True
 )
-
-
-@pytest.fixture(params=INSTRUCTION_SETS)
-def instruction_set(request, monkeypatch, compile_once) -> str:
-    """Compiles the integer kernels for this instruction set and returns its name."""
-    name: str = request.param
-    if name != "native":
-        if platform.machine() not in ("x86_64", "AMD64") or INSTRUCTION_SETS[name] not in processor_features():
-            pytest.skip(f"this machine does not run {name}")
-        monkeypatch.setattr(native_memory, "EXACT", (*native_memory.EXACT, f"-march={name}"))
-        compile_once(native_memory.SOURCE, native_memory.EXACT)
-    return name
 
 
 def multiply(weight: Tensor, bias: Tensor, x: Tensor, activation: str = "none") -> NDArray[np.float32]:
@@ -112,10 +94,10 @@ def test_zeros_give_the_bias_and_infinite_inputs_give_nan(instruction_set) -> No
     assert np.isnan(multiply(weight, bias, x + 1)[0]).tolist() == [False, True, False]
 
 
-def test_kernels_use_no_elementary_functions_of_the_c_library() -> None:
+def test_the_engine_uses_no_elementary_functions_of_the_c_library() -> None:
     """The functions of the C library differ between machines; `maths.h` has replacements."""
-    folder = native_memory.SOURCE.parent
-    for file in (native_memory.SOURCE, folder / "drawing.h", folder / "maths.h", *(folder / "ops").glob("*.h")):
+    folder = PACKAGE / "native"
+    for file in (*folder.glob("*.h"), folder / "engine.cpp", *(folder / "ops").glob("*.h")):
         code = re.sub("//.*", "", file.read_text())
         assert not re.findall(r"\b(?:exp2?|expm1|log|log2|log1p|pow|cbrt|sin|cos|tan|tanh|erf)f?\(", code), file
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from machine import HAS_COMPILER
+from machine import HAS_LIBRARY, NO_LIBRARY
 from sampling.cases import CHANGES, draw_tokens, sample_values
 
 from linformer_cli.attention.base import fork_state
@@ -18,7 +18,7 @@ from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import build_engine, choose_engine
 from linformer_cli.sampling.engines.native import NativeEngine
 
-pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="the native engine needs a C++ compiler")
+pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 
 # This many images of the shipped model have 313,600 values.
 IMAGES = 400

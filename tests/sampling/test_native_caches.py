@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from machine import HAS_COMPILER
+from machine import HAS_LIBRARY, NO_LIBRARY
 from sampling.test_native_mechanisms import POSITIONS, VARIANTS
 from torch import Tensor
 from torch.nn import functional
@@ -18,7 +18,7 @@ from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.engines.native import NativeEngine
 from linformer_cli.sampling.engines.native_memory import Memory
 
-pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="the native engine needs a C++ compiler")
+pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 
 # The mechanisms that keep keys and values for later positions.
 WITH_CACHE = ("bigbird", "flash", "gau", "linformer", "long_short", "longformer", "lsh", "softmax", "sparse")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from machine import HAS_COMPILER
+from machine import HAS_LIBRARY, NO_LIBRARY
 from sampling.cases import draw_tokens
 from tolerances import assert_agree
 
@@ -18,7 +18,7 @@ from linformer_cli.sampling.choose import Filters, UniformStreams
 from linformer_cli.sampling.engines import TextbookEngine
 from linformer_cli.sampling.engines.native import NativeEngine
 
-pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="the native engine needs a C++ compiler")
+pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 
 TOLERANCE = 1e-4
 # This is more than the number of cache rows that `average_rows` (ops/cache.h) takes at once.

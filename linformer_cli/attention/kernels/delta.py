@@ -1,17 +1,15 @@
 """The compiled delta rule for CPUs (delta.cpp). The textbook form is `delta_sums` of deltanet.py."""
 
 import ctypes
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from linformer_cli.native.compiler import has_library, load_function
+from linformer_cli.native.library import has_library, load_function
 
 from .tensors import View, fill_call, require_fit, with_dense_rows
 
-SOURCE = Path(__file__).with_name("delta.cpp")
 _TYPES = (torch.float32, torch.float64)
 _INPUTS = ("q", "k", "v", "rate", "log_decay")
 _VIEWS = ("q", "k", "v", "y", "error", "rate", "log_decay", *(f"grad_{name}" for name in _INPUTS))
@@ -30,7 +28,7 @@ class _Call(ctypes.Structure):
 
 def serves(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the compiled delta rule for this type runs on this device."""
-    return device.type == "cpu" and dtype in _TYPES and has_library(SOURCE)
+    return device.type == "cpu" and dtype in _TYPES and has_library()
 
 
 def follow_delta_rule(
@@ -82,5 +80,5 @@ class _DeltaRule(torch.autograd.Function):
 def _call(name: str, views: dict[str, Tensor], states: dict[str, Tensor | None]) -> None:
     call = _Call(torch.get_num_threads(), *views["q"].shape, views["v"].shape[-1])
     fill_call(call, views, states)
-    function = load_function(SOURCE, name, ctypes.POINTER(_Call), ctypes.c_int64)
+    function = load_function(name, ctypes.POINTER(_Call), ctypes.c_int64)
     function(ctypes.byref(call), int(views["q"].dtype == torch.float64))

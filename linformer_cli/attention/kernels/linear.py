@@ -12,20 +12,18 @@ and the denominators: it recomputes s forwards for the queries, and sums the gra
 
 import ctypes
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from linformer_cli.attention.base import accumulator_dtype
-from linformer_cli.native.compiler import has_library, load_function
 from linformer_cli.native.constants import COMPILED_MAPS
 from linformer_cli.native.gpu import has_triton
+from linformer_cli.native.library import has_library, load_function
 
 from .tensors import ELEMENTS, View, empty_like_projection, fill_call, with_dense_rows
 
-SOURCE = Path(__file__).with_name("linear.cpp")
 _VIEWS = ("q", "k", "v", "y", "grad_q", "grad_k", "grad_v")
 _STATES = ("s", "z", "total_s", "total_z", "grad_s", "grad_z", "weights", "grad_weights", "columns", "maxima")
 # The number of the map that linear_maps.h calls EXPONENTIAL_MAP.
@@ -53,14 +51,14 @@ def serves(feature_map: str, device: torch.device, dtype: torch.dtype, key_width
     if feature_map not in COMPILED_MAPS:
         return False
     if device.type == "cpu":
-        return dtype in ELEMENTS and has_library(SOURCE)
+        return dtype in ELEMENTS and has_library()
     fits = key_width in TRITON_WIDTHS and value_width in TRITON_WIDTHS
     return fits and dtype in TRITON_TYPES and has_triton(device)
 
 
 def serves_exponential(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether `attend_exponential` supports this device and type."""
-    return device.type == "cpu" and dtype in ELEMENTS and has_library(SOURCE)
+    return device.type == "cpu" and dtype in ELEMENTS and has_library()
 
 
 def attend(
@@ -220,5 +218,5 @@ def _call(name: str, feature_map: int, views: Mapping[str, Tensor | None], state
     features = width if columns is None else columns.shape[1]
     call = _Call(torch.get_num_threads(), batch, heads, length, features, v.shape[-1], feature_map, width)
     fill_call(call, views, states)
-    function = load_function(SOURCE, name, ctypes.POINTER(_Call), ctypes.c_int64)
+    function = load_function(name, ctypes.POINTER(_Call), ctypes.c_int64)
     function(ctypes.byref(call), ELEMENTS[q.dtype])

@@ -1,18 +1,15 @@
 """Compiled scaling of outputs for CPUs (scale.cpp). The textbook form is `scale_outputs` of parts/fading.py."""
 
 import ctypes
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from linformer_cli.attention.base import accumulator_dtype
-from linformer_cli.native.compiler import has_library, load_function
+from linformer_cli.native.library import has_library, load_function
 
 from .tensors import ELEMENTS, View, empty_like_projection, fill_call, with_dense_rows
-
-SOURCE = Path(__file__).with_name("scale.cpp")
 
 
 class _Call(ctypes.Structure):
@@ -29,7 +26,7 @@ def serves(sums: Tensor, gate: Tensor) -> bool:
     """Whether `scale` supports the device, types and sizes of these tensors."""
     types = gate.dtype in ELEMENTS and sums.dtype == accumulator_dtype(gate.dtype)
     sizes = sums.dim() == 4 and sums.shape == gate.shape
-    return types and sizes and sums.device.type == gate.device.type == "cpu" and has_library(SOURCE)
+    return types and sizes and sums.device.type == gate.device.type == "cpu" and has_library()
 
 
 def scale(sums: Tensor, gate: Tensor, epsilon: float) -> Tensor:
@@ -64,5 +61,5 @@ class _Scale(torch.autograd.Function):
 def _call(name: str, epsilon: float, views: dict[str, Tensor]) -> None:
     call = _Call(torch.get_num_threads(), *views["gate"].shape, epsilon)
     fill_call(call, views, {})
-    function = load_function(SOURCE, name, ctypes.POINTER(_Call), ctypes.c_int64)
+    function = load_function(name, ctypes.POINTER(_Call), ctypes.c_int64)
     function(ctypes.byref(call), ELEMENTS[views["gate"].dtype])

@@ -1,18 +1,16 @@
 """Compiled causal sums, with or without decay, for CPUs (sums.cpp). The textbook forms are in `parts`."""
 
 import ctypes
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from linformer_cli.attention.base import accumulator_dtype
-from linformer_cli.native.compiler import has_library, load_function
+from linformer_cli.native.library import has_library, load_function
 
 from .tensors import ELEMENTS, View, fill_call, require_fit, with_dense_rows
 
-SOURCE = Path(__file__).with_name("sums.cpp")
 _VIEWS = ("q", "k", "v", "y", "log_decay", "grad_q", "grad_k", "grad_v", "grad_log_decay")
 _STATES = ("carried", "total", "grad_carried", "ends")
 
@@ -30,7 +28,7 @@ class _Call(ctypes.Structure):
 
 def serves(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether compiled sums of inputs of this type run on this device."""
-    return device.type == "cpu" and dtype in ELEMENTS and has_library(SOURCE)
+    return device.type == "cpu" and dtype in ELEMENTS and has_library()
 
 
 def sum_causally(
@@ -106,5 +104,5 @@ def _call(name: str, views: dict[str, Tensor | None], states: dict[str, Tensor |
     decays = 0 if log_decay is None else log_decay.shape[-1]
     call = _Call(torch.get_num_threads(), *q.shape, v.shape[-1], decays, scale)
     fill_call(call, views, states)
-    function = load_function(SOURCE, name, ctypes.POINTER(_Call), ctypes.c_int64)
+    function = load_function(name, ctypes.POINTER(_Call), ctypes.c_int64)
     function(ctypes.byref(call), ELEMENTS[q.dtype])

@@ -2,14 +2,30 @@
 #pragma once
 
 #include <cstdint>
-#ifdef __AVX512BF16__
+#if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "../numbers.h"
 #include "products.h"
 
 namespace {
+
+// a * b + c with one rounding where the processor has an instruction for it. Everything else is compiled without fused
+// multiply-adds.
+inline floats::part multiply_add(floats::part a, float b, floats::part c) {
+#if defined(__AVX512F__)
+    return bits_as<floats::part>(_mm512_fmadd_ps(bits_as<__m512>(a), _mm512_set1_ps(b), bits_as<__m512>(c)));
+#elif defined(__FMA__)
+    return bits_as<floats::part>(_mm256_fmadd_ps(bits_as<__m256>(a), _mm256_set1_ps(b), bits_as<__m256>(c)));
+#elif defined(__aarch64__)
+    return bits_as<floats::part>(vfmaq_n_f32(bits_as<float32x4_t>(c), bits_as<float32x4_t>(a), b));
+#else
+    return a * b + c;
+#endif
+}
 
 struct FloatSums {
     typedef uint32_t Word;
@@ -22,7 +38,7 @@ struct FloatSums {
 
 struct Float32 : FloatSums {
     static floats::part add(floats::part sums, words::part weight, uint32_t x) {
-        return sums + bits_as<floats::part>(weight) * bits_as<float>(x);
+        return multiply_add(bits_as<floats::part>(weight), bits_as<float>(x), sums);
     }
 };
 
@@ -34,8 +50,8 @@ struct Bfloat16 : FloatSums {
                                                       bits_as<__m512bh>(_mm512_set1_epi32(static_cast<int>(x)))));
 #else
         const uint32_t upper = 0xffff0000;
-        return sums + bits_as<floats::part>(weight << 16) * bits_as<float>(x << 16) +
-               bits_as<floats::part>(weight & upper) * bits_as<float>(x & upper);
+        sums = multiply_add(bits_as<floats::part>(weight << 16), bits_as<float>(x << 16), sums);
+        return multiply_add(bits_as<floats::part>(weight & upper), bits_as<float>(x & upper), sums);
 #endif
     }
 };

@@ -1,4 +1,4 @@
-"""The CPU engine: the program of a step (`native/program.py`), run by C++ that is compiled on first use."""
+"""The CPU engine: the program of a step (`native/program.py`), run by C++."""
 
 import ctypes
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from linformer_cli.model.embedding import fill_ring
 from linformer_cli.model.heads import MixtureHead
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.model.program import compile_step
-from linformer_cli.native.compiler import NoCompiler
 from linformer_cli.native.constants import MOST_LEVELS
+from linformer_cli.native.library import NoLibrary
 from linformer_cli.native.program import Kind, NoProgram
 from linformer_cli.sampling.choose import Filters, UniformStreams
 
@@ -64,8 +64,9 @@ class NativeEngine(Engine):
         if model.config.mixtures > MOST_LEVELS:
             return f"it supports mixtures up to {MOST_LEVELS}"
         try:
-            load_kernels(compile_step(model, products=products).products)
-        except (NoProgram, NoCompiler) as error:
+            compile_step(model, products=products)
+            load_kernels()
+        except (NoProgram, NoLibrary) as error:
             return str(error)
         return None
 

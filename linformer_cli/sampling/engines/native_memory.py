@@ -2,23 +2,18 @@
 
 import ctypes
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from linformer_cli.native import compiler
 from linformer_cli.native.constants import BUFFERS, INTEGERS, REALS
+from linformer_cli.native.library import load_library
 from linformer_cli.native.packing import pack
 from linformer_cli.native.program import Kind, Program
 
-SOURCE = Path(compiler.__file__).with_name("engine.cpp")
 # Up to this many images per thread, all threads share every product, because a thread with only a few images would read
 # all weights to do little work. With more images, each thread takes its own share of the images through all layers.
 FEW = 2
-# Integer products are the same on every machine. These options make all other results the same too. Without them, some
-# machines would use a fused multiply-add, which rounds once; a separate product and sum round twice.
-EXACT = ("-ffp-contract=off",)
 _SIZE, _POINTER = ctypes.c_int64, ctypes.c_void_p
 _SIGNATURES = {
     "lintx_step": (_POINTER, _SIZE),
@@ -74,9 +69,9 @@ class Drawing(_Structure):
     ]
 
 
-def load_kernels(products: torch.dtype) -> ctypes.CDLL:
-    """Return the functions of engine.cpp for matrix products of this type. Raises `NoCompiler` if unavailable."""
-    library = compiler.load_library(SOURCE, EXACT if products == torch.int8 else ())
+def load_kernels() -> ctypes.CDLL:
+    """Return the functions of engine.cpp. Raises `NoLibrary` if there is no library."""
+    library = load_library()
     for name, signature in _SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes, function.restype = signature, None
@@ -93,7 +88,7 @@ class Memory:
 
     def __init__(self, program: Program, batch: int) -> None:
         self.program, self.batch = program, batch
-        self.kernels = load_kernels(program.products)
+        self.kernels = load_kernels()
         rows = max(batch, program.window)
         self.tensors = [
             pack(buffer.tensor, buffer.dtype) if buffer.kind == Kind.WEIGHTS and buffer.tensor is not None

@@ -1,0 +1,230 @@
+"""Compiles the C++ of this package into one library for each instruction set.
+
+Installing the package does this (build_hook.py). In a checkout, `python -m linformer_cli.native.build` does it again
+after a change of the C++. This module needs Python only, because it runs before other packages are installed.
+"""
+
+import hashlib
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from .constants import definitions
+
+PACKAGE = Path(__file__).parents[1]
+LIBRARIES = PACKAGE / "native" / "libraries"
+# Fast math is not used, because it may drop NaN. maths.h has functions that are vectorised without it.
+OPTIONS = ("-std=c++17", "-O3", "-g0", "-fno-math-errno", "-fno-trapping-math", "-fPIC")
+# A fused multiply-add rounds once, a separate product and sum round twice. The engine promises the same bits on every
+# machine, so it fuses only where its C++ says so.
+EXACT, FUSED = "-ffp-contract=off", "-ffp-contract=fast"
+# The C++ files, relative to the package. A library contains all of them.
+SOURCES = {
+    "native/library.cpp": EXACT,
+    "native/runner.cpp": EXACT,  # includes engine.cpp
+    "attention/kernels/delta.cpp": FUSED,
+    "attention/kernels/linear.cpp": FUSED,
+    "attention/kernels/scale.cpp": FUSED,
+    "attention/kernels/sums.cpp": FUSED,
+    "model/dropout.cpp": FUSED,
+}
+# The environment variable that names one of `TARGETS` to build a wheel for.
+TARGET_VARIABLE = "LINTX_TARGET"
+COMMAND = "python -m linformer_cli.native.build"
+NO_COMPILER = "there is no C++ compiler (c++, g++, clang++, or the Python package ziglang)"
+
+
+@dataclass(frozen=True)
+class InstructionSet:
+    """Instructions that a library may use. `zig` is the name of a processor that has them."""
+
+    name: str
+    meaning: str
+    options: tuple[str, ...] = ()
+    zig: str = "baseline"
+
+
+# For each architecture, from the set that every processor has to the fastest. library.cpp tells which are supported.
+INSTRUCTION_SETS = {
+    "x86_64": (
+        InstructionSet("x86-64", "SSE2", ("-march=x86-64",), "x86_64"),
+        InstructionSet("x86-64-v3", "AVX2 and FMA", ("-march=x86-64-v3",), "x86_64_v3"),
+        InstructionSet(
+            "x86-64-v4",
+            "AVX-512 with VNNI and BF16",
+            ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mprefer-vector-width=512"),
+            "x86_64_v4+avx512vnni+avx512bf16-prefer_256_bit",
+        ),
+    ),
+    "aarch64": (InstructionSet("aarch64", "NEON"),),
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A system that libraries are built for. `tag` is the platform of its wheels, `triple` zig's name of the system."""
+
+    architecture: str
+    suffix: str
+    tag: str
+    triple: str | None = None
+
+    @property
+    def instruction_sets(self) -> tuple[InstructionSet, ...]:
+        """The instruction sets of this architecture. An unknown architecture has one, with its own name."""
+        unknown = InstructionSet(self.architecture, "what every processor of this architecture has")
+        return INSTRUCTION_SETS.get(self.architecture, (unknown,))
+
+
+# The systems that libraries can be built for on any machine, with zig. Linux: glibc 2.17 or later.
+TARGETS = {
+    "linux-x86_64": Target("x86_64", ".so", "manylinux_2_17_x86_64.manylinux2014_x86_64", "x86_64-linux-gnu.2.17"),
+    "linux-aarch64": Target("aarch64", ".so", "manylinux_2_17_aarch64.manylinux2014_aarch64", "aarch64-linux-gnu.2.17"),
+    "macos-arm64": Target("aarch64", ".dylib", "macosx_11_0_arm64", "aarch64-macos.11.0"),
+    "windows-x86_64": Target("x86_64", ".dll", "win_amd64", "x86_64-windows-gnu"),
+}
+
+
+def this_machine() -> Target:
+    machine = platform.machine().lower()
+    architecture = {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
+    suffix = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
+    return Target(architecture, suffix, re.sub(r"[-.]", "_", sysconfig.get_platform()))
+
+
+def library_file(target: Target, instruction_set: InstructionSet, folder: Path | None = None) -> Path:
+    """The file of a library in `folder`, or else in the package."""
+    return (folder or LIBRARIES) / f"{instruction_set.name}{target.suffix}"
+
+
+def compute_digest(instruction_set: InstructionSet) -> str:
+    """The digest of what the library of an instruction set is built from: C++ files, constants and options."""
+    found = hashlib.sha256(repr((OPTIONS, definitions(), SOURCES, instruction_set)).encode())
+    included = (file for file in (PACKAGE / "native").rglob("*") if file.suffix in (".h", ".cpp"))
+    for file in sorted({*included, *(PACKAGE / source for source in SOURCES)}):
+        found.update(file.read_bytes())
+    return found.hexdigest()
+
+
+def read_digest(library: Path) -> str | None:
+    """The digest in the file of a library, or None if it has none. Raises `OSError` if the file cannot be read."""
+    found = re.search(rb"lintx library ([0-9a-f]{64})", library.read_bytes())
+    return found and found[1].decode()
+
+
+def is_fresh(library: Path, instruction_set: InstructionSet) -> bool:
+    """Whether the file is there and was built from the C++ that is there now."""
+    try:
+        return read_digest(library) == compute_digest(instruction_set)
+    except OSError:
+        return False
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """The command of a C++ compiler. zig has other names for processors than GCC and clang."""
+
+    command: tuple[str, ...]
+    is_zig: bool = False
+
+    def options(self, target: Target, instruction_set: InstructionSet) -> tuple[str, ...]:
+        if not self.is_zig:
+            return instruction_set.options
+        triple = () if target.triple is None else ("-target", target.triple)
+        return *triple, f"-mcpu={instruction_set.zig}"
+
+    def run(self, *arguments: str) -> None:
+        """Run the compiler. Raises `CompilerError` with the first error that it reports."""
+        outcome = subprocess.run((*self.command, *arguments), capture_output=True, text=True, errors="replace")
+        if outcome.returncode:
+            lines = [line for line in outcome.stderr.splitlines() if "error" in line] or outcome.stderr.splitlines()
+            raise CompilerError(f"{Path(self.command[0]).name}: {lines[0] if lines else 'failed'}")
+
+
+class CompilerError(Exception):
+    """The compiler failed."""
+
+
+def find_system_compiler() -> Compiler | None:
+    names = (os.environ.get("CXX", ""), "c++", "g++", "clang++")
+    found = next((path for name in names if name and (path := shutil.which(name))), None)
+    return None if found is None else Compiler((found,))
+
+
+def find_compiler(target: Target) -> Compiler | None:
+    """The system's compiler, or else zig's. Only zig's builds for other systems."""
+    found = find_system_compiler() if target.triple is None else None
+    if found is None and importlib.util.find_spec("ziglang"):
+        return Compiler((sys.executable, "-m", "ziglang", "c++"), is_zig=True)
+    return found
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The libraries of a target, and one line for each reason why one is missing."""
+
+    libraries: tuple[Path, ...]
+    problems: tuple[str, ...]
+
+
+def build_libraries(target: Target, folder: Path | None = None) -> Outcome:
+    """Build the libraries of `target` in `folder` (None: in the package), except those that are up to date.
+
+    Raises `OSError` if the folder cannot be written.
+    """
+    folder = folder or LIBRARIES
+    files = {one: library_file(target, one, folder) for one in target.instruction_sets}
+    missing = {one: file for one, file in files.items() if not is_fresh(file, one)}
+    compiler = find_compiler(target) if missing else None
+    problems = [NO_COMPILER] if missing and compiler is None else []
+    if compiler is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".") as place, ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = {
+                one: [pool.submit(_compile, compiler, target, one, source, Path(place)) for source in SOURCES]
+                for one in reversed(missing)  # the largest takes longest
+            }
+            for one, file in missing.items():
+                try:
+                    linked = Path(place) / file.name
+                    units = [unit.result() for unit in objects[one]]
+                    compiler.run(*compiler.options(target, one), "-shared", "-s", "-pthread", *units, "-o", str(linked))
+                    os.replace(linked, file)
+                except CompilerError as error:
+                    problems.append(f"no library for {one.name}: {error}")
+    return Outcome(tuple(file for one, file in files.items() if is_fresh(file, one)), tuple(problems))
+
+
+def _compile(compiler: Compiler, target: Target, instruction_set: InstructionSet, source: str, folder: Path) -> str:
+    """Compile a C++ file and return the path of the result."""
+    compiled = folder / f"{instruction_set.name}-{Path(source).stem}.o"
+    digest = f'-DLINTX_DIGEST="{compute_digest(instruction_set)}"'
+    options = (*OPTIONS, SOURCES[source], *compiler.options(target, instruction_set), *definitions(), digest)
+    headers = ("-I", str(PACKAGE / "native"))
+    compiler.run(*options, *headers, "-c", str(PACKAGE / source), "-o", str(compiled))
+    return str(compiled)
+
+
+def main() -> int:
+    began = time.monotonic()
+    outcome = build_libraries(this_machine())
+    for problem in outcome.problems:
+        print(problem, file=sys.stderr)
+    for library in outcome.libraries:
+        print(f"{library} ({library.stat().st_size / 1e6:.1f} MB)")
+    print(f"{time.monotonic() - began:.0f} s", file=sys.stderr)
+    return 0 if outcome.libraries else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""Tests of building the libraries: what is kept, what is built again, and what happens without a working compiler."""
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from machine import HAS_LIBRARY, NO_LIBRARY
+
+from linformer_cli.native import build
+
+needs_library = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
+needs_shell = pytest.mark.skipif(sys.platform == "win32", reason="the compiler is a shell script")
+
+
+@pytest.fixture
+def fake_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """`fake_compiler(script)` makes a shell script the C++ compiler and returns the path of its log."""
+
+    def install(script: str) -> Path:
+        file = tmp_path / "bin" / "c++"
+        file.parent.mkdir()
+        file.write_text(f'#!/bin/sh\necho "$@" >> "$0.log"\n{script}\n')
+        file.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{file.parent}:/usr/bin:/bin")
+        monkeypatch.delenv("CXX", raising=False)
+        return Path(f"{file}.log")
+
+    return install
+
+
+def copy_libraries(folder: Path) -> list[Path]:
+    """Copy this machine's libraries to `folder` and return their paths."""
+    target = build.this_machine()
+    return [
+        Path(shutil.copy(build.library_file(target, one), build.library_file(target, one, folder)))
+        for one in target.instruction_sets
+    ]
+
+
+def test_the_libraries_were_built_from_the_cpp_that_is_here() -> None:
+    """Otherwise, the tests of compiled code are skipped. Without a compiler, there are no libraries."""
+    target = build.this_machine()
+    files = {one: build.library_file(target, one) for one in target.instruction_sets}
+    if not any(file.exists() for file in files.values()) and build.find_system_compiler() is None:
+        pytest.skip("there is no C++ compiler")
+    stale = [file.name for one, file in files.items() if not build.is_fresh(file, one)]
+    assert not stale, f"the C++ has changed: run '{build.COMMAND}'"
+
+
+def test_every_cpp_file_is_in_the_libraries() -> None:
+    """runner.cpp includes engine.cpp, and draw.cpp is an example."""
+    files = {file.relative_to(build.PACKAGE).as_posix() for file in build.PACKAGE.rglob("*.cpp")}
+    assert files == {*build.SOURCES, "native/engine.cpp", "native/draw.cpp"}
+
+
+@needs_library
+@needs_shell
+def test_a_library_that_is_up_to_date_is_kept(tmp_path, fake_compiler) -> None:
+    log, files = fake_compiler("exit 1"), copy_libraries(tmp_path)
+    assert build.build_libraries(build.this_machine(), tmp_path) == build.Outcome(tuple(files), ())
+    assert not log.exists()
+
+
+@needs_library
+@needs_shell
+@pytest.mark.parametrize("damage", ["other C++", "truncated", "missing"])
+def test_a_library_of_other_cpp_or_a_damaged_one_is_built_again(tmp_path, fake_compiler, damage) -> None:
+    """This compiler writes a library with the right digest only."""
+    log = fake_compiler('for last in "$@"; do :; done\necho "$@" | grep -o "LINTX_DIGEST=.*" > "$last"')
+    *others, file = copy_libraries(tmp_path)
+    content = file.read_bytes()
+    if damage == "other C++":
+        file.write_bytes(content.replace(b"lintx library ", b"lintx library 0"))
+    elif damage == "truncated":
+        file.write_bytes(content[:1000])
+    else:
+        file.unlink()
+    outcome = build.build_libraries(build.this_machine(), tmp_path)
+    assert outcome.libraries == tuple(others)  # the new file is no library, and is not kept
+    assert len(log.read_text().splitlines()) == len(build.SOURCES) + 1
+
+
+@needs_shell
+def test_a_failing_compiler_gives_one_line_for_each_library(tmp_path, fake_compiler) -> None:
+    fake_compiler("echo 'engine.cpp: in function f' >&2\necho 'engine.cpp:1: error: I cannot' >&2\nexit 1")
+    target = build.this_machine()
+    outcome = build.build_libraries(target, tmp_path / "new")
+    assert outcome.libraries == ()
+    assert outcome.problems == tuple(
+        f"no library for {one.name}: c++: engine.cpp:1: error: I cannot" for one in target.instruction_sets
+    )
+    assert not list((tmp_path / "new").iterdir())
+
+
+def test_without_a_compiler_nothing_is_built(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: None)
+    outcome = build.build_libraries(build.this_machine(), tmp_path / "new")
+    assert outcome == build.Outcome((), (build.NO_COMPILER,)) and not (tmp_path / "new").exists()
+
+
+def test_only_zig_builds_for_other_systems(monkeypatch) -> None:
+    monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: object())
+    for target in build.TARGETS.values():
+        compiler = build.find_compiler(target)
+        assert compiler is not None and compiler.is_zig
+        for one in target.instruction_sets:
+            assert compiler.options(target, one)[:2] == ("-target", target.triple)
+
+
+@pytest.mark.parametrize("changed", ["a header", "a constant", "an option"])
+def test_the_digest_depends_on_everything_that_a_library_is_built_from(tmp_path, monkeypatch, changed) -> None:
+    one = build.this_machine().instruction_sets[0]
+    before = build.compute_digest(one)
+    if changed == "a header":
+        for source in build.SOURCES:
+            (tmp_path / source).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(build.PACKAGE / source, tmp_path / source)
+        shutil.copytree(build.PACKAGE / "native", tmp_path / "native", dirs_exist_ok=True)
+        monkeypatch.setattr(build, "PACKAGE", tmp_path)
+        assert build.compute_digest(one) == before
+        (tmp_path / "native" / "ops" / "new.h").write_text("// new\n")
+    elif changed == "a constant":
+        monkeypatch.setattr(build, "definitions", lambda: ("-DLINTX_LANES=8",))
+    else:
+        monkeypatch.setattr(build, "OPTIONS", (*build.OPTIONS, "-ffast-math"))
+    assert build.compute_digest(one) != before
