@@ -24,7 +24,7 @@ _ADVICE = {
 
 
 def user_cache() -> Path:
-    """The folder for downloads and compiled code: $LINTX_CACHE, or else `lintx` in the user's cache. It may not exist.
+    """The folder for downloads and measured speeds: $LINTX_CACHE, or `lintx` in the user's cache. It may not exist.
 
     Raises `LintxError` if the user has no home folder.
     """
@@ -34,7 +34,7 @@ def user_cache() -> Path:
     if not os.path.isabs(cache):  # by the XDG rules, a relative path is ignored
         cache = os.path.expanduser("~/.cache")
     if cache.startswith("~"):
-        raise LintxError("cannot find your home folder; set LINTX_CACHE to a folder for downloads and compiled code")
+        raise LintxError("cannot find your home folder; set LINTX_CACHE to a folder for downloads and measured speeds")
     return Path(cache) / "lintx"
 
 

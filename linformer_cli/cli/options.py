@@ -37,8 +37,8 @@ Engine = Annotated[
     str,
     typer.Option(
         "--engine",
-        help="How to step the model: auto (the fastest engine that supports it), native (compiled kernels, on a CPU "
-        "with a C++ compiler), cuda (CUDA graphs, for linear attention; never chosen by auto) or textbook (plain "
+        help="How to step the model: auto (the fastest engine that supports it), native (compiled kernels, on a "
+        "CPU), cuda (CUDA graphs, for linear attention; never chosen by auto) or textbook (plain "
         "torch, supports every model).",
         metavar="NAME",
     ),
