@@ -23,10 +23,9 @@ class LibrariesHook(BuildHookInterface[Any]):
         outcome = build.build_libraries(target, build.LIBRARIES / name if name else build.LIBRARIES)
         for problem in outcome.problems:
             self.app.display_warning(f"lintx: {problem}; what is not compiled runs in plain torch, which is slower")
-        if outcome.libraries:
+        if outcome.libraries and version != "editable":  # an editable package finds them in the checkout
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{target.tag}"
-        if version != "editable":
             included = {str(file): f"linformer_cli/native/libraries/{file.name}" for file in outcome.libraries}
             build_data["force_include"].update(included)
 
