@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 
 from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.native.library import describe_library
 from linformer_cli.precision import CLEARLY_FASTER, measure_gain, remember
 from linformer_cli.system.device import Choice, SamplingPrecision, product_dtype
 
@@ -24,7 +25,8 @@ def choose_sampling_precision(model: PixelModel, engine: str) -> Choice:
     """
     if engine != NATIVE or (refusal := NativeEngine.refusal(model, torch.int8)) is not None:
         return Choice("fp32", f"only the engine {NATIVE} supports int8" if engine != NATIVE else f"no int8: {refusal}")
-    digest = hashlib.sha256(model.config.model_dump_json().encode()).hexdigest()
+    asked = f"{model.config.model_dump_json()} {describe_library()}"
+    digest = hashlib.sha256(asked.encode()).hexdigest()
     gain = remember(f"sampling {digest[:16]}: int8", lambda: _measure_int8_gain(model))
     return Choice("int8" if gain * CLEARLY_FASTER > 1 else "fp32", f"int8 is {gain:.2g} times as fast as fp32 here")
 
