@@ -240,6 +240,24 @@ int64_t lintx_start(lintx_runner* runner, uint64_t seed, uint64_t first, const i
     return 0;
 }
 
+int64_t lintx_continue(lintx_runner* runner, const lintx_runner* other) {
+    const auto differ = [](const Buffer& a, const Buffer& b) { return a.kind != b.kind || a.stride != b.stride; };
+    bool same = runner->count() == other->count() && runner->buffers.size() == other->buffers.size();
+    for (size_t n = 0; same && n < runner->buffers.size(); n++) same = !differ(runner->buffers[n], other->buffers[n]);
+    if (!same) return fail("the runners have different programs");
+    for (int64_t image = 0; image < runner->batch(); image++) {
+        for (size_t n = 0; n < runner->buffers.size(); n++)
+            if (runner->buffers[n].kind == STATE)
+                std::memcpy(runner->memory<char>(n, image), other->memory<char>(n, 0), runner->buffers[n].stride);
+        std::memcpy(runner->parameters(image), other->parameters(0), runner->buffers[runner->file.output].stride);
+        std::copy_n(other->values_of(0), other->known, runner->values_of(image));
+    }
+    runner->known = other->known;
+    runner->drawn = other->drawn;
+    runner->predicted = other->predicted;
+    return 0;
+}
+
 int64_t lintx_draw_next(lintx_runner* runner) {
     const bool ahead = runner->batch() == 1 && runner->file.window > 1 && !runner->predicted;
     if (ahead && runner->known && runner->known < runner->count()) return draw_ahead(*runner);

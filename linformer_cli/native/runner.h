@@ -38,6 +38,10 @@ void lintx_use_threads(lintx_runner* runner, int64_t threads);
  * n modulo the number of classes. Returns 0. */
 int64_t lintx_start(lintx_runner* runner, uint64_t seed, uint64_t first, const int64_t* labels);
 
+/* Lets every image of a runner continue where the first image of `other` is, whose program must be the same: a
+ * beginning is read once, and completed in several ways. The runner keeps its own seed and image numbers. Returns 0. */
+int64_t lintx_continue(lintx_runner* runner, const lintx_runner* other);
+
 /* Draws the next value of every image, and returns the number of values known so far. For a single image, one call may
  * draw several values with little more work than one (look-ahead); the image is the same. */
 int64_t lintx_draw_next(lintx_runner* runner);

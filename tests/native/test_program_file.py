@@ -41,6 +41,7 @@ _SIGNATURES = {
     "lintx_error": (ctypes.c_char_p, []),
     "lintx_use_threads": (None, [_POINTER, _SIZE]),
     "lintx_start": (_SIZE, [_POINTER, ctypes.c_uint64, ctypes.c_uint64, _POINTER]),
+    "lintx_continue": (_SIZE, [_POINTER, _POINTER]),
     "lintx_draw_next": (_SIZE, [_POINTER]),
     "lintx_give_next": (_SIZE, [_POINTER, _POINTER]),
     "lintx_probabilities": (_SIZE, [_POINTER, _SIZE, _POINTER]),
@@ -73,6 +74,9 @@ class Runner:
     def start(self, seed: int = SEED, first: int = 0, labels: Sequence[int] | None = None) -> None:
         array = None if labels is None else (_SIZE * self.batch)(*labels)
         self.check(self.library.lintx_start(self.handle, seed, first, array))
+
+    def continue_from(self, other: "Runner") -> None:
+        self.check(self.library.lintx_continue(self.handle, other.handle))
 
     def draw(self) -> int:
         return self.check(self.library.lintx_draw_next(self.handle))
@@ -223,6 +227,28 @@ def test_a_prefix_uses_no_random_numbers(open_program, build_tiny_model) -> None
         parameters = engine.step(torch.tensor([value]))
     rest = engine.draw_values(parameters, UniformStreams(SEED, [0]), Filters(), 59)
     assert np.array_equal(runner.finish()[:, 5:], rest.numpy())
+
+
+@pytest.mark.parametrize("changes", ["categorical", "mixture"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_images_continue_a_beginning_that_another_runner_read(open_program, build_tiny_model, changes, batch) -> None:
+    model = build_tiny_model(head=changes, classes=2)
+    prefix, continued, expected = open_program(model), open_program(model, batch), open_program(model, batch)
+    prefix.start(seed=1, labels=[1])
+    continued.start(first=4)
+    continued.finish()  # what was drawn before leaves no trace
+    continued.start(first=4)
+    expected.start(first=4, labels=[1] * batch)
+    for value in (3, 1, 4, 1, 5, 9, 2, 6):
+        prefix.give(value)
+        expected.give(*[value] * batch)
+    for _ in range(2):  # the second time, the step for the next value is done already
+        continued.continue_from(prefix)
+        probabilities = prefix.probabilities(0)
+    assert np.array_equal(continued.probabilities(batch - 1), probabilities)
+    assert np.array_equal(continued.finish(), expected.finish())
+    with pytest.raises(Refused, match="different programs"):
+        continued.continue_from(open_program(build_tiny_model(head=changes)))
 
 
 def test_wrong_calls_are_refused(open_program, build_tiny_model) -> None:

@@ -9,6 +9,8 @@
 #include <cstring>
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__wasm_simd128__)
+#include <wasm_simd128.h>
 #endif
 
 #include "products.h"
@@ -78,6 +80,8 @@ private:
         return bits_as<ints::part>(_mm512_madd_epi16(bits_as<__m512i>(weights), bits_as<__m512i>(x)));
 #elif defined(__AVX2__)
         return bits_as<ints::part>(_mm256_madd_epi16(bits_as<__m256i>(weights), bits_as<__m256i>(x)));
+#elif defined(__wasm_simd128__)
+        return bits_as<ints::part>(wasm_i32x4_dot_i16x8(bits_as<v128_t>(weights), bits_as<v128_t>(x)));
 #else
         const ints::part products = bits_as<ints::part>(weights * x);  // at most 127 * 128, so it fits into 16 bits
         return (bits_as<ints::part>(bits_as<words::part>(products) << 16) >> 16) + (products >> 16);
