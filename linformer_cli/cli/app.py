@@ -16,7 +16,7 @@ from linformer_cli.system.distributed import end_process, process_rank
 from linformer_cli.system.memory import is_out_of_memory, keep_freed_memory
 from linformer_cli.system.threads import limit_spinning
 
-from . import attentions, bench, check, compare, complete, env, evaluate, export, info, plot, sample, train
+from . import attentions, bench, check, compare, complete, demo, env, evaluate, export, info, plot, sample, train
 from .output import complain
 
 _CLOSED_PIPE = 128 + 13  # the exit code of a command that SIGPIPE ended; a number, because Windows has no SIGPIPE
@@ -57,6 +57,7 @@ app.command("plot")(plot.plot)
 app.command("attentions")(attentions.attentions)
 app.command("info")(info.info)
 app.command("export")(export.export)
+app.command("demo")(demo.demo)
 app.command("env")(env.env)
 
 

@@ -10,7 +10,21 @@ import pytest
 from linformer_cli.cli.app import main
 
 COMMANDS = [
-    *("train", "sample", "complete", "eval", "check", "bench", "compare", "plot", "attentions", "info", "export", "env")
+    *(
+        "train",
+        "sample",
+        "complete",
+        "eval",
+        "check",
+        "bench",
+        "compare",
+        "plot",
+        "attentions",
+        "info",
+        "export",
+        "demo",
+        "env",
+    )
 ]
 BENCHES = [
     "bench sample",

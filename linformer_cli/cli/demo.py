@@ -1,0 +1,68 @@
+"""`lintx demo`: a page that runs a model in the browser."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from linformer_cli.errors import LintxError, UsageError
+
+from . import options
+from .output import talk
+
+
+def demo(
+    checkpoint: options.CheckpointArgument = None,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of the page. 0 is a free one.")] = 0,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in the browser.")] = True,
+    build: Annotated[
+        Path | None,
+        typer.Option(
+            "--build",
+            help="Write the files of the page to this new folder, for any web host, and stop.",
+            show_default=False,
+            metavar="FOLDER",
+        ),
+    ] = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """Show a model in the browser.
+
+    The page completes what you draw, draws samples, shows the state of the model, and races the model against softmax
+    attention. The engine runs in the page, as WebAssembly. Nothing leaves the machine. Ctrl-C ends the command.
+
+    Examples:
+
+    - `lintx demo`
+    - `lintx demo runs/first --port 8000 --no-browser`
+    - `lintx demo mnist-deep --build site`
+    """
+    from linformer_cli.checkpoint import read_checkpoint
+    from linformer_cli.demo.server import DemoServer
+    from linformer_cli.demo.site import build_site
+    from linformer_cli.files import write_file
+
+    if build is not None and build.exists():
+        raise UsageError(f"'{build}' exists already; name another folder")
+    site = build_site(read_checkpoint(checkpoint))
+    if build is not None:
+        build.mkdir(parents=True)
+        for name, file in site.items():
+            write_file(build / name, file.data)
+        talk(f"wrote {build}: {len(site)} files, {sum(len(file.data) for file in site.values()):,} bytes")
+        return
+    try:
+        server = DemoServer(site, port)
+    except OSError as error:
+        raise LintxError(f"port {port} is not available ({error.strerror or error}); choose another --port") from None
+    with server:
+        # The address is the result of the command, so it is printed even with --quiet.
+        print(server.url, flush=True)
+        talk("the page is open until Ctrl-C")
+        if browser:
+            import threading
+            import webbrowser
+
+            # A browser for the terminal ends only when its user leaves it.
+            threading.Thread(target=webbrowser.open, args=(server.url,), daemon=True).start()
+        server.serve_forever()

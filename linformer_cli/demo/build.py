@@ -1,0 +1,53 @@
+"""Compiles the engine to WebAssembly: `python -m linformer_cli.demo.build`. It needs the Python package ziglang.
+
+The result, engine.wasm, is part of the package. engine.sha256 has the digest of the sources that it was compiled from.
+"""
+
+import hashlib
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from linformer_cli.files import write_file
+from linformer_cli.native.constants import definitions
+
+FOLDER = Path(__file__).parent
+ENGINE, DIGEST = FOLDER / "engine.wasm", FOLDER / "engine.sha256"
+SOURCE, HEADERS = FOLDER / "wasm.cpp", FOLDER.parent / "native"
+# The functions of runner.h that the page calls, without "lintx_".
+FUNCTIONS = (
+    *("open", "close", "error", "describe", "start", "continue", "draw_next", "give_next"),
+    *("probabilities", "values", "pixels", "state"),
+)
+OPTIONS = (
+    *("-target", "wasm32-wasi", "-mexec-model=reactor", "-msimd128", "-std=c++17", "-O3"),
+    # Without contraction, the results are the same bits as those of the native engine.
+    *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
+    # A page has one thread, and the engine throws no exceptions.
+    *("-fno-exceptions", "-fno-rtti", "-Dthread_local=", "-fno-c++-static-destructors"),
+    *("-Wl,--strip-all", "-Wl,--export=malloc", "-Wl,--export=free"),
+    *(f"-Wl,--export=lintx_{name}" for name in FUNCTIONS),
+)
+
+
+def compute_digest() -> str:
+    """The digest of everything that engine.wasm is compiled from, except the compiler."""
+    found = hashlib.sha256(repr((OPTIONS, definitions())).encode())
+    for file in (SOURCE, HEADERS / "runner.cpp", HEADERS / "engine.cpp", *sorted(HEADERS.rglob("*.h"))):
+        found.update(file.read_bytes())
+    return found.hexdigest()
+
+
+def build_engine() -> None:
+    """Compile engine.wasm. Raises `CalledProcessError` if the compiler fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / ENGINE.name
+        compiler = (sys.executable, "-m", "ziglang", "c++")
+        subprocess.run([*compiler, *OPTIONS, *definitions(), "-I", HEADERS, SOURCE, "-o", target], check=True)
+        write_file(ENGINE, target.read_bytes())
+    write_file(DIGEST, f"{compute_digest()}\n".encode())
+
+
+if __name__ == "__main__":
+    build_engine()

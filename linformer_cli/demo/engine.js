@@ -1,0 +1,117 @@
+// The C++ engine (native/runner.h), compiled to WebAssembly. This module works in a page, in a worker and in node.
+
+/** Starts the engine from the bytes of engine.wasm. Raises an error that says why if this browser cannot run it. */
+export async function startEngine(bytes) {
+  if (!WebAssembly.validate(bytes)) {
+    throw new Error("This browser cannot run the engine: its WebAssembly has no SIMD. A newer browser has it.");
+  }
+  const { instance } = await WebAssembly.instantiate(bytes);
+  instance.exports._initialize();
+  return instance.exports;
+}
+
+const LARGEST_SCRATCH = 1 << 16; // bytes for the arguments and results of a call
+
+/** Draws a batch of images value by value. native/runner.h explains the functions. */
+export class Runner {
+  constructor(engine, file, batch = 1) {
+    this.engine = engine;
+    this.batch = batch;
+    const place = engine.malloc(file.length);
+    if (!place) throw new Error("There is not enough memory for this model.");
+    new Uint8Array(engine.memory.buffer, place, file.length).set(file);
+    this.runner = engine.lintx_open(place, BigInt(file.length), BigInt(batch));
+    engine.free(place);
+    if (!this.runner) throw new Error(this.#reason());
+    const numbers = this.#array(BigInt64Array, 8);
+    engine.lintx_describe(this.scratch, this.runner);
+    [this.channels, this.height, this.width, this.levels, this.classes, this.values, , this.layers] = Array.from(
+      numbers,
+      Number,
+    );
+    this.known = 0;
+  }
+
+  /** Begins images number `first`, first + 1 and so on, all of class `label`, or of the classes in turn. */
+  start(seed, first = 0, label = null) {
+    const labels = label === null ? 0 : this.#array(BigInt64Array, this.batch).fill(BigInt(label)).byteOffset;
+    this.#check(this.engine.lintx_start(this.runner, BigInt(seed), BigInt(first), labels));
+    this.known = 0;
+  }
+
+  /** Lets every image continue where the only image of `other` is. */
+  continueFrom(other) {
+    this.#check(this.engine.lintx_continue(this.runner, other.runner));
+    this.known = other.known;
+  }
+
+  /** Draws the next value of every image, or the next few. Returns the number of known values. */
+  draw() {
+    this.known = this.#check(this.engine.lintx_draw_next(this.runner));
+    return this.known;
+  }
+
+  /** Gives every image the same next value. */
+  give(value) {
+    const values = this.#array(BigInt64Array, this.batch).fill(BigInt(value));
+    this.known = this.#check(this.engine.lintx_give_next(this.runner, values.byteOffset));
+  }
+
+  /** The probabilities of the next value of the first image. The next `draw` then draws exactly one value. */
+  probabilities() {
+    const { byteOffset } = this.#array(Float64Array, this.levels);
+    this.#check(this.engine.lintx_probabilities(this.runner, 0n, byteOffset));
+    return Float64Array.from(this.#array(Float64Array, this.levels)); // the call may have moved the memory
+  }
+
+  /** The number of the last value of the first image. */
+  lastValue() {
+    const place = this.engine.lintx_values(this.runner, 0n);
+    return Number(new BigInt64Array(this.engine.memory.buffer, place, this.values)[this.known - 1]);
+  }
+
+  /** The brightnesses 0 to 255 of an image; unknown values are 0. */
+  pixels(image = 0) {
+    const found = this.#array(Uint8Array, this.values);
+    this.engine.lintx_pixels(this.runner, BigInt(image), found.byteOffset);
+    return Uint8Array.from(found);
+  }
+
+  /** All images, one after the other. */
+  allPixels() {
+    return Array.from({ length: this.batch }, (_, image) => this.pixels(image));
+  }
+
+  /** State number `number` of a layer as bytes, or null if there is no such state. */
+  state(layer, number) {
+    const count = this.#array(BigInt64Array, 1);
+    const place = this.engine.lintx_state(this.runner, 0n, BigInt(layer), BigInt(number), count.byteOffset);
+    return place ? new Uint8Array(this.engine.memory.buffer, place, Number(count[0])) : null;
+  }
+
+  /** The bytes of all states of one image. */
+  stateBytes() {
+    let bytes = 0;
+    for (let layer = 0; layer < this.layers; layer++) {
+      for (let number = 0, state; (state = this.state(layer, number)); number++) bytes += state.length;
+    }
+    return bytes;
+  }
+
+  #array(Type, count) {
+    const bytes = count * Type.BYTES_PER_ELEMENT;
+    if (bytes > LARGEST_SCRATCH) throw new Error("The images of this model are too large for this page.");
+    this.scratch ??= this.engine.malloc(LARGEST_SCRATCH);
+    return new Type(this.engine.memory.buffer, this.scratch, count);
+  }
+
+  #check(result) {
+    if (result < 0n) throw new Error(this.#reason());
+    return Number(result);
+  }
+
+  #reason() {
+    const text = new Uint8Array(this.engine.memory.buffer, this.engine.lintx_error());
+    return `The engine refuses: ${new TextDecoder().decode(text.slice(0, text.indexOf(0)))}.`;
+  }
+}

@@ -1,0 +1,171 @@
+// The view "Look inside": the state, the next value and the bits, while an image is drawn value by value.
+
+import { heat, paintDots, paintImage, pixelColour, sheet, signed, themeColour } from "./paint.js";
+
+export function setUpInspect(engine, shape, model) {
+  const find = (id) => document.getElementById(id);
+  const choice = (id) => Number(find(id).value);
+  let seed = 0, playing = false, waiting = false, shown = null, before = null, bits = [];
+  // Values per frame, from slow to fast. Below 1, a value takes several frames.
+  const SPEEDS = [0.05, 0.25, 1, 4, 14, 56];
+  let due = 0;
+
+  const options = (count) => Array.from({ length: count }, (_, n) => new Option(n + 1, n));
+  find("layer").append(...options(shape.layers));
+  find("head").append(...options(model.heads));
+  find("brightest").textContent = shape.levels - 1;
+
+  // The numbers of one head of a state, as rows of the width of a value.
+  function headOf(states, layer, number, head) {
+    const state = states?.[layer]?.[number];
+    if (!state) return { numbers: new Float32Array(1), columns: 1 };
+    const heads = state.length % model.heads ? 1 : model.heads;
+    const size = state.length / heads;
+    const first = (heads === 1 ? 0 : head) * size;
+    const columns = number === 1 && model.states[1] ? 1 : size % model.head_width ? Math.ceil(Math.sqrt(size)) : model.head_width;
+    return { numbers: state.subarray(first, first + size), columns };
+  }
+
+  // A head's state, or its last change, as a function of row and column to a colour.
+  function picture(layer, number, head) {
+    const { numbers, columns } = headOf(shown.states, layer, number, head);
+    const old = choice("show") ? headOf(before?.states, layer, number, head).numbers : null;
+    const amounts = old?.length === numbers.length ? numbers.map((x, n) => x - old[n]) : numbers;
+    let most = 1e-9;
+    for (const x of amounts) most = Math.max(most, Math.abs(x));
+    const colour = (row, column) => {
+      const x = (amounts[row * columns + column] ?? 0) / most;
+      return signed(Math.sign(x) * Math.sqrt(Math.abs(x))); // the root makes small numbers visible
+    };
+    return { rows: Math.ceil(numbers.length / columns), columns, colour };
+  }
+
+  const GAP = [60, 62, 70];
+  function paintStates() {
+    const [layer, head] = [choice("layer"), choice("head")];
+    const main = picture(layer, 0, head);
+    const side = model.states[1] ? picture(layer, 1, head) : { rows: 0, columns: -1 };
+    const thick = Math.max(1, Math.round(main.columns / 16)); // z is one column; it is shown thicker, beside s
+    paintDots(find("inside-state"), main.rows, main.columns + (side.rows ? 2 * thick : 0), (row, column) => {
+      if (column < main.columns) return main.colour(row, column);
+      return column < main.columns + thick ? GAP : side.colour(row, 0);
+    });
+    const tiles = Array.from({ length: shape.layers }, (_, layer) => Array.from({ length: model.heads }, (_, head) => picture(layer, 0, head)));
+    const { rows, columns } = tiles[0][0];
+    paintDots(find("inside-all"), model.heads * (rows + 2), shape.layers * (columns + 2), (row, column) => {
+      const [y, x] = [row % (rows + 2), column % (columns + 2)];
+      const [l, h] = [Math.floor(column / (columns + 2)), Math.floor(row / (rows + 2))];
+      if (!y || !x || y > rows || x > columns) return l === layer && h === head ? [255, 255, 255] : [24, 26, 32];
+      return tiles[l][h].colour(y - 1, x - 1);
+    });
+    const size = main.rows === main.columns ? `${main.rows} × ${main.columns}` : "";
+    find("state-caption").textContent = model.states.length
+      ? `Layer ${layer + 1}, head ${head + 1}: s (${size}) and, to its right, z`
+      : `Layer ${layer + 1}, head ${head + 1}: the state`;
+  }
+
+  function paintNext() {
+    const { context, width, height } = sheet(find("inside-next"));
+    const { probabilities } = shown;
+    if (!probabilities) {
+      context.fillStyle = themeColour("--quiet");
+      return context.fillText("The image is complete.", 0, height / 2);
+    }
+    const most = Math.max(...probabilities);
+    const bar = width / probabilities.length;
+    const base = height - 20;
+    probabilities.forEach((p, n) => {
+      const grey = Math.round((55 * n) / probabilities.length) + 30;
+      context.fillStyle = p === most ? themeColour("--accent") : `hsl(25 70% ${grey}%)`;
+      // The root keeps unlikely values visible.
+      const tall = Math.sqrt(p / most) * (base - 16);
+      context.fillRect(n * bar, base - tall, Math.max(bar - 0.6, 1), tall);
+    });
+    context.fillStyle = themeColour("--quiet");
+    context.fillRect(0, base, width, 1);
+    const best = probabilities.indexOf(most);
+    const text = `${best}: ${(100 * most).toFixed(most > 0.995 ? 1 : 0)} %`;
+    const at = Math.min(Math.max(0, best * bar - 20), width - context.measureText(text).width);
+    context.fillText(text, at, 12);
+    context.fillText("0", 0, height - 5);
+    context.fillText(shape.levels - 1, width - 26, height - 5);
+  }
+
+  function paint() {
+    if (!shown) return;
+    const next = Math.floor(shown.known / shape.channels);
+    paintDots(find("inside-image"), shape.height, shape.width, (row, column) =>
+      row * shape.width + column === next ? [255, 138, 61] : pixelColour(shape, shown.pixels, row, column));
+    paintDots(find("inside-bits"), shape.height, shape.width, (row, column) => {
+      const first = (row * shape.width + column) * shape.channels;
+      let sum = 0;
+      for (let n = 0; n < shape.channels; n++) sum += bits[first + n] ?? 0;
+      return heat(Math.min(1, sum / (8 * shape.channels)));
+    });
+    find("bits").textContent = Math.round(bits.reduce((sum, x) => sum + x, 0));
+    paintStates();
+    paintNext();
+    find("play").textContent = playing ? "Pause" : shown.done ? "Again" : "Play";
+    find("step").disabled = shown.done;
+    document.body.dataset.known = shown.known;
+  }
+
+  function receive(message) {
+    waiting = false;
+    [before, shown] = [shown, message];
+    bits.push(...message.bits);
+    if (message.done) playing = false;
+    paint();
+  }
+  function step(count) {
+    if (waiting || !shown || shown.done) return;
+    waiting = true;
+    engine.run({ job: "step", count }, receive);
+  }
+  function restart(other) {
+    seed += other;
+    [before, shown, bits, due, waiting] = [null, null, [], 0, true];
+    engine.run({ job: "inspect", seed, label: null }, receive);
+  }
+  function frame() {
+    if (!playing) return;
+    due += SPEEDS[choice("speed")];
+    if (due >= 1 && !waiting) {
+      step(Math.floor(due));
+      due = 0;
+    }
+    requestAnimationFrame(frame);
+  }
+
+  find("play").onclick = () => {
+    if (shown?.done) restart(1);
+    playing = !playing;
+    requestAnimationFrame(frame);
+    paint();
+  };
+  find("step").onclick = () => {
+    playing = false;
+    step(1);
+    paint();
+  };
+  find("restart").onclick = () => restart(1);
+  for (const id of ["layer", "head", "show"]) find(id).onchange = paint;
+  find("inside-all").onclick = ({ target, offsetX, offsetY }) => {
+    find("layer").value = Math.floor((offsetX / target.clientWidth) * shape.layers);
+    find("head").value = Math.floor((offsetY / target.clientHeight) * model.heads);
+    paint();
+  };
+
+  for (const id of ["inside-image", "inside-bits"]) paintImage(find(id), shape, new Uint8Array(shape.values));
+  return {
+    show() {
+      if (!shown) restart(0);
+      else paint();
+      playing = !shown?.done;
+      requestAnimationFrame(frame);
+    },
+    hide() {
+      playing = waiting = false;
+    },
+  };
+}

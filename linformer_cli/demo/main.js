@@ -1,0 +1,104 @@
+// Loads the model, and switches between the views.
+
+import { setUpDraw } from "./draw.js";
+import { setUpInspect } from "./inspect.js";
+import { setUpRace } from "./race.js";
+import { setUpSample } from "./sample.js";
+
+const find = (id) => document.getElementById(id);
+
+function complain(message) {
+  find("error").textContent = message;
+  find("error").hidden = false;
+}
+
+/** The engine in its worker. It does one job at a time; messages of earlier jobs are dropped. */
+class Engine {
+  constructor() {
+    this.worker = new Worker("worker.js", { type: "module" });
+    this.worker.onerror = () => complain("The engine has stopped. Please reload the page.");
+    this.worker.onmessage = ({ data: { id, ...message } }) => {
+      if (id !== this.id) return;
+      if (message.error) complain(message.error);
+      else this.receive(message);
+    };
+    this.id = 0;
+  }
+
+  run(job, receive) {
+    this.receive = receive;
+    this.worker.postMessage({ id: ++this.id, ...job });
+  }
+
+  stop() {
+    this.run({}, () => {});
+  }
+}
+
+async function load(name) {
+  const response = await fetch(name).catch(() => null);
+  if (!response?.ok) throw new Error(`The file ${name} cannot be loaded.`);
+  return response;
+}
+const loadBytes = async (name) => new Uint8Array(await (await load(name)).arrayBuffer());
+
+function setUpTabs(views) {
+  const tabs = Object.keys(views).map((name) => find(`tab-${name}`));
+  let open = null;
+  function select(tab) {
+    const name = tab.getAttribute("aria-controls");
+    if (name === open) return;
+    views[open]?.hide?.();
+    open = name;
+    for (const other of tabs) {
+      other.setAttribute("aria-selected", other === tab);
+      other.tabIndex = other === tab ? 0 : -1;
+      find(other.getAttribute("aria-controls")).hidden = other !== tab;
+    }
+    history.replaceState(null, "", `#${name}`);
+    views[name].show();
+  }
+  tabs.forEach((tab, n) => {
+    tab.onclick = () => select(tab);
+    tab.onkeydown = ({ key }) => {
+      const step = { ArrowLeft: -1, ArrowRight: 1 }[key];
+      if (!step) return;
+      const next = tabs[(n + step + tabs.length) % tabs.length];
+      next.focus();
+      select(next);
+    };
+  });
+  select(tabs.find((tab) => `#${tab.getAttribute("aria-controls")}` === location.hash) ?? tabs[0]);
+}
+
+function describe(model, files) {
+  const millions = (model.parameters / 1e6).toFixed(1);
+  find("about").textContent = `${model.name} · ${model.attention} attention · ${millions} million parameters · runs in this page`;
+  document.title = `lintx · ${model.name}`;
+  const size = (files.model.length / 1e6).toFixed(1);
+  const quality = model.bits_per_dim === null ? "" : `${model.bits_per_dim.toFixed(3)} bits/dim · `;
+  find("facts").textContent = `${quality}int8 program of ${size} MB · weights ${model.weights_sha256.slice(0, 12)} · lintx ${model.version}`;
+}
+
+try {
+  if (!globalThis.WebAssembly) throw new Error("This browser has no WebAssembly. A newer browser has it.");
+  const model = await (await load("model.json")).json();
+  const names = model.rival ? ["model", "rival"] : ["model"];
+  const parts = await Promise.all([loadBytes("engine.wasm"), ...names.map((name) => loadBytes(`${name}.lintx`))]);
+  const files = Object.fromEntries(names.map((name, n) => [name, parts[n + 1]]));
+  describe(model, files);
+  const engine = new Engine();
+  engine.run({ job: "load", engine: parts[0], files }, (shape) => {
+    const views = {
+      draw: setUpDraw(engine, shape, model.frame),
+      sample: setUpSample(engine, shape, model),
+      inspect: setUpInspect(engine, shape, model),
+    };
+    if (model.rival) views.race = setUpRace(engine, shape, model);
+    else find("tab-race").hidden = true;
+    setUpTabs(views);
+    document.body.dataset.ready = "yes";
+  });
+} catch (error) {
+  complain(error.message);
+}

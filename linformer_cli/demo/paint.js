@@ -1,0 +1,67 @@
+// Pixels, colours and plots on canvases.
+
+/** Black to orange: what the model drew. */
+export const drawn = (v) => [Math.min(255, v * 1.2), v * 0.6, v * 0.26];
+/** Black over violet to yellow, for amounts from 0 to 1. */
+export const heat = (a) => [255 * Math.min(1, 1.7 * a), 235 * a * a, 150 * Math.sin(Math.PI * Math.min(1, a * 1.15)) ** 2];
+/** Blue over black to orange, for numbers from -1 to 1. */
+export const signed = (a) => (a < 0 ? [-70 * a, -165 * a, -255 * a] : [255 * a, 145 * a, 60 * a]);
+
+/** Paints rows x columns dots on a canvas. `colour(row, column)` gives red, green and blue from 0 to 255. */
+export function paintDots(canvas, rows, columns, colour) {
+  if (canvas.width !== columns || canvas.height !== rows) Object.assign(canvas, { width: columns, height: rows });
+  const picture = new ImageData(columns, rows);
+  for (let n = 0; n < rows * columns; n++) {
+    picture.data.set(colour(Math.floor(n / columns), n % columns), 4 * n);
+    picture.data[4 * n + 3] = 255;
+  }
+  canvas.getContext("2d").putImageData(picture, 0, 0);
+}
+
+/** The colour of a pixel of an image; from value `from` on, a grey image gets the colour of what the model drew. */
+export function pixelColour(shape, pixels, row, column, from = Infinity) {
+  const at = (row * shape.width + column) * shape.channels;
+  if (shape.channels === 3) return [pixels[at], pixels[at + 1], pixels[at + 2]];
+  return at >= from ? drawn(pixels[at]) : [pixels[at], pixels[at], pixels[at]];
+}
+
+export function paintImage(canvas, shape, pixels, from) {
+  paintDots(canvas, shape.height, shape.width, (row, column) => pixelColour(shape, pixels, row, column, from));
+}
+
+/** Paints images side by side, with a gap of one pixel, in the colour of the page. */
+export function paintGrid(canvas, shape, images, columns) {
+  const [height, width] = [shape.height + 1, shape.width + 1];
+  paintDots(canvas, Math.ceil(images.length / columns) * height - 1, columns * width - 1, (row, column) => {
+    const image = images[Math.floor(row / height) * columns + Math.floor(column / width)];
+    const [y, x] = [row % height, column % width];
+    if (!image || y === shape.height || x === shape.width) return [70, 72, 80];
+    return pixelColour(shape, image, y, x);
+  });
+}
+
+/** Adds canvases for images to an element. */
+export function addCanvases(parent, shape, count, label) {
+  return Array.from({ length: count }, (_, n) => {
+    const canvas = Object.assign(document.createElement("canvas"), { className: "pixels", width: shape.width, height: shape.height });
+    canvas.setAttribute("role", "img");
+    canvas.setAttribute("aria-label", `${label} ${n + 1}`);
+    parent.append(canvas);
+    return canvas;
+  });
+}
+
+/** Prepares a canvas for lines and text in the units of the page. Returns its context, width and height. */
+export function sheet(canvas) {
+  const [width, height, ratio] = [canvas.clientWidth, canvas.clientHeight, devicePixelRatio];
+  Object.assign(canvas, { width: Math.round(width * ratio), height: Math.round(height * ratio) });
+  const context = canvas.getContext("2d");
+  context.scale(ratio, ratio);
+  context.font = "13px system-ui, sans-serif";
+  return { context, width, height };
+}
+
+/** A colour of style.css, such as "--accent". */
+export const themeColour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name);
+
+export const formatBytes = (bytes) => (bytes < 1e6 ? `${Math.round(bytes / 1024)} KiB` : `${(bytes / 2 ** 20).toFixed(1)} MiB`);

@@ -1,0 +1,51 @@
+// The view "Sample": images that are drawn at the same time.
+
+import { addCanvases, paintGrid, paintImage } from "./paint.js";
+
+const COUNT = 32, COLUMNS = 8;
+
+export function setUpSample(engine, shape, model) {
+  const find = (id) => document.getElementById(id);
+  const [grid, seed] = [find("grid"), find("seed")];
+  const canvases = addCanvases(grid, shape, COUNT, "Sample");
+  let shown = [];
+  find("class-label").hidden = !shape.classes;
+  find("class").append(new Option("all", ""), ...Array.from({ length: shape.classes }, (_, n) => new Option(n, n)));
+
+  function draw() {
+    if (!seed.reportValidity() || seed.value === "") return;
+    find("save").disabled = true;
+    const label = find("class").value === "" ? null : Number(find("class").value);
+    engine.run({ job: "sample", seed: seed.value, count: COUNT, label }, ({ images, done, rate }) => {
+      images.forEach((image, n) => paintImage(canvases[n], shape, image));
+      shown = images;
+      const command = `lintx sample ${model.name} -n ${COUNT} --seed ${seed.value}${label === null ? "" : ` --class ${label}`} --precision int8`;
+      const same = done ? ` · the same images as ${command}` : "";
+      find("sample-speed").textContent = `${rate.toFixed(1)} images/s${same}`;
+      find("save").disabled = !done;
+      grid.dataset.done = done ? seed.value : "";
+    });
+  }
+  find("sample-go").onclick = () => {
+    seed.value = BigInt(seed.value || 0) + 1n;
+    draw();
+  };
+  seed.onchange = find("class").onchange = draw;
+
+  find("save").onclick = () => {
+    const small = document.createElement("canvas");
+    paintGrid(small, shape, shown, COLUMNS);
+    const factor = Math.max(1, Math.round(1000 / small.width));
+    const large = Object.assign(document.createElement("canvas"), { width: small.width * factor, height: small.height * factor });
+    const context = large.getContext("2d");
+    context.imageSmoothingEnabled = false;
+    context.drawImage(small, 0, 0, large.width, large.height);
+    large.toBlob((blob) => {
+      const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(blob) });
+      link.download = `${model.name}-seed-${seed.value}.png`;
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+    });
+  };
+  return { show: () => shown.length || draw() };
+}

@@ -1,0 +1,96 @@
+"""The files of the demo: the page, the engine, and the programs of a model and of its rival."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from linformer_cli import __version__
+from linformer_cli.errors import LintxError
+
+if TYPE_CHECKING:
+    from linformer_cli.checkpoint import Checkpoint
+    from linformer_cli.model.pixel_model import PixelModel
+
+FOLDER = Path(__file__).parent
+MODULES = ("main", "engine", "worker", "frame", "paint", "draw", "sample", "inspect", "race")
+JAVASCRIPT, BINARY = "text/javascript; charset=utf-8", "application/octet-stream"
+PAGES = {
+    "index.html": "text/html; charset=utf-8",
+    "style.css": "text/css; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+    "engine.wasm": "application/wasm",
+    **{f"{name}.js": JAVASCRIPT for name in MODULES},
+}
+MODEL, RIVAL, DESCRIPTION = "model.lintx", "rival.lintx", "model.json"
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of the site, and its media type."""
+
+    media_type: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Description:
+    """What the page says about the model. `states` names the states of a layer, if the page knows their shapes."""
+
+    name: str
+    attention: str
+    layers: int
+    heads: int
+    head_width: int
+    parameters: int
+    bits_per_dim: float | None
+    weights_sha256: str
+    frame: dict[str, object] | None  # see `config.Frame`
+    states: tuple[str, ...]
+    rival: str | None  # the attention of the second program
+    version: str = __version__
+
+
+def build_site(checkpoint: "Checkpoint") -> dict[str, File]:
+    """The files of the demo by name. Raises `LintxError` if the model cannot become a program."""
+    import torch
+
+    from linformer_cli.bench.models import with_softmax
+    from linformer_cli.checkpoint import load_weights
+
+    model = load_weights(checkpoint)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # the rival has the same random weights in every site
+        models = with_softmax(checkpoint.path.name, model)
+    info, network = checkpoint.info, model.config
+    description = Description(
+        name=checkpoint.path.name,
+        attention=network.attention,
+        layers=network.layers,
+        heads=network.heads,
+        head_width=network.head_width,
+        parameters=model.parameter_count(),
+        bits_per_dim=info.training.validation_bits_per_dim,
+        weights_sha256=checkpoint.digest,
+        frame=info.data.frame.model_dump() if info.data.frame else None,
+        states=("s", "z") if network.attention == "linear" else (),
+        rival=models[1].name if len(models) > 1 else None,
+    )
+    site = {name: File(kind, (FOLDER / name).read_bytes()) for name, kind in PAGES.items()}
+    site[DESCRIPTION] = File("application/json", json.dumps(asdict(description)).encode())
+    for name, made in zip((MODEL, RIVAL), models, strict=False):
+        site[name] = File(BINARY, _encode(made.model, checkpoint.path))
+    return site
+
+
+def _encode(model: "PixelModel", path: Path) -> bytes:
+    import torch
+
+    from linformer_cli.model.program import encode_model
+    from linformer_cli.native.program import NoProgram
+    from linformer_cli.sampling.engines.native import NativeEngine
+
+    try:
+        return encode_model(model, NativeEngine.window, torch.int8)
+    except NoProgram as error:
+        raise LintxError(f"'{path}' cannot run in a browser: {error}") from None

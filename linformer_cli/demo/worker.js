@@ -1,0 +1,132 @@
+// Runs the engine beside the page, so that the page stays responsive. A new job ends the current one.
+
+import { Runner, startEngine } from "./engine.js";
+
+const SLICE = 12; // milliseconds of work before the worker looks for a new job
+const files = {}; // program files by name
+const runners = new Map();
+let engine, current;
+
+// A runner keeps a copy of its weights, so it is used again.
+function runnerFor(use, batch = 1, file = "model") {
+  const key = `${use} ${batch} ${file}`;
+  if (!runners.has(key)) runners.set(key, new Runner(engine, files[file], batch));
+  return runners.get(key);
+}
+
+const JOBS = {
+  // Continues the `kept` values of an image in several ways.
+  *complete({ kept, seed, count }) {
+    const began = performance.now();
+    const [prefix, runner] = [runnerFor("prefix"), runnerFor("complete", count)];
+    prefix.start(seed);
+    for (const value of kept) yield void prefix.give(value);
+    runner.start(seed);
+    runner.continueFrom(prefix);
+    yield* drawAll(runner, { began, from: kept.length });
+  },
+
+  // Draws images number 0, 1 and so on.
+  *sample({ seed, count, label }) {
+    const runner = runnerFor("sample", count);
+    runner.start(seed, 0, label);
+    yield* drawAll(runner, { began: performance.now(), from: 0 });
+  },
+
+  // Begins the image whose values `step` draws one by one.
+  *inspect({ seed, label }) {
+    runnerFor("inspect").start(seed, 0, label);
+    yield* JOBS.step({ count: 0 });
+  },
+
+  // Draws `count` values. `bits` are the information of each, and `probabilities` those of the next one.
+  *step({ count }) {
+    const runner = runnerFor("inspect");
+    const bits = [];
+    while (bits.length < count && runner.known < runner.values) {
+      const probabilities = runner.probabilities();
+      runner.draw();
+      bits.push(-Math.log2(probabilities[runner.lastValue()]));
+      yield;
+    }
+    const done = runner.known === runner.values;
+    const states = [];
+    for (let layer = 0; layer < runner.layers; layer++) {
+      states.push([]);
+      for (let number = 0, state; (state = runner.state(layer, number)); number++) {
+        if (state.length % 4 === 0) states[layer].push(new Float32Array(state.slice().buffer));
+      }
+    }
+    const probabilities = done ? null : runner.probabilities();
+    yield { done, known: runner.known, pixels: runner.pixels(), bits, states, probabilities };
+  },
+
+  // Draws images with the model and with its rival for the same time each, until another job begins.
+  *race({ seed }) {
+    const lanes = ["model", "rival"].map((file, lane) => ({ lane, runner: runnerFor("race", 1, file), spent: 0, images: 0 }));
+    for (const { runner } of lanes) runner.start(seed);
+    for (;;) {
+      const next = lanes[0].spent <= lanes[1].spent ? lanes[0] : lanes[1];
+      const { runner, lane } = next;
+      if (runner.known === runner.values) runner.start(seed, ++next.images);
+      const [first, count] = [runner.known, runner.width * runner.channels];
+      const began = performance.now();
+      while (runner.known < first + count) {
+        runner.probabilities(); // without look-ahead, which would depend on what is drawn
+        runner.draw();
+      }
+      const milliseconds = performance.now() - began;
+      next.spent += milliseconds;
+      const images = next.images + runner.known / runner.values;
+      const [pixels, state] = [runner.pixels(), runner.stateBytes()];
+      yield { lane, known: runner.known, each: milliseconds / count, seconds: next.spent / 1000, images, pixels, state };
+    }
+  },
+};
+
+function* drawAll(runner, { began, from }) {
+  let shown = 0;
+  while (runner.known < runner.values) {
+    runner.draw();
+    const now = performance.now();
+    const done = runner.known === runner.values;
+    const drawn = (runner.batch * (runner.known - from)) / runner.values;
+    if (done || now - shown > 30) {
+      shown = now;
+      yield { images: runner.allPixels(), known: runner.known, done, rate: (1000 * drawn) / (now - began) };
+    } else yield;
+  }
+}
+
+const channel = new MessageChannel();
+const pause = () =>
+  new Promise((resume) => {
+    channel.port1.onmessage = resume;
+    channel.port2.postMessage(null);
+  });
+
+async function perform(id, job) {
+  let began = performance.now();
+  for (const message of job) {
+    if (message) postMessage({ id, ...message });
+    if (performance.now() - began > SLICE) {
+      await pause();
+      began = performance.now();
+    }
+    if (id !== current) return;
+  }
+}
+
+onmessage = async ({ data: { id, job, ...details } }) => {
+  current = id;
+  try {
+    if (job === "load") {
+      engine = await startEngine(details.engine);
+      Object.assign(files, details.files);
+      const { channels, height, width, levels, classes, values, layers } = runnerFor("inspect");
+      postMessage({ id, channels, height, width, levels, classes, values, layers });
+    } else if (job) await perform(id, JOBS[job](details));
+  } catch (error) {
+    postMessage({ id, error: error.message });
+  }
+};

@@ -1,0 +1,56 @@
+"""Tests of `lintx demo`."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+import torch
+
+from linformer_cli.demo.build import ENGINE
+from linformer_cli.demo.site import PAGES
+
+
+def test_build_writes_the_page_and_both_programs(lintx, run_folder, tmp_path) -> None:
+    outcome = lintx("demo", run_folder, "--build", tmp_path / "site")
+    assert outcome.code == 0, outcome.stderr
+    files = {path.name: path.read_bytes() for path in (tmp_path / "site").iterdir()}
+    assert set(files) == {*PAGES, "model.lintx", "rival.lintx", "model.json"}
+    assert files["engine.wasm"] == ENGINE.read_bytes()
+    description = json.loads(files["model.json"])
+    assert (description["attention"], description["states"], description["rival"]) == ("linear", ["s", "z"], "softmax")
+    assert files["model.lintx"] != files["rival.lintx"]
+    assert lintx("export", run_folder, tmp_path / "model.lintx").code == 0
+    assert files["model.lintx"] == (tmp_path / "model.lintx").read_bytes()
+    again = lintx("demo", run_folder, "--build", tmp_path / "site")
+    assert (again.code, "exists already" in again.stderr) == (2, True)
+    # The random weights of the rival are the same in every site.
+    torch.manual_seed(5)
+    assert lintx("demo", run_folder, "--build", tmp_path / "second").code == 0
+    assert (tmp_path / "second" / "rival.lintx").read_bytes() == files["rival.lintx"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_page_is_served_until_a_signal(run_folder, number) -> None:
+    command = [sys.executable, "-m", "linformer_cli", "demo", str(run_folder), "--no-browser"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
+    ) as process:
+        url = process.stdout.readline().strip()
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            assert b"<title>lintx</title>" in answer.read()
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors.splitlines()[-1]) == (128 + number, "Stopped")
+
+
+def test_a_used_port_is_reported(lintx, run_folder) -> None:
+    with socket.socket() as used:
+        used.bind(("127.0.0.1", 0))
+        used.listen()
+        outcome = lintx("demo", run_folder, "--no-browser", "--port", used.getsockname()[1])
+    assert (outcome.code, "is not available" in outcome.stderr) == (1, True)

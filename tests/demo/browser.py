@@ -1,0 +1,105 @@
+"""A headless Chromium, driven over WebDriver with the standard library only."""
+
+import base64
+import contextlib
+import json
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+ARGUMENTS = ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--window-size=1200,1000")
+
+
+class Browser:
+    """A session of a driver at `address`."""
+
+    def __init__(self, address: str) -> None:
+        options = {"binary": CHROMIUM, "args": ARGUMENTS}
+        asked = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+        self.base = f"{address}/session"
+        found = self.call("", {"capabilities": {"alwaysMatch": asked}})
+        self.base += f"/{found['sessionId']}"
+
+    def call(self, path: str, body: object = None, method: str = "POST") -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.base + path, data, {"Content-Type": "application/json"}, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return json.load(answer)["value"]
+        except urllib.error.HTTPError as error:
+            raise RuntimeError(json.load(error)["value"]["message"]) from None
+
+    def open(self, url: str) -> None:
+        self.call("/url", {"url": url})
+
+    def evaluate(self, script: str) -> Any:
+        """The value of a JavaScript expression."""
+        return self.call("/execute/sync", {"script": f"return {script}", "args": []})
+
+    def wait(self, script: str, seconds: float = 60.0) -> Any:
+        """Wait until an expression is true; returns its value."""
+        end = time.monotonic() + seconds
+        while not (value := self.evaluate(script)):
+            assert time.monotonic() < end, f"still false: {script}; the page says: {self.evaluate(PAGE_ERROR)}"
+            time.sleep(0.05)
+        return value
+
+    def click(self, selector: str) -> None:
+        self.evaluate(f"document.querySelector({json.dumps(selector)}).click()")
+
+    def drag(self, selector: str, points: list[tuple[float, float]]) -> None:
+        """Press the mouse button, move and release; points are shares of the width and height of an element."""
+        box = self.evaluate(f"document.querySelector({json.dumps(selector)}).getBoundingClientRect().toJSON()")
+        places = [(round(box["x"] + x * box["width"]), round(box["y"] + y * box["height"])) for x, y in points]
+        moves = [{"type": "pointerMove", "duration": 10, "x": x, "y": y} for x, y in places]
+        actions = [moves[0], {"type": "pointerDown", "button": 0}, *moves[1:], {"type": "pointerUp", "button": 0}]
+        self.call("/actions", {"actions": [{"type": "pointer", "id": "mouse", "actions": actions}]})
+
+    def press(self, keys: str) -> None:
+        actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
+        self.call("/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": actions}]})
+
+    def command(self, name: str, **parameters: object) -> Any:
+        """A command of the DevTools protocol."""
+        return self.call("/goog/cdp/execute", {"cmd": name, "params": parameters})
+
+    def problems(self) -> list[str]:
+        """The warnings and errors on the console since the last call, except advice for tests that read canvases."""
+        entries = self.call("/se/log", {"type": "browser"})
+        found = [entry["message"] for entry in entries if entry["level"] in ("WARNING", "SEVERE")]
+        return [message for message in found if "willReadFrequently" not in message]
+
+    def screenshot(self) -> bytes:
+        return base64.b64decode(self.call("/screenshot", method="GET"))
+
+
+PAGE_ERROR = "document.getElementById('error')?.textContent"
+
+
+@contextlib.contextmanager
+def open_browser() -> Iterator[Browser]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    driver = subprocess.Popen([str(DRIVER), f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(200):
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=5).close()
+                break
+            time.sleep(0.05)
+        browser = Browser(f"http://127.0.0.1:{port}")
+        try:
+            yield browser
+        finally:
+            browser.call("", method="DELETE")
+    finally:
+        driver.terminate()
+        driver.wait()

@@ -1,0 +1,156 @@
+"""Tests that the engine of the browser demo draws the images of `lintx sample --precision int8`, in node."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from machine import HAS_LIBRARY, NO_LIBRARY
+from sampling.test_native_mechanisms import POSITIONS, VARIANTS
+
+from linformer_cli.checkpoint import load_model
+from linformer_cli.config import ImageShape
+from linformer_cli.demo.build import DIGEST, ENGINE, FOLDER, compute_digest
+from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.model.program import encode_model
+from linformer_cli.sampling.decode import Sampler
+from linformer_cli.sampling.engines import NATIVE
+from linformer_cli.sampling.engines.native import NativeEngine
+
+NODE = shutil.which("node")
+needs_node = pytest.mark.skipif(NODE is None, reason="the engine of the demo is run with node")
+needs_library = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
+SEED = 11
+# Calls a function with the engine and with the bytes of the file that is the first argument.
+START = """
+import { readFileSync } from "node:fs";
+import { Runner, startEngine } from "./engine.mjs";
+const engine = await startEngine(readFileSync("engine.wasm"));
+const runs = (%s)(JSON.parse(process.argv[2]), (name, batch) => new Runner(engine, readFileSync(name), batch));
+process.stdout.write(JSON.stringify(runs));
+"""
+DRAW_FILES = """(names, open) => names.map((name) => [1, 2].map((batch) => {
+  const runner = open(name, batch);
+  runner.start(11);
+  while (runner.draw() < runner.values);
+  return runner.allPixels().map((pixels) => Array.from(pixels));
+}))"""
+# The images of a prefix that was read once, the same images with a prefix that each image read, and bits.
+CONTINUE = """([name], open) => {
+  const [prefix, continued, expected] = [open(name, 1), open(name, 3), open(name, 3)];
+  for (const runner of [prefix, expected]) {
+    runner.start(4);
+    for (let n = 0; n < 20; n++) runner.give(n % 3);
+  }
+  continued.start(4);
+  continued.continueFrom(prefix);
+  const probabilities = Array.from(continued.probabilities());
+  for (const runner of [continued, expected]) while (runner.draw() < runner.values);
+  return [continued.allPixels(), expected.allPixels(), probabilities, prefix.stateBytes()];
+}"""
+REFUSE = """(names, open) => names.map((name) => {
+  try {
+    open(name, 1);
+  } catch (error) {
+    return error.message;
+  }
+})"""
+
+RunNode = Callable[..., object]
+
+
+@pytest.fixture
+def run_node(tmp_path) -> RunNode:
+    """Provides `run_node(function, files)`, which calls a JavaScript function with names of files and `open`."""
+    shutil.copy(FOLDER / "engine.js", tmp_path / "engine.mjs")
+    shutil.copy(ENGINE, tmp_path)
+
+    def run_node(function: str, files: Sequence[bytes]) -> object:
+        names = [f"{number}.lintx" for number in range(len(files))]
+        for name, data in zip(names, files, strict=True):
+            (tmp_path / name).write_bytes(data)
+        (tmp_path / "run.mjs").write_text(START % function)
+        command = [str(NODE), "run.mjs", json.dumps(names)]
+        return json.loads(subprocess.run(command, cwd=tmp_path, check=True, capture_output=True).stdout)
+
+    return run_node
+
+
+def encode(model: PixelModel) -> bytes:
+    return encode_model(model, NativeEngine.window, torch.int8)
+
+
+def sample(model: PixelModel, count: int) -> list[list[int]]:
+    sampler = Sampler(model, SEED, engine=NATIVE, products=torch.int8)
+    return [image.reshape(-1).tolist() for image in sampler.sample_images(count)]
+
+
+def test_the_engine_is_newer_than_its_sources() -> None:
+    command = "python -m linformer_cli.demo.build"
+    assert DIGEST.read_text().strip() == compute_digest(), f"the C++ has changed; rebuild the demo's engine: {command}"
+
+
+def test_the_digest_covers_the_sources(monkeypatch, tmp_path) -> None:
+    shutil.copytree(FOLDER.parent / "native", tmp_path / "native", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr("linformer_cli.demo.build.HEADERS", tmp_path / "native")
+    assert compute_digest() == DIGEST.read_text().strip()
+    with (tmp_path / "native" / "ops" / "project.h").open("a") as header:
+        header.write("\n")
+    assert compute_digest() != DIGEST.read_text().strip()
+
+
+@needs_node
+@needs_library
+def test_a_shipped_model_draws_the_images_of_the_sampler(run_node) -> None:
+    model = load_model("mnist-deep")
+    expected = sample(model, 2)
+    assert run_node(DRAW_FILES, [encode(model)]) == [[expected[:1], expected]]
+
+
+@needs_node
+@needs_library
+def test_every_mechanism_draws_the_images_of_the_sampler(run_node, build_tiny_model) -> None:
+    image = ImageShape(height=POSITIONS // 10, width=10, levels=16)
+    models = {
+        name: build_tiny_model(attention=attention, attention_options=options, image=image)
+        for name, (attention, options) in VARIANTS.items()
+    }
+    models["mixture in colour"] = build_tiny_model(head="mixture", image=ImageShape(height=5, width=4, channels=3))
+    drawn = run_node(DRAW_FILES, [encode(model) for model in models.values()])
+    for (name, model), (alone, together) in zip(models.items(), drawn, strict=True):
+        expected = sample(model, 2)
+        assert [alone, together] == [expected[:1], expected], name
+
+
+@needs_node
+def test_a_beginning_is_completed_in_several_ways(run_node, build_tiny_model) -> None:
+    model = build_tiny_model()
+    continued, expected, probabilities, state_bytes = run_node(CONTINUE, [encode(model)])
+    assert continued == expected
+    assert sum(probabilities) == pytest.approx(1, abs=1e-12)
+    assert state_bytes == 2 * 2 * (8 * 8 + 8) * 4  # layers, heads, s and z, bytes of a float
+
+
+@needs_node
+def test_a_damaged_file_is_refused_with_a_reason(run_node, build_tiny_model) -> None:
+    data = encode(build_tiny_model())
+    not_a_program, cut = run_node(REFUSE, [b"PK" + data[2:], data[:-1]])
+    assert not_a_program == "The engine refuses: this is not a program file of lintx."
+    assert "bytes instead of" in cut
+
+
+@needs_node
+def test_the_engine_needs_nothing_from_the_page(tmp_path) -> None:
+    script = "WebAssembly.Module.imports(new WebAssembly.Module(require('fs').readFileSync(process.argv[1])))"
+    found = subprocess.run([str(NODE), "-p", script, ENGINE], check=True, capture_output=True, text=True)
+    assert found.stdout == "[]\n"
+
+
+@needs_node
+def test_a_browser_without_simd_gets_a_clear_message(run_node, tmp_path) -> None:
+    (tmp_path / "engine.wasm").write_bytes(b"\0asm\1\0\0\0\xff")
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        run_node(DRAW_FILES, [])
+    assert b"This browser cannot run the engine: its WebAssembly has no SIMD." in failed.value.stderr

@@ -1,0 +1,210 @@
+"""Tests of the demo's page in a headless Chromium."""
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from demo.browser import CHROMIUM, DRIVER, PAGE_ERROR, Browser, open_browser
+from machine import HAS_LIBRARY
+
+from linformer_cli.checkpoint import load_model, read_checkpoint
+from linformer_cli.demo.server import DemoServer
+from linformer_cli.demo.site import BINARY, MODEL, RIVAL, File, build_site
+from linformer_cli.model.program import encode_model
+from linformer_cli.sampling.decode import Sampler
+from linformer_cli.sampling.engines import NATIVE
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="the page is opened with Chromium and chromedriver"),
+]
+Site = dict[str, File]
+# Strokes of a 7, in shares of the board.
+SEVEN = [(0.3, 0.25), (0.5, 0.25), (0.7, 0.25), (0.62, 0.4), (0.54, 0.6), (0.46, 0.8)]
+PIXELS = """Array.from(document.querySelectorAll('%s canvas'), (canvas) => Array.from(
+  canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data))"""
+COMPLETED = "document.getElementById('completions').ariaBusy === 'false'"
+COUNT_INK = "document.querySelector('%s').getContext('2d').getImageData(0, 0, 28, 28).data.filter((x) => x > 99).length"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with open_browser() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def site() -> Site:
+    return build_site(read_checkpoint("mnist-deep"))
+
+
+@contextlib.contextmanager
+def serve(site: Site) -> Iterator[str]:
+    with DemoServer(site) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server.url
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def url(site) -> Iterator[str]:
+    with serve(site) as url:
+        yield url
+
+
+@pytest.fixture
+def open_view(browser, url) -> Iterator[Callable[[str], Browser]]:
+    """Provides `open_view(name)`. At the end of the test, the console must be empty."""
+
+    def open_view(name: str, address: str = url) -> Browser:
+        browser.open("about:blank")
+        browser.open(f"{address}#{name}")
+        browser.wait("document.body.dataset.ready")
+        return browser
+
+    yield open_view
+    assert browser.problems() == []
+
+
+def read_images(browser: Browser, selector: str) -> list[list[tuple[int, ...]]]:
+    """The red, green and blue of every pixel of each canvas."""
+    found = browser.evaluate(PIXELS % selector)
+    return [list(zip(data[::4], data[1::4], data[2::4], strict=True)) for data in found]
+
+
+def test_a_drawing_is_completed(open_view) -> None:
+    page = open_view("draw")
+    page.wait(COMPLETED)
+    before = read_images(page, "#completions")
+    page.drag("#board", SEVEN)
+    page.wait(COMPLETED)
+    completions = read_images(page, "#completions")
+    assert len(completions) == 6
+    assert all(old != new for old, new in zip(before, completions, strict=True))
+    grey = [[red == green == blue for red, green, blue in image] for image in completions]
+    kept = next(n for n in range(0, 784, 28) if not all(grey[0][n : n + 28]))
+    assert 150 < kept < 500
+    assert all(image[:kept] == completions[0][:kept] for image in completions)
+    assert len({tuple(image) for image in completions}) > 1
+    assert max(red for red, _, _ in completions[0][:kept]) > 240
+    # The bar of the 7 is wider than it is tall.
+    rows = [n // 28 for n in range(kept) if completions[0][n][0] > 128]
+    columns = [n % 28 for n in range(kept) if completions[0][n][0] > 128]
+    assert min(rows) in (7, 8, 9)  # the centre of mass of a 7 is in its upper half
+    assert max(columns) - min(columns) > 10
+
+
+def test_the_line_and_the_pen_follow_the_keyboard(open_view) -> None:
+    page = open_view("draw")
+    page.evaluate("document.getElementById('clear').click()")
+    page.evaluate("document.getElementById('line').focus()")
+    now = "Number(document.getElementById('line').getAttribute('aria-valuenow'))"
+    first = page.evaluate(now)
+    page.press("\ue015\ue015\ue013")  # down, down, up
+    assert page.evaluate(now) == first + 1
+    page.press("\ue010")  # end
+    assert page.evaluate(now) == 28
+    page.evaluate("document.getElementById('board').focus()")
+    page.press(" " + "\ue015" * 6 + " ")
+    page.wait(f"{COUNT_INK % '#completions canvas'} > 30")
+
+
+def test_samples_are_those_of_the_command_line(open_view) -> None:
+    page = open_view("sample")
+    page.evaluate("document.getElementById('seed').value = 7")
+    page.evaluate("document.getElementById('seed').onchange()")
+    page.wait("document.getElementById('grid').dataset.done === '7'")
+    found = [[red for red, _, _ in image] for image in read_images(page, "#grid")]
+    sampler = Sampler(load_model("mnist-deep"), 7, engine=NATIVE if HAS_LIBRARY else "textbook", products=torch.int8)
+    assert found == [image.reshape(-1).tolist() for image in sampler.sample_images(len(found))]
+
+
+def test_a_step_shows_state_bits_and_probabilities(open_view) -> None:
+    page = open_view("inspect")
+    page.wait("document.body.dataset.known > 3")
+    page.click("#play")
+    before = int(page.wait("document.body.dataset.known"))
+    page.click("#step")
+    page.wait(f"document.body.dataset.known == {before + 1}")
+    state = read_images(page, ".state")
+    page.evaluate("document.getElementById('layer').value = 3, document.getElementById('layer').onchange()")
+    assert read_images(page, ".state") != state
+    page.evaluate("document.getElementById('speed').value = 5, document.getElementById('play').click()")
+    page.wait("document.body.dataset.known == 784")
+    assert page.evaluate("Number(document.getElementById('bits').textContent)") > 50
+
+
+def test_both_models_race(open_view) -> None:
+    page = open_view("race")
+    count = "Array.from(document.querySelectorAll('.lane dd:nth-of-type(1)'), (found) => Number(found.textContent))"
+    page.wait(f"Math.min(...{count}) > 0.3")
+    page.click("#race-go")
+    sizes = page.evaluate(
+        "Array.from(document.querySelectorAll('.lane dd:nth-of-type(3)'), (found) => found.textContent)"
+    )
+    assert sizes[0] == "132 KiB"
+
+
+def test_views_change_with_the_arrow_keys(open_view) -> None:
+    page = open_view("draw")
+    page.evaluate("document.getElementById('tab-draw').focus()")
+    page.press("\ue014")  # right
+    assert page.evaluate("location.hash") == "#sample"
+    assert page.evaluate("document.getElementById('draw').hidden")
+    page.press("\ue012\ue012")  # left, and around the end
+    assert page.evaluate("location.hash") == "#race"
+
+
+@pytest.mark.parametrize("view", ["draw", "sample", "inspect", "race"])
+def test_the_page_fits_a_phone(open_view, view) -> None:
+    page = open_view(view)
+    page.command("Emulation.setDeviceMetricsOverride", width=360, height=740, deviceScaleFactor=2, mobile=True)
+    try:
+        assert page.evaluate("document.documentElement.scrollWidth") == 360
+    finally:
+        page.command("Emulation.clearDeviceMetricsOverride")
+
+
+def test_a_damaged_model_is_reported_on_the_page(browser, site) -> None:
+    cases = {
+        "bytes instead of": {**site, MODEL: File(BINARY, site[MODEL].data[:-1])},
+        "has no SIMD": {**site, "engine.wasm": File("application/wasm", b"\0asm\1\0\0\0\xff")},
+        "model.lintx cannot be loaded": {name: file for name, file in site.items() if name != MODEL},
+    }
+    for reason, damaged in cases.items():
+        with serve(damaged) as address:
+            browser.open(address)
+            assert reason in browser.wait(f"!document.getElementById('error').hidden && {PAGE_ERROR}")
+    browser.problems()  # the browser reports the missing file, too
+
+
+def test_a_model_with_classes_draws_the_chosen_class(open_view, site, build_tiny_model) -> None:
+    model = build_tiny_model(classes=3)
+    changed = json.loads(site["model.json"].data) | {
+        "frame": None,
+        "rival": None,
+        "heads": 2,
+        "head_width": 8,
+        "name": "tiny",
+    }
+    files = {
+        MODEL: File(BINARY, encode_model(model, 8, torch.int8)),
+        "model.json": File("application/json", json.dumps(changed).encode()),
+    }
+    rest = {name: file for name, file in site.items() if name != RIVAL}
+    with serve({**rest, **files}) as address:
+        page = open_view("sample", address)
+        assert page.evaluate("document.getElementById('tab-race').hidden")
+        page.evaluate("document.getElementById('class').value = 2, document.getElementById('class').onchange()")
+        page.wait("document.getElementById('sample-speed').textContent.includes('--class 2')")
+        found = [[red for red, _, _ in image] for image in read_images(page, "#grid")]
+    sampler = Sampler(model, 0, engine=NATIVE if HAS_LIBRARY else "textbook", products=torch.int8)
+    expected = sampler.sample(range(len(found)), [2] * len(found)).values.long()
+    assert found == (-(-expected * 255 // 15)).tolist()

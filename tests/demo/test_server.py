@@ -1,0 +1,96 @@
+"""Tests of the demo's server: it answers only for its own files, and only to its own address."""
+
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from http.client import HTTPConnection, HTTPResponse
+
+import pytest
+
+from linformer_cli.demo.server import POLICY, DemoServer
+from linformer_cli.demo.site import FOLDER, MODULES, PAGES, File
+
+SITE = {"index.html": File("text/html; charset=utf-8", b"<p>page"), "engine.wasm": File("application/wasm", b"\0asm")}
+
+
+@pytest.fixture
+def server() -> Iterator[DemoServer]:
+    with DemoServer(SITE) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def ask(server: DemoServer, path: str, method: str = "GET", **headers: str) -> tuple[HTTPResponse, bytes]:
+    connection = HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+    connection.request(method, path, headers=headers)
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer, body
+
+
+def test_files_are_answered_with_their_type(server) -> None:
+    for path, name in {"/": "index.html", "/index.html": "index.html", "/engine.wasm?1": "engine.wasm"}.items():
+        answer, body = ask(server, path)
+        assert (answer.status, body) == (200, SITE[name].data)
+        assert answer.headers["Content-Type"] == SITE[name].media_type
+    answer, body = ask(server, "/", "HEAD")
+    assert (answer.status, answer.headers["Content-Length"], body) == (200, "7", b"")
+
+
+def test_every_answer_protects_the_page(server) -> None:
+    for path in ("/", "/missing"):
+        answer, _ = ask(server, path)
+        assert answer.headers["Content-Security-Policy"] == f"{POLICY}; frame-ancestors 'none'"
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/missing", "/demo/", "/x/index.html", "/../pyproject.toml", "/%2e%2e/pyproject.toml", "/server.py", "index.html"],
+)
+def test_other_paths_do_not_exist(server, path) -> None:
+    assert ask(server, path)[0].status == 404
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+def test_other_methods_are_refused(server, method) -> None:
+    assert ask(server, "/", method)[0].status == 501
+
+
+def test_only_the_own_host_is_answered(server) -> None:
+    port = server.server_port
+    for host in (f"127.0.0.1:{port}", f"localhost:{port}"):
+        assert ask(server, "/", Host=host)[0].status == 200
+    for host in ("127.0.0.1", "example.org", f"example.org:{port}", f"127.0.0.1:{port + 1}", ""):
+        assert ask(server, "/", Host=host)[0].status == 403
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.0 403")
+
+
+def test_other_machines_are_not_answered(server) -> None:
+    assert server.server_address == ("127.0.0.1", server.server_port)
+    assert server.url == f"http://127.0.0.1:{server.server_port}/"
+
+
+def test_the_page_has_the_policy_of_the_server() -> None:
+    assert f'http-equiv="Content-Security-Policy" content="{POLICY}"' in (FOLDER / "index.html").read_text()
+
+
+def test_the_list_of_files_is_complete() -> None:
+    names = {path.name for path in FOLDER.iterdir() if path.suffix in (".html", ".css", ".svg", ".js", ".wasm")}
+    assert names == set(PAGES)
+    text = "".join((FOLDER / name).read_text() for name in PAGES if not name.endswith(".wasm"))
+    used = set(re.findall(r'from "\./([a-z]+)\.js"', text)) | {"main", "worker"}
+    assert used == set(MODULES)
+
+
+def test_the_page_names_no_other_host() -> None:
+    text = "".join((FOLDER / name).read_text() for name in PAGES if not name.endswith((".wasm", ".svg")))
+    assert "//" not in re.sub(r"//.*", "", text, flags=re.MULTILINE)
+    assert "http" not in text.replace("http-equiv", "")
