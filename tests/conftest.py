@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -23,6 +24,8 @@ BuildModel = Callable[..., PixelModel]
 prepare_triton()
 os.environ.pop("PYTHONUNBUFFERED", None)  # most shells do not set it, and it affects errors at exit
 pin_threads()
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job, where tests of Ctrl-C would hang
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(params=[one.name for one in this_machine().instruction_sets])

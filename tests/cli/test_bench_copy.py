@@ -102,7 +102,7 @@ def test_a_budget_may_end_before_the_first_point(lintx, tmp_path):
         (["--attention", "linaer"], "did you mean 'linear'?"),
         (["--budget", "soon"], "is not a time"),
         (["--length", "4"], "at least 8"),
-        (["--width", "30"], "8 heads"),
+        (["--width", "30"], "a multiple of 8"),
     ],
 )
 def test_mistakes_give_a_one_line_error(lintx, arguments, part):

@@ -40,11 +40,14 @@ def test_the_page_is_served_until_a_signal(run_folder, number) -> None:
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
     ) as process:
-        url = process.stdout.readline().strip()
-        with urllib.request.urlopen(url, timeout=20) as answer:
-            assert b"<title>lintx</title>" in answer.read()
-        process.send_signal(number)
-        _, errors = process.communicate(timeout=20)
+        try:
+            url = process.stdout.readline().strip()
+            with urllib.request.urlopen(url, timeout=20) as answer:
+                assert b"<title>lintx</title>" in answer.read()
+            process.send_signal(number)
+            _, errors = process.communicate(timeout=20)
+        finally:
+            process.kill()  # otherwise a failure would wait forever
     assert (process.returncode, errors.splitlines()[-1]) == (128 + number, "Stopped")
 
 

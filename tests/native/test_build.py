@@ -50,9 +50,9 @@ def test_the_libraries_were_built_from_the_cpp_that_is_here() -> None:
 
 
 def test_every_cpp_file_is_in_the_libraries() -> None:
-    """runner.cpp includes engine.cpp, and draw.cpp is an example."""
+    """runner.cpp includes engine.cpp, draw.cpp is an example, and wasm.cpp is for the demo."""
     files = {file.relative_to(build.PACKAGE).as_posix() for file in build.PACKAGE.rglob("*.cpp")}
-    assert files == {*build.SOURCES, "native/engine.cpp", "native/draw.cpp"}
+    assert files == {*build.SOURCES, "native/engine.cpp", "native/draw.cpp", "demo/wasm.cpp"}
 
 
 @needs_library
