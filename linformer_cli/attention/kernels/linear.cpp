@@ -13,12 +13,26 @@ A divisor(A weight) {
     return weight == 0 ? static_cast<A>(INFINITY) : weight;
 }
 
+// The running sums s, transposed or not, and z.
+template <class A>
+struct Sums {
+    Sum<A> S;
+    std::vector<A> z;
+
+    void clear() {
+        S.clear();
+        std::fill(z.begin(), z.end(), A(0));
+    }
+    void follow(const Sums& before) {
+        ::follow<KEEP>(before.S, static_cast<const A*>(nullptr), S);
+        for (size_t i = 0; i < z.size(); i++) z[i] += before.z[i];
+    }
+};
+
 template <class E, class A, class Map>
 struct Forward : Pass<Call> {
-    struct State {
-        Sum<A> S;
-        std::vector<A> z;
-    } state;
+    typedef Sums<A> State;
+    State state;
     const int64_t C, V, Cp = Lanes<A>::pad(C), Vp = Lanes<A>::pad(V);
     Map map;
     std::vector<A> q, k, v, out;
@@ -30,14 +44,8 @@ struct Forward : Pass<Call> {
         state.S.load(part<A>(call.s, head, C * V));
         load_row(part<A>(call.z, head, C), C, state.z);
     }
-    void clear() {
-        state.S.clear();
-        std::fill(state.z.begin(), state.z.end(), A(0));
-    }
-    void follow(const State& before) {
-        ::follow<KEEP>(before.S, static_cast<const A*>(nullptr), state.S);
-        for (int64_t i = 0; i < C; i++) state.z[i] += before.z[i];
-    }
+    void clear() { state.clear(); }
+    void follow(const State& before) { state.follow(before); }
     void visit(int64_t first, int64_t count, bool outputs) {
         map.read_keys(*this, first, count, k.data());
         read(rows<E>(call.v), first, count, V, v.data());
@@ -78,10 +86,8 @@ void read_gradients(const Pass<Call>& pass, int64_t first, int64_t count, A* to)
 // is stored per position: s is recomputed, and dy_t . y_t is phi(q_t) . s_t g_t.
 template <class E, class A, class Map>
 struct OfQueries : Pass<Call> {
-    struct State {
-        Sum<A> S;  // transposed: [V, C]
-        std::vector<A> z;
-    } state;
+    typedef Sums<A> State;
+    State state;  // s is transposed: [V, C]
     const int64_t C, V, Cp = Lanes<A>::pad(C), Vp = Lanes<A>::pad(V);
     Map map;
     std::vector<A> q, k, v, g, out;
@@ -93,14 +99,8 @@ struct OfQueries : Pass<Call> {
         state.S.load(part<A>(call.s, head, C * V), true);
         load_row(part<A>(call.z, head, C), C, state.z);
     }
-    void clear() {
-        state.S.clear();
-        std::fill(state.z.begin(), state.z.end(), A(0));
-    }
-    void follow(const State& before) {
-        ::follow<KEEP>(before.S, static_cast<const A*>(nullptr), state.S);
-        for (int64_t i = 0; i < C; i++) state.z[i] += before.z[i];
-    }
+    void clear() { state.clear(); }
+    void follow(const State& before) { state.follow(before); }
     void visit(int64_t first, int64_t count, bool outputs) {
         map.read_keys(*this, first, count, k.data());
         read(rows<E>(call.v), first, count, V, v.data());
