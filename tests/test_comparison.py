@@ -36,6 +36,9 @@ from linformer_cli.data.glyphs import draw_glyphs
 from linformer_cli.data.images import ImageSet
 from linformer_cli.errors import DisagreementError, Interrupted, LintxError, UsageError
 from linformer_cli.metrics import read_metrics
+from linformer_cli.model.mixers import MIXERS
+from linformer_cli.model.pixel_model import PixelModel
+from linformer_cli.presets import PRESETS
 from linformer_cli.report.grids import read_png_metadata
 from linformer_cli.system.signals import StopRequest
 from linformer_cli.training.loop import Trainer
@@ -68,10 +71,18 @@ def test_options_override_the_file_and_the_file_overrides_the_defaults(tmp_path:
     assert len(said) == 5
 
 
-def plan(runs: Path, *entries: str, images: int = IMAGES, **train: Any) -> list[Entry]:
-    variants = parse_variants(entries or ["linear", "softmax", "fine=linear:chunk=16"])
+def plan(
+    runs: Path,
+    *entries: str,
+    images: int | None = IMAGES,
+    max_time: float | None = None,
+    match: bool = False,
+    **train: Any,
+) -> list[Entry]:
+    variants = parse_variants(entries or ["linear", "softmax", "fine=linear:chunk=16"], baselines=True)
     settings = {"batch": BATCH, "log_every": 2, "precision": "fp32", **train}
-    return plan_entries(variants, Plan(runs, images, None, "tiny", DATA, settings), lambda _settings: SETS)[0]
+    wanted = Plan(runs, images, max_time, match, None, "tiny", DATA, settings)
+    return plan_entries(variants, wanted, lambda _settings: SETS)[0]
 
 
 def work(entry: Entry, stop: StopRequest | None = None) -> None:
@@ -124,7 +135,7 @@ def test_all_runs_differ_only_in_the_mechanism(tmp_path) -> None:
 
 def test_the_images_are_loaded_once(tmp_path) -> None:
     loads = []
-    variants, wanted = parse_variants(["linear", "softmax"]), Plan(tmp_path, IMAGES, None, "tiny", DATA)
+    variants, wanted = parse_variants(["linear", "softmax"]), Plan(tmp_path, IMAGES, preset="tiny", data=DATA)
     _, images = plan_entries(variants, wanted, lambda settings: loads.append(settings) or SETS)
     assert len(loads) == 1 and loads[0].data_config.name == "glyphs"
     assert images == SETS
@@ -154,6 +165,34 @@ def test_a_run_with_other_settings_is_refused(finished, raises_one_line) -> None
             plan(runs, "linear", **changes)
     with raises_one_line(UsageError, "model.attention_options"):
         plan(runs, "linear=linear:chunk=16")
+
+
+def test_matched_models_have_as_many_parameters_as_the_first(tmp_path) -> None:
+    names = ["linear", *MIXERS]
+    entries = plan(tmp_path, *(f"{index}={name}" for index, name in enumerate(names)), match=True)
+    counts = {
+        name: PixelModel(entry.config.model).parameter_count() for name, entry in zip(names, entries, strict=True)
+    }
+    assert entries[0].config.model.feed_forward == PRESETS["tiny"].feed_forward
+    for name, count in counts.items():
+        assert abs(count - counts["linear"]) <= 0.03 * counts["linear"], name
+
+
+def test_models_that_cannot_be_matched_are_refused(tmp_path, raises_one_line) -> None:
+    """Without a feed-forward network, the large model still has too many parameters."""
+    with raises_one_line(UsageError, "'gau' cannot have", "the closest is"):
+        plan(tmp_path, "linear", "gau:z_width=4000", match=True)
+
+
+def test_runs_of_equal_time_are_finished_when_the_time_is_over(tmp_path) -> None:
+    entry = plan(tmp_path, "linear", images=None, max_time=0.5)[0]
+    assert (entry.config.train.steps, entry.config.train.max_time) == (None, 0.5)
+    with pytest.raises(Interrupted):
+        work(entry, StopRequest(int(signal.SIGINT)))
+    assert entry.finished is None and describe(entry).missing.endswith("of 0.5 s")
+    work(entry)
+    assert entry.finished is not None and entry.finished.info.training.elapsed_seconds >= 0.5
+    assert describe(entry).bits_per_dim is not None
 
 
 # Training

@@ -9,13 +9,14 @@ import typer
 
 from linformer_cli.config import LARGEST_STEP, TrainConfig
 from linformer_cli.errors import Interrupted, LintxError, UsageError
+from linformer_cli.report.benchmark_plots import render_comparison
 from linformer_cli.report.tables import Column
 from linformer_cli.units import format_bytes, format_count
 
 from . import options
 from .config_options import Fields, with_fields
 from .images import load_training_images
-from .output import print_json, print_records, talk
+from .output import print_json, print_records, talk, write_plot
 from .progress import TrainingDisplay
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ _TABLE_COLUMNS = (
     Column("training_images_per_second", "train img/s", format=format_count),
     Column("images_per_second", "draw img/s", format=format_count),
 )
+# The default of --images.
+_IMAGES = 16_000
 _MISSING = Column("missing", "missing")
 _CSV_COLUMNS = tuple(
     Column(key, key)
@@ -51,8 +54,22 @@ def compare(
         Path, typer.Option("--runs", help="Folder that holds one run for each mechanism.", metavar="FOLDER")
     ] = Path("runs/comparison"),
     images: Annotated[
-        int, typer.Option("--images", min=1, max=LARGEST_STEP, help="Training images for each mechanism.")
-    ] = 16_000,
+        int | None,
+        typer.Option(
+            "--images",
+            min=1,
+            max=LARGEST_STEP,
+            help=f"Training images for each mechanism; default {_IMAGES}.",
+            show_default=False,
+        ),
+    ] = None,
+    match_parameters: Annotated[
+        bool,
+        typer.Option(
+            "--match-parameters",
+            help="Change feed-forward widths so that all models have as many parameters as the first.",
+        ),
+    ] = False,
     data: Annotated[
         str | None,
         typer.Option("--data", help="Data set, as for lintx train.", metavar="NAME", show_default=False),
@@ -94,7 +111,18 @@ def compare(
     retime: Annotated[bool, typer.Option("--retime", help="Discard earlier times and measure them again.")] = False,
     style: options.Style = "table",
     json: options.Json = False,
-    training: Annotated[dict[str, Any], Fields(TrainConfig, "Training", only=("seed", "device", "precision"))],
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot",
+            help="Also plot bits/dim against images/s and state bytes in FILE (PNG or SVG).",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
+    training: Annotated[
+        dict[str, Any], Fields(TrainConfig, "Training", only=("max_time", "seed", "device", "precision"))
+    ],
 ) -> None:
     """Train and compare mechanisms under the same conditions.
 
@@ -105,15 +133,23 @@ def compare(
     saved next to the runs; --retime measures them again. A grid of samples is written next to each run. Ctrl-C saves
     the current run and shows the table with a note of the missing figures.
 
+    With --max-time, all runs take the same time instead of the same images. With --match-parameters, the parameters of
+    all models are within 3 % of those of the first.
+
     Examples:
 
     - `lintx compare --data mnist --images 16000 --runs runs/comparison`
     - `lintx compare --attention softmax,linear,linear:feature_map=relu --images 4000 --runs runs/few`
-    - `lintx compare --runs runs/comparison --no-train --format md`
+    - `lintx compare --runs runs/equal-time --max-time 20m --match-parameters`
+    - `lintx compare --runs runs/comparison --no-train --format md --plot comparison.png`
     - `lintx compare --runs runs/comparison --retime --repeats 5`
     """
     if retime and not train:
         raise UsageError("--retime measures and --no-train does not; drop one of them")
+    max_time = training.pop("max_time", None)
+    if images is not None and max_time is not None:
+        raise UsageError("--images and --max-time both set the length of training; drop one of them")
+    options.require_plots(plot)
 
     from linformer_cli.comparison.entries import DEFAULT_PRESET, Conditions, Plan, choose_training, plan_entries
     from linformer_cli.comparison.rows import describe_entry
@@ -134,7 +170,9 @@ def compare(
     given_data = {"name": data, "data_dir": data_dir, "image_size": image_size}
     plan = Plan(
         runs,
-        images,
+        _IMAGES if images is None and max_time is None else images,
+        max_time,
+        match_parameters,
         config,
         preset,
         {key: value for key, value in given_data.items() if value is not None},
@@ -153,11 +191,19 @@ def compare(
     rows = [describe_entry(entry, conditions, failures.get(entry.variant.label)) for entry in entries]
     if json:
         first = entries[0].config
-        settings = {"images": images, "batch": batch, "repeats": repeats, "data": first.data, "train": first.train}
-        print_json({"rows": rows, "settings": settings, "environment": describe_environment()})
+        settings = {
+            "images": plan.images,
+            "max_time": plan.max_time,
+            "batch": batch,
+            "repeats": repeats,
+            "data": first.data,
+            "train": first.train,
+        }
+        print_json({"rows": rows, "settings": settings, "environment": describe_environment(), "plot": plot})
     else:
         columns = (*_TABLE_COLUMNS, _MISSING) if any(row.missing for row in rows) else _TABLE_COLUMNS
         print_records(rows, _CSV_COLUMNS if style == "csv" else columns, style)
+    write_plot(plot, lambda kind: render_comparison(rows, kind))
     stop.raise_if_set("Stopped and saved; repeat the command to continue")
     if failures:
         raise LintxError(f"{len(failures)} of {len(entries)} failed: {', '.join(failures)}; the table says why")

@@ -12,7 +12,7 @@ from typing import Any
 from linformer_cli.bench.measure.timing import Check, never_stop
 from linformer_cli.bench.variants import Variant
 from linformer_cli.checkpoint import Checkpoint, holds_checkpoint, load_weights, read_checkpoint
-from linformer_cli.config import LENGTHS, RunConfig, TrainConfig, parse_config
+from linformer_cli.config import LARGEST_STEP, LENGTHS, RunConfig, TrainConfig, parse_config
 from linformer_cli.data.images import ImageSet
 from linformer_cli.errors import DataError, LintxError, UsageError
 from linformer_cli.files import write_file
@@ -22,13 +22,17 @@ from linformer_cli.system.signals import StopRequest
 from linformer_cli.training.loop import Trainer
 from linformer_cli.training.progress import Reporter
 from linformer_cli.training.run_folder import RunFolder
+from linformer_cli.training.schedule import measure_progress
 from linformer_cli.training.settings import Given, Settings, merge_settings, read_tables
+
+from .matching import count_parameters, match_parameters
 
 DEFAULT_PRESET = "mnist-small"
 GRID_IMAGES = 25
 # The default number of validation images.
 _EVALUATED_IMAGES = 2_000
-# Settings that a comparison decides. --images gives the length; there is one validation and one grid, at the end.
+# Settings that a comparison decides. --images or --max-time gives the length; there is one validation and one grid, at
+# the end.
 _DECIDED = (*LENGTHS, "evaluate_every", "sample_every")
 # Settings in which an existing run may differ from the plan.
 _FREE = {("train", "device"), ("data", "data_dir")}
@@ -50,10 +54,16 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Plan:
-    """What all runs have in common: the folder, the number of training images, and the sources of settings."""
+    """What all runs have in common: the folder, the length of training, and the sources of settings.
+
+    Each run trains on `images` images, or else for `max_time` seconds. With `match`, all models have about as many
+    parameters as the first one.
+    """
 
     runs: Path
-    images: int
+    images: int | None
+    max_time: float | None = None
+    match: bool = False
     file: Path | None = None
     preset: str | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -99,7 +109,9 @@ class Entry:
         saved = self.saved
         if saved is None or saved.info.training.validation_bits_per_dim is None:
             return None
-        return saved if saved.info.training.step == self.config.train.steps else None
+        done, images = saved.info.training, saved.info.data.train_images
+        share = measure_progress(self.config.train, done.step, done.elapsed_seconds, images)
+        return saved if share >= 1 else None
 
     def require_finished(self) -> Checkpoint:
         """Return `finished`. Raises `LintxError` if the run has no such checkpoint."""
@@ -116,7 +128,8 @@ def choose_training(file: Path | None, given: Mapping[str, Any], say: Callable[[
     """
     table = {} if file is None else read_tables(file).get("train", {})
     if ignored := [key for key in _DECIDED if table.pop(key, None) is not None]:
-        say(f"'{file}': ignored {', '.join(ignored)} of [train]; a comparison sets them itself (see --images)")
+        keys = ", ".join(ignored)
+        say(f"'{file}': ignored {keys} of [train]; a comparison sets them itself (see --images and --max-time)")
     return parse_config(TrainConfig, {"evaluate_images": _EVALUATED_IMAGES, **table, **given, "steps": 1}, "train")
 
 
@@ -125,11 +138,12 @@ def plan_entries(
 ) -> tuple[list[Entry], tuple[ImageSet, ImageSet]]:
     """Return an entry for each of `variants`, and the training and validation images. `load` is called only once.
 
-    Apart from the mechanism, all runs have the same network and settings. They have as many steps as training on
-    `plan.images` images needs. Raises `UsageError` if a run exists with other settings.
+    Apart from the mechanism, all runs have the same network and settings; with `plan.match`, the feed-forward widths
+    differ. Raises `UsageError` if a run exists with other settings, and what `match_parameters` raises.
     """
     entries: list[Entry] = []
     loaded: tuple[ImageSet, ImageSet] | None = None
+    wanted: int | None = None
     for variant in variants:
         model = {"attention": variant.attention, "attention_options": variant.options}
         train = {**plan.train, "steps": 1}
@@ -137,8 +151,10 @@ def plan_entries(
         settings = merge_settings(given, plan.file, default_preset=DEFAULT_PRESET)
         loaded = loaded or load(settings)
         config = settings.build(loaded[0].shape, loaded[0].classes)
-        steps = math.ceil(plan.images / (config.train.batch * config.train.accumulation))
-        lengths = {"steps": steps, "evaluate_every": steps, "sample_every": 0}
+        if plan.match:
+            wanted = wanted or count_parameters(config.model)
+            config = config.model_copy(update={"model": match_parameters(config.model, wanted)})
+        lengths = _choose_lengths(plan, config.train)
         config = config.model_copy(update={"train": config.train.model_copy(update=lengths)})
         entry = Entry(variant, config, RunFolder(plan.runs / variant.label))
         _require_same(entry)
@@ -146,6 +162,14 @@ def plan_entries(
     if loaded is None:
         raise UsageError("there is nothing to compare; name mechanisms with --attention")
     return entries, loaded
+
+
+def _choose_lengths(plan: Plan, train: TrainConfig) -> dict[str, Any]:
+    """The length of a run, with one validation at its end and no grid."""
+    if plan.images is None:
+        return {"steps": None, "max_time": plan.max_time, "evaluate_every": LARGEST_STEP, "sample_every": 0}
+    steps = math.ceil(plan.images / (train.batch * train.accumulation))
+    return {"steps": steps, "evaluate_every": steps, "sample_every": 0}
 
 
 def _require_same(entry: Entry) -> None:

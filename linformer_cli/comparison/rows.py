@@ -6,7 +6,8 @@ from pathlib import Path
 
 from linformer_cli.bench.measure.timing import Timing
 from linformer_cli.checkpoint import load_weights
-from linformer_cli.units import format_bits
+from linformer_cli.config import TrainConfig, TrainingSummary
+from linformer_cli.units import format_bits, format_duration
 
 from .entries import Conditions, Entry
 from .speed import TIMED_STEPS, read_samples, sampling_speed, training_speed
@@ -67,7 +68,7 @@ def describe_entry(entry: Entry, conditions: Conditions, failure: str | None = N
         grid=entry.grid_file if entry.grid_file.exists() else None,
     )
     if finished is None:
-        place = "not begun" if saved is None else f"step {saved.info.training.step:,} of {entry.config.train.steps:,}"
+        place = "not begun" if saved is None else _describe_place(entry.config.train, saved.info.training)
         return replace(row, missing=f"{place}: {failure}" if failure else place)
     training, model = finished.info.training, load_weights(finished)
     trained = read_samples(entry.training_file, training_speed(entry, conditions))
@@ -90,6 +91,12 @@ def describe_entry(entry: Entry, conditions: Conditions, failure: str | None = N
         samples_seconds=drawn,
         missing=failure or (f"{untimed} not timed" if untimed else None),
     )
+
+
+def _describe_place(train: TrainConfig, done: TrainingSummary) -> str:
+    if train.max_time is not None:
+        return f"{format_duration(done.elapsed_seconds)} of {format_duration(train.max_time)}"
+    return f"step {done.step:,} of {train.steps:,}"
 
 
 def _measure_rate(samples: Sequence[float], images: int) -> tuple[float | None, list[float] | None]:

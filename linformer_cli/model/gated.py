@@ -15,9 +15,10 @@ from .blocks import InnerBlock
 
 
 class GatedBlock(InnerBlock):
-    """x + (U * (A V)) W_o, where U, V = SiLU(x W) have twice the model's width and A is computed from Z = SiLU(x W_z).
+    """x + (U * (A V)) W_o, where U, V = SiLU(x W) and A is computed from Z = SiLU(x W_z).
 
     This is figure 2 and equation 4 of the source. A is the matrix of attention weights of the configured mechanism.
+    U and V have twice the model's width by default.
     `heads`, `head_width`, `feed_forward` and `activation` are ignored. The source has only `pre` norm.
     """
 

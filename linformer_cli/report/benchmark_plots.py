@@ -12,6 +12,7 @@ from .plots import Curve, Panel, PlotFormat, number_styles, render_plot
 if TYPE_CHECKING:
     from linformer_cli.bench.growth import Exponents
     from linformer_cli.bench.rows import AttentionRow, ModelRow
+    from linformer_cli.comparison.rows import ComparisonRow
 
 
 def render_speed(rows: Sequence["ModelRow"], kind: PlotFormat) -> bytes:
@@ -72,6 +73,29 @@ def render_quality(rows: Sequence["ModelRow"], kind: PlotFormat) -> bytes:
 def trained_rows(rows: Sequence["ModelRow"]) -> list["ModelRow"]:
     """Return the timed rows with a trained model. `render_quality` draws these rows."""
     return [row for row in rows if row.bits_per_dim is not None and row.speed]
+
+
+def render_comparison(rows: Sequence["ComparisonRow"], kind: PlotFormat) -> bytes:
+    """Plot bits/dim against images per second and against the bytes of state, with a point per finished run.
+
+    Raises `UsageError` if no run is finished.
+    """
+    drawn = [row for row in rows if row.bits_per_dim is not None]
+    if not drawn:
+        raise UsageError("no run is finished, so there is nothing to plot")
+    speeds, states = [], []
+    for row, style in zip(drawn, number_styles(len(drawn)), strict=True):
+        bits, error = row.bits_per_dim or 0.0, row.standard_error or 0.0
+        point = [bits], [bits - error], [bits + error]
+        if row.images_per_second:
+            speeds.append(Curve(row.name, [row.images_per_second], *point, *style))
+        if row.state_bytes_per_image:
+            states.append(Curve(row.name, [row.state_bytes_per_image / 1024], *point, *style))
+    panels = [
+        Panel("", speeds, x_label="images per second (sampling)", y_scale="linear", ticks_at_points=False),
+        Panel("", states, x_label="state per image (KiB)", y_scale="linear", ticks_at_points=False),
+    ]
+    return render_plot(panels, "", "bits/dim", kind, title="validation bits/dim with standard error")
 
 
 def render_growth(rows: Sequence["AttentionRow"], exponents: Sequence["Exponents"], kind: PlotFormat) -> bytes:

@@ -12,10 +12,10 @@ from linformer_cli.errors import UsageError
 
 # Okabe and Ito 2008, without yellow, which is hard to see on white.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-DASHES: tuple[Literal["-", "--", ":"], ...] = ("-", "--", ":")
+DASHES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
 MARKERS = "osD^vPX"
 # The filling of markers changes with the dashes, so that points without a line can be distinguished.
-FILLS: tuple[Literal["full", "none", "left"], ...] = ("full", "none", "left")
+FILLS: tuple[Literal["full", "none", "left", "top"], ...] = ("full", "none", "left", "top")
 PlotFormat = Literal["png", "svg"]
 Scale = Literal["log", "linear"]
 

@@ -45,6 +45,10 @@ def test_compare_trains_each_mechanism_once(lintx, tmp_path, monkeypatch):
         assert new["training_samples_seconds"] != old["training_samples_seconds"] and len(new["samples_seconds"]) == 2
     refused = compare(lintx, tmp_path, "--retime", "--no-train")
     assert refused.code == 2 and "--retime" in refused.stderr
+    both = compare(lintx, tmp_path, "--max-time", "1s")
+    assert both.code == 2 and "--images and --max-time" in both.stderr
+    plotted = compare(lintx, tmp_path, "--attention", "softmax", "--no-train", "--plot", tmp_path / "all.svg")
+    assert plotted.code == 0 and "state per image" in (tmp_path / "all.svg").read_text()
     text = compare(lintx, tmp_path, "--attention", "softmax,linear", "--no-train", "--format", "csv").stdout
     found = list(csv.DictReader(text.splitlines()))
     assert [(row["name"], row["missing"]) for row in found] == [("softmax", ""), ("linear", "not begun")]

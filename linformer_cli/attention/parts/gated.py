@@ -22,6 +22,9 @@ class GatedOptions(AttentionOptions):
     z_width: Annotated[
         int, Field(gt=0, le=65_536, description="width of Z, the projection that queries and keys share")
     ] = 128
+    value_width: Annotated[
+        int | None, Field(gt=0, le=65_536, description="width of the values; default: twice the model's width")
+    ] = None
     scale: Annotated[
         Literal["length", "width"],
         Field(
@@ -74,7 +77,7 @@ class GatedAttention(Attention):
 
     @classmethod
     def fit_shape(cls, options: Any, shape: AttentionShape, width: int) -> AttentionShape:
-        return replace(shape, heads=1, key_width=options.z_width, value_width=2 * width)
+        return replace(shape, heads=1, key_width=options.z_width, value_width=options.value_width or 2 * width)
 
     def list_constants(self, *scaled: tuple["ScaleOffset", float]) -> Tensor:
         """The scales and offsets that a program needs, each times its factor: [2 * count, K]."""

@@ -1,0 +1,47 @@
+"""Networks of equal size: the feed-forward width makes up for the parameters of the mechanism."""
+
+import torch
+
+from linformer_cli.attention.base import Attention
+from linformer_cli.config import ModelConfig
+from linformer_cli.errors import UsageError
+from linformer_cli.model.mixers import BASELINES, find_mixer
+from linformer_cli.model.pixel_model import PixelModel
+
+# The largest difference in parameters, as a share.
+TOLERANCE = 0.03
+# Widths are multiples of this number.
+_UNIT = 8
+
+
+def match_parameters(config: ModelConfig, wanted: int) -> ModelConfig:
+    """`config` with the feed-forward width for which the model has about `wanted` parameters.
+
+    A gated block has no feed-forward network, so the width of its values changes instead. An LSTM chooses its own width
+    to have as many parameters as a block with softmax attention. Raises `UsageError` if the closest model differs by
+    more than `TOLERANCE`.
+    """
+    mixer = find_mixer(config.attention)
+
+    def change(width: int) -> ModelConfig:
+        if issubclass(mixer, Attention) and mixer.gated:
+            options = {**config.attention_options, "value_width": width}
+            return config.model_copy(update={"attention_options": options})
+        return config.model_copy(update={"feed_forward": width})
+
+    if config.attention not in BASELINES:
+        # The number of parameters is a linear function of the width.
+        first, second = (count_parameters(change(width)) for width in (_UNIT, 2 * _UNIT))
+        config = change(max(1, round((wanted - first) / (second - first)) + 1) * _UNIT)
+    found = count_parameters(config)
+    if abs(found - wanted) > TOLERANCE * wanted:
+        raise UsageError(
+            f"'{config.attention}' cannot have {wanted:,} parameters in this network; the closest is {found:,}"
+        )
+    return config
+
+
+def count_parameters(config: ModelConfig) -> int:
+    """The number of parameters of a model."""
+    with torch.device("meta"):
+        return PixelModel(config).parameter_count()
