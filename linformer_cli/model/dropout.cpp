@@ -26,6 +26,14 @@ struct Dropout {
     double probability;
 };
 
+// The arguments are copies, because the variables that a lambda captures could change with every store, as far as the
+// compiler knows. It would then not vectorise the loop.
+template <class F>
+void visit_block(int64_t first, int64_t last, uint32_t key, uint32_t limit, float scale, F visit) {
+    for (int64_t i = first; i < last; i++)
+        visit(i, mix(key ^ static_cast<uint32_t>(i - first)) >= limit ? scale : 0.0f);
+}
+
 template <class F>
 void for_kept(const Dropout& mask, F visit) {
     const int64_t count = mask.count;
@@ -36,8 +44,7 @@ void for_kept(const Dropout& mask, F visit) {
         const int64_t first = block * BLOCK, last = first + BLOCK < count ? first + BLOCK : count;
         const uint32_t low = mix(static_cast<uint32_t>(seed) + mix(static_cast<uint32_t>(block)));
         const uint32_t key = mix(low ^ mix(static_cast<uint32_t>(seed >> 32)));
-        for (int64_t i = first; i < last; i++)
-            visit(i, mix(key ^ static_cast<uint32_t>(i - first)) >= limit ? scale : 0.0f);
+        visit_block(first, last, key, limit, scale, visit);
     });
 }
 
