@@ -10,6 +10,7 @@ from .gau import GauAttention
 from .gla import GlaAttention
 from .linear import LinearAttention
 from .linformer import LinformerAttention
+from .logsparse import LogsparseAttention
 from .long_short import LongShortAttention
 from .longformer import LongformerAttention
 from .lsh import LshAttention
@@ -37,6 +38,7 @@ CATALOGUE: dict[str, type[Attention]] = {
         BigbirdAttention,
         LongShortAttention,
         SparseAttention,
+        LogsparseAttention,
         GauAttention,
         FlashAttention,
     )

@@ -1,0 +1,214 @@
+"""LogSparse attention (Li 2019, arXiv 1907.00235): a query sees positions at distances 0, 1, 2, 4, 8 and so on."""
+
+import math
+from typing import Annotated, Any, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from linformer_cli.native.program import MixInputs
+
+from .base import AttentionOptions, Memory, accumulator_dtype
+from .parts.caches import CachedAttention, KeyValueCache, Span, extend_cache, push_in_place, stack_spans
+
+LogsparseState = KeyValueCache
+
+# The largest number of scores per head that the parallel form holds at once, except that one grid row of queries is
+# always allowed.
+SCORES_AT_ONCE = 2**18
+
+
+class LogsparseOptions(AttentionOptions):
+    """Options of LogSparse attention."""
+
+    window: Annotated[
+        int, Field(gt=0, le=4_096, description="number of nearest positions that a query sees, itself included")
+    ] = 1
+    restart: Annotated[
+        int | None,
+        Field(gt=0, description="repeat the pattern at every multiple of this distance (default: no repetition)"),
+    ] = None
+
+
+class _Grid(NamedTuple):
+    """Queries from position `start` on, as rows of `period` positions; every query sees `offsets` in each period.
+
+    The queries fill `rows` rows of `columns` <= `period` positions. `before` more rows of keys precede them.
+    """
+
+    offsets: tuple[int, ...]
+    period: int
+    start: int
+    rows: int
+    columns: int
+    before: int
+
+    @property
+    def front(self) -> int:
+        """The number of zeros before the first key, so that no row starts before the tensor."""
+        return max(self.before * self.period + self.offsets[-1] - self.start, 0)
+
+    def pad(self, x: Tensor) -> Tensor:
+        """Keys or values x [N, positions, W] with zeros before position 0 and after the last row."""
+        end = self.start + (self.rows - 1) * self.period + self.columns
+        return functional.pad(x, (0, 0, self.front, end - x.shape[1]))
+
+    def shift(self, x: Tensor, offset: int, rows: int) -> Tensor:
+        """A view [N, columns, rows, W] of the padded x: for every query, the positions `offset` before its column."""
+        first = self.start - self.before * self.period - offset + self.front
+        part = x[:, first : first + (rows - 1) * self.period + self.columns]
+        return part.unfold(1, self.columns, self.period).permute(0, 3, 1, 2)
+
+    def hide(self, first: int, stop: int, device: torch.device) -> Tensor:
+        """True for keys after the query or before position 0, [columns, rows of queries, offsets, rows of keys]."""
+        row, key_row = (torch.arange(*ends, device=device) for ends in ((first, stop), (0, stop + self.before)))
+        column, offset = torch.arange(self.columns, device=device), torch.tensor(self.offsets, device=device)
+        position = self.start + (key_row - self.before) * self.period + column.view(-1, 1, 1, 1) - offset.view(-1, 1)
+        return (position < 0) | (key_row > (row + self.before).view(-1, 1, 1))
+
+
+class LogsparseAttention(CachedAttention):
+    """y_t = sum over j in S(t) of softmax_j(q_t . k_j / sqrt(K)) v_j, where S(t) holds O(log t) positions j <= t.
+
+    S(t) holds the `window` nearest positions, of which t is one, and the positions at distances window - 1 + 2^i for i
+    = 0, 1, 2 and so on. With a window of 1, the distances are 0, 1, 2, 4, 8 ... With `restart`, only the distances
+    below `restart` are used, and S(t) also holds the positions that are a multiple of `restart` before these.
+
+    This is section 4.2 of the source with its two variants, local attention and restart attention. The source computes
+    queries and keys by causal convolutions; the layer's `short_convolution` does this. The source's code lets early
+    positions see all positions before them, which it can do because it uses a dense mask; here they do not.
+    """
+
+    name = "logsparse"
+    source = "Li 2019, arXiv 1907.00235"
+    family = "sparse"
+    method = "positions at distances that are powers of two"
+    memory = Memory.GROWING
+    options_type = LogsparseOptions
+    options: LogsparseOptions
+
+    def _offsets(self, length: int) -> tuple[int, ...]:
+        """The distances in ascending order that are below `restart` and `length`."""
+        window, limit = self.options.window, min(self.options.restart or length, length)
+        powers = (window - 1 + (1 << i) for i in range(limit.bit_length()))
+        return (*range(min(window, limit)), *(distance for distance in powers if distance < limit))
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
+    ) -> tuple[Tensor, KeyValueCache]:
+        cache = extend_cache(state, k, v)
+        length, new = int(cache.position), q.shape[2]
+        period, start = self.options.restart or length, length - new
+        columns, rows = min(period, new), -(-new // period)
+        grid = _Grid(self._offsets(length), period, start, rows, columns, (start + columns - 1) // period)
+        dtype = accumulator_dtype(q.dtype)
+        with torch.autocast(q.device.type, enabled=False):
+            queries = functional.pad(q.to(dtype) / math.sqrt(q.shape[-1]), (0, 0, 0, rows * columns - new))
+            keys, values = (
+                grid.pad(part[:, :, :length].to(dtype).flatten(0, 1)) for part in (cache.keys, cache.values)
+            )
+            y = _AttendGrid.apply(queries.flatten(0, 1).unflatten(1, (rows, columns)), keys, values, grid)
+            y = y.flatten(1, 2)[:, :new].unflatten(0, q.shape[:2])
+        return y.to(v.dtype), cache
+
+    @torch.no_grad()
+    def step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: KeyValueCache, extra_t: Tensor | None = None
+    ) -> tuple[Tensor, KeyValueCache]:
+        cache, length = push_in_place(state, k_t, v_t)
+        period = self.options.restart or length
+        seen = [row for offset in self._offsets(length) for row in range(length - 1 - offset, -1, -period)]
+        rows = torch.tensor(seen, device=q_t.device)
+        keys, values = (part.index_select(2, rows) for part in cache[:2])
+        y = functional.scaled_dot_product_attention(q_t.unsqueeze(2).to(keys.dtype), keys, values)
+        return y.squeeze(2).to(v_t.dtype), cache
+
+    def emit(self, inputs: MixInputs) -> None:
+        length = self.shape.positions
+        position, offsets = torch.arange(length), self._offsets(length)
+        spans: list[Span] = []
+        if self.options.restart is None:
+            first = (position + 1 - self.options.window).clamp(min=0)
+            spans, offsets = [(first, 1, position + 1 - first)], offsets[self.options.window :]
+        period = self.options.restart or length
+        for offset in offsets:
+            left = position - offset
+            spans.append((left % period, period, left // period + 1))
+        self.emit_spans(inputs, stack_spans(*spans).unsqueeze(1))
+
+
+class _AttendGrid(torch.autograd.Function):
+    """Outputs [N, rows, columns, V] of scaled queries [N, rows, columns, K] for padded keys and values.
+
+    For each offset, all rows of a column form one product of queries and shifted keys. The scores are dropped after
+    each group of rows, and the backward pass recomputes them from the logarithm of each query's total weight. Training
+    memory is therefore linear in T.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, grid: _Grid) -> Tensor:
+        y, log_total = v.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(*q.shape[:3], 1)
+        for first, stop in _groups(grid):
+            scores = _score(q[:, first:stop].transpose(1, 2), k, grid, first, stop)
+            totals = scores.flatten(-2).logsumexp(dim=-1, keepdim=True)
+            scores.sub_(totals.unsqueeze(-1)).exp_()
+            log_total[:, first:stop] = totals.transpose(1, 2)
+            seen = stop + grid.before
+            sums = _weigh(scores[..., 0, :], grid.shift(v, grid.offsets[0], seen))
+            for index, offset in enumerate(grid.offsets[1:], 1):
+                sums += _weigh(scores[..., index, :], grid.shift(v, offset, seen))
+            y[:, first:stop] = sums.transpose(1, 2)
+        ctx.save_for_backward(q, k, v, y, log_total)
+        ctx.grid = grid
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, y, log_total = ctx.saved_tensors
+        grid = ctx.grid
+        grad_q, grad_k, grad_v = (torch.zeros_like(x) for x in (q, k, v))
+        # With weights P and scores S, dS = P * (dP - sum of P dP) and the sum of P dP is y . dy.
+        own = (y * grad_y).sum(dim=-1, keepdim=True)
+        with torch.autocast(q.device.type, enabled=False):
+            for first, stop in _groups(grid):
+                queries, outputs, totals, sums = (x[:, first:stop].transpose(1, 2) for x in (q, grad_y, log_total, own))
+                grad_queries, seen = grad_q[:, first:stop].transpose(1, 2), stop + grid.before
+                weights = _score(queries, k, grid, first, stop).sub_(totals.unsqueeze(-1)).exp_()
+                for index, offset in enumerate(grid.offsets):
+                    weight = weights[..., index, :]
+                    grid.shift(grad_v, offset, seen).add_(_weigh(weight.transpose(-1, -2), outputs))
+                    scores = _dot(outputs, grid.shift(v, offset, seen)).sub_(sums).mul_(weight)
+                    grid.shift(grad_k, offset, seen).add_(_weigh(scores.transpose(-1, -2), queries))
+                    grad_queries += _weigh(scores, grid.shift(k, offset, seen))
+        return grad_q, grad_k, grad_v, None
+
+
+def _groups(grid: _Grid) -> list[tuple[int, int]]:
+    """The first and last (exclusive) rows of groups of queries."""
+    scores_of_row = grid.columns * len(grid.offsets) * (grid.rows + grid.before)
+    rows = max(1, SCORES_AT_ONCE // scores_of_row)
+    return [(first, min(first + rows, grid.rows)) for first in range(0, grid.rows, rows)]
+
+
+def _dot(x: Tensor, y: Tensor) -> Tensor:
+    """The products [N, columns, a, b] of vectors x [N, columns, a, W] and y [N, columns, b, W]."""
+    # Without `restart`, a and b are 1, and products of such small matrices are slow.
+    return (x * y).sum(dim=-1, keepdim=True) if x.shape[2] == y.shape[2] == 1 else x @ y.transpose(-1, -2)
+
+
+def _weigh(weights: Tensor, x: Tensor) -> Tensor:
+    """The sums [N, columns, a, W] of vectors x [N, columns, b, W] with weights [N, columns, a, b]."""
+    return weights * x if weights.shape[2:] == (1, 1) else weights @ x
+
+
+def _score(queries: Tensor, k: Tensor, grid: _Grid, first: int, stop: int) -> Tensor:
+    """Scores [N, columns, rows of queries, offsets, rows of keys] of queries [N, columns, rows, K]."""
+    seen = stop + grid.before
+    scores = queries.new_empty(*queries.shape[:3], len(grid.offsets), seen)
+    for index, offset in enumerate(grid.offsets):
+        scores[..., index, :] = _dot(queries, grid.shift(k, offset, seen))
+    return scores.masked_fill_(grid.hide(first, stop, k.device), -math.inf)
