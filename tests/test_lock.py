@@ -1,0 +1,26 @@
+"""Tests that uv.lock suits pyproject.toml and names only the public package index."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+LOCK = (ROOT / "uv.lock").read_text(encoding="utf-8")
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def test_the_lock_has_the_requirements_of_the_project() -> None:
+    lock = tomllib.loads(LOCK)
+    (locked,) = (package for package in lock["package"] if package["name"] == PROJECT["name"])
+    found = {(one["name"] + one["specifier"], one.get("marker", "")) for one in locked["metadata"]["requires-dist"]}
+    extras = PROJECT["optional-dependencies"].items()
+    expected = {(one, "") for one in PROJECT["dependencies"]}
+    expected |= {(one, f"extra == '{extra}'") for extra, requirements in extras for one in requirements}
+    assert found == expected, "the requirements have changed: run 'uv lock'"
+    assert lock["requires-python"] == PROJECT["requires-python"]
+
+
+def test_the_lock_names_only_the_public_index() -> None:
+    addresses = set(re.findall(r"[a-z]+://[^/\"]*", LOCK))
+    assert addresses == {"https://pypi.org", "https://files.pythonhosted.org"}
