@@ -17,7 +17,7 @@ ENGINE, DIGEST = FOLDER / "engine.wasm", FOLDER / "engine.sha256"
 SOURCE, HEADERS = FOLDER / "wasm.cpp", FOLDER.parent / "native"
 # The functions of runner.h that the page calls, without "lintx_".
 FUNCTIONS = (
-    *("open", "close", "error", "describe", "start", "continue", "draw_next", "give_next"),
+    *("open", "close", "error", "describe", "filter", "start", "continue", "draw_next", "give_next"),
     *("probabilities", "values", "pixels", "state"),
 )
 OPTIONS = (

@@ -32,6 +32,11 @@ export class Runner {
     this.known = 0;
   }
 
+  /** Divides the logarithms of all probabilities by a temperature before values are drawn; 1 changes nothing. */
+  setTemperature(temperature) {
+    this.#check(this.engine.lintx_filter(this.runner, temperature, 0n, 0));
+  }
+
   /** Begins images number `first`, first + 1 and so on, all of class `label`, or of the classes in turn. */
   start(seed, first = 0, label = null) {
     const labels = label === null ? 0 : this.#array(BigInt64Array, this.batch).fill(BigInt(label)).byteOffset;

@@ -6,21 +6,24 @@ const COUNT = 32, COLUMNS = 8;
 
 export function setUpSample(engine, shape, model) {
   const find = (id) => document.getElementById(id);
-  const [grid, seed] = [find("grid"), find("seed")];
+  const [grid, seed, temperature] = [find("grid"), find("seed"), find("temperature")];
   const canvases = addCanvases(grid, shape, COUNT, "Sample");
   let shown = [];
   find("class-label").hidden = !shape.classes;
   find("class").append(new Option("all", ""), ...Array.from({ length: shape.classes }, (_, n) => new Option(n, n)));
 
   function draw() {
-    if (!seed.reportValidity() || seed.value === "") return;
+    if ([seed, temperature].some((input) => !input.reportValidity())) return;
     find("save").disabled = true;
     const label = find("class").value === "" ? null : Number(find("class").value);
-    engine.run({ job: "sample", seed: seed.value, count: COUNT, label }, ({ images, done, rate }) => {
+    const options = [`-n ${COUNT} --seed ${seed.value}`, "--precision int8"];
+    if (label !== null) options.push(`--class ${label}`);
+    if (Number(temperature.value) !== 1) options.push(`--temperature ${temperature.value}`);
+    const job = { job: "sample", seed: seed.value, count: COUNT, label, temperature: Number(temperature.value) };
+    engine.run(job, ({ images, done, rate }) => {
       images.forEach((image, n) => paintImage(canvases[n], shape, image));
       shown = images;
-      const command = `lintx sample ${model.name} -n ${COUNT} --seed ${seed.value}${label === null ? "" : ` --class ${label}`} --precision int8`;
-      const same = done ? ` · the same images as ${command}` : "";
+      const same = done ? ` · the same images as lintx sample ${model.name} ${options.join(" ")}` : "";
       find("sample-speed").textContent = `${rate.toFixed(1)} images/s${same}`;
       find("save").disabled = !done;
       grid.dataset.done = done ? seed.value : "";
@@ -30,7 +33,7 @@ export function setUpSample(engine, shape, model) {
     seed.value = BigInt(seed.value || 0) + 1n;
     draw();
   };
-  seed.onchange = find("class").onchange = draw;
+  seed.onchange = temperature.onchange = find("class").onchange = draw;
 
   find("save").onclick = () => {
     const small = document.createElement("canvas");
@@ -42,7 +45,7 @@ export function setUpSample(engine, shape, model) {
     context.drawImage(small, 0, 0, large.width, large.height);
     large.toBlob((blob) => {
       const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(blob) });
-      link.download = `${model.name}-seed-${seed.value}.png`;
+      link.download = `${model.name}-seed-${seed.value}-temperature-${temperature.value}.png`;
       link.click();
       setTimeout(() => URL.revokeObjectURL(link.href), 1000);
     });

@@ -27,8 +27,9 @@ const JOBS = {
   },
 
   // Draws images number 0, 1 and so on.
-  *sample({ seed, count, label }) {
+  *sample({ seed, count, label, temperature }) {
     const runner = runnerFor("sample", count);
+    runner.setTemperature(temperature);
     runner.start(seed, 0, label);
     yield* drawAll(runner, { began: performance.now(), from: 0 });
   },

@@ -1,4 +1,5 @@
-// An example of runner.h: `draw PROGRAM SEED COUNT > images.pgm` draws images and writes them one below the other.
+// An example of runner.h: `draw PROGRAM SEED COUNT [TEMPERATURE] > images.pgm` draws images and writes them one below the
+// other.
 
 #include <cstdio>
 #include <cstdlib>
@@ -14,12 +15,14 @@ static int complain() {
 }
 
 int main(int count, char** words) {
-    if (count != 4) return std::fprintf(stderr, "usage: draw PROGRAM SEED COUNT > images.pgm\n"), 2;
+    if (count != 4 && count != 5)
+        return std::fprintf(stderr, "usage: draw PROGRAM SEED COUNT [TEMPERATURE] > images.pgm\n"), 2;
     std::ifstream file(words[1], std::ios::binary);
     const std::vector<char> data{std::istreambuf_iterator<char>(file), {}};
     const int64_t images = std::atoll(words[3]);
     lintx_runner* runner = lintx_open(data.data(), static_cast<int64_t>(data.size()), images);
     if (!runner || lintx_start(runner, std::strtoull(words[2], nullptr, 10), 0, nullptr)) return complain();
+    if (count == 5 && lintx_filter(runner, std::strtod(words[4], nullptr), 0, 0)) return complain();
     const lintx_description shape = lintx_describe(runner);
     for (int64_t known = 0; known < shape.values;) {
         known = lintx_draw_next(runner);

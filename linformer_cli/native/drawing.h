@@ -1,8 +1,10 @@
-// Draws values from a head's distribution by inversion.
+// Draws values from a head's distribution by inversion, with or without filters.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <numeric>
 
 #include "maths.h"
 
@@ -10,10 +12,18 @@ namespace {  // local to the library that includes it: the compiler may inline a
 
 constexpr int64_t MOST_LEVELS = LINTX_MOST_LEVELS;
 
-// The distribution of a value.
+// The distribution of a value, and the filters that change it; `Filters` of choose.py explains them.
 struct Head {
     int64_t levels, mixtures;  // mixtures == 0: one logit for each level
     double lowest, highest;    // bounds of a logistic's log scale
+    double temperature = 1;
+    int64_t top_k = 0;  // 0: all values
+    double top_p = 0;   // 0: all values
+
+    bool is_filtered() const { return temperature != 1 || top_k || top_p > 0; }
+    double bound(double log_scale) const {
+        return log_scale < lowest ? lowest : log_scale > highest ? highest : log_scale;
+    }
 };
 
 // A single image drawn with look-ahead.
@@ -29,13 +39,9 @@ struct Drawing {
     int64_t passes;  // passes so far
 };
 
-// The index whose share of softmax(logits) contains `uniform`. The position within that share goes to `place` if it is
-// not null.
-inline int64_t invert(int64_t count, const float* logits, double uniform, double* place) {
-    double shares[MOST_LEVELS];
-    float most = logits[0];
-    for (int64_t i = 1; i < count; i++) most = logits[i] > most ? logits[i] : most;
-    for (int64_t i = 0; i < count; i++) shares[i] = exponential(static_cast<double>(logits[i] - most));
+// The index whose part of the sum of all shares contains `uniform` times the sum. The position within that part, from
+// 0 to 1, goes to `place` if it is not null.
+inline int64_t find_share(int64_t count, const double* shares, double uniform, double* place) {
     double total = 0;
     for (int64_t i = 0; i < count; i++) total += shares[i];
     // The target stays below the total even after rounding, so the search ends at an index of non-zero probability.
@@ -52,6 +58,15 @@ inline int64_t invert(int64_t count, const float* logits, double uniform, double
     return last;
 }
 
+// Draws an index from softmax(logits); `find_share` explains `place`.
+inline int64_t invert(int64_t count, const float* logits, double uniform, double* place) {
+    double shares[MOST_LEVELS];
+    float most = logits[0];
+    for (int64_t i = 1; i < count; i++) most = logits[i] > most ? logits[i] : most;
+    for (int64_t i = 0; i < count; i++) shares[i] = exponential(static_cast<double>(logits[i] - most));
+    return find_share(count, shares, uniform, place);
+}
+
 // The value 0 .. levels - 1 nearest to `x`; 0 if x is NaN.
 inline int64_t nearest_value(double x, int64_t levels) {
     const double most = static_cast<double>(levels - 1);
@@ -64,10 +79,73 @@ inline int64_t draw_mixture(const Head& head, const float* parameters, double un
     double place;
     const int64_t component = invert(K, parameters, uniform, &place);
     place = place < 1e-12 ? 1e-12 : place > 1 - 1e-12 ? 1 - 1e-12 : place;
-    double log_scale = parameters[2 * K + component];
-    log_scale = log_scale < head.lowest ? head.lowest : log_scale > head.highest ? head.highest : log_scale;
-    const double x = parameters[K + component] + exponential(log_scale) * logarithm(place / (1 - place));
+    const double scale = exponential(head.bound(parameters[2 * K + component]));
+    const double x = parameters[K + component] + scale * logarithm(place / (1 - place));
     return nearest_value((x + 1) * (0.5 * (head.levels - 1)), head.levels);
+}
+
+inline double log_sigmoid(double x) { return (x < 0 ? x : 0) - logarithm(1 + exponential(-std::fabs(x))); }
+
+// Replaces numbers x by exp(x / temperature), divided by the largest result.
+inline void exponentiate(int64_t count, double* numbers, double temperature) {
+    const double most = *std::max_element(numbers, numbers + count);
+    for (int64_t i = 0; i < count; i++) numbers[i] = exponential((numbers[i] - most) / temperature);
+}
+
+// The logarithm of the probability of a value of a mixture, up to a constant; MixtureHead of heads.py has the formula.
+inline double find_log_mass(const Head& head, const float* parameters, int64_t value) {
+    const int64_t K = head.mixtures;
+    const double bin = 2.0 / static_cast<double>(head.levels - 1), centre = static_cast<double>(value) * bin - 1;
+    double logs[MOST_LEVELS];
+    for (int64_t n = 0; n < K; n++) {
+        const double mean = parameters[K + n], inverse = exponential(-head.bound(parameters[2 * K + n]));
+        const double width = bin * inverse;
+        const bool first = value == 0, last = value == head.levels - 1;
+        logs[n] = parameters[n];
+        if (!last) logs[n] += log_sigmoid((centre + bin / 2 - mean) * inverse);
+        if (!first) logs[n] += log_sigmoid((mean - centre + bin / 2) * inverse);
+        // For a small width, 1 - exp(-width) would lose digits.
+        if (!first && !last) logs[n] += logarithm(width < 1e-5 ? width * (1 - width / 2) : 1 - exponential(-width));
+    }
+    const double most = *std::max_element(logs, logs + K);
+    double sum = 0;
+    for (int64_t n = 0; n < K; n++) sum += exponential(logs[n] - most);
+    return most + logarithm(sum);
+}
+
+// The probabilities [levels] of all values at a temperature, divided by the largest one.
+inline void find_shares(const Head& head, const float* parameters, double temperature, double* shares) {
+    for (int64_t value = 0; value < head.levels; value++)
+        shares[value] = head.mixtures ? find_log_mass(head, parameters, value) : parameters[value];
+    exponentiate(head.levels, shares, temperature);
+}
+
+// Sets the shares [levels] of the values that top-k and top-p drop to 0. Of equal shares, those of smaller values stay.
+inline void drop_shares(const Head& head, double* shares) {
+    const int64_t levels = head.levels, most = head.top_k ? std::min(head.top_k, levels) : levels;
+    int64_t order[MOST_LEVELS];
+    std::iota(order, order + levels, 0);
+    // Of two values, the less likely one. A heap stays in its memory even if shares are NaN, unlike a sort.
+    const auto less = [&](int64_t a, int64_t b) { return shares[a] < shares[b] || (shares[a] == shares[b] && a > b); };
+    std::make_heap(order, order + levels, less);
+    double total = 0, before = 0;
+    for (int64_t n = levels - 1; n >= levels - most; n--) {
+        std::pop_heap(order, order + n + 1, less);  // moves the likeliest of the first n + 1 values to place n
+        total += shares[order[n]];
+    }
+    for (int64_t n = levels - 1; n >= 0; n--) {
+        double& share = shares[order[n]];
+        const bool kept = n >= levels - most && (head.top_p <= 0 || before < head.top_p * total);
+        before += share;
+        if (!kept) share = 0;
+    }
+}
+
+inline int64_t draw_filtered(const Head& head, const float* parameters, double uniform) {
+    double shares[MOST_LEVELS];
+    find_shares(head, parameters, head.temperature, shares);
+    if (head.top_k || head.top_p > 0) drop_shares(head, shares);
+    return find_share(head.levels, shares, uniform, nullptr);
 }
 
 // Draws values [rows] from parameters [rows, stride], with uniforms [rows] in [0, 1).
@@ -75,8 +153,9 @@ inline void draw(const Head& head, int64_t rows, const float* parameters, int64_
                  int64_t* values) {
     for (int64_t row = 0; row < rows; row++) {
         const float* own = parameters + row * stride;
-        values[row] = head.mixtures ? draw_mixture(head, own, uniforms[row])
-                                    : invert(head.levels, own, uniforms[row], nullptr);
+        values[row] = head.is_filtered() ? draw_filtered(head, own, uniforms[row])
+                      : head.mixtures    ? draw_mixture(head, own, uniforms[row])
+                                         : invert(head.levels, own, uniforms[row], nullptr);
     }
 }
 

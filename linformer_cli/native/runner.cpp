@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -137,35 +138,6 @@ int64_t draw_ahead(lintx_runner& runner) {
     return runner.known = drawing.known;
 }
 
-// The probability of a bin of a logistic with edges in units of its scale; see MixtureHead in heads.py.
-double bin_mass(double lower, double upper, bool lowest, bool highest) {
-    const double below = highest ? 1 : 1 / (1 + exponential(-upper)), width = upper - lower;
-    const double above = lowest ? 1 : 1 / (1 + exponential(lower));
-    if (lowest || highest) return below * above;
-    return below * above * (width < 1e-5 ? width * (1 - width / 2) : 1 - exponential(-width));
-}
-
-void find_probabilities(const Head& head, const float* parameters, double* probabilities) {
-    const int64_t count = head.mixtures ? head.mixtures : head.levels;
-    std::vector<double> shares(parameters, parameters + count);
-    const double most = *std::max_element(shares.begin(), shares.end());
-    double total = 0;
-    for (double& share : shares) total += share = exponential(share - most);
-    for (double& share : shares) share /= total;
-    if (!head.mixtures) return static_cast<void>(std::copy(shares.begin(), shares.end(), probabilities));
-    const double bin = 2.0 / static_cast<double>(head.levels - 1);
-    for (int64_t value = 0; value < head.levels; value++) {
-        probabilities[value] = 0;
-        for (int64_t n = 0; n < count; n++) {
-            const double log_scale = parameters[2 * count + n], mean = parameters[count + n];
-            const double inverse = exponential(-std::min(std::max(log_scale, head.lowest), head.highest));
-            const double centre = static_cast<double>(value) * bin - 1 - mean;
-            const double lower = (centre - bin / 2) * inverse, upper = (centre + bin / 2) * inverse;
-            probabilities[value] += shares[n] * bin_mass(lower, upper, value == 0, value == head.levels - 1);
-        }
-    }
-}
-
 }  // namespace
 
 extern "C" {
@@ -208,6 +180,18 @@ lintx_description lintx_describe(const lintx_runner* runner) {
 void lintx_use_threads(lintx_runner* runner, int64_t threads) {
     runner->program.threads = std::max<int64_t>(1, threads);
     runner->program.divided = threads > 1 && runner->batch() > FEW * threads;
+}
+
+int64_t lintx_filter(lintx_runner* runner, double temperature, int64_t top_k, double top_p) {
+    if (!(temperature > 0 && std::isfinite(temperature))) return fail("a temperature is above 0 and finite");
+    if (top_k < 0) return fail("top-k is not negative");
+    if (!(top_p >= 0 && top_p <= 1)) return fail("top-p is 0 to 1");
+    for (Head* head : {&runner->file.head, &runner->drawing.head}) {
+        head->temperature = temperature;
+        head->top_k = top_k;
+        head->top_p = top_p;
+    }
+    return 0;
 }
 
 int64_t lintx_start(lintx_runner* runner, uint64_t seed, uint64_t first, const int64_t* labels) {
@@ -284,7 +268,10 @@ int64_t lintx_give_next(lintx_runner* runner, const int64_t* values) {
 int64_t lintx_probabilities(lintx_runner* runner, int64_t image, double* probabilities) {
     if (image < 0 || image >= runner->batch()) return fail("the batch has no such image");
     if (predict(*runner)) return -1;
-    find_probabilities(runner->file.head, runner->parameters(image), probabilities);
+    const Head& head = runner->file.head;
+    find_shares(head, runner->parameters(image), 1, probabilities);
+    const double total = std::accumulate(probabilities, probabilities + head.levels, 0.0);
+    std::for_each(probabilities, probabilities + head.levels, [&](double& share) { share /= total; });
     return 0;
 }
 

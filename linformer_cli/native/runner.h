@@ -1,7 +1,7 @@
 /* Draws images with a program file that `lintx export` wrote, without Python. A C interface; runner.cpp implements it.
  *
  * A runner draws a batch of images value by value. The values of an image are in raster order, with the channels of a
- * pixel adjacent. With the same seed, and without filters, the images are those of `lintx sample --precision int8`.
+ * pixel adjacent. With the same seed and filters, the images are those of `lintx sample --precision int8`.
  * Functions that can fail return null or -1, and `lintx_error` says why. A runner may not be used by two threads at
  * the same time. docs/reference/formats.md explains how to compile it.
  */
@@ -34,6 +34,10 @@ lintx_description lintx_describe(const lintx_runner* runner);
 /* Lets up to `threads` threads work on a step. At first there is one. */
 void lintx_use_threads(lintx_runner* runner, int64_t threads);
 
+/* Changes the distributions of all values that are drawn from now on, as --temperature, --top-k and --top-p of
+ * `lintx sample` do. At first they are 1, 0 and 0, which change nothing. Returns 0. */
+int64_t lintx_filter(lintx_runner* runner, double temperature, int64_t top_k, double top_p);
+
 /* Begins images number first, first + 1 and so on. `labels` [batch] holds their classes; without it, image n has class
  * n modulo the number of classes. Returns 0. */
 int64_t lintx_start(lintx_runner* runner, uint64_t seed, uint64_t first, const int64_t* labels);
@@ -49,7 +53,7 @@ int64_t lintx_draw_next(lintx_runner* runner);
 /* Does the same with given values [batch], to complete images whose first values are known. */
 int64_t lintx_give_next(lintx_runner* runner, const int64_t* values);
 
-/* Writes the probabilities [levels] of the next value of an image, and returns 0. The next `lintx_draw_next` then draws
+/* Writes the probabilities [levels] of the next value of an image before filters, and returns 0. The next `lintx_draw_next` then draws
  * one value. */
 int64_t lintx_probabilities(lintx_runner* runner, int64_t image, double* probabilities);
 

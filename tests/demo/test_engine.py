@@ -15,6 +15,7 @@ from linformer_cli.config import ImageShape
 from linformer_cli.demo.build import DIGEST, ENGINE, FOLDER, compute_digest
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.model.program import encode_model
+from linformer_cli.sampling.choose import Filters
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import NATIVE
 from linformer_cli.sampling.engines.native import NativeEngine
@@ -37,6 +38,13 @@ DRAW_FILES = """(names, open) => names.map((name) => [1, 2].map((batch) => {
   while (runner.draw() < runner.values);
   return runner.allPixels().map((pixels) => Array.from(pixels));
 }))"""
+DRAW_COLD = """([name], open) => [1, 2].map((batch) => {
+  const runner = open(name, batch);
+  runner.setTemperature(0.8);
+  runner.start(11);
+  while (runner.draw() < runner.values);
+  return runner.allPixels().map((pixels) => Array.from(pixels));
+})"""
 # The images of a prefix that was read once, the same images with a prefix that each image read, and bits.
 CONTINUE = """([name], open) => {
   const [prefix, continued, expected] = [open(name, 1), open(name, 3), open(name, 3)];
@@ -82,8 +90,8 @@ def encode(model: PixelModel) -> bytes:
     return encode_model(model, NativeEngine.window, torch.int8)
 
 
-def sample(model: PixelModel, count: int) -> list[list[int]]:
-    sampler = Sampler(model, SEED, engine=NATIVE, products=torch.int8)
+def sample(model: PixelModel, count: int, filters: Filters | None = None) -> list[list[int]]:
+    sampler = Sampler(model, SEED, filters, engine=NATIVE, products=torch.int8)
     return [image.reshape(-1).tolist() for image in sampler.sample_images(count)]
 
 
@@ -107,6 +115,16 @@ def test_a_shipped_model_draws_the_images_of_the_sampler(run_node) -> None:
     model = load_model("mnist-deep")
     expected = sample(model, 2)
     assert run_node(DRAW_FILES, [encode(model)]) == [[expected[:1], expected]]
+
+
+@needs_node
+@needs_library
+@pytest.mark.parametrize("name", ["mnist-deep", "mixture"])
+def test_a_temperature_gives_the_images_of_the_sampler(run_node, build_tiny_model, name) -> None:
+    model = build_tiny_model(head="mixture") if name == "mixture" else load_model(name)
+    expected = sample(model, 2, Filters(temperature=0.8))
+    assert run_node(DRAW_COLD, [encode(model)]) == [expected[:1], expected]
+    assert expected != sample(model, 2)
 
 
 @needs_node

@@ -14,6 +14,7 @@ from linformer_cli.checkpoint import load_model, read_checkpoint
 from linformer_cli.demo.server import DemoServer
 from linformer_cli.demo.site import BINARY, MODEL, RIVAL, File, build_site
 from linformer_cli.model.program import encode_model
+from linformer_cli.sampling.choose import Filters
 from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import NATIVE
 
@@ -116,13 +117,18 @@ def test_the_line_and_the_pen_follow_the_keyboard(open_view) -> None:
     page.wait(f"{COUNT_INK % '#completions canvas'} > 30")
 
 
-def test_samples_are_those_of_the_command_line(open_view) -> None:
+@pytest.mark.parametrize("temperature", [1.0, 0.8])
+def test_samples_are_those_of_the_command_line(open_view, temperature) -> None:
     page = open_view("sample")
+    page.evaluate(f"document.getElementById('temperature').value = {temperature}")
     page.evaluate("document.getElementById('seed').value = 7")
     page.evaluate("document.getElementById('seed').onchange()")
     page.wait("document.getElementById('grid').dataset.done === '7'")
+    command = page.evaluate("document.getElementById('sample-speed').textContent")
+    assert command.endswith("--precision int8" if temperature == 1 else "--temperature 0.8")
     found = [[red for red, _, _ in image] for image in read_images(page, "#grid")]
-    sampler = Sampler(load_model("mnist-deep"), 7, engine=NATIVE if HAS_LIBRARY else "textbook", products=torch.int8)
+    engine, filters = NATIVE if HAS_LIBRARY else "textbook", Filters(temperature)
+    sampler = Sampler(load_model("mnist-deep"), 7, filters, engine=engine, products=torch.int8)
     assert found == [image.reshape(-1).tolist() for image in sampler.sample_images(len(found))]
 
 

@@ -40,6 +40,7 @@ _SIGNATURES = {
     "lintx_close": (None, [_POINTER]),
     "lintx_error": (ctypes.c_char_p, []),
     "lintx_use_threads": (None, [_POINTER, _SIZE]),
+    "lintx_filter": (_SIZE, [_POINTER, ctypes.c_double, _SIZE, ctypes.c_double]),
     "lintx_start": (_SIZE, [_POINTER, ctypes.c_uint64, ctypes.c_uint64, _POINTER]),
     "lintx_continue": (_SIZE, [_POINTER, _POINTER]),
     "lintx_draw_next": (_SIZE, [_POINTER]),
@@ -70,6 +71,9 @@ class Runner:
         if result < 0:
             raise Refused(self.library.lintx_error().decode())
         return result
+
+    def filter(self, temperature: float, top_k: int = 0, top_p: float = 0) -> None:
+        self.check(self.library.lintx_filter(self.handle, temperature, top_k, top_p))
 
     def start(self, seed: int = SEED, first: int = 0, labels: Sequence[int] | None = None) -> None:
         array = None if labels is None else (_SIZE * self.batch)(*labels)
@@ -126,9 +130,11 @@ def encode_int8(model: PixelModel) -> bytes:
     return encode_model(model, NativeEngine.window, torch.int8)
 
 
-def sample(model: PixelModel, indices: Sequence[int], labels: Sequence[int] | None = None) -> NDArray[np.int64]:
+def sample(
+    model: PixelModel, indices: Sequence[int], labels: Sequence[int] | None = None, filters: Filters | None = None
+) -> NDArray[np.int64]:
     """Return the values [batch, T] that `lintx sample --precision int8` draws."""
-    sampler = Sampler(model, SEED, engine=NATIVE, products=torch.int8)
+    sampler = Sampler(model, SEED, filters, engine=NATIVE, products=torch.int8)
     return sampler.sample(indices, labels).values.long().numpy()
 
 
@@ -180,6 +186,22 @@ def test_classes_are_chosen_or_rotate(open_program, build_tiny_model) -> None:
     for wrong in (-1, 3):
         with pytest.raises(Refused, match="classes are 0 to 2"):
             runner.start(labels=[0, 0, 0, wrong])
+
+
+@pytest.mark.parametrize("head", ["categorical", "mixture"])
+@pytest.mark.parametrize("filters", [Filters(temperature=0.8), Filters(1.5, 7, 0.9)], ids=str)
+def test_filters_are_those_of_the_sampler(open_program, build_tiny_model, head, filters) -> None:
+    model = build_tiny_model(head=head)
+    expected = sample(model, range(3), filters=filters)
+    for batch in (1, 3):
+        runner = open_program(model, batch)
+        runner.filter(filters.temperature, filters.top_k or 0, filters.top_p or 0)
+        runner.start()
+        assert np.array_equal(runner.finish(), expected[:batch])
+        runner.filter(1)
+        runner.start()
+        assert np.array_equal(runner.finish(), sample(model, range(batch)))
+    assert not np.array_equal(expected, sample(model, range(3)))
 
 
 def test_look_ahead_continues_after_single_steps(open_program, build_tiny_model) -> None:
@@ -257,6 +279,13 @@ def test_wrong_calls_are_refused(open_program, build_tiny_model) -> None:
     for wrong in (-1, 16):
         with pytest.raises(Refused, match="values are 0 to 15"):
             runner.give(wrong)
+    for filters, reason in (
+        *(((temperature,), "a temperature is above 0") for temperature in (0.0, -1.0, np.inf, np.nan)),
+        ((1.0, -1), "top-k is not negative"),
+        *(((1.0, 0, top_p), "top-p is 0 to 1") for top_p in (-0.1, 1.1, np.nan)),
+    ):
+        with pytest.raises(Refused, match=reason):
+            runner.filter(*filters)
     with pytest.raises(Refused, match="no such image"):
         runner.probabilities(1)
     runner.finish()
@@ -337,6 +366,9 @@ def test_an_executable_draws_the_images_of_a_shipped_model(tmp_path) -> None:
             [tmp_path / "draw", tmp_path / "digits.lintx", "11", str(count)], env={}, check=True, capture_output=True
         )
         assert drawn.stdout == b"P5\n28 %d\n255\n" % (28 * count) + expected[:count].tobytes()
+    cold = Sampler(model, 11, Filters(temperature=0.8), engine=NATIVE, products=torch.int8).sample_images(2)
+    command = [tmp_path / "draw", tmp_path / "digits.lintx", "11", "2", "0.8"]
+    assert subprocess.run(command, env={}, check=True, capture_output=True).stdout.endswith(cold.tobytes())
     (tmp_path / "digits.lintx").write_bytes(b"LINTX")
     drawn = subprocess.run(
         [tmp_path / "draw", tmp_path / "digits.lintx", "11", "1"], check=False, capture_output=True, text=True

@@ -147,7 +147,7 @@ def test_native_draws_match_the_head(build_tiny_model, head) -> None:
         torch.zeros(500, dtype=torch.float64),
         torch.full((500,), 1 - 2.0**-53, dtype=torch.float64),
     ):
-        ours, theirs = native.draw_unfiltered(parameters, uniforms), model.head.draw(parameters, uniforms)
+        ours, theirs = native.draw(parameters, uniforms, Filters()), model.head.draw(parameters, uniforms)
         assert ours.dtype == theirs.dtype == torch.int64
         # The head's softmax is float32, so engine and head may choose differently at the boundary between two values.
         assert (ours != theirs).sum() <= (2 if 0 < float(uniforms[0]) < 0.9999 else 500)
@@ -160,7 +160,7 @@ def test_native_draws_match_the_head(build_tiny_model, head) -> None:
 def test_a_random_number_at_a_boundary_selects_the_upper_value(build_tiny_model) -> None:
     model = build_tiny_model()
     uniforms = torch.arange(16, dtype=torch.float64) / 16
-    values = NativeEngine(model, 16).draw_unfiltered(torch.zeros(16, 16), uniforms)
+    values = NativeEngine(model, 16).draw(torch.zeros(16, 16), uniforms, Filters())
     assert values.tolist() == list(range(16)) == model.head.draw(torch.zeros(16, 16), uniforms).tolist()
 
 
@@ -424,13 +424,48 @@ def test_filters_act_in_every_engine(build_tiny_model, head, name) -> None:
     assert torch.equal(unfiltered, model.head.draw(parameters, uniforms))
 
 
+FILTERS = (
+    *(Filters(temperature=temperature) for temperature in (1e-300, 0.05, 0.8, 3.0, 1000.0, 1e300)),
+    *(Filters(top_k=3), Filters(top_k=10**30), Filters(top_p=0.9), Filters(top_p=1e-300), Filters(top_p=1.0)),
+    Filters(0.9, 20, 0.7),
+)
+
+
+@needs_library
+@pytest.mark.parametrize("head", ["categorical", "mixture"])
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+def test_native_filters_like_the_textbook_engine(build_tiny_model, head, filters) -> None:
+    model = build_tiny_model(head=head, image=ImageShape(height=8, width=8, levels=256))
+    engines = NativeEngine(model, 500), TextbookEngine(model, 500)
+    generator = torch.Generator().manual_seed(5)
+    parameters = 3 * torch.randn(500, model.head.projection.out_features, generator=generator)
+    parameters[:50, 0] = 2000.0  # all probability on one value or component
+    parameters[50:100] = -50.0  # below the lower bound of log scales; equal probabilities without a mixture
+    uniforms = torch.rand(500, generator=generator, dtype=torch.float64)
+    ours, theirs = (engine.draw(parameters, uniforms, filters) for engine in engines)
+    # The head's probabilities are float32, so the engines may choose differently at the boundary between two values.
+    assert (ours != theirs).sum() <= 2
+    assert len(torch.unique(ours)) > 10
+
+
+@needs_library
+@pytest.mark.parametrize("filters", [Filters(temperature=0.5), Filters(top_k=3, top_p=0.9)], ids=str)
+def test_filters_stay_in_bounds_if_parameters_are_nan(build_tiny_model, filters) -> None:
+    model = build_tiny_model()
+    parameters = torch.randn(50, 16, generator=torch.Generator().manual_seed(4))
+    parameters[:25, ::3] = torch.nan
+    parameters[25:] = torch.nan
+    values = NativeEngine(model, 50).draw(parameters, torch.full((50,), 0.5, dtype=torch.float64), filters)
+    assert bool(((values >= 0) & (values < 16)).all())
+
+
 @needs_library
 def test_native_draws_like_the_head_with_the_same_random_numbers(build_tiny_model) -> None:
     model = build_tiny_model()
     native = NativeEngine(model, 3)
     streams, again = UniformStreams(0, range(3)), UniformStreams(0, range(3))
     parameters = native.step(model.start_tokens(3)).clone()
-    assert torch.equal(native.draw_unfiltered(parameters, streams.take()), model.head.draw(parameters, again.take()))
+    assert torch.equal(native.draw(parameters, streams.take(), Filters()), model.head.draw(parameters, again.take()))
 
 
 @needs_library
@@ -444,5 +479,5 @@ def test_native_draws_a_valid_value_from_nan(build_tiny_model, head) -> None:
         for share in (0.1, 1.0):
             parameters = torch.randn(200, model.head.projection.out_features, generator=generator)
             parameters[torch.rand(parameters.shape, generator=generator) < share] = strange
-            values = native.draw_unfiltered(parameters, torch.rand(200, generator=generator, dtype=torch.float64))
+            values = native.draw(parameters, torch.rand(200, generator=generator, dtype=torch.float64), Filters())
             assert bool(((values >= 0) & (values < model.head.levels)).all()), (strange, share, values)

@@ -113,6 +113,15 @@ def test_filters_apply_to_every_value(build_tiny_model) -> None:
     assert torch.equal(ahead, textbook)
 
 
+@pytest.mark.parametrize("head", ["categorical", "mixture"])
+def test_filtered_images_match_those_drawn_in_a_batch(build_tiny_model, head) -> None:
+    model, filters = build_tiny_model(head=head), Filters(0.3, 9, 0.95)
+    together = sample_values(model, range(20), filters=filters, engine="native").values
+    alone = [sample_values(model, [index], filters=filters, engine="native") for index in range(20)]
+    assert torch.equal(torch.cat([drawn.values for drawn in alone]), together)
+    assert all(drawn.passes < together.shape[1] for drawn in alone)
+
+
 def test_before_step_can_stop_the_look_ahead(build_tiny_model) -> None:
     asked = []
 

@@ -85,10 +85,6 @@ class Engine(ABC):
         """
         if filters.active:
             return draw_filtered(self.model.head, parameters, uniforms, filters)
-        return self.draw_unfiltered(parameters, uniforms)
-
-    def draw_unfiltered(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
-        """Draw values int64 [B] from the head's distribution, with uniforms float64 [B] on the CPU."""
         return self.model.head.draw(parameters, uniforms)
 
     @torch.no_grad()

@@ -47,9 +47,6 @@ class NativeEngine(Engine):
         self.program = compile_step(self.model, self.window if look_ahead and self.batch == 1 else 1, self.products)
         self._memory = Memory(self.program, self.batch)
         self._kernels = self._memory.kernels
-        head = self.model.head
-        bounds = (head.mixtures, *head.log_scale_bounds) if isinstance(head, MixtureHead) else (0, 0, 0)
-        self._head = Head(head.levels, *bounds)
         self.use_threads(torch.get_num_threads())
 
     def use_threads(self, threads: int) -> None:
@@ -123,12 +120,12 @@ class NativeEngine(Engine):
         before_step: Callable[[], None] | None = None,
     ) -> Tensor:
         """Do what `Engine.draw_values` does. While looking ahead, `before_step` is called less often."""
-        if self.program.window == 1 or filters.active:
+        if self.program.window == 1:
             return super().draw_values(parameters, streams, filters, count, before_step)
         uniforms = streams.take_many(count, self.model.device)[:, 0].contiguous()
         values = torch.empty(count, dtype=torch.int64)
-        values[:1] = self.draw_unfiltered(parameters, uniforms[:1])
-        drawing = self._describe_drawing(uniforms, values)
+        values[:1] = self.draw(parameters, uniforms[:1], filters)
+        drawing = self._describe_drawing(uniforms, values, filters)
         while bool(parameters.isfinite().all()):
             if drawing.known == count:
                 # A step followed each value but the last.
@@ -141,18 +138,25 @@ class NativeEngine(Engine):
             parameters = self._output[:1]
         raise LintxError(DAMAGED)
 
-    def draw_unfiltered(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
+    def draw(self, parameters: Tensor, uniforms: Tensor, filters: Filters) -> Tensor:
         parameters = parameters.float()
         if parameters.stride(1) != 1:
             parameters = parameters.contiguous()
         values = torch.empty(len(parameters), dtype=torch.int64)
         rows = (len(parameters), parameters.data_ptr(), parameters.stride(0))
-        self._kernels.lintx_draw(self._head.address, *rows, uniforms.data_ptr(), values.data_ptr())
+        head = self._describe_head(filters)
+        self._kernels.lintx_draw(head.address, *rows, uniforms.data_ptr(), values.data_ptr())
         return values
 
-    def _describe_drawing(self, uniforms: Tensor, values: Tensor) -> Drawing:
+    def _describe_head(self, filters: Filters) -> Head:
+        head = self.model.head
+        bounds = (head.mixtures, *head.log_scale_bounds) if isinstance(head, MixtureHead) else (0, 0, 0)
+        top_k = min(filters.top_k or 0, head.levels)
+        return Head(head.levels, *bounds, filters.temperature, top_k, filters.top_p or 0)
+
+    def _describe_drawing(self, uniforms: Tensor, values: Tensor, filters: Filters) -> Drawing:
         return Drawing(
-            self._head,
+            self._describe_head(filters),
             *(self.program.recent, self._recent.shape[1], self.program.output),
             self.model.config.image.values_per_row,
             *(uniforms.data_ptr(), values.data_ptr()),

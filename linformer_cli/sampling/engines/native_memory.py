@@ -55,7 +55,10 @@ class BoundProgram(_Structure):
 class Head(_Structure):
     """`Head` of drawing.h."""
 
-    _fields_ = [("levels", _SIZE), ("mixtures", _SIZE), ("lowest", ctypes.c_double), ("highest", ctypes.c_double)]
+    _fields_ = [
+        *(("levels", _SIZE), ("mixtures", _SIZE), ("lowest", ctypes.c_double), ("highest", ctypes.c_double)),
+        *(("temperature", ctypes.c_double), ("top_k", _SIZE), ("top_p", ctypes.c_double)),
+    ]
 
 
 class Drawing(_Structure):
