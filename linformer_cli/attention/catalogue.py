@@ -7,6 +7,7 @@ from .bigbird import BigbirdAttention
 from .deltanet import DeltanetAttention
 from .flash import FlashAttention
 from .gau import GauAttention
+from .gdn2 import Gdn2Attention
 from .gla import GlaAttention
 from .linear import LinearAttention
 from .linformer import LinformerAttention
@@ -31,6 +32,7 @@ CATALOGUE: dict[str, type[Attention]] = {
         RetentionAttention,
         GlaAttention,
         DeltanetAttention,
+        Gdn2Attention,
         LshAttention,
         LinformerAttention,
         NystromAttention,

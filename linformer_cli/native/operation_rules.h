@@ -96,9 +96,11 @@ void check_convolution(MixRules& m) {
 }
 
 void check_deltanet(MixRules& m) {
-    m.inputs(m.has(1) ? 2 : 1);
+    const double writes = m.integer(1), decays = m.has(1) ? m.integer(2) ? m.K : 1 : 0;
+    m.need(writes == 1 || writes == m.V || (writes == 0 && !m.integer(0)));
+    m.inputs((m.integer(0) ? m.K : 1) + writes + decays);
     m.state(0, m.H * m.K * m.V);
-    if (m.has(1)) m.constant(1, m.H);
+    if (m.has(1)) m.constant(1, m.H * decays);
 }
 
 void check_flash(MixRules& m) {

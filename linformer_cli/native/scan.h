@@ -77,7 +77,7 @@ template <class A>
 void read_decays(const Rows<A>& logs, int64_t first, int64_t count, int64_t T, int64_t width, A* to) {
     const int64_t stride = width == 1 ? 1 : Lanes<A>::pad(width), known = std::min(count, T - first);
     for (int64_t t = 0; t < known; t++)
-        for (int64_t i = 0; i < width; i++) to[t * stride + i] = logs.at(first + t)[i];
+        for (int64_t i = 0; i < stride; i++) to[t * stride + i] = i < width ? logs.at(first + t)[i] : 0;
     for (int64_t i = 0; i < known * stride; i++) to[i] = exponential(to[i]);
     std::fill(to + known * stride, to + count * stride, A(1));
 }

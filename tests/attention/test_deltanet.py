@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from linformer_cli.attention.base import AttentionShape
-from linformer_cli.attention.deltanet import DeltanetAttention, DeltanetState, delta_sums
+from linformer_cli.attention.deltanet import DeltanetAttention, DeltanetState
+from linformer_cli.attention.parts.delta_rule import Updates, delta_sums
 from linformer_cli.model.blocks import AttentionLayer
 from linformer_cli.model.mixers import build_attention
 from linformer_cli.native.library import textbook_only
@@ -227,12 +228,13 @@ def test_almost_closed_gates_lose_no_precision() -> None:
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 2, 64, 8, generator=generator, dtype=torch.float64) for _ in range(3))
     q, k = functional.normalize(q, dim=-1), functional.normalize(k, dim=-1)
-    beta = torch.rand(1, 2, 64, generator=generator, dtype=torch.float64)
-    log_alpha = -torch.rand(1, 2, 64, generator=generator, dtype=torch.float64)
+    beta = torch.rand(1, 2, 64, 1, generator=generator, dtype=torch.float64)
+    log_alpha = -torch.rand(1, 2, 64, 1, generator=generator, dtype=torch.float64)
     log_alpha[:, :, :24] = -100
     inputs = (q, k, v, beta, log_alpha)
-    expected, _ = delta_sums(*inputs, None, 1)
+    expected, _ = delta_sums(q, Updates(k, v, beta, log_alpha), None, 1)
     for context in (contextlib.nullcontext(), textbook_only()):
         with context:
-            y, _ = delta_sums(*(part.float() for part in inputs), None, 64)
+            q, *updates = (part.float() for part in inputs)
+            y, _ = delta_sums(q, Updates(*updates), None, 64)
         assert float((y - expected).abs().max()) < 2e-5

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from linformer_cli.attention.base import AttentionShape
-from linformer_cli.attention.deltanet import delta_sums
 from linformer_cli.attention.parts.causal_sums import causal_sums
 from linformer_cli.attention.parts.decayed_sums import decayed_causal_sums, featurewise_decayed_causal_sums
+from linformer_cli.attention.parts.delta_rule import Updates, delta_sums
 from linformer_cli.model.mixers import build_attention
 from linformer_cli.native.library import textbook_only
 
@@ -27,8 +27,12 @@ FORMS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "no decay": lambda q, k, v, carried: causal_sums(q, k, v, carried, CHUNK),
     "one decay": lambda q, k, v, logs, carried: decayed_causal_sums(q, k, v, logs, carried, CHUNK),
     "featurewise": lambda q, k, v, logs, carried: featurewise_decayed_causal_sums(q, k, v, logs, carried, CHUNK),
-    "delta rule": lambda q, k, v, beta, logs, carried: delta_sums(q, k, v, beta, logs, carried, CHUNK),
+    "delta rule": lambda q, k, v, beta, logs, carried: delta_sums(q, Updates(k, v, beta, logs), carried, CHUNK),
+    "separate erasing": lambda q, k, v, beta, d, logs, carried: delta_sums(
+        q, Updates(k, v, beta, logs, d), carried, CHUNK
+    ),
 }
+DELTA_RULES = ("delta rule", "separate erasing")
 every_form = pytest.mark.parametrize("form", FORMS)
 
 
@@ -42,11 +46,18 @@ def draw(
         return torch.randn(2, 3, *sizes, generator=generator, dtype=torch.float64)
 
     q, k, v = normal(length, key_width), normal(length, key_width), normal(length, value_width)
-    logs = {"one decay": [length], "featurewise": [length, key_width], "delta rule": [length]}
+    logs = {
+        "one decay": [length],
+        "featurewise": [length, key_width],
+        "delta rule": [length, 1],
+        "separate erasing": [length, key_width],
+    }
     parts = [functional.logsigmoid(normal(*logs[form]) + 2)] if form in logs else []
-    if form == "delta rule":
+    if form in DELTA_RULES:
         q, k = functional.normalize(q, dim=-1), functional.normalize(k, dim=-1)
-        parts.insert(0, 2 * normal(length).sigmoid())
+        parts.insert(0, 2 * normal(length, 1).sigmoid())
+    if form == "separate erasing":
+        parts.insert(1, k * normal(length, key_width).sigmoid())
     return [q, k, v, *parts, normal(key_width, value_width) if carry else None]
 
 
@@ -183,7 +194,7 @@ def test_training_saves_a_few_numbers_per_position(form: str) -> None:
     inputs = [None if x is None else x.float().requires_grad_() for x in draw(form, 1024, 32, 32, carry=False)]
     given = sum(x.nbytes for x in inputs if x is not None)
     kept = measure_saved_bytes(FORMS[form], *inputs)
-    assert kept <= given + (inputs[2].nbytes if form == "delta rule" else 0)  # the delta rule also saves its errors
+    assert kept <= given + (inputs[2].nbytes if form in DELTA_RULES else 0)  # the delta rule also saves its errors
 
 
 @pytest.mark.parametrize(

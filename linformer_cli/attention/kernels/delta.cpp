@@ -1,8 +1,11 @@
-// The gated delta rule over whole sequences, forward and backward, for the CPU; delta.py calls it.
+// The delta rule over whole sequences, forward and backward, for the CPU; delta.py calls it.
 //
-//     s_t = a_t s_{t-1} + b_t k_t e_t^T,    e_t = v_t - a_t s_{t-1}^T k_t,    y_t = q_t s_t
+//     p_t = a_t * s_{t-1},    e_t = v_t - d_t^T p_t,    s_t = p_t + w_t e_t^T,    y_t = q_t s_t
 //
+// where w_t = b_t k_t. The decay a_t is one number, or one number per row of s. In the plain delta rule, d_t is k_t.
 // Axes: B images, H heads, T positions, C width of a key, V value width.
+
+#include <numeric>
 
 #include "scan.h"
 #include "threads.h"
@@ -10,47 +13,50 @@
 namespace {
 
 struct Call {
-    int64_t threads, B, H, T, C, V;
-    View q, k, v, y, error, rate, log_decay;  // y: the output, or its gradient; error: e; rate: b; log_decay: log a
-    View grad_q, grad_k, grad_v, grad_rate, grad_log_decay;
+    int64_t threads, B, H, T, C, V, decays;  // decays: the numbers of a_t, 1 or C
+    View q, k, v, d, y, error, beta, log_decay;  // d: null for k; y: the output, or its gradient; error: e
+    View grad_q, grad_k, grad_v, grad_d, grad_beta, grad_log_decay;
     void *carried, *total, *grad_carried;  // [B, H, C, V] before and after the positions; total: the sum or its gradient
 };
 
-// Arrays with a row of whole vectors, or one number, per position.
+// Arrays with a row of whole vectors, or one decay, per position.
 template <class A>
 struct Rule {
-    const A *q, *k, *target, *y, *rate, *decay;
+    const A *q, *reads, *writes, *target, *y, *decay;
     A *error, *out;
 };
 
-// Let d be the decay before position t. Each step computes S <- d S + b_t k_t e_t^T, where e_t = target_t - d S^T k_t.
-// Forward, out_t <- q_t S. Backward, positions are visited from the last to the first, S also gains q_t y_t^T, and d
-// belongs to the position after t. The pass over S that writes it also reads it with the next key.
-template <bool BACKWARD, int TILES, class A>
+// Let a be the decay before position t. Each step computes S <- a * S + writes_t e_t^T, where e_t = target_t - reads_t^T
+// S reads the old S. Forward, out_t <- q_t S. Backward, positions are visited from the last to the first, S also gains
+// q_t y_t^T, and a belongs to the position after t. The pass over S that writes it also reads it for the next position.
+template <bool BACKWARD, Decay D, int TILES, class A>
 void solve_columns(int64_t count, const Rule<A>& x, int64_t m, Sum<A>& S) {
     using L = Lanes<A>;
-    const int64_t width_n = L::pad(S.N), width_m = S.stride(), step = BACKWARD ? -1 : 1;
+    const int64_t width_n = L::pad(S.N), width_m = S.stride(), width_d = D == EACH ? 1 : width_n;
+    const int64_t step = BACKWARD ? -1 : 1;
     int64_t t = BACKWARD ? count - 1 : 0;
     typename L::type held[TILES] = {};
     for (int64_t n = 0; n < S.N; n++)
         for (int i = 0; i < TILES; i++)
-            held[i] += x.k[t * width_n + n] * L::load(&S.rows[n * width_m + m + i * L::count]);
+            held[i] += x.reads[t * width_n + n] * L::load(&S.rows[n * width_m + m + i * L::count]);
     for (int64_t done = 0; done < count; done++, t += step) {
-        const A *q = x.q + t * width_n, *k = x.k + t * width_n, *next = done + 1 < count ? k + step * width_n : k;
-        const A decay = x.decay[t + BACKWARD];
+        const A *q = x.q + t * width_n, *write = x.writes + t * width_n;
+        const A *next = x.reads + (done + 1 < count ? t + step : t) * width_n;
+        const A* decay = x.decay + (t + BACKWARD) * width_d;
         typename L::type added[TILES], other[TILES], sums[TILES] = {};
         for (int i = 0; i < TILES; i++) {
             const int64_t place = t * width_m + m + i * L::count;
-            const typename L::type error = L::load(x.target + place) - decay * held[i];
-            L::store(x.error + place, error);
-            added[i] = x.rate[t] * error;
+            added[i] = L::load(x.target + place) - held[i];
+            L::store(x.error + place, added[i]);
             if (BACKWARD) other[i] = L::load(x.y + place);
             held[i] = typename L::type{};
         }
         A* rows = S.rows.data() + m;
+        const A single = *decay;
         for (int64_t n = 0; n < S.N; n++) {
+            const A factor = D == EACH ? single : decay[n];
             for (int i = 0; i < TILES; i++) {
-                typename L::type row = decay * L::load(rows + n * width_m + i * L::count) + k[n] * added[i];
+                typename L::type row = factor * L::load(rows + n * width_m + i * L::count) + write[n] * added[i];
                 if (BACKWARD) row += q[n] * other[i];
                 if (!BACKWARD) sums[i] += q[n] * row;
                 held[i] += next[n] * row;
@@ -62,126 +68,160 @@ void solve_columns(int64_t count, const Rule<A>& x, int64_t m, Sum<A>& S) {
     }
 }
 
-template <bool BACKWARD, class A>
+template <bool BACKWARD, Decay D, class A>
 void solve(int64_t count, const Rule<A>& x, Sum<A>& S) {
     constexpr int64_t pair = 2 * Lanes<A>::count;
     int64_t m = 0;
-    for (; m + pair <= S.stride(); m += pair) solve_columns<BACKWARD, 2>(count, x, m, S);
-    if (m < S.stride()) solve_columns<BACKWARD, 1>(count, x, m, S);
+    for (; m + pair <= S.stride(); m += pair) solve_columns<BACKWARD, D, 2>(count, x, m, S);
+    if (m < S.stride()) solve_columns<BACKWARD, D, 1>(count, x, m, S);
 }
 
+// The inputs of a block of positions of one head. Rows are padded with zeros to whole vectors.
 template <class A>
+struct Block {
+    const Call& call;
+    const int64_t Cp = Lanes<A>::pad(call.C), Vp = Lanes<A>::pad(call.V), Dp = call.decays == 1 ? 1 : Cp;
+    std::vector<A> q, k, v, y, error, d, w, reads, beta, decay;
+
+    explicit Block(const Call& call)
+        : call(call), q(BLOCK * Cp), k(BLOCK * Cp), v(BLOCK * Vp), y(BLOCK * Vp), error(BLOCK * Vp), d(BLOCK * Cp),
+          w(BLOCK * Cp), reads(BLOCK * Cp), beta(BLOCK), decay((BLOCK + 1) * Dp) {}
+
+    // Reads all inputs but v, y and e. `ahead`: see `Rows`. `reads` becomes a_t * d_t, or a_{t+1} * w_t in `reverse`.
+    void load(int64_t b, int64_t h, int64_t first, int64_t count, int64_t ahead, bool reverse = false) {
+        read(Rows<A>(call.q, b, h, ahead), first, count, call.C, q.data());
+        read(Rows<A>(call.k, b, h, ahead), first, count, call.C, k.data());
+        if (call.d.data) read(Rows<A>(call.d, b, h, ahead), first, count, call.C, d.data());
+        for (int64_t t = 0; t < count; t++) beta[t] = *Rows<A>(call.beta, b, h).at(first + t);
+        read_decays(Rows<A>(call.log_decay, b, h), first, count + 1, call.T, call.decays, decay.data());
+        const A* from = reverse ? w.data() : erase();
+        for (int64_t t = 0; t < count; t++) {
+            const A* factors = &decay[(t + reverse) * Dp];
+            for (int64_t i = 0; i < Cp; i++) w[t * Cp + i] = beta[t] * k[t * Cp + i];
+            for (int64_t i = 0; i < Cp; i++) reads[t * Cp + i] = factors[Dp == 1 ? 0 : i] * from[t * Cp + i];
+        }
+    }
+    void load_gradients(int64_t b, int64_t h, int64_t first, int64_t count, int64_t ahead) {
+        read(Rows<A>(call.y, b, h, ahead), first, count, call.V, y.data());
+        read(Rows<A>(call.error, b, h, ahead), first, count, call.V, error.data());
+    }
+    const A* erase() const { return call.d.data ? d.data() : k.data(); }
+};
+
+template <Decay D, class A>
 void forward(const Call& call) {
-    const int64_t T = call.T, C = call.C, V = call.V, Cp = Lanes<A>::pad(C), Vp = Lanes<A>::pad(V);
+    const int64_t T = call.T, C = call.C, V = call.V;
     const int64_t heads = call.B * call.H;
     share(call.threads, heads, [&](auto next) {
-        std::vector<A> q(BLOCK * Cp), k(BLOCK * Cp), v(BLOCK * Vp), y(BLOCK * Vp), error(BLOCK * Vp);
-        std::vector<A> rate(BLOCK), decay(BLOCK);
+        Block<A> x(call);
         Sum<A> S(C, V, false);
         for (int64_t index = next(); index < heads; index = next()) {
             const int64_t b = index / call.H, h = index % call.H;
             S.load(part<A>(call.carried, index, C * V));
             for (int64_t first = 0; first < T; first += BLOCK) {
                 const int64_t count = std::min(BLOCK, T - first);
-                read(Rows<A>(call.q, b, h, BLOCK), first, count, C, q.data());
-                read(Rows<A>(call.k, b, h, BLOCK), first, count, C, k.data());
-                read(Rows<A>(call.v, b, h, BLOCK), first, count, V, v.data());
-                for (int64_t t = 0; t < count; t++) rate[t] = *Rows<A>(call.rate, b, h).at(first + t);
-                read_decays(Rows<A>(call.log_decay, b, h), first, count, T, 1, decay.data());
-                const Rule<A> rule{q.data(), k.data(), v.data(), nullptr, rate.data(), decay.data(), error.data(), y.data()};
-                solve<false>(count, rule, S);
-                write(y.data(), first, count, V, Rows<A>(call.y, b, h));
-                write(error.data(), first, count, V, Rows<A>(call.error, b, h));
+                x.load(b, h, first, count, BLOCK);
+                read(Rows<A>(call.v, b, h, BLOCK), first, count, V, x.v.data());
+                const Rule<A> rule{x.q.data(), x.reads.data(), x.w.data(), x.v.data(), nullptr, x.decay.data(), x.error.data(), x.y.data()};
+                solve<false, D>(count, rule, S);
+                write(x.y.data(), first, count, V, Rows<A>(call.y, b, h));
+                write(x.error.data(), first, count, V, Rows<A>(call.error, b, h));
             }
             S.store(part<A>(call.total, index, C * V));
         }
     });
 }
 
-// Let g_t be the gradient of s_t, and r_t that of b_t e_t. Up to the decay, g_{t-1} receives G_t = g_t - b_t k_t r_t^T:
+// Let g_t be the gradient of s_t, G_t that of p_t, and r_t that of e_t:
 //
-//     g_t = a_{t+1} G_{t+1} + q_t dy_t^T,    r_t = g_t^T k_t,    dv_t = b_t r_t,    db_t = r_t . e_t,    dq_t = s_t dy_t
-//     dk_t = b_t (g_t e_t - a_t s_{t-1} r_t) = b_t (G_t e_t - s_t r_t + 2 b_t (e_t . r_t) k_t)
+//     g_t = a_{t+1} * G_{t+1} + q_t dy_t^T,    r_t = g_t^T w_t,    G_t = g_t - d_t r_t^T
+//     dq_t = s_t dy_t,    dw_t = g_t e_t = G_t e_t + (r_t . e_t) d_t,    dd_t = -p_t r_t = (e_t . r_t) w_t - s_t r_t
+//     dv_t = r_t,         dk_t = b_t dw_t,                               db_t = k_t . dw_t
 //
 // G follows the delta rule in reverse, with the error -r. Once r is known, the other gradients are computed from sums
-// that have C in the lanes of vectors. The gradient of log a_t is the sum of q_j dq_j - v_j dv_j over all j >= t, plus
-// that of s_T ds_T.
-template <class A>
+// that have C in the lanes of vectors. The gradient of log a_t is the sum of q_j * dq_j + d_j * dd_j - w_j * dw_j over
+// all j >= t, plus the row sums of s_T * ds_T.
+template <Decay D, class A>
 void backward(const Call& call) {
-    const int64_t T = call.T, C = call.C, V = call.V, Cp = Lanes<A>::pad(C), Vp = Lanes<A>::pad(V);
+    const int64_t T = call.T, C = call.C, V = call.V, decays = call.decays;
     const int64_t heads = call.B * call.H;
     share(call.threads, heads, [&](auto next) {
-        std::vector<A> q(BLOCK * Cp), k(BLOCK * Cp), v(BLOCK * Vp), y(BLOCK * Vp), error(BLOCK * Vp), target(BLOCK * Vp);
-        std::vector<A> rate(BLOCK), decay(BLOCK + 1), grad_q(BLOCK * Cp), grad_k(BLOCK * Cp), grad_v(BLOCK * Vp);
-        std::vector<A> other(BLOCK * Cp), r((T + BLOCK) * Vp);
-        std::vector<double> changes(T);
+        Block<A> x(call);
+        const int64_t Cp = x.Cp, Vp = x.Vp;
+        std::vector<A> target(BLOCK * Vp), grad_q(BLOCK * Cp), grad_w(BLOCK * Cp), grad_d(BLOCK * Cp), r((T + BLOCK) * Vp);
+        std::vector<double> sums(decays);
+        constexpr Decay TURNED = D == EACH ? EACH : COLUMNS;
         Sum<A> G(C, V, false), G_turned(V, C), S(V, C);
         for (int64_t index = next(); index < heads; index = next()) {
             const int64_t b = index / call.H, h = index % call.H;
             const A* grad_total = part<A>(call.total, index, C * V);
-            const Rows<A> to_q(call.grad_q, b, h), to_k(call.grad_k, b, h), to_v(call.grad_v, b, h);
-            const Rows<A> to_rate(call.grad_rate, b, h), to_decay(call.grad_log_decay, b, h);
-            auto read_block = [&](int64_t first, int64_t count, int64_t ahead) {
-                read(Rows<A>(call.q, b, h, ahead), first, count, C, q.data());
-                read(Rows<A>(call.k, b, h, ahead), first, count, C, k.data());
-                read(Rows<A>(call.y, b, h, ahead), first, count, V, y.data());
-                read(Rows<A>(call.error, b, h, ahead), first, count, V, error.data());
-                for (int64_t t = 0; t < count; t++) rate[t] = *Rows<A>(call.rate, b, h).at(first + t);
-                read_decays(Rows<A>(call.log_decay, b, h), first, count + 1, T, 1, decay.data());
-            };
+            const Rows<A> to_q(call.grad_q, b, h), to_k(call.grad_k, b, h), to_v(call.grad_v, b, h), to_d(call.grad_d, b, h);
+            const Rows<A> to_beta(call.grad_beta, b, h), to_decay(call.grad_log_decay, b, h);
             G.load(grad_total);
             G_turned.load(grad_total, true);
             for (int64_t first = (T - 1) / BLOCK * BLOCK; first >= 0; first -= BLOCK) {
                 const int64_t count = std::min(BLOCK, T - first);
                 A* minus_r = &r[first * Vp];
-                read_block(first, count, -BLOCK);
+                x.load(b, h, first, count, -BLOCK, true);
+                x.load_gradients(b, h, first, count, -BLOCK);
                 for (int64_t t = 0; t < count; t++) {
-                    const A product = dot(C, &k[t * Cp], &q[t * Cp]);
-                    for (int64_t j = 0; j < Vp; j++) target[t * Vp + j] = -product * y[t * Vp + j];
+                    const A product = dot(C, &x.w[t * Cp], &x.q[t * Cp]);
+                    for (int64_t j = 0; j < Vp; j++) target[t * Vp + j] = -product * x.y[t * Vp + j];
                 }
-                solve<true>(count, Rule<A>{q.data(), k.data(), target.data(), y.data(), rate.data(), decay.data(), minus_r, nullptr}, G);
-                for (int64_t t = 0; t < count; t++) {
-                    *to_rate.at(first + t) = -dot(V, minus_r + t * Vp, &error[t * Vp]);
-                    for (int64_t j = 0; j < Vp; j++) grad_v[t * Vp + j] = rate[t] * minus_r[t * Vp + j];
-                }
+                const Rule<A> rule{x.q.data(), x.reads.data(), x.erase(), target.data(), x.y.data(), x.decay.data(), minus_r, nullptr};
+                solve<true, D>(count, rule, G);
                 const Positions<A, 2, 1> positions{
-                    {y.data(), grad_v.data()}, {q.data(), k.data()}, {error.data()}, {grad_k.data()}, decay.data()};
-                scan<EACH>(count, positions, G_turned, true);
-                for (int64_t i = 0; i < count * Vp; i++) grad_v[i] = -grad_v[i];
-                write(grad_k.data(), first, count, C, to_k);
-                write(grad_v.data(), first, count, V, to_v);
+                    {x.y.data(), minus_r}, {x.q.data(), x.erase()}, {x.error.data()}, {grad_w.data()}, x.decay.data()};
+                scan<TURNED>(count, positions, G_turned, true);
+                write(grad_w.data(), first, count, C, to_k);
+                for (int64_t i = 0; i < count * Vp; i++) target[i] = -minus_r[i];
+                write(target.data(), first, count, V, to_v);
             }
             if (call.grad_carried) {
-                for (A& x : G.rows) x *= decay[0];
+                for (int64_t n = 0; n < C; n++)
+                    for (int64_t j = 0; j < Vp; j++) G.rows[n * Vp + j] *= x.decay[D == EACH ? 0 : n];
                 G.store(part<A>(call.grad_carried, index, C * V));
             }
             S.load(part<A>(call.carried, index, C * V), true);
             for (int64_t first = 0; first < T; first += BLOCK) {
                 const int64_t count = std::min(BLOCK, T - first);
                 const A* minus_r = &r[first * Vp];
-                read_block(first, count, BLOCK);
-                read(Rows<A>(call.v, b, h, BLOCK), first, count, V, v.data());
-                read(to_k, first, count, C, grad_k.data());
-                for (int64_t t = 0; t < count; t++)
-                    for (int64_t j = 0; j < Vp; j++) target[t * Vp + j] = rate[t] * error[t * Vp + j];
+                x.load(b, h, first, count, BLOCK);
+                x.load_gradients(b, h, first, count, BLOCK);
+                read(to_k, first, count, C, grad_w.data());
                 const Positions<A, 1, 2> positions{
-                    {target.data()}, {k.data()}, {y.data(), minus_r}, {grad_q.data(), other.data()}, decay.data()};
-                scan<EACH>(count, positions, S);
+                    {x.error.data()}, {x.w.data()}, {x.y.data(), minus_r}, {grad_q.data(), grad_d.data()}, x.decay.data()};
+                scan<TURNED>(count, positions, S);
                 for (int64_t t = 0; t < count; t++) {
-                    const A twice = -2 * dot(V, &target[t * Vp], minus_r + t * Vp);
-                    for (int64_t i = t * Cp; i < (t + 1) * Cp; i++)
-                        grad_k[i] = rate[t] * (grad_k[i] + other[i] + twice * k[i]);
-                    changes[first + t] = dot(C, &q[t * Cp], &grad_q[t * Cp]) + rate[t] * dot(V, &v[t * Vp], minus_r + t * Vp);
+                    const A product = dot(V, &x.error[t * Vp], minus_r + t * Vp), *d = x.erase() + t * Cp, *w = &x.w[t * Cp];
+                    A *own_w = &grad_w[t * Cp], *own_d = &grad_d[t * Cp], *changes = &x.reads[t * Cp];
+                    for (int64_t i = 0; i < Cp; i++) {
+                        own_w[i] -= product * d[i];
+                        own_d[i] -= product * w[i];
+                        changes[i] = x.q[t * Cp + i] * grad_q[t * Cp + i] + d[i] * own_d[i] - w[i] * own_w[i];
+                    }
+                    *to_beta.at(first + t) = dot(C, &x.k[t * Cp], own_w);
+                    for (int64_t i = 0; i < Cp; i++) own_w[i] = x.beta[t] * own_w[i] + (call.d.data ? 0 : own_d[i]);
+                    A* to = to_decay.at(first + t);
+                    if (D == EACH) *to = std::accumulate(changes, changes + C, A(0));
+                    else std::copy_n(changes, C, to);
                 }
                 write(grad_q.data(), first, count, C, to_q);
-                write(grad_k.data(), first, count, C, to_k);
+                write(grad_w.data(), first, count, C, to_k);
+                if (call.d.data) write(grad_d.data(), first, count, C, to_d);
             }
-            if (!to_decay.data) continue;
-            double sum = 0;
-            for (int64_t i = 0; grad_total && i < C * V; i++) sum += grad_total[i] * S.at(i % V, i / V);
-            for (int64_t t = T - 1; t >= 0; t--) *to_decay.at(t) = static_cast<A>(sum += changes[t]);
+            std::fill(sums.begin(), sums.end(), 0.0);
+            for (int64_t i = 0; grad_total && i < C * V; i++) sums[D == EACH ? 0 : i / V] += grad_total[i] * S.at(i % V, i / V);
+            for (int64_t t = T - 1; t >= 0; t--)
+                for (int64_t i = 0; i < decays; i++) to_decay.at(t)[i] = static_cast<A>(sums[i] += to_decay.at(t)[i]);
         }
     });
+}
+
+template <class A>
+void run(const Call& call, bool reverse) {
+    if (call.decays == 1) reverse ? backward<EACH, A>(call) : forward<EACH, A>(call);
+    else reverse ? backward<ROWS, A>(call) : forward<ROWS, A>(call);
 }
 
 }  // namespace
@@ -189,10 +229,10 @@ void backward(const Call& call) {
 extern "C" {
 
 void lintx_delta_forward(const Call* call, int64_t is_double) {
-    is_double ? forward<double>(*call) : forward<float>(*call);
+    is_double ? run<double>(*call, false) : run<float>(*call, false);
 }
 
 void lintx_delta_backward(const Call* call, int64_t is_double) {
-    is_double ? backward<double>(*call) : backward<float>(*call);
+    is_double ? run<double>(*call, true) : run<float>(*call, true);
 }
 }

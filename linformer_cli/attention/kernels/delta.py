@@ -1,4 +1,4 @@
-"""The compiled delta rule for CPUs (delta.cpp). The textbook form is `delta_sums` of deltanet.py."""
+"""The compiled delta rule for CPUs (delta.cpp). The textbook form is `delta_sums` of parts/delta_rule.py."""
 
 import ctypes
 from typing import Any
@@ -11,8 +11,8 @@ from linformer_cli.native.library import has_library, load_function
 from .tensors import View, fill_call, require_fit, with_dense_rows
 
 _TYPES = (torch.float32, torch.float64)
-_INPUTS = ("q", "k", "v", "rate", "log_decay")
-_VIEWS = ("q", "k", "v", "y", "error", "rate", "log_decay", *(f"grad_{name}" for name in _INPUTS))
+_INPUTS = ("q", "k", "v", "d", "beta", "log_decay")
+_VIEWS = ("q", "k", "v", "d", "y", "error", "beta", "log_decay", *(f"grad_{name}" for name in _INPUTS))
 _STATES = ("carried", "total", "grad_carried")
 
 
@@ -20,7 +20,7 @@ class _Call(ctypes.Structure):
     """`Call` of delta.cpp."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("threads", "B", "H", "T", "C", "V")),
+        *((name, ctypes.c_int64) for name in ("threads", "B", "H", "T", "C", "V", "decays")),
         *((name, View) for name in _VIEWS),
         *((name, ctypes.c_void_p) for name in _STATES),
     ]
@@ -32,17 +32,17 @@ def serves(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def follow_delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_alpha: Tensor, carried: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_a: Tensor, d: Tensor | None, carried: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """q_t s_t [B, H, T, V] and the last s [B, H, C, V] for q, k [B, H, T, C], v [B, H, T, V].
+    """y [B, H, T, V] and the last s [B, H, C, V] for q, k and d [B, H, T, C], v [B, H, T, V].
 
-    beta and log alpha are [B, H, T] or broadcast to it, and `carried` is s before these positions (None: 0). All
-    tensors have one type that `serves` accepts. The result is differentiable once, in all inputs. Raises
-    what `require_fit` raises.
+    beta is [B, H, T, 1] and log a [B, H, T, 1 or C], or both broadcast to these sizes. d may be None for k. `carried`
+    is s before these positions (None: 0). All tensors have one type that `serves` accepts. The result is differentiable
+    once, in all inputs. Raises what `require_fit` raises.
     """
-    rate, log_decay = (x.expand(q.shape[:3]).unsqueeze(-1) for x in (beta, log_alpha))
-    require_fit(q, k, v, carried, rate, log_decay)
-    result: tuple[Tensor, Tensor] = _DeltaRule.apply(q, k, v, rate, log_decay, carried)
+    beta, log_decay = (x.expand(*q.shape[:3], -1) for x in (beta, log_a))
+    require_fit(q, k, v, carried, beta, log_decay, *([] if d is None else [d]))
+    result: tuple[Tensor, Tensor] = _DeltaRule.apply(q, k, v, d, beta, log_decay, carried)
     return result
 
 
@@ -50,9 +50,10 @@ class _DeltaRule(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
         *parts, carried = inputs
-        views = {name: with_dense_rows(x) for name, x in zip(_INPUTS, parts, strict=True) if x is not None}
+        views = {name: None if x is None else with_dense_rows(x) for name, x in zip(_INPUTS, parts, strict=True)}
         carried = None if carried is None else carried.contiguous()
         q, v = views["q"], views["v"]
+        assert q is not None and v is not None
         y, error = (with_dense_rows(torch.empty_like(v)) for _ in range(2))
         total = q.new_empty(*q.shape[:2], q.shape[3], v.shape[3])
         _call("lintx_delta_forward", {**views, "y": y, "error": error}, {"carried": carried, "total": total})
@@ -66,7 +67,9 @@ class _DeltaRule(torch.autograd.Function):
         *parts, error, carried = ctx.saved_tensors
         y, total = gradients
         views = dict(zip(_INPUTS, parts, strict=True))
-        found = {f"grad_{name}": with_dense_rows(torch.empty_like(x)) for name, x in views.items()}
+        found = {
+            f"grad_{name}": None if x is None else with_dense_rows(torch.empty_like(x)) for name, x in views.items()
+        }
         grad_carried = None if carried is None else torch.empty_like(carried)
         y = torch.zeros_like(views["v"]) if y is None else with_dense_rows(y)
         _call(
@@ -77,8 +80,10 @@ class _DeltaRule(torch.autograd.Function):
         return *found.values(), grad_carried
 
 
-def _call(name: str, views: dict[str, Tensor], states: dict[str, Tensor | None]) -> None:
-    call = _Call(torch.get_num_threads(), *views["q"].shape, views["v"].shape[-1])
+def _call(name: str, views: dict[str, Tensor | None], states: dict[str, Tensor | None]) -> None:
+    q, v, log_decay = views["q"], views["v"], views["log_decay"]
+    assert q is not None and v is not None and log_decay is not None
+    call = _Call(torch.get_num_threads(), *q.shape, v.shape[-1], log_decay.shape[-1])
     fill_call(call, views, states)
     function = load_function(name, ctypes.POINTER(_Call), ctypes.c_int64)
-    function(ctypes.byref(call), int(views["q"].dtype == torch.float64))
+    function(ctypes.byref(call), int(q.dtype == torch.float64))

@@ -116,7 +116,7 @@ def featurewise_decayed_causal_sums(
     """The same as `decayed_causal_sums`, but with one decay per feature, log d [B, H, T, C].
 
     `chunk` is a power of two. The weight of a pair differs between features, so the weights are part of the product of
-    query and key. No exponential exceeds 1; see `_PairwiseProducts`.
+    query and key. No exponential exceeds 1; see `pairwise_products`.
     """
     if kernels.serves(v.device, v.dtype):
         return kernels.sum_causally(phi_q, phi_k, v, log_decay, carried)
@@ -126,7 +126,7 @@ def featurewise_decayed_causal_sums(
     queries, keys, values, log_decay = (_cut(x, chunk) for x in (phi_q, phi_k, v, log_decay))
     # `sum_logs` is not used, because float64 is slow with one sum per feature.
     c = log_decay.cumsum(dim=-2)
-    y = _PairwiseProducts.apply(queries, keys, c) @ values
+    y = pairwise_products(queries, keys, c) @ values
     until, since = (c[..., -1:, :] - c).exp(), c.exp()
     parts = (keys * until).transpose(-1, -2) @ values
     states = _scan_chunks(parts, since[..., -1:, :].transpose(-1, -2), carried)
@@ -150,15 +150,20 @@ def _scan_chunks(parts: Tensor, decay: Tensor, carried: Tensor | None) -> Tensor
     return chunks
 
 
-class _PairwiseProducts(torch.autograd.Function):
+def pairwise_products(q: Tensor, k: Tensor, c: Tensor) -> Tensor:
     """a[t, j] = sum over features of q_t k_j exp(c_t - c_j) for j <= t, else 0; q, k, c [..., R, C], a [..., R, R].
 
-    c decreases with the position. In pieces of 2, 4, .. R positions, queries of the second half are multiplied by keys
-    of the first half. For these pairs, exp(c_t - c_j) = exp(c_t - c_m) exp(c_m - c_j), where m is the last position of
-    the first half. Neither factor exceeds 1, and neither underflows unless their product does. All pairs together take
-    log R matrix products. Only the inputs are saved; the backward pass recomputes the factors.
+    R is a power of two, and c decreases with the position. In pieces of 2, 4, .. R positions, queries of the second
+    half are multiplied by keys of the first half. For these pairs, exp(c_t - c_j) = exp(c_t - c_m) exp(c_m - c_j),
+    where m is the last position of the first half. Neither factor exceeds 1, and neither underflows unless their
+    product does. All pairs together take log R matrix products. Only the inputs are saved; the backward pass recomputes
+    the factors.
     """
+    products: Tensor = _PairwiseProducts.apply(q, k, c)
+    return products
 
+
+class _PairwiseProducts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, c: Tensor) -> Tensor:
         ctx.save_for_backward(q, k, c)

@@ -1,0 +1,64 @@
+"""Gated DeltaNet-2 (Hatamizadeh 2026, arXiv 2605.22791): a delta rule with separate gates to erase and to write."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from .base import AttentionShape
+from .parts.delta_attention import DeltaAttention, DeltaOptions, DeltaState, Gates
+from .parts.halves import PowerOfTwo
+
+Gdn2State = DeltaState
+
+
+class Gdn2Options(DeltaOptions):
+    """Options of Gated DeltaNet-2."""
+
+    decay: Annotated[
+        Literal["channel", "head", "none"],
+        Field(description="a decay gate for each key dimension, one for each head, or none"),
+    ] = "channel"
+    erase: Annotated[
+        Literal["channel", "head"], Field(description="an erase gate for each key dimension, or one for each head")
+    ] = "channel"
+    write: Annotated[
+        Literal["channel", "head", "tied"],
+        Field(description="a write gate for each value dimension, one for each head, or 'tied': the head's erase gate"),
+    ] = "channel"
+    chunk: Annotated[
+        PowerOfTwo, Field(gt=0, le=65_536, description="positions per chunk of the parallel form, a power of two")
+    ] = 32
+
+    @model_validator(mode="after")
+    def _tied_to_one_gate(self) -> Self:
+        if self.write == "tied" and self.erase != "head":
+            raise ValueError("write 'tied' needs erase 'head', found erase 'channel'")
+        return self
+
+
+class Gdn2Attention(DeltaAttention):
+    """y_t = q_t s_t / rms(q_t s_t), where s_t = (I - k_t (b_t * k_t)^T) diag(a_t) s_{t-1} + k_t (w_t * v_t)^T.
+
+    Queries and keys are silu(q) and silu(k), scaled to length 1. The erase gate b_t has K numbers and selects which key
+    dimensions read the value to be erased. The write gate w_t has V numbers and selects which value dimensions are
+    written. b_t and w_t are sigmoids of extra scalars. The decay is a_t = sigmoid(x_t + bias) with K numbers, where x_t
+    are extra scalars, and the bias is learned for each head and key dimension. With `negative_eigenvalues`, b_t is
+    twice the sigmoid (Grazzi 2024, arXiv 2411.12537).
+
+    With `erase = head` and `write = tied`, both gates are one number, which gives Kimi Delta Attention (arXiv
+    2510.26692). If also `decay = head`, this is `deltanet`.
+
+    Unlike the source's layer, ours has no short convolution of queries, keys and values, no activation of values, no
+    output gate and no weights in the norm. The form of a is also different, and the layer projects the decay gates
+    without a bottleneck.
+    """
+
+    name = "gdn2"
+    source = "Hatamizadeh 2026, arXiv 2605.22791"
+    method = "delta rule, separate erase and write gates"
+    options_type = Gdn2Options
+
+    def __init__(self, options: Gdn2Options, shape: AttentionShape) -> None:
+        keys = {"channel": shape.key_width, "head": 1, "none": 0}
+        values = {"channel": shape.value_width, "head": 1, "tied": 0}
+        super().__init__(options, shape, Gates(keys[options.erase], values[options.write], keys[options.decay]))

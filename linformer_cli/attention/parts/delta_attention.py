@@ -1,0 +1,128 @@
+"""Base of the gated delta rules: mechanisms whose queries and keys have length 1 and whose gates are sigmoids."""
+
+import math
+from typing import Annotated, Any, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from linformer_cli.attention.base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from linformer_cli.attention.kernels import delta as kernels
+from linformer_cli.native.program import MixInputs
+
+from .delta_rule import Updates, delta_step, delta_sums
+
+# The floors are added to the squared lengths of queries and keys, and to the mean squares of outputs. Vectors of zeros
+# then stay zero and have finite gradients.
+_KEY_FLOOR = 1e-6
+OUTPUT_FLOOR = 1e-5
+
+
+class DeltaOptions(AttentionOptions):
+    """Options of all gated delta rules."""
+
+    negative_eigenvalues: Annotated[
+        bool, Field(description="let erase gates reach 2, not 1, so that an update can reverse the sign of a value")
+    ] = False
+    chunk: Annotated[int, Field(gt=0, le=65_536, description="positions per chunk of the parallel form")] = 32
+
+
+class DeltaState(NamedTuple):
+    """s [B, H, K, V], the matrix that maps a key to its value."""
+
+    s: Tensor
+
+
+class Gates(NamedTuple):
+    """The numbers of extra scalars of a head: erase gates, write gates and decay gates, in this order.
+
+    `erase` is 1 or K. `write` is 1 or V, or 0 if the only erase gate is also the write gate. `decay` is 1 or K, or 0 if
+    the state does not decay.
+    """
+
+    erase: int
+    write: int
+    decay: int
+
+
+class DeltaAttention(Attention):
+    """y_t = q_t s_t / rms(q_t s_t), where s_t = (I - k_t (b_t * k_t)^T) diag(a_t) s_{t-1} + k_t (w_t * v_t)^T.
+
+    Queries and keys are silu(q) and silu(k), scaled to length 1. The erase gate b_t and the write gate w_t are sigmoids
+    of extra scalars. The decay is a_t = sigmoid(x_t + bias), where x_t are extra scalars and the bias is learned.
+    """
+
+    family = "kernel"
+    memory = Memory.CONSTANT
+    options: DeltaOptions
+
+    def __init__(self, options: DeltaOptions, shape: AttentionShape, gates: Gates) -> None:
+        super().__init__(options, shape)
+        self.gates = gates
+        self.extra_per_head = sum(gates)
+        self.largest_erase = 2.0 if options.negative_eigenvalues else 1.0
+        self.gate_bias: nn.Parameter | None = None
+        if gates.decay:
+            # Initially, the memory lengths of the heads, or of the rows of s, range from a whole image down to a row.
+            count = shape.heads if gates.decay == 1 else gates.decay
+            logs = torch.linspace(math.log(shape.positions), math.log(shape.row), count)
+            self.gate_bias = nn.Parameter(logs if gates.decay == 1 else logs.repeat(shape.heads, 1))
+
+    def is_compiled(self, device: torch.device, dtype: torch.dtype) -> bool:
+        return kernels.serves(device, accumulator_dtype(dtype))
+
+    def _updates(self, k: Tensor, v: Tensor, extra: Tensor | None) -> Updates:
+        """The updates for k and v, which have the type of the state, from `extra` [B, H, T, E]."""
+        if extra is None or extra.shape[-1] != self.extra_per_head:
+            found = None if extra is None else list(extra.shape)
+            raise ValueError(f"{self.name} needs extra scalars [B, H, T, {self.extra_per_head}], found {found}")
+        erase, write, decay = extra.to(v.dtype).split(self.gates, dim=-1)
+        k, erase = unit_directions(k), self.largest_erase * erase.sigmoid()
+        log_a = v.new_zeros(1, 1, v.shape[2], 1)
+        if self.gate_bias is not None:
+            log_a = functional.logsigmoid(decay + self.gate_bias.to(v.dtype).view(-1, 1, self.gates.decay))
+        if not self.gates.write:
+            return Updates(k, v, erase, log_a)
+        return Updates(k, write.sigmoid() * v, v.new_ones(1, 1, v.shape[2], 1), log_a, erase * k)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None) -> tuple[Tensor, DeltaState]:
+        dtype = accumulator_dtype(q.dtype)
+        with torch.autocast(q.device.type, enabled=False):
+            updates = self._updates(k.to(dtype), v.to(dtype), extra)
+            carried = None if state is None else state.s
+            y, s = delta_sums(unit_directions(q.to(dtype)), updates, carried, self.options.chunk)
+            y = functional.rms_norm(y, y.shape[-1:], eps=OUTPUT_FLOOR)
+        return y.to(v.dtype), DeltaState(s)
+
+    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> DeltaState:
+        sizes = batch, self.shape.heads, self.shape.key_width, self.shape.value_width
+        return DeltaState(torch.zeros(sizes, device=device, dtype=accumulator_dtype(dtype)))
+
+    @torch.no_grad()
+    def step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: DeltaState, extra_t: Tensor | None = None
+    ) -> tuple[Tensor, DeltaState]:
+        s = state.s
+        with torch.autocast(s.device.type, enabled=False):
+            q, k, v = (x.to(s.dtype).unsqueeze(2) for x in (q_t, k_t, v_t))
+            updates = self._updates(k, v, None if extra_t is None else extra_t.unsqueeze(2))
+            y_t = delta_step(unit_directions(q), updates, s).squeeze(2)
+            y_t = functional.rms_norm(y_t, y_t.shape[-1:], eps=OUTPUT_FLOOR)
+        return y_t.to(v_t.dtype), state
+
+    def emit(self, inputs: MixInputs) -> None:
+        shape, builder, gates = self.shape, inputs.builder, self.gates
+        buffers = (
+            builder.state(shape.heads * shape.key_width * shape.value_width),
+            -1 if self.gate_bias is None else builder.shared(self.gate_bias),
+        )
+        integers = (int(gates.erase > 1), gates.write, int(gates.decay > 1))
+        inputs.emit("deltanet", shape.heads_and_widths, buffers, integers, (self.largest_erase,))
+
+
+def unit_directions(x: Tensor) -> Tensor:
+    """silu(x) [..., K], scaled to length 1."""
+    x = functional.silu(x)
+    return x * (x.square().sum(dim=-1, keepdim=True) + _KEY_FLOOR).rsqrt()

@@ -1,0 +1,139 @@
+"""Tests particular to Gated DeltaNet-2; test_contract.py covers what all mechanisms share."""
+
+from typing import Any
+
+import pytest
+import torch
+from tolerances import FLOAT64, assert_agree
+
+from linformer_cli.attention.base import AttentionShape
+from linformer_cli.attention.gdn2 import Gdn2Attention
+from linformer_cli.errors import UsageError
+from linformer_cli.model.mixers import build_attention, parse_options
+from linformer_cli.native.library import textbook_only
+
+CPU = torch.device("cpu")
+SHAPE = AttentionShape(heads=2, key_width=4, value_width=5, positions=784, row=28)
+# The sigmoid of this scalar is 1 in every type, and the sigmoid of its negative is 0.
+CERTAIN = 2000.0
+KDA = {"erase": "head", "write": "tied"}
+
+
+def build(dtype: torch.dtype = torch.float64, **options: Any) -> Gdn2Attention:
+    attention = build_attention("gdn2", options, SHAPE).to(dtype)
+    assert isinstance(attention, Gdn2Attention)
+    return attention
+
+
+def draw(extra: int, length: int = 40) -> list[Any]:
+    """Draw q, k, v, no state, and the extra scalars."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, extras = (
+        torch.randn(2, 2, length, width, generator=generator, dtype=torch.float64) for width in (4, 4, 5, extra)
+    )
+    return [q, k, v, None, extras]
+
+
+def test_extra_scalars_are_counted_for_every_gate() -> None:
+    assert build().extra_per_head == 4 + 5 + 4
+    assert build(**KDA).extra_per_head == 1 + 4
+    assert build(decay="none", write="head").extra_per_head == 4 + 1
+    with pytest.raises(ValueError, match=r"gdn2 needs extra scalars \[B, H, T, 13\], found"):
+        build().attend(*draw(12))
+
+
+def test_one_gate_of_each_kind_equals_deltanet() -> None:
+    """Gated DeltaNet is a setting of this mechanism, with the same parameters."""
+    for decay, gate in (("head", True), ("none", False)):
+        deltanet = build_attention("deltanet", {"gate": gate, "negative_eigenvalues": True}, SHAPE).double()
+        ours = build(decay=decay, **KDA, negative_eigenvalues=True)
+        ours.load_state_dict(deltanet.state_dict())
+        inputs = draw(2 if gate else 1)
+        (y, state), (expected, expected_state) = ours.attend(*inputs), deltanet.attend(*inputs)
+        assert torch.equal(y, expected)
+        assert torch.equal(state.s, expected_state.s)
+
+
+def test_equal_gates_of_all_channels_equal_one_gate() -> None:
+    inputs = draw(1 + 4)
+    expected, _ = build(**KDA).attend(*inputs)
+    beta, decay = inputs[4].split([1, 4], dim=-1)
+    inputs[4] = torch.cat([beta.expand(-1, -1, -1, 4 + 5), decay], dim=-1)
+    assert_agree(build().attend(*inputs)[0], expected, FLOAT64)
+
+
+def test_initial_memories_of_a_head_range_from_an_image_to_a_row() -> None:
+    """With a memory of n positions, a value has decayed to 1/e after n positions."""
+    bias = build().gate_bias
+    assert bias is not None and bias.shape == (2, 4)
+    memories = 1 / (-bias).sigmoid() - 1
+    assert_agree(memories[0], 784 * (28 / 784) ** (torch.arange(4, dtype=torch.float64) / 3), 1e-5)
+    assert torch.equal(memories[0], memories[1])
+
+
+def test_a_closed_erase_gate_keeps_what_its_channel_holds() -> None:
+    """A repeated key replaces its value if the erase gates are open, and adds to it if they are closed."""
+    attention = build(decay="none", write="head")
+    q, k, v, _, extra = draw(4 + 1, 2)
+    k[:, :, 1] = k[:, :, 0]
+    extra[..., 4] = CERTAIN
+    key = torch.nn.functional.normalize(torch.nn.functional.silu(k[:, :, 0]), dim=-1).unsqueeze(-2)
+    for gate, expected in ((CERTAIN, v[:, :, 1]), (-CERTAIN, v[:, :, 0] + v[:, :, 1])):
+        extra[..., :4] = gate
+        assert_agree((key @ attention.attend(q, k, v, None, extra)[1].s).squeeze(-2), expected, 1e-5)
+
+
+def test_a_closed_write_gate_writes_nothing_to_its_channel() -> None:
+    attention = build()
+    q, k, v, _, extra = draw(13)
+    extra[..., 4 + 2] = -CERTAIN
+    s = attention.attend(q, k, v, None, extra)[1].s
+    assert not s[..., 2].any()
+    assert s[..., [0, 1, 3, 4]].all()
+
+
+def test_a_closed_decay_gate_clears_its_channel_only() -> None:
+    attention = build()
+    q, k, v, _, extra = draw(13)
+    extra[..., :4] = -CERTAIN  # no erasing, which would mix the channels
+    extra[:, :, 20, 9 + 1] = -CERTAIN
+    changed = v.clone()
+    changed[:, :, :20] += 100
+    before, after = (attention.attend(q, k, part, None, extra)[1].s for part in (v, changed))
+    assert_agree(after[:, :, 1], before[:, :, 1], FLOAT64)
+    assert (after - before)[:, :, 2].abs().max() > 1
+
+
+@pytest.mark.parametrize("options", [{}, KDA])
+@pytest.mark.parametrize("chunk", [1, 2, 32, 64, 1024])
+def test_the_result_does_not_depend_on_the_chunk(options: dict[str, Any], chunk: int) -> None:
+    attention = build(chunk=16, **options)
+    inputs = draw(attention.extra_per_head)
+    expected, expected_state = attention.attend(*inputs)
+    with textbook_only():  # the compiled form has no chunks
+        y, state = build(chunk=chunk, **options).attend(*inputs)
+    assert_agree(y, expected, FLOAT64)
+    assert_agree(state.s, expected_state.s, FLOAT64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shift", [15.0, CERTAIN])
+def test_open_and_closed_gates_give_finite_results(dtype: torch.dtype, shift: float) -> None:
+    attention = build(dtype)
+    q, k, v, state, extra = (None if part is None else part.to(dtype) for part in draw(13))
+    for sign in (1, -1):
+        leaves = [part.detach().requires_grad_() for part in (q, k, v, extra + sign * shift)]
+        with textbook_only():
+            expected, _ = attention.attend(*leaves[:3], state, leaves[3])
+            gradients = torch.autograd.grad(expected.sum(), leaves)
+        y, _ = attention.attend(*leaves[:3], state, leaves[3])
+        for tensor in (y, *gradients, *torch.autograd.grad(y.sum(), leaves)):
+            assert bool(torch.isfinite(tensor).all())
+        torch.testing.assert_close(y, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_settings_that_contradict_each_other_are_refused(raises_one_line: Any) -> None:
+    with raises_one_line(UsageError, "'gdn2'", "write 'tied' needs erase 'head'"):
+        parse_options("gdn2", {"write": "tied"})
+    with raises_one_line(UsageError, "'gdn2': chunk", "power of two", "found 24"):
+        parse_options("gdn2", {"chunk": 24})
