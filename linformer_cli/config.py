@@ -83,6 +83,11 @@ class NetworkConfig(Config):
     width: Size = Field(128, description="Width of the residual stream.")
     head_width: Size = Field(32, description="Width of a head's queries, keys and values.")
     feed_forward: Size = Field(512, description="Hidden width of the feed-forward layers.")
+    feed_forward_kind: Literal["dense", "boom"] = Field(
+        "dense",
+        description="dense: a second layer narrows the hidden vector. boom: its chunks of the model's width are summed "
+        "(Merity 2019).",
+    )
     activation: Literal["gelu", "relu"] = Field("gelu", description="Activation of the feed-forward layers.")
     norm: Literal["pre", "post"] = Field("pre", description="pre: LayerNorm before each branch. post: after the sum.")
     dropout: Fraction = Field(0.0, description="Share of a branch's outputs that training sets to 0.")
@@ -105,6 +110,15 @@ class NetworkConfig(Config):
     def _paper_embedding_needs_an_even_half(self) -> Self:
         if self.embedding == "paper" and self.width % 4:
             raise ValueError(f"embedding 'paper' needs a width divisible by 4, found {self.width}")
+        return self
+
+    @model_validator(mode="after")
+    def _boom_needs_whole_chunks(self) -> Self:
+        if self.feed_forward_kind == "boom" and self.feed_forward % self.width:
+            raise ValueError(
+                f"feed_forward_kind 'boom' needs a feed_forward that is a multiple of width ({self.width}), found "
+                f"{self.feed_forward}"
+            )
         return self
 
 

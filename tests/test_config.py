@@ -103,6 +103,12 @@ def test_the_paper_embedding_needs_a_width_divisible_by_4(raises_one_line) -> No
     with raises_one_line(UsageError, "model: ", "divisible by 4", "found 34"):
         parse_config(NetworkConfig, {"embedding": "paper", "width": 34}, "model")
     assert NetworkConfig(embedding="paper", width=36).width == 36
+
+
+def test_boom_needs_whole_chunks_of_the_width(raises_one_line) -> None:
+    with raises_one_line(UsageError, "'boom' needs a feed_forward that is a multiple of width (48), found 100"):
+        parse_config(NetworkConfig, {"feed_forward_kind": "boom", "width": 48, "feed_forward": 100}, "model")
+    assert NetworkConfig(feed_forward_kind="boom", width=48, feed_forward=96).feed_forward == 96
     assert NetworkConfig(embedding="grid", width=34).width == 34
 
 

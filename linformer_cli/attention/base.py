@@ -71,6 +71,8 @@ class Attention(nn.Module, ABC):
     options_type: ClassVar[type[AttentionOptions]]
     # The layer projects once and passes the same tensor as q and k.
     shared_query_key: ClassVar[bool] = False
+    # The layer projects only queries. It passes its input as k and as v, and the output is not projected.
+    shared_key_value: ClassVar[bool] = False
     # The mechanism replaces attention and feed-forward, so it needs a gated block instead of a transformer block.
     gated: ClassVar[bool] = False
     # E, the number of extra scalars per head and position that the layer projects for this mechanism.
@@ -164,6 +166,11 @@ class Attention(nn.Module, ABC):
     def emit(self, inputs: MixInputs) -> None:
         """Emit the operation that computes `step`; see `native/program.py`. Raises `NoProgram` if there is none."""
         raise NoProgram(f"it does not support {self.name} attention")
+
+    @property
+    def last_matrix(self) -> nn.Linear:
+        """The matrix without which outputs would be 0, for mechanisms with `shared_key_value`."""
+        raise NotImplementedError
 
     def list_states(self, state: Any) -> list[Tensor]:
         """The tensors [B, ...] of `state` that fill the state buffers created by `emit`, in the same order."""

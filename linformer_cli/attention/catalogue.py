@@ -19,6 +19,7 @@ from .nystrom import NystromAttention
 from .performer import PerformerAttention
 from .retention import RetentionAttention
 from .rfa import RfaAttention
+from .single_head import SingleHeadAttention
 from .softmax import SoftmaxAttention
 from .sparse import SparseAttention
 
@@ -26,6 +27,7 @@ CATALOGUE: dict[str, type[Attention]] = {
     mechanism.name: mechanism
     for mechanism in (
         SoftmaxAttention,
+        SingleHeadAttention,
         LinearAttention,
         PerformerAttention,
         RfaAttention,

@@ -30,7 +30,8 @@ def info(
         "checkpoint": found.path,
         "attention": f"{network.attention} {network.attention_options or ''}".strip(),
         "network": f"{network.layers} layers, {network.heads} heads of {network.head_width}, width {network.width}, "
-        f"feed-forward {network.feed_forward}, {network.norm}-norm, {network.context} context, {network.head} head",
+        f"{network.feed_forward_kind} feed-forward {network.feed_forward}, {network.norm}-norm, "
+        f"{network.context} context, {network.head} head",
         "images": f"{image.height} x {image.width} x {image.channels}, {image.levels} levels, T = {image.positions}",
         "classes": f"{network.classes}, the model is conditional" if network.classes else "none",
         "parameters": f"{sizes['parameters']:,}",

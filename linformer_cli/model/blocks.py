@@ -17,6 +17,7 @@ from linformer_cli.config import ModelConfig, NetworkConfig
 from linformer_cli.native.program import Builder, MixInputs
 
 from .dropout import add_dropped
+from .query_layer import QueryLayer
 
 
 class AttentionLayer(nn.Module):
@@ -75,23 +76,44 @@ class AttentionLayer(nn.Module):
         self.inner.emit(MixInputs(builder, projected, mixed, columns))
         return builder.project(self.output, mixed, "branch")
 
+    @property
+    def end(self) -> nn.Linear:
+        """The last matrix of the branch."""
+        return self.output
+
 
 class FeedForward(nn.Module):
-    """Two layers with an activation between them."""
+    """A layer with an activation, and then another layer or, for `boom`, the sum of chunks of the model's width.
+
+    `boom` is the layer of that name in Merity 2019, arXiv 1911.11423. It has half the weights.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        self.width = config.width
         self.input = nn.Linear(config.width, config.feed_forward)
-        self.output = nn.Linear(config.feed_forward, config.width)
+        boom = config.feed_forward_kind == "boom"
+        self.output = None if boom else nn.Linear(config.feed_forward, config.width)
         self.activation = functional.gelu if config.activation == "gelu" else functional.relu
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.output(self.activation(self.input(x)))
+        hidden = self.activation(self.input(x))
+        y: Tensor = hidden.unflatten(-1, (-1, self.width)).sum(dim=-2) if self.output is None else self.output(hidden)
         return y
 
     def emit(self, builder: Builder, source: int) -> int:
         activation = "gelu" if self.activation is functional.gelu else "relu"
-        return builder.project(self.output, builder.project(self.input, source, "hidden", activation), "branch")
+        hidden = builder.project(self.input, source, "hidden", activation)
+        if self.output is not None:
+            return builder.project(self.output, hidden, "branch")
+        output = builder.scratch("branch", self.width)
+        builder.emit("fold", (output, hidden), (self.width, self.input.out_features // self.width))
+        return output
+
+    @property
+    def end(self) -> nn.Linear:
+        """The last matrix of the branch: if its weights and bias are 0, the output is 0."""
+        return self.input if self.output is None else self.output
 
 
 class Block(nn.Module, ABC):
@@ -127,7 +149,10 @@ class Block(nn.Module, ABC):
 
     @abstractmethod
     def branch_ends(self) -> Sequence[nn.Linear]:
-        """The last layer of every residual branch; `initialise_weights` divides its weights by sqrt(branches)."""
+        """The last matrix of every residual branch; `initialise_weights` divides its weights by sqrt(branches).
+
+        If the weights and the bias of a branch's last matrix are 0, the output of the branch is 0.
+        """
 
     @abstractmethod
     def emit(self, builder: Builder, name: str) -> None:
@@ -182,7 +207,8 @@ class TransformerBlock(InnerBlock):
 
     def __init__(self, config: ModelConfig, inner: Attention) -> None:
         super().__init__(config)
-        self.attention = AttentionLayer(config, inner)
+        self.attention: AttentionLayer | QueryLayer
+        self.attention = QueryLayer(config, inner) if inner.shared_key_value else AttentionLayer(config, inner)
         self.feed_forward = FeedForward(config)
         self.attention_norm = nn.LayerNorm(config.width)
         self.feed_forward_norm = nn.LayerNorm(config.width)
@@ -203,10 +229,11 @@ class TransformerBlock(InnerBlock):
         builder.add_branch(self.feed_forward_norm, self.pre, lambda x: self.feed_forward.emit(builder, x))
 
     def branch_ends(self) -> Sequence[nn.Linear]:
-        return self.attention.output, self.feed_forward.output
+        return self.attention.end, self.feed_forward.end
 
     def start_biases(self) -> None:
-        self.attention.start_extra_bias()
+        if isinstance(self.attention, AttentionLayer):
+            self.attention.start_extra_bias()
 
     def add_branches(self, x: Tensor, attention: Callable[[Tensor], tuple[Tensor, Any]]) -> tuple[Tensor, Any]:
         """x after both branches, and the state that `attention` returns; `attend` and `step` share this."""

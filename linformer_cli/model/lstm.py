@@ -125,7 +125,8 @@ def choose_hidden(config: NetworkConfig) -> int:
     """
     width, heads_width, feed_forward = config.width, config.heads * config.head_width, config.feed_forward
     attention = 3 * heads_width * (width + 1) + width * (heads_width + 1)
-    wanted = attention + feed_forward * (width + 1) + width * (feed_forward + 1) + 2 * 2 * width
+    narrowing = 0 if config.feed_forward_kind == "boom" else width * (feed_forward + 1)
+    wanted = attention + feed_forward * (width + 1) + narrowing + 2 * 2 * width
 
     def count(hidden: int) -> int:
         # The parameters are four gates with two biases each, the output projection and one norm.

@@ -21,6 +21,7 @@
 #include "ops/mix_retention.h"
 #include "ops/mix_rows.h"
 #include "ops/mix_sines.h"
+#include "ops/mix_single_head.h"
 #include "ops/project.h"
 #include "program.h"
 
@@ -40,6 +41,8 @@ const Entry ENTRIES[] = {
     {"join", join, false},
     {"add", add, false},
     {"gate", gate, false},
+    {"copy", copy, false},
+    {"fold", fold, false},
     {"lstm", lstm, true},
     {"mix.compress", mix_compress, true},
     {"mix.convolution", mix_convolution, true},
@@ -57,6 +60,7 @@ const Entry ENTRIES[] = {
     {"mix.retention", mix_retention, true},
     {"mix.rfa", mix_rfa, true},
     {"mix.rows", mix_rows, true},
+    {"mix.single_head", mix_single_head, true},
 };
 
 void run(const Pass& pass) {

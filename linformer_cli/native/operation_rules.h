@@ -68,6 +68,17 @@ void check_gate(Rules& r) {
     r.scratch(1, r.integer(0) + r.integer(1));
 }
 
+void check_copy(Rules& r) {
+    r.scratch(0, r.integer(0) + r.integer(1));
+    r.scratch(1, r.integer(0));
+}
+
+void check_fold(Rules& r) {
+    r.need(r.integer(1) >= 1);
+    r.scratch(0, r.integer(0));
+    r.scratch(1, r.integer(0) * r.integer(1));
+}
+
 void check_lstm(Rules& r) {
     for (int64_t n = 0; n < 2; n++) r.scratch(n, 4 * r.integer(0));
     for (int64_t n = 2; n < 4; n++) r.state(n, r.integer(0));
@@ -225,6 +236,13 @@ void check_rows(MixRules& m) {
     }
 }
 
+void check_single_head(MixRules& m) {
+    const double capacity = m.integer(0);
+    m.need(m.H == 1 && m.K == m.V && capacity >= m.T);
+    m.rows(0, capacity * m.K, 1);
+    for (int64_t n = 1; n < 4; n++) m.constant(n, m.K);
+}
+
 template <void CHECK(MixRules&)>
 void check_mix(Rules& rules) {
     MixRules mix(rules);
@@ -243,6 +261,8 @@ const struct {
     {"join", check_join},
     {"add", check_add},
     {"gate", check_gate},
+    {"copy", check_copy},
+    {"fold", check_fold},
     {"lstm", check_lstm},
     {"mix.compress", check_mix<check_compress>},
     {"mix.convolution", check_mix<check_convolution>},
@@ -260,6 +280,7 @@ const struct {
     {"mix.retention", check_mix<check_retention>},
     {"mix.rfa", check_mix<check_rfa>},
     {"mix.rows", check_mix<check_rows>},
+    {"mix.single_head", check_mix<check_single_head>},
 };
 
 // Whether a buffer has this kind and type and at least `width` numbers.

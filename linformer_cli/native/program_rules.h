@@ -90,11 +90,14 @@ public:
     void constant(int64_t n, double count, Type type = Type::FLOAT32) { Rules::constant(2 + n, count, type); }
     void state(int64_t n, double count, Type type = Type::FLOAT32) { Rules::state(2 + n, count, type); }
     void scratch(int64_t n, double count, Type type = Type::FLOAT32) { Rules::scratch(2 + n, count, type); }
-    // A cache of keys and values, in the format that integer `format` names.
+    // State `n` holds `count` numbers in the format that integer `format` names.
+    void rows(int64_t n, double count, int64_t format) {
+        state(n, count, integer(format) == LINTX_FORMAT_BFLOAT16 ? Type::BFLOAT16 : Type::FLOAT32);
+    }
+    // A cache of keys and values.
     void cache(double capacity, int64_t format) {
-        const Type type = integer(format) == LINTX_FORMAT_BFLOAT16 ? Type::BFLOAT16 : Type::FLOAT32;
-        state(0, H * capacity * K, type);
-        state(1, H * capacity * V, type);
+        rows(0, H * capacity * K, format);
+        rows(1, H * capacity * V, format);
     }
     // The sums of linear attention with C features.
     void sums(double C) {

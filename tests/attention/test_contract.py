@@ -49,6 +49,8 @@ def build(
     positions: int = 784,
     row: int = 28,
 ) -> Attention:
+    if CATALOGUE[case.attention].shared_key_value:
+        value_width = key_width
     shape = AttentionShape(case.heads, key_width, value_width, positions, row)
     torch.manual_seed(20)
     mechanism = build_attention(case.attention, case.options, shape).double()
@@ -72,6 +74,8 @@ def draw(
 
 
 def share(mechanism: Attention, inputs: Inputs) -> Inputs:
+    if mechanism.shared_key_value:
+        return inputs._replace(v=inputs.k)
     return inputs._replace(q=inputs.k) if mechanism.shared_query_key else inputs
 
 
@@ -116,6 +120,8 @@ def gradients(mechanism: Attention, inputs: Inputs, run: Callable[[Inputs], Tens
     wanted = {name: part for name, part in leaves._asdict().items() if part is not None}
     if mechanism.shared_query_key:
         del wanted["q"]
+    if mechanism.shared_key_value:
+        del wanted["k"]
     wanted |= dict(mechanism.named_parameters())
     found = torch.autograd.grad((y * weights).sum(), list(wanted.values()), materialize_grads=True)
     return dict(zip(wanted, found, strict=True))
@@ -300,7 +306,7 @@ def test_a_nan_reaches_no_earlier_gradient(case: Case) -> None:
     with textbook_only():
         found, expected = (
             gradients(mechanism, x, lambda x: attend(mechanism, x)[0][:, :, :20])
-            for x in (put(inputs, "v", math.nan), inputs)
+            for x in (put(inputs, "k" if mechanism.shared_key_value else "v", math.nan), inputs)
         )
     for name in found.keys() & set(Inputs._fields):
         assert_agree(found[name][:, :, :20], expected[name][:, :, :20], FLOAT64)
@@ -678,7 +684,7 @@ def test_bfloat16_inputs_work_with_a_float32_state(case: Case) -> None:
 @every_case
 def test_a_newly_built_mechanism_holds_no_float64(case: Case) -> None:
     """Some devices have no float64, and models are moved to them unchanged."""
-    mechanism = build_attention(case.attention, case.options, AttentionShape(case.heads, 6, 5, positions=784, row=28))
+    mechanism = build_attention(case.attention, case.options, AttentionShape(case.heads, 6, 6, positions=784, row=28))
     for name, tensor in (*mechanism.named_parameters(), *mechanism.named_buffers()):
         assert tensor.dtype != torch.float64, name
 
@@ -744,6 +750,8 @@ def test_every_mechanism_describes_itself(key: str) -> None:
 @pytest.mark.parametrize(("key_width", "value_width"), [(3, 8), (8, 3), (4, 1)])
 def test_keys_and_values_may_differ_in_width(case: Case, key_width: int, value_width: int) -> None:
     mechanism = build(case, key_width=key_width, value_width=value_width)
+    if mechanism.shared_key_value:
+        pytest.skip("the keys are the values")
     inputs = draw(mechanism, 40, seed=7)
     condition = condition_of(case, inputs)
     with torch.no_grad():

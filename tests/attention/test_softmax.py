@@ -113,3 +113,13 @@ def test_the_cache_and_the_inputs_may_have_different_types(inside: torch.dtype, 
     for found in (y, stepped):
         assert found.dtype == outside
         assert float((found - expected[:, :, 5:]).abs().max()) < 0.05
+
+
+def test_huge_keys_as_wide_as_values_give_finite_gradients() -> None:
+    """torch's fused form, which needs equal widths, would give NaN for these keys."""
+    mechanism = build_attention("softmax", {}, AttentionShape(2, 6, 6, positions=784, row=28))
+    q, k, v = (torch.randn(2, 2, 40, 6, generator=torch.Generator().manual_seed(part)) for part in range(3))
+    k[:, :, 20:21] *= 1e20
+    leaves = [part.requires_grad_() for part in (q, k, v)]
+    y, _ = mechanism.attend(*leaves)
+    assert all(bool(gradient.isfinite().all()) for gradient in torch.autograd.grad(y.sum(), leaves))

@@ -190,6 +190,22 @@ def test_feed_forward_acts_on_each_position_separately(build_config: BuildConfig
     assert_agree(feed_forward(x)[:, 4], feed_forward(x[:, 4]), FLOAT64)
 
 
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
+def test_boom_sums_the_chunks_of_its_hidden_vector(build_config: BuildConfig, activation: str) -> None:
+    config = build_config(feed_forward_kind="boom", feed_forward=48, activation=activation)
+    block, x = build_block(config), draw(2, 15, 16)
+    assert isinstance(block, TransformerBlock)
+    layer = block.feed_forward
+    chunks = zip(layer.input.weight.split(16), layer.input.bias.split(16), strict=True)
+    expected = sum(getattr(functional, activation)(x @ weight.T + bias) for weight, bias in chunks)
+    assert_agree(layer(x), expected, FLOAT64)
+    assert [name for name, _ in layer.named_parameters()] == ["input.weight", "input.bias"]
+    for end in block.branch_ends():
+        nn.init.zeros_(end.weight)
+        nn.init.zeros_(end.bias)
+    assert torch.equal(block.attend(x, None)[0], x)
+
+
 # The gated block.
 
 
@@ -261,10 +277,12 @@ def test_an_lstm_block_equals_torchs_cell_between_norm_and_projection(build_conf
         assert_agree(found[:, place], y_t if norm == "pre" else block.norm(y_t), FLOAT64)
 
 
+@pytest.mark.parametrize("kind", ["dense", "boom"])
 @pytest.mark.parametrize("preset", ["tiny", "mnist-small", "mnist-paper"])
-def test_an_lstm_block_has_about_as_many_parameters_as_a_transformer_block(preset: str) -> None:
+def test_an_lstm_block_has_about_as_many_parameters_as_a_transformer_block(preset: str, kind: str) -> None:
     image = ImageShape(height=28, width=28)
-    config = ModelConfig(**{**PRESETS[preset].model_dump(), "attention": "softmax"}, image=image)
+    changes = {"attention": "softmax", "feed_forward_kind": kind}
+    config = ModelConfig(**{**PRESETS[preset].model_dump(), **changes}, image=image)
     wanted = count_parameters(build_first(config))
     found = build_first(config.model_copy(update={"attention": "lstm"}))
     assert isinstance(found, LstmBlock)

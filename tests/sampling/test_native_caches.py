@@ -21,7 +21,10 @@ from linformer_cli.sampling.engines.native_memory import Memory
 pytestmark = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 
 # The mechanisms that keep keys and values for later positions.
-WITH_CACHE = ("bigbird", "flash", "gau", "linformer", "long_short", "longformer", "lsh", "softmax", "sparse")
+WITH_CACHE = (
+    *("bigbird", "flash", "gau", "linformer", "logsparse", "long_short", "longformer", "lsh", "single_head"),
+    *("softmax", "sparse"),
+)
 CACHED = {key: variant for key, variant in VARIANTS.items() if variant[0] in WITH_CACHE}
 every_cached = pytest.mark.parametrize("variant", CACHED)
 every_rounded = pytest.mark.parametrize("products", [torch.bfloat16, torch.int8], ids=str)
@@ -139,7 +142,8 @@ def test_only_caches_are_bfloat16(build, variant: str) -> None:
     assert all(state.dtype != torch.bfloat16 for state in whole.states)
     engine = NativeEngine(model, 2, products=torch.int8)
     count = sum(state.dtype == torch.bfloat16 for state in engine.states)
-    assert count == (2 * len(model.blocks) if variant in CACHED else 0)
+    each = 1 if variant == "single_head" else 2  # its keys are its values
+    assert count == (each * len(model.blocks) if variant in CACHED else 0)
     assert engine.state_bytes == sum(state.nbytes for state in engine.states) + torch.int64.itemsize
     assert (engine.state_bytes < whole.state_bytes) == (variant in CACHED)
 

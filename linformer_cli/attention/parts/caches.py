@@ -91,6 +91,32 @@ def push_in_place(cache: KeyValueCache, k_t: Tensor, v_t: Tensor) -> tuple[KeyVa
     return cache._replace(position=cache.position + 1), start + 1
 
 
+def attend_all(q: Tensor, cache: KeyValueCache, values: Tensor) -> Tensor:
+    """Softmax attention of the last positions in the cache, for their queries q [B, H, T, K], to all positions so far.
+
+    The outputs [B, H, T, V] are averages of `values` [B, H, capacity, V]. Scores are q . k / sqrt(K).
+    """
+    length, block = int(cache.position), q.shape[2]
+    # Under autocast, the inputs and the cache can have different types.
+    keys, values, q = cache.keys[:, :, :length], values[:, :, :length], q.to(cache.keys.dtype)
+    width = values.shape[-1]
+    if width == keys.shape[-1] and torch.is_grad_enabled() and _may_have_huge_scores(q, keys):
+        # torch's fused backward pass computes the scores again, and rounds them differently. The exponential of the
+        # difference can overflow. The fused form is only for values as wide as keys.
+        values = functional.pad(values, (0, 1))
+    mask = None
+    if 1 < block < length:
+        # torch's is_causal aligns the triangle to the top left, which is wrong after a prefix.
+        mask = torch.ones(block, length, dtype=torch.bool, device=q.device).tril(length - block)
+    y = functional.scaled_dot_product_attention(q, keys, values, attn_mask=mask, is_causal=block == length)
+    return y[..., :width]
+
+
+def _may_have_huge_scores(q: Tensor, k: Tensor) -> bool:
+    bound = q.detach().abs().amax() * k.detach().abs().amax() * k.shape[-1] ** 0.5
+    return bool(bound > 1e5)
+
+
 class CacheLayout(NamedTuple):
     """A cache of `capacity` rows: position p is in row p if p < fixed, else in row fixed + p mod ring."""
 
@@ -105,11 +131,13 @@ def add_cache(builder: Builder, shape: AttentionShape, capacity: int) -> tuple[i
     They are float32 in a program with float32 products, otherwise bfloat16: reading them takes most of a step's time,
     and they are rounded less than the inputs of 8-bit products.
     """
-    dtype = torch.float32 if builder.products == torch.float32 else torch.bfloat16
-    keys, values = (
-        builder.state(shape.heads * capacity * width, dtype=dtype) for width in (shape.key_width, shape.value_width)
-    )
+    keys, values = (add_rows(builder, shape.heads * capacity * width) for width in (shape.key_width, shape.value_width))
     return keys, values
+
+
+def add_rows(builder: Builder, count: int) -> int:
+    """Create one state buffer of a cache, with `count` numbers in the format of `add_cache`."""
+    return builder.state(count, dtype=torch.float32 if builder.products == torch.float32 else torch.bfloat16)
 
 
 def cache_format(builder: Builder) -> int:

@@ -5,6 +5,7 @@ from torch import nn
 
 from linformer_cli.attention.base import Memory
 from linformer_cli.attention.catalogue import CATALOGUE
+from linformer_cli.attention.single_head import OverparameterisedGate
 from linformer_cli.model.pixel_model import PixelModel
 from linformer_cli.model.program import compile_step
 
@@ -20,6 +21,8 @@ def list_products(model: nn.Module) -> list[tuple[int, int]]:
     """List (inputs, outputs) of every product of a vector with a weight matrix that one position needs."""
     shapes = []
     for module in model.modules():
+        if isinstance(module, OverparameterisedGate):
+            continue  # its product does not depend on the position
         if isinstance(module, nn.Linear):
             shapes.append((module.in_features, module.out_features))
         elif isinstance(module, nn.LSTM):

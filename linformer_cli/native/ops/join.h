@@ -1,13 +1,22 @@
-// LayerNorm with the residual sum before it, and the product with a gate.
+// LayerNorm with the residual sum before it, the product with a gate, and other operations on single numbers.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "../program.h"
 #include "lanes.h"
 
 namespace {
+
+// h [width] <- LayerNorm(x). h may be x.
+inline void layer_norm(int64_t width, const float* x, const float* gain, const float* shift, float* h) {
+    const float mean = sum_of(width, [&](int64_t i) { return x[i]; }) / width;
+    const float squares = sum_of(width, [&](int64_t i) { return (x[i] - mean) * (x[i] - mean); });
+    const float inverse = 1 / std::sqrt(squares / width + 1e-5f);
+    for (int64_t i = 0; i < width; i++) h[i] = (x[i] - mean) * inverse * gain[i] + shift[i];
+}
 
 // x <- x + branch, then h <- LayerNorm(x). h may be x. Buffers: x, branch or none, h, gain, shift. Integers: width.
 void join(const Pass& pass, const Operation& op) {
@@ -19,10 +28,7 @@ void join(const Pass& pass, const Operation& op) {
             const float* branch = pass.at<float>(op.buffer[1], row);
             for (int64_t i = 0; i < width; i++) x[i] += branch[i];
         }
-        const float mean = sum_of(width, [&](int64_t i) { return x[i]; }) / width;
-        const float squares = sum_of(width, [&](int64_t i) { return (x[i] - mean) * (x[i] - mean); });
-        const float inverse = 1 / std::sqrt(squares / width + 1e-5f);
-        for (int64_t i = 0; i < width; i++) h[i] = (x[i] - mean) * inverse * gain[i] + shift[i];
+        layer_norm(width, x, gain, shift, h);
     });
 }
 
@@ -41,6 +47,26 @@ void gate(const Pass& pass, const Operation& op) {
         float* y = pass.at<float>(op.buffer[0], row);
         const float* factor = pass.at<float>(op.buffer[1], row) + op.integer[1];
         for (int64_t i = 0; i < op.integer[0]; i++) y[i] *= factor[i];
+    });
+}
+
+// y <- x, from a column of y on. Buffers: y, x. Integers: width, the first column of y.
+void copy(const Pass& pass, const Operation& op) {
+    pass.for_each(pass.rows, pass.rows * op.integer[0], [&](int64_t row) {
+        std::memcpy(pass.at<float>(op.buffer[0], row) + op.integer[1], pass.at<float>(op.buffer[1], row),
+                    op.integer[0] * sizeof(float));
+    });
+}
+
+// y [width] <- the sum of x [chunks, width] over its chunks. Buffers: y, x. Integers: width, chunks.
+void fold(const Pass& pass, const Operation& op) {
+    const int64_t width = op.integer[0], chunks = op.integer[1];
+    pass.for_each(pass.rows, pass.rows * width * chunks, [&](int64_t row) {
+        float* y = pass.at<float>(op.buffer[0], row);
+        const float* x = pass.at<float>(op.buffer[1], row);
+        std::memcpy(y, x, width * sizeof(float));
+        for (int64_t n = 1; n < chunks; n++)
+            for (int64_t i = 0; i < width; i++) y[i] += x[n * width + i];
     });
 }
 

@@ -18,7 +18,7 @@ from linformer_cli.attention.kernels import linear as kernels
 from linformer_cli.attention.kernels.folding import FoldedState
 from linformer_cli.attention.linear import LinearAttention, LinearState
 from linformer_cli.errors import LintxError
-from linformer_cli.model.blocks import TransformerBlock
+from linformer_cli.model.blocks import AttentionLayer, TransformerBlock
 from linformer_cli.model.embedding import EmbeddingState, PixelEmbedding, fill_ring, ring_slots
 from linformer_cli.model.pixel_model import PixelModel, PixelState
 from linformer_cli.native.constants import COMPILED_MAPS
@@ -162,7 +162,7 @@ def _step_block(block: TransformerBlock, x_t: Tensor, state: FoldedState | Linea
     """Return the result of `block.step`, also for a folded state. Updates `state` in place."""
     if not isinstance(state, FoldedState):
         return block.step(x_t, state)[0]
-    layer = block.attention
+    layer = cast(AttentionLayer, block.attention)
     feature_map = cast(LinearAttention, layer.inner).options.feature_map
 
     def attention(x_t: Tensor) -> tuple[Tensor, Any]:

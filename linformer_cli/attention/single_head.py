@@ -1,0 +1,137 @@
+"""Single-head attention (Merity 2019, 'SHA-RNN', arXiv 1911.11423): only queries have a matrix."""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from linformer_cli.native.program import MixInputs
+
+from .base import Attention, AttentionOptions, AttentionShape, Memory, accumulator_dtype
+from .parts.caches import (
+    KeyValueCache,
+    add_rows,
+    attend_all,
+    cache_format,
+    extend_cache,
+    fit_rows,
+    init_cache,
+    push_in_place,
+)
+
+
+class SingleHeadOptions(AttentionOptions):
+    """Single-head attention has no options."""
+
+
+class SingleHeadState(NamedTuple):
+    """m [B, 1, capacity, K], of which the first `position` (0-d int64) rows are valid."""
+
+    m: Tensor
+    position: Tensor
+
+
+class OverparameterisedGate(nn.Linear):
+    """A learned vector g [V] = sigmoid(f) * tanh(c), where c and f are the halves of W sigmoid(s) + b.
+
+    s [V], W [2V, V] and b are parameters, so g does not depend on the input. The matrix only changes how g is learned.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, 2 * width)
+        self.start = nn.Parameter(torch.zeros(width))
+
+    def vector(self) -> Tensor:
+        c, f = self(self.start.sigmoid()).chunk(2)
+        g: Tensor = f.sigmoid() * c.tanh()
+        return g
+
+
+class SingleHeadAttention(Attention):
+    """y_t = g * sum over j <= t of softmax_j(u_t . m_j / sqrt(K)) m_j, where u_t = sigmoid(a) * sigmoid(b) * norm(q_t).
+
+    m_j is the input of the layer at position j, as key and as value. q_t = W_q m_t + b_q, norm is a LayerNorm with
+    weights, and a, b and g [K] are learned vectors. The source multiplies queries by sigmoid(a), keys by sigmoid(b) and
+    values by g, which gives the same y_t. g is over-parameterised; see `OverparameterisedGate`. There is one head, as
+    wide as the model, and no matrix after it.
+
+    This is the attention of section 6 of the source. The source's blocks also have an LSTM, and only one of them has
+    attention. Here every block has attention, and m_j comes from the block's only norm, which the source has twice.
+    """
+
+    name = "single_head"
+    source = "Merity 2019, arXiv 1911.11423"
+    family = "exact"
+    method = "one wide head; inputs are keys and values"
+    memory = Memory.GROWING
+    options_type = SingleHeadOptions
+    shared_key_value = True
+
+    def __init__(self, options: SingleHeadOptions, shape: AttentionShape) -> None:
+        super().__init__(options, shape)
+        if shape.heads != 1 or shape.key_width != shape.value_width:
+            raise ValueError(f"'single_head' has one head whose keys are its values, found {shape.heads_and_widths}")
+        width = shape.key_width
+        self.query_norm = nn.LayerNorm(width)
+        self.query_gate, self.key_gate = (nn.Parameter(torch.zeros(width)) for _ in range(2))
+        self.value_gate = OverparameterisedGate(width)
+
+    @classmethod
+    def fit_shape(cls, options: Any, shape: AttentionShape, width: int) -> AttentionShape:
+        return replace(shape, heads=1, key_width=width, value_width=width)
+
+    @property
+    def last_matrix(self) -> nn.Linear:
+        return self.value_gate
+
+    def _scale(self) -> Tensor:
+        """sigmoid(a) * sigmoid(b), the factor [K] of normalised queries."""
+        return self.query_gate.sigmoid() * self.key_gate.sigmoid()
+
+    def _mix(self, q: Tensor, cache: KeyValueCache) -> Tensor:
+        """Outputs of the last positions in the cache, for their queries q [B, 1, T, K]."""
+        dtype = accumulator_dtype(q.dtype)
+        norm = self.query_norm
+        u = nn.functional.layer_norm(q.to(dtype), norm.normalized_shape, norm.weight.to(dtype), norm.bias.to(dtype))
+        u = u * self._scale().to(dtype)
+        return attend_all(u, cache, cache.keys) * self.value_gate.vector()
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, extra: Tensor | None
+    ) -> tuple[Tensor, SingleHeadState]:
+        with torch.autocast(q.device.type, enabled=False):
+            cache = extend_cache(None if state is None else _as_cache(state), k, k[..., :0])
+            return self._mix(q, cache).to(v.dtype), SingleHeadState(cache.keys, cache.position)
+
+    @torch.no_grad()
+    def step(
+        self, q_t: Tensor, k_t: Tensor, v_t: Tensor, state: SingleHeadState, extra_t: Tensor | None = None
+    ) -> tuple[Tensor, SingleHeadState]:
+        with torch.autocast(q_t.device.type, enabled=False):
+            cache, _ = push_in_place(_as_cache(state), k_t, k_t[..., :0])
+            y = self._mix(q_t.unsqueeze(2), cache)
+            return y.squeeze(2).to(v_t.dtype), SingleHeadState(cache.keys, cache.position)
+
+    def init_state(self, batch: int, capacity: int, device: torch.device, dtype: torch.dtype) -> SingleHeadState:
+        cache = init_cache(batch, self.shape, capacity, device, dtype)
+        return SingleHeadState(cache.keys, cache.position)
+
+    @torch.no_grad()
+    def emit(self, inputs: MixInputs) -> None:
+        builder, capacity = inputs.builder, self.shape.positions
+        scale = self._scale()
+        gain, shift = self.query_norm.weight * scale, self.query_norm.bias * scale
+        buffers = [
+            add_rows(builder, capacity * self.shape.key_width),
+            *(builder.shared(vector) for vector in (gain, shift, self.value_gate.vector())),
+        ]
+        inputs.emit("single_head", self.shape.heads_and_widths, buffers, (capacity, cache_format(builder)))
+
+    def list_states(self, state: SingleHeadState) -> list[Tensor]:
+        return [fit_rows(state.m, self.shape.positions)]
+
+
+def _as_cache(state: SingleHeadState) -> KeyValueCache:
+    """A cache of m as keys; its values have width 0, because they are the keys."""
+    return KeyValueCache(state.m, state.m[..., :0], state.position)
