@@ -1,12 +1,12 @@
 """Tests that the engine of the browser demo draws the images of `lintx sample --precision int8`, in node."""
 
-import json
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 import torch
+from demo.node import NODE, Node, needs_node
 from machine import HAS_LIBRARY, NO_LIBRARY
 from sampling.test_native_mechanisms import POSITIONS, VARIANTS
 
@@ -20,18 +20,8 @@ from linformer_cli.sampling.decode import Sampler
 from linformer_cli.sampling.engines import NATIVE
 from linformer_cli.sampling.engines.native import NativeEngine
 
-NODE = shutil.which("node")
-needs_node = pytest.mark.skipif(NODE is None, reason="the engine of the demo is run with node")
 needs_library = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 SEED = 11
-# Calls a function with the engine and with the bytes of the file that is the first argument.
-START = """
-import { readFileSync } from "node:fs";
-import { Runner, startEngine } from "./engine.mjs";
-const engine = await startEngine(readFileSync("engine.wasm"));
-const runs = (%s)(JSON.parse(process.argv[2]), (name, batch) => new Runner(engine, readFileSync(name), batch));
-process.stdout.write(JSON.stringify(runs));
-"""
 DRAW_FILES = """(names, open) => names.map((name) => [1, 2].map((batch) => {
   const runner = open(name, batch);
   runner.start(11);
@@ -72,18 +62,7 @@ RunNode = Callable[..., object]
 @pytest.fixture
 def run_node(tmp_path) -> RunNode:
     """Provides `run_node(function, files)`, which calls a JavaScript function with names of files and `open`."""
-    shutil.copy(FOLDER / "engine.js", tmp_path / "engine.mjs")
-    shutil.copy(ENGINE, tmp_path)
-
-    def run_node(function: str, files: Sequence[bytes]) -> object:
-        names = [f"{number}.lintx" for number in range(len(files))]
-        for name, data in zip(names, files, strict=True):
-            (tmp_path / name).write_bytes(data)
-        (tmp_path / "run.mjs").write_text(START % function)
-        command = [str(NODE), "run.mjs", json.dumps(names)]
-        return json.loads(subprocess.run(command, cwd=tmp_path, check=True, capture_output=True).stdout)
-
-    return run_node
+    return Node(tmp_path).run
 
 
 def encode(model: PixelModel) -> bytes:
